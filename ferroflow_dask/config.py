@@ -1,0 +1,25 @@
+"""Our settings: the only reader of Dask's configuration, where they live under `ferroflow`.
+
+Defaults and their meaning are in `ferroflow.yaml`, allowed values in `ferroflow-schema.yaml`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dask.config
+import yaml
+
+_DEFAULTS_FILE = Path(__file__).with_name("ferroflow.yaml")
+
+
+def load_defaults() -> None:
+    """Put our defaults below whatever the user has configured; called when the package is imported."""
+    with _DEFAULTS_FILE.open(encoding="utf-8") as file:
+        dask.config.update_defaults(yaml.safe_load(file))
+
+
+def get(key: str) -> Any:
+    """Return the setting `ferroflow.<key>`."""
+    return dask.config.get(f"ferroflow.{key}")

@@ -1,0 +1,61 @@
+"""Every error that this package raises on purpose.
+
+::
+
+    FerroflowError
+    ├── UsageError (also ValueError)       a value that the caller gave is not allowed
+    │   ├── GraphError                     a graph that is not well formed
+    │   ├── BindError                      an input's name, shape or dtype does not fit the graph
+    │   └── UnknownNameError               a DAG, a policy or a provider that does not exist
+    ├── ModelError                         a file is no ONNX model, or not a valid one
+    ├── KernelNotFoundError                no kernel provider has the operator
+    ├── KernelError                        an operator failed while it ran
+    └── ClusterError                       the cluster cannot be reached, or cannot run our code
+
+The command line ends with status 2 on `UsageError` and with status 1 on all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class FerroflowError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class UsageError(FerroflowError, ValueError):
+    """A value that the caller gave is not allowed."""
+
+
+class GraphError(UsageError):
+    """A graph is not well formed; the message names the op."""
+
+
+class BindError(UsageError):
+    """An input's name, shape or dtype does not fit the graph."""
+
+
+class UnknownNameError(UsageError):
+    """A name that is looked up does not exist."""
+
+    @classmethod
+    def of(cls, what: str, name: object, allowed: Iterable[str]) -> UnknownNameError:
+        """Build the error for an unknown `name`, listing the `allowed` ones."""
+        return cls(f"unknown {what} {name!r}; choose one of: {', '.join(sorted(allowed))}")
+
+
+class ModelError(FerroflowError):
+    """A file is no ONNX model, is damaged, or is not valid."""
+
+
+class KernelNotFoundError(FerroflowError):
+    """No kernel provider has the operator."""
+
+
+class KernelError(FerroflowError):
+    """An operator failed while it ran; the message names the op."""
+
+
+class ClusterError(FerroflowError):
+    """The cluster cannot be reached, or cannot run our code."""

@@ -1,0 +1,22 @@
+"""Graphs: what they are, how they are built, and what their shape says of them."""
+
+from ferroflow_dask.graph.analysis import Bounds, bounds, critical_path, levels, upward_ranks
+from ferroflow_dask.graph.builder import GraphBuilder
+from ferroflow_dask.graph.generate import TOPOLOGIES, generate
+from ferroflow_dask.graph.ir import FERROFLOW_DOMAIN, Graph, Op, Source, TensorSpec
+
+__all__ = [
+    "FERROFLOW_DOMAIN",
+    "TOPOLOGIES",
+    "Bounds",
+    "Graph",
+    "GraphBuilder",
+    "Op",
+    "Source",
+    "TensorSpec",
+    "bounds",
+    "critical_path",
+    "generate",
+    "levels",
+    "upward_ranks",
+]

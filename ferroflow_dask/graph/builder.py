@@ -1,0 +1,202 @@
+"""Build a graph op by op.
+
+Values are plain strings; shapes and dtypes of what an op yields come from ONNX's own shape inference,
+or from the caller for operators that ONNX does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import ArrayLike, DTypeLike
+
+from ferroflow_dask.exceptions import GraphError
+from ferroflow_dask.graph.ir import UNKNOWN, Dim, Graph, Op, Source, TensorSpec
+from ferroflow_dask.graph.protos import spec_from_type, type_from_spec
+
+#: Operator set that built graphs are written in: the newest that onnxruntime 1.20 on implements.
+DEFAULT_OPSET = 21
+
+#: Constants up to this many elements may be shapes, axes or pads, whose values shape inference reads.
+_SHAPE_SIZE = 64
+
+
+class GraphBuilder:
+    """Collect inputs, constants and ops, then `build` the graph.
+
+    Parameters
+    ----------
+    name : str, optional
+    opset : int, optional
+        Version of ONNX's operator set that the ops are written in.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> builder = GraphBuilder("layer")
+    >>> x = builder.input("x", "float32", ("batch", 3))
+    >>> w = builder.constant(np.eye(3, dtype="float32"), name="w")
+    >>> builder.output(y=builder.op("Relu", builder.op("MatMul", x, w)))
+    >>> graph = builder.build()
+    >>> graph
+    <Graph 'layer': 2 ops, 2 sources, 3 edges, outputs ['y']>
+    >>> print(graph.spec("y"))
+    float32[batch, 3]
+    """
+
+    def __init__(self, name: str = "graph", opset: int = DEFAULT_OPSET) -> None:
+        self.name = name
+        self._opsets = {"": opset}
+        self._sources: list[Source] = []
+        self._ops: list[Op] = []
+        self._specs: dict[str, TensorSpec] = {}
+        self._outputs: dict[str, str] = {}
+
+    @property
+    def _next_id(self) -> int:
+        return len(self._sources) + len(self._ops)
+
+    def _add_source(self, name: str, spec: TensorSpec, value: Any = None) -> str:
+        if name in self._specs:
+            raise GraphError(f"two values are named {name!r}; names must be unique")
+        self._sources.append(Source(self._next_id, name, spec, value))
+        self._specs[name] = spec
+        return name
+
+    def input(self, name: str, dtype: DTypeLike = np.float32, shape: Sequence[Dim] = ()) -> str:
+        """Add a value that is bound later and return its name.
+
+        Parameters
+        ----------
+        name : str
+        dtype : dtype, optional
+        shape : sequence of (int, str or None), optional
+            A string names a symbolic dimension, None is one that may have any size.
+        """
+        return self._add_source(name, TensorSpec.of(dtype, tuple(shape)))
+
+    def constant(self, value: ArrayLike, name: str | None = None) -> str:
+        """Add a value that comes with the graph and return its name."""
+        array = np.asarray(value)
+        return self._add_source(
+            name or f"constant_{self._next_id}", TensorSpec.of(array.dtype, array.shape), array
+        )
+
+    def op(
+        self,
+        op_type: str,
+        *inputs: str,
+        name: str | None = None,
+        domain: str = "",
+        outputs: int = 1,
+        spec: TensorSpec | None = None,
+        **attributes: Any,
+    ) -> Any:
+        """Add an operator and return the name of its output, or a tuple of names for several.
+
+        Parameters
+        ----------
+        op_type : str
+            As in ONNX: `MatMul`, `Conv`, ….
+        *inputs : str
+            Values in argument order; the empty string leaves an optional one out.
+        name : str, optional
+            Must be unique; made from `op_type` and the op's id if left out.
+        domain : str, optional
+            Operator domain; the empty one is ONNX's.
+        outputs : int, optional
+            Number of values that the op yields.
+        spec : TensorSpec, optional
+            dtype and shape of the (first) output, where ONNX cannot infer it.
+        **attributes
+            The operator's attributes.
+
+        Raises
+        ------
+        GraphError
+            An input does not exist yet, the name is taken, or ONNX has no such operator.
+        """
+        op_id = self._next_id
+        op_name = name or f"{op_type.lower()}_{op_id}"
+        for value in filter(None, inputs):
+            if value not in self._specs:
+                raise GraphError(f"op {op_name!r} reads {value!r}, which was not added before it")
+        names = (op_name,) if outputs == 1 else tuple(f"{op_name}:{i}" for i in range(outputs))
+        op = Op(op_id, op_name, op_type, inputs, names, domain, attributes)
+        specs = [spec] if spec is not None else self._infer(op)
+        for i, value in enumerate(names):
+            if value in self._specs:
+                raise GraphError(f"two values are named {value!r}; names must be unique")
+            self._specs[value] = specs[i] if i < len(specs) else UNKNOWN
+        self._ops.append(op)
+        self._opsets.setdefault(domain, 1)
+        return names[0] if outputs == 1 else names
+
+    def _infer(self, op: Op) -> list[TensorSpec]:
+        if op.domain:
+            return []
+        version = self._opsets[""]
+        if not onnx.defs.has(op.op_type, version, ""):
+            raise GraphError(f"op {op.name!r}: ONNX opset {version} has no operator {op.op_type!r}")
+        schema = onnx.defs.get_schema(op.op_type, version, "")
+        node = onnx.helper.make_node(op.op_type, op.inputs, op.outputs, op.name, **op.attributes)
+        types = {value: type_from_spec(self._specs[value]) for value in op.inputs if value}
+        constants = {
+            source.name: onnx.numpy_helper.from_array(source.value, source.name)
+            for source in self._sources
+            if source.name in types and source.value is not None and source.value.size <= _SHAPE_SIZE
+        }
+        try:
+            inferred = onnx.shape_inference.infer_node_outputs(
+                schema, node, types, constants, opset_imports=[onnx.helper.make_opsetid("", version)]
+            )
+        except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError) as error:
+            raise GraphError(f"op {op.name!r} ({op.kind}): {str(error).strip()}") from error
+        return [spec_from_type(inferred[value]) if value in inferred else UNKNOWN for value in op.outputs]
+
+    @property
+    def sinks(self) -> tuple[str, ...]:
+        """The values that ops yield and no op reads, in the order of their ops."""
+        read = {value for op in self._ops for value in op.inputs}
+        return tuple(value for op in self._ops for value in op.outputs if value not in read)
+
+    def output(self, *values: str, **named: str) -> None:
+        """Mark values as outputs, under their own names or under the keywords'."""
+        for alias, value in {**{value: value for value in values}, **named}.items():
+            if value not in self._specs:
+                raise GraphError(f"output {alias!r}: there is no value {value!r}")
+            self._outputs[alias] = value
+
+    def build(self) -> Graph:
+        """Return the graph.
+
+        Raises
+        ------
+        GraphError
+            No output was marked, or two outputs carry one value or one name.
+        """
+        if not self._outputs:
+            raise GraphError(f"graph {self.name!r} has no output; mark one: builder.output(y=value)")
+        renamed = {value: alias for alias, value in self._outputs.items()}
+        if len(renamed) != len(self._outputs):
+            raise GraphError("one value is marked as two outputs; add an Identity op for the second")
+
+        def rename(names: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(renamed.get(name, name) for name in names)
+
+        return Graph(
+            name=self.name,
+            sources=tuple(
+                Source(s.id, renamed.get(s.name, s.name), s.spec, s.value) for s in self._sources
+            ),
+            ops=tuple(
+                Op(op.id, op.name, op.op_type, rename(op.inputs), rename(op.outputs), op.domain, op.attributes)
+                for op in self._ops
+            ),
+            outputs=tuple(self._outputs),
+            specs={renamed.get(name, name): spec for name, spec in self._specs.items()},
+            opsets=self._opsets,
+        )

@@ -1,0 +1,51 @@
+"""Translate between our specs and attributes and ONNX's messages; nothing else knows both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+
+from ferroflow_dask.graph.ir import UNKNOWN, Dim, Op, TensorSpec
+
+
+def spec_from_type(type_proto: onnx.TypeProto) -> TensorSpec:
+    """Return the spec of an ONNX type; unknown for anything but dense tensors."""
+    if not type_proto.HasField("tensor_type") or not type_proto.tensor_type.elem_type:
+        return UNKNOWN
+    tensor = type_proto.tensor_type
+    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+    if not tensor.HasField("shape"):
+        return TensorSpec(dtype, None)
+    return TensorSpec(dtype, tuple(_dim(dim) for dim in tensor.shape.dim))
+
+
+def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
+    if dim.HasField("dim_value"):
+        return int(dim.dim_value)
+    return dim.dim_param or None
+
+
+def type_from_spec(spec: TensorSpec) -> onnx.TypeProto:
+    """Return the ONNX type of a spec; an empty message where nothing is known."""
+    if spec.dtype is None:
+        return onnx.TypeProto()
+    element = onnx.helper.np_dtype_to_tensor_dtype(spec.dtype)
+    return onnx.helper.make_tensor_type_proto(element, None if spec.shape is None else list(spec.shape))
+
+
+def node_from_op(op: Op, version: int) -> onnx.NodeProto:
+    """Return the ONNX node of an op.
+
+    Attribute types come from the operator's schema, since Python's values do not tell an empty
+    list of integers from one of floats.
+    """
+    node = onnx.helper.make_node(op.op_type, op.inputs, op.outputs, op.name, domain=op.domain)
+    declared: dict[str, Any] = {}
+    if onnx.defs.has(op.op_type, version, op.domain):
+        declared = dict(onnx.defs.get_schema(op.op_type, version, op.domain).attributes)
+    for name, value in op.attributes.items():
+        kind = int(declared[name].type.value) if name in declared else None
+        node.attribute.append(onnx.helper.make_attribute(name, value, attr_type=kind))
+    return node

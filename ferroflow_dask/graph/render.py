@@ -1,0 +1,78 @@
+"""Show a graph: DOT for Graphviz, HTML for a notebook, lines of text for a terminal."""
+
+from __future__ import annotations
+
+import html
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+from ferroflow_dask.exceptions import UsageError
+from ferroflow_dask.graph.analysis import levels
+from ferroflow_dask.graph.ir import Graph
+
+#: Formats that Graphviz writes for us; anything else is an error rather than a surprise.
+_RENDERED = (".pdf", ".png", ".svg")
+
+
+def to_dot(graph: Graph) -> str:
+    """Return the graph in Graphviz's DOT language: ops are boxes, sources ellipses."""
+
+    def quote(text: str) -> str:
+        return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+    lines = [f"digraph {quote(graph.name)} {{", "  rankdir=BT;"]
+    for source in graph.sources:
+        lines.append(f"  {quote(source.name)} [shape=ellipse, tooltip={quote(str(source.spec))}];")
+    for op in graph.ops:
+        lines.append(f"  {quote(f'op {op.id}')} [shape=box, label={quote(op.kind)}, tooltip={quote(op.name)}];")
+    for op in graph.ops:
+        for value in op.operands:
+            origin = graph.producers.get(value)
+            start = value if origin is None else f"op {origin.id}"
+            lines.append(f"  {quote(start)} -> {quote(f'op {op.id}')} [tooltip={quote(str(graph.spec(value)))}];")
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def write(dot: str, filename: str) -> None:
+    """Write DOT to a file, rendered by Graphviz where the suffix is .svg, .png or .pdf.
+
+    Raises
+    ------
+    UsageError
+        The suffix is none of these or .dot, or Graphviz's `dot` program is not installed.
+    """
+    path = Path(filename)
+    if path.suffix == ".dot":
+        path.write_text(dot, encoding="utf-8")
+        return
+    if path.suffix not in _RENDERED:
+        raise UsageError(f"cannot write a graph as {filename!r}; choose a suffix: .dot, {', '.join(_RENDERED)}")
+    program = shutil.which("dot")
+    if program is None:
+        raise UsageError(f"{path.suffix} needs Graphviz's program 'dot'; install graphviz or write a .dot file")
+    subprocess.run([program, f"-T{path.suffix[1:]}", "-o", path], input=dot.encode(), check=True)
+
+
+def kind_counts(graph: Graph) -> dict[str, int]:
+    """Return how many ops of each kind there are, most frequent first."""
+    return dict(Counter(op.kind for op in graph.ops).most_common())
+
+
+def to_html(graph: Graph) -> str:
+    """Return a table with counts, inputs and outputs, as a notebook shows it."""
+    depth = max(levels(graph).values(), default=0)
+    rows = {
+        "ops": f"{len(graph.ops)} in {depth} levels, {graph.n_edges} edges",
+        "kinds": ", ".join(f"{kind} × {count}" for kind, count in kind_counts(graph).items()),
+        "inputs": ", ".join(f"{name}: {spec}" for name, spec in graph.inputs.items()) or "none",
+        "constants": f"{len(graph.constants)}",
+        "outputs": ", ".join(f"{name}: {graph.spec(name)}" for name in graph.outputs[:8])
+        + (", …" if len(graph.outputs) > 8 else ""),
+    }
+    body = "".join(
+        f"<tr><th style='text-align:left'>{head}</th><td style='text-align:left'>{html.escape(cell)}</td></tr>"
+        for head, cell in rows.items()
+    )
+    return f"<table><caption>Graph {html.escape(graph.name)}</caption>{body}</table>"
