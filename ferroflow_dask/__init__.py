@@ -1,0 +1,27 @@
+"""ferroflow's scheduling for Dask, and tensor DAGs and ONNX models on it."""
+
+from ferroflow_dask import config as _config
+from ferroflow_dask.exceptions import FerroflowError
+from ferroflow_dask.graph import Graph, GraphBuilder, generate
+from ferroflow_dask.kernels import evaluate
+from ferroflow_dask.lowering import BoundGraph, executed, place
+from ferroflow_dask.plugin import FerroflowPlugin, FerroflowStealing, install, uninstall
+
+_config.load_defaults()
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BoundGraph",
+    "FerroflowError",
+    "FerroflowPlugin",
+    "FerroflowStealing",
+    "Graph",
+    "GraphBuilder",
+    "evaluate",
+    "executed",
+    "generate",
+    "install",
+    "place",
+    "uninstall",
+]

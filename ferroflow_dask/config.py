@@ -10,6 +10,7 @@ from typing import Any
 
 import dask.config
 import yaml
+from dask.utils import parse_timedelta
 
 _DEFAULTS_FILE = Path(__file__).with_name("ferroflow.yaml")
 
@@ -23,3 +24,8 @@ def load_defaults() -> None:
 def get(key: str) -> Any:
     """Return the setting `ferroflow.<key>`."""
     return dask.config.get(f"ferroflow.{key}")
+
+
+def get_seconds(key: str) -> float:
+    """Return the time `ferroflow.<key>` [s]; a number without a unit is in seconds."""
+    return float(parse_timedelta(get(key), default="s"))

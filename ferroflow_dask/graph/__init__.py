@@ -2,7 +2,7 @@
 
 from ferroflow_dask.graph.analysis import Bounds, bounds, critical_path, levels, upward_ranks
 from ferroflow_dask.graph.builder import GraphBuilder
-from ferroflow_dask.graph.generate import TOPOLOGIES, generate
+from ferroflow_dask.graph.generate import TOPOLOGIES, generate, random_inputs
 from ferroflow_dask.graph.ir import FERROFLOW_DOMAIN, Graph, Op, Source, TensorSpec
 
 __all__ = [
@@ -18,5 +18,6 @@ __all__ = [
     "critical_path",
     "generate",
     "levels",
+    "random_inputs",
     "upward_ranks",
 ]

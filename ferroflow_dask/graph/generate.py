@@ -241,3 +241,33 @@ def _check(argument: str, value: Any) -> None:
             raise UsageError(f"{argument} is {value}; it must be at least 1")
     elif not 0 <= value < float("inf"):
         raise UsageError(f"{argument} is {value}; it must be 0 or more")
+
+
+def random_inputs(graph: Graph, seed: int = 0) -> dict[str, NDArray[Any]]:
+    """Draw values for a graph's inputs, for trying it out.
+
+    Parameters
+    ----------
+    graph : Graph
+    seed : int, optional
+
+    Returns
+    -------
+    dict of str to array
+        Standard normal numbers, or 0 and 1 for integers and booleans; unknown dimensions are 1.
+
+    Raises
+    ------
+    UsageError
+        The rank or the dtype of an input is unknown, or it is no number.
+    """
+    rng = np.random.default_rng(seed)
+    drawn: dict[str, NDArray[Any]] = {}
+    for name, spec in graph.inputs.items():
+        if spec.dtype is None or spec.shape is None or spec.dtype.kind in "OSUV":
+            raise UsageError(f"input {name!r} ({spec}) cannot be drawn at random; give its value")
+        shape = tuple(dim if isinstance(dim, int) else 1 for dim in spec.shape)
+        is_integer = spec.dtype.kind in "iub"
+        values = rng.integers(0, 2, shape) if is_integer else rng.standard_normal(shape)
+        drawn[name] = values.astype(spec.dtype)
+    return drawn

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike
 
 from ferroflow_dask.exceptions import GraphError
 
@@ -189,6 +189,10 @@ class Graph:
         self._check_names()
         self._check_operands()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Read-only mappings do not pickle; what was derived is derived again.
+        return Graph, (self.name, self.sources, self.ops, self.outputs, dict(self.specs), dict(self.opsets))
+
     def _check_names(self) -> None:
         ids: dict[int, str] = {}
         for node in (*self.sources, *self.ops):
@@ -248,12 +252,23 @@ class Graph:
             raise GraphError(f"graph {self.name!r} has a cycle: {path}") from error
 
     @cached_property
+    def live_ops(self) -> tuple[Op, ...]:
+        """The ops that some output depends on, in topological order: those that a run executes."""
+        needed = set(self.outputs)
+        live = []
+        for op in reversed(self.topological_order):
+            if not needed.isdisjoint(op.outputs):
+                needed.update(op.operands)
+                live.append(op)
+        return tuple(reversed(live))
+
+    @cached_property
     def inputs(self) -> dict[str, TensorSpec]:
         """Sources that must be bound, by name."""
         return {source.name: source.spec for source in self.sources if source.is_input}
 
     @cached_property
-    def constants(self) -> dict[str, NDArray[Any]]:
+    def constants(self) -> dict[str, Any]:
         """Sources that come with the graph, by name."""
         return {source.name: source.value for source in self.sources if not source.is_input}
 

@@ -1,0 +1,6 @@
+"""Measured runs."""
+
+from ferroflow_dask.bench.record import RunRecord, versions
+from ferroflow_dask.bench.runner import Run, run_on_cluster, run_sequentially
+
+__all__ = ["Run", "RunRecord", "run_on_cluster", "run_sequentially", "versions"]

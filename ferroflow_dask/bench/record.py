@@ -1,0 +1,76 @@
+"""One row of a measurement."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from typing import Any
+
+_PACKAGES = ("ferroflow-dask", "dask", "distributed", "numpy", "onnx", "onnxruntime")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a measurement depends on."""
+    return {"python": platform.python_version(), **{package: version(package) for package in _PACKAGES}}
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """What one execution of a graph did and how long it took.
+
+    Parameters
+    ----------
+    dag : str
+        Name of the graph.
+    policy : str
+    workers, threads_per_worker : int
+    processes : bool or None
+        Whether each worker is a process of its own; None on a cluster that was there before.
+    compute_ops : int
+        Ops that the outputs depend on.
+    executed_ops : int
+        Executions of ops, counted on the workers; more than `compute_ops` if some were retried.
+    dask_tasks : int
+        Tasks given to Dask.
+    makespan_s : float
+        From the un-lowered graph, cluster up and constants placed, until all outputs are gathered [s].
+    ops_per_s : float
+        compute_ops / makespan_s.
+    bound_ops_per_s : float
+        compute_ops / max(T1/P, T∞), with declared durations where ops have them and otherwise those
+        measured in this run.
+    efficiency : float
+        max(T1/P, T∞) / makespan_s.
+    idle_fraction : float
+        Part of makespan_s × P in which threads were in no kernel.
+    steals : int
+        Tasks that moved from one worker to another.
+    steals_per_s : float
+    seed : int
+    versions : mapping
+        Of Python and of the packages that matter.
+    """
+
+    dag: str
+    policy: str
+    workers: int
+    threads_per_worker: int
+    processes: bool | None
+    compute_ops: int
+    executed_ops: int
+    dask_tasks: int
+    makespan_s: float
+    ops_per_s: float
+    bound_ops_per_s: float
+    efficiency: float
+    idle_fraction: float
+    steals: int
+    steals_per_s: float
+    seed: int
+    versions: Mapping[str, str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the record as a dict, in the order of its fields."""
+        return asdict(self)

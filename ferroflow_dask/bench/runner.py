@@ -1,0 +1,185 @@
+"""Run a graph under a policy, once, and measure it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from distributed import Client, futures_of
+from distributed.diagnostics.plugin import SchedulerPlugin
+
+from ferroflow_dask.bench.record import RunRecord, versions
+from ferroflow_dask.cost import AnalyticCost
+from ferroflow_dask.graph import FERROFLOW_DOMAIN, Graph, Op, bounds
+from ferroflow_dask.kernels import evaluate
+from ferroflow_dask.lowering import BoundGraph, ExecutionReport, executed
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler
+
+#: Name of the scheduler plugin that counts steals, whoever asks for them.
+_COUNTER_NAME = "ferroflow-steal-counter"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The outputs of a graph by name, and the record of their computation."""
+
+    outputs: Mapping[str, Any]
+    record: RunRecord
+
+
+class StealCounter(SchedulerPlugin):
+    """Counts tasks that were stolen, from the events that Dask's stealing and ours both log."""
+
+    name = _COUNTER_NAME
+
+    def __init__(self) -> None:
+        self.steals = 0
+
+    def log_event(self, topic: str, msg: Any) -> None:
+        """Take an event into account."""
+        if topic == "stealing" and msg[0] == "confirm":
+            self.steals += 1
+
+
+def _steals(dask_scheduler: Scheduler) -> int:
+    counter = dask_scheduler.plugins[_COUNTER_NAME]
+    assert isinstance(counter, StealCounter)
+    return counter.steals
+
+
+@contextmanager
+def counting_steals(client: Client) -> Iterator[Callable[[], int]]:
+    """Count the steals on a cluster while the context lasts."""
+    client.register_plugin(StealCounter())
+    try:
+        yield lambda: int(client.run_on_scheduler(_steals))
+    finally:
+        client.unregister_scheduler_plugin(_COUNTER_NAME)
+
+
+def run_on_cluster(
+    graph: Graph,
+    inputs: Mapping[str, Any],
+    client: Client,
+    *,
+    policy: str,
+    processes: bool | None,
+    seed: int = 0,
+    on_submit: Callable[[BoundGraph], object] | None = None,
+) -> Run:
+    """Compute a graph on a cluster and measure it.
+
+    Parameters
+    ----------
+    graph : Graph
+        With its constants placed (`place`), if they are not to be part of what is measured.
+    inputs : mapping of str to array
+    client : distributed.Client
+        Of a cluster on which `policy` is installed.
+    policy : str
+        What the record says of who decided.
+    processes : bool or None
+        What the record says of the workers.
+    seed : int, optional
+        What the record says of the random inputs and decisions.
+    on_submit : callable, optional
+        Called with the bound graph once it was handed to the scheduler, to watch its progress.
+    """
+    threads = list(client.nthreads().values())
+    with counting_steals(client) as steals:
+        start = time.perf_counter()
+        bound = graph.bind(**inputs)
+        persisted = client.persist(bound)
+        if on_submit is not None:
+            on_submit(bound)
+        futures = {future.key: future for future in futures_of(persisted)}
+        outputs = client.gather({name: futures[key] for name, key in bound.keys.items()})
+        makespan_s = time.perf_counter() - start
+        n_steals = steals()
+    record = _record(
+        graph,
+        executed(client, bound.run),
+        makespan_s,
+        threads=threads,
+        policy=policy,
+        processes=processes,
+        dask_tasks=bound.n_tasks,
+        steals=n_steals,
+        seed=seed,
+    )
+    return Run(outputs, record)
+
+
+def run_sequentially(graph: Graph, inputs: Mapping[str, Any], *, seed: int = 0) -> Run:
+    """Compute a graph in this process, one op after another, and measure it."""
+    spent: dict[int, float] = {}
+
+    @contextmanager
+    def timed(op: Op) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        spent[op.id] = time.perf_counter() - start
+
+    start = time.perf_counter()
+    outputs = evaluate(graph, inputs, on_op=timed)
+    makespan_s = time.perf_counter() - start
+    record = _record(
+        graph,
+        ExecutionReport(len(spent), spent),
+        makespan_s,
+        threads=[1],
+        policy="sequential",
+        processes=False,
+        dask_tasks=0,
+        steals=0,
+        seed=seed,
+    )
+    return Run(outputs, record)
+
+
+def _record(
+    graph: Graph,
+    report: ExecutionReport,
+    makespan_s: float,
+    *,
+    threads: list[int],
+    policy: str,
+    processes: bool | None,
+    dask_tasks: int,
+    steals: int,
+    seed: int,
+) -> RunRecord:
+    compute_ops = len(graph.live_ops)
+    costs = {op.id: _duration(op, graph, report) for op in graph.ops}
+    bound_s = bounds(graph, costs).makespan(sum(threads))
+    return RunRecord(
+        dag=graph.name,
+        policy=policy,
+        workers=len(threads),
+        threads_per_worker=max(threads),
+        processes=processes,
+        compute_ops=compute_ops,
+        executed_ops=report.executed_ops,
+        dask_tasks=dask_tasks,
+        makespan_s=makespan_s,
+        ops_per_s=compute_ops / makespan_s,
+        bound_ops_per_s=compute_ops / bound_s if bound_s else 0.0,
+        efficiency=bound_s / makespan_s,
+        idle_fraction=max(0.0, 1 - report.busy_s / (makespan_s * sum(threads))),
+        steals=steals,
+        steals_per_s=steals / makespan_s,
+        seed=seed,
+        versions=versions(),
+    )
+
+
+def _duration(op: Op, graph: Graph, report: ExecutionReport) -> float:
+    # A declared duration is what the op takes; a measured one contains the noise of this run.
+    if op.domain == FERROFLOW_DOMAIN and op.op_type == "Slow":
+        return AnalyticCost().seconds(op, graph) or 0.0
+    return report.seconds.get(op.id, 0.0)

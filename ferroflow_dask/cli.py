@@ -1,0 +1,337 @@
+"""The command line: `ferroflow`, which is also `dask ferroflow`.
+
+Wrong input ends with one line on stderr and status 2, what fails later with one line and status 1.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import numpy as np
+from distributed import Client, KilledWorker
+from rich.console import Console
+from rich.table import Table
+
+import ferroflow_dask
+from ferroflow_dask.bench import Run, RunRecord, run_on_cluster, run_sequentially
+from ferroflow_dask.bench.progress import progress_bar
+from ferroflow_dask.deploy import connect, local_client
+from ferroflow_dask.exceptions import ClusterError, FerroflowError, KernelNotFoundError, UsageError
+from ferroflow_dask.graph import TOPOLOGIES, Graph, generate, levels, random_inputs
+from ferroflow_dask.graph.from_onnx import load_onnx
+from ferroflow_dask.graph.render import kind_counts
+from ferroflow_dask.kernels import find_provider
+from ferroflow_dask.lowering import place, warm_up
+from ferroflow_dask.plugin import check_scheduler, check_workers, install, uninstall
+from ferroflow_dask.policy import policy_names
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: Policies that need no plugin: no cluster at all, and Dask as it is.
+_PLAIN_POLICIES = ("sequential", "dask")
+#: Matrix products from this many elements of output on are worth a GPU (ferroflow's default).
+_GPU_MATMUL_THRESHOLD = 262_144
+
+
+class _OneLineError(click.ClickException):
+    """An error shown as one line, without usage text."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(" ".join(message.split()))
+        self.exit_code = exit_code
+
+    def show(self, file: Any = None) -> None:
+        click.echo(f"ferroflow: {self.message}", file=file, err=True)
+
+
+class _Group(click.Group):
+    """A group whose commands tell each error in one line."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except UsageError as error:
+            raise _OneLineError(str(error), 2) from error
+        except FerroflowError as error:
+            raise _OneLineError(str(error), 1) from error
+        except click.UsageError as error:
+            raise _OneLineError(error.format_message(), 2) from error
+
+
+@click.group(cls=_Group, name="ferroflow")
+@click.version_option(ferroflow_dask.__version__, prog_name="ferroflow")
+def main() -> None:
+    """Run tensor DAGs and ONNX models on Dask, scheduled by ferroflow's policy."""
+
+
+#: Flag → argument of `generate`, where they differ.
+_FLAGS = {"matrix_size": "m"}
+_TOPOLOGY_OPTIONS: tuple[tuple[str, type], ...] = (
+    *((name, int) for name in ("seq_len", "d_model", "n_heads", "layers", "channels", "width", "depth")),
+    ("skew", float),
+    *((name, int) for name in ("n_ops", "n_branches", "ops_per_branch", "matrix_size", "n", "dim")),
+    ("factor", float),
+    ("n_heavy", int),
+    ("heavy_ms", float),
+    ("n_fast", int),
+    ("fast_ms", float),
+)
+
+
+def _graph_options(function: F) -> F:
+    for name, kind in reversed(_TOPOLOGY_OPTIONS):
+        argument = _FLAGS.get(name, name)
+        users = ", ".join(dag for dag, topology in TOPOLOGIES.items() if argument in topology.defaults)
+        flag = "--" + name.replace("_", "-")
+        function = click.option(flag, name, type=kind, default=None, help=f"Size of: {users}.")(function)
+    function = click.option("--seed", type=int, default=0, show_default=True, help="Seed of random numbers.")(function)
+    function = click.option("--model", metavar="FILE", help="An ONNX model.")(function)
+    return click.option("--dag", metavar="NAME", help=f"A built-in graph: {', '.join(TOPOLOGIES)}.")(function)
+
+
+def _load_graph(dag: str | None, model: str | None, seed: int, sizes: Mapping[str, Any]) -> Graph:
+    given = {_FLAGS.get(name, name): value for name, value in sizes.items() if value is not None}
+    if (dag is None) == (model is None):
+        raise UsageError("give either --dag NAME or --model FILE")
+    if dag is not None:
+        return generate(dag, seed=seed, **given)
+    if given:
+        raise UsageError(f"--model takes no sizes, but {', '.join(given)} was given")
+    return load_onnx(str(model))
+
+
+@main.command()
+@_graph_options
+@click.option(
+    "--gpu-matmul-threshold",
+    type=click.IntRange(min=0),
+    default=_GPU_MATMUL_THRESHOLD,
+    show_default=True,
+    help="Output elements from which a matrix product counts as worth a GPU.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def info(
+    dag: str | None, model: str | None, seed: int, gpu_matmul_threshold: int, as_json: bool, **sizes: Any
+) -> None:
+    """Show what a graph consists of and which kernels would run it."""
+    graph = _load_graph(dag, model, seed, sizes)
+    unsupported: Counter[str] = Counter()
+    routing: Counter[str] = Counter()
+    for op in graph.live_ops:
+        try:
+            routing[find_provider(op, graph.opsets)] += 1
+        except KernelNotFoundError:
+            unsupported[op.kind] += 1
+    large = sum(
+        op.op_type in {"MatMul", "Gemm"} and (graph.spec(op.outputs[0]).size or 0) >= gpu_matmul_threshold
+        for op in graph.live_ops
+    )
+    facts = {
+        "graph": graph.name,
+        "ops": graph.n_ops,
+        "sources": len(graph.sources),
+        "compute_ops": len(graph.live_ops),
+        "edges": graph.n_edges,
+        "levels": max(levels(graph).values(), default=0),
+        "kinds": kind_counts(graph),
+        "inputs": {name: str(spec) for name, spec in graph.inputs.items()},
+        "outputs": {name: str(graph.spec(name)) for name in graph.outputs},
+        "unsupported": dict(unsupported),
+        "routing": dict(routing),
+        "gpu_sized_matmuls": large,
+    }
+    if as_json:
+        click.echo(json.dumps(facts))
+        return
+    table = Table(show_header=False, box=None)
+    for name, fact in facts.items():
+        table.add_row(name.replace("_", " "), _shown(fact))
+    Console().print(table)
+
+
+def _shown(fact: Any, limit: int = 6) -> str:
+    if not isinstance(fact, dict):
+        return str(fact)
+    shown = [f"{name} {value}" for name, value in list(fact.items())[:limit]]
+    return ", ".join(shown + ["…"] * (len(fact) > limit)) or "none"
+
+
+@main.command()
+@_graph_options
+@click.option("--policy", default="ferroflow", show_default=True, help="sequential, dask, static, random or ferroflow.")
+@click.option("--workers", type=click.IntRange(min=1), default=4, show_default=True, help="Local workers to start.")
+@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Threads of each worker.")
+@click.option("--processes/--no-processes", default=True, show_default=True, help="One process for each worker.")
+@click.option("--connect", "address", metavar="ADDRESS", help="Use a running cluster, like tcp://10.0.0.1:8786.")
+@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=10.0, show_default=True, help="For --connect [s].")
+@click.option("--device", default="cpu", show_default=True, help="cpu, or auto (which is cpu without a GPU).")
+@click.option("--steal-threshold", type=click.IntRange(min=1), help="Waiting tasks that a victim must have, at first.")
+@click.option("--no-adaptive-threshold", is_flag=True, help="Keep the steal threshold as it is.")
+@click.option("--input", "input_files", multiple=True, metavar="[NAME=]FILE", help="A .npy file for an input, or a .npz.")
+@click.option("--output", type=click.Path(dir_okay=False), metavar="FILE", help="Write the outputs to this .npz file.")
+@click.option("--repeat", type=click.IntRange(min=1), default=1, show_default=True, help="Runs; the median is shown.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def run(
+    dag: str | None,
+    model: str | None,
+    seed: int,
+    policy: str,
+    workers: int,
+    threads: int,
+    processes: bool,
+    address: str | None,
+    timeout: float,
+    device: str,
+    steal_threshold: int | None,
+    no_adaptive_threshold: bool,
+    input_files: tuple[str, ...],
+    output: str | None,
+    repeat: int,
+    as_json: bool,
+    **sizes: Any,
+) -> None:
+    """Run a built-in graph or an ONNX model and say how fast it was."""
+    if policy not in (known := (*_PLAIN_POLICIES, *policy_names())):
+        raise UsageError(f"unknown policy {policy!r}; choose one of: {', '.join(known)}")
+    if device not in ("cpu", "auto"):
+        raise UsageError(f"--device {device!r} is not available; choose one of: auto, cpu")
+    if output is not None and not output.endswith(".npz"):
+        raise UsageError(f"--output {output!r} must end in .npz")
+    options = _policy_options(policy, seed, steal_threshold, no_adaptive_threshold)
+    graph = _load_graph(dag, model, seed, sizes)
+    inputs = _read_inputs(graph, input_files) if input_files else random_inputs(graph, seed)
+    runs = []
+    if policy == "sequential":
+        runs = [run_sequentially(graph, inputs, seed=seed) for _ in range(repeat)]
+    else:
+        with _client(address, timeout, workers, threads, processes) as client, _installed(client, policy, options):
+            warm_up(client, graph)
+            placed = place(graph, client)
+            for _ in range(repeat):
+                with progress_bar(client, is_shown=not as_json) as watch:
+                    runs.append(
+                        run_on_cluster(
+                            placed,
+                            inputs,
+                            client,
+                            policy=policy,
+                            processes=None if address else processes,
+                            seed=seed,
+                            on_submit=watch,
+                        )
+                    )
+            del placed
+    _report(runs, as_json)
+    if graph.inputs and not input_files:
+        click.echo(f"inputs were drawn at random (seed {seed}); give your own with --input", err=True)
+    if output is not None:
+        _write_outputs(output, runs[-1].outputs)
+
+
+def _policy_options(policy: str, seed: int, threshold: int | None, is_fixed: bool) -> dict[str, Any]:
+    if policy == "random":
+        return {"seed": seed}
+    options: dict[str, Any] = {}
+    if threshold is not None:
+        options["threshold"] = threshold
+    if is_fixed:
+        options["adaptive"] = False
+    if options and policy != "ferroflow":
+        raise UsageError(f"--steal-threshold and --no-adaptive-threshold are of policy 'ferroflow', not {policy!r}")
+    return options
+
+
+@contextmanager
+def _client(address: str | None, timeout_s: float, workers: int, threads: int, processes: bool) -> Iterator[Client]:
+    try:
+        if address is None:
+            with local_client(workers, threads, processes) as client:
+                yield client
+        else:
+            with connect(address, timeout_s) as client:
+                check_scheduler(client)
+                check_workers(client)
+                yield client
+    except KilledWorker as error:
+        raise ClusterError(f"workers died while they ran task {error.task!r}; they may lack memory") from error
+    except OSError as error:
+        raise ClusterError(f"the cluster failed: {error}") from error
+
+
+@contextmanager
+def _installed(client: Client, policy: str, options: Mapping[str, Any]) -> Iterator[None]:
+    if policy in _PLAIN_POLICIES:
+        uninstall(client)
+        yield
+        return
+    install(client, policy, **options)
+    try:
+        yield
+    finally:
+        uninstall(client)
+
+
+def _read_inputs(graph: Graph, files: tuple[str, ...]) -> dict[str, Any]:
+    inputs: dict[str, Any] = {}
+    for text in files:
+        name, is_named, path = text.partition("=")
+        if not is_named:
+            name, path = "", text
+        try:
+            loaded = np.load(path, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise UsageError(f"--input {path!r} cannot be read as .npy or .npz: {error}") from error
+        if isinstance(loaded, np.lib.npyio.NpzFile):
+            if name:
+                raise UsageError(f"--input {text!r}: an .npz file has its own names; give it without {name!r}")
+            inputs.update(loaded)
+            continue
+        if not name:
+            if len(graph.inputs) != 1:
+                raise UsageError(f"--input {path!r} needs a name, like {next(iter(graph.inputs), 'x')}={path}")
+            name = next(iter(graph.inputs))
+        inputs[name] = loaded
+    return inputs
+
+
+def _write_outputs(path: str, outputs: Mapping[str, Any]) -> None:
+    arrays = {name: value for name, value in outputs.items() if isinstance(value, np.ndarray | np.generic)}
+    if len(arrays) < len(outputs):
+        odd = next(name for name in outputs if name not in arrays)
+        raise UsageError(f"--output writes arrays; output {odd!r} is a {type(outputs[odd]).__name__}")
+    try:
+        np.savez(Path(path), **arrays)
+    except OSError as error:
+        raise UsageError(f"--output {path!r} cannot be written: {error}") from error
+
+
+def _report(runs: list[Run], as_json: bool) -> None:
+    makespans = [run.record.makespan_s for run in runs]
+    # With an even number of runs the lower of the two in the middle, so that it is one that happened.
+    record = runs[makespans.index(statistics.median_low(makespans))].record
+    if as_json:
+        more = {"makespans_s": makespans} if len(runs) > 1 else {}
+        click.echo(json.dumps({**record.as_dict(), **more}))
+        return
+    spread = f", median of {len(runs)} ({min(makespans):.3f}–{max(makespans):.3f} s)" if len(runs) > 1 else ""
+    click.echo(f"{record.dag} · {record.policy} · {_cluster(record)}: {_result(record)}{spread}")
+
+
+def _cluster(record: RunRecord) -> str:
+    kind = {True: " processes", False: " in one process", None: ""}[record.processes]
+    return f"{record.workers} × {record.threads_per_worker}{kind}"
+
+
+def _result(record: RunRecord) -> str:
+    return (
+        f"{record.executed_ops} ops in {record.makespan_s:.3f} s = {record.ops_per_s:,.0f} ops/s, "
+        f"{record.efficiency:.0%} of the bound {record.bound_ops_per_s:,.0f}; "
+        f"{record.steals} steals, {record.idle_fraction:.0%} idle"
+    )

@@ -1,0 +1,58 @@
+"""Clusters on this machine, and clients of clusters that are there already."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from distributed import Client, LocalCluster
+
+from ferroflow_dask.exceptions import ClusterError
+
+
+@contextmanager
+def local_client(workers: int, threads: int = 1, processes: bool = True) -> Iterator[Client]:
+    """Start workers on this machine and yield a client of them; both end with the context.
+
+    Parameters
+    ----------
+    workers, threads : int
+    processes : bool, optional
+        Whether each worker is a process of its own, or all share this one.
+    """
+    with (
+        LocalCluster(
+            n_workers=workers,
+            threads_per_worker=threads,
+            processes=processes,
+            dashboard_address=None,
+            silence_logs=logging.ERROR,
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+@contextmanager
+def connect(address: str, timeout_s: float = 10.0) -> Iterator[Client]:
+    """Yield a client of a running scheduler.
+
+    Raises
+    ------
+    ClusterError
+        Nothing answers at `address` within `timeout_s`, the address makes no sense, or no worker is
+        there.
+    """
+    try:
+        client = Client(address, timeout=timeout_s)
+    except (OSError, TimeoutError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ClusterError(
+            f"no scheduler answers at {address!r} within {timeout_s:g} s ({reason}); "
+            "give the address that it prints when it starts, like tcp://10.0.0.1:8786"
+        ) from error
+    with client:
+        if not client.nthreads():
+            raise ClusterError(f"the scheduler at {address!r} has no workers; start some and run again")
+        yield client

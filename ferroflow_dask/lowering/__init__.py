@@ -1,0 +1,18 @@
+"""From a graph to Dask tasks: one task per op, outputs by name."""
+
+from ferroflow_dask.lowering.collection import BoundGraph, bind
+from ferroflow_dask.lowering.execution import ExecutionReport, executed, executed_here, warm_up
+from ferroflow_dask.lowering.placement import place
+from ferroflow_dask.lowering.tasks import COST_ANNOTATION, RANK_ANNOTATION
+
+__all__ = [
+    "COST_ANNOTATION",
+    "RANK_ANNOTATION",
+    "BoundGraph",
+    "ExecutionReport",
+    "bind",
+    "executed",
+    "executed_here",
+    "place",
+    "warm_up",
+]

@@ -1,0 +1,151 @@
+"""What runs on a worker: one op per call, each execution counted where it happens.
+
+The counts are kept in the process that executed the ops and are asked for afterwards, so that they
+tell what was run and not what was meant to be.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ferroflow_dask.graph.ir import Graph, Op
+from ferroflow_dask.kernels import compile_op
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+#: Runs whose executions a process remembers; older ones are forgotten.
+_REMEMBERED_RUNS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionReport:
+    """Executions of one run's ops.
+
+    Parameters
+    ----------
+    executed_ops : int
+        Number of kernel calls that returned; a retried op counts again.
+    seconds : mapping of int to float
+        Time inside the kernel by op id [s], summed over executions.
+    """
+
+    executed_ops: int = 0
+    seconds: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def busy_s(self) -> float:
+        """Time that threads spent inside kernels [s]."""
+        return sum(self.seconds.values())
+
+    def merge(self, other: ExecutionReport) -> ExecutionReport:
+        """Return the sum of two processes' reports."""
+        seconds = dict(self.seconds)
+        for op_id, spent in other.seconds.items():
+            seconds[op_id] = seconds.get(op_id, 0.0) + spent
+        return ExecutionReport(self.executed_ops + other.executed_ops, seconds)
+
+
+class _ExecutionLog:
+    """The executions of this process, by run."""
+
+    def __init__(self) -> None:
+        self.process = uuid.uuid4().hex
+        self._lock = threading.Lock()
+        self._runs: OrderedDict[str, list[tuple[int, float]]] = OrderedDict()
+
+    def record(self, run: str, op_id: int, seconds: float) -> None:
+        with self._lock:
+            if run not in self._runs:
+                self._runs[run] = []
+                if len(self._runs) > _REMEMBERED_RUNS:
+                    self._runs.popitem(last=False)
+            self._runs[run].append((op_id, seconds))
+
+    def report(self, run: str) -> ExecutionReport:
+        with self._lock:
+            entries = tuple(self._runs.get(run, ()))
+        seconds: dict[int, float] = {}
+        for op_id, spent in entries:
+            seconds[op_id] = seconds.get(op_id, 0.0) + spent
+        return ExecutionReport(len(entries), seconds)
+
+
+_LOG = _ExecutionLog()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExecuteOp:
+    """The function of a Dask task: run one op on the values of its operands.
+
+    Parameters
+    ----------
+    run : str
+        Name of the run under which the execution is counted.
+    op : Op
+    opsets : mapping
+        Operator set versions that `op` needs.
+    providers : tuple of str
+        Kernel providers in the order in which they are asked.
+    items : tuple of (int or None)
+        For each operand, which item of the producing task's result it is; None for all of it.
+    """
+
+    run: str
+    op: Op
+    opsets: Mapping[str, int]
+    providers: tuple[str, ...]
+    items: tuple[int | None, ...]
+
+    def __call__(self, *results: Any) -> Any:
+        operands = [result if item is None else result[item] for result, item in zip(results, self.items, strict=True)]
+        arguments = iter(operands)
+        values = [next(arguments) if name else None for name in self.op.inputs]
+        values.extend(arguments)  # what sub-graphs captured
+        kernel = compile_op(self.op, self.opsets, self.providers)
+        start = time.perf_counter()
+        outputs = kernel(*values)
+        _LOG.record(self.run, self.op.id, time.perf_counter() - start)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def __dask_tokenize__(self) -> tuple[str, str, int]:
+        return (type(self).__qualname__, self.run, self.op.id)
+
+
+def warm_up(client: Client, graph: Graph, providers: Sequence[str] | None = None) -> None:
+    """Let every worker import what it needs to run a graph's ops."""
+    one_of_each = {op.kind: op for op in graph.live_ops}
+    calls = [(op, dict(graph.opsets)) for op in one_of_each.values()]
+    client.run(_compile, calls, None if providers is None else tuple(providers))
+
+
+def _compile(calls: Sequence[tuple[Op, Mapping[str, int]]], providers: tuple[str, ...] | None) -> None:
+    for op, opsets in calls:
+        compile_op(op, opsets, providers)
+
+
+def executed_here(run: str) -> ExecutionReport:
+    """Return what this process has executed of a run."""
+    return _LOG.report(run)
+
+
+def _report_with_process(run: str) -> tuple[str, ExecutionReport]:
+    return _LOG.process, _LOG.report(run)
+
+
+def executed(client: Client, run: str) -> ExecutionReport:
+    """Return what the workers of a cluster have executed of a run.
+
+    Workers that share a process are counted once. What a lost worker had executed is not known.
+    """
+    by_process = dict(client.run(_report_with_process, run).values())
+    total = ExecutionReport()
+    for report in by_process.values():
+        total = total.merge(report)
+    return total

@@ -1,0 +1,43 @@
+"""Put a graph's constants on a cluster once, before it is computed any number of times."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ferroflow_dask.graph.ir import Graph
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+
+def place(graph: Graph, client: Client) -> Graph:
+    """Copy the constants of a graph to every worker and return a graph that refers to the copies.
+
+    Without it constants travel inside the Dask graph, which is right for small ones and slow for the
+    weights of a model (Dask warns of graphs over 10 MB).
+
+    Parameters
+    ----------
+    graph : Graph
+    client : distributed.Client
+        A synchronous client; the graph can be computed by this client only. The constants stay on the
+        cluster as long as the returned graph lives.
+
+    Examples
+    --------
+    >>> model = place(load_onnx("model.onnx"), client)  # doctest: +SKIP
+    >>> client.compute(model.bind(x=x)).result()  # doctest: +SKIP
+    """
+    constants = [source for source in graph.sources if not source.is_input]
+    if not constants:
+        return graph
+    # hash=False: equal constants stay two, as the graph has them.
+    futures = client.scatter([source.value for source in constants], broadcast=True, hash=False)
+    placed = {source.id: future for source, future in zip(constants, futures, strict=True)}
+    return replace(
+        graph,
+        sources=tuple(
+            replace(source, value=placed[source.id]) if source.id in placed else source for source in graph.sources
+        ),
+    )

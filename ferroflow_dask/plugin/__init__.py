@@ -1,0 +1,6 @@
+"""The plugin for distributed's scheduler: a shell around a policy."""
+
+from ferroflow_dask.plugin.install import FerroflowPlugin, check_scheduler, check_workers, install, uninstall
+from ferroflow_dask.plugin.stealing import FerroflowStealing
+
+__all__ = ["FerroflowPlugin", "FerroflowStealing", "check_scheduler", "check_workers", "install", "uninstall"]

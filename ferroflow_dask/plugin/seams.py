@@ -1,0 +1,103 @@
+"""Every name of distributed that is not public and that we touch, in one place.
+
+`REQUIRED` lists them for the contract test (tests/test_seams.py): when an upgrade of distributed takes
+one away, that test names it. Line numbers of upstream are left out on purpose; they age.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from distributed.scheduler import Scheduler, TaskState, WorkerState
+
+#: Attributes of a Scheduler that we read, call or override on the instance.
+REQUIRED: dict[str, tuple[str, ...]] = {
+    "Scheduler": (
+        "_get_prefix_duration",
+        "_reschedule",
+        "acquire_resources",
+        "check_idle_saturated",
+        "decide_worker_non_rootish",
+        "is_rootish",
+        "release_resources",
+        "send_task_to_worker",
+        "stimulus_queue_slots_maybe_opened",
+        "valid_workers",
+        "worker_send",
+    ),
+    "WorkerState": ("add_to_processing", "remove_from_processing"),
+    "WorkStealing": (
+        "_add_to_in_flight",
+        "_remove_from_in_flight",
+        "move_task_confirm",
+        "move_task_request",
+        "put_key_in_stealable",
+        "remove_key_from_stealable",
+    ),
+}
+
+#: Replies of a worker that is asked for a task (distributed.stealing). In any other state than these
+#: two sets it does not know the task, which must then be scheduled again.
+GIVEN_UP = frozenset({"ready", "constrained", "waiting"})
+STARTED = frozenset({"memory", "executing", "long-running", "cancelled", "resumed"})
+
+
+def override_placement(
+    scheduler: Scheduler,
+    decide: Callable[[TaskState], WorkerState | None],
+    is_ours: Callable[[TaskState], bool],
+) -> None:
+    """Let `decide` place the tasks that Dask would not queue, and those that `is_ours` claims.
+
+    The overrides are set on the instance; distributed calls them through it.
+    """
+    stock_is_rootish = scheduler.is_rootish
+    overrides: dict[str, Any] = {
+        "is_rootish": lambda ts: not is_ours(ts) and stock_is_rootish(ts),
+        "decide_worker_non_rootish": decide,
+    }
+    for name, function in overrides.items():
+        setattr(scheduler, name, function)
+
+
+def restore_placement(scheduler: Scheduler) -> None:
+    """Undo `override_placement`; harmless where nothing is overridden."""
+    for name in ("is_rootish", "decide_worker_non_rootish"):
+        vars(scheduler).pop(name, None)
+
+
+def stock_decision(scheduler: Scheduler, ts: TaskState) -> WorkerState | None:
+    """Return where Dask would place a task."""
+    return Scheduler.decide_worker_non_rootish(scheduler, ts)
+
+
+def prefix_duration(scheduler: Scheduler, ts: TaskState) -> float:
+    """Return what Dask has learned of tasks with the same prefix [s], or its default."""
+    return float(scheduler._get_prefix_duration(ts.prefix))
+
+
+def hand_over(scheduler: Scheduler, ts: TaskState, victim: WorkerState, thief: WorkerState) -> None:
+    """Move a task that its worker has given up to another one, its resources included.
+
+    Stock stealing leaves the resources with the victim, whose account then never balances.
+    """
+    scheduler.release_resources(ts, victim)
+    victim.remove_from_processing(ts)
+    ts.processing_on = thief
+    thief.add_to_processing(ts)
+    scheduler.acquire_resources(ts, thief)
+    scheduler.send_task_to_worker(thief.address, ts)
+
+
+def reschedule(scheduler: Scheduler, ts: TaskState, stimulus_id: str) -> None:
+    """Let the scheduler find a worker for a task that its worker does not know."""
+    scheduler._reschedule(ts.key, stimulus_id=stimulus_id)
+
+
+def slots_may_have_opened(scheduler: Scheduler, *workers: WorkerState, stimulus_id: str) -> None:
+    """Tell the scheduler that the queues of some workers have changed."""
+    for ws in workers:
+        if scheduler.workers.get(ws.address) is ws:
+            scheduler.check_idle_saturated(ws)
+    scheduler.stimulus_queue_slots_maybe_opened(stimulus_id=stimulus_id)

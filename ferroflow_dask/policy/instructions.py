@@ -1,0 +1,37 @@
+"""What a policy may ask for: the closed vocabulary of instructions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ferroflow_dask.policy.view import Key, WorkerKey
+
+
+@dataclass(frozen=True, slots=True)
+class AssignTask:
+    """Send a ready task to a worker."""
+
+    key: Key
+    worker: WorkerKey
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StealTask:
+    """Ask the victim to give up a task that it has not started, for the thief to run."""
+
+    key: Key
+    victim: WorkerKey
+    thief: WorkerKey
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetPriority:
+    """Give a task a place in the order of its graph; the smallest runs first."""
+
+    key: Key
+    order: int
+
+
+Instruction = AssignTask | StealTask | SetPriority

@@ -1,0 +1,149 @@
+"""ferroflow's policy: earliest finish time at once, stealing when a worker runs dry.
+
+Placement considers the holders of a task's inputs and the least loaded worker of each kind, which is
+enough: no other worker can finish earlier than one of these (StarPU's `dmda`; Augonnet et al. 2011).
+Stealing moves half of the surplus by time, as randomised work stealing does by count (Blumofe and
+Leiserson 1999; Berenbrink et al. 2003), the cheapest to move first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+from ferroflow_dask.exceptions import UsageError
+from ferroflow_dask.policy.events import (
+    Event,
+    GraphArrived,
+    StealConfirmed,
+    StealRefused,
+    TaskReady,
+    WorkerIdle,
+    WorkerJoined,
+    WorkerLeft,
+)
+from ferroflow_dask.policy.instructions import AssignTask, Instruction, SetPriority, StealTask
+from ferroflow_dask.policy.threshold import AdaptiveThreshold
+from ferroflow_dask.policy.view import ClusterView, TaskView, WorkerKey, WorkerView
+
+#: Victims that one idle worker looks at, most loaded first, and tasks looked at in each: they bound
+#: the cost of a decision, not its quality, since the next event looks again.
+_VICTIMS = 4
+_TASKS = 64
+#: A steal must win at least the time of this many one-way messages: request, answer, task.
+_MESSAGES = 3
+
+
+class StealingPolicy:
+    """Place by earliest finish time, correct by stealing.
+
+    Parameters
+    ----------
+    threshold : int, optional
+        Waiting tasks that a victim must have, at first.
+    adaptive : bool, optional
+        Whether each thief's threshold follows the success of its steals.
+    """
+
+    places_queued = False
+
+    def __init__(self, threshold: int = 1, adaptive: bool = True) -> None:
+        if threshold < 1:
+            raise UsageError(f"threshold is {threshold}; it must be at least 1 waiting task")
+        self._initial_threshold = threshold
+        self._adaptive = adaptive
+        self.thresholds: dict[WorkerKey, AdaptiveThreshold] = {}
+
+    def handle(self, event: Event, view: ClusterView, now: float) -> Iterator[Instruction]:
+        """Answer an event; see the module's docstring for how."""
+        match event:
+            case TaskReady(task):
+                yield from self._place(task, view)
+            case GraphArrived(tasks, ready):
+                for threshold in self.thresholds.values():
+                    threshold.reset()
+                yield from self._order(tasks)
+                # Costliest rest first, so that long tasks are placed before short ones fill the gaps.
+                known = [task for task in tasks if task.has_cost and task.key in ready]
+                for task in sorted(known, key=lambda task: -(task.rank_s or 0.0)):
+                    yield from self._place(task, view)
+            case WorkerIdle(worker):
+                yield from self._steal(view.workers[worker], view, now)
+            case StealConfirmed(_, _, thief) | StealRefused(_, _, thief):
+                if thief in self.thresholds:
+                    self.thresholds[thief].record(isinstance(event, StealConfirmed), len(view.workers))
+            case WorkerJoined(worker):
+                self.thresholds[worker] = AdaptiveThreshold(self._initial_threshold, self._adaptive)
+            case WorkerLeft(worker):
+                self.thresholds.pop(worker, None)
+            case _:
+                pass
+
+    @staticmethod
+    def _order(tasks: Iterable[TaskView]) -> Iterator[Instruction]:
+        # Tasks with a rank share out the places they have among themselves, so that tasks of others
+        # in the same submission keep theirs.
+        ranked = [task for task in tasks if task.rank_s is not None]
+        places = sorted(int(task.priority[-1]) for task in ranked)
+        by_rank = sorted(ranked, key=lambda task: (-(task.rank_s or 0.0), task.priority))
+        for task, place in zip(by_rank, places, strict=True):
+            if place != task.priority[-1]:
+                yield SetPriority(task.key, place)
+
+    @staticmethod
+    def _place(task: TaskView, view: ClusterView) -> Iterator[Instruction]:
+        if task.allowed is None:
+            candidates: dict[WorkerKey, WorkerView] = {worker.key: worker for worker in view.least_loaded()}
+            candidates.update((key, view.workers[key]) for key in task.held if key in view.workers)
+        else:
+            candidates = {key: view.workers[key] for key in task.allowed if key in view.workers}
+        running = [worker for worker in candidates.values() if worker.is_running]
+        if not running:
+            return
+
+        def finish(worker: WorkerView) -> tuple[float, int, tuple[float, float, int]]:
+            # A transfer overlaps the tasks before it in the queue. Locality, then load, breaks ties.
+            start = max(worker.wait_s, view.transfer_s(task, worker.key))
+            return (start + task.cost_s, task.missing_bytes(worker.key), worker.load)
+
+        best = min(running, key=finish)
+        yield AssignTask(task.key, best.key, f"finishes in {finish(best)[0]:.4g} s, first of {len(running)}")
+
+    def _steal(self, thief: WorkerView, view: ClusterView, now: float) -> Iterator[Instruction]:
+        threshold = self.thresholds[thief.key].value
+        for victim in list(islice(view.crowded_from_most_loaded(), _VICTIMS)):
+            if victim is thief or victim.n_waiting < threshold:
+                continue
+            yield from self._steal_from(victim, thief, view, now)
+            if not thief.has_free_thread:
+                return
+
+    @staticmethod
+    def _steal_from(
+        victim: WorkerView, thief: WorkerView, view: ClusterView, now: float
+    ) -> Iterator[Instruction]:
+        last = islice(victim.waiting_from_last(), _TASKS)
+        candidates = [
+            (view.transfer_s(task, thief.key), position, task)
+            for position, task in enumerate(last)
+            if task.is_movable and (task.allowed is None or thief.key in task.allowed)
+        ]
+        candidates.sort(key=lambda candidate: candidate[:2])
+        margin_s = _MESSAGES * view.latency_s
+        overrun_s = victim.overrun_s(now)
+        for transfer_s, _, task in candidates:
+            if not victim.n_waiting:
+                return
+            victim_start_s = (victim.backlog_s - task.cost_s) / victim.nthreads + overrun_s
+            thief_start_s = max(thief.wait_s, transfer_s) + margin_s
+            # A free thread takes what starts there earlier. After that the victim must stay the later
+            # one of the two, or work would only change sides: so half of the surplus moves, by time.
+            needed_s = thief_start_s if thief.has_free_thread else thief_start_s + task.cost_s
+            if needed_s >= victim_start_s:
+                return
+            yield StealTask(
+                task.key,
+                victim.key,
+                thief.key,
+                f"starts in {thief_start_s:.4g} s instead of {victim_start_s:.4g} s",
+            )

@@ -1,0 +1,265 @@
+"""What a policy sees of a cluster: workers, their queues, and the tasks in them.
+
+The view holds nothing of Dask's, and is kept up to date one change at a time by whoever drives the
+policy; a policy only reads it. Every change costs O(log P + log queue), every question a policy asks
+O(1) for each item of the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sortedcontainers import SortedKeyList, SortedList
+
+Key = Hashable
+WorkerKey = str
+#: Where a task stands in the order of execution: the smallest runs first.
+Priority = tuple[float, ...]
+
+
+@dataclass(slots=True, eq=False)
+class TaskView:
+    """A task as a policy sees it.
+
+    Parameters
+    ----------
+    key : Key
+    cost_s : float
+        Expected duration on one thread [s].
+    priority : tuple of float
+    index : int
+        Place of the task in its graph, or a running number.
+    rank_s : float or None
+        Upward rank [s], where the graph carries costs.
+    has_cost : bool
+        Whether `cost_s` was declared for this very task, rather than guessed from its like.
+    held : mapping of worker to int
+        Bytes of the task's inputs on each worker that holds any [B].
+    input_bytes : int
+        Bytes of all inputs [B].
+    allowed : frozenset of worker, or None
+        Where the task may run; None means anywhere.
+    is_movable : bool
+        False for tasks that must stay where they are: started ones, actors.
+    """
+
+    key: Key
+    cost_s: float
+    priority: Priority
+    index: int = 0
+    rank_s: float | None = None
+    has_cost: bool = False
+    held: Mapping[WorkerKey, int] = field(default_factory=dict)
+    input_bytes: int = 0
+    allowed: frozenset[WorkerKey] | None = None
+    is_movable: bool = True
+
+    def missing_bytes(self, worker: WorkerKey) -> int:
+        """Return the bytes of inputs that would have to be sent to `worker` [B]."""
+        return self.input_bytes - self.held.get(worker, 0)
+
+
+@dataclass(slots=True, eq=False)
+class WorkerView:
+    """A worker and the tasks that were given to it and have not ended.
+
+    Parameters
+    ----------
+    key : WorkerKey
+    index : int
+        Order in which workers joined; breaks ties.
+    nthreads : int
+    kind : str
+        Workers of one kind run a task equally fast.
+    is_running : bool
+        False while the worker is paused or about to leave: it gets no tasks.
+    backlog_s : float
+        Expected durations of its tasks [s].
+    progress_at : float
+        When a task last ended on it, or was sent to it while it had none [s].
+    """
+
+    key: WorkerKey
+    index: int
+    nthreads: int
+    kind: str = "cpu"
+    is_running: bool = True
+    backlog_s: float = 0.0
+    progress_at: float = 0.0
+    queue: Any = field(default_factory=lambda: SortedKeyList(key=_queue_order))
+
+    @property
+    def n_tasks(self) -> int:
+        """Number of tasks, running ones included."""
+        return len(self.queue)
+
+    @property
+    def has_free_thread(self) -> bool:
+        """Whether a task sent now would start at once."""
+        return len(self.queue) < self.nthreads
+
+    @property
+    def n_waiting(self) -> int:
+        """Number of tasks beyond those that the threads can run."""
+        return max(0, len(self.queue) - self.nthreads)
+
+    @property
+    def wait_s(self) -> float:
+        """Time until a task sent now would start [s]."""
+        return 0.0 if self.has_free_thread else self.backlog_s / self.nthreads
+
+    @property
+    def load(self) -> tuple[float, float, int]:
+        """Sort key, least loaded first: wait [s], tasks per thread, index."""
+        return (self.wait_s, len(self.queue) / self.nthreads, self.index)
+
+    def overrun_s(self, now: float) -> float:
+        """Return by how much the task at the front has taken longer than expected [s].
+
+        What has run long will probably run on for about as long again, so this is also the best guess
+        at the time until the worker's next task starts beyond `wait_s`.
+        """
+        return max(0.0, now - self.progress_at - self.queue[0].cost_s) if self.queue else 0.0
+
+    def waiting_from_last(self) -> Iterator[TaskView]:
+        """Yield tasks that probably have not started, the one due last first."""
+        for position in range(len(self.queue) - 1, self.nthreads - 1, -1):
+            yield self.queue[position]
+
+
+def _queue_order(task: TaskView) -> tuple[Priority, int]:
+    # Dask's priorities are unique within a graph; the number keeps equal ones of two graphs apart.
+    return (task.priority, task.index)
+
+
+class ClusterView:
+    """All workers, ordered by load within each kind.
+
+    Parameters
+    ----------
+    bandwidth : float
+        Between two workers [B/s].
+    latency_s : float
+        From a decision to its effect on a worker [s].
+    """
+
+    def __init__(self, bandwidth: float = 1e8, latency_s: float = 1e-3) -> None:
+        self.bandwidth = bandwidth
+        self.latency_s = latency_s
+        self.workers: dict[WorkerKey, WorkerView] = {}
+        self.assigned: dict[Key, tuple[TaskView, WorkerView]] = {}
+        self._by_load: dict[str, Any] = {}
+        self._crowded: Any = SortedList()
+        self._idle: dict[WorkerKey, None] = {}
+        self._by_index: dict[int, WorkerView] = {}
+        self._next_index = 0
+
+    # What a policy asks
+
+    def transfer_s(self, task: TaskView, worker: WorkerKey) -> float:
+        """Return the time to bring the task's inputs to `worker` [s]."""
+        missing = task.missing_bytes(worker)
+        return self.latency_s + missing / self.bandwidth if missing > 0 else 0.0
+
+    def least_loaded(self) -> Iterator[WorkerView]:
+        """Yield the least loaded running worker of each kind."""
+        for order in self._by_load.values():
+            if order:
+                yield self._by_index[order[0][2]]
+
+    def crowded_from_most_loaded(self) -> Iterator[WorkerView]:
+        """Yield workers that have more tasks than threads, the most loaded first."""
+        for load in reversed(self._crowded):
+            yield self._by_index[load[2]]
+
+    @property
+    def has_crowded(self) -> bool:
+        """Whether any worker has more tasks than threads."""
+        return bool(self._crowded)
+
+    @property
+    def idle(self) -> tuple[WorkerKey, ...]:
+        """Running workers with a free thread, the one that became so first at the front."""
+        return tuple(self._idle)
+
+    @property
+    def running(self) -> tuple[WorkerView, ...]:
+        """Workers that may be given tasks, in the order in which they joined."""
+        return tuple(worker for worker in self.workers.values() if worker.is_running)
+
+    # How it is kept up to date
+
+    def add_worker(self, key: WorkerKey, nthreads: int, kind: str = "cpu") -> None:
+        """Add a worker with an empty queue."""
+        worker = WorkerView(key, self._next_index, nthreads, kind)
+        self._next_index += 1
+        self.workers[key] = worker
+        self._by_index[worker.index] = worker
+        self._by_load.setdefault(kind, SortedList())
+        self._file(worker)
+
+    def remove_worker(self, key: WorkerKey) -> None:
+        """Remove a worker and release the tasks in its queue."""
+        worker = self.workers.pop(key)
+        self._unfile(worker)
+        self._idle.pop(key, None)
+        del self._by_index[worker.index]
+        for task in worker.queue:
+            del self.assigned[task.key]
+
+    def set_running(self, key: WorkerKey, is_running: bool) -> None:
+        """Note that a worker may, or may no longer, be given tasks."""
+        worker = self.workers[key]
+        self._unfile(worker)
+        worker.is_running = is_running
+        self._file(worker)
+
+    def assign(self, task: TaskView, key: WorkerKey, now: float) -> None:
+        """Put a task into a worker's queue, out of any other's."""
+        self.release(task.key)
+        worker = self.workers[key]
+        if not worker.queue:
+            worker.progress_at = now
+        self._unfile(worker)
+        worker.queue.add(task)
+        worker.backlog_s += task.cost_s
+        self.assigned[task.key] = (task, worker)
+        self._file(worker)
+
+    def finish(self, key: Key, now: float) -> None:
+        """Take a task that ended out of its worker's queue."""
+        entry = self.assigned.get(key)
+        if entry is not None:
+            entry[1].progress_at = now
+            self.release(key)
+
+    def release(self, key: Key) -> None:
+        """Take a task out of the queue it is in, if any."""
+        entry = self.assigned.pop(key, None)
+        if entry is None:
+            return
+        task, worker = entry
+        self._unfile(worker)
+        worker.queue.remove(task)
+        # An empty queue is exactly zero: sums of floats would leave dust that decides ties.
+        worker.backlog_s = max(0.0, worker.backlog_s - task.cost_s) if worker.queue else 0.0
+        self._file(worker)
+
+    def _unfile(self, worker: WorkerView) -> None:
+        load = worker.load
+        if worker.is_running:
+            self._by_load[worker.kind].remove(load)
+        self._crowded.discard(load)
+
+    def _file(self, worker: WorkerView) -> None:
+        load = worker.load
+        if worker.is_running:
+            self._by_load[worker.kind].add(load)
+        if worker.n_waiting:
+            self._crowded.add(load)
+        if worker.is_running and worker.has_free_thread:
+            self._idle.setdefault(worker.key)
+        else:
+            self._idle.pop(worker.key, None)

@@ -1,0 +1,46 @@
+"""Fixtures shared by all tests: clusters that are started once, and a policy of one's choice on them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import dask
+import pytest
+from distributed import Client, LocalCluster
+
+import ferroflow_dask
+
+
+@pytest.fixture(scope="session")
+def process_client() -> Iterator[Client]:
+    """A client of two worker processes with one thread each, whose state machines check themselves."""
+    with (
+        dask.config.set({"distributed.scheduler.validate": True, "distributed.worker.validate": True}),
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=logging.ERROR
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+@pytest.fixture
+def thread_client() -> Iterator[Client]:
+    """A client of three workers in this process, fresh for each test, which checks itself."""
+    with (
+        dask.config.set({"distributed.scheduler.validate": True, "distributed.worker.validate": True}),
+        LocalCluster(
+            n_workers=3, threads_per_worker=1, processes=False, dashboard_address=None, silence_logs=logging.ERROR
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+@pytest.fixture
+def ferroflow_client(thread_client: Client) -> Iterator[Client]:
+    """The client of three workers, with the plugin installed."""
+    ferroflow_dask.install(thread_client)
+    yield thread_client
+    ferroflow_dask.uninstall(thread_client)

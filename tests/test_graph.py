@@ -1,0 +1,293 @@
+"""Graphs: what is refused, what is derived, and every row of the published table."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ferroflow_dask.exceptions import GraphError, UnknownNameError, UsageError
+from ferroflow_dask.graph import (
+    TOPOLOGIES,
+    Graph,
+    GraphBuilder,
+    Op,
+    Source,
+    TensorSpec,
+    bounds,
+    critical_path,
+    generate,
+    levels,
+    random_inputs,
+    upward_ranks,
+)
+
+X = Source(0, "x", TensorSpec.of("float32", (2,)))
+
+
+def relu(op_id: int, name: str, source: str, result: str | None = None) -> Op:
+    return Op(op_id, name, "Relu", (source,), (result or name,))
+
+
+def graph_of(*ops: Op, outputs: tuple[str, ...] = ()) -> Graph:
+    return Graph("g", (X,), ops, outputs)
+
+
+@pytest.mark.parametrize(
+    ("ops", "outputs", "message"),
+    [
+        pytest.param([relu(1, "a", "b"), relu(2, "b", "a")], (), "cycle: .*'a'", id="a cycle is named op by op"),
+        pytest.param([relu(1, "a", "nowhere")], (), "'a' reads 'nowhere'", id="an unknown input names the op"),
+        pytest.param([relu(1, "a", "x"), relu(2, "a", "x", "c")], (), "two ops are named 'a'", id="op names are unique"),
+        pytest.param([relu(1, "a", "x"), relu(2, "b", "x", "a")], (), "'b' produces 'a'", id="values are unique"),
+        pytest.param([relu(1, "a", "x", "x")], (), "'a' produces 'x'", id="an op cannot replace a source"),
+        pytest.param([relu(0, "a", "x")], (), "same id 0", id="ids are unique across sources and ops"),
+        pytest.param([relu(1, "a", "x")], ("y",), "output 'y'", id="an output must be produced"),
+    ],
+)
+def test_malformed_graphs_are_refused(ops: list[Op], outputs: tuple[str, ...], message: str) -> None:
+    with pytest.raises(GraphError, match=message):
+        graph_of(*ops, outputs=outputs)
+
+
+def test_ops_may_come_in_any_order() -> None:
+    graph = graph_of(relu(3, "c", "b"), relu(2, "b", "a"), relu(1, "a", "x"), outputs=("c",))
+    assert [op.name for op in graph.topological_order] == ["a", "b", "c"]
+
+
+def test_live_ops_are_those_that_outputs_need() -> None:
+    graph = graph_of(relu(1, "a", "x"), relu(2, "dead", "a"), relu(3, "c", "a"), outputs=("c",))
+    assert [op.name for op in graph.live_ops] == ["a", "c"]
+
+
+def test_a_graph_survives_pickling() -> None:
+    graph = generate("transformer", seq_len=4, d_model=8, n_heads=2)
+    copy = pickle.loads(pickle.dumps(graph))
+    assert [op.name for op in copy.ops] == [op.name for op in graph.ops]
+    assert copy.spec(copy.outputs[0]) == graph.spec(graph.outputs[0])
+    np.testing.assert_array_equal(copy.constants["Wq"], graph.constants["Wq"])
+
+
+def test_mappings_of_a_graph_are_read_only() -> None:
+    graph = generate("resnet", channels=4)
+    with pytest.raises(TypeError):
+        graph.specs["x"] = TensorSpec()  # type: ignore[index]
+
+
+# Analysis, on a diamond a → (b, c) → d whose right side is the longer one
+
+DIAMOND = Graph(
+    "diamond",
+    (X,),
+    (
+        relu(1, "a", "x"),
+        relu(2, "b", "a"),
+        relu(3, "c", "a"),
+        Op(4, "d", "Add", ("b", "c"), ("d",)),
+    ),
+    ("d",),
+)
+COSTS = {1: 1.0, 2: 2.0, 3: 5.0, 4: 1.0}
+
+
+def test_upward_rank_is_own_cost_plus_costliest_rest() -> None:
+    assert upward_ranks(DIAMOND, COSTS) == {1: 7.0, 2: 3.0, 3: 6.0, 4: 1.0}
+
+
+def test_critical_path_takes_the_costlier_side() -> None:
+    assert [op.name for op in critical_path(DIAMOND, COSTS)] == ["a", "c", "d"]
+
+
+def test_levels_count_ops_on_the_longest_chain() -> None:
+    assert levels(DIAMOND) == {1: 1, 2: 2, 3: 2, 4: 3}
+
+
+@pytest.mark.parametrize(("workers", "makespan"), [(1, 9.0), (2, 7.0), (100, 7.0)])
+def test_the_bound_is_work_shared_or_the_critical_path(workers: int, makespan: float) -> None:
+    assert bounds(DIAMOND, COSTS).makespan(workers) == makespan
+
+
+def test_an_empty_graph_costs_nothing() -> None:
+    assert bounds(graph_of(outputs=("x",)), {}).makespan(4) == 0.0
+
+
+# The builder
+
+
+def test_the_builder_infers_shapes_as_onnx_does() -> None:
+    builder = GraphBuilder()
+    x = builder.input("x", "float32", ("batch", 3, 8, 8))
+    w = builder.constant(np.zeros((4, 3, 3, 3), "float32"))
+    pooled = builder.op("MaxPool", builder.op("Conv", x, w), kernel_shape=[2, 2], strides=[2, 2])
+    builder.output(y=builder.op("Flatten", pooled, axis=1))
+    assert str(builder.build().spec("y")) == "float32[batch, 36]"
+
+
+def test_the_builder_reads_shapes_from_small_constants() -> None:
+    builder = GraphBuilder()
+    x = builder.input("x", "float32", (4, 6))
+    builder.output(y=builder.op("Reshape", x, builder.constant(np.int64([3, 8]))))
+    assert str(builder.build().spec("y")) == "float32[3, 8]"
+
+
+def test_an_op_may_have_several_outputs() -> None:
+    builder = GraphBuilder()
+    x = builder.input("x", "float32", (4, 6))
+    a, b = builder.op("Split", x, outputs=2, axis=1, num_outputs=2)
+    builder.output(a=a, b=b)
+    assert [str(builder.build().spec(name)) for name in "ab"] == ["float32[4, 3]", "float32[4, 3]"]
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        pytest.param(lambda b: b.op("Relu", "y"), "reads 'y'", id="inputs must be added first"),
+        pytest.param(lambda b: b.op("Rellu", "x"), "no operator 'Rellu'", id="the operator must exist"),
+        pytest.param(lambda b: b.input("x"), "two values are named 'x'", id="sources need their own name"),
+        pytest.param(lambda b: b.op("Relu", "x", name="x"), "two values are named 'x'", id="ops need their own name"),
+        pytest.param(lambda b: b.op("MatMul", "x", "x"), "op 'matmul_1' .MatMul.", id="shapes must fit the operator"),
+        pytest.param(lambda b: b.output("y"), "no value 'y'", id="an output must exist"),
+        pytest.param(lambda b: b.build(), "no output", id="there must be an output"),
+        pytest.param(lambda b: b.output("x", y="x") or b.build(), "marked as two outputs", id="one value, one output"),
+    ],
+)
+def test_the_builder_refuses(build: object, message: str) -> None:
+    builder = GraphBuilder()
+    builder.input("x", "float32", (4, 6))
+    with pytest.raises(GraphError, match=message):
+        build(builder)  # type: ignore[operator]
+
+
+# The published table: ops, compute ops, edges, levels, work and critical path (ms, or matrix products)
+
+TABLE = [
+    ("wide", {"width": 8, "depth": 5, "skew": 0.25}, (41, 40, 40, 5, 80, 25)),
+    ("wide", {"width": 16, "depth": 5, "skew": 0.25}, (81, 80, 80, 5, 160, 25)),
+    ("large-wide", {"width": 32, "depth": 10, "skew": 0.5}, (321, 320, 320, 10, 960, 50)),
+    ("large-wide", {}, (321, 320, 320, 1, 920, 5)),
+    ("xlarge-wide", {"width": 64, "depth": 10, "skew": 0.5}, (641, 640, 640, 10, 1920, 50)),
+    ("xlarge-wide", {}, (1281, 1280, 1280, 1, 1296, 5)),
+    ("imbalanced", {}, (205, 204, 204, 1, 1000, 200)),
+    ("transformer", {}, (18, 12, 19, 10, 7, 5)),
+    ("large-transformer", {}, (137, 96, 152, 80, 56, 40)),
+    ("xlarge-transformer", {}, (545, 384, 608, 320, 224, 160)),
+    ("resnet", {}, (8, 5, 8, 5, 3, 3)),
+    ("matmul-chain", {}, (52, 50, 100, 50, 50, 50)),
+    ("matmul-parallel", {"n_branches": 32, "ops_per_branch": 4}, (130, 128, 256, 4, 128, 4)),
+    ("matmul-parallel", {}, (130, 128, 256, 8, 128, 8)),
+    ("uniform", {"n": 7, "dim": 8}, (9, 7, 14, 7, 7, 7)),
+    ("skewed", {"n": 10, "factor": 4}, (12, 10, 10, 1, 25, 4)),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "expected"), TABLE, ids=lambda value: str(value))
+def test_built_in_graphs_have_the_published_size(
+    name: str, arguments: dict[str, int], expected: tuple[int, ...]
+) -> None:
+    graph = generate(name, **arguments)
+    costs = {
+        op.id: op.attributes["duration"] * 1e3 if op.op_type == "Slow" else float(op.op_type == "MatMul")
+        for op in graph.ops
+    }
+    limits = bounds(graph, costs)
+    depth = max(levels(graph).values())
+    found = (graph.n_ops, len(graph.ops), graph.n_edges, depth, limits.work, limits.critical_path)
+    assert found == pytest.approx(expected)
+
+
+def test_wide_has_the_published_ids_and_edges() -> None:
+    graph = generate("wide", width=3, depth=2, skew=0.34)
+    assert [(op.id, op.inputs, op.attributes["duration"]) for op in graph.ops] == [
+        (1, ("root",), 0.005),
+        (2, ("slow_1",), 0.005),
+        (3, ("root",), 0.001),
+        (4, ("fast_3",), 0.001),
+        (5, ("root",), 0.001),
+        (6, ("fast_5",), 0.001),
+    ]
+
+
+def test_matmul_parallel_has_the_published_ids_and_edges() -> None:
+    graph = generate("matmul-parallel", n_branches=2, ops_per_branch=2, m=4)
+    ids = {**{s.name: s.id for s in graph.sources}, **{op.name: op.id for op in graph.ops}}
+    assert [(op.id, [ids[v] for v in op.inputs]) for op in graph.ops] == [
+        (2, [0, 1]),
+        (3, [2, 1]),
+        (4, [0, 1]),
+        (5, [4, 1]),
+    ]
+
+
+def test_stacked_transformer_layers_read_the_last_norm_of_the_one_before() -> None:
+    graph = generate("large-transformer", layers=2, seq_len=4, d_model=8, n_heads=2)
+    assert [source.id for source in graph.sources] == [0, 1, 2, 3, 4, 5, 18, 19, 20, 21, 22]
+    first_of_second = next(op for op in graph.ops if op.id == 23)
+    assert graph.producers[first_of_second.inputs[0]].id == 17
+
+
+def test_sources_are_seeded_and_differ() -> None:
+    one, same, other = (generate("transformer", seq_len=4, d_model=8, n_heads=2, seed=s) for s in (0, 0, 1))
+    np.testing.assert_array_equal(one.constants["Wq"], same.constants["Wq"])
+    assert not np.allclose(one.constants["Wq"], other.constants["Wq"])
+    assert not np.allclose(one.constants["Wq"], one.constants["Wk"])
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "error", "message"),
+    [
+        pytest.param("wied", {}, UnknownNameError, "unknown DAG 'wied'; choose one of: .*wide", id="unknown name"),
+        pytest.param("wide", {"widht": 3}, UsageError, "no argument 'widht'.*width", id="unknown argument"),
+        pytest.param("wide", {"width": -1}, UsageError, "width is -1", id="negative count"),
+        pytest.param("wide", {"depth": 0}, UsageError, "depth is 0", id="zero count"),
+        pytest.param("wide", {"skew": 1.5}, UsageError, "skew is 1.5", id="skew beyond one"),
+        pytest.param("imbalanced", {"heavy_ms": -1.0}, UsageError, "heavy_ms is -1", id="negative duration"),
+        pytest.param("imbalanced", {"heavy_ms": float("nan")}, UsageError, "heavy_ms is nan", id="no number"),
+        pytest.param("imbalanced", {"n_heavy": 0, "n_fast": 0}, UsageError, "no output", id="nothing to do"),
+        pytest.param("transformer", {"d_model": 10, "n_heads": 4}, UsageError, "no multiple", id="uneven heads"),
+    ],
+)
+def test_generate_refuses(name: str, arguments: dict[str, float], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        generate(name, **arguments)
+
+
+def test_random_inputs_follow_seed_and_spec() -> None:
+    builder = GraphBuilder()
+    builder.output(builder.op("Identity", builder.input("x", "float32", ("batch", 3))))
+    builder.output(builder.op("Identity", builder.input("i", "int64", (2,))))
+    graph = builder.build()
+    drawn, again, other = random_inputs(graph, 1), random_inputs(graph, 1), random_inputs(graph, 2)
+    assert drawn["x"].shape == (1, 3)
+    assert drawn["i"].dtype == np.int64
+    np.testing.assert_array_equal(drawn["x"], again["x"])
+    assert not np.array_equal(drawn["x"], other["x"])
+
+
+# Rendering
+
+
+@pytest.mark.parametrize("name", sorted(TOPOLOGIES))
+def test_dot_has_a_line_for_each_node_and_edge(name: str) -> None:
+    sizes = {"layers": 2} if "layers" in TOPOLOGIES[name].defaults else {}
+    graph = generate(name, **sizes)
+    dot = graph.visualize()
+    assert dot.count("[shape=box") == len(graph.ops)
+    assert dot.count("[shape=ellipse") == len(graph.sources)
+    assert dot.count(" -> ") == graph.n_edges
+
+
+def test_visualize_writes_dot_and_refuses_unknown_suffixes(tmp_path: Path) -> None:
+    graph = generate("resnet", channels=2)
+    assert graph.visualize(str(tmp_path / "g.dot")) == (tmp_path / "g.dot").read_text(encoding="utf-8")
+    with pytest.raises(UsageError, match="choose a suffix"):
+        graph.visualize(str(tmp_path / "g.jpeg"))
+
+
+def test_html_names_inputs_and_escapes() -> None:
+    builder = GraphBuilder("<b>")
+    builder.output(y=builder.op("Relu", builder.input("x", "float32", ("n", 2))))
+    html = builder.build()._repr_html_()
+    assert "&lt;b&gt;" in html
+    assert "x: float32[n, 2]" in html

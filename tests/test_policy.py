@@ -1,0 +1,336 @@
+"""Policies as pure objects: scenarios without a cluster, and the contract that all of them keep."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import pytest
+
+from ferroflow_dask.exceptions import UnknownNameError, UsageError
+from ferroflow_dask.policy import ClusterView, Policy, TaskView, make_policy, policy_names
+from ferroflow_dask.policy.events import (
+    Event,
+    GraphArrived,
+    StealConfirmed,
+    StealRefused,
+    TaskReady,
+    WorkerIdle,
+    WorkerJoined,
+    WorkerLeft,
+)
+from ferroflow_dask.policy.instructions import AssignTask, Instruction, SetPriority, StealTask
+from ferroflow_dask.policy.threshold import AdaptiveThreshold
+
+
+class Cluster:
+    """A view and a policy, with instructions carried out as a shell must: each before the next."""
+
+    def __init__(self, policy: Policy, workers: int = 4, nthreads: int = 1, latency_s: float = 1e-3) -> None:
+        self.policy = policy
+        self.view = ClusterView(bandwidth=1e8, latency_s=latency_s)
+        self.tasks: dict[object, TaskView] = {}
+        self.now = 0.0
+        for i in range(workers):
+            self.view.add_worker(f"w{i}", nthreads)
+            self.tell(WorkerJoined(f"w{i}"))
+
+    def task(self, key: object, cost_s: float = 1.0, **more: object) -> TaskView:
+        index = len(self.tasks)
+        self.tasks[key] = TaskView(key, cost_s, more.pop("priority", (0, 1, index)), index=index, **more)  # type: ignore[arg-type]
+        return self.tasks[key]
+
+    def tell(self, event: Event) -> list[Instruction]:
+        given = []
+        for instruction in self.policy.handle(event, self.view, self.now):
+            given.append(instruction)
+            match instruction:
+                case AssignTask(key, worker) | StealTask(key, _, worker):
+                    self.view.assign(self.tasks[key], worker, self.now)
+                case SetPriority(key, order):
+                    self.tasks[key].priority = (*self.tasks[key].priority[:-1], order)
+        return given
+
+    def ready(self, tasks: Iterable[TaskView]) -> list[str]:
+        """Return the workers that get the tasks, in order."""
+        chosen = []
+        for task in tasks:
+            (instruction,) = self.tell(TaskReady(task))
+            assert isinstance(instruction, AssignTask)
+            chosen.append(instruction.worker)
+        return chosen
+
+    def arrive(self, tasks: list[TaskView]) -> list[Instruction]:
+        return self.tell(GraphArrived(tuple(tasks), frozenset(task.key for task in tasks)))
+
+    def put(self, worker: str, *tasks: TaskView) -> None:
+        for task in tasks:
+            self.view.assign(task, worker, self.now)
+
+
+def ferroflow(**options: object) -> Cluster:
+    return Cluster(make_policy("ferroflow", **options))
+
+
+# Placement
+
+
+def test_all_workers_are_candidates_not_only_holders_of_inputs() -> None:
+    cluster = ferroflow()
+    held = {"held": {"w0": 100}, "input_bytes": 100}
+    assert sorted(cluster.ready(cluster.task(i, 0.2, **held) for i in range(4))) == ["w0", "w1", "w2", "w3"]
+
+
+def test_a_task_stays_with_its_data_when_moving_costs_more_than_waiting() -> None:
+    cluster = ferroflow()
+    big = {"held": {"w0": 10**9}, "input_bytes": 10**9}  # 10 s of transfer
+    assert cluster.ready(cluster.task(i, 1.0, **big) for i in range(4)) == ["w0"] * 4
+
+
+def test_locality_breaks_ties() -> None:
+    cluster = ferroflow()
+    assert cluster.ready([cluster.task("a", held={"w2": 0}, input_bytes=0)]) == ["w0"]
+    assert cluster.ready([cluster.task("b", held={"w2": 8}, input_bytes=8)]) == ["w2"]
+
+
+def test_long_tasks_of_a_graph_are_placed_first_and_short_ones_fill_the_gaps() -> None:
+    cluster = ferroflow()
+    costs = [0.001] * 30 + [0.2] * 2
+    tasks = [cluster.task(i, cost, rank_s=cost, has_cost=True) for i, cost in enumerate(costs)]
+    placed = {i.key: i.worker for i in cluster.arrive(tasks) if isinstance(i, AssignTask)}
+    heavy = {placed[30], placed[31]}
+    assert len(heavy) == 2
+    assert heavy.isdisjoint(placed[i] for i in range(30))
+
+
+def test_tasks_of_unknown_cost_are_left_for_when_they_are_ready() -> None:
+    cluster = ferroflow()
+    assert cluster.arrive([cluster.task("a")]) == []
+
+
+def test_priorities_follow_the_upward_rank_within_the_places_of_the_ranked() -> None:
+    cluster = ferroflow()
+    tasks = [cluster.task(key, rank_s=rank) for key, rank in [("a", 1.0), ("b", None), ("c", 3.0), ("d", 2.0)]]
+    cluster.tell(GraphArrived(tuple(tasks), frozenset()))
+    assert {task.key: task.priority for task in tasks} == {
+        "a": (0, 1, 3),
+        "b": (0, 1, 1),  # not ranked: keeps its place
+        "c": (0, 1, 0),
+        "d": (0, 1, 2),
+    }
+
+
+@pytest.mark.parametrize("name", policy_names())
+def test_restrictions_bind_every_policy(name: str) -> None:
+    cluster = Cluster(make_policy(name))
+    tasks = [cluster.task(i, allowed=frozenset({"w1", "w3"})) for i in range(20)]
+    assert set(cluster.ready(tasks)) == {"w1", "w3"}
+
+
+@pytest.mark.parametrize("name", policy_names())
+def test_no_policy_gives_tasks_to_a_paused_worker(name: str) -> None:
+    cluster = Cluster(make_policy(name), workers=3)
+    cluster.view.set_running("w1", False)
+    held = {"held": {"w1": 10**9}, "input_bytes": 10**9}
+    assert "w1" not in cluster.ready(cluster.task(i, **held) for i in range(20))
+    cluster.view.set_running("w1", True)
+    assert "w1" in cluster.ready(cluster.task(100 + i, **held) for i in range(20))
+
+
+@pytest.mark.parametrize("name", policy_names())
+def test_no_policy_places_without_workers(name: str) -> None:
+    cluster = Cluster(make_policy(name), workers=0)
+    assert cluster.tell(TaskReady(cluster.task("a"))) == []
+
+
+@pytest.mark.parametrize("name", policy_names())
+def test_equal_events_give_equal_decisions(name: str) -> None:
+    def decisions() -> list[str]:
+        cluster = Cluster(make_policy(name))
+        return cluster.ready(cluster.task(i, cost_s=1 + i % 3) for i in range(50))
+
+    assert decisions() == decisions()
+
+
+def test_static_is_round_robin_by_index() -> None:
+    cluster = Cluster(make_policy("static"), workers=3)
+    assert cluster.ready(cluster.task(i) for i in range(5)) == ["w0", "w1", "w2", "w0", "w1"]
+
+
+def test_random_draws_from_its_seed() -> None:
+    def draws(seed: int) -> list[str]:
+        cluster = Cluster(make_policy("random", seed=seed))
+        return cluster.ready(cluster.task(i) for i in range(50))
+
+    assert draws(1) == draws(1) != draws(2)
+    assert min(Counter(draws(1)).values()) >= 5
+
+
+# Stealing
+
+
+def steals(instructions: list[Instruction]) -> list[object]:
+    assert all(isinstance(i, StealTask) for i in instructions)
+    return [i.key for i in instructions]
+
+
+def test_an_idle_worker_takes_half_of_the_surplus_by_time() -> None:
+    cluster = ferroflow()
+    cluster.put("w0", *(cluster.task(i, 0.1) for i in range(9)))
+    taken = steals(cluster.tell(WorkerIdle("w1")))
+    assert len(taken) == 4
+    assert cluster.view.workers["w0"].backlog_s == pytest.approx(0.5)
+
+
+def test_the_task_due_last_moves_first() -> None:
+    cluster = ferroflow()
+    cluster.put("w0", *(cluster.task(i, 0.1) for i in range(4)))
+    assert steals(cluster.tell(WorkerIdle("w1")))[0] == 3
+
+
+def test_the_cheapest_to_move_moves_first() -> None:
+    cluster = ferroflow()
+    cluster.put("w0", cluster.task("runs", 1.0), cluster.task("light", 0.5))
+    cluster.put("w0", cluster.task("heavy", 0.5, held={"w0": 10**7}, input_bytes=10**7))
+    assert steals(cluster.tell(WorkerIdle("w1")))[0] == "light"
+
+
+def test_what_is_short_waits_rather_than_moves() -> None:
+    cluster = ferroflow()
+    cluster.put("w0", *(cluster.task(i, 0.001) for i in range(3)))
+    assert cluster.tell(WorkerIdle("w1")) == []
+
+
+def test_transfer_longer_than_the_wait_forbids_a_steal() -> None:
+    cluster = ferroflow()
+    big = {"held": {"w0": 10**9}, "input_bytes": 10**9}
+    cluster.put("w0", *(cluster.task(i, 1.0, **big) for i in range(4)))
+    assert cluster.tell(WorkerIdle("w1")) == []
+
+
+def test_a_short_task_behind_one_that_overruns_is_taken() -> None:
+    cluster = ferroflow()
+    cluster.put("w0", cluster.task("longer than thought", 0.001), cluster.task("stuck", 0.001))
+    assert cluster.tell(WorkerIdle("w1")) == []
+    cluster.now = 0.5
+    assert steals(cluster.tell(WorkerIdle("w1"))) == ["stuck"]
+
+
+def test_work_does_not_go_back_and_forth() -> None:
+    cluster = ferroflow()
+    cluster.put("w0", *(cluster.task(i, 0.1) for i in range(9)))
+    cluster.tell(WorkerIdle("w1"))
+    assert cluster.tell(WorkerIdle("w0")) == []
+    assert cluster.tell(WorkerIdle("w1")) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ({"allowed": frozenset({"w0", "w2"})}, "restricted to other workers"),
+        ({"is_movable": False}, "started or an actor"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_some_tasks_are_never_stolen(more: dict[str, object], what: str) -> None:
+    cluster = ferroflow()
+    cluster.put("w0", *(cluster.task(i, 0.5, **more) for i in range(5)))
+    assert cluster.tell(WorkerIdle("w1")) == [], what
+
+
+def test_a_victim_needs_as_many_waiting_tasks_as_the_threshold_says() -> None:
+    cluster = ferroflow(threshold=4)
+    cluster.put("w0", *(cluster.task(i, 0.5) for i in range(4)))
+    assert cluster.tell(WorkerIdle("w1")) == []
+    cluster.put("w0", cluster.task("one more", 0.5))
+    assert steals(cluster.tell(WorkerIdle("w1"))) != []
+
+
+def test_a_worker_that_left_is_neither_victim_nor_candidate() -> None:
+    cluster = ferroflow(threshold=1)
+    cluster.put("w0", *(cluster.task(i, 0.5) for i in range(4)))
+    cluster.view.remove_worker("w0")
+    cluster.tell(WorkerLeft("w0"))
+    assert cluster.tell(WorkerIdle("w1")) == []
+    assert "w0" not in cluster.ready(cluster.task(10 + i) for i in range(8))
+
+
+# The adaptive threshold
+
+
+def record(threshold: AdaptiveThreshold, *outcomes: bool, workers: int = 32) -> int:
+    for outcome in outcomes:
+        threshold.record(outcome, workers)
+    return threshold.value
+
+
+def test_refusals_raise_the_threshold_up_to_a_quarter_of_the_workers() -> None:
+    assert record(AdaptiveThreshold(), *[False] * 10) == 3
+    assert record(AdaptiveThreshold(), *[False] * 200) == 8
+
+
+def test_success_brings_the_threshold_back_down() -> None:
+    threshold = AdaptiveThreshold()
+    raised = record(threshold, *[False] * 20)
+    assert record(threshold, *[True] * 60) < raised
+    assert record(threshold, *[True] * 60) == 1
+
+
+def test_a_fixed_threshold_stays() -> None:
+    assert record(AdaptiveThreshold(2, adaptive=False), *[False] * 50) == 2
+
+
+def test_the_policy_learns_from_refusals_and_starts_afresh_with_a_graph() -> None:
+    cluster = ferroflow()
+    for _ in range(10):
+        cluster.tell(StealRefused("k", "w0", "w1"))
+    policy = cluster.policy
+    assert policy.thresholds["w1"].value == 3  # type: ignore[attr-defined]
+    assert policy.thresholds["w2"].value == 1  # type: ignore[attr-defined]
+    cluster.tell(StealConfirmed("k", "w0", "gone"))  # a thief that left meanwhile
+    cluster.tell(GraphArrived((), frozenset()))
+    assert policy.thresholds["w1"].value == 1  # type: ignore[attr-defined]
+
+
+# The view
+
+
+def test_loads_are_exact_again_when_a_queue_is_empty() -> None:
+    cluster = ferroflow(threshold=1)
+    tasks = [cluster.task(i, 0.1) for i in range(7)]
+    cluster.put("w0", *tasks)
+    for task in tasks:
+        cluster.view.finish(task.key, 1.0)
+    assert cluster.view.workers["w0"].backlog_s == 0.0
+    assert set(cluster.view.idle) == {"w0", "w1", "w2", "w3"}
+    assert not cluster.view.has_crowded
+
+
+def test_threads_count_as_free_places() -> None:
+    cluster = Cluster(make_policy("ferroflow"), workers=1, nthreads=3)
+    cluster.put("w0", *(cluster.task(i) for i in range(3)))
+    assert not cluster.view.has_crowded
+    assert cluster.view.idle == ()
+    cluster.put("w0", cluster.task("fourth"))
+    assert [worker.key for worker in cluster.view.crowded_from_most_loaded()] == ["w0"]
+    assert [task.key for task in cluster.view.workers["w0"].waiting_from_last()] == ["fourth"]
+
+
+# Making one
+
+
+def test_an_unknown_policy_lists_the_known() -> None:
+    with pytest.raises(UnknownNameError, match="unknown policy 'greedy'; choose one of: ferroflow, random, static"):
+        make_policy("greedy")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("static", {"threshold": 2}, "policy 'static' does not take"),
+        ("ferroflow", {"threshold": 0}, "threshold is 0; it must be at least 1"),
+    ],
+)
+def test_options_of_another_policy_are_refused(name: str, options: dict[str, int], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make_policy(name, **options)
