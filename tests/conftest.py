@@ -18,7 +18,11 @@ def process_client() -> Iterator[Client]:
     with (
         dask.config.set({"distributed.scheduler.validate": True, "distributed.worker.validate": True}),
         LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=logging.ERROR
+            n_workers=2,
+            threads_per_worker=1,
+            processes=True,
+            dashboard_address=":0",
+            silence_logs=logging.ERROR,
         ) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
@@ -31,9 +35,13 @@ def thread_client() -> Iterator[Client]:
     with (
         dask.config.set({"distributed.scheduler.validate": True, "distributed.worker.validate": True}),
         LocalCluster(
-            n_workers=3, threads_per_worker=1, processes=False, dashboard_address=None, silence_logs=logging.ERROR
+            n_workers=3,
+            threads_per_worker=1,
+            processes=False,
+            dashboard_address=":0",
+            silence_logs=logging.ERROR,
         ) as cluster,
-        Client(cluster, set_as_default=False) as client,
+        Client(cluster) as client,
     ):
         yield client
 

@@ -38,10 +38,18 @@ def graph_of(*ops: Op, outputs: tuple[str, ...] = ()) -> Graph:
 @pytest.mark.parametrize(
     ("ops", "outputs", "message"),
     [
-        pytest.param([relu(1, "a", "b"), relu(2, "b", "a")], (), "cycle: .*'a'", id="a cycle is named op by op"),
-        pytest.param([relu(1, "a", "nowhere")], (), "'a' reads 'nowhere'", id="an unknown input names the op"),
-        pytest.param([relu(1, "a", "x"), relu(2, "a", "x", "c")], (), "two ops are named 'a'", id="op names are unique"),
-        pytest.param([relu(1, "a", "x"), relu(2, "b", "x", "a")], (), "'b' produces 'a'", id="values are unique"),
+        pytest.param(
+            [relu(1, "a", "b"), relu(2, "b", "a")], (), "cycle: .*'a'", id="a cycle is named op by op"
+        ),
+        pytest.param(
+            [relu(1, "a", "nowhere")], (), "'a' reads 'nowhere'", id="an unknown input names the op"
+        ),
+        pytest.param(
+            [relu(1, "a", "x"), relu(2, "a", "x", "c")], (), "two ops are named 'a'", id="op names are unique"
+        ),
+        pytest.param(
+            [relu(1, "a", "x"), relu(2, "b", "x", "a")], (), "'b' produces 'a'", id="values are unique"
+        ),
         pytest.param([relu(1, "a", "x", "x")], (), "'a' produces 'x'", id="an op cannot replace a source"),
         pytest.param([relu(0, "a", "x")], (), "same id 0", id="ids are unique across sources and ops"),
         pytest.param([relu(1, "a", "x")], ("y",), "output 'y'", id="an output must be produced"),
@@ -146,11 +154,17 @@ def test_an_op_may_have_several_outputs() -> None:
         pytest.param(lambda b: b.op("Relu", "y"), "reads 'y'", id="inputs must be added first"),
         pytest.param(lambda b: b.op("Rellu", "x"), "no operator 'Rellu'", id="the operator must exist"),
         pytest.param(lambda b: b.input("x"), "two values are named 'x'", id="sources need their own name"),
-        pytest.param(lambda b: b.op("Relu", "x", name="x"), "two values are named 'x'", id="ops need their own name"),
-        pytest.param(lambda b: b.op("MatMul", "x", "x"), "op 'matmul_1' .MatMul.", id="shapes must fit the operator"),
+        pytest.param(
+            lambda b: b.op("Relu", "x", name="x"), "two values are named 'x'", id="ops need their own name"
+        ),
+        pytest.param(
+            lambda b: b.op("MatMul", "x", "x"), "op 'matmul_1' .MatMul.", id="shapes must fit the operator"
+        ),
         pytest.param(lambda b: b.output("y"), "no value 'y'", id="an output must exist"),
         pytest.param(lambda b: b.build(), "no output", id="there must be an output"),
-        pytest.param(lambda b: b.output("x", y="x") or b.build(), "marked as two outputs", id="one value, one output"),
+        pytest.param(
+            lambda b: b.output("x", y="x") or b.build(), "marked as two outputs", id="one value, one output"
+        ),
     ],
 )
 def test_the_builder_refuses(build: object, message: str) -> None:
@@ -237,7 +251,9 @@ def test_sources_are_seeded_and_differ() -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "error", "message"),
     [
-        pytest.param("wied", {}, UnknownNameError, "unknown DAG 'wied'; choose one of: .*wide", id="unknown name"),
+        pytest.param(
+            "wied", {}, UnknownNameError, "unknown DAG 'wied'; choose one of: .*wide", id="unknown name"
+        ),
         pytest.param("wide", {"widht": 3}, UsageError, "no argument 'widht'.*width", id="unknown argument"),
         pytest.param("wide", {"width": -1}, UsageError, "width is -1", id="negative count"),
         pytest.param("wide", {"depth": 0}, UsageError, "depth is 0", id="zero count"),
@@ -245,10 +261,14 @@ def test_sources_are_seeded_and_differ() -> None:
         pytest.param("imbalanced", {"heavy_ms": -1.0}, UsageError, "heavy_ms is -1", id="negative duration"),
         pytest.param("imbalanced", {"heavy_ms": float("nan")}, UsageError, "heavy_ms is nan", id="no number"),
         pytest.param("imbalanced", {"n_heavy": 0, "n_fast": 0}, UsageError, "no output", id="nothing to do"),
-        pytest.param("transformer", {"d_model": 10, "n_heads": 4}, UsageError, "no multiple", id="uneven heads"),
+        pytest.param(
+            "transformer", {"d_model": 10, "n_heads": 4}, UsageError, "no multiple", id="uneven heads"
+        ),
     ],
 )
-def test_generate_refuses(name: str, arguments: dict[str, float], error: type[Exception], message: str) -> None:
+def test_generate_refuses(
+    name: str, arguments: dict[str, float], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         generate(name, **arguments)
 

@@ -110,7 +110,9 @@ def test_tasks_of_unknown_cost_are_left_for_when_they_are_ready() -> None:
 
 def test_priorities_follow_the_upward_rank_within_the_places_of_the_ranked() -> None:
     cluster = ferroflow()
-    tasks = [cluster.task(key, rank_s=rank) for key, rank in [("a", 1.0), ("b", None), ("c", 3.0), ("d", 2.0)]]
+    tasks = [
+        cluster.task(key, rank_s=rank) for key, rank in [("a", 1.0), ("b", None), ("c", 3.0), ("d", 2.0)]
+    ]
     cluster.tell(GraphArrived(tuple(tasks), frozenset()))
     assert {task.key: task.priority for task in tasks} == {
         "a": (0, 1, 3),
@@ -285,11 +287,11 @@ def test_the_policy_learns_from_refusals_and_starts_afresh_with_a_graph() -> Non
     for _ in range(10):
         cluster.tell(StealRefused("k", "w0", "w1"))
     policy = cluster.policy
-    assert policy.thresholds["w1"].value == 3  # type: ignore[attr-defined]
-    assert policy.thresholds["w2"].value == 1  # type: ignore[attr-defined]
+    assert policy.threshold_of("w1").value == 3  # type: ignore[attr-defined]
+    assert policy.threshold_of("w2").value == 1  # type: ignore[attr-defined]
     cluster.tell(StealConfirmed("k", "w0", "gone"))  # a thief that left meanwhile
     cluster.tell(GraphArrived((), frozenset()))
-    assert policy.thresholds["w1"].value == 1  # type: ignore[attr-defined]
+    assert policy.threshold_of("w1").value == 1  # type: ignore[attr-defined]
 
 
 # The view
@@ -320,7 +322,9 @@ def test_threads_count_as_free_places() -> None:
 
 
 def test_an_unknown_policy_lists_the_known() -> None:
-    with pytest.raises(UnknownNameError, match="unknown policy 'greedy'; choose one of: ferroflow, random, static"):
+    with pytest.raises(
+        UnknownNameError, match="unknown policy 'greedy'; choose one of: ferroflow, random, static"
+    ):
         make_policy("greedy")
 
 

@@ -26,7 +26,8 @@ def local_client(workers: int, threads: int = 1, processes: bool = True) -> Iter
             n_workers=workers,
             threads_per_worker=threads,
             processes=processes,
-            dashboard_address=None,
+            dashboard_address=":0",  # any free port: the default one may belong to another cluster
+            scheduler_kwargs={"dashboard": False},
             silence_logs=logging.ERROR,
         ) as cluster,
         Client(cluster) as client,

@@ -127,7 +127,7 @@ def install(target: Client | Cluster, policy: str | None = None, **options: Any)
     Examples
     --------
     >>> from distributed import Client, LocalCluster
-    >>> with LocalCluster(n_workers=2, processes=False, dashboard_address=None) as cluster, Client(cluster) as client:
+    >>> with LocalCluster(n_workers=2, processes=False, dashboard_address=":0") as cluster, Client(cluster) as client:
     ...     install(client)
     ...     client.submit(sum, [1, 2, 3]).result()
     6

@@ -77,6 +77,11 @@ def prefix_duration(scheduler: Scheduler, ts: TaskState) -> float:
     return float(scheduler._get_prefix_duration(ts.prefix))
 
 
+def is_duration_unknown(ts: TaskState) -> bool:
+    """Return whether no task with the same prefix has ended yet."""
+    return bool(ts.prefix.duration_average < 0)
+
+
 def hand_over(scheduler: Scheduler, ts: TaskState, victim: WorkerState, thief: WorkerState) -> None:
     """Move a task that its worker has given up to another one, its resources included.
 

@@ -40,6 +40,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ferroflow_dask")
 
+#: Declared durations beyond this are mistakes [s]: thirty years.
+_LONGEST_S = 1e9
+
+#: How soon idle workers look for tasks that overrun, at first and at last [s].
+_FIRST_LOOK_S = 0.01
+_LAST_LOOK_S = 0.64
+
 #: Idle workers served in one pass: it bounds how long the scheduler's event loop waits for us.
 _IDLE_PER_PASS = 16
 
@@ -73,6 +80,8 @@ class FerroflowStealing(WorkStealing):
         self._on_failure = on_failure
         self._planned: dict[Hashable, str] = {}
         self._pass_is_due = False
+        self._look_is_due = False
+        self._next_look_s = _FIRST_LOOK_S
         self._n_viewed = 0
         super().__init__(scheduler)
         for ws in scheduler.workers.values():
@@ -155,21 +164,31 @@ class FerroflowStealing(WorkStealing):
         self._guarded(self._transitioned, key, start, finish, kwargs)
 
     def _transitioned(self, key: Hashable, start: str, finish: str, details: dict[str, Any]) -> None:
+        ts = self.scheduler.tasks[key]
         if start == "processing":
-            self._remove_from_in_flight(self.scheduler.tasks[key])
+            self._remove_from_in_flight(ts)
             entry = self.view.assigned.get(key)
             if entry is not None:
                 self.view.finish(key, time())
                 if finish == "memory":
                     seconds = sum(s["stop"] - s["start"] for s in details["startstops"] if s["action"] == "compute")
                     self._tell(TaskFinished(key, entry[1].key, seconds, details["nbytes"]))
+            if finish == "memory":
+                self._reprice(ts)
             self._ask_for_pass()
         if finish == "processing":
-            ts = self.scheduler.tasks[key]
             entry = self.view.assigned.get(key)
             if entry is None or entry[1].key != ts.processing_on.address:
                 self.view.assign(self._view_of(ts), ts.processing_on.address, time())
+            if seams.is_duration_unknown(ts):
+                self.unknown_durations.setdefault(ts.prefix.name, set()).add(ts)
             self._ask_for_pass()
+
+    def _reprice(self, finished: TaskState) -> None:
+        # The first duration of a prefix replaces the guesses about the others of its kind.
+        for ts in self.unknown_durations.pop(finished.prefix.name, ()):
+            if ts.processing_on and _declared_cost(ts) is None:
+                self.view.reprice(ts.key, seams.prefix_duration(self.scheduler, ts))
 
     def restart(self, scheduler: Any) -> None:
         """Forget all tasks: the cluster restarts."""
@@ -264,7 +283,23 @@ class FerroflowStealing(WorkStealing):
 
     def _run_pass(self) -> None:
         self._pass_is_due = False
+        self._next_look_s = _FIRST_LOOK_S
         self._guarded(self._pass)
+        self._look_again_later()
+
+    def _look_again_later(self) -> None:
+        # That a task runs longer than expected is no event. While workers idle beside others that have
+        # tasks waiting, time is let pass and looked at, ever more rarely until something happens.
+        if self._look_is_due or not (self.view.idle and self.view.has_crowded) or not self._is_started:
+            return
+        self._look_is_due = True
+        self.scheduler.loop.call_later(self._next_look_s, self._look)
+        self._next_look_s = min(2 * self._next_look_s, _LAST_LOOK_S)
+
+    def _look(self) -> None:
+        self._look_is_due = False
+        self._guarded(self._pass)
+        self._look_again_later()
 
     def _pass(self) -> None:
         for key in list(self._planned):  # planned, and then not wanted after all
@@ -378,7 +413,7 @@ class FerroflowStealing(WorkStealing):
 def _declared_cost(ts: TaskState) -> float | None:
     """Return the duration that a task was annotated with [s]; None where it has none that makes sense."""
     cost = (ts.annotations or {}).get(COST_ANNOTATION)
-    return float(cost) if isinstance(cost, int | float) and 0 <= cost < float("inf") else None
+    return float(cost) if isinstance(cost, int | float) and 0 <= cost <= _LONGEST_S else None
 
 
 def configured_policy(name: str | None = None, options: Mapping[str, Any] | None = None) -> Policy:

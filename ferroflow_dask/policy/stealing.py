@@ -19,7 +19,6 @@ from ferroflow_dask.policy.events import (
     StealRefused,
     TaskReady,
     WorkerIdle,
-    WorkerJoined,
     WorkerLeft,
 )
 from ferroflow_dask.policy.instructions import AssignTask, Instruction, SetPriority, StealTask
@@ -70,14 +69,18 @@ class StealingPolicy:
             case WorkerIdle(worker):
                 yield from self._steal(view.workers[worker], view, now)
             case StealConfirmed(_, _, thief) | StealRefused(_, _, thief):
-                if thief in self.thresholds:
-                    self.thresholds[thief].record(isinstance(event, StealConfirmed), len(view.workers))
-            case WorkerJoined(worker):
-                self.thresholds[worker] = AdaptiveThreshold(self._initial_threshold, self._adaptive)
+                if thief in view.workers:
+                    self.threshold_of(thief).record(isinstance(event, StealConfirmed), len(view.workers))
             case WorkerLeft(worker):
                 self.thresholds.pop(worker, None)
             case _:
                 pass
+
+    def threshold_of(self, worker: WorkerKey) -> AdaptiveThreshold:
+        """Return the threshold that a worker steals by."""
+        if worker not in self.thresholds:
+            self.thresholds[worker] = AdaptiveThreshold(self._initial_threshold, self._adaptive)
+        return self.thresholds[worker]
 
     @staticmethod
     def _order(tasks: Iterable[TaskView]) -> Iterator[Instruction]:
@@ -110,7 +113,7 @@ class StealingPolicy:
         yield AssignTask(task.key, best.key, f"finishes in {finish(best)[0]:.4g} s, first of {len(running)}")
 
     def _steal(self, thief: WorkerView, view: ClusterView, now: float) -> Iterator[Instruction]:
-        threshold = self.thresholds[thief.key].value
+        threshold = self.threshold_of(thief.key).value
         for victim in list(islice(view.crowded_from_most_loaded(), _VICTIMS)):
             if victim is thief or victim.n_waiting < threshold:
                 continue

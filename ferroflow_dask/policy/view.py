@@ -228,6 +228,16 @@ class ClusterView:
         self.assigned[task.key] = (task, worker)
         self._file(worker)
 
+    def reprice(self, key: Key, cost_s: float) -> None:
+        """Correct the expected duration of a task in a queue [s]."""
+        entry = self.assigned.get(key)
+        if entry is not None:
+            task, worker = entry
+            self._unfile(worker)
+            worker.backlog_s += cost_s - task.cost_s
+            task.cost_s = cost_s
+            self._file(worker)
+
     def finish(self, key: Key, now: float) -> None:
         """Take a task that ended out of its worker's queue."""
         entry = self.assigned.get(key)

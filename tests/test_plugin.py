@@ -1,0 +1,405 @@
+"""The plugin on real schedulers: it takes over, it moves work, it leaves, and it fails safely."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from operator import add
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster, Scheduler, Worker, wait
+from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.scheduler import DEFAULT_EXTENSIONS
+from distributed.stealing import WorkStealing
+
+import ferroflow_dask
+from ferroflow_dask import FerroflowPlugin, FerroflowStealing, generate, install, uninstall
+from ferroflow_dask.exceptions import UnknownNameError, UsageError
+from ferroflow_dask.policy import ClusterView, StealingPolicy
+from ferroflow_dask.policy.events import (
+    Event,
+    GraphArrived,
+    StealConfirmed,
+    StealRefused,
+    TaskFinished,
+    TaskReady,
+    WorkerIdle,
+)
+from ferroflow_dask.policy.instructions import Instruction
+
+pytestmark = pytest.mark.cluster
+
+#: The periodic balancing of both extensions is out of play: what happens, events have caused.
+NEVER = {"distributed.scheduler.work-stealing-interval": "1h"}
+
+
+@pytest.fixture
+def patient_client() -> Iterator[Client]:
+    """Three workers whose stealing extension never acts by the clock."""
+    checked = {"distributed.scheduler.validate": True, "distributed.worker.validate": True}
+    with (
+        dask.config.set({**NEVER, **checked}),
+        LocalCluster(n_workers=3, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+def scheduler_of(client: Client) -> Any:
+    return client.cluster.scheduler
+
+
+def stealing_of(client: Client) -> Any:
+    return scheduler_of(client).extensions["stealing"]
+
+
+def pause(i: int, seconds: float = 0.02) -> int:
+    time.sleep(seconds)
+    return i
+
+
+def pinned(client: Client, n: int, seconds: float = 0.02) -> list[Any]:
+    """Submit tasks that prefer the first worker, so that only stealing can spread them."""
+    first = next(iter(client.nthreads()))
+    return client.map(pause, range(n), seconds=seconds, workers=[first], allow_other_workers=True, pure=False)
+
+
+def validate(dask_scheduler: Any) -> None:
+    dask_scheduler.validate_state()
+
+
+def assert_stock(client: Client) -> None:
+    scheduler = scheduler_of(client)
+    assert type(stealing_of(client)) is WorkStealing
+    assert scheduler.stream_handlers["steal-response"].__self__ is stealing_of(client)
+    assert "stealing" in scheduler.periodic_callbacks
+    assert "is_rootish" not in vars(scheduler)
+    assert "decide_worker_non_rootish" not in vars(scheduler)
+    assert "ferroflow" not in scheduler.plugins
+    assert sum(isinstance(plugin, WorkStealing) for plugin in scheduler.plugins.values()) == 1
+
+
+# In and out
+
+
+def test_install_replaces_the_extension_and_uninstall_puts_it_back(thread_client: Client) -> None:
+    install(thread_client)
+    assert type(stealing_of(thread_client)) is FerroflowStealing
+    assert "ferroflow" in scheduler_of(thread_client).plugins
+    uninstall(thread_client)
+    assert_stock(thread_client)
+
+
+def test_install_takes_a_cluster(thread_client: Client) -> None:
+    install(thread_client.cluster)
+    assert type(stealing_of(thread_client)) is FerroflowStealing
+    uninstall(thread_client.cluster)
+    assert_stock(thread_client)
+
+
+def test_a_second_install_replaces_the_first(thread_client: Client) -> None:
+    install(thread_client, "static")
+    install(thread_client, threshold=3)
+    assert isinstance(stealing_of(thread_client).policy, StealingPolicy)
+    assert sum(isinstance(p, WorkStealing) for p in scheduler_of(thread_client).plugins.values()) == 1
+    uninstall(thread_client)
+    assert_stock(thread_client)
+
+
+def test_uninstall_of_what_is_not_there_does_nothing(thread_client: Client) -> None:
+    uninstall(thread_client)
+    assert_stock(thread_client)
+
+
+def test_it_may_stand_in_the_table_of_default_extensions() -> None:
+    extensions = {**DEFAULT_EXTENSIONS, "stealing": FerroflowStealing}
+    with (
+        LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            processes=False,
+            dashboard_address=":0",
+            scheduler_kwargs={"extensions": extensions},
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        assert client.gather(pinned(client, 20)) == list(range(20))
+        assert stealing_of(client).steals["confirmed"] > 0
+
+
+@pytest.mark.parametrize("leave", [install, uninstall], ids=["installed", "uninstalled"])
+def test_the_extension_may_be_swapped_while_steals_are_in_flight(thread_client: Client, leave: Any) -> None:
+    if leave is uninstall:
+        install(thread_client)
+    futures = pinned(thread_client, 200, seconds=0.005)
+    wait(futures[:10])
+    leave(thread_client)
+    assert thread_client.gather(futures) == list(range(200))
+    thread_client.run_on_scheduler(validate)
+
+
+def test_wrong_names_and_options_are_told_at_once(thread_client: Client) -> None:
+    with pytest.raises(UnknownNameError, match="unknown policy 'greedy'"):
+        install(thread_client, "greedy")
+    with pytest.raises(UsageError, match="does not take"):
+        install(thread_client, "static", threshold=2)
+    assert_stock(thread_client)
+
+
+def test_asynchronous_clients_get_the_call_that_works() -> None:
+    async def check() -> None:
+        async with (
+            LocalCluster(n_workers=1, processes=False, dashboard_address=":0", asynchronous=True) as cluster,
+            Client(cluster, asynchronous=True) as client,
+        ):
+            with pytest.raises(UsageError, match="await client.register_plugin"):
+                install(client)
+            await client.register_plugin(FerroflowPlugin())
+            assert type(cluster.scheduler.extensions["stealing"]) is FerroflowStealing
+            assert await client.submit(add, 1, 2) == 3
+
+    asyncio.run(check())
+
+
+# Work
+
+
+def test_idle_workers_steal_without_waiting_for_a_timer(patient_client: Client) -> None:
+    install(patient_client)
+    futures = pinned(patient_client, 30)
+    assert patient_client.gather(futures) == list(range(30))
+    per_worker = [len(keys) for keys in patient_client.has_what().values()]
+    assert min(per_worker) >= 5
+    steals = stealing_of(patient_client).steals
+    assert steals["confirmed"] >= 10
+    assert steals["asked"] >= steals["confirmed"] + steals["refused"]
+    patient_client.run_on_scheduler(validate)
+
+
+def test_stock_stealing_would_not_have_moved_anything(patient_client: Client) -> None:
+    # What makes the test above one that can fail.
+    patient_client.gather(pinned(patient_client, 30))
+    assert sorted(len(keys) for keys in patient_client.has_what().values()) == [0, 0, 30]
+
+
+def test_steals_are_events_that_the_dashboard_reads(patient_client: Client) -> None:
+    install(patient_client)
+    patient_client.gather(pinned(patient_client, 30))
+    events = [message for _, message in patient_client.get_events("stealing")]
+    requests = [request for kind, *rest in events if kind == "request" for request in rest[0]]
+    assert len(requests) == stealing_of(patient_client).steals["asked"]
+    assert sum(event[0] == "confirm" for event in events) == stealing_of(patient_client).steals["confirmed"]
+    time_, level, _key, cost, victim, victim_occupancy, thief, thief_occupancy = requests[0][:8]
+    assert stealing_of(patient_client).cost_multipliers[level]
+    assert {victim, thief} <= set(scheduler_of(patient_client).workers)
+    assert min(time_, cost, victim_occupancy, thief_occupancy) >= 0
+
+
+def test_dependents_of_one_task_go_to_all_workers(patient_client: Client) -> None:
+    install(patient_client)
+    root = patient_client.submit(add, 1, 2)
+    futures = patient_client.map(pause, [root] * 3, seconds=0.2, pure=False)
+    patient_client.gather(futures)
+    holders = {worker for workers in patient_client.who_has(futures).values() for worker in workers}
+    assert len(holders) == 3
+    assert stealing_of(patient_client).steals["asked"] == 0  # placed right, not corrected
+
+
+def test_declared_costs_order_the_tasks_of_a_graph(patient_client: Client) -> None:
+    install(patient_client)
+    with dask.annotate(ferroflow_cost=0.2):
+        heavy = [dask.delayed(pause)(i, 0.2, dask_key_name=f"heavy-{i}") for i in range(2)]
+    with dask.annotate(ferroflow_cost=0.001):
+        fast = [dask.delayed(pause)(i, 0.001, dask_key_name=f"fast-{i}") for i in range(60)]
+    futures = patient_client.compute([*fast, *heavy], optimize_graph=False)
+    patient_client.gather(futures)
+    run_on = {key: workers[0] for key, workers in patient_client.who_has(futures).items()}
+    heavy_on = {run_on[f"heavy-{i}"] for i in range(2)}
+    assert len(heavy_on) == 2
+    assert heavy_on.isdisjoint(run_on[f"fast-{i}"] for i in range(60))
+
+
+@pytest.mark.parametrize("cost", ["much", -1.0, float("nan"), None, 10**400], ids=repr)
+def test_an_annotation_that_is_no_duration_is_ignored(ferroflow_client: Client, cost: object) -> None:
+    with dask.annotate(ferroflow_cost=cost):
+        tasks = [dask.delayed(pause)(i, 0.0) for i in range(5)]
+    assert ferroflow_client.gather(ferroflow_client.compute(tasks, optimize_graph=False)) == list(range(5))
+    assert stealing_of(ferroflow_client).error is None
+
+
+def test_user_priorities_stay_above_ranks(ferroflow_client: Client) -> None:
+    graph = generate("wide", width=4, depth=2, skew=0.5)
+    low = ferroflow_client.persist(graph.bind())
+    high = ferroflow_client.persist(graph.bind(), priority=5)
+    wait([low, high])
+    tasks = scheduler_of(ferroflow_client).tasks
+    for bound, first in ((low, 0), (high, -5)):
+        priorities = [tasks[key].priority for key in bound.keys.values()]
+        assert {priority[0] for priority in priorities} == {first}
+        assert len(set(priorities)) == len(priorities)
+
+
+def test_resources_balance_after_steals(patient_client: Client) -> None:
+    async def give(dask_worker: Worker) -> None:
+        await dask_worker.set_resources(slot=1)
+
+    patient_client.run(give)
+    install(patient_client)
+    first = next(iter(patient_client.nthreads()))
+    futures = patient_client.map(
+        pause, range(30), resources={"slot": 1}, workers=[first], allow_other_workers=True, pure=False
+    )
+    assert patient_client.gather(futures) == list(range(30))
+    assert stealing_of(patient_client).steals["confirmed"] > 0
+    used = [ws.used_resources for ws in scheduler_of(patient_client).workers.values()]
+    assert used == [{"slot": 0}] * 3
+
+
+def test_restrictions_hold_under_stealing(patient_client: Client) -> None:
+    install(patient_client)
+    allowed = list(patient_client.nthreads())[:2]
+    futures = patient_client.map(pause, range(30), workers=allowed, pure=False)
+    wait(futures)
+    holders = {worker for workers in patient_client.who_has(futures).values() for worker in workers}
+    assert holders == set(allowed)
+
+
+def test_tasks_of_a_lost_worker_run_elsewhere(ferroflow_client: Client) -> None:
+    futures = pinned(ferroflow_client, 60, seconds=0.01)
+    wait(futures[:3])
+    ferroflow_client.cluster.scale(2)
+    assert ferroflow_client.gather(futures) == list(range(60))
+    assert stealing_of(ferroflow_client).error is None
+    ferroflow_client.run_on_scheduler(validate)
+
+
+def test_a_worker_that_joins_late_gets_work(patient_client: Client) -> None:
+    install(patient_client)
+    before = set(patient_client.nthreads())
+    futures = patient_client.map(
+        pause, range(120), workers=list(before), allow_other_workers=True, pure=False
+    )
+    patient_client.cluster.scale(4)
+    patient_client.gather(futures)
+    late = [len(keys) for worker, keys in patient_client.has_what().items() if worker not in before]
+    assert len(late) == 1
+    assert late[0] > 0
+
+
+def test_restart_forgets_all_tasks(process_client: Client) -> None:
+    install(process_client)
+    futures = process_client.map(pause, range(50), seconds=0.05, pure=False)
+    with process_client.as_current():
+        wait(futures[:1])
+    process_client.restart()
+    assert process_client.submit(add, 1, 2).result() == 3
+
+    def left(dask_scheduler: Any) -> tuple[int, int]:
+        view = dask_scheduler.extensions["stealing"].view
+        return len(view.workers), len(view.assigned)
+
+    assert process_client.run_on_scheduler(left) == (2, 0)
+    uninstall(process_client)
+
+
+def test_guesses_are_corrected_once_a_duration_is_known(patient_client: Client) -> None:
+    install(patient_client)
+    futures = pinned(patient_client, 40, seconds=0.02)
+    wait(futures[:1])
+    view = stealing_of(patient_client).view
+    assert max(task.cost_s for task, _ in view.assigned.values()) < 0.25  # not the 0.5 s of the unknown
+    patient_client.gather(futures)
+
+
+# Failure
+
+
+class Failing(StealingPolicy):
+    """Raises at the n-th event of one kind."""
+
+    def __init__(self, kind: type[Event], after: int = 1) -> None:
+        super().__init__()
+        self.kind, self.after = kind, after
+
+    def handle(self, event: Event, view: ClusterView, now: float) -> Iterator[Instruction]:
+        if isinstance(event, self.kind):
+            self.after -= 1
+            if self.after <= 0:
+                raise ZeroDivisionError("the policy is broken")
+        yield from super().handle(event, view, now)
+
+
+@pytest.mark.parametrize("after", [1, 3])
+@pytest.mark.parametrize(
+    "kind",
+    [GraphArrived, TaskReady, TaskFinished, WorkerIdle, StealConfirmed],
+    ids=lambda kind: kind.__name__,
+)
+def test_when_the_policy_fails_dask_takes_over(
+    patient_client: Client, kind: type[Event], after: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    install(patient_client)
+    failing = Failing(kind, after)
+    stealing_of(patient_client).policy = failing
+    restored = Restored()
+    patient_client.register_plugin(restored)
+    with caplog.at_level(logging.WARNING, logger="ferroflow_dask"):
+        graph = generate("wide", width=20, depth=2, skew=0.2)
+        pinned_results = patient_client.gather(pinned(patient_client, 60, seconds=0.005))
+        results = [patient_client.compute(graph.bind()).result() for _ in range(3)]
+        patient_client.run_on_scheduler(validate)
+    assert pinned_results == list(range(60))
+    for result in results:
+        for value in result.values():
+            np.testing.assert_array_equal(value, graph.constants["root"])
+    assert failing.after <= 0
+    assert len(patient_client.nthreads()) == 3
+    assert [record.message for record in caplog.records if "broken" in record.message] != []
+    assert sum("broken" in record.message for record in caplog.records) == 1
+    assert_stock(patient_client)
+
+
+class Restored(SchedulerPlugin):
+    """Makes sure that registering other plugins goes on working."""
+
+    name = "restored"
+
+
+def test_an_answer_to_a_steal_nobody_asked_for_costs_no_worker(ferroflow_client: Client) -> None:
+    future = ferroflow_client.submit(pause, 1, seconds=0.1)
+
+    def answer(dask_scheduler: Scheduler) -> None:
+        handler = dask_scheduler.stream_handlers["steal-response"]
+        for key in (future_key, "unknown"):
+            handler(key=key, state="ready", stimulus_id="steal-never", worker="tcp://nobody:1")
+
+    future_key = future.key
+    ferroflow_client.run_on_scheduler(answer)
+    assert future.result() == 1
+    assert len(ferroflow_client.nthreads()) == 3
+    assert stealing_of(ferroflow_client).error is None
+
+
+def test_a_refused_steal_is_not_asked_for_again(patient_client: Client) -> None:
+    install(patient_client)
+    events: list[Event] = []
+    policy = stealing_of(patient_client).policy
+    handle = policy.handle
+
+    def listening(event: Event, view: ClusterView, now: float) -> Iterator[Instruction]:
+        events.append(event)
+        return handle(event, view, now)
+
+    policy.handle = listening
+    patient_client.gather(pinned(patient_client, 60, seconds=0.004))
+    refused = [event.key for event in events if isinstance(event, StealRefused)]
+    assert len(refused) == len(set(refused))
+
+
+def test_names_are_public() -> None:
+    assert ferroflow_dask.plugin.FerroflowStealing is FerroflowStealing
