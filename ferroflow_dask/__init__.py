@@ -2,7 +2,7 @@
 
 from ferroflow_dask import config as _config
 from ferroflow_dask.exceptions import FerroflowError
-from ferroflow_dask.graph import Graph, GraphBuilder, generate
+from ferroflow_dask.graph import Graph, GraphBuilder, generate, load_onnx
 from ferroflow_dask.kernels import evaluate
 from ferroflow_dask.lowering import BoundGraph, executed, place
 from ferroflow_dask.plugin import FerroflowPlugin, FerroflowStealing, install, uninstall
@@ -22,6 +22,7 @@ __all__ = [
     "executed",
     "generate",
     "install",
+    "load_onnx",
     "place",
     "uninstall",
 ]

@@ -18,16 +18,16 @@ import numpy as np
 from distributed import Client, KilledWorker
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 import ferroflow_dask
 from ferroflow_dask.bench import Run, RunRecord, run_on_cluster, run_sequentially
 from ferroflow_dask.bench.progress import progress_bar
 from ferroflow_dask.deploy import connect, local_client
 from ferroflow_dask.exceptions import ClusterError, FerroflowError, KernelNotFoundError, UsageError
-from ferroflow_dask.graph import TOPOLOGIES, Graph, generate, levels, random_inputs
-from ferroflow_dask.graph.from_onnx import load_onnx
+from ferroflow_dask.graph import TOPOLOGIES, Graph, check_inputs, generate, levels, load_onnx, random_inputs
 from ferroflow_dask.graph.render import kind_counts
-from ferroflow_dask.kernels import find_provider
+from ferroflow_dask.kernels import check_supported, find_provider
 from ferroflow_dask.lowering import place, warm_up
 from ferroflow_dask.plugin import check_scheduler, check_workers, install, uninstall
 from ferroflow_dask.policy import policy_names
@@ -40,15 +40,19 @@ _PLAIN_POLICIES = ("sequential", "dask")
 _GPU_MATMUL_THRESHOLD = 262_144
 
 
-class _OneLineError(click.ClickException):
-    """An error shown as one line, without usage text."""
+class _Failure(click.ClickException):
+    """Something failed; told in one line."""
 
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(" ".join(message.split()))
-        self.exit_code = exit_code
+    exit_code = 1
 
     def show(self, file: Any = None) -> None:
-        click.echo(f"ferroflow: {self.message}", file=file, err=True)
+        click.echo(f"ferroflow: {' '.join(self.message.split())}", file=file, err=True)
+
+
+class _Refusal(_Failure):
+    """What the user gave is not allowed; told in one line, without usage text."""
+
+    exit_code = 2
 
 
 class _Group(click.Group):
@@ -58,11 +62,11 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except UsageError as error:
-            raise _OneLineError(str(error), 2) from error
+            raise _Refusal(str(error)) from error
         except FerroflowError as error:
-            raise _OneLineError(str(error), 1) from error
+            raise _Failure(str(error)) from error
         except click.UsageError as error:
-            raise _OneLineError(error.format_message(), 2) from error
+            raise _Refusal(error.format_message()) from error
 
 
 @click.group(cls=_Group, name="ferroflow")
@@ -91,7 +95,9 @@ def _graph_options(function: F) -> F:
         users = ", ".join(dag for dag, topology in TOPOLOGIES.items() if argument in topology.defaults)
         flag = "--" + name.replace("_", "-")
         function = click.option(flag, name, type=kind, default=None, help=f"Size of: {users}.")(function)
-    function = click.option("--seed", type=int, default=0, show_default=True, help="Seed of random numbers.")(function)
+    function = click.option("--seed", type=int, default=0, show_default=True, help="Seed of random numbers.")(
+        function
+    )
     function = click.option("--model", metavar="FILE", help="An ONNX model.")(function)
     return click.option("--dag", metavar="NAME", help=f"A built-in graph: {', '.join(TOPOLOGIES)}.")(function)
 
@@ -152,7 +158,7 @@ def info(
         return
     table = Table(show_header=False, box=None)
     for name, fact in facts.items():
-        table.add_row(name.replace("_", " "), _shown(fact))
+        table.add_row(name.replace("_", " "), Text(_shown(fact)))  # no markup: shapes have brackets
     Console().print(table)
 
 
@@ -165,20 +171,49 @@ def _shown(fact: Any, limit: int = 6) -> str:
 
 @main.command()
 @_graph_options
-@click.option("--policy", default="ferroflow", show_default=True, help="sequential, dask, static, random or ferroflow.")
-@click.option("--workers", type=click.IntRange(min=1), default=4, show_default=True, help="Local workers to start.")
-@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Threads of each worker.")
-@click.option("--processes/--no-processes", default=True, show_default=True, help="One process for each worker.")
-@click.option("--connect", "address", metavar="ADDRESS", help="Use a running cluster, like tcp://10.0.0.1:8786.")
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=10.0, show_default=True, help="For --connect [s].")
+@click.option(
+    "--policy", default="ferroflow", show_default=True, help="sequential, dask, static, random or ferroflow."
+)
+@click.option(
+    "--workers", type=click.IntRange(min=1), default=4, show_default=True, help="Local workers to start."
+)
+@click.option(
+    "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Threads of each worker."
+)
+@click.option(
+    "--processes/--no-processes", default=True, show_default=True, help="One process for each worker."
+)
+@click.option(
+    "--connect", "address", metavar="ADDRESS", help="Use a running cluster, like tcp://10.0.0.1:8786."
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=10.0,
+    show_default=True,
+    help="For --connect [s].",
+)
 @click.option("--device", default="cpu", show_default=True, help="cpu, or auto (which is cpu without a GPU).")
-@click.option("--steal-threshold", type=click.IntRange(min=1), help="Waiting tasks that a victim must have, at first.")
+@click.option(
+    "--steal-threshold", type=click.IntRange(min=1), help="Waiting tasks that a victim must have, at first."
+)
 @click.option("--no-adaptive-threshold", is_flag=True, help="Keep the steal threshold as it is.")
-@click.option("--input", "input_files", multiple=True, metavar="[NAME=]FILE", help="A .npy file for an input, or a .npz.")
-@click.option("--output", type=click.Path(dir_okay=False), metavar="FILE", help="Write the outputs to this .npz file.")
-@click.option("--repeat", type=click.IntRange(min=1), default=1, show_default=True, help="Runs; the median is shown.")
+@click.option(
+    "--input",
+    "input_files",
+    multiple=True,
+    metavar="[NAME=]FILE",
+    help="A .npy file for an input, or a .npz.",
+)
+@click.option(
+    "--output", type=click.Path(dir_okay=False), metavar="FILE", help="Write the outputs to this .npz file."
+)
+@click.option(
+    "--repeat", type=click.IntRange(min=1), default=1, show_default=True, help="Runs; the median is shown."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def run(
+    *,
     dag: str | None,
     model: str | None,
     seed: int,
@@ -204,14 +239,24 @@ def run(
         raise UsageError(f"--device {device!r} is not available; choose one of: auto, cpu")
     if output is not None and not output.endswith(".npz"):
         raise UsageError(f"--output {output!r} must end in .npz")
+    if output is not None and not Path(output).parent.is_dir():
+        raise UsageError(
+            f"--output {output!r} cannot be written: there is no folder {str(Path(output).parent)!r}"
+        )
     options = _policy_options(policy, seed, steal_threshold, no_adaptive_threshold)
     graph = _load_graph(dag, model, seed, sizes)
     inputs = _read_inputs(graph, input_files) if input_files else random_inputs(graph, seed)
+    # What cannot run is refused before a cluster is started for it.
+    check_inputs(graph, inputs)
+    check_supported(graph)
     runs = []
     if policy == "sequential":
         runs = [run_sequentially(graph, inputs, seed=seed) for _ in range(repeat)]
     else:
-        with _client(address, timeout, workers, threads, processes) as client, _installed(client, policy, options):
+        with (
+            _client(address, timeout, workers, threads, processes) as client,
+            _installed(client, policy, options),
+        ):
             warm_up(client, graph)
             placed = place(graph, client)
             for _ in range(repeat):
@@ -244,12 +289,16 @@ def _policy_options(policy: str, seed: int, threshold: int | None, is_fixed: boo
     if is_fixed:
         options["adaptive"] = False
     if options and policy != "ferroflow":
-        raise UsageError(f"--steal-threshold and --no-adaptive-threshold are of policy 'ferroflow', not {policy!r}")
+        raise UsageError(
+            f"--steal-threshold and --no-adaptive-threshold are of policy 'ferroflow', not {policy!r}"
+        )
     return options
 
 
 @contextmanager
-def _client(address: str | None, timeout_s: float, workers: int, threads: int, processes: bool) -> Iterator[Client]:
+def _client(
+    address: str | None, timeout_s: float, workers: int, threads: int, processes: bool
+) -> Iterator[Client]:
     try:
         if address is None:
             with local_client(workers, threads, processes) as client:
@@ -260,7 +309,9 @@ def _client(address: str | None, timeout_s: float, workers: int, threads: int, p
                 check_workers(client)
                 yield client
     except KilledWorker as error:
-        raise ClusterError(f"workers died while they ran task {error.task!r}; they may lack memory") from error
+        raise ClusterError(
+            f"workers died while they ran task {error.task!r}; they may lack memory"
+        ) from error
     except OSError as error:
         raise ClusterError(f"the cluster failed: {error}") from error
 
@@ -290,19 +341,25 @@ def _read_inputs(graph: Graph, files: tuple[str, ...]) -> dict[str, Any]:
             raise UsageError(f"--input {path!r} cannot be read as .npy or .npz: {error}") from error
         if isinstance(loaded, np.lib.npyio.NpzFile):
             if name:
-                raise UsageError(f"--input {text!r}: an .npz file has its own names; give it without {name!r}")
+                raise UsageError(
+                    f"--input {text!r}: an .npz file has its own names; give it without {name!r}"
+                )
             inputs.update(loaded)
             continue
         if not name:
             if len(graph.inputs) != 1:
-                raise UsageError(f"--input {path!r} needs a name, like {next(iter(graph.inputs), 'x')}={path}")
+                raise UsageError(
+                    f"--input {path!r} needs a name, like {next(iter(graph.inputs), 'x')}={path}"
+                )
             name = next(iter(graph.inputs))
         inputs[name] = loaded
     return inputs
 
 
 def _write_outputs(path: str, outputs: Mapping[str, Any]) -> None:
-    arrays = {name: value for name, value in outputs.items() if isinstance(value, np.ndarray | np.generic)}
+    arrays: dict[str, Any] = {
+        name: value for name, value in outputs.items() if isinstance(value, np.ndarray | np.generic)
+    }
     if len(arrays) < len(outputs):
         odd = next(name for name in outputs if name not in arrays)
         raise UsageError(f"--output writes arrays; output {odd!r} is a {type(outputs[odd]).__name__}")

@@ -196,7 +196,7 @@ TABLE = [
 ]
 
 
-@pytest.mark.parametrize(("name", "arguments", "expected"), TABLE, ids=lambda value: str(value))
+@pytest.mark.parametrize(("name", "arguments", "expected"), TABLE, ids=str)
 def test_built_in_graphs_have_the_published_size(
     name: str, arguments: dict[str, int], expected: tuple[int, ...]
 ) -> None:

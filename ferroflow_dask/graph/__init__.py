@@ -2,7 +2,9 @@
 
 from ferroflow_dask.graph.analysis import Bounds, bounds, critical_path, levels, upward_ranks
 from ferroflow_dask.graph.builder import GraphBuilder
-from ferroflow_dask.graph.generate import TOPOLOGIES, generate, random_inputs
+from ferroflow_dask.graph.from_onnx import load_onnx
+from ferroflow_dask.graph.generate import TOPOLOGIES, generate
+from ferroflow_dask.graph.inputs import check_inputs, random_inputs
 from ferroflow_dask.graph.ir import FERROFLOW_DOMAIN, Graph, Op, Source, TensorSpec
 
 __all__ = [
@@ -15,9 +17,11 @@ __all__ = [
     "Source",
     "TensorSpec",
     "bounds",
+    "check_inputs",
     "critical_path",
     "generate",
     "levels",
+    "load_onnx",
     "random_inputs",
     "upward_ranks",
 ]

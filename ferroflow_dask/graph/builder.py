@@ -189,11 +189,17 @@ class GraphBuilder:
 
         return Graph(
             name=self.name,
-            sources=tuple(
-                Source(s.id, renamed.get(s.name, s.name), s.spec, s.value) for s in self._sources
-            ),
+            sources=tuple(Source(s.id, renamed.get(s.name, s.name), s.spec, s.value) for s in self._sources),
             ops=tuple(
-                Op(op.id, op.name, op.op_type, rename(op.inputs), rename(op.outputs), op.domain, op.attributes)
+                Op(
+                    op.id,
+                    op.name,
+                    op.op_type,
+                    rename(op.inputs),
+                    rename(op.outputs),
+                    op.domain,
+                    op.attributes,
+                )
                 for op in self._ops
             ),
             outputs=tuple(self._outputs),

@@ -144,6 +144,10 @@ def _matmul_parallel(w: _Writer, n_branches: int, ops_per_branch: int, m: int) -
             value = w.builder.op("MatMul", value, weight)
 
 
+def _uniform(w: _Writer, n: int, dim: int) -> None:
+    _matmul_chain(w, n_ops=n, m=dim)
+
+
 @dataclass(frozen=True, slots=True)
 class _Topology:
     write: Callable[..., None]
@@ -151,7 +155,9 @@ class _Topology:
     summary: str
 
 
-_WIDE = "a root and `width` chains of `depth` sleeping ops, the first width·skew of them slow (5 ms, else 1 ms)"
+_WIDE = (
+    "a root and `width` chains of `depth` sleeping ops, the first width·skew of them slow (5 ms, else 1 ms)"
+)
 _LAYERS = "`layers` transformer blocks in a row"
 
 TOPOLOGIES: Mapping[str, _Topology] = {
@@ -178,12 +184,13 @@ TOPOLOGIES: Mapping[str, _Topology] = {
     "matmul-parallel": _Topology(
         _matmul_parallel, {"n_branches": 16, "ops_per_branch": 8, "m": 512}, "independent chains of products"
     ),
-    "uniform": _Topology(lambda w, n, dim: _matmul_chain(w, n, dim), {"n": 50, "dim": 64}, "matrix products one after another"),
+    "uniform": _Topology(_uniform, {"n": 50, "dim": 64}, "matrix products one after another"),
 }
 
 #: Arguments that count something, and must be at least one.
 _COUNTS = frozenset(
-    "width depth seq_len d_model n_heads layers channels n_ops m n_branches ops_per_branch n dim".split()
+    {"width", "depth", "seq_len", "d_model", "n_heads", "layers", "channels"}
+    | {"n_ops", "m", "n_branches", "ops_per_branch", "n", "dim"}
 )
 
 
@@ -241,33 +248,3 @@ def _check(argument: str, value: Any) -> None:
             raise UsageError(f"{argument} is {value}; it must be at least 1")
     elif not 0 <= value < float("inf"):
         raise UsageError(f"{argument} is {value}; it must be 0 or more")
-
-
-def random_inputs(graph: Graph, seed: int = 0) -> dict[str, NDArray[Any]]:
-    """Draw values for a graph's inputs, for trying it out.
-
-    Parameters
-    ----------
-    graph : Graph
-    seed : int, optional
-
-    Returns
-    -------
-    dict of str to array
-        Standard normal numbers, or 0 and 1 for integers and booleans; unknown dimensions are 1.
-
-    Raises
-    ------
-    UsageError
-        The rank or the dtype of an input is unknown, or it is no number.
-    """
-    rng = np.random.default_rng(seed)
-    drawn: dict[str, NDArray[Any]] = {}
-    for name, spec in graph.inputs.items():
-        if spec.dtype is None or spec.shape is None or spec.dtype.kind in "OSUV":
-            raise UsageError(f"input {name!r} ({spec}) cannot be drawn at random; give its value")
-        shape = tuple(dim if isinstance(dim, int) else 1 for dim in spec.shape)
-        is_integer = spec.dtype.kind in "iub"
-        values = rng.integers(0, 2, shape) if is_integer else rng.standard_normal(shape)
-        drawn[name] = values.astype(spec.dtype)
-    return drawn

@@ -195,10 +195,14 @@ class Graph:
 
     def _check_names(self) -> None:
         ids: dict[int, str] = {}
-        for node in (*self.sources, *self.ops):
-            if node.id in ids:
-                raise GraphError(f"{node.name!r} and {ids[node.id]!r} have the same id {node.id}")
-            ids[node.id] = node.name
+        numbered = [
+            *((source.id, source.name) for source in self.sources),
+            *((op.id, op.name) for op in self.ops),
+        ]
+        for node_id, name in numbered:
+            if node_id in ids:
+                raise GraphError(f"{name!r} and {ids[node_id]!r} have the same id {node_id}")
+            ids[node_id] = name
         op_names: set[str] = set()
         values = set()
         for source in self.sources:

@@ -26,12 +26,16 @@ def to_dot(graph: Graph) -> str:
     for source in graph.sources:
         lines.append(f"  {quote(source.name)} [shape=ellipse, tooltip={quote(str(source.spec))}];")
     for op in graph.ops:
-        lines.append(f"  {quote(f'op {op.id}')} [shape=box, label={quote(op.kind)}, tooltip={quote(op.name)}];")
+        lines.append(
+            f"  {quote(f'op {op.id}')} [shape=box, label={quote(op.kind)}, tooltip={quote(op.name)}];"
+        )
     for op in graph.ops:
         for value in op.operands:
             origin = graph.producers.get(value)
             start = value if origin is None else f"op {origin.id}"
-            lines.append(f"  {quote(start)} -> {quote(f'op {op.id}')} [tooltip={quote(str(graph.spec(value)))}];")
+            lines.append(
+                f"  {quote(start)} -> {quote(f'op {op.id}')} [tooltip={quote(str(graph.spec(value)))}];"
+            )
     return "\n".join([*lines, "}"]) + "\n"
 
 
@@ -48,10 +52,14 @@ def write(dot: str, filename: str) -> None:
         path.write_text(dot, encoding="utf-8")
         return
     if path.suffix not in _RENDERED:
-        raise UsageError(f"cannot write a graph as {filename!r}; choose a suffix: .dot, {', '.join(_RENDERED)}")
+        raise UsageError(
+            f"cannot write a graph as {filename!r}; choose a suffix: .dot, {', '.join(_RENDERED)}"
+        )
     program = shutil.which("dot")
     if program is None:
-        raise UsageError(f"{path.suffix} needs Graphviz's program 'dot'; install graphviz or write a .dot file")
+        raise UsageError(
+            f"{path.suffix} needs Graphviz's program 'dot'; install graphviz or write a .dot file"
+        )
     subprocess.run([program, f"-T{path.suffix[1:]}", "-o", path], input=dot.encode(), check=True)
 
 
@@ -71,8 +79,8 @@ def to_html(graph: Graph) -> str:
         "outputs": ", ".join(f"{name}: {graph.spec(name)}" for name in graph.outputs[:8])
         + (", …" if len(graph.outputs) > 8 else ""),
     }
+    left = "style='text-align:left'"
     body = "".join(
-        f"<tr><th style='text-align:left'>{head}</th><td style='text-align:left'>{html.escape(cell)}</td></tr>"
-        for head, cell in rows.items()
+        f"<tr><th {left}>{head}</th><td {left}>{html.escape(cell)}</td></tr>" for head, cell in rows.items()
     )
     return f"<table><caption>Graph {html.escape(graph.name)}</caption>{body}</table>"

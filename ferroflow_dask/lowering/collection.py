@@ -6,17 +6,17 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-from dask.base import DaskMethodsMixin, is_dask_collection
+from dask.base import DaskMethodsMixin
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.threaded import get as threaded_get
+from dask.typing import Key
 
 from ferroflow_dask import config
 from ferroflow_dask.cost import AnalyticCost, CostModel, estimate
-from ferroflow_dask.exceptions import BindError
-from ferroflow_dask.graph.ir import Graph, Op, TensorSpec
+from ferroflow_dask.graph.inputs import check_inputs
+from ferroflow_dask.graph.ir import Graph, Op
 from ferroflow_dask.kernels import check_supported
-from ferroflow_dask.lowering.tasks import Key, lower, op_type_prefix
+from ferroflow_dask.lowering.tasks import lower, op_type_prefix
 
 
 class BoundGraph(DaskMethodsMixin):
@@ -35,7 +35,9 @@ class BoundGraph(DaskMethodsMixin):
         Number of tasks that a computation runs.
     """
 
-    def __init__(self, run: str, dsk: HighLevelGraph, keys: Mapping[str, Key], n_tasks: int, graph: Graph | None):
+    def __init__(
+        self, run: str, dsk: HighLevelGraph, keys: Mapping[str, Key], n_tasks: int, graph: Graph | None
+    ):
         self.run = run
         self.keys = dict(keys)
         self.n_tasks = n_tasks
@@ -79,7 +81,9 @@ def _persisted(
     if rename:
         keys = {name: rename.get(key, key) for name, key in keys.items()}
     layer = f"persisted-{run}"
-    return BoundGraph(run, HighLevelGraph({layer: MaterializedLayer(results)}, {layer: set()}), keys, 0, graph)
+    return BoundGraph(
+        run, HighLevelGraph({layer: MaterializedLayer(results)}, {layer: set()}), keys, 0, graph
+    )
 
 
 def bind(
@@ -111,47 +115,10 @@ def bind(
         No provider has one of the operators.
     """
     chosen = tuple(config.get("kernels.providers") if providers is None else providers)
-    values = _check_inputs(graph, inputs)
+    values = check_inputs(graph, inputs)
     check_supported(graph, chosen)
     run = uuid.uuid4().hex
     lowered = lower(
         graph, values, run, providers=chosen, costs=estimate(graph, costs or AnalyticCost()), prefix=prefix
     )
     return BoundGraph(run, lowered.dsk, lowered.keys, lowered.n_tasks, graph)
-
-
-def _check_inputs(graph: Graph, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    wanted = ", ".join(f"{name}: {spec}" for name, spec in graph.inputs.items()) or "nothing"
-    for name in inputs:
-        if name not in graph.inputs:
-            raise BindError(f"graph {graph.name!r} has no input {name!r}; it takes {wanted}")
-    for name in graph.inputs:
-        if name not in inputs:
-            raise BindError(f"input {name!r} of graph {graph.name!r} is missing; it takes {wanted}")
-    symbols: dict[str, tuple[int, str]] = {}
-    return {name: _check_input(name, value, graph.inputs[name], symbols) for name, value in inputs.items()}
-
-
-def _check_input(name: str, value: Any, spec: TensorSpec, symbols: dict[str, tuple[int, str]]) -> Any:
-    if is_dask_collection(value):
-        raise BindError(f"input {name!r} is a Dask collection; pass the array: {name}=value.compute()")
-    if spec.dtype is None:  # a sequence or an optional: the kernel checks it
-        return value
-    array = np.asarray(value)
-    if array.dtype != spec.dtype and not (spec.dtype == object and array.dtype.kind in "USO"):
-        raise BindError(
-            f"input {name!r} has dtype {array.dtype}, the graph takes {spec}; pass {name}=x.astype({spec.dtype.name!r})"
-        )
-    if spec.shape is None:
-        return array
-    fits = len(array.shape) == len(spec.shape)
-    for size, dim in zip(array.shape, spec.shape, strict=False):
-        if isinstance(dim, str):
-            known, first = symbols.setdefault(dim, (size, name))
-            if size != known:
-                raise BindError(f"dimension {dim!r} is {known} in input {first!r} and {size} in {name!r}")
-        elif dim is not None and size != dim:
-            fits = False
-    if not fits:
-        raise BindError(f"input {name!r} has shape {list(array.shape)}, the graph takes {spec}")
-    return array

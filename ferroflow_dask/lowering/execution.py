@@ -104,7 +104,10 @@ class ExecuteOp:
     items: tuple[int | None, ...]
 
     def __call__(self, *results: Any) -> Any:
-        operands = [result if item is None else result[item] for result, item in zip(results, self.items, strict=True)]
+        """Return the op's output, or a tuple of them, from one result for each operand."""
+        operands = [
+            result if item is None else result[item] for result, item in zip(results, self.items, strict=True)
+        ]
         arguments = iter(operands)
         values = [next(arguments) if name else None for name in self.op.inputs]
         values.extend(arguments)  # what sub-graphs captured

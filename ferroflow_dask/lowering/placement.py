@@ -38,6 +38,7 @@ def place(graph: Graph, client: Client) -> Graph:
     return replace(
         graph,
         sources=tuple(
-            replace(source, value=placed[source.id]) if source.id in placed else source for source in graph.sources
+            replace(source, value=placed[source.id]) if source.id in placed else source
+            for source in graph.sources
         ),
     )

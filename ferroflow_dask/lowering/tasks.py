@@ -11,18 +11,17 @@ from typing import Any
 
 from dask._task_spec import DataNode, GraphNode, Task, TaskRef
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from dask.typing import Key
 
 from ferroflow_dask.graph.analysis import upward_ranks
 from ferroflow_dask.graph.ir import Graph, Op
+from ferroflow_dask.kernels import has_subgraph
 from ferroflow_dask.lowering.execution import ExecuteOp
 
 #: Expected duration of a task on one thread [s]. Any Dask code may set it with `dask.annotate`.
 COST_ANNOTATION = "ferroflow_cost"
 #: Upward rank of a task [s]: what still has to run once it starts.
 RANK_ANNOTATION = "ferroflow_rank"
-
-#: What a Dask key may be.
-Key = tuple[str, int] | tuple[str, int, int] | str
 
 
 def op_type_prefix(op: Op) -> str:
@@ -154,6 +153,6 @@ def _take(results: tuple[Any, ...], item: int) -> Any:
 
 def _opsets_of(op: Op, graph: Graph) -> dict[str, int]:
     # A sub-graph may use any domain of the model; a plain op needs its own version only.
-    if op.captured or any(hasattr(value, "DESCRIPTOR") for value in op.attributes.values()):
+    if has_subgraph(op):
         return dict(graph.opsets)
     return {op.domain: graph.opsets[op.domain]} if op.domain in graph.opsets else {}

@@ -12,8 +12,8 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.stealing import WorkStealing
 
 from ferroflow_dask.exceptions import ClusterError, UsageError
-from ferroflow_dask.plugin.stealing import FerroflowStealing, configured_policy
-
+from ferroflow_dask.plugin.settings import configured_policy
+from ferroflow_dask.plugin.stealing import FerroflowStealing
 
 if TYPE_CHECKING:
     from distributed.deploy.cluster import Cluster
@@ -127,7 +127,8 @@ def install(target: Client | Cluster, policy: str | None = None, **options: Any)
     Examples
     --------
     >>> from distributed import Client, LocalCluster
-    >>> with LocalCluster(n_workers=2, processes=False, dashboard_address=":0") as cluster, Client(cluster) as client:
+    >>> cluster = LocalCluster(n_workers=2, processes=False, dashboard_address=":0")
+    >>> with cluster, Client(cluster) as client:
     ...     install(client)
     ...     client.submit(sum, [1, 2, 3]).result()
     6
@@ -178,5 +179,3 @@ def check_workers(client: Client) -> None:
 
 def _missing(who: str) -> str:
     return f"{who} has no package {_DISTRIBUTION}; run there: pip install {_DISTRIBUTION}"
-
-

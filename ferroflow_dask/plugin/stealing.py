@@ -12,16 +12,18 @@ whatever goes wrong, `fail` is called once and Dask is left as it was without us
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from dask.typing import Key
 from distributed.metrics import time
 from distributed.stealing import WorkStealing
 
 from ferroflow_dask import config
-from ferroflow_dask.lowering import COST_ANNOTATION, RANK_ANNOTATION
 from ferroflow_dask.plugin import seams
-from ferroflow_dask.policy import ClusterView, Policy, TaskView, make_policy
+from ferroflow_dask.plugin.describe import TaskDescriber, declared_cost
+from ferroflow_dask.plugin.settings import configured_policy
+from ferroflow_dask.policy import ClusterView, Policy, TaskView
 from ferroflow_dask.policy.events import (
     Event,
     GraphArrived,
@@ -39,9 +41,6 @@ if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState, WorkerState
 
 logger = logging.getLogger("ferroflow_dask")
-
-#: Declared durations beyond this are mistakes [s]: thirty years.
-_LONGEST_S = 1e9
 
 #: How soon idle workers look for tasks that overrun, at first and at last [s].
 _FIRST_LOOK_S = 0.01
@@ -78,16 +77,16 @@ class FerroflowStealing(WorkStealing):
         self.steals = {"asked": 0, "confirmed": 0, "refused": 0}
         self.error: BaseException | None = None
         self._on_failure = on_failure
-        self._planned: dict[Hashable, str] = {}
+        self._planned: dict[Key, str] = {}
         self._pass_is_due = False
         self._look_is_due = False
         self._next_look_s = _FIRST_LOOK_S
-        self._n_viewed = 0
+        self._describe = TaskDescriber(scheduler)
         super().__init__(scheduler)
         for ws in scheduler.workers.values():
             for ts in ws.processing:
                 if ts not in ws.long_running:
-                    self.view.assign(self._view_of(ts), ws.address, time())
+                    self.view.assign(self._describe(ts), ws.address, time())
         seams.override_placement(scheduler, self._decide_worker, self._is_ours)
 
     # Life cycle
@@ -139,14 +138,14 @@ class FerroflowStealing(WorkStealing):
             self.view.remove_worker(address)
             self._tell(WorkerLeft(address))
 
-    def update_graph(self, scheduler: Scheduler, *, tasks: list[Hashable], **kwargs: Any) -> None:
+    def update_graph(self, scheduler: Scheduler, *, tasks: list[Key], **kwargs: Any) -> None:
         """Let the policy order a new graph and place what can start at once."""
         self._guarded(self._graph_arrived, tasks)
 
-    def _graph_arrived(self, keys: list[Hashable]) -> None:
+    def _graph_arrived(self, keys: list[Key]) -> None:
         states = [self.scheduler.tasks[key] for key in keys]
-        costed = [ts for ts in states if ts.state == "released" and _declared_cost(ts) is not None]
-        views = [self._view_of(ts) for ts in costed]
+        costed = [ts for ts in states if ts.state == "released" and declared_cost(ts) is not None]
+        views = [self._describe(ts) for ts in costed]
         ready = frozenset(ts.key for ts in costed if all(dep.state == "memory" for dep in ts.dependencies))
         self._tell(GraphArrived(tuple(sorted(views, key=lambda task: task.priority)), ready), views)
         if self._planned:
@@ -154,40 +153,43 @@ class FerroflowStealing(WorkStealing):
 
     def transition(
         self,
-        key: Hashable,
+        key: Key,
         start: Any,
         finish: Any,
         *args: Any,
         **kwargs: Any,
     ) -> None:
         """Keep the view up to date with a task's state."""
-        self._guarded(self._transitioned, key, start, finish, kwargs)
-
-    def _transitioned(self, key: Hashable, start: str, finish: str, details: dict[str, Any]) -> None:
-        ts = self.scheduler.tasks[key]
         if start == "processing":
-            self._remove_from_in_flight(ts)
-            entry = self.view.assigned.get(key)
-            if entry is not None:
-                self.view.finish(key, time())
-                if finish == "memory":
-                    seconds = sum(s["stop"] - s["start"] for s in details["startstops"] if s["action"] == "compute")
-                    self._tell(TaskFinished(key, entry[1].key, seconds, details["nbytes"]))
-            if finish == "memory":
-                self._reprice(ts)
-            self._ask_for_pass()
+            self._guarded(self._left_processing, self.scheduler.tasks[key], finish, kwargs)
         if finish == "processing":
-            entry = self.view.assigned.get(key)
-            if entry is None or entry[1].key != ts.processing_on.address:
-                self.view.assign(self._view_of(ts), ts.processing_on.address, time())
-            if seams.is_duration_unknown(ts):
-                self.unknown_durations.setdefault(ts.prefix.name, set()).add(ts)
-            self._ask_for_pass()
+            self._guarded(self._entered_processing, self.scheduler.tasks[key])
+
+    def _left_processing(self, ts: TaskState, finish: str, details: dict[str, Any]) -> None:
+        self._remove_from_in_flight(ts)
+        entry = self.view.assigned.get(ts.key)
+        self.view.finish(ts.key, time())
+        if finish == "memory":
+            self._reprice(ts)
+            if entry is not None:
+                spent = (s["stop"] - s["start"] for s in details["startstops"] if s["action"] == "compute")
+                self._tell(TaskFinished(ts.key, entry[1].key, sum(spent), details["nbytes"]))
+        self._ask_for_pass()
+
+    def _entered_processing(self, ts: TaskState) -> None:
+        ws = ts.processing_on
+        assert ws is not None
+        entry = self.view.assigned.get(ts.key)
+        if entry is None or entry[1].key != ws.address:  # placed by Dask, not by the policy
+            self.view.assign(self._describe(ts), ws.address, time())
+        if seams.is_duration_unknown(ts):
+            self.unknown_durations.setdefault(ts.prefix.name, set()).add(ts)
+        self._ask_for_pass()
 
     def _reprice(self, finished: TaskState) -> None:
         # The first duration of a prefix replaces the guesses about the others of its kind.
         for ts in self.unknown_durations.pop(finished.prefix.name, ()):
-            if ts.processing_on and _declared_cost(ts) is None:
+            if ts.processing_on and declared_cost(ts) is None:
                 self.view.reprice(ts.key, seams.prefix_duration(self.scheduler, ts))
 
     def restart(self, scheduler: Any) -> None:
@@ -215,7 +217,7 @@ class FerroflowStealing(WorkStealing):
     def _is_ours(self, ts: TaskState) -> bool:
         # Restrictions already keep a task out of Dask's queue. What Dask would queue is ours only where
         # the policy says so, or where a declared cost tells more than the queue's turn would.
-        return self.policy.places_queued or _declared_cost(ts) is not None
+        return self.policy.places_queued or declared_cost(ts) is not None
 
     def _decide_worker(self, ts: TaskState) -> WorkerState | None:
         # Actors and preferences ("loose" restrictions) are Dask's to place.
@@ -228,7 +230,7 @@ class FerroflowStealing(WorkStealing):
         if planned is not None and self._is_running(planned):
             return planned
         self._sync_running()
-        task = self._view_of(ts)
+        task = self._describe(ts)
         if task.allowed is not None and not task.allowed:
             return None
         self._tell(TaskReady(task), [task])
@@ -247,32 +249,6 @@ class FerroflowStealing(WorkStealing):
                 is_running = ws in self.scheduler.running
                 if address in self.view.workers and self.view.workers[address].is_running != is_running:
                     self.view.set_running(address, is_running)
-
-    def _view_of(self, ts: TaskState) -> TaskView:
-        cost = _declared_cost(ts)
-        held: dict[str, int] = {}
-        total = 0
-        for dependency in ts.dependencies:
-            nbytes = dependency.get_nbytes()
-            total += nbytes
-            for holder in dependency.who_has or ():
-                held[holder.address] = held.get(holder.address, 0) + nbytes
-        allowed = self.scheduler.valid_workers(ts)
-        self._n_viewed += 1
-        key = ts.key
-        is_indexed = isinstance(key, tuple) and len(key) == 2 and isinstance(key[1], int)
-        return TaskView(
-            key,
-            cost_s=seams.prefix_duration(self.scheduler, ts) if cost is None else cost,
-            priority=ts.priority or (),
-            index=key[1] if is_indexed else self._n_viewed,
-            rank_s=(ts.annotations or {}).get(RANK_ANNOTATION, cost),
-            has_cost=cost is not None,
-            held=held,
-            input_bytes=total,
-            allowed=None if allowed is None or ts.loose_restrictions else frozenset(ws.address for ws in allowed),
-            is_movable=not ts.actor,
-        )
 
     # Steals
 
@@ -311,8 +287,6 @@ class FerroflowStealing(WorkStealing):
         idle = self.view.idle
         asked_before = self.steals["asked"]
         for address in idle[:_IDLE_PER_PASS]:
-            if not self.view.has_crowded:
-                return
             self._tell(WorkerIdle(address))
         if len(idle) > _IDLE_PER_PASS and self.steals["asked"] > asked_before:
             self._ask_for_pass()
@@ -321,28 +295,30 @@ class FerroflowStealing(WorkStealing):
     def _is_started(self) -> bool:
         return "stealing" in self.scheduler.periodic_callbacks
 
-    def move_task_confirm(
-        self, *, key: str, state: str, stimulus_id: str, worker: str | None = None
-    ) -> None:
+    def move_task_confirm(self, *, key: str, state: str, stimulus_id: str, worker: str | None = None) -> None:
         """Take a worker's answer to a steal request; never raises."""
         try:
             self._answered(key, state, stimulus_id, worker)
         except Exception as error:  # noqa: BLE001 -- raising here would close the worker's stream
             self.fail(error)
 
-    def _answered(self, key: Hashable, state: str, stimulus_id: str, worker: str | None) -> None:
+    def _answered(self, key: Key, state: str, stimulus_id: str, worker: str | None) -> None:
         ts = self.scheduler.tasks.get(key)
         if ts is None:
             logger.debug("Key released between request and confirm: %s", key)
             return
         pending = self.in_flight.get(ts)
         if pending is None or pending["stimulus_id"] != stimulus_id:
-            self.log(("already-aborted" if pending is None else "stale-response", key, state, worker, stimulus_id))
+            self.log(
+                ("already-aborted" if pending is None else "stale-response", key, state, worker, stimulus_id)
+            )
             return
         self._remove_from_in_flight(ts)
         victim, thief = pending["victim"], pending["thief"]
         story = (key, state, victim.address, thief.address, stimulus_id)
-        is_thief_there = self.scheduler.workers.get(thief.address) is thief and thief in self.scheduler.running
+        is_thief_there = (
+            self.scheduler.workers.get(thief.address) is thief and thief in self.scheduler.running
+        )
         if state in seams.GIVEN_UP and is_thief_there:
             seams.hand_over(self.scheduler, ts, victim, thief)
             self.steals["confirmed"] += 1
@@ -406,28 +382,8 @@ class FerroflowStealing(WorkStealing):
         self.metrics["request_cost_total"][0] += cost_s
         # The form that the dashboard's stealing page reads; the reason comes after what it reads.
         return (
-            time(), 0, steal.key, cost_s, victim.address, victim.occupancy, thief.address, thief.occupancy, steal.reason
-        )  # fmt: skip
-
-
-def _declared_cost(ts: TaskState) -> float | None:
-    """Return the duration that a task was annotated with [s]; None where it has none that makes sense."""
-    cost = (ts.annotations or {}).get(COST_ANNOTATION)
-    return float(cost) if isinstance(cost, int | float) and 0 <= cost <= _LONGEST_S else None
-
-
-def configured_policy(name: str | None = None, options: Mapping[str, Any] | None = None) -> Policy:
-    """Make a policy from the configuration.
-
-    Parameters
-    ----------
-    name : str, optional
-        `ferroflow.policy` if left out.
-    options : mapping, optional
-        Override what the configuration says of that policy.
-    """
-    name = name or config.get("policy")
-    configured: dict[str, Any] = {}
-    if name == "ferroflow":
-        configured = {"threshold": config.get("stealing.threshold"), "adaptive": config.get("stealing.adaptive")}
-    return make_policy(name, **{**configured, **(options or {})})
+            *(time(), 0, steal.key, cost_s),
+            *(victim.address, victim.occupancy),
+            *(thief.address, thief.occupancy),
+            steal.reason,
+        )

@@ -21,4 +21,6 @@ class StaticPolicy:
             workers = [w for w in view.running if task.allowed is None or w.key in task.allowed]
             if workers:
                 position = task.index % len(workers)
-                yield AssignTask(task.key, workers[position].key, f"task {task.index} mod {len(workers)} workers")
+                yield AssignTask(
+                    task.key, workers[position].key, f"task {task.index} mod {len(workers)} workers"
+                )

@@ -7,13 +7,14 @@ O(1) for each item of the answer.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from sortedcontainers import SortedKeyList, SortedList
 
-Key = Hashable
+#: Whatever names a task; Dask's keys among others.
+Key = Any
 WorkerKey = str
 #: Where a task stands in the order of execution: the smallest runs first.
 Priority = tuple[float, ...]

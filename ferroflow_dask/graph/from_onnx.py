@@ -1,0 +1,315 @@
+"""Import ONNX models: every node becomes an op, every weight a source that carries its value.
+
+ONNX's own checker and shape inference run first, on a copy of the model without its large weights: they
+need none of those, and cannot take a model of more than 2 GiB. This module knows ONNX and files, but
+neither kernels nor Dask.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Container, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx.checker
+import onnx.inliner
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
+from numpy.typing import NDArray
+
+from ferroflow_dask.exceptions import GraphError, ModelError
+from ferroflow_dask.graph.ir import Graph, Op, Source, TensorSpec
+from ferroflow_dask.graph.protos import spec_from_type
+from ferroflow_dask.graph.weights import ONNX_DOMAINS, WeightReader, first_line, is_constant
+
+#: Weights above this size [B] are not shown to checker and shape inference; what these read (shapes,
+#: axes, pads, scales) is smaller.
+_LARGE = 4096
+
+#: Kinds of values that may enter a graph; sparse tensors, maps and opaque types have no array.
+_INPUT_KINDS = frozenset({"tensor_type", "sequence_type", "optional_type"})
+
+
+def load_onnx(model: str | os.PathLike[str] | bytes | onnx.ModelProto, name: str | None = None) -> Graph:
+    """Import an ONNX model with its real weights.
+
+    Parameters
+    ----------
+    model : str, path, bytes or ModelProto
+        A file, the content of one, or the message. Weights kept in other files are found only where a
+        file is given, and only inside its folder.
+    name : str, optional
+        Name of the graph; the file's, or that of the model's graph, if left out.
+
+    Returns
+    -------
+    Graph
+        Sources are the inputs, then initializers, then `Constant` nodes. Functions of the model are
+        expanded; sub-graphs (`If`, `Loop`, `Scan`) stay attributes of their ops, with the outer values
+        they read in `Op.captured`.
+
+    Raises
+    ------
+    ModelError
+        The file is missing, is no ONNX model, is damaged or not valid, or weights are missing or lie
+        outside its folder. The message is one line that names the file.
+    """
+    label, folder = "model", None
+    if isinstance(model, str | os.PathLike):
+        label, folder = os.fspath(model), Path(model).parent
+    try:
+        proto = _parse(model)
+        importer = _Importer(proto, folder)
+        default = proto.graph.name if folder is None else Path(label).stem
+        return importer.graph(name or default or "model")
+    except ModelError as error:
+        raise ModelError(f"{label}: {error}") from error
+    except GraphError as error:
+        raise ModelError(f"{label}: is not a valid graph: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{label}: is damaged: it has a text that is not UTF-8") from error
+
+
+def _parse(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> onnx.ModelProto:
+    if isinstance(model, onnx.ModelProto):
+        proto = model
+    else:
+        content = model if isinstance(model, bytes) else _read(Path(model))
+        if not content:
+            raise ModelError("is empty")
+        proto = onnx.ModelProto()
+        try:
+            proto.ParseFromString(content)
+        except DecodeError as error:
+            raise ModelError("is no ONNX model, or is truncated") from error
+    if not proto.HasField("graph"):
+        raise ModelError("is no ONNX model: it has no graph")
+    if not proto.graph.output:
+        raise ModelError("has no outputs, so there is nothing to compute")
+    return proto
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise ModelError("there is no such file") from error
+    except IsADirectoryError as error:
+        raise ModelError("is a folder; give the .onnx file in it") from error
+    except OSError as error:
+        raise ModelError(f"cannot be read: {error.strerror}") from error
+
+
+class _Importer:
+    """Takes the weights out of a model, has the rest checked and inferred, and translates it."""
+
+    def __init__(self, proto: onnx.ModelProto, folder: Path | None) -> None:
+        self._reader = WeightReader(folder)
+        self._values: dict[str, NDArray[Any]] = {}
+        self._model = onnx.ModelProto(ir_version=proto.ir_version)
+        self._model.opset_import.extend(proto.opset_import)
+        self._model.functions.extend(proto.functions)
+        self._copy_graph(proto.graph)
+        self._clean()
+        self._check()
+
+    def graph(self, name: str) -> Graph:
+        model = self._infer()
+        self._take_constants(model.graph.node)
+        sources = self._sources()
+        ops = self._ops(model.graph.node, len(sources))
+        typed = {value.name: value.type for value in (*model.graph.value_info, *model.graph.output)}
+        produced = {value for op in ops for value in op.outputs}
+        opsets = {_domain(entry.domain): entry.version for entry in model.opset_import}
+        return Graph(
+            name=name,
+            sources=sources,
+            ops=ops,
+            outputs=tuple(dict.fromkeys(value.name for value in model.graph.output)),
+            specs={value: _spec(value, typed[value]) for value in typed if value in produced},
+            opsets=opsets,
+        )
+
+    def _copy_graph(self, source: onnx.GraphProto) -> None:
+        """Copy everything but large weights, in whose stead the copy has inputs."""
+        graph = self._model.graph
+        graph.name = source.name or "graph"
+        graph.input.extend(source.input)
+        listed = {entry.name for entry in source.input}
+        graph.output.extend(source.output)
+        graph.value_info.extend(source.value_info)
+        for tensor in source.initializer:
+            self._keep(tensor.name, self._reader.array(tensor), listed)
+        for sparse in source.sparse_initializer:
+            self._keep(sparse.values.name, self._reader.dense(sparse), listed)
+        for node in source.node:
+            if is_constant(node) and self._is_large(value := self._reader.constant(node)):
+                self._keep(node.output[0], value, listed)
+            else:
+                copy = graph.node.add()
+                copy.CopyFrom(node)
+
+    def _clean(self) -> None:
+        """Bring external data of tensors inside nodes into the copy, and give domains one name each."""
+        model = self._model
+        for entry in model.opset_import:
+            entry.domain = _domain(entry.domain)
+        for nodes in (model.graph.node, *(function.node for function in model.functions)):
+            for node in _nested(nodes):
+                node.domain = _domain(node.domain)
+                for tensor in _tensors(node):
+                    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+                        tensor.CopyFrom(self._reader.loaded(tensor))
+
+    def _keep(self, name: str, value: NDArray[Any], listed: Container[str]) -> None:
+        if not name or name in self._values:
+            raise ModelError(
+                f"has two initializers named {name!r}" if name else "has an initializer without name"
+            )
+        self._values[name] = value
+        graph = self._model.graph
+        if not self._is_large(value):
+            graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+        elif name not in listed:
+            element = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
+            graph.input.append(onnx.helper.make_tensor_value_info(name, element, value.shape))
+
+    @staticmethod
+    def _is_large(value: NDArray[Any]) -> bool:
+        return value.nbytes > _LARGE
+
+    def _check(self) -> None:
+        if self._model.ByteSize() > onnx.checker.MAXIMUM_PROTOBUF:
+            raise ModelError(
+                "has more than 2 GiB of weights inside functions or sub-graphs, which ONNX cannot check"
+            )
+        try:
+            onnx.checker.check_model(self._model)
+        except (onnx.checker.ValidationError, ValueError) as error:
+            raise ModelError(f"is not valid ONNX: {first_line(error)}") from error
+        for entry in self._model.graph.input:
+            kind = entry.type.WhichOneof("value")
+            if kind not in _INPUT_KINDS:
+                raise ModelError(
+                    f"input {entry.name!r} is a {kind}; only tensors, sequences and optionals can enter"
+                )
+
+    def _infer(self) -> onnx.ModelProto:
+        """Return the model with functions expanded and types of all values that ONNX can infer."""
+        model = self._model
+        if model.functions:
+            functions = {(function.domain, function.name) for function in model.functions}
+            try:
+                model = onnx.inliner.inline_local_functions(model, convert_version=True)
+            except RuntimeError as error:
+                raise ModelError(f"has functions that cannot be expanded: {first_line(error)}") from error
+            for node in model.graph.node:
+                if (node.domain, node.op_type) in functions:
+                    raise ModelError(
+                        f"function {node.op_type!r} of domain {node.domain!r} cannot be expanded"
+                    )
+        try:
+            return onnx.shape_inference.infer_shapes(model, data_prop=True)
+        except (onnx.shape_inference.InferenceError, ValueError) as error:
+            raise ModelError(f"has types that contradict each other: {first_line(error)}") from error
+
+    def _take_constants(self, nodes: Iterable[onnx.NodeProto]) -> None:
+        for node in nodes:
+            if is_constant(node):
+                self._values[node.output[0]] = self._reader.constant(node)
+            elif node.op_type == "Constant" and not node.domain:
+                raise ModelError(f"a Constant node with the outputs {list(node.output)} has no value")
+
+    def _sources(self) -> tuple[Source, ...]:
+        sources = [
+            Source(i, entry.name, _spec(entry.name, entry.type))
+            for i, entry in enumerate(e for e in self._model.graph.input if e.name not in self._values)
+        ]
+        for name, value in self._values.items():
+            sources.append(Source(len(sources), name, TensorSpec.of(value.dtype, value.shape), value))
+        return tuple(sources)
+
+    def _ops(self, nodes: Iterable[onnx.NodeProto], first_id: int) -> tuple[Op, ...]:
+        nodes = [node for node in nodes if not is_constant(node)]
+        # Names that the model gives come first, so that those we make up give way.
+        taken: set[str] = set()
+        names = [_unique(node.name, taken) if node.name else "" for node in nodes]
+        ops = []
+        for op_id, (node, name) in enumerate(zip(nodes, names, strict=True), first_id):
+            op = Op(
+                op_id,
+                name or _unique(f"{node.op_type.lower()}_{op_id}", taken),
+                node.op_type,
+                tuple(node.input),
+                tuple(node.output),
+                _domain(node.domain),
+                {entry.name: onnx.helper.get_attribute_value(entry) for entry in node.attribute},
+                tuple(dict.fromkeys(_captured(node))),
+            )
+            ops.append(op)
+        return tuple(ops)
+
+
+def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def _nested(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Yield nodes and those in their sub-graphs, however deep."""
+    for node in nodes:
+        yield node
+        for graph in _subgraphs(node):
+            yield from _nested(graph.node)
+
+
+def _tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
+    """Yield the tensors in a node's attributes, and the initializers of its sub-graphs."""
+    sparse: list[onnx.SparseTensorProto] = []
+    for attribute in node.attribute:
+        if attribute.HasField("t"):
+            yield attribute.t
+        yield from attribute.tensors
+        if attribute.HasField("sparse_tensor"):
+            sparse.append(attribute.sparse_tensor)
+        sparse.extend(attribute.sparse_tensors)
+    for graph in _subgraphs(node):
+        yield from graph.initializer
+        sparse.extend(graph.sparse_initializer)
+    for entry in sparse:
+        yield from (entry.values, entry.indices)
+
+
+def _captured(node: onnx.NodeProto) -> Iterator[str]:
+    """Yield the names that sub-graphs of a node read from outside it, however deep."""
+    for graph in _subgraphs(node):
+        local = {entry.name for entry in (*graph.input, *graph.initializer)}
+        local.update(sparse.values.name for sparse in graph.sparse_initializer)
+        local.update(name for inner in graph.node for name in inner.output)
+        for inner in graph.node:
+            yield from (name for name in (*inner.input, *_captured(inner)) if name and name not in local)
+        yield from (entry.name for entry in graph.output if entry.name not in local)
+
+
+def _spec(value: str, type_proto: onnx.TypeProto) -> TensorSpec:
+    try:
+        return spec_from_type(type_proto)
+    except KeyError as error:
+        raise ModelError(f"value {value!r} has the unknown element type {error}") from error
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    """Return the name, with a number behind it if it is taken, and mark it taken."""
+    candidate, number = name, 1
+    while candidate in taken:
+        number += 1
+        candidate = f"{name}_{number}"
+    taken.add(candidate)
+    return candidate
+
+
+def _domain(domain: str) -> str:
+    return "" if domain in ONNX_DOMAINS else domain

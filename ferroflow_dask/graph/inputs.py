@@ -1,0 +1,93 @@
+"""Values for a graph's inputs: whether those that are given fit, and random ones where there are none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ferroflow_dask.exceptions import BindError, UsageError
+from ferroflow_dask.graph.ir import Graph, TensorSpec
+
+
+def check_inputs(graph: Graph, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values for a graph's inputs as arrays, once they are known to fit.
+
+    Parameters
+    ----------
+    graph : Graph
+    inputs : mapping of str to array
+
+    Raises
+    ------
+    BindError
+        A name is unknown or missing, a dtype or a shape does not fit, or one symbolic dimension has
+        two sizes.
+    """
+    wanted = ", ".join(f"{name}: {spec}" for name, spec in graph.inputs.items()) or "nothing"
+    for name in inputs:
+        if name not in graph.inputs:
+            raise BindError(f"graph {graph.name!r} has no input {name!r}; it takes {wanted}")
+    for name in graph.inputs:
+        if name not in inputs:
+            raise BindError(f"input {name!r} of graph {graph.name!r} is missing; it takes {wanted}")
+    symbols: dict[str, tuple[int, str]] = {}
+    return {name: _check_input(name, value, graph.inputs[name], symbols) for name, value in inputs.items()}
+
+
+def _check_input(name: str, value: Any, spec: TensorSpec, symbols: dict[str, tuple[int, str]]) -> Any:
+    if hasattr(value, "__dask_graph__"):
+        raise BindError(f"input {name!r} is a Dask collection; pass the array: {name}=value.compute()")
+    if spec.dtype is None:  # a sequence or an optional: the kernel checks it
+        return value
+    array = np.asarray(value)
+    if array.dtype != spec.dtype and not (spec.dtype == object and array.dtype.kind in "USO"):
+        raise BindError(
+            f"input {name!r} has dtype {array.dtype}, the graph takes {spec}; "
+            f"pass {name}=x.astype({spec.dtype.name!r})"
+        )
+    if spec.shape is None:
+        return array
+    fits = len(array.shape) == len(spec.shape)
+    for size, dim in zip(array.shape, spec.shape, strict=False):
+        if isinstance(dim, str):
+            known, first = symbols.setdefault(dim, (size, name))
+            if size != known:
+                raise BindError(f"dimension {dim!r} is {known} in input {first!r} and {size} in {name!r}")
+        elif dim is not None and size != dim:
+            fits = False
+    if not fits:
+        raise BindError(f"input {name!r} has shape {list(array.shape)}, the graph takes {spec}")
+    return array
+
+
+def random_inputs(graph: Graph, seed: int = 0) -> dict[str, NDArray[Any]]:
+    """Draw values for a graph's inputs, for trying it out.
+
+    Parameters
+    ----------
+    graph : Graph
+    seed : int, optional
+
+    Returns
+    -------
+    dict of str to array
+        Standard normal numbers, or 0 and 1 for integers and booleans; unknown dimensions are 1.
+
+    Raises
+    ------
+    UsageError
+        The rank or the dtype of an input is unknown, or it is no number.
+    """
+    rng = np.random.default_rng(seed)
+    drawn: dict[str, NDArray[Any]] = {}
+    for name, spec in graph.inputs.items():
+        if spec.dtype is None or spec.shape is None or spec.dtype.kind in "OSUV":
+            raise UsageError(f"input {name!r} ({spec}) cannot be drawn at random; give its value")
+        shape = tuple(dim if isinstance(dim, int) else 1 for dim in spec.shape)
+        is_integer = spec.dtype.kind in "iub"
+        values = rng.integers(0, 2, shape) if is_integer else rng.standard_normal(shape)
+        drawn[name] = values.astype(spec.dtype)
+    return drawn

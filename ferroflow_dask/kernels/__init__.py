@@ -1,0 +1,17 @@
+"""Kernels: what computes an op, and who provides it."""
+
+from ferroflow_dask.kernels.evaluate import evaluate
+from ferroflow_dask.kernels.model import has_subgraph
+from ferroflow_dask.kernels.provider import Kernel, Provider
+from ferroflow_dask.kernels.registry import PROVIDERS, check_supported, compile_op, find_provider
+
+__all__ = [
+    "PROVIDERS",
+    "Kernel",
+    "Provider",
+    "check_supported",
+    "compile_op",
+    "evaluate",
+    "find_provider",
+    "has_subgraph",
+]

@@ -1,0 +1,170 @@
+"""Operators that `onnx.reference` computes differently from their specification, put right.
+
+Handed to its evaluator as `new_ops`, so that they also hold inside sub-graphs. Seen in onnx
+1.23; the tests hold each against onnxruntime too.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto
+from onnx.helper import tensor_dtype_to_np_dtype
+from onnx.reference.op_run import OpRun
+
+#: From this opset on, Softmax and its kin work along one axis.
+_PER_AXIS = 13
+
+#: From this opset on, an attribute of BatchNormalization asks for training.
+_TRAINING_MODE = 14
+
+
+def _normalised(op: OpRun, x: Any) -> tuple[Any, Any]:
+    """Return x and the axis to work along: before opset 13, x is first coerced to two dimensions.
+
+    `onnx.reference` takes the default axis (-1, was 1) and the meaning of the newest opset for all.
+    """
+    given = {attribute.name: attribute.i for attribute in op.onnx_node.attribute}
+    if op.run_params["opsets"][""] >= _PER_AXIS:
+        return x, given.get("axis", -1)
+    axis = given.get("axis", 1)
+    axis += x.ndim if axis < 0 else 0
+    return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:])), 1
+
+
+def _log_softmax(x: Any, axis: int) -> Any:
+    shifted = x - x.max(axis=axis, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True))
+
+
+class Softmax(OpRun):
+    """Softmax, opset 1 on."""
+
+    op_domain = ""
+
+    def _run(self, x: Any, axis: int | None = None) -> tuple[Any, ...]:  # noqa: ARG002 - read from the node
+        work, along = _normalised(self, x)
+        return ((np.exp(_log_softmax(work, along)) if x.size else x).reshape(x.shape).astype(x.dtype),)
+
+
+class LogSoftmax(OpRun):
+    """LogSoftmax, opset 1 on; not the logarithm of a Softmax, which underflows to minus infinity."""
+
+    op_domain = ""
+
+    def _run(self, x: Any, axis: int | None = None) -> tuple[Any, ...]:  # noqa: ARG002
+        work, along = _normalised(self, x)
+        return ((_log_softmax(work, along) if x.size else x).reshape(x.shape).astype(x.dtype),)
+
+
+class Hardmax(OpRun):
+    """Hardmax, opset 1 on."""
+
+    op_domain = ""
+
+    def _run(self, x: Any, axis: int | None = None) -> tuple[Any, ...]:  # noqa: ARG002
+        work, along = _normalised(self, x)
+        result = np.zeros_like(work)
+        if x.size:
+            np.put_along_axis(result, np.expand_dims(work.argmax(axis=along), along), 1, axis=along)
+        return (result.reshape(x.shape),)
+
+
+class BatchNormalization(OpRun):
+    """BatchNormalization, opset 1 on.
+
+    `onnx.reference` mixes statistics of the batch into those given, before opset 14, though the model asks
+    for none of the outputs that only exist in training.
+    """
+
+    op_domain = ""
+
+    def _run(
+        self,
+        x: Any,
+        *parameters: Any,
+        epsilon: float = 1e-5,
+        momentum: float = 0.9,
+        training_mode: int = 0,
+        is_test: int = 0,
+        **_: Any,
+    ) -> tuple[Any, ...]:
+        scale, bias, mean, variance = parameters
+        n_outputs = len(self.onnx_node.output)
+        if self.run_params["opsets"][""] < _TRAINING_MODE:
+            training_mode = n_outputs > 1 and not is_test
+        outputs: tuple[Any, ...] = ()
+        if training_mode:
+            axes = (0, *range(2, x.ndim))
+            seen = x.mean(axis=axes), x.var(axis=axes)
+            running = (
+                old * momentum + new * (1 - momentum) for old, new in zip((mean, variance), seen, strict=True)
+            )
+            outputs = (*running, *seen)
+            mean, variance = seen
+        # Statistics are per channel, (c), or in opsets before 9 also per activation, (c, …).
+        scale, bias, mean, variance = (
+            value.reshape(value.shape + (1,) * (x.ndim - 1 - value.ndim))
+            for value in (scale, bias, mean, variance)
+        )
+        y = scale * (x - mean) / np.sqrt(variance + epsilon) + bias
+        return tuple(value.astype(x.dtype) for value in (y, *outputs))[:n_outputs]
+
+
+class Loop(OpRun):
+    """Loop, opset 1 on.
+
+    `onnx.reference` runs no iteration where the condition is left out, and joins the values of a scan
+    output along their first axis instead of a new one.
+    """
+
+    op_domain = ""
+
+    def need_context(self) -> bool:
+        """Return that the body may read values of the enclosing graph."""
+        return True
+
+    def _run(
+        self,
+        trip_count: Any,
+        condition: Any = None,
+        *carried: Any,
+        context: Any = None,
+        body: Any = None,
+        attributes: Any = None,
+        **bindings: Any,
+    ) -> tuple[Any, ...]:
+        keep_going = condition is None or bool(np.asarray(condition).item())
+        limit = math.inf if trip_count is None else int(np.asarray(trip_count).item())
+        values = list(carried)
+        scans: list[list[Any]] = [[] for _ in body.output_names[1 + len(values) :]]
+        iteration = 0
+        while keep_going and iteration < limit:
+            given = [np.array(iteration, np.int64), np.array(keep_going), *values]
+            feeds = {**(context or {}), **dict(zip(body.input_names, given, strict=True))}
+            again, *results = self._run_body(feeds, attributes=attributes, **bindings)
+            values, scanned = results[: len(values)], results[len(values) :]
+            for scan, value in zip(scans, scanned, strict=True):
+                scan.append(value)
+            keep_going = bool(np.asarray(again).item())
+            iteration += 1
+        declared = body.output_types[1 + len(values) :]
+        return (*values, *(_stack(scan, type_) for scan, type_ in zip(scans, declared, strict=True)))
+
+    def _run_body(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError  # replaced in the instance by OpRun, once it has read the attributes
+
+
+def _stack(scan: list[Any], declared: Any) -> Any:
+    """Return the values of a scan output along a new first axis, (iterations, …)."""
+    if scan:
+        return np.stack(scan)
+    # Without an iteration only the declaration tells what the values would have been.
+    tensor = declared.tensor_type
+    shape = [dim.dim_value for dim in tensor.shape.dim]
+    return np.empty((0, *shape), tensor_dtype_to_np_dtype(tensor.elem_type or TensorProto.FLOAT))
+
+
+CORRECTIONS: tuple[type[OpRun], ...] = (Softmax, LogSoftmax, Hardmax, BatchNormalization, Loop)

@@ -1,0 +1,55 @@
+"""What a kernel is, and what a library must offer to provide some.
+
+Providers know operators and arrays, never graphs, tasks or clusters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from ferroflow_dask.graph.builder import DEFAULT_OPSET
+from ferroflow_dask.graph.ir import Op
+
+#: Computes one op. Called with one value per entry of `op.inputs` (None for the empty string), then one
+#: per entry of `op.captured`; returns one per entry of `op.outputs` (None for the empty string).
+Kernel = Callable[..., tuple[Any, ...]]
+
+
+class DeclinedError(Exception):
+    """A kernel cannot take these values, though another provider's may; never seen by users.
+
+    Parameters
+    ----------
+    reason : str
+    failed : bool, optional
+        Whether it had to try to find out: then the values, not the kernel, may be what is wrong.
+    """
+
+    def __init__(self, reason: str, failed: bool = False) -> None:
+        super().__init__(reason)
+        self.failed = failed
+
+
+class Provider(Protocol):
+    """A source of kernels."""
+
+    @property
+    def name(self) -> str:
+        """The name in the setting `kernels.providers`."""
+
+    def supports(self, op: Op, opsets: Mapping[str, int]) -> bool:
+        """Return whether there is a kernel for this op, whatever the values will be."""
+
+    def compile(self, op: Op, opsets: Mapping[str, int]) -> Kernel:
+        """Return the kernel of a supported op.
+
+        It is called from several threads at a time, and raises `DeclinedError` for values that only
+        another provider can take. The op's own name, and those of values that no sub-graph reads, are
+        placeholders: one kernel serves all ops that differ in nothing else.
+        """
+
+
+def opset_version(op: Op, opsets: Mapping[str, int]) -> int:
+    """Return the version of the op's domain that its graph is written in."""
+    return opsets.get(op.domain, 1 if op.domain else DEFAULT_OPSET)

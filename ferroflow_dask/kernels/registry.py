@@ -1,0 +1,288 @@
+"""Find a kernel for an op: providers are asked in order, and what they compile is kept.
+
+Ops do not keep their identity on the way to a worker, so kernels are kept by what decides their code:
+operator, opset version, attributes, and which optional inputs and outputs there are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ferroflow_dask import config
+from ferroflow_dask.exceptions import KernelError, KernelNotFoundError, UnknownNameError
+from ferroflow_dask.graph.ir import Graph, Op
+from ferroflow_dask.kernels.model import has_subgraph
+from ferroflow_dask.kernels.provider import DeclinedError, Kernel, Provider, opset_version
+
+#: Kernels kept per process; an onnxruntime session takes about 0.1 MB, so this is at most some 50 MB.
+_CACHE_SIZE = 512
+
+
+def _synthetic() -> Provider:
+    from ferroflow_dask.kernels.synthetic import SyntheticProvider
+
+    return SyntheticProvider()
+
+
+def _array() -> Provider:
+    from ferroflow_dask.kernels.array import ArrayProvider
+
+    return ArrayProvider()
+
+
+def _onnxruntime() -> Provider:
+    from ferroflow_dask.kernels.onnxruntime import OnnxRuntimeProvider
+
+    return OnnxRuntimeProvider()
+
+
+def _reference() -> Provider:
+    from ferroflow_dask.kernels.reference import ReferenceProvider
+
+    return ReferenceProvider()
+
+
+#: Imported on first use: onnxruntime and onnx.reference take a good part of a second.
+PROVIDERS: Mapping[str, Callable[[], Provider]] = {
+    "synthetic": _synthetic,
+    "array": _array,
+    "onnxruntime": _onnxruntime,
+    "reference": _reference,
+}
+
+
+@cache
+def _provider(name: str) -> Provider | None:
+    """Return the provider, or None where its library is not installed."""
+    try:
+        return PROVIDERS[name]()
+    except ImportError:
+        return None
+
+
+def _names(providers: Sequence[str] | None) -> tuple[str, ...]:
+    names = tuple(config.get("kernels.providers") if providers is None else providers)
+    for name in names:
+        if name not in PROVIDERS:
+            raise UnknownNameError.of("kernel provider", name, PROVIDERS)
+    return names
+
+
+def _installed(names: Sequence[str]) -> list[Provider]:
+    return [provider for provider in map(_provider, names) if provider is not None]
+
+
+def compile_op(op: Op, opsets: Mapping[str, int], providers: Sequence[str] | None = None) -> Kernel:
+    """Return the kernel of an op; equal ops share what is costly about it.
+
+    Parameters
+    ----------
+    op : Op
+    opsets : mapping of str to int
+        Versions of the graph that the op comes from (`Graph.opsets`).
+    providers : sequence of str, optional
+        Names of the providers to ask, in this order; the setting `kernels.providers` if left out.
+
+    Returns
+    -------
+    callable
+        Takes one value per entry of `op.inputs` (None for the empty string), then one per entry of
+        `op.captured`; returns one per entry of `op.outputs`. It may be called from several threads, and
+        raises KernelError, which names the op, when the op fails.
+
+    Raises
+    ------
+    KernelNotFoundError
+        No provider has the operator.
+    UnknownNameError
+        There is no provider of that name.
+    KernelError
+        The op's attributes make no sense to the provider.
+    """
+    names = _names(providers)
+    dispatcher = _CACHE.get(op, opsets, names)
+    try:
+        found = dispatcher.kernel(0)
+    except Exception as error:
+        raise KernelError(f"op {op.name!r} ({op.kind}) cannot be compiled: {_one_line(error)}") from error
+    if found is None:
+        raise _not_found(op, opsets, names)
+    return _NamedKernel(op, dispatcher, names)
+
+
+def find_provider(op: Op, opsets: Mapping[str, int], providers: Sequence[str] | None = None) -> str:
+    """Return the name of the provider that would be asked first to compute an op.
+
+    Raises
+    ------
+    KernelNotFoundError
+        No provider has the operator.
+    """
+    names = _names(providers)
+    for provider in _installed(names):
+        if provider.supports(op, opsets):
+            return provider.name
+    raise _not_found(op, opsets, names)
+
+
+def check_supported(graph: Graph, providers: Sequence[str] | None = None) -> None:
+    """Raise for the first op that a run would execute and no provider has; nothing is compiled.
+
+    Parameters
+    ----------
+    graph : Graph
+    providers : sequence of str, optional
+        As in `compile_op`.
+
+    Raises
+    ------
+    KernelNotFoundError
+        The message names the op, its operator and the providers.
+    """
+    known: set[Hashable] = set()
+    for op in graph.live_ops:
+        key = _key(op, graph.opsets, _names(providers))
+        if key not in known:
+            find_provider(op, graph.opsets, providers)
+            known.add(key)
+
+
+def _not_found(
+    op: Op, opsets: Mapping[str, int], names: Sequence[str], reason: object = ""
+) -> KernelNotFoundError:
+    version = opset_version(op, opsets)
+    why = f" ({_one_line(reason)})" if reason else ""
+    return KernelNotFoundError(
+        f"no kernel for op {op.name!r} ({op.kind}, opset {version}){why}; "
+        f"asked: {', '.join(names) or 'nobody'}"
+    )
+
+
+def _one_line(reason: object) -> str:
+    return " ".join(str(reason).split()) or type(reason).__name__
+
+
+@dataclass(frozen=True, slots=True)
+class _NamedKernel:
+    """A shared kernel under the name of one op, which errors carry."""
+
+    op: Op
+    dispatcher: _Dispatcher
+    providers: tuple[str, ...]
+
+    def __call__(self, *values: Any) -> tuple[Any, ...]:
+        try:
+            # Infinities and NaN are results like others; ONNX knows no floating-point warnings.
+            with np.errstate(all="ignore"):
+                return self.dispatcher(*values)
+        except Exception as error:
+            if isinstance(error, DeclinedError) and not error.failed:
+                raise _not_found(self.op, self.dispatcher.opsets, self.providers, error) from error
+            operands = ", ".join(map(_describe, values))
+            raise KernelError(
+                f"op {self.op.name!r} ({self.op.kind}) failed on ({operands}): {_one_line(error)}"
+            ) from error
+
+
+def _describe(value: Any) -> str:
+    """Return dtype and shape of a value as `TensorSpec` prints them."""
+    if not hasattr(value, "dtype"):
+        return type(value).__name__
+    return f"{value.dtype}[{', '.join(map(str, value.shape))}]"
+
+
+class _Dispatcher:
+    """The kernels of one signature: of those that providers have, the first that does not decline is used."""
+
+    def __init__(self, op: Op, opsets: Mapping[str, int], providers: Sequence[Provider]) -> None:
+        self.opsets = dict(opsets)
+        self._op = op
+        self._unasked = iter(providers)
+        self._kernels: list[Kernel] = []
+        self._lock = threading.Lock()
+
+    def kernel(self, index: int) -> Kernel | None:
+        """Return the kernel of the provider that is `index` places behind the first supporting one."""
+        with self._lock:
+            while len(self._kernels) <= index:
+                provider = next((p for p in self._unasked if p.supports(self._op, self.opsets)), None)
+                if provider is None:
+                    return None
+                self._kernels.append(provider.compile(self._op, self.opsets))
+            return self._kernels[index]
+
+    def __call__(self, *values: Any) -> tuple[Any, ...]:
+        declined = DeclinedError("nobody was asked")
+        for index in itertools.count():
+            kernel = self.kernel(index)
+            if kernel is None:
+                break
+            try:
+                return kernel(*values)
+            except DeclinedError as error:
+                declined = error
+        raise declined
+
+
+class _KernelCache:
+    """The dispatchers used last, by signature."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._dispatchers: OrderedDict[Hashable, _Dispatcher] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, op: Op, opsets: Mapping[str, int], names: tuple[str, ...]) -> _Dispatcher:
+        key = _key(op, opsets, names)
+        with self._lock:
+            found = self._dispatchers.get(key)
+            if found is None:
+                found = self._dispatchers[key] = _Dispatcher(_anonymous(op), opsets, _installed(names))
+                if len(self._dispatchers) > self._size:
+                    self._dispatchers.popitem(last=False)
+            self._dispatchers.move_to_end(key)
+            return found
+
+
+_CACHE = _KernelCache(_CACHE_SIZE)
+
+
+def _anonymous(op: Op) -> Op:
+    """Return the op without the names that do not matter: all but those a sub-graph may read."""
+    if has_subgraph(op):
+        return op
+    inputs = tuple(f"input_{i}" if value else "" for i, value in enumerate(op.inputs))
+    outputs = tuple(f"output_{i}" if value else "" for i, value in enumerate(op.outputs))
+    return Op(0, "", op.op_type, inputs, outputs, op.domain, op.attributes)
+
+
+def _key(op: Op, opsets: Mapping[str, int], names: tuple[str, ...]) -> Hashable:
+    """Return what decides an op's kernel, in time linear in its attributes."""
+    same = _anonymous(op)
+    versions: Hashable = opset_version(op, opsets)
+    if same is op:
+        versions = tuple(sorted(opsets.items()))
+    attributes = tuple(sorted((name, _frozen(value)) for name, value in op.attributes.items()))
+    return (names, op.domain, op.op_type, versions, same.inputs, same.outputs, same.captured, attributes)
+
+
+def _frozen(value: Any) -> tuple[str, Hashable]:
+    """Return an attribute's value as something hashable; 1 and 1.0 and True differ, as in ONNX."""
+    kind = type(value).__name__
+    if isinstance(value, list | tuple):
+        return "list", tuple(map(_frozen, value))
+    if isinstance(value, np.ndarray):
+        return kind, (value.dtype.str, value.shape, value.tobytes())
+    if hasattr(value, "SerializeToString"):
+        return kind, value.SerializeToString(deterministic=True)
+    if isinstance(value, float | np.floating):
+        return kind, float(value).hex()  # 0.0 and -0.0 are equal, but not the same
+    return kind, value

@@ -1,0 +1,148 @@
+"""Models for tests: small ones built here, and those that come with the onnx package."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+
+def light_models() -> list[Path]:
+    """Paths of the published architectures whose weights are `ConstantOfShape` nodes."""
+    folder = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+    return sorted(folder.glob("light_*.onnx"))
+
+
+def randomize(model: onnx.ModelProto, seed: int = 0) -> onnx.ModelProto:
+    """Return a copy with every `ConstantOfShape` weight replaced by a seeded random initializer.
+
+    Weights are scaled as in He et al., "Delving Deep into Rectifiers", 2015. The last layer is then fitted
+    to data, as in Mishkin and Matas, "All You Need Is a Good Init", 2015: what all inputs have in common is
+    taken out, and what tells two inputs apart gets unit deviation. So no softmax is saturated.
+    """
+    rng = np.random.default_rng(seed)
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    graph = result.graph
+    known = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    scales = _scales(graph)
+    values, kept = {}, []
+    for node in graph.node:
+        if node.op_type == "ConstantOfShape" and node.input[0] in known:
+            shape = tuple(known[node.input[0]].tolist())
+            values[node.output[0]] = _weight(rng, shape, node.output[0] in scales)
+        else:
+            kept.append(node)
+    del graph.node[:]
+    graph.node.extend(kept)
+    for name, value in values.items():
+        graph.initializer.append(numpy_helper.from_array(value, name))
+        if result.ir_version < 4:  # before, initializers had to be listed as inputs too
+            graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, value.shape))
+    _fit_last_layer(result, rng, set(values) | set(known))
+    return result
+
+
+def _scales(graph: onnx.GraphProto) -> set[str]:
+    """Return the weights that multiply activations one by one, and must not make them vanish."""
+    factors = {name for node in graph.node if node.op_type == "Mul" for name in node.input}
+    scales = {
+        node.input[0] for node in graph.node if node.op_type == "Unsqueeze" and node.output[0] in factors
+    }
+    for node in graph.node:
+        if node.op_type == "BatchNormalization":
+            scales.update((node.input[1], node.input[4]))
+    return scales
+
+
+def _fit_last_layer(model: onnx.ModelProto, rng: np.random.Generator, weights: set[str]) -> None:
+    last = [node for node in model.graph.node if node.op_type in ("Gemm", "Conv")][-1]
+    (entry,) = (entry for entry in model.graph.input if entry.name not in weights)
+    shape = [dim.dim_value for dim in entry.type.tensor_type.shape.dim]
+    probe = onnx.ModelProto()
+    probe.CopyFrom(model)
+    del probe.graph.output[:]
+    probe.graph.output.append(helper.make_empty_tensor_value_info(last.output[0]))
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(probe.SerializeToString(), options)
+    results = [session.run(None, {entry.name: rng.standard_normal(shape, np.float32)})[0] for _ in range(2)]
+    scale = 1 / (results[0] - results[1]).std()
+    common = np.mean(results, axis=(0, 1, *range(3, results[0].ndim + 1)))
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    producers = {node.output[0]: node for node in model.graph.node}
+    weight, bias = last.input[1:]
+    while weight not in tensors:  # one model reshapes its weight first
+        weight = producers[weight].input[0]
+    for name, shift in ((weight, np.float32(0)), (bias, common)):
+        value = (numpy_helper.to_array(tensors[name]) - shift) * scale
+        tensors[name].CopyFrom(numpy_helper.from_array(value.astype(np.float32), name))
+
+
+def _weight(rng: np.random.Generator, shape: tuple[int, ...], is_scale: bool) -> np.ndarray[Any, Any]:
+    if is_scale:
+        return rng.uniform(0.8, 1.2, shape).astype(np.float32)
+    if len(shape) < 2:
+        return (0.1 * rng.standard_normal(shape)).astype(np.float32)
+    fan_in = int(np.prod(shape[1:]))
+    return rng.standard_normal(shape, dtype=np.float32) * np.float32(np.sqrt(2 / fan_in))
+
+
+def model_of(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: dict[str, tuple[int, Sequence[int | str | None] | None]],
+    outputs: Sequence[str],
+    *,
+    initializers: dict[str, Any] | None = None,
+    opset: int = 18,
+    domains: dict[str, int] | None = None,
+    ir_version: int = 9,
+    **fields: Any,
+) -> onnx.ModelProto:
+    """Return a model; `inputs` maps names to (element type, shape), outputs are left without type."""
+    graph = helper.make_graph(
+        list(nodes),
+        "test",
+        [helper.make_tensor_value_info(name, *entry) for name, entry in inputs.items()],
+        [helper.make_empty_tensor_value_info(name) for name in outputs],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in (initializers or {}).items()],
+    )
+    imports = [helper.make_opsetid("", opset)]
+    imports += [helper.make_opsetid(domain, version) for domain, version in (domains or {}).items()]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=ir_version, **fields)
+    # The checker wants types of outputs; what ONNX infers saves writing them down.
+    inferred = {v.name: v for v in onnx.shape_inference.infer_shapes(model, data_prop=True).graph.output}
+    for output in model.graph.output:
+        if inferred[output.name].type.WhichOneof("value"):
+            output.CopyFrom(inferred[output.name])
+    return model
+
+
+def mlp(seed: int = 0, hidden: int = 32) -> onnx.ModelProto:
+    """Return a perceptron of three layers, [batch, 784] → [batch, 10], opset 18."""
+    rng = np.random.default_rng(seed)
+    sizes = (784, hidden, hidden, 10)
+    nodes, initializers, value = [], {}, "x"
+    for layer in range(3):
+        weight, bias = f"w{layer}", f"b{layer}"
+        initializers[weight] = _weight(rng, (sizes[layer + 1], sizes[layer]), is_scale=False)
+        initializers[bias] = _weight(rng, (sizes[layer + 1],), is_scale=False)
+        result = "y" if layer == 2 else f"h{layer}"
+        nodes.append(helper.make_node("Gemm", [value, weight, bias], [result], f"gemm{layer}", transB=1))
+        value = result
+        if layer < 2:
+            nodes.append(helper.make_node("Relu", [value], [f"a{layer}"], f"relu{layer}"))
+            value = f"a{layer}"
+    return model_of(nodes, {"x": (TensorProto.FLOAT, ("batch", 784))}, ["y"], initializers=initializers)
+
+
+def reference(model: onnx.ModelProto, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Return the outputs of a model by name, as `onnx.reference` computes them."""
+    names = [output.name for output in model.graph.output]
+    return dict(zip(names, ReferenceEvaluator(model).run(None, inputs), strict=True))

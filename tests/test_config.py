@@ -1,0 +1,52 @@
+"""Settings: defaults and schema say the same, and what the user sets wins."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Any
+
+import dask
+import jsonschema
+import pytest
+import yaml
+
+from ferroflow_dask import config
+
+DEFAULTS = yaml.safe_load((files("ferroflow_dask") / "ferroflow.yaml").read_text(encoding="utf-8"))
+SCHEMA = yaml.safe_load((files("ferroflow_dask") / "ferroflow-schema.yaml").read_text(encoding="utf-8"))
+
+
+def test_the_defaults_are_valid() -> None:
+    jsonschema.validate(DEFAULTS, SCHEMA)
+
+
+def test_the_schema_is_complete() -> None:
+    def compare(defaults: dict[str, Any], schema: dict[str, Any]) -> None:
+        assert defaults.keys() == schema["properties"].keys()
+        for key, value in defaults.items():
+            if isinstance(value, dict):
+                compare(value, schema["properties"][key])
+
+    compare(DEFAULTS, SCHEMA)
+
+
+def test_the_schema_refuses_unknown_settings() -> None:
+    with pytest.raises(jsonschema.ValidationError, match="policies"):
+        jsonschema.validate({"ferroflow": {"policies": "static"}}, SCHEMA)
+
+
+def test_defaults_are_loaded_with_the_package() -> None:
+    assert config.get("policy") == "ferroflow"
+    assert config.get("kernels.providers") == DEFAULTS["ferroflow"]["kernels"]["providers"]
+
+
+def test_what_the_user_sets_wins() -> None:
+    with dask.config.set({"ferroflow.policy": "static"}):
+        config.load_defaults()
+        assert config.get("policy") == "static"
+
+
+@pytest.mark.parametrize(("value", "seconds"), [("1ms", 0.001), ("2s", 2.0), (0.5, 0.5)])
+def test_times_are_read_with_or_without_unit(value: str | float, seconds: float) -> None:
+    with dask.config.set({"ferroflow.latency": value}):
+        assert config.get_seconds("latency") == seconds
