@@ -380,6 +380,20 @@ def test_batch_normalization_uses_the_given_statistics(provider, opset):
 
 
 @pytest.mark.parametrize("provider", ["onnxruntime", "reference"])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 9])
+def test_lrn_sums_over_neighbouring_channels_of_every_sample(provider, size):
+    x = normal(2, 5, 3, 4)
+    expected = np.empty_like(x)
+    for c in range(5):
+        # From the operator's text: max(0, c - floor((size - 1) / 2)) to min(C - 1, c + ceil((size - 1) / 2)).
+        near = slice(max(0, c - (size - 1) // 2), min(4, c + -(-(size - 1) // 2)) + 1)
+        expected[:, c] = x[:, c] / (2 + 0.5 / size * (x[:, near] ** 2).sum(axis=1)) ** 0.7
+    op = op_of("LRN", [x], alpha=0.5, beta=0.7, bias=2.0, size=size)
+    (actual,) = compile_op(op, {"": 13}, [provider, "reference"])(x)  # onnxruntime declines even sizes
+    assert_same(actual, expected)
+
+
+@pytest.mark.parametrize("provider", ["onnxruntime", "reference"])
 def test_logsoftmax_does_not_underflow(provider):
     (actual,) = compile_op(op_of("LogSoftmax", [1]), {"": 13}, [provider])(np.float32([[0, 200]]))
     np.testing.assert_allclose(actual, [[-200, 0]])

@@ -113,6 +113,24 @@ class BatchNormalization(OpRun):
         return tuple(value.astype(x.dtype) for value in (y, *outputs))[:n_outputs]
 
 
+class LRN(OpRun):
+    """LRN, opset 1 on.
+
+    `onnx.reference` sums squares for as many channels as the batch has samples, and leaves out the others.
+    """
+
+    op_domain = ""
+
+    def _run(
+        self, x: Any, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0, size: int = 1
+    ) -> tuple[Any, ...]:
+        squares = np.square(x, dtype=np.float64)
+        before, after = (size - 1) // 2, size // 2
+        padded = np.pad(squares, [(0, 0), (before, after), *[(0, 0)] * (x.ndim - 2)])
+        window = sum(padded[:, i : i + x.shape[1]] for i in range(size))
+        return ((x / (bias + alpha / size * window) ** beta).astype(x.dtype),)
+
+
 class Loop(OpRun):
     """Loop, opset 1 on.
 
@@ -167,4 +185,4 @@ def _stack(scan: list[Any], declared: Any) -> Any:
     return np.empty((0, *shape), tensor_dtype_to_np_dtype(tensor.elem_type or TensorProto.FLOAT))
 
 
-CORRECTIONS: tuple[type[OpRun], ...] = (Softmax, LogSoftmax, Hardmax, BatchNormalization, Loop)
+CORRECTIONS: tuple[type[OpRun], ...] = (Softmax, LogSoftmax, Hardmax, BatchNormalization, LRN, Loop)

@@ -1,0 +1,51 @@
+"""The nine architectures that come with onnx, with random weights, one task per node on worker processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from distributed import Client
+from models import light_models, randomize
+from onnx.reference import ReferenceEvaluator
+
+from ferroflow_dask import executed, install, load_onnx, place, uninstall
+from ferroflow_dask.kernels.corrections import LRN
+
+#: The evaluator takes Softmax and BatchNormalization of old opsets for new ones, so it is given the same
+#: model in this one; LRN it does not compute in any (see `corrections`, and test_kernels for the proof).
+REFERENCE_OPSET = 17
+
+
+def expected_output(model: onnx.ModelProto, name: str, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    converted = onnx.version_converter.convert_version(model, REFERENCE_OPSET)
+    (output,) = ReferenceEvaluator(converted, new_ops=[LRN]).run(None, {name: x})
+    return output
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("path", light_models(), ids=lambda path: path.stem)
+def test_an_architecture_on_processes_matches_onnx_reference(path: Path, process_client: Client) -> None:
+    model = randomize(onnx.load(path), seed=1)
+    graph = load_onnx(model, name=path.stem)
+    (name,) = graph.inputs
+    one, other = (
+        np.random.default_rng(seed).standard_normal((1, 3, 224, 224), np.float32) for seed in (1, 2)
+    )
+    install(process_client)
+    placed = place(graph, process_client)
+    outputs = []
+    for x in (one, other):
+        bound = placed.bind(**{name: x})
+        assert bound.n_tasks == len(graph.live_ops)
+        (output,) = process_client.compute(bound).result().values()
+        assert executed(process_client, bound.run).executed_ops == len(graph.live_ops)
+        outputs.append(output)
+    uninstall(process_client)
+    expected = expected_output(model, name, one)
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(outputs[0], expected, rtol=0, atol=1e-3 * scale)
+    assert np.abs(outputs[0] - outputs[1]).max() > 0.05 * scale
