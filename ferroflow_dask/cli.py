@@ -21,14 +21,14 @@ from rich.table import Table
 from rich.text import Text
 
 import ferroflow_dask
-from ferroflow_dask.bench import Run, RunRecord, run_on_cluster, run_sequentially
+from ferroflow_dask.bench import Run, RunRecord, run_on_cluster, run_sequentially, warm_up
 from ferroflow_dask.bench.progress import progress_bar
 from ferroflow_dask.deploy import connect, local_client
 from ferroflow_dask.exceptions import ClusterError, FerroflowError, KernelNotFoundError, UsageError
 from ferroflow_dask.graph import TOPOLOGIES, Graph, check_inputs, generate, levels, load_onnx, random_inputs
 from ferroflow_dask.graph.render import kind_counts
 from ferroflow_dask.kernels import check_supported, find_provider
-from ferroflow_dask.lowering import place, warm_up
+from ferroflow_dask.lowering import place
 from ferroflow_dask.plugin import check_scheduler, check_workers, install, uninstall
 from ferroflow_dask.policy import policy_names
 
@@ -390,5 +390,5 @@ def _result(record: RunRecord) -> str:
     return (
         f"{record.executed_ops} ops in {record.makespan_s:.3f} s = {record.ops_per_s:,.0f} ops/s, "
         f"{record.efficiency:.0%} of the bound {record.bound_ops_per_s:,.0f}; "
-        f"{record.steals} steals, {record.idle_fraction:.0%} idle"
+        f"{record.steals} {'steal' if record.steals == 1 else 'steals'}, {record.idle_fraction:.0%} idle"
     )

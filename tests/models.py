@@ -142,6 +142,39 @@ def mlp(seed: int = 0, hidden: int = 32) -> onnx.ModelProto:
     return model_of(nodes, {"x": (TensorProto.FLOAT, ("batch", 784))}, ["y"], initializers=initializers)
 
 
+def if_model() -> onnx.ModelProto:
+    """Return y = a + w if c, else a - b; w is an initializer of the branch, a is captured at depth two."""
+
+    def branch(name: str, *nodes: onnx.NodeProto, **extra: Any) -> onnx.GraphProto:
+        return helper.make_graph(
+            list(nodes),
+            name,
+            [],
+            [helper.make_tensor_value_info(f"{name}_out", TensorProto.FLOAT, [2])],
+            **extra,
+        )
+
+    weight = numpy_helper.from_array(np.float32([10, 20]), "w")
+    deep = branch("deep", helper.make_node("Add", ["a", "w"], ["deep_out"]))
+    other = branch("other", helper.make_node("Identity", ["b"], ["other_out"]))
+    nested = helper.make_node("If", ["c"], ["then_out"], then_branch=deep, else_branch=other)
+    then = branch("then", nested, initializer=[weight])
+    otherwise = branch("otherwise", helper.make_node("Sub", ["a", "b"], ["otherwise_out"]))
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"]),
+        helper.make_node("Neg", ["x"], ["b"]),
+        helper.make_node("If", ["c"], ["y"], then_branch=then, else_branch=otherwise),
+    ]
+    return model_of(nodes, {"x": (TensorProto.FLOAT, [2]), "c": (TensorProto.BOOL, [])}, ["y"])
+
+
+def sparse_tensor(values: Any, indices: Any, dims: list[int], name: str = "") -> onnx.SparseTensorProto:
+    """Return a tensor that is zero but for `values` at `indices`, flat ones or coordinates."""
+    return helper.make_sparse_tensor(
+        numpy_helper.from_array(np.float32(values), name), numpy_helper.from_array(np.int64(indices)), dims
+    )
+
+
 def reference(model: onnx.ModelProto, inputs: dict[str, Any]) -> dict[str, Any]:
     """Return the outputs of a model by name, as `onnx.reference` computes them."""
     names = [output.name for output in model.graph.output]

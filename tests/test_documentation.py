@@ -68,6 +68,18 @@ def test_the_readme_shows_the_example_as_it_is() -> None:
     assert body in [block.strip() for block in shown]
 
 
+@pytest.mark.cluster
+def test_what_the_readme_shows_in_python_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(tmp_path, str(REPOSITORY / "examples/mlp.py"))
+    monkeypatch.chdir(tmp_path)
+    sessions = "\n".join(re.findall(r"```pycon\n(.*?)```", README, re.DOTALL))
+    test = doctest.DocTestParser().get_doctest(sessions, {}, "README.md", "README.md", 0)
+    runner = doctest.DocTestRunner(verbose=False)
+    runner.run(test)
+    assert runner.tries >= 10
+    assert runner.failures == 0
+
+
 def test_the_readmes_commands_are_those_that_ci_gives() -> None:
     ci = (REPOSITORY / ".ci/run").read_text(encoding="utf-8")
     for command in (

@@ -28,7 +28,9 @@ def local_client(workers: int, threads: int = 1, processes: bool = True) -> Iter
             processes=processes,
             dashboard_address=":0",  # any free port: the default one may belong to another cluster
             scheduler_kwargs={"dashboard": False},
-            silence_logs=logging.ERROR,
+            # A heartbeat that meets the end of the cluster is logged as an error, with a traceback; what
+            # goes wrong in a run is raised by its results.
+            silence_logs=logging.CRITICAL,
         ) as cluster,
         Client(cluster) as client,
     ):

@@ -223,7 +223,7 @@ def generate(name: str, *, seed: int = 0, **arguments: Any) -> Graph:
     Examples
     --------
     >>> generate("wide", width=8, depth=5, skew=0.25)
-    <Graph 'wide': 40 ops, 1 sources, 40 edges, outputs ['fast_15', 'fast_20', 'fast_25', 'fast_30']…>
+    <Graph 'wide': 40 ops, 1 sources, 40 edges, outputs ['slow_5', 'slow_10', 'fast_15', 'fast_20']…>
     """
     topology = TOPOLOGIES.get(name)
     if topology is None:

@@ -1,7 +1,7 @@
 """From a graph to Dask tasks: one task per op, outputs by name."""
 
 from ferroflow_dask.lowering.collection import BoundGraph, bind
-from ferroflow_dask.lowering.execution import ExecutionReport, executed, executed_here, warm_up
+from ferroflow_dask.lowering.execution import ExecutionReport, executed, executed_here
 from ferroflow_dask.lowering.placement import place
 from ferroflow_dask.lowering.tasks import COST_ANNOTATION, RANK_ANNOTATION
 
@@ -14,5 +14,4 @@ __all__ = [
     "executed",
     "executed_here",
     "place",
-    "warm_up",
 ]

@@ -10,11 +10,11 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ferroflow_dask.graph.ir import Graph, Op
+from ferroflow_dask.graph.ir import Op
 from ferroflow_dask.kernels import compile_op
 
 if TYPE_CHECKING:
@@ -119,18 +119,6 @@ class ExecuteOp:
 
     def __dask_tokenize__(self) -> tuple[str, str, int]:
         return (type(self).__qualname__, self.run, self.op.id)
-
-
-def warm_up(client: Client, graph: Graph, providers: Sequence[str] | None = None) -> None:
-    """Let every worker import what it needs to run a graph's ops."""
-    one_of_each = {op.kind: op for op in graph.live_ops}
-    calls = [(op, dict(graph.opsets)) for op in one_of_each.values()]
-    client.run(_compile, calls, None if providers is None else tuple(providers))
-
-
-def _compile(calls: Sequence[tuple[Op, Mapping[str, int]]], providers: tuple[str, ...] | None) -> None:
-    for op, opsets in calls:
-        compile_op(op, opsets, providers)
 
 
 def executed_here(run: str) -> ExecutionReport:

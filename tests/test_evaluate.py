@@ -1,0 +1,81 @@
+"""Evaluating a whole graph: every op once, values kept while they are read, inputs as declared."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import Counter
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ferroflow_dask.exceptions import BindError
+from ferroflow_dask.graph import GraphBuilder, Op, generate
+from ferroflow_dask.kernels import compile_op, evaluate
+
+
+def test_every_op_runs_once_inside_the_hook():
+    graph = generate("transformer", seq_len=2, d_model=4, n_heads=2)
+    entered: Counter[str] = Counter()
+    left: Counter[str] = Counter()
+
+    @contextmanager
+    def count(op: Op) -> Any:
+        entered[op.name] += 1
+        yield
+        left[op.name] += 1
+
+    evaluate(graph, on_op=count)
+    assert entered == left == {op.name: 1 for op in graph.ops}
+
+
+def test_values_are_dropped_after_their_last_reader(monkeypatch):
+    alive: list[Any] = []
+    most = 0
+
+    def recording(op: Op, *rest: Any) -> Any:
+        kernel = compile_op(op, *rest)
+
+        def run(*values: Any) -> Any:
+            nonlocal most
+            (result,) = kernel(*values)
+            alive.append(weakref.ref(result))
+            most = max(most, sum(ref() is not None for ref in alive))
+            return (result,)
+
+        return run
+
+    monkeypatch.setattr(sys.modules["ferroflow_dask.kernels.evaluate"], "compile_op", recording)
+    evaluate(generate("matmul-chain", n_ops=10, m=3))
+    assert len(alive) == 10
+    assert most == 2  # the one being read and the one being made
+
+
+def test_an_output_that_other_ops_read_survives():
+    builder = GraphBuilder()
+    x = builder.input("x", "float32", (2,))
+    y = builder.op("Relu", x)
+    builder.output(x=x, y=y, z=builder.op("Add", y, y))
+    actual = evaluate(builder.build(), {"x": np.float32([-1, 2])})
+    assert list(actual) == ["x", "y", "z"]
+    assert {name: value.tolist() for name, value in actual.items()} == {
+        "x": [-1, 2],
+        "y": [0, 2],
+        "z": [0, 4],
+    }
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        pytest.param({}, r"input 'x' of graph 'g' is missing; it takes x: float32\[2\]", id="missing"),
+        pytest.param({"x": 1, "w": 2}, r"graph 'g' has no input 'w'; it takes x", id="unknown"),
+    ],
+)
+def test_inputs_must_be_those_of_the_graph(inputs, message):
+    builder = GraphBuilder("g")
+    builder.output(y=builder.op("Relu", builder.input("x", "float32", (2,))))
+    with pytest.raises(BindError, match=message):
+        evaluate(builder.build(), inputs)

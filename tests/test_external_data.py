@@ -1,0 +1,150 @@
+"""Weights in files beside the model: read inside its folder, refused outside, damage named."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from agreement import assert_equal_to_reference
+from models import mlp
+from onnx import TensorProto, helper
+from onnx.helper import make_node as node
+from onnx.helper import make_tensor_value_info as info
+
+from ferroflow_dask.exceptions import ModelError
+from ferroflow_dask.graph.from_onnx import load_onnx
+from ferroflow_dask.kernels import evaluate
+
+FLOAT, BOOL = TensorProto.FLOAT, TensorProto.BOOL
+
+
+@pytest.fixture
+def external(tmp_path):
+    """Save and return the folder of a model whose weights are in `weights.bin` beside it."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    onnx.save(mlp(), folder / "m.onnx", save_as_external_data=True, location="weights.bin", size_threshold=64)
+    assert (folder / "m.onnx").stat().st_size < 10_000
+    return folder
+
+
+def relocate(path: Path, **entries: str) -> None:
+    """Change where the first external weight is said to be."""
+    model = onnx.load(path, load_external_data=False)
+    tensor = next(t for t in model.graph.initializer if t.data_location == TensorProto.EXTERNAL)
+    for entry in tensor.external_data:
+        entry.value = entries.get(entry.key, entry.value)
+    path.write_bytes(model.SerializeToString())
+
+
+def test_weights_in_other_files_are_read(external):
+    graph = load_onnx(external / "m.onnx")
+    assert graph.constants["w0"].shape == (32, 784)
+    assert_equal_to_reference(mlp(), graph, x=np.ones((2, 784), np.float32))
+
+
+def test_weights_in_a_folder_below_are_read(external):
+    (external / "data").mkdir()
+    shutil.copy(external / "weights.bin", external / "data" / "w")
+    relocate(external / "m.onnx", location="data/w")
+    assert len(load_onnx(external / "m.onnx").constants) == 6
+
+
+def test_a_path_relative_to_the_current_folder_is_enough(external, monkeypatch):
+    monkeypatch.chdir(external)
+    assert len(load_onnx("m.onnx").constants) == 6
+
+
+def test_external_tensors_inside_nodes_and_sub_graphs_are_read(tmp_path):
+    def tensor(name: str) -> onnx.TensorProto:
+        (tmp_path / name).write_bytes(np.float32([3, 4]).tobytes())
+        result = TensorProto(name=name, data_type=FLOAT, dims=[2], data_location=TensorProto.EXTERNAL)
+        result.external_data.add(key="location", value=name)
+        return result
+
+    def branch(name: str, *nodes: onnx.NodeProto, **extra: Any) -> onnx.GraphProto:
+        return helper.make_graph(list(nodes), name, [], [info("r", FLOAT, [2])], **extra)
+
+    then = branch("t", node("Identity", ["w"], ["r"]), initializer=[tensor("w")])
+    otherwise = branch("e", node("Constant", [], ["r"], value=tensor("k")))
+    nodes = [node("If", ["c"], ["i"], then_branch=then, else_branch=otherwise)]
+    nodes += [node("Constant", [], ["d"], value=tensor("q")), node("Add", ["i", "d"], ["y"])]
+    graph = helper.make_graph(nodes, "g", [info("c", BOOL, [])], [info("y", FLOAT, [2])])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    imported = load_onnx(tmp_path / "m.onnx")
+    for c in (True, False):
+        assert evaluate(imported, {"c": np.array(c)})["y"].tolist() == [6, 8]
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        pytest.param("../secret.bin", id="a file in the folder above"),
+        pytest.param("../model2/secret.bin", id="a folder whose name begins with the model's"),
+        pytest.param("{outside}", id="an absolute path"),
+        pytest.param("{inside}", id="an absolute path even if it is inside"),
+        pytest.param("link.bin", id="a link to a file outside"),
+        pytest.param("folder/secret.bin", id="a link to a folder outside"),
+        pytest.param(".", id="the folder itself"),
+        pytest.param("", id="nothing"),
+    ],
+)
+def test_no_file_outside_the_model_folder_is_read(external, location):
+    secret = external.parent / "secret.bin"
+    shutil.copy(external / "weights.bin", secret)
+    (external.parent / "model2").mkdir()
+    shutil.copy(secret, external.parent / "model2")
+    (external / "link.bin").symlink_to(secret)
+    (external / "folder").symlink_to(external.parent)
+    relocate(external / "m.onnx", location=location.format(outside=secret, inside=external / "weights.bin"))
+    with pytest.raises(
+        ModelError, match=r"m\.onnx: weight 'w0' .*outside the model's folder; it is not read"
+    ):
+        load_onnx(external / "m.onnx")
+
+
+def test_a_link_that_stays_inside_the_folder_is_followed(external):
+    (external / "link.bin").symlink_to("weights.bin")
+    relocate(external / "m.onnx", location="link.bin")
+    assert len(load_onnx(external / "m.onnx").constants) == 6
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        pytest.param(
+            lambda f: (f / "weights.bin").unlink(), "'weights.bin', and there is no such file", id="gone"
+        ),
+        pytest.param(lambda f: os.truncate(f / "weights.bin", 9), "beyond the 9 bytes", id="cut off"),
+        pytest.param(lambda f: relocate(f / "m.onnx", offset="-4"), "beyond", id="a negative offset"),
+        pytest.param(lambda f: relocate(f / "m.onnx", offset="x"), "damaged external data", id="no number"),
+        pytest.param(
+            lambda f: relocate(f / "m.onnx", location="a\0b"), "damaged external data", id="no path"
+        ),
+        pytest.param(
+            lambda f: relocate(f / "m.onnx", length="8"), "'w0' is damaged", id="a length that does not fit"
+        ),
+        pytest.param(
+            lambda f: (os.remove(f / "weights.bin"), os.mkfifo(f / "weights.bin")), "no such", id="a pipe"
+        ),
+    ],
+)
+def test_damaged_external_data(external, damage, message):
+    damage(external)
+    with pytest.raises(ModelError, match=message) as error:
+        load_onnx(external / "m.onnx")
+    assert "\n" not in str(error.value)
+
+
+def test_external_data_needs_a_path(external):
+    content = (external / "m.onnx").read_bytes()
+    with pytest.raises(
+        ModelError, match=r"^model: weight 'w0' is in the file 'weights.bin'; give the model by its path"
+    ):
+        load_onnx(content)

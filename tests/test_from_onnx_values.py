@@ -1,0 +1,130 @@
+"""What importing makes of a model's inputs, outputs, initializers and constants."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from models import model_of, sparse_tensor
+from onnx import TensorProto, helper, numpy_helper
+from onnx.helper import make_node as node
+from onnx.helper import make_tensor_value_info as info
+
+from ferroflow_dask.graph import TensorSpec
+from ferroflow_dask.graph.from_onnx import load_onnx
+from ferroflow_dask.kernels import evaluate
+
+FLOAT, BOOL = TensorProto.FLOAT, TensorProto.BOOL
+
+
+def test_initializers_that_are_also_listed_as_inputs_are_no_inputs():
+    model = model_of(
+        [node("Add", ["x", "w"], ["y"])],
+        {"x": (FLOAT, [2]), "w": (FLOAT, [2])},
+        ["y"],
+        initializers={"w": np.float32([1, 2])},
+        opset=8,
+        ir_version=3,
+    )
+    graph = load_onnx(model)
+    assert list(graph.inputs) == ["x"]
+    assert graph.constants["w"].tolist() == [1, 2]
+
+
+def test_dimensions_keep_their_names_or_stay_unknown():
+    model = model_of([node("Relu", ["x"], ["y"])], {"x": (FLOAT, ["batch", None, 3])}, ["y"])
+    graph = load_onnx(model)
+    assert graph.inputs["x"].shape == ("batch", None, 3)
+    assert graph.spec("y").shape[::2] == ("batch", 3)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "expected"),
+    [
+        pytest.param(
+            {"value": numpy_helper.from_array(np.float64([[1.5]]))}, np.float64([[1.5]]), id="tensor"
+        ),
+        pytest.param({"value_float": 1.5}, np.float32(1.5), id="float"),
+        pytest.param({"value_floats": [1.5, 2]}, np.float32([1.5, 2]), id="floats"),
+        pytest.param({"value_int": 3}, np.int64(3), id="int"),
+        pytest.param({"value_ints": [3, 4]}, np.int64([3, 4]), id="ints"),
+        pytest.param({"value_string": "é"}, np.array("é", object), id="string"),
+        pytest.param({"value_strings": ["a", "é"]}, np.array(["a", "é"], object), id="strings"),
+        pytest.param(
+            {"sparse_value": sparse_tensor([5, 6], [0, 2], [3])}, np.float32([5, 0, 6]), id="sparse"
+        ),
+        pytest.param(
+            {"value": numpy_helper.from_array(np.arange(9999, dtype=np.float32))},
+            np.arange(9999, dtype=np.float32),
+            id="a large tensor",
+        ),
+    ],
+)
+def test_constant_nodes_become_sources(attribute, expected):
+    model = model_of([node("Constant", [], ["c"], **attribute), node("Identity", ["c"], ["y"])], {}, ["y"])
+    graph = load_onnx(model)
+    assert [op.kind for op in graph.ops] == ["Identity"]
+    value = graph.constants["c"]
+    assert value.dtype == expected.dtype
+    assert value.tolist() == expected.tolist()
+    assert graph.spec("c").shape == expected.shape
+
+
+@pytest.mark.parametrize(
+    "indices", [pytest.param([1, 3], id="flat indices"), pytest.param([[0, 1], [1, 1]], id="coordinates")]
+)
+def test_sparse_initializers_become_dense(indices):
+    model = model_of([node("Add", ["x", "s"], ["y"])], {"x": (FLOAT, [2, 2])}, ["y"])
+    model.graph.sparse_initializer.append(sparse_tensor([7, 8], indices, [2, 2], "s"))
+    model.graph.output[0].CopyFrom(info("y", FLOAT, [2, 2]))
+    graph = load_onnx(model)
+    assert graph.constants["s"].tolist() == [[0, 7], [0, 8]]
+    assert evaluate(graph, {"x": np.ones((2, 2), np.float32)})["y"].tolist() == [[1, 8], [1, 9]]
+
+
+@pytest.mark.parametrize(
+    "element", [TensorProto.BFLOAT16, TensorProto.FLOAT8E5M2, TensorProto.INT4, TensorProto.FLOAT16, BOOL]
+)
+def test_weights_keep_their_dtype(element):
+    dtype = helper.tensor_dtype_to_np_dtype(element)
+    model = model_of([node("Identity", ["w"], ["y"])], {}, ["y"], opset=21, ir_version=10)
+    model.graph.initializer.append(helper.make_tensor("w", element, [3], [1, 0, 1]))
+    model.graph.output[0].CopyFrom(info("y", element, [3]))
+    graph = load_onnx(model)
+    assert graph.constants["w"].dtype == dtype == graph.spec("y").dtype
+    assert evaluate(graph)["y"].astype(int).tolist() == [1, 0, 1]
+
+
+def test_strings_are_objects():
+    model = model_of([node("Identity", ["w"], ["y"])], {}, ["y"])
+    model.graph.initializer.append(helper.make_tensor("w", TensorProto.STRING, [2], [b"a", "é".encode()]))
+    model.graph.output[0].CopyFrom(info("y", TensorProto.STRING, [2]))
+    assert evaluate(load_onnx(model))["y"].tolist() == ["a", "é"]
+
+
+def test_outputs_may_be_inputs_or_initializers_and_inputs_may_be_unused():
+    model = model_of(
+        [node("Relu", ["x"], ["r"])],
+        {"x": (FLOAT, [2]), "unused": (FLOAT, [1])},
+        ["x", "w", "r"],
+        initializers={"w": np.float32([3])},
+    )
+    model.graph.output[0].CopyFrom(info("x", FLOAT, [2]))
+    model.graph.output[1].CopyFrom(info("w", FLOAT, [1]))
+    graph = load_onnx(model)
+    assert graph.outputs == ("x", "w", "r")
+    result = evaluate(graph, {"x": np.float32([-1, 1]), "unused": np.float32([0])})
+    assert {name: value.tolist() for name, value in result.items()} == {"x": [-1, 1], "w": [3], "r": [0, 1]}
+
+
+def test_sequences_may_enter_and_leave():
+    sequence = helper.make_sequence_type_proto(helper.make_tensor_type_proto(FLOAT, [2]))
+    graph = helper.make_graph(
+        [node("SequenceInsert", ["s", "x"], ["t"])],
+        "g",
+        [helper.make_value_info("s", sequence), info("x", FLOAT, [2])],
+        [helper.make_value_info("t", sequence)],
+    )
+    imported = load_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]))
+    assert imported.inputs["s"] == TensorSpec()
+    one = np.float32([1, 2])
+    assert [v.tolist() for v in evaluate(imported, {"s": [one], "x": one + 2})["t"]] == [[1, 2], [3, 4]]

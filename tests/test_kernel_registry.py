@@ -1,0 +1,198 @@
+"""Finding a kernel for an op, sharing it between equal ops, and failing in one line."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from kernel_cases import normal_from, op_of
+from onnx import TensorProto, helper
+
+from ferroflow_dask.exceptions import KernelError, KernelNotFoundError, UnknownNameError
+from ferroflow_dask.graph import FERROFLOW_DOMAIN, Graph, Op, generate
+from ferroflow_dask.kernels import check_supported, compile_op, registry
+from ferroflow_dask.kernels.provider import DeclinedError
+
+
+def test_an_operator_that_nobody_has_is_named_with_its_opset_and_who_was_asked():
+    op = op_of("Frobnicate", [1], domain="acme")
+    message = (
+        r"^no kernel for op 'it' \(acme.Frobnicate, opset 3\); "
+        r"asked: synthetic, array, onnxruntime, reference$"
+    )
+    with pytest.raises(KernelNotFoundError, match=message):
+        compile_op(op, {"acme": 3})
+    with pytest.raises(KernelNotFoundError, match=r"asked: array$"):
+        compile_op(op_of("Conv", [1, 2]), {"": 18}, ["array"])
+    with pytest.raises(KernelNotFoundError, match=r"asked: nobody$"):
+        compile_op(op, {}, [])
+
+
+def test_check_supported_names_the_first_op_without_a_kernel():
+    x, y, z = ("x", "y", "z")
+    ops = (
+        Op(0, "fine", "Relu", (), (x,)),
+        Op(1, "odd", "Foo", (x,), (y,), "acme"),
+        Op(2, "b", "Bar", (y,), (z,)),
+    )
+    graph = Graph("g", (), ops, ("z",), opsets={"": 18, "acme": 1})
+    with pytest.raises(KernelNotFoundError, match="'odd'"):
+        check_supported(graph)
+    check_supported(generate("transformer", seq_len=2, d_model=4, n_heads=2))
+
+
+def test_an_unknown_provider_is_answered_with_those_there_are():
+    with pytest.raises(UnknownNameError, match=r"'numpyy'; choose one of: array, onnxruntime"):
+        compile_op(op_of("Relu", [1]), {"": 18}, ["numpyy"])
+
+
+def test_a_kernel_that_fails_names_op_kind_and_operands_in_one_line():
+    values = normal_from(seed=0)(2, 3), np.int64([4, 5])
+    with pytest.raises(
+        KernelError, match=r"^op 'it' \(Reshape\) failed on \(float32\[2, 3\], int64\[2\]\): "
+    ) as error:
+        compile_op(op_of("Reshape", values), {"": 18})(*values)
+    assert "\n" not in str(error.value)
+    assert error.value.__cause__ is not None
+
+
+def test_bad_attributes_fail_when_the_op_is_compiled():
+    with pytest.raises(KernelError, match=r"'it' \(ferroflow.Slow\) cannot be compiled"):
+        compile_op(op_of("Slow", [1], domain=FERROFLOW_DOMAIN, duration="long"), {})
+
+
+class Recording:
+    """A provider of `acme` ops that counts what it compiles; declines integers, fails on strings."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.compiled: list[Op] = []
+
+    def supports(self, op: Op, opsets: Any) -> bool:
+        return op.domain == "acme"
+
+    def compile(self, op: Op, opsets: Any) -> Any:
+        self.compiled.append(op)
+
+        def kernel(x: Any) -> tuple[str, Any]:
+            if isinstance(x, int):
+                raise DeclinedError("integers are not for me")
+            if isinstance(x, str):
+                raise DeclinedError("tried in vain", failed=True)
+            return (f"{self.name}: {x}",)
+
+        return kernel
+
+
+@pytest.fixture
+def provide(monkeypatch):
+    """Add a provider under a name of its own, with an empty cache of kernels."""
+    monkeypatch.setattr(registry, "_CACHE", registry._KernelCache(2))
+    monkeypatch.setattr(registry, "PROVIDERS", dict(registry.PROVIDERS))
+    registry._provider.cache_clear()
+
+    def add(name: str, factory: Any = Recording) -> Any:
+        provider = factory(name)
+        registry.PROVIDERS[name] = lambda: provider
+        return provider
+
+    yield add
+    registry._provider.cache_clear()
+
+
+def test_equal_ops_share_one_kernel_whatever_their_names_and_however_many_threads(provide):
+    recording = provide("one")
+    barrier = threading.Barrier(8)
+    results: list[Any] = []
+
+    def work(index: int) -> None:
+        op = Op(
+            index, f"op{index}", "Foo", (f"in{index}",), (f"out{index}",), "acme", {"axis": 1, "xs": [1.0]}
+        )
+        op = pickle.loads(pickle.dumps(op))
+        barrier.wait()
+        results.append(compile_op(op, {"acme": 1}, ["one"])(1.5))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [("one: 1.5",)] * 8
+    assert len(recording.compiled) == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(lambda: (op_of("Foo", [1], domain="acme", axis=2), {}), id="another attribute"),
+        pytest.param(
+            lambda: (op_of("Foo", [1], domain="acme", axis=1.0), {}), id="a float instead of an integer"
+        ),
+        pytest.param(lambda: (op_of("Foo", [1], domain="acme"), {}), id="no attribute"),
+        pytest.param(
+            lambda: (op_of("Foo", [1, 1], domain="acme", axis=1), {}), id="another number of inputs"
+        ),
+        pytest.param(lambda: (op_of("Foo", [1, None], domain="acme", axis=1), {}), id="an input left out"),
+        pytest.param(lambda: (op_of("Foo", [1], 2, "acme", axis=1), {}), id="another number of outputs"),
+        pytest.param(lambda: (op_of("Foo", [1], domain="acme", axis=1), {"acme": 2}), id="another opset"),
+        pytest.param(
+            lambda: (
+                op_of("Foo", [1], domain="acme", axis=helper.make_tensor("t", TensorProto.FLOAT, [1], [1])),
+                {},
+            ),
+            id="a tensor",
+        ),
+    ],
+)
+def test_ops_that_differ_have_kernels_of_their_own(provide, other):
+    recording = provide("one")
+    compile_op(op_of("Foo", [1], domain="acme", axis=1), {}, ["one"])
+    op, opsets = other()
+    compile_op(op, opsets, ["one"])
+    assert len(recording.compiled) == 2
+
+
+def test_kernels_used_least_recently_are_dropped(provide):
+    recording = provide("one")  # and room for two kernels
+    for axis in (1, 2, 1, 3, 1, 2):
+        compile_op(op_of("Foo", [1], domain="acme", axis=axis), {}, ["one"])
+    assert [op.attributes["axis"] for op in recording.compiled] == [1, 2, 3, 2]
+
+
+def test_what_one_provider_declines_the_next_one_does(provide):
+    provide("one")
+    two = provide("two")
+    two.compile = lambda op, opsets: lambda x: ("two",)
+    kernel = compile_op(op_of("Foo", [1], domain="acme"), {}, ["one", "two"])
+    assert [kernel(x)[0] for x in (1, 1.5, 1, "s")] == ["two", "one: 1.5", "two", "two"]
+
+
+def test_when_all_decline_it_is_no_kernel_but_when_one_tried_it_is_a_failure(provide):
+    provide("one")
+    kernel = compile_op(op_of("Foo", [1], domain="acme"), {}, ["one"])
+    with pytest.raises(KernelNotFoundError, match="integers are not for me"):
+        kernel(1)
+    with pytest.raises(KernelError, match="tried in vain"):
+        kernel("s")
+
+
+def test_a_provider_whose_library_is_missing_is_passed_over(provide):
+    provide("one")
+
+    def absent() -> Any:
+        raise ImportError("no such library")
+
+    registry.PROVIDERS["absent"] = absent
+    kernel = compile_op(op_of("Foo", [1], domain="acme"), {}, ["absent", "one"])
+    assert kernel(1.5) == ("one: 1.5",)
+
+
+def test_importing_the_package_does_not_import_onnxruntime():
+    code = "import sys, ferroflow_dask.kernels; sys.exit('onnxruntime' in sys.modules)"
+    assert subprocess.run([sys.executable, "-W", "error", "-c", code], check=False).returncode == 0
