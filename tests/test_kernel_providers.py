@@ -48,7 +48,7 @@ HAS_NONE = {("onnxruntime", "Relu", "int64")}
     [pytest.param(op, s, id=f"{op} of {name}") for op, table in SHAPES.items() for name, s in table.items()],
 )
 def test_providers_agree_with_onnx(provider, dtype, op_type, shapes):
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(5)  # its first numbers are no zeros when they are cut to integers
     values = [np.asarray(4 * rng.standard_normal(shape), dtype) for shape in shapes]
     for value in values:
         value.flags.writeable = False  # as they arrive from another worker
