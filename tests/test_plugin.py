@@ -291,6 +291,27 @@ def test_a_worker_that_joins_late_gets_work(patient_client: Client) -> None:
     assert late[0] > 0
 
 
+def test_a_worker_that_joins_late_may_take_restricted_tasks(patient_client: Client) -> None:
+    async def give(dask_worker: Worker) -> None:
+        await dask_worker.set_resources(slot=9)
+
+    first, *others = patient_client.nthreads()
+    patient_client.run(give, workers=[first])
+    install(patient_client)
+    futures = patient_client.map(pause, range(60), resources={"slot": 1}, pure=False)
+    wait(futures[:1])
+    patient_client.cluster.worker_spec[9] = {
+        "cls": Worker,
+        "options": {"nthreads": 1, "resources": {"slot": 9}, "dashboard": False},
+    }
+    patient_client.sync(patient_client.cluster._correct_state)
+    patient_client.gather(futures)
+    held = {worker: len(keys) for worker, keys in patient_client.has_what().items()}
+    (late,) = set(held) - {first, *others}
+    assert held[late] > 0
+    assert [held[worker] for worker in others] == [0, 0]
+
+
 def test_restart_forgets_all_tasks(process_client: Client) -> None:
     install(process_client)
     # Worker processes cannot import this module, hence the standard library's function.

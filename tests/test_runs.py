@@ -28,7 +28,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "matmul-parallel": {"n_branches": 6, "ops_per_branch": 4, "m": 64},
     "uniform": {"n": 8, "dim": 32},
 }
-#: Differences of summation order stay below this; TF32's ten bits of mantissa do not (test_kernels).
+#: Differences of summation order stay below this; TF32's ten bits of mantissa do not (test_kernel_providers).
 TOLERANCE = 1e-4
 
 

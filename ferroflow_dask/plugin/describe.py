@@ -32,8 +32,7 @@ class TaskDescriber:
     def __call__(self, ts: TaskState) -> TaskView:
         """Return what a policy may know of a task.
 
-        The cost is the declared one, else what Dask has learned of tasks with the same prefix. A
-        preference for workers ("loose" restrictions) does not bind: any of them may steal the task.
+        The cost is the declared one, else what Dask has learned of tasks with the same prefix.
         """
         cost = declared_cost(ts)
         held: dict[str, int] = {}
@@ -43,7 +42,6 @@ class TaskDescriber:
             total += nbytes
             for holder in dependency.who_has or ():
                 held[holder.address] = held.get(holder.address, 0) + nbytes
-        allowed = None if ts.loose_restrictions else self._scheduler.valid_workers(ts)
         return TaskView(
             ts.key,
             cost_s=seams.prefix_duration(self._scheduler, ts) if cost is None else cost,
@@ -53,9 +51,17 @@ class TaskDescriber:
             has_cost=cost is not None,
             held=held,
             input_bytes=total,
-            allowed=None if allowed is None else frozenset(ws.address for ws in allowed),
+            allowed=self.allowed(ts),
             is_movable=not ts.actor,
         )
+
+    def allowed(self, ts: TaskState) -> frozenset[str] | None:
+        """Return the workers on which a task may run; None means any.
+
+        A preference ("loose" restrictions) does not bind: any worker may steal the task.
+        """
+        valid = None if ts.loose_restrictions else self._scheduler.valid_workers(ts)
+        return None if valid is None else frozenset(ws.address for ws in valid)
 
     def _index(self, ts: TaskState) -> int:
         # The tasks of our graphs, like the chunks of a collection, end in their number.

@@ -125,6 +125,8 @@ class FerroflowStealing(WorkStealing):
 
     def _worker_joined(self, address: str) -> None:
         self.view.add_worker(address, self.scheduler.workers[address].nthreads)
+        self._sync_running()  # a worker may join before it is ready to run anything
+        self._renew_restrictions()
         self._tell(WorkerJoined(address))
         self._ask_for_pass()
 
@@ -192,6 +194,11 @@ class FerroflowStealing(WorkStealing):
             if ts.processing_on and declared_cost(ts) is None:
                 self.view.reprice(ts.key, seams.prefix_duration(self.scheduler, ts))
 
+    def log_event(self, topic: str, msg: Any) -> None:
+        """Look again when a worker starts, pauses or resumes; there is no other hook for it."""
+        if isinstance(msg, dict) and msg.get("action") == "worker-status-change":
+            self._guarded(self._ask_for_pass)
+
     def restart(self, scheduler: Any) -> None:
         """Forget all tasks: the cluster restarts."""
         super().restart(scheduler)
@@ -242,13 +249,20 @@ class FerroflowStealing(WorkStealing):
         return ws is not None and ws in self.scheduler.running
 
     def _sync_running(self) -> None:
-        # There is no hook for pausing and resuming. Comparing counts finds all but a swap within one
-        # turn of the event loop, which `_is_running` then catches.
-        if len(self.view.running) != len(self.scheduler.running):
+        # The scheduler tells of a change before it makes it. Comparing counts finds all but a swap within
+        # one turn of the event loop, which `_is_running` then catches.
+        if self.view.n_running != len(self.scheduler.running):
             for address, ws in self.scheduler.workers.items():
                 is_running = ws in self.scheduler.running
                 if address in self.view.workers and self.view.workers[address].is_running != is_running:
                     self.view.set_running(address, is_running)
+            self._renew_restrictions()
+
+    def _renew_restrictions(self) -> None:
+        # Where restricted tasks may run depends on which workers there are.
+        for task, _ in self.view.assigned.values():
+            if task.allowed is not None:
+                task.allowed = self._describe.allowed(self.scheduler.tasks[task.key])
 
     # Steals
 
@@ -281,9 +295,9 @@ class FerroflowStealing(WorkStealing):
         for key in list(self._planned):  # planned, and then not wanted after all
             del self._planned[key]
             self.view.release(key)
+        self._sync_running()
         if not self.view.has_crowded or self.scheduler.queued or not self._is_started:
             return
-        self._sync_running()
         idle = self.view.idle
         asked_before = self.steals["asked"]
         for address in idle[:_IDLE_PER_PASS]:
@@ -305,7 +319,7 @@ class FerroflowStealing(WorkStealing):
     def _answered(self, key: Key, state: str, stimulus_id: str, worker: str | None) -> None:
         ts = self.scheduler.tasks.get(key)
         if ts is None:
-            logger.debug("Key released between request and confirm: %s", key)
+            logger.debug("The task of a steal's answer is gone: %s", key)
             return
         pending = self.in_flight.get(ts)
         if pending is None or pending["stimulus_id"] != stimulus_id:

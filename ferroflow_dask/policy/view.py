@@ -156,6 +156,8 @@ class ClusterView:
         self._idle: dict[WorkerKey, None] = {}
         self._by_index: dict[int, WorkerView] = {}
         self._next_index = 0
+        #: Number of workers that may be given tasks.
+        self.n_running = 0
 
     # What a policy asks
 
@@ -196,6 +198,7 @@ class ClusterView:
         """Add a worker with an empty queue."""
         worker = WorkerView(key, self._next_index, nthreads, kind)
         self._next_index += 1
+        self.n_running += 1
         self.workers[key] = worker
         self._by_index[worker.index] = worker
         self._by_load.setdefault(kind, SortedList())
@@ -206,6 +209,7 @@ class ClusterView:
         worker = self.workers.pop(key)
         self._unfile(worker)
         self._idle.pop(key, None)
+        self.n_running -= worker.is_running
         del self._by_index[worker.index]
         for task in worker.queue:
             del self.assigned[task.key]
@@ -214,6 +218,7 @@ class ClusterView:
         """Note that a worker may, or may no longer, be given tasks."""
         worker = self.workers[key]
         self._unfile(worker)
+        self.n_running += is_running - worker.is_running
         worker.is_running = is_running
         self._file(worker)
 
