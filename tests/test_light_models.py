@@ -16,7 +16,7 @@ from ferroflow_dask import executed, install, load_onnx, place, uninstall
 from ferroflow_dask.kernels.corrections import LRN
 
 #: The evaluator takes Softmax and BatchNormalization of old opsets for new ones, so it is given the same
-#: model in this one; LRN it does not compute in any (see `corrections`, and test_kernel_corrections for the proof).
+#: model in this one; LRN it does not compute in any (test_kernel_corrections shows that ours is right).
 REFERENCE_OPSET = 17
 
 
