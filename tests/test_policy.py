@@ -304,7 +304,7 @@ def test_loads_are_exact_again_when_a_queue_is_empty() -> None:
     for task in tasks:
         cluster.view.finish(task.key, 1.0)
     assert cluster.view.workers["w0"].backlog_s == 0.0
-    assert set(cluster.view.idle) == {"w0", "w1", "w2", "w3"}
+    assert set(cluster.view.first_idle(9)) == {"w0", "w1", "w2", "w3"}
     assert not cluster.view.has_crowded
 
 
@@ -312,7 +312,7 @@ def test_threads_count_as_free_places() -> None:
     cluster = Cluster(make_policy("ferroflow"), workers=1, nthreads=3)
     cluster.put("w0", *(cluster.task(i) for i in range(3)))
     assert not cluster.view.has_crowded
-    assert cluster.view.idle == ()
+    assert cluster.view.first_idle(9) == []
     cluster.put("w0", cluster.task("fourth"))
     assert [worker.key for worker in cluster.view.crowded_from_most_loaded()] == ["w0"]
     assert [task.key for task in cluster.view.workers["w0"].waiting_from_last()] == ["fourth"]
@@ -331,8 +331,9 @@ def test_an_unknown_policy_lists_the_known() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("static", {"threshold": 2}, "policy 'static' does not take"),
-        ("ferroflow", {"threshold": 0}, "threshold is 0; it must be at least 1"),
+        ("static", {"threshold": 2}, "policy 'static' does not take the option 'threshold'; it takes: none"),
+        ("ferroflow", {"threshold": 0}, "threshold is 0; it must be a whole number"),
+        ("ferroflow", {"threshold": "x"}, "threshold is 'x'"),
     ],
 )
 def test_options_of_another_policy_are_refused(name: str, options: dict[str, int], message: str) -> None:

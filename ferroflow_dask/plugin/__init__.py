@@ -1,6 +1,21 @@
 """The plugin for distributed's scheduler: a shell around a policy."""
 
-from ferroflow_dask.plugin.install import FerroflowPlugin, check_scheduler, check_workers, install, uninstall
+from ferroflow_dask.plugin.install import (
+    FerroflowPlugin,
+    check_scheduler,
+    check_workers,
+    install,
+    installed,
+    uninstall,
+)
 from ferroflow_dask.plugin.stealing import FerroflowStealing
 
-__all__ = ["FerroflowPlugin", "FerroflowStealing", "check_scheduler", "check_workers", "install", "uninstall"]
+__all__ = [
+    "FerroflowPlugin",
+    "FerroflowStealing",
+    "check_scheduler",
+    "check_workers",
+    "install",
+    "installed",
+    "uninstall",
+]

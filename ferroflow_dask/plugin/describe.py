@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import count
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator
+from itertools import count, islice
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from ferroflow_dask.lowering import COST_ANNOTATION, RANK_ANNOTATION
 from ferroflow_dask.plugin import seams
@@ -12,22 +15,64 @@ from ferroflow_dask.policy import TaskView
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
 
+#: Holders of one input that are looked at: enough to find a near one, and no more however many there are.
+_HOLDERS = 16
 #: Declared durations beyond this are mistakes [s]: thirty years.
 _LONGEST_S = 1e9
 
 
 def declared_cost(ts: TaskState) -> float | None:
     """Return the duration that a task was annotated with [s]; None where it has none that makes sense."""
-    cost = (ts.annotations or {}).get(COST_ANNOTATION)
-    return float(cost) if isinstance(cost, int | float) and 0 <= cost <= _LONGEST_S else None
+    return _duration(ts, COST_ANNOTATION)
+
+
+def _duration(ts: TaskState, annotation: str) -> float | None:
+    value = (ts.annotations or {}).get(annotation)
+    try:
+        seconds = float(value) if isinstance(value, Real) else -1.0
+    except OverflowError:
+        return None
+    return seconds if 0 <= seconds <= _LONGEST_S else None
+
+
+class AllowedWorkers(Collection[str]):
+    """The workers that a kind of restriction admits now; computed anew when workers have changed."""
+
+    def __init__(self, describer: TaskDescriber, ts: TaskState) -> None:
+        self._describer = describer
+        self._ts = ts
+        self._version = -1
+        self._addresses: frozenset[str] = frozenset()
+
+    def _now(self) -> frozenset[str]:
+        if self._version != self._describer.version:
+            self._version = self._describer.version
+            self._addresses = self._describer.allowed_now(self._ts)
+        return self._addresses
+
+    def __contains__(self, address: object) -> bool:
+        return address in self._now()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._now())
+
+    def __len__(self) -> int:
+        return len(self._now())
 
 
 class TaskDescriber:
-    """Describes tasks as they are now; O(dependencies × their holders) each."""
+    """Describes tasks as they are now; O(dependencies) each."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._numbers = count()
+        #: Counts changes of the set of workers.
+        self.version = 0
+        self._allowed: WeakValueDictionary[Any, AllowedWorkers] = WeakValueDictionary()
+
+    def workers_changed(self) -> None:
+        """Note that a worker joined, left, paused or resumed."""
+        self.version += 1
 
     def __call__(self, ts: TaskState) -> TaskView:
         """Return what a policy may know of a task.
@@ -35,33 +80,53 @@ class TaskDescriber:
         The cost is the declared one, else what Dask has learned of tasks with the same prefix.
         """
         cost = declared_cost(ts)
+        rank = _duration(ts, RANK_ANNOTATION)
         held: dict[str, int] = {}
         total = 0
         for dependency in ts.dependencies:
+            holders = dependency.who_has or ()
+            if len(holders) == len(self._scheduler.workers):
+                continue  # it is everywhere: no worker is nearer than another
             nbytes = dependency.get_nbytes()
             total += nbytes
-            for holder in dependency.who_has or ():
+            for holder in islice(holders, _HOLDERS):
                 held[holder.address] = held.get(holder.address, 0) + nbytes
         return TaskView(
             ts.key,
             cost_s=seams.prefix_duration(self._scheduler, ts) if cost is None else cost,
             priority=ts.priority or (),
             index=self._index(ts),
-            rank_s=(ts.annotations or {}).get(RANK_ANNOTATION, cost),
+            rank_s=cost if rank is None else rank,
             has_cost=cost is not None,
             held=held,
             input_bytes=total,
-            allowed=self.allowed(ts),
+            allowed=self._allowed_of(ts),
             is_movable=not ts.actor,
         )
 
-    def allowed(self, ts: TaskState) -> frozenset[str] | None:
-        """Return the workers on which a task may run; None means any.
+    def _allowed_of(self, ts: TaskState) -> AllowedWorkers | None:
+        by_name = None if ts.loose_restrictions else (ts.worker_restrictions, ts.host_restrictions)
+        if not ts.resource_restrictions and (by_name is None or not any(by_name)):
+            return None
+        signature = (
+            by_name and tuple(frozenset(names or ()) for names in by_name),
+            frozenset((ts.resource_restrictions or {}).items()),
+        )
+        allowed = self._allowed.get(signature)
+        if allowed is None:
+            allowed = self._allowed[signature] = AllowedWorkers(self, ts)
+        return allowed
 
-        A preference ("loose" restrictions) does not bind: any worker may steal the task.
+    def allowed_now(self, ts: TaskState) -> frozenset[str]:
+        """Return the running workers on which a restricted task may run.
+
+        Resources always bind; a preference for workers or hosts ("loose" restrictions) does not.
         """
-        valid = None if ts.loose_restrictions else self._scheduler.valid_workers(ts)
-        return None if valid is None else frozenset(ws.address for ws in valid)
+        if ts.loose_restrictions:
+            valid = {ws for ws in self._scheduler.running if seams.can_run(self._scheduler, ts, ws)}
+        else:
+            valid = self._scheduler.valid_workers(ts) or set()
+        return frozenset(ws.address for ws in valid)
 
     def _index(self, ts: TaskState) -> int:
         # The tasks of our graphs, like the chunks of a collection, end in their number.

@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from distributed import Client
 from distributed.diagnostics.plugin import SchedulerPlugin
-from distributed.stealing import WorkStealing
 
+from ferroflow_dask import config
 from ferroflow_dask.exceptions import ClusterError, UsageError
 from ferroflow_dask.plugin.settings import configured_policy
 from ferroflow_dask.plugin.stealing import FerroflowStealing
+from ferroflow_dask.plugin.swap import PLUGIN_NAME, restore_stock, swap
 
 if TYPE_CHECKING:
     from distributed.deploy.cluster import Cluster
     from distributed.scheduler import Scheduler
 
-#: Name under which the plugin is registered; there is at most one on a scheduler.
-PLUGIN_NAME = "ferroflow"
 _DISTRIBUTION = "ferroflow-dask"
 
 
@@ -46,54 +45,26 @@ class FerroflowPlugin(SchedulerPlugin):
         configured_policy(policy, options)  # a wrong name or option is told here, not in the scheduler's log
         self.policy = policy
         self.options = options
-        self._had_stealing = False
-        self._scheduler: Scheduler | None = None
 
     async def start(self, scheduler: Scheduler) -> None:
         """Swap the extension; called by distributed when the plugin is registered."""
-        before = scheduler.plugins.get(PLUGIN_NAME)
-        if isinstance(before, FerroflowPlugin) and before is not self:
-            await before.restore()
-        self._scheduler = scheduler
-        self._had_stealing = "stealing" in scheduler.extensions
-        await _swap(
-            scheduler,
-            lambda: FerroflowStealing(scheduler, configured_policy(self.policy, self.options), self._failed),
-        )
-
-    async def restore(self) -> None:
-        """Put back what stood there before."""
-        scheduler, self._scheduler = self._scheduler, None
-        if scheduler is None:
-            return
-        await _swap(scheduler, (lambda: WorkStealing(scheduler)) if self._had_stealing else None)
-        if scheduler.plugins.get(PLUGIN_NAME) is self:
+        # What the scheduler's configuration lacks is found before anything is taken away.
+        policy = configured_policy(self.policy, self.options)
+        latency_s = config.get_seconds("latency")
+        if PLUGIN_NAME in scheduler.plugins:
             scheduler.remove_plugin(name=PLUGIN_NAME)
-
-    def _failed(self, _error: BaseException) -> None:
-        if self._scheduler is not None:
-            self._scheduler.loop.add_callback(self.restore)
-
-
-async def _swap(scheduler: Scheduler, make: Any) -> None:
-    old = scheduler.extensions.get("stealing")
-    if old is not None:
-        # Answers to steals in flight must still find the handler that asked; where stealing has not
-        # been started there are none, and stop() would wait for ever.
-        if "stealing" in scheduler.periodic_callbacks or old.in_flight:
-            await old.stop()
-        del scheduler.extensions["stealing"]
-        for name, plugin in list(scheduler.plugins.items()):
-            if plugin is old:
-                scheduler.remove_plugin(name=name)
-        old.teardown()
-    if make is not None:
-        scheduler.extensions["stealing"] = make()
-        await scheduler.extensions["stealing"].start()
+        present = scheduler.extensions.get("stealing")
+        was_enabled = present.was_enabled if isinstance(present, FerroflowStealing) else present is not None
+        await swap(scheduler, lambda _: FerroflowStealing(scheduler, policy, latency_s, was_enabled))
 
 
 @contextmanager
 def _client_of(target: Client | Cluster) -> Iterator[Client]:
+    if getattr(target, "asynchronous", False):
+        raise UsageError(
+            f"a synchronous client or cluster is needed, not {target!r}; with an asynchronous client: "
+            "await client.register_plugin(ferroflow_dask.FerroflowPlugin())"
+        )
     if isinstance(target, Client):
         yield target
     else:
@@ -135,25 +106,33 @@ def install(target: Client | Cluster, policy: str | None = None, **options: Any)
     """
     plugin = FerroflowPlugin(policy, **options)
     with _client_of(target) as client:
-        if client.asynchronous:
-            raise UsageError(
-                "install() takes a synchronous client or cluster; with an asynchronous one: "
-                "await client.register_plugin(ferroflow_dask.FerroflowPlugin())"
-            )
         check_scheduler(client)
         client.register_plugin(plugin)
 
 
 def uninstall(target: Client | Cluster) -> None:
-    """Leave the cluster to Dask's own scheduling; nothing happens where the plugin is not installed."""
+    """Leave the cluster to Dask's own scheduling; nothing happens where ferroflow's is not in place."""
     with _client_of(target) as client:
         client.run_on_scheduler(_restore)
 
 
+def installed(client: Client) -> FerroflowPlugin | None:
+    """Return the plugin that schedules a cluster, as it was installed; None where Dask does it."""
+    found: FerroflowPlugin | None = client.run_on_scheduler(_find)
+    return found
+
+
 async def _restore(dask_scheduler: Scheduler) -> None:
+    present = dask_scheduler.extensions.get("stealing")
+    if isinstance(present, FerroflowStealing):
+        await restore_stock(dask_scheduler, present, present.was_enabled)
+
+
+def _find(dask_scheduler: Scheduler) -> FerroflowPlugin | None:
+    extension = dask_scheduler.extensions.get("stealing")
     plugin = dask_scheduler.plugins.get(PLUGIN_NAME)
-    if isinstance(plugin, FerroflowPlugin):
-        await plugin.restore()
+    is_working = isinstance(extension, FerroflowStealing) and extension.error is None
+    return plugin if is_working and isinstance(plugin, FerroflowPlugin) else None
 
 
 def check_scheduler(client: Client) -> None:

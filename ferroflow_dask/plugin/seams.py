@@ -82,6 +82,12 @@ def is_duration_unknown(ts: TaskState) -> bool:
     return bool(ts.prefix.duration_average < 0)
 
 
+def can_run(scheduler: Scheduler, ts: TaskState, ws: WorkerState) -> bool:
+    """Return whether a worker may be sent a task now: it runs, and has the resources asked for."""
+    needed = (ts.resource_restrictions or {}).items()
+    return ws in scheduler.running and all(ws.resources.get(name, 0) >= amount for name, amount in needed)
+
+
 def hand_over(scheduler: Scheduler, ts: TaskState, victim: WorkerState, thief: WorkerState) -> None:
     """Move a task that its worker has given up to another one, its resources included.
 

@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
 from distributed.metrics import time
-from distributed.stealing import WorkStealing
+from distributed.stealing import InFlightInfo, WorkStealing
 
 from ferroflow_dask import config
 from ferroflow_dask.plugin import seams
 from ferroflow_dask.plugin.describe import TaskDescriber, declared_cost
+from ferroflow_dask.plugin.passes import Passes
 from ferroflow_dask.plugin.settings import configured_policy
+from ferroflow_dask.plugin.swap import restore_stock
 from ferroflow_dask.policy import ClusterView, Policy, TaskView
 from ferroflow_dask.policy.events import (
     Event,
@@ -42,12 +44,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ferroflow_dask")
 
-#: How soon idle workers look for tasks that overrun, at first and at last [s].
-_FIRST_LOOK_S = 0.01
-_LAST_LOOK_S = 0.64
-
-#: Idle workers served in one pass: it bounds how long the scheduler's event loop waits for us.
+#: Idle workers served in one pass, and those among them that find nothing to steal: they bound how long
+#: the scheduler's event loop waits for us.
 _IDLE_PER_PASS = 16
+_FRUITLESS_PER_PASS = 2
 
 
 class FerroflowStealing(WorkStealing):
@@ -61,40 +61,47 @@ class FerroflowStealing(WorkStealing):
     scheduler : distributed.Scheduler
     policy : Policy, optional
         `ferroflow.policy` from the configuration if left out.
-    on_failure : callable, optional
-        Called once with the exception when the policy or this shell fails.
+    latency_s : float, optional
+        `ferroflow.latency` from the configuration if left out [s].
+    was_enabled : bool, optional
+        Whether there was stealing before; if not, none is put back when this shell fails or leaves.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
         policy: Policy | None = None,
-        on_failure: Callable[[BaseException], None] | None = None,
+        latency_s: float | None = None,
+        was_enabled: bool = True,
     ) -> None:
         self.policy = policy if policy is not None else configured_policy()
-        self.view = ClusterView(latency_s=config.get_seconds("latency"))
-        #: Steals that were asked for, given up by the victim, and refused by it.
-        self.steals = {"asked": 0, "confirmed": 0, "refused": 0}
+        self.view = ClusterView(latency_s=config.get_seconds("latency") if latency_s is None else latency_s)
+        #: Steals that were asked for, and how they ended: given up by the victim, refused by it, or
+        #: overtaken by events (the task ended or was released, the thief left).
+        self.steals = {"asked": 0, "confirmed": 0, "refused": 0, "aborted": 0}
         self.error: BaseException | None = None
-        self._on_failure = on_failure
+        self.was_enabled = was_enabled
+        self._is_closed = False
         self._planned: dict[Key, str] = {}
-        self._pass_is_due = False
-        self._look_is_due = False
-        self._next_look_s = _FIRST_LOOK_S
+        self._passes = Passes(scheduler.loop, lambda: self._guarded(self._pass) or 0, self._n_hopeful)
         self._describe = TaskDescriber(scheduler)
         super().__init__(scheduler)
         for ws in scheduler.workers.values():
             for ts in ws.processing:
                 if ts not in ws.long_running:
                     self.view.assign(self._describe(ts), ws.address, time())
-        seams.override_placement(scheduler, self._decide_worker, self._is_ours)
+        if self.error is None:
+            seams.override_placement(scheduler, self._decide_worker, self._is_ours)
 
     # Life cycle
 
     def teardown(self) -> None:
-        """Leave the scheduler as it was before; called when it closes, and by `uninstall`."""
-        super().teardown()
-        seams.restore_placement(self.scheduler)
+        """Do nothing from now on; called when the scheduler closes, and when another takes our place."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._passes.close()
+            super().teardown()
+            seams.restore_placement(self.scheduler)
 
     def fail(self, error: BaseException) -> None:
         """Give up: from now on Dask decides, as without us."""
@@ -103,8 +110,7 @@ class FerroflowStealing(WorkStealing):
         self.error = error
         self.teardown()
         logger.warning("ferroflow: %r; Dask's own scheduling takes over", error, exc_info=error)
-        if self._on_failure is not None:
-            self._on_failure(error)
+        self.scheduler.loop.add_callback(restore_stock, self.scheduler, self, self.was_enabled)
 
     def _guarded(self, call: Callable[..., Any], *args: Any) -> Any:
         """Call, unless we failed before; any exception is a failure of ours, never of the scheduler."""
@@ -124,11 +130,12 @@ class FerroflowStealing(WorkStealing):
         self._guarded(self._worker_joined, worker)
 
     def _worker_joined(self, address: str) -> None:
-        self.view.add_worker(address, self.scheduler.workers[address].nthreads)
-        self._sync_running()  # a worker may join before it is ready to run anything
-        self._renew_restrictions()
+        ws = self.scheduler.workers[address]
+        self.view.add_worker(address, ws.nthreads)
+        self.view.set_running(address, ws in self.scheduler.running)  # it may not be ready yet
+        self._describe.workers_changed()
         self._tell(WorkerJoined(address))
-        self._ask_for_pass()
+        self._passes.ask()
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """Note a worker that left."""
@@ -138,6 +145,7 @@ class FerroflowStealing(WorkStealing):
     def _worker_left(self, address: str) -> None:
         if address in self.view.workers:
             self.view.remove_worker(address)
+            self._describe.workers_changed()
             self._tell(WorkerLeft(address))
 
     def update_graph(self, scheduler: Scheduler, *, tasks: list[Key], **kwargs: Any) -> None:
@@ -145,13 +153,15 @@ class FerroflowStealing(WorkStealing):
         self._guarded(self._graph_arrived, tasks)
 
     def _graph_arrived(self, keys: list[Key]) -> None:
-        states = [self.scheduler.tasks[key] for key in keys]
+        states = (self.scheduler.tasks[key] for key in keys)
         costed = [ts for ts in states if ts.state == "released" and declared_cost(ts) is not None]
+        if not costed:
+            return
         views = [self._describe(ts) for ts in costed]
         ready = frozenset(ts.key for ts in costed if all(dep.state == "memory" for dep in ts.dependencies))
         self._tell(GraphArrived(tuple(sorted(views, key=lambda task: task.priority)), ready), views)
         if self._planned:
-            self._ask_for_pass()
+            self._passes.ask()
 
     def transition(
         self,
@@ -163,22 +173,27 @@ class FerroflowStealing(WorkStealing):
     ) -> None:
         """Keep the view up to date with a task's state."""
         if start == "processing":
-            self._guarded(self._left_processing, self.scheduler.tasks[key], finish, kwargs)
+            ts = self.scheduler.tasks[key]
+            steal = self._remove_from_in_flight(ts)  # also after a failure: others wait for it to end
+            self._guarded(self._left_processing, ts, finish, kwargs, steal)
         if finish == "processing":
             self._guarded(self._entered_processing, self.scheduler.tasks[key])
 
-    def _left_processing(self, ts: TaskState, finish: str, details: dict[str, Any]) -> None:
-        self._remove_from_in_flight(ts)
-        entry = self.view.assigned.get(ts.key)
+    def _left_processing(
+        self, ts: TaskState, finish: str, details: dict[str, Any], steal: InFlightInfo | None
+    ) -> None:
+        if steal is not None:  # it ended before the answer came: it was the victim's all the time
+            self.steals["aborted"] += 1
+            self._return_to(ts, steal["victim"])
         self.view.finish(ts.key, time())
         if finish == "memory":
             self._reprice(ts)
-            if entry is not None:
-                spent = (s["stop"] - s["start"] for s in details["startstops"] if s["action"] == "compute")
-                self._tell(TaskFinished(ts.key, entry[1].key, sum(spent), details["nbytes"]))
-        self._ask_for_pass()
+            spent = (s["stop"] - s["start"] for s in details["startstops"] if s["action"] == "compute")
+            self._tell(TaskFinished(ts.key, details["worker"], sum(spent), details["nbytes"]))
+        self._passes.ask()
 
     def _entered_processing(self, ts: TaskState) -> None:
+        self._planned.pop(ts.key, None)
         ws = ts.processing_on
         assert ws is not None
         entry = self.view.assigned.get(ts.key)
@@ -186,7 +201,7 @@ class FerroflowStealing(WorkStealing):
             self.view.assign(self._describe(ts), ws.address, time())
         if seams.is_duration_unknown(ts):
             self.unknown_durations.setdefault(ts.prefix.name, set()).add(ts)
-        self._ask_for_pass()
+        self._passes.ask()
 
     def _reprice(self, finished: TaskState) -> None:
         # The first duration of a prefix replaces the guesses about the others of its kind.
@@ -195,13 +210,21 @@ class FerroflowStealing(WorkStealing):
                 self.view.reprice(ts.key, seams.prefix_duration(self.scheduler, ts))
 
     def log_event(self, topic: str, msg: Any) -> None:
-        """Look again when a worker starts, pauses or resumes; there is no other hook for it."""
-        if isinstance(msg, dict) and msg.get("action") == "worker-status-change":
-            self._guarded(self._ask_for_pass)
+        """Note that a worker starts, pauses, resumes or is about to go; there is no other hook for it."""
+        action = msg.get("action") if isinstance(msg, dict) else None
+        if action in ("worker-status-change", "remove-worker") and topic in self.view.workers:
+            self._guarded(self._status_changed, topic, msg.get("status") == "running")
+
+    def _status_changed(self, address: str, is_running: bool) -> None:
+        self.view.set_running(address, is_running)
+        self._describe.workers_changed()
+        self._passes.ask()
 
     def restart(self, scheduler: Any) -> None:
         """Forget all tasks: the cluster restarts."""
         super().restart(scheduler)
+        for ts in list(self.in_flight):
+            self._remove_from_in_flight(ts)
         for key in list(self.view.assigned):
             self.view.release(key)
         self._planned.clear()
@@ -211,13 +234,14 @@ class FerroflowStealing(WorkStealing):
     def remove_key_from_stealable(self, ts: TaskState) -> None:
         """Note that a task left its worker's slots (it became long-running)."""
         self._guarded(self.view.release, ts.key)
+        self._passes.ask()
 
     def put_key_in_stealable(self, ts: TaskState) -> None:
         """Do nothing: the view's queues take the place of the stock tables."""
 
     def balance(self) -> None:
-        """Look at all idle workers; the periodic callback calls it in case an event was missed."""
-        self._guarded(self._pass)
+        """Look at idle workers; the periodic callback calls it in case an event was missed."""
+        self._passes.ask()
 
     # Placement
 
@@ -236,78 +260,50 @@ class FerroflowStealing(WorkStealing):
         planned = self._planned.pop(ts.key, None)
         if planned is not None and self._is_running(planned):
             return planned
-        self._sync_running()
         task = self._describe(ts)
         if task.allowed is not None and not task.allowed:
             return None
         self._tell(TaskReady(task), [task])
         chosen = self._planned.pop(ts.key, None)
-        return chosen if chosen is not None and self._is_running(chosen) else None
+        if chosen is None or not self._is_running(chosen):
+            return None
+        return chosen if task.allowed is None or chosen in task.allowed else None
 
     def _is_running(self, address: str) -> bool:
         ws = self.scheduler.workers.get(address)
         return ws is not None and ws in self.scheduler.running
 
-    def _sync_running(self) -> None:
-        # The scheduler tells of a change before it makes it. Comparing counts finds all but a swap within
-        # one turn of the event loop, which `_is_running` then catches.
-        if self.view.n_running != len(self.scheduler.running):
-            for address, ws in self.scheduler.workers.items():
-                is_running = ws in self.scheduler.running
-                if address in self.view.workers and self.view.workers[address].is_running != is_running:
-                    self.view.set_running(address, is_running)
-            self._renew_restrictions()
-
-    def _renew_restrictions(self) -> None:
-        # Where restricted tasks may run depends on which workers there are.
-        for task, _ in self.view.assigned.values():
-            if task.allowed is not None:
-                task.allowed = self._describe.allowed(self.scheduler.tasks[task.key])
-
     # Steals
 
-    def _ask_for_pass(self) -> None:
-        if not self._pass_is_due:
-            self._pass_is_due = True
-            self.scheduler.loop.add_callback(self._run_pass)
-
-    def _run_pass(self) -> None:
-        self._pass_is_due = False
-        self._next_look_s = _FIRST_LOOK_S
-        self._guarded(self._pass)
-        self._look_again_later()
-
-    def _look_again_later(self) -> None:
-        # That a task runs longer than expected is no event. While workers idle beside others that have
-        # tasks waiting, time is let pass and looked at, ever more rarely until something happens.
-        if self._look_is_due or not (self.view.idle and self.view.has_crowded) or not self._is_started:
-            return
-        self._look_is_due = True
-        self.scheduler.loop.call_later(self._next_look_s, self._look)
-        self._next_look_s = min(2 * self._next_look_s, _LAST_LOOK_S)
-
-    def _look(self) -> None:
-        self._look_is_due = False
-        self._guarded(self._pass)
-        self._look_again_later()
-
-    def _pass(self) -> None:
+    def _pass(self) -> int:
+        """Serve idle workers; return how many of them found nothing to steal."""
         for key in list(self._planned):  # planned, and then not wanted after all
             del self._planned[key]
             self.view.release(key)
-        self._sync_running()
-        if not self.view.has_crowded or self.scheduler.queued or not self._is_started:
-            return
-        idle = self.view.idle
-        asked_before = self.steals["asked"]
-        for address in idle[:_IDLE_PER_PASS]:
+        if not self._n_hopeful():
+            return 0
+        fruitless = 0
+        for address in self.view.first_idle(_IDLE_PER_PASS):
+            asked_before = self.steals["asked"]
             self._tell(WorkerIdle(address))
-        if len(idle) > _IDLE_PER_PASS and self.steals["asked"] > asked_before:
-            self._ask_for_pass()
+            if self.steals["asked"] == asked_before:
+                # Others come first the next time; what keeps this one from stealing may not bind them.
+                self.view.to_end_of_idle(address)
+                fruitless += 1
+                if fruitless == _FRUITLESS_PER_PASS:
+                    break
+        if not fruitless:
+            self._passes.ask()  # there may be more idle workers and more to steal
+        return fruitless
+
+    def _n_hopeful(self) -> int:
+        # While tasks wait on the scheduler, its queue feeds idle workers.
+        can_steal = self._may_steal and self.view.has_crowded and not self.scheduler.queued
+        return self.view.n_idle if can_steal else 0
 
     @property
-    def _is_started(self) -> bool:
-        return "stealing" in self.scheduler.periodic_callbacks
+    def _may_steal(self) -> bool:
+        return not self._is_closed and "stealing" in self.scheduler.periodic_callbacks
 
     def move_task_confirm(self, *, key: str, state: str, stimulus_id: str, worker: str | None = None) -> None:
         """Take a worker's answer to a steal request; never raises."""
@@ -323,38 +319,45 @@ class FerroflowStealing(WorkStealing):
             return
         pending = self.in_flight.get(ts)
         if pending is None or pending["stimulus_id"] != stimulus_id:
-            self.log(
-                ("already-aborted" if pending is None else "stale-response", key, state, worker, stimulus_id)
-            )
+            reason = "already-aborted" if pending is None else "stale-response"
+            self.log((reason, key, state, worker, stimulus_id))
             return
         self._remove_from_in_flight(ts)
         victim, thief = pending["victim"], pending["thief"]
+        if ts.processing_on is not victim:  # placed anew meanwhile
+            self.steals["aborted"] += 1
+            return
         story = (key, state, victim.address, thief.address, stimulus_id)
-        is_thief_there = (
-            self.scheduler.workers.get(thief.address) is thief and thief in self.scheduler.running
+        can_take = self.scheduler.workers.get(thief.address) is thief and seams.can_run(
+            self.scheduler, ts, thief
         )
-        if state in seams.GIVEN_UP and is_thief_there:
+        event: Event | None = None
+        if state in seams.GIVEN_UP and can_take:
             seams.hand_over(self.scheduler, ts, victim, thief)
             self.steals["confirmed"] += 1
             self.log(("confirm", *story))
-            self._tell(StealConfirmed(key, victim.address, thief.address))
+            event = StealConfirmed(key, victim.address, thief.address)
         elif state in seams.STARTED:
             self.steals["refused"] += 1
             self.log(("already-computing", *story))
             self._return_to(ts, victim)
-            self._tell(StealRefused(key, victim.address, thief.address))
+            event = StealRefused(key, victim.address, thief.address)
         else:
-            self.log(("reschedule", not is_thief_there, *story))
+            self.steals["aborted"] += 1
+            self.log(("reschedule", thief.address not in self.scheduler.workers, *story))
             seams.reschedule(self.scheduler, ts, stimulus_id)
         seams.slots_may_have_opened(self.scheduler, victim, thief, stimulus_id=stimulus_id)
-        self._ask_for_pass()
+        if event is not None:
+            self._tell(event)
+        self._passes.ask()
 
     def _return_to(self, ts: TaskState, victim: WorkerState) -> None:
+        if victim.address not in self.view.workers or ts in victim.long_running:
+            return
         entry = self.view.assigned.get(ts.key)
-        if entry is not None and victim.address in self.view.workers:
-            task = entry[0]
-            task.is_movable = False  # it has started
-            self.view.assign(task, victim.address, time())
+        task = entry[0] if entry is not None else self._describe(ts)
+        task.is_movable = False  # it has started
+        self.view.assign(task, victim.address, time())
 
     # The policy's answers
 
@@ -388,6 +391,7 @@ class FerroflowStealing(WorkStealing):
             return None
         task = self.view.assigned[steal.key][0]
         if not self.move_task_request(ts, victim, thief).startswith("steal-"):
+            self.view.assign(task, victim.address, time())
             return None
         self.view.assign(task, thief.address, time())
         self.steals["asked"] += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, Protocol
@@ -69,10 +70,12 @@ def make_policy(name: str, **options: Any) -> Policy:
                 break
         else:
             raise UnknownNameError.of("policy", name, policy_names())
-    try:
-        policy: Policy = cls(**options)
-    except TypeError as error:
-        raise UsageError(f"policy {name!r} does not take these options: {error}") from error
+    parameters = inspect.signature(cls).parameters
+    for option in options:
+        if option not in parameters:
+            takes = ", ".join(parameters) or "none"
+            raise UsageError(f"policy {name!r} does not take the option {option!r}; it takes: {takes}")
+    policy: Policy = cls(**options)
     return policy
 
 

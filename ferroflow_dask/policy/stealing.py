@@ -47,8 +47,8 @@ class StealingPolicy:
     places_queued = False
 
     def __init__(self, threshold: int = 1, adaptive: bool = True) -> None:
-        if threshold < 1:
-            raise UsageError(f"threshold is {threshold}; it must be at least 1 waiting task")
+        if not (isinstance(threshold, int) and threshold >= 1):
+            raise UsageError(f"threshold is {threshold!r}; it must be a whole number, at least 1 waiting task")
         self._initial_threshold = threshold
         self._adaptive = adaptive
         self.thresholds: dict[WorkerKey, AdaptiveThreshold] = {}
@@ -125,6 +125,10 @@ class StealingPolicy:
     def _steal_from(
         victim: WorkerView, thief: WorkerView, view: ClusterView, now: float
     ) -> Iterator[Instruction]:
+        margin_s = _MESSAGES * view.latency_s
+        overrun_s = victim.overrun_s(now)
+        if victim.wait_s + overrun_s <= margin_s:
+            return
         last = islice(victim.waiting_from_last(), _TASKS)
         candidates = [
             (view.transfer_s(task, thief.key), position, task)
@@ -132,8 +136,6 @@ class StealingPolicy:
             if task.is_movable and (task.allowed is None or thief.key in task.allowed)
         ]
         candidates.sort(key=lambda candidate: candidate[:2])
-        margin_s = _MESSAGES * view.latency_s
-        overrun_s = victim.overrun_s(now)
         for transfer_s, _, task in candidates:
             if not victim.n_waiting:
                 return

@@ -7,8 +7,9 @@ O(1) for each item of the answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from sortedcontainers import SortedKeyList, SortedList
@@ -40,8 +41,8 @@ class TaskView:
         Bytes of the task's inputs on each worker that holds any [B].
     input_bytes : int
         Bytes of all inputs [B].
-    allowed : frozenset of worker, or None
-        Where the task may run; None means anywhere.
+    allowed : collection of workers, or None
+        Where the task may run; None means anywhere. It may change with the workers that there are.
     is_movable : bool
         False for tasks that must stay where they are: started ones, actors.
     """
@@ -54,7 +55,7 @@ class TaskView:
     has_cost: bool = False
     held: Mapping[WorkerKey, int] = field(default_factory=dict)
     input_bytes: int = 0
-    allowed: frozenset[WorkerKey] | None = None
+    allowed: Collection[WorkerKey] | None = None
     is_movable: bool = True
 
     def missing_bytes(self, worker: WorkerKey) -> int:
@@ -156,8 +157,6 @@ class ClusterView:
         self._idle: dict[WorkerKey, None] = {}
         self._by_index: dict[int, WorkerView] = {}
         self._next_index = 0
-        #: Number of workers that may be given tasks.
-        self.n_running = 0
 
     # What a policy asks
 
@@ -183,9 +182,13 @@ class ClusterView:
         return bool(self._crowded)
 
     @property
-    def idle(self) -> tuple[WorkerKey, ...]:
-        """Running workers with a free thread, the one that became so first at the front."""
-        return tuple(self._idle)
+    def n_idle(self) -> int:
+        """Number of running workers with a free thread."""
+        return len(self._idle)
+
+    def first_idle(self, limit: int) -> list[WorkerKey]:
+        """Return up to `limit` running workers with a free thread, the one that became so first in front."""
+        return list(islice(self._idle, limit))
 
     @property
     def running(self) -> tuple[WorkerView, ...]:
@@ -194,11 +197,15 @@ class ClusterView:
 
     # How it is kept up to date
 
+    def to_end_of_idle(self, key: WorkerKey) -> None:
+        """Let the other idle workers come before this one."""
+        if self._idle.pop(key, self) is None:
+            self._idle[key] = None
+
     def add_worker(self, key: WorkerKey, nthreads: int, kind: str = "cpu") -> None:
         """Add a worker with an empty queue."""
         worker = WorkerView(key, self._next_index, nthreads, kind)
         self._next_index += 1
-        self.n_running += 1
         self.workers[key] = worker
         self._by_index[worker.index] = worker
         self._by_load.setdefault(kind, SortedList())
@@ -209,7 +216,6 @@ class ClusterView:
         worker = self.workers.pop(key)
         self._unfile(worker)
         self._idle.pop(key, None)
-        self.n_running -= worker.is_running
         del self._by_index[worker.index]
         for task in worker.queue:
             del self.assigned[task.key]
@@ -218,7 +224,6 @@ class ClusterView:
         """Note that a worker may, or may no longer, be given tasks."""
         worker = self.workers[key]
         self._unfile(worker)
-        self.n_running += is_running - worker.is_running
         worker.is_running = is_running
         self._file(worker)
 

@@ -1,0 +1,73 @@
+"""When the shell looks for idle workers: soon after an event, and again while time may tell something."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tornado.ioloop import IOLoop
+
+#: How soon idle workers look again without an event, at first and at last [s].
+_FIRST_LOOK_S = 0.01
+_LAST_LOOK_S = 0.64
+
+
+class Passes:
+    """Runs passes on the scheduler's event loop, never inside the call that asks for one.
+
+    That a task runs longer than expected is no event. While workers idle beside others that have tasks
+    waiting, time is let pass and looked at: soon until each idle worker had its turn, then ever more
+    rarely until something happens.
+
+    Parameters
+    ----------
+    loop : tornado.ioloop.IOLoop
+    run : callable
+        Makes one pass and returns how many idle workers found nothing to steal. Must not raise.
+    n_hopeful : callable
+        Returns how many workers idle while others have tasks waiting; 0 ends the looking.
+    """
+
+    def __init__(self, loop: IOLoop, run: Callable[[], int], n_hopeful: Callable[[], int]) -> None:
+        self._loop = loop
+        self._run = run
+        self._n_hopeful = n_hopeful
+        self._is_asked_for = False
+        self._is_look_due = False
+        self._is_closed = False
+        self._look_s = _FIRST_LOOK_S
+        self._n_fruitless = 0
+
+    def ask(self) -> None:
+        """Ask for a pass after the present turn of the event loop."""
+        if not (self._is_asked_for or self._is_closed):
+            self._is_asked_for = True
+            self._loop.add_callback(self._pass)
+
+    def close(self) -> None:
+        """Run no pass from now on."""
+        self._is_closed = True
+
+    def _pass(self) -> None:
+        self._is_asked_for = False
+        self._look_s = _FIRST_LOOK_S
+        self._n_fruitless = 0
+        self._run_once()
+
+    def _look(self) -> None:
+        self._is_look_due = False
+        self._run_once()
+
+    def _run_once(self) -> None:
+        if self._is_closed:
+            return
+        self._n_fruitless += self._run()
+        n_hopeful = self._n_hopeful()
+        if self._is_look_due or self._is_closed or not n_hopeful:
+            return
+        self._is_look_due = True
+        self._loop.call_later(self._look_s, self._look)
+        if self._n_fruitless >= n_hopeful:  # each had its turn
+            self._n_fruitless = 0
+            self._look_s = min(2 * self._look_s, _LAST_LOOK_S)

@@ -1,0 +1,77 @@
+"""Exchange a scheduler's stealing extension while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from distributed.stealing import WorkStealing
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler
+
+#: Name under which `FerroflowPlugin` is registered; there is at most one on a scheduler.
+PLUGIN_NAME = "ferroflow"
+
+
+async def swap(
+    scheduler: Scheduler,
+    make: Callable[[Scheduler], WorkStealing] | None,
+    only_if: WorkStealing | None = None,
+) -> None:
+    """Put the extension that `make` returns in place of the present one; none if `make` is None.
+
+    Steals in flight end first: their answers must find the handler that asked, or the tasks are lost.
+
+    Parameters
+    ----------
+    scheduler : distributed.Scheduler
+    make : callable or None
+        If it raises, Dask's own stealing is put there and the error goes on.
+    only_if : WorkStealing, optional
+        Do nothing unless this is the present extension.
+    """
+    while True:
+        old = scheduler.extensions.get("stealing")
+        if only_if is not None and old is not only_if:
+            return
+        # Where stealing has not been started, nothing is in flight, and stop() would wait for ever.
+        if old is not None and ("stealing" in scheduler.periodic_callbacks or old.in_flight):
+            await old.stop()
+        if scheduler.extensions.get("stealing") is old:  # else another swap came between
+            break
+    if old is not None:
+        del scheduler.extensions["stealing"]
+        for name, plugin in list(scheduler.plugins.items()):
+            if plugin is old:
+                scheduler.remove_plugin(name=name)
+        old.teardown()
+    if make is None:
+        return
+    try:
+        new = make(scheduler)
+    except Exception:
+        await _put(scheduler, WorkStealing(scheduler))
+        raise
+    await _put(scheduler, new)
+
+
+async def _put(scheduler: Scheduler, extension: WorkStealing) -> None:
+    scheduler.extensions["stealing"] = extension
+    await extension.start()
+
+
+async def restore_stock(scheduler: Scheduler, present: WorkStealing, was_enabled: bool) -> None:
+    """Put Dask's own stealing in place of ours and forget the plugin that had replaced it.
+
+    Parameters
+    ----------
+    scheduler : distributed.Scheduler
+    present : WorkStealing
+        Our extension; nothing happens if another one has taken its place.
+    was_enabled : bool
+        Whether there was any stealing before ours.
+    """
+    if scheduler.extensions.get("stealing") is present:
+        scheduler.plugins.pop(PLUGIN_NAME, None)
+        await swap(scheduler, WorkStealing if was_enabled else None, only_if=present)
