@@ -12,6 +12,8 @@ import dask.config
 import yaml
 from dask.utils import parse_timedelta
 
+from ferroflow_dask.exceptions import UsageError
+
 _DEFAULTS_FILE = Path(__file__).with_name("ferroflow.yaml")
 
 
@@ -28,4 +30,18 @@ def get(key: str) -> Any:
 
 def get_seconds(key: str) -> float:
     """Return the time `ferroflow.<key>` [s]; a number without a unit is in seconds."""
-    return float(parse_timedelta(get(key), default="s"))
+    value = get(key)
+    try:
+        return float(parse_timedelta(value, default="s"))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"the setting ferroflow.{key} is {value!r}, which is no time; write 1ms or 0.001"
+        ) from error
+
+
+def get_names(key: str) -> tuple[str, ...]:
+    """Return the list of names `ferroflow.<key>`."""
+    value = get(key)
+    if isinstance(value, str) or not all(isinstance(name, str) for name in value):
+        raise UsageError(f"the setting ferroflow.{key} is {value!r}; it must be a list of names")
+    return tuple(value)

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from ferroflow_dask import config
+from ferroflow_dask.exceptions import UsageError
 
 DEFAULTS = yaml.safe_load((files("ferroflow_dask") / "ferroflow.yaml").read_text(encoding="utf-8"))
 SCHEMA = yaml.safe_load((files("ferroflow_dask") / "ferroflow-schema.yaml").read_text(encoding="utf-8"))
@@ -44,6 +45,20 @@ def test_what_the_user_sets_wins() -> None:
     with dask.config.set({"ferroflow.policy": "static"}):
         config.load_defaults()
         assert config.get("policy") == "static"
+
+
+@pytest.mark.parametrize("value", ["blah", "3 parsecs", None, []], ids=repr)
+def test_what_is_no_time_is_told(value: object) -> None:
+    with (
+        dask.config.set({"ferroflow.latency": value}),
+        pytest.raises(UsageError, match=r"ferroflow\.latency is"),
+    ):
+        config.get_seconds("latency")
+
+
+def test_a_list_of_names_is_no_string() -> None:
+    with dask.config.set({"ferroflow.kernels.providers": "array"}), pytest.raises(UsageError, match="a list"):
+        config.get_names("kernels.providers")
 
 
 @pytest.mark.parametrize(("value", "seconds"), [("1ms", 0.001), ("2s", 2.0), (0.5, 0.5)])

@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Iterator
 from operator import add
 from typing import Any
 
 import dask
-import numpy as np
 import pytest
-from distributed import Client, LocalCluster, Scheduler, Worker, wait
-from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed import Client, LocalCluster, Worker, wait
 from distributed.scheduler import DEFAULT_EXTENSIONS
 from distributed.stealing import WorkStealing
 
 import ferroflow_dask
 from ferroflow_dask import FerroflowPlugin, FerroflowStealing, generate, install, uninstall
 from ferroflow_dask.exceptions import UnknownNameError, UsageError
-from ferroflow_dask.policy import ClusterView, StealingPolicy
-from ferroflow_dask.policy.events import (
-    Event,
-    GraphArrived,
-    StealConfirmed,
-    StealRefused,
-    TaskFinished,
-    TaskReady,
-    WorkerIdle,
-)
-from ferroflow_dask.policy.instructions import Instruction
+from ferroflow_dask.policy import StealingPolicy
 
 pytestmark = pytest.mark.cluster
 
@@ -336,91 +323,6 @@ def test_guesses_are_corrected_once_a_duration_is_known(patient_client: Client) 
     view = stealing_of(patient_client).view
     assert max(task.cost_s for task, _ in view.assigned.values()) < 0.25  # not the 0.5 s of the unknown
     patient_client.gather(futures)
-
-
-# Failure
-
-
-class Failing(StealingPolicy):
-    """Raises at the n-th event of one kind."""
-
-    def __init__(self, kind: type[Event], after: int = 1) -> None:
-        super().__init__()
-        self.kind, self.after = kind, after
-
-    def handle(self, event: Event, view: ClusterView, now: float) -> Iterator[Instruction]:
-        if isinstance(event, self.kind):
-            self.after -= 1
-            if self.after <= 0:
-                raise ZeroDivisionError("the policy is broken")
-        yield from super().handle(event, view, now)
-
-
-@pytest.mark.parametrize("after", [1, 3])
-@pytest.mark.parametrize(
-    "kind",
-    [GraphArrived, TaskReady, TaskFinished, WorkerIdle, StealConfirmed],
-    ids=lambda kind: kind.__name__,
-)
-def test_when_the_policy_fails_dask_takes_over(
-    patient_client: Client, kind: type[Event], after: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    install(patient_client)
-    failing = Failing(kind, after)
-    stealing_of(patient_client).policy = failing
-    restored = Restored()
-    patient_client.register_plugin(restored)
-    with caplog.at_level(logging.WARNING, logger="ferroflow_dask"):
-        graph = generate("wide", width=20, depth=2, skew=0.2)
-        pinned_results = patient_client.gather(pinned(patient_client, 60, seconds=0.005))
-        results = [patient_client.compute(graph.bind()).result() for _ in range(3)]
-        patient_client.run_on_scheduler(validate)
-    assert pinned_results == list(range(60))
-    for result in results:
-        for value in result.values():
-            np.testing.assert_array_equal(value, graph.constants["root"])
-    assert failing.after <= 0
-    assert len(patient_client.nthreads()) == 3
-    assert [record.message for record in caplog.records if "broken" in record.message] != []
-    assert sum("broken" in record.message for record in caplog.records) == 1
-    assert_stock(patient_client)
-
-
-class Restored(SchedulerPlugin):
-    """Makes sure that registering other plugins goes on working."""
-
-    name = "restored"
-
-
-def test_an_answer_to_a_steal_nobody_asked_for_costs_no_worker(ferroflow_client: Client) -> None:
-    future = ferroflow_client.submit(pause, 1, seconds=0.1)
-
-    def answer(dask_scheduler: Scheduler) -> None:
-        handler = dask_scheduler.stream_handlers["steal-response"]
-        for key in (future_key, "unknown"):
-            handler(key=key, state="ready", stimulus_id="steal-never", worker="tcp://nobody:1")
-
-    future_key = future.key
-    ferroflow_client.run_on_scheduler(answer)
-    assert future.result() == 1
-    assert len(ferroflow_client.nthreads()) == 3
-    assert stealing_of(ferroflow_client).error is None
-
-
-def test_a_refused_steal_is_not_asked_for_again(patient_client: Client) -> None:
-    install(patient_client)
-    events: list[Event] = []
-    policy = stealing_of(patient_client).policy
-    handle = policy.handle
-
-    def listening(event: Event, view: ClusterView, now: float) -> Iterator[Instruction]:
-        events.append(event)
-        return handle(event, view, now)
-
-    policy.handle = listening
-    patient_client.gather(pinned(patient_client, 60, seconds=0.004))
-    refused = [event.key for event in events if isinstance(event, StealRefused)]
-    assert len(refused) == len(set(refused))
 
 
 def test_names_are_public() -> None:

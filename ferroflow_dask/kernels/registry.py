@@ -69,7 +69,7 @@ def _provider(name: str) -> Provider | None:
 
 
 def _names(providers: Sequence[str] | None) -> tuple[str, ...]:
-    names = tuple(config.get("kernels.providers") if providers is None else providers)
+    names = tuple(config.get_names("kernels.providers") if providers is None else providers)
     for name in names:
         if name not in PROVIDERS:
             raise UnknownNameError.of("kernel provider", name, PROVIDERS)

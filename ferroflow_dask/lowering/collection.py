@@ -114,7 +114,7 @@ def bind(
     KernelNotFoundError
         No provider has one of the operators.
     """
-    chosen = tuple(config.get("kernels.providers") if providers is None else providers)
+    chosen = tuple(config.get_names("kernels.providers") if providers is None else providers)
     values = check_inputs(graph, inputs)
     check_supported(graph, chosen)
     run = uuid.uuid4().hex

@@ -51,11 +51,10 @@ class FerroflowPlugin(SchedulerPlugin):
         # What the scheduler's configuration lacks is found before anything is taken away.
         policy = configured_policy(self.policy, self.options)
         latency_s = config.get_seconds("latency")
-        if PLUGIN_NAME in scheduler.plugins:
-            scheduler.remove_plugin(name=PLUGIN_NAME)
         present = scheduler.extensions.get("stealing")
         was_enabled = present.was_enabled if isinstance(present, FerroflowStealing) else present is not None
         await swap(scheduler, lambda _: FerroflowStealing(scheduler, policy, latency_s, was_enabled))
+        scheduler.plugins.pop(PLUGIN_NAME, None)  # distributed adds this one in its place now
 
 
 @contextmanager

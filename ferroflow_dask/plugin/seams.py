@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from dask.typing import Key
 from distributed.scheduler import Scheduler, TaskState, WorkerState
 
 #: Attributes of a Scheduler that we read, call or override on the instance.
@@ -104,6 +105,13 @@ def hand_over(scheduler: Scheduler, ts: TaskState, victim: WorkerState, thief: W
 def reschedule(scheduler: Scheduler, ts: TaskState, stimulus_id: str) -> None:
     """Let the scheduler find a worker for a task that its worker does not know."""
     scheduler._reschedule(ts.key, stimulus_id=stimulus_id)
+
+
+def reschedule_from(scheduler: Scheduler, key: Key, worker: str, stimulus_id: str) -> None:
+    """Let the scheduler find a worker for a task that is accounted to `worker`, which gave it up."""
+    ts = scheduler.tasks.get(key)
+    if ts is not None and ts.processing_on is not None and ts.processing_on.address == worker:
+        reschedule(scheduler, ts, stimulus_id)
 
 
 def slots_may_have_opened(scheduler: Scheduler, *workers: WorkerState, stimulus_id: str) -> None:

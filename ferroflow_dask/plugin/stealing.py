@@ -311,6 +311,8 @@ class FerroflowStealing(WorkStealing):
             self._answered(key, state, stimulus_id, worker)
         except Exception as error:  # noqa: BLE001 -- raising here would close the worker's stream
             self.fail(error)
+            if state in seams.GIVEN_UP and worker is not None:  # nobody has the task now
+                seams.reschedule_from(self.scheduler, key, worker, stimulus_id)
 
     def _answered(self, key: Key, state: str, stimulus_id: str, worker: str | None) -> None:
         ts = self.scheduler.tasks.get(key)

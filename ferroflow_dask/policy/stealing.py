@@ -48,7 +48,9 @@ class StealingPolicy:
 
     def __init__(self, threshold: int = 1, adaptive: bool = True) -> None:
         if not (isinstance(threshold, int) and threshold >= 1):
-            raise UsageError(f"threshold is {threshold!r}; it must be a whole number, at least 1 waiting task")
+            raise UsageError(
+                f"threshold is {threshold!r}; it must be a whole number, at least 1 waiting task"
+            )
         self._initial_threshold = threshold
         self._adaptive = adaptive
         self.thresholds: dict[WorkerKey, AdaptiveThreshold] = {}

@@ -1,0 +1,405 @@
+"""Whatever goes wrong, no task is lost, the view stays true, and Dask's own stealing comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client, Scheduler, Worker
+from distributed.scheduler import DEFAULT_EXTENSIONS
+from distributed.stealing import WorkStealing
+
+from ferroflow_dask import FerroflowPlugin, FerroflowStealing, generate
+from ferroflow_dask.exceptions import UsageError
+from ferroflow_dask.plugin import seams
+from ferroflow_dask.plugin.install import _restore
+from ferroflow_dask.plugin.swap import PLUGIN_NAME
+from ferroflow_dask.policy import ClusterView, StealingPolicy
+from ferroflow_dask.policy.events import (
+    Event,
+    GraphArrived,
+    StealConfirmed,
+    StealRefused,
+    TaskFinished,
+    TaskReady,
+    WorkerIdle,
+)
+from ferroflow_dask.policy.instructions import Instruction, StealTask
+
+pytestmark = pytest.mark.cluster
+
+
+def pause(i: int, seconds: float = 0.02) -> int:
+    time.sleep(seconds)
+    return i
+
+
+class Cluster:
+    """A scheduler with workers and a client on one event loop; the plugin is installed."""
+
+    def __init__(self, scheduler: Scheduler, workers: list[Worker], client: Client) -> None:
+        self.scheduler, self.workers, self.client = scheduler, workers, client
+
+    @property
+    def stealing(self) -> Any:
+        return self.scheduler.extensions["stealing"]
+
+    def map(self, n: int, seconds: float = 0.02, **options: Any) -> list[Any]:
+        return self.client.map(pause, range(n), seconds=seconds, pure=False, **options)
+
+    def pinned(self, n: int, seconds: float = 0.02, **options: Any) -> list[Any]:
+        """Submit tasks that prefer the first worker."""
+        return self.map(n, seconds, workers=[self.workers[0].address], allow_other_workers=True, **options)
+
+    async def processing(self, future: Any) -> Any:
+        """Wait until the scheduler has sent a task to a worker, and return the task."""
+        while (ts := self.scheduler.tasks.get(future.key)) is None or ts.state != "processing":
+            await asyncio.sleep(0.005)
+        return ts
+
+    def ask(self, ts: Any, victim: Worker, thief: Worker) -> None:
+        """Ask for a steal as the policy would."""
+        assert self.stealing._request(StealTask(ts.key, victim.address, thief.address, "test")) is not None
+
+    def seen(self) -> list[int]:
+        return [self.stealing.view.workers[worker.address].n_tasks for worker in self.workers]
+
+    def assert_stock(self) -> None:
+        assert type(self.stealing) is WorkStealing
+        assert "stealing" in self.scheduler.periodic_callbacks
+        assert "is_rootish" not in vars(self.scheduler)
+        assert PLUGIN_NAME not in self.scheduler.plugins
+        assert sum(isinstance(plugin, WorkStealing) for plugin in self.scheduler.plugins.values()) == 1
+
+
+def on_cluster(
+    test: Callable[[Cluster], Coroutine[Any, Any, None]],
+    resources: tuple[dict[str, float] | None, ...] = (None, None),
+    config: dict[str, Any] | None = None,
+    plugin: bool = True,
+    **scheduler_options: Any,
+) -> None:
+    """Run a test on a fresh cluster whose stealing never acts by the clock."""
+
+    async def run() -> None:
+        async with AsyncExitStack() as stack:
+            scheduler = await stack.enter_async_context(
+                Scheduler(dashboard=False, port=0, **scheduler_options)
+            )
+            workers = [
+                await stack.enter_async_context(Worker(scheduler.address, nthreads=1, resources=amounts))
+                for amounts in resources
+            ]
+            client = await stack.enter_async_context(Client(scheduler.address, asynchronous=True))
+            if plugin:
+                await client.register_plugin(FerroflowPlugin())
+            await test(Cluster(scheduler, workers, client))
+
+    checked = {"distributed.scheduler.validate": True, "distributed.worker.validate": True}
+    never = {"distributed.scheduler.work-stealing-interval": "1h", "distributed.scheduler.dashboard.link": ""}
+    with dask.config.set({**checked, **never, **(config or {})}):
+        asyncio.run(asyncio.wait_for(run(), 60))
+
+
+# Leaving
+
+
+def test_after_leaving_nothing_is_stolen_and_nothing_lost() -> None:
+    async def test(cluster: Cluster) -> None:
+        old = cluster.stealing
+        long = cluster.pinned(1, 1.0)
+        await cluster.processing(long[0])
+        short = cluster.pinned(5, 0.01)
+        await cluster.processing(short[-1])
+        await asyncio.sleep(0.05)  # a look at the overrunning task is due
+        asked = old.steals["asked"]
+        await _restore(cluster.scheduler)
+        cluster.assert_stock()
+        assert await cluster.client.gather(long + short) == [0, *range(5)]
+        assert old.steals["asked"] == asked
+
+    patient = {
+        "ferroflow.latency": "200ms",
+        "distributed.scheduler.default-task-durations": {"pause": "10ms"},
+    }
+    on_cluster(test, config=patient)
+
+
+def test_installing_twice_at_once_leaves_one() -> None:
+    async def test(cluster: Cluster) -> None:
+        futures = cluster.pinned(60, 0.005)
+        await cluster.processing(futures[0])
+        await asyncio.gather(*(cluster.client.register_plugin(FerroflowPlugin()) for _ in range(3)))
+        shells = [p for p in cluster.scheduler.plugins.values() if isinstance(p, WorkStealing)]
+        assert shells == [cluster.stealing]
+        assert await cluster.client.gather(futures) == list(range(60))
+
+    on_cluster(test)
+
+
+def test_uninstall_also_works_when_the_plugin_was_unregistered_by_name() -> None:
+    async def test(cluster: Cluster) -> None:
+        await cluster.client.unregister_scheduler_plugin(PLUGIN_NAME)
+        await _restore(cluster.scheduler)
+        cluster.assert_stock()
+
+    on_cluster(test)
+
+
+def test_where_there_was_no_stealing_none_is_put_back() -> None:
+    async def test(cluster: Cluster) -> None:
+        assert type(cluster.stealing) is FerroflowStealing
+        await _restore(cluster.scheduler)
+        assert "stealing" not in cluster.scheduler.extensions
+        assert await cluster.client.submit(pause, 3) == 3
+
+    on_cluster(test, config={"distributed.scheduler.work-stealing": False})
+
+
+@pytest.mark.parametrize("setting", [{"ferroflow.policy": "greedy"}, {"ferroflow.latency": "soon"}], ids=str)
+def test_a_scheduler_that_is_configured_wrong_keeps_its_stealing(setting: dict[str, str]) -> None:
+    async def test(cluster: Cluster) -> None:
+        plugin = FerroflowPlugin()
+        with dask.config.set(setting), pytest.raises(UsageError, match=r"greedy|soon"):
+            await cluster.client.register_plugin(plugin)
+        cluster.assert_stock()
+
+    on_cluster(test, plugin=False)
+
+
+# The view
+
+
+def test_resources_bind_tasks_that_only_prefer_a_worker() -> None:
+    async def test(cluster: Cluster) -> None:
+        futures = cluster.pinned(10, 0.02, resources={"GPU": 1})
+        assert await cluster.client.gather(futures) == list(range(10))
+        assert len(cluster.workers[0].data) == 10
+        assert cluster.stealing.error is None
+
+    on_cluster(test, resources=({"GPU": 1}, None))
+
+
+def test_a_thief_that_lost_its_resources_is_not_handed_the_task() -> None:
+    async def test(cluster: Cluster) -> None:
+        first, second = cluster.workers
+        futures = cluster.map(3, 0.3, workers=[first.address, second.address], resources={"GPU": 1})
+        ts = await cluster.processing(futures[2])
+        victim = next(w for w in cluster.workers if w.address == ts.processing_on.address)
+        thief = second if victim is first else first
+        cluster.ask(ts, victim, thief)
+        cluster.scheduler.workers[thief.address].resources["GPU"] = 0
+        assert await cluster.client.gather(futures) == [0, 1, 2]
+        assert cluster.stealing.steals["aborted"] == 1
+
+    on_cluster(test, resources=({"GPU": 1}, {"GPU": 1}))
+
+
+def test_tasks_placed_by_dask_are_in_the_view() -> None:
+    async def test(cluster: Cluster) -> None:
+        with dask.annotate(ferroflow_cost=1.0):
+            futures = [cluster.pinned(1, 0.5)[0] for _ in range(2)]
+        for future in futures:
+            await cluster.processing(future)
+        await asyncio.sleep(0.1)
+        assert sum(cluster.seen()) == 2
+        await cluster.client.gather(futures)
+        assert cluster.seen() == [0, 0]
+
+    on_cluster(test)
+
+
+def test_a_task_whose_thief_left_and_whose_victim_keeps_it_is_in_the_view() -> None:
+    async def test(cluster: Cluster) -> None:
+        victim, thief = cluster.workers
+        (future,) = cluster.pinned(1, 1.0)
+        ts = await cluster.processing(future)
+        while not victim.state.executing:
+            await asyncio.sleep(0.005)
+        cluster.ask(ts, victim, thief)
+        await cluster.scheduler.remove_worker(thief.address, stimulus_id="test")
+        cluster.workers.remove(thief)
+        while cluster.stealing.in_flight:
+            await asyncio.sleep(0.005)
+        assert cluster.stealing.steals["refused"] == 1
+        assert cluster.seen() == [1]
+        assert await future == 0
+
+    on_cluster(test)
+
+
+def test_pausing_and_resuming_are_seen_when_they_happen() -> None:
+    async def test(cluster: Cluster) -> None:
+        first, second = (worker.address for worker in cluster.workers)
+        for status, address in [("paused", first), ("running", first), ("paused", second)]:
+            cluster.scheduler.handle_worker_status_change(status, address, stimulus_id="test")
+        running = {address: worker.is_running for address, worker in cluster.stealing.view.workers.items()}
+        assert running == {first: True, second: False}
+        await cluster.client.gather(cluster.map(20, 0))
+        assert not cluster.workers[1].data
+
+    on_cluster(test)
+
+
+def test_tasks_of_a_worker_that_dies_are_placed_by_the_policy() -> None:
+    async def test(cluster: Cluster) -> None:
+        dying, *_ = cluster.workers
+        with dask.annotate(ferroflow_cost=0.01):  # what Dask would queue is not the policy's otherwise
+            futures = cluster.pinned(1, 0.2) + cluster.pinned(40, 0.001)
+        await cluster.processing(futures[-1])
+        chosen: list[str | None] = []
+        place = cluster.stealing._place
+        cluster.stealing._place = lambda ts: chosen.append(place(ts)) or chosen[-1]
+        for future in futures:  # without the preference, or Dask would place them
+            if (ts := cluster.scheduler.tasks.get(future.key)) is not None:
+                ts.worker_restrictions, ts.loose_restrictions = set(), False
+        await cluster.scheduler.remove_worker(dying.address, stimulus_id="test")
+        assert len(chosen) >= 10
+        assert None not in chosen
+        assert dying.address not in chosen
+
+    on_cluster(test, resources=(None, None, None))
+
+
+def test_inputs_held_by_all_workers_make_no_worker_nearer() -> None:
+    async def test(cluster: Cluster) -> None:
+        everywhere = (await cluster.client.scatter([np.zeros(1000)], broadcast=True))[0]
+        somewhere = await cluster.client.scatter(np.ones(1000), workers=[cluster.workers[0].address])
+        future = cluster.client.submit(lambda *_: time.sleep(0.2), everywhere, somewhere)
+        task = cluster.stealing._describe(await cluster.processing(future))
+        assert task.held == {cluster.workers[0].address: task.input_bytes}
+        assert task.input_bytes < 9000
+        await future
+
+    on_cluster(test)
+
+
+# Failure
+
+
+class Failing(StealingPolicy):
+    """Raises at the n-th event of one kind."""
+
+    def __init__(self, kind: type[Event], after: int = 1) -> None:
+        super().__init__()
+        self.kind, self.after = kind, after
+
+    def handle(self, event: Event, view: ClusterView, now: float) -> Iterator[Instruction]:
+        if isinstance(event, self.kind):
+            self.after -= 1
+            if self.after <= 0:
+                raise ZeroDivisionError("the policy is broken")
+        yield from super().handle(event, view, now)
+
+
+@pytest.mark.parametrize("after", [1, 3])
+@pytest.mark.parametrize(
+    "kind",
+    [GraphArrived, TaskReady, TaskFinished, WorkerIdle, StealConfirmed],
+    ids=lambda kind: kind.__name__,
+)
+def test_when_the_policy_fails_dask_takes_over(
+    kind: type[Event], after: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = Failing(kind, after)
+    graph = generate("wide", width=20, depth=2, skew=0.2)
+
+    async def test(cluster: Cluster) -> None:
+        cluster.stealing.policy = failing
+        assert await cluster.client.gather(cluster.pinned(60, 0.005)) == list(range(60))
+        for _ in range(3):
+            for value in (await cluster.client.compute(graph.bind())).values():
+                np.testing.assert_array_equal(value, graph.constants["root"])
+        assert failing.after <= 0
+        assert len(cluster.scheduler.workers) == 3
+        cluster.scheduler.validate_state()
+        cluster.assert_stock()
+
+    with caplog.at_level(logging.WARNING, logger="ferroflow_dask"):
+        on_cluster(test, resources=(None, None, None))
+    assert sum("broken" in record.message for record in caplog.records) == 1
+
+
+def test_a_failure_with_a_steal_in_flight_whose_task_goes_away_ends_with_dask_in_charge() -> None:
+    async def test(cluster: Cluster) -> None:
+        victim, thief = cluster.workers
+        running, waiting = cluster.map(2, 0.3, workers=[victim.address])
+        ts = await cluster.processing(waiting)
+        cluster.ask(ts, victim, thief)
+        shell = cluster.stealing
+        shell.fail(ZeroDivisionError("the policy is broken"))
+        cluster.scheduler.client_releases_keys([waiting.key], client=cluster.client.id, stimulus_id="test")
+        assert await running == 0
+        while cluster.stealing is shell:
+            await asyncio.sleep(0.005)
+        cluster.assert_stock()
+
+    on_cluster(test)
+
+
+def test_an_answer_that_cannot_be_handled_loses_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("handing over is broken")
+
+    async def test(cluster: Cluster) -> None:
+        shell = cluster.stealing
+        futures = cluster.pinned(20)
+        assert await cluster.client.gather(futures) == list(range(20))
+        assert isinstance(shell.error, ZeroDivisionError)
+        assert len(cluster.scheduler.workers) == 2
+        cluster.assert_stock()
+
+    monkeypatch.setattr(seams, "hand_over", broken)
+    on_cluster(test)
+
+
+def test_failing_where_no_plugin_put_us_leaves_dask_in_charge() -> None:
+    async def test(cluster: Cluster) -> None:
+        cluster.stealing.policy = Failing(TaskReady)
+        root = cluster.client.submit(pause, 1, 0.0)
+        assert await cluster.client.submit(pause, root) == 1
+        cluster.assert_stock()
+
+    extensions = {**DEFAULT_EXTENSIONS, "stealing": FerroflowStealing}
+    on_cluster(test, plugin=False, extensions=extensions)
+
+
+def test_an_answer_to_a_steal_nobody_asked_for_costs_no_worker() -> None:
+    async def test(cluster: Cluster) -> None:
+        (future,) = cluster.map(1, 0.1)
+        ts = await cluster.processing(future)
+        for key in (ts.key, "unknown"):
+            handler = cluster.scheduler.stream_handlers["steal-response"]
+            handler(key=key, state="ready", stimulus_id="steal-never", worker="tcp://nobody:1")
+        assert await future == 0
+        assert len(cluster.scheduler.workers) == 2
+        assert cluster.stealing.error is None
+
+    on_cluster(test)
+
+
+def test_every_steal_that_was_asked_for_ends_in_one_way() -> None:
+    events: list[Event] = []
+
+    async def test(cluster: Cluster) -> None:
+        handle = cluster.stealing.policy.handle
+
+        def listening(event: Event, view: ClusterView, now: float) -> Iterator[Instruction]:
+            events.append(event)
+            return handle(event, view, now)
+
+        cluster.stealing.policy.handle = listening
+        await cluster.client.gather(cluster.pinned(100, 0.003))
+        steals = dict(cluster.stealing.steals)
+        assert steals.pop("asked") == sum(steals.values()) > 0
+
+    on_cluster(test)
+    refused = [event.key for event in events if isinstance(event, StealRefused)]
+    assert len(refused) == len(set(refused)), "a task that has started was asked for again"
