@@ -9,18 +9,19 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-import numpy as np
 from distributed import Client, KilledWorker
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 import ferroflow_dask
+from ferroflow_dask.array_files import read_inputs, write_outputs
 from ferroflow_dask.bench import Run, RunRecord, run_on_cluster, run_sequentially, warm_up
 from ferroflow_dask.bench.progress import progress_bar
 from ferroflow_dask.deploy import connect, local_client
@@ -29,7 +30,7 @@ from ferroflow_dask.graph import TOPOLOGIES, Graph, check_inputs, generate, leve
 from ferroflow_dask.graph.render import kind_counts
 from ferroflow_dask.kernels import check_supported, find_provider
 from ferroflow_dask.lowering import place
-from ferroflow_dask.plugin import check_scheduler, check_workers, install, uninstall
+from ferroflow_dask.plugin import check_scheduler, check_workers, install, installed, uninstall
 from ferroflow_dask.policy import policy_names
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -57,6 +58,12 @@ class _Refusal(_Failure):
 
 class _Group(click.Group):
     """A group whose commands tell each error in one line."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise _Refusal(error.format_message()) from error
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -95,9 +102,9 @@ def _graph_options(function: F) -> F:
         users = ", ".join(dag for dag, topology in TOPOLOGIES.items() if argument in topology.defaults)
         flag = "--" + name.replace("_", "-")
         function = click.option(flag, name, type=kind, default=None, help=f"Size of: {users}.")(function)
-    function = click.option("--seed", type=int, default=0, show_default=True, help="Seed of random numbers.")(
-        function
-    )
+    function = click.option(
+        "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of random numbers."
+    )(function)
     function = click.option("--model", metavar="FILE", help="An ONNX model.")(function)
     return click.option("--dag", metavar="NAME", help=f"A built-in graph: {', '.join(TOPOLOGIES)}.")(function)
 
@@ -243,9 +250,11 @@ def run(
         raise UsageError(
             f"--output {output!r} cannot be written: there is no folder {str(Path(output).parent)!r}"
         )
+    if not timeout < float("inf"):
+        raise UsageError(f"--timeout is {timeout}; it must be a number of seconds")
     options = _policy_options(policy, seed, steal_threshold, no_adaptive_threshold)
     graph = _load_graph(dag, model, seed, sizes)
-    inputs = _read_inputs(graph, input_files) if input_files else random_inputs(graph, seed)
+    inputs = read_inputs(graph, input_files) if input_files else random_inputs(graph, seed)
     # What cannot run is refused before a cluster is started for it.
     check_inputs(graph, inputs)
     check_supported(graph)
@@ -277,7 +286,7 @@ def run(
     if graph.inputs and not input_files:
         click.echo(f"inputs were drawn at random (seed {seed}); give your own with --input", err=True)
     if output is not None:
-        _write_outputs(output, runs[-1].outputs)
+        write_outputs(output, runs[-1].outputs)
 
 
 def _policy_options(policy: str, seed: int, threshold: int | None, is_fixed: bool) -> dict[str, Any]:
@@ -312,61 +321,32 @@ def _client(
         raise ClusterError(
             f"workers died while they ran task {error.task!r}; they may lack memory"
         ) from error
-    except OSError as error:
+    except CancelledError as error:
+        raise ClusterError(
+            "workers were lost, with data that only they held; they may lack memory"
+        ) from error
+    except (OSError, RuntimeError) as error:
         raise ClusterError(f"the cluster failed: {error}") from error
 
 
 @contextmanager
 def _installed(client: Client, policy: str, options: Mapping[str, Any]) -> Iterator[None]:
+    before = installed(client)  # on a running cluster that others have set up
     if policy in _PLAIN_POLICIES:
         uninstall(client)
-        yield
-        return
-    install(client, policy, **options)
+    else:
+        install(client, policy, **options)
     try:
         yield
+        if policy not in _PLAIN_POLICIES and installed(client) is None:
+            raise ClusterError(
+                f"policy {policy!r} was taken off during the run; the scheduler's log may say why"
+            )
     finally:
-        uninstall(client)
-
-
-def _read_inputs(graph: Graph, files: tuple[str, ...]) -> dict[str, Any]:
-    inputs: dict[str, Any] = {}
-    for text in files:
-        name, is_named, path = text.partition("=")
-        if not is_named:
-            name, path = "", text
-        try:
-            loaded = np.load(path, allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise UsageError(f"--input {path!r} cannot be read as .npy or .npz: {error}") from error
-        if isinstance(loaded, np.lib.npyio.NpzFile):
-            if name:
-                raise UsageError(
-                    f"--input {text!r}: an .npz file has its own names; give it without {name!r}"
-                )
-            inputs.update(loaded)
-            continue
-        if not name:
-            if len(graph.inputs) != 1:
-                raise UsageError(
-                    f"--input {path!r} needs a name, like {next(iter(graph.inputs), 'x')}={path}"
-                )
-            name = next(iter(graph.inputs))
-        inputs[name] = loaded
-    return inputs
-
-
-def _write_outputs(path: str, outputs: Mapping[str, Any]) -> None:
-    arrays: dict[str, Any] = {
-        name: value for name, value in outputs.items() if isinstance(value, np.ndarray | np.generic)
-    }
-    if len(arrays) < len(outputs):
-        odd = next(name for name in outputs if name not in arrays)
-        raise UsageError(f"--output writes arrays; output {odd!r} is a {type(outputs[odd]).__name__}")
-    try:
-        np.savez(Path(path), **arrays)
-    except OSError as error:
-        raise UsageError(f"--output {path!r} cannot be written: {error}") from error
+        if before is None:
+            uninstall(client)
+        else:
+            client.register_plugin(before)
 
 
 def _report(runs: list[Run], as_json: bool) -> None:

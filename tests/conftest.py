@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import dask
+import numpy as np
+import onnx
 import pytest
 from distributed import Client, LocalCluster
+from models import mlp
 
 import ferroflow_dask
 
@@ -52,3 +56,11 @@ def ferroflow_client(thread_client: Client) -> Iterator[Client]:
     ferroflow_dask.install(thread_client)
     yield thread_client
     ferroflow_dask.uninstall(thread_client)
+
+
+@pytest.fixture
+def mlp_files(tmp_path: Path) -> Path:
+    """A folder with mlp.onnx and an input for it, x.npy."""
+    onnx.save(mlp(), tmp_path / "mlp.onnx")
+    np.save(tmp_path / "x.npy", np.random.default_rng(1).standard_normal((5, 784), dtype=np.float32))
+    return tmp_path

@@ -108,6 +108,14 @@ def test_critical_path_takes_the_costlier_side() -> None:
     assert [op.name for op in critical_path(DIAMOND, COSTS)] == ["a", "c", "d"]
 
 
+def test_ops_that_no_output_needs_count_for_nothing() -> None:
+    graph = Graph("g", (X,), (*DIAMOND.ops, relu(5, "dead", "d")), ("d",))
+    costs = {**COSTS, 5: 100.0}
+    assert upward_ranks(graph, costs) == upward_ranks(DIAMOND, COSTS)
+    assert bounds(graph, costs) == bounds(DIAMOND, COSTS)
+    assert critical_path(graph, costs)[-1].name == "d"
+
+
 def test_levels_count_ops_on_the_longest_chain() -> None:
     assert levels(DIAMOND) == {1: 1, 2: 2, 3: 2, 4: 3}
 
@@ -160,6 +168,7 @@ def test_an_op_may_have_several_outputs() -> None:
         pytest.param(
             lambda b: b.op("MatMul", "x", "x"), "op 'matmul_1' .MatMul.", id="shapes must fit the operator"
         ),
+        pytest.param(lambda b: b.op("Relu", "x", foo=object()), "op 'relu_1'", id="attributes need a type"),
         pytest.param(lambda b: b.output("y"), "no value 'y'", id="an output must exist"),
         pytest.param(lambda b: b.build(), "no output", id="there must be an output"),
         pytest.param(
@@ -255,12 +264,15 @@ def test_sources_are_seeded_and_differ() -> None:
             "wied", {}, UnknownNameError, "unknown DAG 'wied'; choose one of: .*wide", id="unknown name"
         ),
         pytest.param("wide", {"widht": 3}, UsageError, "no argument 'widht'.*width", id="unknown argument"),
+        pytest.param("wide", {"width": "8"}, UsageError, "width is '8'", id="text"),
+        pytest.param("wide", {"width": 2.5}, UsageError, "width is 2.5", id="half a branch"),
+        pytest.param("uniform", {"dim": 10**9}, UsageError, "more memory than there is", id="too large"),
         pytest.param("wide", {"width": -1}, UsageError, "width is -1", id="negative count"),
         pytest.param("wide", {"depth": 0}, UsageError, "depth is 0", id="zero count"),
         pytest.param("wide", {"skew": 1.5}, UsageError, "skew is 1.5", id="skew beyond one"),
         pytest.param("imbalanced", {"heavy_ms": -1.0}, UsageError, "heavy_ms is -1", id="negative duration"),
         pytest.param("imbalanced", {"heavy_ms": float("nan")}, UsageError, "heavy_ms is nan", id="no number"),
-        pytest.param("imbalanced", {"n_heavy": 0, "n_fast": 0}, UsageError, "no output", id="nothing to do"),
+        pytest.param("imbalanced", {"n_heavy": 0, "n_fast": 0}, UsageError, "has no ops", id="nothing to do"),
         pytest.param(
             "transformer", {"d_model": 10, "n_heads": 4}, UsageError, "no multiple", id="uneven heads"
         ),

@@ -13,7 +13,7 @@ from distributed import Client
 from numpy.testing import assert_array_equal
 
 from ferroflow_dask import BoundGraph, Graph, GraphBuilder, evaluate, executed, generate, place
-from ferroflow_dask.exceptions import BindError, KernelError, KernelNotFoundError
+from ferroflow_dask.exceptions import BindError, KernelError, KernelNotFoundError, UsageError
 from ferroflow_dask.graph import upward_ranks
 from ferroflow_dask.lowering import COST_ANNOTATION, RANK_ANNOTATION, executed_here
 from ferroflow_dask.lowering.collection import bind
@@ -111,6 +111,15 @@ def test_placed_constants_are_on_every_worker_before_the_graph_is_computed(proce
 
 
 @pytest.mark.cluster
+def test_placing_twice_is_placing_once(process_client: Client) -> None:
+    placed = place(two_layer(), process_client)
+    again = place(placed, process_client)
+    assert [s.value for s in again.sources] == [s.value for s in placed.sources]
+    with pytest.raises(UsageError, match="are on a cluster"):
+        evaluate(placed, {"x": np.zeros((1, 3), "float32")})
+
+
+@pytest.mark.cluster
 def test_dask_compute_takes_several_graphs_and_other_collections(process_client: Client) -> None:
     x = np.float32([[1, 2, 3]])
     graph = two_layer()
@@ -144,7 +153,8 @@ def test_equal_ops_are_not_merged() -> None:
     bound = graph.bind()
     bound.compute(scheduler="sync")
     report = executed_here(bound.run)
-    assert report.executed_ops == bound.n_tasks == 12
+    assert report.executed_ops == 12
+    assert bound.n_tasks == 12 + 2  # the sources, which no place() has put on a cluster
     assert set(report.seconds) == {op.id for op in graph.ops}
 
 

@@ -170,7 +170,8 @@ def test_idle_workers_steal_without_waiting_for_a_timer(patient_client: Client) 
 
 def test_stock_stealing_would_not_have_moved_anything(patient_client: Client) -> None:
     # What makes the test above one that can fail.
-    patient_client.gather(pinned(patient_client, 30))
+    futures = pinned(patient_client, 30)
+    patient_client.gather(futures)
     assert sorted(len(keys) for keys in patient_client.has_what().values()) == [0, 0, 30]
 
 

@@ -47,7 +47,11 @@ def progress_bar(client: Client, *, is_shown: bool = True) -> Iterator[Callable[
         def follow(bound: BoundGraph) -> None:
             bar = progress.add_task("tasks", total=bound.n_tasks)
             while not ended.wait(_INTERVAL_S):
-                progress.update(bar, completed=client.run_on_scheduler(_finished, run=bound.run))
+                try:
+                    completed = client.run_on_scheduler(_finished, run=bound.run)
+                except OSError:  # the scheduler is gone, which the run itself will tell
+                    return
+                progress.update(bar, completed=completed)
 
         def watch(bound: BoundGraph) -> None:
             threads.append(threading.Thread(target=follow, args=(bound,), daemon=True))

@@ -33,7 +33,7 @@ class RunRecord:
     executed_ops : int
         Executions of ops, counted on the workers; more than `compute_ops` if some were retried.
     dask_tasks : int
-        Tasks given to Dask.
+        Tasks given to Dask: one per op, and one per input.
     makespan_s : float
         From the un-lowered graph, cluster up and constants placed, until all outputs are gathered [s].
     ops_per_s : float

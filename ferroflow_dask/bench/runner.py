@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,9 +21,6 @@ from ferroflow_dask.lowering import BoundGraph, ExecutionReport, executed
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
 
-#: Name of the scheduler plugin that counts steals, whoever asks for them.
-_COUNTER_NAME = "ferroflow-steal-counter"
-
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -35,9 +33,8 @@ class Run:
 class StealCounter(SchedulerPlugin):
     """Counts tasks that were stolen, from the events that Dask's stealing and ours both log."""
 
-    name = _COUNTER_NAME
-
     def __init__(self) -> None:
+        self.name = f"ferroflow-steal-counter-{uuid.uuid4()}"
         self.steals = 0
 
     def log_event(self, topic: str, msg: Any) -> None:
@@ -46,8 +43,8 @@ class StealCounter(SchedulerPlugin):
             self.steals += 1
 
 
-def _steals(dask_scheduler: Scheduler) -> int:
-    counter = dask_scheduler.plugins[_COUNTER_NAME]
+def _steals(dask_scheduler: Scheduler, name: str) -> int:
+    counter = dask_scheduler.plugins[name]
     assert isinstance(counter, StealCounter)
     return counter.steals
 
@@ -55,11 +52,12 @@ def _steals(dask_scheduler: Scheduler) -> int:
 @contextmanager
 def counting_steals(client: Client) -> Iterator[Callable[[], int]]:
     """Count the steals on a cluster while the context lasts."""
-    client.register_plugin(StealCounter())
+    counter = StealCounter()
+    client.register_plugin(counter)
     try:
-        yield lambda: int(client.run_on_scheduler(_steals))
+        yield lambda: int(client.run_on_scheduler(_steals, name=counter.name))
     finally:
-        client.unregister_scheduler_plugin(_COUNTER_NAME)
+        client.unregister_scheduler_plugin(counter.name)
 
 
 def run_on_cluster(
@@ -155,7 +153,7 @@ def _record(
     seed: int,
 ) -> RunRecord:
     compute_ops = len(graph.live_ops)
-    costs = {op.id: _duration(op, graph, report) for op in graph.ops}
+    costs = {op.id: _duration(op, graph, report) for op in graph.live_ops}
     bound_s = bounds(graph, costs).makespan(sum(threads))
     return RunRecord(
         dag=graph.name,

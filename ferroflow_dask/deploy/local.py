@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, Security
+from distributed.comm.core import connect as connect_comm
 
 from ferroflow_dask.exceptions import ClusterError
 
@@ -48,14 +50,28 @@ def connect(address: str, timeout_s: float = 10.0) -> Iterator[Client]:
         there.
     """
     try:
-        client = Client(address, timeout=timeout_s)
-    except (OSError, TimeoutError, ValueError) as error:
+        who = asyncio.run(asyncio.wait_for(_ask_who(address, timeout_s), timeout_s))
+    except (ImportError, OSError, RuntimeError, TimeoutError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ClusterError(
             f"no scheduler answers at {address!r} within {timeout_s:g} s ({reason}); "
             "give the address that it prints when it starts, like tcp://10.0.0.1:8786"
         ) from error
-    with client:
+    if who != "Scheduler":
+        raise ClusterError(f"at {address!r} there is a {who}; give the address of its scheduler")
+    with Client(address, timeout=timeout_s) as client:
         if not client.nthreads():
             raise ClusterError(f"the scheduler at {address!r} has no workers; start some and run again")
         yield client
+
+
+async def _ask_who(address: str, timeout_s: float) -> str:
+    # A Client waits without limit for what accepts a connection and then says nothing of use, like a
+    # web server. Asking first, with a limit, finds that out.
+    comm = await connect_comm(address, timeout=timeout_s, **Security().get_connection_args("client"))
+    try:
+        await comm.write({"op": "identity", "reply": True})
+        answer = await comm.read()
+        return str(answer["type"])
+    finally:
+        comm.abort()

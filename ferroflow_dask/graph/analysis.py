@@ -1,4 +1,4 @@
-"""Orders, ranks and lower bounds of a graph, given what each op costs.
+"""Orders, ranks and lower bounds of what a run of a graph executes, given what each op costs.
 
 Costs are handed in as a mapping from op id to seconds (or any other unit: the results are in the same).
 All functions are linear in ops plus edges.
@@ -41,8 +41,8 @@ def upward_ranks(graph: Graph, costs: Costs) -> dict[int, float]:
     Topcuoglu, Hariri and Wu, "Performance-effective and low-complexity task scheduling for
     heterogeneous computing", 2002; here without mean transfer times, which Dask overlaps.
     """
-    ranks = {op.id: 0.0 for op in graph.ops}
-    for op in reversed(graph.topological_order):
+    ranks = {op.id: 0.0 for op in graph.live_ops}
+    for op in reversed(graph.live_ops):
         ranks[op.id] += costs[op.id]
         for before in graph.predecessors[op.id]:
             ranks[before.id] = max(ranks[before.id], ranks[op.id])
@@ -52,7 +52,7 @@ def upward_ranks(graph: Graph, costs: Costs) -> dict[int, float]:
 def levels(graph: Graph) -> dict[int, int]:
     """Return for each op the number of ops on the longest chain that ends in it (1 at the sources)."""
     level: dict[int, int] = {}
-    for op in graph.topological_order:
+    for op in graph.live_ops:
         level[op.id] = 1 + max((level[before.id] for before in graph.predecessors[op.id]), default=0)
     return level
 
@@ -60,12 +60,12 @@ def levels(graph: Graph) -> dict[int, int]:
 def critical_path(graph: Graph, costs: Costs) -> tuple[Op, ...]:
     """Return the costliest chain of dependent ops, first op first; the smallest ids on ties."""
     ranks = upward_ranks(graph, costs)
-    successors: dict[int, list[Op]] = {op.id: [] for op in graph.ops}
-    for op in graph.ops:
+    successors: dict[int, list[Op]] = {op.id: [] for op in graph.live_ops}
+    for op in graph.live_ops:
         for before in graph.predecessors[op.id]:
             successors[before.id].append(op)
     path: list[Op] = []
-    candidates = [op for op in graph.ops if not graph.predecessors[op.id]]
+    candidates = [op for op in graph.live_ops if not graph.predecessors[op.id]]
     while candidates:
         path.append(max(candidates, key=lambda op: (ranks[op.id], -op.id)))
         candidates = successors[path[-1].id]
@@ -75,6 +75,6 @@ def critical_path(graph: Graph, costs: Costs) -> tuple[Op, ...]:
 def bounds(graph: Graph, costs: Costs) -> Bounds:
     """Return T1 and T∞ of the graph."""
     return Bounds(
-        work=sum(costs[op.id] for op in graph.ops),
+        work=sum(costs[op.id] for op in graph.live_ops),
         critical_path=max(upward_ranks(graph, costs).values(), default=0.0),
     )

@@ -142,7 +142,10 @@ class GraphBuilder:
         if not onnx.defs.has(op.op_type, version, ""):
             raise GraphError(f"op {op.name!r}: ONNX opset {version} has no operator {op.op_type!r}")
         schema = onnx.defs.get_schema(op.op_type, version, "")
-        node = onnx.helper.make_node(op.op_type, op.inputs, op.outputs, op.name, **op.attributes)
+        try:
+            node = onnx.helper.make_node(op.op_type, op.inputs, op.outputs, op.name, **op.attributes)
+        except (TypeError, ValueError) as error:
+            raise GraphError(f"op {op.name!r} ({op.kind}): {error}") from error
         types = {value: type_from_spec(self._specs[value]) for value in op.inputs if value}
         constants = {
             source.name: onnx.numpy_helper.from_array(source.value, source.name)

@@ -234,17 +234,24 @@ def generate(name: str, *, seed: int = 0, **arguments: Any) -> Graph:
                 f"DAG {name!r} has no argument {argument!r}; it takes: {', '.join(topology.defaults)}"
             )
         _check(argument, value)
+    sizes = {**topology.defaults, **arguments}
     writer = _Writer(GraphBuilder(name), np.random.default_rng(seed))
-    topology.write(writer, **{**topology.defaults, **arguments})
+    try:
+        topology.write(writer, **sizes)
+    except (MemoryError, OverflowError) as error:
+        raise UsageError(f"DAG {name!r} with {sizes} needs more memory than there is") from error
+    if not writer.builder.sinks:
+        raise UsageError(f"DAG {name!r} with {sizes} has no ops")
     return writer.finish()
 
 
 def _check(argument: str, value: Any) -> None:
+    is_number = isinstance(value, int | float)
     if argument == "skew":
-        if not 0 <= value <= 1:
-            raise UsageError(f"skew is {value}; it must lie between 0 and 1")
+        if not (is_number and 0 <= value <= 1):
+            raise UsageError(f"skew is {value!r}; it must lie between 0 and 1")
     elif argument in _COUNTS:
-        if value < 1:
-            raise UsageError(f"{argument} is {value}; it must be at least 1")
-    elif not 0 <= value < float("inf"):
-        raise UsageError(f"{argument} is {value}; it must be 0 or more")
+        if not (isinstance(value, int) and value >= 1):
+            raise UsageError(f"{argument} is {value!r}; it must be a whole number, at least 1")
+    elif not (is_number and 0 <= value < float("inf")):
+        raise UsageError(f"{argument} is {value!r}; it must be 0 or more")

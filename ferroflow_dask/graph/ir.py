@@ -90,14 +90,15 @@ UNKNOWN = TensorSpec()
 class Source:
     """A value that is supplied, not computed: an input (no `value` yet) or a constant.
 
-    `value` is a NumPy array, or, once the constants of a graph were placed on a cluster, the Dask
-    Future of one.
+    `value` is a NumPy array, or, once the constants of a graph were placed on a cluster
+    (`is_placed`), the Dask Future of one.
     """
 
     id: int
     name: str
     spec: TensorSpec
     value: Any = None
+    is_placed: bool = False
 
     @property
     def is_input(self) -> bool:

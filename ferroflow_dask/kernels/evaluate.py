@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.graph.inputs import check_inputs
 from ferroflow_dask.graph.ir import Graph, Op
 from ferroflow_dask.kernels.registry import check_supported, compile_op
@@ -37,6 +38,8 @@ def evaluate(
     ------
     BindError
         A name, shape or dtype does not fit.
+    UsageError
+        The graph's constants were placed on a cluster.
     KernelNotFoundError
         No provider has one of the operators; nothing was computed.
     KernelError
@@ -53,6 +56,10 @@ def evaluate(
     {'y': array([2., 4.], dtype=float32)}
     """
     given = check_inputs(graph, inputs or {})
+    if any(source.is_placed for source in graph.sources):
+        raise UsageError(
+            f"the constants of graph {graph.name!r} are on a cluster; evaluate it as it was before"
+        )
     check_supported(graph, providers)
     values = {**graph.constants, **given}
     # Outputs count as read once more, so that they stay.

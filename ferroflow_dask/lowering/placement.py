@@ -29,7 +29,7 @@ def place(graph: Graph, client: Client) -> Graph:
     >>> model = place(load_onnx("model.onnx"), client)  # doctest: +SKIP
     >>> client.compute(model.bind(x=x)).result()  # doctest: +SKIP
     """
-    constants = [source for source in graph.sources if not source.is_input]
+    constants = [source for source in graph.sources if not (source.is_input or source.is_placed)]
     if not constants:
         return graph
     # hash=False: equal constants stay two, as the graph has them.
@@ -38,7 +38,7 @@ def place(graph: Graph, client: Client) -> Graph:
     return replace(
         graph,
         sources=tuple(
-            replace(source, value=placed[source.id]) if source.id in placed else source
+            replace(source, value=placed[source.id], is_placed=True) if source.id in placed else source
             for source in graph.sources
         ),
     )

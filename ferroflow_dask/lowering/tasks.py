@@ -47,7 +47,8 @@ class LoweredGraph:
     keys : mapping of str to key
         The key of each output.
     n_tasks : int
-        Tasks that are executed: one per op, and one per output that is an item of an op's result.
+        One per op, one per source that is not on the cluster yet, and one per output that is an item of
+        an op's result.
     """
 
     dsk: HighLevelGraph
@@ -117,7 +118,7 @@ def lower(
         f"ops-{run}": MaterializedLayer(tasks, annotations=annotations if costs else None),
     }
     dsk = HighLevelGraph(layers, {f"sources-{run}": set(), f"ops-{run}": {f"sources-{run}"}})
-    return LoweredGraph(dsk, keys, len(tasks))
+    return LoweredGraph(dsk, keys, len(tasks) + len(references.nodes))
 
 
 class _SourceReferences:
@@ -135,7 +136,7 @@ class _SourceReferences:
     def __getitem__(self, name: str) -> TaskRef:
         source = self._sources[name]
         value = self._inputs[name] if source.is_input else source.value
-        if isinstance(value, TaskRef):  # a Future: placed before
+        if source.is_placed:
             return TaskRef(value.key)
         key = (f"source-{self._run}", source.id)
         if key not in self.nodes:

@@ -1,0 +1,193 @@
+"""The command line with `--connect`: running clusters, such that lack something, and what is none."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command_line import FAILURE, SMALL, assert_one_line, command
+from distributed import Client
+
+from ferroflow_dask import install
+from ferroflow_dask.plugin import installed
+
+pytestmark = pytest.mark.cluster
+
+
+class Cluster:
+    """A scheduler and workers, each a process of its own, as one starts them from a shell."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file = folder / "scheduler.json"
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, module: str, *arguments: str, bare_site: Path | None = None) -> None:
+        """Start a scheduler or a worker, in an environment of its own if `bare_site` is given."""
+        python = [sys.executable]
+        environment = dict(os.environ)
+        if bare_site is not None:  # -S leaves the real site-packages out
+            python.append("-S")
+            environment = {
+                "PYTHONPATH": str(bare_site),
+                "HOME": str(self._folder),
+                "PATH": os.environ["PATH"],
+            }
+        self._processes.append(
+            subprocess.Popen(
+                [*python, "-m", f"distributed.cli.{module}", *arguments, "--scheduler-file", str(self._file)],
+                env=environment,
+                cwd=self._folder,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        )
+
+    def start_scheduler(self, bare_site: Path | None = None) -> None:
+        self.start(
+            "dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", bare_site=bare_site
+        )
+
+    def start_worker(self, bare_site: Path | None = None) -> None:
+        self.start("dask_worker", "--no-nanny", "--nthreads", "1", bare_site=bare_site)
+
+    def address(self) -> str:
+        """Return the scheduler's address once all workers are there."""
+        with Client(scheduler_file=str(self._file), set_as_default=False, timeout=30) as client:
+            if len(self._processes) > 1:
+                client.wait_for_workers(len(self._processes) - 1, timeout=30)
+            return str(client.scheduler.address)
+
+    def close(self) -> None:
+        for process in reversed(self._processes):
+            process.terminate()
+            process.wait(timeout=30)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    started = Cluster(tmp_path)
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def bare_site(tmp_path: Path) -> Path:
+    """A site-packages in which all is installed but this package: links to everything else."""
+    site = next(Path(path) for path in sys.path if path.endswith("site-packages"))
+    bare = tmp_path / "site"
+    bare.mkdir()
+    for entry in site.iterdir():
+        if not entry.name.startswith(("ferroflow", "_ferroflow", "_editable", "__editable__")):
+            (bare / entry.name).symlink_to(entry)
+    return bare
+
+
+def test_a_running_cluster_is_used_and_left_as_it_was(cluster: Cluster) -> None:
+    cluster.start_scheduler()
+    cluster.start_worker()
+    address = cluster.address()
+    for policy in ("ferroflow", "dask"):
+        done = command("run", *SMALL, "--connect", address, "--policy", policy, "--json")
+        record = json.loads(done.stdout)
+        assert (record["workers"], record["processes"], record["executed_ops"]) == (1, None, 8)
+        assert done.stderr == ""
+    with Client(address, set_as_default=False) as client:
+        assert installed(client) is None
+        assert client.submit(sum, [1, 2]).result() == 3
+
+
+def test_a_cluster_on_which_ferroflow_is_installed_stays_so(cluster: Cluster) -> None:
+    cluster.start_scheduler()
+    cluster.start_worker()
+    address = cluster.address()
+    with Client(address, set_as_default=False) as client:
+        install(client, threshold=3)
+        for policy in ("dask", "static"):
+            assert command("run", *SMALL, "--connect", address, "--policy", policy).returncode == 0
+        plugin = installed(client)
+        assert plugin is not None
+        assert (plugin.policy, plugin.options) == (None, {"threshold": 3})
+
+
+@pytest.mark.parametrize("policy", ["ferroflow", "dask"])
+def test_a_cluster_without_the_package_is_told_in_one_line(
+    cluster: Cluster, bare_site: Path, policy: str
+) -> None:
+    cluster.start_scheduler(bare_site)
+    cluster.start_worker(bare_site)
+    address = cluster.address()
+    done = command("run", *SMALL, "--connect", address, "--policy", policy)
+    message = "the scheduler at .* has no package ferroflow-dask; run there: pip install ferroflow-dask"
+    assert_one_line(done.returncode, done.stderr, FAILURE, message)
+    assert cluster.address() == address  # it lives on
+
+
+def test_workers_without_the_package_are_told_in_one_line(cluster: Cluster, bare_site: Path) -> None:
+    cluster.start_scheduler()
+    cluster.start_worker()
+    cluster.start_worker(bare_site)
+    address = cluster.address()
+    done = command("run", *SMALL, "--connect", address)
+    assert_one_line(
+        done.returncode, done.stderr, FAILURE, "the worker at tcp://.* has no package ferroflow-dask"
+    )
+    assert cluster.address() == address
+
+
+def test_a_cluster_without_workers_is_told_in_one_line(cluster: Cluster) -> None:
+    cluster.start_scheduler()
+    done = command("run", *SMALL, "--connect", cluster.address())
+    assert_one_line(done.returncode, done.stderr, FAILURE, "has no workers; start some")
+
+
+def test_a_workers_address_is_not_taken_for_a_schedulers(cluster: Cluster) -> None:
+    cluster.start_scheduler()
+    cluster.start_worker()
+    with Client(cluster.address(), set_as_default=False) as client:
+        (worker,) = client.nthreads()
+    done = command("run", *SMALL, "--connect", worker)
+    assert_one_line(
+        done.returncode, done.stderr, FAILURE, "there is a Worker; give the address of its scheduler"
+    )
+
+
+# What is no scheduler
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # bound, but nobody listens
+        yield unused.getsockname()[1]
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:  # connects, and then says nothing
+        yield listening.getsockname()[1]
+
+
+@pytest.fixture
+def web_port() -> Iterator[int]:
+    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("port", ["closed_port", "silent_port", "web_port"])
+def test_what_is_no_scheduler_is_told_in_one_line(port: str, request: pytest.FixtureRequest) -> None:
+    address = f"tcp://127.0.0.1:{request.getfixturevalue(port)}"
+    done = command("run", *SMALL, "--connect", address, "--timeout", "1")
+    assert_one_line(done.returncode, done.stderr, FAILURE, f"no scheduler answers at '{address}' within 1 s")

@@ -1,0 +1,172 @@
+"""The command line on wrong input: one line that says what, no traceback, the right exit status."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from command_line import FAILURE, SMALL, USAGE, assert_one_line, command, ferroflow, with_unknown_operator
+from models import mlp
+
+
+def with_external_weights(location: str) -> onnx.ModelProto:
+    model = mlp()
+    for tensor in model.graph.initializer:
+        onnx.external_data_helper.set_external_data(tensor, location)
+        tensor.ClearField("raw_data")
+    return model
+
+
+@pytest.fixture
+def bad_files(mlp_files: Path) -> Path:
+    whole = (mlp_files / "mlp.onnx").read_bytes()
+    (mlp_files / "truncated.onnx").write_bytes(whole[: len(whole) // 2])
+    (mlp_files / "text.onnx").write_text("this is no model")
+    (mlp_files / "empty.onnx").write_bytes(b"")
+    (mlp_files / "text.npy").write_text("this is no array")
+    onnx.save(with_unknown_operator(), mlp_files / "odd.onnx")
+    (mlp_files / "missing.onnx").write_bytes(with_external_weights("weights.bin").SerializeToString())
+    (mlp_files / "outside.onnx").write_bytes(with_external_weights("../secret.bin").SerializeToString())
+    (mlp_files / "absolute.onnx").write_bytes(with_external_weights("/etc/hostname").SerializeToString())
+    np.savez(mlp_files / "whole.npz", x=np.zeros((5, 784), "float32"))
+    (mlp_files / "cut.npz").write_bytes((mlp_files / "whole.npz").read_bytes()[:-100])
+    damaged = bytearray((mlp_files / "whole.npz").read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    (mlp_files / "damaged.npz").write_bytes(damaged)
+    np.savez(mlp_files / "objects.npz", x=np.array([{"a": 1}], dtype=object))
+    np.save(mlp_files / "narrow.npy", np.zeros((5, 7), "float32"))
+    np.save(mlp_files / "double.npy", np.zeros((5, 784)))
+    np.save(mlp_files / "pickled.npy", np.array([{"a": 1}], dtype=object))
+    return mlp_files
+
+
+MLP = ("run", "--model", "mlp.onnx", "--policy", "sequential")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        pytest.param(
+            ("run", "--dag", "wied"), USAGE, "unknown DAG 'wied'; choose one of: .*wide", id="unknown DAG"
+        ),
+        pytest.param(("run",), USAGE, "give either --dag NAME or --model FILE", id="neither DAG nor model"),
+        pytest.param((*MLP, "--dag", "wide"), USAGE, "give either --dag", id="both DAG and model"),
+        pytest.param(
+            ("run", *SMALL, "--workers", "0"), USAGE, "'--workers': 0 is not in the range", id="workers 0"
+        ),
+        pytest.param(
+            ("run", *SMALL, "--threads", "-1"), USAGE, "'--threads': -1 is not", id="negative threads"
+        ),
+        pytest.param(
+            ("run", "--dag", "wide", "--width", "-3"), USAGE, "width is -3; it must", id="negative width"
+        ),
+        pytest.param(
+            ("run", "--dag", "wide", "--width", "x"), USAGE, "'x' is not a valid integer", id="no number"
+        ),
+        pytest.param(
+            ("run", "--dag", "wide", "--channels", "3"), USAGE, "no argument 'channels'", id="foreign size"
+        ),
+        pytest.param((*MLP, "--width", "3"), USAGE, "--model takes no sizes", id="size for a model"),
+        pytest.param(
+            ("run", *SMALL, "--policy", "greedy"), USAGE, "unknown policy 'greedy'; .*static", id="policy"
+        ),
+        pytest.param(("run", *SMALL, "--device", "cuda"), USAGE, "'cuda' is not available", id="device"),
+        pytest.param(("run", *SMALL, "--colour"), USAGE, "No such option.*--colour", id="unknown flag"),
+        pytest.param(("--colour",), USAGE, "No such option.*--colour", id="unknown flag of the whole"),
+        pytest.param(("run", *SMALL, "--seed", "-1"), USAGE, "'--seed': -1 is not", id="negative seed"),
+        pytest.param(
+            ("run", *SMALL, "--timeout", "nan"), USAGE, "--timeout is nan", id="timeout that is no number"
+        ),
+        pytest.param(
+            ("info", "--dag", "transformer", "--seq-len", "1000000000000"),
+            USAGE,
+            "more memory than there is",
+            id="size beyond memory",
+        ),
+        pytest.param(
+            ("run", "--dag", "imbalanced", "--n-heavy", "0", "--n-fast", "0"),
+            USAGE,
+            "has no ops",
+            id="no ops",
+        ),
+        pytest.param(("walk",), USAGE, "No such command 'walk'", id="unknown command"),
+        pytest.param(
+            ("run", *SMALL, "--policy", "static", "--steal-threshold", "2"),
+            USAGE,
+            "are of policy 'ferroflow', not 'static'",
+            id="threshold without stealing",
+        ),
+        pytest.param(("run", "--model", "nowhere.onnx"), FAILURE, "nowhere.onnx", id="no such file"),
+        pytest.param(("run", "--model", "."), FAILURE, "is a folder|directory", id="a folder"),
+        pytest.param(("info", "--model", "text.onnx"), FAILURE, "text.onnx", id="a file that is no ONNX"),
+        pytest.param(("run", "--model", "empty.onnx"), FAILURE, "empty.onnx", id="an empty file"),
+        pytest.param(("run", "--model", "truncated.onnx"), FAILURE, "truncated.onnx", id="a truncated model"),
+        pytest.param(("run", "--model", "missing.onnx"), FAILURE, "weights.bin", id="external data missing"),
+        pytest.param(("run", "--model", "outside.onnx"), FAILURE, "secret.bin", id="external data outside"),
+        pytest.param(
+            ("run", "--model", "absolute.onnx"), FAILURE, "/etc/hostname", id="external data absolute"
+        ),
+        pytest.param(
+            ("run", "--model", "odd.onnx"), FAILURE, "no kernel for op 'odd'", id="an op no kernel has"
+        ),
+        pytest.param((*MLP, "--input", "z=x.npy"), USAGE, "no input 'z'; it takes x", id="wrong input name"),
+        pytest.param((*MLP, "--input", "narrow.npy"), USAGE, r"shape \[5, 7\]", id="wrong input shape"),
+        pytest.param((*MLP, "--input", "double.npy"), USAGE, "dtype float64.*astype", id="wrong input dtype"),
+        pytest.param(
+            (*MLP, "--input", "nowhere.npy"), USAGE, "'nowhere.npy' cannot be read", id="no input file"
+        ),
+        pytest.param((*MLP, "--input", "text.npy"), USAGE, "'text.npy' cannot be read", id="no array"),
+        pytest.param((*MLP, "--input", "pickled.npy"), USAGE, "'pickled.npy' cannot be read", id="pickled"),
+        pytest.param((*MLP, "--input", "cut.npz"), USAGE, "'cut.npz' cannot be read", id="truncated archive"),
+        pytest.param(
+            (*MLP, "--input", "damaged.npz"), USAGE, "'damaged.npz' cannot be", id="damaged archive"
+        ),
+        pytest.param(
+            (*MLP, "--input", "objects.npz"), USAGE, "'objects.npz' cannot be", id="objects in archive"
+        ),
+        pytest.param(
+            (*MLP, "--input", "x=whole.npz"), USAGE, "has its own names", id="a name for an archive"
+        ),
+        pytest.param((*MLP, "--output", "y.txt"), USAGE, "must end in .npz", id="output format"),
+        pytest.param(
+            (*MLP, "--output", "no/y.npz"), USAGE, "'no/y.npz' cannot be written", id="output folder"
+        ),
+        pytest.param(
+            ("run", *SMALL, "--connect", "nonsense://x"), FAILURE, "'nonsense://x'", id="odd address"
+        ),
+    ],
+)
+def test_wrong_input_is_told_in_one_line(
+    arguments: tuple[str, ...], status: int, message: str, bad_files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(bad_files)
+    result = ferroflow(*arguments)
+    assert_one_line(result.exit_code, result.stderr, status, message)
+    assert result.stdout == ""
+
+
+@pytest.mark.cluster
+def test_wrong_input_is_refused_before_a_cluster_sees_it(
+    bad_files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(bad_files)
+    result = ferroflow("run", "--model", "mlp.onnx", "--workers", "1", "--input", "narrow.npy")
+    assert_one_line(result.exit_code, result.stderr, USAGE, "shape")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "status", "message"),
+    [
+        ("DASK_FERROFLOW__LATENCY", "blah", USAGE, "ferroflow.latency is 'blah', which is no time"),
+        ("DASK_FERROFLOW__KERNELS__PROVIDERS", "nope", USAGE, "must be a list of names"),
+        ("DASK_TEMPORARY_DIRECTORY", "/proc/nowhere", FAILURE, "the cluster failed"),
+    ],
+)
+def test_a_wrong_environment_is_told_in_one_line(
+    variable: str, value: str, status: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    done = command("run", *SMALL, "--workers", "1", "--no-processes")
+    assert_one_line(done.returncode, done.stderr, status, message)
