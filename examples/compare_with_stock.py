@@ -5,6 +5,7 @@ there before, and whether long and short tasks have names of their own, by which
 Runs are interleaved; what counts is the ratio within one run of this script.
 """
 
+import gc
 import statistics
 import sys
 import time
@@ -50,6 +51,8 @@ if __name__ == "__main__":
             for root, lowered in (("root a task", graph), ("root placed", place(graph, client))):
                 for prefix in (one_name, name_by_duration):
                     rows[policy, root, prefix.__name__] = (client, lowered, prefix, [])
+        gc.collect()
+        gc.freeze()  # or full collections, of 0.1 s each, hit some runs and not others
         for repeat in range(repeats + 1):
             for client, lowered, prefix, figures in rows.values():
                 speed = measure(client, lowered, prefix)

@@ -240,8 +240,8 @@ class FerroflowStealing(WorkStealing):
         """Do nothing: the view's queues take the place of the stock tables."""
 
     def balance(self) -> None:
-        """Look at idle workers; the periodic callback calls it in case an event was missed."""
-        self._passes.ask()
+        """Look at idle workers now; the periodic callback calls it in case an event was missed."""
+        self._guarded(self._pass)
 
     # Placement
 
