@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterator
 from operator import add
@@ -15,7 +14,7 @@ from distributed.scheduler import DEFAULT_EXTENSIONS
 from distributed.stealing import WorkStealing
 
 import ferroflow_dask
-from ferroflow_dask import FerroflowPlugin, FerroflowStealing, generate, install, uninstall
+from ferroflow_dask import FerroflowStealing, generate, install, uninstall
 from ferroflow_dask.exceptions import UnknownNameError, UsageError
 from ferroflow_dask.policy import StealingPolicy
 
@@ -136,21 +135,6 @@ def test_wrong_names_and_options_are_told_at_once(thread_client: Client) -> None
     with pytest.raises(UsageError, match="does not take"):
         install(thread_client, "static", threshold=2)
     assert_stock(thread_client)
-
-
-def test_asynchronous_clients_get_the_call_that_works() -> None:
-    async def check() -> None:
-        async with (
-            LocalCluster(n_workers=1, processes=False, dashboard_address=":0", asynchronous=True) as cluster,
-            Client(cluster, asynchronous=True) as client,
-        ):
-            with pytest.raises(UsageError, match=r"await client\.register_plugin"):
-                install(client)
-            await client.register_plugin(FerroflowPlugin())
-            assert type(cluster.scheduler.extensions["stealing"]) is FerroflowStealing
-            assert await client.submit(add, 1, 2) == 3
-
-    asyncio.run(check())
 
 
 # Work

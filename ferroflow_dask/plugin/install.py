@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from distributed import Client
+from distributed import Client, Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
+from packaging.version import Version
 
 from ferroflow_dask import config
-from ferroflow_dask.exceptions import ClusterError, UsageError
+from ferroflow_dask.exceptions import ClusterError
+from ferroflow_dask.plugin import seams
 from ferroflow_dask.plugin.settings import configured_policy
 from ferroflow_dask.plugin.stealing import FerroflowStealing
 from ferroflow_dask.plugin.swap import PLUGIN_NAME, restore_stock, swap
 
 if TYPE_CHECKING:
     from distributed.deploy.cluster import Cluster
-    from distributed.scheduler import Scheduler
 
 _DISTRIBUTION = "ferroflow-dask"
+#: The release that dask-cuda 26.10 pins.
+OLDEST_DISTRIBUTED = Version("2026.7.1")
 
 
 class FerroflowPlugin(SchedulerPlugin):
@@ -48,30 +50,29 @@ class FerroflowPlugin(SchedulerPlugin):
 
     async def start(self, scheduler: Scheduler) -> None:
         """Swap the extension; called by distributed when the plugin is registered."""
-        # What the scheduler's configuration lacks is found before anything is taken away.
+        # What this distributed or its configuration lacks is found before anything is taken away.
+        if missing := seams.missing_names():
+            raise ClusterError(
+                f"this distributed lacks {', '.join(missing)}; Dask goes on scheduling as before"
+            )
+        present = scheduler.extensions.get("stealing")
+        if isinstance(present, FerroflowStealing) and present.installed_by is self:
+            return  # a scheduler starts its plugins once more when it starts itself
         policy = configured_policy(self.policy, self.options)
         latency_s = config.get_seconds("latency")
-        present = scheduler.extensions.get("stealing")
         was_enabled = present.was_enabled if isinstance(present, FerroflowStealing) else present is not None
-        await swap(scheduler, lambda _: FerroflowStealing(scheduler, policy, latency_s, was_enabled))
-        scheduler.plugins.pop(PLUGIN_NAME, None)  # distributed adds this one in its place now
+
+        def make(scheduler: Scheduler) -> FerroflowStealing:
+            shell = FerroflowStealing(scheduler, policy, latency_s, was_enabled)
+            shell.installed_by = self
+            return shell
+
+        await swap(scheduler, make)
+        if scheduler.plugins.get(PLUGIN_NAME) is not self:
+            scheduler.plugins.pop(PLUGIN_NAME, None)  # distributed adds this one in its place now
 
 
-@contextmanager
-def _client_of(target: Client | Cluster) -> Iterator[Client]:
-    if getattr(target, "asynchronous", False):
-        raise UsageError(
-            f"a synchronous client or cluster is needed, not {target!r}; with an asynchronous client: "
-            "await client.register_plugin(ferroflow_dask.FerroflowPlugin())"
-        )
-    if isinstance(target, Client):
-        yield target
-    else:
-        with Client(target, set_as_default=False) as client:
-            yield client
-
-
-def install(target: Client | Cluster, policy: str | None = None, **options: Any) -> None:
+def install(target: Client | Cluster | Scheduler, policy: str | None = None, **options: Any) -> Any:
     """Let ferroflow decide where the tasks of a running cluster go.
 
     Existing code needs no change: `client.compute()`, `client.submit()`, `dask.compute()` and
@@ -79,7 +80,7 @@ def install(target: Client | Cluster, policy: str | None = None, **options: Any)
 
     Parameters
     ----------
-    target : distributed.Client or a cluster
+    target : distributed.Client, a cluster or a distributed.Scheduler
         Any cluster of Dask's; the package has to be installed where the scheduler runs.
     policy : str, optional
         `ferroflow`, `static` or `random`; `ferroflow.policy` from the configuration if left out.
@@ -87,12 +88,17 @@ def install(target: Client | Cluster, policy: str | None = None, **options: Any)
         Arguments of the policy (`threshold` and `adaptive` of ferroflow's, `seed` of the random one);
         they override the configuration.
 
+    Returns
+    -------
+    None, or an awaitable of None
+        An awaitable where the target is asynchronous, as a scheduler always is.
+
     Raises
     ------
     UsageError
         There is no such policy, or it does not take these options.
     ClusterError
-        The scheduler cannot import this package.
+        The scheduler has not this package, or another version of it, or a distributed that is too old.
 
     Examples
     --------
@@ -104,21 +110,73 @@ def install(target: Client | Cluster, policy: str | None = None, **options: Any)
     6
     """
     plugin = FerroflowPlugin(policy, **options)
-    with _client_of(target) as client:
-        check_scheduler(client)
-        client.register_plugin(plugin)
+    if isinstance(target, Scheduler):
+        return _add_to(target, plugin)
+    return _through_client(target, _install, plugin)
 
 
-def uninstall(target: Client | Cluster) -> None:
-    """Leave the cluster to Dask's own scheduling; nothing happens where ferroflow's is not in place."""
-    with _client_of(target) as client:
-        client.run_on_scheduler(_restore)
+def uninstall(target: Client | Cluster | Scheduler) -> Any:
+    """Leave the cluster to Dask's own scheduling; nothing happens where ferroflow's is not in place.
+
+    Returns None, or an awaitable of None where the target is asynchronous, as in `install`.
+    """
+    if isinstance(target, Scheduler):
+        return _restore(target)
+    return _through_client(target, _uninstall)
 
 
-def installed(client: Client) -> FerroflowPlugin | None:
-    """Return the plugin that schedules a cluster, as it was installed; None where Dask does it."""
-    found: FerroflowPlugin | None = client.run_on_scheduler(_find)
+def installed(client: Client) -> Any:
+    """Return the plugin that schedules a cluster, as it was installed; None where Dask does it.
+
+    An asynchronous client gets an awaitable.
+    """
+    return client.sync(_installed, client)
+
+
+def check_scheduler(client: Client) -> Any:
+    """Raise `ClusterError` unless the scheduler can run the plugin; an awaitable if asynchronous."""
+    return client.sync(_check_scheduler, client)
+
+
+def check_workers(client: Client) -> Any:
+    """Raise `ClusterError` unless all workers have this package, which they need to run a graph's ops."""
+    return client.sync(_check_workers, client)
+
+
+def _through_client(target: Client | Cluster, action: Callable[..., Any], *arguments: Any) -> Any:
+    if isinstance(target, Client):
+        return target.sync(action, target, *arguments)
+    if target.asynchronous:
+        return _with_own_client(target, action, *arguments)
+    with Client(target, set_as_default=False) as client:
+        return client.sync(action, client, *arguments)
+
+
+async def _with_own_client(cluster: Cluster, action: Callable[..., Any], *arguments: Any) -> Any:
+    async with Client(cluster, asynchronous=True, set_as_default=False) as client:
+        return await action(client, *arguments)
+
+
+async def _install(client: Client, plugin: FerroflowPlugin) -> None:
+    await _check_scheduler(client)
+    await client.register_plugin(plugin)
+
+
+async def _uninstall(client: Client) -> None:
+    if await _version_there(client, _DISTRIBUTION) is not None:  # else it cannot have been installed
+        await client.run_on_scheduler(_restore)
+
+
+async def _installed(client: Client) -> FerroflowPlugin | None:
+    if await _version_there(client, _DISTRIBUTION) is None:
+        return None
+    found: FerroflowPlugin | None = await client.run_on_scheduler(_find)
     return found
+
+
+async def _add_to(scheduler: Scheduler, plugin: FerroflowPlugin) -> None:
+    await plugin.start(scheduler)
+    scheduler.add_plugin(plugin, name=PLUGIN_NAME)
 
 
 async def _restore(dask_scheduler: Scheduler) -> None:
@@ -134,26 +192,41 @@ def _find(dask_scheduler: Scheduler) -> FerroflowPlugin | None:
     return plugin if is_working and isinstance(plugin, FerroflowPlugin) else None
 
 
-def check_scheduler(client: Client) -> None:
-    """Raise `ClusterError` unless the scheduler has this package.
-
-    What is sent is the standard library's function, which any scheduler can load.
-    """
+async def _version_there(client: Client, distribution: str) -> str | None:
+    # What is sent is the standard library's function, which any scheduler can load.
     try:
-        client.run_on_scheduler(version, _DISTRIBUTION)
-    except PackageNotFoundError as error:
-        address = client.scheduler.address if client.scheduler is not None else "?"
-        raise ClusterError(_missing(f"the scheduler at {address}")) from error
+        return str(await client.run_on_scheduler(version, distribution))
+    except PackageNotFoundError:
+        return None
 
 
-def check_workers(client: Client) -> None:
-    """Raise `ClusterError` unless all workers have this package; they need it to run a graph's ops."""
-    answers = client.run(version, _DISTRIBUTION, on_error="return")
+async def _check_scheduler(client: Client) -> None:
+    where = f"the scheduler at {client.scheduler.address if client.scheduler is not None else '?'}"
+    theirs = await _version_there(client, _DISTRIBUTION)
+    if theirs is None:
+        raise ClusterError(_missing(where))
+    if theirs != version(_DISTRIBUTION):
+        raise ClusterError(_differs(where, theirs))
+    distributed = await _version_there(client, "distributed")
+    if distributed is None or Version(distributed) < OLDEST_DISTRIBUTED:
+        raise ClusterError(f"{where} runs distributed {distributed}; {OLDEST_DISTRIBUTED} or newer is needed")
+
+
+async def _check_workers(client: Client) -> None:
+    answers = await client.run(version, _DISTRIBUTION, on_error="return")
     without = [address for address, answer in answers.items() if isinstance(answer, Exception)]
-    if without:
-        more = f" and {len(without) - 1} more" if len(without) > 1 else ""
-        raise ClusterError(_missing(f"the worker at {without[0]}{more}"))
+    other = [address for address, answer in answers.items() if answer != version(_DISTRIBUTION)]
+    for wrong, say in ((without, _missing), (other, lambda who: _differs(who, answers[other[0]]))):
+        if wrong:
+            more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+            raise ClusterError(say(f"the worker at {wrong[0]}{more}"))
 
 
 def _missing(who: str) -> str:
     return f"{who} has no package {_DISTRIBUTION}; run there: pip install {_DISTRIBUTION}"
+
+
+def _differs(who: str, theirs: str) -> str:
+    ours = version(_DISTRIBUTION)
+    cure = f"pip install {_DISTRIBUTION}=={ours}"
+    return f"{who} has {_DISTRIBUTION} {theirs}, here it is {ours}; run there: {cure}"

@@ -6,11 +6,13 @@ one away, that test names it. Line numbers of upstream are left out on purpose; 
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
 from dask.typing import Key
 from distributed.scheduler import Scheduler, TaskState, WorkerState
+from distributed.stealing import WorkStealing
 
 #: Attributes of a Scheduler that we read, call or override on the instance.
 REQUIRED: dict[str, tuple[str, ...]] = {
@@ -42,6 +44,17 @@ REQUIRED: dict[str, tuple[str, ...]] = {
 #: two sets it does not know the task, which must then be scheduled again.
 GIVEN_UP = frozenset({"ready", "constrained", "waiting"})
 STARTED = frozenset({"memory", "executing", "long-running", "cancelled", "resumed"})
+
+
+def missing_names() -> list[str]:
+    """Return the names of `REQUIRED` that this distributed does not have."""
+    owners = {"Scheduler": Scheduler, "WorkerState": WorkerState, "WorkStealing": WorkStealing}
+    return [
+        f"{owner}.{name}"
+        for owner, names in REQUIRED.items()
+        for name in names
+        if not hasattr(owners[owner], name)
+    ]
 
 
 def override_placement(
@@ -112,6 +125,11 @@ def reschedule_from(scheduler: Scheduler, key: Key, worker: str, stimulus_id: st
     ts = scheduler.tasks.get(key)
     if ts is not None and ts.processing_on is not None and ts.processing_on.address == worker:
         reschedule(scheduler, ts, stimulus_id)
+
+
+def warn_clients(scheduler: Scheduler, message: str) -> None:
+    """Show a warning in every client, as `distributed.warn` does from a worker."""
+    scheduler.log_event("warn", {"message": pickle.dumps(message), "category": pickle.dumps(UserWarning)})
 
 
 def slots_may_have_opened(scheduler: Scheduler, *workers: WorkerState, stimulus_id: str) -> None:

@@ -81,6 +81,8 @@ class FerroflowStealing(WorkStealing):
         self.steals = {"asked": 0, "confirmed": 0, "refused": 0, "aborted": 0}
         self.error: BaseException | None = None
         self.was_enabled = was_enabled
+        #: The plugin that put us here, if one did.
+        self.installed_by: object = None
         self._is_closed = False
         self._planned: dict[Key, str] = {}
         self._passes = Passes(scheduler.loop, lambda: self._guarded(self._pass) or 0, self._n_hopeful)
@@ -110,6 +112,7 @@ class FerroflowStealing(WorkStealing):
         self.error = error
         self.teardown()
         logger.warning("ferroflow: %r; Dask's own scheduling takes over", error, exc_info=error)
+        seams.warn_clients(self.scheduler, f"ferroflow: {error!r}; Dask's own scheduling takes over")
         self.scheduler.loop.add_callback(restore_stock, self.scheduler, self, self.was_enabled)
 
     def _guarded(self, call: Callable[..., Any], *args: Any) -> Any:
@@ -163,14 +166,7 @@ class FerroflowStealing(WorkStealing):
         if self._planned:
             self._passes.ask()
 
-    def transition(
-        self,
-        key: Key,
-        start: Any,
-        finish: Any,
-        *args: Any,
-        **kwargs: Any,
-    ) -> None:
+    def transition(self, key: Key, start: Any, finish: Any, *args: Any, **kwargs: Any) -> None:
         """Keep the view up to date with a task's state."""
         if start == "processing":
             ts = self.scheduler.tasks[key]
@@ -330,11 +326,9 @@ class FerroflowStealing(WorkStealing):
             self.steals["aborted"] += 1
             return
         story = (key, state, victim.address, thief.address, stimulus_id)
-        can_take = self.scheduler.workers.get(thief.address) is thief and seams.can_run(
-            self.scheduler, ts, thief
-        )
+        is_there = self.scheduler.workers.get(thief.address) is thief
         event: Event | None = None
-        if state in seams.GIVEN_UP and can_take:
+        if state in seams.GIVEN_UP and is_there and seams.can_run(self.scheduler, ts, thief):
             seams.hand_over(self.scheduler, ts, victim, thief)
             self.steals["confirmed"] += 1
             self.log(("confirm", *story))
@@ -346,7 +340,7 @@ class FerroflowStealing(WorkStealing):
             event = StealRefused(key, victim.address, thief.address)
         else:
             self.steals["aborted"] += 1
-            self.log(("reschedule", thief.address not in self.scheduler.workers, *story))
+            self.log(("reschedule", not is_there, *story))
             seams.reschedule(self.scheduler, ts, stimulus_id)
         seams.slots_may_have_opened(self.scheduler, victim, thief, stimulus_id=stimulus_id)
         if event is not None:
@@ -403,7 +397,6 @@ class FerroflowStealing(WorkStealing):
         # The form that the dashboard's stealing page reads; the reason comes after what it reads.
         return (
             *(time(), 0, steal.key, cost_s),
-            *(victim.address, victim.occupancy),
-            *(thief.address, thief.occupancy),
+            *(victim.address, victim.occupancy, thief.address, thief.occupancy),
             steal.reason,
         )

@@ -1,0 +1,83 @@
+"""Clusters on which the policy is in charge, and proof that it was."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import dask
+import pytest
+from distributed import Client, Scheduler, SpecCluster, Worker
+
+from ferroflow_dask import FerroflowStealing, install, uninstall
+from ferroflow_dask.policy import ClusterView, StealingPolicy
+from ferroflow_dask.policy import events as happened
+from ferroflow_dask.policy.instructions import Instruction
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for a state that no event announces; the test's time limit ends what never comes."""
+    while not condition():
+        time.sleep(0.005)
+
+
+def scheduler_of(client: Client) -> Any:
+    return client.cluster.scheduler
+
+
+def stealing_of(client: Client) -> Any:
+    return scheduler_of(client).extensions["stealing"]
+
+
+def workers_of(client: Client) -> list[Any]:
+    """Return the worker objects, in the order of their names."""
+    return [worker for _, worker in sorted(client.cluster.workers.items())]
+
+
+@contextmanager
+def in_charge(client: Client) -> Iterator[list[happened.Event]]:
+    """Let the policy schedule a cluster; assert that it did, and that all accounts are at zero after."""
+    events: list[happened.Event] = []
+    handle = StealingPolicy.handle
+
+    def listening(
+        self: StealingPolicy, event: happened.Event, view: ClusterView, now: float
+    ) -> Iterator[Instruction]:
+        events.append(event)
+        return handle(self, event, view, now)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StealingPolicy, "handle", listening)
+        install(client)
+        yield events
+        scheduler, stealing = scheduler_of(client), stealing_of(client)
+        assert type(stealing) is FerroflowStealing
+        assert stealing.error is None
+        assert any(isinstance(event, happened.TaskFinished) for event in events)
+        until(lambda: not any(ws.processing for ws in scheduler.workers.values()))
+        until(lambda: not stealing.in_flight)
+        client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.validate_state())
+        assert not stealing.view.assigned
+        assert {amount for ws in scheduler.workers.values() for amount in ws.used_resources.values()} <= {0}
+        occupancies = [ws.occupancy for ws in scheduler.workers.values()]
+        assert occupancies == pytest.approx([0] * len(occupancies))
+        uninstall(client)
+
+
+@contextmanager
+def cluster_of(*workers: dict[str, Any], config: dict[str, Any] | None = None) -> Iterator[Client]:
+    """Start workers with these options in this process, with the policy in charge of them."""
+    checked = {"distributed.scheduler.validate": True, "distributed.worker.validate": True}
+    usual = {"nthreads": 1, "dashboard": False, "memory_limit": 0}
+    specs = {i: {"cls": Worker, "options": {**usual, **options}} for i, options in enumerate(workers)}
+    scheduler = {"cls": Scheduler, "options": {"host": "127.0.0.1", "port": 0, "dashboard_address": ":0"}}
+    with (
+        dask.config.set({**checked, **(config or {})}),
+        SpecCluster(workers=specs, scheduler=scheduler, silence_logs=logging.ERROR) as cluster,
+        Client(cluster) as client,
+        in_charge(client),
+    ):
+        yield client

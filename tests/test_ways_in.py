@@ -1,0 +1,189 @@
+"""All ways to install the plugin, and what each says where it cannot work."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from operator import add
+from pathlib import Path
+from typing import Any
+
+import dask
+import pytest
+from distributed import Client, LocalCluster, Scheduler, Worker
+from distributed.scheduler import DEFAULT_EXTENSIONS
+
+from ferroflow_dask import FerroflowPlugin, FerroflowStealing, install, uninstall
+from ferroflow_dask.exceptions import ClusterError
+from ferroflow_dask.plugin import installed, seams
+
+pytestmark = pytest.mark.cluster
+
+PRELOAD = "ferroflow_dask.preload"
+#: The module, not the function of the same name.
+install_module = importlib.import_module("ferroflow_dask.plugin.install")
+
+
+def pause(i: int) -> int:
+    time.sleep(0.01)
+    return i
+
+
+def check_that_it_works(client: Client) -> None:
+    """Make tasks that only stealing can spread, and expect that ours spread them."""
+    first = next(iter(client.nthreads()))
+    futures = client.map(pause, range(40), workers=[first], allow_other_workers=True, pure=False)
+    assert client.gather(futures) == list(range(40))
+    scheduler = client.cluster.scheduler
+    shells = [plugin for plugin in scheduler.plugins.values() if isinstance(plugin, FerroflowStealing)]
+    assert shells == [scheduler.extensions["stealing"]]
+    assert shells[0].steals["confirmed"] > 0
+    assert shells[0].error is None
+
+
+@contextmanager
+def cluster(**options: Any) -> Iterator[Client]:
+    with (
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0", **options
+        ) as started,
+        Client(started) as client,
+    ):
+        yield client
+
+
+def test_by_a_preload_of_the_scheduler_in_the_configuration() -> None:
+    with dask.config.set({"distributed.scheduler.preload": [PRELOAD]}), cluster() as client:
+        check_that_it_works(client)
+        assert installed(client) is not None
+        uninstall(client)
+        assert installed(client) is None
+
+
+def test_by_a_preload_of_the_client_in_the_configuration() -> None:
+    with dask.config.set({"distributed.client.preload": [PRELOAD]}), cluster() as client:
+        check_that_it_works(client)
+        with Client(client.cluster) as second:
+            plugin = installed(second)
+        assert plugin is not None  # and the second client has left the first one's in place
+        check_that_it_works(client)
+
+
+def test_by_the_configured_policy() -> None:
+    setting = {"distributed.scheduler.preload": [PRELOAD], "ferroflow.policy": "static"}
+    with dask.config.set(setting), cluster() as client:
+        assert type(client.cluster.scheduler.extensions["stealing"].policy).__name__ == "StaticPolicy"
+
+
+def test_by_a_plugin_among_the_arguments_of_the_scheduler() -> None:
+    with cluster(scheduler_kwargs={"plugins": [FerroflowPlugin()]}) as client:
+        check_that_it_works(client)
+        assert installed(client) is not None
+
+
+def test_by_an_extension_among_the_arguments_of_the_scheduler() -> None:
+    extensions = {**DEFAULT_EXTENSIONS, "stealing": FerroflowStealing}
+    with cluster(scheduler_kwargs={"extensions": extensions}) as client:
+        check_that_it_works(client)
+
+
+def test_by_an_option_of_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "scheduler.json"
+    arguments = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "distributed.cli.dask_scheduler", "--preload", PRELOAD, *arguments],
+        env=dict(os.environ),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        with Client(scheduler_file=str(file), set_as_default=False, timeout=30) as client:
+            assert installed(client) is not None
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def test_asynchronously_through_client_cluster_and_scheduler() -> None:
+    async def test() -> None:
+        async with (
+            LocalCluster(n_workers=1, processes=False, dashboard_address=":0", asynchronous=True) as cluster,
+            Client(cluster, asynchronous=True) as client,
+        ):
+            for target in (client, cluster, cluster.scheduler):
+                await install(target)
+                assert type(cluster.scheduler.extensions["stealing"]) is FerroflowStealing
+                assert await installed(client) is not None
+                assert await client.submit(add, 1, 2, pure=False) == 3
+                await uninstall(target)
+                assert await installed(client) is None
+
+    asyncio.run(test())
+
+
+# Where it cannot work
+
+
+@pytest.mark.parametrize(
+    ("versions", "message"),
+    [
+        ({"ferroflow-dask": None}, "has no package ferroflow-dask; run there: pip install"),
+        ({"ferroflow-dask": "9.9"}, r"has ferroflow-dask 9\.9, here it is .*; run there: pip install"),
+        ({"distributed": "2026.3.0"}, r"runs distributed 2026\.3\.0; 2026\.7\.1 or newer is needed"),
+    ],
+    ids=["without the package", "another version of it", "a distributed that is too old"],
+)
+def test_a_scheduler_that_cannot_run_it_is_told_and_left_alone(
+    versions: dict[str, str | None], message: str, thread_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = install_module._version_there
+
+    async def pretend(client: Client, distribution: str) -> str | None:
+        return versions[distribution] if distribution in versions else await there(client, distribution)
+
+    monkeypatch.setattr(install_module, "_version_there", pretend)
+    with pytest.raises(ClusterError, match=message):
+        install(thread_client)
+    assert type(thread_client.cluster.scheduler.extensions["stealing"]) is DEFAULT_EXTENSIONS["stealing"]
+
+
+def test_configuration_alone_never_breaks_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nothing(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr(install_module, "_version_there", nothing)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with dask.config.set({"distributed.client.preload": [PRELOAD]}), cluster() as client:
+            assert client.submit(add, 1, 2).result() == 3
+    assert ["not installed: the scheduler at" in str(warning.message) for warning in told] == [True]
+
+
+def test_where_upstream_lacks_a_name_dask_goes_on(
+    thread_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(seams.REQUIRED, "WorkerState", ("renamed_upstream",))
+    with pytest.raises(ClusterError, match=r"lacks WorkerState\.renamed_upstream; Dask goes on"):
+        install(thread_client)
+    assert thread_client.submit(add, 1, 2).result() == 3
+
+
+def test_workers_need_nothing_of_ours_for_plain_dask() -> None:
+    async def test() -> None:
+        async with (
+            Scheduler(dashboard=False, port=0) as scheduler,
+            Worker(scheduler.address, nthreads=1) as worker,
+            Client(scheduler.address, asynchronous=True) as client,
+        ):
+            await install(client)
+            assert not any("ferroflow" in name for name in (*worker.plugins, *worker.extensions))
+            assert await client.submit(add, 1, 2) == 3
+
+    asyncio.run(test())
