@@ -108,17 +108,24 @@ def lower(
         if item is not None:
             keys[name] = (f"output-{run}", producer.id, item)
             tasks[keys[name]] = Task(keys[name], _take, TaskRef(key_of[producer.id]), item)
-    ranks = upward_ranks(graph, {op.id: costs.get(op.id, 0.0) for op in graph.ops}) if costs else {}
-    annotations = {
-        COST_ANNOTATION: PerKey({key: costs[op_id] for op_id, key in key_of.items() if op_id in costs}),
-        RANK_ANNOTATION: PerKey({key: ranks[op_id] for op_id, key in key_of.items() if op_id in ranks}),
-    }
     layers = {
         f"sources-{run}": MaterializedLayer(references.nodes),
-        f"ops-{run}": MaterializedLayer(tasks, annotations=annotations if costs else None),
+        f"ops-{run}": MaterializedLayer(tasks, annotations=_annotations(graph, key_of, costs)),
     }
     dsk = HighLevelGraph(layers, {f"sources-{run}": set(), f"ops-{run}": {f"sources-{run}"}})
     return LoweredGraph(dsk, keys, len(tasks) + len(references.nodes))
+
+
+def _annotations(
+    graph: Graph, key_of: Mapping[int, Key], costs: Mapping[int, float]
+) -> dict[str, PerKey] | None:
+    if not costs:
+        return None
+    ranks = upward_ranks(graph, {op.id: costs.get(op.id, 0.0) for op in graph.live_ops})
+    return {
+        COST_ANNOTATION: PerKey({key: costs[op_id] for op_id, key in key_of.items() if op_id in costs}),
+        RANK_ANNOTATION: PerKey({key: ranks[op_id] for op_id, key in key_of.items()}),
+    }
 
 
 class _SourceReferences:
