@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import operator
+import uuid
 from collections.abc import Mapping, Sequence
 
 from distributed import Client
@@ -23,8 +24,9 @@ def warm_up(client: Client, graph: Graph) -> None:
     one_of_each = {op.kind: op for op in graph.live_ops}
     client.run(_compile, [(op, dict(graph.opsets)) for op in one_of_each.values()])
     n_tasks = _TASKS_PER_THREAD * sum(client.nthreads().values())
-    root = client.submit(operator.neg, 1, pure=False)
-    client.gather(client.map(operator.add, [root] * n_tasks, range(n_tasks), pure=False))
+    # Named, since Dask would learn durations for ops of the functions' own names, `neg` and `add`.
+    root = client.submit(operator.neg, 1, key=f"warm-up-{uuid.uuid4()}")
+    client.gather(client.map(operator.add, [root] * n_tasks, range(n_tasks), key="warm-up", pure=False))
     # With all that is imported, a full collection stops the scheduler of a local cluster, which runs in
     # this process, for 0.1 s. What exists now stays: the collector need not look at it again.
     gc.collect()
