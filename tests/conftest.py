@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import dask
@@ -16,37 +17,34 @@ from models import mlp
 import ferroflow_dask
 
 
-@pytest.fixture(scope="session")
-def process_client() -> Iterator[Client]:
-    """A client of two worker processes with one thread each, whose state machines check themselves."""
+@contextmanager
+def checked_client(n_workers: int, *, processes: bool, set_as_default: bool) -> Iterator[Client]:
+    """Start workers with one thread each; their state machines and the scheduler's check themselves."""
     with (
         dask.config.set({"distributed.scheduler.validate": True, "distributed.worker.validate": True}),
         LocalCluster(
-            n_workers=2,
+            n_workers=n_workers,
             threads_per_worker=1,
-            processes=True,
+            processes=processes,
             dashboard_address=":0",
             silence_logs=logging.ERROR,
         ) as cluster,
-        Client(cluster, set_as_default=False) as client,
+        Client(cluster, set_as_default=set_as_default) as client,
     ):
+        yield client
+
+
+@pytest.fixture(scope="session")
+def process_client() -> Iterator[Client]:
+    """A client of two worker processes, the same for all tests."""
+    with checked_client(2, processes=True, set_as_default=False) as client:
         yield client
 
 
 @pytest.fixture
 def thread_client() -> Iterator[Client]:
-    """A client of three workers in this process, fresh for each test, which checks itself."""
-    with (
-        dask.config.set({"distributed.scheduler.validate": True, "distributed.worker.validate": True}),
-        LocalCluster(
-            n_workers=3,
-            threads_per_worker=1,
-            processes=False,
-            dashboard_address=":0",
-            silence_logs=logging.ERROR,
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    """A client of three workers in this process, fresh for each test."""
+    with checked_client(3, processes=False, set_as_default=True) as client:
         yield client
 
 
