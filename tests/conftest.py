@@ -12,9 +12,16 @@ import numpy as np
 import onnx
 import pytest
 from distributed import Client, LocalCluster
+from hypothesis import HealthCheck, settings
 from models import mlp
 
 import ferroflow_dask
+
+# Always the same examples, so that a failure is of the change at hand; no limits on time, which others share.
+settings.register_profile(
+    "ferroflow", deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+settings.load_profile("ferroflow")
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from ferroflow_dask.plugin.passes import Passes
 from ferroflow_dask.plugin.settings import configured_policy
 from ferroflow_dask.plugin.slots import Slots
 from ferroflow_dask.plugin.steals import Steals
+from ferroflow_dask.plugin.streams import Streams
 from ferroflow_dask.plugin.swap import restore_stock
 from ferroflow_dask.policy import ClusterView, Policy, StealingPolicy, TaskView
 from ferroflow_dask.policy.events import (
@@ -104,6 +105,7 @@ class FerroflowStealing(Steals):
         self._describe = TaskDescriber(scheduler, self.durations)
         self._bypass = Bypass(scheduler, self._describe.known_cost, self.policy.places_queued)
         self._slots = Slots(scheduler, _MESSAGES * self.view.latency_s)
+        self._streams = Streams(scheduler)
         super().__init__(scheduler)
         for ws in scheduler.workers.values():
             for ts in ws.processing:
@@ -117,6 +119,12 @@ class FerroflowStealing(Steals):
 
     # Life cycle
 
+    async def start(self, scheduler: Any = None) -> None:
+        """Serve idle workers from now on; called by distributed and by `swap`."""
+        await super().start(scheduler)
+        if config.get("low-latency-streams") and not self._is_closed:
+            self._streams.open()
+
     def teardown(self) -> None:
         """Do nothing from now on; called when the scheduler closes, and when another takes our place."""
         if not self._is_closed:
@@ -125,6 +133,7 @@ class FerroflowStealing(Steals):
             super().teardown()
             seams.restore_placement(self.scheduler)
             self._slots.restore()
+            self._streams.close()
             metrics.hide(self)
 
     def fail(self, error: BaseException) -> None:
@@ -169,6 +178,7 @@ class FerroflowStealing(Steals):
         self.view.add_worker(address, ws.nthreads)
         self.view.set_running(address, ws in self.scheduler.running)  # it may not be ready yet
         self._describe.workers_changed()
+        self._streams.joined(address)
         self._tell(WorkerJoined(address))
         self._passes.ask()
 
@@ -181,6 +191,7 @@ class FerroflowStealing(Steals):
         if address in self.view.workers:
             self.view.remove_worker(address)
             self._slots.left(address)
+            self._streams.left(address)
             self._describe.workers_changed()
             self._tell(WorkerLeft(address))
 
@@ -320,7 +331,7 @@ class FerroflowStealing(Steals):
             if not task.allowed:
                 return None
             for address in task.allowed:  # there is no event of data that clients scatter
-                self.view.workers[address].nbytes = self.scheduler.workers[address].nbytes
+                self.view.set_nbytes(address, self.scheduler.workers[address].nbytes)
         self._tell(TaskReady(task), [task])
         chosen = self._planned.pop(ts.key, None)
         if chosen is None or not self._is_running(chosen):

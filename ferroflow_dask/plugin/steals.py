@@ -102,8 +102,7 @@ class Steals(WorkStealing):
         event: Event | None = None
         if state in seams.GIVEN_UP and is_there and seams.can_run(self.scheduler, ts, thief):
             seams.hand_over(self.scheduler, ts, victim, thief)
-            if key in self.view.assigned:
-                self.view.assigned[key][0].is_movable = True
+            self.view.set_movable(key)
             self._steal_ended(key, "confirmed", thief, f"{victim.address} gave it up")
             self.log(("confirm", *story))
             event = StealConfirmed(key, victim.address, thief.address)

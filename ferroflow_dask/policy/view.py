@@ -270,6 +270,15 @@ class ClusterView:
         worker.is_running = is_running
         self._file(worker)
 
+    def set_movable(self, key: Key) -> None:
+        """Note that a task in a queue may be moved again."""
+        if key in self.assigned:
+            self.assigned[key][0].is_movable = True
+
+    def set_nbytes(self, key: WorkerKey, nbytes: int) -> None:
+        """Note the bytes of the results that a worker holds [B]."""
+        self.workers[key].nbytes = nbytes
+
     def assign(self, task: TaskView, key: WorkerKey, now: float) -> None:
         """Put a task into a worker's queue, out of any other's."""
         self.release(task.key)

@@ -1,0 +1,166 @@
+"""Messages leave at once where there is time for it, and in batches under load.
+
+Dask lets 5 ms pass between two batches from the scheduler to a worker, and 2 ms on the way back, which
+for tasks of a few milliseconds is most of their time. Batches save work for whoever sends and receives
+them, so the pause comes back as the event loop that sends them runs out of time, up to Dask's own.
+
+What runs on workers is sent to them by value: they need not have this package.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+from time import thread_time
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+from distributed import Status, WorkerPlugin
+
+if TYPE_CHECKING:
+    from distributed import Scheduler, Worker
+    from distributed.batched import BatchedSend
+
+#: How long an event loop is watched before its load is taken anew [s].
+_WINDOW_S = 0.01
+#: The part of its time from which on a loop is under load.
+_BUSY = 0.7
+
+#: One for each time that we are put on a scheduler: what is taken off late takes nothing newer with it.
+_names = (f"ferroflow-streams-{n}" for n in itertools.count(1))
+
+
+class Load:
+    """How much of its time the thread that calls is at work: 0 idle, 1 without a rest."""
+
+    def __init__(self) -> None:
+        self._since_s = 0.0
+        self._worked_s = 0.0
+        self._busy = 0.0
+
+    def at(self, now_s: float) -> float:
+        """Return the load over the last window."""
+        elapsed_s = now_s - self._since_s
+        if elapsed_s >= _WINDOW_S or elapsed_s < 0:
+            worked_s = thread_time()
+            if elapsed_s < 10 * _WINDOW_S:
+                self._busy = (worked_s - self._worked_s) / elapsed_s if elapsed_s > 0 else 1.0
+            else:
+                self._busy = 0.0  # mostly idle, whatever it did at last
+            self._since_s, self._worked_s = now_s, worked_s
+        return self._busy
+
+
+class Pause:
+    """The time between two batches of a stream, taken anew whenever it is added to a time.
+
+    `distributed.batched.BatchedSend` adds its interval to the time of each batch, and does nothing else
+    with it.
+
+    Parameters
+    ----------
+    load : Load
+    longest_s : float
+        The interval that the stream had [s].
+    """
+
+    def __init__(self, load: Load, longest_s: float) -> None:
+        self._load = load
+        self.longest_s = longest_s
+
+    def __radd__(self, now_s: float) -> float:
+        """Return when the next batch may leave [s]."""
+        load = self._load.at(now_s)
+        return now_s + self.longest_s * min(1.0, max(0.0, (load - _BUSY) / (1 - _BUSY)))
+
+
+def shorten(stream: BatchedSend, load: Load) -> Pause:
+    """Let a stream send at once while `load` is low; return what undoes it by `restore`."""
+    pause = Pause(load, getattr(stream.interval, "longest_s", stream.interval))
+    stream.interval = pause
+    return pause
+
+
+def restore(stream: BatchedSend, pause: Pause) -> None:
+    """Give a stream its interval back, unless somebody else has set another one since."""
+    if stream.interval is pause:
+        stream.interval = pause.longest_s
+
+
+class WorkerStreams(WorkerPlugin):
+    """The workers' end: their messages to the scheduler."""
+
+    def setup(self, worker: Worker) -> None:
+        """Shorten the pauses; called by distributed on each worker."""
+        self._pause = shorten(worker.batched_stream, Load())
+
+    def teardown(self, worker: Worker) -> None:
+        """Put Dask's pauses back."""
+        restore(worker.batched_stream, self._pause)
+
+
+class Streams:
+    """The scheduler's end, and what keeps that of the workers; nothing changes until it is opened.
+
+    Parameters
+    ----------
+    scheduler : distributed.Scheduler
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._load = Load()
+        self._pauses: dict[str, Pause] = {}
+        self._name = next(_names)
+        self._is_open = False
+        self._changes = asyncio.Lock()
+
+    def open(self) -> None:
+        """Shorten the pauses of all workers, and of those that join from now on."""
+        if not self._is_open:
+            self._is_open = True
+            for address in self._scheduler.workers:
+                self.joined(address)
+            self._scheduler.loop.add_callback(self._tell_workers)
+
+    def joined(self, address: str) -> None:
+        """Shorten the pauses of the messages to a worker."""
+        if self._is_open:
+            self._pauses[address] = shorten(self._scheduler.stream_comms[address], self._load)
+
+    def left(self, address: str) -> None:
+        """Forget a worker."""
+        self._pauses.pop(address, None)
+
+    def close(self) -> None:
+        """Leave the streams as they were found."""
+        if self._is_open:
+            self._is_open = False
+            for address, pause in self._pauses.items():
+                if address in self._scheduler.stream_comms:
+                    restore(self._scheduler.stream_comms[address], pause)
+            self._pauses.clear()
+            self._scheduler.loop.add_callback(self._tell_workers)
+
+    async def _tell_workers(self) -> None:
+        # One change after the other: workers must not be told the last one first.
+        async with self._changes:
+            is_there = self._name in self._scheduler.worker_plugins
+            if self._scheduler.status != Status.running:
+                return  # its workers go with it
+            if is_there and not self._is_open:
+                await self._scheduler.unregister_worker_plugin(None, name=self._name)
+            elif self._is_open and not is_there:
+                await self._scheduler.register_worker_plugin(
+                    None, plugin=_by_value(WorkerStreams()), name=self._name, idempotent=False
+                )
+
+
+def _by_value(plugin: WorkerPlugin) -> bytes:
+    module: Any = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        return bytes(cloudpickle.dumps(plugin))
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)

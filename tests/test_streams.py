@@ -1,0 +1,154 @@
+"""Streams between the scheduler and its workers send at once, until there is too much to send."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+from distributed import Worker
+from one_loop import Cluster, on_cluster
+
+from ferroflow_dask import FerroflowPlugin, uninstall
+from ferroflow_dask.plugin.streams import Load, Pause, WorkerStreams, _by_value, restore, shorten
+
+#: What Dask waits between two batches to a worker and back [s].
+DASKS = (0.005, 0.002)
+
+
+def intervals(cluster: Cluster) -> list[tuple[Any, Any]]:
+    return [
+        (cluster.scheduler.stream_comms[worker.address].interval, worker.batched_stream.interval)
+        for worker in cluster.workers
+    ]
+
+
+def are_short(cluster: Cluster) -> bool:
+    return all(type(pause).__name__ == "Pause" for pair in intervals(cluster) for pause in pair)
+
+
+def are_dasks(cluster: Cluster) -> bool:
+    return all(pair == DASKS for pair in intervals(cluster))
+
+
+def ours(plugins: Iterable[str]) -> list[str]:
+    return [name for name in plugins if "ferroflow" in name]
+
+
+async def comes(condition: Callable[[Cluster], bool], cluster: Cluster) -> None:
+    """Wait for what no event announces; the test's time limit ends what never comes."""
+    while not condition(cluster):
+        await asyncio.sleep(0.005)
+
+
+@pytest.mark.cluster
+def test_all_streams_are_shortened_and_given_back() -> None:
+    async def test(cluster: Cluster) -> None:
+        await comes(are_short, cluster)
+        async with Worker(cluster.scheduler.address, nthreads=1) as late:
+            assert type(late.batched_stream.interval).__name__ == "Pause"
+            cluster.workers.append(late)
+            await comes(are_short, cluster)
+            assert await cluster.client.gather(cluster.map(50, 0.0)) == list(range(50))
+            await uninstall(cluster.scheduler)
+            await comes(are_dasks, cluster)
+            cluster.workers.remove(late)
+        assert not ours(cluster.scheduler.worker_plugins)
+
+    on_cluster(test)
+
+
+@pytest.mark.cluster
+def test_installing_again_keeps_them_short() -> None:
+    async def test(cluster: Cluster) -> None:
+        for _ in range(20):
+            await uninstall(cluster.scheduler)
+            await cluster.client.register_plugin(FerroflowPlugin())
+            await cluster.client.register_plugin(FerroflowPlugin())
+        owners = (cluster.scheduler.worker_plugins, *(worker.plugins for worker in cluster.workers))
+        await comes(lambda _: all(len(ours(plugins)) == 1 for plugins in owners), cluster)
+        assert are_short(cluster)
+        assert await cluster.client.gather(cluster.map(50, 0.0)) == list(range(50))
+        await uninstall(cluster.scheduler)
+        await comes(are_dasks, cluster)
+
+    on_cluster(test)
+
+
+@pytest.mark.cluster
+def test_a_setting_leaves_them_alone() -> None:
+    async def test(cluster: Cluster) -> None:
+        assert await cluster.client.gather(cluster.map(5, 0.0)) == list(range(5))
+        assert are_dasks(cluster)
+        assert not ours(cluster.scheduler.worker_plugins)
+
+    on_cluster(test, config={"ferroflow.low-latency-streams": False})
+
+
+@pytest.mark.cluster
+def test_an_interval_of_somebody_else_stays() -> None:
+    async def test(cluster: Cluster) -> None:
+        await comes(are_short, cluster)
+        address = cluster.workers[0].address
+        cluster.scheduler.stream_comms[address].interval = 0.123
+        await uninstall(cluster.scheduler)
+        await comes(lambda cluster: intervals(cluster)[1] == DASKS, cluster)
+        assert cluster.scheduler.stream_comms[address].interval == 0.123
+
+    on_cluster(test)
+
+
+def test_workers_need_not_have_the_package() -> None:
+    payload = _by_value(WorkerStreams())
+    script = """
+import sys, pickle, types
+sys.modules["ferroflow_dask"] = None  # importing it raises
+plugin = pickle.loads(sys.stdin.buffer.read())
+worker = types.SimpleNamespace(batched_stream=types.SimpleNamespace(interval=0.002))
+plugin.setup(worker)
+assert 0 <= 5.0 + worker.batched_stream.interval <= 5.002
+plugin.teardown(worker)
+print(worker.batched_stream.interval)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], input=payload, capture_output=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == [b"0.002"]
+    assert pickle.loads(payload)
+
+
+class Stream:
+    interval: Any = 0.005
+
+
+def test_a_busy_thread_waits_and_an_idle_one_does_not() -> None:
+    stream: Any = Stream()
+    pause = shorten(stream, Load())
+
+    def longest_pause(work: Callable[[float], object]) -> float:
+        pauses = []
+        for _ in range(10):
+            work(time.perf_counter() + 0.02)
+            now = time.time()
+            pauses.append(now + stream.interval - now)
+        return max(pauses[2:])
+
+    def spin(until_s: float) -> None:
+        while time.perf_counter() < until_s:
+            pass
+
+    assert longest_pause(lambda until_s: time.sleep(0.02)) == 0
+    assert 0 < longest_pause(spin) <= 0.005 + 1e-6
+    restore(stream, pause)
+    assert stream.interval == 0.005
+
+
+@pytest.mark.parametrize(("load", "share"), [(0.0, 0.0), (0.7, 0.0), (0.85, 0.5), (1.0, 1.0), (1.2, 1.0)])
+def test_pauses_grow_with_the_load(load: float, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Load, "at", lambda self, now_s: load)
+    assert 10.0 + Pause(Load(), 0.004) == pytest.approx(10.0 + share * 0.004)
