@@ -80,12 +80,15 @@ def identity_of(row: BenchRecord) -> tuple[Any, ...]:
 
 
 def make_cases(
-    workloads: Sequence[tuple[Workload, Mapping[str, Any]]], policies: Sequence[str], costs: Sequence[str]
+    workloads: Sequence[tuple[Workload, Mapping[str, Any]]],
+    policies: Sequence[str],
+    costs: Sequence[str],
+    every_lowering: bool = False,
 ) -> list[Case]:
     """Return the cases of all workloads under all policies.
 
     Dask's baselines run every lowering of a workload, so that the best of them can be told; our policies
-    run the first. What runs without Dask runs graphs only. Dask does not read declared costs, so its
+    run the first, unless every one is asked for. What runs without Dask runs graphs only. Dask does not read declared costs, so its
     baselines have learned ones in their place.
 
     Parameters
@@ -94,6 +97,8 @@ def make_cases(
     policies : sequence of str
     costs : sequence of str
         Of `COSTS`.
+    every_lowering : bool, optional
+        Whether our policies run all of them too.
 
     Raises
     ------
@@ -110,9 +115,14 @@ def make_cases(
         for workload, arguments in workloads
         for policy in dict.fromkeys(policies)
         if workload.family == "dag" or policy not in REFERENCES
-        for lowering in (workload.lowerings if policy in BASELINES else workload.lowerings[:1])
+        for lowering in _lowerings(workload, policy, every_lowering)
         for knowledge in (dasks if policy in (*BASELINES, *REFERENCES) else dict.fromkeys(costs))
     ]
     if not cases:
         raise UsageError(f"nothing to run: give a workload, a policy and one of: {', '.join(COSTS)}")
     return cases
+
+
+def _lowerings(workload: Workload, policy: str, every_lowering: bool) -> Sequence[str]:
+    is_every = policy in BASELINES or (every_lowering and policy not in REFERENCES)
+    return workload.lowerings if is_every else workload.lowerings[:1]

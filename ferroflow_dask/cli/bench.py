@@ -64,6 +64,9 @@ def _run_options(policies: Sequence[str], repeat: int) -> Callable[[F], F]:
         ),
         size_options,
         click.option("--seed", type=click.IntRange(min=0), default=0, help="Of inputs and orders."),
+        click.option(
+            "--every-lowering", is_flag=True, help="Ours too in each way to write a workload, not only Dask."
+        ),
         click.option("--fresh", "is_fresh", is_flag=True, help="A new cluster for each run."),
         click.option(
             "--timeout",
@@ -166,11 +169,13 @@ def _run(
     threads: int,
     processes: bool,
     seed: int,
+    every_lowering: bool,
     is_fresh: bool,
     timeout: float,
     output: Path,
 ) -> None:
-    plan = Plan(make_cases(chosen, policies, costs), Shape(workers, threads, processes), repeat, seed)
+    cases = make_cases(chosen, policies, costs, every_lowering)
+    plan = Plan(cases, Shape(workers, threads, processes), repeat, seed)
     wanted = {plan.identity(case, i) for case in plan.cases for i in range(repeat)}
     present = read_rows([output], may_be_empty=True) if output.exists() else ()
     rows = [row for row in present if identity_of(row) in wanted]

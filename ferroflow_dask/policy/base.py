@@ -60,16 +60,9 @@ def make_policy(name: str, **options: Any) -> Policy:
     UnknownNameError
         There is no such policy.
     UsageError
-        The policy does not take these options.
+        The policy does not take these options, or the package that offers it cannot be imported.
     """
-    cls: Any = _builtin().get(name)
-    if cls is None:
-        for point in entry_points(group=ENTRY_POINT_GROUP):
-            if point.name == name:
-                cls = point.load()
-                break
-        else:
-            raise UnknownNameError.of("policy", name, policy_names())
+    cls: Any = _builtin().get(name) or _from_other_packages(name)
     parameters = inspect.signature(cls).parameters
     for option in options:
         if option not in parameters:
@@ -77,6 +70,15 @@ def make_policy(name: str, **options: Any) -> Policy:
             raise UsageError(f"policy {name!r} does not take the option {option!r}; it takes: {takes}")
     policy: Policy = cls(**options)
     return policy
+
+
+def _from_other_packages(name: str) -> Any:
+    for point in entry_points(group=ENTRY_POINT_GROUP, name=name):
+        try:
+            return point.load()
+        except (ImportError, AttributeError) as error:
+            raise UsageError(f"policy {name!r} is offered as {point.value}, which fails: {error}") from error
+    raise UnknownNameError.of("policy", name, policy_names())
 
 
 def _builtin() -> dict[str, Any]:
