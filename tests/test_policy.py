@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -102,6 +103,23 @@ def test_equal_workers_take_turns() -> None:
     for key in range(8):
         assert cluster.ready([cluster.task(key)]) == [f"w{key % 4}"]
         cluster.view.finish(key, cluster.now)
+
+
+def test_short_tasks_without_inputs_stay_together_until_others_would_idle() -> None:
+    cluster = ferroflow()  # whose messages take a millisecond
+    chosen = cluster.ready(cluster.task(i, cost_s=1e-3) for i in range(24))
+    assert [len(set(chosen[i : i + 3])) for i in range(0, 12, 3)] == [1, 1, 1, 1]
+    assert set(Counter(chosen).values()) == {6}
+
+
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [({}, "w0"), ({"cost_s": 1.0}, "w1"), ({"is_guess": True}, "w1"), ({"allowed": ["w2"]}, "w2")],
+)
+def test_only_short_tasks_go_beside_the_one_before(second: dict[str, Any], expected: str) -> None:
+    cluster = ferroflow()
+    assert cluster.ready([cluster.task("first", cost_s=1e-3)]) == ["w0"]
+    assert cluster.ready([cluster.task("second", **{"cost_s": 1e-3, **second})]) == [expected]
 
 
 def test_among_equal_workers_a_restricted_task_goes_to_the_one_that_holds_less() -> None:

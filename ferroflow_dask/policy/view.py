@@ -28,6 +28,8 @@ _TRANSFER_WEIGHT = 0.1
 _LEAST_SLOWNESS, _MOST_SLOWNESS = 1.0, 20.0
 #: Where a task stands in the order of execution: the smallest runs first.
 Priority = tuple[float, ...]
+#: Wait [s], tasks per thread, turn.
+Load = tuple[float, float, int]
 
 
 @dataclass(slots=True, eq=False)
@@ -106,6 +108,8 @@ class WorkerView:
         When a task last ended on it, or was sent to it while it had none [s].
     nbytes : int
         Of the results it holds [B]; breaks ties.
+    filed : tuple or None
+        The load under which the cluster view has it in its order; None while it is in none.
     """
 
     key: WorkerKey
@@ -117,6 +121,7 @@ class WorkerView:
     backlog_s: float = 0.0
     progress_at: float = 0.0
     nbytes: int = 0
+    filed: Load | None = None
     queue: Any = field(default_factory=lambda: SortedKeyList(key=_queue_order))
 
     @property
@@ -145,9 +150,11 @@ class WorkerView:
         return (self.kind, self.speed)
 
     @property
-    def load(self) -> tuple[float, float, int]:
+    def load(self) -> Load:
         """Sort key, least loaded first: wait [s], tasks per thread, turn."""
-        return (self.wait_s, len(self.queue) / self.nthreads, self.turn)
+        n, nthreads = len(self.queue), self.nthreads
+        wait_s = 0.0 if n < nthreads else self.backlog_s / (nthreads * self.speed)
+        return (wait_s, n / nthreads, self.turn)
 
     def overrun_s(self, now: float) -> float:
         """Return by how much the task at the front has taken longer than expected [s].
@@ -356,18 +363,20 @@ class ClusterView:
         self._next_turn += 1
 
     def _unfile(self, worker: WorkerView) -> None:
-        load = worker.load
+        load, worker.filed = worker.filed, None
+        assert load is not None
         if worker.is_running:
             self._by_load[worker.group].remove(load)
-        self._crowded.discard(load)
+        if load[1] > 1:
+            self._crowded.remove(load)
 
     def _file(self, worker: WorkerView) -> None:
-        load = worker.load
+        load = worker.filed = worker.load
         if worker.is_running:
             self._by_load.setdefault(worker.group, SortedList()).add(load)
-        if worker.n_waiting:
+        if load[1] > 1:  # tasks per thread
             self._crowded.add(load)
-        if worker.is_running and worker.has_free_thread:
+        if worker.is_running and load[1] < 1:
             self._idle.setdefault(worker.key)
         else:
             self._idle.pop(worker.key, None)
