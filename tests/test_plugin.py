@@ -225,7 +225,7 @@ def test_user_priorities_stay_above_ranks(ferroflow_client: Client) -> None:
     wait([low, high])
     tasks = scheduler_of(ferroflow_client).tasks
     for bound, first in ((low, 0), (high, -5)):
-        priorities = [tasks[key].priority for key in bound.keys.values()]
+        priorities = [tasks[key].priority for key in bound.__dask_keys__()]
         assert {priority[0] for priority in priorities} == {first}
         assert len(set(priorities)) == len(priorities)
 

@@ -57,9 +57,7 @@ def test_it_is_listed_and_made(package: ModuleType) -> None:
     assert isinstance(policy, package.LastWorkerPolicy)
     with pytest.raises(UsageError, match="'last' does not take the option 'seed'; it takes: label"):
         make_policy("last", seed=1)
-    with pytest.raises(
-        UsageError, match="somebodys_other_policies:Policy, which fails: No module"
-    ):
+    with pytest.raises(UsageError, match="somebodys_other_policies:Policy, which fails: No module"):
         make_policy("missing")
 
 

@@ -88,8 +88,8 @@ def make_cases(
     """Return the cases of all workloads under all policies.
 
     Dask's baselines run every lowering of a workload, so that the best of them can be told; our policies
-    run the first, unless every one is asked for. What runs without Dask runs graphs only. Dask does not read declared costs, so its
-    baselines have learned ones in their place.
+    run the first, unless every one is asked for. What runs without Dask runs graphs only. Dask does not
+    read declared costs, so its baselines have learned ones in their place.
 
     Parameters
     ----------

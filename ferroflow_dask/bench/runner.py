@@ -83,7 +83,7 @@ def run_on_cluster(
         if on_submit is not None:
             on_submit(bound)
         futures = {future.key: future for future in futures_of(persisted)}
-        outputs = client.gather({name: futures[key] for name, key in bound.keys.items()})
+        outputs = bound.by_name(client.gather([futures[key] for key in bound.__dask_keys__()]))
         makespan_s = time.perf_counter() - start
         n_steals = steals()
     record = _record(

@@ -236,6 +236,15 @@ class Graph:
         return {value: op for op in self.ops for value in op.outputs if value}
 
     @cached_property
+    def readers(self) -> dict[str, tuple[Op, ...]]:
+        """The live ops that read each value, each once; values that nothing reads are not in it."""
+        found: dict[str, list[Op]] = {}
+        for op in self.live_ops:
+            for value in dict.fromkeys(op.operands):
+                found.setdefault(value, []).append(op)
+        return {value: tuple(ops) for value, ops in found.items()}
+
+    @cached_property
     def predecessors(self) -> dict[int, tuple[Op, ...]]:
         """For each op's id the ops whose values it reads, each once, in argument order."""
         return {
@@ -246,6 +255,8 @@ class Graph:
     @cached_property
     def topological_order(self) -> tuple[Op, ...]:
         """Ops so that each comes after those it reads from."""
+        if self._is_sorted():
+            return self.ops
         by_id = {op.id: op for op in self.ops}
         sorter = graphlib.TopologicalSorter(
             {op.id: [before.id for before in self.predecessors[op.id]] for op in self.ops}
@@ -255,6 +266,15 @@ class Graph:
         except graphlib.CycleError as error:
             path = " → ".join(repr(by_id[i].name) for i in error.args[1])
             raise GraphError(f"graph {self.name!r} has a cycle: {path}") from error
+
+    def _is_sorted(self) -> bool:
+        # As builders and most files have them.
+        produced: set[str] = set()
+        for op in self.ops:
+            if any(value in self.producers and value not in produced for value in op.operands):
+                return False
+            produced.update(op.outputs)
+        return True
 
     @cached_property
     def live_ops(self) -> tuple[Op, ...]:

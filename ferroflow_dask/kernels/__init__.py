@@ -2,16 +2,19 @@
 
 from ferroflow_dask.kernels.evaluate import evaluate
 from ferroflow_dask.kernels.model import has_subgraph
+from ferroflow_dask.kernels.plan import Plan, make_plan
 from ferroflow_dask.kernels.provider import Kernel, Provider
 from ferroflow_dask.kernels.registry import PROVIDERS, check_supported, compile_op, find_provider
 
 __all__ = [
     "PROVIDERS",
     "Kernel",
+    "Plan",
     "Provider",
     "check_supported",
     "compile_op",
     "evaluate",
     "find_provider",
     "has_subgraph",
+    "make_plan",
 ]

@@ -108,6 +108,15 @@ def compile_op(op: Op, opsets: Mapping[str, int], providers: Sequence[str] | Non
         The op's attributes make no sense to the provider.
     """
     names = _names(providers)
+    return _NamedKernel(op, shared_kernel(op, opsets, names), names)
+
+
+def shared_kernel(op: Op, opsets: Mapping[str, int], providers: Sequence[str] | None = None) -> _Dispatcher:
+    """Return what ops that differ by name only share: a kernel whose errors are as they come.
+
+    `failure` turns them into those of `compile_op`, which takes and raises the same.
+    """
+    names = _names(providers)
     dispatcher = _CACHE.get(op, opsets, names)
     try:
         found = dispatcher.kernel(0)
@@ -115,7 +124,17 @@ def compile_op(op: Op, opsets: Mapping[str, int], providers: Sequence[str] | Non
         raise KernelError(f"op {op.name!r} ({op.kind}) cannot be compiled: {_one_line(error)}") from error
     if found is None:
         raise _not_found(op, opsets, names)
-    return _NamedKernel(op, dispatcher, names)
+    return dispatcher
+
+
+def failure(
+    op: Op, opsets: Mapping[str, int], providers: Sequence[str], operands: Sequence[Any], error: Exception
+) -> KernelError | KernelNotFoundError:
+    """Return the error to raise where a shared kernel has raised one: it names the op."""
+    if isinstance(error, DeclinedError) and not error.failed:
+        return _not_found(op, opsets, providers, error)
+    told = ", ".join(map(_describe, operands))
+    return KernelError(f"op {op.name!r} ({op.kind}) failed on ({told}): {_one_line(error)}")
 
 
 def find_provider(op: Op, opsets: Mapping[str, int], providers: Sequence[str] | None = None) -> str:
@@ -184,12 +203,8 @@ class _NamedKernel:
             with np.errstate(all="ignore"):
                 return self.dispatcher(*values)
         except Exception as error:
-            if isinstance(error, DeclinedError) and not error.failed:
-                raise _not_found(self.op, self.dispatcher.opsets, self.providers, error) from error
-            operands = ", ".join(map(_describe, values))
-            raise KernelError(
-                f"op {self.op.name!r} ({self.op.kind}) failed on ({operands}): {_one_line(error)}"
-            ) from error
+            opsets = self.dispatcher.opsets
+            raise failure(self.op, opsets, self.providers, values, error) from error
 
 
 def _describe(value: Any) -> str:
@@ -245,7 +260,7 @@ class _KernelCache:
         with self._lock:
             found = self._dispatchers.get(key)
             if found is None:
-                found = self._dispatchers[key] = _Dispatcher(_anonymous(op), opsets, _installed(names))
+                found = self._dispatchers[key] = _Dispatcher(anonymous(op), opsets, _installed(names))
                 if len(self._dispatchers) > self._size:
                     self._dispatchers.popitem(last=False)
             self._dispatchers.move_to_end(key)
@@ -255,7 +270,7 @@ class _KernelCache:
 _CACHE = _KernelCache(_CACHE_SIZE)
 
 
-def _anonymous(op: Op) -> Op:
+def anonymous(op: Op) -> Op:
     """Return the op without the names that do not matter: all but those a sub-graph may read."""
     if has_subgraph(op):
         return op
@@ -266,7 +281,7 @@ def _anonymous(op: Op) -> Op:
 
 def _key(op: Op, opsets: Mapping[str, int], names: tuple[str, ...]) -> Hashable:
     """Return what decides an op's kernel, in time linear in its attributes."""
-    same = _anonymous(op)
+    same = anonymous(op)
     versions: Hashable = opset_version(op, opsets)
     if same is op:
         versions = tuple(sorted(opsets.items()))

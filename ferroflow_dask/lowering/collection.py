@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dask.base import DaskMethodsMixin
@@ -12,11 +12,14 @@ from dask.threaded import get as threaded_get
 from dask.typing import Key
 
 from ferroflow_dask import config
-from ferroflow_dask.cost import AnalyticCost, CostModel, estimate
+from ferroflow_dask.cost import AnalyticCost, ClusterProfile, CostModel, estimate
+from ferroflow_dask.exceptions import UnknownNameError
 from ferroflow_dask.graph.inputs import check_inputs
 from ferroflow_dask.graph.ir import Graph, Op
 from ferroflow_dask.kernels import check_supported
-from ferroflow_dask.lowering.tasks import lower, op_type_prefix
+from ferroflow_dask.lowering.bundles import bundle
+from ferroflow_dask.lowering.predict import Prediction
+from ferroflow_dask.lowering.tasks import Place, lower, op_type_prefix
 
 
 class BoundGraph(DaskMethodsMixin):
@@ -29,18 +32,29 @@ class BoundGraph(DaskMethodsMixin):
     ----------
     run : str
         Unique; part of every key. `executed(client, run)` counts the ops that were executed.
-    keys : dict of str to key
-        The Dask key of each output.
+    places : dict of str to (key, int or None)
+        For each output the key of the task that yields it, and which item of its result it is; None for
+        all of it.
     n_tasks : int
         Number of tasks that a computation runs.
+    prediction : Prediction or None
+        What should happen on the cluster that the graph was cut for, if it was.
     """
 
     def __init__(
-        self, run: str, dsk: HighLevelGraph, keys: Mapping[str, Key], n_tasks: int, graph: Graph | None
+        self,
+        run: str,
+        dsk: HighLevelGraph,
+        places: Mapping[str, Place],
+        *,
+        n_tasks: int,
+        graph: Graph | None,
+        prediction: Prediction | None = None,
     ):
         self.run = run
-        self.keys = dict(keys)
+        self.places = dict(places)
         self.n_tasks = n_tasks
+        self.prediction = prediction
         self._dsk = dsk
         # The graph may hold the Futures of placed constants; without it they would be released.
         self._graph = graph
@@ -49,7 +63,7 @@ class BoundGraph(DaskMethodsMixin):
         return self._dsk
 
     def __dask_keys__(self) -> list[Key]:
-        return list(self.keys.values())
+        return list(dict.fromkeys(key for key, _ in self.places.values()))
 
     def __dask_layers__(self) -> tuple[str, ...]:
         return tuple(self._dsk.layers)
@@ -61,29 +75,47 @@ class BoundGraph(DaskMethodsMixin):
     __dask_scheduler__ = staticmethod(threaded_get)
 
     def __dask_postcompute__(self) -> tuple[Callable[..., dict[str, Any]], tuple[Any, ...]]:
-        return _by_name, (tuple(self.keys),)
+        return _by_name, (self.places,)
 
     def __dask_postpersist__(self) -> tuple[Callable[..., BoundGraph], tuple[Any, ...]]:
-        return _persisted, (self.run, self.keys, self._graph)
+        return _persisted, (self.run, self.places, self._graph, self.prediction)
+
+    def by_name(self, results: Sequence[Any]) -> dict[str, Any]:
+        """Return the outputs, given the results of `__dask_keys__()`."""
+        return _by_name(results, self.places)
+
+    def only(self, *names: str) -> BoundGraph:
+        """Return the collection of some of the outputs; what they do not need is not computed."""
+        for name in names:
+            if name not in self.places:
+                raise UnknownNameError.of("output", name, self.places)
+        places = {name: self.places[name] for name in names}
+        return BoundGraph(self.run, self._dsk, places, n_tasks=self.n_tasks, graph=self._graph)
 
     def __repr__(self) -> str:
-        names = list(self.keys)
+        names = list(self.places)
         return f"<BoundGraph: {self.n_tasks} tasks, outputs {names[:4]}{'…' if len(names) > 4 else ''}>"
 
 
-def _by_name(results: Sequence[Any], names: Iterable[str]) -> dict[str, Any]:
-    return dict(zip(names, results, strict=True))
+def _by_name(results: Sequence[Any], places: Mapping[str, Place]) -> dict[str, Any]:
+    by_key = dict(zip(dict.fromkeys(key for key, _ in places.values()), results, strict=True))
+    return {name: by_key[key] if item is None else by_key[key][item] for name, (key, item) in places.items()}
 
 
 def _persisted(
-    results: Mapping[Key, Any], run: str, keys: Mapping[str, Key], graph: Graph | None, *, rename: Any = None
+    results: Mapping[Key, Any],
+    run: str,
+    places: Mapping[str, Place],
+    graph: Graph | None,
+    prediction: Prediction | None,
+    *,
+    rename: Any = None,
 ) -> BoundGraph:
     if rename:
-        keys = {name: rename.get(key, key) for name, key in keys.items()}
+        places = {name: (rename.get(key, key), item) for name, (key, item) in places.items()}
     layer = f"persisted-{run}"
-    return BoundGraph(
-        run, HighLevelGraph({layer: MaterializedLayer(results)}, {layer: set()}), keys, 0, graph
-    )
+    dsk = HighLevelGraph({layer: MaterializedLayer(results)}, {layer: set()})
+    return BoundGraph(run, dsk, places, n_tasks=0, graph=graph, prediction=prediction)
 
 
 def bind(
@@ -93,6 +125,7 @@ def bind(
     costs: CostModel | None = None,
     providers: Sequence[str] | None = None,
     prefix: Callable[[Op], str] = op_type_prefix,
+    cluster: ClusterProfile | None = None,
 ) -> BoundGraph:
     """Give a graph's inputs their values and lower it to Dask tasks.
 
@@ -106,6 +139,9 @@ def bind(
         Kernel providers in the order in which they are asked; `ferroflow.kernels.providers` if left out.
     prefix : callable, optional
         Names the tasks of an op.
+    cluster : ClusterProfile, optional
+        Cut the graph for this cluster: ops that are too short for a task of their own are bundled. One
+        task for each op if left out.
 
     Raises
     ------
@@ -118,7 +154,18 @@ def bind(
     values = check_inputs(graph, inputs)
     check_supported(graph, chosen)
     run = uuid.uuid4().hex
+    seconds = estimate(graph, costs or AnalyticCost())
+    bundling = None if cluster is None else bundle(graph, seconds, cluster)
     lowered = lower(
-        graph, values, run, providers=chosen, costs=estimate(graph, costs or AnalyticCost()), prefix=prefix
+        graph,
+        values,
+        run,
+        providers=chosen,
+        costs=seconds,
+        prefix=prefix,
+        bundles=None if bundling is None else [one.ops for one in bundling.bundles],
     )
-    return BoundGraph(run, lowered.dsk, lowered.keys, lowered.n_tasks, graph)
+    prediction = None if bundling is None else bundling.prediction
+    return BoundGraph(
+        run, lowered.dsk, lowered.places, n_tasks=lowered.n_tasks, graph=graph, prediction=prediction
+    )

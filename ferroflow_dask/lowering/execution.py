@@ -1,4 +1,4 @@
-"""What runs on a worker: one op per call, each execution counted where it happens.
+"""What runs on a worker: an op or a bundle of them per call, each execution counted where it happens.
 
 The counts are kept in the process that executed the ops and are asked for afterwards, so that they
 tell what was run and not what was meant to be.
@@ -10,12 +10,12 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ferroflow_dask.graph.ir import Op
-from ferroflow_dask.kernels import compile_op
+from ferroflow_dask.kernels import Plan, compile_op
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -60,13 +60,13 @@ class _ExecutionLog:
         self._lock = threading.Lock()
         self._runs: OrderedDict[str, list[tuple[int, float]]] = OrderedDict()
 
-    def record(self, run: str, op_id: int, seconds: float) -> None:
+    def record(self, run: str, executions: Iterable[tuple[int, float]]) -> None:
         with self._lock:
             if run not in self._runs:
                 self._runs[run] = []
                 if len(self._runs) > _REMEMBERED_RUNS:
                     self._runs.popitem(last=False)
-            self._runs[run].append((op_id, seconds))
+            self._runs[run].extend(executions)
 
     def report(self, run: str) -> ExecutionReport:
         with self._lock:
@@ -114,11 +114,46 @@ class ExecuteOp:
         kernel = compile_op(self.op, self.opsets, self.providers)
         start = time.perf_counter()
         outputs = kernel(*values)
-        _LOG.record(self.run, self.op.id, time.perf_counter() - start)
+        _LOG.record(self.run, [(self.op.id, time.perf_counter() - start)])
         return outputs[0] if len(outputs) == 1 else outputs
 
     def __dask_tokenize__(self) -> tuple[str, str, int]:
         return (type(self).__qualname__, self.run, self.op.id)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExecuteBundle:
+    """The function of a Dask task: run some ops one after another, on the values that they read of others.
+
+    Parameters
+    ----------
+    run : str
+        Name of the run under which the executions are counted.
+    plan : Plan
+    providers : tuple of str
+        Kernel providers in the order in which they are asked.
+    items : tuple of (int, int or None)
+        For each argument of the plan the number of the result that it is in, and which item of it, None
+        for all of it.
+    """
+
+    run: str
+    plan: Plan
+    providers: tuple[str, ...]
+    items: tuple[tuple[int, int | None], ...]
+
+    def __call__(self, *results: Any) -> Any:
+        """Return the value that is wanted of the bundle, or a tuple of them."""
+        arguments = [results[i] if item is None else results[i][item] for i, item in self.items]
+        spent_s: list[float] = []
+        try:
+            outputs = self.plan.run(arguments, self.providers, time.perf_counter, spent_s)
+        finally:  # what ran before an op failed, ran
+            _LOG.record(self.run, zip(self.plan.ids, spent_s, strict=False))
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def __dask_tokenize__(self) -> tuple[str, str, tuple[int, ...]]:
+        return (type(self).__qualname__, self.run, self.plan.ids)
 
 
 def executed_here(run: str) -> ExecutionReport:

@@ -5,7 +5,7 @@ The one place that builds `dask._task_spec` nodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2s
 from typing import Any
@@ -16,8 +16,8 @@ from dask.typing import Key
 
 from ferroflow_dask.graph.analysis import upward_ranks
 from ferroflow_dask.graph.ir import Graph, Op
-from ferroflow_dask.kernels import has_subgraph
-from ferroflow_dask.lowering.execution import ExecuteOp
+from ferroflow_dask.kernels import has_subgraph, make_plan
+from ferroflow_dask.lowering.execution import ExecuteBundle, ExecuteOp
 
 #: Expected duration of a task on one thread [s]. Any Dask code may set it with `dask.annotate`.
 COST_ANNOTATION = "ferroflow_cost"
@@ -25,6 +25,13 @@ COST_ANNOTATION = "ferroflow_cost"
 RANK_ANNOTATION = "ferroflow_rank"
 #: What a task is like: those of one kind take equally long, and their durations are learned together.
 KIND_ANNOTATION = "ferroflow_kind"
+
+#: Names the tasks of several ops.
+BUNDLE_PREFIX = "bundle"
+
+#: Key of the task that yields a value, and which item of its result the value is; None for all of it.
+Place = tuple[Key, int | None]
+_PlaceOf = Callable[[str], tuple[TaskRef, int | None]]
 
 #: Attributes of these types tell what an op does; arrays and sub-graphs are left out.
 _TELLING = (bool, int, float, str, bytes)
@@ -50,15 +57,15 @@ class LoweredGraph:
     Parameters
     ----------
     dsk : HighLevelGraph
-    keys : mapping of str to key
-        The key of each output.
+    places : mapping of str to (key, int or None)
+        For each output the key of the task that yields it, and which item of its result it is; None for
+        all of it.
     n_tasks : int
-        One per op, one per source that is not on the cluster yet, and one per output that is an item of
-        an op's result.
+        One per bundle, and one per source that is not on the cluster yet.
     """
 
     dsk: HighLevelGraph
-    keys: Mapping[str, Key]
+    places: Mapping[str, Place]
     n_tasks: int
 
 
@@ -70,8 +77,9 @@ def lower(
     providers: tuple[str, ...],
     costs: Mapping[int, float],
     prefix: Callable[[Op], str] = op_type_prefix,
+    bundles: Sequence[Sequence[Op]] | None = None,
 ) -> LoweredGraph:
-    """Write a graph whose inputs have values as Dask tasks, one per op.
+    """Write a graph whose inputs have values as Dask tasks.
 
     Parameters
     ----------
@@ -83,55 +91,97 @@ def lower(
     providers : tuple of str
         Kernel providers in the order in which they are asked.
     costs : mapping of int to float
-        Expected duration by op id [s]; ops left out are annotated with nothing.
+        Expected duration by op id [s]; tasks of ops left out are annotated with none.
     prefix : callable, optional
-        Names the tasks of an op. Dask learns durations by this name.
+        Names the tasks of single ops. Dask learns durations by this name.
+    bundles : sequence of sequence of Op, optional
+        The ops of each task; one for each if left out.
     """
-    references = _SourceReferences(graph, inputs, run)
+    groups = [(op,) for op in graph.live_ops] if bundles is None else bundles
+    sources = _SourceReferences(graph, inputs, run)
+    places: dict[str, Place] = {}
+    keys: list[Key] = []
+    for ops in groups:
+        first = ops[0]
+        # A bundle has the number of its first op: keys tell the order of the graph.
+        key: Key = (f"{prefix(first) if len(ops) == 1 else BUNDLE_PREFIX}-{run}", first.id)
+        keys.append(key)
+        values = first.outputs if len(ops) == 1 else exports(graph, ops)
+        for i, value in enumerate(values):
+            places[value] = (key, i if len(values) > 1 else None)
+
+    def place_of(value: str) -> tuple[TaskRef, int | None]:
+        key, item = places.get(value, (None, None))
+        return (sources[value], None) if key is None else (TaskRef(key), item)
+
     tasks: dict[Key, GraphNode] = {}
-    key_of = {op.id: (f"{prefix(op)}-{run}", op.id) for op in graph.live_ops}
-    for op in graph.live_ops:
-        operands: list[TaskRef] = []
-        items: list[int | None] = []
-        for value in op.operands:
-            producer = graph.producers.get(value)
-            if producer is None:
-                operands.append(references[value])
-                items.append(None)
-            else:
-                operands.append(TaskRef(key_of[producer.id]))
-                items.append(_item(producer, value))
-        call = ExecuteOp(run, op, _opsets_of(op, graph), providers, tuple(items))
-        tasks[key_of[op.id]] = Task(key_of[op.id], call, *operands)
-    keys: dict[str, Key] = {}
-    for name in graph.outputs:
-        producer = graph.producers.get(name)
-        if producer is None:
-            keys[name] = references[name].key
-            continue
-        keys[name] = key_of[producer.id]
-        item = _item(producer, name)
-        if item is not None:
-            keys[name] = (f"output-{run}", producer.id, item)
-            tasks[keys[name]] = Task(keys[name], _take, TaskRef(key_of[producer.id]), item)
+    for key, ops in zip(keys, groups, strict=True):
+        function, operands = (
+            _one(run, ops[0], graph, providers, place_of)
+            if len(ops) == 1
+            else _several(run, ops, graph, providers, place_of)
+        )
+        tasks[key] = Task(key, function, *operands)
+    outputs = {name: places.get(name) or (sources[name].key, None) for name in graph.outputs}
     layers = {
-        f"sources-{run}": MaterializedLayer(references.nodes),
-        f"ops-{run}": MaterializedLayer(tasks, annotations=_annotations(graph, key_of, costs)),
+        f"sources-{run}": MaterializedLayer(sources.nodes),
+        f"ops-{run}": MaterializedLayer(tasks, annotations=_annotations(graph, keys, groups, costs)),
     }
     dsk = HighLevelGraph(layers, {f"sources-{run}": set(), f"ops-{run}": {f"sources-{run}"}})
-    return LoweredGraph(dsk, keys, len(tasks) + len(references.nodes))
+    return LoweredGraph(dsk, outputs, len(tasks) + len(sources.nodes))
 
 
-def _annotations(graph: Graph, key_of: Mapping[int, Key], costs: Mapping[int, float]) -> dict[str, PerKey]:
-    kinds = {KIND_ANNOTATION: PerKey({key_of[op.id]: _kind(op, graph) for op in graph.live_ops})}
+def exports(graph: Graph, ops: Sequence[Op]) -> list[str]:
+    """Return the values of a bundle's ops that others read, or that are outputs of the graph."""
+    inside = {op.id for op in ops}
+    outputs = set(graph.outputs)
+    return [
+        value
+        for op in ops
+        for value in op.outputs
+        if value and (value in outputs or any(r.id not in inside for r in graph.readers.get(value, ())))
+    ]
+
+
+def _one(
+    run: str, op: Op, graph: Graph, providers: tuple[str, ...], place_of: _PlaceOf
+) -> tuple[Callable[..., Any], list[TaskRef]]:
+    places = [place_of(value) for value in op.operands]
+    items = tuple(item for _, item in places)
+    call = ExecuteOp(run, op, _opsets_of(op, graph), providers, items)
+    return call, [reference for reference, _ in places]
+
+
+def _several(
+    run: str, ops: Sequence[Op], graph: Graph, providers: tuple[str, ...], place_of: _PlaceOf
+) -> tuple[Callable[..., Any], list[TaskRef]]:
+    made = {value for op in ops for value in op.outputs}
+    arguments = list(dict.fromkeys(value for op in ops for value in op.operands if value not in made))
+    places = [place_of(value) for value in arguments]
+    # Several arguments may be items of one result, which comes once.
+    results = {reference.key: reference for reference, _ in places}
+    number = {key: i for i, key in enumerate(results)}
+    items = tuple((number[reference.key], item) for reference, item in places)
+    plan = make_plan(graph, ops, arguments, exports(graph, ops))
+    return ExecuteBundle(run, plan, providers, items), list(results.values())
+
+
+def _annotations(
+    graph: Graph, keys: Sequence[Hashable], groups: Sequence[Sequence[Op]], costs: Mapping[int, float]
+) -> dict[str, PerKey]:
+    kinds = {key: _kind(ops[0], graph) for key, ops in zip(keys, groups, strict=True) if len(ops) == 1}
+    annotations = {KIND_ANNOTATION: PerKey(kinds)} if kinds else {}
     if not costs:
-        return kinds
+        return annotations
     ranks = upward_ranks(graph, {op.id: costs.get(op.id, 0.0) for op in graph.live_ops})
-    return {
-        COST_ANNOTATION: PerKey({key: costs[op_id] for op_id, key in key_of.items() if op_id in costs}),
-        RANK_ANNOTATION: PerKey({key: ranks[op_id] for op_id, key in key_of.items()}),
-        **kinds,
+    known = {
+        key: sum(costs[op.id] for op in ops)
+        for key, ops in zip(keys, groups, strict=True)
+        if all(op.id in costs for op in ops)
     }
+    # What is behind the first op is behind all of them, or among them.
+    highest = {key: max(ranks[op.id] for op in ops) for key, ops in zip(keys, groups, strict=True)}
+    return {COST_ANNOTATION: PerKey(known), RANK_ANNOTATION: PerKey(highest), **annotations}
 
 
 def _kind(op: Op, graph: Graph) -> str:
@@ -168,14 +218,6 @@ class _SourceReferences:
         if key not in self.nodes:
             self.nodes[key] = DataNode(key, value)
         return TaskRef(key)
-
-
-def _item(producer: Op, value: str) -> int | None:
-    return producer.outputs.index(value) if len(producer.outputs) > 1 else None
-
-
-def _take(results: tuple[Any, ...], item: int) -> Any:
-    return results[item]
 
 
 def _opsets_of(op: Op, graph: Graph) -> dict[str, int]:

@@ -21,7 +21,7 @@ from ferroflow_dask.bench.workloads.base import Cluster, Instance, Request, Work
 from ferroflow_dask.cost import AnalyticCost, estimate
 from ferroflow_dask.exceptions import KernelNotFoundError, ResultError, UnknownNameError, UsageError
 from ferroflow_dask.graph import FERROFLOW_DOMAIN, TOPOLOGIES, Graph, Op, bounds, generate
-from ferroflow_dask.lowering import bind, executed, place
+from ferroflow_dask.lowering import BoundGraph, bind, executed, place
 from ferroflow_dask.lowering.tasks import op_type_prefix
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def _build(name: str, lowerings: Mapping[str, _Lowering], request: Request) -> I
     # Shapes and nominal rates stand in where durations are not declared, as for any user of `bind`.
     costs = None if request.costs == "known" else _NothingKnown()
     ready: list[Graph] = [] if lowering.is_placed else [graph]
-    runs: list[str] = []
+    submitted: list[BoundGraph] = []
 
     def prepare(cluster: Cluster) -> None:
         ready[:] = [place(graph, cluster.client)]
@@ -212,9 +212,12 @@ def _build(name: str, lowerings: Mapping[str, _Lowering], request: Request) -> I
         if not ready:
             raise UsageError(f"the constants of {name!r} are not on the cluster; call `prepare` first")
         bound = bind(ready[0], {}, costs=costs, prefix=lowering.prefix)
-        runs[:] = [bound.run]
+        submitted[:] = [bound]
         futures = {future.key: future for future in futures_of(client.persist(bound))}
-        return [futures[key] for key in bound.keys.values()]
+        return [futures[key] for key in bound.__dask_keys__()]
+
+    def collect(client: Client, futures: Sequence[Future[Any]]) -> Sequence[Any]:
+        return list(submitted[0].by_name(client.gather(futures)).values())
 
     def restore(_cluster: Cluster) -> None:
         ready.clear()  # and with the graph the futures of its constants
@@ -227,7 +230,8 @@ def _build(name: str, lowerings: Mapping[str, _Lowering], request: Request) -> I
         graph=graph,
         t1_s=known.t1_s,
         t_inf_s=known.t_inf_s,
-        count_executed=lambda client: executed(client, runs[0]).executed_ops,
+        collect=collect,
+        count_executed=lambda client: executed(client, submitted[0].run).executed_ops,
         prepare=prepare if lowering.is_placed else None,
         restore=restore if lowering.is_placed else None,
     )

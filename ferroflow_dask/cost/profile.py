@@ -1,0 +1,66 @@
+"""What a cluster is like, in the numbers that decide how work is cut: threads, overheads, rates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ferroflow_dask.exceptions import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterProfile:
+    """A cluster, as `ferroflow calibrate` measures it.
+
+    Parameters
+    ----------
+    threads : tuple of int
+        Of each worker.
+    task_s : float
+        What one more Dask task adds to a run of many, with all threads free to take it [s]: the part of
+        the overhead that is not shared out among workers.
+    round_trip_s : float
+        From the end of a task to the start of one that needs its result, on the same worker [s].
+    submit_s : float
+        From `compute` of a graph of one task that does nothing to its result [s].
+    bandwidth : float
+        Between two workers [B/s].
+    memory_nbytes : int
+        Of the worker that has the least [B]; 0 if there is no limit.
+    flop_rate : float
+        Of one thread, in a product of two matrices in single precision [FLOP/s].
+    memory_bandwidth : float
+        Of one thread, copying an array [B/s].
+    """
+
+    threads: tuple[int, ...]
+    task_s: float = 5e-4
+    round_trip_s: float = 2e-3
+    submit_s: float = 1e-2
+    bandwidth: float = 1e8
+    memory_nbytes: int = 0
+    flop_rate: float = 3e10
+    memory_bandwidth: float = 1e10
+
+    def __post_init__(self) -> None:
+        if not self.threads or min(self.threads) < 1:
+            raise UsageError(f"a cluster has workers of at least one thread each; threads are {self.threads}")
+        for name in ("task_s", "round_trip_s", "submit_s", "bandwidth", "flop_rate", "memory_bandwidth"):
+            value = getattr(self, name)
+            if not 0 < value < float("inf"):
+                raise UsageError(f"{name} of a cluster is {value!r}; it must be a positive number")
+
+    @property
+    def n_threads(self) -> int:
+        """Threads of all workers."""
+        return sum(self.threads)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the numbers by name, as they are saved."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> ClusterProfile:
+        """Make a profile of what `as_dict` gave."""
+        return cls(**{**values, "threads": tuple(values["threads"])})

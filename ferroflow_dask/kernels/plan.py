@@ -1,0 +1,165 @@
+"""Some ops of a graph as one piece of work: compiled once, then run with little more than the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ferroflow_dask.graph.ir import Graph, Op
+from ferroflow_dask.kernels.model import has_subgraph
+from ferroflow_dask.kernels.registry import anonymous, failure, shared_kernel
+
+#: What stands for an optional input that is left out.
+_ABSENT = -1
+#: Attributes of these types tell kernels apart by how they are written.
+_WRITTEN = (bool, int, float, str)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """Ops in the order in which they run, their values numbered.
+
+    Small to send: ops that have a kernel in common are described once.
+
+    Parameters
+    ----------
+    ops : tuple of Op
+        One for each kernel.
+    steps : tuple of (kernel, inputs, outputs, last reads)
+        For each op the number of its kernel, of the values that it reads (-1 for none), of those that it
+        makes, and of those that nothing reads after it.
+    names : tuple of str
+        Of the op in each step.
+    ids : tuple of int
+        Likewise.
+    opsets : mapping of str to int
+        Of the graph.
+    n_values : int
+        The first ones are the arguments.
+    exports : tuple of int
+        The values that are returned.
+    """
+
+    ops: tuple[Op, ...]
+    steps: tuple[tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...]
+    names: tuple[str, ...]
+    ids: tuple[int, ...]
+    opsets: Mapping[str, int]
+    n_values: int
+    exports: tuple[int, ...]
+
+    def run(
+        self,
+        arguments: Sequence[Any],
+        providers: Sequence[str],
+        clock: Callable[[], float],
+        spent_s: list[float],
+    ) -> list[Any]:
+        """Run the ops; return the values of `exports`, and add to `spent_s` the time that each op took [s].
+
+        Raises
+        ------
+        KernelNotFoundError
+            No provider has one of the operators.
+        KernelError
+            An op failed; the message names it.
+        """
+        kernels = [shared_kernel(op, self.opsets, providers) for op in self.ops]
+        values: list[Any] = [*arguments, *[None] * (self.n_values - len(arguments))]
+        # Infinities and NaN are results like others; ONNX knows no floating-point warnings.
+        with np.errstate(all="ignore"):
+            before = clock()
+            for at, (kernel, inputs, outputs, last_reads) in enumerate(self.steps):
+                operands = [values[i] if i >= 0 else None for i in inputs]
+                try:
+                    results = kernels[kernel](*operands)
+                except Exception as error:
+                    op = replace(self.ops[kernel], name=self.names[at])
+                    raise failure(op, self.opsets, providers, operands, error) from error
+                for i, result in zip(outputs, results, strict=True):
+                    if i >= 0:
+                        values[i] = result
+                del operands, results
+                for i in last_reads:
+                    values[i] = None
+                after = clock()
+                spent_s.append(after - before)
+                before = after
+        return [values[i] for i in self.exports]
+
+
+def make_plan(graph: Graph, ops: Sequence[Op], arguments: Sequence[str], exports: Sequence[str]) -> Plan:
+    """Make the plan of some ops.
+
+    Parameters
+    ----------
+    graph : Graph
+        That the ops are of.
+    ops : sequence of Op
+        In an order in which they can run.
+    arguments : sequence of str
+        The values that they read and do not make.
+    exports : sequence of str
+        The values that are wanted of them.
+    """
+    number = {value: i for i, value in enumerate(arguments)}
+    for op in ops:
+        for value in op.outputs:
+            if value:
+                number[value] = len(number)
+    last_reader = {value: at for at, op in enumerate(ops) for value in op.operands}
+    for at, op in enumerate(ops):  # what nothing reads goes at once
+        for value in op.outputs:
+            if value:
+                last_reader.setdefault(value, at)
+    kept = set(exports)
+    gone: list[list[int]] = [[] for _ in ops]
+    for value, at in last_reader.items():
+        if value not in kept:
+            gone[at].append(number[value])
+    kernels: dict[Hashable, int] = {}
+    distinct: list[Op] = []
+    steps = []
+    for op, last_reads in zip(ops, gone, strict=True):
+        signature = _signature(op)
+        if signature not in kernels:
+            kernels[signature] = len(distinct)
+            distinct.append(anonymous(op))
+        steps.append(
+            (
+                kernels[signature],
+                tuple(number[value] if value else _ABSENT for value in (*op.inputs, *op.captured)),
+                tuple(number[value] if value else _ABSENT for value in op.outputs),
+                tuple(last_reads),
+            )
+        )
+    return Plan(
+        tuple(distinct),
+        tuple(steps),
+        tuple(op.name for op in ops),
+        tuple(op.id for op in ops),
+        dict(graph.opsets),
+        len(number),
+        tuple(number[value] for value in exports),
+    )
+
+
+def _signature(op: Op) -> Hashable:
+    """Return what tells ops apart that have no kernel in common; told too often, it costs only space."""
+    if has_subgraph(op):
+        return op.id
+    attributes = list(_written(op))
+    if None in attributes:
+        return op.id
+    present = (tuple(map(bool, op.inputs)), tuple(map(bool, op.outputs)))
+    return (op.domain, op.op_type, present, tuple(attributes))
+
+
+def _written(op: Op) -> Iterator[tuple[str, str] | None]:
+    for name, value in op.attributes.items():
+        items = value if isinstance(value, list | tuple) else (value,)
+        # repr tells 1 from 1.0 and True, and 0.0 from -0.0, which are equal.
+        yield (name, repr(value)) if all(type(item) in _WRITTEN for item in items) else None

@@ -1,0 +1,180 @@
+"""Which ops are shipped together, so that the predicted makespan is least.
+
+A Dask task costs about a millisecond, whatever it does. A bundle is some ops of a graph that run one after
+another as one task; what they hand to each other never leaves it. Of a few ways to cut a graph the one is
+taken that `predict` finds fastest on the cluster at hand, one task for each op among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import fmean
+
+from ferroflow_dask.cost import ClusterProfile
+from ferroflow_dask.graph.ir import Graph, Op
+from ferroflow_dask.lowering.coarse import CoarseGraph, factored, longest_first
+from ferroflow_dask.lowering.predict import Prediction, predict
+from ferroflow_dask.lowering.tasks import exports
+
+#: An op of whose cost nothing is known is taken to last as long as a task costs, times this.
+_GUESS = 1.0
+#: Ops that last as long as the scheduler takes to feed all threads, times this, travel alone: they can be
+#: stolen then, and a cost that is wrong does less harm.
+_ALONE = 5.0
+#: Among numbers of bundles that are as good as this, the largest is taken: it forgives errors in costs.
+_SLACK = 1.05
+#: Part of a worker's memory that a bundle may need.
+_MEMORY_SHARE = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """Ops that run as one task, in this order.
+
+    Parameters
+    ----------
+    ops : tuple of Op
+    cost_s : float or None
+        Expected duration [s]; None if that of some op is not known.
+    """
+
+    ops: tuple[Op, ...]
+    cost_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Bundling:
+    """A graph cut into bundles.
+
+    Parameters
+    ----------
+    bundles : tuple of Bundle
+        In an order in which they can run.
+    prediction : Prediction
+    """
+
+    bundles: tuple[Bundle, ...]
+    prediction: Prediction
+
+
+def bundle(graph: Graph, costs: Mapping[int, float], cluster: ClusterProfile) -> Bundling:
+    """Cut a graph into bundles for a cluster; O(ops · log ops).
+
+    Parameters
+    ----------
+    graph : Graph
+    costs : mapping of int to float
+        Expected duration of ops by id [s]; where one is missing, so many bundles of decreasing sizes are
+        made that stealing can correct what the guess gets wrong.
+    cluster : ClusterProfile
+    """
+    known = [costs[op.id] for op in graph.live_ops if op.id in costs]
+    guess_s = fmean(known) if known else _GUESS * cluster.task_s
+    filled = {op.id: costs.get(op.id, guess_s) for op in graph.live_ops}
+    is_guess = len(known) < len(graph.live_ops)
+    candidates = [
+        (cut, predict(graph, cut, filled, cluster))
+        for cut in _cuts(graph, filled, cluster, is_guess)
+        if _fits(graph, cut, cluster)
+    ]
+    cut, prediction = min(candidates, key=lambda candidate: (candidate[1].makespan_s, len(candidate[0])))
+    ops = graph.live_ops
+    bundles = tuple(
+        Bundle(
+            members := tuple(ops[i] for i in positions),
+            sum(costs[op.id] for op in members) if all(op.id in costs for op in members) else None,
+        )
+        for positions in cut
+    )
+    return Bundling(bundles, prediction)
+
+
+#: For each bundle the positions of its ops in `Graph.live_ops`.
+Cut = Sequence[Sequence[int]]
+
+
+def _cuts(graph: Graph, costs: Mapping[int, float], cluster: ClusterProfile, is_guess: bool) -> Iterator[Cut]:
+    yield [[i] for i in range(len(graph.live_ops))]
+    coarse = CoarseGraph(graph, costs)
+    coarse.reduce(partial(_pack, cluster=cluster, is_guess=is_guess))
+    order = coarse.sorted_nodes()
+    yield [coarse.members[node] for node in order]
+    yield _by_level(coarse, order, cluster, is_guess)
+    yield [list(range(len(graph.live_ops)))]
+
+
+def _pack(
+    costs_s: Sequence[float], is_joined: bool, *, cluster: ClusterProfile, is_guess: bool
+) -> list[list[int]]:
+    """Share out siblings; `is_joined` says whether something comes before or after them."""
+    alone_s = _ALONE * cluster.task_s * cluster.n_threads
+    short = [i for i, cost_s in enumerate(costs_s) if cost_s < alone_s]
+    alone = [[i] for i, cost_s in enumerate(costs_s) if cost_s >= alone_s]
+    if not short:
+        return alone
+    short_s = [costs_s[i] for i in short]
+    n_bundles = _n_bundles(short_s, is_joined and not alone, cluster)
+    if is_guess and n_bundles > 1:
+        packed = factored(len(short), cluster.n_threads)
+    else:
+        packed = longest_first(short_s, n_bundles)
+    return alone + [[short[i] for i in items] for items in packed]
+
+
+def _n_bundles(costs_s: Sequence[float], is_joined: bool, cluster: ClusterProfile) -> int:
+    """Return how many bundles are best: more share the work among threads, and each costs a task."""
+    work_s, longest_s = sum(costs_s), max(costs_s)
+    numbers = range(1, min(len(costs_s), cluster.n_threads) + 1)
+
+    def makespan_s(n: int) -> float:
+        # One bundle can be fused with its surroundings; several have to be waited for.
+        apart_s = cluster.round_trip_s if n > 1 and is_joined else 0.0
+        return max(longest_s, work_s / n) + n * cluster.task_s + apart_s
+
+    times_s = [makespan_s(n) for n in numbers]
+    good_s = _SLACK * min(times_s)
+    return next(n for n in reversed(numbers) if times_s[n - 1] <= good_s)
+
+
+def _by_level(coarse: CoarseGraph, order: Sequence[int], cluster: ClusterProfile, is_guess: bool) -> Cut:
+    """Pack the nodes of each level, whatever they wait for: right where everything waits for everything."""
+    level: dict[int, int] = {}
+    levels: list[list[int]] = []
+    for node in order:
+        level[node] = 1 + max((level[earlier] for earlier in coarse.before[node]), default=-1)
+        if level[node] == len(levels):
+            levels.append([])
+        levels[level[node]].append(node)
+    return [
+        sorted(position for i in items for position in coarse.members[nodes[i]])
+        for nodes in levels
+        for items in _pack(
+            [coarse.cost_s[node] for node in nodes], len(levels) > 1, cluster=cluster, is_guess=is_guess
+        )
+    ]
+
+
+def _fits(graph: Graph, cut: Cut, cluster: ClusterProfile) -> bool:
+    """Return whether no bundle of several ops needs too much memory; what is unknown counts as nothing."""
+    if not cluster.memory_nbytes:
+        return True
+    most = _MEMORY_SHARE * cluster.memory_nbytes
+    return all(len(positions) == 1 or _peak_nbytes(graph, positions) <= most for positions in cut)
+
+
+def _peak_nbytes(graph: Graph, positions: Sequence[int]) -> int:
+    """Return the most bytes of values that a bundle holds at a time, all that others read among them [B]."""
+    ops = [graph.live_ops[i] for i in positions]
+    last_read = {value: at for at, op in enumerate(ops) for value in op.operands}
+    inside = {value for op in ops for value in op.outputs}
+    kept = set(exports(graph, ops))
+    held = peak = sum(graph.spec(value).nbytes or 0 for value in last_read if value not in inside)
+    for at, op in enumerate(ops):
+        held += sum(graph.spec(value).nbytes or 0 for value in op.outputs if value)
+        peak = max(peak, held)
+        for value in set(op.operands):
+            if last_read[value] == at and value in inside and value not in kept:
+                held -= graph.spec(value).nbytes or 0
+    return peak

@@ -1,0 +1,151 @@
+"""A graph that is made coarser, step by step: chains become one node, siblings are packed together.
+
+Two steps never make a cycle and never delay an op that could run earlier, apart from those that share its
+thread. A chain: a node and its only follower, which waits for nothing else. Siblings: nodes that wait for
+the same nodes and are waited for by the same ones, as in the reduction of series-parallel graphs (Valdes,
+Tarjan and Lawler, "The recognition of series parallel digraphs", 1982).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from ferroflow_dask.graph.ir import Graph
+
+#: Decides how siblings, given by their costs [s], are shared out: a list of their positions for each bundle.
+Packing = Callable[[Sequence[float], bool], list[list[int]]]
+
+
+class CoarseGraph:
+    """Nodes that each stand for some ops of a graph, in an order in which they can run.
+
+    Parameters
+    ----------
+    graph : Graph
+    costs : mapping of int to float
+        Duration of each live op by id [s].
+
+    Attributes
+    ----------
+    members : dict of int to list of int
+        For each node, the positions of its ops in `graph.live_ops`, ascending.
+    cost_s : dict of int to float
+        [s]
+    before, after : dict of int to set of int
+        Nodes that a node waits for, and that wait for it.
+    """
+
+    def __init__(self, graph: Graph, costs: Mapping[int, float]) -> None:
+        ops = graph.live_ops
+        position = {op.id: i for i, op in enumerate(ops)}
+        self.members = {i: [i] for i in range(len(ops))}
+        self.cost_s = {i: costs[op.id] for i, op in enumerate(ops)}
+        self.before: dict[int, set[int]] = {}
+        self.after: dict[int, set[int]] = {i: set() for i in range(len(ops))}
+        # Nodes that were packed beside others: what was shared out once stays so.
+        self._packed: set[int] = set()
+        for i, op in enumerate(ops):
+            self.before[i] = {position[earlier.id] for earlier in graph.predecessors[op.id]}
+            for earlier in self.before[i]:
+                self.after[earlier].add(i)
+
+    def reduce(self, pack: Packing) -> None:
+        """Fuse chains and pack siblings until neither is left."""
+        self._fuse_chains()
+        while self._pack_siblings(pack):
+            self._fuse_chains()
+        for positions in self.members.values():
+            positions.sort()
+
+    def sorted_nodes(self) -> list[int]:
+        """Return the nodes so that each comes after those that it waits for, smallest first."""
+        missing = {node: len(before) for node, before in self.before.items()}
+        ready = [node for node, n in missing.items() if not n]
+        heapq.heapify(ready)
+        order = []
+        while ready:
+            node = heapq.heappop(ready)
+            order.append(node)
+            for follower in self.after[node]:
+                missing[follower] -= 1
+                if not missing[follower]:
+                    heapq.heappush(ready, follower)
+        return order
+
+    def _fuse_chains(self) -> None:
+        for node in list(self.members):
+            if node not in self.members:
+                continue
+            while len(self.after[node]) == 1:
+                (follower,) = self.after[node]
+                if len(self.before[follower]) > 1:
+                    break
+                self._absorb(node, follower)
+
+    def _absorb(self, node: int, follower: int) -> None:
+        self.members[node] += self.members.pop(follower)
+        self.cost_s[node] += self.cost_s.pop(follower)
+        del self.before[follower]
+        self.after[node] = self.after.pop(follower)
+        for later in self.after[node]:
+            self.before[later].remove(follower)
+            self.before[later].add(node)
+
+    def _pack_siblings(self, pack: Packing) -> bool:
+        groups: dict[tuple[frozenset[int], frozenset[int]], list[int]] = {}
+        for node in self.members:
+            signature = (frozenset(self.before[node]), frozenset(self.after[node]))
+            groups.setdefault(signature, []).append(node)
+        is_changed = False
+        for (before, after), siblings in groups.items():
+            if len(siblings) == 1 or self._packed.issuperset(siblings):
+                continue
+            bundles = pack([self.cost_s[node] for node in siblings], bool(before or after))
+            is_changed |= len(bundles) < len(siblings)
+            for bundle in bundles:
+                self._unite([siblings[i] for i in bundle])
+            if len(bundles) > 1:
+                self._packed.update(min(siblings[i] for i in bundle) for bundle in bundles)
+        return is_changed
+
+    def _unite(self, siblings: list[int]) -> None:
+        first, *others = sorted(siblings)
+        for other in others:
+            self.members[first] += self.members.pop(other)
+            self.cost_s[first] += self.cost_s.pop(other)
+            for earlier in self.before.pop(other):
+                self.after[earlier].remove(other)
+            for later in self.after.pop(other):
+                self.before[later].remove(other)
+
+
+def longest_first(costs_s: Sequence[float], n_bundles: int) -> list[list[int]]:
+    """Share items out among bundles, each to the one that is least full, the costliest first.
+
+    R. L. Graham, "Bounds on multiprocessing timing anomalies", 1969: at most 4/3 of the best there is.
+    """
+    bundles: list[list[int]] = [[] for _ in range(n_bundles)]
+    heap = [(0.0, i) for i in range(n_bundles)]
+    for item in sorted(range(len(costs_s)), key=lambda item: (-costs_s[item], item)):
+        filled_s, i = heap[0]
+        bundles[i].append(item)
+        heapq.heapreplace(heap, (filled_s + costs_s[item], i))
+    return [bundle for bundle in bundles if bundle]
+
+
+def factored(n_items: int, n_threads: int) -> list[list[int]]:
+    """Share items of unknown cost out in rounds of a bundle for each thread, each round half of the rest.
+
+    S. F. Hummel, E. Schonberg and L. E. Flynn, "Factoring: a method for scheduling parallel loops", 1992.
+    Within a round the items are dealt out one by one, as neighbours are often alike.
+    """
+    bundles = []
+    start = 0
+    while start < n_items:
+        size = math.ceil((n_items - start) / (2 * n_threads))
+        stop = min(n_items, start + size * n_threads)
+        bundles += [list(range(start + i, stop, n_threads)) for i in range(min(n_threads, stop - start))]
+        start = stop
+    return bundles
