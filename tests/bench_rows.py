@@ -21,6 +21,7 @@ _FIELDS: dict[str, Any] = {
     "makespan_s": 2.0,
     "bound_s": 1.0,
     "efficiency": 0.5,
+    "predicted_s": None,
     "ops": 100,
     "tasks": 101,
     "executed": 101,

@@ -103,7 +103,7 @@ def test_a_foreign_file_is_neither_read_nor_written(content: bytes, tmp_path: Pa
     [
         pytest.param("", r"rows.jsonl:3: not JSON", id="an empty line"),
         pytest.param(
-            '{"schema": "ferroflow-bench/1", ', r":3: not JSON", id="a torn line that is not the last"
+            '{"schema": "ferroflow-bench/2", ', r":3: not JSON", id="a torn line that is not the last"
         ),
         pytest.param("[" * 100_000, r":3: not JSON", id="brackets without end"),
         pytest.param('{"schema": "other/1"}', r":3: schema is 'other/1'; it must be", id="another schema"),
@@ -203,9 +203,12 @@ def test_older_rows_are_migrated_version_by_version(
     assert read_rows([path]) == (FIRST,)
 
 
-def test_there_is_no_migration_yet_since_there_is_one_version() -> None:
-    assert module.MIGRATIONS == {}
-    assert SCHEMA == "ferroflow-bench/1"
+def test_rows_of_the_first_version_have_no_prediction(tmp_path: Path) -> None:
+    old = {name: value for name, value in asdict(FIRST).items() if name != "predicted_s"}
+    path = tmp_path / "old.jsonl"
+    path.write_text(json.dumps({**old, "schema": "ferroflow-bench/1"}) + "\n", encoding="utf-8")
+    assert read_rows([path]) == (FIRST,)
+    assert SCHEMA == "ferroflow-bench/2"
 
 
 def test_every_field_of_a_row_is_documented() -> None:

@@ -148,7 +148,7 @@ def test_a_busy_thread_waits_and_an_idle_one_does_not() -> None:
     assert stream.interval == 0.005
 
 
-@pytest.mark.parametrize(("load", "share"), [(0.0, 0.0), (0.7, 0.0), (0.85, 0.5), (1.0, 1.0), (1.2, 1.0)])
+@pytest.mark.parametrize(("load", "share"), [(0.0, 0.0), (0.8, 0.0), (0.9, 0.5), (1.0, 1.0), (1.2, 1.0)])
 def test_pauses_grow_with_the_load(load: float, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Load, "at", lambda self, now_s: load)
     assert 10.0 + Pause(Load(), 0.004) == pytest.approx(10.0 + share * 0.004)

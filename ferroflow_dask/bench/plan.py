@@ -88,8 +88,8 @@ def make_cases(
     """Return the cases of all workloads under all policies.
 
     Dask's baselines run every lowering of a workload, so that the best of them can be told; our policies
-    run the first, unless every one is asked for. What runs without Dask runs graphs only. Dask does not
-    read declared costs, so its baselines have learned ones in their place.
+    run the first, unless every one is asked for, and those that are ours alone. What runs without Dask
+    runs graphs only. Dask does not read declared costs, so its baselines have learned ones in their place.
 
     Parameters
     ----------
@@ -124,5 +124,8 @@ def make_cases(
 
 
 def _lowerings(workload: Workload, policy: str, every_lowering: bool) -> Sequence[str]:
-    is_every = policy in BASELINES or (every_lowering and policy not in REFERENCES)
-    return workload.lowerings if is_every else workload.lowerings[:1]
+    if policy in BASELINES:
+        return workload.lowerings
+    if policy in REFERENCES:
+        return workload.lowerings[:1]
+    return (*(workload.lowerings if every_lowering else workload.lowerings[:1]), *workload.own_lowerings)

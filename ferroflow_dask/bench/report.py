@@ -222,7 +222,7 @@ def _noise(cases: Sequence[Case]) -> str:
 
 def _samples(cases: Sequence[Case], defaults: Defaults) -> str:
     numbers = (
-        *("runs", "time [s]", "ops/s", "efficiency", "tasks", "steals", "moved [MB]", "idle"),
+        *("runs", "time [s]", "ops/s", "efficiency", "predicted", "tasks", "steals", "moved [MB]", "idle"),
         "scheduler CPU [s]",
     )
     lines = [
@@ -242,19 +242,26 @@ def _by_policy(sample: Sample) -> tuple[bool, bool, bool, str]:
 def _sample(sample: Sample) -> tuple[str, ...]:
     head = (sample.policy, sample.lowering or NOTHING, str(len(sample.runs)))
     if sample.is_broken:
-        return (*head, _BROKEN, *(NOTHING,) * 7)
+        return (*head, _BROKEN, *(NOTHING,) * 8)
     moved = sample.median_of("bytes_moved") or 0.0
     return (
         *head,
         _time(sample),
         number(sample.ops_per_s),
         percent(sample.median_of("efficiency")),
+        percent(_predicted(sample)),
         f"{sample.median_of('tasks') or 0:,.0f}",
         f"{sample.median_of('steals_confirmed') or 0:,.0f}",
         number(moved / _MEGABYTE),
         percent(sample.median_of("idle_fraction")),
         number(sample.median_of("scheduler_cpu_s")),
     )
+
+
+def _predicted(sample: Sample) -> float | None:
+    """Return the makespan that was expected over the one that came, as medians."""
+    predicted_s = sample.median_of("predicted_s")
+    return None if predicted_s is None else predicted_s / sample.median_s
 
 
 def _means(cases: Sequence[Case]) -> str:

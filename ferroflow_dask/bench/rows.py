@@ -22,7 +22,7 @@ Where = str
 
 #: From a version of the schema to the next: takes the fields of a row and returns those of the next
 #: version. The field `schema` is kept up by the caller.
-MIGRATIONS: dict[int, Callable[[Fields], Fields]] = {}
+MIGRATIONS: dict[int, Callable[[Fields], Fields]] = {1: lambda fields: {**fields, "predicted_s": None}}
 
 #: How each row of ours begins; what a torn line is known by.
 _BEGINNING = f'{{"schema": "{NAME}/'
@@ -35,7 +35,7 @@ _COUNTS = (
     *("bytes_moved", "peak_worker_memory", "seed"),
 )
 _NUMBERS = ("makespan_s", "idle_fraction", "scheduler_cpu_s")
-_MAYBE_NUMBERS = ("bound_s", "efficiency")
+_MAYBE_NUMBERS = ("bound_s", "efficiency", "predicted_s")
 _CHOICES: Mapping[str, tuple[str, ...]] = {"family": FAMILIES, "costs": COSTS}
 
 

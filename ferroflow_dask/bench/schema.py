@@ -17,7 +17,7 @@ from ferroflow_dask.bench.markdown import count, table
 #: Name of the schema: what a row must be to be ours.
 NAME = "ferroflow-bench"
 #: Version of the schema that this release writes.
-VERSION = 1
+VERSION = 2
 #: Name and version of the schema; part of every row.
 SCHEMA = f"{NAME}/{VERSION}"
 
@@ -79,6 +79,8 @@ class BenchRecord:
         max(T1/P, T∞) [s], by declared durations where there are any, else by those measured in this run.
     efficiency : float or None
         bound_s / makespan_s.
+    predicted_s : float or None
+        The makespan that was expected when the graph was cut into bundles [s].
     ops : int
         By which throughput is counted.
     tasks : int
@@ -125,6 +127,7 @@ class BenchRecord:
     makespan_s: float
     bound_s: float | None
     efficiency: float | None
+    predicted_s: float | None
     ops: int
     tasks: int
     executed: int

@@ -157,6 +157,7 @@ def _row(
         makespan_s=measurement.makespan_s,
         bound_s=bound_s if is_ok else None,
         efficiency=bound_s / measurement.makespan_s if is_ok else None,
+        predicted_s=instance.predicted_s() if is_ok and instance.predicted_s is not None else None,
         ops=instance.n_ops,
         tasks=seen.tasks,
         executed=measurement.executed,

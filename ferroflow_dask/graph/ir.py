@@ -140,7 +140,9 @@ class Op:
     @property
     def operands(self) -> tuple[str, ...]:
         """The values that must exist before the op can run, in order; one may occur twice."""
-        return tuple(name for name in self.inputs if name) + self.captured
+        if "" in self.inputs:
+            return tuple(name for name in self.inputs if name) + self.captured
+        return self.inputs + self.captured
 
     @property
     def kind(self) -> str:
@@ -234,15 +236,6 @@ class Graph:
     def producers(self) -> dict[str, Op]:
         """The op that computes each value; sources are not in it."""
         return {value: op for op in self.ops for value in op.outputs if value}
-
-    @cached_property
-    def readers(self) -> dict[str, tuple[Op, ...]]:
-        """The live ops that read each value, each once; values that nothing reads are not in it."""
-        found: dict[str, list[Op]] = {}
-        for op in self.live_ops:
-            for value in dict.fromkeys(op.operands):
-                found.setdefault(value, []).append(op)
-        return {value: tuple(ops) for value, ops in found.items()}
 
     @cached_property
     def predecessors(self) -> dict[int, tuple[Op, ...]]:

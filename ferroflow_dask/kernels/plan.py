@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ferroflow_dask.graph.ir import Graph, Op
-from ferroflow_dask.kernels.model import has_subgraph
-from ferroflow_dask.kernels.registry import anonymous, failure, shared_kernel
+from ferroflow_dask.kernels.registry import anonymous, failure, shared_kernel, signature
 
 #: What stands for an optional input that is left out.
 _ABSENT = -1
-#: Attributes of these types tell kernels apart by how they are written.
-_WRITTEN = (bool, int, float, str)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,13 +121,13 @@ def make_plan(graph: Graph, ops: Sequence[Op], arguments: Sequence[str], exports
     distinct: list[Op] = []
     steps = []
     for op, last_reads in zip(ops, gone, strict=True):
-        signature = _signature(op)
-        if signature not in kernels:
-            kernels[signature] = len(distinct)
+        told = signature(op)
+        if told not in kernels:
+            kernels[told] = len(distinct)
             distinct.append(anonymous(op))
         steps.append(
             (
-                kernels[signature],
+                kernels[told],
                 tuple(number[value] if value else _ABSENT for value in (*op.inputs, *op.captured)),
                 tuple(number[value] if value else _ABSENT for value in op.outputs),
                 tuple(last_reads),
@@ -145,21 +142,3 @@ def make_plan(graph: Graph, ops: Sequence[Op], arguments: Sequence[str], exports
         len(number),
         tuple(number[value] for value in exports),
     )
-
-
-def _signature(op: Op) -> Hashable:
-    """Return what tells ops apart that have no kernel in common; told too often, it costs only space."""
-    if has_subgraph(op):
-        return op.id
-    attributes = list(_written(op))
-    if None in attributes:
-        return op.id
-    present = (tuple(map(bool, op.inputs)), tuple(map(bool, op.outputs)))
-    return (op.domain, op.op_type, present, tuple(attributes))
-
-
-def _written(op: Op) -> Iterator[tuple[str, str] | None]:
-    for name, value in op.attributes.items():
-        items = value if isinstance(value, list | tuple) else (value,)
-        # repr tells 1 from 1.0 and True, and 0.0 from -0.0, which are equal.
-        yield (name, repr(value)) if all(type(item) in _WRITTEN for item in items) else None

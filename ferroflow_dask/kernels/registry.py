@@ -168,10 +168,33 @@ def check_supported(graph: Graph, providers: Sequence[str] | None = None) -> Non
     """
     known: set[Hashable] = set()
     for op in graph.live_ops:
-        key = _key(op, graph.opsets, _names(providers))
-        if key not in known:
+        told = signature(op)
+        if told not in known:
             find_provider(op, graph.opsets, providers)
-            known.add(key)
+            known.add(told)
+
+
+def signature(op: Op) -> Hashable:
+    """Return something that tells ops apart that have no kernel in common, in one graph.
+
+    It is quickly made; it may tell apart what has one in common, which costs only time.
+    """
+    if op.captured:
+        return op.id
+    # Lengths tell what is there where nothing is left out.
+    inputs: Hashable = tuple(map(bool, op.inputs)) if "" in op.inputs else len(op.inputs)
+    outputs: Hashable = tuple(map(bool, op.outputs)) if "" in op.outputs else len(op.outputs)
+    told: list[Any] = [op.domain, op.op_type, inputs, outputs]
+    for name, value in op.attributes.items():
+        if type(value) is float and not value:
+            return op.id  # 0.0 and -0.0 are equal, but not the same
+        told += (name, type(value), value)
+    key = tuple(told)
+    try:
+        hash(key)
+    except TypeError:  # lists, arrays, messages of ONNX
+        return op.id
+    return key
 
 
 def _not_found(

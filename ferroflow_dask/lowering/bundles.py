@@ -7,7 +7,7 @@ taken that `predict` finds fastest on the cluster at hand, one task for each op 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
@@ -16,10 +16,10 @@ from ferroflow_dask.cost import ClusterProfile
 from ferroflow_dask.graph.ir import Graph, Op
 from ferroflow_dask.lowering.coarse import CoarseGraph, factored, longest_first
 from ferroflow_dask.lowering.predict import Prediction, predict
-from ferroflow_dask.lowering.tasks import exports
+from ferroflow_dask.lowering.tasks import exported
 
 #: An op of whose cost nothing is known is taken to last as long as a task costs, times this.
-_GUESS = 1.0
+_GUESS = 4.0
 #: Ops that last as long as the scheduler takes to feed all threads, times this, travel alone: they can be
 #: stolen then, and a cost that is wrong does less harm.
 _ALONE = 5.0
@@ -74,12 +74,18 @@ def bundle(graph: Graph, costs: Mapping[int, float], cluster: ClusterProfile) ->
     guess_s = fmean(known) if known else _GUESS * cluster.task_s
     filled = {op.id: costs.get(op.id, guess_s) for op in graph.live_ops}
     is_guess = len(known) < len(graph.live_ops)
-    candidates = [
-        (cut, predict(graph, cut, filled, cluster))
-        for cut in _cuts(graph, filled, cluster, is_guess)
-        if _fits(graph, cut, cluster)
-    ]
-    cut, prediction = min(candidates, key=lambda candidate: (candidate[1].makespan_s, len(candidate[0])))
+    best: tuple[Cut, Prediction] | None = None
+    for cut in _cuts(graph, filled, cluster, is_guess):
+        # Neither is all of them predicted, nor the memory of all added up: most are out of the question.
+        if best is not None and _least_s(cut, cluster) >= best[1].makespan_s:
+            continue
+        if len(cut) < len(graph.live_ops) and not _fits(graph, cut, cluster):
+            continue
+        prediction = predict(graph, cut, filled, cluster)
+        if best is None or prediction.makespan_s < best[1].makespan_s:
+            best = (cut, prediction)
+    assert best is not None  # one op for each task always fits
+    cut, prediction = best
     ops = graph.live_ops
     bundles = tuple(
         Bundle(
@@ -96,13 +102,20 @@ Cut = Sequence[Sequence[int]]
 
 
 def _cuts(graph: Graph, costs: Mapping[int, float], cluster: ClusterProfile, is_guess: bool) -> Iterator[Cut]:
-    yield [[i] for i in range(len(graph.live_ops))]
+    n_ops = len(graph.live_ops)
     coarse = CoarseGraph(graph, costs)
     coarse.reduce(partial(_pack, cluster=cluster, is_guess=is_guess))
     order = coarse.sorted_nodes()
     yield [coarse.members[node] for node in order]
+    if n_ops:
+        yield [list(range(n_ops))]
     yield _by_level(coarse, order, cluster, is_guess)
-    yield [list(range(len(graph.live_ops)))]
+    yield [[i] for i in range(n_ops)]
+
+
+def _least_s(cut: Cut, cluster: ClusterProfile) -> float:
+    """Return what no prediction of a cut is below [s]."""
+    return cluster.submit_s + len(cut) * cluster.task_s
 
 
 def _pack(
@@ -147,13 +160,14 @@ def _by_level(coarse: CoarseGraph, order: Sequence[int], cluster: ClusterProfile
         if level[node] == len(levels):
             levels.append([])
         levels[level[node]].append(node)
-    return [
-        sorted(position for i in items for position in coarse.members[nodes[i]])
-        for nodes in levels
-        for items in _pack(
-            [coarse.cost_s[node] for node in nodes], len(levels) > 1, cluster=cluster, is_guess=is_guess
-        )
-    ]
+    cut = []
+    for nodes in levels:
+        costs_s = [coarse.cost_s[node] for node in nodes]
+        groups = [[i] for i in range(len(nodes))]
+        if not coarse.are_packed(nodes):
+            groups = _pack(costs_s, len(levels) > 1, cluster=cluster, is_guess=is_guess)
+        cut += [sorted(p for i in items for p in coarse.members[nodes[i]]) for items in groups]
+    return cut
 
 
 def _fits(graph: Graph, cut: Cut, cluster: ClusterProfile) -> bool:
@@ -161,20 +175,26 @@ def _fits(graph: Graph, cut: Cut, cluster: ClusterProfile) -> bool:
     if not cluster.memory_nbytes:
         return True
     most = _MEMORY_SHARE * cluster.memory_nbytes
-    return all(len(positions) == 1 or _peak_nbytes(graph, positions) <= most for positions in cut)
+    ops = graph.live_ops
+    nbytes = {value: graph.spec(value).nbytes or 0 for op in ops for value in (*op.operands, *op.outputs)}
+    if sum(nbytes.values()) <= most:
+        return True
+    kept = exported(graph, [[ops[i] for i in positions] for positions in cut])
+    return all(
+        len(positions) == 1 or _peak_nbytes([ops[i] for i in positions], nbytes, kept) <= most
+        for positions in cut
+    )
 
 
-def _peak_nbytes(graph: Graph, positions: Sequence[int]) -> int:
+def _peak_nbytes(ops: Sequence[Op], nbytes: Mapping[str, int], kept: Collection[str]) -> int:
     """Return the most bytes of values that a bundle holds at a time, all that others read among them [B]."""
-    ops = [graph.live_ops[i] for i in positions]
     last_read = {value: at for at, op in enumerate(ops) for value in op.operands}
     inside = {value for op in ops for value in op.outputs}
-    kept = set(exports(graph, ops))
-    held = peak = sum(graph.spec(value).nbytes or 0 for value in last_read if value not in inside)
+    held = peak = sum(nbytes[value] for value in last_read if value not in inside)
     for at, op in enumerate(ops):
-        held += sum(graph.spec(value).nbytes or 0 for value in op.outputs if value)
+        held += sum(nbytes[value] for value in op.outputs)
         peak = max(peak, held)
         for value in set(op.operands):
             if last_read[value] == at and value in inside and value not in kept:
-                held -= graph.spec(value).nbytes or 0
+                held -= nbytes[value]
     return peak

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ferroflow_dask.graph.ir import Graph
 
 #: Decides how siblings, given by their costs [s], are shared out: a list of their positions for each bundle.
+#: Is told whether something comes before or after them.
 Packing = Callable[[Sequence[float], bool], list[list[int]]]
 
 
 class CoarseGraph:
-    """Nodes that each stand for some ops of a graph, in an order in which they can run.
+    """Nodes that each stand for some ops of a graph.
 
     Parameters
     ----------
@@ -38,26 +39,35 @@ class CoarseGraph:
     """
 
     def __init__(self, graph: Graph, costs: Mapping[int, float]) -> None:
-        ops = graph.live_ops
-        position = {op.id: i for i, op in enumerate(ops)}
-        self.members = {i: [i] for i in range(len(ops))}
-        self.cost_s = {i: costs[op.id] for i, op in enumerate(ops)}
+        before, after = _edges(graph)
+        chain = _chains(before, after)
+        self.members: dict[int, list[int]] = {}
+        self.cost_s: dict[int, float] = {}
         self.before: dict[int, set[int]] = {}
-        self.after: dict[int, set[int]] = {i: set() for i in range(len(ops))}
+        self.after: dict[int, set[int]] = {}
+        for i, op in enumerate(graph.live_ops):
+            node = chain[i]
+            if node == i:
+                self.members[i] = [i]
+                self.cost_s[i] = costs[op.id]
+                self.before[i] = {chain[earlier] for earlier in before[i]}
+            else:
+                self.members[node].append(i)
+                self.cost_s[node] += costs[op.id]
+            self.after[node] = {chain[later] for later in after[i]}
         # Nodes that were packed beside others: what was shared out once stays so.
         self._packed: set[int] = set()
-        for i, op in enumerate(ops):
-            self.before[i] = {position[earlier.id] for earlier in graph.predecessors[op.id]}
-            for earlier in self.before[i]:
-                self.after[earlier].add(i)
 
     def reduce(self, pack: Packing) -> None:
         """Fuse chains and pack siblings until neither is left."""
-        self._fuse_chains()
         while self._pack_siblings(pack):
             self._fuse_chains()
         for positions in self.members.values():
             positions.sort()
+
+    def are_packed(self, nodes: Iterable[int]) -> bool:
+        """Return whether all of some nodes are what siblings were shared out to."""
+        return self._packed.issuperset(nodes)
 
     def sorted_nodes(self) -> list[int]:
         """Return the nodes so that each comes after those that it waits for, smallest first."""
@@ -100,7 +110,7 @@ class CoarseGraph:
             groups.setdefault(signature, []).append(node)
         is_changed = False
         for (before, after), siblings in groups.items():
-            if len(siblings) == 1 or self._packed.issuperset(siblings):
+            if len(siblings) == 1 or self.are_packed(siblings):
                 continue
             bundles = pack([self.cost_s[node] for node in siblings], bool(before or after))
             is_changed |= len(bundles) < len(siblings)
@@ -115,10 +125,33 @@ class CoarseGraph:
         for other in others:
             self.members[first] += self.members.pop(other)
             self.cost_s[first] += self.cost_s.pop(other)
-            for earlier in self.before.pop(other):
-                self.after[earlier].remove(other)
-            for later in self.after.pop(other):
-                self.before[later].remove(other)
+        for earlier in self.before[first]:
+            self.after[earlier].difference_update(others)
+        for later in self.after[first]:
+            self.before[later].difference_update(others)
+        for other in others:
+            del self.before[other], self.after[other]
+
+
+def _edges(graph: Graph) -> tuple[list[list[int]], list[list[int]]]:
+    """Return for each live op, by position, those that it waits for, and those that wait for it."""
+    ops = graph.live_ops
+    producer = {value: i for i, op in enumerate(ops) for value in op.outputs}
+    before = [list({producer[value] for value in op.operands if value in producer}) for op in ops]
+    after: list[list[int]] = [[] for _ in ops]
+    for i, earlier in enumerate(before):
+        for j in earlier:
+            after[j].append(i)
+    return before, after
+
+
+def _chains(before: Sequence[Sequence[int]], after: Sequence[Sequence[int]]) -> list[int]:
+    """Return for each position the first one of the chain that it is in."""
+    chain = list(range(len(before)))
+    for i, earlier in enumerate(before):
+        if len(earlier) == 1 and len(after[earlier[0]]) == 1:
+            chain[i] = chain[earlier[0]]
+    return chain
 
 
 def longest_first(costs_s: Sequence[float], n_bundles: int) -> list[list[int]]:
@@ -128,7 +161,7 @@ def longest_first(costs_s: Sequence[float], n_bundles: int) -> list[list[int]]:
     """
     bundles: list[list[int]] = [[] for _ in range(n_bundles)]
     heap = [(0.0, i) for i in range(n_bundles)]
-    for item in sorted(range(len(costs_s)), key=lambda item: (-costs_s[item], item)):
+    for item in sorted(range(len(costs_s)), key=lambda item: -costs_s[item]):
         filled_s, i = heap[0]
         bundles[i].append(item)
         heapq.heapreplace(heap, (filled_s + costs_s[item], i))

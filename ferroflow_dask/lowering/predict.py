@@ -115,19 +115,14 @@ def _tasks(
 ) -> tuple[list[float], list[dict[int, int]]]:
     """Return each bundle's duration [s], and the bytes that it reads of each bundle that it waits for."""
     ops = graph.live_ops
-    task_of = {ops[i].id: task for task, positions in enumerate(cut) for i in positions}
+    maker = {value: task for task, positions in enumerate(cut) for i in positions for value in ops[i].outputs}
     work_s = [sum(costs[ops[i].id] for i in positions) for positions in cut]
     inputs: list[dict[int, int]] = []
     for task, positions in enumerate(cut):
         read: dict[int, int] = {}
-        seen: set[str] = set()
-        for i in positions:
-            for value in ops[i].operands:
-                producer = graph.producers.get(value)
-                if producer is None or value in seen or task_of[producer.id] == task:
-                    continue
-                seen.add(value)
-                source = task_of[producer.id]
+        for value in {value for i in positions for value in ops[i].operands}:
+            source = maker.get(value, task)
+            if source != task:
                 read[source] = read.get(source, 0) + (graph.spec(value).nbytes or 0)
         inputs.append(read)
     return work_s, inputs

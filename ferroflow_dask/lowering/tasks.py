@@ -5,16 +5,15 @@ The one place that builds `dask._task_spec` nodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2s
 from typing import Any
 
 from dask._task_spec import DataNode, GraphNode, Task, TaskRef
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.typing import Key
 
-from ferroflow_dask.graph.analysis import upward_ranks
+from ferroflow_dask.cost import kind_name
 from ferroflow_dask.graph.ir import Graph, Op
 from ferroflow_dask.kernels import has_subgraph, make_plan
 from ferroflow_dask.lowering.execution import ExecuteBundle, ExecuteOp
@@ -31,10 +30,6 @@ BUNDLE_PREFIX = "bundle"
 
 #: Key of the task that yields a value, and which item of its result the value is; None for all of it.
 Place = tuple[Key, int | None]
-_PlaceOf = Callable[[str], tuple[TaskRef, int | None]]
-
-#: Attributes of these types tell what an op does; arrays and sub-graphs are left out.
-_TELLING = (bool, int, float, str, bytes)
 
 
 def op_type_prefix(op: Op) -> str:
@@ -99,6 +94,7 @@ def lower(
     """
     groups = [(op,) for op in graph.live_ops] if bundles is None else bundles
     sources = _SourceReferences(graph, inputs, run)
+    wanted = exported(graph, groups)
     places: dict[str, Place] = {}
     keys: list[Key] = []
     for ops in groups:
@@ -106,7 +102,7 @@ def lower(
         # A bundle has the number of its first op: keys tell the order of the graph.
         key: Key = (f"{prefix(first) if len(ops) == 1 else BUNDLE_PREFIX}-{run}", first.id)
         keys.append(key)
-        values = first.outputs if len(ops) == 1 else exports(graph, ops)
+        values = first.outputs if len(ops) == 1 else _exports(ops, wanted)
         for i, value in enumerate(values):
             places[value] = (key, i if len(values) > 1 else None)
 
@@ -114,12 +110,11 @@ def lower(
         key, item = places.get(value, (None, None))
         return (sources[value], None) if key is None else (TaskRef(key), item)
 
+    context = _Context(run, graph, providers, place_of)
     tasks: dict[Key, GraphNode] = {}
     for key, ops in zip(keys, groups, strict=True):
         function, operands = (
-            _one(run, ops[0], graph, providers, place_of)
-            if len(ops) == 1
-            else _several(run, ops, graph, providers, place_of)
+            _one(ops[0], context) if len(ops) == 1 else _several(ops, _exports(ops, wanted), context)
         )
         tasks[key] = Task(key, function, *operands)
     outputs = {name: places.get(name) or (sources[name].key, None) for name in graph.outputs}
@@ -131,70 +126,81 @@ def lower(
     return LoweredGraph(dsk, outputs, len(tasks) + len(sources.nodes))
 
 
-def exports(graph: Graph, ops: Sequence[Op]) -> list[str]:
-    """Return the values of a bundle's ops that others read, or that are outputs of the graph."""
-    inside = {op.id for op in ops}
-    outputs = set(graph.outputs)
-    return [
+def exported(graph: Graph, groups: Sequence[Sequence[Op]]) -> set[str]:
+    """Return the values of bundles that other bundles read, or that are outputs of the graph."""
+    maker = {value: i for i, ops in enumerate(groups) for op in ops for value in op.outputs}
+    read = {
         value
+        for i, ops in enumerate(groups)
         for op in ops
-        for value in op.outputs
-        if value and (value in outputs or any(r.id not in inside for r in graph.readers.get(value, ())))
-    ]
+        for value in op.operands
+        if maker.get(value, i) != i
+    }
+    return read.union(graph.outputs)
 
 
-def _one(
-    run: str, op: Op, graph: Graph, providers: tuple[str, ...], place_of: _PlaceOf
-) -> tuple[Callable[..., Any], list[TaskRef]]:
-    places = [place_of(value) for value in op.operands]
+def _exports(ops: Sequence[Op], wanted: Collection[str]) -> list[str]:
+    return [value for op in ops for value in op.outputs if value and value in wanted]
+
+
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """What the tasks of a run have in common."""
+
+    run: str
+    graph: Graph
+    providers: tuple[str, ...]
+    place_of: Callable[[str], tuple[TaskRef, int | None]]
+
+
+def _one(op: Op, context: _Context) -> tuple[Callable[..., Any], list[TaskRef]]:
+    places = [context.place_of(value) for value in op.operands]
     items = tuple(item for _, item in places)
-    call = ExecuteOp(run, op, _opsets_of(op, graph), providers, items)
+    call = ExecuteOp(context.run, op, _opsets_of(op, context.graph), context.providers, items)
     return call, [reference for reference, _ in places]
 
 
 def _several(
-    run: str, ops: Sequence[Op], graph: Graph, providers: tuple[str, ...], place_of: _PlaceOf
+    ops: Sequence[Op], exports: Sequence[str], context: _Context
 ) -> tuple[Callable[..., Any], list[TaskRef]]:
     made = {value for op in ops for value in op.outputs}
     arguments = list(dict.fromkeys(value for op in ops for value in op.operands if value not in made))
-    places = [place_of(value) for value in arguments]
+    places = [context.place_of(value) for value in arguments]
     # Several arguments may be items of one result, which comes once.
     results = {reference.key: reference for reference, _ in places}
     number = {key: i for i, key in enumerate(results)}
     items = tuple((number[reference.key], item) for reference, item in places)
-    plan = make_plan(graph, ops, arguments, exports(graph, ops))
-    return ExecuteBundle(run, plan, providers, items), list(results.values())
+    plan = make_plan(context.graph, ops, arguments, exports)
+    return ExecuteBundle(context.run, plan, context.providers, items), list(results.values())
 
 
 def _annotations(
     graph: Graph, keys: Sequence[Hashable], groups: Sequence[Sequence[Op]], costs: Mapping[int, float]
 ) -> dict[str, PerKey]:
-    kinds = {key: _kind(ops[0], graph) for key, ops in zip(keys, groups, strict=True) if len(ops) == 1}
+    kinds = {key: kind_name(ops[0], graph) for key, ops in zip(keys, groups, strict=True) if len(ops) == 1}
     annotations = {KIND_ANNOTATION: PerKey(kinds)} if kinds else {}
     if not costs:
         return annotations
-    ranks = upward_ranks(graph, {op.id: costs.get(op.id, 0.0) for op in graph.live_ops})
     known = {
         key: sum(costs[op.id] for op in ops)
         for key, ops in zip(keys, groups, strict=True)
         if all(op.id in costs for op in ops)
     }
-    # What is behind the first op is behind all of them, or among them.
-    highest = {key: max(ranks[op.id] for op in ops) for key, ops in zip(keys, groups, strict=True)}
-    return {COST_ANNOTATION: PerKey(known), RANK_ANNOTATION: PerKey(highest), **annotations}
+    ranks = dict(zip(keys, _ranks(groups, costs), strict=True))
+    return {COST_ANNOTATION: PerKey(known), RANK_ANNOTATION: PerKey(ranks), **annotations}
 
 
-def _kind(op: Op, graph: Graph) -> str:
-    attributes = sorted((name, value) for name, value in op.attributes.items() if _is_telling(value))
-    shapes = [str(graph.spec(value)) for value in op.operands]
-    told = repr((op.domain, op.op_type, attributes, shapes))
-    return f"{op.op_type}-{blake2s(told.encode(), digest_size=8).hexdigest()}"
-
-
-def _is_telling(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return all(isinstance(item, _TELLING) for item in value)
-    return isinstance(value, _TELLING)
+def _ranks(groups: Sequence[Sequence[Op]], costs: Mapping[int, float]) -> list[float]:
+    """Return the upward rank of each bundle [s]; see `graph.upward_ranks`."""
+    maker = {value: i for i, ops in enumerate(groups) for op in ops for value in op.outputs}
+    ranks = [sum(costs.get(op.id, 0.0) for op in ops) for ops in groups]
+    behind = [0.0] * len(groups)
+    for i in range(len(groups) - 1, -1, -1):
+        ranks[i] += behind[i]
+        for j in {maker[value] for op in groups[i] for value in op.operands if value in maker}:
+            if j != i:
+                behind[j] = max(behind[j], ranks[i])
+    return ranks
 
 
 class _SourceReferences:

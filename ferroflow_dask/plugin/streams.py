@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 #: How long an event loop is watched before its load is taken anew [s].
 _WINDOW_S = 0.01
 #: The part of its time from which on a loop is under load.
-_BUSY = 0.7
+_BUSY = 0.8
 
 #: One for each time that we are put on a scheduler: what is taken off late takes nothing newer with it.
 _names = (f"ferroflow-streams-{n}" for n in itertools.count(1))
 
 
 class Load:
-    """How much of its time the thread that calls is at work: 0 idle, 1 without a rest."""
+    """How much of its time the thread that calls is at work, or waits for a core to be: from 0 to 1."""
 
     def __init__(self) -> None:
         self._since_s = 0.0
@@ -43,13 +43,23 @@ class Load:
         """Return the load over the last window."""
         elapsed_s = now_s - self._since_s
         if elapsed_s >= _WINDOW_S or elapsed_s < 0:
-            worked_s = thread_time()
+            worked_s = _busy_s()
             if elapsed_s < 10 * _WINDOW_S:
                 self._busy = (worked_s - self._worked_s) / elapsed_s if elapsed_s > 0 else 1.0
             else:
                 self._busy = 0.0  # mostly idle, whatever it did at last
             self._since_s, self._worked_s = now_s, worked_s
         return self._busy
+
+
+def _busy_s() -> float:
+    """Return the time that this thread has run or was ready to run [s]."""
+    try:
+        with open("/proc/thread-self/schedstat", "rb") as file:
+            ran_ns, waited_ns, _ = file.read().split()
+        return (int(ran_ns) + int(waited_ns)) / 1e9
+    except (OSError, ValueError):  # not on Linux
+        return thread_time()
 
 
 class Pause:

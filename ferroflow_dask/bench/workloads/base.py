@@ -51,7 +51,7 @@ class Request:
         "known": durations are declared by `ferroflow_cost` where the workload knows them; "learned" and
         "unknown": nothing is declared.
     lowering : str
-        One of the workload's `lowerings`.
+        One of the workload's `lowerings` or `own_lowerings`.
     """
 
     arguments: Mapping[str, Any]
@@ -85,6 +85,8 @@ class Instance:
     count_executed : callable, optional
         Takes the client and returns how many ops were executed, counted where they were; it must be `n_ops`.
         Dask's tasks are counted if left out.
+    predicted_s : callable, optional
+        Returns the makespan that was expected, once all is submitted [s].
     prepare, during, restore : callable, optional
         Take the cluster: before the clock starts; once all is submitted; after the clock has stopped.
     """
@@ -98,6 +100,7 @@ class Instance:
     bound_s: float | None = None
     collect: Callable[[Client, Sequence[Future[Any]]], Sequence[Any]] | None = None
     count_executed: Callable[[Client], int] | None = None
+    predicted_s: Callable[[], float] | None = None
     prepare: Callable[[Cluster], None] | None = None
     during: Callable[[Cluster], None] | None = None
     restore: Callable[[Cluster], None] | None = None
@@ -121,6 +124,8 @@ class Workload:
     lowerings : tuple of str
         Ways in which the same computation may be written for stock Dask, whose speed depends on it; the
         first is the plain one. Every baseline of Dask's is run in each.
+    own_lowerings : tuple of str
+        Further ways, in which only our policies run.
     family : str
         Groups workloads in reports: dag, task-bench, rsds, stealing, array, frame.
     needs : tuple of str
@@ -133,6 +138,7 @@ class Workload:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     quick: Mapping[str, Any] = field(default_factory=dict)
     lowerings: tuple[str, ...] = ("",)
+    own_lowerings: tuple[str, ...] = ()
     family: str = "dag"
     needs: tuple[str, ...] = ()
 

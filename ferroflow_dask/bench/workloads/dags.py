@@ -12,13 +12,15 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from math import log2
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from distributed import futures_of
 from numpy.typing import NDArray
 
 from ferroflow_dask.bench.workloads.base import Cluster, Instance, Request, Workload
-from ferroflow_dask.cost import AnalyticCost, estimate
+from ferroflow_dask.cost import AnalyticCost, ClusterProfile, MeasuredCost, estimate
+from ferroflow_dask.deploy import calibrate
 from ferroflow_dask.exceptions import KernelNotFoundError, ResultError, UnknownNameError, UsageError
 from ferroflow_dask.graph import FERROFLOW_DOMAIN, TOPOLOGIES, Graph, Op, bounds, generate
 from ferroflow_dask.lowering import BoundGraph, bind, executed, place
@@ -53,6 +55,11 @@ def duration_prefix(op: Op) -> str:
 class _Lowering:
     is_placed: bool
     prefix: Callable[[Op], str] = op_type_prefix
+    is_bundled: bool = False
+
+
+#: Ours alone: ops are shipped in bundles, cut for the cluster at hand.
+_BUNDLED = "bundled"
 
 
 #: Of graphs whose ops declare their durations, and of all others. The plain one comes first.
@@ -66,6 +73,23 @@ _BY_PLACE: Mapping[str, _Lowering] = {
     "constants placed": _Lowering(True),
     "constants as tasks": _Lowering(False),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownCluster:
+    """What is known of a cluster, and of the ops that it has run."""
+
+    profile: ClusterProfile
+    measured: MeasuredCost
+
+
+_known_clusters: WeakKeyDictionary[Client, _KnownCluster] = WeakKeyDictionary()
+
+
+def _known_cluster(client: Client) -> _KnownCluster:
+    if client not in _known_clusters:
+        _known_clusters[client] = _KnownCluster(calibrate(client), MeasuredCost())
+    return _known_clusters[client]
 
 
 class _NothingKnown:
@@ -193,7 +217,9 @@ def _check(graph: Graph | None, expected: Mapping[str, NDArray[Any]], found: Seq
 
 
 def _build(name: str, lowerings: Mapping[str, _Lowering], request: Request) -> Instance:
-    lowering = lowerings.get(request.lowering or next(iter(lowerings)))
+    lowering = {**lowerings, _BUNDLED: _Lowering(True, is_bundled=True)}.get(
+        request.lowering or next(iter(lowerings))
+    )
     if lowering is None:
         raise UnknownNameError.of("lowering", request.lowering, lowerings)
     known = _known(name, tuple(sorted(request.arguments.items())), request.seed)
@@ -201,23 +227,39 @@ def _build(name: str, lowerings: Mapping[str, _Lowering], request: Request) -> I
     plain = generate(name, seed=request.seed, **request.arguments)
     graph = with_checkpoints(plain)
     # Shapes and nominal rates stand in where durations are not declared, as for any user of `bind`.
-    costs = None if request.costs == "known" else _NothingKnown()
+    declared = None if request.costs == "known" else _NothingKnown()
+    clusters: list[_KnownCluster] = []
     ready: list[Graph] = [] if lowering.is_placed else [graph]
     submitted: list[BoundGraph] = []
 
     def prepare(cluster: Cluster) -> None:
         ready[:] = [place(graph, cluster.client)]
+        if lowering.is_bundled:
+            clusters[:] = [_known_cluster(cluster.client)]
 
     def submit(client: Client) -> Sequence[Future[Any]]:
         if not ready:
             raise UsageError(f"the constants of {name!r} are not on the cluster; call `prepare` first")
-        bound = bind(ready[0], {}, costs=costs, prefix=lowering.prefix)
+        profile = clusters[0].profile if clusters else None
+        costs = clusters[0].measured if clusters and request.costs == "learned" else declared
+        bound = bind(ready[0], {}, costs=costs, prefix=lowering.prefix, cluster=profile)
         submitted[:] = [bound]
         futures = {future.key: future for future in futures_of(client.persist(bound))}
         return [futures[key] for key in bound.__dask_keys__()]
 
     def collect(client: Client, futures: Sequence[Future[Any]]) -> Sequence[Any]:
         return list(submitted[0].by_name(client.gather(futures)).values())
+
+    def count_executed(client: Client) -> int:
+        report = executed(client, submitted[0].run)
+        if clusters and request.costs == "learned":
+            clusters[0].measured.observe(graph, report.seconds)
+        return report.executed_ops
+
+    def predicted_s() -> float:
+        prediction = submitted[0].prediction
+        assert prediction is not None
+        return prediction.makespan_s
 
     def restore(_cluster: Cluster) -> None:
         ready.clear()  # and with the graph the futures of its constants
@@ -231,7 +273,8 @@ def _build(name: str, lowerings: Mapping[str, _Lowering], request: Request) -> I
         t1_s=known.t1_s,
         t_inf_s=known.t_inf_s,
         collect=collect,
-        count_executed=lambda client: executed(client, submitted[0].run).executed_ops,
+        count_executed=count_executed,
+        predicted_s=predicted_s if lowering.is_bundled else None,
         prepare=prepare if lowering.is_placed else None,
         restore=restore if lowering.is_placed else None,
     )
@@ -264,6 +307,7 @@ def _workload(name: str, quick: Mapping[str, Any], lowerings: Mapping[str, _Lowe
         defaults=TOPOLOGIES[name].defaults,
         quick=quick,
         lowerings=tuple(lowerings),
+        own_lowerings=(_BUNDLED,),
         family="dag",
     )
 

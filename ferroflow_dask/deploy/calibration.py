@@ -1,0 +1,194 @@
+"""Measure what a cluster is like, and keep it for the next time.
+
+A calibration takes a second or so: a few hundred tasks that do nothing, a transfer between two workers, a
+matrix product and a copy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import operator
+import os
+import statistics
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from distributed import Client, wait
+
+from ferroflow_dask.cost import ClusterProfile
+from ferroflow_dask.exceptions import ClusterError, UsageError
+from ferroflow_dask.plugin import installed
+
+#: Names of tasks: nothing that Dask learns of them is taken for another's.
+_PREFIX = "ferroflow-calibrate"
+_REPETITIONS = 3
+_CHAIN = 20
+_TASKS_PER_THREAD, _FEWEST_TASKS, _MOST_TASKS = 20, 100, 1000
+_TRANSFER_NBYTES = 2**23
+_MATRIX = 384
+_COPY_NBYTES = 2**25
+#: Where workers share a process nothing is sent [B/s].
+_FASTEST = 1e12
+
+
+def calibrate(client: Client) -> ClusterProfile:
+    """Measure a cluster as it is now, idle.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        Synchronous.
+
+    Raises
+    ------
+    ClusterError
+        It has no workers.
+    """
+    threads = client.nthreads()
+    if not threads:
+        raise ClusterError("there are no workers to measure; start some and calibrate again")
+    n_threads = sum(threads.values())
+    _graph_s(client, _independent(2 * n_threads))  # opens connections, imports
+    submit_s = _median(lambda: _graph_s(client, _independent(1)))
+    chain_s = _median(lambda: _graph_s(client, _chain(_CHAIN)))
+    n_tasks = min(max(_FEWEST_TASKS, _TASKS_PER_THREAD * n_threads), _MOST_TASKS)
+    many_s = _median(lambda: _graph_s(client, _independent(n_tasks)))
+    first, *others = threads
+    limits = [worker["memory_limit"] for worker in _workers(client).values()]
+    flop_rate, memory_bandwidth = client.submit(_rates, key=_name(), workers=[first]).result()
+    return ClusterProfile(
+        threads=tuple(threads.values()),
+        task_s=_at_least(1e-5, (many_s - submit_s) / (n_tasks - 1)),
+        round_trip_s=_at_least(1e-5, (chain_s - submit_s) / (_CHAIN - 1)),
+        submit_s=submit_s,
+        bandwidth=_bandwidth(client, first, others[0], submit_s) if others else _FASTEST,
+        memory_nbytes=min(limits),
+        flop_rate=flop_rate,
+        memory_bandwidth=memory_bandwidth,
+    )
+
+
+def profile_of(client: Client) -> tuple[ClusterProfile, bool]:
+    """Return the profile of a cluster, and whether it had to be measured for it."""
+    kept = load_profile(client)
+    if kept is not None:
+        return kept, False
+    profile = calibrate(client)
+    save_profile(client, profile)
+    return profile, True
+
+
+def load_profile(client: Client) -> ClusterProfile | None:
+    """Return what was kept of a cluster like this one, None if nothing was."""
+    entry = _read().get(_identity(client))
+    if entry is None:
+        return None
+    try:
+        return ClusterProfile.from_dict(entry)
+    except (KeyError, TypeError, UsageError):
+        return None  # of another version
+
+
+def save_profile(client: Client, profile: ClusterProfile) -> None:
+    """Keep a profile for clusters like this one; where nothing can be written, nothing is kept."""
+    path = profiles_file()
+    kept = {**_read(), _identity(client): profile.as_dict()}
+    beside = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(json.dumps(kept, indent=1), encoding="utf-8")
+        beside.replace(path)
+
+
+def profiles_file() -> Path:
+    """Return where profiles are kept: `ferroflow-dask/profiles.json` in the user's cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "ferroflow-dask" / "profiles.json"
+
+
+def _read() -> dict[str, Any]:
+    try:
+        kept = json.loads(profiles_file().read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return kept if isinstance(kept, dict) else {}
+
+
+def _identity(client: Client) -> str:
+    """Return what clusters with the same profile have in common."""
+    workers = sorted(
+        (address.partition("://")[0], worker["host"], worker["nthreads"], worker["memory_limit"])
+        for address, worker in _workers(client).items()
+    )
+    told = repr((workers, installed(client) is not None))
+    return hashlib.blake2s(told.encode(), digest_size=16).hexdigest()
+
+
+def _workers(client: Client) -> Mapping[str, Any]:
+    workers: Mapping[str, Any] = client.scheduler_info(n_workers=-1)["workers"]
+    return workers
+
+
+def _name() -> str:
+    return f"{_PREFIX}-{uuid.uuid4().hex}"
+
+
+def _independent(n: int) -> dict[Any, Any]:
+    name = _name()
+    return {(name, i): (operator.neg, i) for i in range(n)}
+
+
+def _chain(n: int) -> dict[Any, Any]:
+    name = _name()
+    return {(name, i): (operator.neg, (name, i - 1) if i else 0) for i in range(n)}
+
+
+def _graph_s(client: Client, dsk: dict[Any, Any]) -> float:
+    keys = list(dsk)
+    start = time.perf_counter()
+    futures = client.get(dsk, keys, sync=False)
+    wait(futures)
+    return time.perf_counter() - start
+
+
+def _median(measure: Callable[[], float]) -> float:
+    return statistics.median(measure() for _ in range(_REPETITIONS))
+
+
+def _at_least(least: float, value: float) -> float:
+    return value if math.isfinite(value) and value > least else least
+
+
+def _bandwidth(client: Client, source: str, destination: str, submit_s: float) -> float:
+    def transfer_s() -> float:
+        data = client.submit(np.ones, _TRANSFER_NBYTES // 8, key=_name(), workers=[source])
+        wait(data)
+        start = time.perf_counter()
+        client.submit(np.size, data, key=_name(), workers=[destination]).result()
+        return time.perf_counter() - start - submit_s
+
+    return min(_FASTEST, _TRANSFER_NBYTES / _at_least(_TRANSFER_NBYTES / _FASTEST, _median(transfer_s)))
+
+
+def _rates() -> tuple[float, float]:
+    matrix = np.random.default_rng(0).standard_normal((_MATRIX, _MATRIX), dtype=np.float32)
+    data = np.ones(_COPY_NBYTES // 8)
+
+    def best_s(call: Callable[[], object]) -> float:
+        spent = []
+        for _ in range(_REPETITIONS + 1):
+            start = time.perf_counter()
+            call()
+            spent.append(time.perf_counter() - start)
+        return min(spent)
+
+    product_s, copy_s = best_s(lambda: matrix @ matrix), best_s(data.copy)
+    # A copy reads and writes.
+    return 2 * _MATRIX**3 / product_s, 2 * _COPY_NBYTES / copy_s
