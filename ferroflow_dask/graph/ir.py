@@ -281,6 +281,21 @@ class Graph:
         return tuple(reversed(live))
 
     @cached_property
+    def live_position(self) -> dict[int, int]:
+        """Where each op is in `live_ops`, by id."""
+        return {op.id: i for i, op in enumerate(self.live_ops)}
+
+    @cached_property
+    def live_edges(self) -> tuple[tuple[int, ...], ...]:
+        """For each of `live_ops` the positions in it of those whose values it reads, each once."""
+        at = {value: i for i, op in enumerate(self.live_ops) for value in op.outputs}
+        edges = []
+        for op in self.live_ops:
+            found = [at[value] for value in op.operands if value in at]
+            edges.append(tuple(found) if len(found) < 2 else tuple(dict.fromkeys(found)))
+        return tuple(edges)
+
+    @cached_property
     def inputs(self) -> dict[str, TensorSpec]:
         """Sources that must be bound, by name."""
         return {source.name: source.spec for source in self.sources if source.is_input}

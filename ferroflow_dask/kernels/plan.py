@@ -107,38 +107,32 @@ def make_plan(graph: Graph, ops: Sequence[Op], arguments: Sequence[str], exports
         for value in op.outputs:
             if value:
                 number[value] = len(number)
-    last_reader = {value: at for at, op in enumerate(ops) for value in op.operands}
-    for at, op in enumerate(ops):  # what nothing reads goes at once
-        for value in op.outputs:
-            if value:
-                last_reader.setdefault(value, at)
-    kept = set(exports)
-    gone: list[list[int]] = [[] for _ in ops]
-    for value, at in last_reader.items():
-        if value not in kept:
-            gone[at].append(number[value])
+    n_values = len(number)
+    number[""] = _ABSENT
+    needed = {"", *exports}  # by what comes later, as seen from the end
+    last_reads: list[tuple[int, ...]] = []
+    for op in reversed(ops):
+        gone = [value for value in (*op.operands, *op.outputs) if value not in needed]
+        needed.update(gone)
+        last_reads.append(tuple([number[value] for value in dict.fromkeys(gone)]))
+    last_reads.reverse()
     kernels: dict[Hashable, int] = {}
     distinct: list[Op] = []
     steps = []
-    for op, last_reads in zip(ops, gone, strict=True):
+    for op, gone_after in zip(ops, last_reads, strict=True):
         told = signature(op)
         if told not in kernels:
             kernels[told] = len(distinct)
             distinct.append(anonymous(op))
-        steps.append(
-            (
-                kernels[told],
-                tuple(number[value] if value else _ABSENT for value in (*op.inputs, *op.captured)),
-                tuple(number[value] if value else _ABSENT for value in op.outputs),
-                tuple(last_reads),
-            )
-        )
+        inputs = tuple([number[value] for value in op.inputs + op.captured])
+        outputs = tuple([number[value] for value in op.outputs])
+        steps.append((kernels[told], inputs, outputs, gone_after))
     return Plan(
         tuple(distinct),
         tuple(steps),
         tuple(op.name for op in ops),
         tuple(op.id for op in ops),
         dict(graph.opsets),
-        len(number),
+        n_values,
         tuple(number[value] for value in exports),
     )

@@ -7,13 +7,14 @@ taken that `predict` finds fastest on the cluster at hand, one task for each op 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 
 from ferroflow_dask.cost import ClusterProfile
-from ferroflow_dask.graph.ir import Graph, Op
+from ferroflow_dask.graph.ir import Graph, Op, TensorSpec
 from ferroflow_dask.lowering.coarse import CoarseGraph, factored, longest_first
 from ferroflow_dask.lowering.predict import Prediction, predict
 from ferroflow_dask.lowering.tasks import exported
@@ -25,6 +26,8 @@ _GUESS = 4.0
 _ALONE = 5.0
 #: Among numbers of bundles that are as good as this, the largest is taken: it forgives errors in costs.
 _SLACK = 1.05
+#: A cut that comes as near to what no cut can beat is taken without a look at others.
+_GOOD = 1.05
 #: Part of a worker's memory that a bundle may need.
 _MEMORY_SHARE = 0.25
 
@@ -74,16 +77,21 @@ def bundle(graph: Graph, costs: Mapping[int, float], cluster: ClusterProfile) ->
     guess_s = fmean(known) if known else _GUESS * cluster.task_s
     filled = {op.id: costs.get(op.id, guess_s) for op in graph.live_ops}
     is_guess = len(known) < len(graph.live_ops)
+    most_nbytes = _MEMORY_SHARE * cluster.memory_nbytes
+    may_not_fit = bool(cluster.memory_nbytes) and _total_nbytes(graph) > most_nbytes
     best: tuple[Cut, Prediction] | None = None
+    good_s = _GOOD * _bound_s(filled.values(), cluster)
     for cut in _cuts(graph, filled, cluster, is_guess):
         # Neither is all of them predicted, nor the memory of all added up: most are out of the question.
         if best is not None and _least_s(cut, cluster) >= best[1].makespan_s:
             continue
-        if len(cut) < len(graph.live_ops) and not _fits(graph, cut, cluster):
+        if may_not_fit and not _fits(graph, cut, most_nbytes):
             continue
         prediction = predict(graph, cut, filled, cluster)
         if best is None or prediction.makespan_s < best[1].makespan_s:
             best = (cut, prediction)
+        if best[1].makespan_s <= good_s:
+            break
     assert best is not None  # one op for each task always fits
     cut, prediction = best
     ops = graph.live_ops
@@ -111,6 +119,12 @@ def _cuts(graph: Graph, costs: Mapping[int, float], cluster: ClusterProfile, is_
         yield [list(range(n_ops))]
     yield _by_level(coarse, order, cluster, is_guess)
     yield [[i] for i in range(n_ops)]
+
+
+def _bound_s(costs_s: Collection[float], cluster: ClusterProfile) -> float:
+    """Return what no cut of ops of these costs is below [s]."""
+    least_s = max(sum(costs_s) / cluster.n_threads, max(costs_s, default=0.0))
+    return cluster.submit_s + cluster.task_s + least_s
 
 
 def _least_s(cut: Cut, cluster: ClusterProfile) -> float:
@@ -170,15 +184,17 @@ def _by_level(coarse: CoarseGraph, order: Sequence[int], cluster: ClusterProfile
     return cut
 
 
-def _fits(graph: Graph, cut: Cut, cluster: ClusterProfile) -> bool:
-    """Return whether no bundle of several ops needs too much memory; what is unknown counts as nothing."""
-    if not cluster.memory_nbytes:
-        return True
-    most = _MEMORY_SHARE * cluster.memory_nbytes
+def _total_nbytes(graph: Graph) -> int:
+    """Return the bytes of all values together; those of unknown size count as nothing [B]."""
+    specs = Counter((spec.dtype, spec.shape) for spec in graph.specs.values())
+    made = sum(n * (TensorSpec(dtype, shape).nbytes or 0) for (dtype, shape), n in specs.items())
+    return made + sum(source.spec.nbytes or 0 for source in graph.sources)
+
+
+def _fits(graph: Graph, cut: Cut, most: float) -> bool:
+    """Return whether no bundle of several ops needs more bytes than `most`."""
     ops = graph.live_ops
     nbytes = {value: graph.spec(value).nbytes or 0 for op in ops for value in (*op.operands, *op.outputs)}
-    if sum(nbytes.values()) <= most:
-        return True
     kept = exported(graph, [[ops[i] for i in positions] for positions in cut])
     return all(
         len(positions) == 1 or _peak_nbytes([ops[i] for i in positions], nbytes, kept) <= most

@@ -39,7 +39,8 @@ class CoarseGraph:
     """
 
     def __init__(self, graph: Graph, costs: Mapping[int, float]) -> None:
-        before, after = _edges(graph)
+        before = graph.live_edges
+        after = _followers(before)
         chain = _chains(before, after)
         self.members: dict[int, list[int]] = {}
         self.cost_s: dict[int, float] = {}
@@ -50,11 +51,11 @@ class CoarseGraph:
             if node == i:
                 self.members[i] = [i]
                 self.cost_s[i] = costs[op.id]
-                self.before[i] = {chain[earlier] for earlier in before[i]}
+                self.before[i] = {chain[earlier] for earlier in before[i]} if before[i] else set()
             else:
                 self.members[node].append(i)
                 self.cost_s[node] += costs[op.id]
-            self.after[node] = {chain[later] for later in after[i]}
+            self.after[node] = {chain[later] for later in after[i]} if after[i] else set()
         # Nodes that were packed beside others: what was shared out once stays so.
         self._packed: set[int] = set()
 
@@ -133,16 +134,12 @@ class CoarseGraph:
             del self.before[other], self.after[other]
 
 
-def _edges(graph: Graph) -> tuple[list[list[int]], list[list[int]]]:
-    """Return for each live op, by position, those that it waits for, and those that wait for it."""
-    ops = graph.live_ops
-    producer = {value: i for i, op in enumerate(ops) for value in op.outputs}
-    before = [list({producer[value] for value in op.operands if value in producer}) for op in ops]
-    after: list[list[int]] = [[] for _ in ops]
+def _followers(before: Sequence[Sequence[int]]) -> list[list[int]]:
+    after: list[list[int]] = [[] for _ in before]
     for i, earlier in enumerate(before):
         for j in earlier:
             after[j].append(i)
-    return before, after
+    return after
 
 
 def _chains(before: Sequence[Sequence[int]], after: Sequence[Sequence[int]]) -> list[int]:

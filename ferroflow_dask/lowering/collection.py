@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from dask.base import DaskMethodsMixin
@@ -150,6 +152,31 @@ def bind(
     KernelNotFoundError
         No provider has one of the operators.
     """
+    with _collector_at_rest():
+        return _bind(graph, inputs, costs=costs, providers=providers, prefix=prefix, cluster=cluster)
+
+
+@contextmanager
+def _collector_at_rest() -> Iterator[None]:
+    # Lowering makes many objects and no garbage; the collector would look them through time and again.
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _bind(
+    graph: Graph,
+    inputs: Mapping[str, Any],
+    *,
+    costs: CostModel | None,
+    providers: Sequence[str] | None,
+    prefix: Callable[[Op], str],
+    cluster: ClusterProfile | None,
+) -> BoundGraph:
     chosen = tuple(config.get_names("kernels.providers") if providers is None else providers)
     values = check_inputs(graph, inputs)
     check_supported(graph, chosen)

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dask.sizeof import sizeof
+
 from ferroflow_dask.graph.ir import Op
 from ferroflow_dask.kernels import Plan, compile_op
 
@@ -122,6 +124,28 @@ class ExecuteOp:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Results:
+    """What a bundle yields where more than one value is wanted of it.
+
+    No tuple, which Dask would take apart to send each item by itself: equal items are sent once.
+    """
+
+    values: tuple[Any, ...]
+
+    def __getitem__(self, item: int) -> Any:
+        """Return one of the values."""
+        return self.values[item]
+
+
+def _nbytes(results: Results) -> int:
+    distinct = {id(value): value for value in results.values}
+    return sum(sizeof(value) for value in distinct.values())
+
+
+sizeof.register(Results, _nbytes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ExecuteBundle:
     """The function of a Dask task: run some ops one after another, on the values that they read of others.
 
@@ -143,14 +167,14 @@ class ExecuteBundle:
     items: tuple[tuple[int, int | None], ...]
 
     def __call__(self, *results: Any) -> Any:
-        """Return the value that is wanted of the bundle, or a tuple of them."""
+        """Return the value that is wanted of the bundle, or `Results` of several."""
         arguments = [results[i] if item is None else results[i][item] for i, item in self.items]
         spent_s: list[float] = []
         try:
             outputs = self.plan.run(arguments, self.providers, time.perf_counter, spent_s)
         finally:  # what ran before an op failed, ran
             _LOG.record(self.run, zip(self.plan.ids, spent_s, strict=False))
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+        return outputs[0] if len(outputs) == 1 else Results(tuple(outputs))
 
     def __dask_tokenize__(self) -> tuple[str, str, tuple[int, ...]]:
         return (type(self).__qualname__, self.run, self.plan.ids)

@@ -114,15 +114,19 @@ def _tasks(
     graph: Graph, cut: Sequence[Sequence[int]], costs: Mapping[int, float]
 ) -> tuple[list[float], list[dict[int, int]]]:
     """Return each bundle's duration [s], and the bytes that it reads of each bundle that it waits for."""
-    ops = graph.live_ops
-    maker = {value: task for task, positions in enumerate(cut) for i in positions for value in ops[i].outputs}
-    work_s = [sum(costs[ops[i].id] for i in positions) for positions in cut]
+    ops, edges = graph.live_ops, graph.live_edges
+    task_of = [0] * len(ops)
+    for task, positions in enumerate(cut):
+        for i in positions:
+            task_of[i] = task
+    work_s = [sum([costs[ops[i].id] for i in positions]) for positions in cut]
     inputs: list[dict[int, int]] = []
     for task, positions in enumerate(cut):
         read: dict[int, int] = {}
-        for value in {value for i in positions for value in ops[i].operands}:
-            source = maker.get(value, task)
-            if source != task:
+        outside = [i for i in positions for j in edges[i] if task_of[j] != task]
+        for value in {value for i in outside for value in ops[i].operands}:
+            producer = graph.producers.get(value)
+            if producer is not None and (source := task_of[graph.live_position[producer.id]]) != task:
                 read[source] = read.get(source, 0) + (graph.spec(value).nbytes or 0)
         inputs.append(read)
     return work_s, inputs

@@ -128,15 +128,15 @@ def lower(
 
 def exported(graph: Graph, groups: Sequence[Sequence[Op]]) -> set[str]:
     """Return the values of bundles that other bundles read, or that are outputs of the graph."""
-    maker = {value: i for i, ops in enumerate(groups) for op in ops for value in op.outputs}
-    read = {
-        value
-        for i, ops in enumerate(groups)
-        for op in ops
-        for value in op.operands
-        if maker.get(value, i) != i
-    }
-    return read.union(graph.outputs)
+    group_of = {op.id: i for i, ops in enumerate(groups) for op in ops}
+    read: set[str] = set(graph.outputs)
+    for op, edges in zip(graph.live_ops, graph.live_edges, strict=True):
+        own = group_of[op.id]
+        for j in edges:
+            if group_of[graph.live_ops[j].id] != own:
+                read.update(op.operands)
+                break
+    return read
 
 
 def _exports(ops: Sequence[Op], wanted: Collection[str]) -> list[str]:
@@ -186,20 +186,22 @@ def _annotations(
         for key, ops in zip(keys, groups, strict=True)
         if all(op.id in costs for op in ops)
     }
-    ranks = dict(zip(keys, _ranks(groups, costs), strict=True))
+    ranks = dict(zip(keys, _ranks(graph, groups, costs), strict=True))
     return {COST_ANNOTATION: PerKey(known), RANK_ANNOTATION: PerKey(ranks), **annotations}
 
 
-def _ranks(groups: Sequence[Sequence[Op]], costs: Mapping[int, float]) -> list[float]:
+def _ranks(graph: Graph, groups: Sequence[Sequence[Op]], costs: Mapping[int, float]) -> list[float]:
     """Return the upward rank of each bundle [s]; see `graph.upward_ranks`."""
-    maker = {value: i for i, ops in enumerate(groups) for op in ops for value in op.outputs}
-    ranks = [sum(costs.get(op.id, 0.0) for op in ops) for ops in groups]
+    group_of = {op.id: i for i, ops in enumerate(groups) for op in ops}
+    ranks = [sum([costs.get(op.id, 0.0) for op in ops]) for ops in groups]
     behind = [0.0] * len(groups)
     for i in range(len(groups) - 1, -1, -1):
         ranks[i] += behind[i]
-        for j in {maker[value] for op in groups[i] for value in op.operands if value in maker}:
-            if j != i:
-                behind[j] = max(behind[j], ranks[i])
+        for op in groups[i]:
+            for j in graph.live_edges[graph.live_position[op.id]]:
+                earlier = group_of[graph.live_ops[j].id]
+                if earlier != i:
+                    behind[earlier] = max(behind[earlier], ranks[i])
     return ranks
 
 
