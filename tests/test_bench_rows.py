@@ -111,8 +111,8 @@ def test_a_foreign_file_is_neither_read_nor_written(content: bytes, tmp_path: Pa
             '{"schema": "ferroflow-bench"}', r":3: schema is 'ferroflow-bench'; it", id="no version"
         ),
         pytest.param(
-            '{"schema": "ferroflow-bench/2"}',
-            rf":3: schema is 'ferroflow-bench/2', this release reads up to '{SCHEMA}'",
+            '{"schema": "ferroflow-bench/3"}',
+            rf":3: schema is 'ferroflow-bench/3', this release reads up to '{SCHEMA}'",
             id="a newer version",
         ),
         pytest.param(

@@ -198,8 +198,8 @@ def test_dependents_of_one_task_go_to_all_workers(patient_client: Client) -> Non
 
 def test_declared_costs_order_the_tasks_of_a_graph(patient_client: Client) -> None:
     install(patient_client)
-    with dask.annotate(ferroflow_cost=0.2):
-        heavy = [dask.delayed(pause)(i, 0.2, dask_key_name=f"heavy-{i}") for i in range(2)]
+    with dask.annotate(ferroflow_cost=0.8):
+        heavy = [dask.delayed(pause)(i, 0.8, dask_key_name=f"heavy-{i}") for i in range(2)]
     with dask.annotate(ferroflow_cost=0.001):
         fast = [dask.delayed(pause)(i, 0.001, dask_key_name=f"fast-{i}") for i in range(60)]
     futures = patient_client.compute([*fast, *heavy], optimize_graph=False)

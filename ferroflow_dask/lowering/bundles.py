@@ -56,10 +56,13 @@ class Bundling:
     bundles : tuple of Bundle
         In an order in which they can run.
     prediction : Prediction
+    costs_s : mapping of int to float
+        What each op was taken to last, by id [s]: known or guessed.
     """
 
     bundles: tuple[Bundle, ...]
     prediction: Prediction
+    costs_s: Mapping[int, float]
 
 
 def bundle(graph: Graph, costs: Mapping[int, float], cluster: ClusterProfile) -> Bundling:
@@ -102,7 +105,7 @@ def bundle(graph: Graph, costs: Mapping[int, float], cluster: ClusterProfile) ->
         )
         for positions in cut
     )
-    return Bundling(bundles, prediction)
+    return Bundling(bundles, prediction, filled)
 
 
 #: For each bundle the positions of its ops in `Graph.live_ops`.

@@ -191,6 +191,7 @@ def _bind(
         costs=seconds,
         prefix=prefix,
         bundles=None if bundling is None else [one.ops for one in bundling.bundles],
+        guesses=None if bundling is None else bundling.costs_s,
     )
     prediction = None if bundling is None else bundling.prediction
     return BoundGraph(

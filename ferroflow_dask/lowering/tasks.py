@@ -73,6 +73,7 @@ def lower(
     costs: Mapping[int, float],
     prefix: Callable[[Op], str] = op_type_prefix,
     bundles: Sequence[Sequence[Op]] | None = None,
+    guesses: Mapping[int, float] | None = None,
 ) -> LoweredGraph:
     """Write a graph whose inputs have values as Dask tasks.
 
@@ -87,6 +88,8 @@ def lower(
         Kernel providers in the order in which they are asked.
     costs : mapping of int to float
         Expected duration by op id [s]; tasks of ops left out are annotated with none.
+    guesses : mapping of int to float, optional
+        What orders tasks where costs do not [s]; `costs` if left out.
     prefix : callable, optional
         Names the tasks of single ops. Dask learns durations by this name.
     bundles : sequence of sequence of Op, optional
@@ -97,14 +100,16 @@ def lower(
     wanted = exported(graph, groups)
     places: dict[str, Place] = {}
     keys: list[Key] = []
-    for ops in groups:
+    # Where costs are guessed, tasks of one name are one group to Dask, which hands them out by rank.
+    are_alike = bundles is not None and any(op.id not in costs for op in graph.live_ops)
+    for i, ops in enumerate(groups):
         first = ops[0]
-        # A bundle has the number of its first op: keys tell the order of the graph.
-        key: Key = (f"{prefix(first) if len(ops) == 1 else BUNDLE_PREFIX}-{run}", first.id)
+        name = prefix(first) if len(ops) == 1 and not are_alike else BUNDLE_PREFIX
+        key: Key = (f"{name}-{run}", first.id if bundles is None else _backwards(i, len(groups)))
         keys.append(key)
         values = first.outputs if len(ops) == 1 else _exports(ops, wanted)
-        for i, value in enumerate(values):
-            places[value] = (key, i if len(values) > 1 else None)
+        for item, value in enumerate(values):
+            places[value] = (key, item if len(values) > 1 else None)
 
     def place_of(value: str) -> tuple[TaskRef, int | None]:
         key, item = places.get(value, (None, None))
@@ -118,12 +123,21 @@ def lower(
         )
         tasks[key] = Task(key, function, *operands)
     outputs = {name: places.get(name) or (sources[name].key, None) for name in graph.outputs}
+    annotations = _annotations(graph, keys, groups, costs, are_alike)
+    if guesses or costs:
+        ranks = _ranks(graph, groups, guesses or costs)
+        annotations[RANK_ANNOTATION] = PerKey(zip(keys, ranks, strict=True))
     layers = {
         f"sources-{run}": MaterializedLayer(sources.nodes),
-        f"ops-{run}": MaterializedLayer(tasks, annotations=_annotations(graph, keys, groups, costs)),
+        f"ops-{run}": MaterializedLayer(tasks, annotations=annotations),
     }
     dsk = HighLevelGraph(layers, {f"sources-{run}": set(), f"ops-{run}": {f"sources-{run}"}})
     return LoweredGraph(dsk, outputs, len(tasks) + len(sources.nodes))
+
+
+def _backwards(i: int, n: int) -> int:
+    # Of tasks that are equal to it, Dask starts with the last by the written key: all have as many digits.
+    return int(10 ** len(str(n))) + n - i
 
 
 def exported(graph: Graph, groups: Sequence[Sequence[Op]]) -> set[str]:
@@ -175,9 +189,17 @@ def _several(
 
 
 def _annotations(
-    graph: Graph, keys: Sequence[Hashable], groups: Sequence[Sequence[Op]], costs: Mapping[int, float]
+    graph: Graph,
+    keys: Sequence[Hashable],
+    groups: Sequence[Sequence[Op]],
+    costs: Mapping[int, float],
+    are_alike: bool,
 ) -> dict[str, PerKey]:
-    kinds = {key: kind_name(ops[0], graph) for key, ops in zip(keys, groups, strict=True) if len(ops) == 1}
+    kinds = {
+        key: kind_name(ops[0], graph)
+        for key, ops in zip(keys, groups, strict=True)
+        if len(ops) == 1 and not are_alike
+    }
     annotations = {KIND_ANNOTATION: PerKey(kinds)} if kinds else {}
     if not costs:
         return annotations
@@ -186,8 +208,7 @@ def _annotations(
         for key, ops in zip(keys, groups, strict=True)
         if all(op.id in costs for op in ops)
     }
-    ranks = dict(zip(keys, _ranks(graph, groups, costs), strict=True))
-    return {COST_ANNOTATION: PerKey(known), RANK_ANNOTATION: PerKey(ranks), **annotations}
+    return {COST_ANNOTATION: PerKey(known), **annotations}
 
 
 def _ranks(graph: Graph, groups: Sequence[Sequence[Op]], costs: Mapping[int, float]) -> list[float]:

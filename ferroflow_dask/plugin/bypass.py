@@ -7,7 +7,7 @@ waits on a worker takes slots, and no slot would open for a task in the queue th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from dask.typing import Key
@@ -40,10 +40,21 @@ class Bypass:
         # Of the tasks with a known cost that are on workers.
         self._priorities: dict[Key, Priority] = {}
         self._sorted: SortedList = SortedList()
+        # Ready from the start, beside others of the same graph that have to queue.
+        self._queueing: set[Key] = set()
+
+    def queue(self, keys: Iterable[Key]) -> None:
+        """Let tasks that are ready from the start take their turn in the queue, known as they may be.
+
+        Dask looks at those that come last first, when there is no queue yet to compare them with.
+        """
+        self._queueing.update(keys)
 
     def admits(self, ts: TaskState) -> bool:
         """Return whether a task is placed at once."""
         assert ts.priority is not None
+        if ts.key in self._queueing:
+            return False
         if self._admits_all or self._known_cost(ts) is not None:
             first = self._scheduler.queued.peek().priority if self._scheduler.queued else None
             return first is None or ts.priority <= first
@@ -52,12 +63,14 @@ class Bypass:
 
     def sent(self, task: TaskView) -> None:
         """Note that a task is on a worker."""
+        self._queueing.discard(task.key)
         if task.has_cost and task.key not in self._priorities:
             self._priorities[task.key] = task.priority
             self._sorted.add(task.priority)
 
     def left(self, key: Key) -> None:
         """Note that a task is on no worker any more."""
+        self._queueing.discard(key)
         priority = self._priorities.pop(key, None)
         if priority is not None:
             self._sorted.remove(priority)

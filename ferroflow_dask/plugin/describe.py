@@ -77,6 +77,10 @@ class TaskDescriber:
         declared = declared_cost(ts)
         return self._durations.of(ts) if declared is None else declared
 
+    def has_rank(self, ts: TaskState) -> bool:
+        """Return whether a task says, or its cost does, how much is still to run once it starts."""
+        return _duration(ts, RANK_ANNOTATION) is not None or self.known_cost(ts) is not None
+
     def workers_changed(self) -> None:
         """Note that a worker joined, left, paused or resumed."""
         self.version += 1

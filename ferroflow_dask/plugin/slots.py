@@ -9,6 +9,7 @@ a task that needs many of them, are made ahead, and so many bytes of them at mos
 
 from __future__ import annotations
 
+from collections import OrderedDict, deque
 from typing import TYPE_CHECKING
 
 from ferroflow_dask.plugin import seams
@@ -24,6 +25,11 @@ _SHORTEST_S, _LONGEST_S = 1e-4, 0.05
 _BETWEEN_TASKS_S = 5e-4
 #: Part of a new sample in the mean round trip.
 _WEIGHT = 0.1
+#: The last tasks of a name that tell how long one may be. The longest but one of them counts: what waits
+#: behind a long task cannot run elsewhere at once, but one outlier is no rule.
+_REMEMBERED = 16
+#: Names that are remembered.
+_KEPT = 1_000
 #: Tasks of a thread that are sent ahead at most, and the bytes of their results [B].
 _MOST_AHEAD = 32
 _MOST_AHEAD_NBYTES = 2**24
@@ -47,9 +53,11 @@ class Slots:
         self.round_trip_s = round_trip_s
         # When a thread ended its last task, by its worker's clock.
         self._stopped_s: dict[tuple[str, int], float] = {}
+        self._durations: OrderedDict[str, deque[float]] = OrderedDict()
 
     def finished(self, ts: TaskState, thread: tuple[str, int], start_s: float, stop_s: float) -> None:
         """Learn from a task that ended; `thread` is a worker's, and the times are of its clock [s]."""
+        self._remember(ts.prefix.name, stop_s - start_s)
         stopped_s = self._stopped_s.get(thread)
         self._stopped_s[thread] = stop_s
         if stopped_s is None or not self._scheduler.queued:
@@ -79,10 +87,18 @@ class Slots:
             self._set = scheduler.WORKER_SATURATION = wanted
             seams.slots_may_have_opened(scheduler, *scheduler.workers.values(), stimulus_id=stimulus_id)
 
+    def _remember(self, name: str, duration_s: float) -> None:
+        last = self._durations.setdefault(name, deque(maxlen=_REMEMBERED))
+        last.append(duration_s)
+        self._durations.move_to_end(name)
+        if len(self._durations) > _KEPT:
+            self._durations.popitem(last=False)
+
     def _ahead(self, ts: TaskState) -> int:
-        duration_s = ts.prefix.duration_average
-        if duration_s < 0:
+        last = self._durations.get(ts.prefix.name)
+        if last is None:
             return 0
+        duration_s = sorted(last)[-2] if len(last) > 1 else last[0]
         # Whole tasks, so that a mean that wavers changes nothing most of the time.
         ahead = min(_MOST_AHEAD, int(self.round_trip_s / max(duration_s, _SHORTEST_S)))
         # What is used soon must not be made faster than it is used, or results pile up.

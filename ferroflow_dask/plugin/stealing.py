@@ -200,18 +200,18 @@ class FerroflowStealing(Steals):
         self._guarded(self._graph_arrived, tasks)
 
     def _graph_arrived(self, keys: list[Key]) -> None:
-        states = (self.scheduler.tasks[key] for key in keys)
-        costed = [ts for ts in states if ts.state == "released" and self._describe.known_cost(ts) is not None]
-        if not costed:
+        states = [self.scheduler.tasks[key] for key in keys]
+        ordered = [ts for ts in states if ts.state == "released" and self._describe.has_rank(ts)]
+        if not ordered:
             return
-        views = [self._describe(ts) for ts in costed]
-        for ts, view in zip(costed, views, strict=True):
+        views = [self._describe(ts) for ts in ordered]
+        for ts, view in zip(ordered, views, strict=True):
             view.dependencies = tuple(dependency.key for dependency in ts.dependencies)
-        ready = frozenset(
-            ts.key
-            for ts in costed
-            if all(dep.state == "memory" for dep in ts.dependencies) and self._bypass.admits(ts)
-        )
+        able = [ts for ts in states if ts.state == "released" and _has_inputs(ts)]
+        # What is placed now comes before what goes through Dask's queue, where all take turns by priority.
+        if any(self._describe.known_cost(ts) is None for ts in able):
+            self._bypass.queue(ts.key for ts in able)
+        ready = frozenset(ts.key for ts in able if self._bypass.admits(ts))
         self._tell(GraphArrived(tuple(sorted(views, key=lambda task: task.priority)), ready), views)
         if self._planned:
             self._passes.ask()
@@ -405,3 +405,7 @@ class FerroflowStealing(Steals):
         if requests:
             self.log(("request", requests))
             self.count += 1
+
+
+def _has_inputs(ts: TaskState) -> bool:
+    return all(dependency.state == "memory" for dependency in ts.dependencies)

@@ -24,14 +24,17 @@ class Paces:
 
     A worker's pace is the median of log2(measured / expected) over its last tasks, so that a first task that
     had to import something, or a rare long one, says nothing. The median over all workers is what
-    expectations are wrong by; what a worker differs from it by is its own. Steps of a factor of two keep
-    noise out: a worker counts as slow from about 1.4 times the usual durations.
+    expectations are wrong by; what a worker differs from it by is its own, as far as it is more than what
+    tasks on one worker differ by. Steps of a factor of two keep noise out: where tasks are alike, a worker
+    counts as slow from about 1.4 times the usual durations.
     """
 
     def __init__(self) -> None:
         self._last: dict[Hashable, deque[float]] = {}
         self._pace: dict[Hashable, float] = {}
         self._sorted: Any = SortedList()
+        self._spread: dict[Hashable, float] = {}
+        self._spreads: Any = SortedList()
 
     def record(self, worker: Hashable, expected_s: float, measured_s: float) -> float:
         """Take a task that ended into account, and return the speed of its worker from now on."""
@@ -42,19 +45,29 @@ class Paces:
         last.append(octaves)
         if worker in self._pace:
             self._sorted.remove(self._pace[worker])
-        self._pace[worker] = sorted(last)[(len(last) - 1) // 2]
+            self._spreads.remove(self._spread[worker])
+        ordered = sorted(last)
+        self._pace[worker] = ordered[(len(ordered) - 1) // 2]
+        n_outliers = len(ordered) // 5  # at either end
+        self._spread[worker] = ordered[-1 - n_outliers] - ordered[n_outliers]
         self._sorted.add(self._pace[worker])
+        self._spreads.add(self._spread[worker])
         return self.speed(worker)
 
     def speed(self, worker: Hashable) -> float:
         """Return how many times as fast as usual a worker is."""
         if len(self._last.get(worker, ())) < _ENOUGH:
             return 1.0
-        usual = self._sorted[(len(self._sorted) - 1) // 2]  # of two in the middle the faster
-        return float(2.0 ** -round(self._pace[worker] - usual))
+        middle = (len(self._sorted) - 1) // 2  # of two the faster
+        octaves = self._pace[worker] - self._sorted[middle]
+        chance = max(self._spread[worker], self._spreads[middle])
+        if abs(octaves) <= chance:
+            return 1.0
+        return float(2.0 ** -round(octaves))
 
     def forget(self, worker: Hashable) -> None:
         """Drop a worker that left."""
         if worker in self._pace:
             self._sorted.remove(self._pace.pop(worker))
+            self._spreads.remove(self._spread.pop(worker))
             del self._last[worker]

@@ -1,0 +1,316 @@
+"""Ops in bundles: the same numbers as one by one, each op once, cut as the cluster at hand wants it."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from distributed import Client, futures_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import light_models, randomize
+from numpy.testing import assert_array_equal
+
+from ferroflow_dask import Graph, GraphBuilder, evaluate, executed, generate, load_onnx
+from ferroflow_dask.cost import AnalyticCost, ClusterProfile, MeasuredCost, estimate
+from ferroflow_dask.exceptions import KernelError, UnknownNameError, UsageError
+from ferroflow_dask.graph import TOPOLOGIES, Op, bounds, random_inputs
+from ferroflow_dask.lowering import executed_here
+from ferroflow_dask.lowering.bundles import bundle
+from ferroflow_dask.lowering.coarse import factored, longest_first
+from ferroflow_dask.lowering.collection import BoundGraph, bind
+from ferroflow_dask.lowering.predict import predict
+from ferroflow_dask.lowering.tasks import lower
+
+FOUR = ClusterProfile((1,) * 4)
+EIGHT = ClusterProfile((1,) * 8)
+#: Sizes at which each built-in graph runs in a moment.
+SMALL: dict[str, dict[str, Any]] = {
+    "imbalanced": {"n_heavy": 2, "heavy_ms": 3.0, "n_fast": 30, "fast_ms": 0.1},
+    "wide": {"width": 6, "depth": 3},
+    "large-wide": {"width": 20},
+    "xlarge-wide": {"width": 40},
+    "skewed": {"n": 20, "factor": 2.0},
+    "transformer": {"seq_len": 8, "d_model": 16, "n_heads": 4},
+    "large-transformer": {"layers": 2, "seq_len": 8, "d_model": 16, "n_heads": 4},
+    "xlarge-transformer": {"layers": 3, "seq_len": 8, "d_model": 16, "n_heads": 4},
+    "resnet": {"channels": 8},
+    "matmul-chain": {"n_ops": 10, "m": 8},
+    "matmul-parallel": {"n_branches": 6, "ops_per_branch": 4, "m": 8},
+    "uniform": {"n": 8, "dim": 8},
+}
+
+
+class NothingKnown:
+    def seconds(self, op: Op, graph: Graph) -> float | None:
+        return None
+
+
+def run(bound: BoundGraph) -> dict[str, Any]:
+    outputs: dict[str, Any] = bound.compute(scheduler="sync")
+    return outputs
+
+
+def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert list(found) == list(expected)
+    for name, value in expected.items():
+        assert_array_equal(found[name], value)
+
+
+# The same results
+
+
+def test_every_built_in_graph_is_tested() -> None:
+    assert set(SMALL) == set(TOPOLOGIES)
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("costs", [None, NothingKnown()], ids=["known", "unknown"])
+@pytest.mark.parametrize(
+    "cluster", [ClusterProfile((1,)), FOUR, ClusterProfile((4,) * 8)], ids=["1", "4", "32"]
+)
+def test_a_built_in_graph_gives_the_same(name: str, costs: Any, cluster: ClusterProfile) -> None:
+    graph = generate(name, seed=3, **SMALL[name])
+    bound = bind(graph, {}, costs=costs, cluster=cluster)
+    assert_same(run(bound), evaluate(graph))
+    assert executed_here(bound.run).executed_ops == len(graph.live_ops)
+    assert bound.n_tasks <= len(graph.live_ops) + len(graph.sources)
+
+
+@pytest.mark.parametrize("path", light_models(), ids=lambda path: path.stem)
+def test_an_architecture_gives_the_same(path: Any) -> None:
+    graph = load_onnx(randomize(onnx.load(path)))
+    inputs = random_inputs(graph, 0)
+    bound = bind(graph, inputs, cluster=FOUR)
+    assert_same(run(bound), evaluate(graph, inputs))
+    assert executed_here(bound.run).executed_ops == len(graph.live_ops)
+
+
+@st.composite
+def graphs(draw: Callable[..., Any]) -> Graph:
+    """Draw a graph of sums, some of them with two outputs, some outputs of the graph in its middle."""
+    builder = GraphBuilder("random")
+    values = [builder.input("x", "float32", (2,)), builder.constant(np.float32([1, 2]), "one")]
+    for _ in range(draw(st.integers(1, 25))):
+        operand = st.sampled_from(values[-12:])
+        if draw(st.integers(0, 4)):
+            values.append(builder.op("Add", draw(operand), draw(operand)))
+        else:
+            both = builder.op("Concat", draw(operand), draw(operand), axis=0)
+            values += builder.op("Split", both, outputs=2, axis=0, num_outputs=2)
+    builder.output(
+        **{f"y{i}": value for i, value in enumerate(draw(st.sets(st.sampled_from(values), min_size=1)))}
+    )
+    return builder.build()
+
+
+@settings(max_examples=60)
+@given(graphs(), st.randoms(use_true_random=False))
+def test_any_convex_cut_gives_the_same(graph: Graph, rng: Any) -> None:
+    # Consecutive ops of a topological order are a cut without cycles.
+    ops = list(graph.live_ops)
+    cuts = sorted(rng.sample(range(1, len(ops)), rng.randint(0, len(ops) - 1))) if len(ops) > 1 else []
+    groups = [ops[a:b] for a, b in itertools.pairwise([0, *cuts, len(ops)])] if ops else []
+    x = dict.fromkeys(graph.inputs, np.float32([3, 4]))
+    lowered = lower(graph, x, "cut", providers=("array", "onnxruntime"), costs={}, bundles=groups)
+    bound = BoundGraph("cut", lowered.dsk, lowered.places, n_tasks=lowered.n_tasks, graph=graph)
+    before = executed_here("cut").executed_ops
+    assert_same(run(bound), evaluate(graph, x))
+    assert executed_here("cut").executed_ops - before == len(ops)
+
+
+@settings(max_examples=60)
+@given(graphs(), st.integers(1, 5), st.sampled_from([1e-5, 1e-3]), st.data())
+def test_any_graph_on_any_cluster_gives_the_same(
+    graph: Graph, workers: int, task_s: float, data: st.DataObject
+) -> None:
+    x = dict.fromkeys(graph.inputs, np.float32([3, 4]))
+    seconds = {op.id: data.draw(st.sampled_from([1e-6, 1e-4, 1e-2, None])) for op in graph.ops}
+
+    class Drawn:
+        def seconds(self, op: Op, graph: Graph) -> float | None:
+            return seconds[op.id]
+
+    bound = bind(graph, x, costs=Drawn(), cluster=ClusterProfile((1,) * workers, task_s=task_s))
+    assert_same(run(bound), evaluate(graph, x))
+    assert executed_here(bound.run).executed_ops == len(graph.live_ops)
+
+
+# How graphs are cut
+
+
+def sizes(graph: Graph, cluster: ClusterProfile, costs: Any = None) -> list[int]:
+    seconds = estimate(graph, costs or AnalyticCost())
+    return sorted((len(one.ops) for one in bundle(graph, seconds, cluster).bundles), reverse=True)
+
+
+def test_short_siblings_are_shared_out_evenly_and_long_ones_travel_alone() -> None:
+    # As many bundles as threads, and one for each op that is worth a task of its own.
+    assert sizes(generate("imbalanced"), EIGHT) == [25] * 8 + [1] * 4
+    by_work = bundle(generate("xlarge-wide"), estimate(generate("xlarge-wide"), AnalyticCost()), EIGHT)
+    assert len(by_work.bundles) == 8
+    work = [one.cost_s or 0.0 for one in by_work.bundles]
+    assert max(work) - min(work) <= 0.005  # the longest op
+
+
+def test_one_thread_gets_one_bundle() -> None:
+    assert sizes(generate("xlarge-transformer"), ClusterProfile((1,))) == [384]
+
+
+def test_a_chain_is_one_bundle_and_chains_are_one_each() -> None:
+    assert sizes(generate("matmul-chain", n_ops=30), EIGHT) == [30]
+    assert sizes(generate("matmul-parallel", n_branches=16, m=512), EIGHT) == [8] * 16
+
+
+def test_what_is_too_short_to_share_is_one_bundle() -> None:
+    assert sizes(generate("transformer", seq_len=8, d_model=16, n_heads=4), EIGHT) == [12]
+
+
+def test_guesses_give_bundles_of_decreasing_sizes_neighbours_apart() -> None:
+    graph = generate("imbalanced")
+    cut = bundle(graph, {}, EIGHT)
+    found = [len(one.ops) for one in cut.bundles]
+    assert found == sorted(found, reverse=True)
+    assert found[0] > 4 * found[-1]
+    first = {op.id for op in graph.live_ops[:8]}
+    assert all(len(first & {op.id for op in one.ops}) <= 1 for one in cut.bundles)
+
+
+def test_no_bundle_needs_more_memory_than_a_worker_has() -> None:
+    graph = generate("matmul-parallel", n_branches=8, ops_per_branch=4, m=256)  # 256 KiB a value
+    seconds = dict.fromkeys((op.id for op in graph.ops), 1e-5)
+    roomy = replace(FOUR, memory_nbytes=2**34)
+    tight = replace(FOUR, memory_nbytes=2**22)
+    assert len(bundle(graph, seconds, roomy).bundles) == 1
+    for one in bundle(graph, seconds, tight).bundles:
+        branches = Counter(op.inputs[1] for op in one.ops)
+        assert len(one.ops) == 1 or len(branches) < 8
+    assert len(bundle(graph, seconds, tight).bundles) > 1
+
+
+@settings(max_examples=40)
+@given(graphs(), st.integers(1, 6))
+def test_bundles_are_a_partition_in_an_order_that_can_run(graph: Graph, workers: int) -> None:
+    seconds = dict.fromkeys((op.id for op in graph.ops), 1e-4)
+    cut = bundle(graph, seconds, ClusterProfile((1,) * workers)).bundles
+    assert sorted(op.id for one in cut for op in one.ops) == sorted(op.id for op in graph.live_ops)
+    known = set(graph.inputs) | set(graph.constants)
+    for one in cut:
+        for op in one.ops:
+            assert known.issuperset(op.operands)
+            known.update(op.outputs)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=50), st.integers(1, 8))
+def test_longest_first_is_within_grahams_bound(costs_s: list[float], n: int) -> None:
+    bundles = longest_first(costs_s, n)
+    assert sorted(i for items in bundles for i in items) == list(range(len(costs_s)))
+    best = max(*costs_s, sum(costs_s) / n)
+    assert max(sum(costs_s[i] for i in items) for items in bundles) <= (2 - 1 / n) * best + 1e-9
+
+
+@given(st.integers(1, 500), st.integers(1, 16))
+def test_factoring_halves_what_is_left_each_round(n_items: int, n_threads: int) -> None:
+    bundles = factored(n_items, n_threads)
+    assert sorted(i for items in bundles for i in items) == list(range(n_items))
+    found = [len(items) for items in bundles]
+    assert found == sorted(found, reverse=True)
+    assert found[0] == -(-n_items // (2 * n_threads))
+
+
+# Predictions
+
+
+def test_a_prediction_is_not_below_what_is_possible() -> None:
+    for name, given_sizes in SMALL.items():
+        graph = generate(name, **given_sizes)
+        seconds = estimate(graph, AnalyticCost())
+        least_s = bounds(graph, seconds).makespan(4)
+        prediction = predict(graph, [[i] for i in range(len(graph.live_ops))], seconds, FOUR)
+        assert prediction.makespan_s >= least_s
+        assert bundle(graph, seconds, FOUR).prediction.makespan_s <= prediction.makespan_s
+        assert bind(graph, {}, cluster=FOUR).prediction is not None
+
+
+def test_a_prediction_counts_what_moves() -> None:
+    builder = GraphBuilder("two branches")
+    x = builder.constant(np.zeros((100, 100), np.float32))
+    left, right = builder.op("Relu", x), builder.op("Abs", x)
+    builder.output(y=builder.op("Add", left, right))
+    graph = builder.build()
+    seconds = dict.fromkeys((op.id for op in graph.ops), 1.0)
+    two = ClusterProfile((1, 1), task_s=0.1, round_trip_s=0.2, submit_s=0.3, bandwidth=1e5)
+    apart = predict(graph, [[0], [1], [2]], seconds, two)
+    # Both are sent, one 0.1 s after the other; the last op waits for the later one, and for the other's data.
+    assert apart.nbytes_moved == 40_000
+    assert apart.makespan_s == pytest.approx(0.3 + 0.2 + 1.0 + 0.2 + 0.1 + (0.2 + 0.4) + 1.0)
+    together = predict(graph, [[0, 1, 2]], seconds, two)
+    assert (together.nbytes_moved, together.makespan_s) == (0, pytest.approx(0.3 + 0.1 + 3.0))
+
+
+def test_a_profile_is_checked() -> None:
+    with pytest.raises(UsageError, match="at least one thread each"):
+        ClusterProfile(())
+    with pytest.raises(UsageError, match="task_s of a cluster is -1"):
+        ClusterProfile((1,), task_s=-1)
+    assert ClusterProfile.from_dict(FOUR.as_dict()) == FOUR
+
+
+# Learning
+
+
+def test_costs_are_learned_by_operator_and_shape() -> None:
+    graph = generate("matmul-parallel", n_branches=2, ops_per_branch=2, m=4)
+    other = generate("matmul-parallel", n_branches=2, ops_per_branch=2, m=8)
+    measured = MeasuredCost()
+    assert estimate(graph, measured) == {}
+    measured.observe(graph, {op.id: 0.5 for op in graph.ops[:1]})
+    assert set(estimate(graph, measured).values()) == {0.5}
+    assert estimate(other, measured) == {}
+    measured.observe(graph, {op.id: 1.5 for op in graph.ops})
+    assert list(estimate(graph, measured).values()) == pytest.approx([0.8] * 4)
+    assert estimate(other, MeasuredCost(AnalyticCost())) == estimate(other, AnalyticCost())
+
+
+# On a cluster
+
+
+def test_an_op_that_fails_in_a_bundle_is_named_and_what_ran_before_is_counted() -> None:
+    builder = GraphBuilder("fails")
+    x = builder.input("x", "float32", (None,))
+    first = builder.op("Relu", x)
+    builder.output(y=builder.op("Reshape", first, builder.constant(np.int64([7, 7])), name="the bad one"))
+    bound = bind(builder.build(), {"x": np.zeros(5, np.float32)}, cluster=ClusterProfile((1,)))
+    with pytest.raises(KernelError, match=r"op 'the bad one' \(Reshape\) failed on \(float32\[5\]"):
+        run(bound)
+    assert executed_here(bound.run).executed_ops == 1
+
+
+def test_some_outputs_alone_cost_only_what_they_need() -> None:
+    graph = generate("matmul-parallel", n_branches=4, ops_per_branch=3, m=64)
+    slow = replace(FOUR, task_s=1e-6, round_trip_s=1e-6)
+    bound = bind(graph, {}, cluster=slow)
+    name = graph.outputs[0]
+    assert_same(run(bound.only(name)), {name: evaluate(graph)[name]})
+    assert executed_here(bound.run).executed_ops == 3
+    with pytest.raises(UnknownNameError, match="unknown output 'z'"):
+        bound.only("z")
+
+
+@pytest.mark.cluster
+def test_processes_give_the_same_and_count_every_op(process_client: Client) -> None:
+    graph = generate("imbalanced", **SMALL["imbalanced"])
+    bound = bind(graph, {}, cluster=ClusterProfile((1, 1)))
+    persisted = process_client.persist(bound)
+    futures = {future.key: future for future in futures_of(persisted)}
+    found = bound.by_name(process_client.gather([futures[key] for key in bound.__dask_keys__()]))
+    assert_same(found, evaluate(graph))
+    assert executed(process_client, bound.run).executed_ops == len(graph.live_ops)
+    assert len(futures) < len(graph.outputs)
+    assert_same(process_client.compute(bound, sync=True), evaluate(graph))
