@@ -1,10 +1,12 @@
 """ferroflow's scheduling for Dask, and tensor DAGs and ONNX models on it."""
 
 from ferroflow_dask import config as _config
+from ferroflow_dask.cost import ClusterProfile
+from ferroflow_dask.deploy import calibrate
 from ferroflow_dask.exceptions import FerroflowError
 from ferroflow_dask.graph import Graph, GraphBuilder, generate, load_onnx
 from ferroflow_dask.kernels import evaluate
-from ferroflow_dask.lowering import BoundGraph, executed, place
+from ferroflow_dask.lowering import BoundGraph, bind, executed, place
 from ferroflow_dask.plugin import FerroflowPlugin, FerroflowStealing, explain, install, uninstall
 
 _config.load_defaults()
@@ -13,11 +15,14 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BoundGraph",
+    "ClusterProfile",
     "FerroflowError",
     "FerroflowPlugin",
     "FerroflowStealing",
     "Graph",
     "GraphBuilder",
+    "bind",
+    "calibrate",
     "evaluate",
     "executed",
     "explain",

@@ -41,6 +41,14 @@ def checked_client(n_workers: int, *, processes: bool, set_as_default: bool) -> 
         yield client
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what tests measure of clusters out of the user's files."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def process_client() -> Iterator[Client]:
     """A client of two worker processes, the same for all tests."""

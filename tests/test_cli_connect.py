@@ -99,7 +99,7 @@ def test_a_running_cluster_is_used_and_left_as_it_was(cluster: Cluster) -> None:
         done = command("run", *SMALL, "--connect", address, "--policy", policy, "--json")
         record = json.loads(done.stdout)
         assert (record["workers"], record["processes"], record["executed_ops"]) == (1, None, 8)
-        assert done.stderr == ""
+        assert done.stderr == "" or (policy == "ferroflow" and "measured this cluster" in done.stderr)
     with Client(address, set_as_default=False) as client:
         assert installed(client) is None
         assert client.submit(sum, [1, 2]).result() == 3

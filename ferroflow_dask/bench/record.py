@@ -33,7 +33,7 @@ class RunRecord:
     executed_ops : int
         Executions of ops, counted on the workers; more than `compute_ops` if some were retried.
     dask_tasks : int
-        Tasks given to Dask: one per op, and one per input.
+        Tasks given to Dask: one per op or bundle of ops, and one per input.
     makespan_s : float
         From the un-lowered graph, cluster up and constants placed, until all outputs are gathered [s].
     ops_per_s : float
@@ -43,6 +43,12 @@ class RunRecord:
         measured in this run.
     efficiency : float
         max(T1/P, T∞) / makespan_s.
+    predicted_s : float or None
+        The makespan that was expected when the graph was cut into bundles [s]; None if it was not.
+    bytes_moved : int
+        Fetched by workers from each other [B].
+    predicted_bytes : int or None
+        What was expected of that [B].
     idle_fraction : float
         Part of makespan_s × P in which threads were in no kernel.
     steals : int
@@ -65,6 +71,9 @@ class RunRecord:
     ops_per_s: float
     bound_ops_per_s: float
     efficiency: float
+    predicted_s: float | None
+    bytes_moved: int
+    predicted_bytes: int | None
     idle_fraction: float
     steals: int
     steals_per_s: float

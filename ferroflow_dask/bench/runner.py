@@ -13,21 +13,23 @@ from distributed import Client, futures_of
 
 from ferroflow_dask.bench.observe import StealCounter
 from ferroflow_dask.bench.record import RunRecord, versions
-from ferroflow_dask.cost import AnalyticCost
+from ferroflow_dask.cost import AnalyticCost, ClusterProfile, CostModel
 from ferroflow_dask.graph import FERROFLOW_DOMAIN, Graph, Op, bounds
 from ferroflow_dask.kernels import evaluate
-from ferroflow_dask.lowering import BoundGraph, ExecutionReport, executed
+from ferroflow_dask.lowering import BoundGraph, ExecutionReport, Prediction, bind, executed
 
 if TYPE_CHECKING:
+    from distributed import Worker
     from distributed.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The outputs of a graph by name, and the record of their computation."""
+    """The outputs of a graph by name, the record of their computation, and the time each op took [s]."""
 
     outputs: Mapping[str, Any]
     record: RunRecord
+    seconds: Mapping[int, float]
 
 
 def _steals(dask_scheduler: Scheduler, name: str) -> int:
@@ -55,6 +57,8 @@ def run_on_cluster(
     policy: str,
     processes: bool | None,
     seed: int = 0,
+    cluster: ClusterProfile | None = None,
+    costs: CostModel | None = None,
     on_submit: Callable[[BoundGraph], object] | None = None,
 ) -> Run:
     """Compute a graph on a cluster and measure it.
@@ -72,13 +76,18 @@ def run_on_cluster(
         What the record says of the workers.
     seed : int, optional
         What the record says of the random inputs and decisions.
+    cluster : ClusterProfile, optional
+        Cut the graph into bundles for it; one task for each op if left out.
+    costs : CostModel, optional
+        Of the ops; shapes and nominal rates if left out.
     on_submit : callable, optional
         Called with the bound graph once it was handed to the scheduler, to watch its progress.
     """
     threads = list(client.nthreads().values())
     with counting_steals(client) as steals:
+        started_at = time.time()
         start = time.perf_counter()
-        bound = graph.bind(**inputs)
+        bound = bind(graph, inputs, costs=costs, cluster=cluster)
         persisted = client.persist(bound)
         if on_submit is not None:
             on_submit(bound)
@@ -86,9 +95,10 @@ def run_on_cluster(
         outputs = bound.by_name(client.gather([futures[key] for key in bound.__dask_keys__()]))
         makespan_s = time.perf_counter() - start
         n_steals = steals()
+    report = executed(client, bound.run)
     record = _record(
         graph,
-        executed(client, bound.run),
+        report,
         makespan_s,
         threads=threads,
         policy=policy,
@@ -96,8 +106,15 @@ def run_on_cluster(
         dask_tasks=bound.n_tasks,
         steals=n_steals,
         seed=seed,
+        bytes_moved=sum(client.run(_fetched_since, started_at).values()),
+        prediction=bound.prediction,
     )
-    return Run(outputs, record)
+    return Run(outputs, record, report.seconds)
+
+
+def _fetched_since(time_s: float, dask_worker: Worker) -> int:
+    log: Any = dask_worker.transfer_incoming_log
+    return sum(entry["total"] for entry in log if entry["start"] >= time_s)
 
 
 def run_sequentially(graph: Graph, inputs: Mapping[str, Any], *, seed: int = 0) -> Run:
@@ -124,7 +141,7 @@ def run_sequentially(graph: Graph, inputs: Mapping[str, Any], *, seed: int = 0) 
         steals=0,
         seed=seed,
     )
-    return Run(outputs, record)
+    return Run(outputs, record, spent)
 
 
 def _record(
@@ -138,6 +155,8 @@ def _record(
     dask_tasks: int,
     steals: int,
     seed: int,
+    bytes_moved: int = 0,
+    prediction: Prediction | None = None,
 ) -> RunRecord:
     compute_ops = len(graph.live_ops)
     costs = {op.id: _duration(op, graph, report) for op in graph.live_ops}
@@ -155,6 +174,9 @@ def _record(
         ops_per_s=compute_ops / makespan_s,
         bound_ops_per_s=compute_ops / bound_s if bound_s else 0.0,
         efficiency=bound_s / makespan_s,
+        predicted_s=None if prediction is None else prediction.makespan_s,
+        bytes_moved=bytes_moved,
+        predicted_bytes=None if prediction is None else prediction.nbytes_moved,
         idle_fraction=max(0.0, 1 - report.busy_s / (makespan_s * sum(threads))),
         steals=steals,
         steals_per_s=steals / makespan_s,

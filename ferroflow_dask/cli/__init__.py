@@ -6,6 +6,7 @@ import click
 
 import ferroflow_dask
 from ferroflow_dask.cli.bench import bench
+from ferroflow_dask.cli.calibrate import calibrate
 from ferroflow_dask.cli.errors import OneLineErrors
 from ferroflow_dask.cli.explain import explain
 from ferroflow_dask.cli.info import info
@@ -19,5 +20,5 @@ def main() -> None:
     """Run tensor DAGs and ONNX models on Dask, scheduled by ferroflow's policy."""
 
 
-for _command in (run, info, explain, bench, report):
+for _command in (run, info, explain, calibrate, bench, report):
     main.add_command(_command)

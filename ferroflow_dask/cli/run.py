@@ -15,10 +15,12 @@ from distributed import Client, KilledWorker
 
 from ferroflow_dask.array_files import read_inputs, write_outputs
 from ferroflow_dask.bench import Run, RunRecord, run_on_cluster, run_sequentially, warm_up
+from ferroflow_dask.bench.markdown import count
 from ferroflow_dask.bench.progress import progress_bar
 from ferroflow_dask.cli.cluster_options import connect_timeout, size_options
 from ferroflow_dask.cli.graph_options import graph_options, load_graph
-from ferroflow_dask.deploy import connect, local_client
+from ferroflow_dask.cost import AnalyticCost, ClusterProfile, MeasuredCost
+from ferroflow_dask.deploy import connect, local_client, profile_of, profiles_file
 from ferroflow_dask.exceptions import ClusterError, UsageError
 from ferroflow_dask.graph import check_inputs, random_inputs
 from ferroflow_dask.kernels import check_supported
@@ -43,6 +45,12 @@ _PLAIN_POLICIES = ("sequential", "dask")
     "--connect", "address", metavar="ADDRESS", help="Use a running cluster, like tcp://10.0.0.1:8786."
 )
 @connect_timeout
+@click.option(
+    "--bundle/--no-bundle",
+    "is_bundled",
+    default=None,
+    help="Ship short ops together, cut for this cluster; on for the policy ferroflow unless told otherwise.",
+)
 @click.option("--device", default="cpu", show_default=True, help="cpu, or auto (which is cpu without a GPU).")
 @click.option(
     "--steal-threshold", type=click.IntRange(min=1), help="Waiting tasks that a victim must have, at first."
@@ -73,6 +81,7 @@ def run(
     processes: bool,
     address: str | None,
     timeout: float,
+    is_bundled: bool | None,
     device: str,
     steal_threshold: int | None,
     no_adaptive_threshold: bool,
@@ -109,6 +118,10 @@ def run(
             _client(address, timeout, workers, threads, processes) as client,
             _installed(client, policy, options),
         ):
+            cluster = (
+                _profile(client) if (policy == "ferroflow" if is_bundled is None else is_bundled) else None
+            )
+            costs = _costs(cluster)
             warm_up(client, graph)
             placed = place(graph, client)
             for _ in range(repeat):
@@ -121,15 +134,36 @@ def run(
                             policy=policy,
                             processes=None if address else processes,
                             seed=seed,
+                            cluster=cluster,
+                            costs=costs,
                             on_submit=watch,
                         )
                     )
+                costs.observe(graph, runs[-1].seconds)
             del placed
     _report(runs, as_json)
     if graph.inputs and not input_files:
         click.echo(f"inputs were drawn at random (seed {seed}); give your own with --input", err=True)
     if output is not None:
         write_outputs(output, runs[-1].outputs)
+
+
+def _profile(client: Client) -> ClusterProfile:
+    profile, is_new = profile_of(client)
+    if is_new:
+        click.echo(
+            f"measured this cluster, to cut the graph for it; kept in {profiles_file()}, and measured "
+            "anew by: ferroflow calibrate",
+            err=True,
+        )
+    return profile
+
+
+def _costs(cluster: ClusterProfile | None) -> MeasuredCost:
+    """Return costs that are learned from run to run, and taken from shapes until then."""
+    if cluster is None:
+        return MeasuredCost(AnalyticCost())
+    return MeasuredCost(AnalyticCost(cluster.flop_rate, cluster.memory_bandwidth))
 
 
 def _policy_options(policy: str, seed: int, threshold: int | None, is_fixed: bool) -> dict[str, Any]:
@@ -202,6 +236,16 @@ def _report(runs: list[Run], as_json: bool) -> None:
         return
     spread = f", median of {len(runs)} ({min(makespans):.3f}–{max(makespans):.3f} s)" if len(runs) > 1 else ""
     click.echo(f"{record.dag} · {record.policy} · {_cluster(record)}: {_result(record)}{spread}")
+    if record.predicted_s is not None:
+        expected, moved = map(_megabytes, (record.predicted_bytes or 0, record.bytes_moved))
+        click.echo(
+            f"{count(record.dask_tasks, 'task')}; predicted {record.predicted_s:.3f} s and {expected} "
+            f"between workers, where {moved} were fetched"
+        )
+
+
+def _megabytes(nbytes: int) -> str:
+    return f"{nbytes / 1e6:.3g} MB"
 
 
 def _cluster(record: RunRecord) -> str:

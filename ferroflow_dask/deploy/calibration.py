@@ -39,7 +39,7 @@ _FASTEST = 1e12
 
 
 def calibrate(client: Client) -> ClusterProfile:
-    """Measure a cluster as it is now, idle.
+    """Measure a cluster as it is now, idle, so that graphs can be cut for it.
 
     Parameters
     ----------
@@ -50,7 +50,17 @@ def calibrate(client: Client) -> ClusterProfile:
     ------
     ClusterError
         It has no workers.
+
+    Examples
+    --------
+    >>> profile = calibrate(client)  # doctest: +SKIP
+    >>> client.compute(bind(model, {"x": x}, cluster=profile)).result()  # doctest: +SKIP
     """
+    with client.as_current():
+        return _calibrate(client)
+
+
+def _calibrate(client: Client) -> ClusterProfile:
     threads = client.nthreads()
     if not threads:
         raise ClusterError("there are no workers to measure; start some and calibrate again")

@@ -1,8 +1,9 @@
-"""From a graph to Dask tasks: one task per op, outputs by name."""
+"""From a graph to Dask tasks: one for each op or bundle of ops, outputs by name."""
 
 from ferroflow_dask.lowering.collection import BoundGraph, bind
 from ferroflow_dask.lowering.execution import ExecutionReport, executed, executed_here
 from ferroflow_dask.lowering.placement import place
+from ferroflow_dask.lowering.predict import Prediction
 from ferroflow_dask.lowering.tasks import COST_ANNOTATION, KIND_ANNOTATION, RANK_ANNOTATION
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "RANK_ANNOTATION",
     "BoundGraph",
     "ExecutionReport",
+    "Prediction",
     "bind",
     "executed",
     "executed_here",

@@ -1,0 +1,98 @@
+"""A cluster is measured once, and what was measured is kept for clusters like it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from distributed import Client, LocalCluster
+
+from ferroflow_dask.cli import main
+from ferroflow_dask.cost import ClusterProfile
+from ferroflow_dask.deploy import calibrate, load_profile, profile_of, profiles_file, save_profile
+from ferroflow_dask.exceptions import ClusterError
+from ferroflow_dask.plugin import install, uninstall
+
+pytestmark = pytest.mark.cluster
+LOCAL = ("--workers", "2", "--no-processes")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_what_is_measured_is_of_the_right_order(process_client: Client) -> None:
+    profile = calibrate(process_client)
+    assert profile.threads == (1, 1)
+    assert 1e-5 <= profile.task_s < 0.1
+    assert 1e-5 <= profile.round_trip_s < 0.2
+    assert profile.submit_s < 1
+    assert 1e6 < profile.bandwidth < 1e12
+    assert 1e8 < profile.flop_rate < 1e13
+    assert 1e8 < profile.memory_bandwidth < 1e12
+    limits = [worker["memory_limit"] for worker in process_client.scheduler_info()["workers"].values()]
+    assert profile.memory_nbytes == min(limits)
+
+
+def test_a_profile_is_kept_for_clusters_like_it(thread_client: Client) -> None:
+    assert load_profile(thread_client) is None
+    profile, is_new = profile_of(thread_client)
+    assert is_new
+    assert profile_of(thread_client) == (profile, False)
+    install(thread_client)  # other overheads
+    assert load_profile(thread_client) is None
+    uninstall(thread_client)
+    assert load_profile(thread_client) == profile
+
+
+@pytest.mark.parametrize("content", ["no JSON", "[]", '{"other": 1}'])
+def test_a_broken_file_is_no_profile(thread_client: Client, content: str) -> None:
+    profiles_file().parent.mkdir(parents=True)
+    profiles_file().write_text(content)
+    assert load_profile(thread_client) is None
+    save_profile(thread_client, ClusterProfile((1, 2)))
+    assert load_profile(thread_client) == ClusterProfile((1, 2))
+
+
+def test_where_nothing_can_be_written_nothing_is_kept(
+    thread_client: Client, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (cache / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache / "file"))
+    save_profile(thread_client, ClusterProfile((1,)))
+    assert load_profile(thread_client) is None
+
+
+def test_a_cluster_without_workers_is_refused() -> None:
+    with (
+        LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+        pytest.raises(ClusterError, match="no workers to measure"),
+    ):
+        calibrate(client)
+
+
+def test_the_command_keeps_what_run_then_uses() -> None:
+    shown = CliRunner().invoke(main, ["calibrate", *LOCAL, "--json"])
+    assert shown.exit_code == 0, shown.output
+    profile = ClusterProfile.from_dict(json.loads(shown.stdout))
+    assert profile.threads == (1, 1)
+    ran = CliRunner().invoke(main, ["run", "--dag", "wide", *LOCAL])
+    assert ran.exit_code == 0, ran.output
+    assert "measured this cluster" not in ran.output
+
+
+def test_run_measures_a_cluster_that_it_does_not_know_and_says_so() -> None:
+    first, second = (CliRunner().invoke(main, ["run", "--dag", "wide", *LOCAL]) for _ in range(2))
+    assert "measured this cluster" in first.stderr
+    assert second.stderr == ""
+
+
+def test_calibrate_prints_a_table() -> None:
+    shown = CliRunner().invoke(main, ["calibrate", *LOCAL])
+    assert "one more task" in shown.stdout
+    assert str(profiles_file()) in shown.stderr.replace("\n", "")
