@@ -43,12 +43,16 @@ class Bypass:
         # Ready from the start, beside others of the same graph that have to queue.
         self._queueing: set[Key] = set()
 
-    def queue(self, keys: Iterable[Key]) -> None:
-        """Let tasks that are ready from the start take their turn in the queue, known as they may be.
+    def at_arrival(self, states: Iterable[TaskState]) -> frozenset[Key]:
+        """Return which tasks of a graph that arrives may be placed now.
 
-        Dask looks at those that come last first, when there is no queue yet to compare them with.
+        Dask looks at those that come last first, when there is no queue yet to compare them with. So where
+        some of a graph's tasks have to queue, all that are ready take their turn there.
         """
-        self._queueing.update(keys)
+        ready = [ts for ts in states if all(needed.state == "memory" for needed in ts.dependencies)]
+        if not self._admits_all and any(self._known_cost(ts) is None for ts in ready):
+            self._queueing.update(ts.key for ts in ready)
+        return frozenset(ts.key for ts in ready if self.admits(ts))
 
     def admits(self, ts: TaskState) -> bool:
         """Return whether a task is placed at once."""

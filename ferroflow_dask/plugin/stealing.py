@@ -207,11 +207,7 @@ class FerroflowStealing(Steals):
         views = [self._describe(ts) for ts in ordered]
         for ts, view in zip(ordered, views, strict=True):
             view.dependencies = tuple(dependency.key for dependency in ts.dependencies)
-        able = [ts for ts in states if ts.state == "released" and _has_inputs(ts)]
-        # What is placed now comes before what goes through Dask's queue, where all take turns by priority.
-        if any(self._describe.known_cost(ts) is None for ts in able):
-            self._bypass.queue(ts.key for ts in able)
-        ready = frozenset(ts.key for ts in able if self._bypass.admits(ts))
+        ready = self._bypass.at_arrival(ts for ts in states if ts.state == "released")
         self._tell(GraphArrived(tuple(sorted(views, key=lambda task: task.priority)), ready), views)
         if self._planned:
             self._passes.ask()
@@ -405,7 +401,3 @@ class FerroflowStealing(Steals):
         if requests:
             self.log(("request", requests))
             self.count += 1
-
-
-def _has_inputs(ts: TaskState) -> bool:
-    return all(dependency.state == "memory" for dependency in ts.dependencies)
