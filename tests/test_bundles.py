@@ -25,7 +25,7 @@ from ferroflow_dask.lowering import executed_here
 from ferroflow_dask.lowering.bundles import bundle
 from ferroflow_dask.lowering.coarse import factored, longest_first
 from ferroflow_dask.lowering.collection import BoundGraph, bind
-from ferroflow_dask.lowering.predict import predict
+from ferroflow_dask.lowering.predict import Work, predict
 from ferroflow_dask.lowering.tasks import lower
 
 FOUR = ClusterProfile((1,) * 4)
@@ -227,12 +227,21 @@ def test_factoring_halves_what_is_left_each_round(n_items: int, n_threads: int) 
 # Predictions
 
 
+def work_of(graph: Graph, seconds: dict[int, float]) -> Work:
+    ops = graph.live_ops
+    return Work(
+        graph.live_edges,
+        [seconds[op.id] for op in ops],
+        lambda i: sum(graph.spec(value).nbytes or 0 for value in ops[i].outputs),
+    )
+
+
 def test_a_prediction_is_not_below_what_is_possible() -> None:
     for name, given_sizes in SMALL.items():
         graph = generate(name, **given_sizes)
         seconds = estimate(graph, AnalyticCost())
         least_s = bounds(graph, seconds).makespan(4)
-        prediction = predict(graph, [[i] for i in range(len(graph.live_ops))], seconds, FOUR)
+        prediction = predict(work_of(graph, seconds), [[i] for i in range(len(graph.live_ops))], FOUR)
         assert prediction.makespan_s >= least_s
         assert bundle(graph, seconds, FOUR).prediction.makespan_s <= prediction.makespan_s
         assert bind(graph, {}, cluster=FOUR).prediction is not None
@@ -246,11 +255,11 @@ def test_a_prediction_counts_what_moves() -> None:
     graph = builder.build()
     seconds = dict.fromkeys((op.id for op in graph.ops), 1.0)
     two = ClusterProfile((1, 1), task_s=0.1, round_trip_s=0.2, submit_s=0.3, bandwidth=1e5)
-    apart = predict(graph, [[0], [1], [2]], seconds, two)
+    apart = predict(work_of(graph, seconds), [[0], [1], [2]], two)
     # Both are sent, one 0.1 s after the other; the last op waits for the later one, and for the other's data.
     assert apart.nbytes_moved == 40_000
     assert apart.makespan_s == pytest.approx(0.3 + 0.2 + 1.0 + 0.2 + 0.1 + (0.2 + 0.4) + 1.0)
-    together = predict(graph, [[0, 1, 2]], seconds, two)
+    together = predict(work_of(graph, seconds), [[0, 1, 2]], two)
     assert (together.nbytes_moved, together.makespan_s) == (0, pytest.approx(0.3 + 0.1 + 3.0))
 
 

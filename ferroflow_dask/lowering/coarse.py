@@ -1,18 +1,16 @@
 """A graph that is made coarser, step by step: chains become one node, siblings are packed together.
 
-Two steps never make a cycle and never delay an op that could run earlier, apart from those that share its
-thread. A chain: a node and its only follower, which waits for nothing else. Siblings: nodes that wait for
-the same nodes and are waited for by the same ones, as in the reduction of series-parallel graphs (Valdes,
-Tarjan and Lawler, "The recognition of series parallel digraphs", 1982).
+Two steps never make a cycle and never delay a piece of work that could run earlier, apart from those that
+share its thread. A chain: a node and its only follower, which waits for nothing else. Siblings: nodes that
+wait for the same nodes and are waited for by the same ones, as in the reduction of series-parallel graphs
+(Valdes, Tarjan and Lawler, "The recognition of series parallel digraphs", 1982).
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-
-from ferroflow_dask.graph.ir import Graph
+from collections.abc import Callable, Iterable, Sequence
 
 #: Decides how siblings, given by their costs [s], are shared out: a list of their positions for each bundle.
 #: Is told whether something comes before or after them.
@@ -20,41 +18,41 @@ Packing = Callable[[Sequence[float], bool], list[list[int]]]
 
 
 class CoarseGraph:
-    """Nodes that each stand for some ops of a graph.
+    """Nodes that each stand for some pieces of work.
 
     Parameters
     ----------
-    graph : Graph
-    costs : mapping of int to float
-        Duration of each live op by id [s].
+    edges : sequence of sequence of int
+        For each piece those before it that it reads from.
+    costs_s : sequence of float
+        Duration of each piece [s].
 
     Attributes
     ----------
     members : dict of int to list of int
-        For each node, the positions of its ops in `graph.live_ops`, ascending.
+        For each node, its pieces, ascending.
     cost_s : dict of int to float
         [s]
     before, after : dict of int to set of int
         Nodes that a node waits for, and that wait for it.
     """
 
-    def __init__(self, graph: Graph, costs: Mapping[int, float]) -> None:
-        before = graph.live_edges
-        after = _followers(before)
+    def __init__(self, edges: Sequence[Sequence[int]], costs_s: Sequence[float]) -> None:
+        before, after = edges, _followers(edges)
         chain = _chains(before, after)
         self.members: dict[int, list[int]] = {}
         self.cost_s: dict[int, float] = {}
         self.before: dict[int, set[int]] = {}
         self.after: dict[int, set[int]] = {}
-        for i, op in enumerate(graph.live_ops):
+        for i, cost_s in enumerate(costs_s):
             node = chain[i]
             if node == i:
                 self.members[i] = [i]
-                self.cost_s[i] = costs[op.id]
+                self.cost_s[i] = cost_s
                 self.before[i] = {chain[earlier] for earlier in before[i]} if before[i] else set()
             else:
                 self.members[node].append(i)
-                self.cost_s[node] += costs[op.id]
+                self.cost_s[node] += cost_s
             self.after[node] = {chain[later] for later in after[i]} if after[i] else set()
         # Nodes that were packed beside others: what was shared out once stays so.
         self._packed: set[int] = set()

@@ -1,4 +1,4 @@
-"""How long a cut of a graph should take on a cluster, by list scheduling.
+"""How long work should take on a cluster as it is cut, by list scheduling.
 
 R. L. Graham's list schedule (1969) with what Dask adds: a scheduler that handles one task after another,
 a round trip before what waits for a result can start, and the transfer of results between workers.
@@ -7,11 +7,10 @@ a round trip before what waits for a result can start, and the transfer of resul
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ferroflow_dask.cost import ClusterProfile
-from ferroflow_dask.graph.ir import Graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +31,32 @@ class Prediction:
     nbytes_moved: int
 
 
-def predict(
-    graph: Graph, cut: Sequence[Sequence[int]], costs: Mapping[int, float], cluster: ClusterProfile
-) -> Prediction:
-    """Predict how a cut runs; O(edges + bundles · (log threads + bundles they wait for)).
+#: For each bundle its pieces, ascending; in an order in which the bundles can run.
+Cut = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is to be cut: pieces, in an order in which they can run.
 
     Parameters
     ----------
-    graph : Graph
-    cut : sequence of sequence of int
-        For each bundle the positions of its ops in `graph.live_ops`; in an order in which they can run.
-    costs : mapping of int to float
-        Duration of each live op by id [s].
-    cluster : ClusterProfile
+    edges : sequence of sequence of int
+        For each piece those before it that it reads from.
+    costs_s : sequence of float
+        Duration of each piece [s].
+    nbytes : callable
+        Returns the size of a piece's result; 0 if it is unknown [B].
     """
-    work_s, inputs = _tasks(graph, cut, costs)
+
+    edges: Sequence[Sequence[int]]
+    costs_s: Sequence[float]
+    nbytes: Callable[[int], int]
+
+
+def predict(work: Work, cut: Cut, cluster: ClusterProfile) -> Prediction:
+    """Predict how a cut runs; O(edges + bundles · (log threads + bundles they wait for))."""
+    work_s, inputs = _tasks(work, cut)
     rank_s = _ranks(work_s, inputs)
     followers: list[list[int]] = [[] for _ in cut]
     for task, needed in enumerate(inputs):
@@ -110,26 +120,20 @@ class _Threads:
         heapq.heappush(self._earliest, (self.free_s(worker), worker))
 
 
-def _tasks(
-    graph: Graph, cut: Sequence[Sequence[int]], costs: Mapping[int, float]
-) -> tuple[list[float], list[dict[int, int]]]:
+def _tasks(work: Work, cut: Cut) -> tuple[list[float], list[dict[int, int]]]:
     """Return each bundle's duration [s], and the bytes that it reads of each bundle that it waits for."""
-    ops, edges = graph.live_ops, graph.live_edges
-    task_of = [0] * len(ops)
-    for task, positions in enumerate(cut):
-        for i in positions:
+    edges, costs_s = work.edges, work.costs_s
+    task_of = [0] * len(edges)
+    for task, pieces in enumerate(cut):
+        for i in pieces:
             task_of[i] = task
-    work_s = [sum([costs[ops[i].id] for i in positions]) for positions in cut]
     inputs: list[dict[int, int]] = []
-    for task, positions in enumerate(cut):
+    for task, pieces in enumerate(cut):
         read: dict[int, int] = {}
-        outside = [i for i in positions for j in edges[i] if task_of[j] != task]
-        for value in {value for i in outside for value in ops[i].operands}:
-            producer = graph.producers.get(value)
-            if producer is not None and (source := task_of[graph.live_position[producer.id]]) != task:
-                read[source] = read.get(source, 0) + (graph.spec(value).nbytes or 0)
+        for j in {j for i in pieces for j in edges[i] if task_of[j] != task}:
+            read[task_of[j]] = read.get(task_of[j], 0) + work.nbytes(j)
         inputs.append(read)
-    return work_s, inputs
+    return [sum([costs_s[i] for i in pieces]) for pieces in cut], inputs
 
 
 def _ranks(work_s: Sequence[float], inputs: Sequence[Mapping[int, int]]) -> list[float]:
