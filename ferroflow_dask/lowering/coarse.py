@@ -12,6 +12,8 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+from ferroflow_dask.lowering.predict import Work
+
 #: Decides how siblings, given by their costs [s], are shared out: a list of their positions for each bundle.
 #: Is told whether something comes before or after them.
 Packing = Callable[[Sequence[float], bool], list[list[int]]]
@@ -22,10 +24,7 @@ class CoarseGraph:
 
     Parameters
     ----------
-    edges : sequence of sequence of int
-        For each piece those before it that it reads from.
-    costs_s : sequence of float
-        Duration of each piece [s].
+    work : Work
 
     Attributes
     ----------
@@ -37,14 +36,14 @@ class CoarseGraph:
         Nodes that a node waits for, and that wait for it.
     """
 
-    def __init__(self, edges: Sequence[Sequence[int]], costs_s: Sequence[float]) -> None:
-        before, after = edges, _followers(edges)
-        chain = _chains(before, after)
+    def __init__(self, work: Work) -> None:
+        before, after = work.edges, _followers(work.edges)
+        chain = _chains(work, after)
         self.members: dict[int, list[int]] = {}
         self.cost_s: dict[int, float] = {}
         self.before: dict[int, set[int]] = {}
         self.after: dict[int, set[int]] = {}
-        for i, cost_s in enumerate(costs_s):
+        for i, cost_s in enumerate(work.costs_s):
             node = chain[i]
             if node == i:
                 self.members[i] = [i]
@@ -56,6 +55,9 @@ class CoarseGraph:
             self.after[node] = {chain[later] for later in after[i]} if after[i] else set()
         # Nodes that were packed beside others: what was shared out once stays so.
         self._packed: set[int] = set()
+        # Nodes that nothing may follow in a chain, and that may be packed with no others.
+        self._closed = {chain[i] for i in (*work.last, *work.alone)}
+        self._alone = set(work.alone)
 
     def reduce(self, pack: Packing) -> None:
         """Fuse chains and pack siblings until neither is left."""
@@ -67,6 +69,10 @@ class CoarseGraph:
     def are_packed(self, nodes: Iterable[int]) -> bool:
         """Return whether all of some nodes are what siblings were shared out to."""
         return self._packed.issuperset(nodes)
+
+    def may_be_packed(self, node: int) -> bool:
+        """Return whether a node may be put together with others."""
+        return node not in self._closed
 
     def sorted_nodes(self) -> list[int]:
         """Return the nodes so that each comes after those that it waits for, smallest first."""
@@ -87,9 +93,9 @@ class CoarseGraph:
         for node in list(self.members):
             if node not in self.members:
                 continue
-            while len(self.after[node]) == 1:
+            while len(self.after[node]) == 1 and node not in self._closed:
                 (follower,) = self.after[node]
-                if len(self.before[follower]) > 1:
+                if len(self.before[follower]) > 1 or follower in self._alone:
                     break
                 self._absorb(node, follower)
 
@@ -98,6 +104,8 @@ class CoarseGraph:
         self.cost_s[node] += self.cost_s.pop(follower)
         del self.before[follower]
         self.after[node] = self.after.pop(follower)
+        if follower in self._closed:
+            self._closed.add(node)
         for later in self.after[node]:
             self.before[later].remove(follower)
             self.before[later].add(node)
@@ -105,6 +113,8 @@ class CoarseGraph:
     def _pack_siblings(self, pack: Packing) -> bool:
         groups: dict[tuple[frozenset[int], frozenset[int]], list[int]] = {}
         for node in self.members:
+            if node in self._closed:
+                continue
             signature = (frozenset(self.before[node]), frozenset(self.after[node]))
             groups.setdefault(signature, []).append(node)
         is_changed = False
@@ -140,11 +150,13 @@ def _followers(before: Sequence[Sequence[int]]) -> list[list[int]]:
     return after
 
 
-def _chains(before: Sequence[Sequence[int]], after: Sequence[Sequence[int]]) -> list[int]:
-    """Return for each position the first one of the chain that it is in."""
-    chain = list(range(len(before)))
-    for i, earlier in enumerate(before):
-        if len(earlier) == 1 and len(after[earlier[0]]) == 1:
+def _chains(work: Work, after: Sequence[Sequence[int]]) -> list[int]:
+    """Return for each piece the first one of the chain that it is in."""
+    chain = list(range(len(work.edges)))
+    ends = {*work.last, *work.alone}
+    for i, earlier in enumerate(work.edges):
+        is_chain = len(earlier) == 1 and len(after[earlier[0]]) == 1
+        if is_chain and earlier[0] not in ends and i not in work.alone:
             chain[i] = chain[earlier[0]]
     return chain
 

@@ -56,11 +56,11 @@ def best_cut(
 
 def _cuts(work: Work, cluster: ClusterProfile, is_guess: bool) -> Iterator[Cut]:
     n_pieces = len(work.costs_s)
-    coarse = CoarseGraph(work.edges, work.costs_s)
+    coarse = CoarseGraph(work)
     coarse.reduce(partial(_pack, cluster=cluster, is_guess=is_guess))
     order = coarse.sorted_nodes()
     yield [coarse.members[node] for node in order]
-    if n_pieces:
+    if n_pieces and not work.alone and len(work.last) < 2:
         yield [list(range(n_pieces))]
     yield _by_level(coarse, order, cluster, is_guess)
     yield [[i] for i in range(n_pieces)]
@@ -119,8 +119,12 @@ def _by_level(coarse: CoarseGraph, order: Sequence[int], cluster: ClusterProfile
         if level[node] == len(levels):
             levels.append([])
         levels[level[node]].append(node)
-    cut = []
-    for nodes in levels:
+    cut: list[list[int]] = []
+    for every in levels:
+        nodes = [node for node in every if coarse.may_be_packed(node)]
+        cut += [coarse.members[node] for node in every if not coarse.may_be_packed(node)]
+        if not nodes:
+            continue
         costs_s = [coarse.cost_s[node] for node in nodes]
         groups = [[i] for i in range(len(nodes))]
         if not coarse.are_packed(nodes):

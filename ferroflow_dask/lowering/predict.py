@@ -7,7 +7,7 @@ a round trip before what waits for a result can start, and the transfer of resul
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ferroflow_dask.cost import ClusterProfile
@@ -47,11 +47,17 @@ class Work:
         Duration of each piece [s].
     nbytes : callable
         Returns the size of a piece's result; 0 if it is unknown [B].
+    alone : collection of int, optional
+        Pieces that must stay by themselves.
+    last : collection of int, optional
+        Pieces that end a chain, and are packed with no others: their results are asked for by name.
     """
 
     edges: Sequence[Sequence[int]]
     costs_s: Sequence[float]
     nbytes: Callable[[int], int]
+    alone: Collection[int] = frozenset()
+    last: Collection[int] = frozenset()
 
 
 def predict(work: Work, cut: Cut, cluster: ClusterProfile) -> Prediction:

@@ -1,0 +1,188 @@
+"""Bundles for graphs that are not ours: the short tasks of any Dask collection shipped together."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, TypeVar
+
+from dask._task_spec import Alias, DataNode, GraphNode, Task, TaskRef, convert_legacy_graph
+from dask.base import optimize
+from dask.core import flatten
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from dask.order import order
+from dask.typing import Key
+from dask.utils import key_split
+
+from ferroflow_dask.cost import ClusterProfile
+from ferroflow_dask.lowering.cut import best_cut
+from ferroflow_dask.lowering.execution import Results
+from ferroflow_dask.lowering.predict import Work
+from ferroflow_dask.lowering.tasks import BUNDLE_PREFIX, COST_ANNOTATION, PerKey
+
+C = TypeVar("C")
+Tasks = Mapping[Key, GraphNode]
+
+#: A task of whose duration nothing is known is taken to last as long as a task costs, times this.
+_GUESS = 4.0
+#: Functions of these packages look at the task that they run in.
+_AWARE = ("distributed", "dask.graph_manipulation")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExecuteTasks:
+    """The function of a Dask task: run some tasks one after another.
+
+    Parameters
+    ----------
+    tasks : tuple of GraphNode
+        In an order in which they can run.
+    arguments : tuple of (key, int, int or None)
+        For each value that they need of others its key, the number of the result that it is in, and which
+        item of it, None for all of it.
+    exports : tuple of key
+        The tasks whose results are wanted.
+    """
+
+    tasks: tuple[GraphNode, ...]
+    arguments: tuple[tuple[Key, int, int | None], ...]
+    exports: tuple[Key, ...]
+
+    def __call__(self, *results: Any) -> Any:
+        """Return the result that is wanted, or `Results` of several."""
+        values = {key: results[i] if item is None else results[i][item] for key, i, item in self.arguments}
+        last_reader = {key: task for task in self.tasks for key in task.dependencies}
+        for task in self.tasks:
+            try:
+                values[task.key] = task({key: values[key] for key in task.dependencies})
+            except Exception as error:
+                error.add_note(f"in task {task.key!r}, which ferroflow has bundled with others")
+                raise
+            for key in task.dependencies:
+                if last_reader[key] is task and key not in self.exports:
+                    del values[key]
+        outputs = tuple(values[key] for key in self.exports)
+        return outputs[0] if len(outputs) == 1 else Results(outputs)
+
+
+def optimize_for(collection: C, cluster: ClusterProfile, durations: Mapping[str, float]) -> C:
+    """Return a collection that computes the same in fewer tasks.
+
+    After Dask's own optimization, chains of tasks are fused and short ones grouped, as many together as
+    is predicted to be fastest. Keys that the collection asks for stay. Collections with annotations are
+    returned as they are.
+
+    Parameters
+    ----------
+    collection : Dask collection
+    cluster : ClusterProfile
+    durations : mapping of str to float
+        What tasks take, by the name that Dask gives them (`dask.utils.key_split`) [s].
+    """
+    given: Any = collection
+    # Data frames are expressions, which optimize themselves; dask.optimize cannot lower all of them.
+    is_expression = hasattr(type(given), "optimize")
+    graph = None if is_expression else given.__dask_graph__()
+    if isinstance(graph, HighLevelGraph) and any(layer.annotations for layer in graph.layers.values()):
+        return collection
+    optimized: Any = given.optimize() if is_expression else optimize(given)[0]
+    tasks: Tasks = convert_legacy_graph(dict(optimized.__dask_graph__()))
+    bundled = bundle_tasks(tasks, set(flatten(optimized.__dask_keys__())), cluster, durations)
+    rebuilt: C = _rebuild(optimized, bundled, is_expression)
+    return rebuilt
+
+
+def _rebuild(collection: Any, tasks: MaterializedLayer, is_expression: bool) -> Any:
+    """Return a collection with other tasks."""
+    # Some collections look for the layer that they know.
+    layers = None if is_expression else getattr(collection, "__dask_layers__", None)
+    name = f"bundled-{uuid.uuid4().hex}" if layers is None else layers()[0]
+    graph = HighLevelGraph({name: tasks}, {name: set()})
+    if is_expression:
+        from dask.dataframe import from_graph
+
+        keys = list(flatten(collection.__dask_keys__()))
+        return from_graph(graph, collection._meta, collection.divisions, keys, "bundled")
+    rebuild, arguments = collection.__dask_postpersist__()
+    return rebuild(graph, *arguments)
+
+
+def bundle_tasks(
+    tasks: Tasks, wanted: Collection[Key], cluster: ClusterProfile, durations: Mapping[str, float]
+) -> MaterializedLayer:
+    """Cut the tasks of a graph into bundles; see `optimize_for`."""
+    turn = order(dict(tasks))
+    keys = sorted(tasks, key=turn.__getitem__)
+    position = {key: i for i, key in enumerate(keys)}
+    known = {key: _duration_s(tasks[key], durations) for key in keys}
+    measured = [seconds for seconds in known.values() if seconds is not None]
+    guess_s = fmean(measured) if any(measured) else _GUESS * cluster.task_s
+    costs_s = [guess_s if (seconds := known[key]) is None else seconds for key in keys]
+    work = Work(
+        [[position[needed] for needed in tasks[key].dependencies if needed in position] for key in keys],
+        costs_s,
+        lambda _: 0,
+        alone=frozenset(i for i, key in enumerate(keys) if _is_aware(tasks[key])),
+        last=frozenset(position[key] for key in wanted if key in position),
+    )
+    cut, _ = best_cut(work, cluster, len(measured) < len(keys), lambda _: True)
+    return _write(
+        [[keys[i] for i in pieces] for pieces in cut], tasks, wanted, dict(zip(keys, costs_s, strict=True))
+    )
+
+
+def _duration_s(task: GraphNode, durations: Mapping[str, float]) -> float | None:
+    if isinstance(task, DataNode | Alias):
+        return 0.0
+    return durations.get(key_split(task.key))
+
+
+def _is_aware(task: GraphNode) -> bool:
+    if isinstance(task, DataNode | Alias):
+        return False
+    if type(task) is not Task or task.data_producer:
+        return True
+    module = getattr(task.func, "__module__", None) or ""
+    return module.startswith(_AWARE)
+
+
+def _write(
+    groups: Sequence[Sequence[Key]], tasks: Tasks, wanted: Collection[Key], costs_s: Mapping[Key, float]
+) -> MaterializedLayer:
+    group_of = {key: i for i, keys in enumerate(groups) for key in keys}
+    read = {
+        needed
+        for key, task in tasks.items()
+        for needed in task.dependencies
+        if needed in group_of and group_of[needed] != group_of[key]
+    }
+    run = uuid.uuid4().hex
+    place: dict[Key, tuple[Key, int | None]] = {}
+    exports: list[tuple[Key, ...]] = []
+    for i, keys in enumerate(groups):
+        exports.append(tuple(key for key in keys if key in read or key in wanted))
+        name = exports[i][0] if len(exports[i]) == 1 else (f"{BUNDLE_PREFIX}-{run}", i)
+        for item, key in enumerate(exports[i]):
+            place[key] = (name, item if len(exports[i]) > 1 else None)
+    written: dict[Hashable, GraphNode] = {}
+    seconds: dict[Hashable, float] = {}
+    for i, keys in enumerate(groups):
+        if not exports[i]:
+            continue  # nobody wants it
+        name, _ = place[exports[i][0]]
+        inside = set(keys)
+        needed = [key for own in keys for key in tasks[own].dependencies if key not in inside]
+        places = {key: place.get(key, (key, None)) for key in needed}
+        if len(keys) == 1 and all(item is None for _, item in places.values()):
+            written[name] = tasks[keys[0]]
+            continue
+        results = {
+            result: n for n, result in enumerate(dict.fromkeys(result for result, _ in places.values()))
+        }
+        arguments = tuple((key, results[result], item) for key, (result, item) in places.items())
+        call = ExecuteTasks(tuple(tasks[key] for key in keys), arguments, exports[i])
+        written[name] = Task(name, call, *map(TaskRef, results))
+        seconds[name] = sum(costs_s[key] for key in keys)
+    return MaterializedLayer(written, annotations={COST_ANNOTATION: PerKey(seconds)} if seconds else None)

@@ -1,0 +1,137 @@
+"""Other people's collections in fewer tasks: the same results, the same keys, each task once."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from typing import Any
+
+import dask
+import dask.array as da
+import dask.bag as db
+import numpy as np
+import pytest
+from dask._task_spec import Task, TaskRef, convert_legacy_graph
+from dask.core import flatten
+from distributed import Client
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ferroflow_dask import optimize
+from ferroflow_dask.cost import ClusterProfile
+from ferroflow_dask.lowering.foreign import bundle_tasks, optimize_for
+
+FOUR = ClusterProfile((1,) * 4)
+CALLS: Counter[Any] = Counter()
+
+
+def combine(key: Any, *values: int) -> int:
+    CALLS[key] += 1
+    return sum(values) + 1
+
+
+def tree(height: int) -> Any:
+    level = [dask.delayed(combine)(i, i) for i in range(2**height)]
+    while len(level) > 1:
+        level = [dask.delayed(combine)(None, *level[i : i + 2]) for i in range(0, len(level), 2)]
+    return level[0]
+
+
+def n_tasks(collection: Any) -> int:
+    return len(dict(collection.__dask_graph__()))
+
+
+COLLECTIONS: dict[str, Any] = {
+    "array": (da.ones((60, 60), chunks=10) + 1).sum,
+    "chunks": lambda: da.arange(100, chunks=10) * 2,
+    "two axes": lambda: da.random.default_rng(1).random((40, 40), chunks=8).T.dot(da.ones((40, 8), chunks=8)),
+    "bag": lambda: db.from_sequence(range(100), npartitions=20).map(lambda x: x + 1).filter(bool).sum(),
+    "delayed": lambda: tree(6),
+}
+
+
+@pytest.mark.parametrize("durations", [{}, {"sum": 1e-3}, None], ids=["unknown", "some known", "all short"])
+@pytest.mark.parametrize("name", COLLECTIONS)
+def test_a_collection_gives_the_same(name: str, durations: dict[str, float] | None) -> None:
+    collection = COLLECTIONS[name]()
+    if durations is None:
+        durations = {dask.utils.key_split(key): 1e-5 for key in dict(collection.__dask_graph__())}
+    optimized = optimize_for(collection, FOUR, durations)
+    assert type(optimized) is type(collection)
+    expected = collection.compute(scheduler="sync")
+    np.testing.assert_array_equal(optimized.compute(scheduler="sync"), expected)
+    assert n_tasks(optimized) <= n_tasks(collection)
+
+
+def test_frames_give_the_same() -> None:
+    pd = pytest.importorskip("pandas")
+    dd = pytest.importorskip("dask.dataframe")
+    frame = pd.DataFrame({"name": list("abcd") * 25, "value": range(100)})
+    grouped = dd.from_pandas(frame, npartitions=10).groupby("name").value.mean()
+    optimized = optimize_for(grouped, FOUR, {})
+    pd.testing.assert_series_equal(
+        optimized.compute(scheduler="sync").sort_index(), grouped.compute(scheduler="sync").sort_index()
+    )
+
+
+def test_short_tasks_become_few_and_long_ones_stay() -> None:
+    assert n_tasks(optimize_for(tree(6), FOUR, {"combine": 1e-5})) == 1
+    some = n_tasks(optimize_for(tree(6), FOUR, {"combine": 2e-3}))
+    assert 1 < some < 64
+    assert n_tasks(optimize_for(tree(3), FOUR, {"combine": 10.0})) > 8
+
+
+def test_each_task_runs_once() -> None:
+    CALLS.clear()
+    optimize_for(tree(6), FOUR, {"combine": 2e-3}).compute(scheduler="sync")
+    assert CALLS.pop(None) == 63
+    assert dict.fromkeys(range(64), 1) == CALLS
+
+
+def test_keys_that_are_asked_for_stay() -> None:
+    array = da.arange(100, chunks=10) * 2
+    optimized = optimize_for(array, FOUR, {})
+    (plain,) = dask.optimize(array)
+    assert list(flatten(optimized.__dask_keys__())) == list(flatten(plain.__dask_keys__()))
+    assert set(flatten(optimized.__dask_keys__())) <= set(dict(optimized.__dask_graph__()))
+
+
+def test_annotated_collections_stay_as_they_are() -> None:
+    with dask.annotate(workers=["there"]):
+        array = da.ones(10, chunks=1).sum()
+    assert optimize_for(array, FOUR, {}) is array
+
+
+def test_an_error_names_the_task_in_its_bundle() -> None:
+    broken = dask.delayed(operator.truediv)(dask.delayed(combine)("x", 1), 0, dask_key_name="the-bad-one")
+    optimized = optimize_for(dask.delayed(combine)("y", broken), FOUR, {})
+    with pytest.raises(ZeroDivisionError) as raised:
+        optimized.compute(scheduler="sync")
+    assert any("'the-bad-one'" in note for note in raised.value.__notes__)
+
+
+@settings(max_examples=80)
+@given(st.data(), st.integers(1, 6))
+def test_any_graph_gives_the_same(data: st.DataObject, workers: int) -> None:
+    n = data.draw(st.integers(1, 25))
+    dsk: dict[Any, Any] = {}
+    for i in range(n):
+        needed = data.draw(st.lists(st.sampled_from(range(i)), max_size=3, unique=True)) if i else []
+        dsk[f"n-{i}"] = Task(f"n-{i}", combine, i, *(TaskRef(f"n-{j}") for j in needed))
+    wanted = data.draw(st.sets(st.sampled_from(sorted(dsk)), min_size=1))
+    seconds = data.draw(st.sampled_from([{}, {"n": 1e-5}, {"n": 1e-3}, {"n": 1.0}]))
+    layer = bundle_tasks(convert_legacy_graph(dsk), wanted, ClusterProfile((1,) * workers), seconds)
+    keys = sorted(wanted)
+    assert dask.get(dict(layer), keys) == dask.get(dsk, keys)
+
+
+@pytest.mark.cluster
+def test_a_cluster_gives_the_same_in_fewer_tasks(thread_client: Client) -> None:
+    collection = tree(7)
+    expected = thread_client.compute(collection, sync=True)
+    optimized = optimize(collection, thread_client)
+    assert n_tasks(optimized) < n_tasks(collection) / 4
+    assert thread_client.compute(optimized, sync=True) == expected
+    on_cluster = thread_client.persist(da.arange(1000, chunks=10))
+    again = optimize((on_cluster + 1).sum(), thread_client)  # whose inputs are on the cluster
+    assert again.compute() == sum(range(1000)) + 1000
