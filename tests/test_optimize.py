@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import dask
@@ -19,7 +20,8 @@ from hypothesis import strategies as st
 
 from ferroflow_dask import optimize
 from ferroflow_dask.cost import ClusterProfile
-from ferroflow_dask.lowering.foreign import bundle_tasks, optimize_for
+from ferroflow_dask.exceptions import ClusterError
+from ferroflow_dask.lowering.foreign import Learned, bundle_tasks, optimize_for
 
 FOUR = ClusterProfile((1,) * 4)
 CALLS: Counter[Any] = Counter()
@@ -50,13 +52,24 @@ COLLECTIONS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("durations", [{}, {"sum": 1e-3}, None], ids=["unknown", "some known", "all short"])
+class All(dict[str, Learned]):
+    """What all tasks are like, whatever their names."""
+
+    def __init__(self, seconds: float, nbytes: float = 0.0) -> None:
+        super().__init__()
+        self.learned = Learned(seconds, nbytes)
+
+    def get(self, name: Any, default: Any = None) -> Learned:
+        return self.learned
+
+
+@pytest.mark.parametrize(
+    "learned", [{}, All(1e-5), All(1e-3), All(1.0)], ids=["unknown", "10 µs", "1 ms", "1 s"]
+)
 @pytest.mark.parametrize("name", COLLECTIONS)
-def test_a_collection_gives_the_same(name: str, durations: dict[str, float] | None) -> None:
+def test_a_collection_gives_the_same(name: str, learned: dict[str, Learned]) -> None:
     collection = COLLECTIONS[name]()
-    if durations is None:
-        durations = {dask.utils.key_split(key): 1e-5 for key in dict(collection.__dask_graph__())}
-    optimized = optimize_for(collection, FOUR, durations)
+    optimized = optimize_for(collection, FOUR, learned)
     assert type(optimized) is type(collection)
     expected = collection.compute(scheduler="sync")
     np.testing.assert_array_equal(optimized.compute(scheduler="sync"), expected)
@@ -68,29 +81,38 @@ def test_frames_give_the_same() -> None:
     dd = pytest.importorskip("dask.dataframe")
     frame = pd.DataFrame({"name": list("abcd") * 25, "value": range(100)})
     grouped = dd.from_pandas(frame, npartitions=10).groupby("name").value.mean()
-    optimized = optimize_for(grouped, FOUR, {})
+    optimized = optimize_for(grouped, FOUR, All(1e-4))
+    assert n_tasks(optimized) < n_tasks(grouped.optimize())
     pd.testing.assert_series_equal(
         optimized.compute(scheduler="sync").sort_index(), grouped.compute(scheduler="sync").sort_index()
     )
 
 
 def test_short_tasks_become_few_and_long_ones_stay() -> None:
-    assert n_tasks(optimize_for(tree(6), FOUR, {"combine": 1e-5})) == 1
-    some = n_tasks(optimize_for(tree(6), FOUR, {"combine": 2e-3}))
+    assert n_tasks(optimize_for(tree(6), FOUR, All(1e-5))) == 1
+    some = n_tasks(optimize_for(tree(6), FOUR, All(2e-3)))
     assert 1 < some < 64
-    assert n_tasks(optimize_for(tree(3), FOUR, {"combine": 10.0})) > 8
+    assert n_tasks(optimize_for(tree(3), FOUR, All(10.0))) > 8
+    assert n_tasks(optimize_for(tree(3), FOUR, {})) == n_tasks(tree(3))
+
+
+def test_no_bundle_needs_more_memory_than_a_worker_has() -> None:
+    tight = replace(FOUR, memory_nbytes=4000)
+    optimized = optimize_for(tree(6), tight, All(1e-5, nbytes=100.0))
+    assert n_tasks(optimized) > 10
+    assert optimized.compute(scheduler="sync") == tree(6).compute(scheduler="sync")
 
 
 def test_each_task_runs_once() -> None:
     CALLS.clear()
-    optimize_for(tree(6), FOUR, {"combine": 2e-3}).compute(scheduler="sync")
+    optimize_for(tree(6), FOUR, All(2e-3)).compute(scheduler="sync")
     assert CALLS.pop(None) == 63
     assert dict.fromkeys(range(64), 1) == CALLS
 
 
 def test_keys_that_are_asked_for_stay() -> None:
     array = da.arange(100, chunks=10) * 2
-    optimized = optimize_for(array, FOUR, {})
+    optimized = optimize_for(array, FOUR, All(1e-5))
     (plain,) = dask.optimize(array)
     assert list(flatten(optimized.__dask_keys__())) == list(flatten(plain.__dask_keys__()))
     assert set(flatten(optimized.__dask_keys__())) <= set(dict(optimized.__dask_graph__()))
@@ -99,12 +121,12 @@ def test_keys_that_are_asked_for_stay() -> None:
 def test_annotated_collections_stay_as_they_are() -> None:
     with dask.annotate(workers=["there"]):
         array = da.ones(10, chunks=1).sum()
-    assert optimize_for(array, FOUR, {}) is array
+    assert optimize_for(array, FOUR, All(1e-5)) is array
 
 
 def test_an_error_names_the_task_in_its_bundle() -> None:
     broken = dask.delayed(operator.truediv)(dask.delayed(combine)("x", 1), 0, dask_key_name="the-bad-one")
-    optimized = optimize_for(dask.delayed(combine)("y", broken), FOUR, {})
+    optimized = optimize_for(dask.delayed(combine)("y", broken), FOUR, All(1e-5))
     with pytest.raises(ZeroDivisionError) as raised:
         optimized.compute(scheduler="sync")
     assert any("'the-bad-one'" in note for note in raised.value.__notes__)
@@ -119,19 +141,28 @@ def test_any_graph_gives_the_same(data: st.DataObject, workers: int) -> None:
         needed = data.draw(st.lists(st.sampled_from(range(i)), max_size=3, unique=True)) if i else []
         dsk[f"n-{i}"] = Task(f"n-{i}", combine, i, *(TaskRef(f"n-{j}") for j in needed))
     wanted = data.draw(st.sets(st.sampled_from(sorted(dsk)), min_size=1))
-    seconds = data.draw(st.sampled_from([{}, {"n": 1e-5}, {"n": 1e-3}, {"n": 1.0}]))
-    layer = bundle_tasks(convert_legacy_graph(dsk), wanted, ClusterProfile((1,) * workers), seconds)
+    learned = data.draw(st.sampled_from([{}, All(1e-5), All(1e-3), All(1.0)]))
+    layer = bundle_tasks(convert_legacy_graph(dsk), wanted, ClusterProfile((1,) * workers), learned)
     keys = sorted(wanted)
     assert dask.get(dict(layer), keys) == dask.get(dsk, keys)
 
 
 @pytest.mark.cluster
-def test_a_cluster_gives_the_same_in_fewer_tasks(thread_client: Client) -> None:
+def test_a_cluster_gives_the_same_in_fewer_tasks(ferroflow_client: Client) -> None:
     collection = tree(7)
-    expected = thread_client.compute(collection, sync=True)
-    optimized = optimize(collection, thread_client)
+    assert n_tasks(optimize(collection, ferroflow_client)) == n_tasks(collection)  # nothing is known yet
+    expected = ferroflow_client.compute(collection, sync=True)
+    optimized = optimize(tree(7), ferroflow_client)
     assert n_tasks(optimized) < n_tasks(collection) / 4
-    assert thread_client.compute(optimized, sync=True) == expected
-    on_cluster = thread_client.persist(da.arange(1000, chunks=10))
-    again = optimize((on_cluster + 1).sum(), thread_client)  # whose inputs are on the cluster
+    assert ferroflow_client.compute(optimized, sync=True) == expected
+    on_cluster = ferroflow_client.persist(da.arange(1000, chunks=10))
+    assert (on_cluster + 1).sum().compute() == sum(range(1000)) + 1000
+    again = optimize((on_cluster + 1).sum(), ferroflow_client)  # whose inputs are on the cluster
+    assert n_tasks(again) < 30
     assert again.compute() == sum(range(1000)) + 1000
+
+
+@pytest.mark.cluster
+def test_without_the_plugin_nothing_is_known(thread_client: Client) -> None:
+    with pytest.raises(ClusterError, match=r"call install\(client\) first"):
+        optimize(tree(2), thread_client)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any, TypeVar
 
 from dask._task_spec import Alias, DataNode, GraphNode, Task, TaskRef, convert_legacy_graph
@@ -19,7 +18,7 @@ from dask.utils import key_split
 from ferroflow_dask.cost import ClusterProfile
 from ferroflow_dask.lowering.cut import best_cut
 from ferroflow_dask.lowering.execution import Results
-from ferroflow_dask.lowering.predict import Work
+from ferroflow_dask.lowering.predict import Cut, Work
 from ferroflow_dask.lowering.tasks import BUNDLE_PREFIX, COST_ANNOTATION, PerKey
 
 C = TypeVar("C")
@@ -27,8 +26,30 @@ Tasks = Mapping[Key, GraphNode]
 
 #: A task of whose duration nothing is known is taken to last as long as a task costs, times this.
 _GUESS = 4.0
+#: Part of a worker's memory that all results of a bundle together may take.
+_MEMORY_SHARE = 0.25
 #: Functions of these packages look at the task that they run in.
 _AWARE = ("distributed", "dask.graph_manipulation")
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What tasks of a name have been like so far.
+
+    Parameters
+    ----------
+    duration_s : float
+        [s]
+    nbytes : float
+        Of a result [B].
+    """
+
+    duration_s: float
+    nbytes: float = 0.0
+
+
+#: Of what is no work: data in the graph, other names for results.
+_NOTHING = Learned(0.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,19 +88,19 @@ class ExecuteTasks:
         return outputs[0] if len(outputs) == 1 else Results(outputs)
 
 
-def optimize_for(collection: C, cluster: ClusterProfile, durations: Mapping[str, float]) -> C:
+def optimize_for(collection: C, cluster: ClusterProfile, learned: Mapping[str, Learned]) -> C:
     """Return a collection that computes the same in fewer tasks.
 
     After Dask's own optimization, chains of tasks are fused and short ones grouped, as many together as
-    is predicted to be fastest. Keys that the collection asks for stay. Collections with annotations are
-    returned as they are.
+    is predicted to be fastest and as a worker has memory for. Keys that the collection asks for stay. Tasks
+    of which nothing is known stay by themselves. Collections with annotations are returned as they are.
 
     Parameters
     ----------
     collection : Dask collection
     cluster : ClusterProfile
-    durations : mapping of str to float
-        What tasks take, by the name that Dask gives them (`dask.utils.key_split`) [s].
+    learned : mapping of str to Learned
+        By the name that Dask gives tasks (`dask.utils.key_split`).
     """
     given: Any = collection
     # Data frames are expressions, which optimize themselves; dask.optimize cannot lower all of them.
@@ -89,7 +110,7 @@ def optimize_for(collection: C, cluster: ClusterProfile, durations: Mapping[str,
         return collection
     optimized: Any = given.optimize() if is_expression else optimize(given)[0]
     tasks: Tasks = convert_legacy_graph(dict(optimized.__dask_graph__()))
-    bundled = bundle_tasks(tasks, set(flatten(optimized.__dask_keys__())), cluster, durations)
+    bundled = bundle_tasks(tasks, set(flatten(optimized.__dask_keys__())), cluster, learned)
     rebuilt: C = _rebuild(optimized, bundled, is_expression)
     return rebuilt
 
@@ -110,33 +131,34 @@ def _rebuild(collection: Any, tasks: MaterializedLayer, is_expression: bool) -> 
 
 
 def bundle_tasks(
-    tasks: Tasks, wanted: Collection[Key], cluster: ClusterProfile, durations: Mapping[str, float]
+    tasks: Tasks, wanted: Collection[Key], cluster: ClusterProfile, learned: Mapping[str, Learned]
 ) -> MaterializedLayer:
     """Cut the tasks of a graph into bundles; see `optimize_for`."""
     turn = order(dict(tasks))
     keys = sorted(tasks, key=turn.__getitem__)
     position = {key: i for i, key in enumerate(keys)}
-    known = {key: _duration_s(tasks[key], durations) for key in keys}
-    measured = [seconds for seconds in known.values() if seconds is not None]
-    guess_s = fmean(measured) if any(measured) else _GUESS * cluster.task_s
-    costs_s = [guess_s if (seconds := known[key]) is None else seconds for key in keys]
+    known = [_known(tasks[key], learned) for key in keys]
+    nbytes = [int(known_of.nbytes) if known_of is not None else 0 for known_of in known]
+    costs_s = [known_of.duration_s if known_of is not None else _GUESS * cluster.task_s for known_of in known]
     work = Work(
         [[position[needed] for needed in tasks[key].dependencies if needed in position] for key in keys],
         costs_s,
-        lambda _: 0,
-        alone=frozenset(i for i, key in enumerate(keys) if _is_aware(tasks[key])),
+        nbytes.__getitem__,
+        alone=frozenset(i for i, key in enumerate(keys) if known[i] is None or _is_aware(tasks[key])),
         last=frozenset(position[key] for key in wanted if key in position),
     )
-    cut, _ = best_cut(work, cluster, len(measured) < len(keys), lambda _: True)
-    return _write(
-        [[keys[i] for i in pieces] for pieces in cut], tasks, wanted, dict(zip(keys, costs_s, strict=True))
-    )
+    most = _MEMORY_SHARE * cluster.memory_nbytes or float("inf")
+
+    def fits(cut: Cut) -> bool:
+        return all(len(pieces) == 1 or sum(nbytes[i] for i in pieces) <= most for pieces in cut)
+
+    cut, _ = best_cut(work, cluster, is_guess=False, fits=fits)
+    groups = [[keys[i] for i in pieces] for pieces in cut]
+    return _write(groups, tasks, wanted, dict(zip(keys, costs_s, strict=True)))
 
 
-def _duration_s(task: GraphNode, durations: Mapping[str, float]) -> float | None:
-    if isinstance(task, DataNode | Alias):
-        return 0.0
-    return durations.get(key_split(task.key))
+def _known(task: GraphNode, learned: Mapping[str, Learned]) -> Learned | None:
+    return _NOTHING if isinstance(task, DataNode | Alias) else learned.get(key_split(task.key))
 
 
 def _is_aware(task: GraphNode) -> bool:

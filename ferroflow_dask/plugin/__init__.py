@@ -7,6 +7,7 @@ from ferroflow_dask.plugin.install import (
     check_workers,
     install,
     installed,
+    learned,
     uninstall,
 )
 from ferroflow_dask.plugin.stealing import FerroflowStealing
@@ -19,5 +20,6 @@ __all__ = [
     "explain",
     "install",
     "installed",
+    "learned",
     "uninstall",
 ]

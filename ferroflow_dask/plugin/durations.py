@@ -1,4 +1,4 @@
-"""What tasks of one kind have taken, where tasks say what kind they are."""
+"""What tasks were like: those of one kind, where tasks say what kind they are, and those of one name."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ class Durations:
 
     def __init__(self) -> None:
         self._mean_s: OrderedDict[str, float] = OrderedDict()
+        self._by_name: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def record(self, ts: TaskState, seconds: float) -> None:
-        """Learn from a task that ended."""
+    def record(self, ts: TaskState, seconds: float, nbytes: int) -> None:
+        """Learn from a task that ended: how long it took [s], and how large its result is [B]."""
+        self._record_name(ts.prefix.name, seconds, nbytes)
         kind = _kind(ts)
         if kind is None:
             return
@@ -35,6 +37,20 @@ class Durations:
         self._mean_s.move_to_end(kind)
         if len(self._mean_s) > _KEPT:
             self._mean_s.popitem(last=False)
+
+    def _record_name(self, name: str, seconds: float, nbytes: int) -> None:
+        before_s, before_nbytes = self._by_name.get(name, (seconds, float(nbytes)))
+        self._by_name[name] = (
+            before_s + _WEIGHT * (seconds - before_s),
+            before_nbytes + _WEIGHT * (nbytes - before_nbytes),
+        )
+        self._by_name.move_to_end(name)
+        if len(self._by_name) > _KEPT:
+            self._by_name.popitem(last=False)
+
+    def by_name(self) -> dict[str, tuple[float, float]]:
+        """Return the mean duration [s] and size of results [B] of tasks, by the name that Dask gives them."""
+        return dict(self._by_name)
 
     def of(self, ts: TaskState) -> float | None:
         """Return what tasks of the same kind have taken [s]; None if there were none."""

@@ -133,6 +133,14 @@ def installed(client: Client) -> Any:
     return client.sync(find_installed, client)
 
 
+def learned(client: Client) -> Any:
+    """Return what the plugin has learned of tasks by name: seconds and bytes; nothing if it is not there.
+
+    An asynchronous client gets an awaitable.
+    """
+    return client.sync(_learned, client)
+
+
 def check_scheduler(client: Client) -> Any:
     """Raise `ClusterError` unless the scheduler can run the plugin; an awaitable if asynchronous."""
     return client.sync(_check_scheduler, client)
@@ -173,6 +181,18 @@ async def find_installed(client: Client) -> FerroflowPlugin | None:
         return None
     found: FerroflowPlugin | None = await client.run_on_scheduler(_find)
     return found
+
+
+async def _learned(client: Client) -> dict[str, tuple[float, float]]:
+    if await find_installed(client) is None:
+        return {}
+    found: dict[str, tuple[float, float]] = await client.run_on_scheduler(_by_name)
+    return found
+
+
+def _by_name(dask_scheduler: Scheduler) -> dict[str, tuple[float, float]]:
+    extension = dask_scheduler.extensions.get("stealing")
+    return extension.durations.by_name() if isinstance(extension, FerroflowStealing) else {}
 
 
 async def _add_to(scheduler: Scheduler, plugin: FerroflowPlugin) -> None:

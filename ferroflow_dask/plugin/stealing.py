@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from dask.typing import Key
 from distributed.metrics import time
@@ -58,6 +59,10 @@ _MESSAGES = 3
 _LONGEST_INTERVAL_MS = 600_000
 
 
+#: What tasks are like outlives the shell that has learned it.
+_learned: WeakKeyDictionary[Any, Durations] = WeakKeyDictionary()
+
+
 class FerroflowStealing(Steals):
     """Replacement of distributed's `WorkStealing` that asks a policy.
 
@@ -76,7 +81,7 @@ class FerroflowStealing(Steals):
     clock : callable, optional
         Returns the time [s]; the workers' wall clock if left out.
     durations : Durations, optional
-        What was learned before; nothing if left out.
+        What was learned before; what earlier shells on this scheduler have learned if left out.
     """
 
     def __init__(
@@ -101,7 +106,7 @@ class FerroflowStealing(Steals):
         self._is_closed = False
         self._planned: dict[Key, str] = {}
         self._passes = Passes(scheduler.loop, lambda: self._guarded(self._pass) or 0, self._n_hopeful)
-        self.durations = Durations() if durations is None else durations
+        self.durations = _learned.setdefault(scheduler, Durations()) if durations is None else durations
         self._describe = TaskDescriber(scheduler, self.durations)
         self._bypass = Bypass(scheduler, self._describe.known_cost, self.policy.places_queued)
         self._slots = Slots(scheduler, _MESSAGES * self.view.latency_s)
@@ -238,7 +243,7 @@ class FerroflowStealing(Steals):
             self.view.observe(ts.key, spent)
             if fetched_s:
                 self.view.observe_transfer(ts.key, fetched_s)
-            self.durations.record(ts, spent)
+            self.durations.record(ts, spent, details["nbytes"])
         self.view.finish(ts.key, self.clock())
         self._bypass.left(ts.key)
         if finish == "memory":
