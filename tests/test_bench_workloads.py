@@ -69,6 +69,19 @@ def test_the_result_passes_the_check_and_nothing_is_left_on_the_cluster(
     assert t1_s is None or 0 < t_inf_s <= t1_s
 
 
+@pytest.mark.parametrize("name", [workload.name for workload in DAGS])
+@pytest.mark.parametrize("costs", ["known", "learned", "unknown"])
+def test_a_graph_in_bundles_passes_the_check_and_runs_each_op_once(
+    name: str, costs: str, cluster: Cluster, ran: Runs
+) -> None:
+    run = ran(name, "bundled", costs)
+    run.instance.check(run.results)
+    assert run.instance.count_executed is not None
+    assert run.instance.count_executed(cluster.client) == run.instance.n_ops
+    assert run.instance.predicted_s is not None
+    assert run.instance.predicted_s() > 0
+
+
 def wrong(result: Any) -> Any:
     """Return a result of the same kind with another value, where we know how; else none at all."""
     match result:

@@ -77,14 +77,14 @@ class BoundGraph(DaskMethodsMixin):
     __dask_scheduler__ = staticmethod(threaded_get)
 
     def __dask_postcompute__(self) -> tuple[Callable[..., dict[str, Any]], tuple[Any, ...]]:
-        return _by_name, (self.places,)
+        return by_name, (self.places,)
 
     def __dask_postpersist__(self) -> tuple[Callable[..., BoundGraph], tuple[Any, ...]]:
         return _persisted, (self.run, self.places, self._graph, self.prediction)
 
     def by_name(self, results: Sequence[Any]) -> dict[str, Any]:
         """Return the outputs, given the results of `__dask_keys__()`."""
-        return _by_name(results, self.places)
+        return by_name(results, self.places)
 
     def only(self, *names: str) -> BoundGraph:
         """Return the collection of some of the outputs; what they do not need is not computed."""
@@ -99,7 +99,8 @@ class BoundGraph(DaskMethodsMixin):
         return f"<BoundGraph: {self.n_tasks} tasks, outputs {names[:4]}{'…' if len(names) > 4 else ''}>"
 
 
-def _by_name(results: Sequence[Any], places: Mapping[str, Place]) -> dict[str, Any]:
+def by_name(results: Sequence[Any], places: Mapping[str, Place]) -> dict[str, Any]:
+    """Return outputs by name, given the results of their tasks in the order in which they come first."""
     by_key = dict(zip(dict.fromkeys(key for key, _ in places.values()), results, strict=True))
     return {name: by_key[key] if item is None else by_key[key][item] for name, (key, item) in places.items()}
 

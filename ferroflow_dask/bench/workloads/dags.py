@@ -23,8 +23,9 @@ from ferroflow_dask.cost import AnalyticCost, ClusterProfile, MeasuredCost, esti
 from ferroflow_dask.deploy import calibrate
 from ferroflow_dask.exceptions import KernelNotFoundError, ResultError, UnknownNameError, UsageError
 from ferroflow_dask.graph import FERROFLOW_DOMAIN, TOPOLOGIES, Graph, Op, bounds, generate
-from ferroflow_dask.lowering import BoundGraph, bind, executed, place
-from ferroflow_dask.lowering.tasks import op_type_prefix
+from ferroflow_dask.lowering import Prediction, bind, executed, place
+from ferroflow_dask.lowering.collection import by_name
+from ferroflow_dask.lowering.tasks import Place, op_type_prefix
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -81,6 +82,15 @@ class _KnownCluster:
 
     profile: ClusterProfile
     measured: MeasuredCost
+
+
+@dataclass(frozen=True, slots=True)
+class _Submitted:
+    """What is left of a collection once it is handed over."""
+
+    run: str
+    places: Mapping[str, Place]
+    prediction: Prediction | None
 
 
 _known_clusters: WeakKeyDictionary[Client, _KnownCluster] = WeakKeyDictionary()
@@ -230,7 +240,8 @@ def _build(name: str, lowerings: Mapping[str, _Lowering], request: Request) -> I
     declared = None if request.costs == "known" else _NothingKnown()
     clusters: list[_KnownCluster] = []
     ready: list[Graph] = [] if lowering.is_placed else [graph]
-    submitted: list[BoundGraph] = []
+    # No collection: it would hold the placed constants after the run.
+    submitted: list[_Submitted] = []
 
     def prepare(cluster: Cluster) -> None:
         ready[:] = [place(graph, cluster.client)]
@@ -243,12 +254,12 @@ def _build(name: str, lowerings: Mapping[str, _Lowering], request: Request) -> I
         profile = clusters[0].profile if clusters else None
         costs = clusters[0].measured if clusters and request.costs == "learned" else declared
         bound = bind(ready[0], {}, costs=costs, prefix=lowering.prefix, cluster=profile)
-        submitted[:] = [bound]
+        submitted[:] = [_Submitted(bound.run, bound.places, bound.prediction)]
         futures = {future.key: future for future in futures_of(client.persist(bound))}
         return [futures[key] for key in bound.__dask_keys__()]
 
     def collect(client: Client, futures: Sequence[Future[Any]]) -> Sequence[Any]:
-        return list(submitted[0].by_name(client.gather(futures)).values())
+        return list(by_name(client.gather(list(futures)), submitted[0].places).values())
 
     def count_executed(client: Client) -> int:
         report = executed(client, submitted[0].run)
