@@ -57,13 +57,15 @@ def test_a_wrong_run_is_broken(what: str) -> None:
 def test_references_run_beside_policies_and_only_graphs() -> None:
     workloads = [(w, w.arguments({}, is_quick=True)) for w in map(get_workload, ("wide", "merge"))]
     cases = make_cases(workloads, ["ferroflow", "threads"], ["learned"])
-    assert [(case.workload.name, case.policy) for case in cases] == [
-        ("wide", "ferroflow"),
-        ("wide", "threads"),
-        ("merge", "ferroflow"),
+    assert [(case.workload.name, case.policy, case.lowering) for case in cases] == [
+        ("wide", "ferroflow", "root placed, one name"),
+        ("wide", "ferroflow", "bundled"),
+        ("wide", "threads", "root placed, one name"),
+        ("merge", "ferroflow", ""),
     ]
-    rows = list(run_plan(Plan(cases[:2], SHAPE, 2)))
-    assert [row.status for row in rows] == ["ok"] * 4
+    rows = list(run_plan(Plan(cases[:3], SHAPE, 2)))
+    assert [row.status for row in rows] == ["ok"] * 6
+    assert all((row.predicted_s is not None) == (row.lowering == "bundled") for row in rows)
     (first, _) = (row for row in rows if row.policy == "threads")
     assert first.executed == first.tasks == first.ops
     assert 0 < first.efficiency <= 1
