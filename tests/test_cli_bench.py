@@ -42,8 +42,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_each_run_leaves_a_row(measured: Path) -> None:
     rows = rows_of(measured)
-    # Two repetitions of four lowerings of Dask's, and of ours.
-    assert len(rows) == 2 * (4 + 1)
+    # Two repetitions of four lowerings of Dask's, and of ours as it is and in bundles.
+    assert len(rows) == 2 * (4 + 2)
     assert {row["status"] for row in rows} == {"ok"}
     assert {(row["ops"], row["executed"]) for row in rows} == {(8, 8)}
     assert {row["arguments"]["width"] for row in rows} == {4}
@@ -85,11 +85,11 @@ def test_an_interrupted_benchmark_keeps_its_rows_and_goes_on(
         patch.setattr(command, "run_plan", interrupted)
         first = ferroflow(*arguments)
     assert first.exit_code == FAILURE
-    assert f"interrupted; 1 of 4 runs are in {file}" in " ".join(first.stderr.split())
+    assert f"interrupted; 1 of 8 runs are in {file}" in " ".join(first.stderr.split())
     (kept,) = rows_of(file)
     answer(*arguments)
     assert rows_of(file)[0] == kept
-    assert len(rows_of(file)) == 4
+    assert len(rows_of(file)) == 8
 
 
 def test_rows_of_another_commit_are_not_gone_on_with(measured: Path, tmp_path: Path) -> None:
