@@ -175,10 +175,13 @@ def test_a_task_that_fails_breaks_the_run_and_the_next_run_is_sound() -> None:
     assert status.startswith("failed: ZeroDivisionError: ")
 
 
-def test_a_run_that_hangs_is_ended() -> None:
+@pytest.mark.parametrize(
+    "collect", [None, lambda client, futures: client.gather(futures)], ids=["gathered", "collected"]
+)
+def test_a_run_that_hangs_is_ended(collect: Any) -> None:
     def hanging(request: Request) -> Instance:
         nowhere = {"workers": ["tcp://10.255.255.1:1"], "key": f"h-{request.salt}"}
-        return Instance(lambda client: [client.submit(int, 1, **nowhere)], print, n_ops=1)
+        return Instance(lambda client: [client.submit(int, 1, **nowhere)], print, n_ops=1, collect=collect)
 
     (status,) = statuses(Workload("hanging", "", hanging), timeout_s=0.3)
     assert status == "failed: ResultError: no result within 0.3 s"

@@ -19,7 +19,6 @@ from ferroflow_dask.deploy.local import local_client
 from ferroflow_dask.exceptions import ClusterError, ResultError
 
 if TYPE_CHECKING:
-    from distributed import Future
     from distributed.scheduler import Scheduler
 
 #: How often the scheduler is asked whether the run before has left it [s].
@@ -113,15 +112,12 @@ class Session:
         futures = instance.submit(self.client)
         if instance.during is not None:
             instance.during(self)
-        if instance.collect is not None:
-            return instance.collect(self.client, futures)
-        return self._gather(futures)
-
-    def _gather(self, futures: Sequence[Future[Any]]) -> Sequence[Any]:
         try:
             wait(futures, timeout=self._timeout_s)
         except TimeoutError:
             raise ResultError(f"no result within {self._timeout_s:g} s") from None
+        if instance.collect is not None:
+            return instance.collect(self.client, futures)
         results: Sequence[Any] = self.client.gather(list(futures))
         return results
 
