@@ -6,7 +6,7 @@ All functions are linear in ops plus edges.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ferroflow_dask.graph.ir import Graph, Op
@@ -41,11 +41,25 @@ def upward_ranks(graph: Graph, costs: Costs) -> dict[int, float]:
     Topcuoglu, Hariri and Wu, "Performance-effective and low-complexity task scheduling for
     heterogeneous computing", 2002; here without mean transfer times, which Dask overlaps.
     """
-    ranks = {op.id: 0.0 for op in graph.live_ops}
-    for op in reversed(graph.live_ops):
-        ranks[op.id] += costs[op.id]
-        for before in graph.predecessors[op.id]:
-            ranks[before.id] = max(ranks[before.id], ranks[op.id])
+    ranks = ranks_of([costs[op.id] for op in graph.live_ops], graph.live_edges)
+    return dict(zip(graph.live_position, ranks, strict=True))
+
+
+def ranks_of(costs: Sequence[float], before: Sequence[Iterable[int]]) -> list[float]:
+    """Return the upward ranks of nodes that are numbered in an order in which they can run.
+
+    Parameters
+    ----------
+    costs : sequence of float
+        Of each node.
+    before : sequence of iterable of int
+        Those that each node waits for.
+    """
+    ranks = [0.0] * len(costs)
+    for node in range(len(costs) - 1, -1, -1):
+        ranks[node] += costs[node]
+        for earlier in before[node]:
+            ranks[earlier] = max(ranks[earlier], ranks[node])
     return ranks
 
 

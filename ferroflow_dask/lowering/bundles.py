@@ -13,29 +13,9 @@ from statistics import fmean
 
 from ferroflow_dask.cost import ClusterProfile
 from ferroflow_dask.graph.ir import Graph, Op, TensorSpec
-from ferroflow_dask.lowering.cut import best_cut
+from ferroflow_dask.lowering.cut import GUESS, MEMORY_SHARE, best_cut
 from ferroflow_dask.lowering.predict import Cut, Prediction, Work
 from ferroflow_dask.lowering.tasks import exported
-
-#: An op of whose cost nothing is known is taken to last as long as a task costs, times this.
-_GUESS = 4.0
-#: Part of a worker's memory that a bundle may need.
-_MEMORY_SHARE = 0.25
-
-
-@dataclass(frozen=True, slots=True)
-class Bundle:
-    """Ops that run as one task, in this order.
-
-    Parameters
-    ----------
-    ops : tuple of Op
-    cost_s : float or None
-        Expected duration [s]; None if that of some op is not known.
-    """
-
-    ops: tuple[Op, ...]
-    cost_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +24,14 @@ class Bundling:
 
     Parameters
     ----------
-    bundles : tuple of Bundle
-        In an order in which they can run.
+    bundles : tuple of tuple of Op
+        The ops that run as one task each, in order; the tasks in an order in which they can run.
     prediction : Prediction
     costs_s : mapping of int to float
         What each op was taken to last, by id [s]: known or guessed.
     """
 
-    bundles: tuple[Bundle, ...]
+    bundles: tuple[tuple[Op, ...], ...]
     prediction: Prediction
     costs_s: Mapping[int, float]
 
@@ -68,7 +48,7 @@ def bundle(graph: Graph, costs: Mapping[int, float], cluster: ClusterProfile) ->
     cluster : ClusterProfile
     """
     known = [costs[op.id] for op in graph.live_ops if op.id in costs]
-    guess_s = fmean(known) if known else _GUESS * cluster.task_s
+    guess_s = fmean(known) if known else GUESS * cluster.task_s
     filled = {op.id: costs.get(op.id, guess_s) for op in graph.live_ops}
     is_guess = len(known) < len(graph.live_ops)
     ops = graph.live_ops
@@ -77,18 +57,12 @@ def bundle(graph: Graph, costs: Mapping[int, float], cluster: ClusterProfile) ->
         [filled[op.id] for op in ops],
         lambda i: sum(graph.spec(value).nbytes or 0 for value in ops[i].outputs if value),
     )
-    most_nbytes = _MEMORY_SHARE * cluster.memory_nbytes
+    most_nbytes = MEMORY_SHARE * cluster.memory_nbytes
     may_not_fit = bool(cluster.memory_nbytes) and _total_nbytes(graph) > most_nbytes
     cut, prediction = best_cut(
         work, cluster, is_guess, lambda cut: not may_not_fit or _fits(graph, cut, most_nbytes)
     )
-    bundles = tuple(
-        Bundle(
-            members := tuple(ops[i] for i in positions),
-            sum(costs[op.id] for op in members) if all(op.id in costs for op in members) else None,
-        )
-        for positions in cut
-    )
+    bundles = tuple(tuple(ops[i] for i in positions) for positions in cut)
     return Bundling(bundles, prediction, filled)
 
 

@@ -191,7 +191,7 @@ def _bind(
         providers=chosen,
         costs=seconds,
         prefix=prefix,
-        bundles=None if bundling is None else [one.ops for one in bundling.bundles],
+        bundles=None if bundling is None else bundling.bundles,
         guesses=None if bundling is None else bundling.costs_s,
     )
     prediction = None if bundling is None else bundling.prediction

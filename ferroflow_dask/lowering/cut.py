@@ -13,6 +13,10 @@ from ferroflow_dask.cost import ClusterProfile
 from ferroflow_dask.lowering.coarse import CoarseGraph, factored, longest_first
 from ferroflow_dask.lowering.predict import Cut, Prediction, Work, predict
 
+#: A piece of whose cost nothing is known is taken to last as long as a task costs, times this.
+GUESS = 4.0
+#: Part of a worker's memory that a bundle may need.
+MEMORY_SHARE = 0.25
 #: Pieces that last as long as the scheduler takes to feed all threads, times this, travel alone: they can be
 #: stolen then, and a cost that is wrong does less harm.
 _ALONE = 5.0

@@ -16,7 +16,7 @@ from dask.typing import Key
 from dask.utils import key_split
 
 from ferroflow_dask.cost import ClusterProfile
-from ferroflow_dask.lowering.cut import best_cut
+from ferroflow_dask.lowering.cut import GUESS, MEMORY_SHARE, best_cut
 from ferroflow_dask.lowering.execution import Results
 from ferroflow_dask.lowering.predict import Cut, Work
 from ferroflow_dask.lowering.tasks import BUNDLE_PREFIX, COST_ANNOTATION, PerKey
@@ -24,10 +24,6 @@ from ferroflow_dask.lowering.tasks import BUNDLE_PREFIX, COST_ANNOTATION, PerKey
 C = TypeVar("C")
 Tasks = Mapping[Key, GraphNode]
 
-#: A task of whose duration nothing is known is taken to last as long as a task costs, times this.
-_GUESS = 4.0
-#: Part of a worker's memory that all results of a bundle together may take.
-_MEMORY_SHARE = 0.25
 #: Functions of these packages look at the task that they run in.
 _AWARE = ("distributed", "dask.graph_manipulation")
 
@@ -139,7 +135,7 @@ def bundle_tasks(
     position = {key: i for i, key in enumerate(keys)}
     known = [_known(tasks[key], learned) for key in keys]
     nbytes = [int(known_of.nbytes) if known_of is not None else 0 for known_of in known]
-    costs_s = [known_of.duration_s if known_of is not None else _GUESS * cluster.task_s for known_of in known]
+    costs_s = [known_of.duration_s if known_of is not None else GUESS * cluster.task_s for known_of in known]
     work = Work(
         [[position[needed] for needed in tasks[key].dependencies if needed in position] for key in keys],
         costs_s,
@@ -147,7 +143,7 @@ def bundle_tasks(
         alone=frozenset(i for i, key in enumerate(keys) if known[i] is None or _is_aware(tasks[key])),
         last=frozenset(position[key] for key in wanted if key in position),
     )
-    most = _MEMORY_SHARE * cluster.memory_nbytes or float("inf")
+    most = MEMORY_SHARE * cluster.memory_nbytes or float("inf")
 
     def fits(cut: Cut) -> bool:
         return all(len(pieces) == 1 or sum(nbytes[i] for i in pieces) <= most for pieces in cut)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ferroflow_dask.cost import ClusterProfile
+from ferroflow_dask.graph.analysis import ranks_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class Work:
 def predict(work: Work, cut: Cut, cluster: ClusterProfile) -> Prediction:
     """Predict how a cut runs; O(edges + bundles · (log threads + bundles they wait for))."""
     work_s, inputs = _tasks(work, cut)
-    rank_s = _ranks(work_s, inputs)
+    rank_s = ranks_of(work_s, inputs)
     followers: list[list[int]] = [[] for _ in cut]
     for task, needed in enumerate(inputs):
         for earlier in needed:
@@ -140,11 +141,3 @@ def _tasks(work: Work, cut: Cut) -> tuple[list[float], list[dict[int, int]]]:
             read[task_of[j]] = read.get(task_of[j], 0) + work.nbytes(j)
         inputs.append(read)
     return [sum([costs_s[i] for i in pieces]) for pieces in cut], inputs
-
-
-def _ranks(work_s: Sequence[float], inputs: Sequence[Mapping[int, int]]) -> list[float]:
-    rank_s = list(work_s)
-    for task in range(len(work_s) - 1, -1, -1):
-        for earlier in inputs[task]:
-            rank_s[earlier] = max(rank_s[earlier], work_s[earlier] + rank_s[task])
-    return rank_s

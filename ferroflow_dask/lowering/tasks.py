@@ -1,6 +1,6 @@
 """Write a graph as Dask tasks: keys, dependencies, annotations.
 
-The one place that builds `dask._task_spec` nodes.
+The one place that builds `dask._task_spec` nodes of our graphs; `foreign` rewrites those of others.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.typing import Key
 
 from ferroflow_dask.cost import kind_name
+from ferroflow_dask.graph.analysis import ranks_of
 from ferroflow_dask.graph.ir import Graph, Op
 from ferroflow_dask.kernels import has_subgraph, make_plan
 from ferroflow_dask.lowering.execution import ExecuteBundle, ExecuteOp
@@ -214,16 +215,13 @@ def _annotations(
 def _ranks(graph: Graph, groups: Sequence[Sequence[Op]], costs: Mapping[int, float]) -> list[float]:
     """Return the upward rank of each bundle [s]; see `graph.upward_ranks`."""
     group_of = {op.id: i for i, ops in enumerate(groups) for op in ops}
-    ranks = [sum([costs.get(op.id, 0.0) for op in ops]) for ops in groups]
-    behind = [0.0] * len(groups)
-    for i in range(len(groups) - 1, -1, -1):
-        ranks[i] += behind[i]
-        for op in groups[i]:
-            for j in graph.live_edges[graph.live_position[op.id]]:
-                earlier = group_of[graph.live_ops[j].id]
-                if earlier != i:
-                    behind[earlier] = max(behind[earlier], ranks[i])
-    return ranks
+    before: list[set[int]] = [set() for _ in groups]
+    for op, edges in zip(graph.live_ops, graph.live_edges, strict=True):
+        own = group_of[op.id]
+        before[own].update(group_of[graph.live_ops[j].id] for j in edges)
+    for i, earlier in enumerate(before):
+        earlier.discard(i)
+    return ranks_of([sum([costs.get(op.id, 0.0) for op in ops]) for ops in groups], before)
 
 
 class _SourceReferences:

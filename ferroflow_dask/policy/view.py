@@ -142,7 +142,7 @@ class WorkerView:
     @property
     def wait_s(self) -> float:
         """Time until a task sent now would start [s]."""
-        return 0.0 if self.has_free_thread else self.backlog_s / (self.nthreads * self.speed)
+        return self.load[0]
 
     @property
     def group(self) -> tuple[str, float]:
