@@ -28,7 +28,9 @@ def declared_cost(ts: TaskState) -> float | None:
 
 
 def _duration(ts: TaskState, annotation: str) -> float | None:
-    value = (ts.annotations or {}).get(annotation)
+    if not ts.annotations:
+        return None
+    value = ts.annotations.get(annotation)
     try:
         seconds = float(value) if isinstance(value, Real) else -1.0
     except OverflowError:
@@ -74,6 +76,8 @@ class TaskDescriber:
 
     def known_cost(self, ts: TaskState) -> float | None:
         """Return the duration that is declared for a task, or learned of its kind [s]; None if neither."""
+        if not ts.annotations:
+            return None
         declared = declared_cost(ts)
         return self._durations.of(ts) if declared is None else declared
 
@@ -118,6 +122,8 @@ class TaskDescriber:
         )
 
     def _allowed_of(self, ts: TaskState) -> AllowedWorkers | None:
+        if not (ts.worker_restrictions or ts.host_restrictions or ts.resource_restrictions):
+            return None
         by_name = None if ts.loose_restrictions else (ts.worker_restrictions, ts.host_restrictions)
         if not ts.resource_restrictions and (by_name is None or not any(by_name)):
             return None

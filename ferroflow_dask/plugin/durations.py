@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ferroflow_dask.lowering import KIND_ANNOTATION
@@ -12,8 +13,19 @@ if TYPE_CHECKING:
 
 #: Part of a new duration in the mean.
 _WEIGHT = 0.3
-#: Kinds that are remembered.
+#: Kinds, and names, that are remembered.
 _KEPT = 10_000
+#: The last tasks of a name that tell how long one may be.
+_REMEMBERED = 16
+
+
+@dataclass(slots=True)
+class _Name:
+    """Means over the tasks of a name, and their last durations [s]."""
+
+    mean_s: float
+    mean_nbytes: float
+    last_s: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
 
 
 class Durations:
@@ -24,7 +36,7 @@ class Durations:
 
     def __init__(self) -> None:
         self._mean_s: OrderedDict[str, float] = OrderedDict()
-        self._by_name: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._names: OrderedDict[str, _Name] = OrderedDict()
 
     def record(self, ts: TaskState, seconds: float, nbytes: int) -> None:
         """Learn from a task that ended: how long it took [s], and how large its result is [B]."""
@@ -39,25 +51,40 @@ class Durations:
             self._mean_s.popitem(last=False)
 
     def _record_name(self, name: str, seconds: float, nbytes: int) -> None:
-        before_s, before_nbytes = self._by_name.get(name, (seconds, float(nbytes)))
-        self._by_name[name] = (
-            before_s + _WEIGHT * (seconds - before_s),
-            before_nbytes + _WEIGHT * (nbytes - before_nbytes),
-        )
-        self._by_name.move_to_end(name)
-        if len(self._by_name) > _KEPT:
-            self._by_name.popitem(last=False)
+        known = self._names.get(name)
+        if known is None:
+            known = self._names[name] = _Name(seconds, float(nbytes))
+            if len(self._names) > _KEPT:
+                self._names.popitem(last=False)
+        else:
+            known.mean_s += _WEIGHT * (seconds - known.mean_s)
+            known.mean_nbytes += _WEIGHT * (nbytes - known.mean_nbytes)
+            self._names.move_to_end(name)
+        known.last_s.append(seconds)
 
     def by_name(self) -> dict[str, tuple[float, float]]:
         """Return the mean duration [s] and size of results [B] of tasks, by the name that Dask gives them."""
-        return dict(self._by_name)
+        return {name: (known.mean_s, known.mean_nbytes) for name, known in self._names.items()}
 
     def of(self, ts: TaskState) -> float | None:
         """Return what tasks of the same kind have taken [s]; None if there were none."""
         kind = _kind(ts)
         return None if kind is None else self._mean_s.get(kind)
 
+    def at_most(self, ts: TaskState) -> tuple[float, float] | None:
+        """Return the longest but one of the last durations of tasks of a name [s], and their mean size [B].
+
+        One outlier is no rule. None if there were no such tasks.
+        """
+        known = self._names.get(ts.prefix.name)
+        if known is None:
+            return None
+        last = sorted(known.last_s)
+        return last[-2] if len(last) > 1 else last[0], known.mean_nbytes
+
 
 def _kind(ts: TaskState) -> str | None:
-    kind = (ts.annotations or {}).get(KIND_ANNOTATION)
+    if not ts.annotations:
+        return None
+    kind = ts.annotations.get(KIND_ANNOTATION)
     return kind if isinstance(kind, str) else None

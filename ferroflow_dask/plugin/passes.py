@@ -24,12 +24,13 @@ class Passes:
     ----------
     loop : tornado.ioloop.IOLoop
     run : callable
-        Makes one pass and returns how many idle workers found nothing to steal. Must not raise.
+        Makes one pass and returns how many idle workers found nothing to steal; None if none looked.
+        Must not raise.
     n_hopeful : callable
         Returns how many workers idle while others have tasks waiting; 0 ends the looking.
     """
 
-    def __init__(self, loop: IOLoop, run: Callable[[], int], n_hopeful: Callable[[], int]) -> None:
+    def __init__(self, loop: IOLoop, run: Callable[[], int | None], n_hopeful: Callable[[], int]) -> None:
         self._loop = loop
         self._run = run
         self._n_hopeful = n_hopeful
@@ -62,7 +63,10 @@ class Passes:
     def _run_once(self) -> None:
         if self._is_closed:
             return
-        self._n_fruitless += self._run()
+        n_fruitless = self._run()
+        if n_fruitless is None:
+            return
+        self._n_fruitless += n_fruitless
         n_hopeful = self._n_hopeful()
         if self._is_look_due or self._is_closed or not n_hopeful:
             return

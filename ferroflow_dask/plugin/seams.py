@@ -93,14 +93,6 @@ def prefix_duration(scheduler: Scheduler, ts: TaskState) -> float:
     return float(scheduler._get_prefix_duration(ts.prefix))
 
 
-def mean_nbytes(ts: TaskState) -> float:
-    """Return the mean size of the results that tasks of the same group have had so far [B]; 0 if none."""
-    group = ts.group
-    pending = sum(group.states[state] for state in ("waiting", "queued", "processing", "no-worker"))
-    n_ended = len(group) - pending
-    return group.nbytes_total / n_ended if n_ended else 0.0
-
-
 def is_duration_unknown(ts: TaskState) -> bool:
     """Return whether no task with the same prefix has ended yet."""
     return bool(ts.prefix.duration_average < 0)

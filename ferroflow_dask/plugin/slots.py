@@ -9,10 +9,10 @@ a task that needs many of them, are made ahead, and so many bytes of them at mos
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
 from typing import TYPE_CHECKING
 
 from ferroflow_dask.plugin import seams
+from ferroflow_dask.plugin.durations import Durations
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
@@ -25,11 +25,6 @@ _SHORTEST_S, _LONGEST_S = 1e-4, 0.05
 _BETWEEN_TASKS_S = 5e-4
 #: Part of a new sample in the mean round trip.
 _WEIGHT = 0.1
-#: The last tasks of a name that tell how long one may be. The longest but one of them counts: what waits
-#: behind a long task cannot run elsewhere at once, but one outlier is no rule.
-_REMEMBERED = 16
-#: Names that are remembered.
-_KEPT = 1_000
 #: Tasks of a thread that are sent ahead at most, and the bytes of their results [B].
 _MOST_AHEAD = 32
 _MOST_AHEAD_NBYTES = 2**24
@@ -41,30 +36,31 @@ class Slots:
     Parameters
     ----------
     scheduler : distributed.Scheduler
+    durations : Durations
+        What is known of how long tasks take.
     round_trip_s : float
         First guess of the time from the end of a task to the start of the next one sent for it [s].
     """
 
-    def __init__(self, scheduler: Scheduler, round_trip_s: float) -> None:
+    def __init__(self, scheduler: Scheduler, durations: Durations, round_trip_s: float) -> None:
         self._scheduler = scheduler
+        self._durations = durations
         self._configured = self._set = scheduler.WORKER_SATURATION
         # Another number than Dask's own is somebody's decision.
         self._is_ours = self._configured == _DASKS
         self.round_trip_s = round_trip_s
         # When a thread ended its last task, by its worker's clock.
         self._stopped_s: dict[tuple[str, int], float] = {}
-        self._durations: OrderedDict[str, deque[float]] = OrderedDict()
 
     def finished(self, ts: TaskState, thread: tuple[str, int], start_s: float, stop_s: float) -> None:
         """Learn from a task that ended; `thread` is a worker's, and the times are of its clock [s]."""
-        self._remember(ts.prefix.name, stop_s - start_s)
         stopped_s = self._stopped_s.get(thread)
         self._stopped_s[thread] = stop_s
         if stopped_s is None or not self._scheduler.queued:
             return
         # What a thread has waited for, beyond the tasks that it had for the time.
         gap_s = start_s - stopped_s - _BETWEEN_TASKS_S
-        sample_s = gap_s + self._ahead(ts) * max(0.0, ts.prefix.duration_average)
+        sample_s = gap_s + int(self._set - 1) * max(0.0, ts.prefix.duration_average)
         if gap_s <= _LONGEST_S:
             self.round_trip_s += _WEIGHT * (sample_s - self.round_trip_s)
             self.round_trip_s = min(max(self.round_trip_s, _SHORTEST_S), _LONGEST_S)
@@ -74,37 +70,32 @@ class Slots:
         for thread in [thread for thread in self._stopped_s if thread[0] == worker]:
             del self._stopped_s[thread]
 
-    def adapt(self, stimulus_id: str) -> None:
+    def adapt(self, now: float) -> None:
         """Send as many tasks ahead as the first in the queue asks for; not within a transition."""
         scheduler = self._scheduler
+        if not scheduler.queued:
+            return
         if self._set != scheduler.WORKER_SATURATION:
             self._is_ours = False  # whoever changed it has a reason
-        if not (self._is_ours and scheduler.queued):
+        if not self._is_ours:
             return
         ahead = self._ahead(scheduler.queued.peek())
         wanted = max(self._configured, 1 + ahead) if ahead else self._configured
         if wanted != self._set:
             self._set = scheduler.WORKER_SATURATION = wanted
+            stimulus_id = f"ferroflow-slots-{now}"
             seams.slots_may_have_opened(scheduler, *scheduler.workers.values(), stimulus_id=stimulus_id)
 
-    def _remember(self, name: str, duration_s: float) -> None:
-        last = self._durations.setdefault(name, deque(maxlen=_REMEMBERED))
-        last.append(duration_s)
-        self._durations.move_to_end(name)
-        if len(self._durations) > _KEPT:
-            self._durations.popitem(last=False)
-
     def _ahead(self, ts: TaskState) -> int:
-        last = self._durations.get(ts.prefix.name)
-        if last is None:
+        # What waits behind a long task cannot run elsewhere at once.
+        duration_s, nbytes = self._durations.at_most(ts) or (_LONGEST_S, 0.0)
+        if duration_s > self.round_trip_s:
             return 0
-        duration_s = sorted(last)[-2] if len(last) > 1 else last[0]
         # Whole tasks, so that a mean that wavers changes nothing most of the time.
         ahead = min(_MOST_AHEAD, int(self.round_trip_s / max(duration_s, _SHORTEST_S)))
         # What is used soon must not be made faster than it is used, or results pile up.
         if any(len(dependent.waiting_on or ()) <= ahead for dependent in ts.dependents):
             return 0
-        nbytes = seams.mean_nbytes(ts)
         return min(ahead, int(_MOST_AHEAD_NBYTES / nbytes)) if nbytes > 0 else ahead
 
     def restore(self) -> None:

@@ -105,11 +105,11 @@ class FerroflowStealing(Steals):
         self.installed_by: object = None
         self._is_closed = False
         self._planned: dict[Key, str] = {}
-        self._passes = Passes(scheduler.loop, lambda: self._guarded(self._pass) or 0, self._n_hopeful)
+        self._passes = Passes(scheduler.loop, lambda: self._guarded(self._pass), self._n_hopeful)
         self.durations = _learned.setdefault(scheduler, Durations()) if durations is None else durations
         self._describe = TaskDescriber(scheduler, self.durations)
         self._bypass = Bypass(scheduler, self._describe.known_cost, self.policy.places_queued)
-        self._slots = Slots(scheduler, _MESSAGES * self.view.latency_s)
+        self._slots = Slots(scheduler, self.durations, _MESSAGES * self.view.latency_s)
         self._streams = Streams(scheduler)
         super().__init__(scheduler)
         for ws in scheduler.workers.values():
@@ -345,13 +345,13 @@ class FerroflowStealing(Steals):
 
     # Steals
 
-    def _pass(self) -> int:
+    def _pass(self) -> int | None:
         """Serve idle workers if there is hope; return how many of them found nothing to steal."""
         for key in list(self._planned):  # planned, and then not wanted after all
             del self._planned[key]
             self.view.release(key)
-        self._slots.adapt(f"ferroflow-slots-{self.clock()}")
-        return self._serve_idle() if self._n_hopeful() else 0
+        self._slots.adapt(self.clock())
+        return self._serve_idle() if self._n_hopeful() else None
 
     def _serve_idle(self) -> int:
         fruitless = 0

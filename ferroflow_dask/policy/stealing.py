@@ -119,38 +119,36 @@ class StealingPolicy:
         if neighbour is not None:
             yield AssignTask(task.key, neighbour.key, "beside the task before, as both are short")
             return
-        if task.allowed is None:
-            holders = [view.workers[key] for key in task.held if key in view.workers]
-            # A guessed duration is no reason to move data: where nothing is known, the inputs' holders
-            # keep what cannot start at once elsewhere, until the first tasks have told how long they take.
-            others = (
-                worker
-                for worker in view.least_loaded()
-                if not (task.is_guess and holders) or worker.has_free_thread
-            )
-            candidates: dict[WorkerKey, WorkerView] = {worker.key: worker for worker in (*others, *holders)}
-        else:
-            candidates = {key: view.workers[key] for key in task.allowed if key in view.workers}
-        running = [worker for worker in candidates.values() if worker.is_running]
-        if not running:
+        best: tuple[float | int, ...] | None = None
+        n_running = 0
+        for worker in self._candidates(task, view):
+            if worker.is_running:
+                n_running += 1
+                missing = task.missing_bytes(worker.key)
+                load = worker.load
+                end_s = load[0] + view.fetching_s(missing) + task.cost_s / worker.speed
+                # Locality, load and memory break ties.
+                finish = (end_s, missing, *load[:2], worker.nbytes, load[2])
+                if best is None or finish < best:
+                    best, chosen = finish, worker
+        if best is None:
             return
-
-        def finish(worker: WorkerView) -> tuple[float | int, ...]:
-            # Locality, load and memory break ties.
-            start = worker.wait_s + view.transfer_s(task, worker.key)
-            *load, turn = worker.load
-            return (
-                start + task.cost_s / worker.speed,
-                task.missing_bytes(worker.key),
-                *load,
-                worker.nbytes,
-                turn,
-            )
-
-        best = min(running, key=finish)
         if not task.input_bytes:
-            self._last = best.key
-        yield AssignTask(task.key, best.key, f"finishes in {finish(best)[0]:.4g} s, first of {len(running)}")
+            self._last = chosen.key
+        yield AssignTask(task.key, chosen.key, f"finishes in {best[0]:.4g} s, first of {n_running}")
+
+    @staticmethod
+    def _candidates(task: TaskView, view: ClusterView) -> Iterable[WorkerView]:
+        if task.allowed is not None:
+            return [view.workers[key] for key in task.allowed if key in view.workers]
+        candidates = {key: view.workers[key] for key in task.held if key in view.workers}
+        # A guessed duration is no reason to move data: where nothing is known, the inputs' holders keep
+        # what cannot start at once elsewhere, until the first tasks have told how long they take.
+        may_wait = not (task.is_guess and candidates)
+        for worker in view.least_loaded():
+            if may_wait or worker.has_free_thread:
+                candidates.setdefault(worker.key, worker)
+        return candidates.values()
 
     def _beside_the_last(self, task: TaskView, view: ClusterView) -> WorkerView | None:
         """Return where the last task without inputs went, if a short one may as well go there too.
@@ -158,8 +156,10 @@ class StealingPolicy:
         What needs neighbours' results finds them in one place then. It costs nothing as long as the worker
         is ahead of the others by less than the time that messages take.
         """
+        if task.input_bytes or task.is_guess:
+            return None
         worker = view.workers.get(self._last or "")
-        if worker is None or not worker.is_running or task.input_bytes or task.is_guess:
+        if worker is None or not worker.is_running:
             return None
         if task.allowed is not None and worker.key not in task.allowed:
             return None

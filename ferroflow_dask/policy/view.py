@@ -1,18 +1,19 @@
 """What a policy sees of a cluster: workers, their queues, and the tasks in them.
 
 The view holds nothing of Dask's, and is kept up to date one change at a time by whoever drives the
-policy; a policy only reads it. Every change costs O(log P + log queue), every question a policy asks
-O(1) for each item of the answer.
+policy; a policy only reads it. Every change costs O(log queue), every question a policy asks O(1) for
+each item of the answer and O(log P) for each worker that has changed since the last one.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from sortedcontainers import SortedKeyList, SortedList
+from sortedcontainers import SortedKeyList
 
 from ferroflow_dask.policy.pace import Paces
 
@@ -110,6 +111,8 @@ class WorkerView:
         Of the results it holds [B]; breaks ties.
     filed : tuple or None
         The load under which the cluster view has it in its order; None while it is in none.
+    is_stale : bool
+        Whether its load has changed since.
     """
 
     key: WorkerKey
@@ -122,6 +125,7 @@ class WorkerView:
     progress_at: float = 0.0
     nbytes: int = 0
     filed: Load | None = None
+    is_stale: bool = False
     queue: Any = field(default_factory=lambda: SortedKeyList(key=_queue_order))
 
     @property
@@ -152,6 +156,8 @@ class WorkerView:
     @property
     def load(self) -> Load:
         """Sort key, least loaded first: wait [s], tasks per thread, turn."""
+        if self.filed is not None and not self.is_stale:
+            return self.filed
         n, nthreads = len(self.queue), self.nthreads
         wait_s = 0.0 if n < nthreads else self.backlog_s / (nthreads * self.speed)
         return (wait_s, n / nthreads, self.turn)
@@ -202,43 +208,54 @@ class ClusterView:
         self._slowness = 1.0
         self.workers: dict[WorkerKey, WorkerView] = {}
         self.assigned: dict[Key, tuple[TaskView, WorkerView]] = {}
-        self._by_load: dict[tuple[str, float], Any] = {}
+        # Sorted lists: at thousands of workers, moving their tails costs less than any cleverer order.
+        self._by_load: dict[tuple[str, float], list[Load]] = {}
         self._paces = Paces()
-        self._crowded: Any = SortedList()
+        self._crowded: list[Load] = []
         self._idle: dict[WorkerKey, None] = {}
         self._by_turn: dict[int, WorkerView] = {}
         self._next_turn = 0
+        # Workers to be filed anew before the next question: there are often several changes between two.
+        self._stale: list[WorkerView] = []
 
     # What a policy asks
 
     def transfer_s(self, task: TaskView, worker: WorkerKey) -> float:
         """Return the time to bring the task's inputs to `worker` [s]."""
-        missing = task.missing_bytes(worker)
-        return self._slowness * (self.fetch_s + missing / self.bandwidth) if missing > 0 else 0.0
+        return self.fetching_s(task.missing_bytes(worker))
+
+    def fetching_s(self, nbytes: int) -> float:
+        """Return the time to bring so many bytes from one worker to another [s]."""
+        return self._slowness * (self.fetch_s + nbytes / self.bandwidth) if nbytes > 0 else 0.0
 
     def least_loaded(self) -> Iterator[WorkerView]:
         """Yield the least loaded running worker of each kind and speed."""
+        self._settle()
         for order in self._by_load.values():
             if order:
                 yield self._by_turn[order[0][2]]
 
     def crowded_from_most_loaded(self) -> Iterator[WorkerView]:
         """Yield workers that have more tasks than threads, the most loaded first."""
+        self._settle()
         for load in reversed(self._crowded):
             yield self._by_turn[load[2]]
 
     @property
     def has_crowded(self) -> bool:
         """Whether any worker has more tasks than threads."""
+        self._settle()
         return bool(self._crowded)
 
     @property
     def n_idle(self) -> int:
         """Number of running workers with a free thread."""
+        self._settle()
         return len(self._idle)
 
     def first_idle(self, limit: int) -> list[WorkerKey]:
         """Return up to `limit` running workers with a free thread, the one that became so first in front."""
+        self._settle()
         return list(islice(self._idle, limit))
 
     @property
@@ -250,6 +267,7 @@ class ClusterView:
 
     def to_end_of_idle(self, key: WorkerKey) -> None:
         """Let the other idle workers come before this one."""
+        self._settle()
         if self._idle.pop(key, self) is None:
             self._idle[key] = None
 
@@ -262,6 +280,7 @@ class ClusterView:
 
     def remove_worker(self, key: WorkerKey) -> None:
         """Remove a worker and release the tasks in its queue."""
+        self._settle()
         worker = self.workers.pop(key)
         self._unfile(worker)
         self._idle.pop(key, None)
@@ -292,26 +311,23 @@ class ClusterView:
         worker = self.workers[key]
         if not worker.queue:
             worker.progress_at = now
-        self._unfile(worker)
-        del self._by_turn[worker.turn]
+        self._touch(worker)
         self._take_turn(worker)
         task.sent = worker.turn
         task.has_started = worker.has_free_thread
         worker.queue.add(task)
         worker.backlog_s += task.cost_s
         self.assigned[task.key] = (task, worker)
-        self._file(worker)
 
     def reprice(self, key: Key, cost_s: float) -> None:
         """Correct the expected duration of a task in a queue [s]."""
         entry = self.assigned.get(key)
         if entry is not None:
             task, worker = entry
-            self._unfile(worker)
+            self._touch(worker)
             worker.backlog_s += cost_s - task.cost_s
             task.cost_s = cost_s
             task.is_guess = False
-            self._file(worker)
 
     def observe(self, key: Key, seconds: float) -> None:
         """Learn from how long a task that is in a queue has taken [s]."""
@@ -347,7 +363,7 @@ class ClusterView:
         if entry is None:
             return
         task, worker = entry
-        self._unfile(worker)
+        self._touch(worker)
         worker.queue.remove(task)
         if task.has_started and len(worker.queue) >= worker.nthreads:
             following = worker.queue.pop(worker.nthreads - 1)
@@ -355,28 +371,45 @@ class ClusterView:
             worker.queue.add(following)
         # An empty queue is exactly zero: sums of floats would leave dust that decides ties.
         worker.backlog_s = max(0.0, worker.backlog_s - task.cost_s) if worker.queue else 0.0
-        self._file(worker)
 
     def _take_turn(self, worker: WorkerView) -> None:
+        self._by_turn.pop(worker.turn, None)
         worker.turn = self._next_turn
         self._by_turn[worker.turn] = worker
         self._next_turn += 1
+
+    def _touch(self, worker: WorkerView) -> None:
+        if not worker.is_stale:
+            worker.is_stale = True
+            self._stale.append(worker)
+
+    def _settle(self) -> None:
+        if self._stale:
+            for worker in self._stale:
+                self._unfile(worker)
+                self._file(worker)
+                worker.is_stale = False
+            self._stale.clear()
 
     def _unfile(self, worker: WorkerView) -> None:
         load, worker.filed = worker.filed, None
         assert load is not None
         if worker.is_running:
-            self._by_load[worker.group].remove(load)
+            _take_out(self._by_load[worker.group], load)
         if load[1] > 1:
-            self._crowded.remove(load)
+            _take_out(self._crowded, load)
 
     def _file(self, worker: WorkerView) -> None:
         load = worker.filed = worker.load
         if worker.is_running:
-            self._by_load.setdefault(worker.group, SortedList()).add(load)
+            insort(self._by_load.setdefault(worker.group, []), load)
         if load[1] > 1:  # tasks per thread
-            self._crowded.add(load)
+            insort(self._crowded, load)
         if worker.is_running and load[1] < 1:
             self._idle.setdefault(worker.key)
         else:
             self._idle.pop(worker.key, None)
+
+
+def _take_out(loads: list[Load], load: Load) -> None:
+    del loads[bisect_left(loads, load)]
