@@ -98,15 +98,18 @@ class TaskDescriber:
         cost = self.known_cost(ts)
         rank = _duration(ts, RANK_ANNOTATION)
         held: dict[str, int] = {}
-        total = 0
+        n_held: dict[str, int] = {}
+        total = n_inputs = 0
         for dependency in ts.dependencies:
             holders = dependency.who_has or ()
             if len(holders) == len(self._scheduler.workers):
                 continue  # it is everywhere: no worker is nearer than another
             nbytes = dependency.get_nbytes()
             total += nbytes
+            n_inputs += 1
             for holder in islice(holders, _HOLDERS):
                 held[holder.address] = held.get(holder.address, 0) + nbytes
+                n_held[holder.address] = n_held.get(holder.address, 0) + 1
         return TaskView(
             ts.key,
             cost_s=seams.prefix_duration(self._scheduler, ts) if cost is None else cost,
@@ -115,7 +118,9 @@ class TaskDescriber:
             rank_s=cost if rank is None else rank,
             has_cost=cost is not None,
             held=held,
+            n_held=n_held,
             input_bytes=total,
+            n_inputs=n_inputs,
             allowed=self._allowed_of(ts),
             is_movable=not (ts.actor or seams.is_never_stolen(ts)),
             is_guess=cost is None and seams.is_duration_unknown(ts),

@@ -124,11 +124,10 @@ class StealingPolicy:
         for worker in self._candidates(task, view):
             if worker.is_running:
                 n_running += 1
-                missing = task.missing_bytes(worker.key)
                 load = worker.load
-                end_s = load[0] + view.fetching_s(missing) + task.cost_s / worker.speed
+                end_s = load[0] + view.transfer_s(task, worker.key) + task.cost_s / worker.speed
                 # Locality, load and memory break ties.
-                finish = (end_s, missing, *load[:2], worker.nbytes, load[2])
+                finish = (end_s, task.missing_bytes(worker.key), *load[:2], worker.nbytes, load[2])
                 if best is None or finish < best:
                     best, chosen = finish, worker
         if best is None:

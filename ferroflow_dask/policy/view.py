@@ -20,10 +20,11 @@ from ferroflow_dask.policy.pace import Paces
 #: Whatever names a task; Dask's keys among others.
 Key = Any
 WorkerKey = str
-#: What a fetch costs however little is fetched, in one-way messages. Five of them are its own; the rest is
-#: the work that it makes for two workers and the scheduler. (With five alone, array and frame workloads
-#: lose 5 to 20 % to moving data about.)
-_FETCH_MESSAGES = 20
+#: What fetching costs however little is fetched, in one-way messages: its own, which are under way at the
+#: same time whatever is fetched, and the work that it makes for two workers and the scheduler, for each
+#: worker that is asked. (Without that work, array and frame workloads lose 5 to 20 % to moving data about.)
+_FETCH_MESSAGES = 5
+_FETCH_WORK = 15
 #: Part of a new transfer in what is known of transfers, and the bounds of that.
 _TRANSFER_WEIGHT = 0.1
 _LEAST_SLOWNESS, _MOST_SLOWNESS = 1.0, 20.0
@@ -51,8 +52,12 @@ class TaskView:
         Whether `cost_s` was declared for this very task, rather than guessed from its like.
     held : mapping of worker to int
         Bytes of the task's inputs on each worker that holds any [B].
+    n_held : mapping of worker to int
+        How many of the task's inputs each worker holds.
     input_bytes : int
         Bytes of all inputs [B].
+    n_inputs : int
+        How many there are.
     allowed : collection of workers, or None
         Where the task may run; None means anywhere. It may change with the workers that there are.
     sent : int
@@ -74,7 +79,9 @@ class TaskView:
     rank_s: float | None = None
     has_cost: bool = False
     held: Mapping[WorkerKey, int] = field(default_factory=dict)
+    n_held: Mapping[WorkerKey, int] = field(default_factory=dict)
     input_bytes: int = 0
+    n_inputs: int = 0
     allowed: Collection[WorkerKey] | None = None
     sent: int = 0
     has_started: bool = False
@@ -85,6 +92,11 @@ class TaskView:
     def missing_bytes(self, worker: WorkerKey) -> int:
         """Return the bytes of inputs that would have to be sent to `worker` [B]."""
         return self.input_bytes - self.held.get(worker, 0)
+
+    def n_peers(self, worker: WorkerKey) -> int:
+        """Return from how many others `worker` has to fetch inputs, at least one."""
+        n_others = len(self.held) - (worker in self.held)
+        return max(1, min(n_others, self.n_inputs - self.n_held.get(worker, 0)))
 
 
 @dataclass(slots=True, eq=False)
@@ -202,8 +214,6 @@ class ClusterView:
     def __init__(self, bandwidth: float = 1e8, latency_s: float = 1e-3) -> None:
         self.bandwidth = bandwidth
         self.latency_s = latency_s
-        #: What fetching takes however little is fetched [s].
-        self.fetch_s = _FETCH_MESSAGES * latency_s
         # By how much transfers take longer than the bandwidth says: objects have to be packed and unpacked.
         self._slowness = 1.0
         self.workers: dict[WorkerKey, WorkerView] = {}
@@ -222,11 +232,12 @@ class ClusterView:
 
     def transfer_s(self, task: TaskView, worker: WorkerKey) -> float:
         """Return the time to bring the task's inputs to `worker` [s]."""
-        return self.fetching_s(task.missing_bytes(worker))
+        missing = task.missing_bytes(worker)
+        return self._slowness * self._expected_s(task, worker, missing) if missing > 0 else 0.0
 
-    def fetching_s(self, nbytes: int) -> float:
-        """Return the time to bring so many bytes from one worker to another [s]."""
-        return self._slowness * (self.fetch_s + nbytes / self.bandwidth) if nbytes > 0 else 0.0
+    def _expected_s(self, task: TaskView, worker: WorkerKey, nbytes: int) -> float:
+        fetch_s = (_FETCH_MESSAGES + _FETCH_WORK * task.n_peers(worker)) * self.latency_s
+        return fetch_s + nbytes / self.bandwidth
 
     def least_loaded(self) -> Iterator[WorkerView]:
         """Yield the least loaded running worker of each kind and speed."""
@@ -344,9 +355,12 @@ class ClusterView:
     def observe_transfer(self, key: Key, seconds: float) -> None:
         """Learn from how long a task that is in a queue has waited for its inputs [s]."""
         entry = self.assigned.get(key)
-        missing = entry[0].missing_bytes(entry[1].key) if entry is not None else 0
+        if entry is None:
+            return
+        task, worker = entry
+        missing = task.missing_bytes(worker.key)
         if missing > 0:
-            slowness = seconds / (self.fetch_s + missing / self.bandwidth)
+            slowness = seconds / self._expected_s(task, worker.key, missing)
             self._slowness += _TRANSFER_WEIGHT * (slowness - self._slowness)
             self._slowness = min(max(self._slowness, _LEAST_SLOWNESS), _MOST_SLOWNESS)
 
