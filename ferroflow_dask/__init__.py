@@ -2,7 +2,7 @@
 
 from ferroflow_dask import config as _config
 from ferroflow_dask.cost import ClusterProfile
-from ferroflow_dask.deploy import calibrate, optimize
+from ferroflow_dask.deploy import calibrate, optimizations, optimize, optimize_graph
 from ferroflow_dask.exceptions import FerroflowError
 from ferroflow_dask.graph import Graph, GraphBuilder, generate, load_onnx
 from ferroflow_dask.kernels import evaluate
@@ -29,7 +29,9 @@ __all__ = [
     "generate",
     "install",
     "load_onnx",
+    "optimizations",
     "optimize",
+    "optimize_graph",
     "place",
     "uninstall",
 ]

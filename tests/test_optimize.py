@@ -18,10 +18,11 @@ from distributed import Client
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferroflow_dask import optimize
+from ferroflow_dask import optimizations, optimize
 from ferroflow_dask.cost import ClusterProfile
 from ferroflow_dask.exceptions import ClusterError
 from ferroflow_dask.lowering.foreign import Learned, bundle_tasks, optimize_for
+from ferroflow_dask.plugin import learned
 
 FOUR = ClusterProfile((1,) * 4)
 CALLS: Counter[Any] = Counter()
@@ -141,8 +142,8 @@ def test_any_graph_gives_the_same(data: st.DataObject, workers: int) -> None:
         needed = data.draw(st.lists(st.sampled_from(range(i)), max_size=3, unique=True)) if i else []
         dsk[f"n-{i}"] = Task(f"n-{i}", combine, i, *(TaskRef(f"n-{j}") for j in needed))
     wanted = data.draw(st.sets(st.sampled_from(sorted(dsk)), min_size=1))
-    learned = data.draw(st.sampled_from([{}, All(1e-5), All(1e-3), All(1.0)]))
-    layer = bundle_tasks(convert_legacy_graph(dsk), wanted, ClusterProfile((1,) * workers), learned)
+    known = data.draw(st.sampled_from([{}, All(1e-5), All(1e-3), All(1.0)]))
+    layer = bundle_tasks(convert_legacy_graph(dsk), wanted, ClusterProfile((1,) * workers), known)
     keys = sorted(wanted)
     assert dask.get(dict(layer), keys) == dask.get(dsk, keys)
 
@@ -166,3 +167,56 @@ def test_a_cluster_gives_the_same_in_fewer_tasks(ferroflow_client: Client) -> No
 def test_without_the_plugin_nothing_is_known(thread_client: Client) -> None:
     with pytest.raises(ClusterError, match=r"call install\(client\) first"):
         optimize(tree(2), thread_client)
+
+
+def n_sent(client: Client, collection: Any) -> int:
+    """Return how many tasks the scheduler has when a collection is computed."""
+
+    def count(dask_scheduler: Any) -> int:
+        return len(dask_scheduler.tasks)
+
+    future = client.compute(collection)
+    future.result()
+    return int(client.run_on_scheduler(count))
+
+
+@pytest.mark.cluster
+def test_settings_of_dask_optimize_whatever_is_computed(ferroflow_client: Client) -> None:
+    makers: dict[str, Any] = {**COLLECTIONS, "delayed": lambda: tree(7)}
+    plain = {name: n_sent(ferroflow_client, make()) for name, make in makers.items()}
+    with dask.config.set(optimizations(ferroflow_client)):
+        for name, make in makers.items():
+            assert n_sent(ferroflow_client, make()) < 0.8 * plain[name], name
+            found = ferroflow_client.compute(make(), sync=True)
+            np.testing.assert_array_equal(found, make().compute(scheduler="sync"))
+            # Elsewhere nobody knows what has run on the cluster.
+            assert n_tasks(dask.optimize(make())[0]) <= n_tasks(make())
+        with dask.annotate(workers=list(ferroflow_client.nthreads())):
+            array = da.ones(10, chunks=1).sum()
+        assert n_sent(ferroflow_client, array) > 10
+        persisted = ferroflow_client.persist(da.arange(1000, chunks=10))
+        assert (persisted + 1).sum().compute() == sum(range(1000)) + 1000
+        # Several at once, and one that fails.
+        sums = dask.compute(persisted.sum(), db.from_sequence(range(10), npartitions=5).sum())
+        assert sums == (sum(range(1000)), 45)
+        with pytest.raises(ZeroDivisionError):
+            dask.delayed(operator.truediv)(1, 0).compute()
+
+
+@pytest.mark.cluster
+def test_settings_need_the_plugin(thread_client: Client) -> None:
+    with pytest.raises(ClusterError, match=r"call install\(client\) first"):
+        optimizations(thread_client)
+
+
+@pytest.mark.cluster
+def test_bundles_tell_how_long_their_tasks_take(ferroflow_client: Client) -> None:
+    assert ferroflow_client.compute(tree(7), sync=True)
+    sent = []
+    for _ in range(6):
+        optimized = optimize(tree(7), ferroflow_client)
+        sent.append(n_tasks(optimized))
+        ferroflow_client.compute(optimized, sync=True)
+    # A bundle under the name of its last task would make that seem long, and the next cut finer.
+    assert max(sent) < 40
+    assert learned(ferroflow_client)["combine"][0] < 1e-3

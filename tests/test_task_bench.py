@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
+from distributed import Client
 
 from ferroflow_dask.bench.workloads import WORKLOADS, Instance, Request
 from ferroflow_dask.bench.workloads import task_bench as module
@@ -125,7 +127,16 @@ def test_random_nearest_keeps_about_its_fraction_and_varies_by_step() -> None:
 
 def point_task(**sizes: Any) -> PointTask:
     return PointTask(
-        **{"kernel": "sleep", "seconds": 0, "n": 4, "iterations": 2, "output_bytes": 0, "salt": "s"} | sizes
+        **{
+            "kernel": "sleep",
+            "seconds": 0,
+            "imbalance": 0.0,
+            "n": 4,
+            "iterations": 2,
+            "output_bytes": 0,
+            "salt": "s",
+        }
+        | sizes
     )
 
 
@@ -213,6 +224,18 @@ def test_work_and_longest_chain_are_those_of_the_pattern(
     assert (instance.t1_s, instance.t_inf_s) == pytest.approx((n_ops * 0.01, longest * 0.01))
 
 
+def test_durations_differ_by_as_much_as_is_asked() -> None:
+    equal, some = point_task(seconds=0.01), point_task(seconds=0.01, imbalance=0.5)
+    points = [(t, i) for t in range(30) for i in range(30)]
+    assert {equal.duration_s(*point) for point in points} == {0.01}
+    durations_s = [some.duration_s(*point) for point in points]
+    assert 0.005 <= min(durations_s) < 0.0055 < 0.0145 < max(durations_s) <= 0.015
+    assert sum(durations_s) / len(points) == pytest.approx(0.01, rel=0.03)
+    assert durations_s != [point_task(seconds=0.01, imbalance=0.5, salt="other").duration_s(*p) for p in points]
+    uneven = build("no_comm", imbalance=0.5, width=1)
+    assert uneven.t1_s == uneven.t_inf_s != build("no_comm", width=1).t1_s
+
+
 def test_the_work_of_products_is_measured() -> None:
     instance = build("stencil_1d", kernel="matmul")
     assert instance.t1_s is instance.t_inf_s is None
@@ -236,3 +259,33 @@ def test_a_payload_of_another_instance_fails_the_check() -> None:
 def test_every_pattern_is_a_workload() -> None:
     assert len(TASK_BENCH) == len(PATTERNS) == 10
     assert {workload.family for workload in TASK_BENCH} == {"task-bench"}
+
+
+@dataclass
+class OneCluster:
+    """As much of a cluster as a workload prepares itself with."""
+
+    client: Client
+    n_workers: int = 3
+
+    def scale(self, n: int) -> None:
+        raise NotImplementedError(n)
+
+
+@pytest.mark.cluster
+def test_bundled_points_run_once_and_in_fewer_tasks(ferroflow_client: Client) -> None:
+    arguments = WORKLOADS["stencil_1d"].arguments({"width": 8, "steps": 20, "task_ms": 0.0})
+
+    def tasks_of_a_run(salt: str, lowering: str) -> int:
+        instance = WORKLOADS["stencil_1d"].build(Request(arguments, 0, salt, 3, lowering=lowering))
+        if instance.prepare is not None:
+            instance.prepare(OneCluster(ferroflow_client))
+        futures = instance.submit(ferroflow_client)
+        instance.check(ferroflow_client.gather(list(futures)))
+        assert instance.count_executed is not None
+        assert instance.count_executed(ferroflow_client) == instance.n_ops == 160
+        return int(ferroflow_client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)))
+
+    assert tasks_of_a_run("first", "") >= 160
+    assert tasks_of_a_run("second", "bundled") < 40
+

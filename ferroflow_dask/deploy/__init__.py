@@ -2,14 +2,16 @@
 
 from ferroflow_dask.deploy.calibration import calibrate, load_profile, profile_of, profiles_file, save_profile
 from ferroflow_dask.deploy.local import connect, local_client
-from ferroflow_dask.deploy.optimize import optimize
+from ferroflow_dask.deploy.optimize import optimizations, optimize, optimize_graph
 
 __all__ = [
     "calibrate",
     "connect",
     "load_profile",
     "local_client",
+    "optimizations",
     "optimize",
+    "optimize_graph",
     "profile_of",
     "profiles_file",
     "save_profile",

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
+from dask.array.optimization import optimize as optimize_array
+from dask.bag.core import optimize as optimize_bag
+from dask.delayed import optimize as optimize_delayed
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from dask.typing import Key
 from distributed import Client
 
+from ferroflow_dask.cost import ClusterProfile
 from ferroflow_dask.deploy.calibration import profile_of
 from ferroflow_dask.exceptions import ClusterError
-from ferroflow_dask.lowering.foreign import Learned, optimize_for
-from ferroflow_dask.plugin import installed, learned
+from ferroflow_dask.lowering.foreign import Learned, bundle_graph, is_annotated, optimize_for
+from ferroflow_dask.plugin import installed, learned, learned_in_this_process
 
 C = TypeVar("C")
+
+#: Dask's own optimization of collections, by the setting that replaces it. (Data frames have none.)
+_DASKS: Mapping[str, Callable[..., Any]] = {
+    "array_optimize": optimize_array,
+    "bag_optimize": optimize_bag,
+    "delayed_optimize": optimize_delayed,
+}
 
 
 def optimize(collection: C, client: Client) -> C:
@@ -37,8 +53,88 @@ def optimize(collection: C, client: Client) -> C:
     --------
     >>> optimize(frame.groupby("name").value.mean(), client).compute()  # doctest: +SKIP
     """
+    profile = _profile(client)
+    return optimize_for(collection, profile, _known(learned(client)))
+
+
+def optimize_graph(
+    dsk: Mapping[Key, Any], keys: Any, client: Client, *, profile: ClusterProfile | None = None
+) -> HighLevelGraph:
+    """Return a graph of Dask's whose `keys` are the same in fewer tasks, for `Client.get`.
+
+    Parameters
+    ----------
+    dsk : mapping
+        Tasks by key.
+    keys : key or nested list of keys
+        What is wanted of it.
+    client : distributed.Client
+        As for `optimize`.
+    profile : ClusterProfile, optional
+        What `calibrate` gave for this cluster; what was kept of it if left out.
+
+    Raises
+    ------
+    ClusterError
+        The plugin is not installed.
+    """
+    if profile is None:
+        profile = _profile(client)
+    return _bundled(bundle_graph(dsk, keys, profile, _known(learned(client))))
+
+
+def optimizations(client: Client) -> dict[str, Callable[..., Any]]:
+    """Return settings of Dask that have `optimize` applied to whatever is computed on a cluster.
+
+    Arrays, bags and delayed calls are optimized as Dask does it, then as `optimize` does, on the scheduler
+    and by what it has learned by then. What is computed elsewhere is optimized by Dask only. Data frames
+    know no such setting; call `optimize` on them.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        As for `optimize`.
+
+    Raises
+    ------
+    ClusterError
+        The plugin is not installed.
+
+    Examples
+    --------
+    >>> dask.config.set(optimizations(client))  # doctest: +SKIP
+    """
+    profile, scheduler_id = _profile(client), str(client.scheduler_info()["id"])
+    return {setting: _Optimization(setting, scheduler_id, profile) for setting in _DASKS}
+
+
+@dataclass(frozen=True, slots=True)
+class _Optimization:
+    """Stands in for Dask's own optimization; Dask sends it to the scheduler with the collection."""
+
+    setting: str
+    scheduler_id: str
+    profile: ClusterProfile
+
+    def __call__(self, dsk: Any, keys: Any, **options: Any) -> Any:
+        optimized = _DASKS[self.setting](dsk, keys, **options)
+        known = _known(learned_in_this_process(self.scheduler_id))
+        if not known or is_annotated(dsk):
+            return optimized
+        return _bundled(bundle_graph(optimized, keys, self.profile, known))
+
+
+def _bundled(tasks: MaterializedLayer) -> HighLevelGraph:
+    name = f"bundled-{uuid.uuid4().hex}"
+    return HighLevelGraph({name: tasks}, {name: set()})
+
+
+def _profile(client: Client) -> ClusterProfile:
     if installed(client) is None:
         raise ClusterError("optimize goes by what the plugin has learned; call install(client) first")
     profile, _ = profile_of(client)
-    known = {name: Learned(*values) for name, values in learned(client).items()}
-    return optimize_for(collection, profile, known)
+    return profile
+
+
+def _known(by_name: Mapping[str, tuple[float, float]]) -> dict[str, Learned]:
+    return {name: Learned(*values) for name, values in by_name.items()}

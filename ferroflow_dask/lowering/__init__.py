@@ -4,9 +4,10 @@ from ferroflow_dask.lowering.collection import BoundGraph, bind
 from ferroflow_dask.lowering.execution import ExecutionReport, executed, executed_here
 from ferroflow_dask.lowering.placement import place
 from ferroflow_dask.lowering.predict import Prediction
-from ferroflow_dask.lowering.tasks import COST_ANNOTATION, KIND_ANNOTATION, RANK_ANNOTATION
+from ferroflow_dask.lowering.tasks import BUNDLE_ANNOTATION, COST_ANNOTATION, KIND_ANNOTATION, RANK_ANNOTATION
 
 __all__ = [
+    "BUNDLE_ANNOTATION",
     "COST_ANNOTATION",
     "KIND_ANNOTATION",
     "RANK_ANNOTATION",

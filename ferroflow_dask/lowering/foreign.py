@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -19,7 +20,7 @@ from ferroflow_dask.cost import ClusterProfile
 from ferroflow_dask.lowering.cut import GUESS, MEMORY_SHARE, best_cut
 from ferroflow_dask.lowering.execution import Results
 from ferroflow_dask.lowering.predict import Cut, Work
-from ferroflow_dask.lowering.tasks import BUNDLE_PREFIX, COST_ANNOTATION, PerKey
+from ferroflow_dask.lowering.tasks import BUNDLE_ANNOTATION, BUNDLE_PREFIX, COST_ANNOTATION, PerKey
 
 C = TypeVar("C")
 Tasks = Mapping[Key, GraphNode]
@@ -44,7 +45,8 @@ class Learned:
     nbytes: float = 0.0
 
 
-#: Of what is no work: data in the graph, other names for results.
+#: Data in the graph, other names for results.
+_NO_WORK = (DataNode, Alias)
 _NOTHING = Learned(0.0)
 
 
@@ -101,14 +103,24 @@ def optimize_for(collection: C, cluster: ClusterProfile, learned: Mapping[str, L
     given: Any = collection
     # Data frames are expressions, which optimize themselves; dask.optimize cannot lower all of them.
     is_expression = hasattr(type(given), "optimize")
-    graph = None if is_expression else given.__dask_graph__()
-    if isinstance(graph, HighLevelGraph) and any(layer.annotations for layer in graph.layers.values()):
+    if not is_expression and is_annotated(given.__dask_graph__()):
         return collection
     optimized: Any = given.optimize() if is_expression else optimize(given)[0]
-    tasks: Tasks = convert_legacy_graph(dict(optimized.__dask_graph__()))
-    bundled = bundle_tasks(tasks, set(flatten(optimized.__dask_keys__())), cluster, learned)
+    bundled = bundle_graph(optimized.__dask_graph__(), optimized.__dask_keys__(), cluster, learned)
     rebuilt: C = _rebuild(optimized, bundled, is_expression)
     return rebuilt
+
+
+def is_annotated(dsk: Mapping[Key, Any]) -> bool:
+    """Return whether somebody has said something about tasks, which bundles could not keep to."""
+    return isinstance(dsk, HighLevelGraph) and any(layer.annotations for layer in dsk.layers.values())
+
+
+def bundle_graph(
+    dsk: Mapping[Key, Any], keys: Any, cluster: ClusterProfile, learned: Mapping[str, Learned]
+) -> MaterializedLayer:
+    """Cut the tasks of any graph of Dask's into bundles; `keys` may be nested. See `optimize_for`."""
+    return bundle_tasks(convert_legacy_graph(dict(dsk)), set(flatten(keys)), cluster, learned)
 
 
 def _rebuild(collection: Any, tasks: MaterializedLayer, is_expression: bool) -> Any:
@@ -154,11 +166,11 @@ def bundle_tasks(
 
 
 def _known(task: GraphNode, learned: Mapping[str, Learned]) -> Learned | None:
-    return _NOTHING if isinstance(task, DataNode | Alias) else learned.get(key_split(task.key))
+    return _NOTHING if isinstance(task, _NO_WORK) else learned.get(key_split(task.key))
 
 
 def _is_aware(task: GraphNode) -> bool:
-    if isinstance(task, DataNode | Alias):
+    if isinstance(task, _NO_WORK):
         return False
     if type(task) is not Task or task.data_producer:
         return True
@@ -181,11 +193,14 @@ def _write(
     exports: list[tuple[Key, ...]] = []
     for i, keys in enumerate(groups):
         exports.append(tuple(key for key in keys if key in read or key in wanted))
-        name = exports[i][0] if len(exports[i]) == 1 else (f"{BUNDLE_PREFIX}-{run}", i)
+        # Keys that are asked for stay. Other names of tasks are not given to bundles: Dask learns by them.
+        is_kept = len(exports[i]) == 1 and (len(keys) == 1 or exports[i][0] in wanted)
+        name = exports[i][0] if is_kept else (f"{BUNDLE_PREFIX}-{run}", i)
         for item, key in enumerate(exports[i]):
             place[key] = (name, item if len(exports[i]) > 1 else None)
     written: dict[Hashable, GraphNode] = {}
     seconds: dict[Hashable, float] = {}
+    names: dict[Hashable, dict[str, int]] = {}
     for i, keys in enumerate(groups):
         if not exports[i]:
             continue  # nobody wants it
@@ -193,7 +208,7 @@ def _write(
         inside = set(keys)
         needed = [key for own in keys for key in tasks[own].dependencies if key not in inside]
         places = {key: place.get(key, (key, None)) for key in needed}
-        if len(keys) == 1 and all(item is None for _, item in places.values()):
+        if len(keys) == 1 and all(result == (key, None) for key, result in places.items()):
             written[name] = tasks[keys[0]]
             continue
         results = {
@@ -203,4 +218,6 @@ def _write(
         call = ExecuteTasks(tuple(tasks[key] for key in keys), arguments, exports[i])
         written[name] = Task(name, call, *map(TaskRef, results))
         seconds[name] = sum(costs_s[key] for key in keys)
-    return MaterializedLayer(written, annotations={COST_ANNOTATION: PerKey(seconds)} if seconds else None)
+        names[name] = dict(Counter(key_split(key) for key in keys if not isinstance(tasks[key], _NO_WORK)))
+    annotations = {COST_ANNOTATION: PerKey(seconds), BUNDLE_ANNOTATION: PerKey(names)} if seconds else None
+    return MaterializedLayer(written, annotations=annotations)

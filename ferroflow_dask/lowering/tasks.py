@@ -25,6 +25,8 @@ COST_ANNOTATION = "ferroflow_cost"
 RANK_ANNOTATION = "ferroflow_rank"
 #: What a task is like: those of one kind take equally long, and their durations are learned together.
 KIND_ANNOTATION = "ferroflow_kind"
+#: How many tasks of which names a task stands for: they, not its own name, are learned of.
+BUNDLE_ANNOTATION = "ferroflow_bundle"
 
 #: Names the tasks of several ops.
 BUNDLE_PREFIX = "bundle"

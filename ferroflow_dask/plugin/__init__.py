@@ -1,5 +1,6 @@
 """The plugin for distributed's scheduler: a shell around a policy."""
 
+from ferroflow_dask.plugin.durations import learned_in_this_process
 from ferroflow_dask.plugin.explain import explain
 from ferroflow_dask.plugin.install import (
     FerroflowPlugin,
@@ -21,5 +22,6 @@ __all__ = [
     "install",
     "installed",
     "learned",
+    "learned_in_this_process",
     "uninstall",
 ]

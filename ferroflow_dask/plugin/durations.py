@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
-from ferroflow_dask.lowering import KIND_ANNOTATION
+from ferroflow_dask.lowering import BUNDLE_ANNOTATION, KIND_ANNOTATION
 
 if TYPE_CHECKING:
-    from distributed.scheduler import TaskState
+    from distributed.scheduler import Scheduler, TaskState
 
 #: Part of a new duration in the mean.
 _WEIGHT = 0.3
 #: Kinds, and names, that are remembered.
 _KEPT = 10_000
+#: A bundle says that its tasks take so many times as long as expected, or as short, at most.
+_MOST = 10.0
 #: The last tasks of a name that tell how long one may be.
 _REMEMBERED = 16
 
@@ -40,6 +43,9 @@ class Durations:
 
     def record(self, ts: TaskState, seconds: float, nbytes: int) -> None:
         """Learn from a task that ended: how long it took [s], and how large its result is [B]."""
+        if ts.annotations and BUNDLE_ANNOTATION in ts.annotations:
+            self._record_bundle(ts.annotations[BUNDLE_ANNOTATION], seconds)
+            return
         self._record_name(ts.prefix.name, seconds, nbytes)
         kind = _kind(ts)
         if kind is None:
@@ -49,6 +55,19 @@ class Durations:
         self._mean_s.move_to_end(kind)
         if len(self._mean_s) > _KEPT:
             self._mean_s.popitem(last=False)
+
+    def _record_bundle(self, names: object, seconds: float) -> None:
+        # Whatever tasks of several names have taken longer than expected, all of them share.
+        known = [
+            (self._names[name], n)
+            for name, n in (names.items() if isinstance(names, dict) else ())
+            if name in self._names and isinstance(n, int)
+        ]
+        expected_s = sum(n * name.mean_s for name, n in known)
+        if expected_s > 0:
+            factor = min(max(seconds / expected_s, 1 / _MOST), _MOST)
+            for name, _ in known:
+                name.mean_s *= 1 + _WEIGHT * (factor - 1)
 
     def _record_name(self, name: str, seconds: float, nbytes: int) -> None:
         known = self._names.get(name)
@@ -64,7 +83,8 @@ class Durations:
 
     def by_name(self) -> dict[str, tuple[float, float]]:
         """Return the mean duration [s] and size of results [B] of tasks, by the name that Dask gives them."""
-        return {name: (known.mean_s, known.mean_nbytes) for name, known in self._names.items()}
+        # A copy, since other threads than the scheduler's may ask.
+        return {name: (known.mean_s, known.mean_nbytes) for name, known in list(self._names.items())}
 
     def of(self, ts: TaskState) -> float | None:
         """Return what tasks of the same kind have taken [s]; None if there were none."""
@@ -81,6 +101,21 @@ class Durations:
             return None
         last = sorted(known.last_s)
         return last[-2] if len(last) > 1 else last[0], known.mean_nbytes
+
+
+#: What tasks are like outlives the shell that has learned it.
+_of_schedulers: WeakKeyDictionary[Any, Durations] = WeakKeyDictionary()
+
+
+def durations_of(scheduler: Scheduler) -> Durations:
+    """Return what was learned on a scheduler, by whichever shells it has had."""
+    return _of_schedulers.setdefault(scheduler, Durations())
+
+
+def learned_in_this_process(scheduler_id: str) -> dict[str, tuple[float, float]]:
+    """Return `by_name` of a scheduler that runs in this process, empty if none with that id does."""
+    found = (known for scheduler, known in list(_of_schedulers.items()) if scheduler.id == scheduler_id)
+    return next(found, Durations()).by_name()
 
 
 def _kind(ts: TaskState) -> str | None:

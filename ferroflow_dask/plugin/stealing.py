@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from dask.typing import Key
 from distributed.metrics import time
@@ -24,7 +23,7 @@ from ferroflow_dask import config
 from ferroflow_dask.plugin import metrics, seams
 from ferroflow_dask.plugin.bypass import Bypass
 from ferroflow_dask.plugin.describe import TaskDescriber
-from ferroflow_dask.plugin.durations import Durations
+from ferroflow_dask.plugin.durations import Durations, durations_of
 from ferroflow_dask.plugin.journal import Journal
 from ferroflow_dask.plugin.passes import Passes
 from ferroflow_dask.plugin.settings import configured_policy
@@ -57,10 +56,6 @@ _FRUITLESS_PER_PASS = 2
 _MESSAGES = 3
 #: Who sets Dask's stealing interval to more than ten minutes wants no stealing [ms].
 _LONGEST_INTERVAL_MS = 600_000
-
-
-#: What tasks are like outlives the shell that has learned it.
-_learned: WeakKeyDictionary[Any, Durations] = WeakKeyDictionary()
 
 
 class FerroflowStealing(Steals):
@@ -106,7 +101,7 @@ class FerroflowStealing(Steals):
         self._is_closed = False
         self._planned: dict[Key, str] = {}
         self._passes = Passes(scheduler.loop, lambda: self._guarded(self._pass), self._n_hopeful)
-        self.durations = _learned.setdefault(scheduler, Durations()) if durations is None else durations
+        self.durations = durations_of(scheduler) if durations is None else durations
         self._describe = TaskDescriber(scheduler, self.durations)
         self._bypass = Bypass(scheduler, self._describe.known_cost, self.policy.places_queued)
         self._slots = Slots(scheduler, self.durations, _MESSAGES * self.view.latency_s)

@@ -5,6 +5,9 @@ McCormick and Aiken, "Task Bench: A Parameterized Benchmark for Evaluating Paral
 SC'20. Points (t, i), `width` of them at each of `steps` time steps; a point at t > 0 depends on points at
 t − 1.
 
+Task Bench's imbalance is here a size of every kernel that lasts a given time: durations are drawn around
+it, and whoever schedules is told the mean at most.
+
 Deviations: `dom` keeps its full width (there it is a diamond), equal dependences are one (`spread` has
 some at large radix), and `random_nearest` hashes with BLAKE2b. The results are all points that no other
 depends on, or Dask would not run them; the last step is among them.
@@ -15,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,8 +30,10 @@ from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.typing import Key
 
-from ferroflow_dask.bench.workloads.base import Instance, Request, Workload
+from ferroflow_dask.bench.workloads.base import Cluster, Instance, Request, Workload
 from ferroflow_dask.bench.workloads.sizes import check_sizes
+from ferroflow_dask.cost import ClusterProfile
+from ferroflow_dask.deploy import optimize_graph, profile_of
 from ferroflow_dask.exceptions import ResultError, UnknownNameError
 from ferroflow_dask.lowering import COST_ANNOTATION
 
@@ -38,6 +44,8 @@ _MILLISECOND = 1e-3
 #: After so many steps `spread` and `random_nearest` repeat; Task Bench's default.
 _PERIOD = 3
 _INFINITY = math.inf
+#: Ours alone: points are shipped in bundles, cut by what has been learned of them.
+_BUNDLED = "bundled"
 
 
 # Patterns
@@ -103,7 +111,7 @@ def _random_nearest(pattern: Pattern, t: int, i: int) -> Sequence[int]:
     return [j for j in window if j == i or _uniform(t % _PERIOD, i, j) < pattern.fraction]
 
 
-def _uniform(*numbers: int) -> float:
+def _uniform(*numbers: object) -> float:
     """Return a number in [0, 1) that depends on nothing but `numbers`."""
     digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
     return int.from_bytes(digest) / 2.0**64
@@ -145,6 +153,14 @@ def _matmul(_seconds: float, n: int, iterations: int) -> None:
         value = value @ weight
 
 
+#: Points that ran in this process, by the salt of their instance.
+_ran: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+
+
+def _take_ran(salt: str) -> int:
+    return len(_ran.pop(salt, ()))
+
+
 #: Ways in which a task spends its time: asleep, on the processor for so long, or on fixed arithmetic.
 KERNELS: Mapping[str, Callable[[float, int, int], None]] = {"sleep": _sleep, "busy": _busy, "matmul": _matmul}
 
@@ -158,7 +174,9 @@ class PointTask:
     kernel : str
         One of `KERNELS`.
     seconds : float
-        For which `sleep` and `busy` run [s].
+        For which `sleep` and `busy` run [s], on average.
+    imbalance : float
+        By which part of that at most a task takes longer or shorter.
     n, iterations : int
         Of `matmul`: products of (n, n) single-precision matrices.
     output_bytes : int
@@ -169,6 +187,7 @@ class PointTask:
 
     kernel: str
     seconds: float
+    imbalance: float
     n: int
     iterations: int
     output_bytes: int
@@ -186,8 +205,15 @@ class PointTask:
         expected = [(t - 1, j) for j in dependences]
         if found != expected:
             raise ResultError(f"point {(t, i)} depends on {expected} and was given {found}")
-        KERNELS[self.kernel](self.seconds, self.n, self.iterations)
+        KERNELS[self.kernel](self.duration_s(t, i), self.n, self.iterations)
+        _ran[self.salt].append((t, i))
         return self.result(t, i)
+
+    def duration_s(self, t: int, i: int) -> float:
+        """Return for how long `sleep` and `busy` run [s]."""
+        if not self.imbalance:
+            return self.seconds
+        return self.seconds * (1 + self.imbalance * (2 * _uniform(self.salt, t, i) - 1))
 
     def result(self, t: int, i: int) -> tuple[Any, ...]:
         """Return (t, i), or (t, i, payload)."""
@@ -207,13 +233,19 @@ def _build(name: str, request: Request) -> Instance:
     pattern = Pattern(name, sizes["width"], sizes.get("radix", 0), sizes.get("fraction", 0.0))
     seconds = sizes["task_ms"] * _MILLISECOND
     task = PointTask(
-        sizes["kernel"], seconds, sizes["n"], sizes["iterations"], sizes["output_bytes"], request.salt
+        sizes["kernel"],
+        seconds,
+        sizes["imbalance"],
+        sizes["n"],
+        sizes["iterations"],
+        sizes["output_bytes"],
+        request.salt,
     )
     # A token, since a salt of letters only would become part of the prefix by which Dask learns.
     group = f"{name}-{tokenize(request.salt)}"
     points = [(t, i) for t in range(steps) for i in range(pattern.width_at(t))]
     dependences = {(t, i): pattern.dependences(t, i) for t, i in points}
-    tasks = {
+    tasks: dict[Key, Task] = {
         (group, t, i): Task((group, t, i), task, t, i, needed, *(TaskRef((group, t - 1, j)) for j in needed))
         for (t, i), needed in dependences.items()
     }
@@ -224,22 +256,34 @@ def _build(name: str, request: Request) -> Instance:
     results = [point for point in points if point not in read]
     keys: list[Key] = [(group, t, i) for t, i in results]
 
+    profiles: list[ClusterProfile] = []
+
+    def prepare(cluster: Cluster) -> None:
+        profiles[:] = [profile_of(cluster.client)[0]]
+
     def submit(client: Client) -> Sequence[Future[Any]]:
-        futures: Sequence[Future[Any]] = client.get(dsk, keys, sync=False)
+        graph = optimize_graph(tasks, keys, client, profile=profiles[0]) if profiles else dsk
+        futures: Sequence[Future[Any]] = client.get(graph, keys, sync=False)
         return futures
 
+    def count_executed(client: Client) -> int:
+        return sum(client.run(_take_ran, task.salt).values())
+
+    durations_s = {point: task.duration_s(*point) for point in points} if is_timed else {}
     return Instance(
         submit=submit,
         check=partial(_check_results, task, results),
         n_ops=len(points),
-        t1_s=len(points) * seconds if is_timed else None,
-        t_inf_s=_longest_chain(dependences) * seconds if is_timed else None,
+        t1_s=sum(durations_s.values()) if is_timed else None,
+        t_inf_s=_longest_chain_s(dependences, durations_s) if is_timed else None,
+        count_executed=count_executed,
+        prepare=prepare if request.lowering == _BUNDLED else None,
     )
 
 
 def _check(name: str, sizes: Mapping[str, Any]) -> None:
     counts = dict.fromkeys(("width", "steps", "n", "iterations"), (1.0, _INFINITY))
-    ranges = {**counts, "task_ms": (0.0, _INFINITY), "output_bytes": (0.0, _INFINITY)}
+    ranges = {**counts, "task_ms": (0.0, _INFINITY), "output_bytes": (0.0, _INFINITY), "imbalance": (0.0, 1.0)}
     if "radix" in sizes:
         ranges["radix"] = (1.0, _INFINITY)
     if "fraction" in sizes:
@@ -249,12 +293,14 @@ def _check(name: str, sizes: Mapping[str, Any]) -> None:
         raise UnknownNameError.of("kernel", sizes["kernel"], KERNELS)
 
 
-def _longest_chain(dependences: Mapping[tuple[int, int], tuple[int, ...]]) -> int:
-    """Return the number of tasks on the longest chain, given each point's dependences step by step."""
-    length: dict[tuple[int, int], int] = {}
+def _longest_chain_s(
+    dependences: Mapping[tuple[int, int], tuple[int, ...]], durations_s: Mapping[tuple[int, int], float]
+) -> float:
+    """Return how long the longest chain takes [s], given each point's dependences step by step."""
+    end_s: dict[tuple[int, int], float] = {}
     for (t, i), needed in dependences.items():
-        length[t, i] = 1 + max((length[t - 1, j] for j in needed), default=0)
-    return max(length.values())
+        end_s[t, i] = durations_s[t, i] + max((end_s[t - 1, j] for j in needed), default=0.0)
+    return max(end_s.values())
 
 
 def _check_results(task: PointTask, points: Sequence[tuple[int, int]], found: Sequence[Any]) -> None:
@@ -277,6 +323,7 @@ _SIZES: Mapping[str, Any] = {
     "width": 16,
     "steps": 20,
     "task_ms": 20.0,
+    "imbalance": 0.0,
     "kernel": "sleep",
     "n": 128,
     "iterations": 10,
@@ -312,6 +359,7 @@ def _workload(pattern: str) -> Workload:
         build=partial(_build, pattern),
         defaults={**_SIZES, **own},
         quick={**_QUICK, **({"radix": _QUICK_RADIX} if "radix" in own else {})},
+        own_lowerings=(_BUNDLED,),
         family="task-bench",
     )
 
