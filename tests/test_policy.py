@@ -98,11 +98,48 @@ def test_locality_breaks_ties() -> None:
     assert cluster.ready([cluster.task("b", held={"w2": 8}, input_bytes=8)]) == ["w2"]
 
 
+def test_a_task_goes_where_the_fewest_workers_have_to_be_asked() -> None:
+    cluster = ferroflow()
+    cluster.put("w0", cluster.task("long", 0.03))
+    parts = {"held": {"w0": 8, "w1": 8}, "n_held": {"w0": 1, "w1": 1}, "input_bytes": 16, "n_inputs": 2}
+    # w2 and w3 could start at once like w1, and there is next to nothing to send; but they lack both parts.
+    assert cluster.ready([cluster.task("of both", 0.01, **parts)]) == ["w1"]
+    assert cluster.tasks["of both"].n_peers("w2") == 2
+    assert cluster.tasks["of both"].n_peers("w1") == 1
+
+
+@pytest.mark.parametrize(
+    ("cost_s", "n_readers", "expected"), [(1e-4, 3, "w0"), (0.02, 3, "w1"), (1e-4, 1000, "w1")]
+)
+def test_data_are_fetched_only_for_work_that_is_worth_it(
+    cost_s: float, n_readers: int, expected: str
+) -> None:
+    cluster = ferroflow()
+    cluster.put("w0", cluster.task("long", 1.0))
+    held = {"held": {"w0": 8}, "n_held": {"w0": 1}, "input_bytes": 8, "n_inputs": 1}
+    assert cluster.ready([cluster.task("reader", cost_s, n_readers=n_readers, **held)]) == [expected]
+
+
 def test_equal_workers_take_turns() -> None:
     cluster = ferroflow()
     for key in range(8):
         assert cluster.ready([cluster.task(key)]) == [f"w{key % 4}"]
         cluster.view.finish(key, cluster.now)
+
+
+def test_changes_between_two_questions_leave_the_order_right() -> None:
+    cluster = ferroflow()
+    for i in range(3):
+        cluster.put("w0", cluster.task(i, 0.1))
+    cluster.view.finish(0, cluster.now)
+    cluster.put("w1", cluster.task("other", 0.1))
+    cluster.view.finish(1, cluster.now)
+    assert [worker.key for worker in cluster.view.crowded_from_most_loaded()] == []
+    assert cluster.view.first_idle(9) == ["w2", "w3"]
+    cluster.view.finish(2, cluster.now)
+    cluster.view.set_running("w3", False)
+    assert cluster.view.first_idle(9) == ["w2", "w0"]
+    assert [worker.key for worker in cluster.view.least_loaded()] == ["w2"]
 
 
 def test_short_tasks_without_inputs_stay_together_until_others_would_idle() -> None:

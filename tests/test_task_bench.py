@@ -231,7 +231,9 @@ def test_durations_differ_by_as_much_as_is_asked() -> None:
     durations_s = [some.duration_s(*point) for point in points]
     assert 0.005 <= min(durations_s) < 0.0055 < 0.0145 < max(durations_s) <= 0.015
     assert sum(durations_s) / len(points) == pytest.approx(0.01, rel=0.03)
-    assert durations_s != [point_task(seconds=0.01, imbalance=0.5, salt="other").duration_s(*p) for p in points]
+    assert durations_s != [
+        point_task(seconds=0.01, imbalance=0.5, salt="other").duration_s(*p) for p in points
+    ]
     uneven = build("no_comm", imbalance=0.5, width=1)
     assert uneven.t1_s == uneven.t_inf_s != build("no_comm", width=1).t1_s
 
@@ -288,4 +290,3 @@ def test_bundled_points_run_once_and_in_fewer_tasks(ferroflow_client: Client) ->
 
     assert tasks_of_a_run("first", "") >= 160
     assert tasks_of_a_run("second", "bundled") < 40
-

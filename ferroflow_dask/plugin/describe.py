@@ -99,7 +99,7 @@ class TaskDescriber:
         rank = _duration(ts, RANK_ANNOTATION)
         held: dict[str, int] = {}
         n_held: dict[str, int] = {}
-        total = n_inputs = 0
+        total = n_inputs = n_readers = 0
         for dependency in ts.dependencies:
             holders = dependency.who_has or ()
             if len(holders) == len(self._scheduler.workers):
@@ -107,6 +107,7 @@ class TaskDescriber:
             nbytes = dependency.get_nbytes()
             total += nbytes
             n_inputs += 1
+            n_readers = max(n_readers, len(dependency.dependents))
             for holder in islice(holders, _HOLDERS):
                 held[holder.address] = held.get(holder.address, 0) + nbytes
                 n_held[holder.address] = n_held.get(holder.address, 0) + 1
@@ -121,6 +122,7 @@ class TaskDescriber:
             n_held=n_held,
             input_bytes=total,
             n_inputs=n_inputs,
+            n_readers=n_readers,
             allowed=self._allowed_of(ts),
             is_movable=not (ts.actor or seams.is_never_stolen(ts)),
             is_guess=cost is None and seams.is_duration_unknown(ts),

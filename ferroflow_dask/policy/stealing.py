@@ -40,6 +40,8 @@ _TASKS = 64
 _MOVES = 96
 #: Shorter tasks are run in the time that a steal takes of the scheduler and of the two workers [s].
 _SHORTEST_S = 5e-4
+#: What all readers of some data take together, so that it is fetched where nobody has it [s].
+_WORTH_FETCHING_S = 1e-3
 #: A worker whose task runs over by this is stuck, and even short tasks are taken from it [s].
 _STUCK_S = 0.03
 #: A steal must win at least the time of this many one-way messages: request, answer, task.
@@ -141,6 +143,8 @@ class StealingPolicy:
         if task.allowed is not None:
             return [view.workers[key] for key in task.allowed if key in view.workers]
         candidates = {key: view.workers[key] for key in task.held if key in view.workers}
+        if candidates and task.cost_s * task.n_readers < _WORTH_FETCHING_S:
+            return candidates.values()
         # A guessed duration is no reason to move data: where nothing is known, the inputs' holders keep
         # what cannot start at once elsewhere, until the first tasks have told how long they take.
         may_wait = not (task.is_guess and candidates)

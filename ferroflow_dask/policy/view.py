@@ -58,6 +58,8 @@ class TaskView:
         Bytes of all inputs [B].
     n_inputs : int
         How many there are.
+    n_readers : int
+        How many tasks read the one of them that most tasks read.
     allowed : collection of workers, or None
         Where the task may run; None means anywhere. It may change with the workers that there are.
     sent : int
@@ -82,6 +84,7 @@ class TaskView:
     n_held: Mapping[WorkerKey, int] = field(default_factory=dict)
     input_bytes: int = 0
     n_inputs: int = 0
+    n_readers: int = 1
     allowed: Collection[WorkerKey] | None = None
     sent: int = 0
     has_started: bool = False

@@ -283,7 +283,12 @@ def _build(name: str, request: Request) -> Instance:
 
 def _check(name: str, sizes: Mapping[str, Any]) -> None:
     counts = dict.fromkeys(("width", "steps", "n", "iterations"), (1.0, _INFINITY))
-    ranges = {**counts, "task_ms": (0.0, _INFINITY), "output_bytes": (0.0, _INFINITY), "imbalance": (0.0, 1.0)}
+    ranges = {
+        **counts,
+        "task_ms": (0.0, _INFINITY),
+        "output_bytes": (0.0, _INFINITY),
+        "imbalance": (0.0, 1.0),
+    }
     if "radix" in sizes:
         ranges["radix"] = (1.0, _INFINITY)
     if "fraction" in sizes:
