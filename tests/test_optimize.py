@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import pickle
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -131,6 +132,33 @@ def test_an_error_names_the_task_in_its_bundle() -> None:
     with pytest.raises(ZeroDivisionError) as raised:
         optimized.compute(scheduler="sync")
     assert any("'the-bad-one'" in note for note in raised.value.__notes__)
+
+
+def test_arguments_of_all_kinds_arrive() -> None:
+    def collect(*args: Any, **kwargs: Any) -> Any:
+        return args, kwargs
+
+    one, two = dask.delayed(combine)("x", 1), dask.delayed(combine)("y", 2)
+    nested = dask.delayed(collect)(1, [one, {"two": two}], None, one, last=two, plain=(3,))
+    again = dask.delayed(collect)(nested, nested=[nested], data=dask.delayed(np.arange(3)))
+    for learned_of in (All(1e-5), All(1e-3)):
+        found = optimize_for(again, FOUR, learned_of).compute(scheduler="sync")
+        assert repr(found) == repr(again.compute(scheduler="sync"))
+
+
+def test_a_bundle_is_small_to_send() -> None:
+    collection = tree(7)
+    (bundle,) = dict(optimize_for(collection, FOUR, All(1e-6)).__dask_graph__()).values()
+    alone = sum(len(pickle.dumps(task)) for task in dict(collection.__dask_graph__()).values())
+    assert len(pickle.dumps(bundle)) < alone / 2
+
+
+def test_graphs_with_coroutines_stay_as_they_are() -> None:
+    async def later() -> int:
+        return 1
+
+    dsk = {"a": Task("a", later), "b": Task("b", combine, 1, TaskRef("a"))}
+    assert dict(bundle_tasks(dsk, {"b"}, FOUR, All(1e-5))) == dsk
 
 
 @settings(max_examples=80)

@@ -6,6 +6,7 @@ import uuid
 from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import iscoroutinefunction
 from typing import Any, TypeVar
 
 from dask._task_spec import Alias, DataNode, GraphNode, Task, TaskRef, convert_legacy_graph
@@ -18,8 +19,8 @@ from dask.utils import key_split
 
 from ferroflow_dask.cost import ClusterProfile
 from ferroflow_dask.lowering.cut import GUESS, MEMORY_SHARE, best_cut
-from ferroflow_dask.lowering.execution import Results
 from ferroflow_dask.lowering.predict import Cut, Work
+from ferroflow_dask.lowering.sequence import sequence_of
 from ferroflow_dask.lowering.tasks import BUNDLE_ANNOTATION, BUNDLE_PREFIX, COST_ANNOTATION, PerKey
 
 C = TypeVar("C")
@@ -48,42 +49,6 @@ class Learned:
 #: Data in the graph, other names for results.
 _NO_WORK = (DataNode, Alias)
 _NOTHING = Learned(0.0)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ExecuteTasks:
-    """The function of a Dask task: run some tasks one after another.
-
-    Parameters
-    ----------
-    tasks : tuple of GraphNode
-        In an order in which they can run.
-    arguments : tuple of (key, int, int or None)
-        For each value that they need of others its key, the number of the result that it is in, and which
-        item of it, None for all of it.
-    exports : tuple of key
-        The tasks whose results are wanted.
-    """
-
-    tasks: tuple[GraphNode, ...]
-    arguments: tuple[tuple[Key, int, int | None], ...]
-    exports: tuple[Key, ...]
-
-    def __call__(self, *results: Any) -> Any:
-        """Return the result that is wanted, or `Results` of several."""
-        values = {key: results[i] if item is None else results[i][item] for key, i, item in self.arguments}
-        last_reader = {key: task for task in self.tasks for key in task.dependencies}
-        for task in self.tasks:
-            try:
-                values[task.key] = task({key: values[key] for key in task.dependencies})
-            except Exception as error:
-                error.add_note(f"in task {task.key!r}, which ferroflow has bundled with others")
-                raise
-            for key in task.dependencies:
-                if last_reader[key] is task and key not in self.exports:
-                    del values[key]
-        outputs = tuple(values[key] for key in self.exports)
-        return outputs[0] if len(outputs) == 1 else Results(outputs)
 
 
 def optimize_for(collection: C, cluster: ClusterProfile, learned: Mapping[str, Learned]) -> C:
@@ -142,6 +107,9 @@ def bundle_tasks(
     tasks: Tasks, wanted: Collection[Key], cluster: ClusterProfile, learned: Mapping[str, Learned]
 ) -> MaterializedLayer:
     """Cut the tasks of a graph into bundles; see `optimize_for`."""
+    functions = {id(task.func): task.func for task in tasks.values() if isinstance(task, Task)}
+    if any(map(iscoroutinefunction, functions.values())):
+        return MaterializedLayer(tasks)  # they run on the workers' event loops, which bundles do not
     turn = order(dict(tasks))
     keys = sorted(tasks, key=turn.__getitem__)
     position = {key: i for i, key in enumerate(keys)}
@@ -214,8 +182,8 @@ def _write(
         results = {
             result: n for n, result in enumerate(dict.fromkeys(result for result, _ in places.values()))
         }
-        arguments = tuple((key, results[result], item) for key, (result, item) in places.items())
-        call = ExecuteTasks(tuple(tasks[key] for key in keys), arguments, exports[i])
+        arguments = {key: (results[result], item) for key, (result, item) in places.items()}
+        call = sequence_of([tasks[key] for key in keys], arguments, exports[i])
         written[name] = Task(name, call, *map(TaskRef, results))
         seconds[name] = sum(costs_s[key] for key in keys)
         names[name] = dict(Counter(key_split(key) for key in keys if not isinstance(tasks[key], _NO_WORK)))

@@ -184,7 +184,7 @@ async def find_installed(client: Client) -> FerroflowPlugin | None:
 
 
 async def _learned(client: Client) -> dict[str, tuple[float, float]]:
-    if await find_installed(client) is None:
+    if await _version_there(client, _DISTRIBUTION) is None:
         return {}
     found: dict[str, tuple[float, float]] = await client.run_on_scheduler(_by_name)
     return found
