@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from ferroflow_dask import optimizations, optimize
 from ferroflow_dask.cost import ClusterProfile
 from ferroflow_dask.exceptions import ClusterError
-from ferroflow_dask.lowering.foreign import Learned, bundle_tasks, optimize_for
+from ferroflow_dask.lowering.foreign import Learned, bundle_tasks, optimize_for, pack_graph
 from ferroflow_dask.plugin import learned
 
 FOUR = ClusterProfile((1,) * 4)
@@ -174,6 +174,10 @@ def test_any_graph_gives_the_same(data: st.DataObject, workers: int) -> None:
     layer = bundle_tasks(convert_legacy_graph(dsk), wanted, ClusterProfile((1,) * workers), known)
     keys = sorted(wanted)
     assert dask.get(dict(layer), keys) == dask.get(dsk, keys)
+    packed = pack_graph(dsk, keys, ClusterProfile((1,) * workers), known)
+    assert packed.values(dask.get(dict(packed.dsk), packed.keys)) == dict(
+        zip(keys, dask.get(dsk, keys), strict=True)
+    )
 
 
 @pytest.mark.cluster

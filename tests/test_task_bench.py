@@ -276,15 +276,17 @@ class OneCluster:
 
 
 @pytest.mark.cluster
-def test_bundled_points_run_once_and_in_fewer_tasks(ferroflow_client: Client) -> None:
-    arguments = WORKLOADS["stencil_1d"].arguments({"width": 8, "steps": 20, "task_ms": 0.0})
+@pytest.mark.parametrize("pattern", ["stencil_1d", "no_comm", "trivial"])
+def test_bundled_points_run_once_and_in_fewer_tasks(ferroflow_client: Client, pattern: str) -> None:
+    arguments = WORKLOADS[pattern].arguments({"width": 8, "steps": 20, "task_ms": 0.0})
 
     def tasks_of_a_run(salt: str, lowering: str) -> int:
-        instance = WORKLOADS["stencil_1d"].build(Request(arguments, 0, salt, 3, lowering=lowering))
+        instance = WORKLOADS[pattern].build(Request(arguments, 0, salt, 3, lowering=lowering))
         if instance.prepare is not None:
             instance.prepare(OneCluster(ferroflow_client))
         futures = instance.submit(ferroflow_client)
-        instance.check(ferroflow_client.gather(list(futures)))
+        assert instance.collect is not None
+        instance.check(instance.collect(ferroflow_client, futures))
         assert instance.count_executed is not None
         assert instance.count_executed(ferroflow_client) == instance.n_ops == 160
         return int(ferroflow_client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -10,14 +9,21 @@ from typing import Any, TypeVar
 from dask.array.optimization import optimize as optimize_array
 from dask.bag.core import optimize as optimize_bag
 from dask.delayed import optimize as optimize_delayed
-from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.typing import Key
 from distributed import Client
 
 from ferroflow_dask.cost import ClusterProfile
 from ferroflow_dask.deploy.calibration import profile_of
 from ferroflow_dask.exceptions import ClusterError
-from ferroflow_dask.lowering.foreign import Learned, bundle_graph, is_annotated, optimize_for
+from ferroflow_dask.lowering.foreign import (
+    Learned,
+    PackedGraph,
+    bundle_graph,
+    graph_of,
+    is_annotated,
+    optimize_for,
+    pack_graph,
+)
 from ferroflow_dask.plugin import installed, learned, learned_in_this_process
 
 C = TypeVar("C")
@@ -59,8 +65,10 @@ def optimize(collection: C, client: Client) -> C:
 
 def optimize_graph(
     dsk: Mapping[Key, Any], keys: Any, client: Client, *, profile: ClusterProfile | None = None
-) -> HighLevelGraph:
-    """Return a graph of Dask's whose `keys` are the same in fewer tasks, for `Client.get`.
+) -> PackedGraph:
+    """Return a graph of Dask's in fewer tasks, for `Client.get`.
+
+    Unlike in `optimize`, values that are asked for may share a task.
 
     Parameters
     ----------
@@ -77,10 +85,15 @@ def optimize_graph(
     ------
     ClusterError
         The plugin is not installed.
+
+    Examples
+    --------
+    >>> packed = optimize_graph(dsk, keys, client)  # doctest: +SKIP
+    >>> values = packed.values(client.get(packed.dsk, packed.keys))  # doctest: +SKIP
     """
     if profile is None:
         profile = _profile(client)
-    return _bundled(bundle_graph(dsk, keys, profile, _known(learned(client))))
+    return pack_graph(dsk, keys, profile, _known(learned(client)))
 
 
 def optimizations(client: Client) -> dict[str, Callable[..., Any]]:
@@ -121,12 +134,7 @@ class _Optimization:
         known = _known(learned_in_this_process(self.scheduler_id))
         if not known or is_annotated(dsk):
             return optimized
-        return _bundled(bundle_graph(optimized, keys, self.profile, known))
-
-
-def _bundled(tasks: MaterializedLayer) -> HighLevelGraph:
-    name = f"bundled-{uuid.uuid4().hex}"
-    return HighLevelGraph({name: tasks}, {name: set()})
+        return graph_of(bundle_graph(optimized, keys, self.profile, known))
 
 
 def _profile(client: Client) -> ClusterProfile:

@@ -21,7 +21,7 @@ from ferroflow_dask.cost import ClusterProfile
 from ferroflow_dask.lowering.cut import GUESS, MEMORY_SHARE, best_cut
 from ferroflow_dask.lowering.predict import Cut, Work
 from ferroflow_dask.lowering.sequence import sequence_of
-from ferroflow_dask.lowering.tasks import BUNDLE_ANNOTATION, BUNDLE_PREFIX, COST_ANNOTATION, PerKey
+from ferroflow_dask.lowering.tasks import BUNDLE_ANNOTATION, BUNDLE_PREFIX, COST_ANNOTATION, PerKey, Place
 
 C = TypeVar("C")
 Tasks = Mapping[Key, GraphNode]
@@ -92,8 +92,7 @@ def _rebuild(collection: Any, tasks: MaterializedLayer, is_expression: bool) -> 
     """Return a collection with other tasks."""
     # Some collections look for the layer that they know.
     layers = None if is_expression else getattr(collection, "__dask_layers__", None)
-    name = f"bundled-{uuid.uuid4().hex}" if layers is None else layers()[0]
-    graph = HighLevelGraph({name: tasks}, {name: set()})
+    graph = graph_of(tasks, None if layers is None else layers()[0])
     if is_expression:
         from dask.dataframe import from_graph
 
@@ -103,13 +102,72 @@ def _rebuild(collection: Any, tasks: MaterializedLayer, is_expression: bool) -> 
     return rebuild(graph, *arguments)
 
 
+def graph_of(layer: MaterializedLayer, name: str | None = None) -> HighLevelGraph:
+    """Return a graph of one layer."""
+    name = f"bundled-{uuid.uuid4().hex}" if name is None else name
+    return HighLevelGraph({name: layer}, {name: set()})
+
+
+@dataclass(frozen=True, slots=True)
+class PackedGraph:
+    """A graph in fewer tasks, the results of which may hold several of the values that are asked for.
+
+    Parameters
+    ----------
+    layer : MaterializedLayer
+    places : mapping of Key to (Key, int or None)
+        For each key that is asked for the task that yields it, and which item of its result it is; None
+        for all of it.
+    """
+
+    layer: MaterializedLayer
+    places: Mapping[Key, Place]
+
+    @property
+    def dsk(self) -> HighLevelGraph:
+        """The graph, for `Client.get`."""
+        return graph_of(self.layer)
+
+    @property
+    def keys(self) -> list[Key]:
+        """The tasks to ask for, each once."""
+        return list(dict.fromkeys(task for task, _ in self.places.values()))
+
+    def values(self, results: Sequence[Any]) -> dict[Key, Any]:
+        """Return what was asked for, given the results of `keys`."""
+        found = dict(zip(self.keys, results, strict=True))
+        return {
+            key: found[task] if item is None else found[task][item]
+            for key, (task, item) in self.places.items()
+        }
+
+
 def bundle_tasks(
     tasks: Tasks, wanted: Collection[Key], cluster: ClusterProfile, learned: Mapping[str, Learned]
 ) -> MaterializedLayer:
     """Cut the tasks of a graph into bundles; see `optimize_for`."""
+    return _pack(tasks, wanted, wanted, cluster, learned).layer
+
+
+def pack_graph(
+    dsk: Mapping[Key, Any], keys: Any, cluster: ClusterProfile, learned: Mapping[str, Learned]
+) -> PackedGraph:
+    """Cut the tasks of any graph of Dask's into bundles, those in the nested `keys` like all others."""
+    return _pack(convert_legacy_graph(dict(dsk)), dict.fromkeys(flatten(keys)), (), cluster, learned)
+
+
+def _pack(
+    tasks: Tasks,
+    wanted: Collection[Key],
+    kept: Collection[Key],
+    cluster: ClusterProfile,
+    learned: Mapping[str, Learned],
+) -> PackedGraph:
+    """Cut a graph so that the values `wanted` can be had of it, and those `kept` under their keys."""
     functions = {id(task.func): task.func for task in tasks.values() if isinstance(task, Task)}
     if any(map(iscoroutinefunction, functions.values())):
-        return MaterializedLayer(tasks)  # they run on the workers' event loops, which bundles do not
+        # They run on the workers' event loops, which bundles do not.
+        return PackedGraph(MaterializedLayer(tasks), {key: (key, None) for key in wanted})
     turn = order(dict(tasks))
     keys = sorted(tasks, key=turn.__getitem__)
     position = {key: i for i, key in enumerate(keys)}
@@ -121,7 +179,7 @@ def bundle_tasks(
         costs_s,
         nbytes.__getitem__,
         alone=frozenset(i for i, key in enumerate(keys) if known[i] is None or _is_aware(tasks[key])),
-        last=frozenset(position[key] for key in wanted if key in position),
+        last=frozenset(position[key] for key in kept if key in position),
     )
     most = MEMORY_SHARE * cluster.memory_nbytes or float("inf")
 
@@ -130,7 +188,7 @@ def bundle_tasks(
 
     cut, _ = best_cut(work, cluster, is_guess=False, fits=fits)
     groups = [[keys[i] for i in pieces] for pieces in cut]
-    return _write(groups, tasks, wanted, dict(zip(keys, costs_s, strict=True)))
+    return _write(groups, tasks, wanted, kept, dict(zip(keys, costs_s, strict=True)))
 
 
 def _known(task: GraphNode, learned: Mapping[str, Learned]) -> Learned | None:
@@ -147,8 +205,12 @@ def _is_aware(task: GraphNode) -> bool:
 
 
 def _write(
-    groups: Sequence[Sequence[Key]], tasks: Tasks, wanted: Collection[Key], costs_s: Mapping[Key, float]
-) -> MaterializedLayer:
+    groups: Sequence[Sequence[Key]],
+    tasks: Tasks,
+    wanted: Collection[Key],
+    kept: Collection[Key],
+    costs_s: Mapping[Key, float],
+) -> PackedGraph:
     group_of = {key: i for i, keys in enumerate(groups) for key in keys}
     read = {
         needed
@@ -157,12 +219,12 @@ def _write(
         if needed in group_of and group_of[needed] != group_of[key]
     }
     run = uuid.uuid4().hex
-    place: dict[Key, tuple[Key, int | None]] = {}
+    place: dict[Key, Place] = {}
     exports: list[tuple[Key, ...]] = []
     for i, keys in enumerate(groups):
         exports.append(tuple(key for key in keys if key in read or key in wanted))
         # Keys that are asked for stay. Other names of tasks are not given to bundles: Dask learns by them.
-        is_kept = len(exports[i]) == 1 and (len(keys) == 1 or exports[i][0] in wanted)
+        is_kept = len(exports[i]) == 1 and (len(keys) == 1 or exports[i][0] in kept)
         name = exports[i][0] if is_kept else (f"{BUNDLE_PREFIX}-{run}", i)
         for item, key in enumerate(exports[i]):
             place[key] = (name, item if len(exports[i]) > 1 else None)
@@ -188,4 +250,5 @@ def _write(
         seconds[name] = sum(costs_s[key] for key in keys)
         names[name] = dict(Counter(key_split(key) for key in keys if not isinstance(tasks[key], _NO_WORK)))
     annotations = {COST_ANNOTATION: PerKey(seconds), BUNDLE_ANNOTATION: PerKey(names)} if seconds else None
-    return MaterializedLayer(written, annotations=annotations)
+    layer = MaterializedLayer(written, annotations=annotations)
+    return PackedGraph(layer, {key: place.get(key, (key, None)) for key in wanted})

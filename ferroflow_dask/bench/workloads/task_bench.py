@@ -36,6 +36,7 @@ from ferroflow_dask.cost import ClusterProfile
 from ferroflow_dask.deploy import optimize_graph, profile_of
 from ferroflow_dask.exceptions import ResultError, UnknownNameError
 from ferroflow_dask.lowering import COST_ANNOTATION
+from ferroflow_dask.lowering.foreign import PackedGraph
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -257,14 +258,20 @@ def _build(name: str, request: Request) -> Instance:
     keys: list[Key] = [(group, t, i) for t, i in results]
 
     profiles: list[ClusterProfile] = []
+    packed: list[PackedGraph] = []
 
     def prepare(cluster: Cluster) -> None:
         profiles[:] = [profile_of(cluster.client)[0]]
 
     def submit(client: Client) -> Sequence[Future[Any]]:
-        graph = optimize_graph(tasks, keys, client, profile=profiles[0]) if profiles else dsk
-        futures: Sequence[Future[Any]] = client.get(graph, keys, sync=False)
+        packed[:] = [optimize_graph(tasks, keys, client, profile=profile) for profile in profiles]
+        graph, asked = (packed[0].dsk, packed[0].keys) if packed else (dsk, keys)
+        futures: Sequence[Future[Any]] = client.get(graph, asked, sync=False)
         return futures
+
+    def collect(client: Client, futures: Sequence[Future[Any]]) -> Sequence[Any]:
+        found = client.gather(list(futures))
+        return list(packed[0].values(found).values()) if packed else found
 
     def count_executed(client: Client) -> int:
         return sum(client.run(_take_ran, task.salt).values())
@@ -276,6 +283,7 @@ def _build(name: str, request: Request) -> Instance:
         n_ops=len(points),
         t1_s=sum(durations_s.values()) if is_timed else None,
         t_inf_s=_longest_chain_s(dependences, durations_s) if is_timed else None,
+        collect=collect,
         count_executed=count_executed,
         prepare=prepare if request.lowering == _BUNDLED else None,
     )
