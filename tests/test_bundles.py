@@ -286,6 +286,11 @@ def test_costs_are_learned_by_operator_and_shape() -> None:
     measured.observe(graph, {op.id: 1.5 for op in graph.ops})
     assert list(estimate(graph, measured).values()) == pytest.approx([0.8] * 4)
     assert estimate(other, MeasuredCost(AnalyticCost())) == estimate(other, AnalyticCost())
+    kept = MeasuredCost(AnalyticCost(), measured.as_dict())
+    assert estimate(graph, kept) == estimate(graph, measured)
+    kept.observe(other, {op.id: 2.0 for op in other.ops})
+    assert set(estimate(other, kept).values()) == {2.0}
+    assert len(kept.as_dict()) == 2
 
 
 # On a cluster

@@ -11,7 +11,15 @@ from distributed import Client, LocalCluster
 
 from ferroflow_dask.cli import main
 from ferroflow_dask.cost import ClusterProfile
-from ferroflow_dask.deploy import calibrate, load_profile, profile_of, profiles_file, save_profile
+from ferroflow_dask.deploy import (
+    calibrate,
+    load_durations,
+    load_profile,
+    profile_of,
+    profiles_file,
+    save_durations,
+    save_profile,
+)
 from ferroflow_dask.exceptions import ClusterError
 from ferroflow_dask.plugin import install, uninstall
 
@@ -90,6 +98,27 @@ def test_run_measures_a_cluster_that_it_does_not_know_and_says_so() -> None:
     first, second = (CliRunner().invoke(main, ["run", "--dag", "wide", *LOCAL]) for _ in range(2))
     assert "measured this cluster" in first.stderr
     assert second.stderr == ""
+
+
+def test_run_learns_how_long_ops_take(cache: Path) -> None:
+    matmul = ("run", "--dag", "matmul-chain", "--n-ops", "3", *LOCAL)
+    assert CliRunner().invoke(main, matmul).exit_code == 0
+    (kept,) = json.loads((cache / "ferroflow-dask" / "durations.json").read_text()).values()
+    (first,) = kept.values()
+    assert 0 < first < 0.1
+    assert CliRunner().invoke(main, matmul).exit_code == 0
+    (kept,) = json.loads((cache / "ferroflow-dask" / "durations.json").read_text()).values()
+    (second,) = kept.values()
+    assert second != first
+
+
+@pytest.mark.parametrize("content", ["no JSON", "[]", '{"other": 1}'])
+def test_a_broken_file_holds_no_durations(thread_client: Client, content: str, cache: Path) -> None:
+    (cache / "ferroflow-dask").mkdir()
+    (cache / "ferroflow-dask" / "durations.json").write_text(content)
+    assert load_durations(thread_client) == {}
+    save_durations(thread_client, {"a": 1.0})
+    assert load_durations(thread_client) == {"a": 1.0}
 
 
 def test_calibrate_prints_a_table() -> None:

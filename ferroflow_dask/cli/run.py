@@ -20,7 +20,14 @@ from ferroflow_dask.bench.progress import progress_bar
 from ferroflow_dask.cli.cluster_options import connect_timeout, size_options
 from ferroflow_dask.cli.graph_options import graph_options, load_graph
 from ferroflow_dask.cost import AnalyticCost, ClusterProfile, MeasuredCost
-from ferroflow_dask.deploy import connect, local_client, profile_of, profiles_file
+from ferroflow_dask.deploy import (
+    connect,
+    load_durations,
+    local_client,
+    profile_of,
+    profiles_file,
+    save_durations,
+)
 from ferroflow_dask.exceptions import ClusterError, UsageError
 from ferroflow_dask.graph import check_inputs, random_inputs
 from ferroflow_dask.kernels import check_supported
@@ -121,7 +128,7 @@ def run(
             cluster = (
                 _profile(client) if (policy == "ferroflow" if is_bundled is None else is_bundled) else None
             )
-            costs = _costs(cluster)
+            costs = _costs(client, cluster)
             warm_up(client, graph)
             placed = place(graph, client)
             for _ in range(repeat):
@@ -140,6 +147,7 @@ def run(
                         )
                     )
                 costs.observe(graph, runs[-1].seconds)
+            save_durations(client, costs.as_dict())
             del placed
     _report(runs, as_json)
     if graph.inputs and not input_files:
@@ -159,11 +167,10 @@ def _profile(client: Client) -> ClusterProfile:
     return profile
 
 
-def _costs(cluster: ClusterProfile | None) -> MeasuredCost:
+def _costs(client: Client, cluster: ClusterProfile | None) -> MeasuredCost:
     """Return costs that are learned from run to run, and taken from shapes until then."""
-    if cluster is None:
-        return MeasuredCost(AnalyticCost())
-    return MeasuredCost(AnalyticCost(cluster.flop_rate, cluster.memory_bandwidth))
+    rates = () if cluster is None else (cluster.flop_rate, cluster.memory_bandwidth)
+    return MeasuredCost(AnalyticCost(*rates), load_durations(client))
 
 
 def _policy_options(policy: str, seed: int, threshold: int | None, is_fixed: bool) -> dict[str, Any]:

@@ -1,12 +1,21 @@
 """Start clusters, connect to running ones, and measure what they are like."""
 
-from ferroflow_dask.deploy.calibration import calibrate, load_profile, profile_of, profiles_file, save_profile
+from ferroflow_dask.deploy.calibration import (
+    calibrate,
+    load_durations,
+    load_profile,
+    profile_of,
+    profiles_file,
+    save_durations,
+    save_profile,
+)
 from ferroflow_dask.deploy.local import connect, local_client
 from ferroflow_dask.deploy.optimize import optimizations, optimize, optimize_graph
 
 __all__ = [
     "calibrate",
     "connect",
+    "load_durations",
     "load_profile",
     "local_client",
     "optimizations",
@@ -14,5 +23,6 @@ __all__ = [
     "optimize_graph",
     "profile_of",
     "profiles_file",
+    "save_durations",
     "save_profile",
 ]

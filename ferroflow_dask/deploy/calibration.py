@@ -34,6 +34,8 @@ _TASKS_PER_THREAD, _FEWEST_TASKS, _MOST_TASKS = 20, 100, 1000
 _TRANSFER_NBYTES = 2**23
 _MATRIX = 384
 _COPY_NBYTES = 2**25
+#: Kinds of ops whose durations are kept for a cluster.
+_KEPT_KINDS = 10_000
 #: Where workers share a process nothing is sent [B/s].
 _FASTEST = 1e12
 
@@ -97,7 +99,7 @@ def profile_of(client: Client) -> tuple[ClusterProfile, bool]:
 
 def load_profile(client: Client) -> ClusterProfile | None:
     """Return what was kept of a cluster like this one, None if nothing was."""
-    entry = _read().get(_identity(client))
+    entry = _read(profiles_file()).get(_identity(client))
     if entry is None:
         return None
     try:
@@ -108,13 +110,20 @@ def load_profile(client: Client) -> ClusterProfile | None:
 
 def save_profile(client: Client, profile: ClusterProfile) -> None:
     """Keep a profile for clusters like this one; where nothing can be written, nothing is kept."""
-    path = profiles_file()
-    kept = {**_read(), _identity(client): profile.as_dict()}
-    beside = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(json.dumps(kept, indent=1), encoding="utf-8")
-        beside.replace(path)
+    _keep(profiles_file(), _identity(client), profile.as_dict())
+
+
+def load_durations(client: Client) -> dict[str, float]:
+    """Return how long kinds of ops have taken on clusters like this one, as `MeasuredCost` takes it [s]."""
+    entry = _read(_durations_file()).get(_identity(client))
+    known = entry.items() if isinstance(entry, dict) else ()
+    return {kind: seconds for kind, seconds in known if isinstance(seconds, float) and seconds >= 0}
+
+
+def save_durations(client: Client, durations_s: Mapping[str, float]) -> None:
+    """Keep how long kinds of ops have taken, the last ones of too many [s]."""
+    last = dict(list(durations_s.items())[-_KEPT_KINDS:])
+    _keep(_durations_file(), _identity(client), last)
 
 
 def profiles_file() -> Path:
@@ -123,9 +132,22 @@ def profiles_file() -> Path:
     return Path(cache) / "ferroflow-dask" / "profiles.json"
 
 
-def _read() -> dict[str, Any]:
+def _durations_file() -> Path:
+    return profiles_file().with_name("durations.json")
+
+
+def _keep(path: Path, identity: str, entry: Mapping[str, Any]) -> None:
+    kept = {**_read(path), identity: entry}
+    beside = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(json.dumps(kept, indent=1), encoding="utf-8")
+        beside.replace(path)
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
-        kept = json.loads(profiles_file().read_text(encoding="utf-8"))
+        kept = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return kept if isinstance(kept, dict) else {}
