@@ -10,7 +10,7 @@ ops share one numbering, which is also how published tables count them.
 from __future__ import annotations
 
 import graphlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 #: A dimension: a size, the name of a symbolic one, or unknown.
 Dim = int | str | None
+
+#: Constants of so many bytes at most tell shapes, axes and scales [B].
+SMALL = 4096
 
 #: Domain of the operators that ONNX does not have (`Slow`, `MatMul` per head, `LayerNorm`).
 FERROFLOW_DOMAIN = "ferroflow"
@@ -91,7 +94,7 @@ class Source:
     """A value that is supplied, not computed: an input (no `value` yet) or a constant.
 
     `value` is a NumPy array, or, once the constants of a graph were placed on a cluster
-    (`is_placed`), the Dask Future of one.
+    (`is_placed`), the Dask Future of one; `known` is the array of a small one then.
     """
 
     id: int
@@ -99,11 +102,18 @@ class Source:
     spec: TensorSpec
     value: Any = None
     is_placed: bool = False
+    known: Any = None
 
     @property
     def is_input(self) -> bool:
         """Whether the value must be bound before the graph can be computed."""
         return self.value is None
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the value is a constant that is here and that shapes may be computed from."""
+        value = self.known if self.is_placed else self.value
+        return value is not None and (value.dtype.kind == "O" or value.nbytes <= SMALL)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -357,6 +367,43 @@ class Graph:
         from ferroflow_dask.lowering import bind
 
         return bind(self, inputs)
+
+    def map_batches(self, x: Any, *, batch: int | None = None, providers: Sequence[str] | None = None) -> Any:
+        """Compute the graph on each batch of Dask arrays, lazily: a whole model in each worker.
+
+        Weights travel to each worker once, and stay open there for as long as models change little.
+
+        Parameters
+        ----------
+        x : dask array, or mapping of str to array
+            Batches are its chunks along the first dimension. Of a graph of several inputs a dict of them:
+            Dask arrays are batched alike, others go with every batch. The only input may be any array.
+        batch : int, optional
+            Rows of a batch; the chunks of `x` if left out.
+        providers : sequence of str, optional
+            Kernel providers; `ferroflow.kernels.providers` if left out. With onnxruntime among them the
+            graph is one session, otherwise it is computed op by op.
+
+        Returns
+        -------
+        dask array, or dict of str to dask array
+            The output, or the outputs by name where there are several.
+
+        Raises
+        ------
+        BindError
+            A name, shape or dtype does not fit, or an output has no batch dimension.
+        KernelNotFoundError
+            No provider has one of the operators.
+
+        Examples
+        --------
+        >>> y = load_onnx("model.onnx").map_batches(x)  # doctest: +SKIP
+        >>> client.compute(y).result()  # doctest: +SKIP
+        """
+        from ferroflow_dask.lowering import map_batches
+
+        return map_batches(self, x, batch=batch, providers=providers)
 
     def visualize(self, filename: str | None = None) -> str:
         """Return the graph in DOT; with a `filename`, write it there too (see `render.write`)."""

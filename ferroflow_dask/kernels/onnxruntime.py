@@ -1,6 +1,6 @@
-"""ONNX's operators as onnxruntime has them: one session for each op and combination of dtypes.
+"""ONNX's operators as onnxruntime has them: a session for each op and combination of dtypes, or for a graph.
 
-The sessions run on the calling thread alone: parallelism is Dask's, between ops.
+The sessions of ops run on the calling thread alone: parallelism is Dask's, between ops.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ import onnx
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as _state
 
-from ferroflow_dask.graph.ir import Op
+from ferroflow_dask.graph.ir import Graph, Op
+from ferroflow_dask.graph.to_onnx import to_onnx
 from ferroflow_dask.kernels.model import declared_opset, one_node_model
 from ferroflow_dask.kernels.provider import DeclinedError, Kernel, opset_version
 
@@ -94,12 +96,9 @@ class _SessionKernel:
             for name, dtype in dtypes.items()
         }
         model = one_node_model(self._op, self._opsets, types, declared_opset(self._op, self._opsets))
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.log_severity_level = _LOG_FATAL
+        options = _options(1)
         # An arena keeps the largest memory a session ever needed, and there are hundreds of sessions.
         options.enable_cpu_mem_arena = False
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
             session = onnxruntime.InferenceSession(
                 model.SerializeToString(), options, providers=["CPUExecutionProvider"]
@@ -108,6 +107,73 @@ class _SessionKernel:
             return str(error)
         strange = [output.type for output in session.get_outputs() if _NOT_NUMPY.search(output.type)]
         return f"results of type {', '.join(strange)}" if strange else session
+
+
+class _GraphSession:
+    """A whole graph in one session."""
+
+    def __init__(self, graph: Graph, session: Any, constants: Mapping[str, Any]) -> None:
+        self._graph = graph
+        self._session = session
+        self._constants = constants  # which the session uses where they are
+        self._inputs = tuple(entry.name for entry in session.get_inputs())
+
+    def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the outputs by name."""
+        feeds = {name: _tensor(inputs[name]) for name in self._inputs}
+        found = self._session.run(list(self._graph.outputs), feeds)
+        return dict(zip(self._graph.outputs, found, strict=True))
+
+
+def open_graph(graph: Graph, constants: Mapping[str, Any], n_threads: int) -> _GraphSession | str:
+    """Return a session for a whole graph, or the reason why there is none.
+
+    Parameters
+    ----------
+    graph : Graph
+    constants : mapping of str to array
+        Those that are inputs of the graph.
+    n_threads : int
+        Threads that one run may use.
+    """
+    whole = replace(
+        graph,
+        sources=tuple(
+            replace(source, value=constants[source.name]) if source.name in constants else source
+            for source in graph.sources
+        ),
+    )
+    try:
+        model = to_onnx(whole)
+        large = {
+            entry.name: np.ascontiguousarray(whole.constants[entry.name])
+            for entry in model.graph.initializer
+            if entry.data_location == onnx.TensorProto.EXTERNAL
+        }
+        options = _options(n_threads)
+        options.add_external_initializers(
+            list(large), [onnxruntime.OrtValue.ortvalue_from_numpy(value) for value in large.values()]
+        )
+        session = onnxruntime.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+    except (*_OPEN_ERRORS, ValueError, TypeError, KeyError) as error:
+        return str(error)
+    strange = [
+        entry.type
+        for entry in (*session.get_inputs(), *session.get_outputs())
+        if _NOT_NUMPY.search(entry.type) or not entry.type.startswith("tensor")
+    ]
+    return f"values of type {', '.join(strange)}" if strange else _GraphSession(whole, session, large)
+
+
+def _options(n_threads: int) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = n_threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = _LOG_FATAL
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options
 
 
 def _tensor(value: Any) -> np.ndarray[Any, np.dtype[Any]]:

@@ -68,7 +68,14 @@ def _provider(name: str) -> Provider | None:
         return None
 
 
-def _names(providers: Sequence[str] | None) -> tuple[str, ...]:
+def provider_names(providers: Sequence[str] | None = None) -> tuple[str, ...]:
+    """Return the providers to ask, those of the configuration if none are given.
+
+    Raises
+    ------
+    UnknownNameError
+        There is no provider of that name.
+    """
     names = tuple(config.get_names("kernels.providers") if providers is None else providers)
     for name in names:
         if name not in PROVIDERS:
@@ -107,7 +114,7 @@ def compile_op(op: Op, opsets: Mapping[str, int], providers: Sequence[str] | Non
     KernelError
         The op's attributes make no sense to the provider.
     """
-    names = _names(providers)
+    names = provider_names(providers)
     return _NamedKernel(op, shared_kernel(op, opsets, names), names)
 
 
@@ -116,12 +123,12 @@ def shared_kernel(op: Op, opsets: Mapping[str, int], providers: Sequence[str] | 
 
     `failure` turns them into those of `compile_op`, which takes and raises the same.
     """
-    names = _names(providers)
+    names = provider_names(providers)
     dispatcher = _CACHE.get(op, opsets, names)
     try:
         found = dispatcher.kernel(0)
     except Exception as error:
-        raise KernelError(f"op {op.name!r} ({op.kind}) cannot be compiled: {_one_line(error)}") from error
+        raise KernelError(f"op {op.name!r} ({op.kind}) cannot be compiled: {one_line(error)}") from error
     if found is None:
         raise _not_found(op, opsets, names)
     return dispatcher
@@ -134,7 +141,7 @@ def failure(
     if isinstance(error, DeclinedError) and not error.failed:
         return _not_found(op, opsets, providers, error)
     told = ", ".join(map(_describe, operands))
-    return KernelError(f"op {op.name!r} ({op.kind}) failed on ({told}): {_one_line(error)}")
+    return KernelError(f"op {op.name!r} ({op.kind}) failed on ({told}): {one_line(error)}")
 
 
 def find_provider(op: Op, opsets: Mapping[str, int], providers: Sequence[str] | None = None) -> str:
@@ -145,7 +152,7 @@ def find_provider(op: Op, opsets: Mapping[str, int], providers: Sequence[str] | 
     KernelNotFoundError
         No provider has the operator.
     """
-    names = _names(providers)
+    names = provider_names(providers)
     for provider in _installed(names):
         if provider.supports(op, opsets):
             return provider.name
@@ -201,14 +208,15 @@ def _not_found(
     op: Op, opsets: Mapping[str, int], names: Sequence[str], reason: object = ""
 ) -> KernelNotFoundError:
     version = opset_version(op, opsets)
-    why = f" ({_one_line(reason)})" if reason else ""
+    why = f" ({one_line(reason)})" if reason else ""
     return KernelNotFoundError(
         f"no kernel for op {op.name!r} ({op.kind}, opset {version}){why}; "
         f"asked: {', '.join(names) or 'nobody'}"
     )
 
 
-def _one_line(reason: object) -> str:
+def one_line(reason: object) -> str:
+    """Return what an error says in one line."""
     return " ".join(str(reason).split()) or type(reason).__name__
 
 

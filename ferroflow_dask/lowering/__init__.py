@@ -1,5 +1,6 @@
 """From a graph to Dask tasks: one for each op or bundle of ops, outputs by name."""
 
+from ferroflow_dask.lowering.batches import map_batches
 from ferroflow_dask.lowering.collection import BoundGraph, bind
 from ferroflow_dask.lowering.execution import ExecutionReport, executed, executed_here
 from ferroflow_dask.lowering.placement import place
@@ -17,5 +18,6 @@ __all__ = [
     "bind",
     "executed",
     "executed_here",
+    "map_batches",
     "place",
 ]

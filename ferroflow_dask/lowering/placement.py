@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ferroflow_dask.graph.ir import Graph
+from ferroflow_dask.graph.ir import Graph, Source
 
 if TYPE_CHECKING:
-    from distributed import Client
+    from distributed import Client, Future
 
 
 def place(graph: Graph, client: Client) -> Graph:
@@ -38,7 +38,10 @@ def place(graph: Graph, client: Client) -> Graph:
     return replace(
         graph,
         sources=tuple(
-            replace(source, value=placed[source.id], is_placed=True) if source.id in placed else source
-            for source in graph.sources
+            _placed(source, placed[source.id]) if source.id in placed else source for source in graph.sources
         ),
     )
+
+
+def _placed(source: Source, future: Future[Any]) -> Source:
+    return replace(source, value=future, is_placed=True, known=source.value if source.is_small else None)

@@ -1,0 +1,222 @@
+"""Batches of Dask arrays through whole models: the same numbers as onnxruntime, weights sent once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from distributed import Client
+from distributed.utils_test import captured_logger
+from models import light_models, mlp, model_of, randomize
+from onnx import TensorProto, helper
+
+from ferroflow_dask import load_onnx, place
+from ferroflow_dask.exceptions import BindError, KernelError, KernelNotFoundError, UsageError
+from ferroflow_dask.kernels import session as sessions
+from ferroflow_dask.lowering.batches import Weights
+
+#: The quick ones of the nine, all of which can be freed.
+FREED = [
+    path for path in light_models() if any(name in path.stem for name in ("squeeze", "shuffle", "resnet"))
+]
+RNG = np.random.default_rng(0)
+
+
+def expected(model: onnx.ModelProto, **inputs: Any) -> list[Any]:
+    return list(onnxruntime.InferenceSession(model.SerializeToString()).run(None, inputs))
+
+
+def rows(n: int, *shape: int) -> Any:
+    return RNG.standard_normal((n, *shape), dtype=np.float32)
+
+
+@pytest.mark.parametrize("providers", [None, ["array", "reference"]], ids=["session", "op by op"])
+def test_batches_give_what_one_call_gives(providers: list[str] | None) -> None:
+    model, x = mlp(), rows(23, 784)
+    y = load_onnx(model).map_batches(da.from_array(x, chunks=(5, 300)), providers=providers)
+    assert isinstance(y, da.Array)
+    assert (y.shape, y.dtype, y.chunks[0]) == ((23, 10), np.float32, (5, 5, 5, 5, 3))
+    np.testing.assert_allclose(y.compute(scheduler="sync"), expected(model, x=x)[0], rtol=1e-4, atol=1e-6)
+
+
+def test_any_array_can_be_the_only_input() -> None:
+    x = rows(10, 784)
+    model = load_onnx(mlp())
+    y = model.map_batches(x, batch=4)
+    assert y.chunks[0] == (4, 4, 2)
+    assert model.map_batches(da.from_array(x, chunks=3), batch=5).chunks[0] == (5, 5)
+    np.testing.assert_allclose(
+        y.compute(scheduler="sync"), model.map_batches(x).compute(scheduler="sync"), rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("path", FREED, ids=lambda path: path.stem)
+def test_a_fixed_batch_is_freed(path: Path) -> None:
+    model = randomize(onnx.load(path))
+    (entry,) = (e for e in model.graph.input if e.name not in {t.name for t in model.graph.initializer})
+    shape = [dim.dim_value for dim in entry.type.tensor_type.shape.dim]
+    assert shape[0] == 1
+    x = rows(3, *shape[1:])
+    with captured_logger("ferroflow_dask", level="INFO") as log:
+        y = load_onnx(model).map_batches(da.from_array(x, chunks=2))
+    assert "was fixed and has been freed" in log.getvalue()
+    one_by_one = np.concatenate([expected(model, **{entry.name: x[i : i + 1]})[0] for i in range(3)])
+    found = y.compute(scheduler="sync")
+    assert y.shape == found.shape == one_by_one.shape
+    np.testing.assert_allclose(found, one_by_one, rtol=1e-3, atol=1e-4 * np.abs(one_by_one).max())
+
+
+def depends_on_its_batch() -> onnx.ModelProto:
+    """Two rows at a time, which are mixed with a constant of two rows."""
+    nodes = [helper.make_node("Add", ["x", "c"], ["y"])]
+    c = np.float32([[1, 2, 3], [10, 20, 30]])
+    return model_of(nodes, {"x": (TensorProto.FLOAT, (2, 3))}, ["y"], initializers={"c": c})
+
+
+def test_what_cannot_be_freed_is_fed_piece_by_piece() -> None:
+    x = rows(7, 3)
+    with captured_logger("ferroflow_dask", level="INFO") as log:
+        y = load_onnx(depends_on_its_batch()).map_batches(da.from_array(x, chunks=(4, 3)))
+    assert "fed 2 at a time" in log.getvalue()
+    c = np.float32([[1, 2, 3], [10, 20, 30]])
+    np.testing.assert_allclose(y.compute(scheduler="sync"), x + np.concatenate([c] * 4)[:7])
+
+
+def two_in_two_out() -> onnx.ModelProto:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"]), helper.make_node("Add", ["x", "b"], ["z"])]
+    batched = (TensorProto.FLOAT, ("n", 4))
+    return model_of(
+        nodes,
+        {"x": batched, "b": batched, "w": (TensorProto.FLOAT, (4, 2))},
+        ["y", "z"],
+    )
+
+
+def test_dicts_in_and_several_outputs() -> None:
+    x, b, w = rows(9, 4), rows(9, 4), rows(4, 2)
+    graph = load_onnx(two_in_two_out())
+    found = graph.map_batches({"x": da.from_array(x, chunks=4), "b": da.from_array(b, chunks=3), "w": w})
+    assert list(found) == ["y", "z"]
+    assert found["y"].chunks == ((4, 4, 1), (2,))
+    np.testing.assert_allclose(found["y"].compute(scheduler="sync"), x @ w, rtol=1e-5)
+    y, z = da.compute(found["y"], found["z"], scheduler="sync")
+    np.testing.assert_allclose(y, x @ w, rtol=1e-5)
+    np.testing.assert_allclose(z, x + b)
+
+
+def test_shapes_that_onnx_cannot_tell_are_tried_out() -> None:
+    # The second dimension of y is computed from values.
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Slice", ["s", "0", "1"], ["n"]),
+        helper.make_node("Concat", ["n", "minus", "minus2"], ["t"], axis=0),
+        helper.make_node("ReduceSum", ["t"], ["total"]),
+        helper.make_node("Unsqueeze", ["x", "1"], ["u"]),
+        helper.make_node("Range", ["zero", "four", "step"], ["r"]),
+        helper.make_node("Tile", ["x", "tiles"], ["tiled"]),
+        helper.make_node("NonZero", ["ones"], ["nz"]),
+        helper.make_node("Gather", ["tiled", "nz0"], ["y"], axis=1),
+        helper.make_node("Squeeze", ["nz", "0"], ["nz0"]),
+    ]
+    nodes = [nodes[6], nodes[7], nodes[9], nodes[8]]
+    constants = {
+        "0": np.int64([0]),
+        "tiles": np.int64([1, 2]),
+        "ones": np.float32([1, 0, 1, 1]),
+    }
+    model = model_of(nodes, {"x": (TensorProto.FLOAT, ("n", 3))}, ["y"], initializers=constants)
+    x = rows(5, 3)
+    y = load_onnx(model).map_batches(da.from_array(x, chunks=2))
+    assert y.shape == (5, 3)
+    np.testing.assert_allclose(y.compute(scheduler="sync"), np.tile(x, (1, 2))[:, [0, 2, 3]])
+
+
+def reduces_its_batch() -> onnx.ModelProto:
+    nodes = [helper.make_node("ReduceSum", ["x"], ["y"], keepdims=0)]
+    return model_of(nodes, {"x": (TensorProto.FLOAT, ("n", 3))}, ["y"])
+
+
+def of_another_domain() -> onnx.ModelProto:
+    nodes = [helper.make_node("Unheard", ["x"], ["y"], domain="some.where")]
+    model = model_of(nodes, {"x": (TensorProto.FLOAT, ("n", 3))}, ["y"], domains={"some.where": 1})
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, ("n", 3)))
+    return model
+
+
+X = da.zeros((4, 784), chunks=2, dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "options", "error", "message"),
+    [
+        (mlp, X.astype(float), {}, BindError, r"dtype float64, the graph takes float32.*astype\('float32'\)"),
+        (mlp, X[:, :3], {}, BindError, r"shape \[4, 3\], the graph takes float32"),
+        (mlp, X[X.sum(axis=1) > 0], {}, BindError, "call compute_chunk_sizes"),
+        (mlp, {"x": np.zeros((4, 784), np.float32)}, {}, BindError, "no input is a Dask array"),
+        (mlp, {"y": X}, {}, BindError, "'y' is none of them"),
+        (two_in_two_out, X, {}, BindError, "give a dict of arrays"),
+        (two_in_two_out, {"x": X[:, :4]}, {}, BindError, "'b' is missing"),
+        (
+            two_in_two_out,
+            {"x": X[:, :4], "b": X[:3, :4], "w": np.zeros((4, 2), np.float32)},
+            {},
+            BindError,
+            "input 'b' has 3 rows, others have 4",
+        ),
+        (mlp, X, {"batch": 0}, UsageError, "batch is 0; it must be a number of rows, at least 1"),
+        (reduces_its_batch, X[:, :3], {}, BindError, r"output 'y' .* has no batch dimension"),
+        (of_another_domain, X[:, :3], {}, KernelNotFoundError, "some.where.Unheard, opset 1"),
+    ],
+)
+def test_what_does_not_fit_is_told_before_anything_runs(
+    model: Any, x: Any, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        load_onnx(model()).map_batches(x, **options)
+
+
+def test_a_model_that_fails_is_named_with_what_it_was_given() -> None:
+    nodes = [helper.make_node("Gather", ["table", "x"], ["y"])]
+    table = rows(5, 2)
+    model = model_of(nodes, {"x": (TensorProto.INT64, ("n",))}, ["y"], initializers={"table": table})
+    y = load_onnx(model).map_batches(da.from_array(np.int64([1, 99]), chunks=2))
+    with pytest.raises(KernelError, match=r"model 'test' failed on \(x: int64\(2,\)\)"):
+        y.compute(scheduler="sync")
+
+
+def test_a_process_keeps_few_models_open() -> None:
+    for _ in range(sessions._KEPT + 2):
+        load_onnx(mlp()).map_batches(X).compute(scheduler="sync")
+    assert len(sessions._runners) == sessions._KEPT
+    assert not sessions._locks
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("is_placed", [False, True], ids=["in the graph", "placed"])
+def test_weights_travel_to_each_worker_once(process_client: Client, is_placed: bool) -> None:
+    model, x = mlp(hidden=512), rows(64, 784)
+    graph = load_onnx(model)
+    if is_placed:
+        graph = place(graph, process_client)
+    weights = sum(source.spec.nbytes or 0 for source in graph.sources if not source.is_input)
+
+    def received(dask_worker: Any) -> int:
+        return sum(entry["total"] for entry in dask_worker.transfer_incoming_log)
+
+    before = sum(process_client.run(received).values())
+    y = graph.map_batches(da.from_array(x, chunks=(4, -1)))
+    found = process_client.compute(y).result()
+    np.testing.assert_allclose(found, expected(model, x=x)[0], rtol=1e-4, atol=1e-5)
+    moved = sum(process_client.run(received).values()) - before
+    assert moved < (0.2 if is_placed else 1.2) * weights + x.nbytes
+
+
+def test_weights_count_in_a_workers_memory() -> None:
+    from dask.sizeof import sizeof
+
+    assert sizeof(Weights({"a": np.zeros(1000), "b": np.zeros(10)})) >= 8080
