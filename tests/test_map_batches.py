@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 from ferroflow_dask import load_onnx, place
 from ferroflow_dask.exceptions import BindError, KernelError, KernelNotFoundError, UsageError
 from ferroflow_dask.kernels import session as sessions
-from ferroflow_dask.lowering.batches import Weights
+from ferroflow_dask.lowering.model import Weights
 
 #: The quick ones of the nine, all of which can be freed.
 FREED = [
@@ -194,6 +194,15 @@ def test_a_process_keeps_few_models_open() -> None:
         load_onnx(mlp()).map_batches(X).compute(scheduler="sync")
     assert len(sessions._runners) == sessions._KEPT
     assert not sessions._locks
+
+
+def test_a_model_stays_open_from_call_to_call() -> None:
+    graph = load_onnx(mlp())
+    for n in (4, 6, 6):
+        graph.map_batches(X[:n]).compute(scheduler="sync")
+        last = next(reversed(sessions._runners))
+    graph.map_batches(X).compute(scheduler="sync")
+    assert next(reversed(sessions._runners)) == last
 
 
 @pytest.mark.cluster

@@ -24,7 +24,8 @@ def spec_from_type(type_proto: onnx.TypeProto) -> TensorSpec:
 def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
     if dim.HasField("dim_value") and dim.dim_value >= 0:  # some exporters write -1 for "any"
         return int(dim.dim_value)
-    return dim.dim_param or None
+    # Some exporters name every unknown dimension "?", however many there are.
+    return None if dim.dim_param == "?" else dim.dim_param or None
 
 
 def type_from_spec(spec: TensorSpec) -> onnx.TypeProto:

@@ -2,105 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import dask.array as da
 import numpy as np
 from dask._task_spec import DataNode, Dict, GraphNode, Task, TaskRef
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
-from dask.sizeof import sizeof
 from dask.typing import Key
 
-from ferroflow_dask.exceptions import BindError, FerroflowError, UsageError
-from ferroflow_dask.graph.batching import BATCH, Batching, batching_of, inferred
-from ferroflow_dask.graph.ir import Graph, Source, TensorSpec
+from ferroflow_dask.exceptions import BindError, UsageError
+from ferroflow_dask.graph.batching import BATCH
+from ferroflow_dask.graph.ir import Graph, TensorSpec
 from ferroflow_dask.kernels.registry import check_supported, provider_names
-from ferroflow_dask.kernels.session import failed, runner_of
 from ferroflow_dask.lowering.execution import Results
-
-logger = logging.getLogger("ferroflow_dask")
+from ferroflow_dask.lowering.model import BatchModel, RunModel, Weights, batch_model, row_shape
 
 #: Rows of a batch where nobody says how many.
 _ROWS = 32
-
-#: What tells graphs apart on workers, which keep sessions of them.
-_tokens: WeakKeyDictionary[Graph, str] = WeakKeyDictionary()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Weights:
-    """The large constants of a model, which travel as one value, to each worker once."""
-
-    arrays: Mapping[str, Any]
-
-
-def _nbytes(weights: Weights) -> int:
-    return sum(sizeof(array) for array in weights.arrays.values())
-
-
-sizeof.register(Weights, _nbytes)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RunModel:
-    """Computes a model on one batch.
-
-    Parameters
-    ----------
-    graph : Graph
-        Without its large constants.
-    token : str
-        The same for equal models with equal constants only.
-    providers : tuple of str
-    inputs : tuple of str
-        Names of the arrays that it is called with; those that are `batched` have the batch in front.
-    batched : frozenset of str
-    rows : int or None
-        How many rows the graph takes at a time; None for any number.
-    """
-
-    graph: Graph
-    token: str
-    providers: tuple[str, ...]
-    inputs: tuple[str, ...]
-    batched: frozenset[str]
-    rows: int | None
-
-    def __call__(self, weights: Mapping[str, Any], *arrays: Any) -> Results:
-        """Return the outputs, in the order in which the graph names them.
-
-        Raises
-        ------
-        KernelError
-            The model fails on these values.
-        """
-        values = dict(zip(self.inputs, arrays, strict=True))
-        runner = runner_of(self.graph, self.token, weights, self.providers)
-        try:
-            if self.rows is None:
-                outputs = runner(values)
-                return Results(tuple(outputs[name] for name in self.graph.outputs))
-            pieces = [runner({**values, **piece}) for piece in self._pieces(values)]
-        except FerroflowError:
-            raise
-        except Exception as error:
-            raise failed(self.graph, values, error) from error
-        n = len(values[next(iter(self.batched))])
-        return Results(
-            tuple(np.concatenate([piece[name] for piece in pieces])[:n] for name in self.graph.outputs)
-        )
-
-    def _pieces(self, values: Mapping[str, Any]) -> list[dict[str, Any]]:
-        # What is missing in the last piece is the last row again: it is cut off afterwards.
-        assert self.rows is not None
-        n = len(values[next(iter(self.batched))])
-        places = [np.minimum(np.arange(at, at + self.rows), n - 1) for at in range(0, n, self.rows)]
-        return [{name: values[name][place] for name in self.batched} for place in places]
 
 
 def _run(model: RunModel, weights: Weights | Mapping[str, Any], *arrays: Any) -> Any:
@@ -122,11 +42,8 @@ def map_batches(
     given = _arrays(graph, x, batch)
     batched = {name: value for name, value in given.items() if isinstance(value, da.Array)}
     known = {name: TensorSpec(value.dtype, (BATCH, *value.shape[1:])) for name, value in batched.items()}
-    batching = batching_of(graph, known)
-    if batching.was_fixed or batching.rows is not None:
-        logger.info("model %r: %s", graph.name, batching)
-    specs = _output_specs(batching, known, {n: v for n, v in given.items() if n not in batched}, names)
-    return _arrays_of(batching, given, batched, specs, names)
+    others = {name: value for name, value in given.items() if name not in batched}
+    return _write(batch_model(graph, known, others, names), batched, others)
 
 
 def _arrays(graph: Graph, x: Any, batch: int | None) -> dict[str, Any]:
@@ -185,121 +102,36 @@ def _check(name: str, value: Any, spec: TensorSpec) -> None:
             raise BindError(f"input {name!r} has shape {list(value.shape)}, the graph takes {spec}")
 
 
-def _output_specs(
-    batching: Batching, known: Mapping[str, TensorSpec], others: Mapping[str, Any], providers: tuple[str, ...]
-) -> dict[str, TensorSpec]:
-    """Return dtype and shape of each output, its first dimension being the batch."""
-    graph, rows = batching.graph, batching.rows
-    first: Any = BATCH if rows is None else rows
-    specs = {name: TensorSpec(spec.dtype, (first, *(spec.shape or ())[1:])) for name, spec in known.items()}
-    found = inferred(graph, specs)
-    if not all(_is_told(spec, first) for spec in found.values()):
-        found = _tried(graph, specs, others, 2 if rows is None else rows, providers)
-    return found
-
-
-def _is_told(spec: TensorSpec, first: Any) -> bool:
-    return (
-        spec.dtype is not None
-        and bool(spec.shape)
-        and (spec.shape or ())[0] == first
-        and all(isinstance(dim, int) for dim in (spec.shape or ())[1:])
-    )
-
-
-def _tried(
-    graph: Graph,
-    specs: Mapping[str, TensorSpec],
-    others: Mapping[str, Any],
-    rows: int,
-    providers: tuple[str, ...],
-) -> dict[str, TensorSpec]:
-    """Return what comes out when a few rows of zeros go in, where ONNX cannot tell."""
-    if any(source.is_placed and not source.is_small for source in graph.sources):
-        raise UsageError(
-            f"the shapes of the outputs of {graph.name!r} have to be tried out, and its constants are on a "
-            "cluster; call map_batches on the graph as it was before"
-        )
-    zeros = {name: np.zeros((rows, *_row(spec)), spec.dtype or float) for name, spec in specs.items()}
-    outputs = runner_of(
-        replace(graph, sources=tuple(map(_here, graph.sources))), _token(graph), {}, providers
-    )({**others, **zeros})
-    for name, value in outputs.items():
-        if not np.ndim(value) or len(value) != rows:
-            raise BindError(
-                f"output {name!r} of {graph.name!r} has shape {np.shape(value)} for {rows} rows: "
-                "it has no batch dimension"
-            )
-    return {name: TensorSpec.of(value.dtype, value.shape) for name, value in outputs.items()}
-
-
-def _token(graph: Graph) -> str:
-    return _tokens.setdefault(graph, uuid.uuid4().hex)
-
-
-def _arrays_of(
-    batching: Batching,
-    given: Mapping[str, Any],
-    batched: Mapping[str, Any],
-    specs: Mapping[str, TensorSpec],
-    providers: tuple[str, ...],
-) -> Any:
-    graph = batching.graph
+def _write(model: BatchModel, batched: Mapping[str, Any], others: Mapping[str, Any]) -> Any:
+    """Return the outputs as Dask arrays: a task for each batch."""
     run = uuid.uuid4().hex
-    large = {s.name: s.value for s in graph.sources if not (s.is_input or s.is_small)}
-    light = replace(graph, sources=tuple(map(_light, graph.sources)))
-    model = RunModel(light, _token(graph), providers, tuple(given), frozenset(batched), batching.rows)
-    model_key, weights_key = f"model-{run}", f"weights-{run}"
-    tasks: dict[Key, GraphNode] = {model_key: DataNode(model_key, model)}
+    model_key, weights_key, name = f"model-{run}", f"weights-{run}", f"map_batches-{run}"
+    tasks: dict[Key, GraphNode] = {model_key: DataNode(model_key, model.run)}
     weights: Any = TaskRef(weights_key)
-    if any(source.is_placed and not source.is_small for source in graph.sources):
-        weights = Dict(dict(large))  # of futures, which are references
+    if any(isinstance(value, TaskRef) for value in model.weights.values()):  # Futures are
+        weights = Dict(dict(model.weights))
     else:
-        tasks[weights_key] = DataNode(weights_key, Weights(large))
-    first = next(iter(batched.values()))
-    is_one = len(specs) == 1
-    name = f"map_batches-{run}"
-    single = next(iter(specs.values()))
+        tasks[weights_key] = DataNode(weights_key, Weights(model.weights))
+    first, single = next(iter(batched.values())), next(iter(model.specs.values()))
     for i in range(len(first.chunks[0])):
-        operands = [
-            TaskRef((value.name, i, *(0,) * (value.ndim - 1))) if input_name in batched else value
-            for input_name, value in ((n, batched.get(n, v)) for n, v in given.items())
-        ]
-        key: Key = _key(name, i, single) if is_one else (name, i)
-        tasks[key] = Task(key, _run, TaskRef(model_key), weights, *operands)
-    graph_of = HighLevelGraph.from_collections(name, tasks, dependencies=list(batched.values()))
-    if is_one:
-        return da.Array(graph_of, name, _chunks_of(first, single), dtype=single.dtype)
+        chunks = [TaskRef((value.name, i, *(0,) * (value.ndim - 1))) for value in batched.values()]
+        key: Key = _key(name, i, single) if len(model.specs) == 1 else (name, i)
+        tasks[key] = Task(key, _run, TaskRef(model_key), weights, *chunks, *others.values())
+    graph = HighLevelGraph.from_collections(name, tasks, dependencies=list(batched.values()))
+    if len(model.specs) == 1:
+        return da.Array(graph, name, _chunks_of(first, single), dtype=single.dtype)
     return {
-        output: _output(graph_of, name, item, first, spec)
-        for item, (output, spec) in enumerate(specs.items())
+        output: _output(graph, name, item, first, spec)
+        for item, (output, spec) in enumerate(model.specs.items())
     }
 
 
-def _light(source: Source) -> Source:
-    """Return the source without its value if that is large."""
-    if source.is_input:
-        return source
-    if not source.is_small:
-        return replace(source, value=None, is_placed=False)
-    return _here(source)
-
-
-def _here(source: Source) -> Source:
-    return replace(source, value=source.known, is_placed=False) if source.is_placed else source
-
-
 def _chunks_of(first: Any, spec: TensorSpec) -> tuple[tuple[int, ...], ...]:
-    return (first.chunks[0], *((size,) for size in _row(spec)))
-
-
-def _row(spec: TensorSpec) -> tuple[int, ...]:
-    """Return the shape of a row."""
-    return tuple(dim for dim in (spec.shape or ())[1:] if isinstance(dim, int))
+    return (first.chunks[0], *((size,) for size in row_shape(spec)))
 
 
 def _key(name: str, i: int, spec: TensorSpec) -> Key:
-    return (name, i, *(0 for _ in _row(spec)))
+    return (name, i, *(0 for _ in row_shape(spec)))
 
 
 def _output(graph: HighLevelGraph, name: str, item: int, first: Any, spec: TensorSpec) -> Any:
