@@ -177,3 +177,31 @@ def test_an_input_dimension_of_minus_one_may_have_any_size(tmp_path: Path) -> No
     onnx.save(model, tmp_path / "any.onnx")
     assert "float32[?, 3]" in answer("info", "--model", tmp_path / "any.onnx").output
     answer("run", "--model", tmp_path / "any.onnx", "--policy", "sequential")
+
+
+# Batches
+
+
+@pytest.mark.parametrize("policy", ["dask", "ferroflow"])
+def test_a_model_is_computed_in_batches(tmp_path: Path, policy: str) -> None:
+    onnx.save(mlp(), tmp_path / "mlp.onnx")
+    x = np.random.default_rng(0).standard_normal((50, 784), dtype=np.float32)
+    np.save(tmp_path / "x.npy", x)
+    local = ("--workers", "2", "--no-processes", "--policy", policy, "--batch", "8")
+    files = ("--input", tmp_path / "x.npy", "--output", tmp_path / "y.npz")
+    shown = answer("run", "--model", tmp_path / "mlp.onnx", *local, *files)
+    told = (
+        r"mlp · whole model in each of 2 workers: 50 rows in 7 batches in [\d.]+ s = [\d,]+ rows/s; takes any"
+    )
+    assert re.match(told, shown.stdout)
+    (expected,) = ReferenceEvaluator(mlp()).run(None, {"x": x})
+    np.testing.assert_allclose(np.load(tmp_path / "y.npz")["y"], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_random_batches_as_json(tmp_path: Path) -> None:
+    onnx.save(mlp(), tmp_path / "mlp.onnx")
+    local = ("--workers", "2", "--no-processes", "--batch", "3", "--repeat", "3", "--json")
+    facts = json.loads(answer("run", "--model", tmp_path / "mlp.onnx", *local).stdout)
+    assert (facts["rows"], facts["batches"], facts["batching"]) == (24, 8, "takes any batch")
+    assert len(facts["makespans_s"]) == 3
+    assert facts["rows_per_s"] == pytest.approx(24 / facts["makespan_s"])

@@ -129,6 +129,17 @@ MLP = ("run", "--model", "mlp.onnx", "--policy", "sequential")
         pytest.param(
             (*MLP, "--input", "x=whole.npz"), USAGE, "has its own names", id="a name for an archive"
         ),
+        pytest.param((*MLP, "--batch", "0"), USAGE, "'--batch': 0 is not", id="empty batches"),
+        pytest.param(("run", *SMALL, "--batch", "4"), USAGE, "has no inputs", id="batches of nothing"),
+        pytest.param(
+            ("run", "--model", "mlp.onnx", "--batch", "4", "--input", "narrow.npy"),
+            USAGE,
+            r"shape \[5, 7\]",
+            id="batches of wrong shape",
+        ),
+        pytest.param(
+            (*MLP, "--batch", "4", "--policy", "sequential"), USAGE, "sequential has none", id="no workers"
+        ),
         pytest.param((*MLP, "--output", "y.txt"), USAGE, "must end in .npz", id="output format"),
         pytest.param(
             (*MLP, "--output", "no/y.npz"), USAGE, "'no/y.npz' cannot be written", id="output folder"

@@ -206,6 +206,24 @@ def test_a_model_stays_open_from_call_to_call() -> None:
 
 
 @pytest.mark.cluster
+def test_shapes_are_tried_out_where_the_weights_are(thread_client: Client) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Unheard", ["h"], ["y"])]
+    nodes[1] = helper.make_node("Reshape", ["h", "t"], ["y"])
+    nodes.insert(1, helper.make_node("Concat", ["n", "rest"], ["t"], axis=0))
+    nodes.insert(1, helper.make_node("Slice", ["s", "zero", "one"], ["n"]))
+    nodes.insert(1, helper.make_node("Shape", ["h"], ["s"]))
+    w = rows(40, 60)
+    constants = {"w": w, "zero": np.int64([0]), "one": np.int64([1]), "rest": np.int64([2, -1])}
+    model = model_of(nodes, {"x": (TensorProto.FLOAT, ("n", 40))}, ["y"], initializers=constants)
+    x = rows(6, 40)
+    y = place(load_onnx(model), thread_client).map_batches(da.from_array(x, chunks=4))
+    assert y.shape == (6, 2, 30)
+    np.testing.assert_allclose(
+        thread_client.compute(y).result(), (x @ w).reshape(6, 2, 30), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.cluster
 @pytest.mark.parametrize("is_placed", [False, True], ids=["in the graph", "placed"])
 def test_weights_travel_to_each_worker_once(process_client: Client, is_placed: bool) -> None:
     model, x = mlp(hidden=512), rows(64, 784)

@@ -4,39 +4,28 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator, Mapping
-from concurrent.futures import CancelledError
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
-from distributed import Client, KilledWorker
+from distributed import Client
 
 from ferroflow_dask.array_files import read_inputs, write_outputs
 from ferroflow_dask.bench import Run, RunRecord, run_on_cluster, run_sequentially, warm_up
 from ferroflow_dask.bench.markdown import count
 from ferroflow_dask.bench.progress import progress_bar
+from ferroflow_dask.cli.batches import in_batches, run_batches
 from ferroflow_dask.cli.cluster_options import connect_timeout, size_options
+from ferroflow_dask.cli.clusters import PLAIN_POLICIES, client_for, policy_installed
 from ferroflow_dask.cli.graph_options import graph_options, load_graph
 from ferroflow_dask.cost import AnalyticCost, ClusterProfile, MeasuredCost
-from ferroflow_dask.deploy import (
-    connect,
-    load_durations,
-    local_client,
-    profile_of,
-    profiles_file,
-    save_durations,
-)
-from ferroflow_dask.exceptions import ClusterError, UsageError
+from ferroflow_dask.deploy import load_durations, profile_of, profiles_file, save_durations
+from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.graph import check_inputs, random_inputs
 from ferroflow_dask.kernels import check_supported
 from ferroflow_dask.lowering import place
-from ferroflow_dask.plugin import check_scheduler, check_workers, install, installed, uninstall
 from ferroflow_dask.policy import policy_names
-
-#: Policies that need no plugin: no cluster at all, and Dask as it is.
-_PLAIN_POLICIES = ("sequential", "dask")
 
 
 @click.command()
@@ -57,6 +46,12 @@ _PLAIN_POLICIES = ("sequential", "dask")
     "is_bundled",
     default=None,
     help="Ship short ops together, cut for this cluster; on for the policy ferroflow unless told otherwise.",
+)
+@click.option(
+    "--batch",
+    type=click.IntRange(min=1),
+    metavar="ROWS",
+    help="Compute the inputs in batches of so many rows, with the whole model in each worker.",
 )
 @click.option("--device", default="cpu", show_default=True, help="cpu, or auto (which is cpu without a GPU).")
 @click.option(
@@ -89,6 +84,7 @@ def run(
     address: str | None,
     timeout: float,
     is_bundled: bool | None,
+    batch: int | None,
     device: str,
     steal_threshold: int | None,
     no_adaptive_threshold: bool,
@@ -99,7 +95,7 @@ def run(
     **sizes: Any,
 ) -> None:
     """Run a built-in graph or an ONNX model and say how fast it was."""
-    if policy not in (known := (*_PLAIN_POLICIES, *policy_names())):
+    if policy not in (known := (*PLAIN_POLICIES, *policy_names())):
         raise UsageError(f"unknown policy {policy!r}; choose one of: {', '.join(known)}")
     if device not in ("cpu", "auto"):
         raise UsageError(f"--device {device!r} is not available; choose one of: auto, cpu")
@@ -113,6 +109,19 @@ def run(
         raise UsageError(f"--timeout is {timeout}; it must be a number of seconds")
     options = _policy_options(policy, seed, steal_threshold, no_adaptive_threshold)
     graph = load_graph(dag, model, seed, sizes)
+    if batch is not None:
+        if policy == "sequential":
+            raise UsageError("--batch spreads batches over workers; --policy sequential has none")
+        given = read_inputs(graph, input_files) if input_files else None
+        check_supported(graph)
+        arrays = in_batches(graph, given, batch, workers * threads, seed)
+        with (
+            client_for(address, timeout, workers, threads, processes) as client,
+            policy_installed(client, policy, options),
+        ):
+            found = run_batches(graph, arrays, client, repeat=repeat, as_json=as_json)
+        _finish(output, found, graph.inputs and not input_files, seed)
+        return
     inputs = read_inputs(graph, input_files) if input_files else random_inputs(graph, seed)
     # What cannot run is refused before a cluster is started for it.
     check_inputs(graph, inputs)
@@ -122,8 +131,8 @@ def run(
         runs = [run_sequentially(graph, inputs, seed=seed) for _ in range(repeat)]
     else:
         with (
-            _client(address, timeout, workers, threads, processes) as client,
-            _installed(client, policy, options),
+            client_for(address, timeout, workers, threads, processes) as client,
+            policy_installed(client, policy, options),
         ):
             cluster = (
                 _profile(client) if (policy == "ferroflow" if is_bundled is None else is_bundled) else None
@@ -150,10 +159,14 @@ def run(
             save_durations(client, costs.as_dict())
             del placed
     _report(runs, as_json)
-    if graph.inputs and not input_files:
+    _finish(output, runs[-1].outputs, graph.inputs and not input_files, seed)
+
+
+def _finish(output: str | None, outputs: Mapping[str, Any], is_random: object, seed: int) -> None:
+    if is_random:
         click.echo(f"inputs were drawn at random (seed {seed}); give your own with --input", err=True)
     if output is not None:
-        write_outputs(output, runs[-1].outputs)
+        write_outputs(output, outputs)
 
 
 def _profile(client: Client) -> ClusterProfile:
@@ -186,51 +199,6 @@ def _policy_options(policy: str, seed: int, threshold: int | None, is_fixed: boo
             f"--steal-threshold and --no-adaptive-threshold are of policy 'ferroflow', not {policy!r}"
         )
     return options
-
-
-@contextmanager
-def _client(
-    address: str | None, timeout_s: float, workers: int, threads: int, processes: bool
-) -> Iterator[Client]:
-    try:
-        if address is None:
-            with local_client(workers, threads, processes) as client:
-                yield client
-        else:
-            with connect(address, timeout_s) as client:
-                check_scheduler(client)
-                check_workers(client)
-                yield client
-    except KilledWorker as error:
-        raise ClusterError(
-            f"workers died while they ran task {error.task!r}; they may lack memory"
-        ) from error
-    except CancelledError as error:
-        raise ClusterError(
-            "workers were lost, with data that only they held; they may lack memory"
-        ) from error
-    except (OSError, RuntimeError) as error:
-        raise ClusterError(f"the cluster failed: {error}") from error
-
-
-@contextmanager
-def _installed(client: Client, policy: str, options: Mapping[str, Any]) -> Iterator[None]:
-    before = installed(client)  # on a running cluster that others have set up
-    if policy in _PLAIN_POLICIES:
-        uninstall(client)
-    else:
-        install(client, policy, **options)
-    try:
-        yield
-        if policy not in _PLAIN_POLICIES and installed(client) is None:
-            raise ClusterError(
-                f"policy {policy!r} was taken off during the run; the scheduler's log may say why"
-            )
-    finally:
-        if before is None:
-            uninstall(client)
-        else:
-            client.register_plugin(before)
 
 
 def _report(runs: list[Run], as_json: bool) -> None:

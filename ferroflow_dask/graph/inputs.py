@@ -63,13 +63,15 @@ def _check_input(name: str, value: Any, spec: TensorSpec, symbols: dict[str, tup
     return array
 
 
-def random_inputs(graph: Graph, seed: int = 0) -> dict[str, NDArray[Any]]:
+def random_inputs(graph: Graph, seed: int = 0, rows: int | None = None) -> dict[str, NDArray[Any]]:
     """Draw values for a graph's inputs, for trying it out.
 
     Parameters
     ----------
     graph : Graph
     seed : int, optional
+    rows : int, optional
+        Size of the first dimension of all inputs; what the graph says if left out.
 
     Returns
     -------
@@ -87,6 +89,8 @@ def random_inputs(graph: Graph, seed: int = 0) -> dict[str, NDArray[Any]]:
         if spec.dtype is None or spec.shape is None or spec.dtype.kind in "OSUV":
             raise UsageError(f"input {name!r} ({spec}) cannot be drawn at random; give its value")
         shape = tuple(dim if isinstance(dim, int) else 1 for dim in spec.shape)
+        if rows is not None:
+            shape = (rows, *shape[1:])
         is_integer = spec.dtype.kind in "iub"
         values = rng.integers(0, 2, shape) if is_integer else rng.standard_normal(shape)
         drawn[name] = values.astype(spec.dtype)

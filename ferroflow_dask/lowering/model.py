@@ -10,10 +10,11 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from dask._task_spec import TaskRef
 from dask.sizeof import sizeof
 
 from ferroflow_dask.exceptions import BindError, FerroflowError, KernelError, UsageError
-from ferroflow_dask.graph.batching import BATCH, Batching, batching_of, inferred
+from ferroflow_dask.graph.batching import BATCH, batching_of, inferred
 from ferroflow_dask.graph.ir import Graph, Source, TensorSpec
 from ferroflow_dask.kernels.session import failed, runner_of
 from ferroflow_dask.lowering.execution import Results
@@ -151,75 +152,63 @@ def _prepare(
     batching = batching_of(graph, batched)
     if batching.was_fixed or batching.rows is not None:
         logger.info("model %r: %s", graph.name, batching)
-    token = uuid.uuid4().hex
     graph = batching.graph
-    return BatchModel(
-        RunModel(
-            replace(graph, sources=tuple(map(_light, graph.sources))),
-            token,
-            providers,
-            (*batched, *others),
-            frozenset(batched),
-            batching.rows,
-        ),
-        {source.name: source.value for source in graph.sources if _is_large(source)},
-        _output_specs(batching, batched, others, providers),
+    run = RunModel(
+        replace(graph, sources=tuple(map(_light, graph.sources))),
+        uuid.uuid4().hex,
+        providers,
+        (*batched, *others),
+        frozenset(batched),
+        batching.rows,
     )
+    weights = {source.name: source.value for source in graph.sources if _is_large(source)}
+    return BatchModel(run, weights, _output_specs(graph, run, weights, batched, others))
 
 
 def _output_specs(
-    batching: Batching,
+    graph: Graph,
+    run: RunModel,
+    weights: Mapping[str, Any],
     batched: Mapping[str, TensorSpec],
     others: Mapping[str, Any],
-    providers: tuple[str, ...],
 ) -> dict[str, TensorSpec]:
     """Return dtype and shape of each output, its first dimension being the batch."""
-    graph, rows = batching.graph, batching.rows
-    first: Any = BATCH if rows is None else rows
+    first: Any = BATCH if run.rows is None else run.rows
     specs = {name: TensorSpec(spec.dtype, (first, *(spec.shape or ())[1:])) for name, spec in batched.items()}
     found = inferred(graph, specs)
     if all(_is_told(spec) and spec.shape and spec.shape[0] == first for spec in found.values()):
         return found
-    if not any(source.is_placed and _is_large(source) for source in graph.sources):
-        return _tried(graph, specs, others, 2 if rows is None else rows, providers)
-    # Without constants nothing can be tried. Whether what is not a number is the batch, runs will tell.
-    for name, spec in found.items():
-        if not _is_told(spec) or not spec.shape or spec.shape[0] not in (first, None, *_symbols(spec)):
-            raise UsageError(
-                f"ONNX cannot tell the shape of output {name!r} of {graph.name!r}, and its constants are on "
-                "a cluster; call map_batches on the graph as it was before"
-            )
-    return found
+    # ONNX cannot tell: see what comes out when a few rows of zeros go in.
+    rows = 2 if run.rows is None else run.rows
+    zeros = [np.zeros((rows, *row_shape(spec)), spec.dtype or float) for spec in batched.values()]
+    try:
+        outputs = _try(run, weights, *zeros, *others.values())
+    except KernelError as error:
+        raise BindError(f"the shapes of the outputs had to be tried out with zeros: {error}") from error
+    return {
+        name: TensorSpec.of(value.dtype, value.shape)
+        for name, value in zip(graph.outputs, outputs, strict=True)
+    }
+
+
+def _try(run: RunModel, weights: Mapping[str, Any], *arrays: Any) -> tuple[Any, ...]:
+    """Run a model once, where its weights are."""
+    placed = next((value for value in weights.values() if isinstance(value, TaskRef)), None)
+    if placed is None:
+        return run(weights, *arrays).values
+    client = placed.client  # type: ignore[attr-defined] # of a Future
+    if client.asynchronous:
+        raise UsageError(
+            f"the shapes of the outputs of {run.graph.name!r} have to be tried out, and its constants are on "
+            "a cluster; call map_batches on the graph as it was before, or with a synchronous client"
+        )
+    results: Results = client.submit(run, dict(weights), *arrays, pure=False).result()
+    return results.values
 
 
 def _is_told(spec: TensorSpec) -> bool:
     """Return whether the type is known, and the shape of a row."""
     return spec.dtype is not None and bool(spec.shape) and len(row_shape(spec)) == len(spec.shape or ()) - 1
-
-
-def _symbols(spec: TensorSpec) -> tuple[str, ...]:
-    return tuple(dim for dim in spec.shape or () if isinstance(dim, str))
-
-
-def _tried(
-    graph: Graph,
-    specs: Mapping[str, TensorSpec],
-    others: Mapping[str, Any],
-    rows: int,
-    providers: tuple[str, ...],
-) -> dict[str, TensorSpec]:
-    """Return what comes out when a few rows of zeros go in, where ONNX cannot tell."""
-    zeros = {name: np.zeros((rows, *row_shape(spec)), spec.dtype or float) for name, spec in specs.items()}
-    outputs = runner_of(
-        replace(graph, sources=tuple(map(_here, graph.sources))), uuid.uuid4().hex, {}, providers
-    )({**others, **zeros})
-    for name, value in outputs.items():
-        if not np.ndim(value) or len(value) != rows:
-            raise BindError(
-                f"output {name!r} of {graph.name!r} has shape {np.shape(value)} for {rows} rows: "
-                "it has no batch dimension"
-            )
-    return {name: TensorSpec.of(value.dtype, value.shape) for name, value in outputs.items()}
 
 
 def _is_large(source: Source) -> bool:

@@ -1,0 +1,64 @@
+"""The cluster that a command runs on, and who is in charge of it meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import CancelledError
+from contextlib import contextmanager
+from typing import Any
+
+from distributed import Client, KilledWorker
+
+from ferroflow_dask.deploy import connect, local_client
+from ferroflow_dask.exceptions import ClusterError
+from ferroflow_dask.plugin import check_scheduler, check_workers, install, installed, uninstall
+
+#: Policies that need no plugin: no cluster at all, and Dask as it is.
+PLAIN_POLICIES = ("sequential", "dask")
+
+
+@contextmanager
+def client_for(
+    address: str | None, timeout_s: float, workers: int, threads: int, processes: bool
+) -> Iterator[Client]:
+    """Connect to a running cluster, or start a local one; what goes wrong with it is told in one line."""
+    try:
+        if address is None:
+            with local_client(workers, threads, processes) as client:
+                yield client
+        else:
+            with connect(address, timeout_s) as client:
+                check_scheduler(client)
+                check_workers(client)
+                yield client
+    except KilledWorker as error:
+        raise ClusterError(
+            f"workers died while they ran task {error.task!r}; they may lack memory"
+        ) from error
+    except CancelledError as error:
+        raise ClusterError(
+            "workers were lost, with data that only they held; they may lack memory"
+        ) from error
+    except (OSError, RuntimeError) as error:
+        raise ClusterError(f"the cluster failed: {error}") from error
+
+
+@contextmanager
+def policy_installed(client: Client, policy: str, options: Mapping[str, Any]) -> Iterator[None]:
+    """Put a policy in charge of a cluster, and what was there before afterwards."""
+    before = installed(client)  # on a running cluster that others have set up
+    if policy in PLAIN_POLICIES:
+        uninstall(client)
+    else:
+        install(client, policy, **options)
+    try:
+        yield
+        if policy not in PLAIN_POLICIES and installed(client) is None:
+            raise ClusterError(
+                f"policy {policy!r} was taken off during the run; the scheduler's log may say why"
+            )
+    finally:
+        if before is None:
+            uninstall(client)
+        else:
+            client.register_plugin(before)
