@@ -87,6 +87,18 @@ def test_what_cannot_be_freed_is_fed_piece_by_piece() -> None:
     np.testing.assert_allclose(y.compute(scheduler="sync"), x + np.concatenate([c] * 4)[:7])
 
 
+def test_ops_that_onnxruntime_computes_otherwise_are_computed_as_onnx_describes() -> None:
+    nodes = [helper.make_node("DFT", ["x", "", "axis"], ["y"])]
+    model = model_of(
+        nodes, {"x": (TensorProto.FLOAT, ("n", 10, 1))}, ["y"], opset=20, initializers={"axis": np.int64(1)}
+    )
+    x = rows(4, 10, 1)
+    y = load_onnx(model).map_batches(da.from_array(x, chunks=2)).compute(scheduler="sync")
+    np.testing.assert_allclose(
+        y[..., 0] + 1j * y[..., 1], np.fft.fft(x[..., 0], axis=1), rtol=1e-5, atol=1e-6
+    )
+
+
 def two_in_two_out() -> onnx.ModelProto:
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"]), helper.make_node("Add", ["x", "b"], ["z"])]
     batched = (TensorProto.FLOAT, ("n", 4))

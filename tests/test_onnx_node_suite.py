@@ -19,14 +19,8 @@ from ferroflow_dask.kernels import evaluate
 #: Node tests whose expectations our default kernels do not meet, with the reason.
 DEVIATIONS = {
     "test_bernoulli*": "random",
-    "test_training_dropout*": "random",
     "test_*bf16*": "rounded to bfloat16 at other places",
     "test_*fp16*": "rounded to half precision at other places",
-    "test_dft*": "onnxruntime's error is above the tolerance of exact zeros",
-    "test_stft*": "onnxruntime's error is above the tolerance of exact zeros",
-    "test_maxunpool_export_with_output_shape": "onnxruntime takes indices in the shape before padding",
-    "test_resize_downsample_scales_*_align_corners": "onnxruntime aligns the rounded, not the exact size",
-    "test_attention_4d_with_past_and_present_qk_matmul_bias_*_causal": "onnxruntime masks another stage",
 }
 
 
