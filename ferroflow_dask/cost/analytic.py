@@ -56,7 +56,10 @@ def flops(op: Op, graph: Graph) -> float | None:
     if result.size is None or any(spec.size is None for spec in specs):
         return None
     rule = _RULES.get(op.op_type)
-    return float(rule(op, specs, result) if rule is not None else result.size)
+    try:
+        return float(rule(op, specs, result) if rule is not None else result.size)
+    except (IndexError, TypeError, ValueError):  # the op makes no sense, as running it will tell
+        return None
 
 
 def _matmul(op: Op, specs: list[TensorSpec], result: TensorSpec) -> int:

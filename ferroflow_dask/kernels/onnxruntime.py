@@ -92,6 +92,8 @@ class _SessionKernel:
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
         feeds = {name: _tensor(value) for name, value in zip(self._names, values, strict=True) if name}
+        if self._op.op_type == "Gemm" and any(feeds[name].ndim != 2 for name in self._op.inputs[:2]):
+            raise ValueError("Gemm takes matrices")  # where shapes are not declared, vectors would pass
         session = self._session({name: array.dtype for name, array in feeds.items()})
         try:
             found = iter(session.run(self._wanted, feeds))
