@@ -10,12 +10,12 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from distributed import Client
+from distributed import Client, LocalCluster
 from distributed.utils_test import captured_logger
 from models import light_models, mlp, model_of, randomize
 from onnx import TensorProto, helper
 
-from ferroflow_dask import load_onnx, place
+from ferroflow_dask import GraphBuilder, load_onnx, place
 from ferroflow_dask.exceptions import BindError, KernelError, KernelNotFoundError, UsageError
 from ferroflow_dask.kernels import session as sessions
 from ferroflow_dask.lowering.model import Weights
@@ -29,6 +29,10 @@ RNG = np.random.default_rng(0)
 
 def expected(model: onnx.ModelProto, **inputs: Any) -> list[Any]:
     return list(onnxruntime.InferenceSession(model.SerializeToString()).run(None, inputs))
+
+
+def fetched(dask_worker: Any) -> int:
+    return sum(int(entry["total"]) for entry in dask_worker.transfer_incoming_log)
 
 
 def rows(n: int, *shape: int) -> Any:
@@ -244,15 +248,50 @@ def test_weights_travel_to_each_worker_once(process_client: Client, is_placed: b
         graph = place(graph, process_client)
     weights = sum(source.spec.nbytes or 0 for source in graph.sources if not source.is_input)
 
-    def received(dask_worker: Any) -> int:
-        return sum(entry["total"] for entry in dask_worker.transfer_incoming_log)
-
-    before = sum(process_client.run(received).values())
+    before = sum(process_client.run(fetched).values())
     y = graph.map_batches(da.from_array(x, chunks=(4, -1)))
     found = process_client.compute(y).result()
     np.testing.assert_allclose(found, expected(model, x=x)[0], rtol=1e-4, atol=1e-5)
-    moved = sum(process_client.run(received).values()) - before
+    moved = sum(process_client.run(fetched).values()) - before
     assert moved < (0.2 if is_placed else 1.2) * weights + x.nbytes
+
+
+@pytest.mark.cluster
+def test_very_large_weights_stay_where_they_are(
+    thread_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ferroflow_dask.kernels import onnxruntime as provider
+
+    monkeypatch.setattr(provider, "_OWN_MOST", 1000)
+    x = rows(6, 784)
+    graph = place(load_onnx(mlp()), thread_client)
+    found = thread_client.compute(graph.map_batches(da.from_array(x, chunks=(2, -1)))).result()
+    np.testing.assert_allclose(found, expected(mlp(), x=x)[0], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.timeout(300)
+def test_three_gigabytes_of_weights_on_workers_of_six() -> None:
+    builder, n = GraphBuilder("large"), 11_000
+    weights = [rows(n, n) / np.float32(np.sqrt(n)) for _ in range(6)]
+    value = builder.input("x", "float32", ("n", n))
+    for weight in weights:
+        value = builder.op("Relu", builder.op("MatMul", value, builder.constant(weight)))
+    builder.output(y=value)
+    x = rows(32, n)
+    with (
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, memory_limit="6GiB", dashboard_address=":0"
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        graph = place(builder.build(), client)
+        found = client.compute(graph.map_batches(da.from_array(x, chunks=(8, -1)))).result()
+        assert sum(client.run(fetched).values()) < 10 * x.nbytes  # once, when they were placed
+    for weight in weights:
+        x = np.maximum(x @ weight, 0)
+    np.testing.assert_allclose(found, x, rtol=1e-3, atol=1e-4)
 
 
 def test_weights_count_in_a_workers_memory() -> None:

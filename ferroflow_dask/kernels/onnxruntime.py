@@ -24,6 +24,9 @@ from ferroflow_dask.kernels.provider import DeclinedError, Kernel, opset_version
 #: Domain of onnxruntime's own operators, which ONNX has no schemas of.
 _CONTRIBUTED = "com.microsoft"
 
+#: Weights of more than this stay inputs of the session, which would copy them to make them its own [B].
+_OWN_MOST = 2**30
+
 #: Only fatal messages: what else goes wrong is raised, or declined and done by another provider.
 _LOG_FATAL = 4
 
@@ -135,10 +138,9 @@ class _SessionKernel:
 class _GraphSession:
     """A whole graph in one session."""
 
-    def __init__(self, graph: Graph, session: Any, constants: Mapping[str, Any]) -> None:
+    def __init__(self, graph: Graph, session: Any) -> None:
         self._graph = graph
         self._session = session
-        self._constants = constants  # which the session uses where they are
         self._inputs = tuple(entry.name for entry in session.get_inputs())
 
     def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,13 +163,13 @@ def open_graph(graph: Graph, constants: Mapping[str, Any], n_threads: int) -> _G
     """
     if other := [op.kind for op in graph.live_ops if _means_other(op)]:
         return f"{other[0]} is not what ONNX describes"
-    whole = replace(
-        graph,
-        sources=tuple(
+    whole = graph
+    if sum(value.nbytes for value in constants.values()) <= _OWN_MOST:
+        sources = [
             replace(source, value=constants[source.name]) if source.name in constants else source
             for source in graph.sources
-        ),
-    )
+        ]
+        whole = replace(graph, sources=tuple(sources))
     try:
         model = to_onnx(whole)
         large = {
@@ -189,7 +191,7 @@ def open_graph(graph: Graph, constants: Mapping[str, Any], n_threads: int) -> _G
         for entry in (*session.get_inputs(), *session.get_outputs())
         if _NOT_NUMPY.search(entry.type) or not entry.type.startswith("tensor")
     ]
-    return f"values of type {', '.join(strange)}" if strange else _GraphSession(whole, session, large)
+    return f"values of type {', '.join(strange)}" if strange else _GraphSession(whole, session)
 
 
 def _options(n_threads: int) -> Any:

@@ -6,6 +6,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,10 @@ from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.kernels.evaluate import evaluate
 from ferroflow_dask.kernels.registry import one_line, provider_names
 
-#: Computes a graph: takes its inputs by name and returns its outputs by name.
+#: Computes a graph: takes its inputs by name, constants among them, and returns its outputs by name.
 Runner = Callable[[Mapping[str, Any]], dict[str, Any]]
 
-#: Models that a process keeps open. Each holds its weights.
+#: Models that a process keeps open. Each holds its weights, unless they are very large.
 _KEPT = 4
 
 _runners: OrderedDict[tuple[str, tuple[str, ...]], Runner] = OrderedDict()
@@ -79,19 +80,7 @@ def _open(graph: Graph, constants: Mapping[str, Any], providers: tuple[str, ...]
             session = open_graph(graph, constants, n_threads())
             if not isinstance(session, str):
                 return session
-    return _OpByOp(graph, constants, providers)
-
-
-class _OpByOp:
-    """A graph that no session takes."""
-
-    def __init__(self, graph: Graph, constants: Mapping[str, Any], providers: tuple[str, ...]) -> None:
-        self._graph = graph
-        self._constants = dict(constants)
-        self._providers = providers
-
-    def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        return evaluate(self._graph, {**self._constants, **inputs}, self._providers)
+    return partial(evaluate, graph, providers=providers)  # op by op
 
 
 def failed(graph: Graph, inputs: Mapping[str, Any], error: Exception) -> KernelError:

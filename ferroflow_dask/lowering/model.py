@@ -76,7 +76,7 @@ class RunModel:
             pieces = (
                 [values] if self.rows is None else [{**values, **piece} for piece in self._pieces(values)]
             )
-            found = [runner(piece) for piece in pieces]
+            found = [runner({**weights, **piece}) for piece in pieces]
         except FerroflowError:
             raise
         except Exception as error:
