@@ -102,6 +102,20 @@ def test_info_shows_a_table(mlp_files: Path) -> None:
     output = answer("info", "--model", mlp_files / "mlp.onnx").output
     assert re.search(r"kinds +Gemm 3, Relu 2", output)
     assert re.search(r"inputs +x float32\[batch, 784\]", output)
+    assert re.search(r"flops +unknown: they depend on the shapes of inputs", output)
+
+
+def test_info_tells_how_much_a_model_holds_and_computes(tmp_path: Path) -> None:
+    model = mlp(hidden=32)
+    facts = json.loads(
+        answer("info", "--dag", "matmul-chain", "--n-ops", "3", "--matrix-size", "64", "--json").stdout
+    )
+    assert facts["flops"] == 3 * 2 * 64**3
+    onnx.save(model, tmp_path / "mlp.onnx")
+    facts = json.loads(answer("info", "--model", tmp_path / "mlp.onnx", "--json").stdout)
+    assert facts["parameters"] == 784 * 32 + 32 + 32 * 32 + 32 + 32 * 10 + 10
+    assert facts["weight_bytes"] == 4 * facts["parameters"]
+    assert facts["flops"] is None
 
 
 def test_info_lists_operators_without_kernel(tmp_path: Path) -> None:

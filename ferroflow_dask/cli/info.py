@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ferroflow_dask.cli.graph_options import graph_options, load_graph
+from ferroflow_dask.cost import flops
 from ferroflow_dask.exceptions import KernelNotFoundError
 from ferroflow_dask.graph import levels
 from ferroflow_dask.graph.render import kind_counts
@@ -47,6 +48,8 @@ def info(
         op.op_type in {"MatMul", "Gemm"} and (graph.spec(op.outputs[0]).size or 0) >= gpu_matmul_threshold
         for op in graph.live_ops
     )
+    constants = [source.spec for source in graph.sources if not source.is_input]
+    work = [flops(op, graph) for op in graph.live_ops]
     facts = {
         "graph": graph.name,
         "ops": graph.n_ops,
@@ -55,6 +58,9 @@ def info(
         "edges": graph.n_edges,
         "levels": max(levels(graph).values(), default=0),
         "kinds": kind_counts(graph),
+        "parameters": sum(spec.size or 0 for spec in constants),
+        "weight_bytes": sum(spec.nbytes or 0 for spec in constants),
+        "flops": None if None in work else sum(operations or 0.0 for operations in work),
         "inputs": {name: str(spec) for name, spec in graph.inputs.items()},
         "outputs": {name: str(graph.spec(name)) for name in graph.outputs},
         "unsupported": dict(unsupported),
@@ -71,6 +77,10 @@ def info(
 
 
 def _shown(fact: Any, limit: int = 6) -> str:
+    if fact is None:
+        return "unknown: they depend on the shapes of inputs"
+    if isinstance(fact, int | float):
+        return f"{fact:,.0f}"
     if not isinstance(fact, dict):
         return str(fact)
     shown = [f"{name} {value}" for name, value in list(fact.items())[:limit]]
