@@ -89,6 +89,19 @@ def test_what_cannot_be_freed_is_fed_piece_by_piece() -> None:
     assert "fed 2 at a time" in log.getvalue()
     c = np.float32([[1, 2, 3], [10, 20, 30]])
     np.testing.assert_allclose(y.compute(scheduler="sync"), x + np.concatenate([c] * 4)[:7])
+    none = load_onnx(depends_on_its_batch()).map_batches(da.from_array(x[:0], chunks=(4, 3)))
+    assert none.compute(scheduler="sync").shape == (0, 3)
+
+
+def test_a_batch_whose_rows_depend_on_each_other_is_not_freed() -> None:
+    model = model_of(
+        [helper.make_node("Softmax", ["x"], ["y"], axis=0)], {"x": (TensorProto.FLOAT, (2, 3))}, ["y"]
+    )
+    x = rows(6, 3)
+    with captured_logger("ferroflow_dask", level="INFO") as log:
+        y = load_onnx(model).map_batches(da.from_array(x, chunks=6)).compute(scheduler="sync")
+    assert "fed 2 at a time" in log.getvalue()
+    np.testing.assert_allclose(y.reshape(3, 2, 3).sum(axis=1), 1, rtol=1e-5)
 
 
 def test_ops_that_onnxruntime_computes_otherwise_are_computed_as_onnx_describes() -> None:

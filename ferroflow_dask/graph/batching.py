@@ -1,7 +1,8 @@
 """How a model takes batches: any number of rows at once, or as many as it was exported for.
 
 Exporters often fix the batch, most of them to one. Where the fixed number only stands in the inputs, and in
-the target shapes of reshapes, it can be freed; ONNX's shape inference proves that it has been.
+the target shapes of reshapes, it can be freed; ONNX's shape inference proves that it has been. That rows
+do not depend on each other, it cannot prove: who frees a batch has to try it out.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ class Batching:
     graph : Graph
     rows : int or None
         How many rows it takes at a time; None for any number.
-    was_fixed : bool
-        Whether the number was fixed, and could be freed.
+    freed_of : int or None
+        The number that was fixed and could be freed.
     """
 
     graph: Graph
     rows: int | None = None
-    was_fixed: bool = False
+    freed_of: int | None = None
 
     def __str__(self) -> str:
         if self.rows is not None:
             return f"its batch is fixed to {self.rows} and its shapes depend on it: fed {self.rows} at a time"
-        return "its batch was fixed and has been freed" if self.was_fixed else "takes any batch"
+        return "takes any batch" if self.freed_of is None else "its batch was fixed and has been freed"
 
 
 def batching_of(graph: Graph, batched: Mapping[str, TensorSpec]) -> Batching:
@@ -61,7 +62,7 @@ def batching_of(graph: Graph, batched: Mapping[str, TensorSpec]) -> Batching:
         freed = _freed(graph, batched, rows)
         outputs = inferred(freed, _with_batch(freed, batched))
         if all(_first(outputs[name]) == BATCH for name in freed.outputs):
-            return Batching(freed, was_fixed=True)
+            return Batching(freed, freed_of=rows)
     return Batching(graph, rows=rows)
 
 

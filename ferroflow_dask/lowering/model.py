@@ -14,7 +14,7 @@ from dask._task_spec import TaskRef
 from dask.sizeof import sizeof
 
 from ferroflow_dask.exceptions import BindError, FerroflowError, KernelError, UsageError
-from ferroflow_dask.graph.batching import BATCH, batching_of, inferred
+from ferroflow_dask.graph.batching import BATCH, Batching, batching_of, inferred
 from ferroflow_dask.graph.ir import Graph, Source, TensorSpec
 from ferroflow_dask.kernels.session import failed, runner_of
 from ferroflow_dask.lowering.execution import Results
@@ -98,6 +98,9 @@ class RunModel:
         # What is missing in the last piece is the last row again: it is cut off afterwards.
         assert self.rows is not None
         n = len(values[next(iter(self.batched))])
+        if not n:
+            empty = {name: values[name] for name in self.batched}
+            return [{name: np.zeros((self.rows, *x.shape[1:]), x.dtype) for name, x in empty.items()}]
         places = [np.minimum(np.arange(at, at + self.rows), n - 1) for at in range(0, n, self.rows)]
         return [{name: values[name][place] for name in self.batched} for place in places]
 
@@ -150,19 +153,55 @@ def _prepare(
     graph: Graph, batched: Mapping[str, TensorSpec], others: Mapping[str, Any], providers: tuple[str, ...]
 ) -> BatchModel:
     batching = batching_of(graph, batched)
-    if batching.was_fixed or batching.rows is not None:
-        logger.info("model %r: %s", graph.name, batching)
-    graph = batching.graph
-    run = RunModel(
-        replace(graph, sources=tuple(map(_light, graph.sources))),
-        uuid.uuid4().hex,
-        providers,
-        (*batched, *others),
-        frozenset(batched),
-        batching.rows,
-    )
     weights = {source.name: source.value for source in graph.sources if _is_large(source)}
-    return BatchModel(run, weights, _output_specs(graph, run, weights, batched, others))
+
+    def run_of(graph: Graph, rows: int | None) -> RunModel:
+        light = replace(graph, sources=tuple(map(_light, graph.sources)))
+        return RunModel(light, uuid.uuid4().hex, providers, (*batched, *others), frozenset(batched), rows)
+
+    run = run_of(batching.graph, batching.rows)
+    if batching.freed_of is not None:
+        as_given = run_of(graph, batching.freed_of)
+        if not _agree(run, as_given, weights, batched, others):
+            batching, run = Batching(graph, rows=batching.freed_of), as_given
+    if batching.freed_of is not None or batching.rows is not None:
+        logger.info("model %r: %s", graph.name, batching)
+    return BatchModel(run, weights, _output_specs(batching.graph, run, weights, batched, others))
+
+
+def _agree(
+    freed: RunModel,
+    as_given: RunModel,
+    weights: Mapping[str, Any],
+    batched: Mapping[str, TensorSpec],
+    others: Mapping[str, Any],
+) -> bool:
+    """Return whether rows give the same beside others as in batches of the size that a model was made for."""
+    rows, rng = 2 * (as_given.rows or 1) + 1, np.random.default_rng(0)
+    arrays = [
+        (
+            rng.standard_normal((rows, *row_shape(spec)))
+            if _is_float(spec)
+            else rng.integers(0, 2, (rows, *row_shape(spec)))
+        ).astype(spec.dtype or float)
+        for spec in batched.values()
+    ]
+    try:
+        found, expected = (_try(run, weights, *arrays, *others.values()) for run in (freed, as_given))
+    except KernelError:
+        return False
+    return all(map(_are_alike, found, expected))
+
+
+def _are_alike(one: Any, other: Any) -> bool:
+    if one.shape != other.shape or one.dtype.kind != "f":
+        return np.array_equal(one, other)
+    scale = float(np.nanmax(np.abs(other), initial=0.0))
+    return np.allclose(one, other, rtol=1e-3, atol=1e-4 * scale, equal_nan=True)
+
+
+def _is_float(spec: TensorSpec) -> bool:
+    return spec.dtype is None or spec.dtype.kind == "f"
 
 
 def _output_specs(
