@@ -7,6 +7,7 @@ from typing import Any
 
 import dask
 import dask.array as da
+import dask.bag as db
 import numpy as np
 import pytest
 from distributed import Client
@@ -42,6 +43,13 @@ def passed_through() -> Graph:
     builder = GraphBuilder("passed through")
     x = builder.input("x", "float32", (2,))
     builder.output(x, doubled=builder.op("Add", x, x), c=builder.constant(np.float32([7]), "seven"))
+    return builder.build()
+
+
+def passed_through_of_five() -> Graph:
+    builder = GraphBuilder("passed through")
+    x = builder.input("x", "float32", (5, 3))
+    builder.output(x, doubled=builder.op("Add", x, x))
     return builder.build()
 
 
@@ -223,7 +231,13 @@ def test_ops_of_one_kind_have_operator_attributes_and_shapes_in_common() -> None
             {"x": np.zeros((2, 4), "f4")}, r"shape \[2, 4\], the graph takes float32.batch, 3.", id="size"
         ),
         pytest.param({"x": np.zeros(3, "f4")}, r"shape \[3\]", id="rank"),
-        pytest.param({"x": da.zeros((2, 3), dtype="f4")}, "Dask collection.*compute", id="a Dask collection"),
+        pytest.param({"x": da.zeros((2, 3))}, "'x' has dtype float64.*astype", id="dtype of a Dask array"),
+        pytest.param({"x": da.zeros((2, 4), dtype="f4")}, r"shape \[2, 4\]", id="shape of a Dask array"),
+        pytest.param(
+            {"x": db.from_sequence(range(4), npartitions=2)},
+            "is a Bag of 2 parts",
+            id="a collection of parts",
+        ),
         pytest.param(
             {"x": np.zeros((2, 3), "f4"), "w": np.zeros((5, 3), "f4")},
             "dimension 'batch' is 2 in input 'x' and 5 in 'w'",
@@ -239,6 +253,35 @@ def test_bind_refuses(inputs: dict[str, Any], message: str) -> None:
     builder.output(y=builder.op("Relu", x))
     with pytest.raises(BindError, match=message):
         builder.build().bind(**inputs)
+
+
+X = RNG.random((5, 3), dtype=np.float32)
+LAZY: dict[str, Callable[[Any], Any]] = {
+    "array": lambda _: da.from_array(X, chunks=2),
+    "expression": lambda _: (da.from_array(X, chunks=(2, 1)) * 2).astype("f4") / np.float32(2),
+    "delayed": lambda _: dask.delayed(np.array)(X),
+    "future": lambda client: client.submit(np.array, X),
+}
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("make", [passed_through_of_five, two_layer])
+@pytest.mark.parametrize("kind", LAZY)
+def test_inputs_may_be_lazy(kind: str, make: Callable[[], Graph], thread_client: Client) -> None:
+    graph = make()
+    expected = evaluate(graph, {"x": X})
+    bound = graph.bind(x=LAZY[kind](thread_client))
+    for found in (thread_client.compute(bound).result(), thread_client.persist(bound).compute()):
+        for name, value in expected.items():
+            assert_array_equal(found[name], value)
+    if kind != "future":
+        for name, value in bound.compute(scheduler="sync").items():
+            assert_array_equal(value, expected[name])
+
+
+def test_only_binding_takes_lazy_inputs() -> None:
+    with pytest.raises(BindError, match=r"Dask collection; pass the array: x=value.compute\(\)"):
+        evaluate(two_layer(), {"x": da.from_array(X)})
 
 
 def test_an_op_without_kernel_is_refused_before_anything_runs() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,18 @@ from ferroflow_dask.exceptions import BindError, UsageError
 from ferroflow_dask.graph.ir import Graph, TensorSpec
 
 
-def check_inputs(graph: Graph, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def check_inputs(
+    graph: Graph, inputs: Mapping[str, Any], is_lazy: Callable[[Any], bool] | None = None
+) -> dict[str, Any]:
     """Return the values for a graph's inputs as arrays, once they are known to fit.
 
     Parameters
     ----------
     graph : Graph
     inputs : mapping of str to array
+    is_lazy : callable, optional
+        Returns whether a value is to become an array later: what is known of it is checked, and it is
+        returned as it is. No value may be if left out.
 
     Raises
     ------
@@ -34,7 +39,16 @@ def check_inputs(graph: Graph, inputs: Mapping[str, Any]) -> dict[str, Any]:
         if name not in inputs:
             raise BindError(f"input {name!r} of graph {graph.name!r} is missing; it takes {wanted}")
     symbols: dict[str, tuple[int, str]] = {}
-    return {name: _check_input(name, value, graph.inputs[name], symbols) for name, value in inputs.items()}
+    checked = {}
+    for name, value in inputs.items():
+        spec = graph.inputs[name]
+        if is_lazy is not None and is_lazy(value):
+            if isinstance(getattr(value, "dtype", None), np.dtype):  # delayed values have any attribute
+                _check_array(name, value, spec, symbols)
+            checked[name] = value
+        else:
+            checked[name] = _check_input(name, value, spec, symbols)
+    return checked
 
 
 def _check_input(name: str, value: Any, spec: TensorSpec, symbols: dict[str, tuple[int, str]]) -> Any:
@@ -43,13 +57,22 @@ def _check_input(name: str, value: Any, spec: TensorSpec, symbols: dict[str, tup
     if spec.dtype is None:  # a sequence or an optional: the kernel checks it
         return value
     array = np.asarray(value)
-    if array.dtype != spec.dtype and not (spec.dtype == object and array.dtype.kind in "USO"):
+    _check_array(name, array, spec, symbols)
+    return array
+
+
+def _check_array(name: str, array: Any, spec: TensorSpec, symbols: dict[str, tuple[int, str]]) -> None:
+    if (
+        spec.dtype is not None
+        and array.dtype != spec.dtype
+        and not (spec.dtype == object and array.dtype.kind in "USO")
+    ):
         raise BindError(
             f"input {name!r} has dtype {array.dtype}, the graph takes {spec}; "
             f"pass {name}=x.astype({spec.dtype.name!r})"
         )
     if spec.shape is None:
-        return array
+        return
     fits = len(array.shape) == len(spec.shape)
     for size, dim in zip(array.shape, spec.shape, strict=False):
         if isinstance(dim, str):
@@ -60,7 +83,6 @@ def _check_input(name: str, value: Any, spec: TensorSpec, symbols: dict[str, tup
             fits = False
     if not fits:
         raise BindError(f"input {name!r} has shape {list(array.shape)}, the graph takes {spec}")
-    return array
 
 
 def random_inputs(graph: Graph, seed: int = 0, rows: int | None = None) -> dict[str, NDArray[Any]]:

@@ -340,7 +340,8 @@ class Graph:
         Parameters
         ----------
         **inputs
-            An array for each of `Graph.inputs`. Names that are no Python identifiers are passed as
+            An array for each of `Graph.inputs`: NumPy's or Dask's, a delayed value, or a Future. Names that
+            are no Python identifiers are passed as
             `graph.bind(**{"gpu_0/data": x})`.
 
         Returns

@@ -21,7 +21,7 @@ from ferroflow_dask.graph.ir import Graph, Op
 from ferroflow_dask.kernels import check_supported
 from ferroflow_dask.lowering.bundles import bundle
 from ferroflow_dask.lowering.predict import Prediction
-from ferroflow_dask.lowering.tasks import Place, lower, op_type_prefix
+from ferroflow_dask.lowering.tasks import Place, is_lazy, lower, op_type_prefix
 
 
 class BoundGraph(DaskMethodsMixin):
@@ -136,6 +136,7 @@ def bind(
     ----------
     graph : Graph
     inputs : mapping of str to array
+        NumPy or Dask arrays, delayed values, or Futures; what is lazy becomes one array on a worker.
     costs : CostModel, optional
         Where tasks' `ferroflow_cost` comes from; shapes and nominal rates if left out.
     providers : sequence of str, optional
@@ -179,7 +180,7 @@ def _bind(
     cluster: ClusterProfile | None,
 ) -> BoundGraph:
     chosen = tuple(config.get_names("kernels.providers") if providers is None else providers)
-    values = check_inputs(graph, inputs)
+    values = check_inputs(graph, inputs, is_lazy)
     check_supported(graph, chosen)
     run = uuid.uuid4().hex
     seconds = estimate(graph, costs or AnalyticCost())

@@ -9,11 +9,15 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import dask.array as da
 from dask._task_spec import DataNode, GraphNode, Task, TaskRef
+from dask.base import is_dask_collection
+from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.typing import Key
 
 from ferroflow_dask.cost import kind_name
+from ferroflow_dask.exceptions import BindError
 from ferroflow_dask.graph.analysis import ranks_of
 from ferroflow_dask.graph.ir import Graph, Op
 from ferroflow_dask.kernels import has_subgraph, make_plan
@@ -130,12 +134,19 @@ def lower(
     if guesses or costs:
         ranks = _ranks(graph, groups, guesses or costs)
         annotations[RANK_ANNOTATION] = PerKey(zip(keys, ranks, strict=True))
+    # What inputs are computed from comes along.
+    given = HighLevelGraph.merge(*(value.__dask_graph__() for value in sources.collections))
     layers = {
+        **given.layers,
         f"sources-{run}": MaterializedLayer(sources.nodes),
         f"ops-{run}": MaterializedLayer(tasks, annotations=annotations),
     }
-    dsk = HighLevelGraph(layers, {f"sources-{run}": set(), f"ops-{run}": {f"sources-{run}"}})
-    return LoweredGraph(dsk, outputs, len(tasks) + len(sources.nodes))
+    last = {layer for value in sources.collections for layer in value.__dask_layers__()}
+    dependencies = {**given.dependencies, f"sources-{run}": set(), f"ops-{run}": {f"sources-{run}", *last}}
+    n_given = sum(map(len, given.layers.values()))
+    return LoweredGraph(
+        HighLevelGraph(layers, dependencies), outputs, len(tasks) + len(sources.nodes) + n_given
+    )
 
 
 def _backwards(i: int, n: int) -> int:
@@ -237,16 +248,41 @@ class _SourceReferences:
         self._inputs = inputs
         self._run = run
         self.nodes: dict[Key, GraphNode] = {}
+        #: Inputs that are Dask collections, each of one key.
+        self.collections: list[Any] = []
+        self._keys: dict[str, Key] = {}
 
     def __getitem__(self, name: str) -> TaskRef:
         source = self._sources[name]
         value = self._inputs[name] if source.is_input else source.value
+        if isinstance(value, TaskRef) and not source.is_placed:
+            return value  # a Future, which the graph keeps alive
+        if is_dask_collection(value):
+            return TaskRef(self._key_of(name, value))
         if source.is_placed:
             return TaskRef(value.key)
         key = (f"source-{self._run}", source.id)
         if key not in self.nodes:
             self.nodes[key] = DataNode(key, value)
         return TaskRef(key)
+
+    def _key_of(self, name: str, value: Any) -> Key:
+        if name not in self._keys:
+            whole = value.rechunk(-1) if isinstance(value, da.Array) else value
+            keys = list(flatten([whole.__dask_keys__()]))
+            if len(keys) != 1:
+                raise BindError(
+                    f"input {name!r} is a {type(value).__name__} of {len(keys)} parts; only Dask arrays, "
+                    "delayed values and Futures become one array"
+                )
+            self.collections.append(whole)
+            self._keys[name] = keys[0]
+        return self._keys[name]
+
+
+def is_lazy(value: Any) -> bool:
+    """Return whether a value is to be computed by Dask: a collection or a Future."""
+    return isinstance(value, TaskRef) or bool(is_dask_collection(value))
 
 
 def _opsets_of(op: Op, graph: Graph) -> dict[str, int]:
