@@ -31,8 +31,13 @@ def expected(model: onnx.ModelProto, **inputs: Any) -> list[Any]:
     return list(onnxruntime.InferenceSession(model.SerializeToString()).run(None, inputs))
 
 
-def fetched(dask_worker: Any) -> int:
-    return sum(int(entry["total"]) for entry in dask_worker.transfer_incoming_log)
+def n_fetched(client: Client) -> int:
+    """Return the bytes that workers have fetched of each other."""
+
+    def fetched(dask_worker: Any) -> int:  # in here, since workers cannot import tests
+        return sum(int(entry["total"]) for entry in dask_worker.transfer_incoming_log)
+
+    return sum(client.run(fetched).values())
 
 
 def rows(n: int, *shape: int) -> Any:
@@ -261,11 +266,11 @@ def test_weights_travel_to_each_worker_once(process_client: Client, is_placed: b
         graph = place(graph, process_client)
     weights = sum(source.spec.nbytes or 0 for source in graph.sources if not source.is_input)
 
-    before = sum(process_client.run(fetched).values())
+    before = n_fetched(process_client)
     y = graph.map_batches(da.from_array(x, chunks=(4, -1)))
     found = process_client.compute(y).result()
     np.testing.assert_allclose(found, expected(model, x=x)[0], rtol=1e-4, atol=1e-5)
-    moved = sum(process_client.run(fetched).values()) - before
+    moved = n_fetched(process_client) - before
     assert moved < (0.2 if is_placed else 1.2) * weights + x.nbytes
 
 
@@ -301,7 +306,7 @@ def test_three_gigabytes_of_weights_on_workers_of_six() -> None:
     ):
         graph = place(builder.build(), client)
         found = client.compute(graph.map_batches(da.from_array(x, chunks=(8, -1)))).result()
-        assert sum(client.run(fetched).values()) < 10 * x.nbytes  # once, when they were placed
+        assert n_fetched(client) < 10 * x.nbytes  # once, when they were placed
     for weight in weights:
         x = np.maximum(x @ weight, 0)
     np.testing.assert_allclose(found, x, rtol=1e-3, atol=1e-4)
