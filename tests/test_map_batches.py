@@ -18,6 +18,7 @@ from onnx import TensorProto, helper
 from ferroflow_dask import GraphBuilder, load_onnx, place
 from ferroflow_dask.exceptions import BindError, KernelError, KernelNotFoundError, UsageError
 from ferroflow_dask.kernels import session as sessions
+from ferroflow_dask.lowering.batches import how_batched
 from ferroflow_dask.lowering.model import Weights
 
 #: The quick ones of the nine, all of which can be freed.
@@ -107,6 +108,7 @@ def test_a_batch_whose_rows_depend_on_each_other_is_not_freed() -> None:
         y = load_onnx(model).map_batches(da.from_array(x, chunks=6)).compute(scheduler="sync")
     assert "fed 2 at a time" in log.getvalue()
     np.testing.assert_allclose(y.reshape(3, 2, 3).sum(axis=1), 1, rtol=1e-5)
+    assert "fed 2 at a time" in how_batched(load_onnx(model), da.from_array(x, chunks=6))
 
 
 def test_ops_that_onnxruntime_computes_otherwise_are_computed_as_onnx_describes() -> None:

@@ -16,9 +16,8 @@ from distributed import Client, wait
 from ferroflow_dask.bench.markdown import count
 from ferroflow_dask.exceptions import BindError
 from ferroflow_dask.graph import Graph, random_inputs
-from ferroflow_dask.graph.batching import batching_of
-from ferroflow_dask.graph.ir import TensorSpec
 from ferroflow_dask.lowering import place
+from ferroflow_dask.lowering.batches import how_batched
 
 #: Batches for each thread of the cluster, where inputs are drawn at random.
 _BATCHES = 4
@@ -71,7 +70,6 @@ def run_batches(
         start = time.perf_counter()
         results = client.gather(client.compute(list(found.values()) if isinstance(found, dict) else [found]))
         makespans_s.append(time.perf_counter() - start)
-    specs = {name: TensorSpec(value.dtype, value.shape) for name, value in arrays.items()}
     first = next(iter(arrays.values()))
     n_rows, n_batches = len(first), len(first.chunks[0])
     median_s = statistics.median_low(makespans_s[1:])
@@ -81,7 +79,7 @@ def run_batches(
         "threads": sum(client.nthreads().values()),
         "rows": n_rows,
         "batches": n_batches,
-        "batching": str(batching_of(graph, specs)),
+        "batching": how_batched(placed, arrays),
         "makespan_s": median_s,
         "makespans_s": makespans_s[1:],
         "rows_per_s": n_rows / median_s,

@@ -109,10 +109,10 @@ def run(
         raise UsageError(f"--timeout is {timeout}; it must be a number of seconds")
     options = _policy_options(policy, seed, steal_threshold, no_adaptive_threshold)
     graph = load_graph(dag, model, seed, sizes)
+    given = read_inputs(graph, input_files) if input_files else None
     if batch is not None:
         if policy == "sequential":
             raise UsageError("--batch spreads batches over workers; --policy sequential has none")
-        given = read_inputs(graph, input_files) if input_files else None
         check_supported(graph)
         arrays = in_batches(graph, given, batch, workers * threads, seed)
         with (
@@ -122,7 +122,7 @@ def run(
             found = run_batches(graph, arrays, client, repeat=repeat, as_json=as_json)
         _finish(output, found, graph.inputs and not input_files, seed)
         return
-    inputs = read_inputs(graph, input_files) if input_files else random_inputs(graph, seed)
+    inputs = random_inputs(graph, seed) if given is None else given
     # What cannot run is refused before a cluster is started for it.
     check_inputs(graph, inputs)
     check_supported(graph)

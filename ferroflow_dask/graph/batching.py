@@ -107,7 +107,7 @@ def _freed_source(source: Source, is_batched: bool, is_target: bool, rows: int) 
     if is_batched:
         return replace(source, spec=TensorSpec(source.spec.dtype, (BATCH, *(source.spec.shape or ())[1:])))
     if is_target and source.is_small:
-        target = np.array(source.known if source.is_placed else source.value)
+        target = np.array(source.array)
         if target.ndim == 1 and len(target) and target[0] == rows:
             target[0] = 0  # "as many as the input has"
             return replace(source, value=target, is_placed=False)

@@ -44,7 +44,7 @@ def check_inputs(
         spec = graph.inputs[name]
         if is_lazy is not None and is_lazy(value):
             if isinstance(getattr(value, "dtype", None), np.dtype):  # delayed values have any attribute
-                _check_array(name, value, spec, symbols)
+                check_array(name, value, spec, symbols)
             checked[name] = value
         else:
             checked[name] = _check_input(name, value, spec, symbols)
@@ -57,11 +57,12 @@ def _check_input(name: str, value: Any, spec: TensorSpec, symbols: dict[str, tup
     if spec.dtype is None:  # a sequence or an optional: the kernel checks it
         return value
     array = np.asarray(value)
-    _check_array(name, array, spec, symbols)
+    check_array(name, array, spec, symbols)
     return array
 
 
-def _check_array(name: str, array: Any, spec: TensorSpec, symbols: dict[str, tuple[int, str]]) -> None:
+def check_array(name: str, array: Any, spec: TensorSpec, symbols: dict[str, tuple[int, str]]) -> None:
+    """Raise `BindError` where dtype or shape do not fit; `symbols` has the sizes met before."""
     if (
         spec.dtype is not None
         and array.dtype != spec.dtype

@@ -112,8 +112,13 @@ class Source:
     @property
     def is_small(self) -> bool:
         """Whether the value is a constant that is here and that shapes may be computed from."""
-        value = self.known if self.is_placed else self.value
+        value = self.array
         return value is not None and (value.dtype.kind == "O" or value.nbytes <= SMALL)
+
+    @property
+    def array(self) -> Any:
+        """The value, where it is in this process."""
+        return self.known if self.is_placed else self.value
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -52,7 +52,7 @@ def to_onnx(graph: Graph, inputs: Mapping[str, TensorSpec] | None = None) -> onn
 
 
 def _initializer(source: Source) -> onnx.TensorProto:
-    name, value = source.name, np.asarray(source.known if source.is_placed else source.value)
+    name, value = source.name, np.asarray(source.array)
     if source.is_small:
         return onnx.numpy_helper.from_array(value, name)
     tensor = onnx.TensorProto(

@@ -14,6 +14,7 @@ from dask.typing import Key
 
 from ferroflow_dask.exceptions import BindError, UsageError
 from ferroflow_dask.graph.batching import BATCH
+from ferroflow_dask.graph.inputs import check_array
 from ferroflow_dask.graph.ir import Graph, TensorSpec
 from ferroflow_dask.kernels.registry import check_supported, provider_names
 from ferroflow_dask.lowering.execution import Results
@@ -37,13 +38,27 @@ def map_batches(
     graph: Graph, x: Any, *, batch: int | None = None, providers: Sequence[str] | None = None
 ) -> Any:
     """Compute a model on each batch of Dask arrays, lazily; see `Graph.map_batches`."""
+    model, batched, others = _prepared(graph, x, batch, providers)
+    return _write(model, batched, others)
+
+
+def how_batched(graph: Graph, x: Any, *, providers: Sequence[str] | None = None) -> str:
+    """Return how `map_batches` of the same arguments takes batches, in words."""
+    model, _, _ = _prepared(graph, x, None, providers)
+    return str(model.batching)
+
+
+def _prepared(
+    graph: Graph, x: Any, batch: int | None, providers: Sequence[str] | None
+) -> tuple[BatchModel, dict[str, Any], dict[str, Any]]:
+    """Return the model, the inputs that are batched, and the others."""
     names = provider_names(providers)
     check_supported(graph, names)
     given = _arrays(graph, x, batch)
     batched = {name: value for name, value in given.items() if isinstance(value, da.Array)}
     known = {name: TensorSpec(value.dtype, (BATCH, *value.shape[1:])) for name, value in batched.items()}
     others = {name: value for name, value in given.items() if name not in batched}
-    return _write(batch_model(graph, known, others, names), batched, others)
+    return batch_model(graph, known, others, names), batched, others
 
 
 def _arrays(graph: Graph, x: Any, batch: int | None) -> dict[str, Any]:
@@ -88,18 +103,9 @@ def _check(name: str, value: Any, spec: TensorSpec) -> None:
         raise BindError(
             f"input {name!r} has shape {value.shape}; rows must be known: call compute_chunk_sizes()"
         )
-    if spec.dtype is not None and value.dtype != spec.dtype:
-        raise BindError(
-            f"input {name!r} has dtype {value.dtype}, the graph takes {spec}; "
-            f"pass x.astype({spec.dtype.name!r})"
-        )
-    if spec.shape is not None:
-        fits = len(spec.shape) == value.ndim and all(
-            not isinstance(dim, int) or dim == size
-            for dim, size in zip(spec.shape[1:], value.shape[1:], strict=True)
-        )
-        if not fits:
-            raise BindError(f"input {name!r} has shape {list(value.shape)}, the graph takes {spec}")
+    # However many rows the graph was made for.
+    any_rows = spec.shape and (None, *spec.shape[1:])
+    check_array(name, value, TensorSpec(spec.dtype, any_rows), {})
 
 
 def _write(model: BatchModel, batched: Mapping[str, Any], others: Mapping[str, Any]) -> Any:

@@ -21,7 +21,7 @@ from ferroflow_dask.graph.ir import Graph, Op
 from ferroflow_dask.kernels import check_supported
 from ferroflow_dask.lowering.bundles import bundle
 from ferroflow_dask.lowering.predict import Prediction
-from ferroflow_dask.lowering.tasks import Place, is_lazy, lower, op_type_prefix
+from ferroflow_dask.lowering.tasks import Place, by_place, is_lazy, lower, op_type_prefix
 
 
 class BoundGraph(DaskMethodsMixin):
@@ -77,14 +77,14 @@ class BoundGraph(DaskMethodsMixin):
     __dask_scheduler__ = staticmethod(threaded_get)
 
     def __dask_postcompute__(self) -> tuple[Callable[..., dict[str, Any]], tuple[Any, ...]]:
-        return by_name, (self.places,)
+        return by_place, (self.places,)
 
     def __dask_postpersist__(self) -> tuple[Callable[..., BoundGraph], tuple[Any, ...]]:
         return _persisted, (self.run, self.places, self._graph, self.prediction)
 
     def by_name(self, results: Sequence[Any]) -> dict[str, Any]:
         """Return the outputs, given the results of `__dask_keys__()`."""
-        return by_name(results, self.places)
+        return by_place(results, self.places)
 
     def only(self, *names: str) -> BoundGraph:
         """Return the collection of some of the outputs; what they do not need is not computed."""
@@ -97,12 +97,6 @@ class BoundGraph(DaskMethodsMixin):
     def __repr__(self) -> str:
         names = list(self.places)
         return f"<BoundGraph: {self.n_tasks} tasks, outputs {names[:4]}{'…' if len(names) > 4 else ''}>"
-
-
-def by_name(results: Sequence[Any], places: Mapping[str, Place]) -> dict[str, Any]:
-    """Return outputs by name, given the results of their tasks in the order in which they come first."""
-    by_key = dict(zip(dict.fromkeys(key for key, _ in places.values()), results, strict=True))
-    return {name: by_key[key] if item is None else by_key[key][item] for name, (key, item) in places.items()}
 
 
 def _persisted(

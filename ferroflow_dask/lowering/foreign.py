@@ -21,7 +21,14 @@ from ferroflow_dask.cost import ClusterProfile
 from ferroflow_dask.lowering.cut import GUESS, MEMORY_SHARE, best_cut
 from ferroflow_dask.lowering.predict import Cut, Work
 from ferroflow_dask.lowering.sequence import sequence_of
-from ferroflow_dask.lowering.tasks import BUNDLE_ANNOTATION, BUNDLE_PREFIX, COST_ANNOTATION, PerKey, Place
+from ferroflow_dask.lowering.tasks import (
+    BUNDLE_ANNOTATION,
+    BUNDLE_PREFIX,
+    COST_ANNOTATION,
+    PerKey,
+    Place,
+    by_place,
+)
 
 C = TypeVar("C")
 Tasks = Mapping[Key, GraphNode]
@@ -135,11 +142,7 @@ class PackedGraph:
 
     def values(self, results: Sequence[Any]) -> dict[Key, Any]:
         """Return what was asked for, given the results of `keys`."""
-        found = dict(zip(self.keys, results, strict=True))
-        return {
-            key: found[task] if item is None else found[task][item]
-            for key, (task, item) in self.places.items()
-        }
+        return by_place(results, self.places)
 
 
 def bundle_tasks(

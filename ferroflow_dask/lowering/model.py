@@ -111,6 +111,8 @@ class BatchModel:
 
     Parameters
     ----------
+    batching : Batching
+        How it takes them.
     run : RunModel
     weights : mapping of str to array or Future
         The large constants.
@@ -118,6 +120,7 @@ class BatchModel:
         Of each output; the first dimension is the batch.
     """
 
+    batching: Batching
     run: RunModel
     weights: Mapping[str, Any]
     specs: Mapping[str, TensorSpec]
@@ -166,7 +169,7 @@ def _prepare(
             batching, run = Batching(graph, rows=batching.freed_of), as_given
     if batching.freed_of is not None or batching.rows is not None:
         logger.info("model %r: %s", graph.name, batching)
-    return BatchModel(run, weights, _output_specs(batching.graph, run, weights, batched, others))
+    return BatchModel(batching, run, weights, _output_specs(batching.graph, run, weights, batched, others))
 
 
 def _agree(
@@ -260,11 +263,7 @@ def _light(source: Source) -> Source:
         return source
     if _is_large(source):
         return replace(source, value=None, is_placed=False)
-    return _here(source)
-
-
-def _here(source: Source) -> Source:
-    return replace(source, value=source.known, is_placed=False) if source.is_placed else source
+    return replace(source, value=source.array, is_placed=False)
 
 
 def row_shape(spec: TensorSpec) -> tuple[int, ...]:

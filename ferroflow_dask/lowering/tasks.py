@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import dask.array as da
 from dask._task_spec import DataNode, GraphNode, Task, TaskRef
@@ -37,6 +37,14 @@ BUNDLE_PREFIX = "bundle"
 
 #: Key of the task that yields a value, and which item of its result the value is; None for all of it.
 Place = tuple[Key, int | None]
+
+K = TypeVar("K", bound=Hashable)
+
+
+def by_place(results: Sequence[Any], places: Mapping[K, Place]) -> dict[K, Any]:
+    """Return what was asked for, given the results of its tasks in the order in which they come first."""
+    by_key = dict(zip(dict.fromkeys(key for key, _ in places.values()), results, strict=True))
+    return {name: by_key[key] if item is None else by_key[key][item] for name, (key, item) in places.items()}
 
 
 def op_type_prefix(op: Op) -> str:

@@ -24,8 +24,7 @@ from ferroflow_dask.deploy import calibrate
 from ferroflow_dask.exceptions import KernelNotFoundError, ResultError, UnknownNameError, UsageError
 from ferroflow_dask.graph import FERROFLOW_DOMAIN, TOPOLOGIES, Graph, Op, bounds, generate
 from ferroflow_dask.lowering import Prediction, bind, executed, place
-from ferroflow_dask.lowering.collection import by_name
-from ferroflow_dask.lowering.tasks import Place, op_type_prefix
+from ferroflow_dask.lowering.tasks import Place, by_place, op_type_prefix
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -259,7 +258,7 @@ def _build(name: str, lowerings: Mapping[str, _Lowering], request: Request) -> I
         return [futures[key] for key in bound.__dask_keys__()]
 
     def collect(client: Client, futures: Sequence[Future[Any]]) -> Sequence[Any]:
-        return list(by_name(client.gather(list(futures)), submitted[0].places).values())
+        return list(by_place(client.gather(list(futures)), submitted[0].places).values())
 
     def count_executed(client: Client) -> int:
         report = executed(client, submitted[0].run)
