@@ -442,7 +442,7 @@ def test_options_of_another_policy_are_refused(name: str, options: dict[str, int
             [1.0, 1.0],
             {"held": {"w0": 10**9}, "input_bytes": 10**9},
             1,
-            "would end in 11.02 s instead of 2 s, for data that take 10.02 s",
+            "would end in 11.02 s instead of 2 s, for data that take 10.01 s",
         ),
     ],
     ids=["too soon", "below the threshold", "too short", "nothing may move", "too much data"],

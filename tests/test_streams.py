@@ -109,7 +109,8 @@ def test_workers_need_not_have_the_package() -> None:
 import sys, pickle, types
 sys.modules["ferroflow_dask"] = None  # importing it raises
 plugin = pickle.loads(sys.stdin.buffer.read())
-worker = types.SimpleNamespace(batched_stream=types.SimpleNamespace(interval=0.002))
+stream, state = types.SimpleNamespace(interval=0.002), types.SimpleNamespace(ready=[])
+worker = types.SimpleNamespace(batched_stream=stream, state=state)
 plugin.setup(worker)
 assert 0 <= 5.0 + worker.batched_stream.interval <= 5.002
 plugin.teardown(worker)

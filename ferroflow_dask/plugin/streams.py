@@ -52,6 +52,23 @@ class Load:
         return self._busy
 
 
+class WorkerLoad(Load):
+    """A worker's: full while it has other tasks to run, for then nobody waits for what it has to say.
+
+    Parameters
+    ----------
+    worker : distributed.Worker
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__()
+        self._ready = worker.state.ready
+
+    def at(self, now_s: float) -> float:
+        """Return the load over the last window."""
+        return 1.0 if self._ready else super().at(now_s)
+
+
 def _busy_s() -> float:
     """Return the time that this thread has run or was ready to run [s]."""
     try:
@@ -103,7 +120,7 @@ class WorkerStreams(WorkerPlugin):
 
     def setup(self, worker: Worker) -> None:
         """Shorten the pauses; called by distributed on each worker."""
-        self._pause = shorten(worker.batched_stream, Load())
+        self._pause = shorten(worker.batched_stream, WorkerLoad(worker))
 
     def teardown(self, worker: Worker) -> None:
         """Put Dask's pauses back."""

@@ -24,7 +24,7 @@ WorkerKey = str
 #: same time whatever is fetched, and the work that it makes for two workers and the scheduler, for each
 #: worker that is asked. (Without that work, array and frame workloads lose 5 to 20 % to moving data about.)
 _FETCH_MESSAGES = 5
-_FETCH_WORK = 15
+_FETCH_WORK = 8
 #: Part of a new transfer in what is known of transfers, and the bounds of that.
 _TRANSFER_WEIGHT = 0.1
 _LEAST_SLOWNESS, _MOST_SLOWNESS = 1.0, 20.0
