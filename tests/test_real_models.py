@@ -35,8 +35,12 @@ MODELS: dict[str, tuple[str, str, tuple[int, ...]]] = {
 }
 
 
-def whole(graph: Graph, x: Any) -> Any:
+def in_batches(graph: Graph, x: Any) -> Any:
     return graph.map_batches(da.from_array(x, chunks=(2, *x.shape[1:])))
+
+
+def as_one_task(graph: Graph, x: Any) -> Any:
+    return bind(graph, {next(iter(graph.inputs)): x}, placement="whole")
 
 
 def in_bundles(graph: Graph, x: Any) -> Any:
@@ -47,7 +51,7 @@ def op_by_op(graph: Graph, x: Any) -> Any:
     return bind(graph, {next(iter(graph.inputs)): x})
 
 
-@pytest.mark.parametrize("placement", [whole, in_bundles, op_by_op])
+@pytest.mark.parametrize("placement", [in_batches, as_one_task, in_bundles, op_by_op])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_gives_what_onnxruntime_gives(name: str, placement: Any, process_client: Client) -> None:
     package, pattern, shape = MODELS[name]

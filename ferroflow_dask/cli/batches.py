@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import click
 import dask.array as da
 from distributed import Client, wait
 
@@ -53,9 +51,9 @@ def in_batches(
 
 
 def run_batches(
-    graph: Graph, arrays: Mapping[str, Any], client: Client, *, repeat: int, as_json: bool
-) -> dict[str, Any]:
-    """Compute a model on batches of its inputs, say how fast it was, and return the outputs by name.
+    graph: Graph, arrays: Mapping[str, Any], client: Client, *, repeat: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Compute a model on batches of its inputs; return the outputs by name, and how fast it was.
 
     The inputs are on the cluster, and the model is open in the workers, before the clock starts.
     """
@@ -84,11 +82,12 @@ def run_batches(
         "makespans_s": makespans_s[1:],
         "rows_per_s": n_rows / median_s,
     }
-    if as_json:
-        click.echo(json.dumps(facts))
-    else:
-        where = count(len(client.nthreads()), "worker")
-        done = f"{count(n_rows, 'row')} in {count(n_batches, 'batch', 'batches')} in {median_s:.3f} s"
-        rate = f"{n_rows / median_s:,.0f} rows/s"
-        click.echo(f"{graph.name} · whole model in each of {where}: {done} = {rate}; {facts['batching']}")
-    return dict(zip(graph.outputs, results, strict=True))
+    return dict(zip(graph.outputs, results, strict=True)), facts
+
+
+def batches_in_words(facts: Mapping[str, Any]) -> str:
+    """Return in a line how fast batches were."""
+    where = count(facts["workers"], "worker")
+    done = f"{count(facts['rows'], 'row')} in {count(facts['batches'], 'batch', 'batches')}"
+    rate = f"{facts['makespan_s']:.3f} s = {facts['rows_per_s']:,.0f} rows/s"
+    return f"{facts['model']} · whole model in each of {where}: {done} in {rate}; {facts['batching']}"

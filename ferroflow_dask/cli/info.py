@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from typing import Any
 
 import click
@@ -11,12 +10,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ferroflow_dask.cli.cluster_options import threads_option, workers_option
 from ferroflow_dask.cli.graph_options import graph_options, load_graph
-from ferroflow_dask.cost import flops
-from ferroflow_dask.exceptions import KernelNotFoundError
-from ferroflow_dask.graph import levels
+from ferroflow_dask.cost import AnalyticCost, ClusterProfile, estimate, flops
+from ferroflow_dask.graph import Graph, levels
 from ferroflow_dask.graph.render import kind_counts
-from ferroflow_dask.kernels import find_provider
+from ferroflow_dask.kernels import provider_counts
+from ferroflow_dask.lowering import predictions_of
 
 #: Matrix products from this many elements of output on are worth a GPU (ferroflow's default).
 _GPU_MATMUL_THRESHOLD = 262_144
@@ -31,26 +31,37 @@ _GPU_MATMUL_THRESHOLD = 262_144
     show_default=True,
     help="Output elements from which a matrix product counts as worth a GPU.",
 )
+@workers_option
+@threads_option
+@click.option(
+    "--dot",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Draw the graph too: .dot, or .svg, .png, .pdf with Graphviz.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def info(
-    dag: str | None, model: str | None, seed: int, gpu_matmul_threshold: int, as_json: bool, **sizes: Any
+    *,
+    dag: str | None,
+    model: str | None,
+    seed: int,
+    gpu_matmul_threshold: int,
+    workers: int,
+    threads: int,
+    dot: str | None,
+    as_json: bool,
+    **sizes: Any,
 ) -> None:
     """Show what a graph consists of and which kernels would run it."""
     graph = load_graph(dag, model, seed, sizes)
-    unsupported: Counter[str] = Counter()
-    routing: Counter[str] = Counter()
-    for op in graph.live_ops:
-        try:
-            routing[find_provider(op, graph.opsets)] += 1
-        except KernelNotFoundError:
-            unsupported[op.kind] += 1
+    routing, unsupported = provider_counts(graph)
     large = sum(
         op.op_type in {"MatMul", "Gemm"} and (graph.spec(op.outputs[0]).size or 0) >= gpu_matmul_threshold
         for op in graph.live_ops
     )
     constants = [source.spec for source in graph.sources if not source.is_input]
     work = [flops(op, graph) for op in graph.live_ops]
-    facts = {
+    facts: dict[str, Any] = {
         "graph": graph.name,
         "ops": graph.n_ops,
         "sources": len(graph.sources),
@@ -66,14 +77,27 @@ def info(
         "unsupported": dict(unsupported),
         "routing": dict(routing),
         "gpu_sized_matmuls": large,
+        "predicted_s": _predicted_s(graph, ClusterProfile((threads,) * workers)),
     }
+    if dot is not None:
+        graph.visualize(dot)
     if as_json:
         click.echo(json.dumps(facts))
         return
     table = Table(show_header=False, box=None)
+    predicted_s = facts.pop("predicted_s")
     for name, fact in facts.items():
         table.add_row(name.replace("_", " "), Text(_shown(fact)))  # no markup: shapes have brackets
+    told = ", ".join(f"{placement} {seconds:.3g} s" for placement, seconds in predicted_s.items())
+    table.add_row(f"predicted, {workers} × {threads}", Text(f"{told} (at nominal rates)"))
     Console().print(table)
+
+
+def _predicted_s(graph: Graph, cluster: ClusterProfile) -> dict[str, float]:
+    """Return the makespan to expect under each placement, on a cluster that nobody has measured [s]."""
+    costs = estimate(graph, AnalyticCost(cluster.flop_rate, cluster.memory_bandwidth))
+    found = predictions_of(graph, costs, cluster)
+    return {placement: prediction.makespan_s for placement, prediction in found.items()}
 
 
 def _shown(fact: Any, limit: int = 6) -> str:

@@ -4,10 +4,18 @@ from ferroflow_dask.kernels.evaluate import evaluate
 from ferroflow_dask.kernels.model import has_subgraph
 from ferroflow_dask.kernels.plan import Plan, make_plan
 from ferroflow_dask.kernels.provider import Kernel, Provider
-from ferroflow_dask.kernels.registry import PROVIDERS, check_supported, compile_op, find_provider
+from ferroflow_dask.kernels.registry import (
+    PROVIDERS,
+    check_supported,
+    compile_op,
+    find_provider,
+    provider_counts,
+)
+from ferroflow_dask.kernels.session import SESSIONS, in_session
 
 __all__ = [
     "PROVIDERS",
+    "SESSIONS",
     "Kernel",
     "Plan",
     "Provider",
@@ -16,5 +24,7 @@ __all__ = [
     "evaluate",
     "find_provider",
     "has_subgraph",
+    "in_session",
     "make_plan",
+    "provider_counts",
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -157,6 +157,20 @@ def find_provider(op: Op, opsets: Mapping[str, int], providers: Sequence[str] | 
         if provider.supports(op, opsets):
             return provider.name
     raise _not_found(op, opsets, names)
+
+
+def provider_counts(
+    graph: Graph, providers: Sequence[str] | None = None
+) -> tuple[Counter[str], Counter[str]]:
+    """Return how many ops each provider would be asked first for, and, by kind, those that none has."""
+    found: Counter[str] = Counter()
+    missing: Counter[str] = Counter()
+    for op in graph.live_ops:
+        try:
+            found[find_provider(op, graph.opsets, providers)] += 1
+        except KernelNotFoundError:
+            missing[op.kind] += 1
+    return found, missing
 
 
 def check_supported(graph: Graph, providers: Sequence[str] | None = None) -> None:

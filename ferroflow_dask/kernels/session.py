@@ -19,6 +19,9 @@ from ferroflow_dask.kernels.registry import one_line, provider_names
 #: Computes a graph: takes its inputs by name, constants among them, and returns its outputs by name.
 Runner = Callable[[Mapping[str, Any]], dict[str, Any]]
 
+#: The provider that computes a whole graph in one session.
+SESSIONS = "onnxruntime"
+
 #: Models that a process keeps open. Each holds its weights, unless they are very large.
 _KEPT = 4
 
@@ -64,6 +67,12 @@ def runner_of(
         return found
 
 
+def in_session(token: str) -> bool:
+    """Return whether this process has a graph open that is computed in one session of a provider."""
+    with _lock:
+        return any(key[0] == token and not isinstance(runner, partial) for key, runner in _runners.items())
+
+
 def n_threads() -> int:
     """Return the threads that one model may use: what numerical libraries are told, which Dask sets to 1."""
     told = os.environ.get("OMP_NUM_THREADS", "")
@@ -71,7 +80,7 @@ def n_threads() -> int:
 
 
 def _open(graph: Graph, constants: Mapping[str, Any], providers: tuple[str, ...]) -> Runner:
-    if "onnxruntime" in providers:
+    if SESSIONS in providers:
         try:
             from ferroflow_dask.kernels.onnxruntime import open_graph
         except ImportError:

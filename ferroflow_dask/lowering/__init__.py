@@ -1,23 +1,30 @@
 """From a graph to Dask tasks: one for each op or bundle of ops, outputs by name."""
 
 from ferroflow_dask.lowering.batches import map_batches
+from ferroflow_dask.lowering.bundles import AUTO, PLACEMENTS, check_placement, predictions_of
 from ferroflow_dask.lowering.collection import BoundGraph, bind
 from ferroflow_dask.lowering.execution import ExecutionReport, executed, executed_here
+from ferroflow_dask.lowering.model import token_of
 from ferroflow_dask.lowering.placement import place
 from ferroflow_dask.lowering.predict import Prediction
 from ferroflow_dask.lowering.tasks import BUNDLE_ANNOTATION, COST_ANNOTATION, KIND_ANNOTATION, RANK_ANNOTATION
 
 __all__ = [
+    "AUTO",
     "BUNDLE_ANNOTATION",
     "COST_ANNOTATION",
     "KIND_ANNOTATION",
+    "PLACEMENTS",
     "RANK_ANNOTATION",
     "BoundGraph",
     "ExecutionReport",
     "Prediction",
     "bind",
+    "check_placement",
     "executed",
     "executed_here",
     "map_batches",
     "place",
+    "predictions_of",
+    "token_of",
 ]

@@ -1,4 +1,4 @@
-"""Which ops are shipped together, so that the predicted makespan is least.
+"""Which ops are shipped together, so that the predicted makespan is least: all, some, or each alone.
 
 A Dask task costs about a millisecond, whatever it does. A bundle is some ops of a graph that run one after
 another as one task; what they hand to each other never leaves it. How a graph is cut: see `cut`.
@@ -7,37 +7,58 @@ another as one task; what they hand to each other never leaves it. How a graph i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 
 from ferroflow_dask.cost import ClusterProfile
-from ferroflow_dask.graph.ir import Graph, Op, TensorSpec
+from ferroflow_dask.exceptions import UnknownNameError
+from ferroflow_dask.graph.ir import FERROFLOW_DOMAIN, Graph, Op, TensorSpec
 from ferroflow_dask.lowering.cut import GUESS, MEMORY_SHARE, best_cut
-from ferroflow_dask.lowering.predict import Cut, Prediction, Work
+from ferroflow_dask.lowering.predict import Cut, Prediction, Work, predict
 from ferroflow_dask.lowering.tasks import exported
+
+#: All ops as one piece of work, in one session where a provider has such; in bundles; or each by itself.
+PLACEMENTS = ("whole", "bundles", "ops")
+#: The one that is predicted to be fastest.
+AUTO = "auto"
+#: A graph stays whole where that is predicted to take at most this times as long as in pieces: a session
+#: fuses ops, of which a prediction knows nothing.
+_WHOLE_IF_WITHIN = 1.05
 
 
 @dataclass(frozen=True, slots=True)
 class Bundling:
-    """A graph cut into bundles.
+    """A graph cut into tasks.
 
     Parameters
     ----------
     bundles : tuple of tuple of Op
         The ops that run as one task each, in order; the tasks in an order in which they can run.
-    prediction : Prediction
+    placement : str
+        Of `PLACEMENTS`.
+    predictions : mapping of str to Prediction
+        Of that placement, and of others that were considered.
     costs_s : mapping of int to float
         What each op was taken to last, by id [s]: known or guessed.
     """
 
     bundles: tuple[tuple[Op, ...], ...]
-    prediction: Prediction
+    placement: str
+    predictions: Mapping[str, Prediction]
     costs_s: Mapping[int, float]
 
+    @property
+    def prediction(self) -> Prediction:
+        """What should happen."""
+        return self.predictions[self.placement]
 
-def bundle(graph: Graph, costs: Mapping[int, float], cluster: ClusterProfile) -> Bundling:
-    """Cut a graph into bundles for a cluster; O(ops · log ops).
+
+def bundle(
+    graph: Graph, costs: Mapping[int, float], cluster: ClusterProfile, placement: str = "bundles"
+) -> Bundling:
+    """Cut a graph into tasks for a cluster; O(ops · log ops).
 
     Parameters
     ----------
@@ -46,7 +67,66 @@ def bundle(graph: Graph, costs: Mapping[int, float], cluster: ClusterProfile) ->
         Expected duration of ops by id [s]; where one is missing, so many bundles of decreasing sizes are
         made that stealing can correct what the guess gets wrong.
     cluster : ClusterProfile
+    placement : str, optional
+        Of `PLACEMENTS`, or `auto`.
+
+    Raises
+    ------
+    UnknownNameError
+        There is no such placement.
     """
+    check_placement(placement)
+    work, fits, is_guess = _work(graph, costs, cluster)
+    n_ops = len(graph.live_ops)
+    whole: Cut = [list(range(n_ops))] if n_ops else []
+    cuts: dict[str, tuple[Cut, Prediction]] = {}
+    if placement == "whole" or (placement == AUTO and is_for_sessions(graph) and fits(whole)):
+        cuts["whole"] = whole, predict(work, whole, cluster)
+    if placement in (AUTO, "bundles"):
+        cuts["bundles"] = best_cut(work, cluster, is_guess, fits)
+    if placement == "ops":
+        every: Cut = [[i] for i in range(n_ops)]
+        cuts["ops"] = every, predict(work, every, cluster)
+    predictions = {name: prediction for name, (_, prediction) in cuts.items()}
+    chosen = _fastest(predictions)
+    bundles = tuple(tuple(graph.live_ops[i] for i in positions) for positions in cuts[chosen][0])
+    filled = {op.id: cost_s for op, cost_s in zip(graph.live_ops, work.costs_s, strict=True)}
+    return Bundling(bundles, chosen, predictions, filled)
+
+
+def predictions_of(
+    graph: Graph, costs: Mapping[int, float], cluster: ClusterProfile
+) -> dict[str, Prediction]:
+    """Return what should happen under each placement; the parameters are those of `bundle`."""
+    found: dict[str, Prediction] = {}
+    for placement in PLACEMENTS:
+        found.update(bundle(graph, costs, cluster, placement).predictions)
+    return found
+
+
+def check_placement(placement: str) -> None:
+    """Raise for what is none of `PLACEMENTS`, nor `auto`."""
+    if placement not in (AUTO, *PLACEMENTS):
+        raise UnknownNameError.of("placement", placement, (AUTO, *PLACEMENTS))
+
+
+def is_for_sessions(graph: Graph) -> bool:
+    """Return whether all ops are of ONNX's kind; ferroflow's own are run one by one anyway."""
+    return all(op.domain != FERROFLOW_DOMAIN for op in graph.live_ops)
+
+
+def _fastest(predictions: Mapping[str, Prediction]) -> str:
+    whole, bundles = predictions.get("whole"), predictions.get("bundles")
+    if whole is not None and bundles is not None:
+        is_as_fast = whole.makespan_s <= _WHOLE_IF_WITHIN * bundles.makespan_s
+        return "whole" if is_as_fast else "bundles"
+    return next(iter(predictions))
+
+
+def _work(
+    graph: Graph, costs: Mapping[int, float], cluster: ClusterProfile
+) -> tuple[Work, Callable[[Cut], bool], bool]:
+    """Return what is to be cut, what tells whether a cut fits the workers, and whether costs are guesses."""
     known = [costs[op.id] for op in graph.live_ops if op.id in costs]
     guess_s = fmean(known) if known else GUESS * cluster.task_s
     filled = {op.id: costs.get(op.id, guess_s) for op in graph.live_ops}
@@ -59,11 +139,8 @@ def bundle(graph: Graph, costs: Mapping[int, float], cluster: ClusterProfile) ->
     )
     most_nbytes = MEMORY_SHARE * cluster.memory_nbytes
     may_not_fit = bool(cluster.memory_nbytes) and _total_nbytes(graph) > most_nbytes
-    cut, prediction = best_cut(
-        work, cluster, is_guess, lambda cut: not may_not_fit or _fits(graph, cut, most_nbytes)
-    )
-    bundles = tuple(tuple(ops[i] for i in positions) for positions in cut)
-    return Bundling(bundles, prediction, filled)
+    fits = partial(_fits, graph, most_nbytes) if may_not_fit else lambda _: True
+    return work, fits, is_guess
 
 
 def _total_nbytes(graph: Graph) -> int:
@@ -73,7 +150,7 @@ def _total_nbytes(graph: Graph) -> int:
     return made + sum(source.spec.nbytes or 0 for source in graph.sources)
 
 
-def _fits(graph: Graph, cut: Cut, most: float) -> bool:
+def _fits(graph: Graph, most: float, cut: Cut) -> bool:
     """Return whether no bundle of several ops needs more bytes than `most`."""
     ops = graph.live_ops
     nbytes = {value: graph.spec(value).nbytes or 0 for op in ops for value in (*op.operands, *op.outputs)}

@@ -6,6 +6,7 @@ import gc
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 from dask.base import DaskMethodsMixin
@@ -15,11 +16,11 @@ from dask.typing import Key
 
 from ferroflow_dask import config
 from ferroflow_dask.cost import AnalyticCost, ClusterProfile, CostModel, estimate
-from ferroflow_dask.exceptions import UnknownNameError
+from ferroflow_dask.exceptions import UnknownNameError, UsageError
 from ferroflow_dask.graph.inputs import check_inputs
 from ferroflow_dask.graph.ir import Graph, Op
 from ferroflow_dask.kernels import check_supported
-from ferroflow_dask.lowering.bundles import bundle
+from ferroflow_dask.lowering.bundles import Bundling, bundle, check_placement
 from ferroflow_dask.lowering.predict import Prediction
 from ferroflow_dask.lowering.tasks import Place, by_place, is_lazy, lower, op_type_prefix
 
@@ -39,8 +40,11 @@ class BoundGraph(DaskMethodsMixin):
         all of it.
     n_tasks : int
         Number of tasks that a computation runs.
-    prediction : Prediction or None
-        What should happen on the cluster that the graph was cut for, if it was.
+    placement : str
+        `whole`, `bundles` or `ops`.
+    predictions : mapping of str to Prediction
+        What should happen on the cluster that the graph was cut for, if it was: by placement, those that
+        were considered.
     """
 
     def __init__(
@@ -51,12 +55,14 @@ class BoundGraph(DaskMethodsMixin):
         *,
         n_tasks: int,
         graph: Graph | None,
-        prediction: Prediction | None = None,
+        placement: str = "ops",
+        predictions: Mapping[str, Prediction] = MappingProxyType({}),
     ):
         self.run = run
         self.places = dict(places)
         self.n_tasks = n_tasks
-        self.prediction = prediction
+        self.placement = placement
+        self.predictions = dict(predictions)
         self._dsk = dsk
         # The graph may hold the Futures of placed constants; without it they would be released.
         self._graph = graph
@@ -80,7 +86,12 @@ class BoundGraph(DaskMethodsMixin):
         return by_place, (self.places,)
 
     def __dask_postpersist__(self) -> tuple[Callable[..., BoundGraph], tuple[Any, ...]]:
-        return _persisted, (self.run, self.places, self._graph, self.prediction)
+        return _persisted, (self.run, self.places, self._graph, (self.placement, self.predictions))
+
+    @property
+    def prediction(self) -> Prediction | None:
+        """What should happen, if the graph was cut for a cluster."""
+        return self.predictions.get(self.placement)
 
     def by_name(self, results: Sequence[Any]) -> dict[str, Any]:
         """Return the outputs, given the results of `__dask_keys__()`."""
@@ -92,7 +103,9 @@ class BoundGraph(DaskMethodsMixin):
             if name not in self.places:
                 raise UnknownNameError.of("output", name, self.places)
         places = {name: self.places[name] for name in names}
-        return BoundGraph(self.run, self._dsk, places, n_tasks=self.n_tasks, graph=self._graph)
+        return BoundGraph(
+            self.run, self._dsk, places, n_tasks=self.n_tasks, graph=self._graph, placement=self.placement
+        )
 
     def __repr__(self) -> str:
         names = list(self.places)
@@ -104,7 +117,7 @@ def _persisted(
     run: str,
     places: Mapping[str, Place],
     graph: Graph | None,
-    prediction: Prediction | None,
+    planned: tuple[str, Mapping[str, Prediction]],
     *,
     rename: Any = None,
 ) -> BoundGraph:
@@ -112,7 +125,8 @@ def _persisted(
         places = {name: (rename.get(key, key), item) for name, (key, item) in places.items()}
     layer = f"persisted-{run}"
     dsk = HighLevelGraph({layer: MaterializedLayer(results)}, {layer: set()})
-    return BoundGraph(run, dsk, places, n_tasks=0, graph=graph, prediction=prediction)
+    placement, predictions = planned
+    return BoundGraph(run, dsk, places, n_tasks=0, graph=graph, placement=placement, predictions=predictions)
 
 
 def bind(
@@ -123,6 +137,7 @@ def bind(
     providers: Sequence[str] | None = None,
     prefix: Callable[[Op], str] = op_type_prefix,
     cluster: ClusterProfile | None = None,
+    placement: str | None = None,
 ) -> BoundGraph:
     """Give a graph's inputs their values and lower it to Dask tasks.
 
@@ -140,16 +155,32 @@ def bind(
     cluster : ClusterProfile, optional
         Cut the graph for this cluster: ops that are too short for a task of their own are bundled. One
         task for each op if left out.
+    placement : str, optional
+        `whole` (one task, and one session of onnxruntime where it has all operators), `bundles`, `ops`
+        (a task for each) or `auto`: what is predicted to be fastest on the cluster. `bundles` and `auto`
+        need `cluster`; `bundles` if that is given, `ops` if not.
 
     Raises
     ------
+    UsageError
+        There is no such placement, or it needs a cluster.
     BindError
         A name, shape or dtype does not fit.
     KernelNotFoundError
         No provider has one of the operators.
     """
     with _collector_at_rest():
-        return _bind(graph, inputs, costs=costs, providers=providers, prefix=prefix, cluster=cluster)
+        seconds = estimate(graph, costs or AnalyticCost())
+        bundling = _bundling(graph, seconds, cluster, placement)
+        return _bind(
+            graph,
+            inputs,
+            bundling,
+            costs=seconds,
+            providers=providers,
+            prefix=prefix,
+            is_predicted=cluster is not None,
+        )
 
 
 @contextmanager
@@ -167,29 +198,51 @@ def _collector_at_rest() -> Iterator[None]:
 def _bind(
     graph: Graph,
     inputs: Mapping[str, Any],
+    bundling: Bundling | None,
     *,
-    costs: CostModel | None,
+    costs: Mapping[int, float],
     providers: Sequence[str] | None,
     prefix: Callable[[Op], str],
-    cluster: ClusterProfile | None,
+    is_predicted: bool,
 ) -> BoundGraph:
     chosen = tuple(config.get_names("kernels.providers") if providers is None else providers)
     values = check_inputs(graph, inputs, is_lazy)
     check_supported(graph, chosen)
     run = uuid.uuid4().hex
-    seconds = estimate(graph, costs or AnalyticCost())
-    bundling = None if cluster is None else bundle(graph, seconds, cluster)
     lowered = lower(
         graph,
         values,
         run,
         providers=chosen,
-        costs=seconds,
+        costs=costs,
         prefix=prefix,
-        bundles=None if bundling is None else bundling.bundles,
+        bundles=None if bundling is None or bundling.placement == "ops" else bundling.bundles,
         guesses=None if bundling is None else bundling.costs_s,
+        is_whole=bundling is not None and bundling.placement == "whole",
     )
-    prediction = None if bundling is None else bundling.prediction
     return BoundGraph(
-        run, lowered.dsk, lowered.places, n_tasks=lowered.n_tasks, graph=graph, prediction=prediction
+        run,
+        lowered.dsk,
+        lowered.places,
+        n_tasks=lowered.n_tasks,
+        graph=graph,
+        placement="ops" if bundling is None else bundling.placement,
+        predictions={} if bundling is None or not is_predicted else bundling.predictions,
+    )
+
+
+def _bundling(
+    graph: Graph, costs: Mapping[int, float], cluster: ClusterProfile | None, placement: str | None
+) -> Bundling | None:
+    """Return how the graph is cut; None for a task for each op, of which nothing is predicted."""
+    if placement is not None:
+        check_placement(placement)
+    if cluster is not None:
+        return bundle(graph, costs, cluster, placement or "bundles")
+    if placement in (None, "ops"):
+        return None
+    if placement == "whole":
+        return bundle(graph, costs, ClusterProfile((1,)), placement)
+    raise UsageError(
+        f"placement {placement!r} needs cluster=, which ferroflow_dask.calibrate(client) returns"
     )

@@ -80,6 +80,8 @@ class _ExecutionLog:
 
 
 _LOG = _ExecutionLog()
+#: Note executions of ops of a run, and the time that each took [s].
+record = _LOG.record
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,7 +118,7 @@ class ExecuteOp:
         kernel = compile_op(self.op, self.opsets, self.providers)
         start = time.perf_counter()
         outputs = kernel(*values)
-        _LOG.record(self.run, [(self.op.id, time.perf_counter() - start)])
+        record(self.run, [(self.op.id, time.perf_counter() - start)])
         return outputs[0] if len(outputs) == 1 else outputs
 
     def __dask_tokenize__(self) -> tuple[str, str, int]:
@@ -173,7 +175,7 @@ class ExecuteBundle:
         try:
             outputs = self.plan.run(arguments, self.providers, time.perf_counter, spent_s)
         finally:  # what ran before an op failed, ran
-            _LOG.record(self.run, zip(self.plan.ids, spent_s, strict=False))
+            record(self.run, zip(self.plan.ids, spent_s, strict=False))
         return outputs[0] if len(outputs) == 1 else Results(tuple(outputs))
 
     def __dask_tokenize__(self) -> tuple[str, str, tuple[int, ...]]:

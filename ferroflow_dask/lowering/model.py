@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from ferroflow_dask.exceptions import BindError, FerroflowError, KernelError, Us
 from ferroflow_dask.graph.batching import BATCH, Batching, batching_of, inferred
 from ferroflow_dask.graph.ir import Graph, Source, TensorSpec
 from ferroflow_dask.kernels.session import failed, runner_of
-from ferroflow_dask.lowering.execution import Results
+from ferroflow_dask.lowering.execution import Results, record
 
 logger = logging.getLogger("ferroflow_dask")
 
@@ -126,6 +127,77 @@ class BatchModel:
     specs: Mapping[str, TensorSpec]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ExecuteWhole:
+    """The function of a Dask task: compute a graph as one piece of work.
+
+    Parameters
+    ----------
+    run : str
+        Name of the run under which the executions are counted: all ops, once all have run, each with the
+        same part of the time.
+    graph : Graph
+        Without its large constants.
+    token : str
+        The same for equal graphs with equal constants only.
+    providers : tuple of str
+        Kernel providers in the order in which they are asked.
+    inputs, weights : tuple of str
+        Names of the arrays that it is called with: the graph's inputs, then its large constants.
+    wanted : tuple of str
+        The outputs to return.
+    """
+
+    run: str
+    graph: Graph
+    token: str
+    providers: tuple[str, ...]
+    inputs: tuple[str, ...]
+    weights: tuple[str, ...]
+    wanted: tuple[str, ...]
+
+    def __call__(self, *arrays: Any) -> Any:
+        """Return the output that is wanted, or `Results` of several."""
+        values = dict(zip((*self.inputs, *self.weights), arrays, strict=True))
+        weights = {name: values[name] for name in self.weights}
+        start = time.perf_counter()
+        try:
+            found = runner_of(self.graph, self.token, weights, self.providers)(values)
+        except FerroflowError:
+            raise
+        except Exception as error:
+            raise failed(self.graph, values, error) from error
+        ids = [op.id for op in self.graph.live_ops]
+        each_s = (time.perf_counter() - start) / len(ids)
+        record(self.run, [(op_id, each_s) for op_id in ids])
+        outputs = [found[name] for name in self.wanted]
+        return outputs[0] if len(outputs) == 1 else Results(tuple(outputs))
+
+    def __dask_tokenize__(self) -> tuple[str, str]:
+        return (type(self).__qualname__, self.run)
+
+
+def whole(graph: Graph, run: str, providers: tuple[str, ...], wanted: tuple[str, ...]) -> ExecuteWhole:
+    """Return what computes a graph as one piece of work; the parameters are those of `ExecuteWhole`."""
+    weights = tuple(source.name for source in graph.sources if _is_large(source))
+    return ExecuteWhole(
+        run, _without_weights(graph), token_of(graph), providers, tuple(graph.inputs), weights, wanted
+    )
+
+
+#: By which name workers know the session of a graph that they have open.
+_tokens: WeakKeyDictionary[Graph, str] = WeakKeyDictionary()
+
+
+def token_of(graph: Graph) -> str:
+    """Return the name of what is open of a graph, the same as long as the graph lives."""
+    return _tokens.setdefault(graph, uuid.uuid4().hex)
+
+
+def _without_weights(graph: Graph) -> Graph:
+    return replace(graph, sources=tuple(map(_light, graph.sources)))
+
+
 #: What was prepared of a graph; it has names of its own, by which workers know what they have open.
 _prepared: WeakKeyDictionary[Graph, dict[Any, BatchModel]] = WeakKeyDictionary()
 
@@ -159,7 +231,7 @@ def _prepare(
     weights = {source.name: source.value for source in graph.sources if _is_large(source)}
 
     def run_of(graph: Graph, rows: int | None) -> RunModel:
-        light = replace(graph, sources=tuple(map(_light, graph.sources)))
+        light = _without_weights(graph)
         return RunModel(light, uuid.uuid4().hex, providers, (*batched, *others), frozenset(batched), rows)
 
     run = run_of(batching.graph, batching.rows)

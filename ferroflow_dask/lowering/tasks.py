@@ -22,6 +22,7 @@ from ferroflow_dask.graph.analysis import ranks_of
 from ferroflow_dask.graph.ir import Graph, Op
 from ferroflow_dask.kernels import has_subgraph, make_plan
 from ferroflow_dask.lowering.execution import ExecuteBundle, ExecuteOp
+from ferroflow_dask.lowering.model import whole
 
 #: Expected duration of a task on one thread [s]. Any Dask code may set it with `dask.annotate`.
 COST_ANNOTATION = "ferroflow_cost"
@@ -89,6 +90,7 @@ def lower(
     prefix: Callable[[Op], str] = op_type_prefix,
     bundles: Sequence[Sequence[Op]] | None = None,
     guesses: Mapping[int, float] | None = None,
+    is_whole: bool = False,
 ) -> LoweredGraph:
     """Write a graph whose inputs have values as Dask tasks.
 
@@ -109,6 +111,8 @@ def lower(
         Names the tasks of single ops. Dask learns durations by this name.
     bundles : sequence of sequence of Op, optional
         The ops of each task; one for each if left out.
+    is_whole : bool, optional
+        Whether all ops, which are the only bundle then, run as one piece.
     """
     groups = [(op,) for op in graph.live_ops] if bundles is None else bundles
     sources = _SourceReferences(graph, inputs, run)
@@ -122,7 +126,7 @@ def lower(
         name = prefix(first) if len(ops) == 1 and not are_alike else BUNDLE_PREFIX
         key: Key = (f"{name}-{run}", first.id if bundles is None else _backwards(i, len(groups)))
         keys.append(key)
-        values = first.outputs if len(ops) == 1 else _exports(ops, wanted)
+        values = first.outputs if len(ops) == 1 and not is_whole else _exports(ops, wanted)
         for item, value in enumerate(values):
             places[value] = (key, item if len(values) > 1 else None)
 
@@ -130,12 +134,10 @@ def lower(
         key, item = places.get(value, (None, None))
         return (sources[value], None) if key is None else (TaskRef(key), item)
 
-    context = _Context(run, graph, providers, place_of)
+    context = _Context(run, graph, providers, place_of, is_whole)
     tasks: dict[Key, GraphNode] = {}
     for key, ops in zip(keys, groups, strict=True):
-        function, operands = (
-            _one(ops[0], context) if len(ops) == 1 else _several(ops, _exports(ops, wanted), context)
-        )
+        function, operands = _call(ops, _exports(ops, wanted), context)
         tasks[key] = Task(key, function, *operands)
     outputs = {name: places.get(name) or (sources[name].key, None) for name in graph.outputs}
     annotations = _annotations(graph, keys, groups, costs, are_alike)
@@ -187,6 +189,17 @@ class _Context:
     graph: Graph
     providers: tuple[str, ...]
     place_of: Callable[[str], tuple[TaskRef, int | None]]
+    is_whole: bool
+
+
+def _call(
+    ops: Sequence[Op], exports: Sequence[str], context: _Context
+) -> tuple[Callable[..., Any], list[TaskRef]]:
+    """Return the function of a task, and where its arguments are."""
+    if context.is_whole:
+        call = whole(context.graph, context.run, context.providers, tuple(exports))
+        return call, [context.place_of(value)[0] for value in (*call.inputs, *call.weights)]
+    return _one(ops[0], context) if len(ops) == 1 else _several(ops, exports, context)
 
 
 def _one(op: Op, context: _Context) -> tuple[Callable[..., Any], list[TaskRef]]:

@@ -1,0 +1,144 @@
+"""A graph, computed as often as asked: what `ferroflow run` does without `--batch`."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+from distributed import Client
+
+from ferroflow_dask.bench import Run, RunRecord, run_on_cluster, warm_up
+from ferroflow_dask.bench.markdown import count
+from ferroflow_dask.bench.progress import progress_bar
+from ferroflow_dask.cost import AnalyticCost, ClusterProfile, MeasuredCost
+from ferroflow_dask.deploy import load_durations, profile_of, profiles_file, save_durations
+from ferroflow_dask.graph import Graph
+from ferroflow_dask.lowering import AUTO, bind, place
+
+_IN_WORDS = {"whole": "whole", "bundles": "in bundles", "ops": "op by op"}
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the records of runs say that cannot be seen: see `run_on_cluster`."""
+
+    policy: str
+    processes: bool | None
+    seed: int
+
+
+def run_graph(
+    graph: Graph,
+    inputs: Mapping[str, Any],
+    client: Client,
+    told: Told,
+    *,
+    placement: str,
+    repeat: int,
+    shows_progress: bool,
+) -> list[Run]:
+    """Compute a graph on a cluster some times, and learn from each run for the next."""
+    cluster = None if placement == "ops" else _profile(client)
+    costs = _costs(client, cluster)
+    warm_up(client, graph)
+    placed = place(graph, client)
+    if placement == AUTO:
+        placement = bind(placed, inputs, costs=costs, cluster=cluster, placement=placement).placement
+    if placement == "whole":  # opens it
+        client.compute(bind(placed, inputs, costs=costs, placement=placement)).result()
+    runs = []
+    for _ in range(repeat):
+        with progress_bar(client, is_shown=shows_progress) as watch:
+            run = run_on_cluster(
+                placed,
+                inputs,
+                client,
+                policy=told.policy,
+                processes=told.processes,
+                seed=told.seed,
+                cluster=cluster,
+                costs=costs,
+                placement=placement,
+                on_submit=watch,
+            )
+        runs.append(run)
+        if placement != "whole":  # of which no op has a time of its own
+            costs.observe(graph, run.seconds)
+    save_durations(client, costs.as_dict())
+    return runs
+
+
+def _profile(client: Client) -> ClusterProfile:
+    profile, is_new = profile_of(client)
+    if is_new:
+        click.echo(
+            f"measured this cluster, to cut the graph for it; kept in {profiles_file()}, and measured "
+            "anew by: ferroflow calibrate",
+            err=True,
+        )
+    return profile
+
+
+def _costs(client: Client, cluster: ClusterProfile | None) -> MeasuredCost:
+    """Return costs that are learned from run to run, and taken from shapes until then."""
+    rates = () if cluster is None else (cluster.flop_rate, cluster.memory_bandwidth)
+    return MeasuredCost(AnalyticCost(*rates), load_durations(client))
+
+
+def as_object(runs: Sequence[Run]) -> str:
+    """Return the median of some runs as a JSON object."""
+    makespans = [run.record.makespan_s for run in runs]
+    more = {"makespans_s": makespans} if len(runs) > 1 else {}
+    return json.dumps({**_median(runs).as_dict(), **more})
+
+
+def in_words(runs: Sequence[Run]) -> list[str]:
+    """Return the median of some runs in words."""
+    makespans = [run.record.makespan_s for run in runs]
+    record = _median(runs)
+    spread = f", median of {len(runs)} ({min(makespans):.3f}–{max(makespans):.3f} s)" if len(runs) > 1 else ""
+    lines = [f"{record.dag} · {record.policy} · {_cluster(record)}: {_result(record)}{spread}"]
+    if record.placement is not None:
+        kernels = ", ".join(f"{name} {n}" for name, n in record.providers.items())
+        session = " in one session" if record.in_session else ""
+        lines.append(
+            f"{_IN_WORDS[record.placement]}: {count(record.dask_tasks, 'task')}{_expected(record)}; "
+            f"kernels: {kernels or 'none'}{session}"
+        )
+    return lines
+
+
+def _median(runs: Sequence[Run]) -> RunRecord:
+    # With an even number of runs the lower of the two in the middle, so that it is one that happened.
+    makespans = [run.record.makespan_s for run in runs]
+    return runs[makespans.index(statistics.median_low(makespans))].record
+
+
+def _expected(record: RunRecord) -> str:
+    if record.predicted_s is None:
+        return ""
+    expected, moved = map(_megabytes, (record.predicted_bytes or 0, record.bytes_moved))
+    return (
+        f"; predicted {record.predicted_s:.3f} s and {expected} between workers, where {moved} were fetched"
+    )
+
+
+def _megabytes(nbytes: int) -> str:
+    return f"{nbytes / 1e6:.3g} MB"
+
+
+def _cluster(record: RunRecord) -> str:
+    kind = {True: " processes", False: " in one process", None: ""}[record.processes]
+    return f"{record.workers} × {record.threads_per_worker}{kind}"
+
+
+def _result(record: RunRecord) -> str:
+    return (
+        f"{record.executed_ops} ops in {record.makespan_s:.3f} s = {record.ops_per_s:,.0f} ops/s, "
+        f"{record.efficiency:.0%} of the bound {record.bound_ops_per_s:,.0f}; "
+        f"{record.steals} {'steal' if record.steals == 1 else 'steals'}, {record.idle_fraction:.0%} idle"
+    )

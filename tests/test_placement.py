@@ -1,0 +1,172 @@
+"""A graph whole, in bundles or op by op: as predicted times or the user choose, with the same results."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from command_line import USAGE, answer, assert_one_line, ferroflow
+from distributed import Client
+from models import light_models, mlp, model_of, randomize
+from numpy.testing import assert_allclose
+from onnx import TensorProto
+
+from ferroflow_dask import bind, evaluate, executed, generate, load_onnx, place
+from ferroflow_dask.cost import ClusterProfile
+from ferroflow_dask.exceptions import KernelError, UsageError
+from ferroflow_dask.graph import Graph, random_inputs
+from ferroflow_dask.lowering import PLACEMENTS, predictions_of
+
+FOUR = ClusterProfile((1,) * 4)
+SOME_MODELS = [path for path in light_models() if path.stem.endswith(("alexnet", "squeezenet", "resnet50"))]
+
+
+def parallel(n: int) -> Graph:
+    """Return a model of `n` products that could run side by side, each of a tenth of a second or so."""
+    nodes, weight = [], onnx.numpy_helper.from_array(np.ones((1024, 1024), np.float32), "w")
+    for i in range(n):
+        nodes.append(onnx.helper.make_node("MatMul", ["x", "w"], [f"y{i}"]))
+    nodes.append(onnx.helper.make_node("Sum", [f"y{i}" for i in range(n)], ["y"]))
+    x, y = (onnx.helper.make_tensor_value_info(name, 1, [1024, 1024]) for name in "xy")
+    graph = onnx.helper.make_graph(nodes, "parallel", [x], [y], [weight])
+    return load_onnx(
+        onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=8)
+    )
+
+
+@pytest.mark.parametrize("path", SOME_MODELS, ids=lambda path: path.stem)
+def test_each_placement_gives_the_same_numbers(path: Path, process_client: Client) -> None:
+    graph = load_onnx(randomize(onnx.load(path)))
+    inputs = random_inputs(graph, 0)
+    expected = evaluate(graph, inputs)
+    placed = place(graph, process_client)
+    for placement in PLACEMENTS:
+        bound = bind(placed, inputs, cluster=FOUR, placement=placement)
+        assert bound.placement == placement
+        outputs = process_client.compute(bound).result()
+        assert list(outputs) == list(expected)
+        for name, value in expected.items():
+            # Random weights amplify rounding; trained models are compared in test_real_models.
+            assert_allclose(outputs[name], value, rtol=1e-4, atol=1e-3 * np.abs(value).max())
+        assert executed(process_client, bound.run).executed_ops == len(graph.live_ops)
+
+
+def test_whole_is_one_task_and_what_it_reads() -> None:
+    graph = load_onnx(mlp())
+    bound = bind(graph, {"x": np.zeros((2, 784), np.float32)}, placement="whole")
+    n_large = sum(not source.is_input and not source.is_small for source in graph.sources)
+    assert bound.n_tasks == 1 + 1 + n_large
+    assert bound.compute(scheduler="sync")["y"].shape == (2, 10)
+
+
+def test_auto_takes_what_is_predicted_to_be_fastest() -> None:
+    chain = load_onnx(mlp())
+    x = {"x": np.zeros((2, 784), np.float32)}
+    assert bind(chain, x, cluster=FOUR, placement="auto").placement == "whole"
+    wide = parallel(16)
+    bound = bind(wide, random_inputs(wide, 0), cluster=FOUR, placement="auto")
+    assert bound.placement == "bundles"
+    assert bound.predictions["bundles"].makespan_s < 0.8 * bound.predictions["whole"].makespan_s
+    assert bound.prediction == bound.predictions["bundles"]
+
+
+def test_ferroflows_own_ops_are_whole_only_if_that_is_asked_for() -> None:
+    graph = generate("wide", width=2, depth=2)
+    assert bind(graph, {}, cluster=ClusterProfile((1,)), placement="auto").placement == "bundles"
+    bound = bind(graph, {}, placement="whole")
+    outputs = bound.compute(scheduler="sync")
+    for name, value in evaluate(graph).items():
+        assert_allclose(outputs[name], value)
+
+
+def test_a_model_that_does_not_fit_a_worker_is_not_whole() -> None:
+    wide = parallel(16)
+    small = ClusterProfile((1,), memory_nbytes=2**24)
+    assert bind(wide, random_inputs(wide, 0), cluster=small, placement="auto").placement == "bundles"
+
+
+def test_all_placements_are_predicted() -> None:
+    found = predictions_of(generate("imbalanced"), {}, FOUR)
+    assert list(found) == list(PLACEMENTS)
+    assert found["whole"].n_tasks == 1
+    assert found["ops"].n_tasks == 204
+
+
+def test_an_error_in_a_whole_model_names_it() -> None:
+    graph = load_onnx(
+        model_of(
+            [onnx.helper.make_node("Reshape", ["x", "shape"], ["y"])],
+            {"x": (TensorProto.FLOAT, ["n"]), "shape": (TensorProto.INT64, [2])},
+            ["y"],
+        )
+    )
+    bound = bind(graph, {"x": np.zeros(5, np.float32), "shape": np.array([2, 2])}, placement="whole")
+    with pytest.raises(KernelError, match=r"model '.*' failed on \(x: float32\(5,\)"):
+        bound.compute(scheduler="sync")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"placement": "half"}, "unknown placement 'half'; choose one of: auto, bundles, ops, whole"),
+        ({"placement": "auto"}, "placement 'auto' needs cluster="),
+        ({"placement": "bundles"}, "placement 'bundles' needs cluster="),
+    ],
+)
+def test_placements_that_make_no_sense(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        bind(generate("uniform", n=2, dim=2), {}, **options)
+    assert message in str(caught.value)
+
+
+# On the command line
+
+
+@pytest.mark.parametrize(
+    ("placement", "told"), [("whole", "whole: "), ("bundles", "in bundles: "), ("ops", "op by op: ")]
+)
+def test_run_says_which_and_by_whom(mlp_files: Path, placement: str, told: str) -> None:
+    arguments = ("run", "--model", mlp_files / "mlp.onnx", "--input", mlp_files / "x.npy")
+    small = ("--workers", "2", "--no-processes", "--placement", placement)
+    second = answer(*arguments, *small).stdout.splitlines()[1]
+    assert second.startswith(told)
+    kernels = "onnxruntime 5 in one session" if placement == "whole" else "onnxruntime 3, array 2"
+    assert second.endswith(f"; kernels: {kernels}")
+    record = json.loads(answer(*arguments, *small, "--json").stdout)
+    assert record["placement"] == placement
+    assert sum(record["providers"].values()) == record["compute_ops"]
+    assert record["executed_ops"] == 5
+
+
+def test_run_chooses(mlp_files: Path) -> None:
+    told = answer("run", "--model", mlp_files / "mlp.onnx", "--workers", "2", "--no-processes")
+    assert told.stdout.splitlines()[1].startswith("whole: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--placement", "half"), "unknown placement 'half'"),
+        (("--placement", "ops", "--policy", "sequential"), "--policy sequential has none"),
+        (("--placement", "ops", "--batch", "2"), "no other --placement than auto or whole goes with it"),
+    ],
+)
+def test_options_that_make_no_sense(arguments: tuple[str, ...], message: str) -> None:
+    result = ferroflow("run", "--dag", "uniform", *arguments)
+    assert_one_line(result.exit_code, result.stderr, USAGE, message)
+
+
+def test_info_predicts_and_draws(mlp_files: Path) -> None:
+    arguments = ("info", "--model", mlp_files / "mlp.onnx", "--workers", "3", "--threads", "2")
+    told = answer(*arguments, "--dot", mlp_files / "g.dot").stdout
+    assert "predicted, 3 × 2" in told
+    assert (mlp_files / "g.dot").read_text().startswith("digraph")
+    assert set(json.loads(answer(*arguments, "--json").stdout)["predicted_s"]) == set(PLACEMENTS)
+    if shutil.which("dot"):
+        answer(*arguments, "--dot", mlp_files / "g.svg")
+        assert "<svg" in (mlp_files / "g.svg").read_text()
