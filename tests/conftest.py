@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from distributed import Client, LocalCluster
 from hypothesis import HealthCheck, settings
 from models import mlp
+from real_slurm import missing, running_slurm
 
 import ferroflow_dask
 
@@ -43,9 +45,10 @@ def checked_client(n_workers: int, *, processes: bool, set_as_default: bool) -> 
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep what tests measure of clusters out of the user's files."""
+    """Keep what tests measure of clusters, and what dask-jobqueue writes, out of the user's files."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(dask.config, "PATH", str(tmp_path_factory.mktemp("config")))
         yield
 
 
@@ -54,6 +57,18 @@ def process_client() -> Iterator[Client]:
     """A client of two worker processes, the same for all tests."""
     with checked_client(2, processes=True, set_as_default=False) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A Slurm of the tests' own, with a home folder of its own."""
+    if lacking := missing():
+        why = f"Slurm is not installed: there is no {', '.join(lacking)}"
+        pytest.fail(why) if os.environ.get("FERROFLOW_REQUIRE_SLURM") else pytest.skip(why)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+        with running_slurm():
+            yield
 
 
 @pytest.fixture

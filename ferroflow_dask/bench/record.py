@@ -45,6 +45,12 @@ class RunRecord:
         max(T1/P, T∞) / makespan_s.
     predicted_s : float or None
         The makespan that was expected when the graph was cut into bundles [s]; None if it was not.
+    placement : str or None
+        `whole`, `bundles` or `ops`; None without a cluster.
+    providers : mapping of str to int
+        Ops by the kernel provider that was to compute them.
+    in_session : bool
+        Whether one provider computed the whole graph in one session.
     bytes_moved : int
         Fetched by workers from each other [B].
     predicted_bytes : int or None
@@ -72,6 +78,9 @@ class RunRecord:
     bound_ops_per_s: float
     efficiency: float
     predicted_s: float | None
+    placement: str | None
+    providers: Mapping[str, int]
+    in_session: bool
     bytes_moved: int
     predicted_bytes: int | None
     idle_fraction: float

@@ -15,8 +15,8 @@ from ferroflow_dask.bench.observe import StealCounter
 from ferroflow_dask.bench.record import RunRecord, versions
 from ferroflow_dask.cost import AnalyticCost, ClusterProfile, CostModel
 from ferroflow_dask.graph import FERROFLOW_DOMAIN, Graph, Op, bounds
-from ferroflow_dask.kernels import evaluate
-from ferroflow_dask.lowering import BoundGraph, ExecutionReport, Prediction, bind, executed
+from ferroflow_dask.kernels import SESSIONS, evaluate, in_session, provider_counts
+from ferroflow_dask.lowering import BoundGraph, ExecutionReport, bind, executed, token_of
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -59,6 +59,7 @@ def run_on_cluster(
     seed: int = 0,
     cluster: ClusterProfile | None = None,
     costs: CostModel | None = None,
+    placement: str | None = None,
     on_submit: Callable[[BoundGraph], object] | None = None,
 ) -> Run:
     """Compute a graph on a cluster and measure it.
@@ -80,6 +81,8 @@ def run_on_cluster(
         Cut the graph into bundles for it; one task for each op if left out.
     costs : CostModel, optional
         Of the ops; shapes and nominal rates if left out.
+    placement : str, optional
+        As in `bind`.
     on_submit : callable, optional
         Called with the bound graph once it was handed to the scheduler, to watch its progress.
     """
@@ -87,7 +90,7 @@ def run_on_cluster(
     with counting_steals(client) as steals:
         started_at = time.time()
         start = time.perf_counter()
-        bound = bind(graph, inputs, costs=costs, cluster=cluster)
+        bound = bind(graph, inputs, costs=costs, cluster=cluster, placement=placement)
         persisted = client.persist(bound)
         if on_submit is not None:
             on_submit(bound)
@@ -107,7 +110,8 @@ def run_on_cluster(
         steals=n_steals,
         seed=seed,
         bytes_moved=sum(client.run(_fetched_since, started_at).values()),
-        prediction=bound.prediction,
+        bound=bound,
+        in_session=bound.placement == "whole" and any(client.run(in_session, token_of(graph)).values()),
     )
     return Run(outputs, record, report.seconds)
 
@@ -156,8 +160,10 @@ def _record(
     steals: int,
     seed: int,
     bytes_moved: int = 0,
-    prediction: Prediction | None = None,
+    bound: BoundGraph | None = None,
+    in_session: bool = False,
 ) -> RunRecord:
+    prediction = None if bound is None else bound.prediction
     compute_ops = len(graph.live_ops)
     costs = {op.id: _duration(op, graph, report) for op in graph.live_ops}
     bound_s = bounds(graph, costs).makespan(sum(threads))
@@ -175,6 +181,9 @@ def _record(
         bound_ops_per_s=compute_ops / bound_s if bound_s else 0.0,
         efficiency=bound_s / makespan_s,
         predicted_s=None if prediction is None else prediction.makespan_s,
+        placement=None if bound is None else bound.placement,
+        providers={SESSIONS: compute_ops} if in_session else dict(provider_counts(graph)[0]),
+        in_session=in_session,
         bytes_moved=bytes_moved,
         predicted_bytes=None if prediction is None else prediction.nbytes_moved,
         idle_fraction=max(0.0, 1 - report.busy_s / (makespan_s * sum(threads))),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from distributed import wait
@@ -19,14 +20,18 @@ from ferroflow_dask.deploy.local import local_client
 from ferroflow_dask.exceptions import ClusterError, ResultError
 
 if TYPE_CHECKING:
+    from distributed import Client
     from distributed.scheduler import Scheduler
+
+#: Starts a cluster and yields a client of it; the cluster ends with the context.
+Start = Callable[[], AbstractContextManager["Client"]]
 
 #: How often the scheduler is asked whether the run before has left it [s].
 _POLL_S = 0.01
 
 
 class Session:
-    """A local cluster; also the `Cluster` that workloads may touch.
+    """A cluster; also the `Cluster` that workloads may touch.
 
     One serves all policies in turn: idle workers beside it would take time from those that are measured.
 
@@ -37,10 +42,13 @@ class Session:
         Of policies that draw.
     timeout_s : float
         After which a run counts as hung [s].
+    start : callable, optional
+        Starts the cluster and yields a client of it, as a context; a local one if left out.
     """
 
-    def __init__(self, shape: Shape, seed: int, timeout_s: float) -> None:
+    def __init__(self, shape: Shape, seed: int, timeout_s: float, start: Start | None = None) -> None:
         self._shape = shape
+        self._start_cluster = start or partial(local_client, shape.workers, shape.threads, shape.processes)
         self._seed = seed
         self._timeout_s = timeout_s
         self._stack = ExitStack()
@@ -53,8 +61,7 @@ class Session:
         self._stack.close()
 
     def _start(self) -> None:
-        shape = self._shape
-        self.client = self._stack.enter_context(local_client(shape.workers, shape.threads, shape.processes))
+        self.client = self._stack.enter_context(self._start_cluster())
         self._observer = Observer(self.client)
 
     def renew(self) -> None:

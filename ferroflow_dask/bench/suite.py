@@ -14,7 +14,7 @@ from ferroflow_dask.bench.record import versions
 from ferroflow_dask.bench.references import REFERENCES, Ray, Threads, make_reference
 from ferroflow_dask.bench.references import measure as measure_reference
 from ferroflow_dask.bench.schema import OK, SCHEMA, BenchRecord
-from ferroflow_dask.bench.session import Session
+from ferroflow_dask.bench.session import Session, Start
 from ferroflow_dask.bench.workloads.base import Instance, Request
 
 Place = Session | Threads | Ray
@@ -26,6 +26,7 @@ def run_plan(
     done: Collection[tuple[Any, ...]] = (),
     timeout_s: float = 300.0,
     is_fresh: bool = False,
+    start: Start | None = None,
     on_step: Callable[[str], object] | None = None,
 ) -> Iterator[BenchRecord]:
     """Yield the row of each run of a plan as soon as it is made.
@@ -43,11 +44,13 @@ def run_plan(
         After which a run counts as hung [s].
     is_fresh : bool, optional
         Start a new cluster for each run.
+    start : callable, optional
+        Starts a cluster of the plan's shape, as `Session` takes it; a local one if left out.
     on_step : callable, optional
         Told what is about to run.
     """
     tell = on_step or (lambda _: None)
-    with _Places(plan, timeout_s) as places:
+    with _Places(plan, timeout_s, start) as places:
         for group in plan.groups():
             left = [
                 (case, repetition)
@@ -76,8 +79,9 @@ def run_plan(
 class _Places:
     """Where cases run: a cluster for those that learn, one for those that must not, and what needs none."""
 
-    def __init__(self, plan: Plan, timeout_s: float) -> None:
+    def __init__(self, plan: Plan, timeout_s: float, start: Start | None) -> None:
         self._plan = plan
+        self._start = start
         self._timeout_s = timeout_s
         self._stack = ExitStack()
         self._places: dict[str, Place] = {}
@@ -98,7 +102,7 @@ class _Places:
                     self._places[name] = reference = make_reference(name, plan.shape)
                     self._stack.enter_context(reference)
                 else:
-                    session = Session(plan.shape, plan.seed, self._timeout_s)
+                    session = Session(plan.shape, plan.seed, self._timeout_s, self._start)
                     self._places[name] = self._stack.enter_context(session)
         for place in self._places.values():
             if isinstance(place, Session):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from ferroflow_dask.bench.suite import run_plan
 from ferroflow_dask.bench.workloads import WORKLOADS, Workload, default_sizes, get_workload
 from ferroflow_dask.cli.cluster_options import size_options
 from ferroflow_dask.cli.errors import Failure, OneLineErrors
+from ferroflow_dask.cli.slurm import SlurmOptions, slurm_client, slurm_options
 from ferroflow_dask.exceptions import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -63,6 +65,7 @@ def _run_options(policies: Sequence[str], repeat: int) -> Callable[[F], F]:
             "--repeat", type=click.IntRange(min=1), default=repeat, show_default=True, help="Repetitions."
         ),
         size_options,
+        slurm_options,
         click.option("--seed", type=click.IntRange(min=0), default=0, help="Of inputs and orders."),
         click.option(
             "--every-lowering", is_flag=True, help="Ours too in each way to write a workload, not only Dask."
@@ -173,9 +176,13 @@ def _run(
     is_fresh: bool,
     timeout: float,
     output: Path,
+    slurm: SlurmOptions | None,
 ) -> None:
     cases = make_cases(chosen, policies, costs, every_lowering)
-    plan = Plan(cases, Shape(workers, threads, processes), repeat, seed)
+    shape, start = Shape(workers, threads, processes), None
+    if slurm is not None:
+        shape, start = Shape(*slurm.workers_and_threads(), True), partial(slurm_client, slurm)
+    plan = Plan(cases, shape, repeat, seed)
     wanted = {plan.identity(case, i) for case in plan.cases for i in range(repeat)}
     present = read_rows([output], may_be_empty=True) if output.exists() else ()
     rows = [row for row in present if identity_of(row) in wanted]
@@ -183,7 +190,9 @@ def _run(
     done = {identity_of(row) for row in rows}
     with _progress(len(wanted) - len(rows)) as (tell, advance):
         try:
-            for row in run_plan(plan, done=done, timeout_s=timeout, is_fresh=is_fresh, on_step=tell):
+            for row in run_plan(
+                plan, done=done, timeout_s=timeout, is_fresh=is_fresh, start=start, on_step=tell
+            ):
                 append_row(output, row)
                 rows.append(row)
                 advance(row)

@@ -9,6 +9,16 @@ import click
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+workers_option = click.option(
+    "--workers", type=click.IntRange(min=1), default=4, show_default=True, help="Local workers to start."
+)
+threads_option = click.option(
+    "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Threads of each worker."
+)
+_processes_option = click.option(
+    "--processes/--no-processes", default=True, show_default=True, help="One process for each worker."
+)
+
 #: How long `--connect` waits.
 connect_timeout = click.option(
     "--timeout",
@@ -21,17 +31,4 @@ connect_timeout = click.option(
 
 def size_options(function: F) -> F:
     """Add the options that give the size of a local cluster."""
-    at_least_one = click.IntRange(min=1)
-    for option in (
-        click.option(
-            "--processes/--no-processes", default=True, show_default=True, help="One process for each worker."
-        ),
-        click.option(
-            "--threads", type=at_least_one, default=1, show_default=True, help="Threads of each worker."
-        ),
-        click.option(
-            "--workers", type=at_least_one, default=4, show_default=True, help="Local workers to start."
-        ),
-    ):
-        function = option(function)
-    return function
+    return workers_option(threads_option(_processes_option(function)))

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from distributed import Client, KilledWorker
 
+from ferroflow_dask.cli.slurm import SlurmOptions, slurm_client
 from ferroflow_dask.deploy import connect, local_client
 from ferroflow_dask.exceptions import ClusterError
 from ferroflow_dask.plugin import check_scheduler, check_workers, install, installed, uninstall
@@ -17,17 +19,52 @@ from ferroflow_dask.plugin import check_scheduler, check_workers, install, insta
 PLAIN_POLICIES = ("sequential", "dask")
 
 
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The cluster that options name: that of an address, of SLURM jobs, or a local one.
+
+    Parameters
+    ----------
+    address : str or None
+    timeout_s : float
+        For the address to answer [s].
+    slurm : SlurmOptions or None
+    workers, threads : int
+    processes : bool
+        Of a local cluster.
+    """
+
+    address: str | None
+    timeout_s: float
+    slurm: SlurmOptions | None
+    workers: int
+    threads: int
+    processes: bool
+
+    @property
+    def tells_processes(self) -> bool | None:
+        """What a record says of the workers."""
+        return self.processes if self.address is None and self.slurm is None else None
+
+    def n_threads(self) -> int:
+        """Return the threads of all workers, as far as options tell."""
+        if self.slurm is None:
+            return self.workers * self.threads
+        return self.slurm.n_threads()
+
+
 @contextmanager
-def client_for(
-    address: str | None, timeout_s: float, workers: int, threads: int, processes: bool
-) -> Iterator[Client]:
-    """Connect to a running cluster, or start a local one; what goes wrong with it is told in one line."""
+def client_for(where: Where) -> Iterator[Client]:
+    """Yield a client of the cluster; what goes wrong with it is told in one line."""
     try:
-        if address is None:
-            with local_client(workers, threads, processes) as client:
+        if where.slurm is not None:
+            with slurm_client(where.slurm) as client:
+                yield client
+        elif where.address is None:
+            with local_client(where.workers, where.threads, where.processes) as client:
                 yield client
         else:
-            with connect(address, timeout_s) as client:
+            with connect(where.address, where.timeout_s) as client:
                 check_scheduler(client)
                 check_workers(client)
                 yield client

@@ -9,12 +9,16 @@ from ferroflow_dask.deploy.calibration import (
     save_durations,
     save_profile,
 )
+from ferroflow_dask.deploy.jobqueue import JobKind, job_kind, job_script, slurm_cluster, slurm_template
 from ferroflow_dask.deploy.local import connect, local_client
 from ferroflow_dask.deploy.optimize import optimizations, optimize, optimize_graph
 
 __all__ = [
+    "JobKind",
     "calibrate",
     "connect",
+    "job_kind",
+    "job_script",
     "load_durations",
     "load_profile",
     "local_client",
@@ -25,4 +29,6 @@ __all__ = [
     "profiles_file",
     "save_durations",
     "save_profile",
+    "slurm_cluster",
+    "slurm_template",
 ]

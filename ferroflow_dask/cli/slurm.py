@@ -1,0 +1,173 @@
+"""SLURM on the command line: the options of `ferroflow run`, and `ferroflow slurm`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, TypeVar
+
+import click
+from distributed import Client
+
+from ferroflow_dask.deploy import JobKind, job_kind, job_script, slurm_cluster, slurm_template
+from ferroflow_dask.exceptions import UsageError
+from ferroflow_dask.plugin import check_workers
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_KINDS = ("local", "slurm")
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmOptions:
+    """A cluster of SLURM jobs, as options name it.
+
+    Parameters
+    ----------
+    jobs, gpu_jobs : int
+    section, gpu_section : str
+        Of the configuration.
+    config_file : str or None
+    is_encrypted : bool
+    wait_s : float
+        For workers to connect [s].
+    """
+
+    jobs: int
+    gpu_jobs: int
+    section: str
+    gpu_section: str
+    config_file: str | None
+    is_encrypted: bool
+    wait_s: float
+
+    def n_threads(self) -> int:
+        """Return the threads of all workers."""
+        return sum(number * kind.processes * kind.threads for kind, number in self.kinds())
+
+    def workers_and_threads(self) -> tuple[int, int]:
+        """Return how many workers there are, and the threads of each.
+
+        Raises
+        ------
+        UsageError
+            They are not all alike.
+        """
+        kinds = self.kinds()
+        threads = {kind.threads for kind, _ in kinds}
+        if len(threads) > 1:
+            raise UsageError(f"workers of {sorted(threads)} threads are not alike; measure one kind of jobs")
+        return sum(number * kind.processes for kind, number in kinds), threads.pop()
+
+    def kinds(self) -> list[tuple[JobKind, int]]:
+        """Return what the jobs are, and how many of each kind."""
+        numbers = ((self.section, self.jobs), (self.gpu_section, self.gpu_jobs))
+        return [(job_kind(name, self.config_file), number) for name, number in numbers if number]
+
+    def cluster(self) -> Any:
+        """Return the cluster, with no job yet and with Dask's own scheduling."""
+        return slurm_cluster(
+            self.section,
+            self.gpu_section if self.gpu_jobs else None,
+            config_file=self.config_file,
+            policy="dask",
+            security=self.is_encrypted or None,
+        )
+
+
+def slurm_options(function: F) -> F:
+    """Add the options of a cluster of SLURM jobs; the command gets `slurm`, None for a local cluster."""
+
+    @wraps(function)
+    def with_slurm(
+        *,
+        cluster_kind: str,
+        jobs: int | None,
+        gpu_jobs: int,
+        config_file: str | None,
+        section: str,
+        gpu_section: str,
+        is_encrypted: bool,
+        job_timeout: float,
+        **others: Any,
+    ) -> Any:
+        if cluster_kind not in _KINDS:
+            raise UsageError(f"unknown cluster {cluster_kind!r}; choose one of: {', '.join(_KINDS)}")
+        slurm = None
+        if cluster_kind == "slurm":
+            n_jobs = (0 if gpu_jobs else 1) if jobs is None else jobs
+            if not n_jobs + gpu_jobs:
+                raise UsageError("--cluster slurm needs jobs; give --jobs N or --gpu-jobs N")
+            slurm = SlurmOptions(
+                n_jobs, gpu_jobs, section, gpu_section, config_file, is_encrypted, job_timeout
+            )
+            if others.get("address") is not None:
+                raise UsageError("--connect and --cluster slurm are two clusters; give one of them")
+        elif jobs is not None or gpu_jobs:
+            raise UsageError("--jobs and --gpu-jobs need --cluster slurm")
+        return function(slurm=slurm, **others)
+
+    for option in reversed(_OPTIONS):
+        with_slurm = option(with_slurm)
+    return with_slurm  # type: ignore[return-value]
+
+
+_OPTIONS = (
+    click.option(
+        "--cluster", "cluster_kind", default="local", show_default=True, help="local, or slurm (see SLURM)."
+    ),
+    click.option("--jobs", type=click.IntRange(min=0), help="SLURM jobs to submit; 1 unless told otherwise."),
+    click.option(
+        "--gpu-jobs", type=click.IntRange(min=0), default=0, show_default=True, help="SLURM jobs with GPUs."
+    ),
+    click.option(
+        "--config",
+        "config_file",
+        type=click.Path(dir_okay=False),
+        metavar="FILE",
+        help="Instead of jobqueue.yaml in this folder or Dask's configuration.",
+    ),
+    click.option(
+        "--section", default="cpu", show_default=True, help="Of jobqueue.yaml, for jobs without GPUs."
+    ),
+    click.option("--gpu-section", default="gpu", show_default=True, help="For jobs with GPUs."),
+    click.option("--tls", "is_encrypted", is_flag=True, help="Encrypt all messages, with new certificates."),
+    click.option(
+        "--job-timeout",
+        type=click.FloatRange(min=0, min_open=True),
+        default=600.0,
+        show_default=True,
+        help="For SLURM to start the jobs [s].",
+    ),
+)
+
+
+@contextmanager
+def slurm_client(options: SlurmOptions) -> Iterator[Client]:
+    """Submit jobs, wait for their workers and yield a client of them; they end with the context."""
+    with options.cluster() as cluster:
+        cluster.scale(jobs=options.jobs, **({"gpu_jobs": options.gpu_jobs} if options.gpu_jobs else {}))
+        submitted = ", ".join(str(job.job_id) for job in cluster.workers.values())
+        click.echo(f"submitted {submitted}; dashboard {cluster.dashboard_link}", err=True)
+        cluster.wait_for_jobs(options.wait_s)
+        with cluster.get_client() as client:
+            check_workers(client)
+            yield client
+
+
+def print_job_scripts(options: SlurmOptions) -> None:
+    """Print the batch scripts of the jobs, one for each kind."""
+    click.echo("\n".join(job_script(kind) for kind, _ in options.kinds()), nl=False)
+
+
+@click.group()
+def slurm() -> None:
+    """SLURM clusters."""
+
+
+@slurm.command()
+def template() -> None:
+    """Print a commented jobqueue.yaml to start from."""
+    click.echo(slurm_template(), nl=False)

@@ -1,0 +1,156 @@
+"""Adaptive scaling that thinks in jobs, of one kind.
+
+`distributed.deploy.Adaptive` asks for and gives up workers. Where a job has several, that would give up jobs
+whose other workers are needed, and ask for them again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Generator, Iterable
+from typing import TYPE_CHECKING, Any
+
+from distributed.deploy.adaptive import Adaptive
+
+if TYPE_CHECKING:
+    from distributed.core import Status
+    from distributed.scheduler import Scheduler, TaskState
+    from tornado.ioloop import IOLoop
+
+    from ferroflow_dask.deploy.slurm import SlurmCluster
+
+#: The resource that workers with GPUs have.
+GPU = "GPU"
+
+
+class JobsOfKind:
+    """The jobs of one kind in a cluster, as `Adaptive` sees a cluster.
+
+    Parameters
+    ----------
+    cluster : SlurmCluster
+    kind : str
+    """
+
+    def __init__(self, cluster: SlurmCluster, kind: str) -> None:
+        self.whole = cluster
+        self.kind = kind
+
+    @property
+    def status(self) -> Status:
+        """Of the cluster."""
+        return self.whole.status
+
+    @property
+    def loop(self) -> IOLoop | None:
+        """Of the cluster."""
+        return self.whole.loop
+
+    @property
+    def scheduler_comm(self) -> Any:
+        """Of the cluster."""
+        return self.whole.scheduler_comm
+
+    @property
+    def plan(self) -> set[str]:
+        """Jobs that should exist."""
+        return set(self.whole.jobs_of(self.kind))
+
+    @property
+    def requested(self) -> set[str]:
+        """Jobs that were submitted."""
+        return self.plan & set(self.whole.workers)
+
+    @property
+    def observed(self) -> set[str]:
+        """Jobs whose workers have connected."""
+        return self.plan & self.whole.connected_jobs()
+
+    def scale(self, n: int) -> Awaitable[None]:
+        """Have so many jobs, unless submitting has been given up, or the cluster closes."""
+        if self.whole.may_submit:
+            self.whole.set_jobs(self.kind, int(n))
+        corrected: Awaitable[None] = self.whole._correct_state()
+        return corrected
+
+    def scale_down(self, jobs: Iterable[str]) -> Awaitable[None]:
+        """Give up some jobs."""
+        for job in jobs:
+            self.whole.worker_spec.pop(job, None)
+        corrected: Awaitable[None] = self.whole._correct_state()
+        return corrected
+
+    def __await__(self) -> Generator[Any, Any, JobsOfKind]:
+        yield from self.whole._correct_state().__await__()
+        return self
+
+
+class JobAdaptive(Adaptive):
+    """Asks for jobs of one kind as the work that is there needs them, and gives up those that it does not.
+
+    Parameters
+    ----------
+    cluster : JobsOfKind
+    **options
+        Of `distributed.deploy.Adaptive`; `minimum` and `maximum` are jobs.
+    """
+
+    cluster: JobsOfKind  # type: ignore[assignment]
+
+    def stop(self, reason: str = "unknown") -> None:
+        """End it, and that of the other kind of jobs."""
+        super().stop(reason=reason)
+        for other in self.cluster.whole.adaptives:
+            if other is not self and other.state == "running":
+                other.stop(reason=reason)
+
+    async def target(self) -> int:
+        """Return how many jobs there should be."""
+        jobs, cluster = self.cluster, self.cluster.whole
+        kind = cluster.kinds[jobs.kind]
+        if not cluster.may_submit:
+            return len(jobs.plan)
+        if len(cluster.kinds) == 1:
+            return math.ceil(int(await super().target()) / kind.processes)
+        n_plain, n_gpu = _unfinished(cluster.scheduler)
+        n_tasks = n_gpu if jobs.kind == "gpu" else n_plain
+        needed = math.ceil(n_tasks / (kind.threads * kind.processes))
+        if jobs.kind != "gpu":
+            needed = min(needed, math.ceil(await super().target() / kind.processes))
+        return max(needed, len(jobs.observed) - len(await self._idle()))
+
+    async def workers_to_close(self, target: int) -> list[str]:
+        """Return jobs that can be given up at little cost, so many that `target` are left."""
+        idle = await self._idle()
+        return idle[: max(0, len(self.cluster.observed) - target)]
+
+    async def _idle(self) -> list[str]:
+        """Return jobs none of whose workers does anything and whose data fit elsewhere, least data first."""
+        cluster = self.cluster.whole
+        names = cluster.scheduler.workers_to_close(
+            key=lambda worker: cluster.job_of(worker.name), attribute="name"
+        )
+        mine = self.cluster.observed
+        return [job for job in dict.fromkeys(map(cluster.job_of, names)) if job in mine]
+
+    async def scale_down(self, workers: list[str]) -> None:  # type: ignore[override]
+        """Give up jobs, once what their workers hold is elsewhere."""
+        if workers:
+            cluster = self.cluster.whole
+            names = cluster.workers_of(job for job in workers if job in cluster.worker_spec)
+            await self.scheduler.retire_workers(names=names, remove=True, close_workers=True)
+            await self.cluster.scale_down(workers)
+
+
+def _unfinished(scheduler: Scheduler) -> tuple[int, int]:
+    """Return how many tasks can run now or are running: those for any worker, and those for GPUs."""
+    restricted = [
+        *scheduler.unrunnable,
+        *(task for ws in scheduler.workers.values() for task in ws.processing),
+    ]
+    n_gpu = sum(map(_needs_gpu, restricted))
+    return len(scheduler.queued) + len(restricted) - n_gpu, n_gpu
+
+
+def _needs_gpu(task: TaskState) -> bool:
+    return GPU in (task.resource_restrictions or ())

@@ -1,0 +1,433 @@
+"""dask-jobqueue's `SLURMCluster`, with jobs of two kinds and what it gets wrong cured.
+
+The one file that touches names of dask-jobqueue and of `distributed.SpecCluster` that are not public
+(`tests/test_slurm_seams.py` names them). Cured are, in dask-jobqueue 0.9: a rejected submission that is only
+logged, a lost job that is not replaced, jobs that end before their workers connect, and `adapt` that thinks
+in workers where jobs come and go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import re
+from collections import deque
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from typing import Any
+
+import dask
+from dask.utils import parse_timedelta
+from dask_jobqueue.slurm import SLURMCluster
+from distributed.core import Status
+from distributed.deploy.cluster import Cluster
+from tornado.ioloop import PeriodicCallback
+
+from ferroflow_dask.deploy.adaptive import JobAdaptive, JobsOfKind
+from ferroflow_dask.deploy.jobqueue import JobKind
+from ferroflow_dask.deploy.slurm_job import Job, end_of_log, in_words
+from ferroflow_dask.exceptions import ClusterError, UsageError
+
+logger = logging.getLogger("ferroflow_dask")
+
+#: Time between two looks at jobs whose workers have not connected [s].
+_POLL_S = 5.0
+#: So many jobs in a row may end before a worker of theirs connects; then no more are submitted.
+_MOST_FAILED_STARTS = 3
+#: Jobs that Slurm knows in one of these states have yet to start, run, or come to an end.
+_ALIVE = frozenset({"PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUEUED", "RESIZING"})
+#: Reasons for which jobs wait that time does not cure.
+_HOPELESS = frozenset(
+    {"PartitionTimeLimit", "PartitionNodeLimit", "PartitionConfig", "BadConstraints", "InvalidAccount"}
+    | {"InvalidQOS", "AccountNotAllowed", "QOSNotAllowed", "AssocMaxWallDurationPerJobLimit"}
+)
+#: `cluster-cpu-3` is a job, and its worker if it has one; `cluster-cpu-3-1` is one of several.
+_WORKER = re.compile(r"(?P<job>.+-(?:cpu|gpu)-\d+)(?:-\d+)?")
+#: Files with what workers of an encrypted cluster need.
+_KEYS = ("_job_ca_file", "_job_cert", "_job_key")
+_NO_REASON = ("None", "NonZeroExitCode")
+#: What squeue says where it knows none of the jobs any more.
+_FORGOTTEN = "Invalid job id"
+
+
+class SlurmCluster(SLURMCluster):
+    """A cluster of SLURM jobs; made by `slurm_cluster`.
+
+    Parameters
+    ----------
+    kind : JobKind
+    gpu_kind : JobKind, optional
+    **of_cluster
+        Of `dask_jobqueue.SLURMCluster`.
+
+    Attributes
+    ----------
+    failures : deque of str
+        What went wrong with jobs, the last of it.
+    """
+
+    job_cls = Job
+    #: In this process.
+    scheduler: Any
+
+    def __init__(self, kind: JobKind, gpu_kind: JobKind | None = None, **of_cluster: Any) -> None:
+        self._kinds = {"cpu": kind} | ({} if gpu_kind is None else {"gpu": gpu_kind})
+        self._specs: dict[str, dict[str, Any]] = {}
+        self._adaptives: list[JobAdaptive] = []
+        #: Jobs in a row that ended before a worker of theirs connected, or were refused.
+        self._failed_starts = 0
+        #: Why jobs that were asked for last are not tried any more.
+        self._given_up: list[str] = []
+        self._n_named = 0
+        self.failures: deque[str] = deque(maxlen=100)
+        super().__init__(n_workers=0, config_name="slurm", **of_cluster, **kind.arguments)
+
+    def _specify(self) -> dict[str, dict[str, Any]]:
+        """Return the worker specification of each kind, made once."""
+        if not self._specs:
+            # Security and protocol are those of the scheduler; the rest is of the kind.
+            common = {name: self._job_kwargs[name] for name in ("config_name", "protocol", "security")}
+            for name, kind in self._kinds.items():
+                interface = kind.arguments.get("interface", self._job_kwargs["interface"])
+                options = {**kind.arguments, **common, "interface": interface}
+                suffixes = [f"-{i}" for i in range(kind.processes)] if kind.processes > 1 else [""]
+                self._specs[name] = {"cls": self.job_cls, "options": options, "group": suffixes}
+        return self._specs
+
+    async def _start(self) -> None:
+        self.periodic_callbacks.setdefault("jobs", PeriodicCallback(self._look, _POLL_S * 1000))
+        await super()._start()
+
+    # Scaling
+
+    def job_script(self, kind: str = "cpu") -> str:
+        """Return the batch script of a kind of job: `cpu` or `gpu`."""
+        options = self._specify()[kind]["options"]
+        return str(Job(self.scheduler.address, name=f"{self._name}-{kind}-0", **options).job_script())
+
+    def scale(  # type: ignore[override] # a job may be lost, or refused: more is said
+        self,
+        n: int | None = None,
+        jobs: int | None = None,
+        memory: str | None = None,
+        cores: int | None = None,
+        *,
+        gpu_jobs: int | None = None,
+    ) -> Awaitable[None] | None:
+        """Have so many jobs, from now on: one that is lost is replaced.
+
+        Parameters
+        ----------
+        n : int, optional
+            Workers, of jobs without GPUs.
+        jobs : int, optional
+            Jobs without GPUs; as many as there are if nothing is said of them.
+        memory, cores : optional
+            Of all of these together.
+        gpu_jobs : int, optional
+            Jobs with GPUs; as many as there are if left out.
+
+        Raises
+        ------
+        ClusterError
+            Slurm refused a job; the message has its words.
+        UsageError
+            There are no jobs with GPUs in this cluster, or the number makes no sense.
+        """
+        if self.status in (Status.closing, Status.closed, Status.failed):
+            self.worker_spec.clear()  # closing scales to nothing
+            return self._settled()
+        self._begin_anew()
+        wanted = {"cpu": self._n_jobs(n, jobs, memory, cores), "gpu": gpu_jobs}
+        if gpu_jobs is not None and "gpu" not in self._kinds:
+            raise UsageError("this cluster has no jobs with GPUs; give slurm_cluster a gpu_config")
+        for kind, number in wanted.items():
+            if number is not None:
+                self.set_jobs(kind, number)
+        return self._settled()
+
+    def _begin_anew(self) -> None:
+        """Forget failures: somebody asks for jobs."""
+        self._failed_starts = 0
+        self._given_up.clear()
+
+    def _n_jobs(self, n: int | None, jobs: int | None, memory: str | None, cores: int | None) -> int | None:
+        kind = self._kinds["cpu"]
+        numbers = [] if jobs is None else [jobs]
+        if n is not None:
+            numbers.append(math.ceil(n / kind.processes))
+        if memory is not None:
+            each = dask.utils.parse_bytes(kind.arguments["memory"])
+            numbers.append(math.ceil(dask.utils.parse_bytes(memory) / each))
+        if cores is not None:
+            numbers.append(math.ceil(cores / kind.arguments["cores"]))
+        if any(number < 0 for number in numbers):
+            raise UsageError(f"a cluster cannot have {min(numbers)} jobs")
+        return max(numbers, default=None)
+
+    def _settled(self) -> Awaitable[None] | None:
+        if self.asynchronous:
+            corrected: Awaitable[None] = self._correct_state()
+            return corrected
+        self.sync(self._correct_state)
+        return None
+
+    def set_jobs(self, kind: str, number: int) -> None:
+        """Plan so many jobs of a kind; `_correct_state` submits and cancels."""
+        spec = self._specify()[kind]
+        planned = self.jobs_of(kind)
+        connected = self.connected_jobs()
+        # Those that have not started are given up first, the newest first.
+        newest_first = sorted(planned, key=lambda job: (job in connected, -planned.index(job)))
+        for job in newest_first[: max(0, len(planned) - number)]:
+            del self.worker_spec[job]
+        for _ in range(number - len(planned)):
+            self.worker_spec[f"{self._name}-{kind}-{self._n_named}"] = spec
+            self._n_named += 1
+
+    def adapt(  # type: ignore[override] # in jobs, of two kinds
+        self,
+        *,
+        minimum_jobs: int = 0,
+        maximum_jobs: int | None = None,
+        minimum_gpu_jobs: int = 0,
+        maximum_gpu_jobs: int | None = None,
+        minimum: int | None = None,
+        maximum: int | None = None,
+        **options: Any,
+    ) -> JobAdaptive:
+        """Have as many jobs as the work that is there needs, within limits, from now on.
+
+        Parameters
+        ----------
+        minimum_jobs, maximum_jobs : int, optional
+            Jobs without GPUs; no limit if the maximum is left out.
+        minimum_gpu_jobs, maximum_gpu_jobs : int, optional
+            Jobs with GPUs, which come for tasks that are annotated with the resource `GPU`.
+        minimum, maximum : int, optional
+            Workers without GPUs, instead of jobs.
+        **options
+            Of `distributed.deploy.Adaptive`: `interval`, `wait_count`, `target_duration`.
+
+        Returns
+        -------
+        JobAdaptive
+            That of jobs without GPUs; `stop()` ends it.
+        """
+        each = self._kinds["cpu"].processes
+        minimum_jobs = minimum_jobs if minimum is None else math.ceil(minimum / each)
+        maximum_jobs = maximum_jobs if maximum is None else math.ceil(maximum / each)
+        self._begin_anew()
+        for adaptive in self._adaptives:
+            adaptive.stop(reason="adapted anew")
+        limits = {"cpu": (minimum_jobs, maximum_jobs), "gpu": (minimum_gpu_jobs, maximum_gpu_jobs)}
+        self._adaptives = [
+            JobAdaptive(
+                JobsOfKind(self, kind),  # type: ignore[arg-type] # what Adaptive needs of a cluster
+                minimum=limits[kind][0],
+                maximum=math.inf if limits[kind][1] is None else limits[kind][1],
+                **options,
+            )
+            for kind in self._kinds
+        ]
+        self._adaptive = self._adaptives[0]
+        return self._adaptive
+
+    # What there is
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether jobs failed so often that no more are submitted, until `scale` or `adapt` is called."""
+        return self._failed_starts >= _MOST_FAILED_STARTS
+
+    @property
+    def may_submit(self) -> bool:
+        """Whether jobs may be submitted: it is neither closing, nor have they failed too often."""
+        return self.status == Status.running and not self.has_given_up
+
+    @property
+    def adaptives(self) -> Sequence[JobAdaptive]:
+        """What scales jobs by the work that is there, one for each kind."""
+        return self._adaptives
+
+    @property
+    def kinds(self) -> Mapping[str, JobKind]:
+        """The kinds of jobs: `cpu`, and `gpu` if there are such."""
+        return self._kinds
+
+    def jobs_of(self, kind: str) -> list[str]:
+        """Return the names of the jobs of a kind that should exist, oldest first."""
+        spec = self._specify()[kind]
+        return [name for name, known in self.worker_spec.items() if known is spec]
+
+    def workers_of(self, jobs: Iterable[str]) -> list[str]:
+        """Return the names of the workers of some jobs."""
+        return [f"{job}{suffix}" for job in jobs for suffix in self.worker_spec[job]["group"]]
+
+    def connected_jobs(self) -> set[str]:
+        """Return the jobs of which some worker has connected."""
+        return {self.job_of(worker["name"]) for worker in self.scheduler_info["workers"].values()}
+
+    def job_of(self, worker: object) -> str:
+        """Return the job of a worker, both by name."""
+        match = _WORKER.fullmatch(str(worker))
+        return str(worker) if match is None else match["job"]
+
+    def wait_for_jobs(self, timeout: float | None = 600.0) -> Any:
+        """Wait until all workers of all jobs have connected.
+
+        Parameters
+        ----------
+        timeout : float or None, optional
+            [s]
+
+        Raises
+        ------
+        ClusterError
+            They have not within that time, or their jobs end as soon as they start; the message says what
+            Slurm says of them.
+        """
+        return self.sync(self._wait_for_jobs, timeout)
+
+    async def _wait_for_jobs(self, timeout: float | None) -> None:
+        deadline = math.inf if timeout is None else asyncio.get_running_loop().time() + timeout
+        while True:
+            wanted = set(self.workers_of(self.worker_spec))
+            missing = wanted - {str(worker["name"]) for worker in self.scheduler_info["workers"].values()}
+            if self._given_up:
+                raise ClusterError(self._given_up[-1])
+            if not missing:
+                return
+            if asyncio.get_running_loop().time() > deadline:
+                jobs = sorted({self.job_of(worker) for worker in missing})
+                job_ids = [self.workers[job].job_id for job in jobs if job in self.workers]
+                states = await self._states(job_ids) or {}
+                told = ", ".join(f"job {job_id} is {in_words(*what)}" for job_id, what in states.items())
+                raise ClusterError(
+                    f"{len(missing)} of {len(wanted)} workers have not connected within {timeout:g} s: "
+                    f"{told or 'their jobs are not submitted'}"
+                )
+            await asyncio.sleep(0.1)
+
+    # What is lost
+
+    async def _correct_state_internal(self) -> None:
+        try:
+            await self._retire()
+            await super()._correct_state_internal()
+        except ClusterError as error:
+            self._note(str(error))
+            raise
+        finally:
+            for name, job in list(self.workers.items()):
+                if job.status == Status.failed:  # not to be tried again and again
+                    del self.workers[name]
+                    self._failed_starts += 1
+                    self._give_up(name)
+
+    async def _retire(self) -> None:
+        """Let workers of jobs that are given up hand on what they hold: SpecCluster asks jobs, by name."""
+        if self.status == Status.running and self.scheduler_comm is not None:
+            names = [str(worker["name"]) for worker in self.scheduler_info["workers"].values()]
+            leaving = [name for name in names if self.job_of(name) not in self.worker_spec]
+            if leaving:
+                await self.scheduler_comm.retire_workers(names=leaving, remove=True, close_workers=True)
+
+    def _give_up(self, name: str) -> None:
+        self.worker_spec.pop(name, None)
+        self._given_up.append(self.failures[-1] if self.failures else "a job failed")
+
+    def _correct_soon(self) -> None:
+        """Submit and cancel jobs as planned; nobody waits for it, and errors are noted."""
+        corrected = asyncio.ensure_future(self._correct_state())
+        corrected.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def _update_worker_status(self, op: str, message: Any) -> None:
+        if op == "remove":
+            name = self.job_of(self.scheduler_info["workers"][message]["name"])
+            delay_s = parse_timedelta(dask.config.get("distributed.deploy.lost-worker-timeout"))
+            job = self.workers.get(name)
+            asyncio.get_running_loop().call_later(delay_s, self._replace_if_lost, name, job)
+        else:
+            for worker in message["workers"].values():
+                if job := self.workers.get(self.job_of(worker["name"])):
+                    job.has_connected = True
+            self._failed_starts = 0
+            if self._adaptives:
+                self._given_up.clear()  # it asks again for what it needs
+        # Not SpecCluster's, which looks for a job by the name of a worker.
+        Cluster._update_worker_status(self, op, message)
+
+    def _replace_if_lost(self, name: str, job: Job | None) -> None:
+        # Under its name there may be another job by now.
+        is_there = job is not None and self.workers.get(name) is job
+        if self.status != Status.running or not is_there or name in self.connected_jobs():
+            return
+        job = self.workers.pop(name)
+        self._futures.add(asyncio.ensure_future(self._note_loss(job)))
+        if self._adaptives:
+            self.worker_spec.pop(name, None)  # whether another is needed is decided there
+        else:
+            self._correct_soon()
+
+    async def _note_loss(self, job: Job) -> None:
+        job_id = str(job.job_id)
+        states = await self._states([job_id]) or {}
+        told = in_words(*states.get(job_id, ("gone", "")))
+        self._note(f"all workers of job {job_id} ({job.job_name}) have left: it is {told}")
+        await job.close()
+
+    async def _look(self) -> None:
+        """Look for jobs that ended before a worker of theirs connected, or that will never start."""
+        silent = {job.job_id: name for name, job in self.workers.items() if not job.has_connected}
+        silent.pop(None, None)
+        if not silent or self.status != Status.running:
+            return
+        states = await self._states(list(silent))
+        if states is None:
+            return  # Slurm does not answer: nothing is known of any job
+        for job_id, name in silent.items():
+            state, reason = states.get(job_id, ("gone", ""))
+            is_hopeless = reason in _HOPELESS
+            job = self.workers.get(name)
+            if job is None or job.job_id != job_id or job.has_connected or name not in self.worker_spec:
+                continue  # connected meanwhile, or is being cancelled
+            if state in _ALIVE and not is_hopeless:
+                continue
+            del self.workers[name]
+            if is_hopeless:
+                self._note(f"job {job_id} will never start: {state} ({reason})")
+            else:
+                self._note(
+                    f"job {job_id} ended before its workers connected: {in_words(state, reason)}"
+                    f"{end_of_log(job)}"
+                )
+            self._futures.add(asyncio.ensure_future(job.close()))
+            self._failed_starts += 1
+            if is_hopeless or self.has_given_up:
+                self._give_up(name)
+        self._correct_soon()
+
+    async def _states(self, job_ids: list[str]) -> dict[str, tuple[str, str]] | None:
+        """Return what Slurm says of jobs: a state, and a reason or nothing; None if it does not answer."""
+        if not job_ids:
+            return {}
+        command = ["squeue", "--noheader", "--states=all", "--format=%i|%T|%r", f"--jobs={','.join(job_ids)}"]
+        try:
+            out = await self.job_cls._call(command)
+        except (RuntimeError, OSError) as error:
+            return {} if _FORGOTTEN in str(error) else None
+        rows = (line.split("|") for line in out.splitlines() if line.count("|") == 2)
+        return {job_id: (state, "" if reason in _NO_REASON else reason) for job_id, state, reason in rows}
+
+    def _note(self, message: str) -> None:
+        self.failures.append(message)
+        logger.warning(message)
+
+    async def _close(self) -> None:
+        for adaptive in self._adaptives:
+            adaptive.stop(reason="the cluster closes")
+        await super()._close()
+        for name in _KEYS:  # dask-jobqueue leaves open, and on disk, what it wrote of certificates
+            if (file := getattr(self, name, None)) is not None:
+                file.close()

@@ -1,0 +1,72 @@
+"""A batch job of dask-jobqueue, and what is told of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dask_jobqueue.slurm import SLURMJob
+from distributed.core import Status
+
+from ferroflow_dask.deploy.jobqueue import JobKind
+from ferroflow_dask.exceptions import ClusterError
+
+#: Lines of a job's log that an error shows.
+_LOG_LINES = 3
+
+
+class Job(SLURMJob):
+    """A batch job whose rejection is an error, and which is over once it was cancelled."""
+
+    #: Whether a worker of it has ever connected.
+    has_connected = False
+
+    async def start(self) -> None:
+        """Submit the job.
+
+        Raises
+        ------
+        ClusterError
+            With what `sbatch` says.
+        """
+        try:
+            await super().start()
+        except (RuntimeError, OSError, ValueError) as error:
+            self.status = Status.failed
+            raise ClusterError(f"sbatch refused the job {self.job_name!r}: {_told(error)}") from error
+
+    async def close(self) -> None:
+        """Cancel the job."""
+        await super().close()
+        self.status = Status.closed
+
+
+def job_script(kind: JobKind) -> str:
+    """Return the batch script of jobs of a kind, with a scheduler and names that stand for others."""
+    job = Job("tcp://<scheduler>:8786", name="<job>", config_name="slurm", **kind.arguments)
+    return str(job.job_script())
+
+
+def _told(error: Exception) -> str:
+    """Return what the command said, in one line."""
+    if isinstance(error, FileNotFoundError):
+        return "there is no such command here; run this on a login node of a SLURM cluster"
+    _, _, stderr = str(error).partition("stderr:")
+    return " ".join((stderr or str(error)).split()).removeprefix("sbatch: ")
+
+
+def in_words(state: str, reason: str) -> str:
+    """Return a state with its reason, if there is one."""
+    return f"{state} ({reason})" if reason else state
+
+
+def end_of_log(job: Job) -> str:
+    """Return what a job wrote last, as the end of a message; nothing if it wrote nothing."""
+    if job.log_directory is None:
+        return ""
+    path = Path(job.log_directory) / f"{job.job_name or 'worker'}-{job.job_id}.err"
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError:
+        return ""
+    last = [line.strip() for line in lines if line.strip()][-_LOG_LINES:]
+    return f"; {path} ends: {' / '.join(last)}" if last else ""

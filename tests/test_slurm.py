@@ -1,0 +1,255 @@
+"""Clusters of SLURM jobs, on a real Slurm: what they compute, and how they grow and shrink."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+from command_line import assert_one_line
+from models import mlp
+from real_slurm import ask, queue
+from slurm_clusters import client_of, n_workers, no_jobs, ours, sections, soon
+
+import ferroflow_dask
+from ferroflow_dask.exceptions import ClusterError, UsageError
+from ferroflow_dask.plugin import installed
+
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("slurm")]
+
+
+def functions() -> tuple[Callable[[float], str], Callable[[int], str | None]]:
+    """Return functions that workers, who do not have this module, are sent whole."""
+
+    def node(seconds: float) -> str:
+        time.sleep(seconds)
+        return os.environ["SLURMD_NODENAME"]
+
+    def device(_: int) -> str | None:
+        time.sleep(0.02)
+        return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+    return node, device
+
+
+node_after, device_of = functions()
+
+
+def test_four_jobs_run_a_graph_and_a_model_by_our_policy(tmp_path: Path) -> None:
+    imbalanced = ferroflow_dask.generate("imbalanced", n_heavy=2, heavy_ms=50.0, n_fast=20)
+    model = ferroflow_dask.load_onnx(mlp())
+    x = np.random.default_rng(0).standard_normal((5, 784), dtype=np.float32)
+    with ours(tmp_path) as cluster, client_of(cluster) as client:
+        cluster.scale(jobs=4)
+        cluster.wait_for_jobs()
+        assert n_workers(client) == 4
+        assert installed(client) is not None
+        assert len(set(client.run(os.getenv, "SLURM_JOB_ID").values())) == 4
+        assert len(set(client.run(os.getenv, "SLURMD_NODENAME").values())) > 1
+        bound = imbalanced.bind()
+        outputs = client.compute(bound).result()
+        assert {name: value.tolist() for name, value in outputs.items()} == {
+            name: value.tolist() for name, value in ferroflow_dask.evaluate(imbalanced).items()
+        }
+        assert ferroflow_dask.executed(client, bound.run).executed_ops == 23 - 1
+        y = client.compute(model.bind(x=x)).result()["y"]
+        np.testing.assert_allclose(y, ferroflow_dask.evaluate(model, {"x": x})["y"], rtol=1e-5)
+        placed = [
+            decision for key in bound.__dask_keys__() for decision in ferroflow_dask.explain(client, key)
+        ]
+        assert any(decision.what == "placed" for decision in placed)
+
+
+def test_scaling_down_takes_the_jobs_that_have_not_started(tmp_path: Path) -> None:
+    with ours(tmp_path, cores=4, memory="3 GiB") as cluster, client_of(cluster) as client:
+        cluster.scale(jobs=4)
+        cluster.wait_for_jobs()
+        cluster.scale(jobs=6)  # two more than fit
+        assert soon(lambda: len(queue()) == 6)
+        waiting = set(ask("squeue", "-h", "-t", "PENDING", "-o", "%i").split())
+        cluster.scale(jobs=4)
+        assert soon(lambda: not waiting & set(queue()))
+        assert n_workers(client) == 4
+        held = client.map(node_after, [0.0] * 40, pure=False)
+        client.gather(held)
+        cluster.scale(2)
+        assert soon(lambda: n_workers(client) == 2)
+        # What the others held is here now, and was not computed again.
+        assert len(client.gather(held)) == 40
+        keys = [future.key for future in held]
+        assert client.run_on_scheduler(_times_computed, keys=keys) == [1] * 40
+        with pytest.raises(UsageError, match="no jobs with GPUs"):
+            cluster.scale(gpu_jobs=1)
+        with pytest.raises(UsageError, match="cannot have -1 jobs"):
+            cluster.scale(jobs=-1)
+
+
+def test_adapt_comes_and_goes_in_whole_jobs_and_keeps_what_is_held(tmp_path: Path) -> None:
+    with ours(tmp_path, cores=2, processes=2) as cluster, client_of(cluster) as client:
+        cluster.adapt(maximum_jobs=3, interval="200ms", wait_count=2, target_duration="500ms")
+        futures = client.map(node_after, [0.1] * 60, pure=False)
+        assert soon(lambda: all(future.done() for future in futures))
+        assert soon(lambda: len(queue()) == 1)
+        time.sleep(1.5)  # several looks of the adaptive later
+        assert all(future.status == "finished" for future in futures)
+        assert len(queue()) == 1  # holds the results
+        assert len(client.gather(futures)) == 60
+        # Each was computed once.
+        keys = [future.key for future in futures]
+        assert client.run_on_scheduler(_times_computed, keys=keys) == [1] * 60
+        futures.clear()
+        assert no_jobs()
+        assert client.submit(node_after, 0, pure=False).result(timeout=60)  # and up again
+
+
+def _times_computed(dask_scheduler: Any, keys: list[str]) -> list[int]:
+    stories = {key: dask_scheduler.story(key) for key in keys}
+    return [sum(event[1:3] == ("processing", "memory") for event in stories[key]) for key in keys]
+
+
+def test_cpu_and_gpu_jobs_in_one_cluster(tmp_path: Path) -> None:
+    with ours(tmp_path, "gpu") as cluster, client_of(cluster) as client:
+        cluster.scale(jobs=2, gpu_jobs=2)
+        cluster.wait_for_jobs()
+        devices = client.run(os.getenv, "CUDA_VISIBLE_DEVICES")
+        assert sorted(filter(None, devices.values())) in (["0", "0"], ["0", "1"])
+        with dask.annotate(resources={"GPU": 1}):
+            on_gpu = client.map(device_of, range(8), pure=False)
+        anywhere = client.map(device_of, range(8), pure=False)
+        assert all(client.gather(on_gpu))
+        assert len(client.gather(anywhere)) == 8
+        cluster.scale(gpu_jobs=0)
+        assert soon(lambda: n_workers(client) == 2)
+        assert not any(client.run(os.getenv, "CUDA_VISIBLE_DEVICES").values())
+
+
+def test_adapt_asks_for_gpus_only_where_tasks_need_them(tmp_path: Path) -> None:
+    with ours(tmp_path, "gpu") as cluster, client_of(cluster) as client:
+        cluster.adapt(
+            maximum_jobs=2, maximum_gpu_jobs=2, interval="200ms", wait_count=2, target_duration="200ms"
+        )
+        plain = client.map(device_of, range(20), pure=False)
+        assert not any(client.gather(plain))
+        del plain
+        assert no_jobs()
+        with dask.annotate(resources={"GPU": 1}):
+            on_gpu = client.map(device_of, range(4), pure=False)
+        assert all(client.gather(on_gpu))
+        assert len(cluster.jobs_of("cpu")) == 0
+        del on_gpu
+        assert no_jobs()
+
+
+def test_encrypted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cryptography")
+    monkeypatch.chdir(tmp_path)
+    with ferroflow_dask.slurm_cluster(
+        "cpu",
+        config_file=sections(tmp_path),
+        security=True,
+        scheduler_options={"host": "127.0.0.1", "dashboard_address": ":0"},
+    ) as cluster:
+        cluster.scale(jobs=1)
+        cluster.wait_for_jobs()
+        assert cluster.scheduler_address.startswith("tls://")
+        assert list(tmp_path.glob(".dask-jobqueue.worker.*"))
+        with client_of(cluster) as client:
+            assert client.submit(sum, [1, 2]).result() == 3
+    assert not list(tmp_path.glob(".dask-jobqueue.worker.*"))
+    assert no_jobs()
+
+
+def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    program = Path(sys.executable).with_name("ferroflow")
+    return subprocess.run(
+        [program, *arguments], cwd=folder, capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def test_one_command(tmp_path: Path) -> None:
+    sections(tmp_path, **{"scheduler-options": {"host": "127.0.0.1"}})
+    arguments = ("run", "--dag", "wide", "--cluster", "slurm", "--jobs", "2", "--json")
+    done = command(tmp_path, *arguments)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"submitted \d+, \d+; dashboard http", done.stderr)
+    record = json.loads(done.stdout)
+    assert record["workers"] == 2
+    assert record["executed_ops"] == record["compute_ops"] == 40
+    assert no_jobs()
+
+
+@pytest.mark.parametrize(
+    ("cpu", "message"),
+    [
+        ({"queue": "nowhere"}, r"sbatch refused the job 'ff-cpu': .*invalid partition"),
+        ({"memory": "900 GiB"}, r"sbatch refused the job 'ff-cpu': .*(Memory|node configuration)"),
+        (
+            {"walltime": "12:00:00", "queue": "short"},
+            r"job \d+ will never start: PENDING \(PartitionTimeLimit\)",
+        ),
+    ],
+)
+def test_a_job_that_slurm_refuses_is_told_in_its_words(
+    tmp_path: Path, cpu: dict[str, Any], message: str
+) -> None:
+    sections(tmp_path, **cpu, **{"scheduler-options": {"host": "127.0.0.1"}})
+    done = command(tmp_path, "run", "--dag", "wide", "--cluster", "slurm")
+    *_, last = done.stderr.splitlines(keepends=True)
+    assert_one_line(done.returncode, last, 1, message)
+    assert no_jobs()
+
+
+def test_no_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ours(tmp_path) as cluster:
+        monkeypatch.setenv("PATH", str(tmp_path))
+        with pytest.raises(ClusterError, match="no such command here; run this on a login"):
+            cluster.scale(jobs=1)
+        monkeypatch.undo()
+
+
+def test_workers_that_never_start(tmp_path: Path) -> None:
+    with ours(tmp_path, **{"job-extra-directives": ["--begin=now+1hour"]}) as cluster:
+        cluster.scale(jobs=2)
+        with pytest.raises(
+            ClusterError,
+            match=r"2 of 2 workers have not connected within 1 s: job \d+ is PENDING \(BeginTime\)",
+        ):
+            cluster.wait_for_jobs(timeout=1)
+    with ours(tmp_path, python="/nowhere/python") as cluster:
+        cluster.scale(jobs=1)
+        with pytest.raises(
+            ClusterError,
+            match=r"job \d+ ended before its workers connected: FAILED; .*\.err ends: .*/nowhere/python",
+        ):
+            cluster.wait_for_jobs(timeout=60)
+        assert len(cluster.failures) == 3  # tried no more often
+        cluster.adapt(minimum_jobs=1, maximum_jobs=1, interval="200ms")
+        assert soon(lambda: len(cluster.failures) == 6)
+        time.sleep(7)  # more than the time between two looks
+        assert len(cluster.failures) == 6
+
+
+def test_srun_example(tmp_path: Path) -> None:
+    script = Path(__file__).parents[1] / "examples" / "srun.sh"
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["sbatch", "--wait", "--ntasks=4", f"--output={tmp_path}/out.txt", str(script)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    told = (tmp_path / "out.txt").read_text()
+    assert done.returncode == 0, f"{done.stderr}\n{told}"
+    assert re.search(r"204 ops in \d\.\d+ s on 2 workers", told)

@@ -1,0 +1,275 @@
+"""Sections of jobqueue.yaml, and the batch scripts that come of them; nothing is submitted."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import dask
+import pytest
+import yaml
+from command_line import USAGE, answer, assert_one_line, ferroflow
+
+from ferroflow_dask.deploy import job_kind, job_script, slurm_cluster, slurm_template
+from ferroflow_dask.deploy.jobqueue import walltime_s
+from ferroflow_dask.exceptions import FerroflowError, UsageError
+
+REPOSITORY = Path(__file__).parents[1]
+TEMPLATE = REPOSITORY / "jobqueue.yaml"
+WORKER = f"{sys.executable} -m distributed.cli.dask_worker tcp://<scheduler>:8786 --name <job>"
+CUDA_WORKER = f"{sys.executable} -m dask_cuda.cli tcp://<scheduler>:8786 --name <job>"
+
+CPU = f"""#!/usr/bin/env bash
+
+#SBATCH -J ferroflow-cpu
+#SBATCH -e ferroflow-logs/ferroflow-cpu-%J.err
+#SBATCH -o ferroflow-logs/ferroflow-cpu-%J.out
+#SBATCH -n 1
+#SBATCH --cpus-per-task=4
+#SBATCH --mem=8G
+#SBATCH -t 01:00:00
+export DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION=3120s
+export DASK_DISTRIBUTED__WORKER__LIFETIME__STAGGER=180s
+{WORKER} --nthreads 4 --memory-limit 8.00GiB --nanny --death-timeout 120
+"""
+
+GPU = f"""#!/usr/bin/env bash
+
+#SBATCH -J ferroflow-gpu
+#SBATCH -e ferroflow-logs/ferroflow-gpu-%J.err
+#SBATCH -o ferroflow-logs/ferroflow-gpu-%J.out
+#SBATCH -n 1
+#SBATCH --cpus-per-task=4
+#SBATCH --mem=16G
+#SBATCH -t 01:00:00
+#SBATCH --gres=gpu:1
+export DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION=3120s
+export DASK_DISTRIBUTED__WORKER__LIFETIME__STAGGER=180s
+{CUDA_WORKER} --nthreads 4 --memory-limit 16.00GiB --death-timeout 120 --resources GPU=1
+"""
+
+NARVAL = f"""#!/usr/bin/env bash
+
+#SBATCH -J ferroflow-narval
+#SBATCH -e ferroflow-logs/ferroflow-narval-%J.err
+#SBATCH -o ferroflow-logs/ferroflow-narval-%J.out
+#SBATCH -A def-someuser
+#SBATCH -n 1
+#SBATCH --cpus-per-task=12
+#SBATCH --mem=120G
+#SBATCH -t 03:00:00
+#SBATCH --gres=gpu:a100:1
+module load StdEnv/2023 python/3.11 cuda/12.6
+source ~/ferroflow/bin/activate
+export DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION=9960s
+export DASK_DISTRIBUTED__WORKER__LIFETIME__STAGGER=540s
+{CUDA_WORKER} --nthreads 12 --memory-limit 120.00GiB --death-timeout 120 \
+--local-directory $SLURM_TMPDIR --resources GPU=1 --interface ib0
+"""
+
+NIBI = f"""#!/usr/bin/env bash
+
+#SBATCH -J ferroflow-nibi
+#SBATCH -e ferroflow-logs/ferroflow-nibi-%J.err
+#SBATCH -o ferroflow-logs/ferroflow-nibi-%J.out
+#SBATCH -A def-someuser
+#SBATCH -n 1
+#SBATCH --cpus-per-task=14
+#SBATCH --mem=240G
+#SBATCH -t 03:00:00
+#SBATCH --gres=gpu:h100:1
+module load StdEnv/2023 python/3.11 cuda/12.6
+source ~/ferroflow/bin/activate
+export DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION=9960s
+export DASK_DISTRIBUTED__WORKER__LIFETIME__STAGGER=540s
+{CUDA_WORKER} --nthreads 14 --memory-limit 240.00GiB --death-timeout 120 \
+--local-directory $SLURM_TMPDIR --resources GPU=1
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DASK_CONFIG", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"), [("cpu", CPU), ("gpu", GPU), ("narval", NARVAL), ("nibi", NIBI)]
+)
+def test_batch_scripts_of_the_template(section: str, expected: str) -> None:
+    script = job_script(job_kind(section, TEMPLATE))
+    assert script == expected.replace("$TEMPLATE", str(TEMPLATE))
+
+
+def test_the_template_is_what_the_command_writes() -> None:
+    assert slurm_template() == TEMPLATE.read_text(encoding="utf-8")
+    assert answer("slurm", "template").stdout == slurm_template()
+
+
+def test_job_script_prints_what_would_be_submitted(tmp_path: Path) -> None:
+    (tmp_path / "jobqueue.yaml").write_text(slurm_template(), encoding="utf-8")
+    told = answer(
+        "run", "--dag", "uniform", "--cluster", "slurm", "--gpu-jobs", "1", "--jobs", "2", "--job-script"
+    )
+    assert told.stdout == f"{CPU}\n{GPU}"
+
+
+@pytest.mark.parametrize("section", ["slurm", "cpu", "gpu", "narval", "nibi"])
+def test_each_section_serves_dask_jobqueue_itself(section: str) -> None:
+    from dask_jobqueue.slurm import SLURMJob
+
+    sections = yaml.safe_load(TEMPLATE.read_text(encoding="utf-8"))["jobqueue"]
+    complete = {**dask.config.get("jobqueue.slurm"), **sections[section]}
+    with dask.config.set({f"jobqueue.{section}": complete}):
+        script = SLURMJob("tcp://127.0.0.1:8786", name="job", config_name=section).job_script()
+    assert f"#SBATCH -t {sections[section]['walltime']}" in script
+
+
+def write(path: Path, **sections: dict[str, Any]) -> Path:
+    path.write_text(yaml.safe_dump({"jobqueue": sections}), encoding="utf-8")
+    return path
+
+
+def test_the_first_place_that_is_named_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cores() -> Any:
+        return job_kind("mine").arguments["cores"]
+
+    user = {"jobqueue": {"mine": {"cores": 1, "memory": "1 GiB"}}}
+    with dask.config.set(user):
+        assert cores() == 1
+        write(tmp_path / "jobqueue.yaml", mine={"cores": 2, "memory": "1 GiB"})
+        assert cores() == 2
+        monkeypatch.setenv("DASK_CONFIG", "elsewhere.yaml")  # Dask has read it when it was imported
+        assert cores() == 1
+        other = write(tmp_path / "other.yaml", mine={"cores": 3, "memory": "1 GiB"})
+        assert job_kind("mine", other).arguments["cores"] == 3
+
+
+def test_what_a_section_leaves_out_is_as_in_slurm(tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "q.yaml", slurm={"cores": 2, "memory": "1 GiB", "queue": "all"}, mine={"cores": 8}
+    )
+    arguments = job_kind("mine", file).arguments
+    assert (arguments["cores"], arguments["memory"], arguments["queue"]) == (8, "1 GiB", "all")
+    # Told always: dask-jobqueue groups the workers of a job only then.
+    assert arguments["processes"] == 1
+
+
+def test_a_section_may_serve_both_kinds_of_jobs(tmp_path: Path) -> None:
+    file = write(tmp_path / "q.yaml", gpu={"cores": 1, "memory": "1 GiB", "extra": None})
+    options = ("--section", "gpu", "--jobs", "2", "--config", str(file), "--job-script")
+    assert "#SBATCH" in answer("run", "--dag", "uniform", "--cluster", "slurm", *options).stdout
+
+
+def test_variables_in_the_name_of_the_log_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCRATCH", "/scratch/me")
+    mine = {"cores": 1, "memory": "1 GiB", "log-directory": "$SCRATCH/logs"}
+    file = write(tmp_path / "q.yaml", mine=mine)
+    assert job_kind("mine", file).arguments["log_directory"] == "/scratch/me/logs"
+
+
+@pytest.mark.parametrize(
+    ("walltime", "seconds"),
+    [
+        ("30", 1800),
+        ("30:15", 1815),
+        ("02:00:00", 7200),
+        ("1-12", 36 * 3600),
+        ("1-12:30", 36.5 * 3600),
+        ("1-00:00:01", 86401),
+    ],
+)
+def test_walltime_is_read_as_slurm_does(walltime: str, seconds: float) -> None:
+    assert walltime_s(walltime) == seconds
+
+
+@pytest.mark.parametrize("walltime", ["", "an hour", "1:2:3:4", "-5", 3600])
+def test_walltime_that_makes_no_sense(walltime: object) -> None:
+    with pytest.raises(UsageError, match=r"walltime is .* write it in quotes"):
+        walltime_s(walltime)
+
+
+@pytest.mark.parametrize(
+    ("mine", "lines"),
+    [
+        ({"walltime": "00:10:00"}, ["DURATION=510s", "STAGGER=30s"]),
+        ({"walltime": "00:01:00"}, ["DURATION=27s", "STAGGER=3s"]),
+        ({"walltime": "7-00:00:00"}, ["DURATION=603900s", "STAGGER=600s"]),
+        ({"walltime": "00:00:30"}, []),
+        ({"walltime": "01:00:00", "worker-extra-args": ["--lifetime", "5m"]}, []),
+        ({}, []),
+    ],
+)
+def test_workers_leave_before_the_walltime_ends(
+    tmp_path: Path, mine: dict[str, Any], lines: list[str]
+) -> None:
+    file = write(tmp_path / "q.yaml", mine={"cores": 1, "memory": "1 GiB", **mine})
+    prologue = job_kind("mine", file).arguments.get("job_script_prologue", [])
+    assert [line.rpartition("__")[2] for line in prologue] == lines
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"memory": "1 GiB"}, "does not say cores; add for example `cores: 4`"),
+    ({"cores": 1}, "does not say memory"),
+    ({"cores": 0, "memory": "1 GiB"}, "has cores 0; it must be a whole number"),
+    ({"cores": "four", "memory": "1 GiB"}, "has cores 'four'"),
+    ({"cores": 2, "processes": 4, "memory": "1 GiB"}, "4 processes on 2 cores"),
+    ({"cores": 1, "memory": "lots"}, "has memory 'lots'; write it like 8 GiB"),
+    ({"cores": 1, "memory": 8}, "has memory 8, which is 8 B"),
+    ({"cores": 1, "memory": "1 GiB", "walltime": 3600}, "walltime is 3600; write it in quotes"),
+    ({"cores": 1, "memory": "1 GiB", "partition": "x"}, "has 'partition', which dask-jobqueue does not know"),
+]
+
+
+@pytest.mark.parametrize(("mine", "message"), REFUSED)
+def test_sections_that_make_no_sense(tmp_path: Path, mine: dict[str, Any], message: str) -> None:
+    file = write(tmp_path / "q.yaml", mine=mine)
+    with pytest.raises(UsageError) as caught:
+        slurm_cluster("mine", config_file=file)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_arguments_that_make_no_sense() -> None:
+    with pytest.raises(UsageError, match="'speed', which dask-jobqueue does not know"):
+        slurm_cluster("cpu", config_file=TEMPLATE, speed="high")
+    with pytest.raises(FerroflowError, match="unknown policy 'chance'"):
+        slurm_cluster("cpu", config_file=TEMPLATE, policy="chance")
+
+
+def test_files_that_make_no_sense(tmp_path: Path) -> None:
+    def run(*more: str) -> Any:
+        return ferroflow("run", "--dag", "uniform", "--cluster", "slurm", "--job-script", *more)
+
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("jobqueue:\n  cpu: [1\n  x", encoding="utf-8")
+    other = tmp_path / "other.yaml"
+    other.write_text("a: 1", encoding="utf-8")
+    for arguments, message in (
+        (("--config", str(broken)), r"'.*broken.yaml' is no YAML, line \d"),
+        (("--config", str(other)), "has no section 'jobqueue'"),
+        (("--config", str(tmp_path / "none.yaml")), "cannot be read: No such file"),
+        (
+            ("--config", str(TEMPLATE), "--section", "fat"),
+            "no section jobqueue.fat in .* it has: cpu, gpu, narval",
+        ),
+        (("--section", "cpu"), "no section jobqueue.cpu in Dask's configuration; .* slurm template"),
+    ):
+        result = run(*arguments)
+        assert_one_line(result.exit_code, result.stderr, USAGE, message)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--jobs", "2"), "--jobs and --gpu-jobs need --cluster slurm"),
+        (("--job-script",), "--job-script needs --cluster slurm"),
+        (("--cluster", "pbs"), "unknown cluster 'pbs'; choose one of: local, slurm"),
+        (("--cluster", "slurm", "--jobs", "0"), "needs jobs; give --jobs N or --gpu-jobs N"),
+        (("--cluster", "slurm", "--connect", "tcp://x:1"), "--connect and --cluster slurm are two clusters"),
+    ],
+)
+def test_options_that_make_no_sense(arguments: tuple[str, ...], message: str) -> None:
+    result = ferroflow("run", "--dag", "uniform", *arguments)
+    assert_one_line(result.exit_code, result.stderr, USAGE, message)
