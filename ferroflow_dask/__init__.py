@@ -2,7 +2,7 @@
 
 from ferroflow_dask import config as _config
 from ferroflow_dask.cost import ClusterProfile
-from ferroflow_dask.deploy import calibrate, optimizations, optimize, optimize_graph
+from ferroflow_dask.deploy import calibrate, optimizations, optimize, optimize_graph, slurm_cluster
 from ferroflow_dask.exceptions import FerroflowError
 from ferroflow_dask.graph import Graph, GraphBuilder, generate, load_onnx
 from ferroflow_dask.kernels import evaluate
@@ -33,5 +33,6 @@ __all__ = [
     "optimize",
     "optimize_graph",
     "place",
+    "slurm_cluster",
     "uninstall",
 ]

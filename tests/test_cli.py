@@ -27,7 +27,17 @@ FIELDS = [
         "dask_tasks",
     ),
     *("makespan_s", "ops_per_s", "bound_ops_per_s", "efficiency"),
-    *("predicted_s", "bytes_moved", "predicted_bytes", "idle_fraction", "steals", "steals_per_s"),
+    *(
+        "predicted_s",
+        "placement",
+        "providers",
+        "in_session",
+        "bytes_moved",
+        "predicted_bytes",
+        "idle_fraction",
+        "steals",
+        "steals_per_s",
+    ),
     *("seed", "versions"),
 ]
 # What it prints
@@ -54,7 +64,8 @@ def test_a_run_ends_with_one_line() -> None:
     assert re.fullmatch(
         r"wide · ferroflow · 2 × 1 in one process: 8 ops in \d+\.\d{3} s = [\d,]+ ops/s, "
         r"\d+% of the bound [\d,]+; \d+ steals?, \d+% idle\n"
-        r"\d tasks?; predicted 0\.\d{3} s and 0 MB between workers, where 0 MB were fetched\n",
+        r"in bundles: \d tasks?; predicted 0\.\d{3} s and 0 MB between workers, where 0 MB were fetched; "
+        r"kernels: synthetic 8\n",
         result.stdout,
     )
 

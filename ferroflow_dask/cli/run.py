@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import statistics
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +12,18 @@ import click
 from distributed import Client
 
 from ferroflow_dask.array_files import read_inputs, write_outputs
-from ferroflow_dask.bench import Run, RunRecord, run_on_cluster, run_sequentially, warm_up
-from ferroflow_dask.bench.markdown import count
-from ferroflow_dask.bench.progress import progress_bar
-from ferroflow_dask.cli.batches import in_batches, run_batches
+from ferroflow_dask.bench import run_sequentially
+from ferroflow_dask.cli.batches import batches_in_words, in_batches, run_batches
 from ferroflow_dask.cli.cluster_options import connect_timeout, size_options
-from ferroflow_dask.cli.clusters import PLAIN_POLICIES, client_for, policy_installed
+from ferroflow_dask.cli.clusters import PLAIN_POLICIES, Where, client_for, policy_installed
 from ferroflow_dask.cli.graph_options import graph_options, load_graph
-from ferroflow_dask.cost import AnalyticCost, ClusterProfile, MeasuredCost
-from ferroflow_dask.deploy import load_durations, profile_of, profiles_file, save_durations
+from ferroflow_dask.cli.graphs import Told, as_object, in_words, run_graph
+from ferroflow_dask.cli.looks import Looks, look_options
+from ferroflow_dask.cli.slurm import SlurmOptions, print_job_scripts, slurm_options
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.graph import check_inputs, random_inputs
 from ferroflow_dask.kernels import check_supported
-from ferroflow_dask.lowering import place
+from ferroflow_dask.lowering import AUTO, check_placement
 from ferroflow_dask.policy import policy_names
 
 
@@ -41,11 +40,19 @@ from ferroflow_dask.policy import policy_names
     "--connect", "address", metavar="ADDRESS", help="Use a running cluster, like tcp://10.0.0.1:8786."
 )
 @connect_timeout
+@slurm_options
 @click.option(
-    "--bundle/--no-bundle",
-    "is_bundled",
-    default=None,
-    help="Ship short ops together, cut for this cluster; on for the policy ferroflow unless told otherwise.",
+    "--job-script",
+    "prints_job_script",
+    is_flag=True,
+    help="With --cluster slurm: print the batch scripts that would be submitted, and submit nothing.",
+)
+@click.option(
+    "--placement",
+    default=AUTO,
+    show_default=True,
+    help="whole: the graph as one task. bundles: short ops travel together. ops: a task for each. auto: what "
+    "is predicted to be fastest on this cluster (with the policy ferroflow; ops with others).",
 )
 @click.option(
     "--batch",
@@ -71,6 +78,7 @@ from ferroflow_dask.policy import policy_names
 @click.option(
     "--repeat", type=click.IntRange(min=1), default=1, show_default=True, help="Runs; the median is shown."
 )
+@look_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def run(
     *,
@@ -83,7 +91,9 @@ def run(
     processes: bool,
     address: str | None,
     timeout: float,
-    is_bundled: bool | None,
+    slurm: SlurmOptions | None,
+    prints_job_script: bool,
+    placement: str,
     batch: int | None,
     device: str,
     steal_threshold: int | None,
@@ -91,99 +101,97 @@ def run(
     input_files: tuple[str, ...],
     output: str | None,
     repeat: int,
+    is_live: bool,
+    report: str | None,
+    trace: str | None,
     as_json: bool,
     **sizes: Any,
 ) -> None:
     """Run a built-in graph or an ONNX model and say how fast it was."""
+    if prints_job_script:
+        if slurm is None:
+            raise UsageError("--job-script needs --cluster slurm")
+        print_job_scripts(slurm)
+        return
     if policy not in (known := (*PLAIN_POLICIES, *policy_names())):
         raise UsageError(f"unknown policy {policy!r}; choose one of: {', '.join(known)}")
     if device not in ("cpu", "auto"):
         raise UsageError(f"--device {device!r} is not available; choose one of: auto, cpu")
+    _check_output(output)
+    if not timeout < float("inf"):
+        raise UsageError(f"--timeout is {timeout}; it must be a number of seconds")
+    options = _policy_options(policy, seed, steal_threshold, no_adaptive_threshold)
+    _check_placement(policy, placement, batch)
+    graph = load_graph(dag, model, seed, sizes)
+    given = read_inputs(graph, input_files) if input_files else None
+
+    looks = Looks(is_live, report, trace)
+    looks.check(policy)
+    where = Where(address, timeout, slurm, workers, threads, processes)
+
+    @contextmanager
+    def cluster() -> Iterator[Client]:
+        with (
+            client_for(where) as client,
+            policy_installed(client, policy, options),
+        ):
+            yield client
+
+    if batch is not None:
+        check_supported(graph)
+        arrays = in_batches(graph, given, batch, where.n_threads(), seed)
+        with cluster() as client, looks.at(client) as keep:
+            found, facts = run_batches(graph, arrays, client, repeat=repeat)
+            keep(graph.name, [batches_in_words(facts)])
+        click.echo(json.dumps(facts) if as_json else batches_in_words(facts))
+        outputs: Mapping[str, Any] = found
+    else:
+        inputs = random_inputs(graph, seed) if given is None else given
+        # What cannot run is refused before a cluster is started for it.
+        check_inputs(graph, inputs)
+        check_supported(graph)
+        if policy == "sequential":
+            runs = [run_sequentially(graph, inputs, seed=seed) for _ in range(repeat)]
+        else:
+            if policy != "ferroflow" and placement == AUTO:
+                placement = "ops"  # a baseline is Dask as it is used
+            with cluster() as client, looks.at(client) as keep:
+                runs = run_graph(
+                    graph,
+                    inputs,
+                    client,
+                    Told(policy, where.tells_processes, seed),
+                    placement=placement,
+                    repeat=repeat,
+                    shows_progress=not (as_json or looks.is_live),
+                )
+                keep(graph.name, in_words(runs))
+        click.echo(as_object(runs) if as_json else "\n".join(in_words(runs)))
+        outputs = runs[-1].outputs
+    if graph.inputs and not input_files:
+        click.echo(f"inputs were drawn at random (seed {seed}); give your own with --input", err=True)
+    if output is not None:
+        write_outputs(output, outputs)
+
+
+def _check_output(output: str | None) -> None:
     if output is not None and not output.endswith(".npz"):
         raise UsageError(f"--output {output!r} must end in .npz")
     if output is not None and not Path(output).parent.is_dir():
         raise UsageError(
             f"--output {output!r} cannot be written: there is no folder {str(Path(output).parent)!r}"
         )
-    if not timeout < float("inf"):
-        raise UsageError(f"--timeout is {timeout}; it must be a number of seconds")
-    options = _policy_options(policy, seed, steal_threshold, no_adaptive_threshold)
-    graph = load_graph(dag, model, seed, sizes)
-    given = read_inputs(graph, input_files) if input_files else None
-    if batch is not None:
-        if policy == "sequential":
-            raise UsageError("--batch spreads batches over workers; --policy sequential has none")
-        check_supported(graph)
-        arrays = in_batches(graph, given, batch, workers * threads, seed)
-        with (
-            client_for(address, timeout, workers, threads, processes) as client,
-            policy_installed(client, policy, options),
-        ):
-            found = run_batches(graph, arrays, client, repeat=repeat, as_json=as_json)
-        _finish(output, found, graph.inputs and not input_files, seed)
-        return
-    inputs = random_inputs(graph, seed) if given is None else given
-    # What cannot run is refused before a cluster is started for it.
-    check_inputs(graph, inputs)
-    check_supported(graph)
-    runs = []
-    if policy == "sequential":
-        runs = [run_sequentially(graph, inputs, seed=seed) for _ in range(repeat)]
-    else:
-        with (
-            client_for(address, timeout, workers, threads, processes) as client,
-            policy_installed(client, policy, options),
-        ):
-            cluster = (
-                _profile(client) if (policy == "ferroflow" if is_bundled is None else is_bundled) else None
-            )
-            costs = _costs(client, cluster)
-            warm_up(client, graph)
-            placed = place(graph, client)
-            for _ in range(repeat):
-                with progress_bar(client, is_shown=not as_json) as watch:
-                    runs.append(
-                        run_on_cluster(
-                            placed,
-                            inputs,
-                            client,
-                            policy=policy,
-                            processes=None if address else processes,
-                            seed=seed,
-                            cluster=cluster,
-                            costs=costs,
-                            on_submit=watch,
-                        )
-                    )
-                costs.observe(graph, runs[-1].seconds)
-            save_durations(client, costs.as_dict())
-            del placed
-    _report(runs, as_json)
-    _finish(output, runs[-1].outputs, graph.inputs and not input_files, seed)
 
 
-def _finish(output: str | None, outputs: Mapping[str, Any], is_random: object, seed: int) -> None:
-    if is_random:
-        click.echo(f"inputs were drawn at random (seed {seed}); give your own with --input", err=True)
-    if output is not None:
-        write_outputs(output, outputs)
-
-
-def _profile(client: Client) -> ClusterProfile:
-    profile, is_new = profile_of(client)
-    if is_new:
-        click.echo(
-            f"measured this cluster, to cut the graph for it; kept in {profiles_file()}, and measured "
-            "anew by: ferroflow calibrate",
-            err=True,
+def _check_placement(policy: str, placement: str, batch: int | None) -> None:
+    if batch is not None and (policy == "sequential" or placement not in (AUTO, "whole")):
+        raise UsageError(
+            "--batch computes the whole model on each worker; --policy sequential has none, and no other "
+            "--placement than auto or whole goes with it"
         )
-    return profile
-
-
-def _costs(client: Client, cluster: ClusterProfile | None) -> MeasuredCost:
-    """Return costs that are learned from run to run, and taken from shapes until then."""
-    rates = () if cluster is None else (cluster.flop_rate, cluster.memory_bandwidth)
-    return MeasuredCost(AnalyticCost(*rates), load_durations(client))
+    check_placement(placement)
+    if policy == "sequential" and placement != AUTO:
+        raise UsageError("--placement is how a graph is cut for a cluster; --policy sequential has none")
 
 
 def _policy_options(policy: str, seed: int, threshold: int | None, is_fixed: bool) -> dict[str, Any]:
@@ -199,38 +207,3 @@ def _policy_options(policy: str, seed: int, threshold: int | None, is_fixed: boo
             f"--steal-threshold and --no-adaptive-threshold are of policy 'ferroflow', not {policy!r}"
         )
     return options
-
-
-def _report(runs: list[Run], as_json: bool) -> None:
-    makespans = [run.record.makespan_s for run in runs]
-    # With an even number of runs the lower of the two in the middle, so that it is one that happened.
-    record = runs[makespans.index(statistics.median_low(makespans))].record
-    if as_json:
-        more = {"makespans_s": makespans} if len(runs) > 1 else {}
-        click.echo(json.dumps({**record.as_dict(), **more}))
-        return
-    spread = f", median of {len(runs)} ({min(makespans):.3f}–{max(makespans):.3f} s)" if len(runs) > 1 else ""
-    click.echo(f"{record.dag} · {record.policy} · {_cluster(record)}: {_result(record)}{spread}")
-    if record.predicted_s is not None:
-        expected, moved = map(_megabytes, (record.predicted_bytes or 0, record.bytes_moved))
-        click.echo(
-            f"{count(record.dask_tasks, 'task')}; predicted {record.predicted_s:.3f} s and {expected} "
-            f"between workers, where {moved} were fetched"
-        )
-
-
-def _megabytes(nbytes: int) -> str:
-    return f"{nbytes / 1e6:.3g} MB"
-
-
-def _cluster(record: RunRecord) -> str:
-    kind = {True: " processes", False: " in one process", None: ""}[record.processes]
-    return f"{record.workers} × {record.threads_per_worker}{kind}"
-
-
-def _result(record: RunRecord) -> str:
-    return (
-        f"{record.executed_ops} ops in {record.makespan_s:.3f} s = {record.ops_per_s:,.0f} ops/s, "
-        f"{record.efficiency:.0%} of the bound {record.bound_ops_per_s:,.0f}; "
-        f"{record.steals} {'steal' if record.steals == 1 else 'steals'}, {record.idle_fraction:.0%} idle"
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from dask.typing import Key
 
@@ -43,10 +44,17 @@ class Journal:
 
     def __init__(self, kept: int = _KEPT) -> None:
         self._decisions: deque[tuple[float, Key, str, str, str]] = deque(maxlen=kept)
+        #: All that were ever noted.
+        self.n_noted = 0
 
     def note(self, time: float, key: Key, what: str, worker: str, reason: str) -> None:
         """Keep a decision, and forget the oldest if there are too many."""
         self._decisions.append((time, key, what, worker, reason))
+        self.n_noted += 1
+
+    def last(self, n: int) -> list[Decision]:
+        """Return the last decisions, oldest first."""
+        return [Decision(*noted) for noted in islice(reversed(self._decisions), n)][::-1]
 
     def about(self, name: str) -> Iterator[Decision]:
         """Yield the decisions about a task, oldest first; `name` is its key, or how it is written."""

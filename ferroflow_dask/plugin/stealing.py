@@ -12,6 +12,7 @@ whatever goes wrong, `fail` is called once and Dask is left as it was without us
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from distributed.metrics import time
 from distributed.stealing import InFlightInfo
 
 from ferroflow_dask import config
-from ferroflow_dask.plugin import metrics, seams
+from ferroflow_dask.plugin import metrics, pages, seams
 from ferroflow_dask.plugin.bypass import Bypass
 from ferroflow_dask.plugin.describe import TaskDescriber
 from ferroflow_dask.plugin.durations import Durations, durations_of
@@ -93,6 +94,7 @@ class FerroflowStealing(Steals):
         self.policy = policy if policy is not None else configured_policy()
         self.view = ClusterView(latency_s=config.get_seconds("latency") if latency_s is None else latency_s)
         self.steals = {"asked": 0, "confirmed": 0, "refused": 0, "aborted": 0}
+        self.flows = Counter()
         self.journal = Journal()
         self.error: BaseException | None = None
         self.was_enabled = was_enabled
@@ -124,6 +126,8 @@ class FerroflowStealing(Steals):
         await super().start(scheduler)
         if config.get("low-latency-streams") and not self._is_closed:
             self._streams.open()
+        if not self._is_closed:
+            pages.show(self.scheduler)
 
     def teardown(self) -> None:
         """Do nothing from now on; called when the scheduler closes, and when another takes our place."""
@@ -135,6 +139,7 @@ class FerroflowStealing(Steals):
             self._slots.restore()
             self._streams.close()
             metrics.hide(self)
+            pages.hide(self.scheduler)
 
     def fail(self, error: BaseException) -> None:
         """Give up: from now on Dask decides, as without us."""
@@ -190,6 +195,8 @@ class FerroflowStealing(Steals):
     def _worker_left(self, address: str) -> None:
         if address in self.view.workers:
             self.view.remove_worker(address)
+            for pair in [pair for pair in self.flows if address in pair]:
+                del self.flows[pair]
             self._slots.left(address)
             self._streams.left(address)
             self._describe.workers_changed()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,8 @@ class Steals(WorkStealing):
     #: Steals that were asked for, and how they ended: given up by the victim, refused by it, or
     #: overtaken by events (the task ended or was released, the thief left).
     steals: dict[str, int]
+    #: Tasks that one worker (the first) has given up to another, of workers that are there.
+    flows: Counter[tuple[str, str]]
     _describe: TaskDescriber
     _passes: Passes
 
@@ -104,6 +107,7 @@ class Steals(WorkStealing):
             seams.hand_over(self.scheduler, ts, victim, thief)
             self.view.set_movable(key)
             self._steal_ended(key, "confirmed", thief, f"{victim.address} gave it up")
+            self.flows[victim.address, thief.address] += 1
             self.log(("confirm", *story))
             event = StealConfirmed(key, victim.address, thief.address)
         elif state in seams.STARTED:

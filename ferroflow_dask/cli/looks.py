@@ -1,0 +1,128 @@
+"""Look at a run while it goes on, and keep what was seen: options of `ferroflow run`, and `ferroflow top`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from distributed import Client
+from rich.console import Console
+
+from ferroflow_dask.bench import versions
+from ferroflow_dask.cli.cluster_options import connect_timeout
+from ferroflow_dask.deploy import connect
+from ferroflow_dask.exceptions import ClusterError, UsageError
+from ferroflow_dask.plugin import check_scheduler
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: Ops that a terminal needs: none, it shows numbers only.
+_NONE = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """How a run is looked at.
+
+    Parameters
+    ----------
+    is_live : bool
+        In the terminal, while it goes on.
+    report, trace : str or None
+        Files to write.
+    """
+
+    is_live: bool
+    report: str | None
+    trace: str | None
+
+    def __bool__(self) -> bool:
+        """Whether it is looked at at all."""
+        return self.is_live or self.report is not None or self.trace is not None
+
+    def check(self, policy: str) -> None:
+        """Refuse what cannot be done, before anything runs."""
+        if self and policy == "sequential":
+            raise UsageError(
+                "--dashboard, --report and --trace look at a cluster; --policy sequential has none"
+            )
+        for option, file in (("--report", self.report), ("--trace", self.trace)):
+            if file is not None and not Path(file).parent.is_dir():
+                raise UsageError(
+                    f"{option} {file!r} cannot be written: there is no folder {str(Path(file).parent)!r}"
+                )
+
+    @contextmanager
+    def at(self, client: Client) -> Iterator[Callable[[str, Sequence[str]], None]]:
+        """Look at a cluster while the context lasts; yields what writes the files, given title and lines."""
+        if not self:
+            yield lambda *_: None
+            return
+        from ferroflow_dask.dashboard.remote import recording
+        from ferroflow_dask.dashboard.terminal import watching
+
+        with recording(client) as look, recording(client, n_ops=_NONE) as glance:
+            shown = watching(glance, Console(stderr=True)) if self.is_live else nullcontext()
+            kept: list[tuple[str, Sequence[str]]] = []
+            with shown:
+                yield lambda *told: kept.append(told)
+            if kept and (self.report is not None or self.trace is not None):
+                self._write(look(), *kept[0])
+
+    def _write(self, recorded: Any, title: str, lines: Sequence[str]) -> None:
+        from ferroflow_dask.dashboard.report import write_report, write_trace
+
+        try:
+            if self.report is not None:
+                write_report(Path(self.report), title, lines, versions(), recorded)
+            if self.trace is not None:
+                write_trace(Path(self.trace), recorded)
+        except OSError as error:  # the run was right all the same
+            click.echo(f"ferroflow: {error.filename!r} cannot be written: {error.strerror}", err=True)
+
+
+def look_options(function: F) -> F:
+    """Add the options of how a run is looked at."""
+    for option in (
+        click.option(
+            "--trace", metavar="FILE", help="Write a trace for ui.perfetto.dev or chrome://tracing."
+        ),
+        click.option("--report", metavar="FILE.html", help="Write timeline, steals and summary to a page."),
+        click.option(
+            "--dashboard", "is_live", is_flag=True, help="Show the workers while it runs; q ends that."
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+@click.command()
+@click.option("--connect", "address", metavar="ADDRESS", required=True, help="Like tcp://10.0.0.1:8786.")
+@click.option(
+    "--for",
+    "seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=None,
+    help="End after so long [s]; else q or Ctrl-C does.",
+)
+@connect_timeout
+def top(address: str, seconds: float | None, timeout: float) -> None:
+    """Show what the workers of a running cluster do; a line a second where output is no terminal."""
+    from ferroflow_dask.dashboard.remote import recording
+    from ferroflow_dask.dashboard.terminal import watch
+
+    until_s = float("inf") if seconds is None else time.monotonic() + seconds
+    with connect(address, timeout) as client:
+        check_scheduler(client)
+        try:
+            with recording(client, n_ops=_NONE) as look:
+                watch(look, Console(), lambda: time.monotonic() > until_s)
+        except KeyboardInterrupt:
+            return
+        except OSError as error:
+            raise ClusterError(f"the cluster at {address} is gone: {error}") from error

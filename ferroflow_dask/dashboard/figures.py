@@ -1,0 +1,319 @@
+"""Who stole what from whom, what ran where, and what still waits: three figures of the page."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from html import escape
+from typing import Any
+
+import numpy as np
+from bokeh.core.properties import without_property_validation
+from bokeh.models import ColumnDataSource, DataRange1d, FactorRange, FixedTicker, LinearColorMapper, Range1d
+from bokeh.models.css import Styles
+from bokeh.models.widgets import Div
+from bokeh.transform import transform
+from distributed.dashboard.components import DashboardComponent
+from distributed.utils import log_errors
+
+from ferroflow_dask.dashboard.recorder import OpRun, WorkerLoad
+from ferroflow_dask.dashboard.style import BLUE, GREY, MOST_LABELS, ORANGE, RED, SEQUENCE, Palette, plot
+
+_MOST_LANE_LABELS = 16
+#: Of a timeline [ms].
+_SHOWN_MS = 20_000
+
+
+class Figure(DashboardComponent, ABC):
+    """A figure of the page; `update` brings it up to date.
+
+    Parameters
+    ----------
+    recorder : Recorder or Recording
+    **options
+        Of the figure.
+    """
+
+    #: Time between two updates [ms].
+    interval = 1000
+    root: Any
+    source: Any
+
+    def __init__(self, recorder: Any, **options: Any) -> None:
+        self.recorder = recorder
+        self.root = self.make(options)
+
+    @abstractmethod
+    def make(self, options: dict[str, Any]) -> Any:
+        """Return the model that is shown; it is called once."""
+
+    @abstractmethod
+    def refresh(self) -> None:
+        """Bring the sources up to date."""
+
+    @without_property_validation  # type: ignore[untyped-decorator]
+    @log_errors
+    def update(self) -> None:
+        """Take a sample if it is time for one, and bring the figure up to date."""
+        self.recorder.sample()
+        self.refresh()
+
+
+class StealFlow(Figure):
+    """Tasks that each worker has taken from each other one."""
+
+    def make(self, options: dict[str, Any]) -> Any:
+        """Return a matrix: victims from top to bottom, thieves from left to right."""
+        self.source = ColumnDataSource({"victim": [], "thief": [], "x": [], "y": [], "steals": []})
+        self._mapper = LinearColorMapper(palette=list(SEQUENCE), low=0, high=1)
+        root = plot(
+            "Steals: who took how many tasks from whom",
+            [("from", "@victim"), ("to", "@thief"), ("tasks", "@steals")],
+            x_range=FactorRange(),
+            y_range=FactorRange(),
+            **options,
+        )
+        root.rect(
+            "x",
+            "y",
+            1,
+            1,
+            source=self.source,
+            fill_color=transform("steals", self._mapper),
+            line_color="white",
+            line_width=0.5,
+        )
+        root.xaxis.axis_label, root.yaxis.axis_label = "to", "from"
+        root.xaxis.major_label_orientation = 1.2
+        return root
+
+    def refresh(self) -> None:
+        """Bring the matrix up to date."""
+        names = {worker.address: worker.name for worker in self.recorder.workers()}
+        flows = {pair: n for pair, n in self.recorder.flows().items() if set(pair) <= set(names)}
+        # Names need not be different; addresses are.
+        label = {address: _label(name, address, names) for address, name in names.items()}
+        factors = sorted(label.values(), key=_natural)
+        if self.root.x_range.factors != factors:
+            self.root.x_range.factors = factors
+            self.root.y_range.factors = factors[::-1]
+            for axis in (*self.root.xaxis, *self.root.yaxis):
+                axis.major_label_text_font_size = "9px" if len(factors) <= MOST_LABELS else "0px"
+                axis.major_tick_line_color = None
+        self._mapper.high = max(1, *flows.values()) if flows else 1
+        found = {
+            "victim": [names[victim] for victim, _ in flows],
+            "thief": [names[thief] for _, thief in flows],
+            "x": [label[thief] for _, thief in flows],
+            "y": [label[victim] for victim, _ in flows],
+            "steals": list(flows.values()),
+        }
+        if found != dict(self.source.data):
+            self.source.data = found
+        self.root.title.text = f"Steals: who took how many tasks from whom ({sum(flows.values()):,} in all)"
+
+
+def _label(name: str, address: str, names: dict[str, str]) -> str:
+    is_unique = sum(other == name for other in names.values()) == 1
+    return name if is_unique else f"{name} {address}"
+
+
+def _natural(name: str) -> tuple[int, str]:
+    """Sort `10` after `9`."""
+    return (int(name), "") if name.isdecimal() else (-1, name)
+
+
+class Timeline(Figure):
+    """What ran on which thread of which worker."""
+
+    #: Ops that a browser shows at a time.
+    most_shown = 3000
+
+    def make(self, options: dict[str, Any]) -> Any:
+        """Return bars, a row for each thread; a stolen task has a red edge."""
+        names = ("key", "worker", "start", "stop", "ms", "y", "colour", "hatch", "edge")
+        self.source = ColumnDataSource({name: [] for name in names})
+        self._lanes = _Lanes()
+        self._n_seen = 0
+        self._palette = Palette()
+        root = plot(
+            "Tasks by worker (red edge: stolen)",
+            [("task", "@key"), ("takes", "@ms{0.0} ms"), ("worker", "@worker")],
+            x_axis_type="datetime",
+            x_range=DataRange1d(follow="end", follow_interval=_SHOWN_MS, range_padding=0),
+            y_range=Range1d(start=-0.5, end=0.5),
+            **options,
+        )
+        root.hbar(
+            left="start",
+            right="stop",
+            y="y",
+            height=0.84,
+            source=self.source,
+            fill_color="colour",
+            hatch_pattern="hatch",
+            hatch_color="white",
+            hatch_alpha=0.6,
+            line_color="edge",
+            line_width=1.5,
+        )
+        root.yaxis.minor_tick_line_color = None
+        return root
+
+    def refresh(self) -> None:
+        """Add what has run since."""
+        workers = {worker.address: worker for worker in self.recorder.workers()}
+        new = self.recorder.new_ops(self._n_seen)
+        self._n_seen = self.recorder.n_ops
+        if not new:
+            return
+        n_lanes = self._lanes.n
+        self._lanes.add(workers.values())
+        self.source.stream(self._columns(new[-self.most_shown :], workers), self.most_shown)
+        if self._lanes.n != n_lanes:
+            self._label_lanes(workers)
+
+    def show_all(self) -> None:
+        """Show what is there from beginning to end, not only the last of it."""
+        self.root.x_range = DataRange1d(range_padding=0.01)
+
+    def _columns(self, ops: list[OpRun], workers: dict[str, WorkerLoad]) -> dict[str, Any]:
+        names = {address: _told(worker) for address, worker in workers.items()}
+        looks = [self._palette[op.name] for op in ops]
+        starts, stops = finite([op.start * 1e3 for op in ops]), finite([op.stop * 1e3 for op in ops])
+        return {
+            "key": [op.key for op in ops],
+            "worker": [names.get(op.worker, op.worker) for op in ops],
+            "start": starts,
+            "stop": stops,
+            "ms": stops - starts,
+            "y": finite([self._lanes.of(op.worker, op.thread) for op in ops]),
+            "colour": [colour for colour, _ in looks],
+            "hatch": [hatch for _, hatch in looks],
+            "edge": [RED if op.stolen else None for op in ops],
+        }
+
+    def _label_lanes(self, workers: dict[str, Any]) -> None:
+        n = self._lanes.n
+        self.root.y_range.start, self.root.y_range.end = 0.5 - n, 0.5
+        step = -(-n // _MOST_LANE_LABELS)
+        self.root.yaxis.ticker = FixedTicker(ticks=[-lane for lane in range(0, n, step)])
+        self.root.yaxis.major_label_overrides = {
+            -lane: _told(workers[address]) if address in workers else "gone"
+            for address, lane in self._lanes.addresses()
+        }
+
+
+def _told(worker: WorkerLoad) -> str:
+    return f"{worker.name} gpu" if worker.kind == "gpu" else worker.name
+
+
+class _Lanes:
+    """A row for each thread of each worker, from top to bottom; workers that come later come below."""
+
+    def __init__(self) -> None:
+        self.n = 0
+        self._first: dict[str, int] = {}
+        self._threads: dict[str, dict[int, int]] = {}
+
+    def add(self, workers: Iterable[WorkerLoad]) -> None:
+        """Make rows for workers that have none yet."""
+        new = [worker for worker in workers if worker.address not in self._first]
+        for worker in sorted(new, key=lambda worker: _natural(worker.name)):
+            self._first[worker.address] = self.n
+            self.n += worker.n_threads
+
+    def of(self, address: str, thread: int) -> int:
+        """Return the row of a thread, as a number that falls from 0."""
+        if address not in self._first:  # it has left
+            self._first[address] = self.n
+            self.n += 1
+        threads = self._threads.setdefault(address, {})
+        return -(self._first[address] + threads.setdefault(thread, len(threads)))
+
+    def addresses(self) -> list[tuple[str, int]]:
+        """Return each worker's address and its first row."""
+        return list(self._first.items())
+
+
+class Queues(Figure):
+    """How much each worker has still to do."""
+
+    def make(self, options: dict[str, Any]) -> Any:
+        """Return a bar for each worker."""
+        columns = ("worker", "kind", "seconds", "running", "waiting", "threads", "y", "colour")
+        self.source = ColumnDataSource({column: [] for column in columns})
+        root = plot(
+            "Predicted remaining time by worker",
+            [
+                ("worker", "@worker (@kind)"),
+                ("remaining", "@seconds{0.000} s"),
+                ("running", "@running of @threads threads"),
+                ("waiting", "@waiting tasks"),
+            ],
+            x_range=DataRange1d(start=0, range_padding=0.05),
+            y_range=FactorRange(),
+            **options,
+        )
+        root.hbar(
+            y="y", right="seconds", height=0.85, source=self.source, fill_color="colour", line_color=None
+        )
+        root.xaxis.axis_label = "seconds"
+        return root
+
+    def refresh(self) -> None:
+        """Bring the bars up to date."""
+        workers = self.recorder.workers()
+        names = {worker.address: worker.name for worker in workers}
+        labels = [_label(worker.name, worker.address, names) for worker in workers]
+        factors = sorted(labels, key=_natural, reverse=True)
+        if self.root.y_range.factors != factors:
+            self.root.y_range.factors = factors
+            self.root.yaxis.major_label_text_font_size = "9px" if len(factors) <= MOST_LABELS else "0px"
+        found = {
+            "worker": [worker.name for worker in workers],
+            "kind": [worker.kind for worker in workers],
+            "seconds": [worker.remaining_s for worker in workers],
+            "running": [worker.n_running for worker in workers],
+            "waiting": [worker.n_waiting for worker in workers],
+            "threads": [worker.n_threads for worker in workers],
+            "y": labels,
+            "colour": [_colour(worker) for worker in workers],
+        }
+        if found != dict(self.source.data):
+            self.source.data = found
+
+
+def _colour(worker: Any) -> str:
+    if not worker.is_running:
+        return GREY
+    return ORANGE if worker.kind == "gpu" else BLUE
+
+
+class Notice(Figure):
+    """One line: who schedules, and what there is to see."""
+
+    def make(self, options: dict[str, Any]) -> Any:
+        """Return a line of text."""
+        return Div(text="", sizing_mode="stretch_width", styles=Styles(padding="2px 8px"))
+
+    def refresh(self) -> None:
+        """Say what is the case."""
+        recorder = self.recorder
+        n_workers, n_done = len(recorder.workers()), recorder.n_ops
+        if recorder.stealing is None:
+            who = "Dask schedules this cluster, until <code>ferroflow_dask.install(client)</code>."
+        else:
+            policy = type(recorder.stealing.policy).__name__
+            who = f"ferroflow schedules this cluster ({escape(policy)})."
+        what = f"{n_workers:,} workers, {recorder.n_threads:,} threads, {n_done:,} tasks seen"
+        if not n_done:
+            what += ": nothing has run since this page was opened"
+        text = f"{who} {what}."
+        if self.root.text != text:
+            self.root.text = text
+
+
+def finite(values: list[float]) -> Any:
+    """Return values as an array, which is sent as it is in memory; what is unknown is a gap."""
+    return np.array(values, dtype=float)

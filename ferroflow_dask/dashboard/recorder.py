@@ -1,0 +1,394 @@
+"""What pages, terminals and reports show: noted by the scheduler while somebody looks, and no longer."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from dask.typing import Key
+from dask.utils import key_split
+from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.metrics import time
+
+from ferroflow_dask.dashboard.progress import GraphProgress
+from ferroflow_dask.deploy.adaptive import GPU
+from ferroflow_dask.lowering import COST_ANNOTATION
+from ferroflow_dask.plugin import FerroflowStealing
+from ferroflow_dask.plugin.journal import Decision
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler, TaskState
+
+#: Ops and samples that are kept, whatever is computed: together less than 20 MB.
+MOST_OPS = 20_000
+_MOST_SAMPLES = 1200
+#: Time between two samples [s].
+SAMPLE_S = 0.25
+#: What a task of unknown duration is taken to last [s].
+_UNKNOWN_S = 0.001
+#: After so many ops somebody looks whether any who asked for them is still there.
+_CHECKED_EVERY = 1000
+_STOLEN = "steal confirmed"
+
+
+class OpRun(NamedTuple):
+    """A task that ran; a tuple, of which many are made.
+
+    Parameters
+    ----------
+    name : str
+        Of its kind.
+    key : str
+    worker : str
+        Address.
+    thread : int
+    start, stop : float
+        [s]
+    stolen : bool
+    """
+
+    name: str
+    key: str
+    worker: str
+    thread: int
+    start: float
+    stop: float
+    stolen: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLoad:
+    """A worker at one moment.
+
+    Parameters
+    ----------
+    address, name : str
+    kind : str
+        cpu or gpu.
+    n_threads, n_running, n_waiting : int
+        Threads, and tasks that run or wait there.
+    remaining_s : float
+        Until it has done what it was given [s].
+    is_running : bool
+        False while it is paused or about to leave.
+    """
+
+    address: str
+    name: str
+    kind: str
+    n_threads: int
+    n_running: int
+    n_waiting: int
+    remaining_s: float
+    is_running: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The cluster at one moment.
+
+    Parameters
+    ----------
+    time : float
+        [s]
+    tasks_per_s : float
+        That have ended since the sample before.
+    efficiency : float
+        Part of the threads that had a task.
+    steals_per_s : float
+    success : float
+        Part of the steals asked for so far that were confirmed.
+    threshold : float
+    """
+
+    time: float
+    tasks_per_s: float
+    efficiency: float
+    steals_per_s: float
+    success: float
+    threshold: float
+
+
+class Recorder(SchedulerPlugin):
+    """Notes what runs where; its memory is bounded.
+
+    Parameters
+    ----------
+    scheduler : distributed.Scheduler
+    """
+
+    name = "ferroflow-recorder"
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self.ops: deque[OpRun] = deque(maxlen=MOST_OPS)
+        self.n_ops = 0
+        self.samples: deque[Sample] = deque(maxlen=_MOST_SAMPLES)
+        self.n_samples = 0
+        self.progress = GraphProgress(self._expected_s)
+        self.started_at = time()
+        self._stolen: set[Key] = set()
+        self._n_noted = 0 if self.stealing is None else self.stealing.journal.n_noted
+        self._seen = (time(), 0, 0)
+        unfinished = [
+            ts for ts in scheduler.tasks.values() if ts.state not in ("memory", "erred", "released")
+        ]
+        self.progress.add(unfinished, self.n_threads, time())
+
+    # What the scheduler tells
+
+    async def close(self) -> None:
+        """Forget the scheduler, which ends."""
+        _recorders.pop(self._scheduler, None)
+
+    def update_graph(self, scheduler: Scheduler, *, tasks: list[Key], **kwargs: Any) -> None:
+        """Follow a graph that was submitted."""
+        states = (scheduler.tasks[key] for key in tasks if key in scheduler.tasks)
+        self.progress.add(states, self.n_threads, time())
+
+    def transition(self, key: Key, start: Any, finish: Any, *args: Any, **kwargs: Any) -> None:
+        """Note a task that has run, was stolen, or was released."""
+        if finish in ("memory", "erred"):
+            self.progress.done(key, time())
+            if start == "processing":
+                self._note_run(key, kwargs)
+        elif finish == "forgotten":
+            self.progress.forget(key, time())
+            if self._stolen:
+                self._stolen.discard(key)
+
+    def _note_run(self, key: Key, told: dict[str, Any]) -> None:
+        worker, thread = told.get("worker", ""), told.get("thread") or 0
+        self._note_steals()
+        is_stolen = key in self._stolen
+        self._stolen.discard(key)
+        for span in told.get("startstops") or ():
+            if span["action"] == "compute":
+                self.ops.append(
+                    OpRun(key_split(key), str(key), worker, thread, span["start"], span["stop"], is_stolen)
+                )
+                self.n_ops += 1
+                if not self.n_ops % _CHECKED_EVERY:
+                    stop_recording(self._scheduler)
+
+    def _note_steals(self) -> None:
+        stealing = self.stealing
+        if stealing is not None and stealing.journal.n_noted != self._n_noted:
+            n_new = stealing.journal.n_noted - self._n_noted
+            self._n_noted = stealing.journal.n_noted
+            if n_new > 0:  # else it is another shell's
+                self._stolen.update(
+                    decision.key for decision in stealing.journal.last(n_new) if decision.what == _STOLEN
+                )
+
+    def _expected_s(self, ts: TaskState) -> float:
+        declared = (ts.annotations or {}).get(COST_ANNOTATION)
+        if isinstance(declared, int | float):
+            return float(declared)
+        average_s = ts.prefix.duration_average
+        return average_s if average_s > 0 else _UNKNOWN_S
+
+    # What there is to see
+
+    @property
+    def stealing(self) -> FerroflowStealing | None:
+        """Ours, if it is in place."""
+        extension = self._scheduler.extensions.get("stealing")
+        return extension if isinstance(extension, FerroflowStealing) else None
+
+    @property
+    def n_threads(self) -> int:
+        """Threads of all workers."""
+        return self._scheduler.total_nthreads
+
+    def new_ops(self, n_seen: int) -> list[OpRun]:
+        """Return the ops that came after the first `n_seen`, as far as they are kept."""
+        n_new = min(self.n_ops - n_seen, len(self.ops))
+        return [self.ops[i] for i in range(len(self.ops) - n_new, len(self.ops))]
+
+    def new_samples(self, n_seen: int) -> list[Sample]:
+        """Return the samples that came after the first `n_seen`, as far as they are kept."""
+        n_new = min(self.n_samples - n_seen, len(self.samples))
+        return [self.samples[i] for i in range(len(self.samples) - n_new, len(self.samples))]
+
+    def workers(self) -> list[WorkerLoad]:
+        """Return the workers as they are."""
+        return list(self._workers())
+
+    def _workers(self) -> Iterator[WorkerLoad]:
+        stealing = self.stealing
+        for address, ws in self._scheduler.workers.items():
+            n_tasks = len(ws.processing)
+            remaining_s = ws.occupancy / max(1, ws.nthreads)
+            if stealing is not None and address in stealing.view.workers:
+                remaining_s = stealing.view.workers[address].backlog_s / max(1, ws.nthreads)
+            n_running = min(n_tasks, ws.nthreads)
+            yield WorkerLoad(
+                address,
+                str(ws.name),
+                "gpu" if GPU in ws.resources else "cpu",
+                ws.nthreads,
+                n_running,
+                n_tasks - n_running,
+                remaining_s,
+                ws.status.name == "running",
+            )
+
+    def flows(self) -> Counter[tuple[str, str]]:
+        """Return the tasks that one worker has given up to another, by their addresses."""
+        stealing = self.stealing
+        return Counter() if stealing is None else stealing.flows
+
+    def decisions(self, n: int) -> list[Decision]:
+        """Return the last decisions, oldest first."""
+        stealing = self.stealing
+        return [] if stealing is None else stealing.journal.last(n)
+
+    def recording(self, n_ops: int = MOST_OPS) -> Recording:
+        """Return what was noted, with the last ops only."""
+        stealing = self.stealing
+        in_flight = () if stealing is None else stealing.in_flight.values()
+        return Recording(
+            self.new_ops(max(0, self.n_ops - n_ops)),
+            self.n_ops,
+            list(self.samples),
+            self.workers(),
+            Counter(self.flows()),
+            self.progress.summary(),
+            self.n_threads,
+            {} if stealing is None else dict(stealing.steals),
+            frozenset(steal["thief"].address for steal in in_flight),
+            None if stealing is None else type(stealing.policy).__name__,
+        )
+
+    def sample(self) -> None:
+        """Take a sample, unless the last one is still fresh."""
+        now_s = time()
+        last_s, n_done, n_confirmed = self._seen
+        elapsed_s = now_s - last_s
+        if elapsed_s < SAMPLE_S:
+            return
+        stealing = self.stealing
+        steals = {"asked": 0, "confirmed": 0} if stealing is None else stealing.steals
+        gauges = {} if stealing is None else stealing.gauges()
+        busy = sum(min(len(ws.processing), ws.nthreads) for ws in self._scheduler.workers.values())
+        self._seen = (now_s, self.n_ops, steals["confirmed"])
+        self.samples.append(
+            Sample(
+                now_s,
+                (self.n_ops - n_done) / elapsed_s,
+                busy / max(1, self.n_threads),
+                max(0, steals["confirmed"] - n_confirmed) / elapsed_s,
+                steals["confirmed"] / steals["asked"] if steals["asked"] else float("nan"),
+                gauges["steal_threshold"][1] if "steal_threshold" in gauges else float("nan"),
+            )
+        )
+        self.n_samples += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What a recorder has noted, to be taken elsewhere; figures read it like a recorder.
+
+    Parameters
+    ----------
+    ops : list of OpRun
+    n_ran : int
+        Ops that ran, kept or not.
+    samples : list of Sample
+    loads : list of WorkerLoad
+    flow_counts : Counter
+    progress : GraphProgress
+    n_threads : int
+    steals : mapping of str to int
+        By outcome.
+    thieves : frozenset of str
+        Addresses of workers for which a steal is under way.
+    policy : str or None
+    """
+
+    ops: list[OpRun]
+    n_ran: int
+    samples: list[Sample]
+    loads: list[WorkerLoad]
+    flow_counts: Counter[tuple[str, str]]
+    progress: GraphProgress
+    n_threads: int
+    steals: dict[str, int]
+    thieves: frozenset[str]
+    policy: str | None
+
+    @property
+    def n_ops(self) -> int:
+        """Ops that are there."""
+        return len(self.ops)
+
+    def new_ops(self, n_seen: int) -> list[OpRun]:
+        """Return the ops after the first `n_seen`."""
+        return self.ops[n_seen:]
+
+    def workers(self) -> list[WorkerLoad]:
+        """Return the workers as they were."""
+        return self.loads
+
+    def flows(self) -> Counter[tuple[str, str]]:
+        """Return the tasks that one worker has given up to another, by their addresses."""
+        return self.flow_counts
+
+    def sample(self) -> None:
+        """Do nothing: what is recorded does not change."""
+
+
+class _Users:
+    """Who wants a recorder, and until when."""
+
+    def __init__(self) -> None:
+        self._until_s: dict[str, float] = {}
+
+    def add(self, who: str, lease_s: float) -> None:
+        self._until_s[who] = time() + lease_s
+
+    def remove(self, who: str) -> None:
+        self._until_s.pop(who, None)
+
+    def any(self) -> bool:
+        now_s = time()
+        return any(until_s > now_s for until_s in self._until_s.values())
+
+
+_recorders: WeakKeyDictionary[Scheduler, tuple[Recorder, _Users]] = WeakKeyDictionary()
+
+
+def start_recording(scheduler: Scheduler, who: str, lease_s: float = math.inf) -> Recorder:
+    """Return the recorder of a scheduler, which records until the last who asked for it stops.
+
+    Parameters
+    ----------
+    scheduler : distributed.Scheduler
+    who : str
+    lease_s : float, optional
+        Those who may be gone without a word ask again within this time [s].
+    """
+    if scheduler not in _recorders:
+        recorder = Recorder(scheduler)
+        scheduler.add_plugin(recorder, name=Recorder.name)
+        _recorders[scheduler] = (recorder, _Users())
+    recorder, users = _recorders[scheduler]
+    users.add(who, lease_s)
+    return recorder
+
+
+def stop_recording(scheduler: Scheduler, who: str = "") -> None:
+    """Record no longer for somebody; without a name, for those whose time is over."""
+    if scheduler not in _recorders:
+        return
+    _, users = _recorders[scheduler]
+    users.remove(who)
+    if not users.any():
+        del _recorders[scheduler]
+        if Recorder.name in scheduler.plugins:
+            scheduler.remove_plugin(name=Recorder.name)

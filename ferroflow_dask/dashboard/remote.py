@@ -1,0 +1,58 @@
+"""A scheduler's recorder, from a client."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from tornado.ioloop import PeriodicCallback
+
+from ferroflow_dask.dashboard.recorder import MOST_OPS, Recording, start_recording, stop_recording
+
+if TYPE_CHECKING:
+    from distributed import Client
+    from distributed.scheduler import Scheduler
+
+#: Those who record from afar ask again within this time, or are gone [s].
+_LEASE_S = 60.0
+
+
+@contextmanager
+def recording(client: Client, *, n_ops: int = MOST_OPS) -> Iterator[Callable[[], Recording]]:
+    """Record what a cluster does while the context lasts; yields what returns the recording so far.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        Synchronous; the scheduler has this package.
+    n_ops : int, optional
+        Only the last ops are fetched.
+    """
+    who = f"client {uuid.uuid4().hex}"
+    client.run_on_scheduler(_recording, who=who, n_ops=0)
+    loop: Any = client.loop
+    # There it is a coroutine, which is awaited.
+    renewal = PeriodicCallback(lambda: client.run_on_scheduler(_renew, who=who), _LEASE_S / 3 * 1000)
+    loop.add_callback(renewal.start)
+    try:
+        yield lambda: client.run_on_scheduler(_recording, who=who, n_ops=n_ops)
+    finally:
+        loop.add_callback(renewal.stop)
+        with suppress(OSError):  # the scheduler is gone
+            client.run_on_scheduler(_stop, who=who)
+
+
+def _recording(dask_scheduler: Scheduler, who: str, n_ops: int) -> Recording:
+    recorder = start_recording(dask_scheduler, who, _LEASE_S)
+    recorder.sample()
+    return recorder.recording(n_ops)
+
+
+def _renew(dask_scheduler: Scheduler, who: str) -> None:
+    start_recording(dask_scheduler, who, _LEASE_S)
+
+
+def _stop(dask_scheduler: Scheduler, who: str) -> None:
+    stop_recording(dask_scheduler, who)

@@ -1,0 +1,308 @@
+"""The page of Dask's dashboard: where it is, what it notes, and what it costs when nobody looks."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import urllib.request
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+
+import dask
+import pytest
+from distributed import Client, LocalCluster
+from distributed.dashboard import components
+from distributed.dashboard import scheduler as dask_pages
+from distributed.dashboard.components import scheduler as dask_components
+from distributed.dashboard.core import BokehApplication
+
+import ferroflow_dask
+from ferroflow_dask.dashboard import remote
+from ferroflow_dask.dashboard.progress import MOST_TASKS, GraphProgress
+from ferroflow_dask.dashboard.recorder import MOST_OPS, Recorder, start_recording, stop_recording
+from ferroflow_dask.dashboard.remote import recording
+from ferroflow_dask.dashboard.report import write_report, write_trace
+from ferroflow_dask.dashboard.terminal import line, view
+
+PLOTS = ["steals", "timeline", "queues", "rates", "levels", "decisions"]
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    """A client of three workers in this process whose scheduler has a dashboard."""
+    with (
+        dask.config.set({"distributed.scheduler.validate": True}),
+        LocalCluster(
+            n_workers=3,
+            threads_per_worker=1,
+            processes=False,
+            dashboard_address="127.0.0.1:0",
+            silence_logs=logging.ERROR,
+        ) as cluster,
+        Client(cluster) as found,
+    ):
+        yield found
+
+
+def get(client: Client, page: str) -> tuple[int, str]:
+    base = f"http://127.0.0.1:{client.cluster.scheduler.http_server.port}"
+    try:
+        with urllib.request.urlopen(f"{base}/{page}", timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except HTTPError as error:
+        return error.code, ""
+
+
+def busy(client: Client, n: int = 12) -> None:
+    """Run some tasks that are stolen."""
+
+    def load() -> int:
+        return 1
+
+    def work(_: int, i: int) -> int:
+        time.sleep(0.1 if i % 3 == 0 else 0.01)
+        return i
+
+    root = client.submit(load, pure=False, workers=[next(iter(client.nthreads()))])
+    assert client.gather(client.map(work, [root] * n, range(n), pure=False)) == list(range(n))
+
+
+# Where it is
+
+
+def test_the_page_comes_and_goes_with_the_plugin(client: Client) -> None:
+    def is_there() -> list[bool]:
+        status = get(client, "status")[1]
+        plots = json.loads(get(client, "individual-plots.json")[1])
+        return [
+            get(client, "ferroflow")[0] == 200,
+            'href="ferroflow"' in status,
+            all(f"individual-ferroflow-{plot}" in status for plot in PLOTS),
+            all(f"/individual-ferroflow-{plot}" in plots.values() for plot in PLOTS),
+        ]
+
+    assert not any(is_there())
+    n_pages = len(json.loads(get(client, "individual-plots.json")[1]))
+    for _ in range(3):
+        ferroflow_dask.install(client)
+        assert all(is_there())
+        ferroflow_dask.uninstall(client)
+        assert not any(is_there())
+    assert len(json.loads(get(client, "individual-plots.json")[1])) == n_pages
+    ferroflow_dask.install(client, "ring")
+    ferroflow_dask.install(client, "ferroflow")  # in its place
+    assert all(is_there())
+    tornado = [
+        app
+        for app in client.cluster.scheduler.http_application.applications
+        if type(app).__name__ == "DaskBokehTornado"
+    ]
+    assert len(tornado) == 2  # Dask's and ours
+
+
+def test_a_preload_brings_the_page_too() -> None:
+    with (
+        dask.config.set({"distributed.scheduler.preload": ["ferroflow_dask.preload"]}),
+        LocalCluster(
+            n_workers=1, processes=False, dashboard_address="127.0.0.1:0", silence_logs=logging.ERROR
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        assert get(client, "ferroflow")[0] == 200
+
+
+def test_stock_pages_answer_and_have_our_steals(client: Client) -> None:
+    ferroflow_dask.install(client)
+    busy(client)
+    for page in ("status", "stealing", "tasks", "workers", "metrics", "individual-plots.json", "ferroflow"):
+        assert get(client, page)[0] == 200, page
+    for plot in PLOTS:
+        assert get(client, f"individual-ferroflow-{plot}")[0] == 200
+    steals = client.cluster.scheduler.extensions["stealing"].steals
+    assert steals["confirmed"] > 0
+    metrics = get(client, "metrics")[1]
+    assert f'ferroflow_steals_total{{outcome="confirmed"}} {float(steals["confirmed"])}' in metrics
+
+
+def test_without_a_dashboard_nothing_is_missed(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        LocalCluster(
+            n_workers=1, processes=False, dashboard_address=None, silence_logs=logging.ERROR
+        ) as cluster,
+        caplog.at_level(logging.WARNING, "ferroflow_dask"),
+    ):
+        ferroflow_dask.install(cluster)
+        assert isinstance(cluster.scheduler.extensions["stealing"], ferroflow_dask.FerroflowStealing)
+        ferroflow_dask.uninstall(cluster)
+    # Clients of other tests may still be logging that their clusters are gone.
+    assert not [record for record in caplog.records if record.name.startswith("ferroflow_dask")]
+
+
+def test_a_page_that_fails_leaves_the_scheduler_alone(
+    client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("no page today")
+
+    monkeypatch.setattr("ferroflow_dask.dashboard.pages.show_pages", fails)
+    with caplog.at_level(logging.WARNING, "ferroflow_dask"):
+        ferroflow_dask.install(client)
+    busy(client)
+    assert "ferroflow's page is not on the dashboard" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (dask_pages, "applications"),
+        (dask_pages, "template_variables"),
+        (components, "DashboardComponent"),
+        (components, "add_periodic_callback"),
+        (dask_components, "BOKEH_THEME"),
+        (dask_components, "env"),
+    ],
+)
+def test_names_of_dasks_dashboard_are_there(owner: Any, name: str) -> None:
+    assert hasattr(owner, name)
+    assert callable(BokehApplication)
+
+
+# What it notes
+
+
+def test_nothing_is_recorded_unless_somebody_looks(client: Client) -> None:
+    scheduler = client.cluster.scheduler
+    ferroflow_dask.install(client)
+    busy(client)
+    assert Recorder.name not in scheduler.plugins
+    one, two = (start_recording(scheduler, who) for who in ("one", "two"))
+    assert one is two
+    busy(client)
+    assert one.n_ops == 13
+    stop_recording(scheduler, "one")
+    assert Recorder.name in scheduler.plugins
+    stop_recording(scheduler, "two")
+    assert Recorder.name not in scheduler.plugins
+
+
+def test_who_leaves_without_a_word_is_forgotten(client: Client) -> None:
+    scheduler = client.cluster.scheduler
+    start_recording(scheduler, "gone", lease_s=0.0)
+    client.gather(client.map(str, range(1500)))
+    assert Recorder.name not in scheduler.plugins
+
+
+def test_a_client_that_is_there_is_not_forgotten(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_LEASE_S", 0.3)
+    with recording(client) as look:
+        busy(client)
+        time.sleep(1.0)  # longer than it may be silent
+        client.gather(client.map(str, range(1500)))
+        assert look().n_ops == 1513
+    assert Recorder.name not in client.cluster.scheduler.plugins
+
+
+def test_what_is_recorded_equals_what_happened(client: Client) -> None:
+    ferroflow_dask.install(client)
+    with recording(client) as look:
+        busy(client)
+        time.sleep(0.3)
+        found = look()
+    stealing = client.cluster.scheduler.extensions["stealing"]
+    assert found.n_ops == 13
+    assert sum(op.stolen for op in found.ops) == stealing.steals["confirmed"] > 0
+    assert sum(found.flows().values()) == stealing.steals["confirmed"]
+    assert {op.worker for op in found.ops} <= set(client.nthreads())
+    assert found.progress.n_tasks == found.progress.n_done == 13
+    assert found.progress.ended_at is not None
+    assert [level.n_tasks for level in found.progress.levels] == [1, 12]
+    assert all(0 <= sample.efficiency <= 1 for sample in found.samples)
+
+
+def test_memory_is_bounded(client: Client) -> None:
+    scheduler = client.cluster.scheduler
+    recorder = start_recording(scheduler, "test")
+    span = {"action": "compute", "start": 0.0, "stop": 1.0}
+    for i in range(MOST_OPS + 500):
+        recorder.transition(f"x-{i}", "processing", "memory", worker="w", thread=1, startstops=[span])
+    assert len(recorder.ops) == MOST_OPS
+    assert recorder.n_ops == MOST_OPS + 500
+    assert len(recorder.new_ops(recorder.n_ops - 3)) == 3
+    stop_recording(scheduler, "test")
+    assert MOST_TASKS >= 100_000
+
+
+class Task:
+    """What progress needs of a scheduler's task."""
+
+    def __init__(self, key: str, *dependencies: Task) -> None:
+        self.key, self.dependencies, self.dependents, self.state = key, dependencies, [], "waiting"
+        for other in dependencies:
+            other.dependents.append(self)
+
+
+def test_progress_by_level_with_its_critical_path() -> None:
+    seconds = {"a": 1.0, "b": 5.0, "c": 1.0, "d": 1.0, "e": 1.0}
+    progress = GraphProgress(lambda ts: seconds[ts.key])
+    a = Task("a")
+    b, c = Task("b", a), Task("c", a)
+    d = Task("d", b, c)
+    progress.add([d, c, b, a], n_threads=2, now_s=10.0)  # type: ignore[list-item]
+    assert [level.n_tasks for level in progress.levels] == [1, 2, 1]
+    assert [level.n_critical for level in progress.levels] == [1, 1, 1]
+    assert progress.predicted_s == progress.critical_s == 7.0
+    progress.done("a", 11.0)
+    progress.done("a", 11.0)  # computed again: counted once
+    progress.done("c", 12.0)
+    assert [(level.n_done, level.n_critical_done) for level in progress.levels] == [(1, 1), (1, 0), (0, 0)]
+    assert progress.remaining_s(2) == pytest.approx(7.0 * 2 / 3)
+    progress.forget("b", 13.0)
+    progress.done("d", 14.0)
+    assert progress.ended_at == 14.0
+    progress.add([Task("e")], n_threads=1, now_s=20.0)  # type: ignore[list-item]
+    assert progress.n_tasks == 1  # what was done before is over
+
+
+# What stays
+
+
+def test_report_and_trace(client: Client, tmp_path: Path) -> None:
+    ferroflow_dask.install(client)
+    with recording(client) as look:
+        busy(client)
+        found = look()
+    write_report(tmp_path / "r.html", "<b>title", ["<i>line"], {"dask": "1"}, found)
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "&lt;b&gt;title" in text
+    assert "cdn.bokeh.org" not in text.partition("<body>")[2]
+    write_trace(tmp_path / "t.json", found)
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    tasks = [event for event in events if event["ph"] == "X"]
+    assert len(tasks) == 13
+    assert min(event["ts"] for event in tasks) == 0
+    assert sum(event["args"]["stolen"] for event in tasks) == sum(found.flows().values())
+    assert {event["ph"] for event in events} == {"X", "M"}
+
+
+def test_terminal_shows_the_same_numbers(client: Client) -> None:
+    from rich.console import Console
+
+    ferroflow_dask.install(client)
+    with recording(client) as look:
+        busy(client)
+        time.sleep(0.3)
+        found = look()
+    steals = found.steals["confirmed"]
+    assert f"{steals} stolen" in line(found)
+    assert "13 of 13 tasks in " in line(found)
+    for width in (60, 100):
+        console = Console(width=width, height=20, force_terminal=True, record=True, file=StringIO())
+        console.print(view(found, width, 20))
+        shown = console.export_text()
+        assert f"steals   {steals} of " in shown
+        assert all(len(row) <= width for row in shown.splitlines())
+        assert shown.count(" done ") == 3

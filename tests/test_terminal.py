@@ -1,0 +1,131 @@
+"""`ferroflow top` and `run --dashboard`: in a real terminal, in a dumb one, and into a file."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import waiting
+from command_line import USAGE, assert_one_line, ferroflow
+from distributed import Client, LocalCluster
+
+import ferroflow_dask
+
+TOP = Path(sys.executable).with_name("ferroflow")
+COLUMNS = r"worker +state +running +waiting +remaining"
+
+soon = partial(waiting.soon, within_s=20.0)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with (
+        LocalCluster(
+            n_workers=3,
+            threads_per_worker=1,
+            processes=False,
+            protocol="tcp://",
+            host="127.0.0.1",
+            dashboard_address=None,
+            silence_logs=logging.ERROR,
+        ) as cluster,
+        Client(cluster, set_as_default=False) as found,
+    ):
+        ferroflow_dask.install(found)
+        yield found
+
+
+@pytest.mark.parametrize(("width", "height"), [(60, 20), (120, 40)])
+def test_top_in_a_terminal(client: Client, tmp_path: Path, width: int, height: int) -> None:
+    if shutil.which("tmux") is None:
+        pytest.skip("tmux is not installed")
+    address = client.scheduler_info()["address"]
+
+    def tmux(*arguments: str) -> str:
+        command = ("tmux", "-S", str(tmp_path / "s"), "-f", "/dev/null", *arguments)
+        environment = {**os.environ, "TERM": "xterm-256color", "LANG": "C.UTF-8"}
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=environment, timeout=30
+        )
+        return done.stdout
+
+    def screen() -> str:
+        return tmux("capture-pane", "-p")
+
+    size = ("-x", str(width), "-y", str(height))
+    tmux("-u", "new-session", "-d", *size, f"{TOP} top --connect {address}; echo ended; sleep 60")
+    try:
+        assert soon(lambda: re.search(COLUMNS, screen())), screen()
+        assert "3 workers · 3 threads · StealingPolicy" in screen()
+        assert "nothing was submitted since this was started" in screen()
+        graph = ferroflow_dask.generate("imbalanced", n_heavy=3, heavy_ms=1500.0, n_fast=20)
+        future = client.compute(graph.bind())
+        assert soon(lambda: re.search(r"^\d +executing +1/1", screen(), re.MULTILINE)), screen()
+        future.result()
+        assert soon(lambda: "graph    25 of 25 tasks in " in screen()), screen()
+        shown = screen()
+        assert len(re.findall(r"^\d +done +0/1 +0 +0\.00 s", shown, re.MULTILINE)) == 3, shown
+        assert re.search(r"^tasks/s  [▁▂▃▄▅▆▇█]+ [\d,]+ · \d+% of threads at work", shown, re.MULTILINE)
+        assert re.search(r"^steals   \d+ of \d+ asked", shown, re.MULTILINE)
+        tmux("send-keys", "q")
+        assert soon(lambda: "ended" in screen()), screen()
+    finally:
+        tmux("kill-server")
+
+
+@pytest.mark.parametrize("terminal", ["dumb", "xterm"])
+def test_top_into_a_file(client: Client, terminal: str) -> None:
+    address = client.scheduler_info()["address"]
+    environment = {**os.environ, "TERM": terminal}
+    done = subprocess.run(
+        [TOP, "top", "--connect", address, "--for", "1.5"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) in (2, 3)
+    assert all(re.match(r"\d\d:\d\d:\d\d .* · \d+ stolen$", line) for line in lines)
+    assert "\x1b" not in done.stdout
+
+
+def test_top_of_nothing() -> None:
+    result = ferroflow("top", "--connect", "tcp://127.0.0.1:1", "--timeout", "1")
+    assert_one_line(result.exit_code, result.stderr, 1, "no scheduler answers")
+
+
+def test_run_shows_writes_and_still_prints_its_result(tmp_path: Path) -> None:
+    report, trace = tmp_path / "r.html", tmp_path / "t.json"
+    result = ferroflow(
+        *("run", "--dag", "wide", "--workers", "2", "--no-processes", "--placement", "ops"),
+        *("--dashboard", "--report", str(report), "--trace", str(trace)),
+    )
+    assert result.exit_code == 0, result.output
+    assert "wide · ferroflow · 2 × 1 in one process: 40 ops" in result.stdout
+    assert re.search(r"\d\d:\d\d:\d\d ", result.stderr)
+    assert "40 ops in" in report.read_text(encoding="utf-8")
+    assert trace.read_text(encoding="utf-8").count('"ph": "X"') >= 40
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--policy", "sequential", "--dashboard"), "--policy sequential has none"),
+        (("--report", "/nowhere/r.html"), "--report '/nowhere/r.html' cannot be written: there is no folder"),
+        (("--trace", "/nowhere/t.json"), "--trace '/nowhere/t.json' cannot be written"),
+    ],
+)
+def test_options_that_make_no_sense(arguments: tuple[str, ...], message: str) -> None:
+    result = ferroflow("run", "--dag", "uniform", *arguments)
+    assert_one_line(result.exit_code, result.stderr, USAGE, message)
