@@ -92,6 +92,10 @@ class ArrayProvider:
         entry = _FUNCTIONS.get((op.domain, op.op_type))
         return entry is not None and opset_version(op, opsets) >= entry[0]
 
+    def host_operands(self, op: Op) -> frozenset[int]:  # noqa: ARG002 -- others read some
+        """Return the positions of operands that are read as NumPy arrays wherever the others are."""
+        return frozenset()
+
     def compile(self, op: Op, opsets: Mapping[str, int]) -> Kernel:  # noqa: ARG002 - part of the protocol
         """Return the op's function, guarded by the dtypes that it is right for."""
         _, dtypes, function = _FUNCTIONS[op.domain, op.op_type]
