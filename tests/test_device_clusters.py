@@ -1,4 +1,4 @@
-"""Clusters with devices, emulated ones: CPU and GPU workers side by side, spilling, loss, the command line."""
+"""Clusters with emulated devices: CPU and GPU workers side by side, spilling, loss, the command line."""
 
 from __future__ import annotations
 

@@ -311,8 +311,8 @@ class TestOutOfMemory:
         graph = generate("matmul-chain", n_ops=2, m=self.m)
         with pytest.raises(KernelError) as caught:
             run(DeviceRunner(device), graph)
-        both = f"{2 * self.nbytes:,}"
+        op, both = f"op {graph.live_ops[0].name!r} (MatMul)", f"{2 * self.nbytes:,}"
         assert str(caught.value) == (
-            f"op {graph.live_ops[0].name!r} (MatMul), of {both} B of operands, ran out of memory on emulated: "
-            f"{both} of {both} B are in use, and nothing is left to spill to the host"
+            f"{op}, of {both} B of operands, ran out of memory on emulated: {both} of {both} B are in use, "
+            "and nothing is left to spill to the host"
         )

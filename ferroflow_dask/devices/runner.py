@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -224,25 +225,22 @@ class DeviceRunner:
 
     def _with_memory(self, call: Callable[[], Any], what: str, nbytes: int) -> Any:
         """Call; where the device has no memory left, make room and call again."""
-        try:
+        with suppress(MemoryError):
             return call()
-        except MemoryError:
-            pass
         self._window.until()
         self._placed.clear()
         while True:
             self.device.release_free()
-            try:
+            # Errors are not kept: their tracebacks hold operands.
+            with suppress(MemoryError):
                 return call()
-            except MemoryError as error:
-                reason = error
             if not self._spill():
                 break
         used, total = self.device.used_nbytes(), self.device.total_nbytes()
         raise KernelError(
             f"{what}, of {nbytes:,} B of operands, ran out of memory on {self.device.name}: {used:,} of "
             f"{total:,} B are in use, and nothing is left to spill to the host"
-        ) from reason
+        )
 
 
 class _Run:
