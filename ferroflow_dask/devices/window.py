@@ -10,6 +10,7 @@ from typing import Any
 
 from ferroflow_dask.devices.device import Device, Event
 from ferroflow_dask.exceptions import KernelError
+from ferroflow_dask.kernels import one_line
 
 #: Steps that are enqueued ahead of their end, and how long they may take together [s]. Less would let the
 #: device wait for the host; more hides from schedulers how much there is still to do.
@@ -133,8 +134,7 @@ class Window:
             step.end.synchronize()
             seconds = self._device.elapsed_s(step.start, step.end)
         except Exception as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise KernelError(f"{step.what} failed on {self._device.name}: {reason}") from error
+            raise KernelError(f"{step.what} failed on {self._device.name}: {one_line(error)}") from error
         before_s = seconds if self._mean_s is None else self._mean_s
         self._mean_s = before_s + _WEIGHT * (seconds - before_s)
         work.spent_s += seconds

@@ -12,6 +12,7 @@ from ferroflow_dask.kernels.registry import (
     failure,
     find_provider,
     host_operands,
+    one_line,
     provider_counts,
     shared_kernel,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "host_operands",
     "in_session",
     "make_plan",
+    "one_line",
     "provider_counts",
     "shared_kernel",
     "single",

@@ -1,6 +1,6 @@
 """The plugin for distributed's scheduler: a shell around a policy."""
 
-from ferroflow_dask.plugin.devices import GPU_RESOURCE, DeviceSpec, device_usage, use_devices
+from ferroflow_dask.plugin.devices import GPU_RESOURCE, DeviceSpec, device_usage, use_devices, use_gpus
 from ferroflow_dask.plugin.durations import learned_in_this_process
 from ferroflow_dask.plugin.explain import explain
 from ferroflow_dask.plugin.install import (
@@ -29,4 +29,5 @@ __all__ = [
     "learned_in_this_process",
     "uninstall",
     "use_devices",
+    "use_gpus",
 ]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from distributed import Client, WorkerPlugin
 
 from ferroflow_dask.devices import Device, DeviceRunner, DeviceUsage, attach, detach, usage_here
+from ferroflow_dask.devices.cuda import check_precision
 from ferroflow_dask.lowering import CPU, GPU
 
 if TYPE_CHECKING:
@@ -93,14 +94,29 @@ def _telling(worker: Worker) -> Callable[[str, float], None]:
 
 
 def use_devices(client: Client, spec: DeviceSpec) -> None:
-    """Let the workers of a cluster that have the resource `GPU` use their devices.
+    """Let the workers of a cluster that have the resource `GPU` use devices; the rest is as `use_gpus`."""
+    client.register_plugin(Devices(spec))
+
+
+def use_gpus(client: Client, precision: str = "fp32") -> None:
+    """Let the workers that have the resource `GPU` run ops on their GPUs, now and when they join.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        Of workers started by dask-cuda, by `dask cuda worker ADDRESS --resources GPU=1`, say.
+    precision : str, optional
+        Of products of single-precision matrices: `fp32`, `tf32`, `fp16` or `bf16`.
 
     Raises
     ------
     ClusterError
         A worker that has the resource has no device, or no CuPy.
+    UnknownNameError
+        There is no such precision.
     """
-    client.register_plugin(Devices(spec))
+    check_precision(precision)
+    use_devices(client, DeviceSpec("cuda", {"precision": precision}))
 
 
 def _usage() -> tuple[int, DeviceUsage]:
