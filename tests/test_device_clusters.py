@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from distributed import Client
+from distributed import Client, wait
 
 import ferroflow_dask
 from ferroflow_dask import bind, evaluate, executed, generate, install, place
@@ -152,23 +152,34 @@ def test_workers_learn_durations_from_the_device(mixed_client: Client) -> None:
     assert mixed_client.run_on_scheduler(learned)
 
 
-def test_more_than_the_device_holds_is_spilled() -> None:
-    m, n = 256, 60
+def results_that_do_not_fit(n: int, m: int, memory_nbytes: int) -> None:
+    """Keep n results of m × m on a device that has room for some of them."""
     nbytes = 4 * m * m
-    with device_client(EMULATED, workers=0, emulated={"memory_nbytes": 16 * nbytes}) as client:
+    builder = GraphBuilder("many")
+    a = builder.constant(np.full((m, m), 0.5, np.float32), name="a")
+    values = [a]
+    for _ in range(n):
+        values.append(builder.op("Add", values[-1], a))
+    builder.output(**{f"y{i}": value for i, value in enumerate(values[1:])})
+    with device_client(EMULATED, workers=0, emulated={"memory_nbytes": memory_nbytes}) as client:
         install(client)
-        builder = GraphBuilder("many")
-        a = builder.constant(np.eye(m, dtype=np.float32), name="a")
-        # All first products are there before any is read again.
-        first = [builder.op("MatMul", a, a) for _ in range(n)]
-        total = first[0]
-        for other in first[1:]:
-            total = builder.op("Add", total, other)
-        builder.output(total=total)
-        graph = builder.build()
-        bound = bind(place(graph, client), {})
-        assert_right(client.compute(bound).result(), graph)
-        assert device_usage(client).used_nbytes <= 16 * nbytes
+        kept = client.persist(bind(place(builder.build(), client), {}))
+        wait(kept)
+        usage = device_usage(client)
+        assert usage.used_nbytes <= memory_nbytes < n * nbytes
+        assert usage.to_host >= n - memory_nbytes // nbytes
+        for i in range(0, n, 7):
+            (value,) = client.compute(kept.only(f"y{i}")).result().values()
+            assert (value == 0.5 * (i + 2)).all()
+
+
+def test_more_than_the_device_holds_is_spilled() -> None:
+    results_that_do_not_fit(60, 256, 16 * 4 * 256 * 256)
+
+
+@pytest.mark.slow
+def test_ten_gigabytes_on_a_device_of_two() -> None:
+    results_that_do_not_fit(80, 5793, 2**31)
 
 
 def test_a_gpu_worker_is_lost(mixed_client: Client) -> None:

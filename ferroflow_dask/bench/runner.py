@@ -6,8 +6,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distributed import Client, futures_of
@@ -36,7 +35,7 @@ class Run:
     outputs: Mapping[str, Any]
     record: RunRecord
     seconds: Mapping[int, float]
-    device_seconds: Mapping[int, float] = MappingProxyType({})
+    device_seconds: Mapping[int, float] = field(default_factory=dict)
 
 
 def _steals(dask_scheduler: Scheduler, name: str) -> int:

@@ -10,17 +10,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import dask
 from dask.typing import Key
 from distributed import Client, LocalCluster, Nanny
+from distributed.protocol.serialize import deserialize, serialize
 from zict import Buffer, Func
 
 from ferroflow_dask.deploy.local import CLUSTER_OPTIONS, configured_environment
 from ferroflow_dask.devices import Resident
 from ferroflow_dask.devices.cuda import check_precision, count_devices
 from ferroflow_dask.exceptions import ClusterError, UsageError
+from ferroflow_dask.lowering import Results
 from ferroflow_dask.plugin import GPU_RESOURCE, DeviceSpec, use_devices
 
 _DEVICES = "cpu, cuda, cuda:N (the GPU with that number), auto, emulated"
@@ -119,15 +121,24 @@ class EmulatedStore(Buffer[Key, Any]):
 
 
 def _device_nbytes(value: Any) -> int:
-    return value.nbytes if isinstance(value, Resident) else 0
+    values = value.values if isinstance(value, Results) else (value,)
+    return sum(item.nbytes for item in values if isinstance(item, Resident))
 
 
+class _Spilled(NamedTuple):
+    header: Any
+    frames: Any
+
+
+# As dask-cuda does it.
 def _to_host(value: Any) -> Any:
-    return (value.to_host(),) if isinstance(value, Resident) else value
+    if not _device_nbytes(value):
+        return value
+    return _Spilled(*serialize(value, serializers=("dask", "pickle"), on_error="raise"))
 
 
 def _to_device(value: Any) -> Any:
-    return Resident(value[0]) if type(value) is tuple and len(value) == 1 else value
+    return deserialize(*value) if isinstance(value, _Spilled) else value
 
 
 @contextmanager
@@ -195,7 +206,13 @@ def _emulated_worker(cluster: Any, spec: DeviceSpec) -> dict[str, Any]:
     store = (EmulatedStore, {"device_memory_limit": int(0.8 * spec.options["memory_nbytes"])})
     return {
         "cls": Nanny,
-        "options": {**_common(cluster), "nthreads": 1, "resources": {GPU_RESOURCE: 1}, "data": store},
+        "options": {
+            **_common(cluster),
+            "nthreads": 1,
+            "resources": {GPU_RESOURCE: 1},
+            "data": store,
+            "memory_limit": 0,  # what would be on a GPU is on the host too
+        },
     }
 
 

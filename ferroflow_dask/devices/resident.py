@@ -67,6 +67,10 @@ class Resident:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> HostArray:
         return np.array(self.to_host(), dtype=dtype, copy=copy)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Inside something else that is sent or spilled.
+        return np.asarray, (self.to_host(),)
+
     @property
     def __cuda_array_interface__(self) -> Any:
         # dask-cuda knows by it what to spill from a device; there is none where the array is emulated.

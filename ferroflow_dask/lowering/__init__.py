@@ -6,6 +6,7 @@ from ferroflow_dask.lowering.collection import BoundGraph, bind
 from ferroflow_dask.lowering.execution import (
     KIND_ANNOTATION,
     ExecutionReport,
+    Results,
     device_here,
     executed,
     executed_here,
@@ -33,6 +34,7 @@ __all__ = [
     "BoundGraph",
     "ExecutionReport",
     "Prediction",
+    "Results",
     "bind",
     "check_placement",
     "device_here",

@@ -186,6 +186,14 @@ class Results:
         """Return one of the values."""
         return self.values[item]
 
+    def __getattr__(self, name: str) -> Any:
+        # dask-cuda knows by this attribute what to spill from a device.
+        if name == "__cuda_array_interface__":
+            for value in self.values:
+                if hasattr(value, name):
+                    return getattr(value, name)
+        raise AttributeError(name)
+
 
 def _nbytes(results: Results) -> int:
     distinct = {id(value): value for value in results.values}
