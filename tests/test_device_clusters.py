@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from distributed import Client, wait
+from distributed import Client, LocalCluster, wait
 
 import ferroflow_dask
 from ferroflow_dask import bind, evaluate, executed, generate, install, place
@@ -241,6 +241,14 @@ class TestCommandLine:
         assert result.exit_code == 1
         assert len(result.stderr.splitlines()) == 1
         assert "pip install 'ferroflow-dask[gpu]'" in result.stderr or "finds no GPU" in result.stderr
+
+    def test_a_cluster_without_gpus(self) -> None:
+        with LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster:
+            result = self.run("--device", "cuda", "--connect", cluster.scheduler_address)
+        assert result.exit_code == 1
+        assert result.stderr.splitlines()[-1].startswith(
+            "ferroflow: --device cuda: no worker of this cluster has the resource GPU; start some by: dask cuda"
+        )
 
     def test_auto_is_cpu_without_a_gpu(self) -> None:
         result = self.run("--device", "auto", "--workers", "2", "--json")
