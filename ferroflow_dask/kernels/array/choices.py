@@ -67,5 +67,7 @@ OPERATORS = (
     Operator("Where", (9, 16), _where, PLAIN, apart={0: BOOL}),
     Operator("Clip", (6,), _clip_by_attributes, FLOATS),
     Operator("Clip", (11, 12, 13), _clip, NUMBERS),
-    Operator("Cast", (6, 9, 13, 19, 21, 23, 24, 25), _cast, PLAIN, takes=lambda op: _target(op) is not None),
+    Operator(
+        "Cast", (6, 9, 13, 19, 21, 23, 24, 25, 28), _cast, PLAIN, takes=lambda op: _target(op) is not None
+    ),
 )

@@ -75,5 +75,5 @@ OPERATORS = (
     Operator("LayerNorm", (1,), _layer_norm, FLOATS, is_first=True, domain=FERROFLOW_DOMAIN),
     Operator("MatMul", (1,), _head_matmul, FLOATS, is_first=True, domain=FERROFLOW_DOMAIN),
     Operator("Gemm", (7, 9, 11, 13), _gemm, FLOATS),
-    Operator("Einsum", (12,), _einsum, WIDE_NUMBERS),
+    Operator("Einsum", (12, 28), _einsum, WIDE_NUMBERS),
 )

@@ -95,19 +95,19 @@ def _extreme(reduce: Callable[..., Any], sign: int) -> Callable[..., Any]:
 
 
 def _arg_extreme(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ONNX ArgMax or ArgMin, opset 1 on: of several places, the first."""
+    """Return ONNX ArgMax or ArgMin, opset 1 on: of several places the first, or on demand the last."""
 
     def kernel(op: Op, x: Any) -> Any:
         axis = axis_of(op.attributes.get("axis", 0), x.ndim)
-        places = function(x, axis=axis).astype(np.int64)
+        if op.attributes.get("select_last_index", 0):
+            backwards = x[(*(slice(None),) * axis, slice(None, None, -1))]
+            places = np.subtract(x.shape[axis] - 1, function(backwards, axis=axis).astype(np.int64))
+        else:
+            places = function(x, axis=axis).astype(np.int64)
         kept = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
         return places.reshape(kept) if op.attributes.get("keepdims", 1) else places
 
     return kernel
-
-
-def _is_first_taken(op: Op) -> bool:
-    return not op.attributes.get("select_last_index", 0)
 
 
 def _names_axes(op: Op) -> bool:
@@ -139,7 +139,7 @@ OPERATORS = (
         for op_type, function in (("ReduceMax", _extreme(np.max, 1)), ("ReduceMin", _extreme(np.min, -1)))
     ),
     *(
-        Operator(op_type, (1, 11, 12, 13), _arg_extreme(function), FLOATS | INTEGERS, takes=_is_first_taken)
+        Operator(op_type, (1, 11, 12, 13), _arg_extreme(function), FLOATS | INTEGERS)
         for op_type, function in (("ArgMax", np.argmax), ("ArgMin", np.argmin))
     ),
 )
