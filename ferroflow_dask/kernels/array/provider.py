@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -56,18 +56,20 @@ class ArrayProvider:
         """Return the op's function, guarded by the dtypes that it is right for."""
         operator = _find(op, opsets)
         assert operator is not None  # supported, as the protocol says
-        function = operator.function
+        check, function = _guard(op, operator), operator.function
 
         def kernel(*values: Any) -> tuple[Any, ...]:
-            _check_dtypes(op, operator, values)
-            found = function(op, *values)
-            results = found if isinstance(found, tuple) else (found,)
-            # NumPy's functions turn results without axes into scalars.
-            arrays = [np.asarray(one) if isinstance(one, np.generic) else one for one in results]
-            arrays += [None] * (len(op.outputs) - len(arrays))
-            return tuple(one if name else None for name, one in zip(op.outputs, arrays, strict=False))
+            check(values)
+            return (_array(function(op, *values)),)
 
-        return kernel
+        def kernel_of_several(*values: Any) -> tuple[Any, ...]:
+            check(values)
+            found = function(op, *values)
+            results = list(found) if isinstance(found, tuple) else [found]
+            results += [None] * (len(op.outputs) - len(results))
+            return tuple(_array(one) if name else None for name, one in zip(op.outputs, results, strict=True))
+
+        return kernel if len(op.outputs) == 1 and operator.n_outputs is not None else kernel_of_several
 
     def yields_to(self, op: Op) -> str | None:
         """Return the provider whose kernel is to be asked first where both may be, None for none."""
@@ -98,19 +100,34 @@ def _find(op: Op, opsets: Mapping[str, int]) -> Operator | None:
     return versions.get(onnx.defs.get_schema(op.op_type, version).since_version)
 
 
-def _check_dtypes(op: Op, operator: Operator, values: tuple[Any, ...]) -> None:
-    kinds = set()
-    for i, value in enumerate(values):
-        if value is None:
-            continue
-        kind = str(getattr(value, "dtype", type(value).__name__))
-        if i in operator.host:
-            if not isinstance(value, np.ndarray):
-                raise DeclinedError(f"operand {i} of {op.op_type} is not on the host")
-        elif i not in operator.apart:
-            kinds.add(kind)
-        elif kind not in operator.apart[i]:
-            raise DeclinedError(f"operand {i} of {op.op_type} is {kind}")
-    # Two dtypes would be promoted by NumPy; ONNX does not know such an op.
-    if len(kinds) > 1 or not kinds <= operator.dtypes:
-        raise DeclinedError(f"{op.op_type} of {', '.join(sorted(kinds))}")
+def _array(result: Any) -> Any:
+    # NumPy's functions turn results without axes into scalars.
+    return np.asarray(result) if isinstance(result, np.generic) else result
+
+
+def _guard(op: Op, operator: Operator) -> Callable[[tuple[Any, ...]], None]:
+    """Return what declines operands that the kernel is not right for; it runs before each small op."""
+    dtypes = frozenset(map(np.dtype, operator.dtypes))
+    apart = {i: frozenset(map(np.dtype, names)) for i, names in operator.apart.items()}
+    special = operator.host | apart.keys()
+
+    def check(values: tuple[Any, ...]) -> None:
+        common = None
+        for i, value in enumerate(values):
+            if value is None:
+                continue
+            dtype = getattr(value, "dtype", None)
+            if i in special:
+                if i in apart and dtype not in apart[i]:
+                    raise DeclinedError(f"operand {i} of {op.op_type} is {dtype or type(value).__name__}")
+                if i in operator.host and not isinstance(value, np.ndarray):
+                    raise DeclinedError(f"operand {i} of {op.op_type} is not on the host")
+            elif common is None:
+                if dtype is None or dtype not in dtypes:
+                    raise DeclinedError(f"{op.op_type} of {dtype or type(value).__name__}")
+                common = dtype
+            elif dtype != common:
+                # NumPy would promote them; ONNX does not know such an op.
+                raise DeclinedError(f"{op.op_type} of {common} and {dtype or type(value).__name__}")
+
+    return check

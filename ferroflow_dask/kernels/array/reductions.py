@@ -89,7 +89,8 @@ def _extreme(reduce: Callable[..., Any], sign: int) -> Callable[..., Any]:
             worst = np.iinfo(x.dtype).min if sign > 0 else np.iinfo(x.dtype).max
         kept = [1 if i in axes else size for i, size in enumerate(x.shape)]
         shape = kept if keepdims else [size for i, size in enumerate(x.shape) if i not in axes]
-        return np.full_like(x, worst, shape=tuple(shape))
+        # CuPy takes an empty shape for none given.
+        return np.full_like(x, worst, shape=tuple(kept)).reshape(tuple(shape))
 
     return _reduction(extreme)
 
