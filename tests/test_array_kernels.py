@@ -39,15 +39,21 @@ def kernel_of(case: Case, version: int) -> Any:
 @pytest.mark.parametrize("case", ONE_EACH)
 def test_a_kernel_agrees_with_onnx(case):
     op = op_of(case.op_type, case.values, case.n_outputs, **case.attributes)
+    n_checked = 0
     for version in case.versions:
         actual = kernel_of(case, version)(*case.values)
-        with np.errstate(all="ignore"):
-            if case.truth == "onnxruntime":
-                expected = compile_op(op, {"": version}, ["onnxruntime"])(*case.values)
-            else:
-                expected = expected_of(op, {"": version}, case.values)
+        try:
+            with np.errstate(all="ignore"):
+                if case.truth == "onnxruntime":
+                    expected = compile_op(op, {"": version}, ["onnxruntime"])(*case.values)
+                else:
+                    expected = expected_of(op, {"": version}, case.values)
+        except KernelNotFoundError:
+            continue  # older releases of onnxruntime lack the newest versions
+        n_checked += 1
         half = any(getattr(value, "dtype", None) == np.float16 for value in (*case.values, *actual))
         assert_same(list(actual), list(expected), *((5e-3, 5e-3) if half else ()))
+    assert n_checked
 
 
 @pytest.mark.parametrize("case", ONE_EACH)

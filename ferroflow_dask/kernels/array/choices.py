@@ -5,10 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx
 
 from ferroflow_dask.graph.ir import Op
-from ferroflow_dask.kernels.array.operator import BOOL, FLOATS, NUMBERS, PLAIN, Operator, of_values
+from ferroflow_dask.kernels.array.operator import (
+    BOOL,
+    ELEMENT_TYPES,
+    FLOATS,
+    NUMBERS,
+    PLAIN,
+    Operator,
+    of_values,
+)
 from ferroflow_dask.kernels.provider import DeclinedError
 
 #: Default bounds of Clip before opset 11, whatever the dtype.
@@ -39,19 +46,13 @@ def _clip(_: Op, x: Any, low: Any = None, high: Any = None) -> Any:
     return x if high is None else np.minimum(x, high)
 
 
-def _target(op: Op) -> np.dtype[Any] | None:
-    """Return the dtype to convert to, None for what NumPy lacks or prints (strings)."""
-    to = op.attributes.get("to")
-    known = onnx.TensorProto.DataType.values()
-    if not isinstance(to, int) or to not in known or to == onnx.TensorProto.UNDEFINED:
-        return None
-    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(to))
-    return dtype if dtype.name in PLAIN else None
-
-
 def _cast(op: Op, x: Any) -> Any:
     """Convert between plain dtypes (ONNX Cast, opset 6 on)."""
-    return x.astype(_target(op))
+    return x.astype(ELEMENT_TYPES[op.attributes["to"]])
+
+
+def _is_to_plain(op: Op) -> bool:
+    return op.attributes.get("to") in ELEMENT_TYPES
 
 
 OPERATORS = (
@@ -67,7 +68,5 @@ OPERATORS = (
     Operator("Where", (9, 16), _where, PLAIN, apart={0: BOOL}),
     Operator("Clip", (6,), _clip_by_attributes, FLOATS),
     Operator("Clip", (11, 12, 13), _clip, NUMBERS),
-    Operator(
-        "Cast", (6, 9, 13, 19, 21, 23, 24, 25, 28), _cast, PLAIN, takes=lambda op: _target(op) is not None
-    ),
+    Operator("Cast", (6, 9, 13, 19, 21, 23, 24, 25, 28), _cast, PLAIN, takes=_is_to_plain),
 )

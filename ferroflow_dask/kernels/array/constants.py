@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 
 from ferroflow_dask.graph.ir import Op
-from ferroflow_dask.kernels.array.operator import PLAIN, Operator, integers
+from ferroflow_dask.kernels.array.operator import ELEMENT_TYPES, PLAIN, Operator, integers
 
 #: Attributes of Constant, one of which gives its value, with their dtypes.
 _CONSTANTS = {
@@ -18,8 +18,6 @@ _CONSTANTS = {
     "value_int": np.int64,
     "value_ints": np.int64,
 }
-
-_PLAIN_TYPES = frozenset(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(name)) for name in PLAIN)
 
 
 def _shape(op: Op, x: Any) -> Any:
@@ -33,7 +31,7 @@ def _size(_: Op, x: Any) -> Any:
 
 
 def _is_plain(tensor: Any) -> bool:
-    return isinstance(tensor, onnx.TensorProto) and tensor.data_type in _PLAIN_TYPES
+    return isinstance(tensor, onnx.TensorProto) and tensor.data_type in ELEMENT_TYPES
 
 
 def _constant(op: Op) -> Any:

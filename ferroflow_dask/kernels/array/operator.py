@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import onnx
 
 from ferroflow_dask.graph.ir import Op
 from ferroflow_dask.kernels.provider import DeclinedError
@@ -26,6 +27,11 @@ WIDE_NUMBERS = FLOATS | {"int32", "int64", "uint32", "uint64"}
 BOOL = frozenset({"bool"})
 PLAIN = NUMBERS | BOOL
 INDICES = frozenset({"int32", "int64"})
+
+#: ONNX's element types that these are. The other way round, older releases of onnx take bfloat16 for float32.
+ELEMENT_TYPES: Mapping[int, np.dtype[Any]] = {
+    onnx.helper.np_dtype_to_tensor_dtype(np.dtype(name)): np.dtype(name) for name in PLAIN
+}
 
 
 def _always(_: Op) -> bool:
