@@ -7,7 +7,7 @@ from ferroflow_dask.exceptions import FerroflowError
 from ferroflow_dask.graph import Graph, GraphBuilder, generate, load_onnx
 from ferroflow_dask.kernels import evaluate
 from ferroflow_dask.lowering import BoundGraph, bind, executed, place
-from ferroflow_dask.plugin import FerroflowPlugin, FerroflowStealing, explain, install, uninstall
+from ferroflow_dask.plugin import FerroflowPlugin, FerroflowStealing, explain, install, uninstall, use_gpus
 
 _config.load_defaults()
 
@@ -35,4 +35,5 @@ __all__ = [
     "place",
     "slurm_cluster",
     "uninstall",
+    "use_gpus",
 ]

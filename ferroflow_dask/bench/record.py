@@ -51,6 +51,9 @@ class RunRecord:
         Ops by the kernel provider that was to compute them.
     in_session : bool
         Whether one provider computed the whole graph in one session.
+    device : mapping of str to float, or None
+        What GPUs did, as `DeviceUsage` tells it: ops, batches and the ops in them, bytes that crossed to GPUs
+        and back, memory in use; None if there were none.
     bytes_moved : int
         Fetched by workers from each other [B].
     predicted_bytes : int or None
@@ -81,6 +84,7 @@ class RunRecord:
     placement: str | None
     providers: Mapping[str, int]
     in_session: bool
+    device: Mapping[str, float] | None
     bytes_moved: int
     predicted_bytes: int | None
     idle_fraction: float

@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distributed import Client, futures_of
@@ -14,9 +14,11 @@ from distributed import Client, futures_of
 from ferroflow_dask.bench.observe import StealCounter
 from ferroflow_dask.bench.record import RunRecord, versions
 from ferroflow_dask.cost import AnalyticCost, ClusterProfile, CostModel
+from ferroflow_dask.devices import DeviceUsage
 from ferroflow_dask.graph import FERROFLOW_DOMAIN, Graph, Op, bounds
 from ferroflow_dask.kernels import SESSIONS, evaluate, in_session, provider_counts
 from ferroflow_dask.lowering import BoundGraph, ExecutionReport, bind, executed, token_of
+from ferroflow_dask.plugin import device_usage
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -25,11 +27,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The outputs of a graph by name, the record of their computation, and the time each op took [s]."""
+    """The outputs of a graph by name, the record of their computation, and the time each op took [s].
+
+    Those that ran on devices are apart.
+    """
 
     outputs: Mapping[str, Any]
     record: RunRecord
     seconds: Mapping[int, float]
+    device_seconds: Mapping[int, float] = field(default_factory=dict)
 
 
 def _steals(dask_scheduler: Scheduler, name: str) -> int:
@@ -60,6 +66,8 @@ def run_on_cluster(
     cluster: ClusterProfile | None = None,
     costs: CostModel | None = None,
     placement: str | None = None,
+    gpu_costs: CostModel | None = None,
+    gpu_matmul_threshold: int | None = None,
     on_submit: Callable[[BoundGraph], object] | None = None,
 ) -> Run:
     """Compute a graph on a cluster and measure it.
@@ -81,16 +89,25 @@ def run_on_cluster(
         Cut the graph into bundles for it; one task for each op if left out.
     costs : CostModel, optional
         Of the ops; shapes and nominal rates if left out.
-    placement : str, optional
+    placement, gpu_costs, gpu_matmul_threshold
         As in `bind`.
     on_submit : callable, optional
         Called with the bound graph once it was handed to the scheduler, to watch its progress.
     """
     threads = list(client.nthreads().values())
+    before = device_usage(client)
     with counting_steals(client) as steals:
         started_at = time.time()
         start = time.perf_counter()
-        bound = bind(graph, inputs, costs=costs, cluster=cluster, placement=placement)
+        bound = bind(
+            graph,
+            inputs,
+            costs=costs,
+            cluster=cluster,
+            placement=placement,
+            gpu_costs=gpu_costs,
+            gpu_matmul_threshold=gpu_matmul_threshold,
+        )
         persisted = client.persist(bound)
         if on_submit is not None:
             on_submit(bound)
@@ -111,9 +128,10 @@ def run_on_cluster(
         seed=seed,
         bytes_moved=sum(client.run(_fetched_since, started_at).values()),
         bound=bound,
+        usage=device_usage(client).since(before),
         in_session=bound.placement == "whole" and any(client.run(in_session, token_of(graph)).values()),
     )
-    return Run(outputs, record, report.seconds)
+    return Run(outputs, record, report.seconds, report.device_seconds)
 
 
 def _fetched_since(time_s: float, dask_worker: Worker) -> int:
@@ -161,6 +179,7 @@ def _record(
     seed: int,
     bytes_moved: int = 0,
     bound: BoundGraph | None = None,
+    usage: DeviceUsage | None = None,
     in_session: bool = False,
 ) -> RunRecord:
     prediction = None if bound is None else bound.prediction
@@ -184,6 +203,7 @@ def _record(
         placement=None if bound is None else bound.placement,
         providers={SESSIONS: compute_ops} if in_session else dict(provider_counts(graph)[0]),
         in_session=in_session,
+        device=None if usage is None or not usage.ops + usage.host_ops else usage.as_dict(),
         bytes_moved=bytes_moved,
         predicted_bytes=None if prediction is None else prediction.nbytes_moved,
         idle_fraction=max(0.0, 1 - report.busy_s / (makespan_s * sum(threads))),
@@ -198,4 +218,4 @@ def _duration(op: Op, graph: Graph, report: ExecutionReport) -> float:
     # A declared duration is what the op takes; a measured one contains the noise of this run.
     if op.domain == FERROFLOW_DOMAIN and op.op_type == "Slow":
         return AnalyticCost().seconds(op, graph) or 0.0
-    return report.seconds.get(op.id, 0.0)
+    return report.seconds.get(op.id, 0.0) + report.device_seconds.get(op.id, 0.0)

@@ -10,10 +10,19 @@ from typing import Any
 
 from distributed import Client, KilledWorker
 
+from ferroflow_dask.cli.devices import Devices
 from ferroflow_dask.cli.slurm import SlurmOptions, slurm_client
-from ferroflow_dask.deploy import connect, local_client
+from ferroflow_dask.deploy import DeviceChoice, connect, device_client, local_client
 from ferroflow_dask.exceptions import ClusterError
-from ferroflow_dask.plugin import check_scheduler, check_workers, install, installed, uninstall
+from ferroflow_dask.plugin import (
+    GPU_RESOURCE,
+    check_scheduler,
+    check_workers,
+    install,
+    installed,
+    uninstall,
+    use_devices,
+)
 
 #: Policies that need no plugin: no cluster at all, and Dask as it is.
 PLAIN_POLICIES = ("sequential", "dask")
@@ -32,6 +41,8 @@ class Where:
     workers, threads : int
     processes : bool
         Of a local cluster.
+    devices : Devices or None
+        That ops may run on, beside CPUs.
     """
 
     address: str | None
@@ -40,6 +51,7 @@ class Where:
     workers: int
     threads: int
     processes: bool
+    devices: Devices | None = None
 
     @property
     def tells_processes(self) -> bool | None:
@@ -57,17 +69,8 @@ class Where:
 def client_for(where: Where) -> Iterator[Client]:
     """Yield a client of the cluster; what goes wrong with it is told in one line."""
     try:
-        if where.slurm is not None:
-            with slurm_client(where.slurm) as client:
-                yield client
-        elif where.address is None:
-            with local_client(where.workers, where.threads, where.processes) as client:
-                yield client
-        else:
-            with connect(where.address, where.timeout_s) as client:
-                check_scheduler(client)
-                check_workers(client)
-                yield client
+        with _client(where) as client:
+            yield client
     except KilledWorker as error:
         raise ClusterError(
             f"workers died while they ran task {error.task!r}; they may lack memory"
@@ -78,6 +81,41 @@ def client_for(where: Where) -> Iterator[Client]:
         ) from error
     except (OSError, RuntimeError) as error:
         raise ClusterError(f"the cluster failed: {error}") from error
+
+
+@contextmanager
+def _client(where: Where) -> Iterator[Client]:
+    choice = None if where.devices is None else where.devices.choice
+    if where.slurm is not None:
+        with slurm_client(where.slurm) as client:
+            _use(choice, client)
+            yield client
+    elif where.address is not None:
+        with connect(where.address, where.timeout_s) as client:
+            check_scheduler(client)
+            check_workers(client)
+            _use(choice, client)
+            yield client
+    elif choice is None:
+        with local_client(where.workers, where.threads, where.processes) as client:
+            yield client
+    else:
+        with device_client(choice, where.workers, where.threads) as client:
+            yield client
+
+
+def _use(choice: DeviceChoice | None, client: Client) -> None:
+    """Let workers that have the resource for it use their GPUs."""
+    if choice is None:
+        return
+    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    if any(worker["resources"].get(GPU_RESOURCE) for worker in workers):
+        use_devices(client, choice.spec)
+    elif choice.kind != "auto":
+        raise ClusterError(
+            f"--device {choice}: no worker of this cluster has the resource {GPU_RESOURCE}; start some by: "
+            f"dask cuda worker ADDRESS --resources {GPU_RESOURCE}=1"
+        )
 
 
 @contextmanager

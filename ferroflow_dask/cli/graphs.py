@@ -15,9 +15,9 @@ from ferroflow_dask.bench import Run, RunRecord, run_on_cluster, warm_up
 from ferroflow_dask.bench.markdown import count
 from ferroflow_dask.bench.progress import progress_bar
 from ferroflow_dask.cost import AnalyticCost, ClusterProfile, MeasuredCost
-from ferroflow_dask.deploy import load_durations, profile_of, profiles_file, save_durations
+from ferroflow_dask.deploy import count_gpus, load_durations, profile_of, profiles_file, save_durations
 from ferroflow_dask.graph import Graph
-from ferroflow_dask.lowering import AUTO, bind, place
+from ferroflow_dask.lowering import AUTO, GPU, bind, place
 
 _IN_WORDS = {"whole": "whole", "bundles": "in bundles", "ops": "op by op"}
 
@@ -40,16 +40,23 @@ def run_graph(
     placement: str,
     repeat: int,
     shows_progress: bool,
+    matmul_threshold: int | None = None,
 ) -> list[Run]:
     """Compute a graph on a cluster some times, and learn from each run for the next."""
-    cluster = None if placement == "ops" else _profile(client)
+    n_gpus = count_gpus(client)
+    cluster = None if placement == "ops" and not n_gpus else _profile(client)
     costs = _costs(client, cluster)
+    gpu_costs = _gpu_costs(client, cluster) if n_gpus else None
+    if placement == AUTO and 0 < n_gpus < len(client.nthreads()):
+        placement = "ops"  # of a bundle nobody could say where each of its ops ends first
+    is_all_gpus = n_gpus == len(client.nthreads())
+    told_costs = gpu_costs if is_all_gpus and gpu_costs is not None else costs
     warm_up(client, graph)
     placed = place(graph, client)
     if placement == AUTO:
-        placement = bind(placed, inputs, costs=costs, cluster=cluster, placement=placement).placement
+        placement = bind(placed, inputs, costs=told_costs, cluster=cluster, placement=placement).placement
     if placement == "whole":  # opens it
-        client.compute(bind(placed, inputs, costs=costs, placement=placement)).result()
+        client.compute(bind(placed, inputs, costs=told_costs, placement=placement)).result()
     runs = []
     for _ in range(repeat):
         with progress_bar(client, is_shown=shows_progress) as watch:
@@ -60,15 +67,21 @@ def run_graph(
                 policy=told.policy,
                 processes=told.processes,
                 seed=told.seed,
-                cluster=cluster,
-                costs=costs,
+                cluster=None if placement == "ops" else cluster,
+                costs=told_costs,
+                gpu_costs=None if is_all_gpus else gpu_costs,
+                gpu_matmul_threshold=matmul_threshold,
                 placement=placement,
                 on_submit=watch,
             )
         runs.append(run)
         if placement != "whole":  # of which no op has a time of its own
             costs.observe(graph, run.seconds)
+            if gpu_costs is not None:
+                gpu_costs.observe(graph, run.device_seconds)
     save_durations(client, costs.as_dict())
+    if gpu_costs is not None:
+        save_durations(client, gpu_costs.as_dict(), GPU)
     return runs
 
 
@@ -87,6 +100,12 @@ def _costs(client: Client, cluster: ClusterProfile | None) -> MeasuredCost:
     """Return costs that are learned from run to run, and taken from shapes until then."""
     rates = () if cluster is None else (cluster.flop_rate, cluster.memory_bandwidth)
     return MeasuredCost(AnalyticCost(*rates), load_durations(client))
+
+
+def _gpu_costs(client: Client, cluster: ClusterProfile | None) -> MeasuredCost:
+    """Return what ops cost on the GPUs of a cluster, likewise."""
+    rates = () if cluster is None else (cluster.gpu_flop_rate, cluster.gpu_memory_bandwidth)
+    return MeasuredCost(AnalyticCost(*rates), load_durations(client, GPU))
 
 
 def as_object(runs: Sequence[Run]) -> str:
@@ -109,7 +128,18 @@ def in_words(runs: Sequence[Run]) -> list[str]:
             f"{_IN_WORDS[record.placement]}: {count(record.dask_tasks, 'task')}{_expected(record)}; "
             f"kernels: {kernels or 'none'}{session}"
         )
+    if record.device is not None:
+        lines.append(_on_devices(record.device))
     return lines
+
+
+def _on_devices(usage: Mapping[str, float]) -> str:
+    beside = f", {usage['host_ops']} beside them" if usage["host_ops"] else ""
+    return (
+        f"GPUs: {count(int(usage['ops']), 'op')}{beside}; {usage['batches']} batches of "
+        f"{usage['mean_batch']:.3g} on average; {_megabytes(int(usage['nbytes_to_device']))} to GPUs, "
+        f"{_megabytes(int(usage['nbytes_to_host']))} back; {_megabytes(int(usage['used_nbytes']))} in use"
+    )
 
 
 def _median(runs: Sequence[Run]) -> RunRecord:

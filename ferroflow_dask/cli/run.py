@@ -16,6 +16,7 @@ from ferroflow_dask.bench import run_sequentially
 from ferroflow_dask.cli.batches import batches_in_words, in_batches, run_batches
 from ferroflow_dask.cli.cluster_options import connect_timeout, size_options
 from ferroflow_dask.cli.clusters import PLAIN_POLICIES, Where, client_for, policy_installed
+from ferroflow_dask.cli.devices import Devices, device_options
 from ferroflow_dask.cli.graph_options import graph_options, load_graph
 from ferroflow_dask.cli.graphs import Told, as_object, in_words, run_graph
 from ferroflow_dask.cli.looks import Looks, look_options
@@ -60,7 +61,7 @@ from ferroflow_dask.policy import policy_names
     metavar="ROWS",
     help="Compute the inputs in batches of so many rows, with the whole model in each worker.",
 )
-@click.option("--device", default="cpu", show_default=True, help="cpu, or auto (which is cpu without a GPU).")
+@device_options
 @click.option(
     "--steal-threshold", type=click.IntRange(min=1), help="Waiting tasks that a victim must have, at first."
 )
@@ -95,7 +96,7 @@ def run(
     prints_job_script: bool,
     placement: str,
     batch: int | None,
-    device: str,
+    devices: Devices | None,
     steal_threshold: int | None,
     no_adaptive_threshold: bool,
     input_files: tuple[str, ...],
@@ -115,8 +116,6 @@ def run(
         return
     if policy not in (known := (*PLAIN_POLICIES, *policy_names())):
         raise UsageError(f"unknown policy {policy!r}; choose one of: {', '.join(known)}")
-    if device not in ("cpu", "auto"):
-        raise UsageError(f"--device {device!r} is not available; choose one of: auto, cpu")
     _check_output(output)
     if not timeout < float("inf"):
         raise UsageError(f"--timeout is {timeout}; it must be a number of seconds")
@@ -127,7 +126,7 @@ def run(
 
     looks = Looks(is_live, report, trace)
     looks.check(policy)
-    where = Where(address, timeout, slurm, workers, threads, processes)
+    where = Where(address, timeout, slurm, workers, threads, processes, devices)
 
     @contextmanager
     def cluster() -> Iterator[Client]:
@@ -164,6 +163,7 @@ def run(
                     placement=placement,
                     repeat=repeat,
                     shows_progress=not (as_json or looks.is_live),
+                    matmul_threshold=None if devices is None else devices.matmul_threshold,
                 )
                 keep(graph.name, in_words(runs))
         click.echo(as_object(runs) if as_json else "\n".join(in_words(runs)))

@@ -32,6 +32,10 @@ class ClusterProfile:
         Of one thread, in a product of two matrices in single precision [FLOP/s].
     memory_bandwidth : float
         Of one thread, copying an array [B/s].
+    n_gpus : int
+        Workers with a GPU, the first ones in `threads`.
+    gpu_flop_rate, gpu_memory_bandwidth : float
+        Likewise, of one of these GPUs.
     """
 
     threads: tuple[int, ...]
@@ -42,6 +46,9 @@ class ClusterProfile:
     memory_nbytes: int = 0
     flop_rate: float = 3e10
     memory_bandwidth: float = 1e10
+    n_gpus: int = 0
+    gpu_flop_rate: float = 3e13
+    gpu_memory_bandwidth: float = 1e12
 
     def __post_init__(self) -> None:
         if not self.threads or min(self.threads) < 1:

@@ -2,6 +2,7 @@
 
 from ferroflow_dask.deploy.calibration import (
     calibrate,
+    count_gpus,
     load_durations,
     load_profile,
     profile_of,
@@ -9,14 +10,18 @@ from ferroflow_dask.deploy.calibration import (
     save_durations,
     save_profile,
 )
+from ferroflow_dask.deploy.cuda import DeviceChoice, device_client
 from ferroflow_dask.deploy.jobqueue import JobKind, job_kind, job_script, slurm_cluster, slurm_template
 from ferroflow_dask.deploy.local import connect, local_client
 from ferroflow_dask.deploy.optimize import optimizations, optimize, optimize_graph
 
 __all__ = [
+    "DeviceChoice",
     "JobKind",
     "calibrate",
     "connect",
+    "count_gpus",
+    "device_client",
     "job_kind",
     "job_script",
     "load_durations",

@@ -17,14 +17,19 @@ import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from distributed import Client, wait
 
 from ferroflow_dask.cost import ClusterProfile
+from ferroflow_dask.devices import attached
 from ferroflow_dask.exceptions import ClusterError, UsageError
-from ferroflow_dask.plugin import installed
+from ferroflow_dask.lowering import device_here
+from ferroflow_dask.plugin import GPU_RESOURCE, installed
+
+if TYPE_CHECKING:
+    from distributed import Worker
 
 #: Names of tasks: nothing that Dask learns of them is taken for another's.
 _PREFIX = "ferroflow-calibrate"
@@ -33,6 +38,8 @@ _CHAIN = 20
 _TASKS_PER_THREAD, _FEWEST_TASKS, _MOST_TASKS = 20, 100, 1000
 _TRANSFER_NBYTES = 2**23
 _MATRIX = 384
+#: What fills a GPU.
+_LARGE = 1024
 _COPY_NBYTES = 2**25
 #: Kinds of ops whose durations are kept for a cluster.
 _KEPT_KINDS = 10_000
@@ -62,8 +69,24 @@ def calibrate(client: Client) -> ClusterProfile:
         return _calibrate(client)
 
 
+def count_gpus(client: Client) -> int:
+    """Return how many workers have GPUs that they use."""
+    return len(_gpu_workers(client))
+
+
+def _gpu_workers(client: Client) -> list[str]:
+    """Return the workers that have devices."""
+    return [address for address, has_one in client.run(_has_device).items() if has_one]
+
+
+def _has_device(dask_worker: Worker) -> bool:
+    return attached(dask_worker.id) is not None
+
+
 def _calibrate(client: Client) -> ClusterProfile:
-    threads = client.nthreads()
+    gpus = _gpu_workers(client)
+    n_threads_of = client.nthreads()
+    threads = {address: n_threads_of[address] for address in (*gpus, *(set(n_threads_of) - set(gpus)))}
     if not threads:
         raise ClusterError("there are no workers to measure; start some and calibrate again")
     n_threads = sum(threads.values())
@@ -74,7 +97,11 @@ def _calibrate(client: Client) -> ClusterProfile:
     many_s = _median(lambda: _graph_s(client, _independent(n_tasks)))
     first, *others = threads
     limits = [worker["memory_limit"] for worker in _workers(client).values()]
-    flop_rate, memory_bandwidth = client.submit(_rates, key=_name(), workers=[first]).result()
+    others_than_gpus = [address for address in threads if address not in gpus]
+    flop_rate, memory_bandwidth = client.submit(
+        _rates, key=_name(), workers=others_than_gpus[:1] or [first]
+    ).result()
+    on_gpu = client.submit(_device_rates, key=_name(), workers=gpus[:1]).result() if gpus else None
     return ClusterProfile(
         threads=tuple(threads.values()),
         task_s=_at_least(1e-5, (many_s - submit_s) / (n_tasks - 1)),
@@ -84,6 +111,8 @@ def _calibrate(client: Client) -> ClusterProfile:
         memory_nbytes=min(limits),
         flop_rate=flop_rate,
         memory_bandwidth=memory_bandwidth,
+        n_gpus=len(gpus),
+        **(on_gpu or {}),
     )
 
 
@@ -113,17 +142,20 @@ def save_profile(client: Client, profile: ClusterProfile) -> None:
     _keep(profiles_file(), _identity(client), profile.as_dict())
 
 
-def load_durations(client: Client) -> dict[str, float]:
-    """Return how long kinds of ops have taken on clusters like this one, as `MeasuredCost` takes it [s]."""
-    entry = _read(_durations_file()).get(_identity(client))
+def load_durations(client: Client, kind: str = "") -> dict[str, float]:
+    """Return how long kinds of ops have taken on clusters like this one, as `MeasuredCost` takes it [s].
+
+    Those on workers of a kind, if one is named.
+    """
+    entry = _read(_durations_file()).get(_identity(client) + kind)
     known = entry.items() if isinstance(entry, dict) else ()
     return {kind: seconds for kind, seconds in known if isinstance(seconds, float) and seconds >= 0}
 
 
-def save_durations(client: Client, durations_s: Mapping[str, float]) -> None:
+def save_durations(client: Client, durations_s: Mapping[str, float], kind: str = "") -> None:
     """Keep how long kinds of ops have taken, the last ones of too many [s]."""
     last = dict(list(durations_s.items())[-_KEPT_KINDS:])
-    _keep(_durations_file(), _identity(client), last)
+    _keep(_durations_file(), _identity(client) + kind, last)
 
 
 def profiles_file() -> Path:
@@ -156,7 +188,13 @@ def _read(path: Path) -> dict[str, Any]:
 def _identity(client: Client) -> str:
     """Return what clusters with the same profile have in common."""
     workers = sorted(
-        (address.partition("://")[0], worker["host"], worker["nthreads"], worker["memory_limit"])
+        (
+            address.partition("://")[0],
+            worker["host"],
+            worker["nthreads"],
+            worker["memory_limit"],
+            *([GPU_RESOURCE] if worker["resources"].get(GPU_RESOURCE) else ()),
+        )
         for address, worker in _workers(client).items()
     )
     told = repr((workers, installed(client) is not None))
@@ -207,6 +245,33 @@ def _bandwidth(client: Client, source: str, destination: str, submit_s: float) -
         return time.perf_counter() - start - submit_s
 
     return min(_FASTEST, _TRANSFER_NBYTES / _at_least(_TRANSFER_NBYTES / _FASTEST, _median(transfer_s)))
+
+
+def _device_rates() -> dict[str, float] | None:
+    """Return what this worker's device does [FLOP/s], [B/s]; None if it has none."""
+    runner = device_here()
+    if runner is None:
+        return None
+    device = runner.device
+    with device.use():
+        matrix = device.to_device(
+            np.random.default_rng(0).standard_normal((_LARGE, _LARGE), dtype=np.float32)
+        )
+        data = device.to_device(np.ones(_COPY_NBYTES // 8))
+
+        def best_s(call: Callable[[], object]) -> float:
+            spent = []
+            for _ in range(_REPETITIONS + 1):
+                start = device.record()
+                kept = call()
+                end = device.record()
+                end.synchronize()
+                spent.append(device.elapsed_s(start, end))
+                del kept
+            return min(spent)
+
+        product_s, copy_s = best_s(lambda: device.product(matrix, matrix)), best_s(data.copy)
+    return {"gpu_flop_rate": 2 * _LARGE**3 / product_s, "gpu_memory_bandwidth": 2 * _COPY_NBYTES / copy_s}
 
 
 def _rates() -> tuple[float, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,10 +20,18 @@ _DASKS_TRIM = 65536
 #: from the operating system and is filled page by page, which for a matrix product of 512 × 512 takes as long
 #: as the product.
 _KEPT_FREE = 2**26
+#: Of clusters that a command starts for itself.
+CLUSTER_OPTIONS: Mapping[str, Any] = {
+    "dashboard_address": ":0",  # any free port: the default one may belong to another cluster
+    "scheduler_kwargs": {"dashboard": False},
+    # A heartbeat that meets the end of the cluster is logged as an error, with a traceback; what goes wrong
+    # in a run is raised by its results.
+    "silence_logs": logging.CRITICAL,
+}
 _ENVIRONMENT = "distributed.nanny.pre-spawn-environ"
 
 
-def _environment() -> dict[str, Any]:
+def configured_environment() -> dict[str, Any]:
     """Return the environment of worker processes, with our allocator's settings in place of Dask's own."""
     configured: dict[str, Any] = dict(dask.config.get(_ENVIRONMENT))
     if configured.get("MALLOC_TRIM_THRESHOLD_") != _DASKS_TRIM:
@@ -42,16 +50,9 @@ def local_client(workers: int, threads: int = 1, processes: bool = True) -> Iter
         Whether each worker is a process of its own, or all share this one.
     """
     with (
-        dask.config.set({_ENVIRONMENT: _environment()}),
+        dask.config.set({_ENVIRONMENT: configured_environment()}),
         LocalCluster(
-            n_workers=workers,
-            threads_per_worker=threads,
-            processes=processes,
-            dashboard_address=":0",  # any free port: the default one may belong to another cluster
-            scheduler_kwargs={"dashboard": False},
-            # A heartbeat that meets the end of the cluster is logged as an error, with a traceback; what
-            # goes wrong in a run is raised by its results.
-            silence_logs=logging.CRITICAL,
+            n_workers=workers, threads_per_worker=threads, processes=processes, **CLUSTER_OPTIONS
         ) as cluster,
         Client(cluster) as client,
     ):

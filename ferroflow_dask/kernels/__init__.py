@@ -2,29 +2,41 @@
 
 from ferroflow_dask.kernels.evaluate import evaluate
 from ferroflow_dask.kernels.model import has_subgraph
-from ferroflow_dask.kernels.plan import Plan, make_plan
-from ferroflow_dask.kernels.provider import Kernel, Provider
+from ferroflow_dask.kernels.plan import Plan, make_plan, single
+from ferroflow_dask.kernels.provider import DeclinedError, Kernel, Provider
 from ferroflow_dask.kernels.registry import (
+    DEVICE_PROVIDER,
     PROVIDERS,
     check_supported,
     compile_op,
+    failure,
     find_provider,
+    host_operands,
+    one_line,
     provider_counts,
+    shared_kernel,
 )
 from ferroflow_dask.kernels.session import SESSIONS, in_session
 
 __all__ = [
+    "DEVICE_PROVIDER",
     "PROVIDERS",
     "SESSIONS",
+    "DeclinedError",
     "Kernel",
     "Plan",
     "Provider",
     "check_supported",
     "compile_op",
     "evaluate",
+    "failure",
     "find_provider",
     "has_subgraph",
+    "host_operands",
     "in_session",
     "make_plan",
+    "one_line",
     "provider_counts",
+    "shared_kernel",
+    "single",
 ]

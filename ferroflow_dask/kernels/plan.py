@@ -136,3 +136,14 @@ def make_plan(graph: Graph, ops: Sequence[Op], arguments: Sequence[str], exports
         n_values,
         tuple(number[value] for value in exports),
     )
+
+
+def single(op: Op, opsets: Mapping[str, int]) -> Plan:
+    """Return the plan of one op, whose arguments are its operands and which yields all its outputs."""
+    places = [name != "" for name in op.inputs] + [True] * len(op.captured)
+    numbers = iter(range(len(places)))
+    inputs = tuple(next(numbers) if is_there else _ABSENT for is_there in places)
+    n = sum(places)
+    outputs = tuple(n + i for i in range(len(op.outputs)))
+    step = (0, inputs, outputs, ())
+    return Plan((anonymous(op),), (step,), (op.name,), (op.id,), opsets, n + len(outputs), outputs)

@@ -62,6 +62,9 @@ PROVIDERS: Mapping[str, Callable[[], Provider]] = {
 #: Less than the distance of two places.
 _RIGHT_AFTER = 0.5
 
+#: The provider whose kernels also take the arrays of devices.
+DEVICE_PROVIDER = "array"
+
 
 @cache
 def _provider(name: str) -> Provider | None:
@@ -149,6 +152,14 @@ def shared_kernel(op: Op, opsets: Mapping[str, int], providers: Sequence[str] | 
     if found is None:
         raise _not_found(op, opsets, names)
     return dispatcher
+
+
+def host_operands(op: Op) -> frozenset[int]:
+    """Return which operands of an op a kernel of `DEVICE_PROVIDER` reads as the host's, by position."""
+    from ferroflow_dask.kernels.array import ArrayProvider
+
+    provider = _provider(DEVICE_PROVIDER)
+    return provider.host_operands(op) if isinstance(provider, ArrayProvider) else frozenset()
 
 
 def failure(

@@ -3,24 +3,41 @@
 from ferroflow_dask.lowering.batches import map_batches
 from ferroflow_dask.lowering.bundles import AUTO, PLACEMENTS, check_placement, predictions_of
 from ferroflow_dask.lowering.collection import BoundGraph, bind
-from ferroflow_dask.lowering.execution import ExecutionReport, executed, executed_here
+from ferroflow_dask.lowering.execution import (
+    KIND_ANNOTATION,
+    ExecutionReport,
+    Results,
+    device_here,
+    executed,
+    executed_here,
+)
 from ferroflow_dask.lowering.model import token_of
 from ferroflow_dask.lowering.placement import place
 from ferroflow_dask.lowering.predict import Prediction
-from ferroflow_dask.lowering.tasks import BUNDLE_ANNOTATION, COST_ANNOTATION, KIND_ANNOTATION, RANK_ANNOTATION
+from ferroflow_dask.lowering.tasks import (
+    BUNDLE_ANNOTATION,
+    COST_ANNOTATION,
+    CPU,
+    GPU,
+    RANK_ANNOTATION,
+)
 
 __all__ = [
     "AUTO",
     "BUNDLE_ANNOTATION",
     "COST_ANNOTATION",
+    "CPU",
+    "GPU",
     "KIND_ANNOTATION",
     "PLACEMENTS",
     "RANK_ANNOTATION",
     "BoundGraph",
     "ExecutionReport",
     "Prediction",
+    "Results",
     "bind",
     "check_placement",
+    "device_here",
     "executed",
     "executed_here",
     "map_batches",

@@ -22,7 +22,7 @@ from ferroflow_dask.graph.ir import Graph, Op
 from ferroflow_dask.kernels import check_supported
 from ferroflow_dask.lowering.bundles import Bundling, bundle, check_placement
 from ferroflow_dask.lowering.predict import Prediction
-from ferroflow_dask.lowering.tasks import Place, by_place, is_lazy, lower, op_type_prefix
+from ferroflow_dask.lowering.tasks import GpuCosts, Place, by_place, is_lazy, lower, op_type_prefix
 
 
 class BoundGraph(DaskMethodsMixin):
@@ -138,6 +138,8 @@ def bind(
     prefix: Callable[[Op], str] = op_type_prefix,
     cluster: ClusterProfile | None = None,
     placement: str | None = None,
+    gpu_costs: CostModel | None = None,
+    gpu_matmul_threshold: int | None = None,
 ) -> BoundGraph:
     """Give a graph's inputs their values and lower it to Dask tasks.
 
@@ -160,6 +162,13 @@ def bind(
         (a task for each) or `auto`: what is predicted to be fastest on the cluster. `bundles` and `auto`
         need `cluster`; `bundles` if that is given, `ops` if not.
 
+    gpu_costs : CostModel, optional
+        What ops cost on workers with GPUs, for graphs that are computed where some workers have GPUs and
+        some have none.
+    gpu_matmul_threshold : int, optional
+        Elements of the result from which on matrix products run on GPUs, and nothing else does; where each
+        op ends first if left out.
+
     Raises
     ------
     UsageError
@@ -180,7 +189,14 @@ def bind(
             providers=providers,
             prefix=prefix,
             is_predicted=cluster is not None,
+            gpu=_gpu_costs(graph, gpu_costs, gpu_matmul_threshold),
         )
+
+
+def _gpu_costs(graph: Graph, costs: CostModel | None, threshold: int | None) -> GpuCosts | None:
+    if costs is None and threshold is None:
+        return None
+    return GpuCosts(estimate(graph, costs or AnalyticCost()), threshold)
 
 
 @contextmanager
@@ -204,6 +220,7 @@ def _bind(
     providers: Sequence[str] | None,
     prefix: Callable[[Op], str],
     is_predicted: bool,
+    gpu: GpuCosts | None,
 ) -> BoundGraph:
     chosen = tuple(config.get_names("kernels.providers") if providers is None else providers)
     values = check_inputs(graph, inputs, is_lazy)
@@ -218,6 +235,7 @@ def _bind(
         prefix=prefix,
         bundles=None if bundling is None or bundling.placement == "ops" else bundling.bundles,
         guesses=None if bundling is None else bundling.costs_s,
+        gpu=gpu,
         is_whole=bundling is not None and bundling.placement == "whole",
     )
     return BoundGraph(

@@ -10,17 +10,22 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dask.sizeof import sizeof
+from distributed import get_worker
 
+from ferroflow_dask.devices import DeviceRunner, attached, drain, host_value
 from ferroflow_dask.graph.ir import Op
-from ferroflow_dask.kernels import Plan, compile_op
+from ferroflow_dask.kernels import Plan, compile_op, single
 
 if TYPE_CHECKING:
     from distributed import Client
+
+#: What a task is like: those of one kind take equally long, and their durations are learned together.
+KIND_ANNOTATION = "ferroflow_kind"
 
 #: Runs whose executions a process remembers; older ones are forgotten.
 _REMEMBERED_RUNS = 16
@@ -35,23 +40,37 @@ class ExecutionReport:
     executed_ops : int
         Number of kernel calls that returned; a retried op counts again.
     seconds : mapping of int to float
-        Time inside the kernel by op id [s], summed over executions.
+        Time inside the kernel by op id [s], summed over executions: of ops that ran on CPUs.
+    device_seconds : mapping of int to float
+        Likewise, of those that ran on devices.
     """
 
     executed_ops: int = 0
     seconds: Mapping[int, float] = field(default_factory=dict)
+    device_seconds: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def busy_s(self) -> float:
-        """Time that threads spent inside kernels [s]."""
-        return sum(self.seconds.values())
+        """Time that threads and devices spent inside kernels [s]."""
+        return sum(self.seconds.values()) + sum(self.device_seconds.values())
 
     def merge(self, other: ExecutionReport) -> ExecutionReport:
         """Return the sum of two processes' reports."""
-        seconds = dict(self.seconds)
-        for op_id, spent in other.seconds.items():
-            seconds[op_id] = seconds.get(op_id, 0.0) + spent
-        return ExecutionReport(self.executed_ops + other.executed_ops, seconds)
+        return ExecutionReport(
+            self.executed_ops + other.executed_ops,
+            _summed((*self.seconds.items(), *other.seconds.items())),
+            _summed((*self.device_seconds.items(), *other.device_seconds.items())),
+        )
+
+
+def _summed(executions: Iterable[tuple[int, float]]) -> dict[int, float]:
+    seconds: dict[int, float] = {}
+    for op_id, spent in executions:
+        seconds[op_id] = seconds.get(op_id, 0.0) + spent
+    return seconds
+
+
+_Executions = list[tuple[int, float]]
 
 
 class _ExecutionLog:
@@ -60,28 +79,53 @@ class _ExecutionLog:
     def __init__(self) -> None:
         self.process = uuid.uuid4().hex
         self._lock = threading.Lock()
-        self._runs: OrderedDict[str, list[tuple[int, float]]] = OrderedDict()
+        # On CPUs, and on devices.
+        self._runs: OrderedDict[str, tuple[_Executions, _Executions]] = OrderedDict()
 
-    def record(self, run: str, executions: Iterable[tuple[int, float]]) -> None:
+    def record(self, run: str, executions: Iterable[tuple[int, float]], on_device: bool = False) -> None:
         with self._lock:
             if run not in self._runs:
-                self._runs[run] = []
+                self._runs[run] = ([], [])
                 if len(self._runs) > _REMEMBERED_RUNS:
                     self._runs.popitem(last=False)
-            self._runs[run].extend(executions)
+            self._runs[run][on_device].extend(executions)
 
     def report(self, run: str) -> ExecutionReport:
         with self._lock:
-            entries = tuple(self._runs.get(run, ()))
-        seconds: dict[int, float] = {}
-        for op_id, spent in entries:
-            seconds[op_id] = seconds.get(op_id, 0.0) + spent
-        return ExecutionReport(len(entries), seconds)
+            on_cpu, on_device = map(tuple, self._runs.get(run, ((), ())))
+        return ExecutionReport(len(on_cpu) + len(on_device), _summed(on_cpu), _summed(on_device))
 
 
 _LOG = _ExecutionLog()
 #: Note executions of ops of a run, and the time that each took [s].
 record = _LOG.record
+
+
+def device_here() -> DeviceRunner | None:
+    """Return the device of the worker whose task calls this; None if it has none."""
+    if attached() is None:
+        return None
+    try:
+        return attached(get_worker().id)
+    except ValueError:  # called by no task
+        return None
+
+
+def run_there(
+    runner: DeviceRunner, plan: Plan, arguments: Sequence[Any], providers: Sequence[str], run: str
+) -> list[Any]:
+    """Run a plan on a device, as `DeviceRunner.run`, and count its executions when they have ended."""
+
+    def note(ids: tuple[int, ...], seconds: float, is_on_device: bool) -> None:
+        record(run, [(op_id, seconds) for op_id in ids], on_device=is_on_device)
+
+    return runner.run(plan, arguments, providers, note, _kind_of_this_task())
+
+
+def _kind_of_this_task() -> str:
+    worker = get_worker()
+    ts = worker.state.tasks.get(worker.get_current_task())
+    return str(((ts is not None and ts.annotations) or {}).get(KIND_ANNOTATION, ""))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,7 +156,11 @@ class ExecuteOp:
         operands = [
             result if item is None else result[item] for result, item in zip(results, self.items, strict=True)
         ]
-        arguments = iter(operands)
+        runner = device_here()
+        if runner is not None:
+            found = run_there(runner, single(self.op, self.opsets), operands, self.providers, self.run)
+            return found[0] if len(found) == 1 else tuple(found)
+        arguments = map(host_value, operands)
         values = [next(arguments) if name else None for name in self.op.inputs]
         values.extend(arguments)  # what sub-graphs captured
         kernel = compile_op(self.op, self.opsets, self.providers)
@@ -137,6 +185,14 @@ class Results:
     def __getitem__(self, item: int) -> Any:
         """Return one of the values."""
         return self.values[item]
+
+    def __getattr__(self, name: str) -> Any:
+        # dask-cuda knows by this attribute what to spill from a device.
+        if name == "__cuda_array_interface__":
+            for value in self.values:
+                if hasattr(value, name):
+                    return getattr(value, name)
+        raise AttributeError(name)
 
 
 def _nbytes(results: Results) -> int:
@@ -171,9 +227,14 @@ class ExecuteBundle:
     def __call__(self, *results: Any) -> Any:
         """Return the value that is wanted of the bundle, or `Results` of several."""
         arguments = [results[i] if item is None else results[i][item] for i, item in self.items]
+        runner = device_here()
+        if runner is not None:
+            outputs = run_there(runner, self.plan, arguments, self.providers, self.run)
+            return outputs[0] if len(outputs) == 1 else Results(tuple(outputs))
         spent_s: list[float] = []
         try:
-            outputs = self.plan.run(arguments, self.providers, time.perf_counter, spent_s)
+            here = list(map(host_value, arguments))
+            outputs = self.plan.run(here, self.providers, time.perf_counter, spent_s)
         finally:  # what ran before an op failed, ran
             record(self.run, zip(self.plan.ids, spent_s, strict=False))
         return outputs[0] if len(outputs) == 1 else Results(tuple(outputs))
@@ -188,6 +249,7 @@ def executed_here(run: str) -> ExecutionReport:
 
 
 def _report_with_process(run: str) -> tuple[str, ExecutionReport]:
+    drain()  # what was enqueued on a device counts when it has ended
     return _LOG.process, _LOG.report(run)
 
 

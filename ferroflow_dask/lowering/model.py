@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,11 +15,13 @@ import numpy as np
 from dask._task_spec import TaskRef
 from dask.sizeof import sizeof
 
+from ferroflow_dask.devices import host_value
 from ferroflow_dask.exceptions import BindError, FerroflowError, KernelError, UsageError
 from ferroflow_dask.graph.batching import BATCH, Batching, batching_of, inferred
 from ferroflow_dask.graph.ir import Graph, Source, TensorSpec
-from ferroflow_dask.kernels.session import failed, runner_of
-from ferroflow_dask.lowering.execution import Results, record
+from ferroflow_dask.kernels import Plan, make_plan
+from ferroflow_dask.kernels.session import Runner, failed, runner_of
+from ferroflow_dask.lowering.execution import Results, device_here, record, run_there
 
 logger = logging.getLogger("ferroflow_dask")
 
@@ -72,7 +75,7 @@ class RunModel:
         """
         values = dict(zip(self.inputs, arrays, strict=True))
         n = len(values[next(iter(self.batched))])
-        runner = runner_of(self.graph, self.token, weights, self.providers)
+        runner = _runner(self.graph, self.token, weights, self.providers)
         try:
             pieces = (
                 [values] if self.rows is None else [{**values, **piece} for piece in self._pieces(values)]
@@ -85,7 +88,7 @@ class RunModel:
         return Results(tuple(self._output(name, found, n) for name in self.graph.outputs))
 
     def _output(self, name: str, found: Sequence[Mapping[str, Any]], n: int) -> Any:
-        parts = [piece[name] for piece in found]
+        parts = [host_value(piece[name]) for piece in found]
         expected = n if self.rows is None else self.rows
         for part in parts:
             if not np.ndim(part) or len(part) != expected:
@@ -162,19 +165,56 @@ class ExecuteWhole:
         weights = {name: values[name] for name in self.weights}
         start = time.perf_counter()
         try:
-            found = runner_of(self.graph, self.token, weights, self.providers)(values)
+            found = _runner(self.graph, self.token, weights, self.providers, self.run)(values)
         except FerroflowError:
             raise
         except Exception as error:
             raise failed(self.graph, values, error) from error
-        ids = [op.id for op in self.graph.live_ops]
-        each_s = (time.perf_counter() - start) / len(ids)
-        record(self.run, [(op_id, each_s) for op_id in ids])
+        if device_here() is None:  # which tells of each op when it has ended
+            ids = [op.id for op in self.graph.live_ops]
+            each_s = (time.perf_counter() - start) / len(ids)
+            record(self.run, [(op_id, each_s) for op_id in ids])
         outputs = [found[name] for name in self.wanted]
         return outputs[0] if len(outputs) == 1 else Results(tuple(outputs))
 
     def __dask_tokenize__(self) -> tuple[str, str]:
         return (type(self).__qualname__, self.run)
+
+
+def _runner(
+    graph: Graph, token: str, weights: Mapping[str, Any], providers: tuple[str, ...], run: str = ""
+) -> Runner:
+    """Return what computes a graph here: this worker's device, if it has one, or a session."""
+    device = device_here()
+    if device is None:
+        return runner_of(graph, token, weights, providers)
+    plan, names, constants = _plan_of(graph, token, tuple(weights))
+
+    def compute(values: Mapping[str, Any]) -> dict[str, Any]:
+        known = {**constants, **values}
+        found = run_there(device, plan, [known[name] for name in names], providers, run)
+        return dict(zip(graph.outputs, found, strict=True))
+
+    return compute
+
+
+#: Plans of whole graphs for devices, and the constants in them, which are placed there once.
+_plans: OrderedDict[str, tuple[Plan, tuple[str, ...], Mapping[str, Any]]] = OrderedDict()
+_PLANS_KEPT = 4
+
+
+def _plan_of(
+    graph: Graph, token: str, weights: tuple[str, ...]
+) -> tuple[Plan, tuple[str, ...], Mapping[str, Any]]:
+    known = _plans.get(token)
+    if known is None:
+        constants = {name: value for name, value in graph.constants.items() if name not in weights}
+        names = tuple(dict.fromkeys((*graph.inputs, *weights, *constants)))
+        plan = make_plan(graph, graph.live_ops, names, list(graph.outputs))
+        known = _plans[token] = (plan, names, constants)
+        if len(_plans) > _PLANS_KEPT:
+            _plans.popitem(last=False)
+    return known
 
 
 def whole(graph: Graph, run: str, providers: tuple[str, ...], wanted: tuple[str, ...]) -> ExecuteWhole:

@@ -17,19 +17,22 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.typing import Key
 
 from ferroflow_dask.cost import kind_name
+from ferroflow_dask.devices import host_value
 from ferroflow_dask.exceptions import BindError
 from ferroflow_dask.graph.analysis import ranks_of
 from ferroflow_dask.graph.ir import Graph, Op
 from ferroflow_dask.kernels import has_subgraph, make_plan
-from ferroflow_dask.lowering.execution import ExecuteBundle, ExecuteOp
+from ferroflow_dask.lowering.execution import KIND_ANNOTATION, ExecuteBundle, ExecuteOp
 from ferroflow_dask.lowering.model import whole
 
-#: Expected duration of a task on one thread [s]. Any Dask code may set it with `dask.annotate`.
+#: Expected duration of a task on one thread [s]. Any Dask code may set it with `dask.annotate`. Where
+#: workers have GPUs, a dict of the durations on workers of either kind; a kind that is left out gets none of
+#: the tasks as long as there is one of the other.
 COST_ANNOTATION = "ferroflow_cost"
+#: What kinds of workers are called.
+CPU, GPU = "cpu", "gpu"
 #: Upward rank of a task [s]: what still has to run once it starts.
 RANK_ANNOTATION = "ferroflow_rank"
-#: What a task is like: those of one kind take equally long, and their durations are learned together.
-KIND_ANNOTATION = "ferroflow_kind"
 #: How many tasks of which names a task stands for: they, not its own name, are learned of.
 BUNDLE_ANNOTATION = "ferroflow_bundle"
 
@@ -45,7 +48,10 @@ K = TypeVar("K", bound=Hashable)
 def by_place(results: Sequence[Any], places: Mapping[K, Place]) -> dict[K, Any]:
     """Return what was asked for, given the results of its tasks in the order in which they come first."""
     by_key = dict(zip(dict.fromkeys(key for key, _ in places.values()), results, strict=True))
-    return {name: by_key[key] if item is None else by_key[key][item] for name, (key, item) in places.items()}
+    return {
+        name: host_value(by_key[key] if item is None else by_key[key][item])
+        for name, (key, item) in places.items()
+    }
 
 
 def op_type_prefix(op: Op) -> str:
@@ -59,6 +65,37 @@ class PerKey(dict[Hashable, Any]):
     def __call__(self, key: Hashable) -> Any:
         """Return the value for `key`; None leaves the task without the annotation."""
         return self.get(key)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCosts:
+    """What ops cost on workers with GPUs.
+
+    Parameters
+    ----------
+    costs : mapping of int to float
+        Expected duration by op id [s].
+    matmul_threshold : int, optional
+        Elements of the result from which on matrix products run on GPUs, and all else does not, whatever
+        it costs.
+    """
+
+    costs: Mapping[int, float]
+    matmul_threshold: int | None = None
+
+    def beside(
+        self, on_cpu: float | dict[str, float] | None, ops: Sequence[Op], graph: Graph
+    ) -> dict[str, float]:
+        """Return what ops that are one task cost on each kind of worker that they may run on [s]."""
+        on_gpu = sum(self.costs[op.id] for op in ops) if all(op.id in self.costs for op in ops) else None
+        found = {CPU: on_cpu, GPU: on_gpu}
+        if self.matmul_threshold is not None:
+            is_large = any(
+                op.op_type == "MatMul" and (graph.spec(op.outputs[0]).size or 0) >= self.matmul_threshold
+                for op in ops
+            )
+            found.pop(CPU if is_large else GPU)
+        return {kind: seconds for kind, seconds in found.items() if isinstance(seconds, float | int)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +127,7 @@ def lower(
     prefix: Callable[[Op], str] = op_type_prefix,
     bundles: Sequence[Sequence[Op]] | None = None,
     guesses: Mapping[int, float] | None = None,
+    gpu: GpuCosts | None = None,
     is_whole: bool = False,
 ) -> LoweredGraph:
     """Write a graph whose inputs have values as Dask tasks.
@@ -107,6 +145,8 @@ def lower(
         Expected duration by op id [s]; tasks of ops left out are annotated with none.
     guesses : mapping of int to float, optional
         What orders tasks where costs do not [s]; `costs` if left out.
+    gpu : GpuCosts, optional
+        What ops cost on workers with GPUs, if there are any.
     prefix : callable, optional
         Names the tasks of single ops. Dask learns durations by this name.
     bundles : sequence of sequence of Op, optional
@@ -140,7 +180,7 @@ def lower(
         function, operands = _call(ops, _exports(ops, wanted), context)
         tasks[key] = Task(key, function, *operands)
     outputs = {name: places.get(name) or (sources[name].key, None) for name in graph.outputs}
-    annotations = _annotations(graph, keys, groups, costs, are_alike)
+    annotations = _annotations(graph, keys, groups, costs, gpu=gpu, are_alike=are_alike)
     if guesses or costs:
         ranks = _ranks(graph, groups, guesses or costs)
         annotations[RANK_ANNOTATION] = PerKey(zip(keys, ranks, strict=True))
@@ -228,6 +268,8 @@ def _annotations(
     keys: Sequence[Hashable],
     groups: Sequence[Sequence[Op]],
     costs: Mapping[int, float],
+    *,
+    gpu: GpuCosts | None,
     are_alike: bool,
 ) -> dict[str, PerKey]:
     kinds = {
@@ -238,11 +280,13 @@ def _annotations(
     annotations = {KIND_ANNOTATION: PerKey(kinds)} if kinds else {}
     if not costs:
         return annotations
-    known = {
+    known: dict[Hashable, float | dict[str, float]] = {
         key: sum(costs[op.id] for op in ops)
         for key, ops in zip(keys, groups, strict=True)
         if all(op.id in costs for op in ops)
     }
+    if gpu is not None:
+        known = {key: gpu.beside(known.get(key), ops, graph) for key, ops in zip(keys, groups, strict=True)}
     return {COST_ANNOTATION: PerKey(known), **annotations}
 
 

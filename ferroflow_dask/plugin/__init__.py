@@ -1,5 +1,6 @@
 """The plugin for distributed's scheduler: a shell around a policy."""
 
+from ferroflow_dask.plugin.devices import GPU_RESOURCE, DeviceSpec, device_usage, use_devices, use_gpus
 from ferroflow_dask.plugin.durations import learned_in_this_process
 from ferroflow_dask.plugin.explain import explain
 from ferroflow_dask.plugin.install import (
@@ -14,14 +15,19 @@ from ferroflow_dask.plugin.install import (
 from ferroflow_dask.plugin.stealing import FerroflowStealing
 
 __all__ = [
+    "GPU_RESOURCE",
+    "DeviceSpec",
     "FerroflowPlugin",
     "FerroflowStealing",
     "check_scheduler",
     "check_workers",
+    "device_usage",
     "explain",
     "install",
     "installed",
     "learned",
     "learned_in_this_process",
     "uninstall",
+    "use_devices",
+    "use_gpus",
 ]

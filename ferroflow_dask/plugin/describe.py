@@ -8,8 +8,9 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from ferroflow_dask.lowering import COST_ANNOTATION, RANK_ANNOTATION
+from ferroflow_dask.lowering import COST_ANNOTATION, CPU, GPU, RANK_ANNOTATION
 from ferroflow_dask.plugin import seams
+from ferroflow_dask.plugin.devices import kind_of_worker
 from ferroflow_dask.plugin.durations import Durations
 from ferroflow_dask.policy import TaskView
 
@@ -20,22 +21,31 @@ if TYPE_CHECKING:
 _HOLDERS = 16
 #: Declared durations beyond this are mistakes [s]: thirty years.
 _LONGEST_S = 1e9
+_BOTH = frozenset((CPU, GPU))
 
 
-def declared_cost(ts: TaskState) -> float | None:
+def declared_cost(ts: TaskState, kind: str = CPU) -> float | None:
     """Return the duration that a task was annotated with [s]; None where it has none that makes sense."""
-    return _duration(ts, COST_ANNOTATION)
+    declared = (ts.annotations or {}).get(COST_ANNOTATION)
+    return _seconds(declared.get(kind) if isinstance(declared, dict) else declared)
 
 
-def _duration(ts: TaskState, annotation: str) -> float | None:
-    if not ts.annotations:
-        return None
-    value = ts.annotations.get(annotation)
+def declared_kinds(ts: TaskState) -> frozenset[str]:
+    """Return the kinds of workers that a task was annotated with costs for; none if it says nothing."""
+    declared = (ts.annotations or {}).get(COST_ANNOTATION)
+    return frozenset(declared) if isinstance(declared, dict) else frozenset()
+
+
+def _seconds(value: object) -> float | None:
     try:
         seconds = float(value) if isinstance(value, Real) else -1.0
     except OverflowError:
         return None
     return seconds if 0 <= seconds <= _LONGEST_S else None
+
+
+def _rank(ts: TaskState) -> float | None:
+    return _seconds((ts.annotations or {}).get(RANK_ANNOTATION))
 
 
 class AllowedWorkers(Collection[str]):
@@ -72,6 +82,7 @@ class TaskDescriber:
         self._numbers = count()
         #: Counts changes of the set of workers.
         self.version = 0
+        self._has_gpus = False
         self._allowed: WeakValueDictionary[Any, AllowedWorkers] = WeakValueDictionary()
 
     def known_cost(self, ts: TaskState) -> float | None:
@@ -79,15 +90,29 @@ class TaskDescriber:
         if not ts.annotations:
             return None
         declared = declared_cost(ts)
+        if declared is None and declared_kinds(ts):
+            declared = declared_cost(ts, GPU)
         return self._durations.of(ts) if declared is None else declared
+
+    def _costs_by_kind(self, ts: TaskState, on_cpu: float | None) -> dict[str, float]:
+        """Return what a task takes on workers of each kind [s], where there are several kinds."""
+        if not self._has_gpus or not ts.annotations:
+            return {}
+        on_gpu = declared_cost(ts, GPU) if declared_kinds(ts) else None
+        on_gpu = self._durations.on_device(ts) if on_gpu is None else on_gpu
+        if declared_kinds(ts):
+            on_cpu = declared_cost(ts)
+        found = {CPU: on_cpu, GPU: on_gpu}
+        return {kind: seconds for kind, seconds in found.items() if seconds is not None}
 
     def has_rank(self, ts: TaskState) -> bool:
         """Return whether a task says, or its cost does, how much is still to run once it starts."""
-        return _duration(ts, RANK_ANNOTATION) is not None or self.known_cost(ts) is not None
+        return _rank(ts) is not None or self.known_cost(ts) is not None
 
     def workers_changed(self) -> None:
         """Note that a worker joined, left, paused or resumed."""
         self.version += 1
+        self._has_gpus = any(kind_of_worker(ws) == GPU for ws in self._scheduler.workers.values())
 
     def __call__(self, ts: TaskState) -> TaskView:
         """Return what a policy may know of a task.
@@ -96,7 +121,10 @@ class TaskDescriber:
         learned of tasks with the same prefix.
         """
         cost = self.known_cost(ts)
-        rank = _duration(ts, RANK_ANNOTATION)
+        rank = _rank(ts)
+        costs_s = self._costs_by_kind(ts, cost)
+        if cost is None and costs_s:
+            cost = min(costs_s.values())
         held: dict[str, int] = {}
         n_held: dict[str, int] = {}
         total = n_inputs = n_readers = 0
@@ -126,17 +154,21 @@ class TaskDescriber:
             allowed=self._allowed_of(ts),
             is_movable=not (ts.actor or seams.is_never_stolen(ts)),
             is_guess=cost is None and seams.is_duration_unknown(ts),
+            costs_s=costs_s,
         )
 
     def _allowed_of(self, ts: TaskState) -> AllowedWorkers | None:
-        if not (ts.worker_restrictions or ts.host_restrictions or ts.resource_restrictions):
+        kinds = declared_kinds(ts) if self._has_gpus else frozenset()
+        if not (kinds or ts.worker_restrictions or ts.host_restrictions or ts.resource_restrictions):
             return None
         by_name = None if ts.loose_restrictions else (ts.worker_restrictions, ts.host_restrictions)
-        if not ts.resource_restrictions and (by_name is None or not any(by_name)):
+        is_restricted = ts.resource_restrictions or (by_name is not None and any(by_name))
+        if not is_restricted and kinds in (frozenset(), _BOTH):
             return None
         signature = (
             by_name and tuple(frozenset(names or ()) for names in by_name),
             frozenset((ts.resource_restrictions or {}).items()),
+            kinds,
         )
         allowed = self._allowed.get(signature)
         if allowed is None:
@@ -151,8 +183,11 @@ class TaskDescriber:
         if ts.loose_restrictions:
             valid = {ws for ws in self._scheduler.running if seams.can_run(self._scheduler, ts, ws)}
         else:
-            valid = self._scheduler.valid_workers(ts) or set()
-        return frozenset(ws.address for ws in valid)
+            found = self._scheduler.valid_workers(ts)
+            valid = set(self._scheduler.running if found is None else found)
+        kinds = declared_kinds(ts)
+        of_kind = {ws for ws in valid if kind_of_worker(ws) in kinds}
+        return frozenset(ws.address for ws in of_kind or valid)
 
     def _index(self, ts: TaskState) -> int:
         # The tasks of our graphs, like the chunks of a collection, end in their number.

@@ -41,6 +41,15 @@ class Durations:
         self._mean_s: OrderedDict[str, float] = OrderedDict()
         self._names: OrderedDict[str, _Name] = OrderedDict()
 
+    def record_on_device(self, kind: str, seconds: float) -> None:
+        """Learn how long a task of a kind took on a device [s]."""
+        self._record_kind(_on_gpu(kind), seconds)
+
+    def on_device(self, ts: TaskState) -> float | None:
+        """Return what tasks of the same kind have taken on a device [s]; None if there were none."""
+        kind = _kind(ts)
+        return None if kind is None else self._mean_s.get(_on_gpu(kind))
+
     def record(self, ts: TaskState, seconds: float, nbytes: int) -> None:
         """Learn from a task that ended: how long it took [s], and how large its result is [B]."""
         if ts.annotations and BUNDLE_ANNOTATION in ts.annotations:
@@ -48,8 +57,10 @@ class Durations:
             return
         self._record_name(ts.prefix.name, seconds, nbytes)
         kind = _kind(ts)
-        if kind is None:
-            return
+        if kind is not None:
+            self._record_kind(kind, seconds)
+
+    def _record_kind(self, kind: str, seconds: float) -> None:
         before = self._mean_s.get(kind)
         self._mean_s[kind] = seconds if before is None else before + _WEIGHT * (seconds - before)
         self._mean_s.move_to_end(kind)
@@ -116,6 +127,10 @@ def learned_in_this_process(scheduler_id: str) -> dict[str, tuple[float, float]]
     """Return `by_name` of a scheduler that runs in this process, empty if none with that id does."""
     found = (known for scheduler, known in list(_of_schedulers.items()) if scheduler.id == scheduler_id)
     return next(found, Durations()).by_name()
+
+
+def _on_gpu(kind: str) -> str:
+    return f"{kind} on a GPU"
 
 
 def _kind(ts: TaskState) -> str | None:

@@ -21,9 +21,11 @@ from distributed.metrics import time
 from distributed.stealing import InFlightInfo
 
 from ferroflow_dask import config
+from ferroflow_dask.lowering import GPU, KIND_ANNOTATION, RANK_ANNOTATION
 from ferroflow_dask.plugin import metrics, pages, seams
 from ferroflow_dask.plugin.bypass import Bypass
 from ferroflow_dask.plugin.describe import TaskDescriber
+from ferroflow_dask.plugin.devices import DURATIONS_TOPIC, kind_of_worker
 from ferroflow_dask.plugin.durations import Durations, durations_of
 from ferroflow_dask.plugin.journal import Journal
 from ferroflow_dask.plugin.passes import Passes
@@ -55,6 +57,8 @@ _IDLE_PER_PASS = 256
 _FRUITLESS_PER_PASS = 2
 #: One-way messages from the end of a task to the start of the next, at least.
 _MESSAGES = 3
+#: Annotations of tasks of our graphs, whose ops run on devices where there are some.
+_OF_OUR_GRAPHS = frozenset((KIND_ANNOTATION, RANK_ANNOTATION))
 #: Who sets Dask's stealing interval to more than ten minutes wants no stealing [ms].
 _LONGEST_INTERVAL_MS = 600_000
 
@@ -180,7 +184,7 @@ class FerroflowStealing(Steals):
 
     def _worker_joined(self, address: str) -> None:
         ws = self.scheduler.workers[address]
-        self.view.add_worker(address, ws.nthreads)
+        self.view.add_worker(address, ws.nthreads, kind_of_worker(ws))
         self.view.set_running(address, ws in self.scheduler.running)  # it may not be ready yet
         self._describe.workers_changed()
         self._streams.joined(address)
@@ -242,10 +246,11 @@ class FerroflowStealing(Steals):
                 fetched_s += span["stop"] - span["start"]
         spent = sum(stop - start for start, stop in spans)
         if finish == "memory":
-            self.view.observe(ts.key, spent)
             if fetched_s:
                 self.view.observe_transfer(ts.key, fetched_s)
-            self.durations.record(ts, spent, details["nbytes"])
+            if not self._ends_later(ts, details["worker"]):
+                self.view.observe(ts.key, spent)
+                self.durations.record(ts, spent, details["nbytes"])
         self.view.finish(ts.key, self.clock())
         self._bypass.left(ts.key)
         if finish == "memory":
@@ -255,6 +260,12 @@ class FerroflowStealing(Steals):
                 self._slots.finished(ts, thread, spans[0][0], spans[-1][1])
             self._tell(TaskFinished(ts.key, details["worker"], spent, details["nbytes"]))
         self._passes.ask()
+
+    def _ends_later(self, ts: TaskState, address: str) -> bool:
+        # On a device our tasks return once their work is enqueued; how long it took is told afterwards.
+        worker = self.view.workers.get(address)
+        is_ours = ts.annotations is not None and not ts.annotations.keys().isdisjoint(_OF_OUR_GRAPHS)
+        return is_ours and worker is not None and worker.kind == GPU
 
     def _entered_processing(self, ts: TaskState) -> None:
         self._planned.pop(ts.key, None)
@@ -278,10 +289,21 @@ class FerroflowStealing(Steals):
                 self.view.reprice(ts.key, seams.prefix_duration(self.scheduler, ts))
 
     def log_event(self, topic: str, msg: Any) -> None:
-        """Note that a worker starts, pauses, resumes or is about to go; there is no other hook for it."""
+        """Note that a worker starts, pauses, resumes or is about to go; there is no other hook for it.
+
+        Workers also tell so how long tasks took on their devices.
+        """
+        if topic == DURATIONS_TOPIC:
+            self._guarded(self._device_told, msg)
+            return
         action = msg.get("action") if isinstance(msg, dict) else None
         if action in ("worker-status-change", "remove-worker") and topic in self.view.workers:
             self._guarded(self._status_changed, topic, msg.get("status") == "running")
+
+    def _device_told(self, msg: Any) -> None:
+        kind, seconds = msg.get("kind"), msg.get("seconds")
+        if isinstance(kind, str) and isinstance(seconds, float) and seconds >= 0:
+            self.durations.record_on_device(kind, seconds)
 
     def _status_changed(self, address: str, is_running: bool) -> None:
         self.view.set_running(address, is_running)

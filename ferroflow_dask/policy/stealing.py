@@ -127,7 +127,7 @@ class StealingPolicy:
             if worker.is_running:
                 n_running += 1
                 load = worker.load
-                end_s = load[0] + view.transfer_s(task, worker.key) + task.cost_s / worker.speed
+                end_s = load[0] + view.transfer_s(task, worker.key) + task.cost_on(worker) / worker.speed
                 # Locality, load and memory break ties.
                 finish = (end_s, task.missing_bytes(worker.key), *load[:2], worker.nbytes, load[2])
                 if best is None or finish < best:
@@ -167,6 +167,8 @@ class StealingPolicy:
         if task.allowed is not None and worker.key not in task.allowed:
             return None
         least_s = min((other.wait_s for other in view.least_loaded()), default=0.0)
+        if len(task.costs_s) > 1:
+            return None  # where it runs matters more
         is_ahead = worker.wait_s + task.cost_s / worker.speed > least_s + _MESSAGES * view.latency_s
         return None if is_ahead else worker
 
@@ -210,7 +212,7 @@ class StealingPolicy:
                 return
             victim_start_s = (victim.backlog_s - task.cost_s) / (victim.nthreads * victim.speed) + overrun_s
             victim_end_s = victim_start_s + task.cost_s / victim.speed
-            thief_end_s = thief.wait_s + transfer_s + margin_s + task.cost_s / thief.speed
+            thief_end_s = thief.wait_s + transfer_s + margin_s + task.cost_on(thief) / thief.speed
             # A free thread takes what ends there earlier. After that the victim must stay the later
             # one of the two, or work would only change sides: so half of the surplus moves, by time.
             told = f"in {thief_end_s:.4g} s instead of {victim_end_s:.4g} s"

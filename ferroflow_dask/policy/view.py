@@ -42,7 +42,7 @@ class TaskView:
     ----------
     key : Key
     cost_s : float
-        Expected duration on one thread [s].
+        Expected duration on one thread [s]: of the worker that it was given to, once it was.
     priority : tuple of float
     index : int
         Place of the task in its graph, or a running number.
@@ -70,6 +70,8 @@ class TaskView:
         False for tasks that must stay where they are: started ones, actors.
     is_guess : bool
         Whether nothing is known that `cost_s` could be taken from.
+    costs_s : mapping of str to float
+        Expected durations by kind of worker [s], where they differ.
     dependencies : tuple of Key
         Tasks of the same graph whose results it needs; known of a graph that arrives.
     """
@@ -90,7 +92,12 @@ class TaskView:
     has_started: bool = False
     is_movable: bool = True
     is_guess: bool = False
+    costs_s: Mapping[str, float] = field(default_factory=dict)
     dependencies: tuple[Key, ...] = ()
+
+    def cost_on(self, worker: WorkerView) -> float:
+        """Return the expected duration on one thread of a worker of its kind [s], at the usual speed."""
+        return self.costs_s.get(worker.kind, self.cost_s) if self.costs_s else self.cost_s
 
     def missing_bytes(self, worker: WorkerKey) -> int:
         """Return the bytes of inputs that would have to be sent to `worker` [B]."""
@@ -327,6 +334,7 @@ class ClusterView:
             worker.progress_at = now
         self._touch(worker)
         self._take_turn(worker)
+        task.cost_s = task.cost_on(worker)
         task.sent = worker.turn
         task.has_started = worker.has_free_thread
         worker.queue.add(task)

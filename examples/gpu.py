@@ -1,0 +1,297 @@
+"""What a GPU gives, measured in one call of a few minutes: run this on a machine that has one.
+
+    python examples/gpu.py                # writes gpu.jsonl and prints what it finds
+    ferroflow report gpu.jsonl
+
+The clock of a run of products starts with the un-lowered graph, constants placed, and stops when all outputs
+are resident and the device is synchronised; gathering them is told apart. Rates are compared with what the
+same device does in the same process without Dask. `--emulated` tries the script out where there is no GPU.
+"""
+
+import argparse
+import json
+import time
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import dask.array as da
+import numpy as np
+import onnx
+from dask import delayed
+from distributed import wait
+
+import ferroflow_dask
+from ferroflow_dask.bench import bench_row
+from ferroflow_dask.cost import AnalyticCost
+from ferroflow_dask.deploy import DeviceChoice, device_client, local_client
+from ferroflow_dask.devices import drain
+from ferroflow_dask.lowering import device_here
+from ferroflow_dask.plugin import device_usage
+
+OUTPUT = Path("gpu.jsonl")
+MODEL = Path(onnx.__file__).parent / "backend/test/data/light/light_resnet50.onnx"
+#: Products: branches, ops in each, size, precision, and what part of the device's own rate is asked for.
+PRODUCTS = (
+    (16, 64, 2048, "fp32", 0.90),
+    (16, 64, 4096, "fp32", 0.95),
+    (32, 64, 512, "fp32", 1.00),
+    (16, 64, 2048, "tf32", 0.60),
+)
+SMALL = ((4, 16, 128, "fp32", 0.0), (4, 16, 128, "tf32", 0.0))
+#: Largest error of an output against double precision, in the Frobenius norm and relative. TF32 has ten bits
+#: of mantissa: 64 products in it are wrong by some 2e-3.
+TOLERANCE = {"fp32": 2e-4, "tf32": 2e-2}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--emulated", action="store_true", help="small sizes on a device that is none")
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--cpus", type=int, default=8, help="CPU workers of the mixed graph and of batches")
+    parser.add_argument("--images", type=int, default=512)
+    options = parser.parse_args()
+    for precision in ("fp32", "tf32"):
+        with cluster(options.emulated, 0, precision) as client:
+            for case in SMALL if options.emulated else PRODUCTS:
+                if case[3] == precision:
+                    products(client, case, options.repeat)
+    batches(options)
+    mixed(options)
+    print(f"rows: {OUTPUT}; ferroflow report {OUTPUT}")
+
+
+@contextmanager
+def cluster(is_emulated, cpus, precision="fp32"):
+    """Start a GPU worker and so many CPU workers."""
+    choice = DeviceChoice("emulated") if is_emulated else DeviceChoice("cuda", 0, precision)
+    with device_client(choice, cpus) as client:
+        ferroflow_dask.install(client)
+        yield client
+
+
+def write(client, workload, arguments, **measured):
+    row = bench_row(client, workload, arguments, **measured)
+    with OUTPUT.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(row)) + "\n")
+
+
+def products(client, case, repeat):
+    branches, ops_per_branch, m, precision, asked = case
+    n_ops = branches * ops_per_branch
+    arguments = {"n_branches": branches, "ops_per_branch": ops_per_branch, "m": m, "precision": precision}
+    graph = ferroflow_dask.generate(
+        "matmul-parallel", n_branches=branches, ops_per_branch=ops_per_branch, m=m
+    )
+    placed = ferroflow_dask.place(graph, client)
+    profile = ferroflow_dask.calibrate(client)
+    x, w = (np.asarray(value) for value in graph.constants.values())
+    x_there, w_there = client.scatter([x, w], hash=False)
+    plain, ours, stock = [], [], []
+    for repetition in range(-1, repeat):  # the first warms up
+        seconds = client.submit(without_dask, x_there, w_there, branches, ops_per_branch, pure=False).result()
+        before = device_usage(client)
+        start = time.perf_counter()
+        bound = ferroflow_dask.bind(placed, {}, cluster=profile, placement="bundles")
+        outputs = client.persist(bound)
+        wait(outputs)
+        client.run(drain)
+        ours_s = time.perf_counter() - start
+        found = client.compute(outputs).result()
+        gather_s = time.perf_counter() - start - ours_s
+        usage = device_usage(client).since(before)
+        assert usage.ops == n_ops, usage
+        one = next(iter(found.values()))
+        error = client.submit(error_of, x_there, w_there, ops_per_branch, one).result()
+        assert error < TOLERANCE[precision], f"{precision}: outputs are wrong by {error:.2g}"
+        stock_s = stock_dask_cuda(client, x, w, branches, ops_per_branch)
+        if repetition >= 0:
+            plain.append(seconds)
+            ours.append(ours_s)
+            write(
+                client,
+                "matmul-parallel",
+                arguments,
+                policy="device",
+                repetition=repetition,
+                makespan_s=seconds,
+                ops=n_ops,
+            )
+            write(
+                client,
+                "matmul-parallel",
+                arguments,
+                policy="ferroflow",
+                repetition=repetition,
+                makespan_s=ours_s,
+                ops=n_ops,
+            )
+            if stock_s is not None:
+                stock.append(stock_s)
+                write(
+                    client,
+                    "matmul-parallel",
+                    arguments,
+                    policy="dask",
+                    repetition=repetition,
+                    makespan_s=stock_s,
+                    ops=n_ops,
+                )
+    rate, own = n_ops / np.median(ours), n_ops / np.median(plain)
+    print(
+        f"matmul-parallel {branches}×{ops_per_branch}, {m}², {precision}: {rate:,.0f} ops/s resident, "
+        f"{rate / own:.2f} of {own:,.0f} without Dask (asked {asked:.2f}); "
+        + (f"stock dask-cuda {n_ops / np.median(stock):,.0f}; " if stock else "")
+        + f"{usage.batches} batches of {usage.mean_batch:.3g}; error {error:.1g}; gather {gather_s:.3f} s"
+    )
+
+
+def without_dask(x, w, branches, ops_per_branch):
+    """Return how long the device takes for the same products, one launch each [s]."""
+    device = device_here().device
+    with device.use():
+        a, b = device.to_device(x), device.to_device(w)
+        device.record().synchronize()
+        start = time.perf_counter()
+        kept = []
+        for _ in range(branches):
+            value = a
+            for _ in range(ops_per_branch):
+                value = device.product(value, b)
+            kept.append(value)
+        device.record().synchronize()
+        return time.perf_counter() - start
+
+
+def error_of(x, w, ops_per_branch, found):
+    """Return by how much an output is wrong, against double precision on the device."""
+    device = device_here().device
+    with device.use():
+        value, b = (device.to_device(array.astype(np.float64)) for array in (x, w))
+        for _ in range(ops_per_branch):
+            value = device.product(value, b)
+        expected = device.to_host(value)
+    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+
+
+def stock_dask_cuda(client, x, w, branches, ops_per_branch):
+    """Return how long Dask as it is takes with arrays of CuPy, a task for each product [s]; None without."""
+    try:
+        import cupy
+    except ImportError:
+        return None
+    ferroflow_dask.uninstall(client)
+    try:
+        first, second = client.submit(cupy.asarray, x, pure=False), client.submit(cupy.asarray, w, pure=False)
+        wait([first, second])
+        start = time.perf_counter()
+        outputs = []
+        for _ in range(branches):
+            value = delayed(first)
+            for _ in range(ops_per_branch):
+                value = delayed(cupy.matmul, pure=False)(value, delayed(second))
+            outputs.append(value)
+        wait(client.persist(outputs))
+        client.run(lambda: __import__("cupy").cuda.Device().synchronize())
+        return time.perf_counter() - start
+    finally:
+        ferroflow_dask.install(client)
+
+
+def batches(options):
+    """Compare a ResNet-50 of random weights on one GPU and on CPU workers with onnxruntime."""
+    n = 16 if options.emulated else options.images
+    chunk = 8 if options.emulated else 64
+    graph = ferroflow_dask.load_onnx(MODEL)
+    images = np.random.default_rng(0).standard_normal((n, 3, 224, 224), dtype=np.float32)
+    rates, answers = {}, {}
+    for name, cpus in (("GPU", 0), ("CPU", options.cpus)):
+        with cluster(options.emulated, 0) if name == "GPU" else local_client(cpus) as client:
+            x = client.persist(da.from_array(images, chunks=(chunk, 3, 224, 224)))
+            wait(x)
+            y = graph.map_batches(x)
+            answers[name] = client.compute(y).result()  # warms up
+            spent = []
+            for repetition in range(options.repeat):
+                start = time.perf_counter()
+                client.compute(graph.map_batches(x)).result()
+                spent.append(time.perf_counter() - start)
+                arguments = {"images": n, "on": name}
+                write(
+                    client,
+                    "light_resnet50",
+                    arguments,
+                    policy="ferroflow",
+                    repetition=repetition,
+                    makespan_s=spent[-1],
+                    ops=n,
+                )
+            rates[name] = n / np.median(spent)
+    scale = np.abs(answers["CPU"]).max()
+    assert np.allclose(answers["GPU"], answers["CPU"], rtol=1e-2, atol=1e-3 * scale)
+    print(
+        f"light_resnet50: {rates['GPU']:,.0f} images/s on one GPU, {rates['CPU']:,.0f} on {options.cpus} CPU "
+        f"workers: {rates['GPU'] / rates['CPU']:.1f}×"
+    )
+
+
+def mixed_graph(n_slow, n_products, m):
+    """Return ops that no GPU helps and products, side by side."""
+    builder = ferroflow_dask.GraphBuilder("mixed")
+    root = builder.constant(np.float32([1]), name="root")
+    rng = np.random.default_rng(0)
+    matrix = builder.constant(rng.standard_normal((m, m), dtype=np.float32) / m**0.5, name="matrix")
+    slow = [builder.op("Slow", root, domain="ferroflow", duration=0.05) for _ in range(n_slow)]
+    chains = []
+    for _ in range(8):
+        value = matrix
+        for _ in range(n_products // 8):
+            value = builder.op("MatMul", value, matrix)
+        chains.append(value)
+    builder.output(**{f"y{i}": value for i, value in enumerate((*slow, *chains))})
+    return builder.build()
+
+
+def mixed(options):
+    """Time a graph with work for both: on a GPU alone, on CPUs alone, and on both together."""
+    n_slow, n_products, m = (8, 16, 128) if options.emulated else (64, 256, 2048)
+    graph = mixed_graph(n_slow, n_products, m)
+    seconds = {}
+    for name, has_gpu, cpus in (
+        ("GPU", True, 0),
+        ("CPUs", False, options.cpus),
+        ("both", True, options.cpus),
+    ):
+        with cluster(options.emulated, cpus) if has_gpu else local_client(cpus) as client:
+            ferroflow_dask.install(client)
+            profile = ferroflow_dask.calibrate(client)
+            placed = ferroflow_dask.place(graph, client)
+            on_cpu = AnalyticCost(profile.flop_rate, profile.memory_bandwidth)
+            on_gpu = AnalyticCost(profile.gpu_flop_rate, profile.gpu_memory_bandwidth) if has_gpu else None
+            spent = []
+            for repetition in range(-1, options.repeat):
+                start = time.perf_counter()
+                outputs = client.persist(ferroflow_dask.bind(placed, {}, costs=on_cpu, gpu_costs=on_gpu))
+                wait(outputs)
+                client.run(drain)
+                if repetition >= 0:
+                    spent.append(time.perf_counter() - start)
+                    arguments = {"slow": n_slow, "products": n_products, "m": m, "on": name}
+                    n_ops = n_slow + n_products
+                    write(
+                        client,
+                        "mixed",
+                        arguments,
+                        policy="ferroflow",
+                        repetition=repetition,
+                        makespan_s=spent[-1],
+                        ops=n_ops,
+                    )
+                del outputs
+            seconds[name] = np.median(spent)
+    told = ", ".join(f"{name} {spent:.3f} s" for name, spent in seconds.items())
+    print(f"mixed graph, {n_slow} × 50 ms and {n_products} products of {m}²: {told}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Options of the devices that ops run on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from ferroflow_dask.deploy import DeviceChoice
+from ferroflow_dask.exceptions import UsageError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """What options say of devices.
+
+    Parameters
+    ----------
+    choice : DeviceChoice
+    matmul_threshold : int or None
+        Elements of the result from which on matrix products run on GPUs, and all else does not.
+    """
+
+    choice: DeviceChoice
+    matmul_threshold: int | None
+
+
+_OPTIONS = (
+    click.option(
+        "--device",
+        default=None,
+        help="cpu; cuda, or cuda:N for one GPU: workers with GPUs only; auto: GPUs if there are any, CPU "
+        "workers beside them, and each op where it ends first; emulated: a GPU that is none, to try things "
+        "out.  [default: cpu; auto with --gpu-jobs]",
+    ),
+    click.option(
+        "--precision",
+        default="fp32",
+        show_default=True,
+        help="On GPUs, of products of single-precision matrices: fp32, tf32, fp16, bf16.",
+    ),
+    click.option(
+        "--gpu-matmul-threshold",
+        type=click.IntRange(min=1),
+        help="Elements of the result from which on matrix products run on GPUs, and nothing else does; "
+        "where it ends first if left out.",
+    ),
+)
+
+
+def device_options(function: F) -> F:
+    """Add the options of devices; the command gets `devices`, None for CPUs only."""
+
+    @wraps(function)
+    def with_devices(
+        *, device: str | None, precision: str, gpu_matmul_threshold: int | None, **others: Any
+    ) -> Any:
+        slurm = others.get("slurm")
+        has_gpu_jobs = slurm is not None and slurm.gpu_jobs > 0
+        choice = DeviceChoice.parse(device or ("auto" if has_gpu_jobs else "cpu"), precision)
+        if choice is None and gpu_matmul_threshold is not None:
+            raise UsageError("--gpu-matmul-threshold needs GPUs; give --device auto or --device cuda")
+        if choice is not None and others.get("policy") == "sequential":
+            raise UsageError("--policy sequential runs in this process, on the CPU; leave --device out")
+        if choice is not None and slurm is not None and choice.kind != "auto":
+            raise UsageError(f"--device {choice} is of this machine; SLURM jobs with GPUs come by --gpu-jobs")
+        devices = None if choice is None else Devices(choice, gpu_matmul_threshold)
+        if choice is not None and choice.kind != "auto" and not _is_given("workers"):
+            others["workers"] = 0  # no CPU worker unless somebody asks for some
+        return function(devices=devices, **others)
+
+    for option in reversed(_OPTIONS):
+        with_devices = option(with_devices)
+    return with_devices  # type: ignore[return-value]
+
+
+def _is_given(name: str) -> bool:
+    source = click.get_current_context().get_parameter_source(name)
+    return source is not ParameterSource.DEFAULT

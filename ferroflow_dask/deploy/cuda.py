@@ -1,0 +1,225 @@
+"""Local clusters whose workers have devices: dask-cuda's workers, with CPU workers beside them.
+
+A worker has one kind of device: Dask counts slots by worker, so one that had both would leave the one idle
+while the other is busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import dask
+from dask.typing import Key
+from distributed import Client, LocalCluster, Nanny
+from distributed.protocol.serialize import deserialize, serialize
+from zict import Buffer, Func
+
+from ferroflow_dask.deploy.local import CLUSTER_OPTIONS, configured_environment
+from ferroflow_dask.devices import Resident
+from ferroflow_dask.devices.cuda import check_precision, count_devices
+from ferroflow_dask.exceptions import ClusterError, UsageError
+from ferroflow_dask.lowering import Results
+from ferroflow_dask.plugin import GPU_RESOURCE, DeviceSpec, use_devices
+
+_DEVICES = "cpu, cuda, cuda:N (the GPU with that number), auto, emulated"
+_EMULATED_NBYTES = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceChoice:
+    """Which devices a cluster is to use.
+
+    Parameters
+    ----------
+    kind : str
+        `cuda`, `auto` (CUDA devices if there are any, and CPU workers beside them) or `emulated`.
+    ordinal : int or None
+        The only CUDA device to use; all if None.
+    precision : str
+        Of products of single-precision matrices; see `CudaDevice`.
+    """
+
+    kind: str
+    ordinal: int | None = None
+    precision: str = "fp32"
+
+    @classmethod
+    def parse(cls, device: str, precision: str = "fp32") -> DeviceChoice | None:
+        """Return what a device's name asks for; None for `cpu`.
+
+        Raises
+        ------
+        UsageError
+            It makes no sense.
+        """
+        check_precision(precision)
+        if device == "cpu":
+            return None
+        kind, colon, ordinal = device.partition(":")
+        if kind == "cuda" and colon and ordinal.isdecimal():
+            return cls(kind, int(ordinal), precision)
+        if device in ("cuda", "auto", "emulated"):
+            return cls(device, None, precision)
+        raise UsageError(f"--device {device!r} is not available; choose one of: {_DEVICES}")
+
+    @property
+    def spec(self) -> DeviceSpec:
+        """What workers make their device from."""
+        if self.kind == "emulated":
+            return DeviceSpec("emulated", {"memory_nbytes": _EMULATED_NBYTES})
+        return DeviceSpec("cuda", {"precision": self.precision})
+
+    def ordinals(self) -> list[int]:
+        """Return the GPUs of this machine to use; none where `auto` finds none.
+
+        Raises
+        ------
+        ClusterError
+            There is no GPU, not that one, or a package is missing.
+        """
+        if self.kind == "auto" and (find_spec("cupy") is None or find_spec("dask_cuda") is None):
+            return []
+        n = count_devices()
+        if self.kind == "auto":
+            return list(range(n))
+        if not n:
+            raise ClusterError(
+                f"--device {self}: CuPy finds no GPU or no driver on this machine (nvidia-smi tells more); "
+                "run with --device cpu"
+            )
+        if self.ordinal is not None and self.ordinal >= n:
+            raise ClusterError(f"--device {self}: this machine has {n}, cuda:0 to cuda:{n - 1}")
+        if find_spec("dask_cuda") is None:
+            raise ClusterError(
+                f"--device {self} needs dask-cuda, which is not installed here: pip install "
+                "'ferroflow-dask[gpu]' for CUDA 13, 'ferroflow-dask[gpu12]' for CUDA 12"
+            )
+        return list(range(n)) if self.ordinal is None else [self.ordinal]
+
+    def __str__(self) -> str:
+        return self.kind if self.ordinal is None else f"{self.kind}:{self.ordinal}"
+
+
+class EmulatedStore(Buffer[Key, Any]):
+    """What dask-cuda keeps on a GPU and spills to the host, for emulated devices.
+
+    Parameters
+    ----------
+    device_memory_limit : int
+        Of results on the device [B].
+    """
+
+    def __init__(self, device_memory_limit: int) -> None:
+        spilled: Func[Key, Any, Any] = Func(_to_host, _to_device, {})
+        super().__init__({}, spilled, device_memory_limit, weight=lambda _, value: _device_nbytes(value))
+        #: dask-cuda's name for it.
+        self.device_buffer = self
+
+
+def _device_nbytes(value: Any) -> int:
+    values = value.values if isinstance(value, Results) else (value,)
+    return sum(item.nbytes for item in values if isinstance(item, Resident))
+
+
+class _Spilled(NamedTuple):
+    header: Any
+    frames: Any
+
+
+# As dask-cuda does it.
+def _to_host(value: Any) -> Any:
+    if not _device_nbytes(value):
+        return value
+    return _Spilled(*serialize(value, serializers=("dask", "pickle"), on_error="raise"))
+
+
+def _to_device(value: Any) -> Any:
+    return deserialize(*value) if isinstance(value, _Spilled) else value
+
+
+@contextmanager
+def device_client(
+    choice: DeviceChoice, workers: int, threads: int = 1, *, emulated: Mapping[str, Any] | None = None
+) -> Iterator[Client]:
+    """Start a worker for each device, and CPU workers beside them, and yield a client of them.
+
+    Parameters
+    ----------
+    choice : DeviceChoice
+    workers : int
+        CPU workers, each a process; may be none where there are devices.
+    threads : int, optional
+        Of each CPU worker.
+    emulated : mapping, optional
+        Arguments of `EmulatedDevice`.
+
+    Raises
+    ------
+    ClusterError
+        As `DeviceChoice.ordinals`.
+    """
+    spec = choice.spec
+    if choice.kind == "emulated":
+        spec = DeviceSpec("emulated", {**spec.options, **(emulated or {})})
+    ordinals = [] if choice.kind == "emulated" else choice.ordinals()
+    with (
+        dask.config.set({"distributed.nanny.pre-spawn-environ": configured_environment()}),
+        _device_cluster(ordinals) as cluster,
+    ):
+        beside = {f"cpu-{i}": _cpu_worker(cluster, threads) for i in range(workers)}
+        if choice.kind == "emulated":
+            beside["gpu-0"] = _emulated_worker(cluster, spec)
+        cluster.worker_spec.update(beside)
+        cluster.scale(len(cluster.worker_spec))  # starts what is not there yet
+        with Client(cluster) as client:
+            client.wait_for_workers(len(cluster.worker_spec))
+            use_devices(client, spec)
+            yield client
+
+
+def _device_cluster(ordinals: list[int]) -> Any:
+    """Return a cluster of a worker for each GPU."""
+    if not ordinals:
+        return LocalCluster(n_workers=0, **CLUSTER_OPTIONS)
+    from dask_cuda import LocalCUDACluster
+
+    return LocalCUDACluster(
+        CUDA_VISIBLE_DEVICES=ordinals,
+        threads_per_worker=1,
+        # A pool, so that an allocation does not wait for the device.
+        rmm_pool_size=None if find_spec("rmm") is None else 0.5,
+        resources={GPU_RESOURCE: 1},
+        **CLUSTER_OPTIONS,
+    )
+
+
+def _cpu_worker(cluster: Any, threads: int) -> dict[str, Any]:
+    return {"cls": Nanny, "options": {**_common(cluster), "nthreads": threads, "env": _NO_GPU}}
+
+
+def _emulated_worker(cluster: Any, spec: DeviceSpec) -> dict[str, Any]:
+    # As dask-cuda does: the rest is for what is computed.
+    store = (EmulatedStore, {"device_memory_limit": int(0.8 * spec.options["memory_nbytes"])})
+    return {
+        "cls": Nanny,
+        "options": {
+            **_common(cluster),
+            "nthreads": 1,
+            "resources": {GPU_RESOURCE: 1},
+            "data": store,
+            "memory_limit": 0,  # what would be on a GPU is on the host too
+        },
+    }
+
+
+_NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def _common(cluster: Any) -> dict[str, Any]:
+    known: dict[str, Any] = cluster.new_spec["options"]
+    kept = ("host", "protocol", "interface", "security", "silence_logs", "dashboard_address")
+    return {name: known[name] for name in kept if name in known}

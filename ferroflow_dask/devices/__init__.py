@@ -1,0 +1,20 @@
+"""Arrays that stay on a device, and ops that run there: what a device is, and the work that is sent to it."""
+
+import ferroflow_dask.devices.transport  # noqa: F401 -- registers
+from ferroflow_dask.devices.attached import attach, attached, detach, drain, usage_here
+from ferroflow_dask.devices.device import Device, DeviceUsage
+from ferroflow_dask.devices.resident import Resident, host_value
+from ferroflow_dask.devices.runner import DeviceRunner
+
+__all__ = [
+    "Device",
+    "DeviceRunner",
+    "DeviceUsage",
+    "Resident",
+    "attach",
+    "attached",
+    "detach",
+    "drain",
+    "host_value",
+    "usage_here",
+]

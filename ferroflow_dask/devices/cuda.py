@@ -1,0 +1,155 @@
+"""A CUDA device through CuPy.
+
+Each thread has a non-blocking stream of its own; CuPy's allocations are ordered by stream, and events order
+streams among each other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from ferroflow_dask.devices.device import HostArray
+from ferroflow_dask.exceptions import ClusterError, UnknownNameError
+
+#: Of products of single-precision matrices: exact to rounding, by tensor cores with 10 bits of mantissa, or
+#: rounded to half precision or bfloat16 before.
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+#: cuBLAS's names of what handles may do: CUBLAS_DEFAULT_MATH, CUBLAS_TF32_TENSOR_OP_MATH.
+_DEFAULT_MATH, _TF32_MATH = 0, 3
+
+
+class CudaDevice:
+    """One GPU of this process.
+
+    Parameters
+    ----------
+    ordinal : int, optional
+        Among those that `CUDA_VISIBLE_DEVICES` shows.
+    precision : str, optional
+        Of `PRECISIONS`: how products of single-precision matrices are computed.
+
+    Raises
+    ------
+    ClusterError
+        There is no CuPy, or no such device.
+    """
+
+    def __init__(self, ordinal: int = 0, precision: str = "fp32") -> None:
+        check_precision(precision)
+        n_devices = count_devices()
+        if not 0 <= ordinal < n_devices:
+            raise ClusterError(f"there is no device cuda:{ordinal}; this process sees {n_devices}")
+        import cupy
+
+        self._cupy = cupy
+        self._device = cupy.cuda.Device(ordinal)
+        self._precision = precision
+        self._local = threading.local()
+        self.name = f"cuda:{ordinal}"
+        # CuPy widens stacks of half-precision matrices to single precision, so these go one by one.
+        self.batches_products = precision in ("fp32", "tf32")
+
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        """Make the calling thread's stream the one that work is enqueued on."""
+        with self._device, self._stream:
+            yield
+
+    @property
+    def _stream(self) -> Any:
+        stream = getattr(self._local, "stream", None)
+        if stream is None:
+            with self._device:
+                stream = self._local.stream = self._cupy.cuda.Stream(non_blocking=True)
+                # Handles are CuPy's, one for each thread and device. The mode is that of all calls, those
+                # of stacks included, which CuPy's own switch for TF32 leaves alone.
+                cublas = self._cupy.cuda.cublas
+                mode = _TF32_MATH if self._precision == "tf32" else _DEFAULT_MATH
+                cublas.setMathMode(self._device.cublas_handle, mode)
+        return stream
+
+    def to_device(self, array: HostArray) -> Any:
+        """Enqueue a copy from the host."""
+        # Blocking: the host may change or free its array afterwards.
+        return self._cupy.asarray(np.ascontiguousarray(array), blocking=True).reshape(array.shape)
+
+    def to_host(self, array: Any) -> HostArray:
+        """Enqueue a copy to the host and wait for it."""
+        found: HostArray = self._cupy.asnumpy(array)
+        return found
+
+    def record(self) -> Any:
+        """Enqueue an event."""
+        event = self._cupy.cuda.Event()
+        event.record(self._stream)
+        return event
+
+    def wait(self, event: Any) -> None:
+        """Let what is enqueued from now on start after an event."""
+        self._stream.wait_event(event)
+
+    def elapsed_s(self, start: Any, end: Any) -> float:
+        """Return the time between two events of a stream that have come [s]."""
+        return float(self._cupy.cuda.get_elapsed_time(start, end)) / 1e3
+
+    def product(self, a: Any, b: Any) -> Any:
+        """Enqueue a product of matrices, or of stacks of them, in the precision that was asked for."""
+        narrow = self._narrow if a.dtype == b.dtype == np.float32 else None
+        if narrow is None:
+            return self._cupy.matmul(a, b)
+        return self._cupy.matmul(a.astype(narrow), b.astype(narrow)).astype(np.float32)
+
+    @property
+    def _narrow(self) -> Any:
+        if self._precision == "fp16":
+            return np.float16
+        if self._precision == "bf16":
+            import ml_dtypes  # comes with onnx
+
+            return ml_dtypes.bfloat16
+        return None
+
+    def used_nbytes(self) -> int:
+        """Return the memory that is taken [B]."""
+        free, total = self._device.mem_info
+        return int(total - free)
+
+    def total_nbytes(self) -> int:
+        """Return the memory that there is [B]."""
+        return int(self._device.mem_info[1])
+
+    def release_free(self) -> None:
+        """Give memory back that is kept for later."""
+        self._cupy.get_default_memory_pool().free_all_blocks()
+
+
+def check_precision(precision: str) -> None:
+    """Raise for what is none of `PRECISIONS`."""
+    if precision not in PRECISIONS:
+        raise UnknownNameError.of("precision", precision, PRECISIONS)
+
+
+def count_devices() -> int:
+    """Return the devices that this process sees; 0 without a driver.
+
+    Raises
+    ------
+    ClusterError
+        There is no CuPy.
+    """
+    try:
+        import cupy
+    except ImportError as error:
+        raise ClusterError(
+            "CUDA devices need CuPy, which is not installed here: pip install 'ferroflow-dask[gpu]' for CUDA "
+            "13, 'ferroflow-dask[gpu12]' for CUDA 12"
+        ) from error
+    try:
+        return int(cupy.cuda.runtime.getDeviceCount())
+    except Exception:  # noqa: BLE001 -- no driver, or one that is too old for this CuPy
+        return 0

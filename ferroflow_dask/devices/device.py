@@ -1,0 +1,152 @@
+"""What a device must offer: a CUDA device through CuPy, or one that is emulated.
+
+Work is enqueued on a stream, in order, and done later; each thread has a stream of its own. An event stands
+for the end of all that was enqueued on a stream before it.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Protocol
+
+import numpy as np
+
+HostArray = np.ndarray[Any, np.dtype[Any]]
+
+
+class Event(Protocol):
+    """The end of what was enqueued before."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it has come."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait for it."""
+        ...
+
+
+class Device(Protocol):
+    """A device and the streams of this process's threads on it.
+
+    Arrays of a device are those of a library with NumPy's interface; NumPy's functions, called in the context
+    of `use()`, enqueue work on them.
+    """
+
+    #: Like `cuda:0`.
+    name: str
+    #: Whether several products in one call are better than one by one.
+    batches_products: bool
+
+    def use(self) -> AbstractContextManager[object]:
+        """Make the calling thread's stream the one that work is enqueued on."""
+        ...
+
+    def to_device(self, array: HostArray) -> Any:
+        """Enqueue a copy from the host."""
+        ...
+
+    def to_host(self, array: Any) -> HostArray:
+        """Enqueue a copy to the host and wait for it."""
+        ...
+
+    def record(self) -> Event:
+        """Enqueue an event."""
+        ...
+
+    def wait(self, event: Event) -> None:
+        """Let what is enqueued from now on start after an event, which may be another stream's."""
+        ...
+
+    def elapsed_s(self, start: Event, end: Event) -> float:
+        """Return the time between two events of a stream that have come [s]."""
+        ...
+
+    def product(self, a: Any, b: Any) -> Any:
+        """Enqueue a product of matrices, or of stacks of them, in the precision that was asked for."""
+        ...
+
+    def used_nbytes(self) -> int:
+        """Return the memory that is taken [B]."""
+        ...
+
+    def total_nbytes(self) -> int:
+        """Return the memory that there is [B]."""
+        ...
+
+    def release_free(self) -> None:
+        """Give memory back that is kept for later."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUsage:
+    """What was done on devices.
+
+    Parameters
+    ----------
+    ops : int
+        Ops that ran there.
+    batches : int
+        Calls that computed several products at once.
+    batched_ops : int
+        Ops in them.
+    host_ops : int
+        Ops that had no kernel for a device and ran beside one.
+    to_device, to_host : int
+        Arrays that crossed.
+    nbytes_to_device, nbytes_to_host : int
+        Their bytes [B].
+    used_nbytes : int
+        Memory that is taken now [B].
+    """
+
+    ops: int = 0
+    batches: int = 0
+    batched_ops: int = 0
+    host_ops: int = 0
+    to_device: int = 0
+    to_host: int = 0
+    nbytes_to_device: int = 0
+    nbytes_to_host: int = 0
+    used_nbytes: int = 0
+
+    @property
+    def mean_batch(self) -> float:
+        """Ops in a batch."""
+        return self.batched_ops / self.batches if self.batches else 0.0
+
+    def plus(self, other: DeviceUsage) -> DeviceUsage:
+        """Return the sum of two devices'."""
+        return DeviceUsage(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(DeviceUsage)))
+
+    def since(self, before: DeviceUsage) -> DeviceUsage:
+        """Return what was done after `before`; the memory is that of now."""
+        counts = {f.name: getattr(self, f.name) - getattr(before, f.name) for f in fields(DeviceUsage)}
+        return DeviceUsage(**{**counts, "used_nbytes": self.used_nbytes})
+
+    def as_dict(self) -> dict[str, float]:
+        """Return the numbers by name."""
+        return {**asdict(self), "mean_batch": self.mean_batch}
+
+
+class Counters:
+    """Counts what `DeviceUsage` tells, from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = dict.fromkeys((f.name for f in fields(DeviceUsage)), 0)
+
+    def add(self, **counts: int) -> None:
+        """Add to some of the counts."""
+        with self._lock:
+            for name, count in counts.items():
+                self._counts[name] += count
+
+    def usage(self, used_nbytes: int) -> DeviceUsage:
+        """Return the counts."""
+        with self._lock:
+            return DeviceUsage(**{**self._counts, "used_nbytes": used_nbytes})

@@ -1,0 +1,210 @@
+"""The steps of a plan, enqueued on a device one after another, and the values that they hand on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ferroflow_dask.devices.device import Device
+from ferroflow_dask.devices.resident import Resident
+from ferroflow_dask.devices.window import Work
+from ferroflow_dask.exceptions import FerroflowError, KernelError
+from ferroflow_dask.graph.ir import Op
+from ferroflow_dask.kernels import DEVICE_PROVIDER, DeclinedError, Plan, failure, one_line, shared_kernel
+
+if TYPE_CHECKING:
+    from ferroflow_dask.devices.runner import DeviceRunner
+
+#: Part of the memory that the operands and results of one batch may take.
+_BATCH_SHARE = 1 / 8
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of the results of a batch: an item of a stack of them."""
+
+    stack: Any
+    item: int
+
+    @property
+    def array(self) -> Any:
+        """The item, a view of the stack."""
+        return self.stack[self.item]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceKernel:
+    """How an op is computed: on the device, unless `on_device` is None."""
+
+    op: Op
+    on_device: Callable[..., tuple[Any, ...]] | None
+    host_operands: frozenset[int]
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it is a product of matrices, or of stacks of them."""
+        return self.on_device is not None and self.op.op_type == "MatMul" and not self.op.domain
+
+
+class PlanRun:
+    """The values of a plan while it is enqueued."""
+
+    def __init__(
+        self, runner: DeviceRunner, plan: Plan, kernels: Sequence[DeviceKernel], values: list[Any]
+    ) -> None:
+        self._runner = runner
+        self._plan = plan
+        self._kernels = kernels
+        self._values = values
+
+    def shape_of_product(self, at: int) -> Hashable:
+        """Return what products that go out together have in common; None for one that must go alone."""
+        operands = [self._values[value] for value in self._plan.steps[at][1]]
+        shapes = tuple(_told(value) for value in operands)
+        if any(len(shape) != 2 or dtype not in ("float32", "float64") for shape, dtype in shapes):
+            return None
+        return shapes
+
+    def most_in_batch(self, at: int) -> int:
+        """Return how many products like one fit a batch."""
+        (a, dtype), (b, _) = (_told(self._values[value]) for value in self._plan.steps[at][1])
+        n = a[0] * a[1] + b[0] * b[1] + a[0] * b[1]
+        nbytes = max(1, n * np.dtype(dtype).itemsize)
+        return max(1, int(_BATCH_SHARE * self._runner.device.total_nbytes() / nbytes))
+
+    def enqueue(self, group: Sequence[int], work: Work, providers: Sequence[str]) -> None:
+        """Enqueue a step, or several as one."""
+        if len(group) == 1:
+            self._enqueue_one(group[0], work, providers)
+        else:
+            self._enqueue_batch(group, work)
+
+    def _enqueue_one(self, at: int, work: Work, providers: Sequence[str]) -> None:
+        kernel, inputs, outputs, _ = self._plan.steps[at]
+        used = self._kernels[kernel]
+        op = replace(used.op, name=self._plan.names[at])
+        operands = [self._values[value] if value >= 0 else None for value in inputs]
+        results = None
+        if used.on_device is not None:
+            results = self._on_device(used, op, operands, self._plan.ids[at], work)
+        if results is None:
+            results = self._on_host(op, operands, self._plan.ids[at], work, providers)
+        self._keep(outputs, results)
+
+    def _on_device(
+        self, used: DeviceKernel, op: Op, operands: Sequence[Any], op_id: int, work: Work
+    ) -> tuple[Any, ...] | None:
+        """Return the results of an op on the device, None where its kernel declines."""
+        runner, kernel = self._runner, used.on_device
+        assert kernel is not None
+        placed = [
+            value
+            if value is None
+            else (runner.on_host if i in used.host_operands else runner.on_device)(value)
+            for i, value in enumerate(operands)
+        ]
+        what = f"op {op.name!r} ({op.kind})"
+        nbytes = sum(int(getattr(value, "nbytes", 0)) for value in placed)
+        try:
+            call = (
+                (lambda: (runner.device.product(*placed),)) if used.is_product else (lambda: kernel(*placed))
+            )
+            results, events = runner.step(call, what, nbytes)
+        except DeclinedError:
+            return None
+        except FerroflowError:
+            raise
+        except Exception as error:
+            raise failure(op, self._plan.opsets, (DEVICE_PROVIDER,), placed, error) from error
+        runner.note_step(what, (op_id,), events, work, [placed, results])
+        return tuple(results)
+
+    def _on_host(
+        self, op: Op, operands: Sequence[Any], op_id: int, work: Work, providers: Sequence[str]
+    ) -> tuple[Any, ...]:
+        values = [self._runner.on_host(value) for value in operands]
+        start = self._runner.clock()
+        try:
+            results = shared_kernel(op, self._plan.opsets, providers)(*values)
+        except Exception as error:
+            raise failure(op, self._plan.opsets, providers, values, error) from error
+        self._runner.note_host_op()
+        work.ran(op_id, self._runner.clock() - start)
+        return tuple(results)
+
+    def _enqueue_batch(self, group: Sequence[int], work: Work) -> None:
+        runner = self._runner
+        steps = [self._plan.steps[at] for at in group]
+        columns = [[self._values[step[1][i]] for step in steps] for i in (0, 1)]
+        names = [self._plan.names[at] for at in group]
+        what = f"ops {names[0]!r} to {names[-1]!r} (MatMul, {len(names)} in a batch)"
+        nbytes = 3 * sum(_nbytes(value) for value in columns[0])
+
+        def call() -> tuple[Any, ...]:
+            a, b = self._stacked(columns[0], True), self._stacked(columns[1], False)
+            return a, b, _batched_product(runner.device, a, b)
+
+        try:
+            (a, b, stack), events = runner.step(call, what, nbytes)
+        except FerroflowError:
+            raise
+        except Exception as error:
+            raise KernelError(f"{what} failed on {runner.device.name}: {one_line(error)}") from error
+        runner.note_step(what, tuple(self._plan.ids[at] for at in group), events, work, [a, b, stack])
+        for item, step in enumerate(steps):
+            self._keep(step[2], (Part(stack, item),))
+
+    def _stacked(self, column: Sequence[Any], is_left: bool) -> Any:
+        """Return one operand of several products as a stack; on the right as it is, if all have the same."""
+        first = column[0]
+        if not is_left and all(value is first for value in column):
+            return self._runner.on_device(first)
+        if isinstance(first, Part) and first.stack.shape[0] == len(column):
+            parts = [value for value in column if isinstance(value, Part) and value.stack is first.stack]
+            if [part.item for part in parts] == list(range(len(column))):
+                return first.stack
+        return np.stack([self._runner.on_device(value) for value in column])
+
+    def _keep(self, outputs: Sequence[int], results: Sequence[Any]) -> None:
+        for value, result in zip(outputs, results, strict=True):
+            if value >= 0:
+                self._values[value] = result
+
+    def drop_read(self, group: Sequence[int], n_reads: list[int]) -> None:
+        """Let go of values that nobody reads any more."""
+        for at in group:
+            _, inputs, outputs, _ = self._plan.steps[at]
+            for value in inputs:
+                if value >= 0:
+                    n_reads[value] -= 1
+            for value in (*inputs, *outputs):
+                if value >= 0 and not n_reads[value]:
+                    self._values[value] = None
+
+    def export(self, value: int) -> tuple[Any, bool]:
+        """Return a value that is wanted, and whether it is not on the device."""
+        found = self._values[value]
+        if isinstance(found, Part):  # on its own, the others would stay with it
+            return found.array.copy(), False
+        return found, found is None or isinstance(found, Resident | np.ndarray | np.generic | list)
+
+
+def _batched_product(device: Device, a: Any, b: Any) -> Any:
+    if b.ndim == 2:  # one for all: rows of the left ones after each other make one product
+        n, rows, inner = a.shape
+        return device.product(a.reshape(n * rows, inner), b).reshape(n, rows, b.shape[-1])
+    return device.product(a, b)
+
+
+def _told(value: Any) -> tuple[tuple[int, ...], str]:
+    if isinstance(value, Part):
+        return tuple(value.stack.shape[1:]), str(value.stack.dtype)
+    return tuple(getattr(value, "shape", ())), str(getattr(value, "dtype", ""))
+
+
+def _nbytes(value: Any) -> int:
+    shape, dtype = _told(value)
+    return int(np.prod(shape)) * np.dtype(dtype).itemsize

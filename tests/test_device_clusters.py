@@ -1,0 +1,257 @@
+"""Clusters with emulated devices: CPU and GPU workers side by side, spilling, loss, the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from distributed import Client, LocalCluster, wait
+
+import ferroflow_dask
+from ferroflow_dask import bind, evaluate, executed, generate, install, place
+from ferroflow_dask.cli import main
+from ferroflow_dask.cost import AnalyticCost
+from ferroflow_dask.deploy import DeviceChoice, count_gpus, device_client
+from ferroflow_dask.graph import Graph, GraphBuilder
+from ferroflow_dask.plugin import device_usage
+
+pytestmark = pytest.mark.cluster
+
+EMULATED = DeviceChoice("emulated")
+#: As fast as one core in everything, so that where an op goes is a matter of what it is told to cost.
+FAST = AnalyticCost(flop_rate=1e12, memory_bandwidth=1e12)
+
+
+@pytest.fixture(scope="module")
+def gpu_client() -> Iterator[Client]:
+    with device_client(EMULATED, workers=0) as client:
+        install(client)
+        yield client
+
+
+@pytest.fixture(scope="module")
+def mixed_client() -> Iterator[Client]:
+    with device_client(EMULATED, workers=2) as client:
+        install(client)
+        yield client
+
+
+def assert_right(found: dict[str, Any], graph: Graph) -> None:
+    for name, expected in evaluate(graph).items():
+        scale = float(np.abs(expected).max())
+        np.testing.assert_allclose(found[name], expected, rtol=1e-4, atol=1e-5 * scale)
+
+
+@pytest.mark.parametrize("placement", ["ops", "bundles", "whole"])
+def test_arrays_stay_on_the_device_from_source_to_output(gpu_client: Client, placement: str) -> None:
+    graph = generate("matmul-parallel", n_branches=4, ops_per_branch=6, m=64)
+    profile = ferroflow_dask.calibrate(gpu_client)
+    assert profile.n_gpus == 1
+    placed = place(graph, gpu_client)
+    before = device_usage(gpu_client)
+    bound = bind(placed, {}, cluster=profile, placement=placement)
+    found = gpu_client.compute(bound).result()
+    assert_right(found, graph)
+    assert all(type(value) is np.ndarray for value in found.values())
+    report = executed(gpu_client, bound.run)
+    assert report.executed_ops == len(report.device_seconds) == len(graph.live_ops)
+    usage = device_usage(gpu_client).since(before)
+    assert (usage.ops, usage.host_ops) == (len(graph.live_ops), 0)
+    assert (usage.to_device, usage.to_host) == (len(graph.constants), len(graph.outputs))
+    if placement != "ops":
+        assert usage.batched_ops == usage.ops
+
+
+def test_two_devices_hand_arrays_to_each_other_through_the_host_once(gpu_client: Client) -> None:
+    builder = GraphBuilder("two")
+    a = builder.constant(np.eye(32, dtype=np.float32), name="a")
+    first = builder.op("MatMul", a, a)
+    builder.output(y=first, z=builder.op("Relu", first))
+    graph = builder.build()
+    before = device_usage(gpu_client)
+    bound = bind(graph, {})
+    assert_right(gpu_client.compute(bound).result(), graph)
+    usage = device_usage(gpu_client).since(before)
+    assert (usage.to_device, usage.to_host) == (1, 2)
+
+
+def slow_and_large(n_slow: int, n_products: int, m: int) -> Graph:
+    """Return sleeping ops and products side by side."""
+    builder = GraphBuilder("mixed")
+    root = builder.constant(np.float32([1]), name="root")
+    matrix = builder.constant(np.eye(m, dtype=np.float32), name="matrix")
+    outputs = {}
+    for i in range(n_slow):
+        outputs[f"slow{i}"] = builder.op("Slow", root, domain="ferroflow", duration=0.05)
+    for i in range(n_products):
+        outputs[f"product{i}"] = builder.op("MatMul", matrix, matrix)
+    builder.output(**outputs)
+    return builder.build()
+
+
+def where_ops_ran(client: Client, run: str) -> tuple[set[int], set[int]]:
+    report = executed(client, run)
+    return set(report.seconds), set(report.device_seconds)
+
+
+def test_each_op_goes_where_it_ends_first(mixed_client: Client) -> None:
+    graph = slow_and_large(8, 8, 256)
+    placed = place(graph, mixed_client)
+    bound = bind(placed, {}, gpu_costs=FAST)
+    assert_right(mixed_client.compute(bound).result(), graph)
+    on_cpu, on_gpu = where_ops_ran(mixed_client, bound.run)
+    products = {op.id for op in graph.live_ops if op.op_type == "MatMul"}
+    assert len(on_gpu & products) >= 6
+    assert on_cpu | on_gpu == {op.id for op in graph.live_ops}
+
+
+@pytest.mark.parametrize("threshold", [256 * 256, 256 * 256 + 1])
+def test_a_threshold_overrides_costs(mixed_client: Client, threshold: int) -> None:
+    graph = slow_and_large(4, 4, 256)
+    placed = place(graph, mixed_client)
+    bound = bind(placed, {}, gpu_costs=FAST, gpu_matmul_threshold=threshold)
+    assert_right(mixed_client.compute(bound).result(), graph)
+    _, on_gpu = where_ops_ran(mixed_client, bound.run)
+    products = {op.id for op in graph.live_ops if op.op_type == "MatMul"}
+    assert on_gpu == (products if threshold == 256 * 256 else set())
+
+
+def test_idle_cpus_take_work_from_a_gpu_that_has_too_much(mixed_client: Client) -> None:
+    builder = GraphBuilder("long")
+    root = builder.constant(np.float32([1]), name="root")
+    builder.output(
+        **{f"y{i}": builder.op("Slow", root, domain="ferroflow", duration=0.03) for i in range(30)}
+    )
+    graph = builder.build()
+    placed = place(graph, mixed_client)
+
+    class AsFast:
+        def seconds(self, op: Any, graph: Graph) -> float:
+            return 0.01  # that a GPU is told to be, and is not
+
+    bound = bind(placed, {}, gpu_costs=AsFast())
+    assert_right(mixed_client.compute(bound).result(), graph)
+    by_worker = mixed_client.run(lambda dask_worker: dask_worker.state.executed_count)
+    assert sum(count > 0 for count in by_worker.values()) == 3
+
+
+def test_workers_learn_durations_from_the_device(mixed_client: Client) -> None:
+    graph = generate("matmul-chain", n_ops=3, m=128)
+    bound = bind(place(graph, mixed_client), {}, gpu_costs=FAST, gpu_matmul_threshold=1)
+    mixed_client.compute(bound).result()
+    executed(mixed_client, bound.run)  # waits for the device
+
+    def learned(dask_scheduler: Any) -> list[str]:
+        known = dask_scheduler.extensions["stealing"].durations._mean_s
+        return [kind for kind in known if kind.startswith("MatMul") and kind.endswith("on a GPU")]
+
+    assert mixed_client.run_on_scheduler(learned)
+
+
+def results_that_do_not_fit(n: int, m: int, memory_nbytes: int) -> None:
+    """Keep n results of m × m on a device that has room for some of them."""
+    nbytes = 4 * m * m
+    builder = GraphBuilder("many")
+    a = builder.constant(np.full((m, m), 0.5, np.float32), name="a")
+    values = [a]
+    for _ in range(n):
+        values.append(builder.op("Add", values[-1], a))
+    builder.output(**{f"y{i}": value for i, value in enumerate(values[1:])})
+    with device_client(EMULATED, workers=0, emulated={"memory_nbytes": memory_nbytes}) as client:
+        install(client)
+        kept = client.persist(bind(place(builder.build(), client), {}))
+        wait(kept)
+        usage = device_usage(client)
+        assert usage.used_nbytes <= memory_nbytes < n * nbytes
+        assert usage.to_host >= n - memory_nbytes // nbytes
+        for i in range(0, n, 7):
+            (value,) = client.compute(kept.only(f"y{i}")).result().values()
+            assert (value == 0.5 * (i + 2)).all()
+
+
+def test_more_than_the_device_holds_is_spilled() -> None:
+    results_that_do_not_fit(60, 256, 16 * 4 * 256 * 256)
+
+
+@pytest.mark.slow
+def test_ten_gigabytes_on_a_device_of_two() -> None:
+    results_that_do_not_fit(80, 5793, 2**31)
+
+
+def test_a_gpu_worker_is_lost(mixed_client: Client) -> None:
+    graph = slow_and_large(20, 20, 128)
+    bound = bind(place(graph, mixed_client), {}, gpu_costs=FAST)
+    future = mixed_client.compute(bound)
+    (gpu,) = (
+        address
+        for address, worker in mixed_client.scheduler_info(n_workers=-1)["workers"].items()
+        if worker["resources"]
+    )
+
+    def end() -> None:
+        import os
+
+        os._exit(1)
+
+    mixed_client.submit(end, workers=[gpu], allow_other_workers=False, retries=0, priority=10, pure=False)
+    assert_right(future.result(), graph)
+    mixed_client.wait_for_workers(3)
+    assert count_gpus(mixed_client) == 1  # its nanny has started another, with a device
+
+
+class TestCommandLine:
+    def run(self, *arguments: str) -> Any:
+        return CliRunner().invoke(main, ["run", "--dag", "matmul-parallel", "--n-branches", "4", *arguments])
+
+    def test_emulated(self) -> None:
+        result = self.run("--device", "emulated", "--json")
+        assert result.exit_code == 0, result.output
+        record = json.loads(result.stdout)
+        assert record["workers"] == 1
+        assert record["device"]["ops"] == record["executed_ops"] == 32
+        assert record["device"]["mean_batch"] == 4
+
+    def test_words(self) -> None:
+        result = self.run("--device", "emulated", "--workers", "1")
+        assert result.exit_code == 0, result.output
+        assert "GPUs: " in result.stdout
+
+    @pytest.mark.parametrize(
+        ("arguments", "told"),
+        [
+            (["--device", "tpu"], "--device 'tpu' is not available; choose one of: cpu, cuda,"),
+            (["--device", "cuda:x"], "--device 'cuda:x' is not available"),
+            (["--device", "emulated", "--precision", "fp8"], "unknown precision 'fp8'; choose one of: bf16"),
+            (["--gpu-matmul-threshold", "9"], "--gpu-matmul-threshold needs GPUs"),
+            (["--device", "emulated", "--policy", "sequential"], "leave --device out"),
+        ],
+    )
+    def test_bad_options(self, arguments: list[str], told: str) -> None:
+        result = self.run(*arguments)
+        assert result.exit_code == 2
+        assert told in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+
+    def test_no_gpu(self) -> None:
+        result = self.run("--device", "cuda")
+        assert result.exit_code == 1
+        assert len(result.stderr.splitlines()) == 1
+        assert "pip install 'ferroflow-dask[gpu]'" in result.stderr or "finds no GPU" in result.stderr
+
+    def test_a_cluster_without_gpus(self) -> None:
+        with LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster:
+            result = self.run("--device", "cuda", "--connect", cluster.scheduler_address)
+        assert result.exit_code == 1
+        assert result.stderr.splitlines()[-1].startswith(
+            "ferroflow: --device cuda: no worker of this cluster has the resource GPU; start some by: dask cuda"
+        )
+
+    def test_auto_is_cpu_without_a_gpu(self) -> None:
+        result = self.run("--device", "auto", "--workers", "2", "--json")
+        assert result.exit_code == 0, result.output
+        record = json.loads(result.stdout)
+        assert (record["workers"], record["device"]) == (2, None)
