@@ -17,9 +17,11 @@ from onnx import TensorProto, helper
 from strict_arrays import StrictArray, values_of
 
 from ferroflow_dask import load_onnx
+from ferroflow_dask.devices.emulated import EmulatedDevice
+from ferroflow_dask.devices.runner import DeviceRunner
 from ferroflow_dask.exceptions import KernelError, KernelNotFoundError
 from ferroflow_dask.graph import Graph
-from ferroflow_dask.kernels import compile_op, evaluate
+from ferroflow_dask.kernels import compile_op, evaluate, make_plan
 from ferroflow_dask.kernels.array import ArrayProvider
 from ferroflow_dask.kernels.array.libraries import erf, sliding_windows
 from ferroflow_dask.kernels.array.provider import _TABLE
@@ -254,6 +256,18 @@ def test_an_architecture_runs_without_a_look_at_values(path):
         values.update(zip(op.outputs, results, strict=True))
     (expected,) = evaluate(graph, image, providers=["onnxruntime"]).values()
     assert_near(values_of(values[graph.outputs[0]]), expected)
+
+
+@architectures("resnet50", "squeezenet")
+def test_an_architecture_runs_on_a_device_alone(path):
+    graph, image = with_an_image(path)
+    given = {**graph.constants, **image}
+    plan = make_plan(graph, list(graph.live_ops), list(given), list(graph.outputs))
+    runner = DeviceRunner(EmulatedDevice(sleep=lambda seconds: None))
+    (actual,) = runner.run(plan, list(given.values()), ["onnxruntime"], lambda *ended: None)
+    (expected,) = evaluate(graph, image, providers=["onnxruntime"]).values()
+    assert_near(actual.to_host(), expected)
+    assert (runner.usage().host_ops, runner.usage().to_host) == (0, 1)
 
 
 def test_what_steers_may_be_computed_in_the_graph():
