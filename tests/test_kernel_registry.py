@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 from ferroflow_dask.exceptions import KernelError, KernelNotFoundError, UnknownNameError
 from ferroflow_dask.graph import FERROFLOW_DOMAIN, Graph, Op, generate
-from ferroflow_dask.kernels import check_supported, compile_op, registry
+from ferroflow_dask.kernels import check_supported, compile_op, find_provider, registry
 from ferroflow_dask.kernels.provider import DeclinedError
 
 
@@ -28,7 +28,7 @@ def test_an_operator_that_nobody_has_is_named_with_its_opset_and_who_was_asked()
     with pytest.raises(KernelNotFoundError, match=message):
         compile_op(op, {"acme": 3})
     with pytest.raises(KernelNotFoundError, match=r"asked: array$"):
-        compile_op(op_of("Conv", [1, 2]), {"": 18}, ["array"])
+        compile_op(op_of("Resize", [1, 2]), {"": 18}, ["array"])
     with pytest.raises(KernelNotFoundError, match=r"asked: nobody$"):
         compile_op(op, {}, [])
 
@@ -171,6 +171,39 @@ def test_what_one_provider_declines_the_next_one_does(provide):
     two.compile = lambda op, opsets: lambda x: ("two",)
     kernel = compile_op(op_of("Foo", [1], domain="acme"), {}, ["one", "two"])
     assert [kernel(x)[0] for x in (1, 1.5, 1, "s")] == ["two", "one: 1.5", "two", "two"]
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        pytest.param(("polite", "other", "last"), "other", id="it is asked after the one it yields to"),
+        pytest.param(("polite", "last"), "polite", id="where that one is not among them, in its own place"),
+        pytest.param(("last", "polite", "other"), "last", id="it goes behind nobody else"),
+    ],
+)
+def test_a_provider_may_yield_to_another(provide, names, expected):
+    polite, *_ = (provide(name) for name in ("polite", "other", "last"))
+    polite.yields_to = lambda op: "other"
+    op = op_of("Foo", [1], domain="acme")
+    assert find_provider(op, {}, names) == expected
+    assert compile_op(op, {}, names)(1.5) == (f"{expected}: 1.5",)
+
+
+def test_it_is_asked_right_after_the_one_it_yields_to(provide):
+    polite, other, _ = (provide(name) for name in ("polite", "other", "last"))
+    polite.yields_to = lambda op: "other"
+    other.supports = lambda op, opsets: False
+    assert find_provider(op_of("Foo", [1], domain="acme"), {}, ["polite", "other", "last"]) == "polite"
+
+
+def test_onnxruntime_is_asked_before_array_code_but_for_what_built_in_graphs_need():
+    found = {
+        name: find_provider(op_of(name, [1, 2]), {"": 18})
+        for name in ("Conv", "Gemm", "Relu", "MatMul", "Add")
+    }
+    array, onnxruntime = "array", "onnxruntime"
+    assert found == {"Conv": onnxruntime, "Gemm": onnxruntime, "Relu": array, "MatMul": array, "Add": array}
+    assert find_provider(op_of("Conv", [1, 2]), {"": 18}, ["array", "reference"]) == array
 
 
 def test_when_all_decline_it_is_no_kernel_but_when_one_tried_it_is_a_failure(provide):

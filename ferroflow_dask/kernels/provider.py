@@ -32,7 +32,11 @@ class DeclinedError(Exception):
 
 
 class Provider(Protocol):
-    """A source of kernels."""
+    """A source of kernels.
+
+    It may also have a method `yields_to(op)`, which returns the name of a provider that is to be asked
+    before it where both are among those to ask, or None.
+    """
 
     @property
     def name(self) -> str:

@@ -59,6 +59,9 @@ PROVIDERS: Mapping[str, Callable[[], Provider]] = {
 }
 
 
+#: Less than the distance of two places.
+_RIGHT_AFTER = 0.5
+
 #: The provider whose kernels also take the arrays of devices.
 DEVICE_PROVIDER = "array"
 
@@ -87,8 +90,21 @@ def provider_names(providers: Sequence[str] | None = None) -> tuple[str, ...]:
     return names
 
 
-def _installed(names: Sequence[str]) -> list[Provider]:
-    return [provider for provider in map(_provider, names) if provider is not None]
+def _installed(names: Sequence[str], op: Op) -> list[Provider]:
+    """Return the providers to ask for an op, in this order.
+
+    One that yields to a provider behind it is asked right after that one.
+    """
+    providers = [provider for provider in map(_provider, names) if provider is not None]
+    places = {provider.name: float(place) for place, provider in enumerate(providers)}
+
+    def place(provider: Provider) -> float:
+        yields_to = getattr(provider, "yields_to", None)
+        other = None if yields_to is None else yields_to(op)
+        own = places[provider.name]
+        return own if other is None else max(own, places.get(other, own) + _RIGHT_AFTER)
+
+    return sorted(providers, key=place)
 
 
 def compile_op(op: Op, opsets: Mapping[str, int], providers: Sequence[str] | None = None) -> Kernel:
@@ -165,7 +181,7 @@ def find_provider(op: Op, opsets: Mapping[str, int], providers: Sequence[str] | 
         No provider has the operator.
     """
     names = provider_names(providers)
-    for provider in _installed(names):
+    for provider in _installed(names, op):
         if provider.supports(op, opsets):
             return provider.name
     raise _not_found(op, opsets, names)
@@ -317,7 +333,7 @@ class _KernelCache:
         with self._lock:
             found = self._dispatchers.get(key)
             if found is None:
-                found = self._dispatchers[key] = _Dispatcher(anonymous(op), opsets, _installed(names))
+                found = self._dispatchers[key] = _Dispatcher(anonymous(op), opsets, _installed(names, op))
                 if len(self._dispatchers) > self._size:
                     self._dispatchers.popitem(last=False)
             self._dispatchers.move_to_end(key)

@@ -1,0 +1,336 @@
+"""The provider `array`: every kernel in every version, on NumPy's arrays and on some that hide values."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from agreement import assert_same
+from array_cases import Case, all_cases
+from kernel_cases import expected_of, normal_from, op_of
+from models import light_models, randomize
+from onnx import TensorProto, helper
+from strict_arrays import StrictArray, values_of
+
+from ferroflow_dask import load_onnx
+from ferroflow_dask.devices.emulated import EmulatedDevice
+from ferroflow_dask.devices.runner import DeviceRunner
+from ferroflow_dask.exceptions import KernelError, KernelNotFoundError
+from ferroflow_dask.graph import Graph
+from ferroflow_dask.kernels import compile_op, evaluate, make_plan
+from ferroflow_dask.kernels.array import ArrayProvider
+from ferroflow_dask.kernels.array.libraries import erf, sliding_windows
+from ferroflow_dask.kernels.array.provider import _TABLE
+
+CASES = list(all_cases())
+ONE_EACH = [pytest.param(case, id=case.name) for case in CASES]
+
+normal = normal_from(seed=0)
+provider = ArrayProvider()
+
+
+def kernel_of(case: Case, version: int) -> Any:
+    op = op_of(case.op_type, case.values, case.n_outputs, **case.attributes)
+    return compile_op(op, {"": version}, ["array"])
+
+
+@pytest.mark.parametrize("case", ONE_EACH)
+def test_a_kernel_agrees_with_onnx(case):
+    op = op_of(case.op_type, case.values, case.n_outputs, **case.attributes)
+    n_checked = 0
+    for version in case.versions:
+        actual = kernel_of(case, version)(*case.values)
+        try:
+            with np.errstate(all="ignore"):
+                if case.truth == "onnxruntime":
+                    expected = compile_op(op, {"": version}, ["onnxruntime"])(*case.values)
+                else:
+                    expected = expected_of(op, {"": version}, case.values)
+        except KernelNotFoundError:
+            continue  # older releases of onnxruntime lack the newest versions
+        n_checked += 1
+        half = any(getattr(value, "dtype", None) == np.float16 for value in (*case.values, *actual))
+        assert_same(list(actual), list(expected), *((5e-3, 5e-3) if half else ()))
+    assert n_checked
+
+
+@pytest.mark.parametrize("case", ONE_EACH)
+def test_a_kernel_never_looks_at_values_that_may_be_on_a_device(case):
+    op = op_of(case.op_type, case.values, case.n_outputs, **case.attributes)
+    on_host = provider.host_operands(op)
+    strict = [
+        value if value is None or i in on_host else StrictArray(value) for i, value in enumerate(case.values)
+    ]
+    for version in case.versions:
+        kernel = kernel_of(case, version)
+        for one, other in zip(kernel(*strict), kernel(*case.values), strict=True):
+            assert isinstance(one, np.ndarray if provider.host_results(op) else StrictArray)
+            assert_same(values_of(one), other, 0, 0)
+
+
+def test_there_is_a_case_of_every_operator_in_every_version():
+    there_is = {(case.op_type, version) for case in CASES for version in case.versions}
+    missing = [
+        (op_type, version)
+        for (domain, op_type), versions in _TABLE.items()
+        for version in versions
+        if not domain and (op_type, version) not in there_is
+    ]
+    assert not missing
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        pytest.param(op_of("Resize", [1]), id="an operator that it lacks"),
+        pytest.param(op_of("MaxPool", [1], 2, kernel_shape=[2]), id="indices"),
+        pytest.param(op_of("BatchNormalization", [1] * 5, 5), id="statistics of the batch"),
+        pytest.param(op_of("BatchNormalization", [1] * 5, training_mode=1), id="training"),
+        pytest.param(op_of("LayerNormalization", [1, 2], 3), id="mean and deviation"),
+        pytest.param(op_of("LayerNormalization", [1, 2], stash_type=10), id="another precision"),
+        pytest.param(op_of("Cast", [1], to=TensorProto.BFLOAT16), id="a dtype that NumPy lacks"),
+        pytest.param(op_of("Cast", [1], to=TensorProto.STRING), id="numbers to text"),
+        pytest.param(op_of("Pad", [1, 2], mode="wrap"), id="a torus"),
+        pytest.param(op_of("Constant", [], value_string="a"), id="text"),
+    ],
+)
+def test_what_is_not_supported_is_known_without_values(op):
+    assert not provider.supports(op, {"": 22})
+
+
+FLOAT, INT = np.float32([1, 2]), np.int64([1, 2])
+
+
+@pytest.mark.parametrize(
+    ("op_type", "values", "attributes"),
+    [
+        pytest.param("Pow", (INT, INT), {}, id="NumPy refuses negative powers of integers"),
+        pytest.param("Sub", (FLOAT, INT), {}, id="dtypes are never promoted"),
+        pytest.param("Sum", (INT, INT), {}, id="ONNX sums up no integers"),
+        pytest.param("ReduceMean", (INT,), {}, id="a mean of integers"),
+        pytest.param("And", (INT, INT), {}, id="logic of numbers"),
+        pytest.param("Where", (INT, FLOAT, FLOAT), {}, id="a condition that is a number"),
+        pytest.param("Clip", (FLOAT, FLOAT), {}, id="a bound for each"),
+        pytest.param("PRelu", (FLOAT, np.ones((2, 2), np.float32)), {}, id="a slope larger than x"),
+        pytest.param("Gather", (FLOAT, FLOAT), {}, id="places that are no integers"),
+        pytest.param("Identity", ([FLOAT],), {}, id="a sequence"),
+        pytest.param("Equal", (np.array(["a"], object),) * 2, {}, id="text"),
+        pytest.param("Dropout", (FLOAT, np.float32(0.5), np.array(True)), {}, id="training"),
+        pytest.param("Reshape", (FLOAT, StrictArray(INT)), {}, id="a shape that is on a device"),
+        pytest.param(
+            "MaxPool",
+            (np.ones((1, 1, 4), np.float32),),
+            {"kernel_shape": [2], "auto_pad": "SAME_UPPER", "ceil_mode": 1},
+            id="two ways to say how large",
+        ),
+        pytest.param("Conv", (np.ones((1, 1, 2, 2, 2, 2), np.float32),) * 2, {}, id="four spatial axes"),
+        pytest.param(
+            "Pad", (np.ones((2, 2), np.float32), np.int64([-1, 0, 0, 0])), {"mode": "edge"}, id="cut edges"
+        ),
+    ],
+)
+def test_values_that_it_is_not_right_for_are_left_to_others(op_type, values, attributes):
+    kernel = compile_op(op_of(op_type, values, **attributes), {"": 22}, ["array"])
+    with pytest.raises(KernelNotFoundError):
+        kernel(*values)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "values", "attributes"),
+    [
+        pytest.param("Conv", (normal(1, 3, 4, 4), normal(2, 2, 3, 3)), {}, id="weights of other channels"),
+        pytest.param(
+            "Conv", (normal(1, 3, 2, 2), normal(2, 3, 3, 3)), {}, id="a window larger than the image"
+        ),
+        pytest.param(
+            "Gemm", (normal(2, 3), normal(3, 4), normal(2, 2, 4)), {}, id="C larger than the product"
+        ),
+        pytest.param("Squeeze", (normal(2, 3), np.int64([0])), {}, id="an axis that is not one"),
+        pytest.param("Split", (normal(5), np.int64([2, 2])), {"n_outputs": 2}, id="parts that are not all"),
+        pytest.param("Split", (normal(5),), {"n_outputs": 2}, id="parts that are not equal"),
+        pytest.param("Softmax", (normal(2, 3),), {"axis": 2}, id="an axis that is not there"),
+    ],
+)
+def test_values_that_make_no_sense_are_failures(op_type, values, attributes):
+    op = op_of(op_type, values, **attributes)
+    with pytest.raises(KernelError, match=f"'it' \\({op_type}\\) failed"):
+        compile_op(op, {"": 13}, ["array"])(*values)
+
+
+def test_what_steers_is_read_on_the_host():
+    x = normal(2, 3)
+    assert provider.host_operands(op_of("Reshape", [x, x])) == {1}
+    assert provider.host_operands(op_of("Slice", [x, x, x, None, x])) == {1, 2, 4}
+    assert provider.host_operands(op_of("Squeeze", [x])) == set()
+    assert provider.host_operands(op_of("Clip", [x, x, x])) == set()
+    assert provider.host_operands(op_of("Frobnicate", [x])) == set()
+    assert [name for name in ("Shape", "Size", "Gather") if provider.host_results(op_of(name, [x]))] == [
+        "Shape",
+        "Size",
+    ]
+
+
+# ---------------------------------------------------------------- whole graphs
+
+
+def test_onnx_node_tests_pass_or_are_declined():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the cases are generated, with overflows that they test
+        from onnx.backend.test.loader import load_model_tests
+
+        cases = [case for case in load_model_tests(kind="node") if case.model is not None]
+    if not cases:
+        pytest.skip("this release of onnx keeps its node tests in files")
+    n_passed, failed = 0, []
+    for case in cases:
+        graph = load_onnx(case.model)
+        if not graph.live_ops or not all(provider.supports(op, graph.opsets) for op in graph.live_ops):
+            continue
+        try:
+            check_node_case(case, graph)
+            n_passed += 1
+        except KernelNotFoundError:
+            continue
+        except (AssertionError, KernelError) as error:
+            failed.append(f"{case.name}: {str(error).strip()[:200]}")
+    assert not failed
+    assert n_passed >= NODE_TESTS
+
+
+#: Node tests that pass with onnx 1.23; older releases have fewer.
+NODE_TESTS = 500
+
+
+def check_node_case(case: Any, graph: Any) -> None:
+    def array(value: Any) -> Any:
+        return onnx.numpy_helper.to_array(value) if isinstance(value, TensorProto) else value
+
+    names = [entry.name for entry in case.model.graph.input]
+    for inputs, outputs in case.data_sets:
+        given = dict(zip(names, map(array, inputs), strict=False))
+        actual = evaluate(graph, given, providers=["array"])
+        for one, other in zip(actual.values(), map(array, outputs), strict=True):
+            assert_same(one, other, max(case.rtol, 1e-3), max(case.atol, 1e-6))
+
+
+def architectures(*names: str) -> Any:
+    paths = [path for path in light_models() if path.stem.removeprefix("light_") in names]
+    return pytest.mark.parametrize("path", paths, ids=lambda path: path.stem)
+
+
+def with_an_image(path: Path) -> tuple[Graph, dict[str, Any]]:
+    graph = load_onnx(randomize(onnx.load(path), seed=1))
+    (name,) = graph.inputs
+    return graph, {name: np.random.default_rng(1).standard_normal((1, 3, 224, 224), np.float32)}
+
+
+def assert_near(actual: Any, expected: Any) -> None:
+    np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
+
+
+@architectures("resnet50", "squeezenet", "shufflenet", "inception_v1")
+def test_an_architecture_agrees_with_onnxruntime(path):
+    graph, image = with_an_image(path)
+    (actual,) = evaluate(graph, image, providers=["array"]).values()
+    (expected,) = evaluate(graph, image, providers=["onnxruntime"]).values()
+    assert_near(actual, expected)
+
+
+@architectures("squeezenet", "shufflenet")
+def test_an_architecture_runs_without_a_look_at_values(path):
+    graph, image = with_an_image(path)
+    values = {**graph.constants, **image}
+    for op in graph.live_ops:
+        on_host = provider.host_operands(op)
+        operands = [
+            values[name]
+            if i in on_host or isinstance(values[name], StrictArray)
+            else StrictArray(values[name])
+            for i, name in enumerate(op.inputs)
+        ]
+        results = compile_op(op, graph.opsets, ["array"])(*operands)
+        values.update(zip(op.outputs, results, strict=True))
+    (expected,) = evaluate(graph, image, providers=["onnxruntime"]).values()
+    assert_near(values_of(values[graph.outputs[0]]), expected)
+
+
+@architectures("resnet50", "squeezenet")
+def test_an_architecture_runs_on_a_device_alone(path):
+    graph, image = with_an_image(path)
+    given = {**graph.constants, **image}
+    plan = make_plan(graph, list(graph.live_ops), list(given), list(graph.outputs))
+    runner = DeviceRunner(EmulatedDevice(sleep=lambda seconds: None))
+    (actual,) = runner.run(plan, list(given.values()), ["onnxruntime"], lambda *ended: None)
+    (expected,) = evaluate(graph, image, providers=["onnxruntime"]).values()
+    assert_near(actual.to_host(), expected)
+    assert (runner.usage().host_ops, runner.usage().to_host) == (0, 1)
+
+
+def test_what_steers_may_be_computed_in_the_graph():
+    make = helper.make_node
+    nodes = [
+        make("Shape", ["x"], ["shape"]),
+        make("Gather", ["shape", "first"], ["n"]),
+        make("Concat", ["n", "rest"], ["target"], axis=0),
+        make("Reshape", ["x", "target"], ["y"]),
+    ]
+    values = {"x": normal(2, 3, 4), "first": np.int64([0]), "rest": np.int64([-1])}
+    for node in nodes:
+        op = op_of(
+            node.op_type, node.input, **{a.name: helper.get_attribute_value(a) for a in node.attribute}
+        )
+        (values[node.output[0]],) = compile_op(op, {"": 18}, ["array"])(
+            *(values[name] for name in node.input)
+        )
+    assert values["y"].shape == (2, 12)
+
+
+# ---------------------------------------------------------------- details
+
+
+@pytest.mark.parametrize(("opset", "dtype"), [(7, np.float32), (10, bool), (12, bool)])
+def test_in_inference_dropout_masks_nothing(opset, dtype):
+    x = normal(2, 3)
+    y, mask = compile_op(op_of("Dropout", [x], 2), {"": opset}, ["array"])(x)
+    assert_same(y, x)
+    assert_same(mask, np.ones((2, 3), dtype))
+
+
+def test_samples_are_unrolled_a_few_at_a_time(monkeypatch):
+    x, w = normal(5, 3, 6, 6), normal(4, 3, 3, 3)
+    kernel = compile_op(op_of("Conv", [x, w]), {"": 22}, ["array"])
+    (whole,) = kernel(x, w)
+    per_sample = 3 * 9 * 16 * 4
+    monkeypatch.setattr("ferroflow_dask.kernels.array.convolution._COLUMNS_MOST", 2 * per_sample)
+    assert_same(kernel(x, w)[0], whole)
+    assert kernel(x[:0], w)[0].shape == (0, 4, 4, 4)
+
+
+def test_erf_is_exact_to_the_last_digits():
+    # From Abramowitz and Stegun, "Handbook of Mathematical Functions", 1964, table 7.1.
+    assert_same(
+        erf(np.float64([0, 0.5, 1, -2])), np.float64([0, 0.5204998778, 0.8427007929, -0.9953222650]), 1e-10, 0
+    )
+    assert erf(np.zeros((0, 2), np.float32)).shape == (0, 2)
+
+
+def test_the_windows_of_cupy_are_those_of_numpy(monkeypatch):
+    import sys
+    from types import ModuleType
+
+    class ndarray(np.ndarray[Any, Any]):  # noqa: N801 - it stands for CuPy's
+        __module__ = "cupy"
+
+    tricks = ModuleType("cupy.lib.stride_tricks")
+    tricks.as_strided = np.lib.stride_tricks.as_strided  # type: ignore[attr-defined]
+    for name in ("cupy", "cupy.lib"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, "cupy.lib.stride_tricks", tricks)
+    x = normal(2, 3, 5, 6)
+    expected = sliding_windows(x, (2, 3))
+    assert expected.shape == (2, 3, 4, 4, 2, 3)
+    assert_same(np.asarray(sliding_windows(x.view(ndarray), (2, 3))), np.asarray(expected), 0, 0)
