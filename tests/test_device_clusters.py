@@ -17,6 +17,7 @@ from ferroflow_dask.cli import main
 from ferroflow_dask.cost import AnalyticCost
 from ferroflow_dask.deploy import DeviceChoice, count_gpus, device_client
 from ferroflow_dask.graph import Graph, GraphBuilder
+from ferroflow_dask.graph.ir import Op
 from ferroflow_dask.plugin import device_usage
 
 pytestmark = pytest.mark.cluster
@@ -98,15 +99,25 @@ def where_ops_ran(client: Client, run: str) -> tuple[set[int], set[int]]:
     return set(report.seconds), set(report.device_seconds)
 
 
+class Costs:
+    """What sleeping and products take, whatever they do."""
+
+    def __init__(self, slow_s: float, product_s: float) -> None:
+        self.by_type = {"Slow": slow_s, "MatMul": product_s}
+
+    def seconds(self, op: Op, graph: Graph) -> float:
+        return self.by_type[op.op_type]
+
+
 def test_each_op_goes_where_it_ends_first(mixed_client: Client) -> None:
     graph = slow_and_large(8, 8, 256)
     placed = place(graph, mixed_client)
-    bound = bind(placed, {}, gpu_costs=FAST)
+    bound = bind(placed, {}, costs=Costs(0.05, 1.0), gpu_costs=Costs(1.0, 0.01))
     assert_right(mixed_client.compute(bound).result(), graph)
     on_cpu, on_gpu = where_ops_ran(mixed_client, bound.run)
     products = {op.id for op in graph.live_ops if op.op_type == "MatMul"}
-    assert len(on_gpu & products) >= 6
-    assert on_cpu | on_gpu == {op.id for op in graph.live_ops}
+    assert on_gpu == products
+    assert on_cpu == {op.id for op in graph.live_ops} - products
 
 
 @pytest.mark.parametrize("threshold", [256 * 256, 256 * 256 + 1])
@@ -129,11 +140,8 @@ def test_idle_cpus_take_work_from_a_gpu_that_has_too_much(mixed_client: Client) 
     graph = builder.build()
     placed = place(graph, mixed_client)
 
-    class AsFast:
-        def seconds(self, op: Any, graph: Graph) -> float:
-            return 0.01  # that a GPU is told to be, and is not
-
-    bound = bind(placed, {}, gpu_costs=AsFast())
+    # That a GPU is told to be faster, and is not.
+    bound = bind(placed, {}, costs=Costs(0.03, 0), gpu_costs=Costs(0.01, 0))
     assert_right(mixed_client.compute(bound).result(), graph)
     by_worker = mixed_client.run(lambda dask_worker: dask_worker.state.executed_count)
     assert sum(count > 0 for count in by_worker.values()) == 3

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: Part of the memory that the operands and results of one batch may take.
 _BATCH_SHARE = 1 / 8
+#: Elements of what may be a shape, or axes.
+_MOST_STEERING = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ class PlanRun:
         op = replace(used.op, name=self._plan.names[at])
         operands = [self._values[value] if value >= 0 else None for value in inputs]
         results = None
-        if used.on_device is not None:
+        if used.on_device is not None and not all(map(_is_steering, operands)):
             results = self._on_device(used, op, operands, self._plan.ids[at], work)
         if results is None:
             results = self._on_host(op, operands, self._plan.ids[at], work, providers)
@@ -197,6 +199,12 @@ def _batched_product(device: Device, a: Any, b: Any) -> Any:
         n, rows, inner = a.shape
         return device.product(a.reshape(n * rows, inner), b).reshape(n, rows, b.shape[-1])
     return device.product(a, b)
+
+
+def _is_steering(value: Any) -> bool:
+    """Return whether a value is a few integers on the host, like a shape; what is made of such stays there."""
+    is_small = isinstance(value, np.ndarray | np.generic) and value.size <= _MOST_STEERING
+    return value is None or (is_small and value.dtype.kind in "iub")
 
 
 def _told(value: Any) -> tuple[tuple[int, ...], str]:
