@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import click
 from distributed import Client, KilledWorker
 
 from ferroflow_dask.cli.devices import Devices
 from ferroflow_dask.cli.slurm import SlurmOptions, slurm_client
-from ferroflow_dask.deploy import DeviceChoice, connect, device_client, local_client
+from ferroflow_dask.deploy import DeviceChoice, connect, count_gpus, device_client, local_client
 from ferroflow_dask.exceptions import ClusterError
 from ferroflow_dask.plugin import (
     GPU_RESOURCE,
@@ -111,6 +112,8 @@ def _use(choice: DeviceChoice | None, client: Client) -> None:
     workers = client.scheduler_info(n_workers=-1)["workers"].values()
     if any(worker["resources"].get(GPU_RESOURCE) for worker in workers):
         use_devices(client, choice.spec)
+        if not count_gpus(client):
+            click.echo("workers with GPUs lack CuPy or a driver: ops run on their CPUs", err=True)
     elif choice.kind != "auto":
         raise ClusterError(
             f"--device {choice}: no worker of this cluster has the resource {GPU_RESOURCE}; start some by: "

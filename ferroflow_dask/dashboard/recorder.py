@@ -15,9 +15,8 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.metrics import time
 
 from ferroflow_dask.dashboard.progress import GraphProgress
-from ferroflow_dask.deploy.adaptive import GPU
 from ferroflow_dask.lowering import COST_ANNOTATION
-from ferroflow_dask.plugin import FerroflowStealing
+from ferroflow_dask.plugin import FerroflowStealing, kind_of_worker
 from ferroflow_dask.plugin.journal import Decision
 
 if TYPE_CHECKING:
@@ -230,7 +229,7 @@ class Recorder(SchedulerPlugin):
             yield WorkerLoad(
                 address,
                 str(ws.name),
-                "gpu" if GPU in ws.resources else "cpu",
+                kind_of_worker(ws),
                 ws.nthreads,
                 n_running,
                 n_tasks - n_running,

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from distributed.deploy.adaptive import Adaptive
 
+from ferroflow_dask.plugin import GPU_RESOURCE
+
 if TYPE_CHECKING:
     from distributed.core import Status
     from distributed.scheduler import Scheduler, TaskState
     from tornado.ioloop import IOLoop
 
     from ferroflow_dask.deploy.slurm import SlurmCluster
-
-#: The resource that workers with GPUs have.
-GPU = "GPU"
 
 
 class JobsOfKind:
@@ -153,4 +152,4 @@ def _unfinished(scheduler: Scheduler) -> tuple[int, int]:
 
 
 def _needs_gpu(task: TaskState) -> bool:
-    return GPU in (task.resource_restrictions or ())
+    return GPU_RESOURCE in (task.resource_restrictions or ())

@@ -71,7 +71,7 @@ class DeviceChoice:
         """What workers make their device from."""
         if self.kind == "emulated":
             return DeviceSpec("emulated", {"memory_nbytes": _EMULATED_NBYTES})
-        return DeviceSpec("cuda", {"precision": self.precision})
+        return DeviceSpec("cuda", {"precision": self.precision}, is_optional=self.kind == "auto")
 
     def ordinals(self) -> list[int]:
         """Return the GPUs of this machine to use; none where `auto` finds none.

@@ -202,7 +202,7 @@ def _batched_product(device: Device, a: Any, b: Any) -> Any:
 
 
 def _is_steering(value: Any) -> bool:
-    """Return whether a value is a few integers on the host, like a shape; what is made of such stays there."""
+    """Return whether a value is a few integers on the host, like a shape: what comes of it stays there."""
     is_small = isinstance(value, np.ndarray | np.generic) and value.size <= _MOST_STEERING
     return value is None or (is_small and value.dtype.kind in "iub")
 

@@ -1,6 +1,13 @@
 """The plugin for distributed's scheduler: a shell around a policy."""
 
-from ferroflow_dask.plugin.devices import GPU_RESOURCE, DeviceSpec, device_usage, use_devices, use_gpus
+from ferroflow_dask.plugin.devices import (
+    GPU_RESOURCE,
+    DeviceSpec,
+    device_usage,
+    kind_of_worker,
+    use_devices,
+    use_gpus,
+)
 from ferroflow_dask.plugin.durations import learned_in_this_process
 from ferroflow_dask.plugin.explain import explain
 from ferroflow_dask.plugin.install import (
@@ -25,6 +32,7 @@ __all__ = [
     "explain",
     "install",
     "installed",
+    "kind_of_worker",
     "learned",
     "learned_in_this_process",
     "uninstall",

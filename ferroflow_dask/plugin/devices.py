@@ -11,6 +11,7 @@ from distributed import Client, WorkerPlugin
 
 from ferroflow_dask.devices import Device, DeviceRunner, DeviceUsage, attach, detach, usage_here
 from ferroflow_dask.devices.cuda import check_precision
+from ferroflow_dask.exceptions import ClusterError
 from ferroflow_dask.lowering import CPU, GPU
 
 if TYPE_CHECKING:
@@ -39,10 +40,13 @@ class DeviceSpec:
         `cuda` or `emulated`.
     options : dict
         Arguments of `CudaDevice` or `EmulatedDevice`.
+    is_optional : bool
+        Whether a worker that has none, or lacks CuPy, runs ops on its CPU instead of refusing to.
     """
 
     kind: str
     options: dict[str, Any] = field(default_factory=dict)
+    is_optional: bool = False
 
     def make(self) -> Device:
         """Return the device; called on the worker."""
@@ -65,8 +69,15 @@ class Devices(WorkerPlugin):
 
     def setup(self, worker: Worker) -> None:
         """Attach the device."""
-        if worker.state.total_resources.get(GPU_RESOURCE):
-            attach(worker.id, DeviceRunner(self._spec.make(), _spilling(worker), _telling(worker)))
+        if not worker.state.total_resources.get(GPU_RESOURCE):
+            return
+        try:
+            device = self._spec.make()
+        except ClusterError:
+            if self._spec.is_optional:
+                return
+            raise
+        attach(worker.id, DeviceRunner(device, _spilling(worker), _telling(worker)))
 
     def teardown(self, worker: Worker) -> None:
         """Detach the device."""
