@@ -16,6 +16,7 @@ from ferroflow_dask import bind, evaluate, executed, generate, install, place
 from ferroflow_dask.cli import main
 from ferroflow_dask.cost import AnalyticCost
 from ferroflow_dask.deploy import DeviceChoice, count_gpus, device_client
+from ferroflow_dask.devices import DeviceUsage
 from ferroflow_dask.graph import Graph, GraphBuilder
 from ferroflow_dask.graph.ir import Op
 from ferroflow_dask.plugin import device_usage
@@ -41,6 +42,12 @@ def mixed_client() -> Iterator[Client]:
         yield client
 
 
+def usage_of(client: Client) -> DeviceUsage:
+    usage = device_usage(client)
+    assert usage is not None
+    return usage
+
+
 def assert_right(found: dict[str, Any], graph: Graph) -> None:
     for name, expected in evaluate(graph).items():
         scale = float(np.abs(expected).max())
@@ -53,14 +60,14 @@ def test_arrays_stay_on_the_device_from_source_to_output(gpu_client: Client, pla
     profile = ferroflow_dask.calibrate(gpu_client)
     assert profile.n_gpus == 1
     placed = place(graph, gpu_client)
-    before = device_usage(gpu_client)
+    before = usage_of(gpu_client)
     bound = bind(placed, {}, cluster=profile, placement=placement)
     found = gpu_client.compute(bound).result()
     assert_right(found, graph)
     assert all(type(value) is np.ndarray for value in found.values())
     report = executed(gpu_client, bound.run)
     assert report.executed_ops == len(report.device_seconds) == len(graph.live_ops)
-    usage = device_usage(gpu_client).since(before)
+    usage = usage_of(gpu_client).since(before)
     assert (usage.ops, usage.host_ops) == (len(graph.live_ops), 0)
     assert (usage.to_device, usage.to_host) == (len(graph.constants), len(graph.outputs))
     if placement != "ops":
@@ -73,10 +80,10 @@ def test_two_devices_hand_arrays_to_each_other_through_the_host_once(gpu_client:
     first = builder.op("MatMul", a, a)
     builder.output(y=first, z=builder.op("Relu", first))
     graph = builder.build()
-    before = device_usage(gpu_client)
+    before = usage_of(gpu_client)
     bound = bind(graph, {})
     assert_right(gpu_client.compute(bound).result(), graph)
-    usage = device_usage(gpu_client).since(before)
+    usage = usage_of(gpu_client).since(before)
     assert (usage.to_device, usage.to_host) == (1, 2)
 
 
@@ -173,7 +180,7 @@ def results_that_do_not_fit(n: int, m: int, memory_nbytes: int) -> None:
         install(client)
         kept = client.persist(bind(place(builder.build(), client), {}))
         wait(kept)
-        usage = device_usage(client)
+        usage = usage_of(client)
         assert usage.used_nbytes <= memory_nbytes < n * nbytes
         assert usage.to_host >= n - memory_nbytes // nbytes
         for i in range(0, n, 7):

@@ -128,10 +128,15 @@ def run_on_cluster(
         seed=seed,
         bytes_moved=sum(client.run(_fetched_since, started_at).values()),
         bound=bound,
-        usage=device_usage(client).since(before),
+        usage=_usage_since(client, before),
         in_session=bound.placement == "whole" and any(client.run(in_session, token_of(graph)).values()),
     )
     return Run(outputs, record, report.seconds, report.device_seconds)
+
+
+def _usage_since(client: Client, before: DeviceUsage | None) -> DeviceUsage | None:
+    now = device_usage(client)
+    return now if now is None or before is None else now.since(before)
 
 
 def _fetched_since(time_s: float, dask_worker: Worker) -> int:
@@ -203,7 +208,7 @@ def _record(
         placement=None if bound is None else bound.placement,
         providers={SESSIONS: compute_ops} if in_session else dict(provider_counts(graph)[0]),
         in_session=in_session,
-        device=None if usage is None or not usage.ops + usage.host_ops else usage.as_dict(),
+        device=None if usage is None else usage.as_dict(),
         bytes_moved=bytes_moved,
         predicted_bytes=None if prediction is None else prediction.nbytes_moved,
         idle_fraction=max(0.0, 1 - report.busy_s / (makespan_s * sum(threads))),

@@ -62,7 +62,7 @@ class Where:
     def n_threads(self) -> int:
         """Return the threads of all workers, as far as options tell."""
         if self.slurm is None:
-            return self.workers * self.threads
+            return max(1, self.workers * self.threads)  # there may be GPU workers only
         return self.slurm.n_threads()
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from distributed import Client, WorkerPlugin
 
-from ferroflow_dask.devices import Device, DeviceRunner, DeviceUsage, attach, detach, usage_here
+from ferroflow_dask.devices import Device, DeviceRunner, DeviceUsage, attach, attached, detach, usage_here
 from ferroflow_dask.devices.cuda import check_precision
 from ferroflow_dask.exceptions import ClusterError
 from ferroflow_dask.lowering import CPU, GPU
@@ -130,13 +131,12 @@ def use_gpus(client: Client, precision: str = "fp32") -> None:
     use_devices(client, DeviceSpec("cuda", {"precision": precision}))
 
 
-def _usage() -> tuple[int, DeviceUsage]:
-    return os.getpid(), usage_here()
+def _usage() -> tuple[int, DeviceUsage | None]:
+    return os.getpid(), None if attached() is None else usage_here()
 
 
-def device_usage(client: Client) -> DeviceUsage:
-    """Return what was done on the devices of a cluster."""
-    total = DeviceUsage()
-    for usage in dict(client.run(_usage).values()).values():  # workers may share a process
-        total = total.plus(usage)
-    return total
+def device_usage(client: Client) -> DeviceUsage | None:
+    """Return what was done on the devices of a cluster; None if it has none."""
+    by_process = dict(client.run(_usage).values())  # workers may share one
+    found = [usage for usage in by_process.values() if usage is not None]
+    return reduce(DeviceUsage.plus, found) if found else None

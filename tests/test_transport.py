@@ -1,0 +1,73 @@
+"""What workers send each other: arrays of types that Dask does not know, and arrays on devices."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from distributed import Client
+from distributed.protocol import deserialize, serialize
+
+from ferroflow_dask.devices import DeviceRunner, Resident, attach, detach
+from ferroflow_dask.devices.emulated import EmulatedDevice
+
+LOW_PRECISION = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e5m2fnuz", "int4")
+
+
+def as_sent(value: Any) -> Any:
+    return deserialize(*serialize(value, serializers=("dask", "pickle"), on_error="raise"))
+
+
+@pytest.mark.parametrize("name", LOW_PRECISION)
+def test_low_precision(name: str) -> None:
+    array = np.arange(6).astype(getattr(ml_dtypes, name)).reshape(2, 3)
+    found = as_sent(array)
+    assert found.dtype == array.dtype
+    np.testing.assert_array_equal(found.astype(float), array.astype(float))
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("name", LOW_PRECISION)
+def test_low_precision_from_worker_to_worker(process_client: Client, name: str) -> None:
+    here, there = list(process_client.nthreads())[:2]
+    made = process_client.submit(np.ones, (2, 3), dtype=getattr(ml_dtypes, name), workers=[here])
+    found = process_client.submit(np.shape, made, workers=[there]).result(timeout=30)
+    assert found == (2, 3)
+
+
+@pytest.mark.parametrize("dtype", ["<f2", ">f4", "f8", "?", "c16", "U3", "O", "M8[s]", "i4,f8"])
+def test_all_else_is_sent_as_dask_does(dtype: str) -> None:
+    array = np.zeros(3, dtype)
+    assert serialize(array)[0]["serializer"] == "dask"
+    assert as_sent(array).dtype == array.dtype
+
+
+@pytest.fixture
+def resident() -> Resident:
+    device = EmulatedDevice()
+    runner = DeviceRunner(device)
+    return Resident(on_device=(runner, device.to_device(np.float32([1, 2, 3])), device.record()))
+
+
+def test_a_resident_array_arrives_as_one_of_numpys(resident: Resident) -> None:
+    for found in (as_sent(resident), pickle.loads(pickle.dumps(resident)), as_sent([resident])[0]):
+        assert type(found) is np.ndarray
+        np.testing.assert_array_equal(found, np.float32([1, 2, 3]))
+
+
+def test_where_there_is_a_device_it_goes_there_when_it_is_read(resident: Resident) -> None:
+    runner = DeviceRunner(EmulatedDevice())
+    attach("a worker", runner)
+    try:
+        found = as_sent(resident)
+        assert isinstance(found, Resident)
+        assert runner.usage().to_device == 0
+        found.on(runner)
+        found.on(runner)
+        assert runner.usage().to_device == 1
+        np.testing.assert_array_equal(found, np.float32([1, 2, 3]))
+    finally:
+        detach("a worker")
