@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 from typing import Any
 
@@ -32,6 +33,7 @@ def test_low_precision(name: str) -> None:
 @pytest.mark.cluster
 @pytest.mark.parametrize("name", LOW_PRECISION)
 def test_low_precision_from_worker_to_worker(process_client: Client, name: str) -> None:
+    process_client.run(importlib.import_module, "ferroflow_dask")  # as ops of ours do
     here, there = list(process_client.nthreads())[:2]
     made = process_client.submit(np.ones, (2, 3), dtype=getattr(ml_dtypes, name), workers=[here])
     found = process_client.submit(np.shape, made, workers=[there]).result(timeout=30)
