@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from distributed import Client
 from distributed.protocol import deserialize, serialize
+from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
 
 from ferroflow_dask.devices import DeviceRunner, Resident, attach, detach
-from ferroflow_dask.devices.emulated import EmulatedDevice
+from ferroflow_dask.devices.emulated import EmulatedArray, EmulatedDevice
 
 LOW_PRECISION = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e5m2fnuz", "int4")
 
@@ -58,6 +59,28 @@ def test_a_resident_array_arrives_as_one_of_numpys(resident: Resident) -> None:
     for found in (as_sent(resident), pickle.loads(pickle.dumps(resident)), as_sent([resident])[0]):
         assert type(found) is np.ndarray
         np.testing.assert_array_equal(found, np.float32([1, 2, 3]))
+
+
+def test_from_device_to_device_nothing_crosses_where_the_link_can(resident: Resident) -> None:
+    families = ("cuda", "dask", "pickle")
+    assert serialize(resident, serializers=families)[0]["serializer"] == "dask", "of an unknown library"
+    lookups = cuda_serialize._lookup, cuda_deserialize._lookup
+    cuda_serialize.register(EmulatedArray, lambda array: ({}, [array]))
+    cuda_deserialize.register(EmulatedArray, lambda _, frames: frames[0])
+    runner = resident._on_device[0]  # type: ignore[index]
+    before = runner.usage()
+    attach("a worker", runner)
+    try:
+        header, frames = serialize(resident, serializers=families)
+        assert header["serializer"] == "cuda"
+        found = deserialize(header, frames)
+        assert isinstance(found, Resident)
+        assert runner.usage() == before
+        np.testing.assert_array_equal(found, np.float32([1, 2, 3]))
+    finally:
+        detach("a worker")
+        for lookup in lookups:
+            del lookup[EmulatedArray]
 
 
 def test_where_there_is_a_device_it_goes_there_when_it_is_read(resident: Resident) -> None:

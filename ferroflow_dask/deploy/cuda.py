@@ -190,6 +190,8 @@ def _device_cluster(ordinals: list[int]) -> Any:
     return LocalCUDACluster(
         CUDA_VISIBLE_DEVICES=ordinals,
         threads_per_worker=1,
+        # From GPU to GPU without the host.
+        protocol=None if find_spec("distributed_ucxx") is None else "ucx",
         # A pool, so that an allocation does not wait for the device.
         rmm_pool_size=None if find_spec("rmm") is None else 0.5,
         resources={GPU_RESOURCE: 1},

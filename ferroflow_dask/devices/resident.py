@@ -64,6 +64,21 @@ class Resident:
             self._host = runner.to_host(array, event)
         return self._host
 
+    def finished(self) -> Any:
+        """Return the device's array once it is computed, for others than its stream; None if it is not there.
+
+        Raises
+        ------
+        KernelError
+            What computes it has failed.
+        """
+        with self._lock:
+            if self._on_device is None:
+                return None
+            runner, array, event = self._on_device
+            runner.wait_for(event)
+            return array
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> HostArray:
         return np.array(self.to_host(), dtype=dtype, copy=copy)
 

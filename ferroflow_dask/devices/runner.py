@@ -67,12 +67,23 @@ class DeviceRunner:
         KernelError
             What computes it has failed.
         """
-        self._window.until(event)
+        self._window.until(event)  # tells which op has failed, if one has
         with self.device.use():
             self.device.wait(event)
             found = self.device.to_host(array)
         self._counters.add(to_host=1, nbytes_to_host=found.nbytes)
         return found
+
+    def wait_for(self, event: Event) -> None:
+        """Wait until an event has come.
+
+        Raises
+        ------
+        KernelError
+            What comes before it has failed.
+        """
+        self._window.until(event)
+        event.synchronize()
 
     # Work
 

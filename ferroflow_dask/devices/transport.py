@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from dask.sizeof import sizeof
+from distributed.protocol.cuda import cuda_deserialize, cuda_dumps, cuda_loads, cuda_serialize
 from distributed.protocol.numpy import deserialize_numpy_ndarray, serialize_numpy_ndarray
 from distributed.protocol.serialize import dask_deserialize, dask_serialize
 
@@ -35,6 +36,24 @@ def _deserialize(header: dict[str, Any], frames: list[Any]) -> Any:
     return array if attached() is None else Resident(array)
 
 
+# From GPU to GPU, where the link takes device memory (UCX).
+def _serialize_on_device(resident: Resident) -> tuple[dict[str, Any], list[Any]]:
+    array = resident.finished()
+    if array is None:
+        raise NotImplementedError  # it is sent from the host
+    header, frames = cuda_dumps(array)  # raises it too, where arrays of this library cannot be sent so
+    return header, frames
+
+
+def _deserialize_on_device(header: dict[str, Any], frames: list[Any]) -> Any:
+    array = cuda_loads(header, frames)
+    runner = attached()
+    if runner is None:
+        return array
+    with runner.device.use():
+        return Resident(on_device=(runner, array, runner.device.record()))
+
+
 def _serialize_numpy(array: Any, context: Any = None) -> tuple[dict[str, Any], list[Any]]:
     if array.dtype.kind == "f" and array.dtype.isbuiltin == _REGISTERED:
         raise NotImplementedError  # it is pickled instead
@@ -45,4 +64,6 @@ def _serialize_numpy(array: Any, context: Any = None) -> tuple[dict[str, Any], l
 sizeof.register(Resident, _nbytes)
 dask_serialize.register(Resident, _serialize)
 dask_serialize.register(np.ndarray, _serialize_numpy)
+cuda_serialize.register(Resident, _serialize_on_device)
+cuda_deserialize.register(Resident, _deserialize_on_device)
 dask_deserialize.register(Resident, _deserialize)
