@@ -21,6 +21,7 @@ _CHANGES = (
     "assign",
     "reprice",
     "observe",
+    "observe_lag",
     "observe_transfer",
     "finish",
     "release",
