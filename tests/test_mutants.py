@@ -184,7 +184,7 @@ def agrees(found: list[Any], expected: list[Any]) -> bool:
     return True
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(max(180, N_MUTANTS))
 def test_a_mutant_is_an_error_of_ours_or_a_right_result(process_client: Client) -> None:
     install(process_client)
     workers = process_client.run(os.getpid)
