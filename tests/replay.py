@@ -15,6 +15,7 @@ _CHANGES = (
     "add_worker",
     "remove_worker",
     "set_running",
+    "set_kind",
     "set_movable",
     "set_nbytes",
     "to_end_of_idle",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from distributed import Client, LocalCluster, wait
+from distributed import Client, LocalCluster, futures_of, wait
+from waiting import soon
 
 import ferroflow_dask
 from ferroflow_dask import bind, evaluate, executed, generate, install, place
@@ -17,6 +19,7 @@ from ferroflow_dask.cli import main
 from ferroflow_dask.cost import AnalyticCost
 from ferroflow_dask.deploy import DeviceChoice, count_gpus, device_client
 from ferroflow_dask.devices import DeviceUsage
+from ferroflow_dask.exceptions import KernelError
 from ferroflow_dask.graph import Graph, GraphBuilder
 from ferroflow_dask.graph.ir import Op
 from ferroflow_dask.plugin import device_usage
@@ -74,7 +77,7 @@ def test_arrays_stay_on_the_device_from_source_to_output(gpu_client: Client, pla
         assert usage.batched_ops == usage.ops
 
 
-def test_two_devices_hand_arrays_to_each_other_through_the_host_once(gpu_client: Client) -> None:
+def test_what_is_read_on_the_host_crosses_once(gpu_client: Client) -> None:
     builder = GraphBuilder("two")
     a = builder.constant(np.eye(32, dtype=np.float32), name="a")
     first = builder.op("MatMul", a, a)
@@ -158,13 +161,12 @@ def test_workers_learn_durations_from_the_device(mixed_client: Client) -> None:
     graph = generate("matmul-chain", n_ops=3, m=128)
     bound = bind(place(graph, mixed_client), {}, gpu_costs=FAST, gpu_matmul_threshold=1)
     mixed_client.compute(bound).result()
-    executed(mixed_client, bound.run)  # waits for the device
 
     def learned(dask_scheduler: Any) -> list[str]:
         known = dask_scheduler.extensions["stealing"].durations._mean_s
         return [kind for kind in known if kind.startswith("MatMul") and kind.endswith("on a GPU")]
 
-    assert mixed_client.run_on_scheduler(learned)
+    assert soon(lambda: mixed_client.run_on_scheduler(learned), within_s=10)  # a little after they have ended
 
 
 def results_that_do_not_fit(n: int, m: int, memory_nbytes: int) -> None:
@@ -216,6 +218,54 @@ def test_a_gpu_worker_is_lost(mixed_client: Client) -> None:
     assert_right(future.result(), graph)
     mixed_client.wait_for_workers(3)
     assert count_gpus(mixed_client) == 1  # its nanny has started another, with a device
+
+
+def test_other_code_reads_results_on_a_device_as_arrays(gpu_client: Client) -> None:
+    graph = generate("matmul-chain", n_ops=2, m=16)
+    kept = gpu_client.persist(bind(place(graph, gpu_client), {}))
+    (future,) = futures_of(kept)
+    (expected,) = evaluate(graph).values()
+    np.testing.assert_allclose(
+        gpu_client.submit(lambda y: y[:, 1:] + 1, future).result(), expected[:, 1:] + 1, rtol=1e-4, atol=1e-5
+    )
+
+
+def test_a_device_that_fails_gets_another_process() -> None:
+    with device_client(EMULATED, workers=0) as client:
+        install(client)
+        graph = generate("matmul-chain", n_ops=2, m=16)
+        placed = place(graph, client)
+        before = client.run(os.getpid)
+
+        def break_device() -> None:
+            from ferroflow_dask.devices import attached
+
+            runner = attached()
+            assert runner is not None
+            runner.device.pending_error = RuntimeError("unspecified launch failure")  # type: ignore[attr-defined]
+
+        client.run(break_device)
+        with pytest.raises(KernelError, match=r"\(MatMul\) failed on emulated: unspecified launch failure"):
+            client.compute(bind(placed, {})).result()
+        assert soon(lambda: count_gpus(client) and not client.run(os.getpid).items() & before.items(), 30)
+        assert_right(client.compute(bind(place(graph, client), {})).result(), graph)
+
+
+def test_a_worker_that_is_not_told_to_use_its_gpu_is_an_ordinary_one() -> None:
+    with (
+        LocalCluster(n_workers=1, resources={"GPU": 1}, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        install(client)
+        graph = generate("matmul-chain", n_ops=3, m=16)
+        assert_right(client.compute(bind(place(graph, client), {})).result(), graph)
+
+        def learned(dask_scheduler: Any) -> tuple[str, int]:
+            extension = dask_scheduler.extensions["stealing"]
+            (worker,) = extension.view.workers.values()
+            return worker.kind, len(extension.durations._mean_s)
+
+        assert client.run_on_scheduler(learned) == ("cpu", 1)
 
 
 class TestCommandLine:

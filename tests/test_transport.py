@@ -52,7 +52,7 @@ def test_all_else_is_sent_as_dask_does(dtype: str) -> None:
 def resident() -> Resident:
     device = EmulatedDevice()
     runner = DeviceRunner(device)
-    return Resident(on_device=(runner, device.to_device(np.float32([1, 2, 3])), device.record()))
+    return Resident(runner, device.to_device(np.float32([1, 2, 3])), device.record())
 
 
 def test_a_resident_array_arrives_as_one_of_numpys(resident: Resident) -> None:
@@ -67,7 +67,7 @@ def test_from_device_to_device_nothing_crosses_where_the_link_can(resident: Resi
     lookups = cuda_serialize._lookup, cuda_deserialize._lookup
     cuda_serialize.register(EmulatedArray, lambda array: ({}, [array]))
     cuda_deserialize.register(EmulatedArray, lambda _, frames: frames[0])
-    runner = resident._on_device[0]  # type: ignore[index]
+    runner = resident._runner
     before = runner.usage()
     attach("a worker", runner)
     try:
@@ -88,11 +88,23 @@ def test_where_there_is_a_device_it_goes_there_when_it_is_read(resident: Residen
     attach("a worker", runner)
     try:
         found = as_sent(resident)
-        assert isinstance(found, Resident)
         assert runner.usage().to_device == 0
-        found.on(runner)
-        found.on(runner)
+        for _ in range(2):
+            runner.on_device(found)
         assert runner.usage().to_device == 1
-        np.testing.assert_array_equal(found, np.float32([1, 2, 3]))
     finally:
         detach("a worker")
+
+
+def test_to_others_a_resident_array_is_an_array(resident: Resident) -> None:
+    array = np.float32([1, 2, 3])
+    same = np.testing.assert_array_equal
+    same(resident + 1, array + 1)
+    same(1 + resident, 1 + array)
+    same(np.multiply(resident, resident), array**2)
+    same(np.concatenate([resident, array]), [1, 2, 3, 1, 2, 3])
+    same(resident[1:], array[1:])
+    same(resident.reshape(3, 1), array.reshape(3, 1))
+    assert (len(resident), resident.ndim, resident.size, resident.mean()) == (3, 1, 3, 2)
+    assert list(resident) == [1, 2, 3]
+    assert not hasattr(resident, "nothing")

@@ -15,8 +15,9 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.metrics import time
 
 from ferroflow_dask.dashboard.progress import GraphProgress
-from ferroflow_dask.lowering import COST_ANNOTATION
-from ferroflow_dask.plugin import FerroflowStealing, kind_of_worker
+from ferroflow_dask.lowering import CPU, GPU
+from ferroflow_dask.plugin import FerroflowStealing, has_gpu
+from ferroflow_dask.plugin.describe import declared_cost
 from ferroflow_dask.plugin.journal import Decision
 
 if TYPE_CHECKING:
@@ -185,9 +186,9 @@ class Recorder(SchedulerPlugin):
                 )
 
     def _expected_s(self, ts: TaskState) -> float:
-        declared = (ts.annotations or {}).get(COST_ANNOTATION)
-        if isinstance(declared, int | float):
-            return float(declared)
+        declared = [seconds for kind in (CPU, GPU) if (seconds := declared_cost(ts, kind)) is not None]
+        if declared:
+            return min(declared)
         average_s = ts.prefix.duration_average
         return average_s if average_s > 0 else _UNKNOWN_S
 
@@ -229,7 +230,7 @@ class Recorder(SchedulerPlugin):
             yield WorkerLoad(
                 address,
                 str(ws.name),
-                kind_of_worker(ws),
+                "gpu" if has_gpu(ws) else "cpu",
                 ws.nthreads,
                 n_running,
                 n_tasks - n_running,

@@ -26,7 +26,7 @@ from ferroflow_dask.cost import ClusterProfile
 from ferroflow_dask.devices import attached
 from ferroflow_dask.exceptions import ClusterError, UsageError
 from ferroflow_dask.lowering import device_here
-from ferroflow_dask.plugin import GPU_RESOURCE, installed
+from ferroflow_dask.plugin import installed
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -71,20 +71,21 @@ def calibrate(client: Client) -> ClusterProfile:
 
 def count_gpus(client: Client) -> int:
     """Return how many workers have GPUs that they use."""
-    return len(_gpu_workers(client))
+    return len(_devices(client))
 
 
-def _gpu_workers(client: Client) -> list[str]:
-    """Return the workers that have devices."""
-    return [address for address, has_one in client.run(_has_device).items() if has_one]
+def _devices(client: Client) -> dict[str, str]:
+    """Return the workers that have devices, and in which precision these multiply."""
+    return {address: mode for address, mode in client.run(_device_mode).items() if mode is not None}
 
 
-def _has_device(dask_worker: Worker) -> bool:
-    return attached(dask_worker.id) is not None
+def _device_mode(dask_worker: Worker) -> str | None:
+    runner = attached(dask_worker.id)
+    return None if runner is None else runner.device.mode
 
 
 def _calibrate(client: Client) -> ClusterProfile:
-    gpus = _gpu_workers(client)
+    gpus = list(_devices(client))
     n_threads_of = client.nthreads()
     threads = {address: n_threads_of[address] for address in (*gpus, *(set(n_threads_of) - set(gpus)))}
     if not threads:
@@ -187,13 +188,14 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _identity(client: Client) -> str:
     """Return what clusters with the same profile have in common."""
+    devices = _devices(client)
     workers = sorted(
         (
             address.partition("://")[0],
             worker["host"],
             worker["nthreads"],
             worker["memory_limit"],
-            *([GPU_RESOURCE] if worker["resources"].get(GPU_RESOURCE) else ()),
+            *([devices[address]] if address in devices else ()),
         )
         for address, worker in _workers(client).items()
     )

@@ -6,7 +6,8 @@ while the other is busy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -57,6 +58,8 @@ class DeviceChoice:
             It makes no sense.
         """
         check_precision(precision)
+        if device == "emulated" and precision != "fp32":
+            raise UsageError(f"an emulated device computes in fp32 only, not in {precision}")
         if device == "cpu":
             return None
         kind, colon, ordinal = device.partition(":")
@@ -81,11 +84,14 @@ class DeviceChoice:
         ClusterError
             There is no GPU, not that one, or a package is missing.
         """
-        if self.kind == "auto" and (find_spec("cupy") is None or find_spec("dask_cuda") is None):
-            return []
-        n = count_devices()
         if self.kind == "auto":
-            return list(range(n))
+            if find_spec("dask_cuda") is None:
+                return []
+            try:
+                return list(range(count_devices()))
+            except ClusterError:  # no CuPy
+                return []
+        n = count_devices()
         if not n:
             raise ClusterError(
                 f"--device {self}: CuPy finds no GPU or no driver on this machine (nvidia-smi tells more); "
@@ -121,7 +127,8 @@ class EmulatedStore(Buffer[Key, Any]):
 
 
 def _device_nbytes(value: Any) -> int:
-    values = value.values if isinstance(value, Results) else (value,)
+    # Of several results, a tuple where they are those of one op.
+    values = value.values if isinstance(value, Results) else value if isinstance(value, tuple) else (value,)
     return sum(item.nbytes for item in values if isinstance(item, Resident))
 
 
@@ -170,6 +177,8 @@ def device_client(
         dask.config.set({"distributed.nanny.pre-spawn-environ": configured_environment()}),
         _device_cluster(ordinals) as cluster,
     ):
+        if not workers and not ordinals and choice.kind != "emulated":
+            raise ClusterError("there is no GPU here, and no CPU workers were asked for")
         beside = {f"cpu-{i}": _cpu_worker(cluster, threads) for i in range(workers)}
         if choice.kind == "emulated":
             beside["gpu-0"] = _emulated_worker(cluster, spec)
@@ -188,15 +197,25 @@ def _device_cluster(ordinals: list[int]) -> Any:
     from dask_cuda import LocalCUDACluster
 
     return LocalCUDACluster(
-        CUDA_VISIBLE_DEVICES=ordinals,
+        CUDA_VISIBLE_DEVICES=_as_the_driver_counts(ordinals),
         threads_per_worker=1,
         # From GPU to GPU without the host.
         protocol=None if find_spec("distributed_ucxx") is None else "ucx",
         # A pool, so that an allocation does not wait for the device.
-        rmm_pool_size=None if find_spec("rmm") is None else 0.5,
+        **({} if find_spec("rmm") is None else _RMM),
         resources={GPU_RESOURCE: 1},
         **CLUSTER_OPTIONS,
     )
+
+
+_RMM = {"rmm_pool_size": 0.5, "rmm_allocator_external_lib_list": ["cupy"]}
+
+
+def _as_the_driver_counts(ordinals: Sequence[int]) -> list[int | str]:
+    """Return the GPUs that this process sees under some numbers as dask-cuda names them: among all."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else None
+    return [ordinal if names is None else names[ordinal].strip() for ordinal in ordinals]
 
 
 def _cpu_worker(cluster: Any, threads: int) -> dict[str, Any]:

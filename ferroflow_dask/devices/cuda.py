@@ -16,8 +16,8 @@ import numpy as np
 from ferroflow_dask.devices.device import HostArray
 from ferroflow_dask.exceptions import ClusterError, UnknownNameError
 
-#: Of products of single-precision matrices: exact to rounding, by tensor cores with 10 bits of mantissa, or
-#: rounded to half precision or bfloat16 before.
+#: Of products of single-precision matrices: exact to rounding; by tensor cores with 10 bits of mantissa; or
+#: likewise, of operands that were rounded to half precision or to bfloat16.
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 #: cuBLAS's names of what handles may do: CUBLAS_DEFAULT_MATH, CUBLAS_TF32_TENSOR_OP_MATH.
 _DEFAULT_MATH, _TF32_MATH = 0, 3
@@ -51,14 +51,24 @@ class CudaDevice:
         self._precision = precision
         self._local = threading.local()
         self.name = f"cuda:{ordinal}"
-        # CuPy widens stacks of half-precision matrices to single precision, so these go one by one.
-        self.batches_products = precision in ("fp32", "tf32")
+        self.mode = precision
+        self.batches_products = True
+        self._total_nbytes = int(self._device.mem_info[1])
 
     @contextmanager
     def use(self) -> Iterator[None]:
         """Make the calling thread's stream the one that work is enqueued on."""
         with self._device, self._stream:
-            yield
+            # Handles are CuPy's, one for each thread and device, and others use them too. The mode is that of
+            # all calls, those of stacks included, which CuPy's own switch for TF32 leaves alone.
+            cublas, handle = self._cupy.cuda.cublas, self._device.cublas_handle
+            if self._precision != "fp32":
+                cublas.setMathMode(handle, _TF32_MATH)
+            try:
+                yield
+            finally:
+                if self._precision != "fp32":
+                    cublas.setMathMode(handle, _DEFAULT_MATH)
 
     @property
     def _stream(self) -> Any:
@@ -66,17 +76,12 @@ class CudaDevice:
         if stream is None:
             with self._device:
                 stream = self._local.stream = self._cupy.cuda.Stream(non_blocking=True)
-                # Handles are CuPy's, one for each thread and device. The mode is that of all calls, those
-                # of stacks included, which CuPy's own switch for TF32 leaves alone.
-                cublas = self._cupy.cuda.cublas
-                mode = _TF32_MATH if self._precision == "tf32" else _DEFAULT_MATH
-                cublas.setMathMode(self._device.cublas_handle, mode)
         return stream
 
     def to_device(self, array: HostArray) -> Any:
         """Enqueue a copy from the host."""
-        # Blocking: the host may change or free its array afterwards.
-        return self._cupy.asarray(np.ascontiguousarray(array), blocking=True).reshape(array.shape)
+        # CuPy copies to pinned memory of its own before it returns, so the host may free the array.
+        return self._cupy.asarray(np.ascontiguousarray(array)).reshape(array.shape)
 
     def to_host(self, array: Any) -> HostArray:
         """Enqueue a copy to the host and wait for it."""
@@ -99,20 +104,10 @@ class CudaDevice:
 
     def product(self, a: Any, b: Any) -> Any:
         """Enqueue a product of matrices, or of stacks of them, in the precision that was asked for."""
-        narrow = self._narrow if a.dtype == b.dtype == np.float32 else None
-        if narrow is None:
-            return self._cupy.matmul(a, b)
-        return self._cupy.matmul(a.astype(narrow), b.astype(narrow)).astype(np.float32)
-
-    @property
-    def _narrow(self) -> Any:
-        if self._precision == "fp16":
-            return np.float16
-        if self._precision == "bf16":
-            import ml_dtypes  # comes with onnx
-
-            return ml_dtypes.bfloat16
-        return None
+        if a.dtype == b.dtype == np.float32 and self._precision in _ROUNDED:
+            # TF32 holds numbers of half precision and bfloat16 as they are, and results keep their range.
+            a, b = (_ROUNDED[self._precision](array) for array in (a, b))
+        return self._cupy.matmul(a, b)
 
     def used_nbytes(self) -> int:
         """Return the memory that is taken [B]."""
@@ -121,11 +116,25 @@ class CudaDevice:
 
     def total_nbytes(self) -> int:
         """Return the memory that there is [B]."""
-        return int(self._device.mem_info[1])
+        return self._total_nbytes
 
     def release_free(self) -> None:
         """Give memory back that is kept for later."""
         self._cupy.get_default_memory_pool().free_all_blocks()
+
+
+def _as_half(array: Any) -> Any:
+    return array.astype(np.float16).astype(np.float32)
+
+
+def _as_bfloat16(array: Any) -> Any:
+    bits = array.view(np.uint32)
+    # To the nearest, of two to the even one.
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
+    return np.where(np.isnan(array), array, rounded.view(np.float32))
+
+
+_ROUNDED = {"fp16": _as_half, "bf16": _as_bfloat16}
 
 
 def check_precision(precision: str) -> None:

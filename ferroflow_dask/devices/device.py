@@ -38,6 +38,8 @@ class Device(Protocol):
 
     #: Like `cuda:0`.
     name: str
+    #: In which precision it multiplies matrices.
+    mode: str
     #: Whether several products in one call are better than one by one.
     batches_products: bool
 

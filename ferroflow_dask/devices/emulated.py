@@ -81,7 +81,10 @@ class _Buffer:
 class EmulatedArray(NDArrayOperatorsMixin):
     """An array on an emulated device."""
 
-    def __init__(self, device: EmulatedDevice, data: HostArray, buffer: _Buffer) -> None:
+    def __init__(
+        self, device: EmulatedDevice, data: HostArray, buffer: _Buffer, base: EmulatedArray | None = None
+    ) -> None:
+        self.base: EmulatedArray | None = base if base is None or base.base is None else base.base
         self._device = device
         self._data = data
         self._buffer = buffer
@@ -154,7 +157,7 @@ class EmulatedDevice:
     clock, sleep : callable, optional
     """
 
-    name = "emulated"
+    name, mode = "emulated", "fp32"
     batches_products = True
 
     def __init__(
@@ -272,7 +275,7 @@ class EmulatedDevice:
         data = np.asarray(result)
         for operand in operands:
             if np.may_share_memory(data, operand._data):
-                return EmulatedArray(self, data, operand._buffer)  # a view costs nothing
+                return EmulatedArray(self, data, operand._buffer, operand)  # a view costs nothing
         seconds = (
             2 * data.size * operands[0].shape[-1] / self._flop_rate
             if is_product

@@ -102,13 +102,13 @@ class PlanRun:
         """Return the results of an op on the device, None where its kernel declines."""
         runner, kernel = self._runner, used.on_device
         assert kernel is not None
+        if not all(map(_is_for_devices, operands)):
+            return None
+        what = f"op {op.name!r} ({op.kind})"
         placed = [
-            value
-            if value is None
-            else (runner.on_host if i in used.host_operands else runner.on_device)(value)
+            None if value is None else self._placed(value, i in used.host_operands, what)
             for i, value in enumerate(operands)
         ]
-        what = f"op {op.name!r} ({op.kind})"
         nbytes = sum(int(getattr(value, "nbytes", 0)) for value in placed)
         try:
             call = (
@@ -123,6 +123,9 @@ class PlanRun:
             raise failure(op, self._plan.opsets, (DEVICE_PROVIDER,), placed, error) from error
         runner.note_step(what, (op_id,), events, work, [placed, results])
         return tuple(results)
+
+    def _placed(self, value: Any, is_for_host: bool, what: str) -> Any:
+        return self._runner.on_host(value) if is_for_host else self._runner.on_device(value, what)
 
     def _on_host(
         self, op: Op, operands: Sequence[Any], op_id: int, work: Work, providers: Sequence[str]
@@ -146,7 +149,7 @@ class PlanRun:
         nbytes = 3 * sum(_nbytes(value) for value in columns[0])
 
         def call() -> tuple[Any, ...]:
-            a, b = self._stacked(columns[0], True), self._stacked(columns[1], False)
+            a, b = self._stacked(columns[0], True, what), self._stacked(columns[1], False, what)
             return a, b, _batched_product(runner.device, a, b)
 
         try:
@@ -159,16 +162,16 @@ class PlanRun:
         for item, step in enumerate(steps):
             self._keep(step[2], (Part(stack, item),))
 
-    def _stacked(self, column: Sequence[Any], is_left: bool) -> Any:
+    def _stacked(self, column: Sequence[Any], is_left: bool, what: str) -> Any:
         """Return one operand of several products as a stack; on the right as it is, if all have the same."""
         first = column[0]
         if not is_left and all(value is first for value in column):
-            return self._runner.on_device(first)
+            return self._runner.on_device(first, what)
         if isinstance(first, Part) and first.stack.shape[0] == len(column):
             parts = [value for value in column if isinstance(value, Part) and value.stack is first.stack]
             if [part.item for part in parts] == list(range(len(column))):
                 return first.stack
-        return np.stack([self._runner.on_device(value) for value in column])
+        return np.stack([self._runner.on_device(value, what) for value in column])
 
     def _keep(self, outputs: Sequence[int], results: Sequence[Any]) -> None:
         for value, result in zip(outputs, results, strict=True):
@@ -186,12 +189,18 @@ class PlanRun:
                 if value >= 0 and not n_reads[value]:
                     self._values[value] = None
 
-    def export(self, value: int) -> tuple[Any, bool]:
-        """Return a value that is wanted, and whether it is not on the device."""
+    def export(self, value: int, last: str) -> tuple[Any, bool]:
+        """Return a value that is wanted, and whether it is not on the device; `last` names the last op."""
         found = self._values[value]
-        if isinstance(found, Part):  # on its own, the others would stay with it
-            return found.array.copy(), False
-        return found, found is None or isinstance(found, Resident | np.ndarray | np.generic | list)
+        if found is None or isinstance(found, Resident | np.ndarray | np.generic | list):
+            return found, True
+        array = found.array if isinstance(found, Part) else found
+        if _is_part_of_more(array) or not array.flags.c_contiguous:
+            # What it is a view of would stay with it; and to be sent it must be contiguous, which takes
+            # memory of the device that may be lacking then.
+            what = f"a copy of the results up to op {last!r}"
+            return self._runner.with_memory(array.copy, what, array.nbytes), False
+        return array, False
 
 
 def _batched_product(device: Device, a: Any, b: Any) -> Any:
@@ -205,6 +214,17 @@ def _is_steering(value: Any) -> bool:
     """Return whether a value is a few integers on the host, like a shape: what comes of it stays there."""
     is_small = isinstance(value, np.ndarray | np.generic) and value.size <= _MOST_STEERING
     return value is None or (is_small and value.dtype.kind in "iub")
+
+
+def _is_part_of_more(array: Any) -> bool:
+    base = getattr(array, "base", None)
+    return base is not None and base.nbytes > array.nbytes
+
+
+def _is_for_devices(value: Any) -> bool:
+    """Return whether a device takes values of this type: numbers that NumPy itself knows."""
+    dtype = getattr(value, "dtype", None)
+    return dtype is None or (dtype.kind in "biufc" and issubclass(dtype.type, np.number | np.bool))
 
 
 def _told(value: Any) -> tuple[tuple[int, ...], str]:

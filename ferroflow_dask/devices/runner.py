@@ -54,10 +54,10 @@ class DeviceRunner:
 
     # Crossings
 
-    def to_device(self, array: HostArray) -> Any:
+    def _to_device(self, array: HostArray, what: str) -> Any:
         """Enqueue a copy from the host, in `device.use()`; counted."""
         self._counters.add(to_device=1, nbytes_to_device=array.nbytes)
-        return self._with_memory(lambda: self.device.to_device(array), "a copy from the host", array.nbytes)
+        return self.with_memory(lambda: self.device.to_device(array), what, array.nbytes)
 
     def to_host(self, array: Any, event: Event) -> HostArray:
         """Return a copy on the host of what is there once an event has come; counted.
@@ -125,11 +125,11 @@ class DeviceRunner:
                 run.enqueue(group, work, providers)
                 run.drop_read(group, order.n_reads)
             start = self.device.record()
-            exports = [run.export(value) for value in plan.exports]
+            exports = [run.export(value, plan.names[-1]) for value in plan.exports]
             end = self.device.record()
             self._window.add("the end of a task", (), (start, end), work, exports)
         self._window.complete(work)
-        return [value if is_host else Resident(on_device=(self, value, end)) for value, is_host in exports]
+        return [value if is_host else Resident(self, value, end) for value, is_host in exports]
 
     def _kernel(self, op: Op, plan: Plan, providers: Sequence[str]) -> DeviceKernel:
         try:
@@ -151,6 +151,15 @@ class DeviceRunner:
         """
         self._window.until()
 
+    def reap(self) -> None:
+        """Account for what has ended, without waiting, and let go of what it read."""
+        self._window.reap()
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether work has failed late: a CUDA context is of no use after that."""
+        return self._window.has_failed
+
     def close(self) -> None:
         """Forget what was placed and what is under way."""
         self._window.forget()
@@ -160,8 +169,11 @@ class DeviceRunner:
         """Return what was done on the device."""
         return self._counters.usage(self.device.used_nbytes())
 
-    def on_device(self, value: Any) -> Any:
-        """Return a value as the device has it, on the calling thread's stream; what it lacks is placed."""
+    def on_device(self, value: Any, what: str = "a copy from the host") -> Any:
+        """Return a value as the device has it, on the calling thread's stream; what it lacks is placed.
+
+        Where there is no memory for that, the error says for what it is.
+        """
         if isinstance(value, Resident):
             return value.on(self)
         if isinstance(value, Part):
@@ -173,7 +185,7 @@ class DeviceRunner:
         if known is not None and known[0]() is array:
             self.device.wait(known[2])
             return known[1]
-        placed = self.to_device(array)
+        placed = self._to_device(array, what)
         if array is value:
             key = id(array)
             reference = weakref.ref(array, lambda _: self._placed.pop(key, None))
@@ -194,7 +206,7 @@ class DeviceRunner:
     def step(self, call: Callable[[], Any], what: str, nbytes: int) -> tuple[Any, tuple[Event, Event]]:
         """Enqueue a step; return what it yields, and the events around it."""
         start = self.device.record()
-        result = self._with_memory(call, what, nbytes)
+        result = self.with_memory(call, what, nbytes)
         return result, (start, self.device.record())
 
     def note_step(
@@ -209,7 +221,7 @@ class DeviceRunner:
         """Account for an op that ran on the host."""
         self._counters.add(host_ops=1)
 
-    def _with_memory(self, call: Callable[[], Any], what: str, nbytes: int) -> Any:
+    def with_memory(self, call: Callable[[], Any], what: str, nbytes: int) -> Any:
         """Call; where the device has no memory left, make room and call again."""
         with suppress(MemoryError):
             return call()

@@ -17,9 +17,6 @@ from distributed.protocol.serialize import dask_deserialize, dask_serialize
 from ferroflow_dask.devices.attached import attached
 from ferroflow_dask.devices.resident import Resident
 
-#: What NumPy says of types that others have added to it.
-_REGISTERED = 2
-
 
 def _nbytes(resident: Resident) -> int:
     return resident.nbytes
@@ -31,17 +28,14 @@ def _serialize(resident: Resident, context: Any = None) -> tuple[dict[str, Any],
 
 
 def _deserialize(header: dict[str, Any], frames: list[Any]) -> Any:
-    array = deserialize_numpy_ndarray(header["array"], frames)
-    # Where there is a device it goes there when an op on the device reads it, and not before.
-    return array if attached() is None else Resident(array)
+    # It goes to a device when an op there reads it, and not before: then it is placed like any other.
+    return deserialize_numpy_ndarray(header["array"], frames)
 
 
 # From GPU to GPU, where the link takes device memory (UCX).
 def _serialize_on_device(resident: Resident) -> tuple[dict[str, Any], list[Any]]:
-    array = resident.finished()
-    if array is None:
-        raise NotImplementedError  # it is sent from the host
-    header, frames = cuda_dumps(array)  # raises it too, where arrays of this library cannot be sent so
+    # Where arrays of its library cannot be sent so, it raises NotImplementedError: Dask takes another way.
+    header, frames = cuda_dumps(resident.finished())
     return header, frames
 
 
@@ -51,11 +45,11 @@ def _deserialize_on_device(header: dict[str, Any], frames: list[Any]) -> Any:
     if runner is None:
         return array
     with runner.device.use():
-        return Resident(on_device=(runner, array, runner.device.record()))
+        return Resident(runner, array, runner.device.record())
 
 
 def _serialize_numpy(array: Any, context: Any = None) -> tuple[dict[str, Any], list[Any]]:
-    if array.dtype.kind == "f" and array.dtype.isbuiltin == _REGISTERED:
+    if array.dtype.kind == "f" and not issubclass(array.dtype.type, np.floating):
         raise NotImplementedError  # it is pickled instead
     header, frames = serialize_numpy_ndarray(array, context)
     return header, frames

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +68,8 @@ class Window:
         self._steps: deque[_Step] = deque()
         self._lock = threading.RLock()
         self._mean_s: float | None = None
+        #: Whether a step has failed.
+        self.has_failed = False
 
     def add(
         self, what: str, ids: tuple[int, ...], events: tuple[Event, Event], work: Work, keeps: list[Any]
@@ -115,6 +118,17 @@ class Window:
                 if is_it:
                     return
 
+    def reap(self) -> None:
+        """Finish what has ended, without waiting; what has failed is left for somebody who can be told."""
+        if self._lock.acquire(blocking=False):
+            try:
+                with suppress(Exception):
+                    while self._steps and self._steps[0].end.done:
+                        self._steps[0].end.synchronize()
+                        self._finish_first()
+            finally:
+                self._lock.release()
+
     def forget(self) -> None:
         """Drop what is open."""
         with self._lock:
@@ -134,6 +148,7 @@ class Window:
             step.end.synchronize()
             seconds = self._device.elapsed_s(step.start, step.end)
         except Exception as error:
+            self.has_failed = True
             raise KernelError(f"{step.what} failed on {self._device.name}: {one_line(error)}") from error
         before_s = seconds if self._mean_s is None else self._mean_s
         self._mean_s = before_s + _WEIGHT * (seconds - before_s)

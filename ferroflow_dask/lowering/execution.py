@@ -117,7 +117,8 @@ def run_there(
     """Run a plan on a device, as `DeviceRunner.run`, and count its executions when they have ended."""
 
     def note(ids: tuple[int, ...], seconds: float, is_on_device: bool) -> None:
-        record(run, [(op_id, seconds) for op_id in ids], on_device=is_on_device)
+        if run:
+            record(run, [(op_id, seconds) for op_id in ids], on_device=is_on_device)
 
     return runner.run(plan, arguments, providers, note, _kind_of_this_task())
 

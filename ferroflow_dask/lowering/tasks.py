@@ -26,8 +26,8 @@ from ferroflow_dask.lowering.execution import KIND_ANNOTATION, ExecuteBundle, Ex
 from ferroflow_dask.lowering.model import whole
 
 #: Expected duration of a task on one thread [s]. Any Dask code may set it with `dask.annotate`. Where
-#: workers have GPUs, a dict of the durations on workers of either kind; a kind that is left out gets none of
-#: the tasks as long as there is one of the other.
+#: workers have GPUs, a dict of the durations on workers of either kind, None where it is not known; a kind
+#: that is left out gets none of the tasks as long as there is one of the other.
 COST_ANNOTATION = "ferroflow_cost"
 #: What kinds of workers are called.
 CPU, GPU = "cpu", "gpu"
@@ -69,7 +69,7 @@ class PerKey(dict[Hashable, Any]):
 
 @dataclass(frozen=True, slots=True)
 class GpuCosts:
-    """What ops cost on workers with GPUs.
+    """What ops cost on workers with GPUs, and which of them must run there.
 
     Parameters
     ----------
@@ -83,10 +83,11 @@ class GpuCosts:
     costs: Mapping[int, float]
     matmul_threshold: int | None = None
 
-    def beside(
-        self, on_cpu: float | dict[str, float] | None, ops: Sequence[Op], graph: Graph
-    ) -> dict[str, float]:
-        """Return what ops that are one task cost on each kind of worker that they may run on [s]."""
+    def beside(self, on_cpu: float | None, ops: Sequence[Op], graph: Graph) -> dict[str, float | None]:
+        """Return what ops that are one task cost on each kind of worker that they may run on [s].
+
+        None where it is not known.
+        """
         on_gpu = sum(self.costs[op.id] for op in ops) if all(op.id in self.costs for op in ops) else None
         found = {CPU: on_cpu, GPU: on_gpu}
         if self.matmul_threshold is not None:
@@ -95,7 +96,7 @@ class GpuCosts:
                 for op in ops
             )
             found.pop(CPU if is_large else GPU)
-        return {kind: seconds for kind, seconds in found.items() if isinstance(seconds, float | int)}
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,16 +279,17 @@ def _annotations(
         if len(ops) == 1 and not are_alike
     }
     annotations = {KIND_ANNOTATION: PerKey(kinds)} if kinds else {}
-    if not costs:
+    if not costs and gpu is None:
         return annotations
-    known: dict[Hashable, float | dict[str, float]] = {
+    known = {
         key: sum(costs[op.id] for op in ops)
         for key, ops in zip(keys, groups, strict=True)
         if all(op.id in costs for op in ops)
     }
-    if gpu is not None:
-        known = {key: gpu.beside(known.get(key), ops, graph) for key, ops in zip(keys, groups, strict=True)}
-    return {COST_ANNOTATION: PerKey(known), **annotations}
+    if gpu is None:
+        return {COST_ANNOTATION: PerKey(known), **annotations}
+    beside = {key: gpu.beside(known.get(key), ops, graph) for key, ops in zip(keys, groups, strict=True)}
+    return {COST_ANNOTATION: PerKey(beside), **annotations}
 
 
 def _ranks(graph: Graph, groups: Sequence[Sequence[Op]], costs: Mapping[int, float]) -> list[float]:

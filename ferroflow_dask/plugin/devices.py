@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from distributed import Client, WorkerPlugin
+from tornado.ioloop import PeriodicCallback
 
 from ferroflow_dask.devices import Device, DeviceRunner, DeviceUsage, attach, attached, detach, usage_here
 from ferroflow_dask.devices.cuda import check_precision
@@ -19,16 +21,28 @@ if TYPE_CHECKING:
     from distributed import Worker
     from distributed.scheduler import WorkerState
 
+logger = logging.getLogger("ferroflow_dask")
+
 #: The resource that workers with GPUs have; Dask's documentation calls it so.
 GPU_RESOURCE = "GPU"
-#: Under which workers tell how long tasks took on devices.
-DURATIONS_TOPIC = "ferroflow-device-durations"
+#: The resource that a worker has while its device is attached.
+_ATTACHED = "ferroflow-device"
+#: Under which workers tell that they have attached a device, and how long tasks took there.
+DEVICES_TOPIC = "ferroflow-devices"
+#: How often workers look for what has ended on a device [ms], and how often after it has failed until they
+#: end: errors have to reach the scheduler before.
+_LOOK_MS, _LOOKS_UNTIL_END = 100, 10
 _NAME = "ferroflow-devices"
 
 
+def has_gpu(ws: WorkerState) -> bool:
+    """Return whether a worker has the resource."""
+    return bool(ws.resources.get(GPU_RESOURCE))
+
+
 def kind_of_worker(ws: WorkerState) -> str:
-    """Return what a worker is: `gpu` if it has the resource, `cpu` otherwise."""
-    return GPU if ws.resources.get(GPU_RESOURCE) else CPU
+    """Return what our ops run on there: `gpu` if the worker has attached its device, `cpu` otherwise."""
+    return GPU if ws.resources.get(_ATTACHED) else CPU
 
 
 @dataclass(frozen=True)
@@ -61,15 +75,18 @@ class DeviceSpec:
 
 
 class Devices(WorkerPlugin):
-    """Lets the ops of graphs run on the device of each worker that has the resource `GPU`."""
+    """Lets the ops of graphs run on the device of each worker that has the resource `GPU`.
+
+    A worker that joins later and has no device runs them on its CPU: nothing can refuse it then.
+    """
 
     name = _NAME
 
     def __init__(self, spec: DeviceSpec) -> None:
         self._spec = spec
 
-    def setup(self, worker: Worker) -> None:
-        """Attach the device."""
+    async def setup(self, worker: Worker) -> None:
+        """Attach the device, and say so to the scheduler."""
         if not worker.state.total_resources.get(GPU_RESOURCE):
             return
         try:
@@ -78,11 +95,41 @@ class Devices(WorkerPlugin):
             if self._spec.is_optional:
                 return
             raise
-        attach(worker.id, DeviceRunner(device, _spilling(worker), _telling(worker)))
+        runner = DeviceRunner(device, _spilling(worker), _telling(worker))
+        attach(worker.id, runner)
+        await worker.set_resources(**{_ATTACHED: 1})
+        worker.log_event(DEVICES_TOPIC, {})  # distributed adds the worker
+        callback = PeriodicCallback(_Lookout(worker, runner).look, _LOOK_MS)
+        worker.periodic_callbacks[_NAME] = callback
+        callback.start()
 
-    def teardown(self, worker: Worker) -> None:
+    async def teardown(self, worker: Worker) -> None:
         """Detach the device."""
-        detach(worker.id)
+        callback = worker.periodic_callbacks.pop(_NAME, None)
+        if callback is not None:
+            callback.stop()
+            await worker.set_resources(**{_ATTACHED: 0})
+            detach(worker.id)
+            worker.log_event(DEVICES_TOPIC, {})  # distributed adds the worker
+
+
+class _Lookout:
+    """Finishes what has ended on a device, and ends a worker whose device has failed."""
+
+    def __init__(self, worker: Worker, runner: DeviceRunner) -> None:
+        self._worker = worker
+        self._runner = runner
+        self._n_broken = 0
+
+    async def look(self) -> None:
+        if not self._runner.is_broken:
+            self._runner.reap()
+            return
+        self._n_broken += 1
+        if self._n_broken == _LOOKS_UNTIL_END:
+            # After an error of its own a CUDA context is of no use: with another process there is another.
+            logger.error("%s: its device has failed; it ends, for its nanny to start another", self._worker)
+            await self._worker.close(nanny=False, reason="ferroflow-device-failed")
 
 
 def _spilling(worker: Worker) -> Callable[[], bool]:
@@ -91,8 +138,12 @@ def _spilling(worker: Worker) -> Callable[[], bool]:
         on_device = getattr(getattr(worker.data, "device_buffer", None), "fast", None)
         if not on_device:
             return False
-        on_device.evict()
-        return True
+        try:
+            key, _, _ = on_device.evict()
+        except Exception:
+            logger.exception("a result could not be spilled from the device")
+            return False
+        return key is not None  # none where all that is left is being spilled already
 
     return spill
 
@@ -100,7 +151,7 @@ def _spilling(worker: Worker) -> Callable[[], bool]:
 def _telling(worker: Worker) -> Callable[[str, float], None]:
     def tell(kind: str, seconds: float) -> None:
         if kind:
-            worker.log_event(DURATIONS_TOPIC, {"kind": kind, "seconds": seconds})
+            worker.log_event(DEVICES_TOPIC, {"kind": kind, "seconds": seconds})
 
     return tell
 
@@ -116,7 +167,8 @@ def use_gpus(client: Client, precision: str = "fp32") -> None:
     Parameters
     ----------
     client : distributed.Client
-        Of workers started by dask-cuda, by `dask cuda worker ADDRESS --resources GPU=1`, say.
+        Of workers started by dask-cuda, by `dask cuda worker ADDRESS --resources GPU=1`, say. All workers
+        must have this package, those that join later too.
     precision : str, optional
         Of products of single-precision matrices: `fp32`, `tf32`, `fp16` or `bf16`.
 

@@ -25,7 +25,7 @@ from ferroflow_dask.lowering import GPU, KIND_ANNOTATION, RANK_ANNOTATION
 from ferroflow_dask.plugin import metrics, pages, seams
 from ferroflow_dask.plugin.bypass import Bypass
 from ferroflow_dask.plugin.describe import TaskDescriber
-from ferroflow_dask.plugin.devices import DURATIONS_TOPIC, kind_of_worker
+from ferroflow_dask.plugin.devices import DEVICES_TOPIC, kind_of_worker
 from ferroflow_dask.plugin.durations import Durations, durations_of
 from ferroflow_dask.plugin.journal import Journal
 from ferroflow_dask.plugin.passes import Passes
@@ -292,19 +292,22 @@ class FerroflowStealing(Steals):
     def log_event(self, topic: str, msg: Any) -> None:
         """Note that a worker starts, pauses, resumes or is about to go; there is no other hook for it.
 
-        Workers also tell so how long tasks took on their devices.
+        Workers also tell so that they have devices, and how long tasks took there.
         """
-        if topic == DURATIONS_TOPIC:
+        if topic == DEVICES_TOPIC and isinstance(msg, dict):
             self._guarded(self._device_told, msg)
             return
         action = msg.get("action") if isinstance(msg, dict) else None
         if action in ("worker-status-change", "remove-worker") and topic in self.view.workers:
             self._guarded(self._status_changed, topic, msg.get("status") == "running")
 
-    def _device_told(self, msg: Any) -> None:
-        kind, seconds = msg.get("kind"), msg.get("seconds")
+    def _device_told(self, msg: dict[str, Any]) -> None:
+        kind, seconds, address = msg.get("kind"), msg.get("seconds"), msg.get("worker")
         if isinstance(kind, str) and isinstance(seconds, float) and seconds >= 0:
             self.durations.record_on_device(kind, seconds)
+        elif isinstance(address, str) and address in self.view.workers:  # it has got its device, or lost it
+            self.view.set_kind(address, kind_of_worker(self.scheduler.workers[address]))
+            self._describe.workers_changed()
 
     def _status_changed(self, address: str, is_running: bool) -> None:
         self.view.set_running(address, is_running)

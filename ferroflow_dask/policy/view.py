@@ -321,6 +321,14 @@ class ClusterView:
         worker.is_running = is_running
         self._file(worker)
 
+    def set_kind(self, key: WorkerKey, kind: str) -> None:
+        """Note that a worker has become one of another kind."""
+        self._settle()
+        worker = self.workers[key]
+        self._unfile(worker)
+        worker.kind = kind
+        self._file(worker)
+
     def set_movable(self, key: Key) -> None:
         """Note that a task in a queue may be moved again."""
         if key in self.assigned:
