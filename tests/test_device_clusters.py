@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import dask.array as da
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -18,11 +19,12 @@ from ferroflow_dask import bind, evaluate, executed, generate, install, place
 from ferroflow_dask.cli import main
 from ferroflow_dask.cost import AnalyticCost
 from ferroflow_dask.deploy import DeviceChoice, count_gpus, device_client
+from ferroflow_dask.deploy.cuda import as_the_driver_counts
 from ferroflow_dask.devices import DeviceUsage
 from ferroflow_dask.exceptions import KernelError
 from ferroflow_dask.graph import Graph, GraphBuilder
 from ferroflow_dask.graph.ir import Op
-from ferroflow_dask.plugin import device_usage
+from ferroflow_dask.plugin import device_usage, installed
 
 pytestmark = pytest.mark.cluster
 
@@ -115,8 +117,8 @@ class Costs:
     def __init__(self, slow_s: float, product_s: float) -> None:
         self.by_type = {"Slow": slow_s, "MatMul": product_s}
 
-    def seconds(self, op: Op, graph: Graph) -> float:
-        return self.by_type[op.op_type]
+    def seconds(self, op: Op, graph: Graph) -> float | None:
+        return self.by_type.get(op.op_type)
 
 
 def test_each_op_goes_where_it_ends_first(mixed_client: Client) -> None:
@@ -220,6 +222,45 @@ def test_a_gpu_worker_is_lost(mixed_client: Client) -> None:
     assert count_gpus(mixed_client) == 1  # its nanny has started another, with a device
 
 
+def test_what_cannot_fit_is_an_error_and_no_wait() -> None:
+    n = 2_500_000 // 4
+    builder = GraphBuilder("too large together")
+    x = builder.constant(np.ones(n, np.float32), name="x")
+    parts = [builder.op("Add", x, x) for _ in range(6)]
+    builder.output(y=builder.op("Concat", *parts, axis=0, name="all"))
+    graph = builder.build()
+    with device_client(EMULATED, workers=0, emulated={"memory_nbytes": 10_000_000}) as client:
+        install(client)
+        # Each part fits, and is spilled for the next; all of them and the result do not.
+        with pytest.raises(KernelError, match=r"op 'all' \(Concat\), of .* B of operands, ran out of memory"):
+            client.compute(bind(graph, {})).result(timeout=60)
+        found = client.compute(bind(products_of(8), {})).result(timeout=60)
+        assert_right(found, products_of(8))
+
+
+def products_of(m: int) -> Graph:
+    return generate("matmul-chain", n_ops=2, m=m)
+
+
+@pytest.mark.parametrize("message", ["hello", {"kind": 3}, {"kind": "x", "seconds": -1.0}, {}])
+def test_what_anybody_says_of_devices_takes_no_policy_off(mixed_client: Client, message: Any) -> None:
+    mixed_client.log_event("ferroflow-devices", message)
+    assert installed(mixed_client) is not None
+    graph = products_of(8)
+    assert_right(mixed_client.compute(bind(graph, {})).result(), graph)
+
+
+def test_batches_leave_no_log_on_the_device(gpu_client: Client) -> None:
+    builder = GraphBuilder("model", opset=21)
+    x = builder.input("x", "float32", ("n", 4))
+    builder.output(y=builder.op("Relu", x))
+    graph = builder.build()
+    given = np.random.default_rng(0).standard_normal((40, 4), dtype=np.float32)
+    found = gpu_client.compute(graph.map_batches(da.from_array(given, chunks=(4, 4)))).result()
+    np.testing.assert_array_equal(found, np.maximum(given, 0))
+    assert executed(gpu_client, "").executed_ops == 0
+
+
 def test_other_code_reads_results_on_a_device_as_arrays(gpu_client: Client) -> None:
     graph = generate("matmul-chain", n_ops=2, m=16)
     kept = gpu_client.persist(bind(place(graph, gpu_client), {}))
@@ -266,6 +307,47 @@ def test_a_worker_that_is_not_told_to_use_its_gpu_is_an_ordinary_one() -> None:
             return worker.kind, len(extension.durations._mean_s)
 
         assert client.run_on_scheduler(learned) == ("cpu", 1)
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"), [(None, [0, 1]), ("3,5", ["3", "5"]), ("GPU-8f2a, MIG-1", ["GPU-8f2a", "MIG-1"])]
+)
+def test_gpus_are_named_as_the_driver_does(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, expected: list[Any]
+) -> None:
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert as_the_driver_counts([0, 1]) == expected
+
+
+class TestCosts:
+    def annotations(self, **options: Any) -> dict[str, Any]:
+        builder = GraphBuilder("unknown shapes")
+        x = builder.input("x", "float32", ("n", 16))
+        y = builder.op("NonZero", builder.op("MatMul", x, builder.constant(np.ones((16, 16), np.float32))))
+        builder.output(y=builder.op("Cast", y, to=1))
+        bound = bind(builder.build(), {"x": np.ones((4, 16), np.float32)}, **options)
+        layers = bound.__dask_graph__().layers.values()
+        (found,) = [layer.annotations["ferroflow_cost"] for layer in layers if layer.annotations]
+        return {key[0].partition("-")[0]: cost for key, cost in found.items()}
+
+    def test_what_is_not_known_is_not_forbidden(self) -> None:
+        found = self.annotations(costs=Costs(0, 0.5), gpu_costs=Costs(0, 0.01))
+        assert found == {
+            "matmul": {"cpu": 0.5, "gpu": 0.01},
+            "nonzero": {"cpu": None, "gpu": None},
+            "cast": {"cpu": None, "gpu": None},
+        }
+
+    def test_a_threshold_holds_where_nothing_is_known(self) -> None:
+        found = self.annotations(costs=Costs(0, 0.5), gpu_matmul_threshold=1)
+        assert {name: set(cost) for name, cost in found.items()} == {
+            "matmul": {"cpu"},  # of unknown size
+            "nonzero": {"cpu"},
+            "cast": {"cpu"},
+        }
 
 
 class TestCommandLine:

@@ -249,6 +249,54 @@ def test_an_op_without_a_kernel_for_the_device_runs_beside_it(device: EmulatedDe
     assert noted.count(True) == runner.usage().ops >= 2
 
 
+def test_types_that_no_device_knows_stay_on_the_host(device: EmulatedDevice) -> None:
+    builder = GraphBuilder("words", opset=21)
+    words = builder.constant(np.array(["a", "b"], object), name="words")
+    builder.output(y=builder.op("Identity", words))
+    graph = builder.build()
+    runner = DeviceRunner(device)
+    assert list(run(runner, graph)["y"]) == ["a", "b"]
+    assert runner.usage().to_device == 0
+
+
+def test_a_small_part_of_a_large_array_does_not_keep_it(device: EmulatedDevice) -> None:
+    builder = GraphBuilder("part", opset=21)
+    a = builder.constant(np.ones((1000, 100), np.float32), name="a")
+    ends = [builder.constant(np.int64([value]), name=f"c{value}") for value in (0, 1)]
+    builder.output(y=builder.op("Slice", builder.op("Add", a, a), *ends))
+    (found,) = run(DeviceRunner(device), builder.build()).values()
+    gc.collect()
+    assert found.nbytes == 400
+    assert device.used_nbytes() <= 400 + 400_000  # and the constant
+
+
+def test_what_has_ended_is_let_go_of_though_nothing_follows() -> None:
+    device = EmulatedDevice(launch_s=0.001)
+    told: list[float] = []
+    runner = DeviceRunner(device, on_duration=lambda _label, seconds: told.append(seconds))
+    found = run(runner, products(1, 3))
+    found.clear()
+    device.sleep(0.05)
+    assert not told
+    runner.reap()
+    runner.close()
+    assert len(told) == 1
+    assert device.used_nbytes() == 0
+
+
+def test_exports_of_a_batch_have_spilled_what_is_in_their_way() -> None:
+    m = 64
+    nbytes = 4 * m * m
+    for n_other in range(20, 36):
+        device = EmulatedDevice(memory_nbytes=36 * nbytes)
+        kept: list[Any] = []
+        runner = DeviceRunner(device, lambda kept=kept: bool(kept) and kept.pop() is not None)
+        with device.use():
+            kept.append(device.to_device(np.ones((n_other * m, m), np.float32)))
+        graph = products(2, 1, m=m)
+        assert_right(run(runner, graph), graph)
+
+
 def test_an_operator_that_nobody_has_is_named(device: EmulatedDevice) -> None:
     builder = GraphBuilder("strange")
     a = builder.constant(np.float32([1]), name="a")

@@ -197,7 +197,7 @@ def _device_cluster(ordinals: list[int]) -> Any:
     from dask_cuda import LocalCUDACluster
 
     return LocalCUDACluster(
-        CUDA_VISIBLE_DEVICES=_as_the_driver_counts(ordinals),
+        CUDA_VISIBLE_DEVICES=as_the_driver_counts(ordinals),
         threads_per_worker=1,
         # From GPU to GPU without the host.
         protocol=None if find_spec("distributed_ucxx") is None else "ucx",
@@ -211,7 +211,7 @@ def _device_cluster(ordinals: list[int]) -> Any:
 _RMM = {"rmm_pool_size": 0.5, "rmm_allocator_external_lib_list": ["cupy"]}
 
 
-def _as_the_driver_counts(ordinals: Sequence[int]) -> list[int | str]:
+def as_the_driver_counts(ordinals: Sequence[int]) -> list[int | str]:
     """Return the GPUs that this process sees under some numbers as dask-cuda names them: among all."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = visible.split(",") if visible else None
