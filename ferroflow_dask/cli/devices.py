@@ -43,7 +43,7 @@ _OPTIONS = (
         "--precision",
         default="fp32",
         show_default=True,
-        help="On GPUs, of products of single-precision matrices: fp32; tf32, faster with fewer digits; fp16 or "
+        help="On GPUs, of products of single-precision matrices: fp32; tf32, faster, fewer digits; fp16 or "
         "bf16, which round operands further.",
     ),
     click.option(
