@@ -6,6 +6,7 @@ import json
 import logging
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
@@ -14,6 +15,7 @@ from urllib.error import HTTPError
 
 import dask
 import pytest
+from bokeh.document import Document
 from distributed import Client, LocalCluster
 from distributed.dashboard import components
 from distributed.dashboard import scheduler as dask_pages
@@ -22,10 +24,22 @@ from distributed.dashboard.core import BokehApplication
 
 import ferroflow_dask
 from ferroflow_dask.dashboard import remote
+from ferroflow_dask.dashboard.charts import Levels
+from ferroflow_dask.dashboard.figures import Figure, Queues, StealFlow, Timeline
 from ferroflow_dask.dashboard.progress import MOST_TASKS, GraphProgress
-from ferroflow_dask.dashboard.recorder import MOST_OPS, Recorder, start_recording, stop_recording
+from ferroflow_dask.dashboard.recorder import (
+    MOST_OPS,
+    OpRun,
+    Recorder,
+    Recording,
+    WorkerLoad,
+    start_recording,
+    stop_recording,
+)
 from ferroflow_dask.dashboard.remote import recording
 from ferroflow_dask.dashboard.report import write_report, write_trace
+from ferroflow_dask.dashboard.screen import Screen
+from ferroflow_dask.dashboard.style import Palette
 from ferroflow_dask.dashboard.terminal import line, view
 
 PLOTS = ["steals", "timeline", "queues", "rates", "levels", "decisions"]
@@ -259,12 +273,129 @@ def test_progress_by_level_with_its_critical_path() -> None:
     progress.done("a", 11.0)  # computed again: counted once
     progress.done("c", 12.0)
     assert [(level.n_done, level.n_critical_done) for level in progress.levels] == [(1, 1), (1, 0), (0, 0)]
-    assert progress.remaining_s(2) == pytest.approx(7.0 * 2 / 3)
+    assert progress.remaining_s(2) == pytest.approx(6.0)
     progress.forget("b", 13.0)
     progress.done("d", 14.0)
     assert progress.ended_at == 14.0
     progress.add([Task("e")], n_threads=1, now_s=20.0)  # type: ignore[list-item]
     assert progress.n_tasks == 1  # what was done before is over
+
+    assert [level.critical_key for level in progress.levels] == ["e"]
+
+
+def test_the_critical_path_counts_by_seconds() -> None:
+    seconds = {"a": 1.0, "b": 9.0}
+    progress = GraphProgress(lambda ts: seconds[ts.key])
+    a = Task("a")
+    progress.add([a, Task("b", a)], n_threads=8, now_s=0.0)  # type: ignore[list-item]
+    progress.done("a", 1.0)
+    assert [level.critical_s for level in progress.levels] == [1.0, 9.0]
+    assert progress.remaining_s(8) == pytest.approx(9.0)
+
+
+# What is drawn, and how often
+
+
+def loads(names: list[str]) -> list[WorkerLoad]:
+    return [WorkerLoad(f"tcp://{i}", name, "cpu", 1, 1, 2, 0.5, True) for i, name in enumerate(names)]
+
+
+def recorded(names: list[str], flows: dict[tuple[int, int], int] | None = None) -> Recording:
+    """What a recorder may have of workers: an op on each, and tasks taken from each other."""
+    workers = loads(names)
+    ops = [OpRun("op", f"op-{worker.address}", worker.address, 1, 0.0, 1.0, False) for worker in workers]
+    counts = Counter({(f"tcp://{a}", f"tcp://{b}"): n for (a, b), n in (flows or {}).items()})
+    progress = GraphProgress(lambda _: 1.0)
+    return Recording(ops, len(ops), [], workers, counts, progress, len(workers), {}, frozenset(), None)
+
+
+@pytest.mark.parametrize("n_workers", [0, 1, 8, 128], ids="{} workers".format)
+@pytest.mark.parametrize("kind", [StealFlow, Queues, Timeline])
+def test_as_many_names_are_on_an_axis_as_can_be_read(kind: type[Figure], n_workers: int) -> None:
+    figure = kind(recorded([str(i) for i in range(n_workers)]))
+    figure.update()
+    axis = figure.root.yaxis[0]
+    ticks = list(axis.ticker.ticks) if n_workers else []
+    assert len(ticks) == min(n_workers, 16)
+    step = max(1, n_workers // 16)
+    assert [axis.major_label_overrides[tick] for tick in ticks] == [str(i) for i in range(0, n_workers, step)]
+
+
+def test_workers_of_one_name_are_two_workers() -> None:
+    figure = StealFlow(recorded(["same", "same", "10", "9"], {(0, 1): 3, (1, 0): 2, (2, 3): 1}))
+    figure.update()
+    cells = set(
+        zip(figure.source.data["x"], figure.source.data["y"], figure.source.data["steals"], strict=True)
+    )
+    assert cells == {(1, 0, 3), (0, -1, 2), (2, -3, 1)}  # 9 comes before 10
+
+
+@pytest.mark.parametrize("kind", [StealFlow, Queues, Timeline, Levels])
+def test_what_has_not_changed_is_not_sent(kind: type[Figure]) -> None:
+    figure = kind(recorded(["a", "b"], {(0, 1): 1}))
+    document = Document()
+    document.add_root(figure.root)
+    sent: list[Any] = []
+    document.on_change(sent.append)
+    figure.update()
+    assert sent
+    sent.clear()
+    figure.update()
+    assert not sent
+
+
+class Costly(Figure):
+    """A figure that costs what it is told to."""
+
+    def make(self, options: dict[str, Any]) -> Any:
+        self.n, self.spent_s, self.cost_s = 0, 0.0, 0.0
+
+    def refresh(self) -> None:
+        self.n += 1
+        self.spent_s += self.cost_s
+
+
+@pytest.mark.parametrize(
+    ("cost_s", "expected"),
+    [(0.001, 60), (0.01, 30), (0.02, 15), (1.0, 6)],
+    ids=["each second", "each other second", "each fourth", "but each ten seconds at least"],
+)
+def test_what_costs_more_is_drawn_less_often(cost_s: float, expected: int) -> None:
+    figure, now_s = Costly(recorded([])), [0.0]
+    screen = Screen(
+        figure.recorder, [figure], lambda: True, clock=lambda: now_s[0], cpu=lambda: figure.spent_s
+    )
+    figure.cost_s = cost_s
+    for second in range(60):
+        now_s[0] = float(second)
+        screen.update()
+    assert figure.n == expected
+
+
+def test_nothing_is_drawn_while_nobody_looks_and_one_figure_does_not_stop_another(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Fails(Costly):
+        def refresh(self) -> None:
+            raise RuntimeError("not today")
+
+    figure, is_watched = Costly(recorded([])), [False]
+    screen = Screen(figure.recorder, [Fails(figure.recorder), figure], lambda: is_watched[0])
+    screen.update()
+    assert figure.n == 0
+    is_watched[0] = True
+    with caplog.at_level(logging.ERROR, "ferroflow_dask"):
+        screen.update()
+    assert figure.n == 1
+    assert "Fails is not up to date" in caplog.text
+
+
+def test_names_have_looks_however_many_there_are() -> None:
+    palette = Palette()
+    looks = [palette[f"name-{i}"] for i in range(5000)]
+    assert looks == [palette[f"name-{i}"] for i in range(5000)]
+    assert len(set(looks[:32])) == 32
+    assert len(palette._index) < 1000
 
 
 # What stays

@@ -8,12 +8,21 @@ from html import escape
 from typing import Any
 
 from bokeh.layouts import column
-from bokeh.models import ColumnDataSource, DataRange1d, LinearAxis, Range1d
+from bokeh.models import (
+    ColumnDataSource,
+    DataRange1d,
+    Line,
+    LinearAxis,
+    Range1d,
+    Scatter,
+    VBar,
+)
+from bokeh.models.annotations import Legend
 from bokeh.models.widgets import Div
 
-from ferroflow_dask.dashboard.figures import Figure, finite
+from ferroflow_dask.dashboard.figures import Figure
 from ferroflow_dask.dashboard.recorder import Sample
-from ferroflow_dask.dashboard.style import BLUE, GREEN, ORANGE, RED, plot
+from ferroflow_dask.dashboard.style import BLUE, GREEN, ORANGE, RED, draw, plot
 
 _SHOWN_MS = 60_000
 _MOST_SAMPLES = 600
@@ -36,11 +45,6 @@ class Rates(Figure):
         self._line(steals, "steals", "steals/s", BLUE, "solid")
         self._line(steals, "threshold", "threshold [waiting tasks]", GREEN, "dotdash")
         self._line(steals, "success", "success [%]", ORANGE, "dashed", on_right=True)
-        for root in (work, steals):
-            root.legend.location = "top_left"
-            root.legend.background_fill_alpha = 0.6
-            root.legend.label_text_font_size = "9px"
-            root.legend.padding = root.legend.margin = 2
         return column(work, steals, sizing_mode="stretch_both")
 
     @staticmethod
@@ -60,22 +64,16 @@ class Rates(Figure):
         root.yaxis.axis_label = label
         root.extra_y_ranges = {"percent": Range1d(start=0, end=105)}
         root.add_layout(LinearAxis(y_range_name="percent", axis_label="%"), "right")
+        _add_legend(root)
+        root.yaxis.minor_tick_line_color = None
         return root
 
     def _line(
         self, root: Any, name: str, label: str, colour: str, dash: str, *, on_right: bool = False
     ) -> None:
         where = {"y_range_name": "percent"} if on_right else {}
-        line = root.line(
-            "time",
-            name,
-            source=self.source,
-            color=colour,
-            line_dash=dash,
-            line_width=2,
-            legend_label=label,
-            **where,
-        )
+        glyph = Line(x="time", y=name, line_color=colour, line_dash=dash, line_width=2)
+        line = draw(root, self.source, glyph, label, **where)
         if not on_right:
             root.y_range.renderers = [*(root.y_range.renderers or []), line]
 
@@ -87,14 +85,22 @@ class Rates(Figure):
             self.source.stream(_columns(new), _MOST_SAMPLES)
 
 
+def _add_legend(root: Any) -> None:
+    """Add an empty legend above a figure, where it hides nothing."""
+    legend: Any = Legend(orientation="horizontal", label_text_font_size="9px", border_line_color=None)
+    legend.padding = legend.margin = 0
+    root.add_layout(legend, "above")
+
+
 def _columns(samples: list[Sample]) -> dict[str, Any]:
+    # Lists: an array is two messages of its own, for a row or two.
     return {
-        "time": finite([sample.time * 1e3 for sample in samples]),
-        "tasks": finite([sample.tasks_per_s for sample in samples]),
-        "efficiency": finite([sample.efficiency * 100 for sample in samples]),
-        "steals": finite([sample.steals_per_s for sample in samples]),
-        "success": finite([sample.success * 100 for sample in samples]),
-        "threshold": finite([sample.threshold for sample in samples]),
+        "time": [sample.time * 1e3 for sample in samples],
+        "tasks": [sample.tasks_per_s for sample in samples],
+        "efficiency": [sample.efficiency * 100 for sample in samples],
+        "steals": [sample.steals_per_s for sample in samples],
+        "success": [sample.success * 100 for sample in samples],
+        "threshold": [sample.threshold for sample in samples],
     }
 
 
@@ -102,81 +108,71 @@ class Levels(Figure):
     """How far the graph is, level by level, and when it should be done."""
 
     def make(self, options: dict[str, Any]) -> Any:
-        """Return a bar for each level, and marks for the critical path."""
-        names = ("level", "done", "left", "tasks", "critical", "critical_done", "mark", "colour")
+        """Return a bar for each level, and the critical path through them."""
+        names = ("level", "done", "tasks", "critical", "critical_done", "key", "seconds", "mark", "colour")
         self.source = ColumnDataSource({name: [] for name in names})
         root = plot(
-            "Progress by level",
+            "Progress by level\n ",
             [
                 ("level", "@level"),
                 ("done", "@done of @tasks tasks"),
-                ("critical path", "@critical_done of @critical tasks"),
+                ("critical path", "@critical_done of @critical tasks, @seconds{0.000} s expected"),
+                ("on it", "@key"),
             ],
             x_range=DataRange1d(range_padding=0.02),
             y_range=DataRange1d(start=0),
             **options,
         )
-        root.vbar_stack(
-            ["done", "left"],
-            x="level",
-            width=0.9,
-            source=self.source,
-            color=[BLUE, "#dbe4ec"],
-            legend_label=["done", "to do"],
-        )
-        root.scatter(
-            "level",
-            "mark",
-            marker="diamond",
-            size=8,
-            fill_color="colour",
-            line_color=RED,
-            source=self.source,
-            legend_label="critical path (filled: done)",
-        )
-        root.legend.orientation = "horizontal"
-        root.legend.label_text_font_size = "9px"
-        root.legend.border_line_alpha = 0
-        root.legend.padding = root.legend.margin = 0
-        root.add_layout(root.legend[0], "above")
+        _add_legend(root)
+        root.title.text_font_size = "11px"
+        bar: dict[str, Any] = {"x": "level", "width": 0.9, "line_color": None}
+        draw(root, self.source, VBar(top="done", fill_color=BLUE, **bar), "done")
+        draw(root, self.source, VBar(bottom="done", top="tasks", fill_color="#dbe4ec", **bar), "to do")
+        path = Line(x="level", y="mark", line_color=RED, line_alpha=0.5)
+        draw(root, self.source, path)
+        marks = Scatter(x="level", y="mark", marker="diamond", size=8, fill_color="colour", line_color=RED)
+        draw(root, self.source, marks, "critical path (filled: done)")
         root.xaxis.axis_label, root.yaxis.axis_label = "level", "tasks"
         return root
 
     def refresh(self) -> None:
         """Bring the bars up to date."""
         progress = self.recorder.progress
-        levels = list(progress.levels)
-        found = {
-            "level": list(range(len(levels))),
-            "done": [level.n_done for level in levels],
-            "left": [level.n_tasks - level.n_done for level in levels],
-            "tasks": [level.n_tasks for level in levels],
-            "critical": [level.n_critical for level in levels],
-            "critical_done": [level.n_critical_done for level in levels],
-            "mark": [level.n_tasks if level.n_critical else float("nan") for level in levels],
-            "colour": [RED if level.n_critical_done == level.n_critical else "white" for level in levels],
-        }
-        if found["done"] != self.source.data["done"] or found["tasks"] != self.source.data["tasks"]:
-            self.source.data = found
+        levels = progress.levels
+        done = [level.n_done for level in levels]
+        tasks = [level.n_tasks for level in levels]
+        if done != self.source.data["done"] or tasks != self.source.data["tasks"]:
+            self.source.data = {
+                "level": list(range(len(levels))),
+                "done": done,
+                "tasks": tasks,
+                "critical": [level.n_critical for level in levels],
+                "critical_done": [level.n_critical_done for level in levels],
+                "key": [level.critical_key for level in levels],
+                "seconds": [level.critical_s for level in levels],
+                "mark": [level.n_tasks if level.n_critical else float("nan") for level in levels],
+                "colour": [RED if level.n_critical_done == level.n_critical else "white" for level in levels],
+            }
         self.root.title.text = self._title()
 
     def _title(self) -> str:
         progress = self.recorder.progress
         if progress.started_at is None:
-            return "Progress by level: no graph yet"
-        return f"Progress by level: {progress.in_words(self.recorder.n_threads)}"
+            return "Progress by level\nno graph yet"
+        n_critical = sum(level.n_critical for level in progress.levels)
+        n_done = sum(level.n_critical_done for level in progress.levels)
+        critical = f"{n_done:,} of {n_critical:,} tasks of the critical path"
+        return f"Progress by level: {critical}\n{progress.in_words(self.recorder.n_threads)}"
 
 
 class Decisions(Figure):
     """The last decisions, with their reasons."""
 
-    interval = 2000
-
     def make(self, options: dict[str, Any]) -> Any:
         """Return a table, newest first."""
         self._n_seen = -1
         # Not Bokeh's DataTable, which does not always draw rows anew.
-        return Div(text="", sizing_mode="stretch_both", min_height=150, styles=_TABLE)
+        return Div(text="", sizing_mode="stretch_both", min_height=150, styles=_TABLE, stylesheets=[_CELLS])
 
     def refresh(self) -> None:
         """Bring the table up to date."""
@@ -199,12 +195,17 @@ class Decisions(Figure):
         self.root.text = _table(("at", "task", "decision", "worker", "reason"), rows)
 
 
-_TABLE: dict[str, str | None] = {"overflow": "auto", "padding": "0 8px", "font-size": "11px"}
+_TABLE: dict[str, str | None] = {
+    "overflow": "auto",
+    "padding": "0 8px",
+    "font-size": "11px",
+    "box-sizing": "border-box",
+}
+_CELLS = "th, td { text-align: left; padding: 1px 14px 1px 0; white-space: nowrap }"
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table; what tasks and workers are called is text, whatever it looks like."""
-    style = "text-align:left;padding:1px 14px 1px 0;white-space:nowrap"
-    lines = ["".join(f"<th style='{style}'>{escape(head)}</th>" for head in heads)]
-    lines += ["".join(f"<td style='{style}'>{escape(cell)}</td>" for cell in row) for row in rows]
+    lines = ["".join(f"<th>{escape(head)}</th>" for head in heads)]
+    lines += ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
     return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"

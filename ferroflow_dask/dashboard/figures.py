@@ -9,7 +9,14 @@ from typing import Any
 
 import numpy as np
 from bokeh.core.properties import without_property_validation
-from bokeh.models import ColumnDataSource, DataRange1d, FactorRange, FixedTicker, LinearColorMapper, Range1d
+from bokeh.models import (
+    ColumnDataSource,
+    DataRange1d,
+    HBar,
+    LinearColorMapper,
+    Range1d,
+    Rect,
+)
 from bokeh.models.css import Styles
 from bokeh.models.widgets import Div
 from bokeh.transform import transform
@@ -17,15 +24,26 @@ from distributed.dashboard.components import DashboardComponent
 from distributed.utils import log_errors
 
 from ferroflow_dask.dashboard.recorder import OpRun, WorkerLoad
-from ferroflow_dask.dashboard.style import BLUE, GREY, MOST_LABELS, ORANGE, RED, SEQUENCE, Palette, plot
+from ferroflow_dask.dashboard.style import (
+    BLUE,
+    GREY,
+    ORANGE,
+    RED,
+    SEQUENCE,
+    Palette,
+    draw,
+    label,
+    plot,
+)
 
-_MOST_LANE_LABELS = 16
+#: Rows beyond which edges would hide what they are around.
+_MOST_WITH_EDGES = 40
 #: Of a timeline [ms].
 _SHOWN_MS = 20_000
 
 
 class Figure(DashboardComponent, ABC):
-    """A figure of the page; `update` brings it up to date.
+    """A figure of the page; `update` brings it up to date, and sends only what has changed.
 
     Parameters
     ----------
@@ -34,8 +52,6 @@ class Figure(DashboardComponent, ABC):
         Of the figure.
     """
 
-    #: Time between two updates [ms].
-    interval = 1000
     root: Any
     source: Any
 
@@ -54,8 +70,7 @@ class Figure(DashboardComponent, ABC):
     @without_property_validation  # type: ignore[untyped-decorator]
     @log_errors
     def update(self) -> None:
-        """Take a sample if it is time for one, and bring the figure up to date."""
-        self.recorder.sample()
+        """Bring the figure up to date."""
         self.refresh()
 
 
@@ -65,57 +80,53 @@ class StealFlow(Figure):
     def make(self, options: dict[str, Any]) -> Any:
         """Return a matrix: victims from top to bottom, thieves from left to right."""
         self.source = ColumnDataSource({"victim": [], "thief": [], "x": [], "y": [], "steals": []})
-        self._mapper = LinearColorMapper(palette=list(SEQUENCE), low=0, high=1)
+        # Without an upper end it is the largest value, which the browser finds.
+        mapper = LinearColorMapper(palette=list(SEQUENCE), low=0)
         root = plot(
             "Steals: who took how many tasks from whom",
             [("from", "@victim"), ("to", "@thief"), ("tasks", "@steals")],
-            x_range=FactorRange(),
-            y_range=FactorRange(),
+            x_range=Range1d(start=-0.5, end=0.5),
+            y_range=Range1d(start=-0.5, end=0.5),
             **options,
         )
-        root.rect(
-            "x",
-            "y",
-            1,
-            1,
-            source=self.source,
-            fill_color=transform("steals", self._mapper),
-            line_color="white",
-            line_width=0.5,
+        self._labels: list[str] = []
+        cells = Rect(
+            x="x",
+            y="y",
+            width=1,
+            height=1,
+            fill_color=transform("steals", mapper),
+            line_color=None,
         )
+        draw(root, self.source, cells)
         root.xaxis.axis_label, root.yaxis.axis_label = "to", "from"
-        root.xaxis.major_label_orientation = 1.2
+        for axis in (*root.xaxis, *root.yaxis):
+            axis.minor_tick_line_color = None
         return root
 
     def refresh(self) -> None:
         """Bring the matrix up to date."""
         names = {worker.address: worker.name for worker in self.recorder.workers()}
         flows = {pair: n for pair, n in self.recorder.flows().items() if set(pair) <= set(names)}
-        # Names need not be different; addresses are.
-        label = {address: _label(name, address, names) for address, name in names.items()}
-        factors = sorted(label.values(), key=_natural)
-        if self.root.x_range.factors != factors:
-            self.root.x_range.factors = factors
-            self.root.y_range.factors = factors[::-1]
-            for axis in (*self.root.xaxis, *self.root.yaxis):
-                axis.major_label_text_font_size = "9px" if len(factors) <= MOST_LABELS else "0px"
-                axis.major_tick_line_color = None
-        self._mapper.high = max(1, *flows.values()) if flows else 1
+        order = sorted(names, key=lambda address: _natural(names[address]))
+        place = {address: i for i, address in enumerate(order)}
+        labels = [names[address] for address in order]
+        if self._labels != labels:
+            self._labels = labels
+            self.root.x_range.end = len(labels) - 0.5
+            self.root.y_range.start, self.root.y_range.end = 0.5 - len(labels), 0.5
+            label(self.root.xaxis[0], dict(enumerate(labels)))
+            label(self.root.yaxis[0], {-i: name for i, name in enumerate(labels)})
         found = {
             "victim": [names[victim] for victim, _ in flows],
             "thief": [names[thief] for _, thief in flows],
-            "x": [label[thief] for _, thief in flows],
-            "y": [label[victim] for victim, _ in flows],
+            "x": [place[thief] for _, thief in flows],
+            "y": [-place[victim] for victim, _ in flows],
             "steals": list(flows.values()),
         }
         if found != dict(self.source.data):
             self.source.data = found
         self.root.title.text = f"Steals: who took how many tasks from whom ({sum(flows.values()):,} in all)"
-
-
-def _label(name: str, address: str, names: dict[str, str]) -> str:
-    is_unique = sum(other == name for other in names.values()) == 1
-    return name if is_unique else f"{name} {address}"
 
 
 def _natural(name: str) -> tuple[int, str]:
@@ -144,12 +155,11 @@ class Timeline(Figure):
             y_range=Range1d(start=-0.5, end=0.5),
             **options,
         )
-        root.hbar(
+        bars = HBar(
             left="start",
             right="stop",
             y="y",
             height=0.84,
-            source=self.source,
             fill_color="colour",
             hatch_pattern="hatch",
             hatch_color="white",
@@ -157,16 +167,17 @@ class Timeline(Figure):
             line_color="edge",
             line_width=1.5,
         )
+        self._bars = draw(root, self.source, bars)
         root.yaxis.minor_tick_line_color = None
         return root
 
     def refresh(self) -> None:
         """Add what has run since."""
-        workers = {worker.address: worker for worker in self.recorder.workers()}
         new = self.recorder.new_ops(self._n_seen)
         self._n_seen = self.recorder.n_ops
         if not new:
             return
+        workers = {worker.address: worker for worker in self.recorder.workers()}
         n_lanes = self._lanes.n
         self._lanes.add(workers.values())
         self.source.stream(self._columns(new[-self.most_shown :], workers), self.most_shown)
@@ -187,7 +198,7 @@ class Timeline(Figure):
             "start": starts,
             "stop": stops,
             "ms": stops - starts,
-            "y": finite([self._lanes.of(op.worker, op.thread) for op in ops]),
+            "y": [self._lanes.of(op.worker, op.thread) for op in ops],
             "colour": [colour for colour, _ in looks],
             "hatch": [hatch for _, hatch in looks],
             "edge": [RED if op.stolen else None for op in ops],
@@ -196,12 +207,12 @@ class Timeline(Figure):
     def _label_lanes(self, workers: dict[str, Any]) -> None:
         n = self._lanes.n
         self.root.y_range.start, self.root.y_range.end = 0.5 - n, 0.5
-        step = -(-n // _MOST_LANE_LABELS)
-        self.root.yaxis.ticker = FixedTicker(ticks=[-lane for lane in range(0, n, step)])
-        self.root.yaxis.major_label_overrides = {
+        self._bars.glyph.line_width = 1.5 if n <= _MOST_WITH_EDGES else 0.5
+        names = {
             -lane: _told(workers[address]) if address in workers else "gone"
             for address, lane in self._lanes.addresses()
         }
+        label(self.root.yaxis[0], names)
 
 
 def _told(worker: WorkerLoad) -> str:
@@ -252,24 +263,24 @@ class Queues(Figure):
                 ("waiting", "@waiting tasks"),
             ],
             x_range=DataRange1d(start=0, range_padding=0.05),
-            y_range=FactorRange(),
+            y_range=Range1d(start=-0.5, end=0.5),
             **options,
         )
-        root.hbar(
-            y="y", right="seconds", height=0.85, source=self.source, fill_color="colour", line_color=None
-        )
+        self._labels: list[str] = []
+        bars = HBar(y="y", right="seconds", height=0.85, fill_color="colour", line_color=None)
+        draw(root, self.source, bars)
         root.xaxis.axis_label = "seconds"
+        root.yaxis.minor_tick_line_color = None
         return root
 
     def refresh(self) -> None:
         """Bring the bars up to date."""
-        workers = self.recorder.workers()
-        names = {worker.address: worker.name for worker in workers}
-        labels = [_label(worker.name, worker.address, names) for worker in workers]
-        factors = sorted(labels, key=_natural, reverse=True)
-        if self.root.y_range.factors != factors:
-            self.root.y_range.factors = factors
-            self.root.yaxis.major_label_text_font_size = "9px" if len(factors) <= MOST_LABELS else "0px"
+        workers = sorted(self.recorder.workers(), key=lambda worker: _natural(worker.name))
+        labels = [worker.name for worker in workers]
+        if self._labels != labels:
+            self._labels = labels
+            self.root.y_range.start, self.root.y_range.end = 0.5 - len(labels), 0.5
+            label(self.root.yaxis[0], {-i: name for i, name in enumerate(labels)})
         found = {
             "worker": [worker.name for worker in workers],
             "kind": [worker.kind for worker in workers],
@@ -277,7 +288,7 @@ class Queues(Figure):
             "running": [worker.n_running for worker in workers],
             "waiting": [worker.n_waiting for worker in workers],
             "threads": [worker.n_threads for worker in workers],
-            "y": labels,
+            "y": [-i for i in range(len(workers))],
             "colour": [_colour(worker) for worker in workers],
         }
         if found != dict(self.source.data):

@@ -24,6 +24,7 @@ from tornado.ioloop import IOLoop
 from ferroflow_dask.dashboard.charts import Decisions, Levels, Rates
 from ferroflow_dask.dashboard.figures import Figure, Notice, Queues, StealFlow, Timeline
 from ferroflow_dask.dashboard.recorder import start_recording, stop_recording
+from ferroflow_dask.dashboard.screen import Screen
 
 _PAGE = "ferroflow"
 _PLOTS: dict[str, tuple[type[Figure], str]] = {
@@ -45,9 +46,8 @@ _KEPT = "ferroflow_pages"
 def page(scheduler: Scheduler, extra: dict[str, Any], doc: Any) -> None:
     """Fill a document with the page."""
     doc.title = "Dask: ferroflow"
-    notice, levels, flow, rates, queues, timeline, decisions = (
-        _add(figure, scheduler, doc)
-        for figure in (Notice, Levels, StealFlow, Rates, Queues, Timeline, Decisions)
+    notice, levels, flow, rates, queues, timeline, decisions = _add(
+        scheduler, doc, Notice, Levels, StealFlow, Rates, Queues, Timeline, Decisions
     )
     top = row(flow, timeline, sizing_mode="stretch_both", min_height=240)
     middle = row(queues, rates, levels, sizing_mode="stretch_both", min_height=320)
@@ -61,17 +61,26 @@ def page(scheduler: Scheduler, extra: dict[str, Any], doc: Any) -> None:
 def plot_alone(figure: type[Figure], scheduler: Scheduler, _extra: dict[str, Any], doc: Any) -> None:
     """Fill a document with one figure."""
     doc.title = f"Dask: {figure.__name__}"
-    doc.add_root(_add(figure, scheduler, doc))
+    doc.add_root(*_add(scheduler, doc, figure))
     doc.theme = BOKEH_THEME
 
 
-def _add(figure: type[Figure], scheduler: Scheduler, doc: Any) -> Any:
-    who = f"page {doc.session_context.id}"
-    component = figure(start_recording(scheduler, who), sizing_mode="stretch_both")
+def _add(scheduler: Scheduler, doc: Any, *kinds: type[Figure]) -> list[Any]:
+    """Return the models of figures that are brought up to date while the document is open."""
+    context = doc.session_context
+    who = f"page {context.id}"
+    recorder = start_recording(scheduler, who)
     doc.on_session_destroyed(lambda _context: stop_recording(scheduler, who))
-    component.update()
-    add_periodic_callback(doc, component, component.interval)
-    return component.root
+
+    def is_watched() -> bool:
+        # A session outlives its browser for a while.
+        return context.session is None or context.session.connection_count > 0
+
+    figures = [kind(recorder, sizing_mode="stretch_both") for kind in kinds]
+    screen = Screen(recorder, figures, is_watched)
+    screen.update()
+    add_periodic_callback(doc, screen, Screen.interval)
+    return [figure.root for figure in figures]
 
 
 def show_pages(scheduler: Scheduler) -> None:

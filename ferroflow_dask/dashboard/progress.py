@@ -29,12 +29,19 @@ class Level:
     n_tasks, n_done : int
     n_critical, n_critical_done : int
         Those on the critical path.
+    critical_s, critical_done_s : float
+        What they should take [s].
+    critical_key : str
+        The first of them.
     """
 
     n_tasks: int = 0
     n_done: int = 0
     n_critical: int = 0
     n_critical_done: int = 0
+    critical_s: float = 0.0
+    critical_done_s: float = 0.0
+    critical_key: str = ""
 
 
 @dataclass(slots=True)
@@ -124,7 +131,10 @@ class GraphProgress:
             task = self._tasks[at.key]
             if not task.is_critical:
                 task.is_critical = True
-                self.levels[task.level].n_critical += 1
+                level = self.levels[task.level]
+                level.n_critical += 1
+                level.critical_s += task.seconds
+                level.critical_key = level.critical_key or str(at.key)
             known = [d for d in at.dependents if d.key in self._tasks]
             at = max(known, key=lambda d: self._tasks[d.key].rank_s, default=None)
 
@@ -136,7 +146,9 @@ class GraphProgress:
         task.is_done = True
         level = self.levels[task.level]
         level.n_done += 1
-        level.n_critical_done += task.is_critical
+        if task.is_critical:
+            level.n_critical_done += 1
+            level.critical_done_s += task.seconds
         self.n_done += 1
         self.work_s -= task.seconds
         if self.n_done == self.n_tasks:
@@ -166,11 +178,11 @@ class GraphProgress:
 
     def remaining_s(self, n_threads: int) -> float:
         """Return when all should be done, from now [s]."""
-        critical = (
-            sum(level.n_critical - level.n_critical_done for level in self.levels)
-            / max(1, sum(level.n_critical for level in self.levels))
-        ) * self.critical_s
-        return max(max(0.0, self.work_s) / max(1, n_threads), critical)
+        # A graph that came in parts has several paths: the part that is left of all is that of the longest.
+        marked_s = sum(level.critical_s for level in self.levels)
+        done_s = sum(level.critical_done_s for level in self.levels)
+        left = max(0.0, 1 - done_s / marked_s) if marked_s > 0 else 0.0
+        return max(max(0.0, self.work_s) / max(1, n_threads), left * self.critical_s)
 
 
 def _nothing(_: TaskState) -> float:

@@ -132,7 +132,9 @@ class Recorder(SchedulerPlugin):
         self.progress = GraphProgress(self._expected_s)
         self.started_at = time()
         self._stolen: set[Key] = set()
-        self._n_noted = 0 if self.stealing is None else self.stealing.journal.n_noted
+        stealing = self.stealing
+        self._n_noted = 0 if stealing is None else stealing.journal.n_noted
+        self._n_confirmed = 0 if stealing is None else stealing.steals["confirmed"]
         self._seen = (time(), 0, 0)
         unfinished = [
             ts for ts in scheduler.tasks.values() if ts.state not in ("memory", "erred", "released")
@@ -177,13 +179,13 @@ class Recorder(SchedulerPlugin):
 
     def _note_steals(self) -> None:
         stealing = self.stealing
-        if stealing is not None and stealing.journal.n_noted != self._n_noted:
+        # Of each task that ran: the journal is read only when there was another steal.
+        if stealing is not None and stealing.steals["confirmed"] != self._n_confirmed:
+            self._n_confirmed = stealing.steals["confirmed"]
             n_new = stealing.journal.n_noted - self._n_noted
             self._n_noted = stealing.journal.n_noted
             if n_new > 0:  # else it is another shell's
-                self._stolen.update(
-                    decision.key for decision in stealing.journal.last(n_new) if decision.what == _STOLEN
-                )
+                self._stolen.update(stealing.journal.keys(n_new, _STOLEN))
 
     def _expected_s(self, ts: TaskState) -> float:
         declared = [seconds for kind in (CPU, GPU) if (seconds := declared_cost(ts, kind)) is not None]

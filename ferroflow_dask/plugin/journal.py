@@ -56,6 +56,10 @@ class Journal:
         """Return the last decisions, oldest first."""
         return [Decision(*noted) for noted in islice(reversed(self._decisions), n)][::-1]
 
+    def keys(self, n: int, what: str) -> Iterator[Key]:
+        """Yield the tasks of one kind of decision among the last `n`, newest first."""
+        return (noted[1] for noted in islice(reversed(self._decisions), n) if noted[2] == what)
+
     def about(self, name: str) -> Iterator[Decision]:
         """Yield the decisions about a task, oldest first; `name` is its key, or how it is written."""
         for time, key, what, worker, reason in self._decisions:
