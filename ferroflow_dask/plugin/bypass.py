@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from dask.typing import Key
 from sortedcontainers import SortedList
 
-from ferroflow_dask.policy.view import Priority, TaskView
+from ferroflow_dask.policy.queues import Priority, TaskView
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ferroflow_dask.policy.view import Key, WorkerKey
+from ferroflow_dask.policy.queues import Key, WorkerKey
 
 
 @dataclass(frozen=True, slots=True)

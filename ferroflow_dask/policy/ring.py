@@ -10,9 +10,10 @@ from collections.abc import Iterator
 
 from ferroflow_dask.policy.events import Event, StealConfirmed, StealRefused, WorkerIdle, WorkerLeft
 from ferroflow_dask.policy.instructions import DeclineSteal, Instruction, StealTask
+from ferroflow_dask.policy.queues import WorkerKey, WorkerView
 from ferroflow_dask.policy.static import StaticPolicy
 from ferroflow_dask.policy.threshold import AdaptiveThreshold
-from ferroflow_dask.policy.view import ClusterView, WorkerKey, WorkerView
+from ferroflow_dask.policy.view import ClusterView
 
 #: ferroflow starts at this part of the number of workers.
 _PART_OF_WORKERS = 8

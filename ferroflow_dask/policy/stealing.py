@@ -28,8 +28,9 @@ from ferroflow_dask.policy.instructions import (
     SetPriority,
     StealTask,
 )
+from ferroflow_dask.policy.queues import Key, TaskView, WorkerKey, WorkerView
 from ferroflow_dask.policy.threshold import AdaptiveThreshold
-from ferroflow_dask.policy.view import ClusterView, Key, TaskView, WorkerKey, WorkerView
+from ferroflow_dask.policy.view import ClusterView
 
 #: Victims that one idle worker looks at, most loaded first, and tasks looked at in each: they bound
 #: the cost of a decision, not its quality, since the next event looks again.

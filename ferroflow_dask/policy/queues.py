@@ -1,0 +1,193 @@
+"""A task and a worker as a policy sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sortedcontainers import SortedKeyList
+
+#: Whatever names a task; Dask's keys among others.
+Key = Any
+WorkerKey = str
+#: Where a task stands in the order of execution: the smallest runs first.
+Priority = tuple[float, ...]
+#: Wait [s], tasks per thread, turn.
+Load = tuple[float, float, int]
+
+
+@dataclass(slots=True, eq=False)
+class TaskView:
+    """A task as a policy sees it.
+
+    Parameters
+    ----------
+    key : Key
+    cost_s : float
+        Expected duration on one thread [s]: of the worker that it was given to, once it was.
+    priority : tuple of float
+    index : int
+        Place of the task in its graph, or a running number.
+    rank_s : float or None
+        Upward rank [s], where the graph carries costs.
+    has_cost : bool
+        Whether `cost_s` was declared for this very task, rather than guessed from its like.
+    held : mapping of worker to int
+        Bytes of the task's inputs on each worker that holds any [B].
+    n_held : mapping of worker to int
+        How many of the task's inputs each worker holds.
+    input_bytes : int
+        Bytes of all inputs [B].
+    n_inputs : int
+        How many there are.
+    n_readers : int
+        How many tasks read the one of them that most tasks read.
+    allowed : collection of workers, or None
+        Where the task may run; None means anywhere. It may change with the workers that there are.
+    sent : int
+        Grows with every task that is given to a worker.
+    has_started : bool
+        Whether a thread was free for it when it was sent, or has become so.
+    is_movable : bool
+        False for tasks that must stay where they are: started ones, actors.
+    is_guess : bool
+        Whether nothing is known that `cost_s` could be taken from.
+    costs_s : mapping of str to float
+        Expected durations by kind of worker [s], where they differ.
+    dependencies : tuple of Key
+        Tasks of the same graph whose results it needs; known of a graph that arrives.
+    """
+
+    key: Key
+    cost_s: float
+    priority: Priority
+    index: int = 0
+    rank_s: float | None = None
+    has_cost: bool = False
+    held: Mapping[WorkerKey, int] = field(default_factory=dict)
+    n_held: Mapping[WorkerKey, int] = field(default_factory=dict)
+    input_bytes: int = 0
+    n_inputs: int = 0
+    n_readers: int = 1
+    allowed: Collection[WorkerKey] | None = None
+    sent: int = 0
+    has_started: bool = False
+    is_movable: bool = True
+    is_guess: bool = False
+    costs_s: Mapping[str, float] = field(default_factory=dict)
+    dependencies: tuple[Key, ...] = ()
+
+    def cost_on(self, worker: WorkerView) -> float:
+        """Return the expected duration on one thread of a worker of its kind [s], at the usual speed."""
+        return self.costs_s.get(worker.kind, self.cost_s) if self.costs_s else self.cost_s
+
+    def missing_bytes(self, worker: WorkerKey) -> int:
+        """Return the bytes of inputs that would have to be sent to `worker` [B]."""
+        return self.input_bytes - self.held.get(worker, 0)
+
+    def n_peers(self, worker: WorkerKey) -> int:
+        """Return from how many others `worker` has to fetch inputs, at least one."""
+        n_others = len(self.held) - (worker in self.held)
+        return max(1, min(n_others, self.n_inputs - self.n_held.get(worker, 0)))
+
+
+@dataclass(slots=True, eq=False)
+class WorkerView:
+    """A worker and the tasks that were given to it and have not ended.
+
+    Parameters
+    ----------
+    key : WorkerKey
+    turn : int
+        Grows with every task that the worker is given, so that among equals each has its turn.
+    nthreads : int
+    kind : str
+        What the worker is: "cpu", "gpu".
+    speed : float
+        How many times as fast as usual it runs tasks; learned.
+    is_running : bool
+        False while the worker is paused or about to leave: it gets no tasks.
+    backlog_s : float
+        Expected durations of its tasks [s].
+    progress_at : float
+        When a task last ended on it, or was sent to it while it had none [s].
+    nbytes : int
+        Of the results it holds [B]; breaks ties.
+    filed : tuple or None
+        The load under which the cluster view has it in its order; None while it is in none.
+    is_stale : bool
+        Whether its load has changed since.
+    """
+
+    key: WorkerKey
+    turn: int
+    nthreads: int
+    kind: str = "cpu"
+    speed: float = 1.0
+    is_running: bool = True
+    backlog_s: float = 0.0
+    progress_at: float = 0.0
+    nbytes: int = 0
+    filed: Load | None = None
+    is_stale: bool = False
+    queue: Any = field(default_factory=lambda: SortedKeyList(key=_queue_order))
+
+    @property
+    def n_tasks(self) -> int:
+        """Number of tasks, running ones included."""
+        return len(self.queue)
+
+    @property
+    def has_free_thread(self) -> bool:
+        """Whether a task sent now would start at once."""
+        return len(self.queue) < self.nthreads
+
+    @property
+    def n_waiting(self) -> int:
+        """Number of tasks beyond those that the threads can run."""
+        return max(0, len(self.queue) - self.nthreads)
+
+    @property
+    def wait_s(self) -> float:
+        """Time until a task sent now would start [s]."""
+        return self.load[0]
+
+    @property
+    def group(self) -> tuple[str, float]:
+        """What workers that run a task equally fast have in common."""
+        return (self.kind, self.speed)
+
+    @property
+    def load(self) -> Load:
+        """Sort key, least loaded first: wait [s], tasks per thread, turn."""
+        if self.filed is not None and not self.is_stale:
+            return self.filed
+        n, nthreads = len(self.queue), self.nthreads
+        wait_s = 0.0 if n < nthreads else self.backlog_s / (nthreads * self.speed)
+        return (wait_s, n / nthreads, self.turn)
+
+    def overrun_s(self, now: float) -> float:
+        """Return by how much the task at the front has taken longer than expected [s].
+
+        What has run long will probably run on for about as long again, so this is also the best guess
+        at the time until the worker's next task starts beyond `wait_s`.
+        """
+        return max(0.0, now - self.progress_at - self.queue[0].cost_s / self.speed) if self.queue else 0.0
+
+    @property
+    def last_waiting(self) -> TaskView:
+        """The task that is due last; there must be one."""
+        last: TaskView = self.queue[-1]
+        return last
+
+    def waiting_from_last(self) -> Iterator[TaskView]:
+        """Yield tasks that probably have not started, the one due last first."""
+        for position in range(len(self.queue) - 1, self.nthreads - 1, -1):
+            yield self.queue[position]
+
+
+def _queue_order(task: TaskView) -> tuple[bool, Priority, int]:
+    # What runs, runs on, whatever comes after it. Priorities are unique within a graph; of equal ones, of
+    # two graphs, a worker of Dask's runs the one first that it was sent last.
+    return (not task.has_started, task.priority, -task.sent)
