@@ -17,8 +17,8 @@ logger = logging.getLogger("ferroflow_dask")
 #: Part of the time of a scheduler's event loop that the figures of one page may take. Sending what they have
 #: changed takes about as much again.
 _SHARE = 0.005
-#: Between two updates, whatever they cost [s].
-_LONGEST_S = 10.0
+#: Between two updates, whatever they cost: who looks sees that it is alive [s].
+_LONGEST_S = 3.0
 
 
 class Screen(DashboardComponent):
