@@ -32,6 +32,7 @@ FIELDS = [
         "placement",
         "providers",
         "in_session",
+        "device",
         "bytes_moved",
         "predicted_bytes",
         "idle_fraction",
