@@ -301,14 +301,21 @@ def test_actors_keep_their_state_and_their_place(client: Client) -> None:
 
 def test_a_forgotten_task_runs_to_its_end(client: Client) -> None:
     def ends() -> None:
+        # Not before it is forgotten: of a task that has ended Dask does not forget.
+        Event("forgotten").wait()
         Event("ended").set()
 
     future = client.submit(ends)
     key = future.key
     fire_and_forget(future)
     del future
-    Event("ended").wait()
-    until(lambda: key not in scheduler_of(client).tasks)
+    tasks = scheduler_of(client).tasks
+    until(
+        lambda: key in tasks and [cs.client_key for cs in tasks[key].who_wants or ()] == ["fire-and-forget"]
+    )
+    Event("forgotten").set()
+    assert Event("ended").wait(timeout=30)
+    until(lambda: key not in tasks)
 
 
 def fails_twice(i: int) -> int:
