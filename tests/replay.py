@@ -22,7 +22,6 @@ _CHANGES = (
     "assign",
     "reprice",
     "observe",
-    "observe_lag",
     "observe_transfer",
     "finish",
     "release",

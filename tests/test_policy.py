@@ -297,17 +297,6 @@ def test_transfer_longer_than_the_wait_forbids_a_steal() -> None:
     assert cluster.tell(WorkerIdle("w1")) == []
 
 
-def test_news_that_come_late_do_not_make_a_worker_look_stuck() -> None:
-    cluster = ferroflow()
-    cluster.put("w0", *(cluster.task(i, 1e-4) for i in range(50)))
-    cluster.view.observe_lag(0.1)  # the scheduler is behind with its messages
-    cluster.now = 0.12
-    assert cluster.tell(WorkerIdle("w1")) == []
-    for _ in range(50):  # and has caught up
-        cluster.view.observe_lag(0.001)
-    assert cluster.tell(WorkerIdle("w1")) != []
-
-
 def test_a_short_task_behind_one_that_overruns_is_taken() -> None:
     cluster = ferroflow()
     cluster.put("w0", cluster.task("longer than thought", 0.001), cluster.task("stuck", 0.001))

@@ -256,7 +256,6 @@ class FerroflowStealing(Steals):
         if finish == "memory":
             self._reprice(ts)
             if spans:
-                self.view.observe_lag(self.clock() - spans[-1][1])
                 thread = (details["worker"], details.get("thread") or 0)
                 self._slots.finished(ts, thread, spans[0][0], spans[-1][1])
             self._tell(TaskFinished(ts.key, details["worker"], spent, details["nbytes"]))

@@ -191,7 +191,7 @@ class StealingPolicy:
         victim: WorkerView, thief: WorkerView, view: ClusterView, now: float
     ) -> Iterator[Instruction]:
         margin_s = _MESSAGES * view.latency_s
-        overrun_s = victim.overrun_s(now - view.lag_s)
+        overrun_s = victim.overrun_s(now)
         free_s = victim.wait_s + overrun_s
         if free_s <= margin_s:
             reason = f"the victim is done in {free_s:.4g} s; a steal takes {margin_s:.4g} s"

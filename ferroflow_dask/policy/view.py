@@ -22,8 +22,6 @@ _FETCH_WORK = 8
 #: Part of a new transfer in what is known of transfers, and the bounds of that.
 _TRANSFER_WEIGHT = 0.1
 _LEAST_SLOWNESS, _MOST_SLOWNESS = 1.0, 20.0
-#: Part of a lag that is still believed after the next task, and what is no lag but clocks that differ [s].
-_LAG_KEPT, _MOST_LAG_S = 0.9, 1.0
 
 
 class ClusterView:
@@ -42,8 +40,6 @@ class ClusterView:
         self.latency_s = latency_s
         # By how much transfers take longer than the bandwidth says: objects have to be packed and unpacked.
         self._slowness = 1.0
-        #: By how much what is known of workers is older than it seems [s]: how late messages are handled.
-        self.lag_s = 0.0
         self.workers: dict[WorkerKey, WorkerView] = {}
         self.assigned: dict[Key, tuple[TaskView, WorkerView]] = {}
         # Sorted lists: at thousands of workers, moving their tails costs less than any cleverer order.
@@ -200,10 +196,6 @@ class ClusterView:
             slowness = seconds / self._expected_s(task, worker.key, missing)
             self._slowness += _TRANSFER_WEIGHT * (slowness - self._slowness)
             self._slowness = min(max(self._slowness, _LEAST_SLOWNESS), _MOST_SLOWNESS)
-
-    def observe_lag(self, seconds: float) -> None:
-        """Learn from how long after its end a task was known to have ended [s]."""
-        self.lag_s = min(max(seconds, _LAG_KEPT * self.lag_s), _MOST_LAG_S)
 
     def finish(self, key: Key, now: float) -> None:
         """Take a task that ended out of its worker's queue."""
