@@ -70,8 +70,10 @@ def cluster(is_emulated, cpus, precision="fp32"):
         yield client
 
 
-def write(client, workload, arguments, **measured):
-    row = bench_row(client, workload, arguments, **measured)
+def write(client, workload, arguments, policy, repetition, *, seconds, ops):
+    row = bench_row(
+        client, workload, arguments, policy=policy, repetition=repetition, makespan_s=seconds, ops=ops
+    )
     with OUTPUT.open("a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(row)) + "\n")
 
@@ -87,7 +89,7 @@ def products(client, case, repeat):
     profile = ferroflow_dask.calibrate(client)
     x, w = (np.asarray(value) for value in graph.constants.values())
     x_there, w_there = client.scatter([x, w], hash=False)
-    plain, ours, stock = [], [], []
+    spent = {"device": [], "ferroflow": [], "dask": []}
     for repetition in range(-1, repeat):  # the first warms up
         seconds = client.submit(without_dask, x_there, w_there, branches, ops_per_branch, pure=False).result()
         before = device_usage(client)
@@ -105,43 +107,15 @@ def products(client, case, repeat):
         error = client.submit(error_of, x_there, w_there, ops_per_branch, one).result()
         assert error < TOLERANCE[precision], f"{precision}: outputs are wrong by {error:.2g}"
         stock_s = stock_dask_cuda(client, x, w, branches, ops_per_branch)
-        if repetition >= 0:
-            plain.append(seconds)
-            ours.append(ours_s)
-            write(
-                client,
-                "matmul-parallel",
-                arguments,
-                policy="device",
-                repetition=repetition,
-                makespan_s=seconds,
-                ops=n_ops,
-            )
-            write(
-                client,
-                "matmul-parallel",
-                arguments,
-                policy="ferroflow",
-                repetition=repetition,
-                makespan_s=ours_s,
-                ops=n_ops,
-            )
-            if stock_s is not None:
-                stock.append(stock_s)
-                write(
-                    client,
-                    "matmul-parallel",
-                    arguments,
-                    policy="dask",
-                    repetition=repetition,
-                    makespan_s=stock_s,
-                    ops=n_ops,
-                )
-    rate, own = n_ops / np.median(ours), n_ops / np.median(plain)
+        for policy, took_s in (("device", seconds), ("ferroflow", ours_s), ("dask", stock_s)):
+            if repetition >= 0 and took_s is not None:
+                spent[policy].append(took_s)
+                write(client, "matmul-parallel", arguments, policy, repetition, seconds=took_s, ops=n_ops)
+    rate, own = n_ops / np.median(spent["ferroflow"]), n_ops / np.median(spent["device"])
     print(
         f"matmul-parallel {branches}×{ops_per_branch}, {m}², {precision}: {rate:,.0f} ops/s resident, "
         f"{rate / own:.2f} of {own:,.0f} without Dask (asked {asked:.2f}); "
-        + (f"stock dask-cuda {n_ops / np.median(stock):,.0f}; " if stock else "")
+        + (f"stock dask-cuda {n_ops / np.median(spent['dask']):,.0f}; " if spent["dask"] else "")
         + f"{usage.batches} batches of {usage.mean_batch:.3g}; error {error:.1g}; gather {gather_s:.3f} s"
     )
 
@@ -217,15 +191,7 @@ def batches(options):
                 client.compute(graph.map_batches(x)).result()
                 spent.append(time.perf_counter() - start)
                 arguments = {"images": n, "on": name}
-                write(
-                    client,
-                    "light_resnet50",
-                    arguments,
-                    policy="ferroflow",
-                    repetition=repetition,
-                    makespan_s=spent[-1],
-                    ops=n,
-                )
+                write(client, "light_resnet50", arguments, "ferroflow", repetition, seconds=spent[-1], ops=n)
             rates[name] = n / np.median(spent)
     scale = np.abs(answers["CPU"]).max()
     assert np.allclose(answers["GPU"], answers["CPU"], rtol=1e-2, atol=1e-3 * scale)
@@ -278,15 +244,7 @@ def mixed(options):
                     spent.append(time.perf_counter() - start)
                     arguments = {"slow": n_slow, "products": n_products, "m": m, "on": name}
                     n_ops = n_slow + n_products
-                    write(
-                        client,
-                        "mixed",
-                        arguments,
-                        policy="ferroflow",
-                        repetition=repetition,
-                        makespan_s=spent[-1],
-                        ops=n_ops,
-                    )
+                    write(client, "mixed", arguments, "ferroflow", repetition, seconds=spent[-1], ops=n_ops)
                 del outputs
             seconds[name] = np.median(spent)
     told = ", ".join(f"{name} {spent:.3f} s" for name, spent in seconds.items())

@@ -171,8 +171,14 @@ def test_workers_learn_durations_from_the_device(mixed_client: Client) -> None:
     assert soon(lambda: mixed_client.run_on_scheduler(learned), within_s=10)  # a little after they have ended
 
 
-def results_that_do_not_fit(n: int, m: int, memory_nbytes: int) -> None:
-    """Keep n results of m × m on a device that has room for some of them."""
+@pytest.mark.parametrize(
+    ("n", "m", "memory_nbytes"),
+    [
+        pytest.param(60, 256, 16 * 4 * 256 * 256, id="15 MB on 4"),
+        pytest.param(80, 5793, 2**31, id="10 GB on 2", marks=pytest.mark.slow),
+    ],
+)
+def test_more_results_than_the_device_holds_are_spilled(n: int, m: int, memory_nbytes: int) -> None:
     nbytes = 4 * m * m
     builder = GraphBuilder("many")
     a = builder.constant(np.full((m, m), 0.5, np.float32), name="a")
@@ -190,15 +196,6 @@ def results_that_do_not_fit(n: int, m: int, memory_nbytes: int) -> None:
         for i in range(0, n, 7):
             (value,) = client.compute(kept.only(f"y{i}")).result().values()
             assert (value == 0.5 * (i + 2)).all()
-
-
-def test_more_than_the_device_holds_is_spilled() -> None:
-    results_that_do_not_fit(60, 256, 16 * 4 * 256 * 256)
-
-
-@pytest.mark.slow
-def test_ten_gigabytes_on_a_device_of_two() -> None:
-    results_that_do_not_fit(80, 5793, 2**31)
 
 
 def test_a_gpu_worker_is_lost(mixed_client: Client) -> None:

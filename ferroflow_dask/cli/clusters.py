@@ -19,6 +19,7 @@ from ferroflow_dask.plugin import (
     GPU_RESOURCE,
     check_scheduler,
     check_workers,
+    gpu_workers,
     install,
     installed,
     uninstall,
@@ -109,8 +110,7 @@ def _use(choice: DeviceChoice | None, client: Client) -> None:
     """Let workers that have the resource for it use their GPUs."""
     if choice is None:
         return
-    workers = client.scheduler_info(n_workers=-1)["workers"].values()
-    if any(worker["resources"].get(GPU_RESOURCE) for worker in workers):
+    if gpu_workers(client):
         use_devices(client, choice.spec)
         if not count_gpus(client):
             click.echo("workers with GPUs lack CuPy or a driver: ops run on their CPUs", err=True)

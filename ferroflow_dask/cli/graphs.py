@@ -47,9 +47,9 @@ def run_graph(
     cluster = None if placement == "ops" and not n_gpus else _profile(client)
     costs = _costs(client, cluster)
     gpu_costs = _gpu_costs(client, cluster) if n_gpus else None
-    if placement == AUTO and 0 < n_gpus < len(client.nthreads()):
-        placement = "ops"  # of a bundle nobody could say where each of its ops ends first
     is_all_gpus = n_gpus == len(client.nthreads())
+    if placement == AUTO and n_gpus and not is_all_gpus:
+        placement = "ops"  # of a bundle nobody could say where each of its ops ends first
     told_costs = gpu_costs if is_all_gpus and gpu_costs is not None else costs
     warm_up(client, graph)
     placed = place(graph, client)

@@ -26,7 +26,7 @@ from ferroflow_dask.cost import ClusterProfile
 from ferroflow_dask.devices import attached
 from ferroflow_dask.exceptions import ClusterError, UsageError
 from ferroflow_dask.lowering import device_here
-from ferroflow_dask.plugin import installed
+from ferroflow_dask.plugin import gpu_workers, installed
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -76,7 +76,9 @@ def count_gpus(client: Client) -> int:
 
 def _devices(client: Client) -> dict[str, str]:
     """Return the workers that have devices, and in which precision these multiply."""
-    return {address: mode for address, mode in client.run(_device_mode).items() if mode is not None}
+    gpus = gpu_workers(client)
+    modes = client.run(_device_mode, workers=gpus) if gpus else {}
+    return {address: mode for address, mode in modes.items() if mode is not None}
 
 
 def _device_mode(dask_worker: Worker) -> str | None:

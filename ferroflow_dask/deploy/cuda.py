@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-import dask
 from dask.typing import Key
 from distributed import Client, LocalCluster, Nanny
 from distributed.protocol.serialize import deserialize, serialize
 from zict import Buffer, Func
 
-from ferroflow_dask.deploy.local import CLUSTER_OPTIONS, configured_environment
+from ferroflow_dask.deploy.local import CLUSTER_OPTIONS, worker_environment
 from ferroflow_dask.devices import Resident
 from ferroflow_dask.devices.cuda import check_precision, count_devices
 from ferroflow_dask.exceptions import ClusterError, UsageError
@@ -174,7 +173,7 @@ def device_client(
         spec = DeviceSpec("emulated", {**spec.options, **(emulated or {})})
     ordinals = [] if choice.kind == "emulated" else choice.ordinals()
     with (
-        dask.config.set({"distributed.nanny.pre-spawn-environ": configured_environment()}),
+        worker_environment(),
         _device_cluster(ordinals) as cluster,
     ):
         if not workers and not ordinals and choice.kind != "emulated":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import dask
@@ -31,8 +31,13 @@ CLUSTER_OPTIONS: Mapping[str, Any] = {
 _ENVIRONMENT = "distributed.nanny.pre-spawn-environ"
 
 
-def configured_environment() -> dict[str, Any]:
-    """Return the environment of worker processes, with our allocator's settings in place of Dask's own."""
+def worker_environment() -> AbstractContextManager[object]:
+    """Start worker processes with our allocator's settings in place of Dask's own."""
+    context: AbstractContextManager[object] = dask.config.set({_ENVIRONMENT: _environment()})
+    return context
+
+
+def _environment() -> dict[str, Any]:
     configured: dict[str, Any] = dict(dask.config.get(_ENVIRONMENT))
     if configured.get("MALLOC_TRIM_THRESHOLD_") != _DASKS_TRIM:
         return configured  # somebody has decided
@@ -50,7 +55,7 @@ def local_client(workers: int, threads: int = 1, processes: bool = True) -> Iter
         Whether each worker is a process of its own, or all share this one.
     """
     with (
-        dask.config.set({_ENVIRONMENT: configured_environment()}),
+        worker_environment(),
         LocalCluster(
             n_workers=workers, threads_per_worker=threads, processes=processes, **CLUSTER_OPTIONS
         ) as cluster,

@@ -52,7 +52,6 @@ class CudaDevice:
         self._local = threading.local()
         self.name = f"cuda:{ordinal}"
         self.mode = precision
-        self.batches_products = True
         self._total_nbytes = int(self._device.mem_info[1])
 
     @contextmanager

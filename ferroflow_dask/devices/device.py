@@ -40,8 +40,6 @@ class Device(Protocol):
     name: str
     #: In which precision it multiplies matrices.
     mode: str
-    #: Whether several products in one call are better than one by one.
-    batches_products: bool
 
     def use(self) -> AbstractContextManager[object]:
         """Make the calling thread's stream the one that work is enqueued on."""

@@ -158,7 +158,6 @@ class EmulatedDevice:
     """
 
     name, mode = "emulated", "fp32"
-    batches_products = True
 
     def __init__(
         self,

@@ -119,8 +119,7 @@ class DeviceRunner:
         work = Work(note, lambda seconds: self._on_duration(label, seconds))
         run = PlanRun(self, plan, kernels, [*arguments, *[None] * (plan.n_values - len(arguments))])
         with self.device.use(), np.errstate(all="ignore"):
-            may_batch = [kernel.is_product and self.device.batches_products for kernel in kernels]
-            order = Order(plan, may_batch)
+            order = Order(plan, [kernel.is_product for kernel in kernels])
             while (group := order.next_group(run.shape_of_product, run.most_in_batch)) is not None:
                 run.enqueue(group, work, providers)
                 run.drop_read(group, order.n_reads)

@@ -24,12 +24,7 @@ def _nbytes(resident: Resident) -> int:
 
 def _serialize(resident: Resident, context: Any = None) -> tuple[dict[str, Any], list[Any]]:
     header, frames = serialize_numpy_ndarray(resident.to_host(), context)
-    return {"array": header}, frames
-
-
-def _deserialize(header: dict[str, Any], frames: list[Any]) -> Any:
-    # It goes to a device when an op there reads it, and not before: then it is placed like any other.
-    return deserialize_numpy_ndarray(header["array"], frames)
+    return header, frames
 
 
 # From GPU to GPU, where the link takes device memory (UCX).
@@ -60,4 +55,5 @@ dask_serialize.register(Resident, _serialize)
 dask_serialize.register(np.ndarray, _serialize_numpy)
 cuda_serialize.register(Resident, _serialize_on_device)
 cuda_deserialize.register(Resident, _deserialize_on_device)
-dask_deserialize.register(Resident, _deserialize)
+# It goes to a device when an op there reads it, and not before: then it is placed like any other.
+dask_deserialize.register(Resident, deserialize_numpy_ndarray)

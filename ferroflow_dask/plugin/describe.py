@@ -98,10 +98,11 @@ class TaskDescriber:
         """Return what a task takes on workers of each kind [s], where there are several kinds."""
         if not self._has_gpus or not ts.annotations:
             return {}
-        on_gpu = declared_cost(ts, GPU) if declared_kinds(ts) else None
-        on_gpu = self._durations.on_device(ts) if on_gpu is None else on_gpu
+        on_gpu = None
         if declared_kinds(ts):
-            on_cpu = declared_cost(ts)
+            on_cpu, on_gpu = declared_cost(ts), declared_cost(ts, GPU)
+        if on_gpu is None:
+            on_gpu = self._durations.on_device(ts)
         found = {CPU: on_cpu, GPU: on_gpu}
         return {kind: seconds for kind, seconds in found.items() if seconds is not None}
 

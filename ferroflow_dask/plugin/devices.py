@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import reduce
@@ -33,6 +33,8 @@ DEVICES_TOPIC = "ferroflow-devices"
 #: end: errors have to reach the scheduler before.
 _LOOK_MS, _LOOKS_UNTIL_END = 100, 10
 _NAME = "ferroflow-devices"
+#: Of this process among those of all hosts.
+_PROCESS = uuid.uuid4().hex
 
 
 def has_gpu(ws: WorkerState) -> bool:
@@ -183,12 +185,19 @@ def use_gpus(client: Client, precision: str = "fp32") -> None:
     use_devices(client, DeviceSpec("cuda", {"precision": precision}))
 
 
-def _usage() -> tuple[int, DeviceUsage | None]:
-    return os.getpid(), None if attached() is None else usage_here()
+def gpu_workers(client: Client) -> list[str]:
+    """Return the workers that have the resource `GPU`, without asking them."""
+    workers = client.scheduler_info(n_workers=-1)["workers"]
+    return [address for address, worker in workers.items() if worker["resources"].get(GPU_RESOURCE)]
+
+
+def _usage() -> tuple[str, DeviceUsage | None]:
+    return _PROCESS, None if attached() is None else usage_here()
 
 
 def device_usage(client: Client) -> DeviceUsage | None:
     """Return what was done on the devices of a cluster; None if it has none."""
-    by_process = dict(client.run(_usage).values())  # workers may share one
+    gpus = gpu_workers(client)
+    by_process = dict(client.run(_usage, workers=gpus).values()) if gpus else {}  # workers may share one
     found = [usage for usage in by_process.values() if usage is not None]
     return reduce(DeviceUsage.plus, found) if found else None
