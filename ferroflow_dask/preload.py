@@ -18,6 +18,7 @@ from distributed import Client, Scheduler
 
 from ferroflow_dask.exceptions import FerroflowError
 from ferroflow_dask.plugin import install, installed
+from ferroflow_dask.plugin.streams import shorten_client
 
 
 async def dask_setup(target: Scheduler | Client) -> None:
@@ -29,5 +30,7 @@ async def dask_setup(target: Scheduler | Client) -> None:
     try:
         if isinstance(target, Scheduler) or await installed(target) is None:
             await install(target)
+        else:
+            shorten_client(target)  # which is this client's own
     except FerroflowError as error:
         warnings.warn(f"ferroflow is not installed: {error}", stacklevel=2)

@@ -17,6 +17,7 @@ _CHANGES = (
     "set_running",
     "set_kind",
     "set_movable",
+    "set_started",
     "set_nbytes",
     "to_end_of_idle",
     "assign",

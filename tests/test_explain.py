@@ -12,6 +12,7 @@ from one_loop import Cluster, on_cluster, pause
 
 from ferroflow_dask import explain, install
 from ferroflow_dask.exceptions import ClusterError, UsageError
+from ferroflow_dask.plugin import workers_of
 from ferroflow_dask.plugin.journal import Journal
 
 pytestmark = pytest.mark.cluster
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.cluster
 
 def test_a_task_has_the_story_of_its_placement_and_steals(thread_client: Client) -> None:
     install(thread_client)
-    first = min(thread_client.scheduler_info()["workers"])
+    first = min(workers_of(thread_client))
     futures = thread_client.map(
         pause, range(20), pure=False, key="pause", workers=[first], allow_other_workers=True
     )
@@ -27,6 +28,7 @@ def test_a_task_has_the_story_of_its_placement_and_steals(thread_client: Client)
     stolen = [key for key, holders in thread_client.who_has(futures).items() if first not in holders]
     assert stolen
     story = explain(thread_client, stolen[0])
+    assert explain(thread_client, next(f for f in futures if f.key == stolen[0])) == story
     assert story[0].what == "placed"
     assert "steal confirmed" in [decision.what for decision in story]
     assert all(decision.reason for decision in story)

@@ -11,14 +11,16 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-from distributed import Worker
+from distributed import Client, Worker
 from one_loop import Cluster, on_cluster
 
-from ferroflow_dask import FerroflowPlugin, uninstall
+from ferroflow_dask import FerroflowPlugin, install, uninstall
 from ferroflow_dask.plugin.streams import Load, Pause, WorkerStreams, _by_value, restore, shorten
 
 #: What Dask waits between two batches to a worker and back [s].
 DASKS = (0.005, 0.002)
+#: From a client and back [s].
+DASKS_CLIENT = (0.01, 0.002)
 
 
 def intervals(cluster: Cluster) -> list[tuple[Any, Any]]:
@@ -88,6 +90,33 @@ def test_a_setting_leaves_them_alone() -> None:
         assert not ours(cluster.scheduler.worker_plugins)
 
     on_cluster(test, config={"ferroflow.low-latency-streams": False})
+
+
+@pytest.mark.cluster
+def test_clients_have_short_streams_too() -> None:
+    async def test(cluster: Cluster) -> None:
+        def between(client: Client) -> tuple[Any, Any]:
+            there = cluster.scheduler.client_comms.get(client.id)
+            here = client.scheduler_comm
+            return getattr(here, "interval", None), getattr(there, "interval", None)
+
+        assert between(cluster.client) == DASKS_CLIENT
+        await install(cluster.client)
+        async with Client(cluster.scheduler.address, asynchronous=True) as late:
+            for client in (cluster.client, late):
+                await comes(lambda _, client=client: isinstance(between(client)[1], Pause), cluster)
+            assert isinstance(between(cluster.client)[0], Pause)
+            assert between(late)[0] == DASKS_CLIENT[0]  # nobody has told it
+            assert await late.submit(sum, [1, 2]) == 3
+            await install(cluster.client, policy="ring")
+            await uninstall(late)
+            await comes(lambda _: between(late) == DASKS_CLIENT, cluster)
+            assert between(cluster.client)[1] == DASKS_CLIENT[1]
+            await uninstall(cluster.client)
+            assert between(cluster.client) == DASKS_CLIENT
+        assert late.id not in cluster.scheduler.client_comms
+
+    on_cluster(test, plugin=False)
 
 
 @pytest.mark.cluster

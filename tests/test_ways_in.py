@@ -134,8 +134,11 @@ def test_asynchronously_through_client_cluster_and_scheduler() -> None:
 @pytest.mark.parametrize(
     ("versions", "message"),
     [
-        ({"ferroflow-dask": None}, "has no package ferroflow-dask; run there: pip install"),
-        ({"ferroflow-dask": "9.9"}, r"has ferroflow-dask 9\.9, here it is .*; run there: pip install"),
+        ({"ferroflow-dask": None}, "has no package ferroflow-dask; run there, in a clone: pip install"),
+        (
+            {"ferroflow-dask": "9.9"},
+            r"has ferroflow-dask 9\.9, here it is .*; run there, in a clone of .*: pip install",
+        ),
         ({"distributed": "2026.3.0"}, r"runs distributed 2026\.3\.0; 2026\.7\.1 or newer is needed"),
     ],
     ids=["without the package", "another version of it", "a distributed that is too old"],

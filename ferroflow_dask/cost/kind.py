@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from functools import lru_cache
 from hashlib import blake2s
 from typing import Any
 
@@ -21,8 +22,14 @@ def kind_of(op: Op, graph: Graph) -> Hashable:
 
 def kind_name(op: Op, graph: Graph) -> str:
     """Return the kind of an op as a short name that is the same everywhere."""
-    digest = blake2s(repr(kind_of(op, graph)).encode(), digest_size=8)
-    return f"{op.op_type}-{digest.hexdigest()}"
+    return _name(kind_of(op, graph), op.op_type)
+
+
+#: Most ops of a graph are of few kinds.
+@lru_cache(maxsize=1024)
+def _name(kind: Hashable, op_type: str) -> str:
+    digest = blake2s(repr(kind).encode(), digest_size=8)
+    return f"{op_type}-{digest.hexdigest()}"
 
 
 def _is_telling(value: Any) -> bool:

@@ -20,6 +20,7 @@ from ferroflow_dask.plugin.install import (
     learned,
     uninstall,
 )
+from ferroflow_dask.plugin.members import workers_of
 from ferroflow_dask.plugin.stealing import FerroflowStealing
 
 __all__ = [
@@ -40,4 +41,5 @@ __all__ = [
     "uninstall",
     "use_devices",
     "use_gpus",
+    "workers_of",
 ]

@@ -62,8 +62,9 @@ class Bypass:
         if self._admits_all or self._known_cost(ts) is not None:
             first = self._scheduler.queued.peek().priority if self._scheduler.queued else None
             return first is None or ts.priority <= first
-        # One that waits on a worker comes after this one: in the queue it would wait for that one's end.
-        return bool(self._sorted) and ts.priority < self._sorted[-1]
+        # More come after this one than can run, and hold the slots: in the queue it would wait for them all.
+        n_later = len(self._sorted) - self._sorted.bisect_right(ts.priority)
+        return n_later > self._scheduler.total_nthreads and not self._scheduler.idle_task_count
 
     def sent(self, task: TaskView) -> None:
         """Note that a task is on a worker."""
@@ -71,6 +72,12 @@ class Bypass:
         if task.has_cost and task.key not in self._priorities:
             self._priorities[task.key] = task.priority
             self._sorted.add(task.priority)
+
+    def clear(self) -> None:
+        """Forget all tasks."""
+        self._queueing.clear()
+        self._priorities.clear()
+        self._sorted.clear()
 
     def left(self, key: Key) -> None:
         """Note that a task is on no worker any more."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from itertools import count, islice
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from ferroflow_dask.lowering import COST_ANNOTATION, CPU, GPU, RANK_ANNOTATION
@@ -22,6 +23,8 @@ _HOLDERS = 16
 #: Declared durations beyond this are mistakes [s]: thirty years.
 _LONGEST_S = 1e9
 _BOTH = frozenset((CPU, GPU))
+#: The abstract class comes last: to ask it takes longer, and each task is asked.
+_NUMBERS = (float, int, Real)
 
 
 def declared_cost(ts: TaskState, kind: str = CPU) -> float | None:
@@ -37,8 +40,10 @@ def declared_kinds(ts: TaskState) -> frozenset[str]:
 
 
 def _seconds(value: object) -> float | None:
+    if value is None:
+        return None
     try:
-        seconds = float(value) if isinstance(value, Real) else -1.0
+        seconds = float(value) if isinstance(value, _NUMBERS) else -1.0
     except OverflowError:
         return None
     return seconds if 0 <= seconds <= _LONGEST_S else None
@@ -48,19 +53,38 @@ def _rank(ts: TaskState) -> float | None:
     return _seconds((ts.annotations or {}).get(RANK_ANNOTATION))
 
 
+@dataclass(frozen=True, slots=True)
+class Restrictions:
+    """Where a task may run, under the names that `Scheduler.valid_workers` reads of a task.
+
+    A copy: tasks share it, and each task's own may be changed, as shuffles do.
+    """
+
+    worker_restrictions: frozenset[str]
+    host_restrictions: frozenset[str]
+    resources: frozenset[tuple[str, float]]
+    loose_restrictions: bool
+    kinds: frozenset[str]
+
+    @property
+    def resource_restrictions(self) -> dict[str, float]:
+        """How much of each resource is needed."""
+        return dict(self.resources)
+
+
 class AllowedWorkers(Collection[str]):
     """The workers that a kind of restriction admits now; computed anew when workers have changed."""
 
-    def __init__(self, describer: TaskDescriber, ts: TaskState) -> None:
+    def __init__(self, describer: TaskDescriber, restrictions: Restrictions) -> None:
         self._describer = describer
-        self._ts = ts
+        self._restrictions = restrictions
         self._version = -1
         self._addresses: frozenset[str] = frozenset()
 
     def _now(self) -> frozenset[str]:
         if self._version != self._describer.version:
             self._version = self._describer.version
-            self._addresses = self._describer.allowed_now(self._ts)
+            self._addresses = self._describer.allowed_now(self._restrictions)
         return self._addresses
 
     def __contains__(self, address: object) -> bool:
@@ -83,7 +107,8 @@ class TaskDescriber:
         #: Counts changes of the set of workers.
         self.version = 0
         self._has_gpus = False
-        self._allowed: WeakValueDictionary[Any, AllowedWorkers] = WeakValueDictionary()
+        self._allowed: WeakValueDictionary[Restrictions, AllowedWorkers] = WeakValueDictionary()
+        self._resources: dict[str, dict[str, float]] = {}
 
     def known_cost(self, ts: TaskState) -> float | None:
         """Return the duration that is declared for a task, or learned of its kind [s]; None if neither."""
@@ -114,6 +139,12 @@ class TaskDescriber:
         """Note that a worker joined, left, paused or resumed."""
         self.version += 1
         self._has_gpus = any(kind_of_worker(ws) == GPU for ws in self._scheduler.workers.values())
+
+    def see_resources(self) -> None:
+        """Note if the resources of workers have changed, of which there is no event."""
+        if self._scheduler.resources != self._resources:
+            self._resources = {name: dict(supply) for name, supply in self._scheduler.resources.items()}
+            self.version += 1
 
     def __call__(self, ts: TaskState) -> TaskView:
         """Return what a policy may know of a task.
@@ -162,32 +193,25 @@ class TaskDescriber:
         kinds = declared_kinds(ts) if self._has_gpus else frozenset()
         if not (kinds or ts.worker_restrictions or ts.host_restrictions or ts.resource_restrictions):
             return None
-        by_name = None if ts.loose_restrictions else (ts.worker_restrictions, ts.host_restrictions)
-        is_restricted = ts.resource_restrictions or (by_name is not None and any(by_name))
-        if not is_restricted and kinds in (frozenset(), _BOTH):
+        # Preferences for workers or hosts ("loose" restrictions) do not bind.
+        names = () if ts.loose_restrictions else (ts.worker_restrictions, ts.host_restrictions)
+        if not (ts.resource_restrictions or any(names)) and kinds in (frozenset(), _BOTH):
             return None
-        signature = (
-            by_name and tuple(frozenset(names or ()) for names in by_name),
-            frozenset((ts.resource_restrictions or {}).items()),
-            kinds,
-        )
-        allowed = self._allowed.get(signature)
+        if ts.resource_restrictions:
+            self.see_resources()
+        workers, hosts = (frozenset(one or ()) for one in names or ((), ()))
+        needed = frozenset((ts.resource_restrictions or {}).items())
+        restrictions = Restrictions(workers, hosts, needed, bool(ts.loose_restrictions), kinds)
+        allowed = self._allowed.get(restrictions)
         if allowed is None:
-            allowed = self._allowed[signature] = AllowedWorkers(self, ts)
+            allowed = self._allowed[restrictions] = AllowedWorkers(self, restrictions)
         return allowed
 
-    def allowed_now(self, ts: TaskState) -> frozenset[str]:
-        """Return the running workers on which a restricted task may run.
-
-        Resources always bind; a preference for workers or hosts ("loose" restrictions) does not.
-        """
-        if ts.loose_restrictions:
-            valid = {ws for ws in self._scheduler.running if seams.can_run(self._scheduler, ts, ws)}
-        else:
-            found = self._scheduler.valid_workers(ts)
-            valid = set(self._scheduler.running if found is None else found)
-        kinds = declared_kinds(ts)
-        of_kind = {ws for ws in valid if kind_of_worker(ws) in kinds}
+    def allowed_now(self, restrictions: Restrictions) -> frozenset[str]:
+        """Return the running workers on which tasks of such restrictions may run."""
+        found = seams.valid_workers(self._scheduler, restrictions)
+        valid = set(self._scheduler.running if found is None else found)
+        of_kind = {ws for ws in valid if kind_of_worker(ws) in restrictions.kinds}
         return frozenset(ws.address for ws in of_kind or valid)
 
     def _index(self, ts: TaskState) -> int:

@@ -16,6 +16,8 @@ from ferroflow_dask.devices import Device, DeviceRunner, DeviceUsage, attach, at
 from ferroflow_dask.devices.cuda import check_precision
 from ferroflow_dask.exceptions import ClusterError
 from ferroflow_dask.lowering import CPU, GPU
+from ferroflow_dask.lowering.clients import check_synchronous
+from ferroflow_dask.plugin.members import workers_of
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -160,6 +162,7 @@ def _telling(worker: Worker) -> Callable[[str, float], None]:
 
 def use_devices(client: Client, spec: DeviceSpec) -> None:
     """Let the workers of a cluster that have the resource `GPU` use devices; the rest is as `use_gpus`."""
+    check_synchronous(client, "use_gpus")
     client.register_plugin(Devices(spec))
 
 
@@ -170,7 +173,7 @@ def use_gpus(client: Client, precision: str = "fp32") -> None:
     ----------
     client : distributed.Client
         Of workers started by dask-cuda, by `dask cuda worker ADDRESS --resources GPU=1`, say. All workers
-        must have this package, those that join later too.
+        must have this package, those that join later too. Synchronous.
     precision : str, optional
         Of products of single-precision matrices: `fp32`, `tf32`, `fp16` or `bf16`.
 
@@ -180,6 +183,8 @@ def use_gpus(client: Client, precision: str = "fp32") -> None:
         A worker that has the resource has no device, or no CuPy.
     UnknownNameError
         There is no such precision.
+    UsageError
+        The client is asynchronous.
     """
     check_precision(precision)
     use_devices(client, DeviceSpec("cuda", {"precision": precision}))
@@ -187,8 +192,10 @@ def use_gpus(client: Client, precision: str = "fp32") -> None:
 
 def gpu_workers(client: Client) -> list[str]:
     """Return the workers that have the resource `GPU`, without asking them."""
-    workers = client.scheduler_info(n_workers=-1)["workers"]
-    return [address for address, worker in workers.items() if worker["resources"].get(GPU_RESOURCE)]
+    check_synchronous(client, "gpu_workers")
+    return [
+        address for address, worker in workers_of(client).items() if worker["resources"].get(GPU_RESOURCE)
+    ]
 
 
 def _usage() -> tuple[str, DeviceUsage | None]:

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 #: Part of a new duration in the mean.
 _WEIGHT = 0.3
+#: What takes so many times as long as usual was held up by something else, and counts no more than that.
+_HELD_UP = 4.0
+#: Whoever holds up a task does so for longer [s].
+_NOTHING_S = 1e-3
 #: Kinds, and names, that are remembered.
 _KEPT = 10_000
 #: A bundle says that its tasks take so many times as long as expected, or as short, at most.
@@ -24,10 +28,11 @@ _REMEMBERED = 16
 
 @dataclass(slots=True)
 class _Name:
-    """Means over the tasks of a name, and their last durations [s]."""
+    """Means over the tasks of a name, what is usual among them, and their last durations [s]."""
 
     mean_s: float
     mean_nbytes: float
+    usual_s: float
     last_s: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
 
 
@@ -38,7 +43,7 @@ class Durations:
     """
 
     def __init__(self) -> None:
-        self._mean_s: OrderedDict[str, float] = OrderedDict()
+        self._usual_s: OrderedDict[str, float] = OrderedDict()
         self._names: OrderedDict[str, _Name] = OrderedDict()
 
     def record_on_device(self, kind: str, seconds: float) -> None:
@@ -48,7 +53,7 @@ class Durations:
     def on_device(self, ts: TaskState) -> float | None:
         """Return what tasks of the same kind have taken on a device [s]; None if there were none."""
         kind = _kind(ts)
-        return None if kind is None else self._mean_s.get(_on_gpu(kind))
+        return None if kind is None else self._usual_s.get(_on_gpu(kind))
 
     def record(self, ts: TaskState, seconds: float, nbytes: int) -> None:
         """Learn from a task that ended: how long it took [s], and how large its result is [B]."""
@@ -61,11 +66,11 @@ class Durations:
             self._record_kind(kind, seconds)
 
     def _record_kind(self, kind: str, seconds: float) -> None:
-        before = self._mean_s.get(kind)
-        self._mean_s[kind] = seconds if before is None else before + _WEIGHT * (seconds - before)
-        self._mean_s.move_to_end(kind)
-        if len(self._mean_s) > _KEPT:
-            self._mean_s.popitem(last=False)
+        before_s = self._usual_s.get(kind)
+        self._usual_s[kind] = seconds if before_s is None else _usual(before_s, seconds)
+        self._usual_s.move_to_end(kind)
+        if len(self._usual_s) > _KEPT:
+            self._usual_s.popitem(last=False)
 
     def _record_bundle(self, names: object, seconds: float) -> None:
         # Whatever tasks of several names have taken longer than expected, all of them share.
@@ -83,12 +88,13 @@ class Durations:
     def _record_name(self, name: str, seconds: float, nbytes: int) -> None:
         known = self._names.get(name)
         if known is None:
-            known = self._names[name] = _Name(seconds, float(nbytes))
+            known = self._names[name] = _Name(seconds, float(nbytes), seconds)
             if len(self._names) > _KEPT:
                 self._names.popitem(last=False)
         else:
             known.mean_s += _WEIGHT * (seconds - known.mean_s)
             known.mean_nbytes += _WEIGHT * (nbytes - known.mean_nbytes)
+            known.usual_s = _usual(known.usual_s, seconds)
             self._names.move_to_end(name)
         known.last_s.append(seconds)
 
@@ -100,7 +106,17 @@ class Durations:
     def of(self, ts: TaskState) -> float | None:
         """Return what tasks of the same kind have taken [s]; None if there were none."""
         kind = _kind(ts)
-        return None if kind is None else self._mean_s.get(kind)
+        return None if kind is None else self._usual_s.get(kind)
+
+    def usual(self, ts: TaskState) -> float | None:
+        """Return what most tasks of the same kind, or else of the same name, have taken [s].
+
+        Of tasks of one name a few may take far longer than the others, which the mean tells and this does
+        not. None if there were none.
+        """
+        of_kind = self.of(ts)
+        known = self._names.get(ts.prefix.name) if of_kind is None else None
+        return of_kind if known is None else known.usual_s
 
     def at_most(self, ts: TaskState) -> tuple[float, float] | None:
         """Return the longest but one of the last durations of tasks of a name [s], and their mean size [B].
@@ -112,6 +128,11 @@ class Durations:
             return None
         last = sorted(known.last_s)
         return last[-2] if len(last) > 1 else last[0], known.mean_nbytes
+
+
+def _usual(before_s: float, seconds: float) -> float:
+    most_s = max(_HELD_UP * before_s, _NOTHING_S)
+    return before_s + _WEIGHT * (min(seconds, most_s) - before_s)
 
 
 #: What tasks are like outlives the shell that has learned it.

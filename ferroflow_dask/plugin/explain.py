@@ -12,11 +12,11 @@ from ferroflow_dask.plugin.journal import Decision
 from ferroflow_dask.plugin.stealing import FerroflowStealing
 
 if TYPE_CHECKING:
-    from distributed import Client
+    from distributed import Client, Future
     from distributed.scheduler import Scheduler
 
 
-def explain(client: Client, key: Key) -> Any:
+def explain(client: Client, key: Key | Future[Any]) -> Any:
     """Return the decisions about a task, oldest first, each with its reason.
 
     Where it was placed, each steal of it that was asked for and how that ended, and each that was
@@ -26,7 +26,7 @@ def explain(client: Client, key: Key) -> Any:
     ----------
     client : distributed.Client
         Of a cluster on which ferroflow is installed; an asynchronous one gets an awaitable.
-    key : Key
+    key : Key or Future
         Of the task, or how its key is written.
 
     Returns
@@ -40,7 +40,7 @@ def explain(client: Client, key: Key) -> Any:
     UsageError
         No decision about such a task is known.
     """
-    return client.sync(_explain, client, key)
+    return client.sync(_explain, client, getattr(key, "key", key))
 
 
 async def _explain(client: Client, key: Key) -> list[Decision]:

@@ -15,6 +15,7 @@ from ferroflow_dask.exceptions import ClusterError
 from ferroflow_dask.plugin import seams
 from ferroflow_dask.plugin.settings import configured_policy
 from ferroflow_dask.plugin.stealing import FerroflowStealing
+from ferroflow_dask.plugin.streams import restore_client, shorten_client
 from ferroflow_dask.plugin.swap import PLUGIN_NAME, restore_stock, swap
 
 if TYPE_CHECKING:
@@ -44,7 +45,9 @@ class FerroflowPlugin(SchedulerPlugin):
     name = PLUGIN_NAME
 
     def __init__(self, policy: str | None = None, **options: Any) -> None:
-        configured_policy(policy, options)  # a wrong name or option is told here, not in the scheduler's log
+        # What is wrong with options or settings is told here, not in the scheduler's log.
+        configured_policy(policy, options)
+        config.get_bool("low-latency-streams")
         self.policy = policy
         self.options = options
 
@@ -60,6 +63,7 @@ class FerroflowPlugin(SchedulerPlugin):
             return  # a scheduler starts its plugins once more when it starts itself
         policy = configured_policy(self.policy, self.options)
         latency_s = config.get_seconds("latency")
+        config.get_bool("low-latency-streams")  # read again once everything is in place
         was_enabled = present.was_enabled if isinstance(present, FerroflowStealing) else present is not None
 
         def make(scheduler: Scheduler) -> FerroflowStealing:
@@ -168,9 +172,11 @@ async def _with_own_client(cluster: Cluster, action: Callable[..., Any], *argume
 async def _install(client: Client, plugin: FerroflowPlugin) -> None:
     await _check_scheduler(client)
     await client.register_plugin(plugin)
+    shorten_client(client)
 
 
 async def _uninstall(client: Client) -> None:
+    restore_client(client)
     if await _version_there(client, _DISTRIBUTION) is not None:  # else it cannot have been installed
         await client.run_on_scheduler(_restore)
 
@@ -244,10 +250,10 @@ async def _check_workers(client: Client) -> None:
 
 
 def _missing(who: str) -> str:
-    return f"{who} has no package {_DISTRIBUTION}; run there: pip install {_DISTRIBUTION}"
+    return f"{who} has no package {_DISTRIBUTION}; run there, in a clone: pip install ."
 
 
 def _differs(who: str, theirs: str) -> str:
     ours = version(_DISTRIBUTION)
-    cure = f"pip install {_DISTRIBUTION}=={ours}"
-    return f"{who} has {_DISTRIBUTION} {theirs}, here it is {ours}; run there: {cure}"
+    cure = f"run there, in a clone of {ours}: pip install ."
+    return f"{who} has {_DISTRIBUTION} {theirs}, here it is {ours}; {cure}"

@@ -103,6 +103,18 @@ def is_never_stolen(ts: TaskState) -> bool:
     return ts.prefix.name in fast_tasks
 
 
+def valid_workers(scheduler: Scheduler, restrictions: Any) -> set[WorkerState] | None:
+    """Return the running workers that restrictions admit; None for all.
+
+    Parameters
+    ----------
+    scheduler : distributed.Scheduler
+    restrictions : object
+        With the attributes of a `TaskState` that tell of restrictions.
+    """
+    return scheduler.valid_workers(restrictions)
+
+
 def can_run(scheduler: Scheduler, ts: TaskState, ws: WorkerState) -> bool:
     """Return whether a worker may be sent a task now: it runs, and has the resources asked for."""
     needed = (ts.resource_restrictions or {}).items()

@@ -24,6 +24,6 @@ def configured_policy(name: str | None = None, options: Mapping[str, Any] | None
     if name == "ferroflow":
         configured = {
             "threshold": config.get("stealing.threshold"),
-            "adaptive": config.get("stealing.adaptive"),
+            "adaptive": config.get_bool("stealing.adaptive"),
         }
     return make_policy(name, **{**configured, **(options or {})})

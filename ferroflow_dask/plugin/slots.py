@@ -71,15 +71,16 @@ class Slots:
             del self._stopped_s[thread]
 
     def adapt(self, now: float) -> None:
-        """Send as many tasks ahead as the first in the queue asks for; not within a transition."""
+        """Send as many tasks ahead as the first in the queue asks for; not within a transition.
+
+        Without a queue that is Dask's number, for what comes next may be long, or large.
+        """
         scheduler = self._scheduler
-        if not scheduler.queued:
-            return
         if self._set != scheduler.WORKER_SATURATION:
             self._is_ours = False  # whoever changed it has a reason
         if not self._is_ours:
             return
-        ahead = self._ahead(scheduler.queued.peek())
+        ahead = self._ahead(scheduler.queued.peek()) if scheduler.queued else 0
         wanted = max(self._configured, 1 + ahead) if ahead else self._configured
         if wanted != self._set:
             self._set = scheduler.WORKER_SATURATION = wanted

@@ -24,7 +24,7 @@ from ferroflow_dask import config
 from ferroflow_dask.lowering import GPU, KIND_ANNOTATION, RANK_ANNOTATION
 from ferroflow_dask.plugin import metrics, pages, seams
 from ferroflow_dask.plugin.bypass import Bypass
-from ferroflow_dask.plugin.describe import TaskDescriber
+from ferroflow_dask.plugin.describe import TaskDescriber, declared_cost
 from ferroflow_dask.plugin.devices import DEVICES_TOPIC, kind_of_worker
 from ferroflow_dask.plugin.durations import Durations, durations_of
 from ferroflow_dask.plugin.journal import Journal
@@ -128,7 +128,7 @@ class FerroflowStealing(Steals):
     async def start(self, scheduler: Any = None) -> None:
         """Serve idle workers from now on; called by distributed and by `swap`."""
         await super().start(scheduler)
-        if config.get("low-latency-streams") and not self._is_closed:
+        if config.get_bool("low-latency-streams") and not self._is_closed:
             self._streams.open()
         if not self._is_closed:
             pages.show(self.scheduler)
@@ -204,13 +204,25 @@ class FerroflowStealing(Steals):
             self._slots.left(address)
             self._streams.left(address)
             self._describe.workers_changed()
+            if not self.in_flight:
+                self.in_flight_tasks.clear()
             self._tell(WorkerLeft(address))
+
+    def add_client(self, scheduler: Scheduler, client: str) -> None:
+        """Note a client that connects."""
+        self._guarded(self._streams.client_joins, client)
+
+    def remove_client(self, scheduler: Scheduler, client: str) -> None:
+        """Note a client that is gone."""
+        self._guarded(self._streams.left, client)
 
     def update_graph(self, scheduler: Scheduler, *, tasks: list[Key], **kwargs: Any) -> None:
         """Let the policy order a new graph and place what can start at once."""
         self._guarded(self._graph_arrived, tasks)
 
     def _graph_arrived(self, keys: list[Key]) -> None:
+        if not self.scheduler.queued:
+            self._slots.adapt(self.clock())
         states = [self.scheduler.tasks[key] for key in keys]
         ordered = [ts for ts in states if ts.state == "released" and self._describe.has_rank(ts)]
         if not ordered:
@@ -231,6 +243,8 @@ class FerroflowStealing(Steals):
             self._guarded(self._left_processing, ts, finish, kwargs, steal)
         if finish == "processing":
             self._guarded(self._entered_processing, self.scheduler.tasks[key])
+        elif finish in ("released", "erred", "forgotten"):
+            self._guarded(self._bypass.left, key)
 
     def _left_processing(
         self, ts: TaskState, finish: str, details: dict[str, Any], steal: InFlightInfo | None
@@ -245,11 +259,13 @@ class FerroflowStealing(Steals):
             elif span["action"] == "transfer":
                 fetched_s += span["stop"] - span["start"]
         spent = sum(stop - start for start, stop in spans)
+        self.unknown_durations.get(ts.prefix.name, set()).discard(ts)
         if finish == "memory":
             if fetched_s:
                 self.view.observe_transfer(ts.key, fetched_s)
             if not self._ends_later(ts, details["worker"]):
-                self.view.observe(ts.key, spent)
+                expected_s = self.durations.usual(ts) if declared_cost(ts) is None else None
+                self.view.observe(ts.key, spent, expected_s)
                 self.durations.record(ts, spent, details["nbytes"])
         self.view.finish(ts.key, self.clock())
         self._bypass.left(ts.key)
@@ -321,6 +337,7 @@ class FerroflowStealing(Steals):
         for key in list(self.view.assigned):
             self.view.release(key)
         self._planned.clear()
+        self._bypass.clear()
 
     # What the scheduler and distributed's own stealing call by name
 
@@ -336,6 +353,7 @@ class FerroflowStealing(Steals):
     def balance(self) -> None:
         """Serve idle workers now, even after `stop`; called periodically for what no event told."""
         if not self._is_closed:
+            self._guarded(self._describe.see_resources)
             self._guarded(self._serve_idle)
 
     # Placement

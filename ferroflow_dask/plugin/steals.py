@@ -134,5 +134,6 @@ class Steals(WorkStealing):
             return
         entry = self.view.assigned.get(ts.key)
         task = entry[0] if entry is not None else self._describe(ts)
-        task.is_movable = False  # it has started
+        task.is_movable = False
         self.view.assign(task, victim.address, self.clock())
+        self.view.set_started(ts.key)

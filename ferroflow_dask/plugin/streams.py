@@ -1,8 +1,9 @@
 """Messages leave at once where there is time for it, and in batches under load.
 
 Dask lets 5 ms pass between two batches from the scheduler to a worker, and 2 ms on the way back, which
-for tasks of a few milliseconds is most of their time. Batches save work for whoever sends and receives
-them, so the pause comes back as the event loop that sends them runs out of time, up to Dask's own.
+for tasks of a few milliseconds is most of their time; and 10 ms between two of a client's, and 2 ms on the
+way back to it. Batches save work for whoever sends and receives them, so the pause comes back as the event
+loop that sends them runs out of time, up to Dask's own.
 
 What runs on workers is sent to them by value: they need not have this package.
 """
@@ -14,12 +15,15 @@ import itertools
 import sys
 from time import thread_time
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import cloudpickle
 from distributed import Status, WorkerPlugin
 
+from ferroflow_dask import config
+
 if TYPE_CHECKING:
-    from distributed import Scheduler, Worker
+    from distributed import Client, Scheduler, Worker
     from distributed.batched import BatchedSend
 
 #: How long an event loop is watched before its load is taken anew [s].
@@ -115,6 +119,22 @@ def restore(stream: BatchedSend, pause: Pause) -> None:
         stream.interval = pause.longest_s
 
 
+_of_clients: WeakKeyDictionary[Client, tuple[BatchedSend, Pause]] = WeakKeyDictionary()
+
+
+def shorten_client(client: Client) -> None:
+    """Let a client of this process send at once, unless it is configured otherwise."""
+    stream = client.scheduler_comm
+    if stream is not None and config.get_bool("low-latency-streams"):
+        _of_clients[client] = stream, shorten(stream, Load())
+
+
+def restore_client(client: Client) -> None:
+    """Put Dask's pauses back."""
+    if client in _of_clients:
+        restore(*_of_clients.pop(client))
+
+
 class WorkerStreams(WorkerPlugin):
     """The workers' end: their messages to the scheduler."""
 
@@ -138,35 +158,49 @@ class Streams:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._load = Load()
-        self._pauses: dict[str, Pause] = {}
+        #: By address of the worker, or name of the client, at the other end.
+        self._pauses: dict[str, tuple[BatchedSend, Pause]] = {}
         self._name = next(_names)
         self._is_open = False
         self._changes = asyncio.Lock()
 
     def open(self) -> None:
-        """Shorten the pauses of all workers, and of those that join from now on."""
+        """Shorten the pauses of all workers and clients, and of those that join from now on."""
         if not self._is_open:
             self._is_open = True
             for address in self._scheduler.workers:
                 self.joined(address)
+            for client in self._scheduler.client_comms:
+                self._client_joined(client)
             self._scheduler.loop.add_callback(self._tell_workers)
 
     def joined(self, address: str) -> None:
         """Shorten the pauses of the messages to a worker."""
         if self._is_open:
-            self._pauses[address] = shorten(self._scheduler.stream_comms[address], self._load)
+            self._shorten(address, self._scheduler.stream_comms[address])
 
-    def left(self, address: str) -> None:
-        """Forget a worker."""
-        self._pauses.pop(address, None)
+    def client_joins(self, client: str) -> None:
+        """Shorten the pauses of the messages to a client, which has no stream yet when this is told."""
+        self._scheduler.loop.add_callback(self._client_joined, client)
+
+    def _client_joined(self, client: str) -> None:
+        stream = self._scheduler.client_comms.get(client)
+        if self._is_open and stream is not None:
+            self._shorten(client, stream)
+
+    def _shorten(self, name: str, stream: BatchedSend) -> None:
+        self._pauses[name] = stream, shorten(stream, self._load)
+
+    def left(self, name: str) -> None:
+        """Forget a worker or a client."""
+        self._pauses.pop(name, None)
 
     def close(self) -> None:
         """Leave the streams as they were found."""
         if self._is_open:
             self._is_open = False
-            for address, pause in self._pauses.items():
-                if address in self._scheduler.stream_comms:
-                    restore(self._scheduler.stream_comms[address], pause)
+            for stream, pause in self._pauses.values():
+                restore(stream, pause)
             self._pauses.clear()
             self._scheduler.loop.add_callback(self._tell_workers)
 
@@ -174,7 +208,7 @@ class Streams:
         # One change after the other: workers must not be told the last one first.
         async with self._changes:
             is_there = self._name in self._scheduler.worker_plugins
-            if self._scheduler.status != Status.running:
+            if self._scheduler.status not in (Status.init, Status.starting, Status.running):
                 return  # its workers go with it
             if is_there and not self._is_open:
                 await self._scheduler.unregister_worker_plugin(None, name=self._name)

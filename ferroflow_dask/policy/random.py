@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ferroflow_dask.counts import checked_count
 from ferroflow_dask.policy.events import Event, TaskReady
 from ferroflow_dask.policy.instructions import AssignTask, Instruction
 from ferroflow_dask.policy.view import ClusterView
@@ -17,12 +18,17 @@ class RandomPolicy:
     Parameters
     ----------
     seed : int, optional
+
+    Raises
+    ------
+    UsageError
+        The seed is negative, or no whole number.
     """
 
     places_queued = True
 
     def __init__(self, seed: int = 0) -> None:
-        self._rng = np.random.default_rng(seed)
+        self._rng = np.random.default_rng(checked_count("seed", seed))
 
     def handle(self, event: Event, view: ClusterView, now: float) -> Iterator[Instruction]:  # noqa: ARG002 -- timeless
         """Assign a ready task; ignore everything else."""

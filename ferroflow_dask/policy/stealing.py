@@ -174,17 +174,23 @@ class StealingPolicy:
         return None if is_ahead else worker
 
     def _steal(self, thief: WorkerView, view: ClusterView, now: float) -> Iterator[Instruction]:
-        threshold = self.threshold_of(thief.key).value
+        adaptive = self.threshold_of(thief.key)
+        threshold = adaptive.value
+        n_declined = n_looked_at = 0
         for victim in list(islice(view.crowded_from_most_loaded(), _VICTIMS)):
             if victim is thief:
                 continue
+            n_looked_at += 1
             if victim.n_waiting < threshold:
                 reason = f"{victim.n_waiting} tasks wait there; the threshold is {threshold}"
                 yield DeclineSteal(victim.last_waiting.key, victim.key, thief.key, reason)
+                n_declined += 1
                 continue
             yield from self._steal_from(victim, thief, view, now)
             if not thief.has_free_thread:
                 return
+        if n_declined and n_declined == n_looked_at:
+            adaptive.held_back()
 
     @staticmethod
     def _steal_from(

@@ -10,6 +10,8 @@ _WINDOW = 20
 #: Success rates above and below which the threshold moves.
 _GOOD = 0.7
 _BAD = 0.3
+#: Times that it may keep a thief from trying before it is lowered: idle workers are not asked often.
+_HELD_BACK = 2
 
 
 class AdaptiveThreshold:
@@ -17,7 +19,8 @@ class AdaptiveThreshold:
 
     ferroflow's rule (every 10 attempts, over the last 20) without its ratchet: there an attempt that
     found nothing to steal counted as a failure, so that the end of every run raised the threshold.
-    Here only a victim's refusal counts, and a new graph starts afresh.
+    Here only a victim's refusal counts, what the threshold itself has kept from being tried lowers it, and
+    a graph with costs starts afresh.
 
     Parameters
     ----------
@@ -33,6 +36,7 @@ class AdaptiveThreshold:
         self.value = initial
         self._outcomes: deque[bool] = deque(maxlen=_WINDOW)
         self._since_change = 0
+        self._n_held_back = 0
 
     def record(self, succeeded: bool, n_workers: int) -> None:
         """Take the end of one steal into account."""
@@ -47,8 +51,15 @@ class AdaptiveThreshold:
         elif rate < _BAD:
             self.value = min(max(4, n_workers // 4), self.value + 2)
 
+    def held_back(self) -> None:
+        """Take into account that nothing was tried because of the threshold; it might have succeeded."""
+        self._n_held_back += 1
+        if self._n_held_back >= _HELD_BACK and self.value > self._initial:
+            self._n_held_back = 0
+            self.value -= 1
+
     def reset(self) -> None:
         """Forget all outcomes."""
         self.value = self._initial
         self._outcomes.clear()
-        self._since_change = 0
+        self._since_change = self._n_held_back = 0

@@ -139,6 +139,21 @@ class ClusterView:
         worker.kind = kind
         self._file(worker)
 
+    def set_started(self, key: Key) -> None:
+        """Note that a task in a queue has started, whatever was expected to run there instead."""
+        if key not in self.assigned or self.assigned[key][0].has_started:
+            return
+        task, worker = self.assigned[key]
+        started = [other for other in islice(worker.queue, worker.nthreads) if other.has_started]
+        changed = [task]
+        if len(started) == worker.nthreads:  # it has the thread of the one that was sent last
+            changed.append(max(started, key=lambda other: other.sent))
+        self._touch(worker)
+        for one in changed:
+            worker.queue.remove(one)
+            one.has_started = one is task
+            worker.queue.add(one)
+
     def set_movable(self, key: Key) -> None:
         """Note that a task in a queue may be moved again."""
         if key in self.assigned:
@@ -173,13 +188,16 @@ class ClusterView:
             task.cost_s = cost_s
             task.is_guess = False
 
-    def observe(self, key: Key, seconds: float) -> None:
-        """Learn from how long a task that is in a queue has taken [s]."""
+    def observe(self, key: Key, seconds: float, expected_s: float | None = None) -> None:
+        """Learn from how long a task that is in a queue has taken [s].
+
+        Its worker is judged by what was expected, which is the task's cost unless something else is.
+        """
         entry = self.assigned.get(key)
         if entry is None or entry[0].is_guess:
             return
         task, worker = entry
-        speed = self._paces.record(worker.key, task.cost_s, seconds)
+        speed = self._paces.record(worker.key, task.cost_s if expected_s is None else expected_s, seconds)
         if speed != worker.speed:
             self._unfile(worker)
             worker.speed = speed

@@ -1,0 +1,53 @@
+"""The view of a cluster: which tasks of a worker have started, whatever was expected."""
+
+from __future__ import annotations
+
+from ferroflow_dask.policy import ClusterView, TaskView
+from ferroflow_dask.policy.threshold import AdaptiveThreshold
+
+
+def cluster(nthreads: int, *keys: str) -> ClusterView:
+    view = ClusterView()
+    view.add_worker("w", nthreads)
+    for i, key in enumerate(keys):
+        view.assign(TaskView(key, 1.0, (i,)), "w", 0.0)
+    return view
+
+
+def started(view: ClusterView) -> list[str]:
+    return [task.key for task in view.workers["w"].queue if task.has_started]
+
+
+def test_what_has_started_after_all_has_the_thread_of_what_was_sent_last() -> None:
+    view = cluster(2, "a", "b", "c")
+    assert started(view) == ["a", "b"]
+    view.set_started("c")
+    assert started(view) == ["a", "c"]
+    assert [task.key for task in view.workers["w"].waiting_from_last()] == ["b"]
+    assert view.workers["w"].backlog_s == 3
+
+
+def test_what_runs_already_takes_no_other_thread() -> None:
+    view = cluster(2, "a")
+    view.assign(TaskView("b", 1.0, (1,)), "w", 0.0)
+    for key in ("a", "b", "gone"):
+        view.set_started(key)
+    assert started(view) == ["a", "b"]
+
+
+def test_the_next_one_starts_when_one_ends() -> None:
+    view = cluster(1, "a", "b", "c")
+    view.set_started("c")
+    view.finish("c", 1.0)
+    assert started(view) == ["a"]
+
+
+def test_a_threshold_that_keeps_a_thief_from_trying_comes_back_down_but_not_below_what_was_asked() -> None:
+    for initial in (1, 2):
+        threshold = AdaptiveThreshold(initial)
+        for _ in range(20):
+            threshold.record(succeeded=False, n_workers=4)
+        assert threshold.value == 4
+        for _ in range(20):
+            threshold.held_back()
+        assert threshold.value == initial
