@@ -8,9 +8,10 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
+import onnxruntime
 import pytest
 from distributed import Client
-from models import light_models
+from models import light_models, mlp
 
 from ferroflow_dask import bind, calibrate, evaluate, generate, install, load_onnx, place
 from ferroflow_dask.deploy import DeviceChoice, device_client
@@ -18,7 +19,7 @@ from ferroflow_dask.devices import DeviceRunner
 from ferroflow_dask.exceptions import ClusterError
 from ferroflow_dask.graph import GraphBuilder
 from ferroflow_dask.kernels import make_plan
-from ferroflow_dask.plugin import device_usage
+from ferroflow_dask.plugin import device_usage, gpu_workers
 
 #: A product of two 1024² matrices is wrong by no more in single precision, and by some 3e-4 in TF32.
 FP32_ERROR = 5e-6
@@ -129,6 +130,21 @@ def test_more_than_the_device_keeps(gpu_client: Client) -> None:
         assert (found[f"y{i}"] == 0.5 * (i + 2)).all()
 
 
+def test_a_model_in_a_session_of_cudas(gpu_client: Client) -> None:
+    execution = "CUDAExecutionProvider"
+    if execution not in onnxruntime.get_available_providers():
+        pytest.skip("onnxruntime-gpu does not stand in onnxruntime's place")
+    graph = load_onnx(mlp())
+    x = np.random.default_rng(0).standard_normal((8, 784), dtype=np.float32)
+    before = device_usage(gpu_client)
+    y = graph.map_batches(da.from_array(x, chunks=(4, -1)))
+    found = gpu_client.compute(y, workers=gpu_workers(gpu_client)).result()
+    (expected,) = evaluate(graph, {"x": x}).values()
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)  # which TF32 fails
+    usage = device_usage(gpu_client).since(before)
+    assert (usage.ops, usage.to_device, usage.to_host) == (2 * len(graph.live_ops), 2, 2)
+
+
 @pytest.mark.parametrize("path", light_models(), ids=lambda path: path.stem)
 def test_models(gpu_client: Client, path: Any) -> None:
     graph = load_onnx(path)
@@ -136,11 +152,6 @@ def test_models(gpu_client: Client, path: Any) -> None:
     shape = [dim if isinstance(dim, int) else 1 for dim in graph.spec(name).shape or ()]
     x = np.random.default_rng(0).random(shape, dtype=np.float32)
     y = graph.map_batches(da.from_array(np.concatenate([x, x]), chunks=1))
-    found = gpu_client.compute(y, workers=_gpu(gpu_client)).result()
+    found = gpu_client.compute(y, workers=gpu_workers(gpu_client)).result()
     (expected,) = evaluate(graph, {name: x}).values()
     np.testing.assert_allclose(found[0], expected[0], rtol=1e-2, atol=1e-3 * np.abs(expected).max())
-
-
-def _gpu(client: Client) -> list[str]:
-    workers = client.scheduler_info(n_workers=-1)["workers"]
-    return [address for address, worker in workers.items() if worker["resources"]]

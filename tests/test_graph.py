@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ferroflow_dask.exceptions import GraphError, UnknownNameError, UsageError
+from ferroflow_dask.exceptions import FerroflowError, GraphError, UnknownNameError, UsageError
 from ferroflow_dask.graph import (
     TOPOLOGIES,
     Graph,
@@ -129,60 +129,6 @@ def test_an_empty_graph_costs_nothing() -> None:
     assert bounds(graph_of(outputs=("x",)), {}).makespan(4) == 0.0
 
 
-# The builder
-
-
-def test_the_builder_infers_shapes_as_onnx_does() -> None:
-    builder = GraphBuilder()
-    x = builder.input("x", "float32", ("batch", 3, 8, 8))
-    w = builder.constant(np.zeros((4, 3, 3, 3), "float32"))
-    pooled = builder.op("MaxPool", builder.op("Conv", x, w), kernel_shape=[2, 2], strides=[2, 2])
-    builder.output(y=builder.op("Flatten", pooled, axis=1))
-    assert str(builder.build().spec("y")) == "float32[batch, 36]"
-
-
-def test_the_builder_reads_shapes_from_small_constants() -> None:
-    builder = GraphBuilder()
-    x = builder.input("x", "float32", (4, 6))
-    builder.output(y=builder.op("Reshape", x, builder.constant(np.int64([3, 8]))))
-    assert str(builder.build().spec("y")) == "float32[3, 8]"
-
-
-def test_an_op_may_have_several_outputs() -> None:
-    builder = GraphBuilder()
-    x = builder.input("x", "float32", (4, 6))
-    a, b = builder.op("Split", x, outputs=2, axis=1, num_outputs=2)
-    builder.output(a=a, b=b)
-    assert [str(builder.build().spec(name)) for name in "ab"] == ["float32[4, 3]", "float32[4, 3]"]
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        pytest.param(lambda b: b.op("Relu", "y"), "reads 'y'", id="inputs must be added first"),
-        pytest.param(lambda b: b.op("Rellu", "x"), "no operator 'Rellu'", id="the operator must exist"),
-        pytest.param(lambda b: b.input("x"), "two values are named 'x'", id="sources need their own name"),
-        pytest.param(
-            lambda b: b.op("Relu", "x", name="x"), "two values are named 'x'", id="ops need their own name"
-        ),
-        pytest.param(
-            lambda b: b.op("MatMul", "x", "x"), "op 'matmul_1' .MatMul.", id="shapes must fit the operator"
-        ),
-        pytest.param(lambda b: b.op("Relu", "x", foo=object()), "op 'relu_1'", id="attributes need a type"),
-        pytest.param(lambda b: b.output("y"), "no value 'y'", id="an output must exist"),
-        pytest.param(lambda b: b.build(), "no output", id="there must be an output"),
-        pytest.param(
-            lambda b: b.output("x", y="x") or b.build(), "marked as two outputs", id="one value, one output"
-        ),
-    ],
-)
-def test_the_builder_refuses(build: object, message: str) -> None:
-    builder = GraphBuilder()
-    builder.input("x", "float32", (4, 6))
-    with pytest.raises(GraphError, match=message):
-        build(builder)  # type: ignore[operator]
-
-
 # The published table: ops, compute ops, edges, levels, work and critical path (ms, or matrix products)
 
 TABLE = [
@@ -272,6 +218,15 @@ def test_sources_are_seeded_and_differ() -> None:
         pytest.param("wide", {"skew": 1.5}, UsageError, "skew is 1.5", id="skew beyond one"),
         pytest.param("imbalanced", {"heavy_ms": -1.0}, UsageError, "heavy_ms is -1", id="negative duration"),
         pytest.param("imbalanced", {"heavy_ms": float("nan")}, UsageError, "heavy_ms is nan", id="no number"),
+        pytest.param(
+            "imbalanced", {"n_heavy": 2.5}, UsageError, "n_heavy is 2.5; .* at least 0", id="half an op"
+        ),
+        pytest.param(
+            "imbalanced", {"n_fast": -1}, UsageError, "n_fast is -1; .* at least 0", id="fewer than none"
+        ),
+        pytest.param("wide", {"width": True}, UsageError, "width is True", id="a boolean"),
+        pytest.param("wide", {"seed": -1}, UsageError, "seed is -1; .* at least 0", id="negative seed"),
+        pytest.param("wide", {"seed": "a"}, UsageError, "seed is 'a'", id="a seed of text"),
         pytest.param("imbalanced", {"n_heavy": 0, "n_fast": 0}, UsageError, "has no ops", id="nothing to do"),
         pytest.param(
             "transformer", {"d_model": 10, "n_heads": 4}, UsageError, "no multiple", id="uneven heads"
@@ -285,6 +240,14 @@ def test_generate_refuses(
         generate(name, **arguments)
 
 
+def test_sizes_may_be_numpys() -> None:
+    sizes = {"n": np.int64(4), "factor": np.float32(2)}
+    assert [op.attributes["duration"] for op in generate("skewed", seed=np.int64(1), **sizes).ops] == [
+        *(0.001, 0.001),
+        *(0.002, 0.002),
+    ]
+
+
 def test_random_inputs_follow_seed_and_spec() -> None:
     builder = GraphBuilder()
     builder.output(builder.op("Identity", builder.input("x", "float32", ("batch", 3))))
@@ -295,6 +258,8 @@ def test_random_inputs_follow_seed_and_spec() -> None:
     assert drawn["i"].dtype == np.int64
     np.testing.assert_array_equal(drawn["x"], again["x"])
     assert not np.array_equal(drawn["x"], other["x"])
+    with pytest.raises(UsageError, match="seed is -1"):
+        random_inputs(graph, -1)
 
 
 # Rendering
@@ -315,6 +280,25 @@ def test_visualize_writes_dot_and_refuses_unknown_suffixes(tmp_path: Path) -> No
     assert graph.visualize(str(tmp_path / "g.dot")) == (tmp_path / "g.dot").read_text(encoding="utf-8")
     with pytest.raises(UsageError, match="choose a suffix"):
         graph.visualize(str(tmp_path / "g.jpeg"))
+
+
+@pytest.mark.parametrize("suffix", ["dot", "svg"])
+def test_a_drawing_that_cannot_be_written_is_told_in_one_line(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dot").write_text("#!/bin/sh\necho drawn\n")
+    (tmp_path / "dot").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    with pytest.raises(FerroflowError, match=r"'.*/nowhere/g\..*' cannot be written: No such file"):
+        generate("wide").visualize(str(tmp_path / "nowhere" / f"g.{suffix}"))
+
+
+def test_what_graphviz_says_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "dot").write_text("#!/bin/sh\necho first >&2\necho second >&2\nexit 3\n")
+    (tmp_path / "dot").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    with pytest.raises(FerroflowError, match=r"g.svg' cannot be drawn: Graphviz's dot says: first second$"):
+        generate("wide").visualize(str(tmp_path / "g.svg"))
 
 
 def test_html_names_inputs_and_escapes() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from kernel_cases import normal_from, op_of
 from onnx import TensorProto, helper
+from zict import LRU
 
 from ferroflow_dask.exceptions import KernelError, KernelNotFoundError, UnknownNameError
 from ferroflow_dask.graph import FERROFLOW_DOMAIN, Graph, Op, generate
@@ -49,6 +51,35 @@ def test_check_supported_names_the_first_op_without_a_kernel():
 def test_an_unknown_provider_is_answered_with_those_there_are():
     with pytest.raises(UnknownNameError, match=r"'numpyy'; choose one of: array, onnxruntime"):
         compile_op(op_of("Relu", [1]), {"": 18}, ["numpyy"])
+
+
+@pytest.mark.parametrize("providers", [None, ["array"], ["onnxruntime"], ["reference"]], ids=str)
+@pytest.mark.parametrize(
+    ("op_type", "dtypes", "names"),
+    [
+        ("Add", ("float32", "float64"), "A and B"),
+        ("Sub", ("float32", "int64"), "A and B"),
+        ("Max", ("float32", "float32", "float64"), "data_0 and data_0"),
+        ("Where", ("bool", "int64", "int32"), "X and Y"),
+    ],
+)
+def test_operands_of_two_types_where_onnx_has_one_are_refused_by_all(op_type, dtypes, names, providers):
+    values = [np.ones(2, dtype) for dtype in dtypes]
+    told, two = ", ".join(f"{dtype}[2]" for dtype in dtypes), " and ".join(dtypes[-2:])
+    message = (
+        rf"^op 'it' \({op_type}\) failed on \({re.escape(told)}\): "
+        rf"ONNX takes one type for {names}, these are {two}$"
+    )
+    kernel = compile_op(op_of(op_type, values), {"": 18}, providers)
+    for _ in range(2):
+        with pytest.raises(KernelError, match=message):
+            kernel(*values)
+
+
+def test_operands_of_two_types_where_onnx_has_two_are_taken():
+    values = np.float32([1, 2]), np.int64([2, 3])
+    (found,) = compile_op(op_of("Pow", values), {"": 18}, ["reference"])(*values)
+    np.testing.assert_array_equal(found, np.float32([1, 8]))
 
 
 def test_a_kernel_that_fails_names_op_kind_and_operands_in_one_line():
@@ -92,7 +123,7 @@ class Recording:
 @pytest.fixture
 def provide(monkeypatch):
     """Add a provider under a name of its own, with an empty cache of kernels."""
-    monkeypatch.setattr(registry, "_CACHE", registry._KernelCache(2))
+    monkeypatch.setattr(registry, "_dispatchers", LRU(2, {}))
     monkeypatch.setattr(registry, "PROVIDERS", dict(registry.PROVIDERS))
     registry._provider.cache_clear()
 

@@ -8,18 +8,37 @@ from typing import Any
 import dask
 import dask.array as da
 import dask.bag as db
+import dask.dataframe as dd
 import numpy as np
+import pandas as pd
 import pytest
 from distributed import Client
 from numpy.testing import assert_array_equal
 
 from ferroflow_dask import BoundGraph, Graph, GraphBuilder, evaluate, executed, generate, place
+from ferroflow_dask.cost import ClusterProfile
 from ferroflow_dask.exceptions import BindError, KernelError, KernelNotFoundError, UsageError
-from ferroflow_dask.graph import upward_ranks
-from ferroflow_dask.lowering import COST_ANNOTATION, KIND_ANNOTATION, RANK_ANNOTATION, executed_here
+from ferroflow_dask.graph import Op, Source, upward_ranks
+from ferroflow_dask.graph.ir import UNKNOWN
+from ferroflow_dask.lowering import (
+    COST_ANNOTATION,
+    KIND_ANNOTATION,
+    PLACEMENTS,
+    RANK_ANNOTATION,
+    executed_here,
+)
 from ferroflow_dask.lowering.collection import bind
 
 RNG = np.random.default_rng(0)
+UNKNOWN_ROWS = da.ones((4, 3), dtype="f4")[da.arange(4) > 1]
+ONE = ClusterProfile((1,))
+
+
+class Nothing:
+    """The cost model of a user who declares nothing."""
+
+    def seconds(self, op: object, graph: object) -> None:
+        return None
 
 
 def two_layer() -> Graph:
@@ -190,16 +209,20 @@ def test_tasks_carry_cost_and_upward_rank() -> None:
     )
     costs = {op.id: op.attributes["duration"] for op in graph.ops}
     ranks = upward_ranks(graph, costs)
-    for key in layer:
-        assert layer.annotations[COST_ANNOTATION](key) == costs[key[1]]
-        assert layer.annotations[RANK_ANNOTATION](key) == pytest.approx(ranks[key[1]])
+    for op, key in zip(graph.live_ops, layer, strict=True):
+        assert layer.annotations[COST_ANNOTATION](key) == costs[op.id]
+        assert layer.annotations[RANK_ANNOTATION](key) == pytest.approx(ranks[op.id])
+
+
+def test_of_ops_that_are_alike_to_dask_the_first_starts_first() -> None:
+    bound = bind(generate("imbalanced"), {}, costs=Nothing())
+    dsk = dict(bound.__dask_graph__())
+    order = dask.order.order(dsk)
+    ops = [key for key in dsk if str(key[0]).startswith("slow-")]
+    assert sorted(ops, key=order.__getitem__) == ops
 
 
 def test_without_costs_tasks_carry_their_kind_only() -> None:
-    class Nothing:
-        def seconds(self, op: object, graph: object) -> None:
-            return None
-
     bound = bind(generate("resnet", channels=2), {}, costs=Nothing())
     annotations = [layer.annotations for layer in bound.__dask_graph__().layers.values() if layer.annotations]
     assert [list(annotation) for annotation in annotations] == [[KIND_ANNOTATION]]
@@ -211,8 +234,8 @@ def test_ops_of_one_kind_have_operator_attributes_and_shapes_in_common() -> None
         (annotations,) = (
             layer.annotations for layer in bound.__dask_graph__().layers.values() if layer.annotations
         )
-        by_id = {key[1]: kind for key, kind in annotations[KIND_ANNOTATION].items()}
-        return {op.name: by_id[op.id] for op in graph.live_ops}
+        of_keys = annotations[KIND_ANNOTATION].values()
+        return {op.name: kind for op, kind in zip(graph.live_ops, of_keys, strict=True)}
 
     slow = kinds(generate("imbalanced", n_heavy=2, n_fast=2))
     assert slow["heavy_1"] == slow["heavy_2"] != slow["fast_3"] == slow["fast_4"]
@@ -232,6 +255,15 @@ def test_ops_of_one_kind_have_operator_attributes_and_shapes_in_common() -> None
         ),
         pytest.param({"x": np.zeros(3, "f4")}, r"shape \[3\]", id="rank"),
         pytest.param({"x": da.zeros((2, 3))}, "'x' has dtype float64.*astype", id="dtype of a Dask array"),
+        pytest.param({"x": UNKNOWN_ROWS}, "must be known: call compute_chunk_sizes", id="unknown sizes"),
+        pytest.param(
+            {"x": dd.from_pandas(pd.DataFrame({"a": [1.0]}), 1)},
+            r"is a DataFrame, and no Dask array; pass x=frame.to_dask_array\(lengths=True\)",
+            id="a frame",
+        ),
+        pytest.param(
+            {"x": dd.from_pandas(pd.Series([1.0]), 1)}, "is a Series, and no Dask array", id="a series"
+        ),
         pytest.param({"x": da.zeros((2, 4), dtype="f4")}, r"shape \[2, 4\]", id="shape of a Dask array"),
         pytest.param(
             {"x": db.from_sequence(range(4), npartitions=2)},
@@ -277,6 +309,61 @@ def test_inputs_may_be_lazy(kind: str, make: Callable[[], Graph], thread_client:
     if kind != "future":
         for name, value in bound.compute(scheduler="sync").items():
             assert_array_equal(value, expected[name])
+
+
+WRONG: dict[str, tuple[Callable[[], Any], str]] = {
+    "uint8": (lambda: (X * 3).astype("u1"), r"'x' has dtype uint8.*pass x=x.astype\('float32'\)"),
+    "float64": (lambda: X.astype("f8"), "'x' has dtype float64"),
+    "int64": (lambda: X.astype("i8"), "'x' has dtype int64"),
+    "a list": (X.tolist, "'x' has dtype float64"),
+    "rank": (lambda: X[0], r"'x' has shape \[3\], the graph takes float32\[batch, 3\]"),
+    "size": (lambda: X[:, :2], r"'x' has shape \[5, 2\]"),
+    "ragged": (lambda: [[1.0], [2.0, 3.0]], "'x' is a list, and no array"),
+}
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("wrong", WRONG)
+def test_lazy_inputs_are_checked_once_they_are_computed(wrong: str, placement: str) -> None:
+    make, message = WRONG[wrong]
+    bound = bind(two_layer(), {"x": dask.delayed(make)()}, cluster=ONE, placement=placement)
+    with pytest.raises(BindError, match=message):
+        bound.compute(scheduler="sync")
+    with pytest.raises(BindError, match=message):  # as if it had been here
+        two_layer().bind(x=make())
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_lazy_inputs_that_fit_give_the_same_in_every_placement(placement: str) -> None:
+    graph = passed_through_of_five()
+    bound = bind(graph, {"x": dask.delayed(X.copy)()}, cluster=ONE, placement=placement)
+    assert_same(bound.compute(scheduler="sync"), evaluate(graph, {"x": X}))
+    assert bound.n_tasks == 3  # the delayed value, its check, and the only op
+
+
+def test_a_lazy_input_has_the_symbolic_dimensions_of_those_that_are_here() -> None:
+    builder = GraphBuilder("g")
+    x, w = (builder.input(name, "float32", ("batch", 3)) for name in "xw")
+    builder.output(y=builder.op("Add", x, w))
+    bound = builder.build().bind(x=dask.delayed(X[:1].copy)(), w=X)
+    with pytest.raises(BindError, match="dimension 'batch' is 5 in input 'w' and 1 in 'x'"):
+        bound.compute(scheduler="sync")
+
+
+@pytest.mark.cluster
+def test_futures_are_checked_on_their_worker(process_client: Client) -> None:
+    graph = two_layer()
+    wrong, right = process_client.scatter([X.astype("f8"), X])
+    with pytest.raises(BindError, match="'x' has dtype float64, the graph takes float32"):
+        process_client.compute(graph.bind(x=wrong)).result()
+    assert_same(process_client.compute(graph.bind(x=right)).result(), evaluate(graph, {"x": X}))
+
+
+def test_lazy_sequences_are_left_to_the_kernel() -> None:
+    concat = Op(1, "concat", "ConcatFromSequence", ("s",), ("y",), attributes={"axis": 0})
+    graph = Graph("g", (Source(0, "s", UNKNOWN),), (concat,), ("y",), opsets={"": 21})
+    bound = graph.bind(s=dask.delayed([X, X]))
+    assert_array_equal(bound.compute(scheduler="sync")["y"], np.concatenate([X, X]))
 
 
 def test_only_binding_takes_lazy_inputs() -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
+import dask
 import dask.array as da
+import dask.bag as db
+import dask.dataframe as dd
 import numpy as np
 import onnx
 import onnxruntime
+import pandas as pd
 import pytest
 from distributed import Client, LocalCluster
 from distributed.utils_test import captured_logger
@@ -19,7 +25,8 @@ from ferroflow_dask import GraphBuilder, load_onnx, place
 from ferroflow_dask.exceptions import BindError, KernelError, KernelNotFoundError, UsageError
 from ferroflow_dask.kernels import session as sessions
 from ferroflow_dask.lowering.batches import how_batched
-from ferroflow_dask.lowering.model import Weights
+from ferroflow_dask.lowering.model import LoadedModel, RunModel
+from ferroflow_dask.lowering.sealed import Sealed
 
 #: The quick ones of the nine, all of which can be freed.
 FREED = [
@@ -59,7 +66,7 @@ def test_any_array_can_be_the_only_input() -> None:
     model = load_onnx(mlp())
     y = model.map_batches(x, batch=4)
     assert y.chunks[0] == (4, 4, 2)
-    assert model.map_batches(da.from_array(x, chunks=3), batch=5).chunks[0] == (5, 5)
+    assert model.map_batches(da.from_array(x, chunks=3), batch=np.int64(5)).chunks[0] == (5, 5)
     np.testing.assert_allclose(
         y.compute(scheduler="sync"), model.map_batches(x).compute(scheduler="sync"), rtol=1e-5
     )
@@ -185,6 +192,7 @@ def of_another_domain() -> onnx.ModelProto:
 
 
 X = da.zeros((4, 784), chunks=2, dtype=np.float32)
+FRAME = dd.from_pandas(pd.DataFrame({"a": np.zeros(4, np.float32)}), npartitions=2)
 
 
 @pytest.mark.parametrize(
@@ -205,6 +213,26 @@ X = da.zeros((4, 784), chunks=2, dtype=np.float32)
             "input 'b' has 3 rows, others have 4",
         ),
         (mlp, X, {"batch": 0}, UsageError, "batch is 0; it must be a number of rows, at least 1"),
+        (mlp, X, {"batch": True}, UsageError, "batch is True; it must be a number of rows, at least 1"),
+        (mlp, X, {"batch": 2.0}, UsageError, "batch is 2.0; it must be a number of rows"),
+        (mlp, FRAME, {}, BindError, r"is a DataFrame, and no Dask array; pass x=frame.to_dask_array\("),
+        (mlp, dask.delayed(X), {}, BindError, r"no Dask array; pass x=dask.array.from_delayed\("),
+        (mlp, db.range(4, 2), {}, BindError, "is a Bag, and no Dask array"),
+        (mlp, np.float32(1), {}, BindError, r"has shape \(\); its first dimension must be the batch"),
+        (
+            two_in_two_out,
+            {"x": X[:, :4], "b": X[:, :4], "w": np.zeros((4, 2))},
+            {},
+            BindError,
+            "'w' has dtype float64",
+        ),
+        (
+            two_in_two_out,
+            {"x": X[:, :4], "b": X[:, :4], "w": FRAME},
+            {},
+            BindError,
+            "'w' is a DataFrame, and no Dask array",
+        ),
         (reduces_its_batch, X[:, :3], {}, BindError, r"output 'y' .* has no batch dimension"),
         (of_another_domain, X[:, :3], {}, KernelNotFoundError, "some.where.Unheard, opset 1"),
     ],
@@ -229,16 +257,28 @@ def test_a_process_keeps_few_models_open() -> None:
     for _ in range(sessions._KEPT + 2):
         load_onnx(mlp()).map_batches(X).compute(scheduler="sync")
     assert len(sessions._runners) == sessions._KEPT
-    assert not sessions._locks
+    assert not sessions._opening
 
 
 def test_a_model_stays_open_from_call_to_call() -> None:
     graph = load_onnx(mlp())
     for n in (4, 6, 6):
         graph.map_batches(X[:n]).compute(scheduler="sync")
-        last = next(reversed(sessions._runners))
+        last = list(sessions._runners.order)[-1]
     graph.map_batches(X).compute(scheduler="sync")
-    assert next(reversed(sessions._runners)) == last
+    assert list(sessions._runners.order)[-1] == last
+
+
+@pytest.mark.cluster
+def test_what_goes_with_every_batch_may_be_a_future(thread_client: Client) -> None:
+    x, w = rows(9, 4), rows(4, 2)
+    graph = load_onnx(two_in_two_out())
+    batched = {name: da.from_array(x, chunks=4) for name in "xb"}
+    y = graph.map_batches({**batched, "w": thread_client.scatter(w)})["y"]
+    np.testing.assert_allclose(thread_client.compute(y).result(), x @ w, rtol=1e-5)
+    y = graph.map_batches({**batched, "w": thread_client.scatter(w.astype("f8"))})["y"]
+    with pytest.raises(BindError, match="'w' has dtype float64, the graph takes float32"):
+        thread_client.compute(y).result()
 
 
 @pytest.mark.cluster
@@ -317,4 +357,25 @@ def test_three_gigabytes_of_weights_on_workers_of_six() -> None:
 def test_weights_count_in_a_workers_memory() -> None:
     from dask.sizeof import sizeof
 
-    assert sizeof(Weights({"a": np.zeros(1000), "b": np.zeros(10)})) >= 8080
+    run = RunModel(Sealed("", b"graph"), (), ("x",), frozenset("x"), None)
+    assert sizeof(LoadedModel(run, {"a": np.zeros(1000), "b": np.zeros(10)})) >= 8085
+
+
+def test_shapes_follow_the_values_of_other_inputs() -> None:
+    nodes = [helper.make_node("Slice", ["x", "zero", "end", "one"], ["y"])]
+    constants = {"zero": np.int64([0]), "one": np.int64([1])}
+    inputs = {"x": (TensorProto.FLOAT, ("n", 10)), "end": (TensorProto.INT64, (1,))}
+    graph = load_onnx(model_of(nodes, inputs, ["y"], initializers=constants))
+    x = da.from_array(rows(8, 10), chunks=(4, 10))
+    for end in (3, 5):
+        y = graph.map_batches({"x": x, "end": np.int64([end])})
+        assert y.shape == y.compute(scheduler="sync").shape == (8, end)
+
+
+def test_what_was_prepared_goes_with_the_graph() -> None:
+    graph = load_onnx(mlp())
+    graph.map_batches(X).compute(scheduler="sync")
+    alive = weakref.ref(graph)
+    del graph
+    gc.collect()
+    assert alive() is None

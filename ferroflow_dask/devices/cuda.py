@@ -15,6 +15,7 @@ import numpy as np
 
 from ferroflow_dask.devices.device import HostArray
 from ferroflow_dask.exceptions import ClusterError, UnknownNameError
+from ferroflow_dask.kernels import ExecutionProvider
 
 #: Of products of single-precision matrices: exact to rounding; by tensor cores with 10 bits of mantissa; or
 #: likewise, of operands that were rounded to half precision or to bfloat16.
@@ -52,6 +53,15 @@ class CudaDevice:
         self._local = threading.local()
         self.name = f"cuda:{ordinal}"
         self.mode = precision
+        #: Of onnxruntime-gpu, where that stands in onnxruntime's place.
+        self.execution_provider: ExecutionProvider | None = (
+            "CUDAExecutionProvider",
+            {
+                "device_id": str(ordinal),
+                "use_tf32": "0" if precision == "fp32" else "1",
+                "arena_extend_strategy": "kSameAsRequested",  # others need the memory, too
+            },
+        )
         self._total_nbytes = int(self._device.mem_info[1])
 
     @contextmanager
@@ -154,8 +164,8 @@ def count_devices() -> int:
         import cupy
     except ImportError as error:
         raise ClusterError(
-            "CUDA devices need CuPy, which is not installed here: pip install 'ferroflow-dask[gpu]' for CUDA "
-            "13, 'ferroflow-dask[gpu12]' for CUDA 12"
+            "CUDA devices need CuPy, which is not installed here; run in the clone: pip install '.[gpu]' for "
+            "CUDA 13, '.[gpu12]' for CUDA 12"
         ) from error
     try:
         return int(cupy.cuda.runtime.getDeviceCount())

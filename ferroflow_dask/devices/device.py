@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ferroflow_dask.kernels import ExecutionProvider
+
 HostArray = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -40,6 +42,8 @@ class Device(Protocol):
     name: str
     #: In which precision it multiplies matrices.
     mode: str
+    #: Where onnxruntime computes whole models on it; None where it does not.
+    execution_provider: ExecutionProvider | None
 
     def use(self) -> AbstractContextManager[object]:
         """Make the calling thread's stream the one that work is enqueued on."""

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from ferroflow_dask.devices.device import HostArray
+from ferroflow_dask.kernels import ExecutionProvider
 
 #: Time by stream, in work that was enqueued there.
 _Times = dict[int, int]
@@ -154,6 +155,8 @@ class EmulatedDevice:
         To and from the host [B/s].
     launch_s : float, optional
         What each call takes at least [s].
+    execution_provider : ExecutionProvider, optional
+        Where onnxruntime computes whole models; nowhere if left out.
     clock, sleep : callable, optional
     """
 
@@ -167,12 +170,14 @@ class EmulatedDevice:
         memory_bandwidth: float = 1e11,
         bandwidth: float = 1e10,
         launch_s: float = 1e-5,
+        execution_provider: ExecutionProvider | None = None,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._memory_nbytes = memory_nbytes
         self._flop_rate, self._memory_bandwidth = flop_rate, memory_bandwidth
         self._bandwidth, self._launch_s = bandwidth, launch_s
+        self.execution_provider = execution_provider
         self.clock, self.sleep = clock, sleep
         #: Fails all that is enqueued from now on, late.
         self.pending_error: Exception | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -129,6 +129,46 @@ class DeviceRunner:
             self._window.add("the end of a task", (), (start, end), work, exports)
         self._window.complete(work)
         return [value if is_host else Resident(self, value, end) for value, is_host in exports]
+
+    def run_session(
+        self,
+        session: Callable[[Mapping[str, Any]], dict[str, Any]],
+        values: Mapping[str, Any],
+        n_ops: int,
+        label: str = "",
+    ) -> tuple[dict[str, Any], float]:
+        """Compute a whole graph in a session on the device, from the host and back.
+
+        Parameters
+        ----------
+        session : callable
+            Takes the inputs by name and returns the outputs; keeps what it needs on the device, and copies.
+        values : mapping of str to array
+        n_ops : int
+            In the graph.
+        label : str, optional
+            What `on_duration` is told.
+
+        Returns
+        -------
+        outputs : dict of str to array
+            On the host.
+        seconds : float
+            What it took, the copies included [s].
+        """
+        inputs = {name: host_value(value) for name, value in values.items()}
+        start = self.clock()
+        found = session(inputs)
+        seconds = self.clock() - start
+        self._counters.add(
+            ops=n_ops,
+            to_device=len(inputs),
+            to_host=len(found),
+            nbytes_to_device=sum(np.asarray(value).nbytes for value in inputs.values()),
+            nbytes_to_host=sum(value.nbytes for value in found.values()),
+        )
+        self._on_duration(label, seconds)
+        return found, seconds
 
     def _kernel(self, op: Op, plan: Plan, providers: Sequence[str]) -> DeviceKernel:
         try:

@@ -6,16 +6,19 @@ or from the caller for operators that ONNX does not have.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import ArrayLike, DTypeLike
 
+from ferroflow_dask.counts import as_count
 from ferroflow_dask.exceptions import GraphError
 from ferroflow_dask.graph.ir import UNKNOWN, Dim, Graph, Op, Source, TensorSpec
-from ferroflow_dask.graph.protos import spec_from_type, type_from_spec
+from ferroflow_dask.graph.protos import captured, spec_from_type, subgraphs, type_from_spec
 
 #: Operator set that built graphs are written in: the newest that onnxruntime 1.20 on implements.
 DEFAULT_OPSET = 21
@@ -75,15 +78,21 @@ class GraphBuilder:
         dtype : dtype, optional
         shape : sequence of (int, str or None), optional
             A string names a symbolic dimension, None is one that may have any size.
+
+        Raises
+        ------
+        GraphError
+            The name is taken, ONNX has no such dtype, or a dimension is none.
         """
-        return self._add_source(name, TensorSpec.of(dtype, tuple(shape)))
+        spec = TensorSpec(_checked_dtype(f"input {name!r}", dtype), _checked_shape(name, shape))
+        return self._add_source(name, spec)
 
     def constant(self, value: ArrayLike, name: str | None = None) -> str:
         """Add a value that comes with the graph and return its name."""
         array = np.asarray(value)
-        return self._add_source(
-            name or f"constant_{self._next_id}", TensorSpec.of(array.dtype, array.shape), array
-        )
+        name = name or f"constant_{self._next_id}"
+        _checked_dtype(f"constant {name!r}", array.dtype)
+        return self._add_source(name, TensorSpec.of(array.dtype, array.shape), array)
 
     def op(
         self,
@@ -112,20 +121,23 @@ class GraphBuilder:
         spec : TensorSpec, optional
             dtype and shape of the (first) output, where ONNX cannot infer it.
         **attributes
-            The operator's attributes.
+            The operator's attributes. Sub-graphs (`If`, `Loop`, `Scan`) are ONNX's `GraphProto`; they may
+            read by name what was added before.
 
         Raises
         ------
         GraphError
-            An input does not exist yet, the name is taken, or ONNX has no such operator.
+            An input, or what a sub-graph reads, does not exist yet, the name is taken, or ONNX has no such
+            operator.
         """
         op_id = self._next_id
         op_name = name or f"{op_type.lower()}_{op_id}"
-        for value in filter(None, inputs):
+        outer = captured(subgraphs(attributes))
+        for value in filter(None, (*inputs, *outer)):
             if value not in self._specs:
                 raise GraphError(f"op {op_name!r} reads {value!r}, which was not added before it")
         names = (op_name,) if outputs == 1 else tuple(f"{op_name}:{i}" for i in range(outputs))
-        op = Op(op_id, op_name, op_type, inputs, names, domain, attributes)
+        op = Op(op_id, op_name, op_type, inputs, names, domain, attributes, outer)
         specs = [spec] if spec is not None else self._infer(op)
         for i, value in enumerate(names):
             if value in self._specs:
@@ -146,7 +158,7 @@ class GraphBuilder:
             node = onnx.helper.make_node(op.op_type, op.inputs, op.outputs, op.name, **op.attributes)
         except (TypeError, ValueError) as error:
             raise GraphError(f"op {op.name!r} ({op.kind}): {error}") from error
-        types = {value: type_from_spec(self._specs[value]) for value in op.inputs if value}
+        types = {value: type_from_spec(self._specs[value]) for value in op.operands}
         constants = {
             source.name: onnx.numpy_helper.from_array(source.value, source.name)
             for source in self._sources
@@ -163,11 +175,14 @@ class GraphBuilder:
     @property
     def sinks(self) -> tuple[str, ...]:
         """The values that ops yield and no op reads, in the order of their ops."""
-        read = {value for op in self._ops for value in op.inputs}
+        read = {value for op in self._ops for value in op.operands}
         return tuple(value for op in self._ops for value in op.outputs if value not in read)
 
-    def output(self, *values: str, **named: str) -> None:
-        """Mark values as outputs, under their own names or under the keywords'."""
+    def output(self, /, *values: str, **named: str) -> None:
+        """Mark values as outputs, under their own names or under the keywords'.
+
+        A source keeps its name; under another one it is copied by an `Identity` op.
+        """
         for alias, value in {**{value: value for value in values}, **named}.items():
             if value not in self._specs:
                 raise GraphError(f"output {alias!r}: there is no value {value!r}")
@@ -183,29 +198,72 @@ class GraphBuilder:
         """
         if not self._outputs:
             raise GraphError(f"graph {self.name!r} has no output; mark one: builder.output(y=value)")
-        renamed = {value: alias for alias, value in self._outputs.items()}
-        if len(renamed) != len(self._outputs):
+        if len(set(self._outputs.values())) != len(self._outputs):
             raise GraphError("one value is marked as two outputs; add an Identity op for the second")
+        renamed, copies = self._aliases()
 
         def rename(names: tuple[str, ...]) -> tuple[str, ...]:
             return tuple(renamed.get(name, name) for name in names)
 
+        ops = [replace(op, inputs=rename(op.inputs), outputs=rename(op.outputs)) for op in self._ops]
+        specs = {renamed.get(name, name): spec for name, spec in self._specs.items()}
         return Graph(
             name=self.name,
-            sources=tuple(Source(s.id, renamed.get(s.name, s.name), s.spec, s.value) for s in self._sources),
-            ops=tuple(
-                Op(
-                    op.id,
-                    op.name,
-                    op.op_type,
-                    rename(op.inputs),
-                    rename(op.outputs),
-                    op.domain,
-                    op.attributes,
-                )
-                for op in self._ops
-            ),
+            sources=tuple(self._sources),
+            ops=(*ops, *copies),
             outputs=tuple(self._outputs),
-            specs={renamed.get(name, name): spec for name, spec in self._specs.items()},
+            specs={**specs, **{op.outputs[0]: self._specs[op.inputs[0]] for op in copies}},
             opsets=self._opsets,
         )
+
+    def _aliases(self) -> tuple[dict[str, str], list[Op]]:
+        """Return the new names of values, and the ops that copy those that have to keep theirs.
+
+        A source is bound by its name, and sub-graphs read by name.
+        """
+        fixed = {source.name for source in self._sources}.union(*(op.captured for op in self._ops))
+        renamed: dict[str, str] = {}
+        copies: list[Op] = []
+        taken = {op.name for op in self._ops}
+        for alias, value in self._outputs.items():
+            if alias == value or value not in fixed:
+                renamed[value] = alias
+                continue
+            op_id = self._next_id + len(copies)
+            name = next(name for name in _names(f"identity_{op_id}") if name not in taken)
+            copies.append(Op(op_id, name, "Identity", (value,), (alias,)))
+        return renamed, copies
+
+
+def _names(name: str) -> Iterator[str]:
+    yield name
+    yield from (f"{name}_{i}" for i in count(2))
+
+
+def _checked_dtype(what: str, dtype: DTypeLike) -> np.dtype[Any]:
+    """Return a dtype that ONNX has; its strings are objects."""
+    try:
+        found = np.dtype(dtype)
+        if found.kind in "SU":
+            return np.dtype(object)
+        onnx.helper.np_dtype_to_tensor_dtype(found)
+    except (TypeError, ValueError, KeyError) as error:
+        raise GraphError(f"{what}: ONNX has no dtype {str(dtype)!r}; give one like 'float32'") from error
+    return found
+
+
+def _checked_shape(name: str, shape: Sequence[Dim]) -> tuple[Dim, ...]:
+    if isinstance(shape, str) or not isinstance(shape, Iterable):
+        raise GraphError(f"input {name!r}: shape is {shape!r}; give its dimensions: shape=({shape!r},)")
+    return tuple(_checked_dim(name, dim) for dim in shape)
+
+
+def _checked_dim(name: str, dim: Any) -> Dim:
+    if dim is None or (isinstance(dim, str) and dim):
+        return dim
+    size = as_count(dim)
+    if size is None:
+        raise GraphError(
+            f"input {name!r}: a dimension is {dim!r}; it must be a size, a name, or None for any size"
+        )
+    return size

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ferroflow_dask.exceptions import GraphError, ModelError
 from ferroflow_dask.graph.ir import Graph, Op, Source, TensorSpec
-from ferroflow_dask.graph.protos import spec_from_type
+from ferroflow_dask.graph.protos import captured, spec_from_type, subgraphs_of_node
 from ferroflow_dask.graph.weights import ONNX_DOMAINS, WeightReader, first_line, is_constant
 
 #: Weights above this size [B] are not shown to checker and shape inference; what these read (shapes,
@@ -245,24 +245,17 @@ class _Importer:
                 tuple(node.output),
                 _domain(node.domain),
                 {entry.name: onnx.helper.get_attribute_value(entry) for entry in node.attribute},
-                tuple(dict.fromkeys(_captured(node))),
+                captured(subgraphs_of_node(node)),
             )
             ops.append(op)
         return tuple(ops)
-
-
-def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
 
 
 def _nested(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """Yield nodes and those in their sub-graphs, however deep."""
     for node in nodes:
         yield node
-        for graph in _subgraphs(node):
+        for graph in subgraphs_of_node(node):
             yield from _nested(graph.node)
 
 
@@ -276,22 +269,11 @@ def _tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
         if attribute.HasField("sparse_tensor"):
             sparse.append(attribute.sparse_tensor)
         sparse.extend(attribute.sparse_tensors)
-    for graph in _subgraphs(node):
+    for graph in subgraphs_of_node(node):
         yield from graph.initializer
         sparse.extend(graph.sparse_initializer)
     for entry in sparse:
         yield from (entry.values, entry.indices)
-
-
-def _captured(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield the names that sub-graphs of a node read from outside it, however deep."""
-    for graph in _subgraphs(node):
-        local = {entry.name for entry in (*graph.input, *graph.initializer)}
-        local.update(sparse.values.name for sparse in graph.sparse_initializer)
-        local.update(name for inner in graph.node for name in inner.output)
-        for inner in graph.node:
-            yield from (name for name in (*inner.input, *_captured(inner)) if name and name not in local)
-        yield from (entry.name for entry in graph.output if entry.name not in local)
 
 
 def _spec(value: str, type_proto: onnx.TypeProto) -> TensorSpec:

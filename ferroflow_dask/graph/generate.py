@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ferroflow_dask.counts import checked_count
 from ferroflow_dask.exceptions import UnknownNameError, UsageError
 from ferroflow_dask.graph.builder import GraphBuilder
 from ferroflow_dask.graph.ir import FERROFLOW_DOMAIN, Graph, TensorSpec
@@ -187,11 +189,12 @@ TOPOLOGIES: Mapping[str, _Topology] = {
     "uniform": _Topology(_uniform, {"n": 50, "dim": 64}, "matrix products one after another"),
 }
 
-#: Arguments that count something, and must be at least one.
-_COUNTS = frozenset(
-    {"width", "depth", "seq_len", "d_model", "n_heads", "layers", "channels"}
-    | {"n_ops", "m", "n_branches", "ops_per_branch", "n", "dim"}
-)
+#: Arguments that count something, and the least that they may be.
+_COUNTS: Mapping[str, int] = {
+    **dict.fromkeys(("width", "depth", "seq_len", "d_model", "n_heads", "layers", "channels"), 1),
+    **dict.fromkeys(("n_ops", "m", "n_branches", "ops_per_branch", "n", "dim"), 1),
+    **dict.fromkeys(("n_heavy", "n_fast", "seed"), 0),
+}
 
 
 def generate(name: str, *, seed: int = 0, **arguments: Any) -> Graph:
@@ -228,14 +231,13 @@ def generate(name: str, *, seed: int = 0, **arguments: Any) -> Graph:
     topology = TOPOLOGIES.get(name)
     if topology is None:
         raise UnknownNameError.of("DAG", name, TOPOLOGIES)
-    for argument, value in arguments.items():
+    for argument in arguments:
         if argument not in topology.defaults:
             raise UsageError(
                 f"DAG {name!r} has no argument {argument!r}; it takes: {', '.join(topology.defaults)}"
             )
-        _check(argument, value)
-    sizes = {**topology.defaults, **arguments}
-    writer = _Writer(GraphBuilder(name), np.random.default_rng(seed))
+    sizes = {**topology.defaults, **{name: _checked(name, value) for name, value in arguments.items()}}
+    writer = _Writer(GraphBuilder(name), np.random.default_rng(_checked("seed", seed)))
     try:
         topology.write(writer, **sizes)
     except (MemoryError, OverflowError) as error:
@@ -245,13 +247,13 @@ def generate(name: str, *, seed: int = 0, **arguments: Any) -> Graph:
     return writer.finish()
 
 
-def _check(argument: str, value: Any) -> None:
-    is_number = isinstance(value, int | float)
+def _checked(argument: str, value: Any) -> Any:
+    if argument in _COUNTS:
+        return checked_count(argument, value, _COUNTS[argument])
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
     if argument == "skew":
         if not (is_number and 0 <= value <= 1):
             raise UsageError(f"skew is {value!r}; it must lie between 0 and 1")
-    elif argument in _COUNTS:
-        if not (isinstance(value, int) and value >= 1):
-            raise UsageError(f"{argument} is {value!r}; it must be a whole number, at least 1")
     elif not (is_number and 0 <= value < float("inf")):
         raise UsageError(f"{argument} is {value!r}; it must be 0 or more")
+    return float(value)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ferroflow_dask.counts import checked_count
 from ferroflow_dask.exceptions import BindError, UsageError
 from ferroflow_dask.graph.ir import Graph, TensorSpec
 
@@ -56,9 +57,17 @@ def _check_input(name: str, value: Any, spec: TensorSpec, symbols: dict[str, tup
         raise BindError(f"input {name!r} is a Dask collection; pass the array: {name}=value.compute()")
     if spec.dtype is None:  # a sequence or an optional: the kernel checks it
         return value
-    array = np.asarray(value)
+    array = as_array(name, value)
     check_array(name, array, spec, symbols)
     return array
+
+
+def as_array(name: str, value: Any) -> NDArray[Any]:
+    """Return an input's value as an array; raise `BindError` where it is none, as a ragged list is."""
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise BindError(f"input {name!r} is a {type(value).__name__}, and no array: {error}") from error
 
 
 def check_array(name: str, array: Any, spec: TensorSpec, symbols: dict[str, tuple[int, str]]) -> None:
@@ -104,9 +113,9 @@ def random_inputs(graph: Graph, seed: int = 0, rows: int | None = None) -> dict[
     Raises
     ------
     UsageError
-        The rank or the dtype of an input is unknown, or it is no number.
+        The rank or the dtype of an input is unknown, or it is no number; or the seed is negative.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(checked_count("seed", seed))
     drawn: dict[str, NDArray[Any]] = {}
     for name, spec in graph.inputs.items():
         if spec.dtype is None or spec.shape is None or spec.dtype.kind in "OSUV":

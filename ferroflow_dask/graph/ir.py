@@ -339,7 +339,7 @@ class Graph:
     def _source_specs(self) -> dict[str, TensorSpec]:
         return {source.name: source.spec for source in self.sources}
 
-    def bind(self, **inputs: ArrayLike) -> BoundGraph:
+    def bind(self, /, **inputs: ArrayLike) -> BoundGraph:
         """Give the inputs their values and get a Dask collection.
 
         Parameters

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -50,3 +51,34 @@ def node_from_op(op: Op, version: int) -> onnx.NodeProto:
         kind = int(declared[name].type.value) if name in declared else None
         node.attribute.append(onnx.helper.make_attribute(name, value, attr_type=kind))
     return node
+
+
+def subgraphs(attributes: Mapping[str, Any]) -> Iterator[onnx.GraphProto]:
+    """Yield the graphs in an op's attributes, alone or in lists; not those inside of them."""
+    for value in attributes.values():
+        for item in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(item, onnx.GraphProto):
+                yield item
+
+
+def subgraphs_of_node(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """Yield the graphs in a node's attributes; not those inside of them."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def captured(graphs: Iterable[onnx.GraphProto]) -> tuple[str, ...]:
+    """Return the names that the sub-graphs of an op read from outside it, however deep, each once."""
+    return tuple(dict.fromkeys(name for graph in graphs for name in _read_outside(graph)))
+
+
+def _read_outside(graph: onnx.GraphProto) -> Iterator[str]:
+    local = {entry.name for entry in (*graph.input, *graph.initializer)}
+    local.update(sparse.values.name for sparse in graph.sparse_initializer)
+    local.update(name for inner in graph.node for name in inner.output)
+    for inner in graph.node:
+        names = (*inner.input, *captured(subgraphs_of_node(inner)))
+        yield from (name for name in names if name and name not in local)
+    yield from (entry.name for entry in graph.output if entry.name not in local)

@@ -8,9 +8,10 @@ import subprocess
 from collections import Counter
 from pathlib import Path
 
-from ferroflow_dask.exceptions import UsageError
+from ferroflow_dask.exceptions import FerroflowError, UsageError
 from ferroflow_dask.graph.analysis import levels
 from ferroflow_dask.graph.ir import Graph
+from ferroflow_dask.whole_files import replacing
 
 #: Formats that Graphviz writes for us; anything else is an error rather than a surprise.
 _RENDERED = (".pdf", ".png", ".svg")
@@ -46,10 +47,12 @@ def write(dot: str, filename: str) -> None:
     ------
     UsageError
         The suffix is none of these or .dot, or Graphviz's `dot` program is not installed.
+    FerroflowError
+        The file cannot be written, or Graphviz failed.
     """
     path = Path(filename)
     if path.suffix == ".dot":
-        path.write_text(dot, encoding="utf-8")
+        _write(path, dot.encode())
         return
     if path.suffix not in _RENDERED:
         raise UsageError(
@@ -60,7 +63,22 @@ def write(dot: str, filename: str) -> None:
         raise UsageError(
             f"{path.suffix} needs Graphviz's program 'dot'; install graphviz or write a .dot file"
         )
-    subprocess.run([program, f"-T{path.suffix[1:]}", "-o", path], input=dot.encode(), check=True)
+    try:
+        drawn = subprocess.run(
+            [program, f"-T{path.suffix[1:]}"], input=dot.encode(), check=True, capture_output=True
+        ).stdout
+    except subprocess.CalledProcessError as error:
+        said = " ".join(error.stderr.decode(errors="replace").split()) or f"status {error.returncode}"
+        raise FerroflowError(f"{filename!r} cannot be drawn: Graphviz's dot says: {said}") from error
+    _write(path, drawn)
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        with replacing(path) as beside:
+            beside.write_bytes(content)
+    except OSError as error:
+        raise FerroflowError(f"{str(path)!r} cannot be written: {error.strerror or error}") from error
 
 
 def kind_counts(graph: Graph) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from ferroflow_dask.kernels.evaluate import evaluate
 from ferroflow_dask.kernels.model import has_subgraph
 from ferroflow_dask.kernels.plan import Plan, make_plan, single
-from ferroflow_dask.kernels.provider import DeclinedError, Kernel, Provider
+from ferroflow_dask.kernels.provider import DeclinedError, ExecutionProvider, Kernel, Provider
 from ferroflow_dask.kernels.registry import (
     DEVICE_PROVIDER,
     PROVIDERS,
@@ -23,6 +23,7 @@ __all__ = [
     "PROVIDERS",
     "SESSIONS",
     "DeclinedError",
+    "ExecutionProvider",
     "Kernel",
     "Plan",
     "Provider",

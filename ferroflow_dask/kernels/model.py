@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import onnx
 
 from ferroflow_dask.graph.ir import FERROFLOW_DOMAIN, Op
-from ferroflow_dask.graph.protos import node_from_op
+from ferroflow_dask.graph.protos import node_from_op, subgraphs
 from ferroflow_dask.kernels.provider import opset_version
 
-#: IR version of one-node models: knows every type up to 4-bit integers, and every onnxruntime that we
+#: IR version of the models made here: knows every type up to 4-bit integers, and every onnxruntime that we
 #: allow (1.20 on) reads it.
-_IR_VERSION = 10
+IR_VERSION = 10
 
 #: The oldest opset that onnxruntime promises to run.
 _OLDEST_OPSET = 7
@@ -20,11 +20,7 @@ _OLDEST_OPSET = 7
 
 def has_subgraph(op: Op) -> bool:
     """Return whether an attribute holds a graph, which may read values of the op's own graph by name."""
-    return any(
-        isinstance(item, onnx.GraphProto)
-        for value in op.attributes.values()
-        for item in (value if isinstance(value, list | tuple) else (value,))
-    )
+    return next(subgraphs(op.attributes), None) is not None
 
 
 def declared_opset(op: Op, opsets: Mapping[str, int]) -> int:
@@ -67,5 +63,5 @@ def one_node_model(
     return onnx.helper.make_model(
         onnx.helper.make_graph([node_from_op(op, version)], "op", inputs, outputs),
         opset_imports=[onnx.helper.make_opsetid(name, v) for name, v in imports.items()],
-        ir_version=_IR_VERSION,
+        ir_version=IR_VERSION,
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +17,12 @@ import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as _state
 
 from ferroflow_dask.graph.ir import Graph, Op
+from ferroflow_dask.graph.protos import node_from_op
 from ferroflow_dask.graph.to_onnx import to_onnx
-from ferroflow_dask.kernels.model import declared_opset, one_node_model
-from ferroflow_dask.kernels.provider import DeclinedError, Kernel, opset_version
+from ferroflow_dask.kernels.model import IR_VERSION, declared_opset, one_node_model
+from ferroflow_dask.kernels.provider import DeclinedError, ExecutionProvider, Kernel, opset_version
+
+_CPU = "CPUExecutionProvider"
 
 #: Domain of onnxruntime's own operators, which ONNX has no schemas of.
 _CONTRIBUTED = "com.microsoft"
@@ -38,6 +41,17 @@ _OPEN_ERRORS = (*_RUN_ERRORS, _state.InvalidGraph, _state.InvalidProtobuf, Runti
 
 #: What it takes for an input; objects are strings. bfloat16 and smaller types (ml_dtypes) are not in it.
 _DTYPES = frozenset(map(np.dtype, "?bhilqBHILQefdO"))
+
+#: What ops that share a session may read, and the types of ONNX that they may name.
+_PLAIN = frozenset(map(np.dtype, "?bhilqBHILQfd"))
+_PLAIN_TYPES = frozenset(onnx.helper.np_dtype_to_tensor_dtype(dtype) for dtype in _PLAIN)
+
+#: Ops of other providers whose results have the same bits.
+_SAME_ELSEWHERE = frozenset(("Add", "Relu"))
+
+#: Ops that share a session with none: operands are checked, types follow operands, numbers are drawn.
+_DRAWN = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
+_ALONE = frozenset(("Gemm", "CastLike", "Bernoulli", "Multinomial", *_DRAWN))
 
 #: Results that the Python interface refuses, or hands out as raw bytes (8-bit floats become uint8).
 _NOT_NUMPY = re.compile(r"bfloat16|float8|float4|int4|int2")
@@ -117,22 +131,102 @@ class _SessionKernel:
 
     def _open(self, dtypes: Mapping[str, np.dtype[Any]]) -> Any:
         """Return a session, or the reason why there is none."""
-        types = {
-            name: onnx.helper.make_tensor_type_proto(onnx.helper.np_dtype_to_tensor_dtype(dtype), None)
-            for name, dtype in dtypes.items()
-        }
+        types = {name: _tensor_type(dtype) for name, dtype in dtypes.items()}
         model = one_node_model(self._op, self._opsets, types, declared_opset(self._op, self._opsets))
-        options = _options(1)
-        # An arena keeps the largest memory a session ever needed, and there are hundreds of sessions.
-        options.enable_cpu_mem_arena = False
         try:
-            session = onnxruntime.InferenceSession(
-                model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-            )
+            session = _open_plainly(model)
         except _OPEN_ERRORS as error:
             return str(error)
         strange = [output.type for output in session.get_outputs() if _NOT_NUMPY.search(output.type)]
         return f"results of type {', '.join(strange)}" if strange else session
+
+
+def may_join(op: Op, provider: str) -> bool:
+    """Return whether an op, computed by a provider so far, may share a session with its neighbours.
+
+    Not those whose values could be checked or converted between two ops only: half precision, which
+    onnxruntime computes in single precision and then rounds less often, and `Gemm`'s vectors.
+    """
+    if provider != OnnxRuntimeProvider.name and op.op_type not in _SAME_ELSEWHERE:
+        return False
+    if op.domain or op.captured or op.op_type in _ALONE:
+        return False
+    types = [op.attributes[name] for name in ("to", "dtype", "output_dtype") if name in op.attributes]
+    plain = all(element in _PLAIN_TYPES for element in types)
+    return plain and all(_is_plain(value) for value in op.attributes.values())
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.dtype in _PLAIN
+    items = value if isinstance(value, list | tuple) else (value,)
+    return all(isinstance(item, bool | int | float | str | bytes) for item in items)
+
+
+def open_segment(
+    ops: Sequence[Op],
+    opsets: Mapping[str, int],
+    inputs: Mapping[str, np.dtype[Any]],
+    outputs: Sequence[str],
+) -> Callable[[Sequence[Any]], list[Any]] | None:
+    """Return what computes some ops as their own sessions would, bit by bit; None where there is none.
+
+    Parameters
+    ----------
+    ops : sequence of Op
+        In an order in which they can run; all `may_join`.
+    opsets : mapping of str to int
+        Versions of the graph that they come from.
+    inputs : mapping of str to dtype
+        Of what they read of others.
+    outputs : sequence of str
+        The values that are wanted.
+    """
+    if not all(dtype in _PLAIN for dtype in inputs.values()):
+        return None
+    version = opset_version(ops[0], opsets)
+    names = list(inputs)
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph(
+            [node_from_op(op, version) for op in ops],
+            "segment",
+            [onnx.ValueInfoProto(name=name, type=_tensor_type(dtype)) for name, dtype in inputs.items()],
+            [onnx.ValueInfoProto(name=name) for name in outputs],
+        ),
+        opset_imports=[onnx.helper.make_opsetid("", version)],
+        ir_version=IR_VERSION,
+    )
+    try:
+        session = _open_plainly(model)
+    except _OPEN_ERRORS:
+        return None
+    if any(_NOT_NUMPY.search(o.type) or not o.type.startswith("tensor") for o in session.get_outputs()):
+        return None
+    wanted = list(outputs)
+
+    def compute(values: Sequence[Any]) -> list[Any]:
+        found: list[Any] = session.run(wanted, dict(zip(names, map(np.asarray, values), strict=True)))
+        return found
+
+    return compute
+
+
+def _open_plainly(model: onnx.ModelProto) -> Any:
+    """Return a session on the calling thread that computes each op by itself, one after another.
+
+    What is fused, folded or packed beforehand gives other results in the last places, and it would depend
+    on which ops share the session.
+    """
+    options = _options(1)
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    # An arena keeps the largest memory a session ever needed, and there are hundreds of sessions.
+    options.enable_cpu_mem_arena = False
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=[_CPU])
+
+
+def _tensor_type(dtype: np.dtype[Any]) -> onnx.TypeProto:
+    return onnx.helper.make_tensor_type_proto(onnx.helper.np_dtype_to_tensor_dtype(dtype), None)
 
 
 class _GraphSession:
@@ -150,7 +244,12 @@ class _GraphSession:
         return dict(zip(self._graph.outputs, found, strict=True))
 
 
-def open_graph(graph: Graph, constants: Mapping[str, Any], n_threads: int) -> _GraphSession | str:
+def open_graph(
+    graph: Graph,
+    constants: Mapping[str, Any],
+    n_threads: int,
+    execution: ExecutionProvider | None = None,
+) -> _GraphSession | str:
     """Return a session for a whole graph, or the reason why there is none.
 
     Parameters
@@ -160,11 +259,16 @@ def open_graph(graph: Graph, constants: Mapping[str, Any], n_threads: int) -> _G
         Those that are inputs of the graph.
     n_threads : int
         Threads that one run may use.
+    execution : ExecutionProvider, optional
+        Computes what it can of the graph: the CPU's if left out.
     """
+    if execution is not None and execution[0] not in onnxruntime.get_available_providers():
+        return f"this onnxruntime has no {execution[0]}"
     if other := [op.kind for op in graph.live_ops if _means_other(op)]:
         return f"{other[0]} is not what ONNX describes"
     whole = graph
-    if sum(value.nbytes for value in constants.values()) <= _OWN_MOST:
+    # A device has its copy anyway, and would get another one in every run.
+    if execution is not None or sum(value.nbytes for value in constants.values()) <= _OWN_MOST:
         sources = [
             replace(source, value=constants[source.name]) if source.name in constants else source
             for source in graph.sources
@@ -182,10 +286,12 @@ def open_graph(graph: Graph, constants: Mapping[str, Any], n_threads: int) -> _G
             list(large), [onnxruntime.OrtValue.ortvalue_from_numpy(value) for value in large.values()]
         )
         session = onnxruntime.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+            model.SerializeToString(), options, providers=[*([execution] if execution else []), _CPU]
         )
     except (*_OPEN_ERRORS, ValueError, TypeError, KeyError) as error:
         return str(error)
+    if execution is not None and session.get_providers()[0] != execution[0]:
+        return f"{execution[0]} cannot be loaded here"  # a library of CUDA's is missing, say
     strange = [
         entry.type
         for entry in (*session.get_inputs(), *session.get_outputs())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from ferroflow_dask.graph.ir import Graph, Op
 from ferroflow_dask.kernels.registry import anonymous, failure, shared_kernel, signature
+from ferroflow_dask.kernels.segments import PROVIDER, Repeated, Step, plans
 
 #: What stands for an optional input that is left out.
 _ABSENT = -1
@@ -25,9 +26,8 @@ class Plan:
     ----------
     ops : tuple of Op
         One for each kernel.
-    steps : tuple of (kernel, inputs, outputs, last reads)
-        For each op the number of its kernel, of the values that it reads (-1 for none), of those that it
-        makes, and of those that nothing reads after it.
+    steps : tuple of Step
+        One for each op.
     names : tuple of str
         Of the op in each step.
     ids : tuple of int
@@ -41,7 +41,7 @@ class Plan:
     """
 
     ops: tuple[Op, ...]
-    steps: tuple[tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...]
+    steps: tuple[Step, ...]
     names: tuple[str, ...]
     ids: tuple[int, ...]
     opsets: Mapping[str, int]
@@ -66,26 +66,51 @@ class Plan:
         """
         kernels = [shared_kernel(op, self.opsets, providers) for op in self.ops]
         values: list[Any] = [*arguments, *[None] * (self.n_values - len(arguments))]
+        key = (tuple(kernels), self.steps, self.exports)
+        repeated = plans.get(key) if _needs_sessions(kernels) else None
+        n_before = len(spent_s)
         # Infinities and NaN are results like others; ONNX knows no floating-point warnings.
         with np.errstate(all="ignore"):
-            before = clock()
-            for at, (kernel, inputs, outputs, last_reads) in enumerate(self.steps):
-                operands = [values[i] if i >= 0 else None for i in inputs]
-                try:
-                    results = kernels[kernel](*operands)
-                except Exception as error:
-                    op = replace(self.ops[kernel], name=self.names[at])
-                    raise failure(op, self.opsets, providers, operands, error) from error
-                for i, result in zip(outputs, results, strict=True):
-                    if i >= 0:
-                        values[i] = result
-                del operands, results
-                for i in last_reads:
-                    values[i] = None
-                after = clock()
-                spent_s.append(after - before)
-                before = after
+            before_s, at = clock(), 0
+            while at < len(self.steps):
+                shares = None if repeated is None else repeated.run(at, values)
+                if shares is None:
+                    self._run_step(at, kernels, values, providers)
+                    shares = (1.0,)
+                for *_, last_reads in self.steps[at : at + len(shares)]:
+                    for i in last_reads:
+                        values[i] = None
+                after_s = clock()
+                spent_s += [share * (after_s - before_s) for share in shares]
+                before_s, at = after_s, at + len(shares)
+        if repeated is None and _needs_sessions(kernels):
+            computed_by = [kernel.computed_by for kernel in kernels]
+            here_s = spent_s[n_before:]
+            plans.setdefault(key, Repeated(self.ops, computed_by, self.opsets, self.steps, here_s))
         return [values[i] for i in self.exports]
+
+    def _run_step(
+        self,
+        at: int,
+        kernels: Sequence[Callable[..., tuple[Any, ...]]],
+        values: list[Any],
+        providers: Sequence[str],
+    ) -> None:
+        kernel, inputs, outputs, _ = self.steps[at]
+        operands = [values[i] if i >= 0 else None for i in inputs]
+        try:
+            results = kernels[kernel](*operands)
+        except Exception as error:
+            op = replace(self.ops[kernel], name=self.names[at])
+            raise failure(op, self.opsets, providers, operands, error) from error
+        for i, result in zip(outputs, results, strict=True):
+            if i >= 0:
+                values[i] = result
+
+
+def _needs_sessions(kernels: Iterable[Any]) -> bool:
+    """Return whether ops of some kernel have been computed by the provider of sessions."""
+    return any(kernel.computed_by == PROVIDER for kernel in kernels)
 
 
 def make_plan(graph: Graph, ops: Sequence[Op], arguments: Sequence[str], exports: Sequence[str]) -> Plan:

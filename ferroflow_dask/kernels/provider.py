@@ -15,6 +15,9 @@ from ferroflow_dask.graph.ir import Op
 #: per entry of `op.captured`; returns one per entry of `op.outputs` (None for the empty string).
 Kernel = Callable[..., tuple[Any, ...]]
 
+#: One of onnxruntime's execution providers, which are where it computes, and its options.
+ExecutionProvider = tuple[str, Mapping[str, str]]
+
 
 class DeclinedError(Exception):
     """A kernel cannot take these values, though another provider's may; never seen by users.

@@ -13,6 +13,7 @@ from ferroflow_dask.graph.ir import FERROFLOW_DOMAIN, Op, TensorSpec
 from ferroflow_dask.graph.protos import type_from_spec
 from ferroflow_dask.kernels.corrections import CORRECTIONS
 from ferroflow_dask.kernels.model import one_node_model
+from ferroflow_dask.kernels.operands import mixed_types
 from ferroflow_dask.kernels.provider import Kernel
 
 
@@ -54,6 +55,9 @@ class _EvaluatorKernel:
         dtypes = {name: value.dtype for name, value in feeds.items() if isinstance(value, np.ndarray)}
         key = tuple(dtypes.items())
         if key not in self._evaluators:
+            # The implementation would promote them, as NumPy does.
+            if wrong := mixed_types(self._op, self._opsets, [feeds.get(name) for name in self._op.inputs]):
+                raise TypeError(wrong)
             # Two threads may both do this; the evaluators are the same.
             types = {
                 name: type_from_spec(TensorSpec(dtype)) for name, dtype in dtypes.items() if dtype.kind != "U"

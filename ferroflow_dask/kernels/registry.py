@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
+from zict import LRU
 
 from ferroflow_dask import config
 from ferroflow_dask.exceptions import KernelError, KernelNotFoundError, UnknownNameError
 from ferroflow_dask.graph.ir import Graph, Op
 from ferroflow_dask.kernels.model import has_subgraph
+from ferroflow_dask.kernels.operands import mixed_types
 from ferroflow_dask.kernels.provider import DeclinedError, Kernel, Provider, opset_version
 
 #: Kernels kept per process; an onnxruntime session takes about 0.1 MB, so this is at most some 50 MB.
-_CACHE_SIZE = 512
+_KEPT = 512
 
 
 def _synthetic() -> Provider:
@@ -144,7 +146,7 @@ def shared_kernel(op: Op, opsets: Mapping[str, int], providers: Sequence[str] | 
     `failure` turns them into those of `compile_op`, which takes and raises the same.
     """
     names = provider_names(providers)
-    dispatcher = _CACHE.get(op, opsets, names)
+    dispatcher = _dispatcher(op, opsets, names)
     try:
         found = dispatcher.kernel(0)
     except Exception as error:
@@ -166,10 +168,13 @@ def failure(
     op: Op, opsets: Mapping[str, int], providers: Sequence[str], operands: Sequence[Any], error: Exception
 ) -> KernelError | KernelNotFoundError:
     """Return the error to raise where a shared kernel has raised one: it names the op."""
-    if isinstance(error, DeclinedError) and not error.failed:
-        return _not_found(op, opsets, providers, error)
+    reason: object = error
+    if isinstance(error, DeclinedError):
+        reason = mixed_types(op, opsets, operands) or error
+        if reason is error and not error.failed:
+            return _not_found(op, opsets, providers, error)
     told = ", ".join(map(_describe, operands))
-    return KernelError(f"op {op.name!r} ({op.kind}) failed on ({told}): {one_line(error)}")
+    return KernelError(f"op {op.name!r} ({op.kind}) failed on ({told}): {one_line(reason)}")
 
 
 def find_provider(op: Op, opsets: Mapping[str, int], providers: Sequence[str] | None = None) -> str:
@@ -295,7 +300,10 @@ class _Dispatcher:
         self._op = op
         self._unasked = iter(providers)
         self._kernels: list[Kernel] = []
+        self._names: list[str] = []
         self._lock = threading.Lock()
+        #: The provider that has computed the op the last time.
+        self.computed_by = ""
 
     def kernel(self, index: int) -> Kernel | None:
         """Return the kernel of the provider that is `index` places behind the first supporting one."""
@@ -305,6 +313,7 @@ class _Dispatcher:
                 if provider is None:
                     return None
                 self._kernels.append(provider.compile(self._op, self.opsets))
+                self._names.append(provider.name)
             return self._kernels[index]
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
@@ -314,33 +323,26 @@ class _Dispatcher:
             if kernel is None:
                 break
             try:
-                return kernel(*values)
+                results = kernel(*values)
             except DeclinedError as error:
                 declined = error
+            else:
+                self.computed_by = self._names[index]
+                return results
         raise declined
 
 
-class _KernelCache:
-    """The dispatchers used last, by signature."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._dispatchers: OrderedDict[Hashable, _Dispatcher] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, op: Op, opsets: Mapping[str, int], names: tuple[str, ...]) -> _Dispatcher:
-        key = _key(op, opsets, names)
-        with self._lock:
-            found = self._dispatchers.get(key)
-            if found is None:
-                found = self._dispatchers[key] = _Dispatcher(anonymous(op), opsets, _installed(names, op))
-                if len(self._dispatchers) > self._size:
-                    self._dispatchers.popitem(last=False)
-            self._dispatchers.move_to_end(key)
-            return found
+#: By what decides an op's kernel.
+_dispatchers: LRU[Hashable, _Dispatcher] = LRU(_KEPT, {})
 
 
-_CACHE = _KernelCache(_CACHE_SIZE)
+def _dispatcher(op: Op, opsets: Mapping[str, int], names: tuple[str, ...]) -> _Dispatcher:
+    key = _key(op, opsets, names)
+    with _dispatchers.lock:  # threads that ask at once get the same
+        found = _dispatchers.get(key)
+        if found is None:
+            found = _dispatchers[key] = _Dispatcher(anonymous(op), opsets, _installed(names, op))
+        return found
 
 
 def anonymous(op: Op) -> Op:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
+from zict import LRU
 
 from ferroflow_dask.exceptions import KernelError
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.kernels.evaluate import evaluate
+from ferroflow_dask.kernels.provider import ExecutionProvider
 from ferroflow_dask.kernels.registry import one_line, provider_names
 
 #: Computes a graph: takes its inputs by name, constants among them, and returns its outputs by name.
@@ -25,9 +26,10 @@ SESSIONS = "onnxruntime"
 #: Models that a process keeps open. Each holds its weights, unless they are very large.
 _KEPT = 4
 
-_runners: OrderedDict[tuple[str, tuple[str, ...]], Runner] = OrderedDict()
-_locks: dict[tuple[str, tuple[str, ...]], threading.Lock] = {}
-_lock = threading.Lock()
+#: A graph, and where it is computed: by kernels of these providers, or on a device.
+_Key = tuple[str, tuple[str, ...]]
+_runners: LRU[_Key, Runner | None] = LRU(_KEPT, {})
+_opening: dict[_Key, threading.Lock] = {}
 
 
 def runner_of(
@@ -47,30 +49,52 @@ def runner_of(
         As in `compile_op`.
     """
     names = provider_names(providers)
-    key = (token, names)
-    with _lock:
-        found = _runners.get(key)
-        if found is not None:
-            _runners.move_to_end(key)
-            return found
-        opening = _locks.setdefault(key, threading.Lock())
+
+    def open_it() -> Runner:
+        session = _session(graph, constants) if SESSIONS in names else None
+        return session or partial(evaluate, graph, providers=names)  # op by op
+
+    found = _kept((token, names), open_it)
+    assert found is not None
+    return found
+
+
+def session_of(
+    graph: Graph, token: str, constants: Mapping[str, Any], execution: ExecutionProvider
+) -> Runner | None:
+    """Return a session of a whole graph that is not computed by the CPU; None where onnxruntime has none.
+
+    Parameters
+    ----------
+    graph, token, constants
+        As in `runner_of`.
+    execution : ExecutionProvider
+        Computes what it can of the graph; the CPU computes the rest.
+    """
+    return _kept((token, (execution[0],)), lambda: _session(graph, constants, execution))
+
+
+def _kept(key: _Key, open_it: Callable[[], Runner | None]) -> Runner | None:
+    with _runners.lock:
+        if key in _runners:
+            return _runners[key]
+        opening = _opening.setdefault(key, threading.Lock())
     with opening:  # several threads need it at once, and opening it may take seconds
-        with _lock:
-            found = _runners.get(key)
-        if found is None:
-            found = _open(graph, constants, names)
-            with _lock:
-                _runners[key] = found
-                _locks.pop(key, None)
-                if len(_runners) > _KEPT:
-                    _runners.popitem(last=False)
+        with _runners.lock:
+            if key in _runners:
+                return _runners[key]
+        found = open_it()
+        with _runners.lock:
+            _runners[key] = found
+            _opening.pop(key, None)
         return found
 
 
 def in_session(token: str) -> bool:
     """Return whether this process has a graph open that is computed in one session of a provider."""
-    with _lock:
-        return any(key[0] == token and not isinstance(runner, partial) for key, runner in _runners.items())
+    with _runners.lock:
+        runners = [runner for key, runner in _runners.items() if key[0] == token]
+    return any(runner is not None and not isinstance(runner, partial) for runner in runners)
 
 
 def n_threads() -> int:
@@ -79,17 +103,15 @@ def n_threads() -> int:
     return int(told) if told.isdecimal() and int(told) > 0 else 1
 
 
-def _open(graph: Graph, constants: Mapping[str, Any], providers: tuple[str, ...]) -> Runner:
-    if SESSIONS in providers:
-        try:
-            from ferroflow_dask.kernels.onnxruntime import open_graph
-        except ImportError:
-            pass
-        else:
-            session = open_graph(graph, constants, n_threads())
-            if not isinstance(session, str):
-                return session
-    return partial(evaluate, graph, providers=providers)  # op by op
+def _session(
+    graph: Graph, constants: Mapping[str, Any], execution: ExecutionProvider | None = None
+) -> Runner | None:
+    try:
+        from ferroflow_dask.kernels.onnxruntime import open_graph
+    except ImportError:
+        return None
+    session = open_graph(graph, constants, n_threads(), execution)
+    return None if isinstance(session, str) else session
 
 
 def failed(graph: Graph, inputs: Mapping[str, Any], error: Exception) -> KernelError:

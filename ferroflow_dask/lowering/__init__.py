@@ -11,9 +11,9 @@ from ferroflow_dask.lowering.execution import (
     executed,
     executed_here,
 )
-from ferroflow_dask.lowering.model import token_of
 from ferroflow_dask.lowering.placement import place
 from ferroflow_dask.lowering.predict import Prediction
+from ferroflow_dask.lowering.sealed import token_of
 from ferroflow_dask.lowering.tasks import (
     BUNDLE_ANNOTATION,
     COST_ANNOTATION,

@@ -7,26 +7,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import dask.array as da
-import numpy as np
 from dask._task_spec import DataNode, Dict, GraphNode, Task, TaskRef
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.typing import Key
 
+from ferroflow_dask.counts import as_count
 from ferroflow_dask.exceptions import BindError, UsageError
 from ferroflow_dask.graph.batching import BATCH
-from ferroflow_dask.graph.inputs import check_array
+from ferroflow_dask.graph.inputs import as_array, check_array
 from ferroflow_dask.graph.ir import Graph, TensorSpec
 from ferroflow_dask.kernels.registry import check_supported, provider_names
 from ferroflow_dask.lowering.execution import Results
-from ferroflow_dask.lowering.model import BatchModel, RunModel, Weights, batch_model, row_shape
+from ferroflow_dask.lowering.model import BatchModel, LoadedModel, RunModel, batch_model, row_shape
+from ferroflow_dask.lowering.sources import check_sizes, checked, is_lazy, no_array
 
 #: Rows of a batch where nobody says how many.
 _ROWS = 32
 
 
-def _run(model: RunModel, weights: Weights | Mapping[str, Any], *arrays: Any) -> Any:
-    arrays_of = weights.arrays if isinstance(weights, Weights) else weights
-    results = model(arrays_of, *arrays)
+def _run(model: RunModel | LoadedModel, *arguments: Any) -> Any:
+    results = model(*arguments)
     return results[0] if len(results.values) == 1 else results
 
 
@@ -45,7 +45,7 @@ def map_batches(
 def how_batched(graph: Graph, x: Any, *, providers: Sequence[str] | None = None) -> str:
     """Return how `map_batches` of the same arguments takes batches, in words."""
     model, _, _ = _prepared(graph, x, None, providers)
-    return str(model.batching)
+    return model.how
 
 
 def _prepared(
@@ -64,22 +64,22 @@ def _prepared(
 def _arrays(graph: Graph, x: Any, batch: int | None) -> dict[str, Any]:
     """Return a value for each input, those to be batched as Dask arrays with equal chunks of whole rows."""
     wanted = ", ".join(f"{name}: {spec}" for name, spec in graph.inputs.items()) or "nothing"
+    if batch is not None and not as_count(batch):
+        raise UsageError(f"batch is {batch!r}; it must be a number of rows, at least 1")
+    batch = as_count(batch)
     if not isinstance(x, Mapping):
         if len(graph.inputs) != 1:
             raise BindError(f"graph {graph.name!r} takes {wanted}; give a dict of arrays")
-        x = {next(iter(graph.inputs)): x}
-        if not isinstance(next(iter(x.values())), da.Array):
-            x = {
-                name: da.from_array(np.asarray(value), chunks=_chunks(value, batch))
-                for name, value in x.items()
-            }
+        name = next(iter(graph.inputs))
+        x = {name: x if isinstance(x, da.Array) else _as_batches(name, x, batch)}
     for name in (*x, *graph.inputs):
         if name not in graph.inputs or name not in x:
             what = "is missing" if name in graph.inputs else "is none of them"
             raise BindError(f"graph {graph.name!r} takes {wanted}; {name!r} {what}")
-    if batch is not None and not (isinstance(batch, int) and batch >= 1):
-        raise UsageError(f"batch is {batch!r}; it must be a number of rows, at least 1")
-    arrays = {name: x[name] for name in graph.inputs}
+    arrays = {
+        name: x[name] if isinstance(x[name], da.Array) else _other(name, x[name], spec)
+        for name, spec in graph.inputs.items()
+    }
     batched = {name: value for name, value in arrays.items() if isinstance(value, da.Array)}
     if not batched:
         raise BindError("no input is a Dask array; wrap what is to be batched in dask.array.from_array")
@@ -94,15 +94,28 @@ def _arrays(graph: Graph, x: Any, batch: int | None) -> dict[str, Any]:
     return arrays
 
 
-def _chunks(value: Any, batch: int | None) -> tuple[int, ...]:
-    return (batch if isinstance(batch, int) and batch > 0 else _ROWS, *(-1,) * (np.ndim(value) - 1))
+def _as_batches(name: str, value: Any, batch: int | None) -> Any:
+    if is_lazy(value):
+        raise no_array(name, value)
+    array = as_array(name, value)
+    if not array.ndim:
+        raise BindError(f"input {name!r} has shape (); its first dimension must be the batch")
+    return da.from_array(array, chunks=(batch or _ROWS, *(-1,) * (array.ndim - 1)))
+
+
+def _other(name: str, value: Any, spec: TensorSpec) -> Any:
+    """Return a value that goes with every batch."""
+    if isinstance(value, TaskRef):  # a Future, which is checked where it is
+        return value
+    if is_lazy(value):
+        raise no_array(name, value)
+    return value if spec.dtype is None else checked(value, name, spec, {})
 
 
 def _check(name: str, value: Any, spec: TensorSpec) -> None:
-    if value.ndim == 0 or np.isnan(value.shape).any():
-        raise BindError(
-            f"input {name!r} has shape {value.shape}; rows must be known: call compute_chunk_sizes()"
-        )
+    if value.ndim == 0:
+        raise BindError(f"input {name!r} has shape (); its first dimension must be the batch")
+    check_sizes(name, value)
     # However many rows the graph was made for.
     any_rows = spec.shape and (None, *spec.shape[1:])
     check_array(name, value, TensorSpec(spec.dtype, any_rows), {})
@@ -111,24 +124,36 @@ def _check(name: str, value: Any, spec: TensorSpec) -> None:
 def _write(model: BatchModel, batched: Mapping[str, Any], others: Mapping[str, Any]) -> Any:
     """Return the outputs as Dask arrays: a task for each batch."""
     run = uuid.uuid4().hex
-    model_key, weights_key, name = f"model-{run}", f"weights-{run}", f"map_batches-{run}"
-    tasks: dict[Key, GraphNode] = {model_key: DataNode(model_key, model.run)}
-    weights: Any = TaskRef(weights_key)
-    if any(isinstance(value, TaskRef) for value in model.weights.values()):  # Futures are
-        weights = Dict(dict(model.weights))
-    else:
-        tasks[weights_key] = DataNode(weights_key, Weights(model.weights))
+    model_key, name = f"model-{run}", f"map_batches-{run}"
+    are_placed = any(isinstance(value, TaskRef) for value in model.weights.values())  # Futures are
+    weights = [Dict(dict(model.weights))] if are_placed else []
+    sent = model.run if are_placed else LoadedModel(model.run, model.weights)
+    tasks: dict[Key, GraphNode] = {model_key: DataNode(model_key, sent)}
+    checked_others = _checked_others(model, others, run)
+    tasks.update((task.key, task) for task in checked_others.values() if isinstance(task, Task))
+    arguments = [TaskRef(one.key) if isinstance(one, Task) else one for one in checked_others.values()]
     first, single = next(iter(batched.values())), next(iter(model.specs.values()))
     for i in range(len(first.chunks[0])):
         chunks = [TaskRef((value.name, i, *(0,) * (value.ndim - 1))) for value in batched.values()]
         key: Key = _key(name, i, single) if len(model.specs) == 1 else (name, i)
-        tasks[key] = Task(key, _run, TaskRef(model_key), weights, *chunks, *others.values())
+        tasks[key] = Task(key, _run, TaskRef(model_key), *weights, *chunks, *arguments)
     graph = HighLevelGraph.from_collections(name, tasks, dependencies=list(batched.values()))
     if len(model.specs) == 1:
         return da.Array(graph, name, _chunks_of(first, single), dtype=single.dtype)
     return {
         output: _output(graph, name, item, first, spec)
         for item, (output, spec) in enumerate(model.specs.items())
+    }
+
+
+def _checked_others(model: BatchModel, others: Mapping[str, Any], run: str) -> dict[str, Any]:
+    """Return the values that go with every batch: the tasks that check them in place of Futures."""
+    specs = model.run.graph.inputs
+    return {
+        name: Task((f"check-input-{run}", name), checked, value, name, specs[name], {})
+        if isinstance(value, TaskRef) and specs[name].dtype is not None
+        else value
+        for name, value in others.items()
     }
 
 

@@ -22,7 +22,8 @@ from ferroflow_dask.graph.ir import Graph, Op
 from ferroflow_dask.kernels import check_supported
 from ferroflow_dask.lowering.bundles import Bundling, bundle, check_placement
 from ferroflow_dask.lowering.predict import Prediction
-from ferroflow_dask.lowering.tasks import GpuCosts, Place, by_place, is_lazy, lower, op_type_prefix
+from ferroflow_dask.lowering.sources import check_lazy, is_lazy
+from ferroflow_dask.lowering.tasks import GpuCosts, Place, by_place, lower, op_type_prefix
 
 
 class BoundGraph(DaskMethodsMixin):
@@ -147,7 +148,8 @@ def bind(
     ----------
     graph : Graph
     inputs : mapping of str to array
-        NumPy or Dask arrays, delayed values, or Futures; what is lazy becomes one array on a worker.
+        NumPy or Dask arrays, delayed values, or Futures; what is lazy becomes one array on a worker, and
+        is checked there where its dtype is not known before: then computing raises BindError.
     costs : CostModel, optional
         Where tasks' `ferroflow_cost` comes from; shapes and nominal rates if left out.
     providers : sequence of str, optional
@@ -223,6 +225,7 @@ def _bind(
     gpu: GpuCosts | None,
 ) -> BoundGraph:
     chosen = tuple(config.get_names("kernels.providers") if providers is None else providers)
+    check_lazy(inputs)
     values = check_inputs(graph, inputs, is_lazy)
     check_supported(graph, chosen)
     run = uuid.uuid4().hex

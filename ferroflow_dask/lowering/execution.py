@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from distributed import get_worker
 from ferroflow_dask.devices import DeviceRunner, attached, drain, host_value
 from ferroflow_dask.graph.ir import Op
 from ferroflow_dask.kernels import Plan, compile_op, single
+from ferroflow_dask.lowering.clients import check_synchronous
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -121,6 +122,20 @@ def run_there(
             record(run, [(op_id, seconds) for op_id in ids], on_device=is_on_device)
 
     return runner.run(plan, arguments, providers, note, _kind_of_this_task())
+
+
+def run_session_there(
+    runner: DeviceRunner,
+    session: Callable[[Mapping[str, Any]], dict[str, Any]],
+    values: Mapping[str, Any],
+    ids: Sequence[int],
+    run: str,
+) -> dict[str, Any]:
+    """Run a whole graph in a session on a device, and count its ops, each with the same part of the time."""
+    found, seconds = runner.run_session(session, values, len(ids), _kind_of_this_task())
+    if run:
+        record(run, [(op_id, seconds / len(ids)) for op_id in ids], on_device=True)
+    return found
 
 
 def _kind_of_this_task() -> str:
@@ -257,8 +272,10 @@ def _report_with_process(run: str) -> tuple[str, ExecutionReport]:
 def executed(client: Client, run: str) -> ExecutionReport:
     """Return what the workers of a cluster have executed of a run.
 
-    Workers that share a process are counted once. What a lost worker had executed is not known.
+    Workers that share a process are counted once. What a lost worker had executed is not known. The client is
+    synchronous; `UsageError` is raised for another.
     """
+    check_synchronous(client, "executed")
     by_process = dict(client.run(_report_with_process, run).values())
     total = ExecutionReport()
     for report in by_process.values():

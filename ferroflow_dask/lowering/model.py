@@ -1,43 +1,28 @@
-"""A whole model as the function of a Dask task, its large constants beside it."""
+"""A model that takes batches: prepared once, computed on a batch by the function of a Dask task."""
 
 from __future__ import annotations
 
 import logging
-import time
 import uuid
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from dask._task_spec import TaskRef
+from dask.base import tokenize
 from dask.sizeof import sizeof
 
 from ferroflow_dask.devices import host_value
 from ferroflow_dask.exceptions import BindError, FerroflowError, KernelError, UsageError
 from ferroflow_dask.graph.batching import BATCH, Batching, batching_of, inferred
-from ferroflow_dask.graph.ir import Graph, Source, TensorSpec
-from ferroflow_dask.kernels import Plan, make_plan
-from ferroflow_dask.kernels.session import Runner, failed, runner_of
-from ferroflow_dask.lowering.execution import Results, device_here, record, run_there
+from ferroflow_dask.graph.ir import Graph, TensorSpec
+from ferroflow_dask.kernels.session import failed
+from ferroflow_dask.lowering.execution import Results
+from ferroflow_dask.lowering.sealed import Sealed, is_large, runner_here
 
 logger = logging.getLogger("ferroflow_dask")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Weights:
-    """The large constants of a model, which travel as one value, to each worker once."""
-
-    arrays: Mapping[str, Any]
-
-
-def _nbytes(weights: Weights) -> int:
-    return sum(sizeof(array) for array in weights.arrays.values())
-
-
-sizeof.register(Weights, _nbytes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,10 +31,7 @@ class RunModel:
 
     Parameters
     ----------
-    graph : Graph
-        Without its large constants.
-    token : str
-        The same for equal models with equal constants only.
+    sealed : Sealed
     providers : tuple of str
     inputs : tuple of str
         Names of the arrays that it is called with; those that are `batched` have the batch in front.
@@ -58,12 +40,16 @@ class RunModel:
         How many rows the graph takes at a time; None for any number.
     """
 
-    graph: Graph
-    token: str
+    sealed: Sealed
     providers: tuple[str, ...]
     inputs: tuple[str, ...]
     batched: frozenset[str]
     rows: int | None
+
+    @property
+    def graph(self) -> Graph:
+        """The model without its large constants."""
+        return self.sealed.graph
 
     def __call__(self, weights: Mapping[str, Any], *arrays: Any) -> Results:
         """Return the outputs, in the order in which the graph names them.
@@ -75,7 +61,7 @@ class RunModel:
         """
         values = dict(zip(self.inputs, arrays, strict=True))
         n = len(values[next(iter(self.batched))])
-        runner = _runner(self.graph, self.token, weights, self.providers)
+        runner = runner_here(self.sealed, weights, self.providers)
         try:
             pieces = (
                 [values] if self.rows is None else [{**values, **piece} for piece in self._pieces(values)]
@@ -110,12 +96,31 @@ class RunModel:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LoadedModel:
+    """A model with its large constants, which travel as one value, to each worker once."""
+
+    run: RunModel
+    weights: Mapping[str, Any]
+
+    def __call__(self, *arrays: Any) -> Results:
+        """Compute a batch."""
+        return self.run(self.weights, *arrays)
+
+
+def _nbytes(model: LoadedModel) -> int:
+    return len(model.run.sealed.content) + sum(int(sizeof(array)) for array in model.weights.values())
+
+
+sizeof.register(LoadedModel, _nbytes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class BatchModel:
     """A model that is ready for batches.
 
     Parameters
     ----------
-    batching : Batching
+    how : str
         How it takes them.
     run : RunModel
     weights : mapping of str to array or Future
@@ -124,118 +129,10 @@ class BatchModel:
         Of each output; the first dimension is the batch.
     """
 
-    batching: Batching
+    how: str
     run: RunModel
     weights: Mapping[str, Any]
     specs: Mapping[str, TensorSpec]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ExecuteWhole:
-    """The function of a Dask task: compute a graph as one piece of work.
-
-    Parameters
-    ----------
-    run : str
-        Name of the run under which the executions are counted: all ops, once all have run, each with the
-        same part of the time.
-    graph : Graph
-        Without its large constants.
-    token : str
-        The same for equal graphs with equal constants only.
-    providers : tuple of str
-        Kernel providers in the order in which they are asked.
-    inputs, weights : tuple of str
-        Names of the arrays that it is called with: the graph's inputs, then its large constants.
-    wanted : tuple of str
-        The outputs to return.
-    """
-
-    run: str
-    graph: Graph
-    token: str
-    providers: tuple[str, ...]
-    inputs: tuple[str, ...]
-    weights: tuple[str, ...]
-    wanted: tuple[str, ...]
-
-    def __call__(self, *arrays: Any) -> Any:
-        """Return the output that is wanted, or `Results` of several."""
-        values = dict(zip((*self.inputs, *self.weights), arrays, strict=True))
-        weights = {name: values[name] for name in self.weights}
-        start = time.perf_counter()
-        try:
-            found = _runner(self.graph, self.token, weights, self.providers, self.run)(values)
-        except FerroflowError:
-            raise
-        except Exception as error:
-            raise failed(self.graph, values, error) from error
-        if device_here() is None:  # which tells of each op when it has ended
-            ids = [op.id for op in self.graph.live_ops]
-            each_s = (time.perf_counter() - start) / len(ids)
-            record(self.run, [(op_id, each_s) for op_id in ids])
-        outputs = [found[name] for name in self.wanted]
-        return outputs[0] if len(outputs) == 1 else Results(tuple(outputs))
-
-    def __dask_tokenize__(self) -> tuple[str, str]:
-        return (type(self).__qualname__, self.run)
-
-
-def _runner(
-    graph: Graph, token: str, weights: Mapping[str, Any], providers: tuple[str, ...], run: str = ""
-) -> Runner:
-    """Return what computes a graph here: this worker's device, if it has one, or a session."""
-    device = device_here()
-    if device is None:
-        return runner_of(graph, token, weights, providers)
-    plan, names, constants = _plan_of(graph, token, tuple(weights))
-
-    def compute(values: Mapping[str, Any]) -> dict[str, Any]:
-        known = {**constants, **values}
-        found = run_there(device, plan, [known[name] for name in names], providers, run)
-        return dict(zip(graph.outputs, found, strict=True))
-
-    return compute
-
-
-#: Plans of whole graphs for devices, and the constants in them, which are placed there once.
-_plans: OrderedDict[str, tuple[Plan, tuple[str, ...], Mapping[str, Any]]] = OrderedDict()
-_PLANS_KEPT = 4
-
-
-def _plan_of(
-    graph: Graph, token: str, weights: tuple[str, ...]
-) -> tuple[Plan, tuple[str, ...], Mapping[str, Any]]:
-    known = _plans.get(token)
-    if known is None:
-        constants = {name: value for name, value in graph.constants.items() if name not in weights}
-        names = tuple(dict.fromkeys((*graph.inputs, *weights, *constants)))
-        plan = make_plan(graph, graph.live_ops, names, list(graph.outputs))
-        known = _plans[token] = (plan, names, constants)
-        if len(_plans) > _PLANS_KEPT:
-            _plans.popitem(last=False)
-    return known
-
-
-def whole(graph: Graph, run: str, providers: tuple[str, ...], wanted: tuple[str, ...]) -> ExecuteWhole:
-    """Return what computes a graph as one piece of work; the parameters are those of `ExecuteWhole`."""
-    weights = tuple(source.name for source in graph.sources if _is_large(source))
-    return ExecuteWhole(
-        run, _without_weights(graph), token_of(graph), providers, tuple(graph.inputs), weights, wanted
-    )
-
-
-#: By which name workers know the session of a graph that they have open.
-_tokens: WeakKeyDictionary[Graph, str] = WeakKeyDictionary()
-
-
-def token_of(graph: Graph) -> str:
-    """Return the name of what is open of a graph, the same as long as the graph lives."""
-    return _tokens.setdefault(graph, uuid.uuid4().hex)
-
-
-def _without_weights(graph: Graph) -> Graph:
-    return replace(graph, sources=tuple(map(_light, graph.sources)))
 
 
 #: What was prepared of a graph; it has names of its own, by which workers know what they have open.
@@ -257,7 +154,8 @@ def batch_model(
     providers : tuple of str
     """
     shapes = tuple((name, spec.dtype, row_shape(spec)) for name, spec in batched.items())
-    key = (shapes, tuple((name, np.shape(value)) for name, value in others.items()), providers)
+    # Shapes of outputs may depend on the values of the others.
+    key = (shapes, tokenize(dict(others)), providers)
     known = _prepared.setdefault(graph, {})
     if key not in known:
         known[key] = _prepare(graph, batched, others, providers)
@@ -268,11 +166,11 @@ def _prepare(
     graph: Graph, batched: Mapping[str, TensorSpec], others: Mapping[str, Any], providers: tuple[str, ...]
 ) -> BatchModel:
     batching = batching_of(graph, batched)
-    weights = {source.name: source.value for source in graph.sources if _is_large(source)}
+    weights = {source.name: source.value for source in graph.sources if is_large(source)}
 
     def run_of(graph: Graph, rows: int | None) -> RunModel:
-        light = _without_weights(graph)
-        return RunModel(light, uuid.uuid4().hex, providers, (*batched, *others), frozenset(batched), rows)
+        sealed = Sealed.of(graph, uuid.uuid4().hex)
+        return RunModel(sealed, providers, (*batched, *others), frozenset(batched), rows)
 
     run = run_of(batching.graph, batching.rows)
     if batching.freed_of is not None:
@@ -281,7 +179,10 @@ def _prepare(
             batching, run = Batching(graph, rows=batching.freed_of), as_given
     if batching.freed_of is not None or batching.rows is not None:
         logger.info("model %r: %s", graph.name, batching)
-    return BatchModel(batching, run, weights, _output_specs(batching.graph, run, weights, batched, others))
+    # Not the graph itself, or it would keep alive what it is prepared for.
+    return BatchModel(
+        str(batching), run, weights, _output_specs(batching.graph, run, weights, batched, others)
+    )
 
 
 def _agree(
@@ -363,19 +264,6 @@ def _try(run: RunModel, weights: Mapping[str, Any], *arrays: Any) -> tuple[Any, 
 def _is_told(spec: TensorSpec) -> bool:
     """Return whether the type is known, and the shape of a row."""
     return spec.dtype is not None and bool(spec.shape) and len(row_shape(spec)) == len(spec.shape or ()) - 1
-
-
-def _is_large(source: Source) -> bool:
-    return not (source.is_input or source.is_small)
-
-
-def _light(source: Source) -> Source:
-    """Return the source without its value if that is large."""
-    if source.is_input:
-        return source
-    if _is_large(source):
-        return replace(source, value=None, is_placed=False)
-    return replace(source, value=source.array, is_placed=False)
 
 
 def row_shape(spec: TensorSpec) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ferroflow_dask.graph.ir import Graph, Source
+from ferroflow_dask.lowering.clients import check_synchronous
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -24,11 +25,17 @@ def place(graph: Graph, client: Client) -> Graph:
         A synchronous client; the graph can be computed by this client only. The constants stay on the
         cluster as long as the returned graph lives.
 
+    Raises
+    ------
+    UsageError
+        The client is asynchronous.
+
     Examples
     --------
     >>> model = place(load_onnx("model.onnx"), client)  # doctest: +SKIP
     >>> client.compute(model.bind(x=x)).result()  # doctest: +SKIP
     """
+    check_synchronous(client, "place")
     constants = [source for source in graph.sources if not (source.is_input or source.is_placed)]
     if not constants:
         return graph

@@ -9,21 +9,18 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import dask.array as da
-from dask._task_spec import DataNode, GraphNode, Task, TaskRef
-from dask.base import is_dask_collection
-from dask.core import flatten
+from dask._task_spec import GraphNode, Task, TaskRef
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.typing import Key
 
 from ferroflow_dask.cost import kind_name
 from ferroflow_dask.devices import host_value
-from ferroflow_dask.exceptions import BindError
 from ferroflow_dask.graph.analysis import ranks_of
 from ferroflow_dask.graph.ir import Graph, Op
 from ferroflow_dask.kernels import has_subgraph, make_plan
 from ferroflow_dask.lowering.execution import KIND_ANNOTATION, ExecuteBundle, ExecuteOp
-from ferroflow_dask.lowering.model import whole
+from ferroflow_dask.lowering.sources import SourceReferences
+from ferroflow_dask.lowering.whole import whole
 
 #: Expected duration of a task on one thread [s]. Any Dask code may set it with `dask.annotate`. Where
 #: workers have GPUs, a dict of the durations on workers of either kind, None where it is not known; a kind
@@ -110,7 +107,7 @@ class LoweredGraph:
         For each output the key of the task that yields it, and which item of its result it is; None for
         all of it.
     n_tasks : int
-        One per bundle, and one per source that is not on the cluster yet.
+        One per bundle, and one per source that is not on the cluster yet or has to be checked there.
     """
 
     dsk: HighLevelGraph
@@ -156,7 +153,7 @@ def lower(
         Whether all ops, which are the only bundle then, run as one piece.
     """
     groups = [(op,) for op in graph.live_ops] if bundles is None else bundles
-    sources = _SourceReferences(graph, inputs, run)
+    sources = SourceReferences(graph, inputs, run)
     wanted = exported(graph, groups)
     places: dict[str, Place] = {}
     keys: list[Key] = []
@@ -165,7 +162,7 @@ def lower(
     for i, ops in enumerate(groups):
         first = ops[0]
         name = prefix(first) if len(ops) == 1 and not are_alike else BUNDLE_PREFIX
-        key: Key = (f"{name}-{run}", first.id if bundles is None else _backwards(i, len(groups)))
+        key: Key = (f"{name}-{run}", _backwards(i, len(groups)))
         keys.append(key)
         values = first.outputs if len(ops) == 1 and not is_whole else _exports(ops, wanted)
         for item, value in enumerate(values):
@@ -193,7 +190,7 @@ def lower(
         f"ops-{run}": MaterializedLayer(tasks, annotations=annotations),
     }
     last = {layer for value in sources.collections for layer in value.__dask_layers__()}
-    dependencies = {**given.dependencies, f"sources-{run}": set(), f"ops-{run}": {f"sources-{run}", *last}}
+    dependencies = {**given.dependencies, f"sources-{run}": last, f"ops-{run}": {f"sources-{run}", *last}}
     n_given = sum(map(len, given.layers.values()))
     return LoweredGraph(
         HighLevelGraph(layers, dependencies), outputs, len(tasks) + len(sources.nodes) + n_given
@@ -201,7 +198,8 @@ def lower(
 
 
 def _backwards(i: int, n: int) -> int:
-    # Of tasks that are equal to it, Dask starts with the last by the written key: all have as many digits.
+    # Of tasks that are equal to it, Dask starts with the last by the written key; so it starts with the
+    # first, as the graph's author has written them. All have as many digits.
     return int(10 ** len(str(n))) + n - i
 
 
@@ -302,54 +300,6 @@ def _ranks(graph: Graph, groups: Sequence[Sequence[Op]], costs: Mapping[int, flo
     for i, earlier in enumerate(before):
         earlier.discard(i)
     return ranks_of([sum([costs.get(op.id, 0.0) for op in ops]) for ops in groups], before)
-
-
-class _SourceReferences:
-    """References to sources; makes the task of each source that is not on the cluster yet.
-
-    A source is a task of its own, so that Dask moves it to a worker once however many ops read it.
-    """
-
-    def __init__(self, graph: Graph, inputs: Mapping[str, Any], run: str) -> None:
-        self._sources = {source.name: source for source in graph.sources}
-        self._inputs = inputs
-        self._run = run
-        self.nodes: dict[Key, GraphNode] = {}
-        #: Inputs that are Dask collections, each of one key.
-        self.collections: list[Any] = []
-        self._keys: dict[str, Key] = {}
-
-    def __getitem__(self, name: str) -> TaskRef:
-        source = self._sources[name]
-        value = self._inputs[name] if source.is_input else source.value
-        if isinstance(value, TaskRef) and not source.is_placed:
-            return value  # a Future, which the graph keeps alive
-        if is_dask_collection(value):
-            return TaskRef(self._key_of(name, value))
-        if source.is_placed:
-            return TaskRef(value.key)
-        key = (f"source-{self._run}", source.id)
-        if key not in self.nodes:
-            self.nodes[key] = DataNode(key, value)
-        return TaskRef(key)
-
-    def _key_of(self, name: str, value: Any) -> Key:
-        if name not in self._keys:
-            whole = value.rechunk(-1) if isinstance(value, da.Array) else value
-            keys = list(flatten([whole.__dask_keys__()]))
-            if len(keys) != 1:
-                raise BindError(
-                    f"input {name!r} is a {type(value).__name__} of {len(keys)} parts; only Dask arrays, "
-                    "delayed values and Futures become one array"
-                )
-            self.collections.append(whole)
-            self._keys[name] = keys[0]
-        return self._keys[name]
-
-
-def is_lazy(value: Any) -> bool:
-    """Return whether a value is to be computed by Dask: a collection or a Future."""
-    return isinstance(value, TaskRef) or bool(is_dask_collection(value))
 
 
 def _opsets_of(op: Op, graph: Graph) -> dict[str, int]:

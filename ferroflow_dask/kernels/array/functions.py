@@ -22,7 +22,7 @@ from ferroflow_dask.kernels.array.operator import (
 
 def _relu(_: Op, x: Any) -> Any:
     """Replace what is negative by zero (ONNX Relu, opset 1 on; integers from 14)."""
-    return np.maximum(x, x.dtype.type(0))
+    return np.maximum(x.dtype.type(0), x)  # in this order a negative zero stays, as in onnxruntime
 
 
 def _sigmoid(_: Op, x: Any) -> Any:
