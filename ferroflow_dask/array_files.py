@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -11,6 +13,13 @@ import numpy as np
 
 from ferroflow_dask.exceptions import FerroflowError, UsageError
 from ferroflow_dask.graph import Graph
+from ferroflow_dask.whole_files import replacing
+
+#: What NumPy and zipfile raise over files that are none of theirs.
+_DAMAGED = (
+    *(OSError, ValueError, EOFError, SyntaxError, RuntimeError, tokenize.TokenError),
+    *(zipfile.BadZipFile, zlib.error),
+)
 
 
 def read_inputs(graph: Graph, files: Sequence[str]) -> dict[str, Any]:
@@ -28,11 +37,13 @@ def read_inputs(graph: Graph, files: Sequence[str]) -> dict[str, Any]:
     UsageError
         A file cannot be read, or it is not said which input it holds.
     """
+    if not graph.inputs:
+        raise UsageError(f"graph {graph.name!r} has no inputs; leave --input {files[0]!r} out")
     inputs: dict[str, Any] = {}
     for text in files:
         name, is_named, path = text.partition("=")
-        if not is_named:
-            name, path = "", text
+        if not is_named or (name not in graph.inputs and os.path.isfile(text)):
+            name, path = "", text  # file names may have a =, too
         loaded = _load(path)
         if isinstance(loaded, dict):
             if name:
@@ -56,7 +67,9 @@ def _load(path: str) -> Any:
         with open(path, "rb") as file:
             loaded = np.load(file, allow_pickle=False)
             return dict(loaded) if isinstance(loaded, np.lib.npyio.NpzFile) else loaded
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except MemoryError as error:
+        raise UsageError(f"--input {path!r} says that it is larger than memory: {error}") from error
+    except _DAMAGED as error:
         raise UsageError(f"--input {path!r} cannot be read as .npy or .npz: {error}") from error
 
 
@@ -68,21 +81,35 @@ def write_outputs(path: str, outputs: Mapping[str, Any]) -> None:
     UsageError
         An output is no array (a sequence, say).
     FerroflowError
-        The file cannot be written.
+        The file cannot be written; one that was there is as it was.
     """
     arrays = {name: _as_array(name, value) for name, value in outputs.items()}
     # As np.savez does, which would take an output named "file" for its own argument.
     try:
-        with zipfile.ZipFile(path, "w") as archive:
+        with replacing(path) as beside, zipfile.ZipFile(beside, "w") as archive:
             for name, array in arrays.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                     np.lib.format.write_array(file, array, allow_pickle=False)
     except OSError as error:
-        raise FerroflowError(f"--output {path!r} cannot be written: {error}") from error
+        raise FerroflowError(f"--output {path!r} cannot be written: {error.strerror or error}") from error
 
 
 def _as_array(name: str, value: Any) -> Any:
     if not isinstance(value, np.ndarray | np.generic):
         raise UsageError(f"--output writes arrays; output {name!r} is a {type(value).__name__}")
     array = np.asarray(value)
-    return array.astype(str) if array.dtype == object else array  # ONNX's strings
+    return array.astype(str) if array.dtype == object else _of_numpys_type(array)  # ONNX's strings
+
+
+def _of_numpys_type(array: Any) -> Any:
+    """Return an array of a type that NumPy's files have, with the same values.
+
+    Of what only `ml_dtypes` has, floats (bfloat16, float8, …) become float32, and integers (int4, …) int8 or
+    uint8.
+    """
+    if array.dtype.type.__module__ != "ml_dtypes":
+        return array
+    name = array.dtype.name
+    if name.startswith(("int", "uint")):
+        return array.astype(np.int8 if name.startswith("int") else np.uint8)
+    return array.astype(np.float32)

@@ -16,6 +16,12 @@ from ferroflow_dask.exceptions import UsageError
 
 _DEFAULTS = yaml.safe_load(Path(__file__).with_name("ferroflow.yaml").read_text(encoding="utf-8"))
 
+#: What switches may be, as words; `str` makes the first two and 1 and 0 of values.
+_SWITCHES = {
+    **dict.fromkeys(("true", "on", "yes", "1"), True),
+    **dict.fromkeys(("false", "off", "no", "0"), False),
+}
+
 
 def load_defaults() -> None:
     """Put our defaults below whatever the user has configured; called when the package is imported."""
@@ -39,9 +45,18 @@ def get_seconds(key: str) -> float:
         ) from error
 
 
+def get_bool(key: str) -> bool:
+    """Return the switch `ferroflow.<key>`: a boolean, or the word for one, as environment variables have."""
+    value = get(key)
+    found = _SWITCHES.get(str(value).strip().lower())
+    if found is None:
+        raise UsageError(f"the setting ferroflow.{key} is {value!r}; it must be true or false")
+    return found
+
+
 def get_names(key: str) -> tuple[str, ...]:
     """Return the list of names `ferroflow.<key>`."""
     value = get(key)
-    if isinstance(value, str) or not all(isinstance(name, str) for name in value):
+    if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
         raise UsageError(f"the setting ferroflow.{key} is {value!r}; it must be a list of names")
     return tuple(value)

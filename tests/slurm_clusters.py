@@ -15,6 +15,7 @@ from distributed.core import Status
 from real_slurm import queue
 
 from ferroflow_dask import slurm_cluster
+from ferroflow_dask.plugin import workers_of
 
 #: Jobs come within a second or two; the rest is for a machine that does other things as well.
 _WAIT_S = 60.0
@@ -81,7 +82,7 @@ def no_jobs() -> bool:
 
 
 def n_workers(client: Client) -> int:
-    return len(client.scheduler_info(n_workers=-1)["workers"])
+    return len(workers_of(client))
 
 
 def job_ids(cluster: Any) -> list[str]:

@@ -140,7 +140,9 @@ def test_without_selenium_a_picture_is_refused(tmp_path: Path, monkeypatch: pyte
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    assert refusal_of_a_picture(tmp_path).startswith("a picture needs selenium: pip install selenium")
+    assert refusal_of_a_picture(tmp_path).startswith(
+        "a picture needs selenium; run in the clone: pip install"
+    )
 
 
 def test_without_a_browser_a_picture_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

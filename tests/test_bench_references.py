@@ -73,7 +73,7 @@ def test_references_run_beside_policies_and_only_graphs() -> None:
 
 @pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
 def test_without_ray_one_line_says_so() -> None:
-    with pytest.raises(UsageError, match="needs Ray; run: pip install"):
+    with pytest.raises(UsageError, match=r"needs Ray; run in the clone: pip install '\.\[bench\]'"):
         make_reference("ray", SHAPE)
 
 

@@ -72,6 +72,25 @@ def test_a_torn_last_line_is_passed_over_with_a_note_and_cut_off_by_the_next_row
     assert read_rows([file]) == (FIRST, SECOND, row(repetition=3))
 
 
+def test_a_broken_run_that_was_made_again_is_left_out_with_a_note(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    broken = row(makespan_s=0.0, efficiency=None, status="hung")
+    for record in (broken, broken, FIRST):  # the second try broke alike
+        append_row(file, record)
+    found = read_rows([file])
+    assert found == (FIRST,)
+    assert found.notes == (f"{file}: broken runs that were run again: 2; the later rows count.",)
+
+
+def test_a_broken_run_that_came_last_or_is_of_another_commit_counts(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    records = (row(status="hung", commit="abc"), FIRST, row(status="hung"))
+    for record in records:
+        append_row(file, record)
+    assert read_rows([file]) == records
+    assert not read_rows([file]).notes
+
+
 def test_a_last_line_that_only_lacks_its_newline_is_kept(file: Path) -> None:
     file.write_bytes(file.read_bytes().removesuffix(b"\n"))
     assert read_rows([file]) == (FIRST, SECOND)

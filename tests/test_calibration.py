@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, Scheduler, SpecCluster, Worker
 
 from ferroflow_dask.cli import main
 from ferroflow_dask.cost import ClusterProfile
@@ -21,7 +21,7 @@ from ferroflow_dask.deploy import (
     save_profile,
 )
 from ferroflow_dask.exceptions import ClusterError
-from ferroflow_dask.plugin import install, uninstall
+from ferroflow_dask.plugin import install, uninstall, workers_of
 
 pytestmark = pytest.mark.cluster
 LOCAL = ("--workers", "2", "--no-processes")
@@ -42,15 +42,27 @@ def test_what_is_measured_is_of_the_right_order(process_client: Client) -> None:
     assert 1e6 < profile.bandwidth < 1e12
     assert 1e8 < profile.flop_rate < 1e13
     assert 1e8 < profile.memory_bandwidth < 1e12
-    limits = [worker["memory_limit"] for worker in process_client.scheduler_info()["workers"].values()]
+    limits = [worker["memory_limit"] for worker in workers_of(process_client).values()]
     assert profile.memory_nbytes == min(limits)
+
+
+@pytest.mark.parametrize("limits", [("1TiB", 0), (0, 0)], ids=["one", "none"])
+def test_workers_without_a_limit_of_memory_do_not_lift_that_of_others(limits: tuple[str | int, ...]) -> None:
+    # The worker is in this process, which it would pause for if it had less.
+    options = [{"nthreads": 1, "memory_limit": limit} for limit in limits]
+    workers = {i: {"cls": Worker, "options": of_one} for i, of_one in enumerate(options)}
+    scheduler = {"cls": Scheduler, "options": {"dashboard": False, "port": 0}}
+    with SpecCluster(workers, scheduler) as cluster, Client(cluster) as client:
+        found = [worker["memory_limit"] for worker in workers_of(client).values()]
+        assert sorted(map(bool, found)) == sorted(map(bool, limits))
+        assert calibrate(client).memory_nbytes == max(found)
 
 
 def test_a_profile_is_kept_for_clusters_like_it(thread_client: Client) -> None:
     assert load_profile(thread_client) is None
-    profile, is_new = profile_of(thread_client)
-    assert is_new
-    assert profile_of(thread_client) == (profile, False)
+    profile, is_kept = profile_of(thread_client)
+    assert is_kept
+    assert profile_of(thread_client) == (profile, None)
     install(thread_client)  # other overheads
     assert load_profile(thread_client) is None
     uninstall(thread_client)
@@ -71,8 +83,48 @@ def test_where_nothing_can_be_written_nothing_is_kept(
 ) -> None:
     (cache / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache / "file"))
-    save_profile(thread_client, ClusterProfile((1,)))
+    assert not save_profile(thread_client, ClusterProfile((1,)))
     assert load_profile(thread_client) is None
+
+
+def test_a_write_that_fails_half_way_leaves_the_file_as_it_was(
+    thread_client: Client, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = ClusterProfile((1,))
+    assert save_profile(thread_client, profile)
+
+    def cut(path: Path, text: str, **_: object) -> int:
+        path.write_bytes(text[:10].encode())
+        raise OSError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", cut)
+        assert not save_profile(thread_client, ClusterProfile((2, 2)))
+    assert load_profile(thread_client) == profile
+    assert list(profiles_file().parent.iterdir()) == [profiles_file()]
+
+
+def test_without_a_home_folder_nothing_is_kept(
+    thread_client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
+    assert not save_profile(thread_client, ClusterProfile((1,)))
+    assert load_profile(thread_client) is None
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", [("calibrate",), ("run", "--dag", "wide")])
+def test_what_cannot_be_kept_is_said(
+    command: tuple[str, ...], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (cache / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache / "file"))
+    shown = CliRunner().invoke(main, [*command, *LOCAL])
+    assert shown.exit_code == 0, shown.output
+    assert "could not be kept in" in shown.stderr
 
 
 def test_a_cluster_without_workers_is_refused() -> None:

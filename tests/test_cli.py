@@ -154,13 +154,15 @@ def test_inputs_may_be_named_or_come_in_one_file(mlp_files: Path) -> None:
     x = np.load(mlp_files / "x.npy")
     np.savez(mlp_files / "all.npz", x=x)
     results = []
-    for given in (f"x={mlp_files / 'x.npy'}", mlp_files / "all.npz"):
+    (mlp_files / "rate=1.npy").write_bytes((mlp_files / "x.npy").read_bytes())
+    for given in (f"x={mlp_files / 'x.npy'}", mlp_files / "all.npz", mlp_files / "rate=1.npy"):
         output = mlp_files / "y.npz"
         files = ("--model", mlp_files / "mlp.onnx", "--input", given, "--output", output)
         answer("run", *files, "--policy", "sequential")
         with np.load(output) as written:
             results.append(written[next(iter(written))])
-    np.testing.assert_array_equal(*results)
+    np.testing.assert_array_equal(results[0], results[1])
+    np.testing.assert_array_equal(results[0], results[2])
 
 
 def test_without_inputs_they_are_drawn_and_that_is_said(mlp_files: Path) -> None:

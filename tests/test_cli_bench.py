@@ -112,7 +112,11 @@ def test_rows_of_another_commit_are_not_gone_on_with(measured: Path, tmp_path: P
         (("run", "wide", "--size", "breadth=3"), "none of wide has a size 'breadth'"),
         (("run", "wide", "--size", "width=many"), "size 'width' of 'wide' is 'many'; it must be int"),
         (("metg", "--pattern", "wide"), "'wide' is no pattern of Task Bench; choose one of: trivial, "),
-        (("metg", "--task-ms", "-1"), "task_ms"),
+        (("metg", "--task-ms", "-1"), "'--task-ms': -1"),
+        (("metg", "--task-ms", "inf"), "'--task-ms': inf is no number of milliseconds"),
+        (("run", "wide", "--timeout", "nan"), "'--timeout': nan is no number of seconds"),
+        (("run", "wide", "--tls"), "--tls would do nothing without --cluster slurm"),
+        (("run", "wide", "--cluster", "slurm", "--threads", "2"), "--threads would start a local cluster"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
@@ -120,6 +124,20 @@ def test_wrong_input_is_told_in_one_line(arguments: tuple[str, ...], told: str, 
     line = refusal("bench", *arguments, "--output", str(tmp_path / "rows.jsonl"))
     assert told in line
     assert not (tmp_path / "rows.jsonl").exists()
+
+
+def test_workloads_whose_packages_are_missing_are_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "find_spec", lambda name: None if name == "pandas" else name)
+    line = refusal("bench", "suite", "--output", tmp_path / "rows.jsonl")
+    assert "groupby: not without pandas; run in the clone: pip install '.[bench]'" in line
+    assert not (tmp_path / "rows.jsonl").exists()
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    line = refusal("bench", "run", *TINY, "--output", tmp_path / "nowhere" / "rows.jsonl")
+    assert "cannot be written: there is no folder" in line
 
 
 @pytest.mark.parametrize(
@@ -153,6 +171,23 @@ def test_a_broken_run_fails_the_command(tmp_path: Path, monkeypatch: pytest.Monk
     assert "policy 'static' gave up during the run" in done.stderr
     assert "BROKEN" in done.stdout
     assert {row["policy"] for row in rows_of(file) if row["status"] != "ok"} == {"static"}
+
+
+def test_broken_runs_are_run_again_if_one_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "rows.jsonl"
+    arguments = ("bench", "run", *TINY, "--policy", "static", "--output", file)
+    with monkeypatch.context() as patch:
+        patch.setattr("ferroflow_dask.bench.session.is_in_charge", lambda client, policy: False)
+        assert ferroflow(*arguments).exit_code == FAILURE
+    broken = rows_of(file)
+    again = ferroflow(*arguments)
+    assert again.exit_code == FAILURE
+    assert "run them again with --retry-broken" in again.stderr
+    assert rows_of(file) == broken
+    done = answer(*arguments, "--retry-broken")
+    assert f"broken runs that were run again: {len(broken)}" in done.stdout
+    assert "BROKEN" not in done.stdout
+    assert [row["status"] for row in rows_of(file)[len(broken) :]] == ["ok"] * len(broken)
 
 
 def test_all_workloads_are_listed() -> None:

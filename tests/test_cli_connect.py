@@ -126,7 +126,7 @@ def test_a_cluster_without_the_package_is_told_in_one_line(
     cluster.start_worker(bare_site)
     address = cluster.address()
     done = command("run", *SMALL, "--connect", address, "--policy", policy)
-    message = "the scheduler at .* has no package ferroflow-dask; run there: pip install ferroflow-dask"
+    message = "the scheduler at .* has no package ferroflow-dask; run there, in a clone: pip install ."
     assert_one_line(done.returncode, done.stderr, FAILURE, message)
     assert cluster.address() == address  # it lives on
 
@@ -147,6 +147,15 @@ def test_a_cluster_without_workers_is_told_in_one_line(cluster: Cluster) -> None
     cluster.start_scheduler()
     done = command("run", *SMALL, "--connect", cluster.address())
     assert_one_line(done.returncode, done.stderr, FAILURE, "has no workers; start some")
+
+
+def test_one_may_look_at_a_cluster_without_workers(cluster: Cluster) -> None:
+    cluster.start_scheduler()
+    address = cluster.address()
+    looked = command("top", "--connect", address, "--for", "0.1")
+    assert (looked.returncode, looked.stderr) == (0, "")
+    asked = command("explain", "nothing", "--connect", address)
+    assert "no workers" not in asked.stderr
 
 
 def test_a_workers_address_is_not_taken_for_a_schedulers(cluster: Cluster) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +34,15 @@ def bad_files(mlp_files: Path) -> Path:
     (mlp_files / "absolute.onnx").write_bytes(with_external_weights("/etc/hostname").SerializeToString())
     np.savez(mlp_files / "whole.npz", x=np.zeros((5, 784), "float32"))
     (mlp_files / "cut.npz").write_bytes((mlp_files / "whole.npz").read_bytes()[:-100])
+    header = (mlp_files / "x.npy").read_bytes()
+    (mlp_files / "header.npy").write_bytes(header.replace(b"(5, 784)", b"(5, 784("))
+    (mlp_files / "huge.npy").write_bytes(
+        header.replace(b"(5, 784), }           ", b"(5000000000000, 784), }")
+    )
+    # Byte 10 of an entry in the directory is the method of compression.
+    method = (mlp_files / "whole.npz").read_bytes()
+    entry = method.rindex(b"PK\x01\x02")
+    (mlp_files / "method.npz").write_bytes(method[: entry + 10] + b"\x63" + method[entry + 11 :])
     damaged = bytearray((mlp_files / "whole.npz").read_bytes())
     damaged[len(damaged) // 2] ^= 1
     (mlp_files / "damaged.npz").write_bytes(damaged)
@@ -60,15 +71,41 @@ MLP = ("run", "--model", "mlp.onnx", "--policy", "sequential")
             ("run", *SMALL, "--threads", "-1"), USAGE, "'--threads': -1 is not", id="negative threads"
         ),
         pytest.param(
-            ("run", "--dag", "wide", "--width", "-3"), USAGE, "width is -3; it must", id="negative width"
+            ("run", "--dag", "wide", "--width", "-3"), USAGE, "--width is -3; it must", id="negative width"
         ),
         pytest.param(
             ("run", "--dag", "wide", "--width", "x"), USAGE, "'x' is not a valid integer", id="no number"
         ),
         pytest.param(
-            ("run", "--dag", "wide", "--channels", "3"), USAGE, "no argument 'channels'", id="foreign size"
+            ("run", "--dag", "wide", "--channels", "3"),
+            USAGE,
+            "no argument '--channels'; it takes: --width, --depth",
+            id="foreign size",
         ),
-        pytest.param((*MLP, "--width", "3"), USAGE, "--model takes no sizes", id="size for a model"),
+        pytest.param(
+            ("info", "--dag", "matmul-chain", "--matrix-size", "0"),
+            USAGE,
+            "--matrix-size is 0; it must be a whole number",
+            id="a size that is called otherwise in Python",
+        ),
+        pytest.param(
+            (*MLP, "--matrix-size", "3"),
+            USAGE,
+            "takes no sizes, but --matrix-size was",
+            id="size for a model",
+        ),
+        pytest.param(
+            ("run", "wide"), USAGE, "'wide' belongs to no .* like --dag wide$", id="DAG without --dag"
+        ),
+        pytest.param(
+            ("info", "m.onnx"),
+            USAGE,
+            "'m.onnx' belongs to no .* like --model m.onnx$",
+            id="model without --model",
+        ),
+        pytest.param(
+            (*MLP, "more"), USAGE, "'more' belongs to no option; --help", id="one argument too many"
+        ),
         pytest.param(
             ("run", *SMALL, "--policy", "greedy"), USAGE, "unknown policy 'greedy'; .*static", id="policy"
         ),
@@ -77,7 +114,41 @@ MLP = ("run", "--model", "mlp.onnx", "--policy", "sequential")
         pytest.param(("--colour",), USAGE, "No such option.*--colour", id="unknown flag of the whole"),
         pytest.param(("run", *SMALL, "--seed", "-1"), USAGE, "'--seed': -1 is not", id="negative seed"),
         pytest.param(
-            ("run", *SMALL, "--timeout", "nan"), USAGE, "--timeout is nan", id="timeout that is no number"
+            ("run", *SMALL, "--timeout", "nan"),
+            USAGE,
+            "nan is no number of seconds",
+            id="timeout that is no number",
+        ),
+        *(
+            pytest.param((*arguments, "inf"), USAGE, "inf is no number of seconds", id=" ".join(arguments))
+            for arguments in (
+                ("explain", "k", "--connect", "tcp://127.0.0.1:1", "--timeout"),
+                ("calibrate", "--connect", "tcp://127.0.0.1:1", "--timeout"),
+                ("top", "--connect", "tcp://127.0.0.1:1", "--for"),
+                ("run", *SMALL, "--cluster", "slurm", "--job-timeout"),
+            )
+        ),
+        *(
+            pytest.param(
+                (*command, "--connect", "tcp://127.0.0.1:1", *given),
+                USAGE,
+                f"{given[0]}.* would start a local cluster; --connect names another one; leave it out",
+                id=f"{command[0]} with two clusters by {given[0]}",
+            )
+            for command in (("run", *SMALL), ("calibrate",))
+            for given in (("--workers", "4"), ("--threads", "1"), ("--no-processes",))
+        ),
+        pytest.param(
+            ("run", *SMALL, "--device", "emulated", "--no-processes"),
+            USAGE,
+            "with --device each worker is a process",
+            id="devices in one process",
+        ),
+        pytest.param(
+            ("run", *SMALL, "--batch", "4", "--device", "emulated", "--gpu-matmul-threshold", "4"),
+            USAGE,
+            "--gpu-matmul-threshold is for ops",
+            id="threshold for batches",
         ),
         pytest.param(
             ("info", "--dag", "transformer", "--seq-len", "1000000000000"),
@@ -119,6 +190,24 @@ MLP = ("run", "--model", "mlp.onnx", "--policy", "sequential")
         ),
         pytest.param((*MLP, "--input", "text.npy"), USAGE, "'text.npy' cannot be read", id="no array"),
         pytest.param((*MLP, "--input", "pickled.npy"), USAGE, "'pickled.npy' cannot be read", id="pickled"),
+        pytest.param(
+            (*MLP, "--input", "header.npy"), USAGE, "'header.npy' cannot be read", id="a damaged header"
+        ),
+        pytest.param(
+            (*MLP, "--input", "huge.npy"), USAGE, "'huge.npy' says that it is larger than", id="a huge array"
+        ),
+        pytest.param(
+            (*MLP, "--input", "method.npz"), USAGE, "'method.npz' cannot be read", id="unknown compression"
+        ),
+        pytest.param(
+            ("run", "--model", "mlp.onnx", "--batch", "1000000000000"),
+            USAGE,
+            "random inputs of 16,000,000,000,000 rows need more memory than there is .* smaller --batch",
+            id="huge batches",
+        ),
+        pytest.param(
+            ("run", *SMALL, "--input", "x.npy"), USAGE, "has no inputs; leave --input 'x.npy'", id="no inputs"
+        ),
         pytest.param((*MLP, "--input", "cut.npz"), USAGE, "'cut.npz' cannot be read", id="truncated archive"),
         pytest.param(
             (*MLP, "--input", "damaged.npz"), USAGE, "'damaged.npz' cannot be", id="damaged archive"
@@ -139,6 +228,12 @@ MLP = ("run", "--model", "mlp.onnx", "--policy", "sequential")
         ),
         pytest.param(
             (*MLP, "--batch", "4", "--policy", "sequential"), USAGE, "sequential has none", id="no workers"
+        ),
+        pytest.param(
+            ("info", *SMALL, "--dot", "no/g.svg"), USAGE, "--dot 'no/g.svg' cannot be", id="drawing's folder"
+        ),
+        pytest.param(
+            ("run", *SMALL, "--report", "."), USAGE, "--report '.*it is a folder", id="report folder"
         ),
         pytest.param((*MLP, "--output", "y.txt"), USAGE, "must end in .npz", id="output format"),
         pytest.param(
@@ -165,6 +260,23 @@ def test_wrong_input_is_refused_before_a_cluster_sees_it(
     monkeypatch.chdir(bad_files)
     result = ferroflow("run", "--model", "mlp.onnx", "--workers", "1", "--input", "narrow.npy")
     assert_one_line(result.exit_code, result.stderr, USAGE, "shape")
+
+
+@pytest.mark.parametrize("arguments", [("bench", "list"), ("info", *SMALL), ("info", *SMALL, "--json")])
+def test_a_full_disk_is_told_in_one_line(arguments: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:
+        program = Path(sys.executable).with_name("ferroflow")
+        done = subprocess.run(
+            [program, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60
+        )
+    assert_one_line(done.returncode, done.stderr, FAILURE, "No space left on device")
+
+
+@pytest.mark.parametrize("group", [(), ("bench",), ("slurm",)])
+def test_a_group_without_a_command_shows_its_help(group: tuple[str, ...]) -> None:
+    shown = ferroflow(*group, "-h")
+    assert shown.exit_code == 0
+    assert ferroflow(*group).output.split("Commands:")[1] == shown.stdout.split("Commands:")[1]
 
 
 @pytest.mark.parametrize(

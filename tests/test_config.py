@@ -12,6 +12,7 @@ import yaml
 
 from ferroflow_dask import config
 from ferroflow_dask.exceptions import UsageError
+from ferroflow_dask.plugin import FerroflowPlugin
 
 DEFAULTS = yaml.safe_load((files("ferroflow_dask") / "ferroflow.yaml").read_text(encoding="utf-8"))
 SCHEMA = yaml.safe_load((files("ferroflow_dask") / "ferroflow-schema.yaml").read_text(encoding="utf-8"))
@@ -65,6 +66,44 @@ def test_what_is_no_time_is_told(value: object) -> None:
 def test_a_list_of_names_is_no_string() -> None:
     with dask.config.set({"ferroflow.kernels.providers": "array"}), pytest.raises(UsageError, match="a list"):
         config.get_names("kernels.providers")
+
+
+@pytest.mark.parametrize("value", [None, 5, {}, ["array", 5]], ids=repr)
+def test_what_is_no_list_of_names_is_told(value: object) -> None:
+    with dask.config.set({"ferroflow.kernels.providers": value}), pytest.raises(UsageError, match="a list"):
+        config.get_names("kernels.providers")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(True, True), (1, True), ("on", True), ("Yes", True), (False, False), (0, False), ("off", False)],
+    ids=repr,
+)
+def test_switches_are_booleans_or_words_for_them(value: object, expected: bool) -> None:
+    with dask.config.set({"ferroflow.low-latency-streams": value}):
+        assert config.get_bool("low-latency-streams") is expected
+
+
+@pytest.mark.parametrize("value", [None, "", "maybe", 2, 0.5, []], ids=repr)
+def test_what_is_no_switch_is_told(value: object) -> None:
+    with (
+        dask.config.set({"ferroflow.stealing.adaptive": value}),
+        pytest.raises(UsageError, match=r"ferroflow\.stealing\.adaptive is .*; it must be true or false"),
+    ):
+        FerroflowPlugin()
+
+
+def test_a_switch_of_the_streams_is_read_before_anything_is_installed() -> None:
+    with (
+        dask.config.set({"ferroflow.low-latency-streams": "maybe"}),
+        pytest.raises(UsageError, match="low-latency-streams is 'maybe'"),
+    ):
+        FerroflowPlugin()
+
+
+def test_a_policy_is_told_its_seed_is_none() -> None:
+    with pytest.raises(UsageError, match="seed is -1; it must be a whole number, at least 0"):
+        FerroflowPlugin("random", seed=-1)
 
 
 @pytest.mark.parametrize(("value", "seconds"), [("1ms", 0.001), ("2s", 2.0), (0.5, 0.5)])

@@ -117,8 +117,8 @@ def test_the_page_survives_uninstall_restart_and_a_worker_that_leaves(client: Cl
         client.retire_workers([gone])
         assert soon(lambda: len(sources(driver)["worker"]["worker"]) == 3)
         skewed(client, 12)
-        client.cluster.scale(5)  # the one that left still counts there
-        assert soon(lambda: len(sources(driver)["worker"]["worker"]) == 4)
+        client.cluster.scale(5)  # where the one that left may still count
+        assert soon(lambda: len(sources(driver)["worker"]["worker"]) == len(client.nthreads()) > 3)
 
 
 @pytest.mark.parametrize("plot", ["steals", "timeline", "queues", "rates", "levels", "decisions"])

@@ -61,6 +61,18 @@ def test_the_example_runs(name: str, arguments: tuple[str, ...], pattern: str, t
     assert re.match(pattern, run(tmp_path, str(REPOSITORY / "examples" / name), *arguments))
 
 
+@pytest.mark.cluster
+def test_the_example_of_batches_compares_equal_results(tmp_path: Path) -> None:
+    run(tmp_path, str(REPOSITORY / "examples/mlp.py"))
+    sizes = ("--rows", "8", "--batch", "3", "--repeat", "1")
+    told = run(tmp_path, str(REPOSITORY / "examples/batches.py"), "mlp.onnx", *sizes)
+    assert re.findall(r"^(one session|map_blocks|map_batches).*: [\d,.]+ rows/s \(", told, re.MULTILINE) == [
+        "one session",
+        "map_blocks",
+        "map_batches",
+    ]
+
+
 def test_the_readme_shows_the_example_as_it_is() -> None:
     code = (REPOSITORY / "examples/existing_dask_code.py").read_text(encoding="utf-8")
     shown = re.findall(r"```python\n(.*?)```", README, re.DOTALL)

@@ -205,6 +205,7 @@ def test_a_job_that_slurm_refuses_is_told_in_its_words(
     done = command(tmp_path, "run", "--dag", "wide", "--cluster", "slurm")
     *_, last = done.stderr.splitlines(keepends=True)
     assert_one_line(done.returncode, last, 1, message)
+    assert len(re.findall(message, done.stderr)) == 1
     assert no_jobs()
 
 

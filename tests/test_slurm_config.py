@@ -113,6 +113,7 @@ def test_job_script_prints_what_would_be_submitted(tmp_path: Path) -> None:
         "run", "--dag", "uniform", "--cluster", "slurm", "--gpu-jobs", "1", "--jobs", "2", "--job-script"
     )
     assert told.stdout == f"{CPU}\n{GPU}"
+    assert [path.name for path in tmp_path.iterdir()] == ["jobqueue.yaml"]  # and no folder for logs
 
 
 @pytest.mark.parametrize("section", ["slurm", "cpu", "gpu", "narval", "nibi"])
@@ -169,6 +170,13 @@ def test_variables_in_the_name_of_the_log_folder(tmp_path: Path, monkeypatch: py
     assert job_kind("mine", file).arguments["log_directory"] == "/scratch/me/logs"
 
 
+def test_a_user_without_a_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
+    file = write(tmp_path / "q.yaml", mine={"cores": 1, "memory": "1 GiB", "log-directory": "~/logs"})
+    assert job_kind("mine", file).arguments["log_directory"] == "~/logs"
+
+
 @pytest.mark.parametrize(
     ("walltime", "seconds"),
     [
@@ -218,6 +226,18 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"cores": 1, "memory": "lots"}, "has memory 'lots'; write it like 8 GiB"),
     ({"cores": 1, "memory": 8}, "has memory 8, which is 8 B"),
     ({"cores": 1, "memory": "1 GiB", "walltime": 3600}, "walltime is 3600; write it in quotes"),
+    *(
+        (
+            {"cores": 1, "memory": "1 GiB", key: "module load x"},
+            f"{key} 'module load x'; it must be a list: [\"mod",
+        )
+        for key in ("job-script-prologue", "job-extra-directives", "job-directives-skip", "worker-extra-args")
+    ),
+    (
+        {"cores": 1, "memory": "1 GiB", "job-script-prologue": [{"a": 1}]},
+        """has job-script-prologue [{'a': 1}]; put in quotes what is not text: "{'a': 1}\"""",
+    ),
+    ({"cores": 1, "memory": "1 GiB", "log-directory": 5}, "has log-directory 5; it must be text"),
     ({"cores": 1, "memory": "1 GiB", "partition": "x"}, "has 'partition', which dask-jobqueue does not know"),
 ]
 
@@ -232,6 +252,8 @@ def test_sections_that_make_no_sense(tmp_path: Path, mine: dict[str, Any], messa
 
 
 def test_arguments_that_make_no_sense() -> None:
+    with pytest.raises(UsageError, match=r'it must be a list: \["module load x"\]'):
+        slurm_cluster("cpu", config_file=TEMPLATE, job_script_prologue="module load x")
     with pytest.raises(UsageError, match="'speed', which dask-jobqueue does not know"):
         slurm_cluster("cpu", config_file=TEMPLATE, speed="high")
     with pytest.raises(FerroflowError, match="unknown policy 'chance'"):
@@ -246,9 +268,13 @@ def test_files_that_make_no_sense(tmp_path: Path) -> None:
     broken.write_text("jobqueue:\n  cpu: [1\n  x", encoding="utf-8")
     other = tmp_path / "other.yaml"
     other.write_text("a: 1", encoding="utf-8")
+    odd = tmp_path / "odd.yaml"
+    odd.write_text("jobqueue: {5: {}, b: 1, cpu: [1]}", encoding="utf-8")
     for arguments, message in (
         (("--config", str(broken)), r"'.*broken.yaml' is no YAML, line \d"),
         (("--config", str(other)), "has no section 'jobqueue'"),
+        (("--config", str(odd)), r"section jobqueue.cpu of .*odd.yaml is \[1\]; it must hold settings"),
+        (("--config", str(odd), "--section", "fat"), "no section jobqueue.fat in .* it has: 5, b, cpu"),
         (("--config", str(tmp_path / "none.yaml")), "cannot be read: No such file"),
         (
             ("--config", str(TEMPLATE), "--section", "fat"),
@@ -264,6 +290,16 @@ def test_files_that_make_no_sense(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("--jobs", "2"), "--jobs and --gpu-jobs need --cluster slurm"),
+        (("--tls",), "--tls would do nothing without --cluster slurm; leave it out"),
+        (("--connect", "tcp://127.0.0.1:1", "--tls"), "--tls would do nothing without --cluster slurm"),
+        (
+            ("--config", "q.yaml", "--section", "cpu", "--gpu-section", "g", "--job-timeout", "9"),
+            "--config and --section and --gpu-section and --job-timeout would do nothing .* leave them out",
+        ),
+        (
+            ("--cluster", "slurm", "--workers", "4", "--no-processes"),
+            "--workers and --processes/--no-processes would start a local cluster; --cluster slurm names",
+        ),
         (("--job-script",), "--job-script needs --cluster slurm"),
         (("--cluster", "pbs"), "unknown cluster 'pbs'; choose one of: local, slurm"),
         (("--cluster", "slurm", "--jobs", "0"), "needs jobs; give --jobs N or --gpu-jobs N"),

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import re
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 import waiting
-from command_line import USAGE, assert_one_line, ferroflow
+from command_line import FAILURE, USAGE, assert_one_line, ferroflow
 from distributed import Client, LocalCluster
+from rich.console import Console
 
 import ferroflow_dask
+from ferroflow_dask.dashboard.recorder import Recording
+from ferroflow_dask.dashboard.remote import recording
+from ferroflow_dask.dashboard.terminal import watching
 
 TOP = Path(sys.executable).with_name("ferroflow")
 COLUMNS = r"worker +state +running +waiting +remaining"
@@ -116,6 +122,65 @@ def test_run_shows_writes_and_still_prints_its_result(tmp_path: Path) -> None:
     assert re.search(r"\d\d:\d\d:\d\d ", result.stderr)
     assert "40 ops in" in report.read_text(encoding="utf-8")
     assert trace.read_text(encoding="utf-8").count('"ph": "X"') >= 40
+
+
+def test_what_cannot_be_written_is_told_for_each_file_and_the_result_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("ferroflow_dask.dashboard.report.write_report", full)
+    monkeypatch.setattr("ferroflow_dask.dashboard.report.write_trace", full)
+    result = ferroflow(
+        *("run", "--dag", "wide", "--workers", "2", "--no-processes", "--placement", "ops"),
+        *("--report", tmp_path / "r.html", "--trace", tmp_path / "t.json"),
+    )
+    assert result.exit_code == FAILURE
+    assert "wide · ferroflow · 2 × 1 in one process: 40 ops" in result.stdout
+    lines = [line for line in result.stderr.splitlines() if "cannot" in line]
+    assert len(lines) == 2
+    for option, name, told in zip(("report", "trace"), ("r.html", "t.json"), lines, strict=True):
+        where = re.escape(str(tmp_path / name))
+        assert re.fullmatch(
+            f"ferroflow: --{option} '{where}' cannot be written: No space left on device", told
+        )
+
+
+class Gone:
+    """A scheduler that answers once."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._answers = [recording]
+        self.asked = threading.Event()
+
+    def __call__(self) -> Recording:
+        if self._answers:
+            return self._answers.pop()
+        self.asked.set()
+        raise RuntimeError("ConnectionPool is closed")
+
+
+def test_a_scheduler_that_goes_ends_the_view_quietly(
+    client: Client, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with recording(client, n_ops=0) as look:
+        gone = Gone(look())
+    with watching(gone, Console(file=io.StringIO())):
+        assert gone.asked.wait(30)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_top_ends_in_one_line_where_the_scheduler_goes(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: object) -> None:
+        raise RuntimeError("ConnectionPool is closed")
+
+    address = client.scheduler_info()["address"]
+    monkeypatch.setattr("ferroflow_dask.dashboard.terminal.watch", gone)
+    result = ferroflow("top", "--connect", address)
+    assert_one_line(result.exit_code, result.stderr, FAILURE, f"the scheduler at {address} is gone")
 
 
 @pytest.mark.parametrize(

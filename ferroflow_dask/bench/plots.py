@@ -15,6 +15,7 @@ from ferroflow_dask.bench.metg import Curve, metg_from_rows
 from ferroflow_dask.bench.report import Defaults, named
 from ferroflow_dask.bench.schema import BenchRecord
 from ferroflow_dask.exceptions import FerroflowError, UsageError
+from ferroflow_dask.whole_files import replacing, write_text
 
 _TITLE = "ferroflow benchmark"
 #: Between figures [pixels].
@@ -47,7 +48,7 @@ def write_html(
     from bokeh.resources import INLINE
 
     try:
-        Path(path).write_text(file_html(page, INLINE, _TITLE), encoding="utf-8")
+        write_text(path, file_html(page, INLINE, _TITLE))
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
 
@@ -80,7 +81,7 @@ def write_png(
         from selenium.common.exceptions import WebDriverException
     except ImportError as error:
         raise UsageError(
-            "a picture needs selenium: pip install selenium; or write a page with --html"
+            "a picture needs selenium; run in the clone: pip install '.[bench]'; or write a page with --html"
         ) from error
     try:
         driver = _browser()
@@ -90,7 +91,8 @@ def write_png(
             f"chromium-driver), or write a page with --html ({_first_line(error)})"
         ) from error
     try:
-        export_png(page, filename=path, webdriver=driver, scale_factor=_SCALE, timeout=_TIMEOUT_S)
+        with replacing(path) as beside:
+            export_png(page, filename=beside, webdriver=driver, scale_factor=_SCALE, timeout=_TIMEOUT_S)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
     except (RuntimeError, WebDriverException) as error:

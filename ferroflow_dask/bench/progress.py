@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ferroflow_dask.dashboard.remote import GONE
 from ferroflow_dask.lowering import BoundGraph
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def progress_bar(client: Client, *, is_shown: bool = True) -> Iterator[Callable[
             while not ended.wait(_INTERVAL_S):
                 try:
                     completed = client.run_on_scheduler(_finished, run=bound.run)
-                except OSError:  # the scheduler is gone, which the run itself will tell
+                except GONE:  # which the run itself will tell
                     return
                 progress.update(bar, completed=completed)
 

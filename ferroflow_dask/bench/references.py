@@ -120,7 +120,7 @@ class Ray:
 
     def __init__(self, shape: Shape) -> None:
         if find_spec("ray") is None:
-            raise UsageError("policy 'ray' needs Ray; run: pip install 'ferroflow-dask[bench]'")
+            raise UsageError("policy 'ray' needs Ray; run in the clone: pip install '.[bench]'")
         self._n_threads = shape.n_threads
 
     def __enter__(self) -> Self:

@@ -36,6 +36,11 @@ _COUNTS = (
 )
 _NUMBERS = ("makespan_s", "idle_fraction", "scheduler_cpu_s")
 _MAYBE_NUMBERS = ("bound_s", "efficiency", "predicted_s")
+#: What tells a run from all others.
+_RUN = (
+    *("workload", "arguments", "policy", "lowering", "costs", "workers", "threads_per_worker", "processes"),
+    *("seed", "repetition", "versions", "commit", "machine"),
+)
 _CHOICES: Mapping[str, tuple[str, ...]] = {"family": FAMILIES, "costs": COSTS}
 
 
@@ -69,7 +74,7 @@ def read_rows(paths: Sequence[str | os.PathLike[str]], *, may_be_empty: bool = F
     Returns
     -------
     Rows
-        With a note for each file whose last line was torn.
+        With a note for each file whose last line was torn, or of which broken runs were made again.
 
     Raises
     ------
@@ -83,9 +88,11 @@ def read_rows(paths: Sequence[str | os.PathLike[str]], *, may_be_empty: bool = F
         lines, torn = _lines(path)
         if torn:
             notes.append(f"{path}: the last line was torn, by a run that was interrupted, and is left out.")
-        for n, line in enumerate(lines, start=1):
-            where = f"{path}:{n}"
-            record = _parse(line, where)
+        found = [(_parse(line, f"{path}:{n}"), f"{path}:{n}") for n, line in enumerate(lines, start=1)]
+        counted = _last_tries(found)
+        if n_retried := len(found) - len(counted):
+            notes.append(f"{path}: broken runs that were run again: {n_retried}; the later rows count.")
+        for record, where in counted:
             content = json.dumps(asdict(record), sort_keys=True)
             if content in records:
                 # The same file twice would halve every interval.
@@ -95,6 +102,13 @@ def read_rows(paths: Sequence[str | os.PathLike[str]], *, may_be_empty: bool = F
         files = ", ".join(str(path) for path in paths) or "no files"
         raise UsageError(f"no rows in {files}; 'ferroflow bench' writes some")
     return Rows((record for record, _ in records.values()), notes)
+
+
+def _last_tries(found: Sequence[tuple[BenchRecord, Where]]) -> Sequence[tuple[BenchRecord, Where]]:
+    """Leave out broken rows of runs that were made again in the same setting, as `--retry-broken` does."""
+    runs = [json.dumps({name: getattr(record, name) for name in _RUN}, sort_keys=True) for record, _ in found]
+    last = {run: n for n, run in enumerate(runs)}
+    return [row for n, row in enumerate(found) if row[0].status == OK or last[runs[n]] == n]
 
 
 def append_row(path: str | os.PathLike[str], record: BenchRecord) -> None:

@@ -16,7 +16,7 @@ from ferroflow_dask.cli.run import run
 from ferroflow_dask.cli.slurm import slurm
 
 
-@click.group(cls=OneLineErrors, name="ferroflow")
+@click.group(cls=OneLineErrors, name="ferroflow", context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(ferroflow_dask.__version__, prog_name="ferroflow")
 def main() -> None:
     """Run tensor DAGs and ONNX models on Dask, scheduled by ferroflow's policy."""

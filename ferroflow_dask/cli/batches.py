@@ -12,13 +12,27 @@ import dask.array as da
 from distributed import Client, wait
 
 from ferroflow_dask.bench.markdown import count
-from ferroflow_dask.exceptions import BindError
+from ferroflow_dask.exceptions import BindError, FerroflowError, UsageError
 from ferroflow_dask.graph import Graph, random_inputs
 from ferroflow_dask.lowering import place
 from ferroflow_dask.lowering.batches import how_batched
 
 #: Batches for each thread of the cluster, where inputs are drawn at random.
 _BATCHES = 4
+
+
+def draw_inputs(graph: Graph, seed: int, rows: int | None = None) -> dict[str, Any]:
+    """Return random inputs, as `random_inputs`; that they are larger than memory is told in one line."""
+    try:
+        return random_inputs(graph, seed, rows)
+    except FerroflowError:
+        raise
+    except (MemoryError, OverflowError, ValueError) as error:
+        told = "" if rows is None else f" of {rows:,} rows"
+        raise UsageError(
+            f"random inputs{told} need more memory than there is ({error}); give smaller ones with --input"
+            f"{'' if rows is None else ', or a smaller --batch'}"
+        ) from error
 
 
 def in_batches(
@@ -38,7 +52,7 @@ def in_batches(
     if not graph.inputs:
         raise BindError(f"graph {graph.name!r} has no inputs, of which batches could be made")
     if inputs is None:
-        inputs = random_inputs(graph, seed, rows=_BATCHES * n_threads * batch)
+        inputs = draw_inputs(graph, seed, _BATCHES * n_threads * batch)
     rows = {len(value) if value.ndim else 0 for value in inputs.values()}
     if len(rows) > 1:
         raise BindError(f"inputs of {sorted(rows)} rows make no batches; all must have as many")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,12 +17,13 @@ from ferroflow_dask.bench import baselines, versions
 from ferroflow_dask.bench.machine import commit, machine
 from ferroflow_dask.bench.plan import Plan, identity_of, make_cases
 from ferroflow_dask.bench.report import report
-from ferroflow_dask.bench.rows import append_row, read_rows
+from ferroflow_dask.bench.rows import Rows, append_row, read_rows
 from ferroflow_dask.bench.schema import COSTS, OK, BenchRecord, Shape
 from ferroflow_dask.bench.suite import run_plan
 from ferroflow_dask.bench.workloads import WORKLOADS, Workload, default_sizes, get_workload
-from ferroflow_dask.cli.cluster_options import size_options
+from ferroflow_dask.cli.cluster_options import Duration, size_options
 from ferroflow_dask.cli.errors import Failure, OneLineErrors
+from ferroflow_dask.cli.files import check_folder
 from ferroflow_dask.cli.slurm import SlurmOptions, slurm_client, slurm_options
 from ferroflow_dask.exceptions import UsageError
 
@@ -73,7 +75,7 @@ def _run_options(policies: Sequence[str], repeat: int) -> Callable[[F], F]:
         click.option("--fresh", "is_fresh", is_flag=True, help="A new cluster for each run."),
         click.option(
             "--timeout",
-            type=click.FloatRange(min=0, min_open=True),
+            type=Duration(),
             default=300.0,
             help="After which a run counts as hung [s].",
         ),
@@ -82,6 +84,12 @@ def _run_options(policies: Sequence[str], repeat: int) -> Callable[[F], F]:
             type=click.Path(dir_okay=False, path_type=Path),
             default=Path("ferroflow-bench.jsonl"),
             help="File to which each run adds a row; what it has already is not run again.",
+        ),
+        click.option(
+            "--retry-broken",
+            "retries_broken",
+            is_flag=True,
+            help="Run again what the file has as broken; the report says how many.",
         ),
     )
 
@@ -138,7 +146,7 @@ def suite(is_quick: bool, **options: Any) -> None:
     "--task-ms",
     "durations",
     multiple=True,
-    type=float,
+    type=Duration("milliseconds"),
     default=_METG_MS,
     help="Of a task; repeatable.",
 )
@@ -176,9 +184,12 @@ def _run(
     is_fresh: bool,
     timeout: float,
     output: Path,
+    retries_broken: bool,
     slurm: SlurmOptions | None,
 ) -> None:
+    check_folder("--output", output)
     cases = make_cases(chosen, policies, costs, every_lowering)
+    _check_packages([workload for workload, _ in chosen])
     shape, start = Shape(workers, threads, processes), None
     if slurm is not None:
         shape, start = Shape(*slurm.workers_and_threads(), True), partial(slurm_client, slurm)
@@ -187,26 +198,40 @@ def _run(
     present = read_rows([output], may_be_empty=True) if output.exists() else ()
     rows = [row for row in present if identity_of(row) in wanted]
     _check_setting(rows, output)
-    done = {identity_of(row) for row in rows}
-    with _progress(len(wanted) - len(rows)) as (tell, advance):
+    done = {identity_of(row) for row in rows if row.status == OK or not retries_broken}
+    with _progress(len(wanted) - len(done)) as (tell, advance):
         try:
             for row in run_plan(
                 plan, done=done, timeout_s=timeout, is_fresh=is_fresh, start=start, on_step=tell
             ):
                 append_row(output, row)
-                rows.append(row)
+                done.add(identity_of(row))
                 advance(row)
         except KeyboardInterrupt:
             raise Failure(
-                f"interrupted; {len(rows)} of {len(wanted)} runs are in {output}; the same command goes on"
+                f"interrupted; {len(done)} of {len(wanted)} runs are in {output}; the same command goes on"
             ) from None
-    click.echo(report(rows, defaults=default_sizes()))
+    written = read_rows([output])
+    rows = [row for row in written if identity_of(row) in wanted]
+    click.echo(report(Rows(rows, written.notes), defaults=default_sizes()))
     broken = [row for row in rows if row.status != OK]
     if broken:
         first = broken[0]
         raise Failure(
             f"{len(broken)} of {len(rows)} runs do not count; the first: {first.workload} under "
-            f"{first.policy}: {first.status}"
+            f"{first.policy}: {first.status}; run them again with --retry-broken"
+        )
+
+
+def _check_packages(workloads: Sequence[Workload]) -> None:
+    """Refuse workloads whose packages are missing, before anything runs for minutes."""
+    lacking = {w.name: missing for w in workloads if (missing := [p for p in w.needs if not find_spec(p)])}
+    if lacking:
+        packages = ", ".join(dict.fromkeys(package for missing in lacking.values() for package in missing))
+        names = ", ".join(lacking)
+        raise UsageError(
+            f"{names}: not without {packages}; run in the clone: pip install '.[bench]'; or leave "
+            f"{'it' if len(lacking) == 1 else 'them'} out"
         )
 
 

@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from ferroflow_dask.cli.cluster_options import connect_timeout, size_options
+from ferroflow_dask.cli.cluster_options import connect_timeout, refuse_local_sizes, size_options
 from ferroflow_dask.cost import ClusterProfile
 from ferroflow_dask.deploy import calibrate as measure
 from ferroflow_dask.deploy import connect, local_client, profiles_file, save_profile
@@ -30,6 +30,8 @@ def calibrate(
 
     The cluster should be idle. It is measured with the plugin installed, as `run` uses it.
     """
+    if address is not None:
+        refuse_local_sizes("--connect")
     with ExitStack() as stack:
         if address is None:
             client = stack.enter_context(local_client(workers, threads, processes))
@@ -40,7 +42,7 @@ def calibrate(
             install(client)
             stack.callback(uninstall, client)
         profile = measure(client)
-        save_profile(client, profile)
+        is_kept = save_profile(client, profile)
     if as_json:
         click.echo(json.dumps(profile.as_dict()))
         return
@@ -48,7 +50,7 @@ def calibrate(
     for what, value in _told(profile):
         table.add_row(what, value)
     Console().print(table)
-    click.echo(f"kept in {profiles_file()}", err=True)
+    click.echo(f"{'kept' if is_kept else 'could not be kept'} in {profiles_file()}", err=True)
 
 
 def _told(profile: ClusterProfile) -> list[tuple[str, str]]:

@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
+
+from ferroflow_dask.exceptions import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Duration(click.FloatRange):
+    """Durations above 0, of which neither infinity nor NaN is one.
+
+    Parameters
+    ----------
+    unit : str, optional
+    """
+
+    def __init__(self, unit: str = "seconds") -> None:
+        super().__init__(min=0, min_open=True)
+        self.unit = unit
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number that a text is."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is no number of {self.unit}", param, ctx)
+        return number
+
 
 workers_option = click.option(
     "--workers", type=click.IntRange(min=1), default=4, show_default=True, help="Local workers to start."
@@ -22,7 +47,7 @@ _processes_option = click.option(
 #: How long `--connect` waits.
 connect_timeout = click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Duration(),
     default=10.0,
     show_default=True,
     help="For --connect [s].",
@@ -32,3 +57,25 @@ connect_timeout = click.option(
 def size_options(function: F) -> F:
     """Add the options that give the size of a local cluster."""
     return workers_option(threads_option(_processes_option(function)))
+
+
+def is_given(name: str) -> bool:
+    """Return whether the user gave a parameter of the current command."""
+    return click.get_current_context().get_parameter_source(name) not in (None, ParameterSource.DEFAULT)
+
+
+def refuse_given(names: tuple[str, ...], why: str) -> None:
+    """Raise `UsageError` if the user gave some of these parameters, which would be ignored."""
+    flags = [
+        "/".join((*param.opts, *param.secondary_opts))
+        for param in click.get_current_context().command.params
+        if param.name in names and is_given(param.name)
+    ]
+    if flags:
+        raise UsageError(f"{' and '.join(flags)} {why}; leave {'it' if len(flags) == 1 else 'them'} out")
+
+
+def refuse_local_sizes(which: str) -> None:
+    """Raise `UsageError` if the user gave sizes of a local cluster beside what names another one."""
+    sizes = ("workers", "threads", "processes")
+    refuse_given(sizes, f"would start a local cluster; {which} names another one")

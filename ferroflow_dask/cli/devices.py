@@ -8,8 +8,8 @@ from functools import wraps
 from typing import Any, TypeVar
 
 import click
-from click.core import ParameterSource
 
+from ferroflow_dask.cli.cluster_options import is_given
 from ferroflow_dask.deploy import DeviceChoice
 from ferroflow_dask.exceptions import UsageError
 
@@ -71,16 +71,15 @@ def device_options(function: F) -> F:
             raise UsageError("--policy sequential runs in this process, on the CPU; leave --device out")
         if choice is not None and slurm is not None and choice.kind != "auto":
             raise UsageError(f"--device {choice} is of this machine; SLURM jobs with GPUs come by --gpu-jobs")
+        if choice is not None and not others.get("processes", True):
+            raise UsageError(
+                "--no-processes: with --device each worker is a process of its own; leave one of them out"
+            )
         devices = None if choice is None else Devices(choice, gpu_matmul_threshold)
-        if choice is not None and choice.kind != "auto" and not _is_given("workers"):
+        if choice is not None and choice.kind != "auto" and not is_given("workers"):
             others["workers"] = 0  # no CPU worker unless somebody asks for some
         return function(devices=devices, **others)
 
     for option in reversed(_OPTIONS):
         with_devices = option(with_devices)
     return with_devices  # type: ignore[return-value]
-
-
-def _is_given(name: str) -> bool:
-    source = click.get_current_context().get_parameter_source(name)
-    return source is not ParameterSource.DEFAULT

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import click
 
 from ferroflow_dask.exceptions import FerroflowError, UsageError
+
+#: Raised by click from 8.2 on.
+_HELP: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 
 class Failure(click.ClickException):
@@ -43,5 +47,12 @@ class OneLineErrors(click.Group):
             raise Refusal(str(error)) from error
         except FerroflowError as error:
             raise Failure(str(error)) from error
+        except _HELP:  # a group without a command: its help is shown as it is
+            raise
         except click.UsageError as error:
             raise Refusal(error.format_message()) from error
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise  # whoever read the output has had enough, which click knows
+            where = "" if error.filename is None else f"{error.filename}: "
+            raise Failure(f"{where}{error.strerror or error}") from error

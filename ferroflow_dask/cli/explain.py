@@ -22,7 +22,7 @@ from ferroflow_dask.plugin import explain as decisions_about
 @connect_timeout
 def explain(key: str, address: str, timeout: float) -> None:
     """Say where a task was placed and why, and which steals of it were asked for or declined."""
-    with connect(address, timeout) as client:
+    with connect(address, timeout, needs_workers=False) as client:
         check_scheduler(client)
         decisions = decisions_about(client, key)
     for decision in decisions:

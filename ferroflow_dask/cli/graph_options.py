@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -26,13 +27,33 @@ _TOPOLOGY_OPTIONS: tuple[tuple[str, type], ...] = (
 )
 
 
+class GraphCommand(click.Command):
+    """A command with `graph_options`, which tells those who leave the option's name out."""
+
+    allow_extra_args = True  # so that they are told here
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Refuse arguments without an option, with the call that is probably meant."""
+        rest = super().parse_args(ctx, args)
+        if rest and (ctx.params["dag"] or ctx.params["model"]):
+            raise UsageError(f"{rest[0]!r} belongs to no option; --help lists them")
+        if rest:
+            option = "--dag" if rest[0] in TOPOLOGIES else "--model"
+            raise UsageError(
+                f"{rest[0]!r} belongs to no option; give a graph as --dag NAME or --model FILE, like "
+                f"{option} {rest[0]}"
+            )
+        return rest
+
+
 def graph_options(function: F) -> F:
     """Add the options that name a graph and its sizes."""
     for name, kind in reversed(_TOPOLOGY_OPTIONS):
         argument = _FLAGS.get(name, name)
         users = ", ".join(dag for dag, topology in TOPOLOGIES.items() if argument in topology.defaults)
-        flag = "--" + name.replace("_", "-")
-        function = click.option(flag, name, type=kind, default=None, help=f"Size of: {users}.")(function)
+        function = click.option(_flag(name), name, type=kind, default=None, help=f"Size of: {users}.")(
+            function
+        )
     function = click.option(
         "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of random numbers."
     )(function)
@@ -46,7 +67,21 @@ def load_graph(dag: str | None, model: str | None, seed: int, sizes: Mapping[str
     if (dag is None) == (model is None):
         raise UsageError("give either --dag NAME or --model FILE")
     if dag is not None:
-        return generate(dag, seed=seed, **given)
+        try:
+            return generate(dag, seed=seed, **given)
+        except UsageError as error:
+            raise UsageError(_ARGUMENT.sub(lambda found: _FLAG_OF[found[0]], str(error))) from error
     if given:
-        raise UsageError(f"--model takes no sizes, but {', '.join(given)} was given")
+        raise UsageError(
+            f"--model takes no sizes, but {', '.join(_FLAG_OF[name] for name in given)} was given"
+        )
     return load_onnx(str(model))
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+#: How arguments of `generate`, which its errors name, are called here.
+_FLAG_OF = {_FLAGS.get(name, name): _flag(name) for name, _ in _TOPOLOGY_OPTIONS}
+_ARGUMENT = re.compile(rf"\b(?:{'|'.join(_FLAG_OF)})\b")

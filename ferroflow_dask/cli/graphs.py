@@ -86,13 +86,15 @@ def run_graph(
 
 
 def _profile(client: Client) -> ClusterProfile:
-    profile, is_new = profile_of(client)
-    if is_new:
-        click.echo(
-            f"measured this cluster, to cut the graph for it; kept in {profiles_file()}, and measured "
-            "anew by: ferroflow calibrate",
-            err=True,
+    profile, is_kept = profile_of(client)
+    if is_kept is not None:
+        where = profiles_file()
+        told = (
+            f"kept in {where}, and measured anew by: ferroflow calibrate"
+            if is_kept
+            else f"it could not be kept in {where}"
         )
+        click.echo(f"measured this cluster, to cut the graph for it; {told}", err=True)
     return profile
 
 

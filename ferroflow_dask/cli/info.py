@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ferroflow_dask.cli.cluster_options import threads_option, workers_option
-from ferroflow_dask.cli.graph_options import graph_options, load_graph
+from ferroflow_dask.cli.files import check_folder
+from ferroflow_dask.cli.graph_options import GraphCommand, graph_options, load_graph
 from ferroflow_dask.cost import AnalyticCost, ClusterProfile, estimate, flops
 from ferroflow_dask.graph import Graph, levels
 from ferroflow_dask.graph.render import kind_counts
@@ -22,7 +23,7 @@ from ferroflow_dask.lowering import predictions_of
 _GPU_MATMUL_THRESHOLD = 262_144
 
 
-@click.command()
+@click.command(cls=GraphCommand)
 @graph_options
 @click.option(
     "--gpu-matmul-threshold",
@@ -53,6 +54,8 @@ def info(
     **sizes: Any,
 ) -> None:
     """Show what a graph consists of and which kernels would run it."""
+    if dot is not None:
+        check_folder("--dot", dot)
     graph = load_graph(dag, model, seed, sizes)
     routing, unsupported = provider_counts(graph)
     large = sum(

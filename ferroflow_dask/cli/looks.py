@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +14,8 @@ from distributed import Client
 from rich.console import Console
 
 from ferroflow_dask.bench import versions
-from ferroflow_dask.cli.cluster_options import connect_timeout
+from ferroflow_dask.cli.cluster_options import Duration, connect_timeout
+from ferroflow_dask.cli.files import check_folder
 from ferroflow_dask.deploy import connect
 from ferroflow_dask.exceptions import ClusterError, UsageError
 from ferroflow_dask.plugin import check_scheduler
@@ -35,11 +36,17 @@ class Looks:
         In the terminal, while it goes on.
     report, trace : str or None
         Files to write.
+
+    Attributes
+    ----------
+    unwritten : list of str
+        Options whose files could not be written, which the user has been told.
     """
 
     is_live: bool
     report: str | None
     trace: str | None
+    unwritten: list[str] = field(default_factory=list, init=False)
 
     def __bool__(self) -> bool:
         """Whether it is looked at at all."""
@@ -52,10 +59,8 @@ class Looks:
                 "--dashboard, --report and --trace look at a cluster; --policy sequential has none"
             )
         for option, file in (("--report", self.report), ("--trace", self.trace)):
-            if file is not None and not Path(file).parent.is_dir():
-                raise UsageError(
-                    f"{option} {file!r} cannot be written: there is no folder {str(Path(file).parent)!r}"
-                )
+            if file is not None:
+                check_folder(option, file)
 
     @contextmanager
     def at(self, client: Client) -> Iterator[Callable[[str, Sequence[str]], None]]:
@@ -77,13 +82,20 @@ class Looks:
     def _write(self, recorded: Any, title: str, lines: Sequence[str]) -> None:
         from ferroflow_dask.dashboard.report import write_report, write_trace
 
-        try:
-            if self.report is not None:
-                write_report(Path(self.report), title, lines, versions(), recorded)
-            if self.trace is not None:
-                write_trace(Path(self.trace), recorded)
-        except OSError as error:  # the run was right all the same
-            click.echo(f"ferroflow: {error.filename!r} cannot be written: {error.strerror}", err=True)
+        def report(path: Path) -> None:
+            write_report(path, title, lines, versions(), recorded)
+
+        def trace(path: Path) -> None:
+            write_trace(path, recorded)
+
+        for option, file, write in (("--report", self.report, report), ("--trace", self.trace, trace)):
+            try:
+                if file is not None:
+                    write(Path(file))
+            except OSError as error:  # the run was right all the same: its result is still to be shown
+                self.unwritten.append(option)
+                told = f"{option} {file!r} cannot be written: {error.strerror or error}"
+                click.echo(f"ferroflow: {told}", err=True)
 
 
 def look_options(function: F) -> F:
@@ -106,23 +118,23 @@ def look_options(function: F) -> F:
 @click.option(
     "--for",
     "seconds",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Duration(),
     default=None,
     help="End after so long [s]; else q or Ctrl-C does.",
 )
 @connect_timeout
 def top(address: str, seconds: float | None, timeout: float) -> None:
     """Show what the workers of a running cluster do; a line a second where output is no terminal."""
-    from ferroflow_dask.dashboard.remote import recording
+    from ferroflow_dask.dashboard.remote import GONE, recording
     from ferroflow_dask.dashboard.terminal import watch
 
     until_s = float("inf") if seconds is None else time.monotonic() + seconds
-    with connect(address, timeout) as client:
+    with connect(address, timeout, needs_workers=False) as client:
         check_scheduler(client)
         try:
             with recording(client, n_ops=_NONE) as look:
                 watch(look, Console(), lambda: time.monotonic() > until_s)
         except KeyboardInterrupt:
             return
-        except OSError as error:
-            raise ClusterError(f"the cluster at {address} is gone: {error}") from error
+        except GONE as error:
+            raise ClusterError(f"the scheduler at {address} is gone: {error}") from error

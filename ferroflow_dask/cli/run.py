@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import click
@@ -13,22 +12,24 @@ from distributed import Client
 
 from ferroflow_dask.array_files import read_inputs, write_outputs
 from ferroflow_dask.bench import run_sequentially
-from ferroflow_dask.cli.batches import batches_in_words, in_batches, run_batches
-from ferroflow_dask.cli.cluster_options import connect_timeout, size_options
+from ferroflow_dask.cli.batches import batches_in_words, draw_inputs, in_batches, run_batches
+from ferroflow_dask.cli.cluster_options import connect_timeout, refuse_local_sizes, size_options
 from ferroflow_dask.cli.clusters import PLAIN_POLICIES, Where, client_for, policy_installed
 from ferroflow_dask.cli.devices import Devices, device_options
-from ferroflow_dask.cli.graph_options import graph_options, load_graph
+from ferroflow_dask.cli.errors import Failure
+from ferroflow_dask.cli.files import check_folder
+from ferroflow_dask.cli.graph_options import GraphCommand, graph_options, load_graph
 from ferroflow_dask.cli.graphs import Told, as_object, in_words, run_graph
 from ferroflow_dask.cli.looks import Looks, look_options
 from ferroflow_dask.cli.slurm import SlurmOptions, print_job_scripts, slurm_options
 from ferroflow_dask.exceptions import UsageError
-from ferroflow_dask.graph import check_inputs, random_inputs
+from ferroflow_dask.graph import check_inputs
 from ferroflow_dask.kernels import check_supported
 from ferroflow_dask.lowering import AUTO, check_placement
 from ferroflow_dask.policy import policy_names
 
 
-@click.command()
+@click.command(cls=GraphCommand)
 @graph_options
 @click.option(
     "--policy",
@@ -117,10 +118,12 @@ def run(
     if policy not in (known := (*PLAIN_POLICIES, *policy_names())):
         raise UsageError(f"unknown policy {policy!r}; choose one of: {', '.join(known)}")
     _check_output(output)
-    if not timeout < float("inf"):
-        raise UsageError(f"--timeout is {timeout}; it must be a number of seconds")
     options = _policy_options(policy, seed, steal_threshold, no_adaptive_threshold)
     _check_placement(policy, placement, batch)
+    if batch is not None and devices is not None and devices.matmul_threshold is not None:
+        raise UsageError("--gpu-matmul-threshold is for ops; --batch runs the whole model; leave one out")
+    if address is not None:
+        refuse_local_sizes("--connect")
     graph = load_graph(dag, model, seed, sizes)
     given = read_inputs(graph, input_files) if input_files else None
 
@@ -145,7 +148,7 @@ def run(
         click.echo(json.dumps(facts) if as_json else batches_in_words(facts))
         outputs: Mapping[str, Any] = found
     else:
-        inputs = random_inputs(graph, seed) if given is None else given
+        inputs = draw_inputs(graph, seed) if given is None else given
         # What cannot run is refused before a cluster is started for it.
         check_inputs(graph, inputs)
         check_supported(graph)
@@ -172,15 +175,15 @@ def run(
         click.echo(f"inputs were drawn at random (seed {seed}); give your own with --input", err=True)
     if output is not None:
         write_outputs(output, outputs)
+    if looks.unwritten:
+        raise click.exceptions.Exit(Failure.exit_code)
 
 
 def _check_output(output: str | None) -> None:
     if output is not None and not output.endswith(".npz"):
         raise UsageError(f"--output {output!r} must end in .npz")
-    if output is not None and not Path(output).parent.is_dir():
-        raise UsageError(
-            f"--output {output!r} cannot be written: there is no folder {str(Path(output).parent)!r}"
-        )
+    if output is not None:
+        check_folder("--output", output)
 
 
 def _check_placement(policy: str, placement: str, batch: int | None) -> None:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 from distributed import Client
 
+from ferroflow_dask.cli.cluster_options import Duration, refuse_given, refuse_local_sizes
 from ferroflow_dask.deploy import JobKind, job_kind, job_script, slurm_cluster, slurm_template
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.plugin import check_workers
@@ -18,6 +19,8 @@ from ferroflow_dask.plugin import check_workers
 F = TypeVar("F", bound=Callable[..., Any])
 
 _KINDS = ("local", "slurm")
+#: Parameters that only jobs have.
+_OF_JOBS = ("config_file", "section", "gpu_section", "is_encrypted", "job_timeout")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +108,11 @@ def slurm_options(function: F) -> F:
             )
             if others.get("address") is not None:
                 raise UsageError("--connect and --cluster slurm are two clusters; give one of them")
-        elif jobs is not None or gpu_jobs:
-            raise UsageError("--jobs and --gpu-jobs need --cluster slurm")
+            refuse_local_sizes("--cluster slurm")
+        else:
+            if jobs is not None or gpu_jobs:
+                raise UsageError("--jobs and --gpu-jobs need --cluster slurm")
+            refuse_given(_OF_JOBS, "would do nothing without --cluster slurm")
         return function(slurm=slurm, **others)
 
     for option in reversed(_OPTIONS):
@@ -136,7 +142,7 @@ _OPTIONS = (
     click.option("--tls", "is_encrypted", is_flag=True, help="Encrypt all messages, with new certificates."),
     click.option(
         "--job-timeout",
-        type=click.FloatRange(min=0, min_open=True),
+        type=Duration(),
         default=600.0,
         show_default=True,
         help="For SLURM to start the jobs [s].",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from distributed import Client
     from distributed.scheduler import Scheduler
 
+#: What a call raises whose scheduler is gone, or whose client is closed since it is.
+GONE = (OSError, RuntimeError, CancelledError)
 #: Those who record from afar ask again within this time, or are gone [s].
 _LEASE_S = 60.0
 
@@ -33,14 +36,18 @@ def recording(client: Client, *, n_ops: int = MOST_OPS) -> Iterator[Callable[[],
     who = f"client {uuid.uuid4().hex}"
     client.run_on_scheduler(_recording, who=who, n_ops=0)
     loop: Any = client.loop
-    # There it is a coroutine, which is awaited.
-    renewal = PeriodicCallback(lambda: client.run_on_scheduler(_renew, who=who), _LEASE_S / 3 * 1000)
+
+    async def renew() -> None:
+        with suppress(*GONE):
+            await client.run_on_scheduler(_renew, who=who)  # on the loop it is a coroutine
+
+    renewal = PeriodicCallback(renew, _LEASE_S / 3 * 1000)
     loop.add_callback(renewal.start)
     try:
         yield lambda: client.run_on_scheduler(_recording, who=who, n_ops=n_ops)
     finally:
         loop.add_callback(renewal.stop)
-        with suppress(OSError):  # the scheduler is gone
+        with suppress(*GONE):
             client.run_on_scheduler(_stop, who=who)
 
 

@@ -16,6 +16,7 @@ from bokeh.resources import INLINE
 from ferroflow_dask.dashboard.charts import Levels
 from ferroflow_dask.dashboard.figures import Figure, StealFlow, Timeline
 from ferroflow_dask.dashboard.recorder import MOST_OPS, Recording
+from ferroflow_dask.whole_files import write_text
 
 _HEIGHT = 360
 
@@ -50,7 +51,7 @@ def write_report(
         row(roots[1], roots[2], sizing_mode="stretch_width"),
         sizing_mode="stretch_width",
     )
-    path.write_text(file_html(page, INLINE, title), encoding="utf-8")
+    write_text(path, file_html(page, INLINE, title))
 
 
 def _shown(recording: Recording) -> str:
@@ -96,4 +97,4 @@ def write_trace(path: Path, recording: Recording) -> None:
     for address, process in processes.items():
         told = {"name": f"worker {names.get(address, 'gone')} ({address})"}
         events.append({"name": "process_name", "ph": "M", "pid": process, "args": told})
-    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
+    write_text(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))

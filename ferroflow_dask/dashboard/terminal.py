@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any
 
@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ferroflow_dask.dashboard.recorder import Recording, WorkerLoad
+from ferroflow_dask.dashboard.remote import GONE
 
 #: Time between two looks at the scheduler [s].
 INTERVAL_S = 0.5
@@ -167,9 +168,14 @@ def _no_keys(within_s: float) -> str:
 
 @contextmanager
 def watching(look: Callable[[], Recording], console: Console) -> Iterator[None]:
-    """Show a cluster while the context lasts."""
+    """Show a cluster while the context lasts, and its scheduler: that it is gone, others will tell."""
     ended = threading.Event()
-    thread = threading.Thread(target=watch, args=(look, console, ended.is_set), daemon=True)
+
+    def watched() -> None:
+        with suppress(*GONE):
+            watch(look, console, ended.is_set)
+
+    thread = threading.Thread(target=watched, daemon=True)
     thread.start()
     try:
         yield

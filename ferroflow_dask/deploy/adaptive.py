@@ -69,15 +69,13 @@ class JobsOfKind:
         """Have so many jobs, unless submitting has been given up, or the cluster closes."""
         if self.whole.may_submit:
             self.whole.set_jobs(self.kind, int(n))
-        corrected: Awaitable[None] = self.whole._correct_state()
-        return corrected
+        return self.whole.correct_and_log()
 
     def scale_down(self, jobs: Iterable[str]) -> Awaitable[None]:
         """Give up some jobs."""
         for job in jobs:
             self.whole.worker_spec.pop(job, None)
-        corrected: Awaitable[None] = self.whole._correct_state()
-        return corrected
+        return self.whole.correct_and_log()
 
     def __await__(self) -> Generator[Any, Any, JobsOfKind]:
         yield from self.whole._correct_state().__await__()

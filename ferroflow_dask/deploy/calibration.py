@@ -15,7 +15,6 @@ import statistics
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,9 @@ from ferroflow_dask.cost import ClusterProfile
 from ferroflow_dask.devices import attached
 from ferroflow_dask.exceptions import ClusterError, UsageError
 from ferroflow_dask.lowering import device_here
-from ferroflow_dask.plugin import gpu_workers, installed
+from ferroflow_dask.lowering.clients import check_synchronous
+from ferroflow_dask.plugin import gpu_workers, installed, workers_of
+from ferroflow_dask.whole_files import write_text
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -59,12 +60,15 @@ def calibrate(client: Client) -> ClusterProfile:
     ------
     ClusterError
         It has no workers.
+    UsageError
+        The client is asynchronous.
 
     Examples
     --------
     >>> profile = calibrate(client)  # doctest: +SKIP
     >>> client.compute(bind(model, {"x": x}, cluster=profile)).result()  # doctest: +SKIP
     """
+    check_synchronous(client, "calibrate")
     with client.as_current():
         return _calibrate(client)
 
@@ -99,7 +103,7 @@ def _calibrate(client: Client) -> ClusterProfile:
     n_tasks = min(max(_FEWEST_TASKS, _TASKS_PER_THREAD * n_threads), _MOST_TASKS)
     many_s = _median(lambda: _graph_s(client, _independent(n_tasks)))
     first, *others = threads
-    limits = [worker["memory_limit"] for worker in _workers(client).values()]
+    limits = [worker["memory_limit"] for worker in workers_of(client).values()]
     others_than_gpus = [address for address in threads if address not in gpus]
     flop_rate, memory_bandwidth = client.submit(
         _rates, key=_name(), workers=others_than_gpus[:1] or [first]
@@ -111,7 +115,7 @@ def _calibrate(client: Client) -> ClusterProfile:
         round_trip_s=_at_least(1e-5, (chain_s - submit_s) / (_CHAIN - 1)),
         submit_s=submit_s,
         bandwidth=_bandwidth(client, first, others[0], submit_s) if others else _FASTEST,
-        memory_nbytes=min(limits),
+        memory_nbytes=min(filter(None, limits), default=0),  # 0: no limit
         flop_rate=flop_rate,
         memory_bandwidth=memory_bandwidth,
         n_gpus=len(gpus),
@@ -119,14 +123,13 @@ def _calibrate(client: Client) -> ClusterProfile:
     )
 
 
-def profile_of(client: Client) -> tuple[ClusterProfile, bool]:
-    """Return the profile of a cluster, and whether it had to be measured for it."""
+def profile_of(client: Client) -> tuple[ClusterProfile, bool | None]:
+    """Return the profile of a cluster, and whether it was kept; None if it had not to be measured."""
     kept = load_profile(client)
     if kept is not None:
-        return kept, False
+        return kept, None
     profile = calibrate(client)
-    save_profile(client, profile)
-    return profile, True
+    return profile, save_profile(client, profile)
 
 
 def load_profile(client: Client) -> ClusterProfile | None:
@@ -140,9 +143,9 @@ def load_profile(client: Client) -> ClusterProfile | None:
         return None  # of another version
 
 
-def save_profile(client: Client, profile: ClusterProfile) -> None:
-    """Keep a profile for clusters like this one; where nothing can be written, nothing is kept."""
-    _keep(profiles_file(), _identity(client), profile.as_dict())
+def save_profile(client: Client, profile: ClusterProfile) -> bool:
+    """Keep a profile for clusters like this one; return whether it could be written."""
+    return _keep(profiles_file(), _identity(client), profile.as_dict())
 
 
 def load_durations(client: Client, kind: str = "") -> dict[str, float]:
@@ -162,8 +165,12 @@ def save_durations(client: Client, durations_s: Mapping[str, float], kind: str =
 
 
 def profiles_file() -> Path:
-    """Return where profiles are kept: `ferroflow-dask/profiles.json` in the user's cache."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    """Return where profiles are kept: `ferroflow-dask/profiles.json` in the user's cache.
+
+    The path begins with `~` where the user has no home folder; nothing is kept there.
+    """
+    # Path.home() would raise.
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(cache) / "ferroflow-dask" / "profiles.json"
 
 
@@ -171,13 +178,16 @@ def _durations_file() -> Path:
     return profiles_file().with_name("durations.json")
 
 
-def _keep(path: Path, identity: str, entry: Mapping[str, Any]) -> None:
+def _keep(path: Path, identity: str, entry: Mapping[str, Any]) -> bool:
+    if path.parts[0] == "~":
+        return False
     kept = {**_read(path), identity: entry}
-    beside = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-    with suppress(OSError):
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(json.dumps(kept, indent=1), encoding="utf-8")
-        beside.replace(path)
+        write_text(path, json.dumps(kept, indent=1))
+    except OSError:
+        return False
+    return True
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -199,15 +209,10 @@ def _identity(client: Client) -> str:
             worker["memory_limit"],
             *([devices[address]] if address in devices else ()),
         )
-        for address, worker in _workers(client).items()
+        for address, worker in workers_of(client).items()
     )
     told = repr((workers, installed(client) is not None))
     return hashlib.blake2s(told.encode(), digest_size=16).hexdigest()
-
-
-def _workers(client: Client) -> Mapping[str, Any]:
-    workers: Mapping[str, Any] = client.scheduler_info(n_workers=-1)["workers"]
-    return workers
 
 
 def _name() -> str:

@@ -100,8 +100,8 @@ class DeviceChoice:
             raise ClusterError(f"--device {self}: this machine has {n}, cuda:0 to cuda:{n - 1}")
         if find_spec("dask_cuda") is None:
             raise ClusterError(
-                f"--device {self} needs dask-cuda, which is not installed here: pip install "
-                "'ferroflow-dask[gpu]' for CUDA 13, 'ferroflow-dask[gpu12]' for CUDA 12"
+                f"--device {self} needs dask-cuda, which is missing; run in the clone: pip install "
+                "'.[gpu]' for CUDA 13, '.[gpu12]' for CUDA 12"
             )
         return list(range(n)) if self.ordinal is None else [self.ordinal]
 

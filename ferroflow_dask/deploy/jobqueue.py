@@ -6,6 +6,7 @@ the home folder.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -189,7 +190,7 @@ def _described(
     arguments.setdefault("processes", 1)
     if "log_directory" in arguments:
         expanded = os.path.expandvars(arguments["log_directory"])
-        arguments["log_directory"] = str(Path(expanded).expanduser())
+        arguments["log_directory"] = os.path.expanduser(expanded)
     extra = [str(word) for word in arguments.get("worker_extra_args", ())]
     if "--lifetime" not in extra and "walltime" in arguments:
         prologue = list(arguments.get("job_script_prologue", ()))
@@ -208,8 +209,12 @@ def _section(section: str, config_file: str | Path | None) -> tuple[dict[str, An
     else:
         sections, where = _configured(), os.environ.get("DASK_CONFIG", "Dask's configuration")
     found = sections.get(section)
-    if not isinstance(found, Mapping):
-        has = f"it has: {', '.join(sorted(sections))}" if sections else "it has none"
+    if found is not None and not isinstance(found, Mapping):
+        raise UsageError(
+            f"section jobqueue.{section} of {where} is {found!r}; it must hold settings, like cores: 4"
+        )
+    if found is None:
+        has = f"it has: {', '.join(sorted(map(str, sections)))}" if sections else "it has none"
         raise UnknownNameError(
             f"there is no section jobqueue.{section} in {where}; {has}; "
             f"`ferroflow slurm template > {_FILE}` writes a file to start from"
@@ -246,6 +251,7 @@ def _check(arguments: Mapping[str, Any], where: str) -> None:
     for name in ("cores", "memory"):
         if name not in arguments:
             raise UsageError(f"{where} does not say {name}; add for example `{name}: {_EXAMPLES[name]}`")
+    _check_kinds(arguments, where)
     for name in ("cores", "processes"):
         value = arguments.get(name, 1)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -266,7 +272,29 @@ def _check(arguments: Mapping[str, Any], where: str) -> None:
         walltime_s(arguments["walltime"])
 
 
+def _check_kinds(arguments: Mapping[str, Any], where: str) -> None:
+    """Refuse what is of another kind than dask-jobqueue takes."""
+    for name, value in arguments.items():
+        has = f"{where} has {name.replace('_', '-')} {value!r}"
+        if name in _TEXTS and not isinstance(value, str):
+            raise UsageError(f"{has}; it must be text")
+        if name not in _LISTS:
+            continue
+        if not isinstance(value, list | tuple | set):
+            raise UsageError(f"{has}; it must be a list: {json.dumps([str(value)])}")
+        if wrong := [item for item in value if not isinstance(item, _LISTS[name])]:
+            raise UsageError(f"{has}; put in quotes what is not text: {json.dumps(str(wrong[0]))}")
+
+
 _EXAMPLES = {"cores": "4", "memory": "8 GiB"}
+#: Lists, and what may be in them: dask-jobqueue takes the letters of a text for its items.
+_LISTS: Mapping[str, Any] = {
+    "job_script_prologue": str,
+    "job_extra_directives": str,
+    "job_directives_skip": str,
+    "worker_extra_args": str | int | float,
+}
+_TEXTS = ("python", "interface", "local_directory", "worker_command", "shebang", "log_directory")
 
 
 def walltime_s(walltime: object) -> float:

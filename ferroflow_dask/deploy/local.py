@@ -65,14 +65,22 @@ def local_client(workers: int, threads: int = 1, processes: bool = True) -> Iter
 
 
 @contextmanager
-def connect(address: str, timeout_s: float = 10.0) -> Iterator[Client]:
+def connect(address: str, timeout_s: float = 10.0, *, needs_workers: bool = True) -> Iterator[Client]:
     """Yield a client of a running scheduler.
+
+    Parameters
+    ----------
+    address : str
+    timeout_s : float, optional
+        For it to answer [s].
+    needs_workers : bool, optional
+        Whether it is of no use without workers.
 
     Raises
     ------
     ClusterError
         Nothing answers at `address` within `timeout_s`, the address makes no sense, or no worker is
-        there.
+        there though one is needed.
     """
     try:
         who = asyncio.run(asyncio.wait_for(_ask_who(address, timeout_s), timeout_s))
@@ -85,7 +93,7 @@ def connect(address: str, timeout_s: float = 10.0) -> Iterator[Client]:
     if who != "Scheduler":
         raise ClusterError(f"at {address!r} there is a {who}; give the address of its scheduler")
     with Client(address, timeout=timeout_s) as client:
-        if not client.nthreads():
+        if needs_workers and not client.nthreads():
             raise ClusterError(f"the scheduler at {address!r} has no workers; start some and run again")
         yield client
 

@@ -15,6 +15,7 @@ from distributed import Client
 from ferroflow_dask.cost import ClusterProfile
 from ferroflow_dask.deploy.calibration import profile_of
 from ferroflow_dask.exceptions import ClusterError
+from ferroflow_dask.lowering.clients import check_synchronous
 from ferroflow_dask.lowering.foreign import (
     Learned,
     PackedGraph,
@@ -54,11 +55,14 @@ def optimize(collection: C, client: Client) -> C:
     ------
     ClusterError
         The plugin is not installed, so that nobody has learned anything.
+    UsageError
+        The client is asynchronous.
 
     Examples
     --------
     >>> optimize(frame.groupby("name").value.mean(), client).compute()  # doctest: +SKIP
     """
+    check_synchronous(client, "optimize")
     profile = _profile(client)
     return optimize_for(collection, profile, _known(learned(client)))
 
@@ -85,12 +89,15 @@ def optimize_graph(
     ------
     ClusterError
         The plugin is not installed.
+    UsageError
+        The client is asynchronous.
 
     Examples
     --------
     >>> packed = optimize_graph(dsk, keys, client)  # doctest: +SKIP
     >>> values = packed.values(client.get(packed.dsk, packed.keys))  # doctest: +SKIP
     """
+    check_synchronous(client, "optimize_graph")
     if profile is None:
         profile = _profile(client)
     return pack_graph(dsk, keys, profile, _known(learned(client)))
@@ -112,11 +119,14 @@ def optimizations(client: Client) -> dict[str, Callable[..., Any]]:
     ------
     ClusterError
         The plugin is not installed.
+    UsageError
+        The client is asynchronous.
 
     Examples
     --------
     >>> dask.config.set(optimizations(client))  # doctest: +SKIP
     """
+    check_synchronous(client, "optimizations")
     profile, scheduler_id = _profile(client), str(client.scheduler_info()["id"])
     return {setting: _Optimization(setting, scheduler_id, profile) for setting in _DASKS}
 

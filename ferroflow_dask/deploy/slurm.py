@@ -25,7 +25,7 @@ from tornado.ioloop import PeriodicCallback
 
 from ferroflow_dask.deploy.adaptive import JobAdaptive, JobsOfKind
 from ferroflow_dask.deploy.jobqueue import JobKind
-from ferroflow_dask.deploy.slurm_job import Job, end_of_log, in_words
+from ferroflow_dask.deploy.slurm_job import ALIVE, HOPELESS, Job, end_of_log, in_words, states_of
 from ferroflow_dask.exceptions import ClusterError, UsageError
 
 logger = logging.getLogger("ferroflow_dask")
@@ -34,20 +34,10 @@ logger = logging.getLogger("ferroflow_dask")
 _POLL_S = 5.0
 #: So many jobs in a row may end before a worker of theirs connects; then no more are submitted.
 _MOST_FAILED_STARTS = 3
-#: Jobs that Slurm knows in one of these states have yet to start, run, or come to an end.
-_ALIVE = frozenset({"PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUEUED", "RESIZING"})
-#: Reasons for which jobs wait that time does not cure.
-_HOPELESS = frozenset(
-    {"PartitionTimeLimit", "PartitionNodeLimit", "PartitionConfig", "BadConstraints", "InvalidAccount"}
-    | {"InvalidQOS", "AccountNotAllowed", "QOSNotAllowed", "AssocMaxWallDurationPerJobLimit"}
-)
 #: `cluster-cpu-3` is a job, and its worker if it has one; `cluster-cpu-3-1` is one of several.
 _WORKER = re.compile(r"(?P<job>.+-(?:cpu|gpu)-\d+)(?:-\d+)?")
 #: Files with what workers of an encrypted cluster need.
 _KEYS = ("_job_ca_file", "_job_cert", "_job_key")
-_NO_REASON = ("None", "NonZeroExitCode")
-#: What squeue says where it knows none of the jobs any more.
-_FORGOTTEN = "Invalid job id"
 
 
 class SlurmCluster(SLURMCluster):
@@ -79,6 +69,7 @@ class SlurmCluster(SLURMCluster):
         #: Why jobs that were asked for last are not tried any more.
         self._given_up: list[str] = []
         self._n_named = 0
+        self._n_waiting = 0
         self.failures: deque[str] = deque(maxlen=100)
         super().__init__(n_workers=0, config_name="slurm", **of_cluster, **kind.arguments)
 
@@ -290,7 +281,14 @@ class SlurmCluster(SLURMCluster):
         return self.sync(self._wait_for_jobs, timeout)
 
     async def _wait_for_jobs(self, timeout: float | None) -> None:
-        deadline = math.inf if timeout is None else asyncio.get_running_loop().time() + timeout
+        self._n_waiting += 1
+        try:
+            await self._connected(math.inf if timeout is None else timeout)
+        finally:
+            self._n_waiting -= 1
+
+    async def _connected(self, timeout: float) -> None:
+        deadline = asyncio.get_running_loop().time() + timeout
         while True:
             wanted = set(self.workers_of(self.worker_spec))
             missing = wanted - {str(worker["name"]) for worker in self.scheduler_info["workers"].values()}
@@ -301,7 +299,7 @@ class SlurmCluster(SLURMCluster):
             if asyncio.get_running_loop().time() > deadline:
                 jobs = sorted({self.job_of(worker) for worker in missing})
                 job_ids = [self.workers[job].job_id for job in jobs if job in self.workers]
-                states = await self._states(job_ids) or {}
+                states = await states_of(job_ids) or {}
                 told = ", ".join(f"job {job_id} is {in_words(*what)}" for job_id, what in states.items())
                 raise ClusterError(
                     f"{len(missing)} of {len(wanted)} workers have not connected within {timeout:g} s: "
@@ -316,7 +314,7 @@ class SlurmCluster(SLURMCluster):
             await self._retire()
             await super()._correct_state_internal()
         except ClusterError as error:
-            self._note(str(error))
+            self.failures.append(str(error))  # not logged: it is told to whoever waits
             raise
         finally:
             for name, job in list(self.workers.items()):
@@ -337,9 +335,16 @@ class SlurmCluster(SLURMCluster):
         self.worker_spec.pop(name, None)
         self._given_up.append(self.failures[-1] if self.failures else "a job failed")
 
+    async def correct_and_log(self) -> None:
+        """Submit and cancel jobs as planned; errors are logged too, since nobody may wait for it."""
+        try:
+            await self._correct_state()
+        except ClusterError as error:
+            logger.warning(error)
+            raise
+
     def _correct_soon(self) -> None:
-        """Submit and cancel jobs as planned; nobody waits for it, and errors are noted."""
-        corrected = asyncio.ensure_future(self._correct_state())
+        corrected = asyncio.ensure_future(self.correct_and_log())
         corrected.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def _update_worker_status(self, op: str, message: Any) -> None:
@@ -372,7 +377,7 @@ class SlurmCluster(SLURMCluster):
 
     async def _note_loss(self, job: Job) -> None:
         job_id = str(job.job_id)
-        states = await self._states([job_id]) or {}
+        states = await states_of([job_id]) or {}
         told = in_words(*states.get(job_id, ("gone", "")))
         self._note(f"all workers of job {job_id} ({job.job_name}) have left: it is {told}")
         await job.close()
@@ -383,46 +388,37 @@ class SlurmCluster(SLURMCluster):
         silent.pop(None, None)
         if not silent or self.status != Status.running:
             return
-        states = await self._states(list(silent))
+        states = await states_of(list(silent))
         if states is None:
             return  # Slurm does not answer: nothing is known of any job
         for job_id, name in silent.items():
             state, reason = states.get(job_id, ("gone", ""))
-            is_hopeless = reason in _HOPELESS
+            is_hopeless = reason in HOPELESS
             job = self.workers.get(name)
             if job is None or job.job_id != job_id or job.has_connected or name not in self.worker_spec:
                 continue  # connected meanwhile, or is being cancelled
-            if state in _ALIVE and not is_hopeless:
+            if state in ALIVE and not is_hopeless:
                 continue
             del self.workers[name]
-            if is_hopeless:
-                self._note(f"job {job_id} will never start: {state} ({reason})")
-            else:
-                self._note(
-                    f"job {job_id} ended before its workers connected: {in_words(state, reason)}"
-                    f"{end_of_log(job)}"
-                )
             self._futures.add(asyncio.ensure_future(job.close()))
             self._failed_starts += 1
-            if is_hopeless or self.has_given_up:
+            is_last = is_hopeless or self.has_given_up
+            told = in_words(state, reason)
+            if is_hopeless:
+                self._note(f"job {job_id} will never start: {told}", is_last)
+            else:
+                self._note(
+                    f"job {job_id} ended before its workers connected: {told}{end_of_log(job)}", is_last
+                )
+            if is_last:
                 self._give_up(name)
         self._correct_soon()
 
-    async def _states(self, job_ids: list[str]) -> dict[str, tuple[str, str]] | None:
-        """Return what Slurm says of jobs: a state, and a reason or nothing; None if it does not answer."""
-        if not job_ids:
-            return {}
-        command = ["squeue", "--noheader", "--states=all", "--format=%i|%T|%r", f"--jobs={','.join(job_ids)}"]
-        try:
-            out = await self.job_cls._call(command)
-        except (RuntimeError, OSError) as error:
-            return {} if _FORGOTTEN in str(error) else None
-        rows = (line.split("|") for line in out.splitlines() if line.count("|") == 2)
-        return {job_id: (state, "" if reason in _NO_REASON else reason) for job_id, state, reason in rows}
-
-    def _note(self, message: str) -> None:
+    def _note(self, message: str, is_raised: bool = False) -> None:
+        """Keep what went wrong, and log it unless it is raised to somebody who waits for jobs."""
         self.failures.append(message)
-        logger.warning(message)
+        if not (is_raised and self._n_waiting):
+            logger.warning(message)
 
     async def _close(self) -> None:
         for adaptive in self._adaptives:

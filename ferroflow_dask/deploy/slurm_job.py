@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from dask_jobqueue.slurm import SLURMJob
@@ -10,6 +12,16 @@ from distributed.core import Status
 from ferroflow_dask.deploy.jobqueue import JobKind
 from ferroflow_dask.exceptions import ClusterError
 
+#: Jobs that Slurm knows in one of these states have yet to start, run, or come to an end.
+ALIVE = frozenset({"PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUEUED", "RESIZING"})
+#: Reasons for which jobs wait that time does not cure.
+HOPELESS = frozenset(
+    {"PartitionTimeLimit", "PartitionNodeLimit", "PartitionConfig", "BadConstraints", "InvalidAccount"}
+    | {"InvalidQOS", "AccountNotAllowed", "QOSNotAllowed", "AssocMaxWallDurationPerJobLimit"}
+)
+_NO_REASON = ("None", "NonZeroExitCode")
+#: What squeue says where it knows none of the jobs any more.
+_FORGOTTEN = "Invalid job id"
 #: Lines of a job's log that an error shows.
 _LOG_LINES = 3
 
@@ -42,8 +54,11 @@ class Job(SLURMJob):
 
 def job_script(kind: JobKind) -> str:
     """Return the batch script of jobs of a kind, with a scheduler and names that stand for others."""
-    job = Job("tcp://<scheduler>:8786", name="<job>", config_name="slurm", **kind.arguments)
-    return str(job.job_script())
+    arguments = dict(kind.arguments)
+    if logs := arguments.get("log_directory"):
+        arguments["log_directory"] = os.devnull  # a folder that is missing would be made
+    job = Job("tcp://<scheduler>:8786", name="<job>", config_name="slurm", **arguments)
+    return str(job.job_script()).replace(f"{os.devnull}/", f"{logs}/")
 
 
 def _told(error: Exception) -> str:
@@ -52,6 +67,19 @@ def _told(error: Exception) -> str:
         return "there is no such command here; run this on a login node of a SLURM cluster"
     _, _, stderr = str(error).partition("stderr:")
     return " ".join((stderr or str(error)).split()).removeprefix("sbatch: ")
+
+
+async def states_of(job_ids: Sequence[str]) -> dict[str, tuple[str, str]] | None:
+    """Return what Slurm says of jobs: a state, and a reason or nothing; None if it does not answer."""
+    if not job_ids:
+        return {}
+    command = ["squeue", "--noheader", "--states=all", "--format=%i|%T|%r", f"--jobs={','.join(job_ids)}"]
+    try:
+        out = await Job._call(command)
+    except (RuntimeError, OSError) as error:
+        return {} if _FORGOTTEN in str(error) else None
+    rows = (line.split("|") for line in out.splitlines() if line.count("|") == 2)
+    return {job_id: (state, "" if reason in _NO_REASON else reason) for job_id, state, reason in rows}
 
 
 def in_words(state: str, reason: str) -> str:

@@ -27,6 +27,7 @@ from ferroflow_dask.bench.workloads.sizes import check_sizes
 from ferroflow_dask.exceptions import ResultError, UnknownNameError
 from ferroflow_dask.lowering import COST_ANNOTATION
 from ferroflow_dask.lowering.tasks import PerKey
+from ferroflow_dask.plugin import workers_of
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -221,7 +222,7 @@ def _on_slow_workers(name: str, request: Request, n_slow_of: Callable[[int], int
     slow: list[str] = []
 
     def prepare(cluster: Cluster) -> None:
-        workers = cluster.client.scheduler_info(n_workers=-1)["workers"]
+        workers = workers_of(cluster.client)
         # A local cluster's workers are named by number, others by word.
         by_name = sorted(workers, key=lambda address: _natural(workers[address]["name"]))
         slow[:] = by_name[: n_slow_of(len(by_name))]
