@@ -12,6 +12,7 @@ from one_loop import Cluster, on_cluster
 
 import ferroflow_dask
 from ferroflow_dask.exceptions import UsageError
+from ferroflow_dask.lowering.clients import ask_workers
 from ferroflow_dask.plugin import gpu_workers, workers_of
 
 pytestmark = pytest.mark.cluster
@@ -26,6 +27,18 @@ def test_workers_are_all_told_whatever_the_client_refreshes(process_client: Clie
         found = [workers_of(client) for _ in range(300)]
     assert {len(workers) for workers in found} == {2}
     assert all(worker["nthreads"] == 1 for workers in found for worker in workers.values())
+
+
+def test_a_worker_that_has_gone_has_no_answer(process_client: Client) -> None:
+    alive = list(workers_of(process_client))
+    with dask.config.set({"distributed.comm.timeouts.connect": "300 ms"}):
+        found = ask_workers(process_client, abs, -1, workers=["tcp://127.0.0.1:1", *alive])
+    assert found == dict.fromkeys(alive, 1)
+
+
+def test_what_a_worker_raises_is_raised(process_client: Client) -> None:
+    with pytest.raises(ZeroDivisionError):
+        ask_workers(process_client, divmod, 1, 0)
 
 
 CALLS: dict[str, Callable[[Client], Any]] = {

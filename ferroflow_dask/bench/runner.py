@@ -18,6 +18,7 @@ from ferroflow_dask.devices import DeviceUsage
 from ferroflow_dask.graph import FERROFLOW_DOMAIN, Graph, Op, bounds
 from ferroflow_dask.kernels import SESSIONS, evaluate, in_session, provider_counts
 from ferroflow_dask.lowering import BoundGraph, ExecutionReport, bind, executed, token_of
+from ferroflow_dask.lowering.clients import ask_workers
 from ferroflow_dask.plugin import device_usage
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ def run_on_cluster(
         makespan_s = time.perf_counter() - start
         n_steals = steals()
     report = executed(client, bound.run)
+    has_session = ask_workers(client, in_session, token_of(graph)) if bound.placement == "whole" else {}
     record = _record(
         graph,
         report,
@@ -126,10 +128,10 @@ def run_on_cluster(
         dask_tasks=bound.n_tasks,
         steals=n_steals,
         seed=seed,
-        bytes_moved=sum(client.run(_fetched_since, started_at).values()),
+        bytes_moved=sum(ask_workers(client, _fetched_since, started_at).values()),
         bound=bound,
         usage=_usage_since(client, before),
-        in_session=bound.placement == "whole" and any(client.run(in_session, token_of(graph)).values()),
+        in_session=any(has_session.values()),
     )
     return Run(outputs, record, report.seconds, report.device_seconds)
 

@@ -25,7 +25,7 @@ from ferroflow_dask.cost import ClusterProfile
 from ferroflow_dask.devices import attached
 from ferroflow_dask.exceptions import ClusterError, UsageError
 from ferroflow_dask.lowering import device_here
-from ferroflow_dask.lowering.clients import check_synchronous
+from ferroflow_dask.lowering.clients import ask_workers, check_synchronous
 from ferroflow_dask.plugin import gpu_workers, installed, workers_of
 from ferroflow_dask.whole_files import write_text
 
@@ -81,7 +81,7 @@ def count_gpus(client: Client) -> int:
 def _devices(client: Client) -> dict[str, str]:
     """Return the workers that have devices, and in which precision these multiply."""
     gpus = gpu_workers(client)
-    modes = client.run(_device_mode, workers=gpus) if gpus else {}
+    modes = ask_workers(client, _device_mode, workers=gpus) if gpus else {}
     return {address: mode for address, mode in modes.items() if mode is not None}
 
 

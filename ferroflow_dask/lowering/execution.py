@@ -20,7 +20,7 @@ from distributed import get_worker
 from ferroflow_dask.devices import DeviceRunner, attached, drain, host_value
 from ferroflow_dask.graph.ir import Op
 from ferroflow_dask.kernels import Plan, compile_op, single
-from ferroflow_dask.lowering.clients import check_synchronous
+from ferroflow_dask.lowering.clients import ask_workers, check_synchronous
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -276,7 +276,7 @@ def executed(client: Client, run: str) -> ExecutionReport:
     synchronous; `UsageError` is raised for another.
     """
     check_synchronous(client, "executed")
-    by_process = dict(client.run(_report_with_process, run).values())
+    by_process = dict(ask_workers(client, _report_with_process, run).values())
     total = ExecutionReport()
     for report in by_process.values():
         total = total.merge(report)

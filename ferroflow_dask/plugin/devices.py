@@ -16,7 +16,7 @@ from ferroflow_dask.devices import Device, DeviceRunner, DeviceUsage, attach, at
 from ferroflow_dask.devices.cuda import check_precision
 from ferroflow_dask.exceptions import ClusterError
 from ferroflow_dask.lowering import CPU, GPU
-from ferroflow_dask.lowering.clients import check_synchronous
+from ferroflow_dask.lowering.clients import ask_workers, check_synchronous
 from ferroflow_dask.plugin.members import workers_of
 
 if TYPE_CHECKING:
@@ -205,6 +205,7 @@ def _usage() -> tuple[str, DeviceUsage | None]:
 def device_usage(client: Client) -> DeviceUsage | None:
     """Return what was done on the devices of a cluster; None if it has none."""
     gpus = gpu_workers(client)
-    by_process = dict(client.run(_usage, workers=gpus).values()) if gpus else {}  # workers may share one
+    # Workers may share a process, and with it what was counted.
+    by_process = dict(ask_workers(client, _usage, workers=gpus).values()) if gpus else {}
     found = [usage for usage in by_process.values() if usage is not None]
     return reduce(DeviceUsage.plus, found) if found else None

@@ -12,6 +12,7 @@ from packaging.version import Version
 
 from ferroflow_dask import config
 from ferroflow_dask.exceptions import ClusterError
+from ferroflow_dask.lowering.clients import answers
 from ferroflow_dask.plugin import seams
 from ferroflow_dask.plugin.settings import configured_policy
 from ferroflow_dask.plugin.stealing import FerroflowStealing
@@ -240,10 +241,10 @@ async def _check_scheduler(client: Client) -> None:
 
 
 async def _check_workers(client: Client) -> None:
-    answers = await client.run(version, _DISTRIBUTION, on_error="return")
-    without = [address for address, answer in answers.items() if isinstance(answer, Exception)]
-    other = [address for address, answer in answers.items() if answer != version(_DISTRIBUTION)]
-    for wrong, say in ((without, _missing), (other, lambda who: _differs(who, answers[other[0]]))):
+    theirs = answers(await client.run(version, _DISTRIBUTION, on_error="return"))
+    without = [address for address, answer in theirs.items() if isinstance(answer, Exception)]
+    other = [address for address, answer in theirs.items() if answer != version(_DISTRIBUTION)]
+    for wrong, say in ((without, _missing), (other, lambda who: _differs(who, theirs[other[0]]))):
         if wrong:
             more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
             raise ClusterError(say(f"the worker at {wrong[0]}{more}"))
