@@ -6,13 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import add
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from dask._task_spec import Task
 from distributed import Client, Reschedule
 from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.scheduler import TaskPrefix
 
+from ferroflow_dask.bench.baselines import _forget
 from ferroflow_dask.bench.observe import longest_chain
 from ferroflow_dask.bench.plan import Case, Plan, identity_of, make_cases
 from ferroflow_dask.bench.schema import BenchRecord, Shape
@@ -104,6 +107,11 @@ def test_inputs_differ_between_repetitions_and_agree_between_policies() -> None:
     assert sorted(seeds) == [0, 0, 0, 0, 1, 1]  # two of them unmeasured
 
 
+def durations(dask_scheduler: Any) -> dict[str, float]:
+    prefixes = dask_scheduler.task_prefixes.items()
+    return {name: p.duration_average for name, p in prefixes if p.duration_average >= 0}
+
+
 @pytest.mark.parametrize("is_fresh", [True, False], ids=["fresh clusters", "one cluster"])
 def test_unknown_costs_are_unknown_in_every_run(is_fresh: bool) -> None:
     known = []
@@ -111,16 +119,42 @@ def test_unknown_costs_are_unknown_in_every_run(is_fresh: bool) -> None:
     def noting(request: Request) -> Instance:
         return sums(request, lambda client: known.append(client.run_on_scheduler(durations)))
 
-    def durations(dask_scheduler: Any) -> dict[str, float]:
-        prefixes = dask_scheduler.task_prefixes.items()
-        return {name: p.duration_average for name, p in prefixes if p.duration_average >= 0}
-
     for costs, is_known in (("unknown", False), ("learned", True)):
         known.clear()
         workload = Workload("noting", "", noting, defaults={"n": 2})
         rows = list(run_plan(plan("ferroflow", workload=workload, costs=costs), is_fresh=is_fresh))
         assert {row.costs for row in rows} == {costs}
         assert bool(known[-1]) is is_known
+
+
+def test_learned_costs_are_learned_again_after_a_run_that_broke_the_cluster() -> None:
+    known = []
+
+    def breaking(request: Request) -> Instance:
+        right = sums(request, lambda client: known.append(client.run_on_scheduler(durations)))
+        wrong = partial(check, ["something else"])
+        return Instance(
+            right.submit, wrong if request.lowering == "other" else right.check, n_ops=right.n_ops
+        )
+
+    workload = Workload("breaking", "", breaking, defaults={"n": 2}, lowerings=("plain", "other"))
+    for row in run_plan(plan("dask", workload=workload, repetitions=3)):
+        assert (row.status == "ok") is (row.lowering == "plain")
+        assert row.status != "ok" or known[-1]
+
+
+def test_what_dask_knows_without_having_seen_it_is_not_forgotten() -> None:
+    def known(prefix: TaskPrefix) -> tuple[float, float]:
+        return prefix.duration_average, prefix.max_exec_time
+
+    prefixes = {name: TaskPrefix(name) for name in ("rechunk-split", "seen")}
+    at_first = [known(prefix) for prefix in prefixes.values()]
+    assert at_first[0][0] > 0  # Dask's configuration tells that one
+    for prefix in prefixes.values():
+        prefix.add_duration("compute", 0.0, 3.0)
+        prefix.add_exec_time(9.0)
+    _forget(SimpleNamespace(task_prefixes=prefixes))
+    assert [known(prefix) for prefix in prefixes.values()] == at_first
 
 
 def test_dask_has_learned_costs_where_ours_are_known() -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import dask
 from distributed import Client
+from distributed.scheduler import TaskPrefix
 from distributed.stealing import WorkStealing
 
 from ferroflow_dask.bench.references import REFERENCES
@@ -123,5 +124,6 @@ def _is_in_charge(dask_scheduler: Scheduler, name: str) -> bool:
 
 def _forget(dask_scheduler: Scheduler) -> None:
     vars(dask_scheduler).pop(_MEMORY, None)
-    for prefix in dask_scheduler.task_prefixes.values():
-        prefix.duration_average = -1
+    for name, prefix in dask_scheduler.task_prefixes.items():
+        new = TaskPrefix(name)  # what is configured is known even then
+        prefix.duration_average, prefix.max_exec_time = new.duration_average, new.max_exec_time

@@ -52,6 +52,8 @@ class Session:
         self._seed = seed
         self._timeout_s = timeout_s
         self._stack = ExitStack()
+        #: What has run since it was started, or last made to forget.
+        self.taught: set[tuple[Any, ...]] = set()
 
     def __enter__(self) -> Self:
         self._start()
@@ -61,16 +63,19 @@ class Session:
         self._stack.close()
 
     def _start(self) -> None:
+        self.taught.clear()
         self.client = self._stack.enter_context(self._start_cluster())
         self._observer = Observer(self.client)
 
     def renew(self) -> None:
         """End the cluster, whatever state it is in, and start another."""
         self._stack.close()
+        gc.unfreeze()  # it may go
         self._start()
 
     def forget(self) -> None:
         """Let Dask and the policies know nothing of runs before."""
+        self.taught.clear()
         forget(self.client)
 
     @property

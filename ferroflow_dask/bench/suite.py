@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
@@ -33,7 +34,8 @@ def run_plan(
 
     All policies take turns on one cluster; runs that must know nothing of the past have another. All cases
     of a workload run once, in an order drawn anew, before any runs again. Before, each case runs once
-    unmeasured, which opens connections and, where costs are learned, teaches them.
+    unmeasured, which opens connections and, where costs are learned, teaches them; and once more on a cluster
+    that takes the place of one on which a run broke.
 
     Parameters
     ----------
@@ -67,12 +69,13 @@ def run_plan(
             for case, repetition in left:
                 tell(f"{case.workload.name} · {case.policy}")
                 place = places.of(case)
-                if isinstance(place, Session) and is_fresh:
-                    place.renew()
-                    if case.costs != "unknown":
+                if isinstance(place, Session):
+                    if is_fresh:
+                        place.renew()
+                    if case.costs == "unknown":
+                        place.forget()
+                    elif case.identity() not in place.taught:
                         _run(plan, case, repetition, place)
-                elif isinstance(place, Session) and case.costs == "unknown":
-                    place.forget()
                 yield _row(plan, case, repetition, *_run(plan, case, repetition, place))
 
 
@@ -107,6 +110,7 @@ class _Places:
         for place in self._places.values():
             if isinstance(place, Session):
                 place.forget()
+        gc.unfreeze()  # what runs of other workloads have left may go
 
     def of(self, case: Case) -> Place:
         """Return where a case runs."""
@@ -134,6 +138,7 @@ def _run(plan: Plan, case: Case, repetition: int, place: Place) -> tuple[Instanc
     measurement = place.measure(instance, case.policy)
     if measurement.status != OK:
         place.renew()  # nobody knows what state it is in
+    place.taught.add(case.identity())
     return instance, measurement
 
 
