@@ -11,7 +11,7 @@ from ferroflow_dask.lowering.execution import (
     executed,
     executed_here,
 )
-from ferroflow_dask.lowering.placement import place
+from ferroflow_dask.lowering.placement import is_placed_key, place
 from ferroflow_dask.lowering.predict import Prediction
 from ferroflow_dask.lowering.sealed import token_of
 from ferroflow_dask.lowering.tasks import (
@@ -40,6 +40,7 @@ __all__ = [
     "device_here",
     "executed",
     "executed_here",
+    "is_placed_key",
     "map_batches",
     "place",
     "predictions_of",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,21 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
 
+#: How the keys of placed values begin; what follows is unique.
+_PREFIX = "ferroflow-placed-"
+
+
+def is_placed_key(key: object) -> bool:
+    """Return whether a key is that of a value which `place` has put on all workers."""
+    return isinstance(key, str) and key.startswith(_PREFIX)
+
+
 def place(graph: Graph, client: Client) -> Graph:
     """Copy the constants of a graph to every worker and return a graph that refers to the copies.
 
     Without it constants travel inside the Dask graph, which is right for small ones and slow for the
-    weights of a model (Dask warns of graphs over 10 MB).
+    weights of a model (Dask warns of graphs over 10 MB). Where the plugin is installed the copies stay; else
+    Dask's active memory manager leaves one of those that no task waits for.
 
     Parameters
     ----------
@@ -39,9 +50,10 @@ def place(graph: Graph, client: Client) -> Graph:
     constants = [source for source in graph.sources if not (source.is_input or source.is_placed)]
     if not constants:
         return graph
-    # hash=False: equal constants stay two, as the graph has them.
-    futures = client.scatter([source.value for source in constants], broadcast=True, hash=False)
-    placed = {source.id: future for source, future in zip(constants, futures, strict=True)}
+    # Each has a key of its own: equal constants stay two, as the graph has them.
+    keys = {source.id: f"{_PREFIX}{uuid.uuid4().hex}" for source in constants}
+    futures = client.scatter({keys[source.id]: source.value for source in constants}, broadcast=True)
+    placed = {source.id: futures[keys[source.id]] for source in constants}
     return replace(
         graph,
         sources=tuple(

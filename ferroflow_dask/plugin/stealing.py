@@ -29,6 +29,7 @@ from ferroflow_dask.plugin.devices import DEVICES_TOPIC, kind_of_worker
 from ferroflow_dask.plugin.durations import Durations, durations_of
 from ferroflow_dask.plugin.journal import Journal
 from ferroflow_dask.plugin.passes import Passes
+from ferroflow_dask.plugin.replicas import keep_placed, restore_replicas
 from ferroflow_dask.plugin.settings import configured_policy
 from ferroflow_dask.plugin.slots import Slots
 from ferroflow_dask.plugin.steals import Steals
@@ -131,6 +132,7 @@ class FerroflowStealing(Steals):
         if config.get_bool("low-latency-streams") and not self._is_closed:
             self._streams.open()
         if not self._is_closed:
+            keep_placed(self.scheduler)
             pages.show(self.scheduler)
 
     def teardown(self) -> None:
@@ -142,6 +144,7 @@ class FerroflowStealing(Steals):
             seams.restore_placement(self.scheduler)
             self._slots.restore()
             self._streams.close()
+            restore_replicas(self.scheduler)
             metrics.hide(self)
             pages.hide(self.scheduler)
 
