@@ -7,9 +7,10 @@ import logging
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.error import HTTPError
 
@@ -355,6 +356,10 @@ class Costly(Figure):
         self.spent_s += self.cost_s
 
 
+def screen_of(*figures: Figure, is_watched: Callable[[], bool], **options: Any) -> Screen:
+    return Screen(SimpleNamespace(sample=lambda: None), figures, is_watched, **options)
+
+
 @pytest.mark.parametrize(
     ("cost_s", "expected"),
     [(0.001, 60), (0.01, 30), (1.0, 20)],
@@ -362,9 +367,7 @@ class Costly(Figure):
 )
 def test_what_costs_more_is_drawn_less_often(cost_s: float, expected: int) -> None:
     figure, now_s = Costly(recorded([])), [0.0]
-    screen = Screen(
-        figure.recorder, [figure], lambda: True, clock=lambda: now_s[0], cpu=lambda: figure.spent_s
-    )
+    screen = screen_of(figure, is_watched=lambda: True, clock=lambda: now_s[0], cpu=lambda: figure.spent_s)
     figure.cost_s = cost_s
     for second in range(60):
         now_s[0] = float(second)
@@ -380,7 +383,7 @@ def test_nothing_is_drawn_while_nobody_looks_and_one_figure_does_not_stop_anothe
             raise RuntimeError("not today")
 
     figure, is_watched = Costly(recorded([])), [False]
-    screen = Screen(figure.recorder, [Fails(figure.recorder), figure], lambda: is_watched[0])
+    screen = screen_of(Fails(figure.recorder), figure, is_watched=lambda: is_watched[0])
     screen.update()
     assert figure.n == 0
     is_watched[0] = True
