@@ -331,6 +331,66 @@ def test_workers_of_one_name_are_two_workers() -> None:
     assert cells == {(1, 0, 3), (0, -1, 2), (2, -3, 1)}  # 9 comes before 10
 
 
+class Cluster:
+    """A recorder of workers that come and go, each with two threads."""
+
+    def __init__(self) -> None:
+        self.n_ops, self.present, self._new = 0, [], []
+
+    def ran(self, *runs: tuple[str, int, float]) -> None:
+        """Tasks of a second have run: worker, thread, end."""
+        self._new = [
+            OpRun("op", "op", worker, thread, stop - 1, stop, False) for worker, thread, stop in runs
+        ]
+        self.n_ops += len(runs)
+
+    def new_ops(self, n_seen: int) -> list[OpRun]:
+        return self._new
+
+    def workers(self) -> list[WorkerLoad]:
+        return [WorkerLoad(name, name, "cpu", 2, 0, 0, 0.0, True) for name in self.present]
+
+
+def rows(figure: Figure) -> list[tuple[str, int]]:
+    """Which bar is in which row."""
+    return list(zip(figure.source.data["worker"], figure.source.data["y"], strict=True))
+
+
+def labels(figure: Figure) -> dict[int, str]:
+    return dict(figure.root.yaxis[0].major_label_overrides)
+
+
+def test_a_worker_has_as_many_rows_as_threads_whatever_runs_its_tasks() -> None:
+    cluster = Cluster()
+    cluster.present = ["a", "b"]
+    figure = Timeline(cluster)
+    for second in range(100):  # each time in a thread of its own, beside one that stays
+        cluster.ran(("a", second, second), ("a", -1, second), ("b", second, second))
+        figure.update()
+    assert {y for worker, y in rows(figure) if worker == "a"} == {0, -1}
+    assert {y for worker, y in rows(figure) if worker == "b"} == {-2, -3}
+    assert {len(places) for places in figure._lanes._places.values()} == {2}
+
+
+def test_rows_of_workers_that_left_are_gone_once_nothing_of_them_is_in_sight() -> None:
+    cluster = Cluster()
+    cluster.present = ["a", "b", "c"]
+    figure = Timeline(cluster)
+    cluster.ran(("a", 1, 1.0), ("b", 1, 1.0), ("c", 1, 1.0))
+    figure.update()
+    cluster.present = ["b", "c", "d"]  # as with `adapt`
+    cluster.ran(("c", 2, 10.0), ("d", 1, 10.0))
+    figure.update()
+    assert labels(figure) == {0: "gone", -2: "b", -4: "c", -6: "d"}
+    cluster.ran(("c", 1, 30.0))
+    figure.update()
+    assert labels(figure) == {0: "b", -2: "c", -4: "d"}
+    assert rows(figure) == [("b", 0), ("c", -2), ("c", -3), ("d", -4), ("c", -2)]
+    assert list(figure.source.data["stop"]) == [1e3, 1e3, 10e3, 10e3, 30e3]
+    assert figure.root.y_range.start == 0.5 - 6
+    assert set(figure._lanes._places) == {"b", "c", "d"}
+
+
 @pytest.mark.parametrize("kind", [StealFlow, Queues, Timeline, Levels])
 def test_what_has_not_changed_is_not_sent(kind: type[Figure]) -> None:
     figure = kind(recorded(["a", "b"], {(0, 1): 1}))
