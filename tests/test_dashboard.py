@@ -294,6 +294,34 @@ def test_the_critical_path_counts_by_seconds() -> None:
     assert progress.remaining_s(8) == pytest.approx(9.0)
 
 
+def test_work_that_comes_in_parts_is_predicted_from_the_first_part_on() -> None:
+    progress = GraphProgress(lambda _: 1.0)
+    for second in range(10):  # one at a time, on one thread
+        progress.done(f"x-{second - 1}", float(second))
+        new = ["x-0", "x-1"] if second == 0 else [f"x-{second + 1}"]
+        progress.add([Task(key) for key in new], n_threads=1, now_s=float(second))  # type: ignore[misc]
+    for second in (10, 11):
+        progress.done(f"x-{second - 1}", float(second))
+    assert progress.in_words(1) == "11 of 11 tasks in 11.00 s (predicted 11.00 s)"
+
+
+def test_a_chain_that_is_continued_is_predicted_to_take_its_next_task() -> None:
+    progress = GraphProgress(lambda _: 1.0)
+    progress.add([Task("never ends")], n_threads=8, now_s=0.0)  # type: ignore[list-item]
+    for second in range(10):
+        progress.add([Task(f"x-{second}")], n_threads=8, now_s=float(second))  # type: ignore[list-item]
+        assert progress.predicted_s == second + 1
+        progress.done(f"x-{second}", second + 1.0)
+
+
+def test_what_is_there_already_takes_no_time() -> None:
+    progress = GraphProgress(lambda _: 1.0)
+    loaded = Task("load")
+    loaded.state = "memory"
+    progress.add([loaded, Task("work", loaded)], n_threads=1, now_s=0.0)  # type: ignore[list-item]
+    assert (progress.n_done, progress.predicted_s) == (1, 1.0)
+
+
 # What is drawn, and how often
 
 
