@@ -8,6 +8,7 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +28,7 @@ import ferroflow_dask
 from ferroflow_dask.dashboard import remote
 from ferroflow_dask.dashboard.charts import Levels
 from ferroflow_dask.dashboard.figures import Figure, Queues, StealFlow, Timeline
-from ferroflow_dask.dashboard.progress import MOST_TASKS, GraphProgress
+from ferroflow_dask.dashboard.progress import MOST_LEVELS, MOST_TASKS, GraphProgress
 from ferroflow_dask.dashboard.recorder import (
     MOST_OPS,
     OpRun,
@@ -320,6 +321,24 @@ def test_what_is_there_already_takes_no_time() -> None:
     loaded.state = "memory"
     progress.add([loaded, Task("work", loaded)], n_threads=1, now_s=0.0)  # type: ignore[list-item]
     assert (progress.n_done, progress.predicted_s) == (1, 1.0)
+
+
+def test_levels_are_bounded_beside_a_task_that_never_ends() -> None:
+    progress, n = GraphProgress(lambda _: 1.0), MOST_LEVELS + 500
+    last = Task("x-0")
+    progress.add([Task("never ends"), last], n_threads=2, now_s=0.0)  # type: ignore[list-item]
+    for i in range(1, n):
+        after = Task(f"x-{i}", last)
+        progress.add([after], n_threads=2, now_s=float(i))  # type: ignore[list-item]
+        progress.forget(last.key, float(i))
+        last = after
+    assert len(progress.levels) == MOST_LEVELS
+    assert sum(level.n_tasks for level in progress.levels) == progress.n_tasks == n + 1
+    assert sum(level.n_done for level in progress.levels) == progress.n_done == n - 1
+    assert len(progress._tasks) == 2
+    figure = Levels(replace(recorded([]), progress=progress))
+    figure.update()
+    assert figure.root.xaxis[0].axis_label == "level (the last: all from there on)"
 
 
 # What is drawn, and how often

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: Tasks that are followed; of what comes beyond them only the number is known.
 MOST_TASKS = 200_000
+#: Levels that are told apart, about as many as a figure has pixels; what comes later counts with the last.
+MOST_LEVELS = 1000
 
 
 @dataclass(slots=True)
@@ -63,6 +65,7 @@ class GraphProgress:
     Attributes
     ----------
     levels : list of Level
+        At most `MOST_LEVELS`.
     n_beyond : int
         Tasks that are not followed.
     started_at : float or None
@@ -108,6 +111,7 @@ class GraphProgress:
             level = 1 + max(
                 (self._tasks[d.key].level for d in ts.dependencies if d.key in self._tasks), default=-1
             )
+            level = min(level, MOST_LEVELS - 1)
             self._tasks[ts.key] = _Task(level, self._duration(ts))
             while len(self.levels) <= level:
                 self.levels.append(Level())
