@@ -23,7 +23,8 @@ from rich.console import Console
 import ferroflow_dask
 from ferroflow_dask.dashboard.recorder import Recording
 from ferroflow_dask.dashboard.remote import recording
-from ferroflow_dask.dashboard.terminal import watching
+from ferroflow_dask.dashboard.terminal import _keys, watching
+from ferroflow_dask.exceptions import ClusterError
 
 TOP = Path(sys.executable).with_name("ferroflow")
 COLUMNS = r"worker +state +running +waiting +remaining"
@@ -158,7 +159,7 @@ class Gone:
         if self._answers:
             return self._answers.pop()
         self.asked.set()
-        raise RuntimeError("ConnectionPool is closed")
+        raise ClusterError("the scheduler is gone")
 
 
 def test_a_scheduler_that_goes_ends_the_view_quietly(
@@ -174,13 +175,34 @@ def test_a_scheduler_that_goes_ends_the_view_quietly(
 def test_top_ends_in_one_line_where_the_scheduler_goes(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def gone(*_: object) -> None:
+    def gone(*_: object, **__: object) -> None:
         raise RuntimeError("ConnectionPool is closed")
 
     address = client.scheduler_info()["address"]
-    monkeypatch.setattr("ferroflow_dask.dashboard.terminal.watch", gone)
+    monkeypatch.setattr("ferroflow_dask.dashboard.remote._recording", gone)
     result = ferroflow("top", "--connect", address)
     assert_one_line(result.exit_code, result.stderr, FAILURE, f"the scheduler at {address} is gone")
+
+
+def test_a_terminal_that_fails_is_not_told_as_the_scheduler(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("ferroflow_dask.dashboard.terminal.watch", fails)
+    result = ferroflow("top", "--connect", client.scheduler_info()["address"])
+    assert_one_line(result.exit_code, result.stderr, FAILURE, "^ferroflow: Input/output error$")
+
+
+def test_a_terminal_of_another_session_has_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = os.openpty()
+    with os.fdopen(ours), os.fdopen(theirs) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        assert stdin.isatty()
+        with _keys() as pressed:
+            assert pressed(0.0) == ""
+        monkeypatch.undo()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from ferroflow_dask.bench import versions
 from ferroflow_dask.cli.cluster_options import Duration, connect_timeout
 from ferroflow_dask.cli.files import check_folder
 from ferroflow_dask.deploy import connect
-from ferroflow_dask.exceptions import ClusterError, UsageError
+from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.plugin import check_scheduler
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -125,7 +125,7 @@ def look_options(function: F) -> F:
 @connect_timeout
 def top(address: str, seconds: float | None, timeout: float) -> None:
     """Show what the workers of a running cluster do; a line a second where output is no terminal."""
-    from ferroflow_dask.dashboard.remote import GONE, recording
+    from ferroflow_dask.dashboard.remote import recording
     from ferroflow_dask.dashboard.terminal import watch
 
     until_s = float("inf") if seconds is None else time.monotonic() + seconds
@@ -136,5 +136,3 @@ def top(address: str, seconds: float | None, timeout: float) -> None:
                 watch(look, Console(), lambda: time.monotonic() > until_s)
         except KeyboardInterrupt:
             return
-        except GONE as error:
-            raise ClusterError(f"the scheduler at {address} is gone: {error}") from error

@@ -21,6 +21,7 @@ from bokeh.models.annotations import Legend
 from bokeh.models.widgets import Div
 
 from ferroflow_dask.dashboard.figures import Figure
+from ferroflow_dask.dashboard.progress import MOST_LEVELS
 from ferroflow_dask.dashboard.recorder import Sample
 from ferroflow_dask.dashboard.style import BLUE, GREEN, ORANGE, RED, draw, plot
 
@@ -153,6 +154,8 @@ class Levels(Figure):
                 "mark": [level.n_tasks if level.n_critical else float("nan") for level in levels],
                 "colour": [RED if level.n_critical_done == level.n_critical else "white" for level in levels],
             }
+            is_cut = len(levels) == MOST_LEVELS
+            self.root.xaxis.axis_label = "level (the last: all from there on)" if is_cut else "level"
         self.root.title.text = self._title()
 
     def _title(self) -> str:

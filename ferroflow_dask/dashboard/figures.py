@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from html import escape
 from typing import Any
 
@@ -145,6 +145,7 @@ class Timeline(Figure):
         names = ("key", "worker", "start", "stop", "ms", "y", "colour", "hatch", "edge")
         self.source = ColumnDataSource({name: [] for name in names})
         self._lanes = _Lanes()
+        self._labels: dict[int, str] = {}
         self._n_seen = 0
         self._palette = Palette()
         root = plot(
@@ -178,15 +179,28 @@ class Timeline(Figure):
         if not new:
             return
         workers = {worker.address: worker for worker in self.recorder.workers()}
-        n_lanes = self._lanes.n
+        self._drop_gone(workers.keys() | {op.worker for op in new}, new[-1].stop * 1e3 - _SHOWN_MS)
         self._lanes.add(workers.values())
         self.source.stream(self._columns(new[-self.most_shown :], workers), self.most_shown)
-        if self._lanes.n != n_lanes:
-            self._label_lanes(workers)
+        self._label_lanes(workers)
 
     def show_all(self) -> None:
         """Show what is there from beginning to end, not only the last of it."""
         self.root.x_range = DataRange1d(range_padding=0.01)
+
+    def _drop_gone(self, present: Set[str], since_ms: float) -> None:
+        """Take away the rows of workers that left and did nothing since."""
+        data, gone = self.source.data, self._lanes.rows.keys() - present
+        if gone:
+            in_sight = {y for y, stop in zip(data["y"], data["stop"], strict=True) if stop > since_ms}
+            gone = {address for address in gone if in_sight.isdisjoint(self._lanes.rows[address])}
+        if not gone:
+            return
+        moved = self._lanes.drop(gone)
+        kept = [i for i, y in enumerate(data["y"]) if y in moved]
+        found: dict[str, Any] = {name: [column[i] for i in kept] for name, column in data.items()}
+        found["y"] = [moved[y] for y in found["y"]]
+        self.source.data = found | {name: finite(found[name]) for name in ("start", "stop", "ms")}
 
     def _columns(self, ops: list[OpRun], workers: dict[str, WorkerLoad]) -> dict[str, Any]:
         names = {address: _told(worker) for address, worker in workers.items()}
@@ -204,15 +218,17 @@ class Timeline(Figure):
             "edge": [RED if op.stolen else None for op in ops],
         }
 
-    def _label_lanes(self, workers: dict[str, Any]) -> None:
+    def _label_lanes(self, workers: dict[str, WorkerLoad]) -> None:
         n = self._lanes.n
         self.root.y_range.start, self.root.y_range.end = 0.5 - n, 0.5
         self._bars.glyph.line_width = 1.5 if n <= _MOST_WITH_EDGES else 0.5
-        names = {
-            -lane: _told(workers[address]) if address in workers else "gone"
-            for address, lane in self._lanes.addresses()
+        labels = {
+            rows[0]: _told(workers[address]) if address in workers else "gone"
+            for address, rows in self._lanes.rows.items()
         }
-        label(self.root.yaxis[0], names)
+        if self._labels != labels:
+            self._labels = labels
+            label(self.root.yaxis[0], labels)
 
 
 def _told(worker: WorkerLoad) -> str:
@@ -224,27 +240,46 @@ class _Lanes:
 
     def __init__(self) -> None:
         self.n = 0
-        self._first: dict[str, int] = {}
-        self._threads: dict[str, dict[int, int]] = {}
+        #: By address: numbers that fall from 0.
+        self.rows: dict[str, range] = {}
+        #: By address: threads that have a row and which of the worker's it is, the latest last.
+        self._places: dict[str, dict[int, int]] = {}
 
     def add(self, workers: Iterable[WorkerLoad]) -> None:
         """Make rows for workers that have none yet."""
-        new = [worker for worker in workers if worker.address not in self._first]
+        new = [worker for worker in workers if worker.address not in self.rows]
         for worker in sorted(new, key=lambda worker: _natural(worker.name)):
-            self._first[worker.address] = self.n
-            self.n += worker.n_threads
+            self._add(worker.address, max(1, worker.n_threads))
+
+    def _add(self, address: str, n_rows: int) -> None:
+        self.rows[address] = range(-self.n, -self.n - n_rows, -1)
+        self.n += n_rows
+
+    def drop(self, addresses: Set[str]) -> dict[int, int]:
+        """Take away the rows of workers; return where each row that stays goes."""
+        before, self.rows, self.n = self.rows, {}, 0
+        moved: dict[int, int] = {}
+        for address, rows in before.items():
+            if address in addresses:
+                self._places.pop(address, None)
+            else:
+                self._add(address, len(rows))
+                moved.update(zip(rows, self.rows[address], strict=True))
+        return moved
 
     def of(self, address: str, thread: int) -> int:
-        """Return the row of a thread, as a number that falls from 0."""
-        if address not in self._first:  # it has left
-            self._first[address] = self.n
-            self.n += 1
-        threads = self._threads.setdefault(address, {})
-        return -(self._first[address] + threads.setdefault(thread, len(threads)))
-
-    def addresses(self) -> list[tuple[str, int]]:
-        """Return each worker's address and its first row."""
-        return list(self._first.items())
+        """Return the row of a thread."""
+        if address not in self.rows:  # it has left
+            self._add(address, 1)
+        rows, places = self.rows[address], self._places.setdefault(address, {})
+        if thread in places:
+            place = places.pop(thread)
+        elif len(places) < len(rows):
+            place = len(places)
+        else:  # async tasks, other executors and threads that left the pool: the row that was still longest
+            place = places.pop(next(iter(places)))
+        places[thread] = place
+        return rows[place]
 
 
 class Queues(Figure):

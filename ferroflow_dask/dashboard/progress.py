@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: Tasks that are followed; of what comes beyond them only the number is known.
 MOST_TASKS = 200_000
+#: Levels that are told apart, about as many as a figure has pixels; what comes later counts with the last.
+MOST_LEVELS = 1000
 
 
 @dataclass(slots=True)
@@ -29,7 +31,7 @@ class Level:
     n_tasks, n_done : int
     n_critical, n_critical_done : int
         Those on the critical path.
-    critical_s, critical_done_s : float
+    critical_s : float
         What they should take [s].
     critical_key : str
         The first of them.
@@ -40,7 +42,6 @@ class Level:
     n_critical: int = 0
     n_critical_done: int = 0
     critical_s: float = 0.0
-    critical_done_s: float = 0.0
     critical_key: str = ""
 
 
@@ -64,6 +65,7 @@ class GraphProgress:
     Attributes
     ----------
     levels : list of Level
+        At most `MOST_LEVELS`.
     n_beyond : int
         Tasks that are not followed.
     started_at : float or None
@@ -71,8 +73,8 @@ class GraphProgress:
     ended_at : float or None
         [s]
     predicted_s : float
-        What all should take, expected when it was submitted: the work shared by all threads, or the critical
-        path, whichever takes longer [s].
+        What all should take, expected when the last of it was submitted: the time until then, and the work
+        left shared by all threads, or what is left of the critical path, whichever takes longer [s].
     """
 
     def __init__(self, duration: Callable[[TaskState], float]) -> None:
@@ -87,6 +89,7 @@ class GraphProgress:
         self.n_tasks = 0
         self.work_s = 0.0
         self.critical_s = 0.0
+        self._marked_s = self._marked_left_s = 0.0
         self.predicted_s = 0.0
         self.started_at: float | None = None
         self.ended_at: float | None = None
@@ -108,6 +111,7 @@ class GraphProgress:
             level = 1 + max(
                 (self._tasks[d.key].level for d in ts.dependencies if d.key in self._tasks), default=-1
             )
+            level = min(level, MOST_LEVELS - 1)
             self._tasks[ts.key] = _Task(level, self._duration(ts))
             while len(self.levels) <= level:
                 self.levels.append(Level())
@@ -115,10 +119,12 @@ class GraphProgress:
         self.n_tasks += len(order)
         self.work_s += sum(self._tasks[ts.key].seconds for ts in order)
         self._mark_critical(order)
-        self.predicted_s = max(self.work_s / max(1, n_threads), self.critical_s)
         for ts in order:
             if ts.state in ("memory", "erred"):
                 self.done(ts.key, now_s)
+        new_tasks = (self._tasks[ts.key] for ts in order)
+        longest_s = max((task.rank_s for task in new_tasks if not task.is_done), default=0.0)
+        self.predicted_s = now_s - self.started_at + max(self.remaining_s(n_threads), longest_s)
 
     def _mark_critical(self, order: list[TaskState]) -> None:
         for ts in reversed(order):
@@ -135,6 +141,8 @@ class GraphProgress:
                 level.n_critical += 1
                 level.critical_s += task.seconds
                 level.critical_key = level.critical_key or str(at.key)
+                self._marked_s += task.seconds
+                self._marked_left_s += task.seconds
             known = [d for d in at.dependents if d.key in self._tasks]
             at = max(known, key=lambda d: self._tasks[d.key].rank_s, default=None)
 
@@ -148,7 +156,7 @@ class GraphProgress:
         level.n_done += 1
         if task.is_critical:
             level.n_critical_done += 1
-            level.critical_done_s += task.seconds
+            self._marked_left_s -= task.seconds
         self.n_done += 1
         self.work_s -= task.seconds
         if self.n_done == self.n_tasks:
@@ -179,9 +187,7 @@ class GraphProgress:
     def remaining_s(self, n_threads: int) -> float:
         """Return when all should be done, from now [s]."""
         # A graph that came in parts has several paths: the part that is left of all is that of the longest.
-        marked_s = sum(level.critical_s for level in self.levels)
-        done_s = sum(level.critical_done_s for level in self.levels)
-        left = max(0.0, 1 - done_s / marked_s) if marked_s > 0 else 0.0
+        left = max(0.0, self._marked_left_s / self._marked_s) if self._marked_s > 0 else 0.0
         return max(max(0.0, self.work_s) / max(1, n_threads), left * self.critical_s)
 
 

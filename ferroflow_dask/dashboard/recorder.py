@@ -130,7 +130,6 @@ class Recorder(SchedulerPlugin):
         self.samples: deque[Sample] = deque(maxlen=_MOST_SAMPLES)
         self.n_samples = 0
         self.progress = GraphProgress(self._expected_s)
-        self.started_at = time()
         self._stolen: set[Key] = set()
         stealing = self.stealing
         self._n_noted = 0 if stealing is None else stealing.journal.n_noted
@@ -340,9 +339,6 @@ class Recording:
     def flows(self) -> Counter[tuple[str, str]]:
         """Return the tasks that one worker has given up to another, by their addresses."""
         return self.flow_counts
-
-    def sample(self) -> None:
-        """Do nothing: what is recorded does not change."""
 
 
 class _Users:

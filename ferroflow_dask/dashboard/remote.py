@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tornado.ioloop import PeriodicCallback
 
 from ferroflow_dask.dashboard.recorder import MOST_OPS, Recording, start_recording, stop_recording
+from ferroflow_dask.exceptions import ClusterError
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -32,9 +33,23 @@ def recording(client: Client, *, n_ops: int = MOST_OPS) -> Iterator[Callable[[],
         Synchronous; the scheduler has this package.
     n_ops : int, optional
         Only the last ops are fetched.
+
+    Raises
+    ------
+    ClusterError
+        The scheduler is gone.
     """
     who = f"client {uuid.uuid4().hex}"
-    client.run_on_scheduler(_recording, who=who, n_ops=0)
+    where = f"the scheduler at {client.scheduler.address if client.scheduler is not None else '?'}"
+
+    def look(n: int = n_ops) -> Recording:
+        try:
+            found: Recording = client.run_on_scheduler(_recording, who=who, n_ops=n)
+        except GONE as error:
+            raise ClusterError(f"{where} is gone: {error}") from error
+        return found
+
+    look(0)
     loop: Any = client.loop
 
     async def renew() -> None:
@@ -44,7 +59,7 @@ def recording(client: Client, *, n_ops: int = MOST_OPS) -> Iterator[Callable[[],
     renewal = PeriodicCallback(renew, _LEASE_S / 3 * 1000)
     loop.add_callback(renewal.start)
     try:
-        yield lambda: client.run_on_scheduler(_recording, who=who, n_ops=n_ops)
+        yield look
     finally:
         loop.add_callback(renewal.stop)
         with suppress(*GONE):

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ferroflow_dask.dashboard.recorder import Recording, WorkerLoad
-from ferroflow_dask.dashboard.remote import GONE
+from ferroflow_dask.exceptions import ClusterError
 
 #: Time between two looks at the scheduler [s].
 INTERVAL_S = 0.5
@@ -141,8 +141,7 @@ def watch(look: Callable[[], Recording], console: Console, ended: Callable[[], b
 @contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
     """Yield what waits so long for a key and returns those that were pressed."""
-    # In the background, a program that changes the terminal is stopped.
-    if not sys.stdin.isatty() or os.tcgetpgrp(sys.stdin.fileno()) != os.getpgrp():
+    if not _has_keys():
         yield _no_keys
         return
     import termios
@@ -161,6 +160,14 @@ def _keys() -> Iterator[Callable[[float], str]]:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
+def _has_keys() -> bool:
+    try:
+        # In the background, a program that changes the terminal is stopped.
+        return sys.stdin.isatty() and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except OSError:  # the terminal is another session's, or hung up
+        return False
+
+
 def _no_keys(within_s: float) -> str:
     time.sleep(within_s)
     return ""
@@ -168,11 +175,11 @@ def _no_keys(within_s: float) -> str:
 
 @contextmanager
 def watching(look: Callable[[], Recording], console: Console) -> Iterator[None]:
-    """Show a cluster while the context lasts, and its scheduler: that it is gone, others will tell."""
+    """Show a cluster while the context lasts; that its scheduler or the terminal is gone, others tell."""
     ended = threading.Event()
 
     def watched() -> None:
-        with suppress(*GONE):
+        with suppress(ClusterError, OSError):
             watch(look, console, ended.is_set)
 
     thread = threading.Thread(target=watched, daemon=True)
