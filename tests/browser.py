@@ -55,6 +55,7 @@ def sources(driver: Any) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = driver.execute_script(
         """
         const found = {};
+        if (!window.Bokeh) return found;
         for (const document of Bokeh.documents)
           for (const model of document._all_models.values())
             if (model.type == "ColumnDataSource") {
@@ -68,12 +69,18 @@ def sources(driver: Any) -> dict[str, dict[str, Any]]:
     return found
 
 
+def n_documents(driver: Any) -> int:
+    """Return how many of Bokeh's documents the page shows: none while it loads."""
+    return int(driver.execute_script("return window.Bokeh ? Bokeh.documents.length : 0"))
+
+
 def texts(driver: Any) -> str:
     """Return the text of the page's titles and tables, as Bokeh has it."""
     return str(
         driver.execute_script(
             """
             const found = [];
+            if (!window.Bokeh) return "";
             for (const document of Bokeh.documents)
               for (const model of document._all_models.values())
                 if (model.type == "Div" || model.type == "Title") found.push(model.text);

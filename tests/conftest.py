@@ -59,6 +59,14 @@ def process_client() -> Iterator[Client]:
         yield client
 
 
+@pytest.fixture
+def _copies_stay(process_client: Client) -> Iterator[None]:
+    """Keep Dask's active memory manager from dropping copies for which no task waits."""
+    process_client.amm.stop()
+    yield
+    process_client.amm.start()
+
+
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A Slurm of the tests' own, with a home folder of its own."""

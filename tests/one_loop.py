@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import dask
-from distributed import Client, Scheduler, Worker
+from distributed import Client, Event, Scheduler, Worker
 from distributed.stealing import WorkStealing
 
 from ferroflow_dask import FerroflowPlugin
@@ -19,6 +19,11 @@ from ferroflow_dask.policy.instructions import StealTask
 
 def pause(i: int, seconds: float = 0.02) -> int:
     time.sleep(seconds)
+    return i
+
+
+def wait_for(i: int, event: Event) -> int:
+    event.wait()
     return i
 
 

@@ -87,4 +87,4 @@ def n_workers(client: Client) -> int:
 
 def job_ids(cluster: Any) -> list[str]:
     """Return the numbers of the jobs that were submitted, oldest first."""
-    return sorted((job.job_id for job in cluster.workers.values() if job.job_id), key=int)
+    return sorted((job.job_id for job in list(cluster.workers.values()) if job.job_id), key=int)

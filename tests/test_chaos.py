@@ -91,7 +91,7 @@ def test_a_policy_that_fails_at_a_random_event_changes_no_result_and_costs_no_wo
             assert_balanced(cluster)
         assert failed > FAILURES / 2
 
-    on_cluster(test, resources=(None, None, None), limit_s=200)
+    on_cluster(test, resources=(None, None, None), limit_s=280)
 
 
 def test_installing_and_leaving_over_and_over_leaves_nothing_behind() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,12 +52,16 @@ def test_each_run_leaves_a_row(measured: Path) -> None:
 
 
 def test_the_report_names_the_best_lowering(measured: Path) -> None:
-    done = answer("report", measured)
-    best = min(
-        (row for row in rows_of(measured) if row["policy"] == "dask"), key=lambda row: row["makespan_s"]
-    )
-    assert best["lowering"] in done.stdout
-    assert "## Regressions" in done.stdout
+    told = answer("report", measured).stdout
+    times_s: dict[str, list[float]] = {}
+    for row in rows_of(measured):
+        if row["policy"] == "dask":
+            times_s.setdefault(row["lowering"], []).append(row["makespan_s"])
+    best = min(times_s, key=lambda lowering: statistics.median(times_s[lowering]))
+    # In the first table, of speed-ups: the one of all samples names every lowering.
+    cells = next(line for line in told.splitlines() if line.startswith("| wide")).split(" | ")
+    assert cells[2].endswith(f", {best}")
+    assert "## Regressions" in told
 
 
 def test_a_finished_benchmark_runs_nothing_again(measured: Path) -> None:

@@ -61,9 +61,9 @@ class Cluster:
 
     def address(self) -> str:
         """Return the scheduler's address once all workers are there."""
-        with Client(scheduler_file=str(self._file), set_as_default=False, timeout=30) as client:
+        with Client(scheduler_file=str(self._file), set_as_default=False, timeout=120) as client:
             if len(self._processes) > 1:
-                client.wait_for_workers(len(self._processes) - 1, timeout=30)
+                client.wait_for_workers(len(self._processes) - 1, timeout=120)
             return str(client.scheduler.address)
 
     def close(self) -> None:

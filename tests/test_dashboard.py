@@ -18,11 +18,12 @@ from urllib.error import HTTPError
 import dask
 import pytest
 from bokeh.document import Document
-from distributed import Client, LocalCluster
+from distributed import Client, Event, LocalCluster
 from distributed.dashboard import components
 from distributed.dashboard import scheduler as dask_pages
 from distributed.dashboard.components import scheduler as dask_components
 from distributed.dashboard.core import BokehApplication
+from in_charge import until
 
 import ferroflow_dask
 from ferroflow_dask.dashboard import remote
@@ -76,15 +77,21 @@ def get(client: Client, page: str) -> tuple[int, str]:
 def busy(client: Client, n: int = 12) -> None:
     """Run some tasks that are stolen."""
 
-    def load() -> int:
+    def load(is_all_known: Event) -> int:
+        is_all_known.wait()
         return 1
 
     def work(_: int, i: int) -> int:
         time.sleep(0.1 if i % 3 == 0 else 0.01)
         return i
 
-    root = client.submit(load, pure=False, workers=[next(iter(client.nthreads()))])
-    assert client.gather(client.map(work, [root] * n, range(n), pure=False)) == list(range(n))
+    # Or the root could end before the others come: then they would be a graph of their own.
+    is_all_known = Event(client=client)
+    root = client.submit(load, is_all_known, pure=False, workers=[next(iter(client.nthreads()))])
+    futures = client.map(work, [root] * n, range(n), pure=False)
+    until(lambda: all(future.key in client.cluster.scheduler.tasks for future in futures))
+    is_all_known.set()
+    assert client.gather(futures) == list(range(n))
 
 
 # Where it is
@@ -147,7 +154,11 @@ def test_stock_pages_answer_and_have_our_steals(client: Client) -> None:
 def test_without_a_dashboard_nothing_is_missed(caplog: pytest.LogCaptureFixture) -> None:
     with (
         LocalCluster(
-            n_workers=1, processes=False, dashboard_address=None, silence_logs=logging.ERROR
+            n_workers=1,
+            processes=False,
+            dashboard_address=":0",
+            scheduler_kwargs={"dashboard": False},
+            silence_logs=logging.ERROR,
         ) as cluster,
         caplog.at_level(logging.WARNING, "ferroflow_dask"),
     ):
@@ -213,10 +224,10 @@ def test_who_leaves_without_a_word_is_forgotten(client: Client) -> None:
 
 
 def test_a_client_that_is_there_is_not_forgotten(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "_LEASE_S", 0.3)
+    monkeypatch.setattr(remote, "_LEASE_S", 3.0)
     with recording(client) as look:
         busy(client)
-        time.sleep(1.0)  # longer than it may be silent
+        time.sleep(4.0)  # longer than it may be silent
         client.gather(client.map(str, range(1500)))
         assert look().n_ops == 1513
     assert Recorder.name not in client.cluster.scheduler.plugins

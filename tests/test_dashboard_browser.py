@@ -11,8 +11,9 @@ from typing import Any
 import dask
 import pytest
 import waiting
-from browser import chromium, opened, sources, texts
-from distributed import Client, LocalCluster
+from browser import chromium, n_documents, opened, sources, texts
+from distributed import Client, Event, LocalCluster
+from in_charge import until
 
 import ferroflow_dask
 
@@ -53,15 +54,21 @@ def page(client: Client, name: str = "ferroflow") -> str:
 def skewed(client: Client, n: int = 40) -> None:
     """Run tasks that are stolen: all are where their input is."""
 
-    def load() -> int:
+    def load(is_all_known: Event) -> int:
+        is_all_known.wait()
         return 1
 
     def work(_: int, i: int) -> int:
         time.sleep(0.2 if i % 4 == 0 else 0.01)
         return i
 
-    root = client.submit(load, pure=False, workers=[next(iter(client.nthreads()))])
-    client.gather(client.map(work, [root] * n, range(n), pure=False))
+    # Or the root could end before the others come: then they would be a graph of their own.
+    is_all_known = Event(client=client)
+    root = client.submit(load, is_all_known, pure=False, workers=[next(iter(client.nthreads()))])
+    futures = client.map(work, [root] * n, range(n), pure=False)
+    until(lambda: all(future.key in client.cluster.scheduler.tasks for future in futures))
+    is_all_known.set()
+    client.gather(futures)
 
 
 def steals(client: Client) -> int:
@@ -91,15 +98,17 @@ def test_every_figure_grows_while_a_graph_runs(client: Client) -> None:
 
 def test_two_tabs_and_the_way_from_status_and_back(client: Client) -> None:
     with opened(page(client, "status")) as driver, opened(page(client)) as other:
+        assert soon(lambda: n_documents(driver) > 0)  # Dask's page is drawn, and its links stay in place
         link = driver.find_element("link text", "Ferroflow")
         link.click()
-        assert soon(lambda: set(FIGURES) <= set(sources(driver)))
+        for tab in (driver, other):
+            assert soon(lambda tab=tab: set(FIGURES) <= set(sources(tab)))
         skewed(client)
         for tab in (driver, other):
             assert soon(lambda tab=tab: shown_steals(tab) == steals(client) > 0)
         driver.find_element("link text", "Status").click()
         assert soon(lambda: "status" in driver.current_url)
-        assert soon(lambda: driver.execute_script("return Bokeh.documents.length") > 0)
+        assert soon(lambda: n_documents(driver) > 0)
 
 
 def test_the_page_survives_uninstall_restart_and_a_worker_that_leaves(client: Client) -> None:
@@ -124,7 +133,7 @@ def test_the_page_survives_uninstall_restart_and_a_worker_that_leaves(client: Cl
 @pytest.mark.parametrize("plot", ["steals", "timeline", "queues", "rates", "levels", "decisions"])
 def test_each_figure_is_a_page_of_its_own(client: Client, plot: str) -> None:
     with opened(page(client, f"individual-ferroflow-{plot}"), 800, 600) as driver:
-        assert soon(lambda: driver.execute_script("return window.Bokeh ? Bokeh.documents.length : 0") == 1)
+        assert soon(lambda: n_documents(driver) == 1)
 
 
 def test_hostile_names_are_text() -> None:

@@ -128,6 +128,7 @@ def test_placed_constants_give_the_sequential_result(
 
 
 @pytest.mark.cluster
+@pytest.mark.usefixtures("_copies_stay")
 def test_placed_constants_are_on_every_worker_before_the_graph_is_computed(process_client: Client) -> None:
     graph = two_layer()
     placed = place(graph, process_client)

@@ -300,6 +300,7 @@ def test_shapes_are_tried_out_where_the_weights_are(thread_client: Client) -> No
 
 
 @pytest.mark.cluster
+@pytest.mark.usefixtures("_copies_stay")
 @pytest.mark.parametrize("is_placed", [False, True], ids=["in the graph", "placed"])
 def test_weights_travel_to_each_worker_once(process_client: Client, is_placed: bool) -> None:
     model, x = mlp(hidden=512), rows(64, 784)
@@ -346,6 +347,7 @@ def test_three_gigabytes_of_weights_on_workers_of_six() -> None:
         ) as cluster,
         Client(cluster) as client,
     ):
+        client.amm.stop()  # it would drop copies for which no task waits
         graph = place(builder.build(), client)
         found = client.compute(graph.map_batches(da.from_array(x, chunks=(8, -1)))).result()
         assert n_fetched(client) < 10 * x.nbytes  # once, when they were placed

@@ -197,7 +197,7 @@ def test_a_mutant_is_an_error_of_ours_or_a_right_result(process_client: Client) 
             try:
                 graph = load_onnx(content)
                 inputs = random_inputs(graph, seed)
-                found = list(process_client.compute(bind(graph, inputs)).result(timeout=30).values())
+                found = list(process_client.compute(bind(graph, inputs)).result(timeout=120).values())
             except FerroflowError as error:
                 ended[type(error).__name__] += 1
                 ended["long"] += "\n" in str(error)

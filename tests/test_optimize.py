@@ -185,11 +185,13 @@ def test_a_cluster_gives_the_same_in_fewer_tasks(ferroflow_client: Client) -> No
     collection = tree(7)
     assert n_tasks(optimize(collection, ferroflow_client)) == n_tasks(collection)  # nothing is known yet
     expected = ferroflow_client.compute(collection, sync=True)
+    run_until_short(ferroflow_client, lambda: tree(7))
     optimized = optimize(tree(7), ferroflow_client)
     assert n_tasks(optimized) < n_tasks(collection) / 4
     assert ferroflow_client.compute(optimized, sync=True) == expected
     on_cluster = ferroflow_client.persist(da.arange(1000, chunks=10))
     assert (on_cluster + 1).sum().compute() == sum(range(1000)) + 1000
+    run_until_short(ferroflow_client, (on_cluster + 1).sum)
     again = optimize((on_cluster + 1).sum(), ferroflow_client)  # whose inputs are on the cluster
     assert n_tasks(again) < 30
     assert again.compute() == sum(range(1000)) + 1000
@@ -199,6 +201,17 @@ def test_a_cluster_gives_the_same_in_fewer_tasks(ferroflow_client: Client) -> No
 def test_without_the_plugin_nothing_is_known(thread_client: Client) -> None:
     with pytest.raises(ClusterError, match=r"call install\(client\) first"):
         optimize(tree(2), thread_client)
+
+
+def run_until_short(client: Client, make: Any) -> None:
+    """Compute a collection until its tasks are known to be short: at first some may wait for a core."""
+    for _ in range(20):
+        before = learned(client)
+        client.compute(make(), sync=True)
+        took_s = [known[0] for name, known in learned(client).items() if known != before.get(name)]
+        if max(took_s) < 1e-3:
+            return
+    pytest.fail(f"tasks that do next to nothing are not short here: {took_s} s")
 
 
 def n_sent(client: Client, collection: Any) -> int:
@@ -216,13 +229,16 @@ def n_sent(client: Client, collection: Any) -> int:
 def test_settings_of_dask_optimize_whatever_is_computed(ferroflow_client: Client) -> None:
     makers: dict[str, Any] = {**COLLECTIONS, "delayed": lambda: tree(7)}
     plain = {name: n_sent(ferroflow_client, make()) for name, make in makers.items()}
-    with dask.config.set(optimizations(ferroflow_client)):
-        for name, make in makers.items():
+    optimized = optimizations(ferroflow_client)
+    for name, make in makers.items():
+        run_until_short(ferroflow_client, make)
+        with dask.config.set(optimized):
             assert n_sent(ferroflow_client, make()) < 0.8 * plain[name], name
             found = ferroflow_client.compute(make(), sync=True)
             np.testing.assert_array_equal(found, make().compute(scheduler="sync"))
             # Elsewhere nobody knows what has run on the cluster.
             assert n_tasks(dask.optimize(make())[0]) <= n_tasks(make())
+    with dask.config.set(optimized):
         with dask.annotate(workers=list(ferroflow_client.nthreads())):
             array = da.ones(10, chunks=1).sum()
         assert n_sent(ferroflow_client, array) > 10
@@ -243,12 +259,15 @@ def test_settings_need_the_plugin(thread_client: Client) -> None:
 
 @pytest.mark.cluster
 def test_bundles_tell_how_long_their_tasks_take(ferroflow_client: Client) -> None:
-    assert ferroflow_client.compute(tree(7), sync=True)
-    sent = []
-    for _ in range(6):
-        optimized = optimize(tree(7), ferroflow_client)
-        sent.append(n_tasks(optimized))
-        ferroflow_client.compute(optimized, sync=True)
-    # A bundle under the name of its last task would make that seem long, and the next cut finer.
-    assert max(sent) < 40
-    assert learned(ferroflow_client)["combine"][0] < 1e-3
+    for _ in range(5):  # a task may wait for a core now and then; what bundles tell is always the same
+        run_until_short(ferroflow_client, lambda: tree(7))
+        sent = []
+        for _ in range(6):
+            optimized = optimize(tree(7), ferroflow_client)
+            sent.append(n_tasks(optimized))
+            ferroflow_client.compute(optimized, sync=True)
+        # A bundle under the name of its last task would make that seem long, and the next cut finer.
+        mean_s, _ = learned(ferroflow_client)["combine"]
+        if max(sent) < 40 and mean_s < 1e-3:
+            return
+    pytest.fail(f"a task that does nothing takes {mean_s} s in bundles, of which there are {sent}")

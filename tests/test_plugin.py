@@ -9,9 +9,10 @@ from typing import Any
 
 import dask
 import pytest
-from distributed import Client, LocalCluster, Worker, wait
+from distributed import Client, Event, LocalCluster, Worker, wait
 from distributed.scheduler import DEFAULT_EXTENSIONS
 from distributed.stealing import WorkStealing
+from in_charge import until
 
 import ferroflow_dask
 from ferroflow_dask import FerroflowStealing, generate, install, uninstall
@@ -47,6 +48,12 @@ def stealing_of(client: Client) -> Any:
 def pause(i: int, seconds: float = 0.02) -> int:
     time.sleep(seconds)
     return i
+
+
+def held(i: int, event: Event) -> int:
+    """Last until an event is set."""
+    event.wait()
+    return pause(i)
 
 
 def pinned(client: Client, n: int, seconds: float = 0.02) -> list[Any]:
@@ -198,11 +205,16 @@ def test_dependents_of_one_task_go_to_all_workers(patient_client: Client) -> Non
 
 def test_declared_costs_order_the_tasks_of_a_graph(patient_client: Client) -> None:
     install(patient_client)
+    are_done = Event("fast done")
     with dask.annotate(ferroflow_cost=0.8):
-        heavy = [dask.delayed(pause)(i, 0.8, dask_key_name=f"heavy-{i}") for i in range(2)]
+        heavy = [dask.delayed(held)(i, are_done, dask_key_name=f"heavy-{i}") for i in range(2)]
     with dask.annotate(ferroflow_cost=0.001):
         fast = [dask.delayed(pause)(i, 0.001, dask_key_name=f"fast-{i}") for i in range(60)]
     futures = patient_client.compute([*fast, *heavy], optimize_graph=False)
+    try:
+        wait(futures[: len(fast)], timeout=60)
+    finally:  # those behind a heavy one would wait for ever
+        are_done.set()
     patient_client.gather(futures)
     run_on = {key: workers[0] for key, workers in patient_client.who_has(futures).items()}
     heavy_on = {run_on[f"heavy-{i}"] for i in range(2)}
@@ -266,11 +278,13 @@ def test_tasks_of_a_lost_worker_run_elsewhere(ferroflow_client: Client) -> None:
 
 def test_a_worker_that_joins_late_gets_work(patient_client: Client) -> None:
     install(patient_client)
-    before = set(patient_client.nthreads())
+    before, has_joined = set(patient_client.nthreads()), Event()
     futures = patient_client.map(
-        pause, range(120), workers=list(before), allow_other_workers=True, pure=False
+        held, range(120), event=has_joined, workers=list(before), allow_other_workers=True, pure=False
     )
     patient_client.cluster.scale(4)
+    patient_client.wait_for_workers(4, timeout=120)
+    has_joined.set()
     patient_client.gather(futures)
     late = [len(keys) for worker, keys in patient_client.has_what().items() if worker not in before]
     assert len(late) == 1
@@ -284,18 +298,21 @@ def test_a_worker_that_joins_late_may_take_restricted_tasks(patient_client: Clie
     first, *others = patient_client.nthreads()
     patient_client.run(give, workers=[first])
     install(patient_client)
-    futures = patient_client.map(pause, range(60), resources={"slot": 1}, pure=False)
-    wait(futures[:1])
+    has_joined = Event()
+    futures = patient_client.map(held, range(60), event=has_joined, resources={"slot": 1}, pure=False)
+    until(lambda: scheduler_of(patient_client).workers[first].processing)
     patient_client.cluster.worker_spec[9] = {
         "cls": Worker,
         "options": {"nthreads": 1, "resources": {"slot": 9}, "dashboard": False},
     }
     patient_client.sync(patient_client.cluster._correct_state)
+    patient_client.wait_for_workers(4, timeout=120)
+    has_joined.set()
     patient_client.gather(futures)
-    held = {worker: len(keys) for worker, keys in patient_client.has_what().items()}
-    (late,) = set(held) - {first, *others}
-    assert held[late] > 0
-    assert [held[worker] for worker in others] == [0, 0]
+    n_held = {worker: len(keys) for worker, keys in patient_client.has_what().items()}
+    (late,) = set(n_held) - {first, *others}
+    assert n_held[late] > 0
+    assert [n_held[worker] for worker in others] == [0, 0]
 
 
 def test_restart_forgets_all_tasks(process_client: Client) -> None:
@@ -316,11 +333,21 @@ def test_restart_forgets_all_tasks(process_client: Client) -> None:
 
 
 def test_guesses_are_corrected_once_a_duration_is_known(patient_client: Client) -> None:
+    def longest_s(dask_scheduler: Any) -> float:
+        assigned = dask_scheduler.extensions["stealing"].view.assigned.values()
+        return float(max(task.cost_s for task, _ in assigned))
+
+    def only_the_first_ends(i: int, event: Event) -> int:
+        return held(i, event) if i else pause(i)
+
     install(patient_client)
-    futures = pinned(patient_client, 40, seconds=0.02)
+    first, is_seen = next(iter(patient_client.nthreads())), Event()
+    futures = patient_client.map(
+        only_the_first_ends, range(40), event=is_seen, workers=[first], allow_other_workers=True, pure=False
+    )
     wait(futures[:1])
-    view = stealing_of(patient_client).view
-    assert max(task.cost_s for task, _ in view.assigned.values()) < 0.25  # not the 0.5 s of the unknown
+    assert patient_client.run_on_scheduler(longest_s) < 0.25  # not the 0.5 s of the unknown
+    is_seen.set()
     patient_client.gather(futures)
 
 

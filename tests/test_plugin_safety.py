@@ -6,13 +6,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import dask
+import distributed
 import numpy as np
 import pytest
 from distributed.scheduler import DEFAULT_EXTENSIONS
 from distributed.stealing import WorkStealing
-from one_loop import Cluster, on_cluster, pause
+from one_loop import Cluster, on_cluster, pause, wait_for
 
 from ferroflow_dask import FerroflowPlugin, FerroflowStealing, generate
 from ferroflow_dask.exceptions import UsageError
@@ -107,6 +109,12 @@ def test_a_scheduler_that_is_configured_wrong_keeps_its_stealing(setting: dict[s
 # The view
 
 
+def held(cluster: Cluster, event: distributed.Event) -> Any:
+    """Submit a task that prefers the first worker and lasts until an event is set."""
+    first = cluster.workers[0].address
+    return cluster.client.submit(wait_for, 0, event, workers=[first], allow_other_workers=True, pure=False)
+
+
 def test_resources_bind_tasks_that_only_prefer_a_worker() -> None:
     async def test(cluster: Cluster) -> None:
         futures = cluster.pinned(10, 0.02, resources={"GPU": 1})
@@ -134,12 +142,14 @@ def test_a_thief_that_lost_its_resources_is_not_handed_the_task() -> None:
 
 def test_tasks_placed_by_dask_are_in_the_view() -> None:
     async def test(cluster: Cluster) -> None:
+        is_seen = await distributed.Event()
         with dask.annotate(ferroflow_cost=1.0):
-            futures = [cluster.pinned(1, 0.5)[0] for _ in range(2)]
+            futures = [held(cluster, is_seen) for _ in range(2)]
         for future in futures:
             await cluster.processing(future)
         await asyncio.sleep(0.1)
         assert sum(cluster.seen()) == 2
+        await is_seen.set()
         await cluster.client.gather(futures)
         assert cluster.seen() == [0, 0]
 
@@ -149,7 +159,8 @@ def test_tasks_placed_by_dask_are_in_the_view() -> None:
 def test_a_task_whose_thief_left_and_whose_victim_keeps_it_is_in_the_view() -> None:
     async def test(cluster: Cluster) -> None:
         victim, thief = cluster.workers
-        (future,) = cluster.pinned(1, 1.0)
+        is_seen = await distributed.Event()
+        future = held(cluster, is_seen)
         ts = await cluster.processing(future)
         while not victim.state.executing:
             await asyncio.sleep(0.005)
@@ -160,6 +171,7 @@ def test_a_task_whose_thief_left_and_whose_victim_keeps_it_is_in_the_view() -> N
             await asyncio.sleep(0.005)
         assert cluster.stealing.steals["refused"] == 1
         assert cluster.seen() == [1]
+        await is_seen.set()
         assert await future == 0
 
     on_cluster(test)
@@ -259,7 +271,9 @@ def test_when_the_policy_fails_dask_takes_over(
     ):
         on_cluster(test, resources=(None, None, None))
     assert [record.message for record in caplog.records if record.name == "ferroflow_dask"] == [told]
-    assert [str(warning.message) for warning in warned] == [told]
+    messages = [str(warning.message) for warning in warned]
+    # Dask warns of its own where the machine is slow.
+    assert [message for message in messages if "scratch directories" not in message] == [told]
 
 
 def test_a_failure_with_a_steal_in_flight_whose_task_goes_away_ends_with_dask_in_charge() -> None:

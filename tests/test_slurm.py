@@ -217,7 +217,7 @@ def test_no_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.undo()
 
 
-def test_workers_that_never_start(tmp_path: Path) -> None:
+def test_workers_that_never_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ours(tmp_path, **{"job-extra-directives": ["--begin=now+1hour"]}) as cluster:
         cluster.scale(jobs=2)
         with pytest.raises(
@@ -225,6 +225,10 @@ def test_workers_that_never_start(tmp_path: Path) -> None:
             match=r"2 of 2 workers have not connected within 1 s: job \d+ is PENDING \(BeginTime\)",
         ):
             cluster.wait_for_jobs(timeout=1)
+        with monkeypatch.context() as patch:
+            patch.setenv("PATH", str(tmp_path))
+            with pytest.raises(ClusterError, match=r"connected within 0 s: Slurm does not answer"):
+                cluster.wait_for_jobs(timeout=0)
     with ours(tmp_path, python="/nowhere/python") as cluster:
         cluster.scale(jobs=1)
         with pytest.raises(

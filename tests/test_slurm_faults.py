@@ -59,8 +59,9 @@ def test_a_job_that_is_cancelled_in_mid_run(
             ask("scancel", lost)
             assert client.gather(futures) == SQUARES
             assert soon(lambda: n_workers(client) == 2 * processes and lost not in job_ids(cluster))
-        assert len(queue()) == 2
-        assert f"all workers of job {lost} (ff-cpu) have left: it is CANCELLED" in caplog.text
+        assert soon(lambda: len(queue()) == 2)  # the lost one may be on its way out for a while
+        told = rf"all workers of job {lost} \(ff-cpu\) have left: it is (CANCELLED|COMPLETING)"
+        assert soon(lambda: re.search(told, caplog.text))
 
 
 def test_a_node_that_goes_down_in_mid_run(tmp_path: Path) -> None:
@@ -82,7 +83,7 @@ def test_a_node_that_goes_down_in_mid_run(tmp_path: Path) -> None:
 
 
 def test_workers_that_leave_before_the_walltime_ends(tmp_path: Path) -> None:
-    lifetime = {"worker-extra-args": ["--lifetime", "4s", "--lifetime-stagger", "2s"]}
+    lifetime = {"worker-extra-args": ["--lifetime", "12s", "--lifetime-stagger", "3s"]}
     with ours(tmp_path, **lifetime) as cluster, client_of(cluster) as client:
         cluster.scale(jobs=2)
         cluster.wait_for_jobs()
@@ -171,7 +172,7 @@ class TestTraps:
     def test_workers_whose_lifetime_is_over_are_not_replaced_under_scale(self, tmp_path: Path) -> None:
         # Ours: test_workers_that_leave_before_the_walltime_ends.
         with (
-            plain(tmp_path, worker_extra_args=["--lifetime", "2s"]) as cluster,
+            plain(tmp_path, worker_extra_args=["--lifetime", "8s"]) as cluster,
             client_of(cluster) as client,
         ):
             cluster.scale(jobs=1)

@@ -29,7 +29,7 @@ from ferroflow_dask.exceptions import ClusterError
 TOP = Path(sys.executable).with_name("ferroflow")
 COLUMNS = r"worker +state +running +waiting +remaining"
 
-soon = partial(waiting.soon, within_s=20.0)
+soon = partial(waiting.soon, within_s=60.0)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def client() -> Iterator[Client]:
             processes=False,
             protocol="tcp://",
             host="127.0.0.1",
-            dashboard_address=None,
+            dashboard_address=":0",
             silence_logs=logging.ERROR,
         ) as cluster,
         Client(cluster, set_as_default=False) as found,
@@ -73,7 +73,7 @@ def test_top_in_a_terminal(client: Client, tmp_path: Path, width: int, height: i
         assert soon(lambda: re.search(COLUMNS, screen())), screen()
         assert "3 workers · 3 threads · StealingPolicy" in screen()
         assert "nothing was submitted since this was started" in screen()
-        graph = ferroflow_dask.generate("imbalanced", n_heavy=3, heavy_ms=1500.0, n_fast=20)
+        graph = ferroflow_dask.generate("imbalanced", n_heavy=3, heavy_ms=5000.0, n_fast=20)
         future = client.compute(graph.bind())
         assert soon(lambda: re.search(r"^\d +executing +1/1", screen(), re.MULTILINE)), screen()
         future.result()
@@ -93,7 +93,7 @@ def test_top_into_a_file(client: Client, terminal: str) -> None:
     address = client.scheduler_info()["address"]
     environment = {**os.environ, "TERM": terminal}
     done = subprocess.run(
-        [TOP, "top", "--connect", address, "--for", "1.5"],
+        [TOP, "top", "--connect", address, "--for", "5"],
         capture_output=True,
         text=True,
         check=False,
@@ -102,7 +102,7 @@ def test_top_into_a_file(client: Client, terminal: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert len(lines) in (2, 3)
+    assert 2 <= len(lines) <= 7
     assert all(re.match(r"\d\d:\d\d:\d\d .* · \d+ stolen$", line) for line in lines)
     assert "\x1b" not in done.stdout
 

@@ -104,7 +104,7 @@ def test_by_an_option_of_the_command_line(tmp_path: Path) -> None:
         stderr=subprocess.DEVNULL,
     )
     try:
-        with Client(scheduler_file=str(file), set_as_default=False, timeout=30) as client:
+        with Client(scheduler_file=str(file), set_as_default=False, timeout=120) as client:
             assert installed(client) is not None
     finally:
         process.terminate()
@@ -166,7 +166,10 @@ def test_configuration_alone_never_breaks_a_program(monkeypatch: pytest.MonkeyPa
         warnings.simplefilter("always")
         with dask.config.set({"distributed.client.preload": [PRELOAD]}), cluster() as client:
             assert client.submit(add, 1, 2).result() == 3
-    assert ["not installed: the scheduler at" in str(warning.message) for warning in told] == [True]
+    # Dask warns of its own where the machine is slow.
+    messages = [str(warning.message) for warning in told]
+    ours = [message for message in messages if "scratch directories" not in message]
+    assert ["not installed: the scheduler at" in message for message in ours] == [True]
 
 
 def test_where_upstream_lacks_a_name_dask_goes_on(

@@ -28,7 +28,8 @@ def calibrate(
 ) -> None:
     """Measure what a task, a message and a byte cost on a cluster, and keep it for `run`.
 
-    The cluster should be idle. It is measured with the plugin installed, as `run` uses it.
+    The cluster should be idle. It is measured with the plugin installed, as `run` uses it, and what is
+    kept serves clusters of the same size.
     """
     if address is not None:
         refuse_local_sizes("--connect")

@@ -54,7 +54,8 @@ from ferroflow_dask.policy import policy_names
     default=AUTO,
     show_default=True,
     help="whole: the graph as one task. bundles: short ops travel together. ops: a task for each. auto: what "
-    "is predicted to be fastest on this cluster (with the policy ferroflow; ops with others).",
+    "is predicted to be fastest on this cluster (with the policy ferroflow; ops with others, and where only "
+    "some workers have GPUs).",
 )
 @click.option(
     "--batch",

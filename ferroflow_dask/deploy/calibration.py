@@ -15,6 +15,7 @@ import statistics
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,8 @@ _LARGE = 1024
 _COPY_NBYTES = 2**25
 #: Kinds of ops whose durations are kept for a cluster.
 _KEPT_KINDS = 10_000
+#: How long a transfer may take until it is asked whether its workers are still there [s].
+_PATIENCE_S = 1.0
 #: Where workers share a process nothing is sent [B/s].
 _FASTEST = 1e12
 
@@ -102,19 +105,23 @@ def _calibrate(client: Client) -> ClusterProfile:
     chain_s = _median(lambda: _graph_s(client, _chain(_CHAIN)))
     n_tasks = min(max(_FEWEST_TASKS, _TASKS_PER_THREAD * n_threads), _MOST_TASKS)
     many_s = _median(lambda: _graph_s(client, _independent(n_tasks)))
-    first, *others = threads
     limits = [worker["memory_limit"] for worker in workers_of(client).values()]
     others_than_gpus = [address for address in threads if address not in gpus]
+    # Wherever they are computed if those workers leave meanwhile.
     flop_rate, memory_bandwidth = client.submit(
-        _rates, key=_name(), workers=others_than_gpus[:1] or [first]
+        _rates, key=_name(), workers=others_than_gpus or gpus, allow_other_workers=True
     ).result()
-    on_gpu = client.submit(_device_rates, key=_name(), workers=gpus[:1]).result() if gpus else None
+    on_gpu = (
+        client.submit(_device_rates, key=_name(), workers=gpus, allow_other_workers=True).result()
+        if gpus
+        else None
+    )
     return ClusterProfile(
         threads=tuple(threads.values()),
         task_s=_at_least(1e-5, (many_s - submit_s) / (n_tasks - 1)),
         round_trip_s=_at_least(1e-5, (chain_s - submit_s) / (_CHAIN - 1)),
         submit_s=submit_s,
-        bandwidth=_bandwidth(client, first, others[0], submit_s) if others else _FASTEST,
+        bandwidth=_bandwidth(client, submit_s),
         memory_nbytes=min(filter(None, limits), default=0),  # 0: no limit
         flop_rate=flop_rate,
         memory_bandwidth=memory_bandwidth,
@@ -245,13 +252,24 @@ def _at_least(least: float, value: float) -> float:
     return value if math.isfinite(value) and value > least else least
 
 
-def _bandwidth(client: Client, source: str, destination: str, submit_s: float) -> float:
+def _bandwidth(client: Client, submit_s: float) -> float:
     def transfer_s() -> float:
-        data = client.submit(np.ones, _TRANSFER_NBYTES // 8, key=_name(), workers=[source])
+        source, *others = client.nthreads()
+        if not others:
+            return 0.0
+        data = client.submit(
+            np.ones, _TRANSFER_NBYTES // 8, key=_name(), workers=[source], allow_other_workers=True
+        )
         wait(data)
         start = time.perf_counter()
-        client.submit(np.size, data, key=_name(), workers=[destination]).result()
-        return time.perf_counter() - start - submit_s
+        # By others only: whoever has the data would take this as well.
+        size = client.submit(np.size, data, key=_name(), workers=others)
+        while True:
+            with suppress(TimeoutError):
+                size.result(timeout=_PATIENCE_S)
+                return time.perf_counter() - start - submit_s
+            if client.nthreads().keys().isdisjoint(others):
+                return transfer_s()  # between those that are there now
 
     return min(_FASTEST, _TRANSFER_NBYTES / _at_least(_TRANSFER_NBYTES / _FASTEST, _median(transfer_s)))
 

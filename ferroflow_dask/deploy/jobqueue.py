@@ -98,8 +98,9 @@ def slurm_cluster(
     gpu_config : str, optional
         The section that describes jobs with GPUs, which are scaled by themselves, beside the others.
     config_file : path, optional
-        Instead of `$DASK_CONFIG`, `jobqueue.yaml` in the working folder, and the user's Dask configuration,
-        the first of which that has the section is used.
+        The only file that is read for sections. If left out, they are those of Dask's configuration
+        (`~/.config/dask` and `$DASK_CONFIG`), or before these, unless `DASK_CONFIG` is set, those of
+        `jobqueue.yaml` in the working folder.
     policy : str, optional
         As in `install`; `dask` for none.
     security : Security or bool, optional

@@ -1,9 +1,9 @@
 """dask-jobqueue's `SLURMCluster`, with jobs of two kinds and what it gets wrong cured.
 
-The one file that touches names of dask-jobqueue and of `distributed.SpecCluster` that are not public
-(`tests/test_slurm_seams.py` names them). Cured are, in dask-jobqueue 0.9: a rejected submission that is only
-logged, a lost job that is not replaced, jobs that end before their workers connect, and `adapt` that thinks
-in workers where jobs come and go.
+It touches names of dask-jobqueue and of `distributed.SpecCluster` that are not public, as do `slurm_job` and
+`adaptive` (`tests/test_slurm_seams.py` names them). Cured are, in dask-jobqueue 0.9: a rejected submission
+that is only logged, a lost job that is not replaced, jobs that end before their workers connect, and `adapt`
+that thinks in workers where jobs come and go.
 """
 
 from __future__ import annotations
@@ -298,9 +298,12 @@ class SlurmCluster(SLURMCluster):
                 return
             if asyncio.get_running_loop().time() > deadline:
                 jobs = sorted({self.job_of(worker) for worker in missing})
-                job_ids = [self.workers[job].job_id for job in jobs if job in self.workers]
-                states = await states_of(job_ids) or {}
-                told = ", ".join(f"job {job_id} is {in_words(*what)}" for job_id, what in states.items())
+                known = [self.workers[job].job_id for job in jobs if job in self.workers]
+                states = await states_of([job_id for job_id in known if job_id is not None])
+                if states is None:
+                    told = "Slurm does not answer"
+                else:
+                    told = ", ".join(f"job {job_id} is {in_words(*what)}" for job_id, what in states.items())
                 raise ClusterError(
                     f"{len(missing)} of {len(wanted)} workers have not connected within {timeout:g} s: "
                     f"{told or 'their jobs are not submitted'}"

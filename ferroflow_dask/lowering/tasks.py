@@ -1,6 +1,7 @@
 """Write a graph as Dask tasks: keys, dependencies, annotations.
 
-The one place that builds `dask._task_spec` nodes of our graphs; `foreign` rewrites those of others.
+Here are the tasks of ops; `sources` has those of inputs and constants, `batches` those of models on chunks,
+and `foreign` with `sequence` rewrites the tasks of others.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Every name of distributed that is not public and that we touch, in one place.
+"""What we do with names of distributed that are not public, behind names of ours.
 
-`REQUIRED` lists them for the contract test (tests/test_seams.py): when an upgrade of distributed takes
-one away, that test names it. Line numbers of upstream are left out on purpose; they age.
+`REQUIRED` lists the methods that the plugin touches, also in `steals`, `stealing` and `streams`, for the
+contract test (tests/test_seams.py): when an upgrade of distributed takes one away, that test names it. Line
+numbers of upstream are left out on purpose; they age.
 """
 
 from __future__ import annotations

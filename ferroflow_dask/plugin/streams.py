@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import sys
+from contextlib import suppress
 from time import thread_time
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -210,12 +211,14 @@ class Streams:
             is_there = self._name in self._scheduler.worker_plugins
             if self._scheduler.status not in (Status.init, Status.starting, Status.running):
                 return  # its workers go with it
-            if is_there and not self._is_open:
-                await self._scheduler.unregister_worker_plugin(None, name=self._name)
-            elif self._is_open and not is_there:
-                await self._scheduler.register_worker_plugin(
-                    None, plugin=_by_value(WorkerStreams()), name=self._name, idempotent=False
-                )
+            # A worker that leaves just then need not be told; the others are, whichever of them fails.
+            with suppress(OSError):
+                if is_there and not self._is_open:
+                    await self._scheduler.unregister_worker_plugin(None, name=self._name)
+                elif self._is_open and not is_there:
+                    await self._scheduler.register_worker_plugin(
+                        None, plugin=_by_value(WorkerStreams()), name=self._name, idempotent=False
+                    )
 
 
 def _by_value(plugin: WorkerPlugin) -> bytes:
