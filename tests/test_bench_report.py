@@ -106,7 +106,14 @@ def test_cluster_shapes_have_tables_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [{"machine": "Another"}, {"versions": {"dask": "2027.1.0"}}, {"commit": "ffffffffffff"}]
+    "other",
+    [
+        {"machine": "Another"},
+        {"cluster": "slurm"},
+        {"fresh": True},
+        {"versions": {"dask": "2027.1.0"}},
+        {"commit": "ffffffffffff"},
+    ],
 )
 def test_rows_of_different_settings_are_not_compared(other: dict[str, object]) -> None:
     text = report([*rows([1.0, 1.0]), *rows([0.5, 0.5], policy="ferroflow", **other)])
@@ -129,6 +136,11 @@ def test_a_broken_policy_is_broken_however_fast() -> None:
         *rows([1.0, 1.0, 1.0]),
         *rows([0.1, 0.1], policy="ferroflow"),
         row(policy="ferroflow", repetition=2, makespan_s=0.1, status="wrong result: | x", bound_s=None),
+def test_a_report_says_what_the_clusters_were() -> None:
+    text = report(rows([1.0], cluster="slurm", fresh=True))
+    assert ", on a cluster of SLURM jobs, a new one for each run; dask 2026.8.0, " in text
+
+
     ]
     text = report(measured)
     assert text.index("## **BROKEN**: 1 run of 6") < text.index("## 4 workers")

@@ -48,8 +48,16 @@ def sums(request: Request, submit_more: Callable[[Client], object] | None = None
 SUMS = Workload("sums", "a few sums", sums, defaults={"n": 6}, lowerings=("plain", "other"))
 
 
-def plan(*policies: str, workload: Workload = SUMS, repetitions: int = 2, costs: str = "learned") -> Plan:
-    return Plan(make_cases([(workload, workload.arguments({}))], policies, [costs]), SHAPE, repetitions)
+def plan(
+    *policies: str,
+    workload: Workload = SUMS,
+    repetitions: int = 2,
+    costs: str = "learned",
+    shape: Shape = SHAPE,
+    is_fresh: bool = False,
+) -> Plan:
+    cases = make_cases([(workload, workload.arguments({}))], policies, [costs])
+    return Plan(cases, shape, repetitions, is_fresh=is_fresh)
 
 
 # What is run
@@ -122,8 +130,8 @@ def test_unknown_costs_are_unknown_in_every_run(is_fresh: bool) -> None:
     for costs, is_known in (("unknown", False), ("learned", True)):
         known.clear()
         workload = Workload("noting", "", noting, defaults={"n": 2})
-        rows = list(run_plan(plan("ferroflow", workload=workload, costs=costs), is_fresh=is_fresh))
-        assert {row.costs for row in rows} == {costs}
+        rows = list(run_plan(plan("ferroflow", workload=workload, costs=costs, is_fresh=is_fresh)))
+        assert {(row.costs, row.cluster, row.fresh) for row in rows} == {(costs, "local", is_fresh)}
         assert bool(known[-1]) is is_known
 
 

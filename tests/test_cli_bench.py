@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_line import FAILURE, USAGE, answer, assert_one_line, ferroflow
 
+from ferroflow_dask.bench.plan import Plan
 from ferroflow_dask.bench.schema import BenchRecord
+from ferroflow_dask.cli.slurm import SlurmOptions
 
 #: The module; its name in the package is that of the command.
 command = importlib.import_module("ferroflow_dask.cli.bench")
@@ -90,6 +92,32 @@ def test_an_interrupted_benchmark_keeps_its_rows_and_goes_on(
     answer(*arguments)
     assert rows_of(file)[0] == kept
     assert len(rows_of(file)) == 8
+
+
+@pytest.mark.parametrize(
+    ("cluster", "n_missing"),
+    [(("--workers", "2"), 0), (("--workers", "2", "--fresh"), 12), (("--cluster", "slurm"), 12)],
+    ids=["the same", "fresh ones", "SLURM jobs"],
+)
+def test_rows_of_other_clusters_are_not_taken_for_those_that_are_asked_for(
+    cluster: tuple[str, ...],
+    n_missing: int,
+    measured: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: list[int] = []
+
+    def planned(plan: Plan, *, done: Collection[Any], **options: Any) -> Iterator[BenchRecord]:
+        found.append(plan.n_runs - len(done))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "run_plan", planned)
+    monkeypatch.setattr(SlurmOptions, "workers_and_threads", lambda self: (2, 1))
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps({**row, "processes": True}) + "\n" for row in rows_of(measured)))
+    ferroflow("bench", "run", *TINY[:5], "--repeat", "2", *BOTH, *cluster, "--output", file)
+    assert found == [n_missing]
 
 
 def test_rows_of_another_commit_are_not_gone_on_with(measured: Path, tmp_path: Path) -> None:

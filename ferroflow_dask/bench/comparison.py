@@ -1,8 +1,8 @@
 """Rows put side by side: which runs belong together, and which stock Dask the others are measured by.
 
-Only runs of one setting (machine, versions, commit) and one cluster shape are ever compared. Within
-these, a *case* is a workload with its sizes and what was known of its costs; a *sample* is the
-repetitions of a case under one policy, written in one way.
+Only runs of one setting (machine, kind of cluster, versions, commit) and one cluster shape are ever
+compared. Within these, a *case* is a workload with its sizes and what was known of its costs; a *sample* is
+the repetitions of a case under one policy, written in one way.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ _OURS = "ferroflow"
 #: Every interval starts from this seed, so that it does not depend on what else is in a report.
 SEED = 0
 
+#: Sizes of each workload by default.
+Defaults = Mapping[str, Mapping[str, Any]]
+
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -34,6 +37,8 @@ class Setting:
     """Where and with what rows were measured."""
 
     machine: str
+    cluster: str
+    fresh: bool | None
     versions: tuple[tuple[str, str], ...]
     commit: str
 
@@ -182,13 +187,22 @@ def is_ours(policy: str) -> bool:
 
 def policies_of(cases: Iterable[Case]) -> tuple[str, ...]:
     """Return all policies but stock Dask: once more first, then baselines, then ours."""
+def sizes_told(arguments: Mapping[str, Any], usual: Mapping[str, Any]) -> list[str]:
+    """Return ``name=value`` of the sizes that are not default."""
+    return [
+        f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in arguments.items()
+        if not (name in usual and bool(usual[name] == value))
+    ]
+
+
     names = {sample.policy for case in cases for sample in case.samples} - {STOCK}
     return tuple(sorted(names, key=lambda name: (name != AGAIN, is_ours(name), name)))
 
 
 def by_setting(rows: Iterable[BenchRecord]) -> dict[Setting, list[BenchRecord]]:
     """Return the rows of each setting, in the order in which settings first appear."""
-    return _grouped(rows, lambda row: Setting(row.machine, tuple(sorted(row.versions.items())), row.commit))
+    return _grouped(rows, _setting_of)
 
 
 def cases_of(rows: Iterable[BenchRecord]) -> list[Case]:
@@ -246,3 +260,7 @@ def _shape_of(row: BenchRecord) -> Shape:
 def _written(arguments: Mapping[str, Any]) -> str:
     # Arguments may hold lists, which cannot be keys.
     return json.dumps(dict(arguments), sort_keys=True)
+def _setting_of(row: BenchRecord) -> Setting:
+    return Setting(row.machine, row.cluster, row.fresh, tuple(sorted(row.versions.items())), row.commit)
+
+

@@ -8,8 +8,7 @@ compared by; that errs in Dask's favour. What we lose is printed like what we wi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from ferroflow_dask.bench.comparison import (
     STOCK,
     Case,
     Sample,
+    Defaults,
     Setting,
     by_setting,
     by_shape,
@@ -26,6 +26,7 @@ from ferroflow_dask.bench.comparison import (
     is_ours,
     policies_of,
 )
+    sizes_told,
 from ferroflow_dask.bench.markdown import NOTHING, count, number, percent, table, text
 from ferroflow_dask.bench.metg import metg_from_rows, metg_table
 from ferroflow_dask.bench.published import published_table
@@ -39,14 +40,15 @@ _FASTER, _SLOWER = "▲", "▼"
 _BROKEN = "**BROKEN**"
 _MEGABYTE = 1e6
 
-Defaults = Mapping[str, Mapping[str, Any]]
+#: What a setting says of its clusters.
+_CLUSTERS = {"local": "on a local cluster", "slurm": "on a cluster of SLURM jobs"}
 
 
 def report(rows: Sequence[BenchRecord], *, defaults: Defaults | None = None) -> str:
     """Return a report of rows, in markdown.
 
-    Rows of different settings (machine, versions, commit) are never compared: each setting has a part of
-    its own. Within a part each cluster shape has tables of its own.
+    Rows of different settings (machine, kind of cluster, versions, commit) are never compared: each setting
+    has a part of its own. Within a part each cluster shape has tables of its own.
 
     Parameters
     ----------
@@ -71,8 +73,8 @@ def report(rows: Sequence[BenchRecord], *, defaults: Defaults | None = None) -> 
     parts = ["# Benchmark", *(rows.notes if isinstance(rows, Rows) else ())]
     if len(settings) > 1:
         parts.append(
-            f"The rows come from {len(settings)} settings, which differ in machine, versions or commit. "
-            "They are reported one by one and not compared with each other."
+            f"The rows come from {len(settings)} settings, which differ in machine, cluster, versions or "
+            "commit. They are reported one by one and not compared with each other."
         )
     for n, (setting, own) in enumerate(settings.items(), start=1):
         parts += [f"# Setting {n} of {len(settings)}"] if len(settings) > 1 else []
@@ -110,8 +112,10 @@ def _description(setting: Setting, rows: Sequence[BenchRecord]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in setting.versions) or "unknown versions"
     commit = f"commit {setting.commit}" if setting.commit else "no commit"
     lines = [
-        f"{count(len(rows), 'run')} on {text(setting.machine) or 'an unknown machine'}; {text(versions)}; "
-        f"{text(commit)}.",
+    places = [text(setting.machine) or "an unknown machine"]
+    places += [_CLUSTERS[setting.cluster]] if setting.cluster in _CLUSTERS else []
+    places += ["a new one for each run"] if setting.fresh else []
+        f"{count(len(rows), 'run')} on {', '.join(places)}; {text(versions)}; {text(commit)}.",
         f"A speed-up is stock Dask's median time over the other's: above 1 is faster. {_FASTER} and "
         f"{_SLOWER} mark those whose 95 % bootstrap interval lies wholly above or below 1. Stock Dask is "
         "the best of the ways in which a computation can be written for it. The bound is max(T1/P, T∞). "
@@ -143,20 +147,9 @@ def _broken(rows: Sequence[BenchRecord], defaults: Defaults) -> Iterator[str]:
 
 def named(case: Case, defaults: Defaults) -> str:
     """Return the name of a case: the workload, its sizes that are not default, its costs if not learned."""
-    usual = defaults.get(case.workload, {})
-    sizes = [
-        f"{name}={_size(value)}" for name, value in case.arguments.items() if not _is(usual, name, value)
-    ]
+    sizes = sizes_told(case.arguments, defaults.get(case.workload, {}))
     words = [case.workload, *sizes, *([f"(costs {case.costs})"] if case.costs != "learned" else [])]
     return " ".join(words)
-
-
-def _is(usual: Mapping[str, Any], name: str, value: Any) -> bool:
-    return name in usual and bool(usual[name] == value)
-
-
-def _size(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _speed_ups(cases: Sequence[Case], defaults: Defaults) -> str:

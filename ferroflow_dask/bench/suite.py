@@ -26,7 +26,6 @@ def run_plan(
     *,
     done: Collection[tuple[Any, ...]] = (),
     timeout_s: float = 300.0,
-    is_fresh: bool = False,
     start: Start | None = None,
     on_step: Callable[[str], object] | None = None,
 ) -> Iterator[BenchRecord]:
@@ -44,10 +43,8 @@ def run_plan(
         Runs to leave out, by `Plan.identity`.
     timeout_s : float, optional
         After which a run counts as hung [s].
-    is_fresh : bool, optional
-        Start a new cluster for each run.
     start : callable, optional
-        Starts a cluster of the plan's shape, as `Session` takes it; a local one if left out.
+        Starts a cluster such as the plan says, as `Session` takes it; a local one if left out.
     on_step : callable, optional
         Told what is about to run.
     """
@@ -70,7 +67,7 @@ def run_plan(
                 tell(f"{case.workload.name} · {case.policy}")
                 place = places.of(case)
                 if isinstance(place, Session):
-                    if is_fresh:
+                    if plan.is_fresh:
                         place.renew()
                     if case.costs == "unknown":
                         place.forget()
@@ -163,6 +160,8 @@ def _row(
         threads_per_worker=shape.threads,
         processes=shape.processes,
         repetition=repetition,
+        cluster=plan.cluster,
+        fresh=plan.is_fresh,
         makespan_s=measurement.makespan_s,
         bound_s=bound_s if is_ok else None,
         efficiency=bound_s / measurement.makespan_s if is_ok else None,

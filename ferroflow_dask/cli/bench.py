@@ -193,7 +193,7 @@ def _run(
     shape, start = Shape(workers, threads, processes), None
     if slurm is not None:
         shape, start = Shape(*slurm.workers_and_threads(), True), partial(slurm_client, slurm)
-    plan = Plan(cases, shape, repeat, seed)
+    plan = Plan(cases, shape, repeat, seed, "local" if slurm is None else "slurm", is_fresh)
     wanted = {plan.identity(case, i) for case in plan.cases for i in range(repeat)}
     present = read_rows([output], may_be_empty=True) if output.exists() else ()
     rows = [row for row in present if identity_of(row) in wanted]
@@ -201,9 +201,7 @@ def _run(
     done = {identity_of(row) for row in rows if row.status == OK or not retries_broken}
     with _progress(len(wanted) - len(done)) as (tell, advance):
         try:
-            for row in run_plan(
-                plan, done=done, timeout_s=timeout, is_fresh=is_fresh, start=start, on_step=tell
-            ):
+            for row in run_plan(plan, done=done, timeout_s=timeout, start=start, on_step=tell):
                 append_row(output, row)
                 done.add(identity_of(row))
                 advance(row)
