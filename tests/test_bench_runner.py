@@ -341,3 +341,12 @@ def test_cases_of_one_workload_are_interleaved() -> None:
         ("sums", 2),
     ]
     assert len(groups) == 3
+def test_what_the_client_gathers_has_not_moved_between_workers() -> None:
+    workload = Workload("sums", "", sums, defaults={"n": 6})
+    for workers, moves in ((1, False), (2, True)):
+        (row,) = run_plan(
+            plan("dask", workload=workload, repetitions=1, shape=Shape(workers, 1, processes=False))
+        )
+        assert (row.status, row.bytes_moved > 0) == ("ok", moves)
+
+

@@ -11,6 +11,7 @@ from distributed import Client
 
 from ferroflow_dask import Graph, generate, install, place, uninstall
 from ferroflow_dask.bench import Run, run_on_cluster, run_sequentially
+from ferroflow_dask.bench.runner import counting_fetches
 from ferroflow_dask.graph import FERROFLOW_DOMAIN, TOPOLOGIES, Op
 
 #: Small enough for all pairs to take a minute, large enough for every worker to get work.
@@ -116,3 +117,13 @@ def test_static_uses_every_worker_in_turn(process_client: Client) -> None:
     assert workers[0] != workers[1]
     assert workers == workers[:2] * 3
     uninstall(process_client)
+
+
+def test_all_that_workers_fetch_from_each_other_is_counted_and_nothing_else(thread_client: Client) -> None:
+    holder, reader, _ = thread_client.nthreads()
+    data = thread_client.map(bytes, [1000] * 5, workers=[holder], pure=False)
+    with counting_fetches(thread_client) as fetched:
+        for value in data:  # one transfer for each
+            assert thread_client.submit(len, value, workers=[reader]).result() == 1000
+        thread_client.gather(data)
+        assert fetched() == 5 * 1000
