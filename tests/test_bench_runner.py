@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import add
 from pathlib import Path
@@ -20,7 +21,7 @@ from ferroflow_dask.bench.observe import longest_chain
 from ferroflow_dask.bench.plan import Case, Plan, identity_of, make_cases
 from ferroflow_dask.bench.schema import BenchRecord, Shape
 from ferroflow_dask.bench.suite import run_plan
-from ferroflow_dask.bench.workloads import Instance, Request, Workload, get_workload
+from ferroflow_dask.bench.workloads import Cluster, Instance, Request, Workload, get_workload
 from ferroflow_dask.exceptions import ResultError, UnknownNameError, UsageError
 from ferroflow_dask.policy import StealingPolicy
 
@@ -217,6 +218,43 @@ def test_a_task_that_fails_breaks_the_run_and_the_next_run_is_sound() -> None:
     assert status.startswith("failed: ZeroDivisionError: ")
 
 
+def fail(*_: object) -> Any:
+    raise ArithmeticError("broken on purpose")
+
+
+def lose_all_workers(cluster: Cluster) -> None:
+    cluster.scale(0)
+    fail()
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        pytest.param({"prepare": fail}, id="what comes before the clock"),
+        pytest.param({"during": lose_all_workers}, id="a run that leaves no workers"),
+        pytest.param({"count_executed": fail}, id="counting"),
+        pytest.param({"check": fail}, id="checking"),
+        pytest.param({"restore": fail}, id="what comes after"),
+        pytest.param({"collect": fail, "restore": sorted}, id="two things, of which the first is told"),
+    ],
+)
+def test_whatever_fails_breaks_this_run_alone(broken: dict[str, Any]) -> None:
+    clusters = []
+
+    def failing(request: Request) -> Instance:
+        right = sums(request, lambda client: clusters.append(client.id))
+        return replace(right, **broken) if request.lowering == "other" else right
+
+    workload = Workload("failing", "", failing, defaults={"n": 2}, lowerings=("plain", "other"))
+    rows = list(run_plan(plan("dask", workload=workload)))
+    assert {(row.lowering, row.status) for row in rows} == {
+        ("plain", "ok"),
+        ("other", "failed: ArithmeticError: broken on purpose"),
+    }
+    assert {row.tasks for row in rows if row.lowering == "other"} == {0 if "prepare" in broken else 3}
+    assert len(set(clusters)) > 1  # none is used on
+
+
 @pytest.mark.parametrize(
     "collect", [None, lambda client, futures: client.gather(futures)], ids=["gathered", "collected"]
 )
@@ -314,6 +352,15 @@ def test_a_policy_that_fails_is_broken_although_dask_takes_over(monkeypatch: pyt
 # What is seen
 
 
+def test_what_the_client_gathers_has_not_moved_between_workers() -> None:
+    workload = Workload("sums", "", sums, defaults={"n": 6})
+    for workers, moves in ((1, False), (2, True)):
+        (row,) = run_plan(
+            plan("dask", workload=workload, repetitions=1, shape=Shape(workers, 1, processes=False))
+        )
+        assert (row.status, row.bytes_moved > 0) == ("ok", moves)
+
+
 @pytest.mark.parametrize(
     ("dependencies", "seconds", "expected"),
     [
@@ -341,12 +388,3 @@ def test_cases_of_one_workload_are_interleaved() -> None:
         ("sums", 2),
     ]
     assert len(groups) == 3
-def test_what_the_client_gathers_has_not_moved_between_workers() -> None:
-    workload = Workload("sums", "", sums, defaults={"n": 6})
-    for workers, moves in ((1, False), (2, True)):
-        (row,) = run_plan(
-            plan("dask", workload=workload, repetitions=1, shape=Shape(workers, 1, processes=False))
-        )
-        assert (row.status, row.bytes_moved > 0) == ("ok", moves)
-
-

@@ -148,6 +148,7 @@ def _row(
     t_inf_s = seen.t_inf_s if instance.t_inf_s is None else instance.t_inf_s
     bound_s = max(t1_s / shape.n_threads, t_inf_s) if instance.bound_s is None else instance.bound_s
     is_ok = measurement.status == OK
+    available_s = measurement.makespan_s * shape.n_threads  # 0 of a run that failed before the clock started
     return BenchRecord(
         schema=SCHEMA,
         workload=case.workload.name,
@@ -159,9 +160,9 @@ def _row(
         workers=shape.workers,
         threads_per_worker=shape.threads,
         processes=shape.processes,
-        repetition=repetition,
         cluster=plan.cluster,
         fresh=plan.is_fresh,
+        repetition=repetition,
         makespan_s=measurement.makespan_s,
         bound_s=bound_s if is_ok else None,
         efficiency=bound_s / measurement.makespan_s if is_ok else None,
@@ -173,7 +174,7 @@ def _row(
         steals_confirmed=seen.steals["confirmed"],
         steals_refused=seen.steals["refused"],
         bytes_moved=seen.bytes_moved,
-        idle_fraction=max(0.0, 1 - seen.t1_s / (measurement.makespan_s * shape.n_threads)),
+        idle_fraction=max(0.0, 1 - seen.t1_s / available_s) if available_s else 0.0,
         scheduler_cpu_s=seen.scheduler_cpu_s,
         peak_worker_memory=seen.peak_worker_memory,
         status=measurement.status,
