@@ -156,6 +156,13 @@ class Case:
         ]
         return same[0] if same else None
 
+    def way(self, policy: str) -> str:
+        """Return how a policy's sample is written, if stock Dask's is written in another way; else ""."""
+        stock, sample = self.stock, self.of(policy)
+        if sample is None or (stock is not None and sample.lowering == stock.lowering):
+            return ""
+        return sample.lowering
+
     def is_broken(self, policy: str) -> bool:
         """Return whether a policy has runs here, and none that count."""
         own = [sample for sample in self.samples if sample.policy == policy]
@@ -180,13 +187,6 @@ def speed_up(reference: Sample, sample: Sample) -> Estimate:
     return ratio_of_medians(reference.times_s, sample.times_s, rng)
 
 
-def is_ours(policy: str) -> bool:
-    """Return whether a policy is one of ours, not a baseline."""
-    return policy.startswith(_OURS)
-
-
-def policies_of(cases: Iterable[Case]) -> tuple[str, ...]:
-    """Return all policies but stock Dask: once more first, then baselines, then ours."""
 def sizes_told(arguments: Mapping[str, Any], usual: Mapping[str, Any]) -> list[str]:
     """Return ``name=value`` of the sizes that are not default."""
     return [
@@ -196,6 +196,13 @@ def sizes_told(arguments: Mapping[str, Any], usual: Mapping[str, Any]) -> list[s
     ]
 
 
+def is_ours(policy: str) -> bool:
+    """Return whether a policy is one of ours, not a baseline."""
+    return policy.startswith(_OURS)
+
+
+def policies_of(cases: Iterable[Case]) -> tuple[str, ...]:
+    """Return all policies but stock Dask: once more first, then baselines, then ours."""
     names = {sample.policy for case in cases for sample in case.samples} - {STOCK}
     return tuple(sorted(names, key=lambda name: (name != AGAIN, is_ours(name), name)))
 
@@ -253,6 +260,10 @@ def _grouped(items: Iterable[V], key: Callable[[V], K]) -> dict[K, list[V]]:
     return groups
 
 
+def _setting_of(row: BenchRecord) -> Setting:
+    return Setting(row.machine, row.cluster, row.fresh, tuple(sorted(row.versions.items())), row.commit)
+
+
 def _shape_of(row: BenchRecord) -> Shape:
     return Shape(row.workers, row.threads_per_worker, row.processes)
 
@@ -260,7 +271,3 @@ def _shape_of(row: BenchRecord) -> Shape:
 def _written(arguments: Mapping[str, Any]) -> str:
     # Arguments may hold lists, which cannot be keys.
     return json.dumps(dict(arguments), sort_keys=True)
-def _setting_of(row: BenchRecord) -> Setting:
-    return Setting(row.machine, row.cluster, row.fresh, tuple(sorted(row.versions.items())), row.commit)
-
-
