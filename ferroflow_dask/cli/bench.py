@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ferroflow_dask.bench import baselines, versions
 from ferroflow_dask.bench.machine import commit, machine
+from ferroflow_dask.bench.metg import TIMED
 from ferroflow_dask.bench.plan import Plan, identity_of, make_cases
 from ferroflow_dask.bench.report import report
 from ferroflow_dask.bench.rows import Rows, append_row, read_rows
@@ -159,6 +160,13 @@ def metg(pattern: str, sizes: tuple[str, ...], durations: tuple[float, ...], **o
         known = ", ".join(name for name, other in WORKLOADS.items() if other.family == "task-bench")
         raise UsageError(f"{pattern!r} is no pattern of Task Bench; choose one of: {known}")
     given = dict(_size(text) for text in sizes)
+    if (ms := given.get("task_ms")) is not None:
+        raise UsageError(f"--size task_ms={ms} would be ignored; durations are given by --task-ms")
+    if (kernel := workload.arguments(given)["kernel"]) not in TIMED:
+        raise UsageError(
+            f"kernel is {kernel!r}, whose tasks do not last what --task-ms says; it must be one of: "
+            f"{', '.join(TIMED)}"
+        )
     chosen = [(workload, workload.arguments({**given, "task_ms": ms})) for ms in dict.fromkeys(durations)]
     _run(chosen, **options)  # the report has the curves' METG
 
