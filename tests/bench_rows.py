@@ -17,6 +17,8 @@ _FIELDS: dict[str, Any] = {
     "workers": 4,
     "threads_per_worker": 1,
     "processes": True,
+    "cluster": "local",
+    "fresh": False,
     "repetition": 0,
     "makespan_s": 2.0,
     "bound_s": 1.0,

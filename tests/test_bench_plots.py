@@ -92,7 +92,7 @@ def test_throughput_efficiency_and_steals_are_drawn_against_workers() -> None:
 
 
 def test_metg_curves_are_marked_where_they_cross() -> None:
-    curves = [curve for curve in metg_from_rows(read_rows([DATA])) if curve.policy == "dask"]
+    curves = [curve for curve in metg_from_rows(read_rows([DATA]), {}) if curve.policy == "dask"]
     plot = metg_figure("stencil", curves)
     assert labels(plot) == ["dask, learned: 40 ms"]
     assert glyph_data(plot) == {"x": [40.0], "y": [50.0]}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ferroflow_dask import GraphBuilder, evaluate, generate
+from ferroflow_dask import Graph, GraphBuilder, evaluate, generate
+from ferroflow_dask.bench import references
 from ferroflow_dask.bench.plan import Plan, make_cases
 from ferroflow_dask.bench.references import Ray, Threads, make_reference, measure
 from ferroflow_dask.bench.schema import Shape
@@ -23,7 +25,7 @@ SHAPE = Shape(2, 1, processes=False)
 def test_threads_compute_what_one_after_another_gives(dag: str) -> None:
     graph = generate(dag, seed=3)
     with Threads(SHAPE) as threads:
-        outputs, seconds = threads.compute(graph)
+        outputs, seconds = threads.compute(graph, threads.place(graph))
     expected = evaluate(graph)
     assert list(outputs) == list(expected)
     for name, value in expected.items():
@@ -35,8 +37,9 @@ def test_an_op_that_fails_ends_the_run() -> None:
     builder = GraphBuilder("bad")
     x = builder.constant(np.zeros((2, 3), dtype=np.float32))
     builder.output(y=builder.op("Reshape", x, builder.constant(np.array([7], dtype=np.int64))))
+    graph = builder.build()
     with Threads(SHAPE) as threads, pytest.raises(KernelError):
-        threads.compute(builder.build())
+        threads.compute(graph, threads.place(graph))
 
 
 @pytest.mark.parametrize("what", ["wrong", "an op too few"])
@@ -52,6 +55,27 @@ def test_a_wrong_run_is_broken(what: str) -> None:
     with Threads(SHAPE) as threads:
         status = measure(threads, instance).status
     assert status == ("executed 4 ops of 5" if n_ops == 5 else "wrong result: not this")
+
+
+def test_constants_are_placed_before_the_clock_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+
+    class Far(Threads):
+        def place(self, graph: Graph) -> dict[str, Any]:
+            nonlocal now_s
+            now_s += 100
+            return super().place(graph)
+
+        def compute(self, graph: Graph, placed: dict[str, Any]) -> tuple[dict[str, Any], dict[int, float]]:
+            nonlocal now_s
+            now_s += 1
+            return super().compute(graph, placed)
+
+    monkeypatch.setattr(references, "time", SimpleNamespace(perf_counter=lambda: now_s))
+    instance = Instance(lambda client: [], lambda results: None, 4, graph=generate("wide", width=2, depth=2))
+    with Far(SHAPE) as far:
+        measurement = measure(far, instance)
+    assert (measurement.status, measurement.makespan_s) == ("ok", 1.0)
 
 
 def test_references_run_beside_policies_and_only_graphs() -> None:
@@ -82,7 +106,7 @@ def test_without_ray_one_line_says_so() -> None:
 def test_ray_computes_what_one_after_another_gives() -> None:
     graph = generate("transformer", seed=3)
     with Ray(SHAPE) as ray:
-        outputs, seconds = ray.compute(graph)
+        outputs, seconds = ray.compute(graph, ray.place(graph))
     for name, value in evaluate(graph).items():
         np.testing.assert_allclose(outputs[name], value, rtol=0, atol=1e-4 * np.abs(value).max())
     assert set(seconds) == {op.id for op in graph.live_ops}

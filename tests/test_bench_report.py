@@ -59,6 +59,20 @@ def test_stock_dask_is_the_best_of_its_lowerings_by_median() -> None:
     assert "3.00 (3.00–3.00), clever" in report(measured)
 
 
+def test_a_way_in_which_stock_dask_does_not_run_is_named() -> None:
+    measured = [
+        *rows([2.0] * 5),
+        *rows([1.8] * 5, policy="ferroflow"),
+        *rows([1.0] * 5, policy="ferroflow", lowering="bundled"),
+    ]
+    text = report(measured)
+    assert "| 2.00 (2.00–2.00) | ▲ 2.00 [2.00, 2.00], bundled |" in text
+    assert section(text, "Gains: 1 of 1") == (
+        "- merge n=1000, ferroflow, bundled, 4 workers × 1 thread, processes: 2.00 [2.00, 2.00]"
+    )
+    assert "bundled" not in section(report(measured[:10]), "Gains: 1 of 1")
+
+
 def test_stock_once_more_is_compared_written_in_the_same_way() -> None:
     measured = [
         *rows([2.0, 2.0], lowering="plain"),
@@ -106,13 +120,25 @@ def test_cluster_shapes_have_tables_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [{"machine": "Another"}, {"versions": {"dask": "2027.1.0"}}, {"commit": "ffffffffffff"}]
+    "other",
+    [
+        {"machine": "Another"},
+        {"cluster": "slurm"},
+        {"fresh": True},
+        {"versions": {"dask": "2027.1.0"}},
+        {"commit": "ffffffffffff"},
+    ],
 )
 def test_rows_of_different_settings_are_not_compared(other: dict[str, object]) -> None:
     text = report([*rows([1.0, 1.0]), *rows([0.5, 0.5], policy="ferroflow", **other)])
     assert "The rows come from 2 settings" in text
     assert "# Setting 2 of 2" in text
     assert "## Gains" not in text
+
+
+def test_a_report_says_what_the_clusters_were() -> None:
+    text = report(rows([1.0], cluster="slurm", fresh=True))
+    assert ", on a cluster of SLURM jobs, a new one for each run; dask 2026.8.0, " in text
 
 
 def test_policies_come_in_the_order_noise_baselines_ours() -> None:
@@ -186,6 +212,19 @@ def test_a_workload_of_many_sizes_counts_once_in_the_mean() -> None:
     assert "| rsds | 2 | 1.00 [0.50, 2.00] |" in section(report(measured), "Geometric means")
 
 
+def test_costs_have_means_of_their_own() -> None:
+    measured = [
+        *rows([1.0] * 2),
+        *rows([0.5] * 2, policy="ferroflow"),
+        *rows([0.125] * 2, policy="ferroflow", costs="known"),
+    ]
+    lines = section(report(measured), "Geometric means").splitlines()
+    assert [line.split(" | ")[1:] for line in lines[-2:]] == [
+        ["learned", "rsds", "1", "2.00 |"],
+        ["known", "rsds", "1", "8.00 |"],
+    ]
+
+
 def test_no_rows_are_refused_and_notes_are_printed(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no rows to report"):
         report([])
@@ -221,7 +260,7 @@ def test_ours_are_beside_the_published_at_as_many_threads() -> None:
         *rows([0.4], workers=4, **sizes),
         *rows([0.4], workers=8, **{**sizes, "arguments": {"width": 64, "depth": 10, "skew": 0.5}}),
     ]
-    lines = section(published_table(measured), "XLarge Wide DAG").splitlines()
+    lines = section(published_table(measured, {}), "XLarge Wide DAG").splitlines()
     published = "| 16 | 14,443 | 14,777 | 94% | 92.4 |"
     assert lines[4:] == [
         f"{published} 3,200 | – | – | – | – | 8 workers × 2 threads, processes | learned |",
@@ -230,5 +269,5 @@ def test_ours_are_beside_the_published_at_as_many_threads() -> None:
 
 
 def test_without_rows_to_compare_nothing_published_is_shown() -> None:
-    assert published_table(rows([1.0])) == ""
+    assert published_table(rows([1.0]), {}) == ""
     assert TASK_BENCH_METG_S["Dask 1.1.5"] == 0.186

@@ -130,8 +130,8 @@ def test_a_foreign_file_is_neither_read_nor_written(content: bytes, tmp_path: Pa
             '{"schema": "ferroflow-bench"}', r":3: schema is 'ferroflow-bench'; it", id="no version"
         ),
         pytest.param(
-            '{"schema": "ferroflow-bench/3"}',
-            rf":3: schema is 'ferroflow-bench/3', this release reads up to '{SCHEMA}'",
+            '{"schema": "ferroflow-bench/4"}',
+            rf":3: schema is 'ferroflow-bench/4', this release reads up to '{SCHEMA}'",
             id="a newer version",
         ),
         pytest.param(
@@ -161,6 +161,8 @@ def test_a_line_that_is_no_row_is_refused(line: str, message: str, file: Path) -
         ("ops", 1.5, "a whole number, at least 0"),
         ("repetition", -1, "a whole number, at least 0"),
         ("processes", 1, "true or false"),
+        ("cluster", "cloud", "one of: local, slurm, unknown"),
+        ("fresh", 1, "true, false or null"),
         ("makespan_s", "1", "a number, at least 0"),
         ("makespan_s", 10**400, "a number, at least 0"),
         ("makespan_s", 0, "of a run that is ok it is above 0"),
@@ -219,15 +221,24 @@ def test_older_rows_are_migrated_version_by_version(
     old = {("wall_s" if name == "makespan_s" else name): value for name, value in asdict(FIRST).items()}
     path = tmp_path / "old.jsonl"
     path.write_text(json.dumps({**old, "schema": "ferroflow-bench/0"}) + "\n", encoding="utf-8")
-    assert read_rows([path]) == (FIRST,)
+    assert read_rows([path]) == (row(cluster="unknown", fresh=None),)
 
 
-def test_rows_of_the_first_version_have_no_prediction(tmp_path: Path) -> None:
-    old = {name: value for name, value in asdict(FIRST).items() if name != "predicted_s"}
+@pytest.mark.parametrize(
+    ("version", "later", "untold"),
+    [
+        (1, ("predicted_s", "cluster", "fresh"), {"predicted_s": None, "cluster": "unknown", "fresh": None}),
+        (2, ("cluster", "fresh"), {"predicted_s": 1.5, "cluster": "unknown", "fresh": None}),
+    ],
+)
+def test_rows_of_older_versions_do_not_tell_what_later_ones_do(
+    version: int, later: tuple[str, ...], untold: dict[str, Any], tmp_path: Path
+) -> None:
     path = tmp_path / "old.jsonl"
-    path.write_text(json.dumps({**old, "schema": "ferroflow-bench/1"}) + "\n", encoding="utf-8")
-    assert read_rows([path]) == (FIRST,)
-    assert SCHEMA == "ferroflow-bench/2"
+    old = {name: value for name, value in fields(predicted_s=1.5).items() if name not in later}
+    path.write_text(json.dumps({**old, "schema": f"ferroflow-bench/{version}"}) + "\n", encoding="utf-8")
+    assert read_rows([path]) == (row(**untold),)
+    assert SCHEMA == "ferroflow-bench/3"
 
 
 def test_every_field_of_a_row_is_documented() -> None:

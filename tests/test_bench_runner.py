@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import add
 from pathlib import Path
@@ -20,7 +21,7 @@ from ferroflow_dask.bench.observe import longest_chain
 from ferroflow_dask.bench.plan import Case, Plan, identity_of, make_cases
 from ferroflow_dask.bench.schema import BenchRecord, Shape
 from ferroflow_dask.bench.suite import run_plan
-from ferroflow_dask.bench.workloads import Instance, Request, Workload, get_workload
+from ferroflow_dask.bench.workloads import Cluster, Instance, Request, Workload, get_workload
 from ferroflow_dask.exceptions import ResultError, UnknownNameError, UsageError
 from ferroflow_dask.policy import StealingPolicy
 
@@ -48,8 +49,16 @@ def sums(request: Request, submit_more: Callable[[Client], object] | None = None
 SUMS = Workload("sums", "a few sums", sums, defaults={"n": 6}, lowerings=("plain", "other"))
 
 
-def plan(*policies: str, workload: Workload = SUMS, repetitions: int = 2, costs: str = "learned") -> Plan:
-    return Plan(make_cases([(workload, workload.arguments({}))], policies, [costs]), SHAPE, repetitions)
+def plan(
+    *policies: str,
+    workload: Workload = SUMS,
+    repetitions: int = 2,
+    costs: str = "learned",
+    shape: Shape = SHAPE,
+    is_fresh: bool = False,
+) -> Plan:
+    cases = make_cases([(workload, workload.arguments({}))], policies, [costs])
+    return Plan(cases, shape, repetitions, is_fresh=is_fresh)
 
 
 # What is run
@@ -122,8 +131,8 @@ def test_unknown_costs_are_unknown_in_every_run(is_fresh: bool) -> None:
     for costs, is_known in (("unknown", False), ("learned", True)):
         known.clear()
         workload = Workload("noting", "", noting, defaults={"n": 2})
-        rows = list(run_plan(plan("ferroflow", workload=workload, costs=costs), is_fresh=is_fresh))
-        assert {row.costs for row in rows} == {costs}
+        rows = list(run_plan(plan("ferroflow", workload=workload, costs=costs, is_fresh=is_fresh)))
+        assert {(row.costs, row.cluster, row.fresh) for row in rows} == {(costs, "local", is_fresh)}
         assert bool(known[-1]) is is_known
 
 
@@ -207,6 +216,43 @@ def test_a_task_that_fails_breaks_the_run_and_the_next_run_is_sound() -> None:
 
     (status,) = statuses(Workload("failing", "", failing))
     assert status.startswith("failed: ZeroDivisionError: ")
+
+
+def fail(*_: object) -> Any:
+    raise ArithmeticError("broken on purpose")
+
+
+def lose_all_workers(cluster: Cluster) -> None:
+    cluster.scale(0)
+    fail()
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        pytest.param({"prepare": fail}, id="what comes before the clock"),
+        pytest.param({"during": lose_all_workers}, id="a run that leaves no workers"),
+        pytest.param({"count_executed": fail}, id="counting"),
+        pytest.param({"check": fail}, id="checking"),
+        pytest.param({"restore": fail}, id="what comes after"),
+        pytest.param({"collect": fail, "restore": sorted}, id="two things, of which the first is told"),
+    ],
+)
+def test_whatever_fails_breaks_this_run_alone(broken: dict[str, Any]) -> None:
+    clusters = []
+
+    def failing(request: Request) -> Instance:
+        right = sums(request, lambda client: clusters.append(client.id))
+        return replace(right, **broken) if request.lowering == "other" else right
+
+    workload = Workload("failing", "", failing, defaults={"n": 2}, lowerings=("plain", "other"))
+    rows = list(run_plan(plan("dask", workload=workload)))
+    assert {(row.lowering, row.status) for row in rows} == {
+        ("plain", "ok"),
+        ("other", "failed: ArithmeticError: broken on purpose"),
+    }
+    assert {row.tasks for row in rows if row.lowering == "other"} == {0 if "prepare" in broken else 3}
+    assert len(set(clusters)) > 1  # none is used on
 
 
 @pytest.mark.parametrize(
@@ -304,6 +350,15 @@ def test_a_policy_that_fails_is_broken_although_dask_takes_over(monkeypatch: pyt
 
 
 # What is seen
+
+
+def test_what_the_client_gathers_has_not_moved_between_workers() -> None:
+    workload = Workload("sums", "", sums, defaults={"n": 6})
+    for workers, moves in ((1, False), (2, True)):
+        (row,) = run_plan(
+            plan("dask", workload=workload, repetitions=1, shape=Shape(workers, 1, processes=False))
+        )
+        assert (row.status, row.bytes_moved > 0) == ("ok", moves)
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,16 @@ from __future__ import annotations
 import importlib
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_line import FAILURE, USAGE, answer, assert_one_line, ferroflow
 
+from ferroflow_dask.bench.plan import Plan
 from ferroflow_dask.bench.schema import BenchRecord
+from ferroflow_dask.cli.slurm import SlurmOptions
 
 #: The module; its name in the package is that of the command.
 command = importlib.import_module("ferroflow_dask.cli.bench")
@@ -97,6 +99,32 @@ def test_an_interrupted_benchmark_keeps_its_rows_and_goes_on(
     assert len(rows_of(file)) == 8
 
 
+@pytest.mark.parametrize(
+    ("cluster", "n_missing"),
+    [(("--workers", "2"), 0), (("--workers", "2", "--fresh"), 12), (("--cluster", "slurm"), 12)],
+    ids=["the same", "fresh ones", "SLURM jobs"],
+)
+def test_rows_of_other_clusters_are_not_taken_for_those_that_are_asked_for(
+    cluster: tuple[str, ...],
+    n_missing: int,
+    measured: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: list[int] = []
+
+    def planned(plan: Plan, *, done: Collection[Any], **options: Any) -> Iterator[BenchRecord]:
+        found.append(plan.n_runs - len(done))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "run_plan", planned)
+    monkeypatch.setattr(SlurmOptions, "workers_and_threads", lambda self: (2, 1))
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps({**row, "processes": True}) + "\n" for row in rows_of(measured)))
+    ferroflow("bench", "run", *TINY[:5], "--repeat", "2", *BOTH, *cluster, "--output", file)
+    assert found == [n_missing]
+
+
 def test_rows_of_another_commit_are_not_gone_on_with(measured: Path, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     rows = rows_of(measured)
@@ -117,6 +145,9 @@ def test_rows_of_another_commit_are_not_gone_on_with(measured: Path, tmp_path: P
         (("run", "wide", "--size", "breadth=3"), "none of wide has a size 'breadth'"),
         (("run", "wide", "--size", "width=many"), "size 'width' of 'wide' is 'many'; it must be int"),
         (("metg", "--pattern", "wide"), "'wide' is no pattern of Task Bench; choose one of: trivial, "),
+        (("metg", "--size", "task_ms=5"), "--size task_ms=5 would be ignored; durations are given by"),
+        (("metg", "--size", "kernel=matmul"), "kernel is 'matmul', whose tasks do not last what"),
+        (("metg", "--size", "kernel=nap"), "it must be one of: sleep, busy"),
         (("metg", "--task-ms", "-1"), "'--task-ms': -1"),
         (("metg", "--task-ms", "inf"), "'--task-ms': inf is no number of milliseconds"),
         (("run", "wide", "--timeout", "nan"), "'--timeout': nan is no number of seconds"),

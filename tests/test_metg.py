@@ -15,6 +15,7 @@ from ferroflow_dask.bench.metg import (
     metg_from_rows,
     metg_table,
 )
+from ferroflow_dask.bench.published import published_table
 from ferroflow_dask.bench.schema import BenchRecord
 from ferroflow_dask.exceptions import UsageError
 
@@ -27,7 +28,6 @@ def test_with_constant_overhead_it_is_twice_the_overhead() -> None:
 
 def test_between_two_points_it_is_interpolated_linearly() -> None:
     assert metg([0.010, 0.030], [0.4, 0.8]).granularity_s == pytest.approx(0.015)
-    assert metg([0.010, 0.030], [0.4, 0.8], threshold=0.7).granularity_s == pytest.approx(0.025)
 
 
 @pytest.mark.parametrize(
@@ -76,12 +76,24 @@ def test_efficiency_of_tasks_that_do_work_is_relative_to_the_best_rate() -> None
     assert efficiency_of_rate([1.0, 2.0, 4.0], [1.0, 1.0, 1.0]) == [0.25, 0.5, 1.0]
 
 
-SIZES: dict[str, Any] = {"width": 4, "steps": 10, "kernel": "sleep", "n": 128, "iterations": 10}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "stencil_1d": {
+        "width": 16,
+        "steps": 20,
+        "task_ms": 20.0,
+        "imbalance": 0.0,
+        "kernel": "sleep",
+        "n": 128,
+        "iterations": 10,
+        "output_bytes": 0,
+    }
+}
 
 
 def task_bench(policy: str, makespan_s: float, **changes: Any) -> BenchRecord:
-    sizes = {name: changes.pop(name) for name in ("task_ms", "kernel", "iterations") if name in changes}
-    arguments = {**SIZES, "task_ms": 5.0, **sizes}
+    usual = DEFAULTS["stencil_1d"]
+    sizes = {name: changes.pop(name) for name in usual if name in changes}
+    arguments = {**usual, "width": 4, "steps": 10, "task_ms": 5.0, **sizes}
     return row(
         workload="stencil_1d",
         family="task-bench",
@@ -100,13 +112,13 @@ def test_rows_of_sleeping_tasks_become_curves() -> None:
         for ms in (15.0, 5.0, 10.0)
         for r in range(3)
     ]
-    (curve,) = metg_from_rows([*rows, row()])
+    (curve,) = metg_from_rows([*rows, row()], DEFAULTS)
     assert (curve.policy, curve.swept, curve.sizes) == ("ferroflow", "task_ms", (5.0, 10.0, 15.0))
     assert curve.granularity_s == pytest.approx([0.015, 0.020, 0.025])
     assert curve.efficiency == pytest.approx([1 / 3, 1 / 2, 3 / 5])
     assert curve.result == Metg(0.020)
     assert str(curve) == (
-        "stencil_1d 4 × 10, 4 workers × 1 thread, processes, ferroflow, learned: METG(50 %) 20.0 ms"
+        "stencil_1d 4 × 10, sleep, 4 workers × 1 thread, processes, ferroflow, learned: METG(50 %) 20.0 ms"
     )
     assert metg_table([curve]).splitlines()[2] == (
         "| stencil_1d 4 × 10 | sleep | 4 workers × 1 thread, processes | ferroflow, learned | 20.0 | 3 | – |"
@@ -118,7 +130,7 @@ def test_rows_of_working_tasks_are_measured_by_their_best_rate() -> None:
         task_bench("dask", makespan_s, kernel="matmul", iterations=iterations)
         for iterations, makespan_s in [(100, 1.0), (10, 0.25), (1, 0.2)]
     ]
-    (curve,) = metg_from_rows(rows)
+    (curve,) = metg_from_rows(rows, DEFAULTS)
     assert (curve.swept, curve.sizes) == ("iterations", (1.0, 10.0, 100.0))
     assert curve.efficiency == pytest.approx([0.05, 0.4, 1.0])
     # Granularities 0.025 and 0.1 s at 40 and 100 %: a sixth of the way up.
@@ -132,7 +144,7 @@ def test_policies_and_clusters_have_curves_of_their_own_and_one_size_is_none() -
         *(task_bench("ferroflow", 1.0, task_ms=ms) for ms in (5.0, 50.0)),
         task_bench("random", 1.0, task_ms=5.0),
     ]
-    curves = metg_from_rows(rows)
+    curves = metg_from_rows(rows, DEFAULTS)
     assert [(curve.policy, curve.shape.workers) for curve in curves] == [
         ("dask", 4),
         ("ferroflow", 4),
@@ -143,5 +155,28 @@ def test_policies_and_clusters_have_curves_of_their_own_and_one_size_is_none() -
 def test_broken_runs_are_on_no_curve() -> None:
     rows = [task_bench("ferroflow", 0.5, task_ms=ms) for ms in (5.0, 10.0, 20.0)]
     rows[1] = task_bench("ferroflow", 0.001, task_ms=10.0, status="wrong result")
-    (curve,) = metg_from_rows(rows)
+    (curve,) = metg_from_rows(rows, DEFAULTS)
     assert curve.sizes == (5.0, 20.0)
+
+
+def test_curves_that_differ_in_any_size_have_titles_of_their_own() -> None:
+    unusual = ({}, {"output_bytes": 1000}, {"imbalance": 0.5, "n": 64})
+    rows = [task_bench("dask", 1.0, task_ms=ms, **sizes) for ms in (5.0, 50.0) for sizes in unusual]
+    assert [curve.title for curve in metg_from_rows(rows, DEFAULTS)] == [
+        "stencil_1d 4 × 10",
+        "stencil_1d 4 × 10 output_bytes=1000",
+        "stencil_1d 4 × 10 imbalance=0.5 n=64",
+    ]
+
+
+def test_only_curves_of_default_sizes_are_beside_the_published() -> None:
+    unusual = ({}, {"output_bytes": 1000}, {"kernel": "busy"})
+    rows = [
+        task_bench("dask", makespan_s, task_ms=ms, **sizes)
+        for ms, makespan_s in ((5.0, 0.15), (15.0, 0.25))
+        for sizes in unusual
+    ]
+    ours = [line for line in published_table(rows, DEFAULTS).splitlines() if "| here" in line]
+    assert len(ours) == 1
+    assert ours[0].startswith("| dask, learned | here, stencil_1d 4 × 10, 4 workers × 1 thread, processes |")
+    assert "here" not in published_table(rows[1::3] + rows[2::3], DEFAULTS)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +13,8 @@ import pytest
 from distributed import Client
 
 from ferroflow_dask import Graph, generate, install, place, uninstall
-from ferroflow_dask.bench import Run, run_on_cluster, run_sequentially
+from ferroflow_dask.bench import Run, machine, record, run_on_cluster, run_sequentially
+from ferroflow_dask.bench.runner import counting_fetches
 from ferroflow_dask.graph import FERROFLOW_DOMAIN, TOPOLOGIES, Op
 
 #: Small enough for all pairs to take a minute, large enough for every worker to get work.
@@ -116,3 +120,47 @@ def test_static_uses_every_worker_in_turn(process_client: Client) -> None:
     assert workers[0] != workers[1]
     assert workers == workers[:2] * 3
     uninstall(process_client)
+
+
+def test_all_that_workers_fetch_from_each_other_is_counted_and_nothing_else(thread_client: Client) -> None:
+    holder, reader, _ = thread_client.nthreads()
+    data = thread_client.map(bytes, [1000] * 5, workers=[holder], pure=False)
+    with counting_fetches(thread_client) as fetched:
+        for value in data:  # one transfer for each
+            assert thread_client.submit(len, value, workers=[reader]).result() == 1000
+        thread_client.gather(data)
+        assert fetched() == 5 * 1000
+
+
+# What records say of where they were made
+
+
+@pytest.mark.parametrize("installed", [{"onnxruntime", "onnxruntime-gpu"}, {"onnxruntime-gpu"}, set()])
+def test_versions_are_those_of_what_is_installed(
+    installed: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if name.startswith("onnxruntime") and name not in installed:
+            raise PackageNotFoundError(name)
+        return "1.2.3"
+
+    monkeypatch.setattr(record, "version", version)
+    assert [name for name in record.versions() if name.startswith("onnxruntime")] == sorted(installed)[:1]
+
+
+@pytest.mark.parametrize("is_tracked", [True, False], ids=["part of a working tree", "beside its files"])
+def test_a_commit_is_that_of_the_tree_that_has_this_package(
+    is_tracked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*arguments: str) -> None:
+        author = ("-c", "user.name=A", "-c", "user.email=a@example.org")
+        subprocess.run(["git", *author, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    module = tmp_path / "machine.py"
+    module.touch()
+    git("init")
+    if is_tracked:
+        git("add", module.name)
+    git("commit", "--allow-empty", "--message", "first")
+    monkeypatch.setattr(machine, "__file__", str(module))
+    assert bool(machine.commit.__wrapped__()) is is_tracked

@@ -1,8 +1,8 @@
 """Rows put side by side: which runs belong together, and which stock Dask the others are measured by.
 
-Only runs of one setting (machine, versions, commit) and one cluster shape are ever compared. Within
-these, a *case* is a workload with its sizes and what was known of its costs; a *sample* is the
-repetitions of a case under one policy, written in one way.
+Only runs of one setting (machine, kind of cluster, versions, commit) and one cluster shape are ever
+compared. Within these, a *case* is a workload with its sizes and what was known of its costs; a *sample* is
+the repetitions of a case under one policy, written in one way.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ _OURS = "ferroflow"
 #: Every interval starts from this seed, so that it does not depend on what else is in a report.
 SEED = 0
 
+#: Sizes of each workload by default.
+Defaults = Mapping[str, Mapping[str, Any]]
+
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -34,6 +37,8 @@ class Setting:
     """Where and with what rows were measured."""
 
     machine: str
+    cluster: str
+    fresh: bool | None
     versions: tuple[tuple[str, str], ...]
     commit: str
 
@@ -151,6 +156,13 @@ class Case:
         ]
         return same[0] if same else None
 
+    def way(self, policy: str) -> str:
+        """Return how a policy's sample is written, if stock Dask's is written in another way; else ""."""
+        stock, sample = self.stock, self.of(policy)
+        if sample is None or (stock is not None and sample.lowering == stock.lowering):
+            return ""
+        return sample.lowering
+
     def is_broken(self, policy: str) -> bool:
         """Return whether a policy has runs here, and none that count."""
         own = [sample for sample in self.samples if sample.policy == policy]
@@ -175,6 +187,15 @@ def speed_up(reference: Sample, sample: Sample) -> Estimate:
     return ratio_of_medians(reference.times_s, sample.times_s, rng)
 
 
+def sizes_told(arguments: Mapping[str, Any], usual: Mapping[str, Any]) -> list[str]:
+    """Return ``name=value`` of the sizes that are not default."""
+    return [
+        f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in arguments.items()
+        if not (name in usual and bool(usual[name] == value))
+    ]
+
+
 def is_ours(policy: str) -> bool:
     """Return whether a policy is one of ours, not a baseline."""
     return policy.startswith(_OURS)
@@ -188,7 +209,7 @@ def policies_of(cases: Iterable[Case]) -> tuple[str, ...]:
 
 def by_setting(rows: Iterable[BenchRecord]) -> dict[Setting, list[BenchRecord]]:
     """Return the rows of each setting, in the order in which settings first appear."""
-    return _grouped(rows, lambda row: Setting(row.machine, tuple(sorted(row.versions.items())), row.commit))
+    return _grouped(rows, _setting_of)
 
 
 def cases_of(rows: Iterable[BenchRecord]) -> list[Case]:
@@ -237,6 +258,10 @@ def _grouped(items: Iterable[V], key: Callable[[V], K]) -> dict[K, list[V]]:
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups
+
+
+def _setting_of(row: BenchRecord) -> Setting:
+    return Setting(row.machine, row.cluster, row.fresh, tuple(sorted(row.versions.items())), row.commit)
 
 
 def _shape_of(row: BenchRecord) -> Shape:

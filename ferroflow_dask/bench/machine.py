@@ -32,15 +32,16 @@ def _field(file: Path, name: str) -> str | None:
 
 @cache
 def commit() -> str:
-    """Return the commit of the working tree that this package is in; "" where it is in none."""
+    """Return the commit of the working tree that this package is part of; "" where it is of none."""
     try:
-        described = subprocess.run(
-            ["git", "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        # An environment in a user's own repository is no part of it.
+        _git("ls-files", "--error-unmatch", Path(__file__).name)
+        return _git("describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+")
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return described.stdout.strip()
+
+
+def _git(*arguments: str) -> str:
+    here = Path(__file__).parent
+    done = subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True)
+    return done.stdout.strip()

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ferroflow_dask.bench.comparison import Sample, cases_of
+from ferroflow_dask.bench.comparison import Defaults, Sample, cases_of, sizes_told
 from ferroflow_dask.bench.markdown import NOTHING, number, table
 from ferroflow_dask.bench.schema import BenchRecord, Shape
 from ferroflow_dask.exceptions import UsageError
@@ -28,7 +28,9 @@ _MS_PER_S = 1e3
 #: The size that a sweep changes, by the kernel of the tasks. Those of the first two declare how long they
 #: take, so that their ideal is known; that of the last does work, and its ideal is the curve's best rate.
 _SWEPT = {"sleep": "task_ms", "busy": "task_ms", "matmul": "iterations"}
-_TIMED = frozenset({"sleep", "busy"})
+TIMED = ("sleep", "busy")
+#: Sizes that are shown by themselves, whatever they are.
+_SHOWN = ("width", "steps", "kernel")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ class Curve:
     workload : str
     arguments : mapping
         All sizes but the one that was swept.
+    unusual : tuple of str
+        ``name=value`` of those that are not default, besides width, steps and kernel.
     policy, lowering, costs : str
     shape : Shape
     swept : str
@@ -69,6 +73,7 @@ class Curve:
 
     workload: str
     arguments: Mapping[str, Any]
+    unusual: tuple[str, ...]
     policy: str
     lowering: str
     costs: str
@@ -82,12 +87,18 @@ class Curve:
     def __str__(self) -> str:
         result = self.result
         found = result.reason if result.granularity_s is None else f"{_ms(result)} ms"
-        return f"{self.title}, {self.shape}, {self.label}: METG(50 %) {found}"
+        return f"{self.title}, {self.kernel}, {self.shape}, {self.label}: METG(50 %) {found}"
 
     @property
     def title(self) -> str:
-        """Pattern and size."""
-        return f"{self.workload} {self.arguments['width']} × {self.arguments['steps']}"
+        """Pattern and sizes."""
+        size = f"{self.arguments['width']} × {self.arguments['steps']}"
+        return " ".join((self.workload, size, *self.unusual))
+
+    @property
+    def kernel(self) -> str:
+        """What the tasks do."""
+        return str(self.arguments["kernel"])
 
     @property
     def label(self) -> str:
@@ -95,10 +106,10 @@ class Curve:
         return ", ".join(word for word in (self.policy, self.lowering, self.costs) if word)
 
 
-def metg(granularity_s: Sequence[float], efficiency: Sequence[float], threshold: float = THRESHOLD) -> Metg:
-    """Return the METG of a curve.
+def metg(granularity_s: Sequence[float], efficiency: Sequence[float]) -> Metg:
+    """Return the METG(50 %) of a curve.
 
-    Of a curve that crosses the threshold several times, it is the crossing at the smallest granularity.
+    Of a curve that crosses that efficiency several times, it is the crossing at the smallest granularity.
 
     Parameters
     ----------
@@ -107,8 +118,6 @@ def metg(granularity_s: Sequence[float], efficiency: Sequence[float], threshold:
         It need not ascend: overhead differs from run to run.
     efficiency : sequence of float
         Of the same runs.
-    threshold : float, optional
-        0.5 for METG(50 %).
 
     Raises
     ------
@@ -126,16 +135,16 @@ def metg(granularity_s: Sequence[float], efficiency: Sequence[float], threshold:
             f"there are {len(granularity_s)} and {len(efficiency)}"
         )
     points = list(zip(granularity_s, efficiency, strict=True))
-    efficient = [i for i, (_, reached) in enumerate(points) if reached >= threshold]
+    efficient = [i for i, (_, reached) in enumerate(points) if reached >= THRESHOLD]
     if not efficient:
-        return Metg(None, f"no task size reaches {threshold:.0%} (best: {max(efficiency):.0%})")
+        return Metg(None, f"no task size reaches {THRESHOLD:.0%} (best: {max(efficiency):.0%})")
     first = min(efficient, key=lambda i: points[i][0])
     if first == 0:
         return Metg(None, f"the smallest tasks still reach {efficiency[0]:.0%}: try smaller ones")
     (above, high), (below, low) = points[first], points[first - 1]
     if below >= above:  # smaller tasks, but more overhead than they save: nothing lies between the two
         return Metg(above)
-    return Metg(round(below + (threshold - low) / (high - low) * (above - below), 12))
+    return Metg(round(below + (THRESHOLD - low) / (high - low) * (above - below), 12))
 
 
 def efficiency_of_time(task_s: float, tasks: int, makespan_s: float, cores: int) -> float:
@@ -158,7 +167,7 @@ def efficiency_of_rate(work: Sequence[float], makespan_s: Sequence[float]) -> li
     return [rate / peak for rate in rates]
 
 
-def metg_from_rows(rows: Iterable[BenchRecord], threshold: float = THRESHOLD) -> list[Curve]:
+def metg_from_rows(rows: Iterable[BenchRecord], defaults: Defaults) -> list[Curve]:
     """Return a curve for each Task Bench pattern, policy and cluster shape that has several task sizes.
 
     Samples with a broken run are left out. The rows are of one setting.
@@ -166,7 +175,8 @@ def metg_from_rows(rows: Iterable[BenchRecord], threshold: float = THRESHOLD) ->
     Parameters
     ----------
     rows : iterable of BenchRecord
-    threshold : float, optional
+    defaults : mapping
+        Sizes of each pattern by default.
     """
     groups: dict[tuple[Any, ...], dict[float, tuple[Shape, Mapping[str, Any], Sample]]] = {}
     for case in cases_of(row for row in rows if _is_swept(row)):
@@ -177,7 +187,7 @@ def metg_from_rows(rows: Iterable[BenchRecord], threshold: float = THRESHOLD) ->
             written = (sample.policy, sample.lowering, sample.costs)
             group = groups.setdefault((case.shape, case.workload, json.dumps(fixed), *written), {})
             group[float(case.arguments[_swept(case.arguments)])] = case.shape, fixed, sample
-    return [_curve(dict(sorted(group.items())), threshold) for group in groups.values() if len(group) > 1]
+    return [_curve(dict(sorted(group.items())), defaults) for group in groups.values() if len(group) > 1]
 
 
 def metg_table(curves: Sequence[Curve]) -> str:
@@ -186,7 +196,7 @@ def metg_table(curves: Sequence[Curve]) -> str:
     lines = [
         (
             curve.title,
-            str(curve.arguments["kernel"]),
+            curve.kernel,
             str(curve.shape),
             curve.label,
             _ms(curve.result),
@@ -210,22 +220,24 @@ def _swept(arguments: Mapping[str, Any]) -> str:
     return _SWEPT.get(arguments["kernel"], "task_ms")
 
 
-def _curve(group: Mapping[float, tuple[Shape, Mapping[str, Any], Sample]], threshold: float) -> Curve:
+def _curve(group: Mapping[float, tuple[Shape, Mapping[str, Any], Sample]], defaults: Defaults) -> Curve:
     sizes = tuple(group)
     shape, fixed, first = next(iter(group.values()))
     samples = [sample for _, _, sample in group.values()]
     cores = shape.n_threads
-    ops = first.runs[0].ops
+    workload, ops = first.runs[0].workload, first.runs[0].ops
+    told = {name: value for name, value in fixed.items() if name not in _SHOWN}
     makespans_s = [sample.median_s for sample in samples]
-    if fixed["kernel"] in _TIMED:
+    if fixed["kernel"] in TIMED:
         pairs = zip(sizes, makespans_s, strict=True)
         efficiency = [efficiency_of_time(size / _MS_PER_S, ops, seconds, cores) for size, seconds in pairs]
     else:
         efficiency = efficiency_of_rate([size * ops for size in sizes], makespans_s)
     granularity_s = [seconds * cores / ops for seconds in makespans_s]
     return Curve(
-        workload=first.runs[0].workload,
+        workload=workload,
         arguments=fixed,
+        unusual=tuple(sizes_told(told, defaults.get(workload, {}))),
         policy=first.policy,
         lowering=first.lowering,
         costs=first.costs,
@@ -234,5 +246,5 @@ def _curve(group: Mapping[float, tuple[Shape, Mapping[str, Any], Sample]], thres
         sizes=sizes,
         granularity_s=tuple(granularity_s),
         efficiency=tuple(efficiency),
-        result=metg(granularity_s, efficiency, threshold),
+        result=metg(granularity_s, efficiency),
     )

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from distributed import Client
 from distributed.diagnostics.plugin import SchedulerPlugin, WorkerPlugin
 
+from ferroflow_dask.lowering.clients import ask_workers
+
 if TYPE_CHECKING:
     from distributed import Worker
     from distributed.scheduler import Scheduler
@@ -74,10 +76,11 @@ class TaskObserver(StealCounter):
             self.seconds[key] = sum(span["stop"] - span["start"] for span in spans)
 
 
-class ExecutionCounter(WorkerPlugin):
-    """Counts on a worker how often a task was started there."""
+class FetchCounter(WorkerPlugin):
+    """Counts on a worker what it fetches from others [B]; what P2P shuffles send is not fetched.
 
-    name = _NAME
+    Not read from Dask: its log of transfers forgets, and what it counts as sent goes to clients too.
+    """
 
     def setup(self, worker: Worker) -> None:
         """Start at zero."""
@@ -86,11 +89,27 @@ class ExecutionCounter(WorkerPlugin):
 
     def reset(self) -> None:
         """Forget the run before."""
+        self.fetched = 0
+
+    def transition(self, key: Any, start: Any, finish: Any, **kwargs: Any) -> None:
+        """Count what has arrived."""
+        if start == "flight" and finish == "memory":
+            self.fetched += self.worker.state.tasks[key].get_nbytes()
+
+
+class ExecutionCounter(FetchCounter):
+    """Counts on a worker how often a task was started there, too."""
+
+    name = _NAME
+
+    def reset(self) -> None:
+        """Forget the run before."""
+        super().reset()
         self.executed = 0
-        self.sent_before = self.worker.transfer_outgoing_bytes_total
 
     def transition(self, key: Any, start: Any, finish: Any, **kwargs: Any) -> None:
         """Count the start of a task, unless it gives itself back (`distributed.Reschedule`)."""
+        super().transition(key, start, finish)
         if finish == "executing" and start not in _RUNNING_ALREADY:
             self.executed += 1
         elif finish == "rescheduled":  # P2P sends its output tasks on so, to where their data are
@@ -112,7 +131,7 @@ class Observation:
     steals : mapping
         Numbers asked, confirmed and refused.
     bytes_moved : int
-        Sent from worker to worker [B].
+        Fetched by workers from each other, without P2P shuffles [B].
     scheduler_cpu_s : float
         CPU time of the scheduler's thread [s].
     peak_worker_memory : int
@@ -127,6 +146,10 @@ class Observation:
     bytes_moved: int
     scheduler_cpu_s: float
     peak_worker_memory: int
+
+
+#: Of a run that did not come so far.
+NOTHING_SEEN = Observation(0, 0, 0.0, 0.0, {"asked": 0, "confirmed": 0, "refused": 0}, 0, 0.0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,15 +175,18 @@ class Observer:
 
     def start(self) -> None:
         """Forget everything seen so far."""
-        self._client.run(_reset_worker)
+        ask_workers(self._client, _reset_worker)
         self._client.run_on_scheduler(_reset_scheduler)
 
     def read(self) -> Observation:
         """Return what was seen since `start`."""
         seen = self._client.run_on_scheduler(_read_scheduler)
-        executed, sent, memory = zip(*self._client.run(_read_worker).values(), strict=True)
+        answers = ask_workers(self._client, _read_worker).values()  # none, if the last worker has died
         return Observation(
-            **seen, executed=sum(executed), bytes_moved=sum(sent), peak_worker_memory=max(memory)
+            **seen,
+            executed=sum(executed for executed, _, _ in answers),
+            bytes_moved=sum(fetched for _, fetched, _ in answers),
+            peak_worker_memory=max((peak for _, _, peak in answers), default=0),
         )
 
 
@@ -195,8 +221,7 @@ def _reset_worker(dask_worker: Worker) -> None:
 
 def _read_worker(dask_worker: Worker) -> tuple[int, int, int]:
     counter: Any = dask_worker.plugins[_NAME]
-    sent = dask_worker.transfer_outgoing_bytes_total - counter.sent_before
-    return counter.executed, sent, _peak_memory()
+    return counter.executed, counter.fetched, _peak_memory()
 
 
 def _peak_memory() -> int:

@@ -42,12 +42,18 @@ class Plan:
     repetitions : int
     seed : int
         Of inputs, of the order of runs, and of policies that draw.
+    cluster : str
+        What the clusters are: of `CLUSTERS`.
+    is_fresh : bool
+        Whether each run has a new one.
     """
 
     cases: Sequence[Case]
     shape: Shape
     repetitions: int
     seed: int = 0
+    cluster: str = "local"
+    is_fresh: bool = False
 
     @property
     def n_runs(self) -> int:
@@ -69,14 +75,16 @@ class Plan:
     def identity(self, case: Case, repetition: int) -> tuple[Any, ...]:
         """Return what tells a run from others; the same for the row that it leaves."""
         shape = self.shape
-        return (*case.identity(), shape.workers, shape.threads, shape.processes, self.seed, repetition)
+        place = (shape.workers, shape.threads, shape.processes, self.cluster, self.is_fresh)
+        return (*case.identity(), *place, self.seed, repetition)
 
 
 def identity_of(row: BenchRecord) -> tuple[Any, ...]:
     """Return the identity of the run that left a row; see `Plan.identity`."""
     arguments = tuple(sorted(row.arguments.items()))
     case = (row.workload, arguments, row.policy, row.lowering, row.costs)
-    return (*case, row.workers, row.threads_per_worker, row.processes, row.seed, row.repetition)
+    place = (row.workers, row.threads_per_worker, row.processes, row.cluster, row.fresh)
+    return (*case, *place, row.seed, row.repetition)
 
 
 def make_cases(

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ferroflow_dask.bench.comparison import by_setting, by_shape, cases_of
+from ferroflow_dask.bench.comparison import Defaults, by_setting, by_shape, cases_of
 from ferroflow_dask.bench.metg import Curve, metg_from_rows
-from ferroflow_dask.bench.report import Defaults, named
+from ferroflow_dask.bench.report import named
 from ferroflow_dask.bench.schema import BenchRecord
 from ferroflow_dask.exceptions import FerroflowError, UsageError
 from ferroflow_dask.whole_files import replacing, write_text
@@ -157,13 +157,13 @@ def _lines(rows: Sequence[BenchRecord], defaults: Defaults, setting: str) -> Ite
     for scaling in scalings.values():
         if len(scaling.cases) > 1:
             yield figures.scaling_figures(scaling)
-    for title, curves in _by_pattern(metg_from_rows(rows)).items():
+    for title, curves in _by_pattern(metg_from_rows(rows, defaults)).items():
         yield [figures.metg_figure(f"{title}{setting}", curves)]
 
 
 def _by_pattern(curves: Sequence[Curve]) -> Mapping[str, list[Curve]]:
     groups: dict[str, list[Curve]] = {}
     for curve in curves:
-        title = f"{curve.title}, {curve.arguments['kernel']}, {curve.shape}"
+        title = f"{curve.title}, {curve.kernel}, {curve.shape}"
         groups.setdefault(title, []).append(curve)
     return groups

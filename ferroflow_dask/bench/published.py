@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ferroflow_dask.bench.comparison import STOCK, Case, cases_of
+from ferroflow_dask.bench.comparison import STOCK, Case, Defaults, cases_of
 from ferroflow_dask.bench.markdown import NOTHING, number, percent, table
 from ferroflow_dask.bench.metg import Curve, metg_from_rows
 from ferroflow_dask.bench.schema import BenchRecord
@@ -124,27 +124,35 @@ TASK_BENCH_METG_S: Mapping[str, float] = {
     "Dask 1.1.5": 186e-3,
     "Spark": 373e-3,
 }
-#: What the name of the workload ends in that those figures are of.
+#: The workload that those figures are of.
 _STENCIL = "stencil_1d"
 
 #: Policies of ours that are laid beside ferroflow's, under the names that columns have.
 _POLICIES = {"stock dask": STOCK, "static": "static", "ferroflow-dask": "ferroflow"}
 
 
-def published_table(rows: Iterable[BenchRecord]) -> str:
+def published_table(rows: Iterable[BenchRecord], defaults: Defaults) -> str:
     """Return the published figures for which there are rows, ours beside them, in markdown; or "".
 
-    Throughput is at equal workers: as many threads in all here as workers there.
+    Throughput is at equal workers: as many threads in all here as workers there. Curves of Task Bench are of
+    default sizes, but for width and steps.
 
     Parameters
     ----------
     rows : iterable of BenchRecord
         Of one setting.
+    defaults : mapping
+        Sizes of each workload by default.
     """
     rows = list(rows)
     cases = cases_of(rows)
     tables = [_beside(name, dag, cases) for name, dag in FERROFLOW.items()]
-    stencils = [curve for curve in metg_from_rows(rows) if curve.workload.endswith(_STENCIL)]
+    stencils = [
+        curve
+        for curve in metg_from_rows(rows, defaults)
+        if curve.workload == _STENCIL and not curve.unusual
+        if curve.kernel == defaults.get(_STENCIL, {}).get("kernel")
+    ]
     return "\n\n".join(filter(None, [*tables, _metg_beside(stencils) if stencils else ""]))
 
 
@@ -176,19 +184,25 @@ def _published(run: PublishedRun) -> tuple[str, ...]:
 
 
 def _measured(case: Case) -> tuple[str, ...]:
-    samples = {title: case.best(policy) for title, policy in _POLICIES.items()}
-    ours = samples["ferroflow-dask"]
+    ours = case.best("ferroflow")
     return (
-        *(f"{sample.ops_per_s:,.0f}" if sample else NOTHING for sample in samples.values()),
+        *(_throughput(case, policy) for policy in _POLICIES.values()),
         percent(ours.median_of("efficiency") if ours else None),
         f"{ours.steals_per_s:,.1f}" if ours else NOTHING,
     )
 
 
+def _throughput(case: Case, policy: str) -> str:
+    sample, way = case.best(policy), case.way(policy)
+    if sample is None:
+        return NOTHING
+    return f"{sample.ops_per_s:,.0f}, {way}" if way else f"{sample.ops_per_s:,.0f}"
+
+
 def _metg_beside(curves: Sequence[Curve]) -> str:
     lines = [(system, "published", f"{s * _MS_PER_S:g}") for system, s in TASK_BENCH_METG_S.items()]
     lines += [
-        (f"{curve.label}", f"here, {curve.shape}", number(s * _MS_PER_S))
+        (curve.label, f"here, {curve.title}, {curve.shape}", number(s * _MS_PER_S))
         for curve in curves
         if (s := curve.result.granularity_s) is not None
     ]

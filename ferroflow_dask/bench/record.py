@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-_PACKAGES = ("ferroflow-dask", "dask", "distributed", "numpy", "onnx", "onnxruntime")
+_PACKAGES = ("ferroflow-dask", "dask", "distributed", "numpy", "onnx")
+#: Either may be what `import onnxruntime` finds.
+_RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that a measurement depends on."""
-    return {"python": platform.python_version(), **{package: version(package) for package in _PACKAGES}}
+    """Return the versions that a measurement depends on, of packages that are installed as such."""
+    found = {"python": platform.python_version()}
+    for names in (*((package,) for package in _PACKAGES), _RUNTIMES):
+        for name in names:
+            with suppress(PackageNotFoundError):
+                found[name] = version(name)
+                break
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,11 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, Self
 
-from ferroflow_dask.bench.observe import Measurement, Observation, longest_chain
+from ferroflow_dask.bench.observe import NOTHING_SEEN, Measurement, longest_chain
 from ferroflow_dask.bench.schema import OK, Shape
 from ferroflow_dask.bench.verdict import failure, verdict
 from ferroflow_dask.bench.workloads.base import Instance
@@ -57,18 +58,22 @@ class Threads:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown()
 
-    def compute(self, graph: Graph) -> tuple[Values, dict[int, float]]:
+    def place(self, graph: Graph) -> Values:
+        """Return the constants of a graph as they are, since all threads have them."""
+        return dict(graph.constants)
+
+    def compute(self, graph: Graph, placed: Values) -> tuple[Values, dict[int, float]]:
         """Return the outputs of a graph, and the time that each op took by its id [s]."""
-        run = _ThreadRun(self._pool, graph)
+        run = _ThreadRun(self._pool, graph, placed)
         run.start()
         values, seconds = run.wait()
         return {name: values[name] for name in graph.outputs}, seconds
 
 
 class _ThreadRun:
-    def __init__(self, pool: ThreadPoolExecutor, graph: Graph) -> None:
+    def __init__(self, pool: ThreadPoolExecutor, graph: Graph, placed: Values) -> None:
         self._pool, self._graph = pool, graph
-        self._values: Values = dict(graph.constants)
+        self._values = dict(placed)
         self._seconds: dict[int, float] = {}
         self._error: BaseException | None = None
         self._lock = threading.Lock()
@@ -142,12 +147,18 @@ class Ray:
 
         ray.shutdown()
 
-    def compute(self, graph: Graph) -> tuple[Values, dict[int, float]]:
+    def place(self, graph: Graph) -> Values:
+        """Return references to the constants of a graph, which all processes can read."""
+        import ray
+
+        return {name: ray.put(value) for name, value in graph.constants.items()}
+
+    def compute(self, graph: Graph, placed: Values) -> tuple[Values, dict[int, float]]:
         """Return the outputs of a graph whose ops have one result each, and the time of each op [s]."""
         import ray
 
         # A result is its value alone, so that another op gets it as such; its time travels beside it.
-        references: Values = {name: ray.put(value) for name, value in graph.constants.items()}
+        references = dict(placed)
         seconds: dict[int, Any] = {}
         for op in graph.live_ops:
             operands = [references[name] if name else None for name in op.inputs + op.captured]
@@ -163,7 +174,7 @@ def make_reference(name: str, shape: Shape) -> Threads | Ray:
 
 
 def measure(reference: Threads | Ray, instance: Instance) -> Measurement:
-    """Compute an instance's graph once, on the clock, and check its outputs."""
+    """Compute an instance's graph once, its constants placed before as on Dask's workers, and check it."""
     graph = instance.graph
     assert graph is not None
     start = time.perf_counter()
@@ -171,7 +182,9 @@ def measure(reference: Threads | Ray, instance: Instance) -> Measurement:
     outputs: Values = {}
     seconds: dict[int, float] = {}
     try:
-        outputs, seconds = reference.compute(graph)
+        placed = reference.place(graph)
+        start = time.perf_counter()
+        outputs, seconds = reference.compute(graph, placed)
     except Exception as error:  # noqa: BLE001 -- any failure of a run is a line of the report
         status = failure(error)
     makespan_s = time.perf_counter() - start
@@ -181,14 +194,11 @@ def measure(reference: Threads | Ray, instance: Instance) -> Measurement:
         op.id: tuple(graph.producers[value].id for value in op.operands if value in graph.producers)
         for op in graph.live_ops
     }
-    seen = Observation(
+    seen = replace(
+        NOTHING_SEEN,
         tasks=len(graph.live_ops),
         executed=len(seconds),
         t1_s=sum(seconds.values()),
         t_inf_s=longest_chain(dependencies, seconds),
-        steals={"asked": 0, "confirmed": 0, "refused": 0},
-        bytes_moved=0,
-        scheduler_cpu_s=0.0,
-        peak_worker_memory=0,
     )
     return Measurement(makespan_s, seen, len(seconds), status)

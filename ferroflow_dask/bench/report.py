@@ -3,13 +3,13 @@
 Everything is relative to stock Dask in the same file, on the same cluster shape: a speed-up is stock
 Dask's median makespan over the other's, so above 1 is faster. Where a computation can be written for
 Dask in several ways, stock Dask is the one of the shortest median, chosen from the very runs that it is
-compared by; that errs in Dask's favour. What we lose is printed like what we win.
+compared by; that errs in Dask's favour. Every other is likewise the best of the ways in which it ran, which
+errs in its own; a way that is not stock Dask's is named. What we lose is printed like what we win.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from ferroflow_dask.bench.comparison import (
     SEED,
     STOCK,
     Case,
+    Defaults,
     Sample,
     Setting,
     by_setting,
@@ -25,6 +26,7 @@ from ferroflow_dask.bench.comparison import (
     cases_of,
     is_ours,
     policies_of,
+    sizes_told,
 )
 from ferroflow_dask.bench.markdown import NOTHING, count, number, percent, table, text
 from ferroflow_dask.bench.metg import metg_from_rows, metg_table
@@ -39,14 +41,15 @@ _FASTER, _SLOWER = "▲", "▼"
 _BROKEN = "**BROKEN**"
 _MEGABYTE = 1e6
 
-Defaults = Mapping[str, Mapping[str, Any]]
+#: What a setting says of its clusters.
+_CLUSTERS = {"local": "on a local cluster", "slurm": "on a cluster of SLURM jobs"}
 
 
 def report(rows: Sequence[BenchRecord], *, defaults: Defaults | None = None) -> str:
     """Return a report of rows, in markdown.
 
-    Rows of different settings (machine, versions, commit) are never compared: each setting has a part of
-    its own. Within a part each cluster shape has tables of its own.
+    Rows of different settings (machine, kind of cluster, versions, commit) are never compared: each setting
+    has a part of its own. Within a part each cluster shape has tables of its own.
 
     Parameters
     ----------
@@ -71,8 +74,8 @@ def report(rows: Sequence[BenchRecord], *, defaults: Defaults | None = None) -> 
     parts = ["# Benchmark", *(rows.notes if isinstance(rows, Rows) else ())]
     if len(settings) > 1:
         parts.append(
-            f"The rows come from {len(settings)} settings, which differ in machine, versions or commit. "
-            "They are reported one by one and not compared with each other."
+            f"The rows come from {len(settings)} settings, which differ in machine, cluster, versions or "
+            "commit. They are reported one by one and not compared with each other."
         )
     for n, (setting, own) in enumerate(settings.items(), start=1):
         parts += [f"# Setting {n} of {len(settings)}"] if len(settings) > 1 else []
@@ -98,10 +101,10 @@ def _part(setting: Setting, rows: Sequence[BenchRecord], defaults: Defaults) -> 
         yield "A workload of several sizes counts once; the interval is over the choice of workloads."
         yield means
     yield from _verdicts(cases, defaults)
-    if curves := metg_from_rows(rows):
+    if curves := metg_from_rows(rows, defaults):
         yield "## METG(50 %)"
         yield metg_table(curves)
-    if published := published_table(rows):
+    if published := published_table(rows, defaults):
         yield "## Published beside ours"
         yield published
 
@@ -109,13 +112,16 @@ def _part(setting: Setting, rows: Sequence[BenchRecord], defaults: Defaults) -> 
 def _description(setting: Setting, rows: Sequence[BenchRecord]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in setting.versions) or "unknown versions"
     commit = f"commit {setting.commit}" if setting.commit else "no commit"
+    places = [text(setting.machine) or "an unknown machine"]
+    places += [_CLUSTERS[setting.cluster]] if setting.cluster in _CLUSTERS else []
+    places += ["a new one for each run"] if setting.fresh else []
     lines = [
-        f"{count(len(rows), 'run')} on {text(setting.machine) or 'an unknown machine'}; {text(versions)}; "
-        f"{text(commit)}.",
+        f"{count(len(rows), 'run')} on {', '.join(places)}; {text(versions)}; {text(commit)}.",
         f"A speed-up is stock Dask's median time over the other's: above 1 is faster. {_FASTER} and "
         f"{_SLOWER} mark those whose 95 % bootstrap interval lies wholly above or below 1. Stock Dask is "
-        "the best of the ways in which a computation can be written for it. The bound is max(T1/P, T∞). "
-        "Costs are learned where nothing else is said; arguments are those that are not default.",
+        "the best of the ways in which a computation can be written for it, and each of the others the best "
+        "of those in which it ran, named where stock Dask's is another. The bound is max(T1/P, T∞). Costs "
+        "are learned where nothing else is said; arguments are those that are not default.",
     ]
     fewest = min(len(sample.runs) for case in cases_of(rows) for sample in case.samples)
     if fewest < ENOUGH:
@@ -143,20 +149,9 @@ def _broken(rows: Sequence[BenchRecord], defaults: Defaults) -> Iterator[str]:
 
 def named(case: Case, defaults: Defaults) -> str:
     """Return the name of a case: the workload, its sizes that are not default, its costs if not learned."""
-    usual = defaults.get(case.workload, {})
-    sizes = [
-        f"{name}={_size(value)}" for name, value in case.arguments.items() if not _is(usual, name, value)
-    ]
+    sizes = sizes_told(case.arguments, defaults.get(case.workload, {}))
     words = [case.workload, *sizes, *([f"(costs {case.costs})"] if case.costs != "learned" else [])]
     return " ".join(words)
-
-
-def _is(usual: Mapping[str, Any], name: str, value: Any) -> bool:
-    return name in usual and bool(usual[name] == value)
-
-
-def _size(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _speed_ups(cases: Sequence[Case], defaults: Defaults) -> str:
@@ -203,7 +198,11 @@ def _speed_up(case: Case, policy: str) -> str:
     if estimate is None:
         return NOTHING
     sign = _FASTER if estimate.is_above(1) else _SLOWER if estimate.is_below(1) else ""
-    return f"{sign} {estimate}".strip()
+    return f"{sign} {estimate}{_way(case, policy)}".strip()
+
+
+def _way(case: Case, policy: str) -> str:
+    return f", {way}" if (way := case.way(policy)) else ""
 
 
 def _noise(cases: Sequence[Case]) -> str:
@@ -268,15 +267,16 @@ def _means(cases: Sequence[Case]) -> str:
     policies = policies_of(cases)
     numbers = ("workloads", *policies)
     lines = []
-    for shape, own in by_shape(cases).items():
+    for shape, costs in dict.fromkeys((case.shape, case.costs) for case in cases):
+        own = [case for case in cases if (case.shape, case.costs) == (shape, costs)]
         families = list(dict.fromkeys(case.family for case in own))
         for family in [*families, *(["all"] if len(families) > 1 else [])]:
             members = [case for case in own if family in ("all", case.family)]
             means = [_mean(members, policy) for policy in policies]
             if n := max((mean.n for mean in means if mean), default=0):
                 shown = (str(mean) if mean else NOTHING for mean in means)
-                lines.append((str(shape), family, str(n), *shown))
-    return table(("cluster", "family", *numbers), lines, right=numbers) if lines else ""
+                lines.append((str(shape), costs, family, str(n), *shown))
+    return table(("cluster", "costs", "family", *numbers), lines, right=numbers) if lines else ""
 
 
 def _mean(cases: Iterable[Case], policy: str) -> Estimate | None:
@@ -301,7 +301,8 @@ def _verdicts(cases: Sequence[Case], defaults: Defaults) -> Iterator[str]:
         return
     for title, below in (("Regressions", True), ("Gains", False)):
         lines = [
-            f"- {text(named(case, defaults))}, {policy}, {case.shape}: {estimate}{_few(estimate)}"
+            f"- {text(named(case, defaults))}, {policy}{_way(case, policy)}, {case.shape}: "
+            f"{estimate}{_few(estimate)}"
             for case, policy, estimate in found
             if (estimate.is_below(1) if below else estimate.is_above(1))
         ]

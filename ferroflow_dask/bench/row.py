@@ -43,6 +43,8 @@ def bench_row(
         workers=len(threads),
         threads_per_worker=max(threads),
         processes=True,
+        cluster="unknown",
+        fresh=None,
         repetition=repetition,
         makespan_s=makespan_s,
         bound_s=None,

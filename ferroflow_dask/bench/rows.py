@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from ferroflow_dask.bench.schema import COSTS, FAMILIES, NAME, OK, SCHEMA, VERSION, BenchRecord
+from ferroflow_dask.bench.schema import CLUSTERS, COSTS, FAMILIES, NAME, OK, SCHEMA, VERSION, BenchRecord
 from ferroflow_dask.exceptions import UsageError
 
 Fields = dict[str, Any]
@@ -22,7 +22,10 @@ Where = str
 
 #: From a version of the schema to the next: takes the fields of a row and returns those of the next
 #: version. The field `schema` is kept up by the caller.
-MIGRATIONS: dict[int, Callable[[Fields], Fields]] = {1: lambda fields: {**fields, "predicted_s": None}}
+MIGRATIONS: dict[int, Callable[[Fields], Fields]] = {
+    1: lambda fields: {**fields, "predicted_s": None},
+    2: lambda fields: {**fields, "cluster": "unknown", "fresh": None},
+}
 
 #: How each row of ours begins; what a torn line is known by.
 _BEGINNING = f'{{"schema": "{NAME}/'
@@ -39,9 +42,9 @@ _MAYBE_NUMBERS = ("bound_s", "efficiency", "predicted_s")
 #: What tells a run from all others.
 _RUN = (
     *("workload", "arguments", "policy", "lowering", "costs", "workers", "threads_per_worker", "processes"),
-    *("seed", "repetition", "versions", "commit", "machine"),
+    *("cluster", "fresh", "seed", "repetition", "versions", "commit", "machine"),
 )
-_CHOICES: Mapping[str, tuple[str, ...]] = {"family": FAMILIES, "costs": COSTS}
+_CHOICES: Mapping[str, tuple[str, ...]] = {"family": FAMILIES, "costs": COSTS, "cluster": CLUSTERS}
 
 
 class Rows(tuple[BenchRecord, ...]):
@@ -260,6 +263,8 @@ def _problem(name: str, value: Any) -> str:
         return "" if value == SCHEMA else repr(SCHEMA)
     if name == "processes":
         return "" if isinstance(value, bool) else "true or false"
+    if name == "fresh":
+        return "" if value is None or isinstance(value, bool) else "true, false or null"
     if name == "versions":
         is_valid = isinstance(value, dict) and all(isinstance(part, str) for part in value.values())
         return "" if is_valid else "an object of texts"

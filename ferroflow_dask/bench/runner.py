@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from distributed import Client, futures_of
 
-from ferroflow_dask.bench.observe import StealCounter
+from ferroflow_dask.bench.observe import FetchCounter, StealCounter
 from ferroflow_dask.bench.record import RunRecord, versions
 from ferroflow_dask.cost import AnalyticCost, ClusterProfile, CostModel
 from ferroflow_dask.devices import DeviceUsage
@@ -56,6 +56,34 @@ def counting_steals(client: Client) -> Iterator[Callable[[], int]]:
         client.unregister_scheduler_plugin(counter.name)
 
 
+async def _start_counting(name: str, dask_worker: Worker) -> None:
+    await dask_worker.plugin_add(FetchCounter(), name=name)
+
+
+async def _stop_counting(name: str, dask_worker: Worker) -> None:
+    if name in dask_worker.plugins:
+        await dask_worker.plugin_remove(name)
+
+
+def _fetched(name: str, dask_worker: Worker) -> int:
+    counter: Any = dask_worker.plugins.get(name)
+    return 0 if counter is None else int(counter.fetched)
+
+
+@contextmanager
+def counting_fetches(client: Client) -> Iterator[Callable[[], int]]:
+    """Count what the workers of a cluster fetch from each other while the context lasts [B].
+
+    Workers may leave meanwhile; those that join are not counted.
+    """
+    name = f"ferroflow-fetch-counter-{uuid.uuid4()}"
+    ask_workers(client, _start_counting, name)
+    try:
+        yield lambda: sum(ask_workers(client, _fetched, name).values())
+    finally:
+        ask_workers(client, _stop_counting, name)
+
+
 def run_on_cluster(
     graph: Graph,
     inputs: Mapping[str, Any],
@@ -97,8 +125,7 @@ def run_on_cluster(
     """
     threads = list(client.nthreads().values())
     before = device_usage(client)
-    with counting_steals(client) as steals:
-        started_at = time.time()
+    with counting_steals(client) as steals, counting_fetches(client) as fetched:
         start = time.perf_counter()
         bound = bind(
             graph,
@@ -115,7 +142,7 @@ def run_on_cluster(
         futures = {future.key: future for future in futures_of(persisted)}
         outputs = bound.by_name(client.gather([futures[key] for key in bound.__dask_keys__()]))
         makespan_s = time.perf_counter() - start
-        n_steals = steals()
+        n_steals, bytes_moved = steals(), fetched()
     report = executed(client, bound.run)
     has_session = ask_workers(client, in_session, token_of(graph)) if bound.placement == "whole" else {}
     record = _record(
@@ -128,7 +155,7 @@ def run_on_cluster(
         dask_tasks=bound.n_tasks,
         steals=n_steals,
         seed=seed,
-        bytes_moved=sum(ask_workers(client, _fetched_since, started_at).values()),
+        bytes_moved=bytes_moved,
         bound=bound,
         usage=_usage_since(client, before),
         in_session=any(has_session.values()),
@@ -139,11 +166,6 @@ def run_on_cluster(
 def _usage_since(client: Client, before: DeviceUsage | None) -> DeviceUsage | None:
     now = device_usage(client)
     return now if now is None or before is None else now.since(before)
-
-
-def _fetched_since(time_s: float, dask_worker: Worker) -> int:
-    log: Any = dask_worker.transfer_incoming_log
-    return sum(entry["total"] for entry in log if entry["start"] >= time_s)
 
 
 def run_sequentially(graph: Graph, inputs: Mapping[str, Any], *, seed: int = 0) -> Run:

@@ -17,7 +17,7 @@ from ferroflow_dask.bench.markdown import count, table
 #: Name of the schema: what a row must be to be ours.
 NAME = "ferroflow-bench"
 #: Version of the schema that this release writes.
-VERSION = 2
+VERSION = 3
 #: Name and version of the schema; part of every row.
 SCHEMA = f"{NAME}/{VERSION}"
 
@@ -25,6 +25,8 @@ SCHEMA = f"{NAME}/{VERSION}"
 FAMILIES = ("dag", "task-bench", "rsds", "stealing", "array", "frame")
 #: What `BenchRecord.costs` may be.
 COSTS = ("known", "learned", "unknown")
+#: What `BenchRecord.cluster` may be; of old rows, and of those that `bench` has not made, it is unknown.
+CLUSTERS = ("local", "slurm", "unknown")
 #: What `BenchRecord.status` is of a run that counts.
 OK = "ok"
 
@@ -71,6 +73,10 @@ class BenchRecord:
         Of the cluster.
     processes : bool
         Whether each worker is a process of its own.
+    cluster : str
+        local, slurm or unknown.
+    fresh : bool or None
+        Whether there was a new cluster for each run; null if that is unknown.
     repetition : int
         From 0; runs of one repetition were made one right after the other.
     makespan_s : float
@@ -86,7 +92,7 @@ class BenchRecord:
     tasks : int
         Tasks that Dask was given.
     executed : int
-        Executions of tasks, counted on the workers.
+        Executions, counted on the workers: of ops in DAGs and Task Bench, else of tasks.
     steals_asked : int
         Tasks that a worker was asked to give to another.
     steals_confirmed : int
@@ -94,7 +100,8 @@ class BenchRecord:
     steals_refused : int
         Those that it kept, since it ran them already.
     bytes_moved : int
-        Sent from worker to worker [B].
+        Fetched by workers from each other, without P2P shuffles [B]; in rows of versions before 3 all that
+        workers sent so, results to the client too.
     idle_fraction : float
         Part of makespan_s × P in which threads ran no task.
     scheduler_cpu_s : float
@@ -123,6 +130,8 @@ class BenchRecord:
     workers: int
     threads_per_worker: int
     processes: bool
+    cluster: str
+    fresh: bool | None
     repetition: int
     makespan_s: float
     bound_s: float | None

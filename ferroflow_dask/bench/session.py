@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from distributed import wait
 
 from ferroflow_dask.bench.baselines import forget, is_in_charge, put_in_charge
-from ferroflow_dask.bench.observe import Measurement, Observation, Observer
+from ferroflow_dask.bench.observe import NOTHING_SEEN, Measurement, Observation, Observer
 from ferroflow_dask.bench.schema import OK, Shape
 from ferroflow_dask.bench.verdict import failure, verdict
 from ferroflow_dask.bench.workloads.base import Instance
@@ -28,6 +29,25 @@ Start = Callable[[], AbstractContextManager["Client"]]
 
 #: How often the scheduler is asked whether the run before has left it [s].
 _POLL_S = 0.01
+
+
+class _Outcome:
+    """The status of a run, which is its first failure: what fails inside of the context goes no further."""
+
+    def __init__(self) -> None:
+        self.status = OK
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        if self.status == OK:
+            self.status = failure(error)
+        return True
 
 
 class Session:
@@ -94,31 +114,34 @@ class Session:
             time.sleep(_POLL_S)
 
     def measure(self, instance: Instance, policy: str) -> Measurement:
-        """Run an instance once under a baseline or a policy, and check its result."""
-        self._settle()
-        put_in_charge(self.client, policy, self._seed)
-        try:
+        """Run an instance once under a baseline or a policy, and check its result.
+
+        Whatever fails, on the clock or beside it, is the status of this run and ends no other.
+        """
+        outcome = _Outcome()
+        makespan_s, seen, executed = 0.0, NOTHING_SEEN, 0
+        with outcome:
+            self._settle()
+            put_in_charge(self.client, policy, self._seed)
             if instance.prepare is not None:
                 instance.prepare(self)
             self._collect_garbage()
             self._observer.start()
+            results: Sequence[Any] = ()
             start = time.perf_counter()
-            status = OK
-            try:
+            with outcome:
                 results = self._compute(instance)
-            except Exception as error:  # noqa: BLE001 -- any failure of a run is a line of the report
-                results, status = None, failure(error)
             makespan_s = time.perf_counter() - start
             seen = self._observer.read()
-            ops: int | None = None
-            if results is not None:
-                if instance.count_executed is not None:
-                    ops = instance.count_executed(self.client)
-                status = self._verdict(instance, policy, results, seen, ops)
-            return Measurement(makespan_s, seen, seen.executed if ops is None else ops, status)
-        finally:
+            executed = seen.executed
+            if outcome.status == OK:
+                ops = None if instance.count_executed is None else instance.count_executed(self.client)
+                executed = executed if ops is None else ops
+                outcome.status = self._verdict(instance, policy, results, seen, ops)
+        with outcome:
             if instance.restore is not None:
                 instance.restore(self)
+        return Measurement(makespan_s, seen, executed, outcome.status)
 
     def _compute(self, instance: Instance) -> Sequence[Any]:
         futures = instance.submit(self.client)

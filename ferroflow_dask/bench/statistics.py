@@ -85,7 +85,6 @@ def ratio_of_medians(
     rng: np.random.Generator,
     *,
     is_paired: bool = False,
-    resamples: int = RESAMPLES,
 ) -> Estimate:
     """Return the ratio of two medians and its interval.
 
@@ -97,7 +96,6 @@ def ratio_of_medians(
     is_paired : bool, optional
         The i-th values of both were measured one right after the other. Then pairs are resampled, so
         that what disturbed both of a pair, a busy machine, does not widen the interval.
-    resamples : int, optional
 
     Returns
     -------
@@ -121,15 +119,13 @@ def ratio_of_medians(
     value = float(np.median(top) / np.median(bottom))
     if min(n, m) < 2:
         return Estimate(value, None, None, min(n, m))
-    chosen = rng.integers(0, n, (resamples, n))
-    chosen_below = chosen if is_paired else rng.integers(0, m, (resamples, m))
+    chosen = rng.integers(0, n, (RESAMPLES, n))
+    chosen_below = chosen if is_paired else rng.integers(0, m, (RESAMPLES, m))
     ratios = np.median(top[chosen], axis=1) / np.median(bottom[chosen_below], axis=1)
     return Estimate(value, *_percentiles(ratios), min(n, m))
 
 
-def geometric_mean(
-    values: Sequence[float], rng: np.random.Generator, *, resamples: int = RESAMPLES
-) -> Estimate:
+def geometric_mean(values: Sequence[float], rng: np.random.Generator) -> Estimate:
     """Return the geometric mean and its interval.
 
     The geometric mean is the mean of ratios that does not depend on which side is the reference:
@@ -142,7 +138,6 @@ def geometric_mean(
     values : sequence of float
         Above 0.
     rng : numpy.random.Generator
-    resamples : int, optional
 
     Returns
     -------
@@ -159,7 +154,7 @@ def geometric_mean(
     value = float(np.exp(logs.mean()))
     if n < 2:
         return Estimate(value, None, None, n)
-    means = np.exp(logs[rng.integers(0, n, (resamples, n))].mean(axis=1))
+    means = np.exp(logs[rng.integers(0, n, (RESAMPLES, n))].mean(axis=1))
     return Estimate(value, *_percentiles(means), n)
 
 

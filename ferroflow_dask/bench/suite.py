@@ -26,7 +26,6 @@ def run_plan(
     *,
     done: Collection[tuple[Any, ...]] = (),
     timeout_s: float = 300.0,
-    is_fresh: bool = False,
     start: Start | None = None,
     on_step: Callable[[str], object] | None = None,
 ) -> Iterator[BenchRecord]:
@@ -44,10 +43,8 @@ def run_plan(
         Runs to leave out, by `Plan.identity`.
     timeout_s : float, optional
         After which a run counts as hung [s].
-    is_fresh : bool, optional
-        Start a new cluster for each run.
     start : callable, optional
-        Starts a cluster of the plan's shape, as `Session` takes it; a local one if left out.
+        Starts a cluster such as the plan says, as `Session` takes it; a local one if left out.
     on_step : callable, optional
         Told what is about to run.
     """
@@ -70,7 +67,7 @@ def run_plan(
                 tell(f"{case.workload.name} · {case.policy}")
                 place = places.of(case)
                 if isinstance(place, Session):
-                    if is_fresh:
+                    if plan.is_fresh:
                         place.renew()
                     if case.costs == "unknown":
                         place.forget()
@@ -151,6 +148,7 @@ def _row(
     t_inf_s = seen.t_inf_s if instance.t_inf_s is None else instance.t_inf_s
     bound_s = max(t1_s / shape.n_threads, t_inf_s) if instance.bound_s is None else instance.bound_s
     is_ok = measurement.status == OK
+    available_s = measurement.makespan_s * shape.n_threads  # 0 of a run that failed before the clock started
     return BenchRecord(
         schema=SCHEMA,
         workload=case.workload.name,
@@ -162,6 +160,8 @@ def _row(
         workers=shape.workers,
         threads_per_worker=shape.threads,
         processes=shape.processes,
+        cluster=plan.cluster,
+        fresh=plan.is_fresh,
         repetition=repetition,
         makespan_s=measurement.makespan_s,
         bound_s=bound_s if is_ok else None,
@@ -174,7 +174,7 @@ def _row(
         steals_confirmed=seen.steals["confirmed"],
         steals_refused=seen.steals["refused"],
         bytes_moved=seen.bytes_moved,
-        idle_fraction=max(0.0, 1 - seen.t1_s / (measurement.makespan_s * shape.n_threads)),
+        idle_fraction=max(0.0, 1 - seen.t1_s / available_s) if available_s else 0.0,
         scheduler_cpu_s=seen.scheduler_cpu_s,
         peak_worker_memory=seen.peak_worker_memory,
         status=measurement.status,

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ferroflow_dask.bench import baselines, versions
 from ferroflow_dask.bench.machine import commit, machine
+from ferroflow_dask.bench.metg import TIMED
 from ferroflow_dask.bench.plan import Plan, identity_of, make_cases
 from ferroflow_dask.bench.report import report
 from ferroflow_dask.bench.rows import Rows, append_row, read_rows
@@ -159,6 +160,13 @@ def metg(pattern: str, sizes: tuple[str, ...], durations: tuple[float, ...], **o
         known = ", ".join(name for name, other in WORKLOADS.items() if other.family == "task-bench")
         raise UsageError(f"{pattern!r} is no pattern of Task Bench; choose one of: {known}")
     given = dict(_size(text) for text in sizes)
+    if (ms := given.get("task_ms")) is not None:
+        raise UsageError(f"--size task_ms={ms} would be ignored; durations are given by --task-ms")
+    if (kernel := workload.arguments(given)["kernel"]) not in TIMED:
+        raise UsageError(
+            f"kernel is {kernel!r}, whose tasks do not last what --task-ms says; it must be one of: "
+            f"{', '.join(TIMED)}"
+        )
     chosen = [(workload, workload.arguments({**given, "task_ms": ms})) for ms in dict.fromkeys(durations)]
     _run(chosen, **options)  # the report has the curves' METG
 
@@ -193,7 +201,7 @@ def _run(
     shape, start = Shape(workers, threads, processes), None
     if slurm is not None:
         shape, start = Shape(*slurm.workers_and_threads(), True), partial(slurm_client, slurm)
-    plan = Plan(cases, shape, repeat, seed)
+    plan = Plan(cases, shape, repeat, seed, "local" if slurm is None else "slurm", is_fresh)
     wanted = {plan.identity(case, i) for case in plan.cases for i in range(repeat)}
     present = read_rows([output], may_be_empty=True) if output.exists() else ()
     rows = [row for row in present if identity_of(row) in wanted]
@@ -201,9 +209,7 @@ def _run(
     done = {identity_of(row) for row in rows if row.status == OK or not retries_broken}
     with _progress(len(wanted) - len(done)) as (tell, advance):
         try:
-            for row in run_plan(
-                plan, done=done, timeout_s=timeout, is_fresh=is_fresh, start=start, on_step=tell
-            ):
+            for row in run_plan(plan, done=done, timeout_s=timeout, start=start, on_step=tell):
                 append_row(output, row)
                 done.add(identity_of(row))
                 advance(row)

@@ -34,8 +34,7 @@ def place(graph: Graph, client: Client) -> Graph:
     graph : Graph
     client : distributed.Client
         A synchronous client; the graph can be computed by this client only. The constants stay on the
-        cluster as long as the returned graph lives. Of copies for which no task waits, Dask's active memory
-        manager keeps one after some seconds; workers then fetch theirs again from one another.
+        cluster as long as the returned graph lives.
 
     Raises
     ------
