@@ -279,6 +279,7 @@ def _pools() -> Iterator[Case]:
         yield case("halves", op_type, x.astype(np.float16), kernel_shape=[3, 3], pads=[1, 1, 1, 1])
     yield case("bytes", "MaxPool", draw((1, 2, 5), "int8"), kernel_shape=[2], pads=[1, 1], since=12,
                truth="onnxruntime")  # fmt: skip
+    yield case("what is no number", "MaxPool", np.float32([[[np.nan, 1, np.nan, 2]]]), kernel_shape=[2])
     for name in ("padding", "uneven padding", "SAME_UPPER"):
         yield case(
             f"{name} counts", "AveragePool", x, truth="onnxruntime", count_include_pad=1, **shared[name]
@@ -302,6 +303,8 @@ def _products() -> Iterator[Case]:
             f"{dtype}, all that there is", "Gemm", a.T, b.T, c, transA=1, transB=1, alpha=0.5, beta=2.0
         )
     yield case("no C", "Gemm", draw((3, 4), "float32"), draw((4, 5), "float32"), alpha=2.0, since=11)
+    c = np.full(5, np.nan, np.float32)
+    yield case("C does not count", "Gemm", draw((3, 4), "float32"), draw((4, 5), "float32"), c, beta=0.0)
     yield case("C is a scalar", "Gemm", draw((3, 4), "float32"), draw((4, 5), "float32"), draw((), "float32"))
     three = draw((2, 3, 4), "float32"), draw((2, 4, 5), "float32", 5)
     yield case("matrices", "Einsum", *three, equation="bij, bjk -> bik")

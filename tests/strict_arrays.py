@@ -8,10 +8,10 @@ import numpy as np
 
 #: What CuPy's arrays answer to when NumPy's functions meet them (and `numpy.ufunc` of that name).
 CUPY_ANSWERS = frozenset({
-    *("absolute", "add", "ceil", "divide", "equal", "exp", "expm1", "floor", "floor_divide", "greater"),
-    *("greater_equal", "less", "less_equal", "log", "logaddexp", "logical_and", "logical_not", "logical_or"),
-    *("logical_xor", "matmul", "maximum", "minimum", "multiply", "negative", "not_equal", "power"),
-    *("reciprocal", "remainder", "rint", "sqrt", "subtract", "tanh"),
+    *("absolute", "add", "ceil", "divide", "equal", "exp", "expm1", "floor", "floor_divide", "fmax"),
+    *("greater", "greater_equal", "less", "less_equal", "log", "logaddexp", "logical_and", "logical_not"),
+    *("logical_or", "logical_xor", "matmul", "maximum", "minimum", "multiply", "negative", "not_equal"),
+    *("power", "reciprocal", "remainder", "rint", "sqrt", "subtract", "tanh"),
     *("argmax", "argmin", "broadcast_to", "concatenate", "einsum", "full_like", "max", "mean", "min", "pad"),
     *("prod", "sum", "take", "tile", "where"),
 })  # fmt: skip

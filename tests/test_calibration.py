@@ -23,6 +23,8 @@ from ferroflow_dask.deploy import (
     save_durations,
     save_profile,
 )
+from ferroflow_dask.devices import DeviceRunner
+from ferroflow_dask.devices.emulated import EmulatedDevice
 from ferroflow_dask.exceptions import ClusterError
 from ferroflow_dask.plugin import install, uninstall, workers_of
 
@@ -48,6 +50,13 @@ def test_what_is_measured_is_of_the_right_order(process_client: Client) -> None:
     assert 1e8 < profile.memory_bandwidth < 1e12
     limits = [worker["memory_limit"] for worker in workers_of(process_client).values()]
     assert profile.memory_nbytes == min(limits)
+
+
+def test_what_is_copied_on_a_device_is_larger_than_its_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = EmulatedDevice(memory_nbytes=2**30, sleep=lambda _seconds: None)
+    monkeypatch.setattr(calibration, "device_here", lambda: DeviceRunner(device))
+    assert calibration._device_rates()
+    assert 2 * 2**26 < device.peak_nbytes < 2**28  # a sixteenth of its memory, and the copy
 
 
 @pytest.mark.parametrize("limits", [("1TiB", 0), (0, 0)], ids=["one", "none"])

@@ -8,13 +8,15 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
-from distributed import Client
-from models import light_models, mlp
+from distributed import Client, wait
+from models import light_models, mlp, randomize
 
-from ferroflow_dask import bind, calibrate, evaluate, generate, install, load_onnx, place
+from ferroflow_dask import bind, calibrate, evaluate, generate, install, load_onnx, place, use_gpus
 from ferroflow_dask.deploy import DeviceChoice, device_client
+from ferroflow_dask.deploy.cuda import as_the_driver_counts
 from ferroflow_dask.devices import DeviceRunner
 from ferroflow_dask.exceptions import ClusterError
 from ferroflow_dask.graph import GraphBuilder
@@ -118,15 +120,34 @@ def test_a_cluster_of_a_gpu_and_cpus(gpu_client: Client) -> None:
     assert calibrate(gpu_client).gpu_flop_rate > 1e11
 
 
-def test_more_than_the_device_keeps(gpu_client: Client) -> None:
+def test_more_than_the_device_keeps() -> None:
+    dask_cuda = pytest.importorskip("dask_cuda")
+    n, nbytes, kept_nbytes = 50, 4 * 1024 * 1024, 64_000_000
     builder = GraphBuilder("many")
     a = builder.constant(np.full((1024, 1024), 0.5, np.float32), name="a")
     values = [a]
-    for _ in range(50):
+    for _ in range(n):
         values.append(builder.op("Add", values[-1], a))
     builder.output(**{f"y{i}": value for i, value in enumerate(values[1:])})
-    found = as_computed(gpu_client, builder.build())
-    for i in range(50):
+    with (
+        dask_cuda.LocalCUDACluster(
+            CUDA_VISIBLE_DEVICES=as_the_driver_counts([0]),
+            device_memory_limit=kept_nbytes,
+            resources={"GPU": 1},
+            dashboard_address=":0",
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        use_gpus(client)
+        install(client)
+        results = client.persist(bind(place(builder.build(), client), {}))  # it has no other workers
+        wait(results)
+        usage = device_usage(client)
+        assert (usage.ops, usage.host_ops) == (n, 0)
+        assert usage.to_host >= n - kept_nbytes // nbytes
+        assert usage.nbytes_to_host == nbytes * usage.to_host
+        found = client.compute(results).result()
+    for i in range(n):
         assert (found[f"y{i}"] == 0.5 * (i + 2)).all()
 
 
@@ -147,11 +168,12 @@ def test_a_model_in_a_session_of_cudas(gpu_client: Client) -> None:
 
 @pytest.mark.parametrize("path", light_models(), ids=lambda path: path.stem)
 def test_models(gpu_client: Client, path: Any) -> None:
-    graph = load_onnx(path)
+    graph = load_onnx(randomize(onnx.load(path)))  # all weights of one kind are equal in the file
     (name,) = graph.inputs
-    shape = [dim if isinstance(dim, int) else 1 for dim in graph.spec(name).shape or ()]
-    x = np.random.default_rng(0).random(shape, dtype=np.float32)
-    y = graph.map_batches(da.from_array(np.concatenate([x, x]), chunks=1))
+    images = np.random.default_rng(0).standard_normal((2, 3, 224, 224), dtype=np.float32)
+    y = graph.map_batches(da.from_array(images, chunks=(1, -1, -1, -1)))
     found = gpu_client.compute(y, workers=gpu_workers(gpu_client)).result()
-    (expected,) = evaluate(graph, {name: x}).values()
-    np.testing.assert_allclose(found[0], expected[0], rtol=1e-2, atol=1e-3 * np.abs(expected).max())
+    expected = np.concatenate([next(iter(evaluate(graph, {name: x[None]}).values())) for x in images])
+    near = 1e-3 * np.abs(expected).max()
+    assert np.abs(expected[0] - expected[1]).max() > 10 * near
+    np.testing.assert_allclose(found, expected, rtol=1e-2, atol=near)

@@ -11,12 +11,14 @@ import onnxruntime
 import pytest
 from distributed import Client
 from models import mlp
+from zict import LRU
 
 from ferroflow_dask import bind, evaluate, executed, install, load_onnx, place
 from ferroflow_dask.deploy import DeviceChoice, device_client
 from ferroflow_dask.devices import DeviceUsage
-from ferroflow_dask.graph import Graph
+from ferroflow_dask.graph import Graph, GraphBuilder
 from ferroflow_dask.kernels import onnxruntime as sessions
+from ferroflow_dask.kernels import session
 from ferroflow_dask.plugin import device_usage
 
 pytestmark = pytest.mark.cluster
@@ -80,6 +82,28 @@ def test_without_such_a_session_the_device_computes_by_itself(graph: Graph) -> N
         usage = usage_of(client)
         assert (usage.ops, usage.host_ops) == (len(graph.live_ops), 0)
         assert usage.to_device > 1  # weights, too
+
+
+def test_another_precision_is_another_session(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Any] = []
+
+    def note(_graph: Graph, _constants: Any, execution: Any) -> Any:
+        opened.append(execution)
+        return lambda inputs: inputs
+
+    monkeypatch.setattr(session, "_session", note)
+    monkeypatch.setattr(session, "_runners", LRU(4, {}))
+    options = [{"device_id": "0", "use_tf32": digit} for digit in "0101"]
+    for one in options:
+        session.session_of(graph, "token", {}, (CUDA, one))
+    assert opened == [(CUDA, one) for one in options[:2]]
+
+
+def test_a_list_of_axes_that_is_empty_is_for_no_session() -> None:
+    builder = GraphBuilder("squeeze")
+    x = builder.input("x", "float32", (1, "n"))
+    builder.output(y=builder.op("Squeeze", x, builder.constant(np.int64([]), "axes")))
+    assert sessions.open_graph(builder.build(), {}, 1) == "Squeeze is not what ONNX describes"
 
 
 def test_why_there_is_no_session_is_told(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:

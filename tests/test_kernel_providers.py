@@ -9,7 +9,7 @@ import pytest
 from agreement import assert_same
 from kernel_cases import expected_of, normal_from, op_of
 
-from ferroflow_dask.exceptions import KernelNotFoundError
+from ferroflow_dask.exceptions import KernelError, KernelNotFoundError
 from ferroflow_dask.kernels import compile_op
 
 normal = normal_from(seed=0)
@@ -84,6 +84,16 @@ def test_infinities_and_nan_are_results_without_a_warning(provider):
 def test_array_kernels_decline_what_numpy_would_do_but_onnx_does_not(op_type, values):
     kernel = compile_op(op_of(op_type, values), {"": 21}, ["array"])
     with pytest.raises(KernelNotFoundError, match="'it'"):
+        kernel(*values)
+
+
+@pytest.mark.parametrize("providers", [None, ["array"], ["onnxruntime"], ["reference"]], ids=str)
+def test_nothing_is_not_joined_to_what_has_other_axes(providers):
+    values = np.zeros(0, np.float32), np.zeros((1, 1), np.float32)
+    kernel = compile_op(op_of("Concat", values, axis=0), {"": 21}, providers)
+    with pytest.raises(
+        KernelError, match=r"^op 'it' \(Concat\) failed on \(float32\[0\], float32\[1, 1\]\): "
+    ):
         kernel(*values)
 
 

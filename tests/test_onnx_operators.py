@@ -28,6 +28,11 @@ CASES: dict[str, tuple[Any, ...]] = {
     "Conv dilated in one dimension": ("Conv", [normal(1, 2, 9), normal(3, 2, 2)], {"dilations": [3]}),
     "ConvTranspose": ("ConvTranspose", [IMAGE, normal(3, 2, 3, 3)], {"strides": [2, 2]}),
     "MaxPool with indices": ("MaxPool", [IMAGE], {"kernel_shape": [2, 2], "strides": [2, 2]}, 2),
+    "MaxPool dilated, that pads by itself": (
+        "MaxPool",
+        [IMAGE],
+        {"kernel_shape": [3, 2], "dilations": [2, 3], "auto_pad": "SAME_UPPER"},
+    ),
     "AveragePool counting the padding": (
         "AveragePool",
         [IMAGE],
@@ -58,6 +63,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     "Reshape of nothing": ("Reshape", [normal(0, 6), np.int64([2, 0])], {"allowzero": 1}),
     "Transpose": ("Transpose", [normal(2, 3, 4)], {"perm": [2, 0, 1]}),
     "Concat along the last axis": ("Concat", [normal(2, 1), normal(2, 3), normal(2, 0)], {"axis": -1}),
+    "Squeeze of no axes": ("Squeeze", [normal(1, 2, 1), np.int64([])], {}),
     "Slice backwards": (
         "Slice",
         [normal(5, 6), np.int64([4]), np.int64([0]), np.int64([1]), np.int64([-2])],

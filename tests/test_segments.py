@@ -148,6 +148,17 @@ def test_vectors_are_no_matrices_in_later_runs_either() -> None:
         run(plan, square[0], square)
 
 
+def test_what_has_other_axes_is_not_joined_in_later_runs_either() -> None:
+    builder = GraphBuilder("join")
+    a, b = (builder.op("Abs", builder.input(name, "float32", ("n",))) for name in "ab")
+    builder.output(y=builder.op("Sqrt", builder.op("Concat", a, b, axis=0, name="both")))
+    plan, _ = planned(builder.build())
+    for _ in range(2):
+        run(plan, np.ones(2, np.float32), np.ones(3, np.float32))
+    with pytest.raises(KernelError, match="op 'both'"):  # onnxruntime would end the process
+        run(plan, np.ones(0, np.float32), np.ones((1, 1), np.float32))
+
+
 def test_half_precision_is_rounded_after_each_op(alone: list[str]) -> None:
     builder = GraphBuilder("half")
     value = builder.input("x", "float32", ("n",))

@@ -15,6 +15,7 @@ from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
 
 from ferroflow_dask.devices import DeviceRunner, Resident, attach, detach
 from ferroflow_dask.devices.emulated import EmulatedArray, EmulatedDevice
+from ferroflow_dask.exceptions import UsageError
 
 LOW_PRECISION = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e5m2fnuz", "int4")
 
@@ -48,11 +49,14 @@ def test_all_else_is_sent_as_dask_does(dtype: str) -> None:
     assert as_sent(array).dtype == array.dtype
 
 
+def on_a_device(values: Any) -> Resident:
+    device = EmulatedDevice()
+    return Resident(DeviceRunner(device), device.to_device(np.asarray(values)), device.record())
+
+
 @pytest.fixture
 def resident() -> Resident:
-    device = EmulatedDevice()
-    runner = DeviceRunner(device)
-    return Resident(runner, device.to_device(np.float32([1, 2, 3])), device.record())
+    return on_a_device(np.float32([1, 2, 3]))
 
 
 def test_a_resident_array_arrives_as_one_of_numpys(resident: Resident) -> None:
@@ -108,3 +112,27 @@ def test_to_others_a_resident_array_is_an_array(resident: Resident) -> None:
     assert (len(resident), resident.ndim, resident.size, resident.mean()) == (3, 1, 3, 2)
     assert list(resident) == [1, 2, 3]
     assert not hasattr(resident, "nothing")
+    where, out = on_a_device([True, False, True]), np.zeros(3, np.float32)
+    same(np.add(resident, 1, where=where, out=out), [2, 0, 4])
+
+
+def test_to_others_a_resident_number_is_a_number() -> None:
+    two = on_a_device(2)
+    assert (bool(two), float(two), int(two), range(3)[two], f"{two:03}") == (True, 2.0, 2, 2, "002")
+    assert not on_a_device([0.0]), "as true as its only element"
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda array: array.__iadd__(1),
+        lambda array: np.add(array, 1, out=array),
+        lambda array: np.add.at(array, 0, 1),
+        lambda array: np.add.accumulate(array, out=array),
+    ],
+    ids=["+=", "out", "at", "accumulate"],
+)
+def test_others_do_not_write_to_a_resident_array(resident: Resident, write: Any) -> None:
+    with pytest.raises(UsageError, match=r"add cannot write to an array on a device; .* numpy.array\(it\)"):
+        write(resident)
+    np.testing.assert_array_equal(resident, [1, 2, 3])

@@ -43,6 +43,8 @@ _MATRIX = 384
 #: What fills a GPU.
 _LARGE = 1024
 _COPY_NBYTES = 2**25
+#: What is copied on a device: far more than its caches hold, but no large part of its memory [B].
+_DEVICE_COPY_NBYTES, _DEVICE_COPY_SHARE = 2**29, 1 / 16
 #: Kinds of ops whose durations are kept for a cluster.
 _KEPT_KINDS = 10_000
 #: How long a transfer may take until it is asked whether its workers are still there [s].
@@ -284,7 +286,8 @@ def _device_rates() -> dict[str, float] | None:
         matrix = device.to_device(
             np.random.default_rng(0).standard_normal((_LARGE, _LARGE), dtype=np.float32)
         )
-        data = device.to_device(np.ones(_COPY_NBYTES // 8))
+        nbytes = min(_DEVICE_COPY_NBYTES, int(_DEVICE_COPY_SHARE * device.total_nbytes()))
+        data = np.full_like(device.to_device(np.ones(1)), 1, shape=(nbytes // 8,))
 
         def best_s(call: Callable[[], object]) -> float:
             spent = []
@@ -298,7 +301,7 @@ def _device_rates() -> dict[str, float] | None:
             return min(spent)
 
         product_s, copy_s = best_s(lambda: device.product(matrix, matrix)), best_s(data.copy)
-    return {"gpu_flop_rate": 2 * _LARGE**3 / product_s, "gpu_memory_bandwidth": 2 * _COPY_NBYTES / copy_s}
+    return {"gpu_flop_rate": 2 * _LARGE**3 / product_s, "gpu_memory_bandwidth": 2 * nbytes / copy_s}
 
 
 def _rates() -> tuple[float, float]:

@@ -153,6 +153,8 @@ def device_client(
 ) -> Iterator[Client]:
     """Start a worker for each device, and CPU workers beside them, and yield a client of them.
 
+    Where distributed-ucxx is installed and there are no CPU workers, arrays go from GPU to GPU.
+
     Parameters
     ----------
     choice : DeviceChoice
@@ -174,7 +176,7 @@ def device_client(
     ordinals = [] if choice.kind == "emulated" else choice.ordinals()
     with (
         worker_environment(),
-        _device_cluster(ordinals) as cluster,
+        _device_cluster(ordinals, bool(workers)) as cluster,
     ):
         if not workers and not ordinals and choice.kind != "emulated":
             raise ClusterError("there is no GPU here, and no CPU workers were asked for")
@@ -189,7 +191,7 @@ def device_client(
             yield client
 
 
-def _device_cluster(ordinals: list[int]) -> Any:
+def _device_cluster(ordinals: list[int], has_cpus: bool) -> Any:
     """Return a cluster of a worker for each GPU."""
     if not ordinals:
         return LocalCluster(n_workers=0, **CLUSTER_OPTIONS)
@@ -198,8 +200,8 @@ def _device_cluster(ordinals: list[int]) -> Any:
     return LocalCUDACluster(
         CUDA_VISIBLE_DEVICES=as_the_driver_counts(ordinals),
         threads_per_worker=1,
-        # From GPU to GPU without the host.
-        protocol=None if find_spec("distributed_ucxx") is None else "ucx",
+        # From GPU to GPU without the host. It makes a CUDA context in each worker, without which none starts.
+        protocol=None if has_cpus or find_spec("distributed_ucxx") is None else "ucx",
         # A pool, so that an allocation does not wait for the device.
         **({} if find_spec("rmm") is None else _RMM),
         resources={GPU_RESOURCE: 1},

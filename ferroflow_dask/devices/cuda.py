@@ -20,8 +20,8 @@ from ferroflow_dask.kernels import ExecutionProvider
 #: Of products of single-precision matrices: exact to rounding; by tensor cores with 10 bits of mantissa; or
 #: likewise, of operands that were rounded to half precision or to bfloat16.
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
-#: cuBLAS's names of what handles may do: CUBLAS_DEFAULT_MATH, CUBLAS_TF32_TENSOR_OP_MATH.
-_DEFAULT_MATH, _TF32_MATH = 0, 3
+#: cuBLAS's CUBLAS_TF32_TENSOR_OP_MATH, of what handles may do.
+_TF32_MATH = 3
 
 
 class CudaDevice:
@@ -68,16 +68,18 @@ class CudaDevice:
     def use(self) -> Iterator[None]:
         """Make the calling thread's stream the one that work is enqueued on."""
         with self._device, self._stream:
+            if self._precision == "fp32":
+                yield
+                return
             # Handles are CuPy's, one for each thread and device, and others use them too. The mode is that of
             # all calls, those of stacks included, which CuPy's own switch for TF32 leaves alone.
             cublas, handle = self._cupy.cuda.cublas, self._device.cublas_handle
-            if self._precision != "fp32":
-                cublas.setMathMode(handle, _TF32_MATH)
+            before = cublas.getMathMode(handle)  # uses nest: what is read on the host crosses within a task
+            cublas.setMathMode(handle, _TF32_MATH)
             try:
                 yield
             finally:
-                if self._precision != "fp32":
-                    cublas.setMathMode(handle, _DEFAULT_MATH)
+                cublas.setMathMode(handle, before)
 
     @property
     def _stream(self) -> Any:

@@ -65,14 +65,14 @@ class PlanRun:
     def shape_of_product(self, at: int) -> Hashable:
         """Return what products that go out together have in common; None for one that must go alone."""
         operands = [self._values[value] for value in self._plan.steps[at][1]]
-        shapes = tuple(_told(value) for value in operands)
+        shapes = tuple(told(value) for value in operands)
         if any(len(shape) != 2 or dtype not in ("float32", "float64") for shape, dtype in shapes):
             return None
         return shapes
 
     def most_in_batch(self, at: int) -> int:
         """Return how many products like one fit a batch."""
-        (a, dtype), (b, _) = (_told(self._values[value]) for value in self._plan.steps[at][1])
+        (a, dtype), (b, _) = (told(self._values[value]) for value in self._plan.steps[at][1])
         n = a[0] * a[1] + b[0] * b[1] + a[0] * b[1]
         nbytes = max(1, n * np.dtype(dtype).itemsize)
         return max(1, int(_BATCH_SHARE * self._runner.device.total_nbytes() / nbytes))
@@ -227,12 +227,13 @@ def _is_for_devices(value: Any) -> bool:
     return dtype is None or (dtype.kind in "biufc" and issubclass(dtype.type, np.number | np.bool))
 
 
-def _told(value: Any) -> tuple[tuple[int, ...], str]:
+def told(value: Any) -> tuple[tuple[int, ...], str]:
+    """Return shape and dtype of a value, as far as it has them."""
     if isinstance(value, Part):
         return tuple(value.stack.shape[1:]), str(value.stack.dtype)
     return tuple(getattr(value, "shape", ())), str(getattr(value, "dtype", ""))
 
 
 def _nbytes(value: Any) -> int:
-    shape, dtype = _told(value)
+    shape, dtype = told(value)
     return int(np.prod(shape)) * np.dtype(dtype).itemsize

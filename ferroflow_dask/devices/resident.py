@@ -1,11 +1,13 @@
 """An array on a device, that may still be computed there.
 
 It is what a task on a worker with a device yields. It crosses to the host when somebody there reads it, or
-when Dask sends or spills it, and then once; to others than our ops it is an array of NumPy's.
+when Dask sends or spills it, and then once; to others than our ops it is an array of NumPy's that may only be
+read.
 """
 
 from __future__ import annotations
 
+import operator
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from ferroflow_dask.devices.device import Event, HostArray
+from ferroflow_dask.exceptions import UsageError
 
 if TYPE_CHECKING:
     from ferroflow_dask.devices.runner import DeviceRunner
@@ -78,7 +81,28 @@ class Resident(NDArrayOperatorsMixin):
         return np.array(self.to_host(), dtype=dtype, copy=copy)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        return getattr(ufunc, method)(*map(host_value, inputs), **kwargs)
+        written = inputs[:1] if method == "at" else kwargs.get("out", ())
+        if any(isinstance(value, Resident) for value in written):
+            raise UsageError(
+                f"{ufunc.__name__} cannot write to an array on a device; write to a copy: numpy.array(it)"
+            )
+        options = {name: host_value(value) for name, value in kwargs.items()}
+        return getattr(ufunc, method)(*map(host_value, inputs), **options)
+
+    def __bool__(self) -> bool:
+        return bool(self.to_host())
+
+    def __float__(self) -> float:
+        return float(self.to_host())
+
+    def __int__(self) -> int:
+        return int(self.to_host())
+
+    def __index__(self) -> int:
+        return operator.index(self.to_host())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.to_host(), spec)
 
     def __len__(self) -> int:
         return len(self.to_host())

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from ferroflow_dask.devices.device import Counters, Device, DeviceUsage, Event, HostArray
-from ferroflow_dask.devices.enqueue import DeviceKernel, Part, PlanRun
+from ferroflow_dask.devices.enqueue import DeviceKernel, Part, PlanRun, told
 from ferroflow_dask.devices.order import Order
 from ferroflow_dask.devices.resident import Resident, host_value
 from ferroflow_dask.devices.window import Note, Window, Work
@@ -33,7 +33,8 @@ class DeviceRunner:
         Frees memory of the device that results take which nobody needs there at once; returns False when
         there is nothing left to free.
     on_duration : callable, optional
-        Told a task's label and how long it took on the device [s], some time after it ended there.
+        Told a task's label and how long it took on the device [s], some time after it ended there. Not of
+        the first one with a label on arguments of some types and shapes: kernels are compiled in it.
     """
 
     def __init__(
@@ -49,6 +50,8 @@ class DeviceRunner:
         self._on_duration = on_duration or (lambda _label, _seconds: None)
         self._window = Window(device)
         self._counters = Counters()
+        # Labels of tasks that have run, with types and shapes of their arguments.
+        self._has_run: set[Hashable] = set()
         # What the host has and the device was given, as long as the host has it.
         self._placed: dict[int, tuple[weakref.ref[HostArray], Any, Event]] = {}
 
@@ -116,7 +119,7 @@ class DeviceRunner:
             An op failed, or one that was enqueued earlier; the message names it.
         """
         kernels = [self._kernel(op, plan, providers) for op in plan.ops]
-        work = Work(note, lambda seconds: self._on_duration(label, seconds))
+        work = Work(note, self._telling(label, arguments))
         run = PlanRun(self, plan, kernels, [*arguments, *[None] * (plan.n_values - len(arguments))])
         with self.device.use(), np.errstate(all="ignore"):
             order = Order(plan, [kernel.is_product for kernel in kernels])
@@ -157,6 +160,7 @@ class DeviceRunner:
             What it took, the copies included [s].
         """
         inputs = {name: host_value(value) for name, value in values.items()}
+        tell = self._telling(label, list(inputs.values()))
         start = self.clock()
         found = session(inputs)
         seconds = self.clock() - start
@@ -167,8 +171,16 @@ class DeviceRunner:
             nbytes_to_device=sum(np.asarray(value).nbytes for value in inputs.values()),
             nbytes_to_host=sum(value.nbytes for value in found.values()),
         )
-        self._on_duration(label, seconds)
+        tell(seconds)
         return found, seconds
+
+    def _telling(self, label: str, arguments: Sequence[Any]) -> Callable[[float], None]:
+        """Return what is told how long a task took [s]."""
+        key = (label, tuple(map(told, arguments)))
+        if key in self._has_run:
+            return lambda seconds: self._on_duration(label, seconds)
+        self._has_run.add(key)
+        return lambda _seconds: None
 
     def _kernel(self, op: Op, plan: Plan, providers: Sequence[str]) -> DeviceKernel:
         try:

@@ -46,6 +46,9 @@ _DTYPES = frozenset(map(np.dtype, "?bhilqBHILQefdO"))
 _PLAIN = frozenset(map(np.dtype, "?bhilqBHILQfd"))
 _PLAIN_TYPES = frozenset(onnx.helper.np_dtype_to_tensor_dtype(dtype) for dtype in _PLAIN)
 
+#: Values of `auto_pad` that leave the padding to the operator.
+_SAME = ("SAME_UPPER", b"SAME_UPPER", "SAME_LOWER", b"SAME_LOWER")
+
 #: Ops of other providers whose results have the same bits.
 _SAME_ELSEWHERE = frozenset(("Add", "Relu"))
 
@@ -88,6 +91,10 @@ def _means_other(op: Op) -> bool:
             return True  # errors of 1e-4 where zeros belong
         case "Dropout":
             return len(op.inputs) > 2  # training: another generator of random numbers
+        case "MaxPool":
+            # Pads as if there were no dilation.
+            pads_by_itself = op.attributes.get("auto_pad") in _SAME
+            return pads_by_itself and any(step > 1 for step in op.attributes.get("dilations", ()))
         case "MaxUnpool":
             return len(op.inputs) > 2  # takes indices in the shape before padding
         case "Resize":
@@ -96,6 +103,22 @@ def _means_other(op: Op) -> bool:
         case "Attention":
             return len(op.outputs) > 3 and bool(op.outputs[3])  # masks the products at another stage
     return False
+
+
+def _check(op: Op, feeds: Mapping[str, np.ndarray[Any, np.dtype[Any]]]) -> None:
+    """Raise for operands that a session whose shapes are not declared takes for something else."""
+    match op.op_type:
+        case "Gemm" if any(feeds[name].ndim != 2 for name in op.inputs[:2]):
+            raise ValueError("Gemm takes matrices")  # vectors would pass
+        case "Concat" if len({array.ndim for array in feeds.values()}) > 1:
+            raise ValueError("Concat takes operands of one rank")  # where one is empty, it ends the process
+        case "Squeeze" if _names_no_axes(op, feeds):
+            raise DeclinedError("an empty list of axes means all to onnxruntime")
+
+
+def _names_no_axes(op: Op, values: Mapping[str, Any]) -> bool:
+    """Return whether a Squeeze has a list of axes that is known, and empty."""
+    return len(op.inputs) > 1 and getattr(values.get(op.inputs[1]), "size", 1) == 0
 
 
 class _SessionKernel:
@@ -109,8 +132,7 @@ class _SessionKernel:
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
         feeds = {name: _tensor(value) for name, value in zip(self._names, values, strict=True) if name}
-        if self._op.op_type == "Gemm" and any(feeds[name].ndim != 2 for name in self._op.inputs[:2]):
-            raise ValueError("Gemm takes matrices")  # where shapes are not declared, vectors would pass
+        _check(self._op, feeds)
         session = self._session({name: array.dtype for name, array in feeds.items()})
         try:
             found = iter(session.run(self._wanted, feeds))
@@ -166,7 +188,7 @@ def _is_plain(value: Any) -> bool:
 def open_segment(
     ops: Sequence[Op],
     opsets: Mapping[str, int],
-    inputs: Mapping[str, np.dtype[Any]],
+    inputs: Mapping[str, tuple[np.dtype[Any], int]],
     outputs: Sequence[str],
 ) -> Callable[[Sequence[Any]], list[Any]] | None:
     """Return what computes some ops as their own sessions would, bit by bit; None where there is none.
@@ -177,12 +199,12 @@ def open_segment(
         In an order in which they can run; all `may_join`.
     opsets : mapping of str to int
         Versions of the graph that they come from.
-    inputs : mapping of str to dtype
-        Of what they read of others.
+    inputs : mapping of str to (dtype, int)
+        Of what they read of others: types, and how many axes. By these operands of Concat are checked.
     outputs : sequence of str
         The values that are wanted.
     """
-    if not all(dtype in _PLAIN for dtype in inputs.values()):
+    if not all(dtype in _PLAIN for dtype, _ in inputs.values()):
         return None
     version = opset_version(ops[0], opsets)
     names = list(inputs)
@@ -190,7 +212,7 @@ def open_segment(
         onnx.helper.make_graph(
             [node_from_op(op, version) for op in ops],
             "segment",
-            [onnx.ValueInfoProto(name=name, type=_tensor_type(dtype)) for name, dtype in inputs.items()],
+            [onnx.ValueInfoProto(name=name, type=_tensor_type(*entry)) for name, entry in inputs.items()],
             [onnx.ValueInfoProto(name=name) for name in outputs],
         ),
         opset_imports=[onnx.helper.make_opsetid("", version)],
@@ -225,8 +247,9 @@ def _open_plainly(model: onnx.ModelProto) -> Any:
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=[_CPU])
 
 
-def _tensor_type(dtype: np.dtype[Any]) -> onnx.TypeProto:
-    return onnx.helper.make_tensor_type_proto(onnx.helper.np_dtype_to_tensor_dtype(dtype), None)
+def _tensor_type(dtype: np.dtype[Any], ndim: int | None = None) -> onnx.TypeProto:
+    shape = None if ndim is None else [None] * ndim
+    return onnx.helper.make_tensor_type_proto(onnx.helper.np_dtype_to_tensor_dtype(dtype), shape)
 
 
 class _GraphSession:
@@ -264,7 +287,12 @@ def open_graph(
     """
     if execution is not None and execution[0] not in onnxruntime.get_available_providers():
         return f"this onnxruntime has no {execution[0]}"
-    if other := [op.kind for op in graph.live_ops if _means_other(op)]:
+    known = {**graph.constants, **constants}
+    if other := [
+        op.kind
+        for op in graph.live_ops
+        if _means_other(op) or (op.kind == "Squeeze" and _names_no_axes(op, known))
+    ]:
         return f"{other[0]} is not what ONNX describes"
     whole = graph
     # A device has its copy anyway, and would get another one in every run.

@@ -89,11 +89,11 @@ class Repeated:
         inputs = [values[i] for i in segment.inputs]
         if not all(isinstance(value, np.ndarray | np.generic) for value in inputs):
             return None
-        dtypes = tuple(value.dtype for value in inputs)
+        types = tuple((value.dtype, value.ndim) for value in inputs)
         with self._lock:
-            key = (at, dtypes)
+            key = (at, types)
             if key not in self._sessions:
-                self._sessions[key] = self._open(segment, dtypes)
+                self._sessions[key] = self._open(segment, types)
             session = self._sessions[key]
         if session is None:
             return None
@@ -107,14 +107,14 @@ class Repeated:
         total_s = sum(alone_s)
         return [each_s / total_s if total_s else 1 / len(alone_s) for each_s in alone_s]
 
-    def _open(self, segment: Segment, dtypes: Sequence[np.dtype[Any]]) -> Session | None:
+    def _open(self, segment: Segment, types: Sequence[tuple[np.dtype[Any], int]]) -> Session | None:
         from ferroflow_dask.kernels.onnxruntime import open_segment
 
         ops = []
         for kernel, inputs, outputs, _ in self._steps[segment.start : segment.stop]:
             names = tuple(map(_name, inputs)), tuple(map(_name, outputs))
             ops.append(replace(self._ops[kernel], inputs=names[0], outputs=names[1]))
-        given = dict(zip(map(_name, segment.inputs), dtypes, strict=True))
+        given = dict(zip(map(_name, segment.inputs), types, strict=True))
         return open_segment(ops, self._opsets, given, list(map(_name, segment.outputs)))
 
 

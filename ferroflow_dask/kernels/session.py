@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,8 +26,8 @@ SESSIONS = "onnxruntime"
 #: Models that a process keeps open. Each holds its weights, unless they are very large.
 _KEPT = 4
 
-#: A graph, and where it is computed: by kernels of these providers, or on a device.
-_Key = tuple[str, tuple[str, ...]]
+#: A graph, and where it is computed: by kernels of these providers, or on a device with these options.
+_Key = tuple[str, tuple[Hashable, ...]]
 _runners: LRU[_Key, Runner | None] = LRU(_KEPT, {})
 _opening: dict[_Key, threading.Lock] = {}
 
@@ -71,7 +71,8 @@ def session_of(
     execution : ExecutionProvider
         Computes what it can of the graph; the CPU computes the rest.
     """
-    return _kept((token, (execution[0],)), lambda: _session(graph, constants, execution))
+    name, options = execution
+    return _kept((token, (name, *sorted(options.items()))), lambda: _session(graph, constants, execution))
 
 
 def _kept(key: _Key, open_it: Callable[[], Runner | None]) -> Runner | None:

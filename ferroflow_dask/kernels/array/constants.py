@@ -58,11 +58,9 @@ def _is_constant_of_shape(op: Op) -> bool:
 
 
 OPERATORS = (
-    Operator("Shape", (1, 13, 15, 19, 21, 23, 24, 25), _shape, PLAIN, on_host=True),
-    Operator("Size", (1, 13, 19, 21, 23, 24, 25), _size, PLAIN, on_host=True),
-    Operator(
-        "Constant", (1, 9, 11, 12, 13, 19, 21, 23, 24, 25), _constant, PLAIN, takes=_is_constant, on_host=True
-    ),
+    Operator("Shape", (1, 13, 15, 19, 21, 23, 24, 25), _shape, PLAIN),
+    Operator("Size", (1, 13, 19, 21, 23, 24, 25), _size, PLAIN),
+    Operator("Constant", (1, 9, 11, 12, 13, 19, 21, 23, 24, 25), _constant, PLAIN, takes=_is_constant),
     Operator(
         "ConstantOfShape",
         (9, 20, 21, 23, 24, 25),
@@ -70,6 +68,5 @@ OPERATORS = (
         PLAIN,
         host=frozenset({0}),
         takes=_is_constant_of_shape,
-        on_host=True,
     ),
 )

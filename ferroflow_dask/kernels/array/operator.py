@@ -59,8 +59,6 @@ class Operator:
         Tells by the op's attributes whether the function is right for it.
     n_outputs : int, optional
         How many it has at most; None for any number.
-    on_host : bool, optional
-        Whether results are NumPy arrays wherever the operands are.
     is_first : bool, optional
         Whether it is asked in its provider's own place, and not after onnxruntime.
     domain : str, optional
@@ -74,7 +72,6 @@ class Operator:
     host: frozenset[int] = frozenset()
     takes: Callable[[Op], bool] = _always
     n_outputs: int | None = 1
-    on_host: bool = False
     is_first: bool = False
     domain: str = ""
 

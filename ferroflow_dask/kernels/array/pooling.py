@@ -20,10 +20,13 @@ def _windows(op: Op, x: Any) -> list[Window]:
 
 
 def _max_pool(op: Op, x: Any) -> Any:
-    """Return the largest element of each window (ONNX MaxPool, opset 1 on, without indices)."""
+    """Return the largest element of each window (ONNX MaxPool, opset 1 on, without indices).
+
+    What is no number is passed over, as `onnx.reference` and onnxruntime do.
+    """
     windows = _windows(op, x)
     least = x.dtype.type(-math.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min)
-    return combine_windows(padded(x, windows, least), windows, np.maximum)
+    return combine_windows(padded(x, windows, least), windows, np.fmax)
 
 
 def _average_pool(op: Op, x: Any) -> Any:

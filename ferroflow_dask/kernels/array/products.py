@@ -57,10 +57,10 @@ def _gemm(op: Op, a: Any, b: Any, c: Any = None) -> Any:
     product = np.matmul(left, right)
     if alpha != 1:
         product = product * a.dtype.type(alpha)
-    if c is None:
-        return product
-    if np.broadcast_shapes(c.shape, product.shape) != product.shape:
+    if c is not None and np.broadcast_shapes(c.shape, product.shape) != product.shape:
         raise ValueError(f"C of shape {c.shape} does not broadcast to {product.shape}")
+    if c is None or not beta:  # as in BLAS, C is not read then: it may hold NaN
+        return product
     return product + (c if beta == 1 else c * a.dtype.type(beta))
 
 

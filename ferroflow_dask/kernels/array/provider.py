@@ -82,10 +82,6 @@ class ArrayProvider:
         named = frozenset[int]().union(*(operator.host for operator in versions.values()))
         return frozenset(i for i in named if i < len(op.inputs) and op.inputs[i])
 
-    def host_results(self, op: Op) -> bool:
-        """Return whether the op's results are NumPy arrays, wherever its operands are."""
-        return any(operator.on_host for operator in _TABLE.get((op.domain, op.op_type), {}).values())
-
 
 def _find(op: Op, opsets: Mapping[str, int]) -> Operator | None:
     """Return the kernel for the version of the operator that the op's opset has."""

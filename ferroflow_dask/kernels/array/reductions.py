@@ -29,7 +29,13 @@ def _axes(op: Op, x: Any, given: Any) -> tuple[int, ...]:
         axes = [] if given is None else integers(given)
         if not axes:
             return () if op.attributes.get("noop_with_empty_axes", 0) else tuple(range(x.ndim))
-    return tuple(axis_of(axis, x.ndim) for axis in axes)
+    return tuple(_axis(x, axis) for axis in axes)
+
+
+def _axis(x: Any, axis: int) -> int:
+    if not x.ndim:
+        raise DeclinedError("an axis of a scalar, which has none")  # to onnxruntime it has one
+    return axis_of(axis, x.ndim)
 
 
 def _reduction(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,7 +105,7 @@ def _arg_extreme(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return ONNX ArgMax or ArgMin, opset 1 on: of several places the first, or on demand the last."""
 
     def kernel(op: Op, x: Any) -> Any:
-        axis = axis_of(op.attributes.get("axis", 0), x.ndim)
+        axis = _axis(x, op.attributes.get("axis", 0))
         if op.attributes.get("select_last_index", 0):
             backwards = x[(*(slice(None),) * axis, slice(None, None, -1))]
             places = np.subtract(x.shape[axis] - 1, function(backwards, axis=axis).astype(np.int64))
