@@ -39,6 +39,7 @@ def test_full_precision_takes_no_handle(cupy: MagicMock) -> None:
     del cupy.cuda.Device.return_value.cublas_handle  # a look at it would raise
     with CudaDevice().use():
         pass
+    cupy.cuda.cublas.setMathMode.assert_not_called()
 
 
 @pytest.mark.parametrize(("has_cpus", "protocol"), [(False, "ucx"), (True, None)])
