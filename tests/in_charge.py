@@ -37,6 +37,17 @@ def workers_of(client: Client) -> list[Any]:
     return [worker for _, worker in sorted(client.cluster.workers.items())]
 
 
+def pause(i: int, seconds: float = 0.01) -> int:
+    time.sleep(seconds)
+    return i
+
+
+def pinned(client: Client, n: int, **options: Any) -> list[Any]:
+    """Submit tasks that prefer the first worker, so that only stealing can spread them."""
+    first = workers_of(client)[0].address
+    return client.map(pause, range(n), workers=[first], allow_other_workers=True, pure=False, **options)
+
+
 @contextmanager
 def in_charge(client: Client) -> Iterator[list[happened.Event]]:
     """Let the policy schedule a cluster; assert that it did, and that all accounts are at zero after."""

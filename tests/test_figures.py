@@ -1,0 +1,203 @@
+"""What the page draws, and how often."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from bokeh.document import Document
+from test_progress import Task
+
+from ferroflow_dask.dashboard.charts import Levels
+from ferroflow_dask.dashboard.figures import Figure, Queues, StealFlow, Timeline
+from ferroflow_dask.dashboard.progress import MOST_LEVELS, GraphProgress
+from ferroflow_dask.dashboard.recorder import OpRun, Recording, WorkerLoad
+from ferroflow_dask.dashboard.screen import Screen
+from ferroflow_dask.dashboard.style import Palette
+
+
+def loads(names: list[str]) -> list[WorkerLoad]:
+    return [WorkerLoad(f"tcp://{i}", name, "cpu", 1, 1, 2, 0.5, True) for i, name in enumerate(names)]
+
+
+def recorded(names: list[str], flows: dict[tuple[int, int], int] | None = None) -> Recording:
+    """What a recorder may have of workers: an op on each, and tasks taken from each other."""
+    workers = loads(names)
+    ops = [OpRun("op", f"op-{worker.address}", worker.address, 1, 0.0, 1.0, False) for worker in workers]
+    counts = Counter({(f"tcp://{a}", f"tcp://{b}"): n for (a, b), n in (flows or {}).items()})
+    progress = GraphProgress(lambda _: 1.0)
+    return Recording(ops, len(ops), [], workers, counts, progress, len(workers), {}, frozenset(), None)
+
+
+@pytest.mark.parametrize("n_workers", [0, 1, 8, 128], ids="{} workers".format)
+@pytest.mark.parametrize("kind", [StealFlow, Queues, Timeline])
+def test_as_many_names_are_on_an_axis_as_can_be_read(kind: type[Figure], n_workers: int) -> None:
+    figure = kind(recorded([str(i) for i in range(n_workers)]))
+    figure.update()
+    axis = figure.root.yaxis[0]
+    ticks = list(axis.ticker.ticks) if n_workers else []
+    assert len(ticks) == min(n_workers, 16)
+    step = max(1, n_workers // 16)
+    assert [axis.major_label_overrides[tick] for tick in ticks] == [str(i) for i in range(0, n_workers, step)]
+
+
+def test_workers_of_one_name_are_two_workers() -> None:
+    figure = StealFlow(recorded(["same", "same", "10", "9"], {(0, 1): 3, (1, 0): 2, (2, 3): 1}))
+    figure.update()
+    cells = set(
+        zip(figure.source.data["x"], figure.source.data["y"], figure.source.data["steals"], strict=True)
+    )
+    assert cells == {(1, 0, 3), (0, -1, 2), (2, -3, 1)}  # 9 comes before 10
+
+
+class Cluster:
+    """A recorder of workers that come and go, each with two threads."""
+
+    def __init__(self) -> None:
+        self.n_ops, self.present, self._new = 0, [], []
+
+    def ran(self, *runs: tuple[str, int, float]) -> None:
+        """Tasks of a second have run: worker, thread, end."""
+        self._new = [
+            OpRun("op", "op", worker, thread, stop - 1, stop, False) for worker, thread, stop in runs
+        ]
+        self.n_ops += len(runs)
+
+    def new_ops(self, n_seen: int) -> list[OpRun]:
+        return self._new
+
+    def workers(self) -> list[WorkerLoad]:
+        return [WorkerLoad(name, name, "cpu", 2, 0, 0, 0.0, True) for name in self.present]
+
+
+def rows(figure: Figure) -> list[tuple[str, int]]:
+    """Which bar is in which row."""
+    return list(zip(figure.source.data["worker"], figure.source.data["y"], strict=True))
+
+
+def labels(figure: Figure) -> dict[int, str]:
+    return dict(figure.root.yaxis[0].major_label_overrides)
+
+
+def test_a_worker_has_as_many_rows_as_threads_whatever_runs_its_tasks() -> None:
+    cluster = Cluster()
+    cluster.present = ["a", "b"]
+    figure = Timeline(cluster)
+    for second in range(100):  # each time in a thread of its own, beside one that stays
+        cluster.ran(("a", second, second), ("a", -1, second), ("b", second, second))
+        figure.update()
+    assert {y for worker, y in rows(figure) if worker == "a"} == {0, -1}
+    assert {y for worker, y in rows(figure) if worker == "b"} == {-2, -3}
+    assert {len(places) for places in figure._lanes._places.values()} == {2}
+
+
+def test_rows_of_workers_that_left_are_gone_once_nothing_of_them_is_in_sight() -> None:
+    cluster = Cluster()
+    cluster.present = ["a", "b", "c"]
+    figure = Timeline(cluster)
+    cluster.ran(("a", 1, 1.0), ("b", 1, 1.0), ("c", 1, 1.0))
+    figure.update()
+    cluster.present = ["b", "c", "d"]  # as with `adapt`
+    cluster.ran(("c", 2, 10.0), ("d", 1, 10.0))
+    figure.update()
+    assert labels(figure) == {0: "gone", -2: "b", -4: "c", -6: "d"}
+    cluster.ran(("c", 1, 30.0))
+    figure.update()
+    assert labels(figure) == {0: "b", -2: "c", -4: "d"}
+    assert rows(figure) == [("b", 0), ("c", -2), ("c", -3), ("d", -4), ("c", -2)]
+    assert list(figure.source.data["stop"]) == [1e3, 1e3, 10e3, 10e3, 30e3]
+    assert figure.root.y_range.start == 0.5 - 6
+    assert set(figure._lanes._places) == {"b", "c", "d"}
+
+
+@pytest.mark.parametrize("kind", [StealFlow, Queues, Timeline, Levels])
+def test_what_has_not_changed_is_not_sent(kind: type[Figure]) -> None:
+    figure = kind(recorded(["a", "b"], {(0, 1): 1}))
+    document = Document()
+    document.add_root(figure.root)
+    sent: list[Any] = []
+    document.on_change(sent.append)
+    figure.update()
+    assert sent
+    sent.clear()
+    figure.update()
+    assert not sent
+
+
+class Costly(Figure):
+    """A figure that costs what it is told to."""
+
+    def make(self, options: dict[str, Any]) -> Any:
+        self.n, self.spent_s, self.cost_s = 0, 0.0, 0.0
+
+    def refresh(self) -> None:
+        self.n += 1
+        self.spent_s += self.cost_s
+
+
+def screen_of(*figures: Figure, is_watched: Callable[[], bool], **options: Any) -> Screen:
+    return Screen(SimpleNamespace(sample=lambda: None), figures, is_watched, **options)
+
+
+@pytest.mark.parametrize(
+    ("cost_s", "expected"),
+    [(0.001, 60), (0.01, 30), (1.0, 20)],
+    ids=["each second", "each other second", "but each third at least"],
+)
+def test_what_costs_more_is_drawn_less_often(cost_s: float, expected: int) -> None:
+    figure, now_s = Costly(recorded([])), [0.0]
+    screen = screen_of(figure, is_watched=lambda: True, clock=lambda: now_s[0], cpu=lambda: figure.spent_s)
+    figure.cost_s = cost_s
+    for second in range(60):
+        now_s[0] = float(second)
+        screen.update()
+    assert figure.n == expected
+
+
+def test_nothing_is_drawn_while_nobody_looks_and_one_figure_does_not_stop_another(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Fails(Costly):
+        def refresh(self) -> None:
+            raise RuntimeError("not today")
+
+    figure, is_watched = Costly(recorded([])), [False]
+    screen = screen_of(Fails(figure.recorder), figure, is_watched=lambda: is_watched[0])
+    screen.update()
+    assert figure.n == 0
+    is_watched[0] = True
+    with caplog.at_level(logging.ERROR, "ferroflow_dask"):
+        screen.update()
+    assert figure.n == 1
+    assert "Fails is not up to date" in caplog.text
+
+
+def test_names_have_looks_however_many_there_are() -> None:
+    palette = Palette()
+    looks = [palette[f"name-{i}"] for i in range(5000)]
+    assert looks == [palette[f"name-{i}"] for i in range(5000)]
+    assert len(set(looks[:32])) == 32
+    assert len(palette._index) < 1000
+
+
+def test_levels_are_bounded_beside_a_task_that_never_ends() -> None:
+    progress, n = GraphProgress(lambda _: 1.0), MOST_LEVELS + 500
+    last = Task("x-0")
+    progress.add([Task("never ends"), last], n_threads=2, now_s=0.0)  # type: ignore[list-item]
+    for i in range(1, n):
+        after = Task(f"x-{i}", last)
+        progress.add([after], n_threads=2, now_s=float(i))  # type: ignore[list-item]
+        progress.forget(last.key, float(i))
+        last = after
+    assert len(progress.levels) == MOST_LEVELS
+    assert sum(level.n_tasks for level in progress.levels) == progress.n_tasks == n + 1
+    assert sum(level.n_done for level in progress.levels) == progress.n_done == n - 1
+    assert len(progress._tasks) == 2
+    figure = Levels(replace(recorded([]), progress=progress))
+    figure.update()
+    assert figure.root.xaxis[0].axis_label == "level (the last: all from there on)"
