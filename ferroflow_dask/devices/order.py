@@ -7,6 +7,7 @@ step takes along what is like it.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from itertools import islice
 
 from ferroflow_dask.kernels import Plan
 
@@ -33,8 +34,11 @@ class Order:
             self.n_reads[value] += 1
         self._followers: list[list[int]] = [[] for _ in plan.steps]
         self._n_missing: list[int] = []
-        # By kernel: what is ready, in the order in which it became so.
-        self._ready: dict[int, dict[int, None]] = {}
+        # Steps that may be batched and have become ready since they were last sorted.
+        self._new: list[int] = []
+        # By kernel and by what they have in common: such steps in the order in which they became ready.
+        self._ready: dict[tuple[int, Hashable], dict[int, None]] = {}
+        self._common: dict[int, Hashable] = {}
         for at, (kernel, inputs, _, _) in enumerate(plan.steps):
             before = {maker[value] for value in inputs if value in maker}
             for earlier in before:
@@ -44,7 +48,7 @@ class Order:
                     self.n_reads[value] += 1
             self._n_missing.append(len(before))
             if not before and may_batch[kernel]:
-                self._ready.setdefault(kernel, {})[at] = None
+                self._new.append(at)
 
     def next_group(self, alike: Callable[[int], Hashable], most: Callable[[int], int]) -> list[int] | None:
         """Return the steps to enqueue next; None if all are done.
@@ -63,24 +67,29 @@ class Order:
         first = self._next
         kernel = self._plan.steps[first][0]
         group = [first]
-        if self._may_batch[kernel] and (shape := alike(first)) is not None:
-            room = most(first)
-            for other in self._ready[kernel]:
-                if len(group) >= room:
-                    break
-                if other != first and alike(other) == shape:
-                    group.append(other)
+        if self._may_batch[kernel]:
+            self._sort(alike)
+            common = self._common[first]
+            if common is not None:
+                others = (at for at in self._ready[kernel, common] if at != first)
+                group += islice(others, most(first) - 1)
         for at in group:
             self._finish(at)
         return group
+
+    def _sort(self, alike: Callable[[int], Hashable]) -> None:
+        for at in self._new:
+            common = self._common[at] = alike(at)
+            self._ready.setdefault((self._plan.steps[at][0], common), {})[at] = None
+        self._new.clear()
 
     def _finish(self, at: int) -> None:
         self._is_done[at] = True
         kernel = self._plan.steps[at][0]
         if self._may_batch[kernel]:
-            del self._ready[kernel][at]
+            del self._ready[kernel, self._common.pop(at)][at]
         for follower in self._followers[at]:
             self._n_missing[follower] -= 1
             of = self._plan.steps[follower][0]
             if not self._n_missing[follower] and self._may_batch[of]:
-                self._ready.setdefault(of, {})[follower] = None
+                self._new.append(follower)

@@ -22,6 +22,8 @@ from ferroflow_dask.exceptions import KernelError, KernelNotFoundError
 from ferroflow_dask.graph.ir import Op
 from ferroflow_dask.kernels import DEVICE_PROVIDER, Plan, host_operands, shared_kernel
 
+_MOST_LABELS = 10_000
+
 
 class DeviceRunner:
     """A device, and the work of one worker on it.
@@ -179,6 +181,8 @@ class DeviceRunner:
         key = (label, tuple(map(told, arguments)))
         if key in self._has_run:
             return lambda seconds: self._on_duration(label, seconds)
+        if len(self._has_run) >= _MOST_LABELS:  # bounded; each then stays untold once more
+            self._has_run.clear()
         self._has_run.add(key)
         return lambda _seconds: None
 
