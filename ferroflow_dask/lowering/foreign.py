@@ -20,7 +20,7 @@ from dask.utils import key_split
 from ferroflow_dask.cost import ClusterProfile
 from ferroflow_dask.lowering.cut import GUESS, MEMORY_SHARE, best_cut
 from ferroflow_dask.lowering.predict import Cut, Work
-from ferroflow_dask.lowering.sequence import sequence_of
+from ferroflow_dask.lowering.sequence import BundleTask, sequence_of
 from ferroflow_dask.lowering.tasks import (
     BUNDLE_ANNOTATION,
     BUNDLE_PREFIX,
@@ -249,7 +249,7 @@ def _write(
         }
         arguments = {key: (results[result], item) for key, (result, item) in places.items()}
         call = sequence_of([tasks[key] for key in keys], arguments, exports[i])
-        written[name] = Task(name, call, *map(TaskRef, results))
+        written[name] = BundleTask(name, call, *map(TaskRef, results))
         seconds[name] = sum(costs_s[key] for key in keys)
         names[name] = dict(Counter(key_split(key) for key in keys if not isinstance(tasks[key], _NO_WORK)))
     annotations = {COST_ANNOTATION: PerKey(seconds), BUNDLE_ANNOTATION: PerKey(names)} if seconds else None

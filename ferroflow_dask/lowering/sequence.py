@@ -64,6 +64,20 @@ class ExecuteTasks:
         return outputs[0] if len(outputs) == 1 else Results(outputs)
 
 
+class BundleTask(Task):
+    """A task that calls `ExecuteTasks`, and that Dask makes no part of another.
+
+    Dask's bags give iterators to what is fused with the only task that reads them; a bundle may read twice.
+    """
+
+    __slots__ = ()
+
+    @property
+    def block_fusion(self) -> bool:
+        """Whether `fuse_linear_task_spec` leaves it alone."""
+        return True
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _CallTask:
     """A task whose arguments are more than values: called with those of `needed`."""
