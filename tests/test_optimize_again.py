@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable
 from typing import Any
 
+import dask
+import dask.array as da
 import dask.bag as db
+import numpy as np
+import pytest
+from distributed import Client
 from test_optimize import FOUR, All
 
-from ferroflow_dask.lowering.foreign import Learned, optimize_for
+from ferroflow_dask.lowering.foreign import Learned, optimize_for, pack_graph
 
 
 class Except(All):
@@ -33,6 +40,10 @@ def parse_anew(x: int) -> int:
     return x + 1
 
 
+def power(x: int, by: int) -> int:
+    return int(x**by)
+
+
 def test_what_a_bundle_reads_twice_is_no_iterator() -> None:
     # Dask's bags would fuse what is new with the only bundle that reads it, and drop its `reify`.
     read = db.from_sequence(range(20), npartitions=4).map(parse_anew)
@@ -42,3 +53,62 @@ def test_what_a_bundle_reads_twice_is_no_iterator() -> None:
     tasks = dict(optimized.__dask_graph__())
     assert len(tasks) == 3 * 4  # data, what is new, and a bundle
     assert optimized.compute(scheduler="sync") == expected
+
+
+def on_cluster(client: Client) -> Any:
+    return client.persist(da.arange(100, chunks=10))
+
+
+def as_delayed(client: Client) -> Any:
+    return dask.delayed(client.submit(np.arange, 100, key="as-delayed"))
+
+
+#: What is computed of data on a cluster, given a function that returns it.
+OF_FUTURES: dict[str, Callable[[Client], Any]] = {
+    "an array": lambda client: (on_cluster(client) + 1).sum(),
+    "all of it": on_cluster,
+    "blocks": lambda client: on_cluster(client)[5:25],
+    "a bag": lambda client: client.persist(db.from_sequence(range(20), npartitions=4)).map(double).sum(),
+    "delayed": lambda client: dask.delayed(np.sum)(as_delayed(client)),
+    "an argument": lambda client: dask.delayed(power)(client.submit(double, 4, key="arg"), by=2),
+    "an array of one": lambda client: da.from_delayed(as_delayed(client), (100,), int) * 2,
+}
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("learned", [{}, All(1e-5)], ids=["unknown", "short"])
+@pytest.mark.parametrize("name", OF_FUTURES)
+def test_data_on_the_cluster_stays_there(name: str, learned: Any, thread_client: Client) -> None:
+    collection = OF_FUTURES[name](thread_client)
+    expected = collection.compute()
+    optimized = optimize_for(collection, FOUR, learned)
+    del collection
+    gc.collect()
+    # What is to be released has been when the scheduler has answered.
+    assert thread_client.submit(double, 1, key="after").result() == 2
+    np.testing.assert_array_equal(optimized.compute(), expected)
+
+
+@pytest.mark.cluster
+def test_data_of_a_packed_graph_stays_on_the_cluster(thread_client: Client) -> None:
+    future = thread_client.submit(double, 4)
+    packed = pack_graph({"a": (double, future), "b": (triple, "a")}, ["a", "b"], FOUR, All(1e-5))
+    del future
+    gc.collect()
+    assert thread_client.submit(double, 1).result() == 2
+    found = packed.values(thread_client.get(packed.dsk, packed.keys))
+    assert found == {"a": 16, "b": 48}
+
+
+@pytest.mark.cluster
+def test_data_frames_on_the_cluster_stay_there(thread_client: Client) -> None:
+    pd = pytest.importorskip("pandas")
+    dd = pytest.importorskip("dask.dataframe")
+    data = pd.DataFrame({"name": list("abcd") * 25, "value": range(100)})
+    frame = thread_client.persist(dd.from_pandas(data, npartitions=10))
+    optimized = optimize_for(frame.groupby("name").value.mean(), FOUR, All(1e-5))
+    del frame
+    gc.collect()
+    assert thread_client.submit(double, 1).result() == 2
+    found = optimized.compute().sort_index()
+    pd.testing.assert_series_equal(found, data.groupby("name").value.mean(), check_index_type=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import iscoroutinefunction
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from dask.utils import key_split
 
 from ferroflow_dask.cost import ClusterProfile
 from ferroflow_dask.lowering.cut import GUESS, MEMORY_SHARE, best_cut
+from ferroflow_dask.lowering.futures import futures_in
 from ferroflow_dask.lowering.predict import Cut, Work
 from ferroflow_dask.lowering.sequence import BundleTask, sequence_of
 from ferroflow_dask.lowering.tasks import (
@@ -78,7 +79,9 @@ def optimize_for(collection: C, cluster: ClusterProfile, learned: Mapping[str, L
     if not is_expression and is_annotated(given.__dask_graph__()):
         return collection
     optimized: Any = given.optimize() if is_expression else optimize(given)[0]
-    bundled = bundle_graph(optimized.__dask_graph__(), optimized.__dask_keys__(), cluster, learned)
+    # Dask's optimization leaves Futures out, too.
+    held = () if is_expression else (given.__dask_graph__(),)
+    bundled = bundle_graph(optimized.__dask_graph__(), optimized.__dask_keys__(), cluster, learned, held)
     rebuilt: C = _rebuild(optimized, bundled, is_expression)
     return rebuilt
 
@@ -89,10 +92,29 @@ def is_annotated(dsk: Mapping[Key, Any]) -> bool:
 
 
 def bundle_graph(
-    dsk: Mapping[Key, Any], keys: Any, cluster: ClusterProfile, learned: Mapping[str, Learned]
+    dsk: Mapping[Key, Any],
+    keys: Any,
+    cluster: ClusterProfile,
+    learned: Mapping[str, Learned],
+    held: Iterable[Mapping[Key, Any]] = (),
 ) -> MaterializedLayer:
-    """Cut the tasks of any graph of Dask's into bundles; `keys` may be nested. See `optimize_for`."""
-    return bundle_tasks(convert_legacy_graph(dict(dsk)), set(flatten(keys)), cluster, learned)
+    """Cut the tasks of any graph of Dask's into bundles; `keys` may be nested. See `optimize_for`.
+
+    Futures that tasks read, of the graph or else of those `held`, stay under their own keys.
+    """
+    graph, wanted = dict(dsk), set(flatten(keys))
+    tasks = convert_legacy_graph(graph)
+    layer = bundle_tasks(tasks, wanted, cluster, learned)
+    return _with_futures(layer, tasks, wanted, (graph, *held))
+
+
+def _with_futures(
+    layer: MaterializedLayer, tasks: Tasks, wanted: Collection[Key], graphs: Iterable[Mapping[Key, Any]]
+) -> MaterializedLayer:
+    """Return a layer that has the Futures that tasks read: whoever holds the graph, holds their results."""
+    read = {key for task in tasks.values() for key in task.dependencies}
+    futures = futures_in(graphs, (read | {*wanted}) - tasks.keys())
+    return MaterializedLayer({**layer.mapping, **futures}, layer.annotations) if futures else layer
 
 
 def _rebuild(collection: Any, tasks: MaterializedLayer, is_expression: bool) -> Any:
@@ -156,7 +178,10 @@ def pack_graph(
     dsk: Mapping[Key, Any], keys: Any, cluster: ClusterProfile, learned: Mapping[str, Learned]
 ) -> PackedGraph:
     """Cut the tasks of any graph of Dask's into bundles, those in the nested `keys` like all others."""
-    return _pack(convert_legacy_graph(dict(dsk)), dict.fromkeys(flatten(keys)), (), cluster, learned)
+    graph, wanted = dict(dsk), dict.fromkeys(flatten(keys))
+    tasks = convert_legacy_graph(graph)
+    packed = _pack(tasks, wanted, (), cluster, learned)
+    return PackedGraph(_with_futures(packed.layer, tasks, wanted, (graph,)), packed.places)
 
 
 def _pack(
