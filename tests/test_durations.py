@@ -14,7 +14,7 @@ from ferroflow_dask.policy.pace import Paces
 
 def task(name: str = "f", kind: str | None = None) -> Any:
     annotations = {} if kind is None else {KIND_ANNOTATION: kind}
-    return SimpleNamespace(prefix=SimpleNamespace(name=name), annotations=annotations)
+    return SimpleNamespace(prefix=SimpleNamespace(name=name), annotations=annotations, run_spec=None)
 
 
 def learned(*seconds: float, kind: str | None = None) -> Durations:

@@ -11,10 +11,13 @@ import dask.array as da
 import dask.bag as db
 import numpy as np
 import pytest
-from distributed import Client
-from test_optimize import FOUR, All
+from distributed import Client, wait
+from test_optimize import COLLECTIONS, FOUR, All
 
+from ferroflow_dask.lowering import bundle_in
 from ferroflow_dask.lowering.foreign import Learned, optimize_for, pack_graph
+from ferroflow_dask.plugin import learned
+from ferroflow_dask.plugin.describe import declared_cost
 
 
 class Except(All):
@@ -112,3 +115,41 @@ def test_data_frames_on_the_cluster_stay_there(thread_client: Client) -> None:
     assert thread_client.submit(double, 1).result() == 2
     found = optimized.compute().sort_index()
     pd.testing.assert_series_equal(found, data.groupby("name").value.mean(), check_index_type=False)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("learned", [{}, All(1e-5)], ids=["unknown", "short"])
+def test_a_collection_of_several_gives_the_same(learned: Any, thread_client: Client) -> None:
+    xarray = pytest.importorskip("xarray")
+    numbers = da.arange(40, chunks=10)
+    variables = {"a": numbers + 1, "b": (numbers + 1) * 2, "c": np.ones(40)}
+    dataset = xarray.Dataset({name: ("x", values) for name, values in variables.items()})
+    optimized = optimize_for(dataset, FOUR, learned)
+    assert type(optimized) is type(dataset)
+    expected = dataset.compute(scheduler="sync")
+    xarray.testing.assert_identical(optimized.compute(), expected)
+    xarray.testing.assert_identical(thread_client.persist(optimized).compute(), expected)
+    # A part of it, and both at once.
+    np.testing.assert_array_equal(optimized.b[3:15].compute(), expected.b[3:15])
+    for both in (dask.compute(optimized, dataset.b), dask.compute(dataset.b, optimized)[::-1]):
+        xarray.testing.assert_identical(both[0], expected)
+        xarray.testing.assert_identical(both[1], expected.b)
+
+
+def bundles_on(dask_scheduler: Any) -> list[tuple[str, float | None]]:
+    """Return the names that Dask gives bundles, and how long each should take [s]."""
+    tasks = dask_scheduler.tasks.values()
+    return [(ts.prefix.name, declared_cost(ts)) for ts in tasks if bundle_in(ts.run_spec) is not None]
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("name", COLLECTIONS)
+def test_what_bundles_stand_for_and_cost_outlives_dasks_optimization(
+    name: str, ferroflow_client: Client
+) -> None:
+    collection = optimize_for(COLLECTIONS[name](), FOUR, All(1e-5))
+    future = ferroflow_client.compute(collection)
+    wait(future)
+    found = ferroflow_client.run_on_scheduler(bundles_on)
+    assert sum(cost_s for _, cost_s in found) > 0
+    assert {name for name, _ in found}.isdisjoint(learned(ferroflow_client))

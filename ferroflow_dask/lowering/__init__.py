@@ -14,17 +14,11 @@ from ferroflow_dask.lowering.execution import (
 from ferroflow_dask.lowering.placement import is_placed_key, place
 from ferroflow_dask.lowering.predict import Prediction
 from ferroflow_dask.lowering.sealed import token_of
-from ferroflow_dask.lowering.tasks import (
-    BUNDLE_ANNOTATION,
-    COST_ANNOTATION,
-    CPU,
-    GPU,
-    RANK_ANNOTATION,
-)
+from ferroflow_dask.lowering.sequence import bundle_in
+from ferroflow_dask.lowering.tasks import COST_ANNOTATION, CPU, GPU, RANK_ANNOTATION
 
 __all__ = [
     "AUTO",
-    "BUNDLE_ANNOTATION",
     "COST_ANNOTATION",
     "CPU",
     "GPU",
@@ -36,6 +30,7 @@ __all__ = [
     "Prediction",
     "Results",
     "bind",
+    "bundle_in",
     "check_placement",
     "device_here",
     "executed",

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import iscoroutinefunction
 from typing import Any, TypeVar
 
-from dask._task_spec import Alias, DataNode, GraphNode, Task, TaskRef, convert_legacy_graph
+from dask._task_spec import GraphNode, Task, TaskRef, convert_legacy_graph
 from dask.base import optimize
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
@@ -21,12 +20,9 @@ from ferroflow_dask.cost import ClusterProfile
 from ferroflow_dask.lowering.cut import GUESS, MEMORY_SHARE, best_cut
 from ferroflow_dask.lowering.futures import futures_in
 from ferroflow_dask.lowering.predict import Cut, Work
-from ferroflow_dask.lowering.sequence import BundleTask, sequence_of
+from ferroflow_dask.lowering.sequence import NO_WORK, BundleTask, ExecuteTasks, sequence_of
 from ferroflow_dask.lowering.tasks import (
-    BUNDLE_ANNOTATION,
     BUNDLE_PREFIX,
-    COST_ANNOTATION,
-    PerKey,
     Place,
     by_place,
 )
@@ -54,8 +50,6 @@ class Learned:
     nbytes: float = 0.0
 
 
-#: Data in the graph, other names for results.
-_NO_WORK = (DataNode, Alias)
 _NOTHING = Learned(0.0)
 
 
@@ -114,26 +108,25 @@ def _with_futures(
     """Return a layer that has the Futures that tasks read: whoever holds the graph, holds their results."""
     read = {key for task in tasks.values() for key in task.dependencies}
     futures = futures_in(graphs, (read | {*wanted}) - tasks.keys())
-    return MaterializedLayer({**layer.mapping, **futures}, layer.annotations) if futures else layer
+    return MaterializedLayer({**layer.mapping, **futures}) if futures else layer
 
 
 def _rebuild(collection: Any, tasks: MaterializedLayer, is_expression: bool) -> Any:
     """Return a collection with other tasks."""
-    # Some collections look for the layer that they know.
-    layers = None if is_expression else getattr(collection, "__dask_layers__", None)
-    graph = graph_of(tasks, None if layers is None else layers()[0])
+    graph = dict(tasks)
     if is_expression:
         from dask.dataframe import from_graph
 
         keys = list(flatten(collection.__dask_keys__()))
         return from_graph(graph, collection._meta, collection.divisions, keys, "bundled")
     rebuild, arguments = collection.__dask_postpersist__()
+    # Collections know how to take tasks without layers, which is what dask.optimize gives them.
     return rebuild(graph, *arguments)
 
 
-def graph_of(layer: MaterializedLayer, name: str | None = None) -> HighLevelGraph:
+def graph_of(layer: MaterializedLayer) -> HighLevelGraph:
     """Return a graph of one layer."""
-    name = f"bundled-{uuid.uuid4().hex}" if name is None else name
+    name = f"bundled-{uuid.uuid4().hex}"
     return HighLevelGraph({name: layer}, {name: set()})
 
 
@@ -220,13 +213,13 @@ def _pack(
 
 
 def _known(task: GraphNode, learned: Mapping[str, Learned]) -> Learned | None:
-    return _NOTHING if isinstance(task, _NO_WORK) else learned.get(key_split(task.key))
+    return _NOTHING if isinstance(task, NO_WORK) else learned.get(key_split(task.key))
 
 
 def _is_aware(task: GraphNode) -> bool:
-    if isinstance(task, _NO_WORK):
+    if isinstance(task, NO_WORK):
         return False
-    if type(task) is not Task or task.data_producer:
+    if type(task) is not Task or task.data_producer or isinstance(task.func, ExecuteTasks):
         return True
     module = getattr(task.func, "__module__", None) or ""
     return module.startswith(_AWARE)
@@ -257,8 +250,6 @@ def _write(
         for item, key in enumerate(exports[i]):
             place[key] = (name, item if len(exports[i]) > 1 else None)
     written: dict[Hashable, GraphNode] = {}
-    seconds: dict[Hashable, float] = {}
-    names: dict[Hashable, dict[str, int]] = {}
     for i, keys in enumerate(groups):
         if not exports[i]:
             continue  # nobody wants it
@@ -273,10 +264,7 @@ def _write(
             result: n for n, result in enumerate(dict.fromkeys(result for result, _ in places.values()))
         }
         arguments = {key: (results[result], item) for key, (result, item) in places.items()}
-        call = sequence_of([tasks[key] for key in keys], arguments, exports[i])
+        cost_s = sum(costs_s[key] for key in keys)
+        call = sequence_of([tasks[key] for key in keys], arguments, exports[i], cost_s)
         written[name] = BundleTask(name, call, *map(TaskRef, results))
-        seconds[name] = sum(costs_s[key] for key in keys)
-        names[name] = dict(Counter(key_split(key) for key in keys if not isinstance(tasks[key], _NO_WORK)))
-    annotations = {COST_ANNOTATION: PerKey(seconds), BUNDLE_ANNOTATION: PerKey(names)} if seconds else None
-    layer = MaterializedLayer(written, annotations=annotations)
-    return PackedGraph(layer, {key: place.get(key, (key, None)) for key in wanted})
+    return PackedGraph(MaterializedLayer(written), {key: place.get(key, (key, None)) for key in wanted})

@@ -5,14 +5,19 @@ Dask's `Task` objects take some 20 µs each to unpickle, which they would be on 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dask._task_spec import Alias, DataNode, GraphNode, Task, TaskRef
 from dask.typing import Key
+from dask.utils import key_split
 
 from ferroflow_dask.lowering.execution import Results
+
+#: Data in the graph, other names for results.
+NO_WORK = (DataNode, Alias)
 
 #: Function, arguments (None where a value goes), which values go where, and those that nobody reads later.
 #: A value that comes from elsewhere has the number of its argument; those that steps make follow.
@@ -36,6 +41,11 @@ class ExecuteTasks:
         it, None for all of it.
     exports : tuple of int
         The values that are wanted.
+    stands_for : mapping of str to int, optional
+        How many tasks of which names run: they, not the name of the Dask task, are learned of. None where
+        it is one, under its own name.
+    cost_s : float, optional
+        How long they should take [s]. None where it is one.
     """
 
     functions: tuple[Callable[..., Any], ...]
@@ -43,6 +53,8 @@ class ExecuteTasks:
     keys: tuple[Key, ...]
     arguments: tuple[tuple[int, int | None], ...]
     exports: tuple[int, ...]
+    stands_for: Mapping[str, int] | None = None
+    cost_s: float | None = None
 
     def __call__(self, *results: Any) -> Any:
         """Return the result that is wanted, or `Results` of several."""
@@ -62,6 +74,14 @@ class ExecuteTasks:
                 values[number] = None
         outputs = tuple(values[number] for number in self.exports)
         return outputs[0] if len(outputs) == 1 else Results(outputs)
+
+
+def bundle_in(task: object) -> ExecuteTasks | None:
+    """Return what a task of Dask's runs if it stands for several."""
+    # Dask's optimizations copy tasks, with annotations left behind, but keep their functions.
+    function = getattr(task, "func", None)
+    is_bundle = isinstance(function, ExecuteTasks) and function.stands_for is not None
+    return function if is_bundle else None
 
 
 class BundleTask(Task):
@@ -94,7 +114,10 @@ def _same(value: Any) -> Any:
 
 
 def sequence_of(
-    tasks: Sequence[GraphNode], arguments: Mapping[Key, tuple[int, int | None]], exports: Sequence[Key]
+    tasks: Sequence[GraphNode],
+    arguments: Mapping[Key, tuple[int, int | None]],
+    exports: Sequence[Key],
+    cost_s: float,
 ) -> ExecuteTasks:
     """Return the function that runs some tasks.
 
@@ -106,6 +129,8 @@ def sequence_of(
         Where they find what they need of others, as in `ExecuteTasks`.
     exports : sequence of Key
         The tasks whose results are wanted.
+    cost_s : float
+        How long they should take [s].
     """
     number = {key: i for i, key in enumerate([*arguments, *(task.key for task in tasks)])}
     functions: dict[int, tuple[int, Callable[..., Any]]] = {}
@@ -122,13 +147,20 @@ def sequence_of(
         gone = [value for value in dict.fromkeys([*(n for _, n in values), step]) if value not in needed]
         needed.update(gone)
         steps.append((at, given, values, tuple(gone)))
+    is_one = len(tasks) == 1
     return ExecuteTasks(
         tuple(function for _, function in functions.values()),
         tuple(reversed(steps)),
         tuple(task.key for task in tasks),
         tuple(arguments.values()),
         tuple(number[key] for key in exports),
+        None if is_one else _names(tasks),
+        None if is_one else cost_s,
     )
+
+
+def _names(tasks: Sequence[GraphNode]) -> dict[str, int]:
+    return dict(Counter(key_split(task.key) for task in tasks if not isinstance(task, NO_WORK)))
 
 
 def _call(task: GraphNode) -> tuple[Callable[..., Any], tuple[Any, ...], list[tuple[int, Key]]]:

@@ -31,8 +31,6 @@ COST_ANNOTATION = "ferroflow_cost"
 CPU, GPU = "cpu", "gpu"
 #: Upward rank of a task [s]: what still has to run once it starts.
 RANK_ANNOTATION = "ferroflow_rank"
-#: How many tasks of which names a task stands for: they, not its own name, are learned of.
-BUNDLE_ANNOTATION = "ferroflow_bundle"
 
 #: Names the tasks of several ops.
 BUNDLE_PREFIX = "bundle"

@@ -9,7 +9,7 @@ from numbers import Real
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from ferroflow_dask.lowering import COST_ANNOTATION, CPU, GPU, RANK_ANNOTATION
+from ferroflow_dask.lowering import COST_ANNOTATION, CPU, GPU, RANK_ANNOTATION, bundle_in
 from ferroflow_dask.plugin import seams
 from ferroflow_dask.plugin.devices import kind_of_worker
 from ferroflow_dask.plugin.durations import Durations
@@ -28,8 +28,14 @@ _NUMBERS = (float, int, Real)
 
 
 def declared_cost(ts: TaskState, kind: str = CPU) -> float | None:
-    """Return the duration that a task was annotated with [s]; None where it has none that makes sense."""
+    """Return the duration that a task was annotated with [s], or that it has as a bundle.
+
+    None where it has none that makes sense.
+    """
     declared = (ts.annotations or {}).get(COST_ANNOTATION)
+    if declared is None:
+        bundle = bundle_in(ts.run_spec)
+        return None if bundle is None else bundle.cost_s
     return _seconds(declared.get(kind) if isinstance(declared, dict) else declared)
 
 
@@ -112,9 +118,9 @@ class TaskDescriber:
 
     def known_cost(self, ts: TaskState) -> float | None:
         """Return the duration that is declared for a task, or learned of its kind [s]; None if neither."""
-        if not ts.annotations:
-            return None
         declared = declared_cost(ts)
+        if not ts.annotations:
+            return declared
         if declared is None and declared_kinds(ts):
             declared = declared_cost(ts, GPU)
         return self._durations.of(ts) if declared is None else declared

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from ferroflow_dask.lowering import BUNDLE_ANNOTATION, KIND_ANNOTATION
+from ferroflow_dask.lowering import KIND_ANNOTATION, bundle_in
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
@@ -57,8 +58,9 @@ class Durations:
 
     def record(self, ts: TaskState, seconds: float, nbytes: int) -> None:
         """Learn from a task that ended: how long it took [s], and how large its result is [B]."""
-        if ts.annotations and BUNDLE_ANNOTATION in ts.annotations:
-            self._record_bundle(ts.annotations[BUNDLE_ANNOTATION], seconds)
+        bundle = bundle_in(ts.run_spec)
+        if bundle is not None:
+            self._record_bundle(bundle.stands_for or {}, seconds)
             return
         self._record_name(ts.prefix.name, seconds, nbytes)
         kind = _kind(ts)
@@ -72,13 +74,9 @@ class Durations:
         if len(self._usual_s) > _KEPT:
             self._usual_s.popitem(last=False)
 
-    def _record_bundle(self, names: object, seconds: float) -> None:
+    def _record_bundle(self, names: Mapping[str, int], seconds: float) -> None:
         # Whatever tasks of several names have taken longer than expected, all of them share.
-        known = [
-            (self._names[name], n)
-            for name, n in (names.items() if isinstance(names, dict) else ())
-            if name in self._names and isinstance(n, int)
-        ]
+        known = [(self._names[name], n) for name, n in names.items() if name in self._names]
         expected_s = sum(n * name.mean_s for name, n in known)
         if expected_s > 0:
             factor = min(max(seconds / expected_s, 1 / _MOST), _MOST)
