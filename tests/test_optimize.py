@@ -161,6 +161,18 @@ def test_graphs_with_coroutines_stay_as_they_are() -> None:
     assert dict(bundle_tasks(dsk, {"b"}, FOUR, All(1e-5))) == dsk
 
 
+@pytest.mark.parametrize(
+    ("keys", "asked"),
+    [(("n", 0), {("n", 0)}), ([("n", 0)], {("n", 0)}), ([[("n", 0)], "other"], {("n", 0), "other"})],
+    ids=["one", "list", "nested"],
+)
+def test_a_key_may_be_a_tuple(keys: Any, asked: set[Any]) -> None:
+    dsk = {("n", 0): (operator.neg, 1), "other": (operator.neg, ("n", 0))}
+    packed = pack_graph(dsk, keys, FOUR, All(1e-5))
+    found = packed.values(dask.get(dict(packed.dsk), packed.keys))
+    assert found == {key: {("n", 0): -1, "other": 1}[key] for key in asked}
+
+
 @settings(max_examples=80)
 @given(st.data(), st.integers(1, 6))
 def test_any_graph_gives_the_same(data: st.DataObject, workers: int) -> None:

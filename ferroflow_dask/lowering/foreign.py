@@ -171,7 +171,8 @@ def pack_graph(
     dsk: Mapping[Key, Any], keys: Any, cluster: ClusterProfile, learned: Mapping[str, Learned]
 ) -> PackedGraph:
     """Cut the tasks of any graph of Dask's into bundles, those in the nested `keys` like all others."""
-    graph, wanted = dict(dsk), dict.fromkeys(flatten(keys))
+    # A key may be a tuple, of which flatten takes the parts.
+    graph, wanted = dict(dsk), dict.fromkeys(flatten(keys if isinstance(keys, list) else [keys]))
     tasks = convert_legacy_graph(graph)
     packed = _pack(tasks, wanted, (), cluster, learned)
     return PackedGraph(_with_futures(packed.layer, tasks, wanted, (graph,)), packed.places)
