@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
+import dask
 import pytest
 from click.testing import CliRunner
 from distributed import Client, Future, LocalCluster, Scheduler, SpecCluster, Worker, wait
 from in_charge import until
 
+from ferroflow_dask import optimizations, optimize, optimize_graph
 from ferroflow_dask.cli import main
 from ferroflow_dask.cost import ClusterProfile
 from ferroflow_dask.deploy import (
@@ -27,6 +32,9 @@ from ferroflow_dask.devices import DeviceRunner
 from ferroflow_dask.devices.emulated import EmulatedDevice
 from ferroflow_dask.exceptions import ClusterError
 from ferroflow_dask.plugin import install, uninstall, workers_of
+
+#: The package has a function of the same name.
+install_module = importlib.import_module("ferroflow_dask.plugin.install")
 
 pytestmark = pytest.mark.cluster
 LOCAL = ("--workers", "2", "--no-processes")
@@ -179,6 +187,30 @@ def test_a_cluster_without_workers_is_refused() -> None:
         pytest.raises(ClusterError, match="no workers to measure"),
     ):
         calibrate(client)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        calibrate,
+        optimizations,
+        lambda client: optimize(dask.delayed(sum)([1]), client),
+        lambda client: optimize_graph({"x": (sum, [1])}, "x", client),
+        lambda client: optimize_graph({"x": (sum, [1])}, "x", client, profile=ClusterProfile((1,))),
+    ],
+    ids=["calibrate", "optimizations", "optimize", "optimize_graph", "optimize_graph with a profile"],
+)
+def test_workers_that_lack_the_package_are_told(
+    call: Callable[[Client], Any], ferroflow_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_profile(ferroflow_client, ClusterProfile((1,) * 3))  # that it is known makes no difference
+
+    def one_lacks_it(found: dict[str, Any]) -> dict[str, Any]:
+        return {**found, "tcp://there:1": PackageNotFoundError()}
+
+    monkeypatch.setattr(install_module, "answers", one_lacks_it)
+    with pytest.raises(ClusterError, match="the worker at tcp://there:1 has no package ferroflow-dask; run"):
+        call(ferroflow_client)
 
 
 def test_the_command_keeps_what_run_then_uses() -> None:

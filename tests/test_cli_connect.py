@@ -131,12 +131,15 @@ def test_a_cluster_without_the_package_is_told_in_one_line(
     assert cluster.address() == address  # it lives on
 
 
-def test_workers_without_the_package_are_told_in_one_line(cluster: Cluster, bare_site: Path) -> None:
+@pytest.mark.parametrize("asked", [("run", *SMALL), ("calibrate",)], ids=["run", "calibrate"])
+def test_workers_without_the_package_are_told_in_one_line(
+    asked: tuple[str, ...], cluster: Cluster, bare_site: Path
+) -> None:
     cluster.start_scheduler()
     cluster.start_worker()
     cluster.start_worker(bare_site)
     address = cluster.address()
-    done = command("run", *SMALL, "--connect", address)
+    done = command(*asked, "--connect", address)
     assert_one_line(
         done.returncode, done.stderr, FAILURE, "the worker at tcp://.* has no package ferroflow-dask"
     )

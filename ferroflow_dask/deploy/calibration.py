@@ -27,7 +27,7 @@ from ferroflow_dask.devices import attached
 from ferroflow_dask.exceptions import ClusterError, UsageError
 from ferroflow_dask.lowering import device_here
 from ferroflow_dask.lowering.clients import ask_workers, check_synchronous
-from ferroflow_dask.plugin import gpu_workers, installed, workers_of
+from ferroflow_dask.plugin import check_workers, gpu_workers, installed, workers_of
 from ferroflow_dask.whole_files import write_text
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def calibrate(client: Client) -> ClusterProfile:
     Raises
     ------
     ClusterError
-        It has no workers.
+        It has no workers, or some of them lack this package.
     UsageError
         The client is asynchronous.
 
@@ -96,6 +96,7 @@ def _device_mode(dask_worker: Worker) -> str | None:
 
 
 def _calibrate(client: Client) -> ClusterProfile:
+    check_workers(client)
     gpus = list(_devices(client))
     n_threads_of = client.nthreads()
     threads = {address: n_threads_of[address] for address in (*gpus, *(set(n_threads_of) - set(gpus)))}

@@ -25,7 +25,7 @@ from ferroflow_dask.lowering.foreign import (
     optimize_for,
     pack_graph,
 )
-from ferroflow_dask.plugin import installed, learned, learned_in_this_process
+from ferroflow_dask.plugin import check_workers, installed, learned, learned_in_this_process
 
 C = TypeVar("C")
 
@@ -54,7 +54,7 @@ def optimize(collection: C, client: Client) -> C:
     Raises
     ------
     ClusterError
-        The plugin is not installed, so that nobody has learned anything.
+        The plugin is not installed, so that nobody has learned anything; or workers lack this package.
     UsageError
         The client is asynchronous.
 
@@ -88,7 +88,7 @@ def optimize_graph(
     Raises
     ------
     ClusterError
-        The plugin is not installed.
+        The plugin is not installed, or workers lack this package.
     UsageError
         The client is asynchronous.
 
@@ -100,6 +100,8 @@ def optimize_graph(
     check_synchronous(client, "optimize_graph")
     if profile is None:
         profile = _profile(client)
+    else:
+        check_workers(client)
     return pack_graph(dsk, keys, profile, _known(learned(client)))
 
 
@@ -118,7 +120,7 @@ def optimizations(client: Client) -> dict[str, Callable[..., Any]]:
     Raises
     ------
     ClusterError
-        The plugin is not installed.
+        The plugin is not installed, or workers lack this package.
     UsageError
         The client is asynchronous.
 
@@ -150,6 +152,7 @@ class _Optimization:
 def _profile(client: Client) -> ClusterProfile:
     if installed(client) is None:
         raise ClusterError("optimize goes by what the plugin has learned; call install(client) first")
+    check_workers(client)
     profile, _ = profile_of(client)
     return profile
 
