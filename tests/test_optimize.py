@@ -23,6 +23,7 @@ from ferroflow_dask import optimizations, optimize
 from ferroflow_dask.cost import ClusterProfile
 from ferroflow_dask.exceptions import ClusterError
 from ferroflow_dask.lowering.foreign import Learned, bundle_tasks, optimize_for, pack_graph
+from ferroflow_dask.lowering.sequence import BundleTask
 from ferroflow_dask.plugin import learned
 
 FOUR = ClusterProfile((1,) * 4)
@@ -88,6 +89,37 @@ def test_frames_give_the_same() -> None:
     pd.testing.assert_series_equal(
         optimized.compute(scheduler="sync").sort_index(), grouped.compute(scheduler="sync").sort_index()
     )
+
+
+def test_frames_that_would_not_have_fewer_tasks_stay_as_they_are() -> None:
+    pd = pytest.importorskip("pandas")
+    dd = pytest.importorskip("dask.dataframe")
+    frame = dd.from_pandas(pd.DataFrame({"value": range(100)}), npartitions=10)
+    mapped = frame.map_partitions(len)
+    # One task for each key: with its other name, a bundle of each would be two.
+    assert optimize_for(mapped, FOUR, All(1e-5)) is mapped
+    assert optimize_for(mapped, FOUR, {}) is mapped
+
+
+@pytest.mark.parametrize("name", COLLECTIONS)
+def test_the_same_collection_is_cut_alike(name: str) -> None:
+    collection = COLLECTIONS[name]()
+    # It is the same whatever it should take.
+    first, second = (optimize_for(collection, FOUR, All(seconds)) for seconds in (1e-5, 1.1e-5))
+    graphs = [dict(optimized.__dask_graph__()) for optimized in (first, second)]
+    assert {key: (task, task.dependencies) for key, task in graphs[0].items()} == {
+        key: (task, task.dependencies) for key, task in graphs[1].items()
+    }
+    assert any(type(task) is BundleTask for task in graphs[0].values())
+
+
+def test_bundles_of_different_tasks_have_different_names() -> None:
+    names = set()
+    for salt in ("a", "b"):
+        chain = {f"{salt}-{i}": Task(f"{salt}-{i}", combine, i) for i in range(3)}
+        for keys in ([*chain], [*chain][:2]):
+            names.update(pack_graph(chain, keys, FOUR, All(1e-5)).keys)
+    assert len(names) == 4
 
 
 def test_short_tasks_become_few_and_long_ones_stay() -> None:

@@ -42,8 +42,12 @@ def optimize(collection: C, client: Client) -> C:
 
     Tasks that are short, by what the plugin has learned of tasks of their names in earlier runs, are fused
     and grouped, as many together as is predicted to be fastest and as workers have memory for. Results,
-    and the keys that the collection asks for, stay the same. What is long, has not run before, or knows
-    that it runs in Dask, stays by itself; collections with annotations are returned as they are.
+    and the keys that the collection asks for, stay the same, but a data frame has new keys. What is long,
+    has not run before, or knows that it runs in Dask, stays by itself; collections with annotations, and
+    data frames that would not have fewer tasks, are returned as they are.
+
+    The same collection is optimized alike as long as nothing else is learned. Of different ones that are
+    optimized one by one, tasks that they share run once for each, even in one `dask.compute`.
 
     Parameters
     ----------

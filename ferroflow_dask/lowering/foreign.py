@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,8 +58,9 @@ def optimize_for(collection: C, cluster: ClusterProfile, learned: Mapping[str, L
     """Return a collection that computes the same in fewer tasks.
 
     After Dask's own optimization, chains of tasks are fused and short ones grouped, as many together as
-    is predicted to be fastest and as a worker has memory for. Keys that the collection asks for stay. Tasks
-    of which nothing is known stay by themselves. Collections with annotations are returned as they are.
+    is predicted to be fastest and as a worker has memory for. Keys that the collection asks for stay, except
+    a data frame's, which are new. Tasks of which nothing is known stay by themselves. Collections with
+    annotations, and data frames that would not have fewer tasks, are returned as they are.
 
     Parameters
     ----------
@@ -75,7 +77,11 @@ def optimize_for(collection: C, cluster: ClusterProfile, learned: Mapping[str, L
     optimized: Any = given.optimize() if is_expression else optimize(given)[0]
     # Dask's optimization leaves Futures out, too.
     held = () if is_expression else (given.__dask_graph__(),)
-    bundled = bundle_graph(optimized.__dask_graph__(), optimized.__dask_keys__(), cluster, learned, held)
+    dsk, keys = optimized.__dask_graph__(), optimized.__dask_keys__()
+    bundled = bundle_graph(dsk, keys, cluster, learned, held)
+    # What is made of the tasks of a data frame has a task more for each of its keys, which are new.
+    if is_expression and len(bundled) + len(list(flatten(keys))) >= len(dsk):
+        return collection
     rebuilt: C = _rebuild(optimized, bundled, is_expression)
     return rebuilt
 
@@ -226,6 +232,12 @@ def _is_aware(task: GraphNode) -> bool:
     return module.startswith(_AWARE)
 
 
+def _token(groups: Sequence[Sequence[Key]], exports: Sequence[Sequence[Key]]) -> str:
+    """Return a name for a cut, the same whenever the same tasks, by their keys, are cut alike."""
+    # Of all bundles together, since the names of those that a bundle reads are part of what it is.
+    return hashlib.blake2s(repr((groups, exports)).encode(), digest_size=16).hexdigest()
+
+
 def _write(
     groups: Sequence[Sequence[Key]],
     tasks: Tasks,
@@ -240,11 +252,10 @@ def _write(
         for needed in task.dependencies
         if needed in group_of and group_of[needed] != group_of[key]
     }
-    run = uuid.uuid4().hex
     place: dict[Key, Place] = {}
-    exports: list[tuple[Key, ...]] = []
+    exports = [tuple(key for key in keys if key in read or key in wanted) for keys in groups]
+    run = _token(groups, exports)
     for i, keys in enumerate(groups):
-        exports.append(tuple(key for key in keys if key in read or key in wanted))
         # Keys that are asked for stay. Other names of tasks are not given to bundles: Dask learns by them.
         is_kept = len(exports[i]) == 1 and (len(keys) == 1 or exports[i][0] in kept)
         name = exports[i][0] if is_kept else (f"{BUNDLE_PREFIX}-{run}", i)

@@ -75,6 +75,10 @@ class ExecuteTasks:
         outputs = tuple(values[number] for number in self.exports)
         return outputs[0] if len(outputs) == 1 else Results(outputs)
 
+    def __dask_tokenize__(self) -> tuple[object, ...]:
+        # Dask knows tasks by their keys; what they should take is no part of what they do.
+        return (type(self).__qualname__, self.keys, self.arguments, self.exports)
+
 
 def bundle_in(task: object) -> ExecuteTasks | None:
     """Return what a task of Dask's runs if it stands for several."""
