@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from time import sleep
 from typing import Any
 
 import dask
@@ -153,3 +154,26 @@ def test_what_bundles_stand_for_and_cost_outlives_dasks_optimization(
     found = ferroflow_client.run_on_scheduler(bundles_on)
     assert sum(cost_s for _, cost_s in found) > 0
     assert {name for name, _ in found}.isdisjoint(learned(ferroflow_client))
+
+
+def nap(x: int) -> int:
+    sleep(1e-3)
+    return x
+
+
+@pytest.mark.cluster
+def test_a_bundle_of_many_does_not_make_its_name_long(ferroflow_client: Client) -> None:
+    def chain() -> Any:
+        last = dask.delayed(nap)(1)
+        for _ in range(99):
+            last = dask.delayed(nap)(last)
+        return last
+
+    def learned_s(collection: Any) -> float:
+        ferroflow_client.compute(collection, sync=True)
+        return float(learned(ferroflow_client)["nap"][0])
+
+    before_s = learned_s(chain())
+    bundled = optimize_for(chain(), FOUR, All(1e-5))  # all in one, under the key of the last
+    assert len(dict(bundled.__dask_graph__())) == 1
+    assert before_s != learned_s(bundled) < 10 * before_s
