@@ -152,6 +152,11 @@ def warn_clients(scheduler: Scheduler, message: str) -> None:
     scheduler.log_event("warn", {"message": pickle.dumps(message), "category": pickle.dumps(UserWarning)})
 
 
+def check_idle(scheduler: Scheduler, ws: WorkerState) -> None:
+    """Let Dask decide anew whether a worker can be sent tasks; safe within a transition."""
+    scheduler.check_idle_saturated(ws)
+
+
 def slots_may_have_opened(scheduler: Scheduler, *workers: WorkerState, stimulus_id: str) -> None:
     """Tell the scheduler that the queues of some workers have changed."""
     for ws in workers:
