@@ -84,6 +84,11 @@ def restore_placement(scheduler: Scheduler) -> None:
         vars(scheduler).pop(name, None)
 
 
+def would_queue(scheduler: Scheduler, ts: TaskState) -> bool:
+    """Return whether Dask would let a task wait in its queue for a worker with a slot."""
+    return bool(Scheduler.is_rootish(scheduler, ts))
+
+
 def stock_decision(scheduler: Scheduler, ts: TaskState) -> WorkerState | None:
     """Return where Dask would place a task."""
     return Scheduler.decide_worker_non_rootish(scheduler, ts)

@@ -116,7 +116,9 @@ class FerroflowStealing(Steals):
         self._n_became_idle = -1
         self.durations = durations_of(scheduler) if durations is None else durations
         self._describe = TaskDescriber(scheduler, self.durations)
-        self._bypass = Bypass(scheduler, self._describe.known_cost, self.policy.places_queued)
+        self._bypass = Bypass(
+            scheduler, self._describe.known_cost, self.durations.nbytes, self.policy.places_queued
+        )
         self._prices = Prices(scheduler, self.view.reprice)
         self._slots = Slots(scheduler, self.durations, _MESSAGES * self.view.latency_s)
         self._streams = Streams(scheduler)
