@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _FILE = "jobqueue.yaml"
 #: Sections that sections of ours leave what they do not say to.
 _DEFAULTS = "slurm"
+#: Where dask-jobqueue finds what neither says: a section that is nobody's, see `slurm_job.Job`.
+OWN_SECTION = "_ferroflow"
 
 #: What a section may say, in dask-jobqueue's schema, and the name of the argument where that differs.
 _ARGUMENTS = {"name": "job_name"}
@@ -226,9 +228,25 @@ def _section(section: str, config_file: str | Path | None) -> tuple[dict[str, An
 
 
 def _configured() -> dict[str, Any]:
-    """Return the sections in Dask's configuration."""
+    """Return the sections in Dask's configuration, the same before and after dask-jobqueue is imported."""
     found = dask.config.get("jobqueue", None)
-    return dict(found) if isinstance(found, Mapping) else {}
+    if not isinstance(found, Mapping):
+        return {}
+    added = dask.config.merge(*dask.config.defaults).get("jobqueue", {})
+    return {name: settings for name, settings in _said(found, added).items() if name != OWN_SECTION}
+
+
+def _said(found: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what somebody has said in a configuration, without the defaults that packages add to it."""
+    said: dict[str, Any] = {}
+    for key, value in found.items():
+        default = added.get(key)
+        if isinstance(value, Mapping) and isinstance(default, Mapping):
+            if inner := _said(value, default):
+                said[key] = inner
+        elif key not in added or value is not default:  # a user's may be equal: Dask has the very object
+            said[key] = value
+    return said
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -71,7 +71,7 @@ class SlurmCluster(SLURMCluster):
         self._n_named = 0
         self._n_waiting = 0
         self.failures: deque[str] = deque(maxlen=100)
-        super().__init__(n_workers=0, config_name="slurm", **of_cluster, **kind.arguments)
+        super().__init__(n_workers=0, **of_cluster, **kind.arguments)
 
     def _specify(self) -> dict[str, dict[str, Any]]:
         """Return the worker specification of each kind, made once."""
