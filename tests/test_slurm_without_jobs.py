@@ -1,0 +1,51 @@
+"""Clusters of SLURM jobs that have none: needs no Slurm."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from slurm_clusters import SCHEDULER, sections, soon
+
+from ferroflow_dask import slurm_cluster
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Any]:
+    with slurm_cluster(
+        "cpu", "gpu", config_file=sections(tmp_path), scheduler_options=SCHEDULER
+    ) as of_both_kinds:
+        yield of_both_kinds
+
+
+def all_are(cluster: Any, state: str) -> bool:
+    return [adaptive.state for adaptive in cluster.adaptives] == [state, state]
+
+
+@pytest.mark.parametrize("again", ["collected", "stopped"])
+def test_what_was_stopped_does_not_stop_what_came_after_it(cluster: Any, again: str) -> None:
+    first = cluster.adapt(maximum_jobs=2)
+    assert soon(lambda: all_are(cluster, "running"))
+    second = cluster.adapt(maximum_jobs=20)
+    assert first.state == "stopped"
+    assert soon(lambda: all_are(cluster, "running"))
+    if again == "stopped":
+        first.stop()
+    del first
+    gc.collect()
+    assert all_are(cluster, "running")
+    second.stop()
+    assert all_are(cluster, "stopped")
+
+
+def test_what_has_yet_to_start_is_stopped_too(cluster: Any) -> None:
+    async def adapt_and_stop() -> None:
+        cluster.adapt(maximum_jobs=2).stop()  # both start when the loop has time for them
+
+    cluster.sync(adapt_and_stop)
+    assert all_are(cluster, "stopped")
