@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from distributed import Worker
+from distributed.core import Status
 from slurm_clusters import SCHEDULER, sections, soon
 
 from ferroflow_dask import slurm_cluster
@@ -49,3 +51,18 @@ def test_what_has_yet_to_start_is_stopped_too(cluster: Any) -> None:
 
     cluster.sync(adapt_and_stop)
     assert all_are(cluster, "stopped")
+
+
+@pytest.mark.parametrize("name", [None, "mine", "mine-cpu-0"])
+def test_workers_that_others_have_added_stay(cluster: Any, name: str | None) -> None:
+    async def added() -> Worker:
+        return await Worker(cluster.scheduler_address, name=name, nthreads=1, dashboard=False)
+
+    worker = cluster.sync(added)
+    try:
+        assert soon(lambda: worker.address in cluster.scheduler_info["workers"])
+        cluster.scale(jobs=0, gpu_jobs=0)
+        assert worker.status == Status.running
+        assert worker.address in cluster.scheduler.workers
+    finally:
+        cluster.sync(worker.close)

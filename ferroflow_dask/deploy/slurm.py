@@ -330,7 +330,8 @@ class SlurmCluster(SLURMCluster):
         """Let workers of jobs that are given up hand on what they hold: SpecCluster asks jobs, by name."""
         if self.status == Status.running and self.scheduler_comm is not None:
             names = [str(worker["name"]) for worker in self.scheduler_info["workers"].values()]
-            leaving = [name for name in names if self.job_of(name) not in self.worker_spec]
+            given_up = self.workers.keys() - self.worker_spec  # workers that others have added are not ours
+            leaving = [name for name in names if self.job_of(name) in given_up]
             if leaving:
                 await self.scheduler_comm.retire_workers(names=leaving, remove=True, close_workers=True)
 
