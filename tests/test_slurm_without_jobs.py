@@ -66,3 +66,42 @@ def test_workers_that_others_have_added_stay(cluster: Any, name: str | None) -> 
         assert worker.address in cluster.scheduler.workers
     finally:
         cluster.sync(worker.close)
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "is_kept"),
+    [
+        ("PENDING", "Priority", True),
+        ("PENDING", "ReqNodeNotAvail, Reserved for maintenance", True),
+        # That its nodes are down or drained as well: they come back.
+        ("PENDING", "PartitionNodeLimit", True),
+        ("PENDING", "PartitionTimeLimit", False),
+        ("PENDING", "BadConstraints", False),
+    ],
+)
+def test_jobs_wait_for_what_time_cures(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch, state: str, reason: str, is_kept: bool
+) -> None:
+    async def states_of(job_ids: list[str]) -> dict[str, tuple[str, str]]:
+        return dict.fromkeys(job_ids, (state, reason))
+
+    monkeypatch.setattr("ferroflow_dask.deploy.slurm.states_of", states_of)
+
+    class Submitted:
+        status = Status.running
+        job_id, job_name, log_directory, has_connected = "1", "ff-cpu", None, False
+
+        async def close(self) -> None:
+            self.status = Status.closed
+
+    async def look() -> bool:
+        cluster.set_jobs("cpu", 1)
+        (name,) = cluster.worker_spec
+        cluster.workers[name] = Submitted()
+        await cluster._look()
+        was_kept = name in cluster.workers and name in cluster.worker_spec
+        cluster.worker_spec.clear()
+        cluster.workers.clear()
+        return was_kept
+
+    assert cluster.sync(look) == is_kept

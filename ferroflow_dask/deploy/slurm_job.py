@@ -18,9 +18,9 @@ from ferroflow_dask.exceptions import ClusterError
 
 #: Jobs that Slurm knows in one of these states have yet to start, run, or come to an end.
 ALIVE = frozenset({"PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUEUED", "RESIZING"})
-#: Reasons for which jobs wait that time does not cure.
+#: Reasons for which jobs wait that time does not cure; PartitionNodeLimit also means nodes that are down.
 HOPELESS = frozenset(
-    {"PartitionTimeLimit", "PartitionNodeLimit", "PartitionConfig", "BadConstraints", "InvalidAccount"}
+    {"PartitionTimeLimit", "PartitionConfig", "BadConstraints", "InvalidAccount"}
     | {"InvalidQOS", "AccountNotAllowed", "QOSNotAllowed", "AssocMaxWallDurationPerJobLimit"}
 )
 _NO_REASON = ("None", "NonZeroExitCode")
