@@ -328,6 +328,14 @@ def test_arguments_that_make_no_sense() -> None:
         slurm_cluster("cpu", config_file=TEMPLATE, policy="chance")
 
 
+def test_certificates_need_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    with pytest.raises(UsageError, match=r"\(--tls\) needs the package cryptography: pip install"):
+        slurm_cluster("cpu", config_file=TEMPLATE, security=True)
+    result = ferroflow("run", "--dag", "wide", "--cluster", "slurm", "--config", str(TEMPLATE), "--tls")
+    assert_one_line(result.exit_code, result.stderr, USAGE, "needs the package cryptography")
+
+
 def test_files_that_make_no_sense(tmp_path: Path) -> None:
     def run(*more: str) -> Any:
         return ferroflow("run", "--dag", "uniform", "--cluster", "slurm", "--job-script", *more)

@@ -122,7 +122,8 @@ def slurm_cluster(
     Raises
     ------
     UsageError
-        The configuration cannot be read, has no such section, or says what makes no sense.
+        The configuration cannot be read, has no such section, or says what makes no sense; or certificates
+        cannot be made.
 
     Examples
     --------
@@ -143,11 +144,21 @@ def slurm_cluster(
     return SlurmCluster(
         kind,
         gpu_kind,
-        security=Security.temporary() if security is True else (security or None),
+        security=_temporary() if security is True else (security or None),
         scheduler_options=options,
         asynchronous=asynchronous,
         **of_cluster,
     )
+
+
+def _temporary() -> Security:
+    try:
+        made: Security = Security.temporary()
+    except ImportError as error:
+        raise UsageError(
+            "security=True (--tls) needs the package cryptography: pip install cryptography"
+        ) from error
+    return made
 
 
 def slurm_template() -> str:
