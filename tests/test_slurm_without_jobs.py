@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from distributed import Worker
 from distributed.core import Status
 from slurm_clusters import SCHEDULER, sections, soon
 
 from ferroflow_dask import slurm_cluster
+from ferroflow_dask.cli.slurm import SlurmOptions
+from ferroflow_dask.exceptions import UsageError
 
 pytestmark = pytest.mark.cluster
 
@@ -105,3 +109,15 @@ def test_jobs_wait_for_what_time_cures(
         return was_kept
 
     assert cluster.sync(look) == is_kept
+
+
+def test_jobs_with_gpus_alone_need_no_section_of_others(tmp_path: Path) -> None:
+    gpu = {"cores": 1, "memory": "1 GiB", "interface": "lo", "scheduler-options": {"dashboard_address": ":0"}}
+    file = tmp_path / "q.yaml"
+    file.write_text(yaml.safe_dump({"jobqueue": {"gpu": gpu}}), encoding="utf-8")
+    options = SlurmOptions(0, 2, "cpu", "gpu", str(file), is_encrypted=False, wait_s=1.0)
+    with options.cluster() as cluster:
+        assert cluster.kinds["gpu"].section == "gpu"
+        assert cluster.scheduler_address.startswith("tcp://127.")  # their network, too
+    with pytest.raises(UsageError, match=r"no section jobqueue\.cpu"):
+        replace(options, jobs=1).cluster()
