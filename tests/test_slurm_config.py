@@ -79,14 +79,14 @@ NIBI = f"""#!/usr/bin/env bash
 #SBATCH -A def-someuser
 #SBATCH -n 1
 #SBATCH --cpus-per-task=14
-#SBATCH --mem=240G
+#SBATCH --mem=230G
 #SBATCH -t 03:00:00
 #SBATCH --gres=gpu:h100:1
 module load StdEnv/2023 python/3.11 cuda/12.6
 source ~/ferroflow/bin/activate
 export DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION=9960s
 export DASK_DISTRIBUTED__WORKER__LIFETIME__STAGGER=540s
-{CUDA_WORKER} --nthreads 14 --memory-limit 240.00GiB --death-timeout 120 \
+{CUDA_WORKER} --nthreads 14 --memory-limit 230.00GiB --death-timeout 120 \
 --local-directory $SLURM_TMPDIR --resources GPU=1
 """
 
@@ -103,6 +103,14 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_batch_scripts_of_the_template(section: str, expected: str) -> None:
     script = job_script(job_kind(section, TEMPLATE))
     assert script == expected.replace("$TEMPLATE", str(TEMPLATE))
+
+
+def test_jobs_of_a_whole_node_fit_it() -> None:
+    sections = yaml.safe_load(TEMPLATE.read_text(encoding="utf-8"))["jobqueue"]
+    # GPUs, cores and memory of a node, as the sections say.
+    for section, n_gpus, n_cores, nbytes in (("narval", 4, 48, 498 * 2**30), ("nibi", 8, 112, 2 * 10**12)):
+        assert n_gpus * sections[section]["cores"] <= n_cores
+        assert n_gpus * dask.utils.parse_bytes(sections[section]["memory"]) <= nbytes
 
 
 def test_the_template_is_what_the_command_writes() -> None:

@@ -91,7 +91,8 @@ def slurm_cluster(
 ) -> SlurmCluster:
     """Return a cluster of SLURM jobs, with no job yet, whose scheduler has ferroflow's policy.
 
-    The scheduler runs in this process: on a login node, or wherever `sbatch` works.
+    The scheduler runs in this process: on a login node, or wherever `sbatch` works. Its interface, protocol
+    and options are those of the first section.
 
     Parameters
     ----------
@@ -108,7 +109,7 @@ def slurm_cluster(
     security : Security or bool, optional
         True for TLS with certificates of its own.
     scheduler_options : mapping, optional
-        Of `distributed.Scheduler`: `host`, `dashboard_address`, ….
+        Of `distributed.Scheduler`: `host`, `dashboard_address`, …, before those of the section.
     asynchronous : bool, optional
     **job_arguments
         Instead of what the section says, for jobs without GPUs: `queue`, `account`, `cores`, `memory`,
