@@ -87,7 +87,7 @@ def test_scaling_down_takes_the_jobs_that_have_not_started(tmp_path: Path) -> No
         assert len(client.gather(held)) == 40
         keys = [future.key for future in held]
         assert client.run_on_scheduler(_times_computed, keys=keys) == [1] * 40
-        with pytest.raises(UsageError, match="no jobs with GPUs"):
+        with pytest.raises(UsageError, match=r"no jobs with GPUs.* a gpu_section"):
             cluster.scale(gpu_jobs=1)
         with pytest.raises(UsageError, match="cannot have -1 jobs"):
             cluster.scale(jobs=-1)

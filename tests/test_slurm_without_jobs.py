@@ -29,6 +29,14 @@ def cluster(tmp_path: Path) -> Iterator[Any]:
         yield of_both_kinds
 
 
+def test_sections_are_named_as_on_the_command_line(tmp_path: Path) -> None:
+    with (
+        slurm_cluster(section="cpu", config_file=sections(tmp_path), scheduler_options=SCHEDULER) as cluster,
+        pytest.raises(UsageError, match="give slurm_cluster a gpu_section"),
+    ):
+        cluster.scale(gpu_jobs=1)
+
+
 def all_are(cluster: Any, state: str) -> bool:
     return [adaptive.state for adaptive in cluster.adaptives] == [state, state]
 

@@ -79,8 +79,8 @@ class JobKind:
 
 
 def slurm_cluster(
-    config: str = "cpu",
-    gpu_config: str | None = None,
+    section: str = "cpu",
+    gpu_section: str | None = None,
     *,
     config_file: str | Path | None = None,
     policy: str | None = None,
@@ -96,9 +96,9 @@ def slurm_cluster(
 
     Parameters
     ----------
-    config : str, optional
+    section : str, optional
         The section of `jobqueue.yaml` that describes its jobs.
-    gpu_config : str, optional
+    gpu_section : str, optional
         The section that describes jobs with GPUs, which are scaled by themselves, beside the others.
     config_file : path, optional
         The only file that is read for sections. If left out, they are those of Dask's configuration
@@ -133,8 +133,8 @@ def slurm_cluster(
     ...     cluster.wait_for_jobs()
     ...     client = cluster.get_client()
     """
-    kind, of_cluster = _described(config, config_file, job_arguments)
-    gpu_kind = None if gpu_config is None else job_kind(gpu_config, config_file)
+    kind, of_cluster = _described(section, config_file, job_arguments)
+    gpu_kind = None if gpu_section is None else job_kind(gpu_section, config_file)
     # Made here, since a wrong policy is told before anything starts.
     plugins = [] if policy == "dask" else [FerroflowPlugin(policy)]
     options = {**of_cluster.pop("scheduler_options", {}), **(scheduler_options or {})}

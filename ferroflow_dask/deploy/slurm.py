@@ -131,7 +131,7 @@ class SlurmCluster(SLURMCluster):
         self._begin_anew()
         wanted = {"cpu": self._n_jobs(n, jobs, memory, cores), "gpu": gpu_jobs}
         if gpu_jobs is not None and "gpu" not in self._kinds:
-            raise UsageError("this cluster has no jobs with GPUs; give slurm_cluster a gpu_config")
+            raise UsageError("this cluster has no jobs with GPUs; give slurm_cluster a gpu_section")
         for kind, number in wanted.items():
             if number is not None:
                 self.set_jobs(kind, number)
@@ -270,7 +270,7 @@ class SlurmCluster(SLURMCluster):
         Parameters
         ----------
         timeout : float or None, optional
-            [s]
+            How long to wait [s]; None for ever.
 
         Raises
         ------
