@@ -77,6 +77,20 @@ class JobKind:
         """Of each worker."""
         return max(1, int(self.arguments["cores"]) // self.processes)
 
+    def n_jobs(self, n: int | None, jobs: int | None, memory: str | None, cores: int | None) -> int | None:
+        """Return how many jobs have so many workers, or so much of all; None if nothing is said."""
+        numbers = [] if jobs is None else [jobs]
+        if n is not None:
+            numbers.append(math.ceil(n / self.processes))
+        if memory is not None:
+            each = dask.utils.parse_bytes(self.arguments["memory"])
+            numbers.append(math.ceil(dask.utils.parse_bytes(memory) / each))
+        if cores is not None:
+            numbers.append(math.ceil(cores / self.arguments["cores"]))
+        if any(number < 0 for number in numbers):
+            raise UsageError(f"a cluster cannot have {min(numbers)} jobs")
+        return max(numbers, default=None)
+
 
 def slurm_cluster(
     section: str = "cpu",

@@ -107,6 +107,15 @@ def in_words(state: str, reason: str) -> str:
     return f"{state} ({reason})" if reason else state
 
 
+async def told_of(job_ids: Sequence[str]) -> str:
+    """Return what Slurm says of jobs that were waited for."""
+    states = await states_of(job_ids)
+    if states is None:
+        return "Slurm does not answer"
+    told = [f"job {job_id} is {in_words(*what)}" for job_id, what in states.items()]
+    return ", ".join(told) or "their jobs are not submitted"
+
+
 def end_of_log(job: Job) -> str:
     """Return what a job wrote last, as the end of a message; nothing if it wrote nothing."""
     if job.log_directory is None:
