@@ -29,7 +29,7 @@ def calibrate(
     """Measure what a task, a message and a byte cost on a cluster, and keep it for `run`.
 
     The cluster should be idle. It is measured with the plugin installed, as `run` uses it, and what is
-    kept serves clusters of the same size.
+    kept serves clusters of as many workers like these; if they are local, on this machine.
     """
     if address is not None:
         refuse_local_sizes("--connect")

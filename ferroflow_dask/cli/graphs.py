@@ -90,8 +90,7 @@ def _profile(client: Client) -> ClusterProfile:
     if is_kept is not None:
         where = profiles_file()
         told = (
-            f"kept in {where}, and measured anew by: ferroflow calibrate, with --workers, --threads or "
-            "--connect as here"
+            f"kept in {where}; remove that file to measure anew"
             if is_kept
             else f"it could not be kept in {where}"
         )

@@ -72,7 +72,7 @@ class SlurmOptions:
     def cluster(self) -> Any:
         """Return the cluster, with no job yet and with Dask's own scheduling."""
         return slurm_cluster(
-            self.section,
+            self.section if self.jobs else self.gpu_section,
             self.gpu_section if self.gpu_jobs else None,
             config_file=self.config_file,
             policy="dask",
