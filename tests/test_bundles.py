@@ -21,7 +21,7 @@ from ferroflow_dask import Graph, GraphBuilder, evaluate, executed, generate, lo
 from ferroflow_dask.cost import AnalyticCost, ClusterProfile, MeasuredCost, estimate
 from ferroflow_dask.exceptions import KernelError, UnknownNameError, UsageError
 from ferroflow_dask.graph import TOPOLOGIES, Op, bounds, random_inputs
-from ferroflow_dask.lowering import executed_here
+from ferroflow_dask.lowering import RANK_ANNOTATION, executed_here
 from ferroflow_dask.lowering.bundles import bundle
 from ferroflow_dask.lowering.coarse import factored, longest_first
 from ferroflow_dask.lowering.collection import BoundGraph, bind
@@ -312,8 +312,15 @@ def test_some_outputs_alone_cost_only_what_they_need() -> None:
     slow = replace(FOUR, task_s=1e-6, round_trip_s=1e-6)
     bound = bind(graph, {}, profile=slow)
     name = graph.outputs[0]
-    assert_same(run(bound.only(name)), {name: evaluate(graph)[name]})
+    only = bound.only(name)
+    assert_same(run(only), {name: evaluate(graph)[name]})
     assert executed_here(bound.run).executed_ops == 3
+    assert only.n_tasks == len(only.__dask_graph__()) < bound.n_tasks
+    assert only.prediction is None
+    (bundle_key,) = only.__dask_keys__()
+    (layer,) = (layer for layer in only.__dask_graph__().layers.values() if bundle_key in layer)
+    assert set(layer) == {bundle_key}
+    assert RANK_ANNOTATION in layer.annotations
     with pytest.raises(UnknownNameError, match="unknown output 'z'"):
         bound.only("z")
 

@@ -97,7 +97,7 @@ def test_processes_and_threads_are_as_asked() -> None:
 
 def test_info_counts_what_the_graph_has() -> None:
     facts = json.loads(answer("info", "--dag", "transformer", "--json").stdout)
-    expected = {"ops": 18, "sources": 6, "compute_ops": 12, "edges": 19, "levels": 10, "gpu_sized_matmuls": 0}
+    expected = {"nodes": 18, "sources": 6, "ops": 12, "edges": 19, "levels": 10, "gpu_sized_matmuls": 0}
     assert expected.items() <= facts.items()
     assert facts["kinds"] == {"MatMul": 5, "ferroflow.LayerNorm": 3, "Relu": 2, "ferroflow.MatMul": 2}
     assert facts["routing"] == {"array": 12}

@@ -162,7 +162,7 @@ def test_built_in_graphs_have_the_published_size(
     }
     limits = bounds(graph, costs)
     depth = max(levels(graph).values())
-    found = (graph.n_ops, len(graph.ops), graph.n_edges, depth, limits.work, limits.critical_path)
+    found = (graph.n_nodes, len(graph.ops), graph.n_edges, depth, limits.work, limits.critical_path)
     assert found == pytest.approx(expected)
 
 

@@ -22,6 +22,8 @@ from ferroflow_dask.graph import Op, Source, upward_ranks
 from ferroflow_dask.graph.ir import UNKNOWN
 from ferroflow_dask.lowering import (
     COST_ANNOTATION,
+    CPU,
+    GPU,
     KIND_ANNOTATION,
     PLACEMENTS,
     RANK_ANNOTATION,
@@ -243,6 +245,24 @@ def test_ops_of_one_kind_have_operator_attributes_and_shapes_in_common() -> None
     small, large = (kinds(generate("matmul-chain", n_ops=2, m=m)) for m in (2, 3))
     assert len(set(small.values())) == len(set(large.values())) == 1
     assert set(small.values()).isdisjoint(large.values())
+
+
+@pytest.mark.parametrize(
+    ("op_type", "threshold", "kinds"),
+    [
+        ("MatMul", 25, {GPU}),
+        ("Gemm", 25, {GPU}),
+        ("Gemm", 26, {CPU}),
+        ("Add", 1, {CPU}),
+    ],
+)
+def test_products_from_a_threshold_on_run_on_gpus(op_type: str, threshold: int, kinds: set[str]) -> None:
+    builder = GraphBuilder()
+    a, b = builder.constant(np.ones((5, 5), "f4")), builder.constant(np.ones((5, 5), "f4"))
+    builder.output(y=builder.op(op_type, a, b))
+    bound = bind(builder.build(), gpu_matmul_threshold=threshold)
+    (annotation,) = bound.__dask_graph__().layers[f"ops-{bound.run}"].annotations[COST_ANNOTATION].values()
+    assert set(annotation) == kinds
 
 
 @pytest.mark.parametrize(

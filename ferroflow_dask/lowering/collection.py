@@ -99,14 +99,17 @@ class BoundGraph(DaskMethodsMixin):
         return by_place(results, self.places)
 
     def only(self, *names: str) -> BoundGraph:
-        """Return the collection of some of the outputs; what they do not need is not computed."""
+        """Return the collection of some of the outputs; what they do not need is not computed.
+
+        It has no predictions, which are of all outputs.
+        """
         for name in names:
             if name not in self.places:
                 raise UnknownNameError.of("output", name, self.places)
         places = {name: self.places[name] for name in names}
-        return BoundGraph(
-            self.run, self._dsk, places, n_tasks=self.n_tasks, graph=self._graph, placement=self.placement
-        )
+        dsk = self._dsk.cull({key for key, _ in places.values()})
+        n_tasks = len(dsk) if self.n_tasks else 0  # what was persisted is values
+        return BoundGraph(self.run, dsk, places, n_tasks=n_tasks, graph=self._graph, placement=self.placement)
 
     def __repr__(self) -> str:
         names = list(self.places)
