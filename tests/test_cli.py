@@ -46,9 +46,8 @@ FIELDS = [
 
 @pytest.mark.parametrize("policy", ["sequential", "dask", "static", "random", "ring", "ferroflow"])
 def test_json_is_one_object_with_the_documented_fields(policy: str) -> None:
-    result = answer(
-        "run", *SMALL, "--policy", policy, "--workers", "2", "--no-processes", "--seed", "5", "--json"
-    )
+    cluster = () if policy == "sequential" else ("--workers", "2", "--no-processes")
+    result = answer("run", *SMALL, "--policy", policy, *cluster, "--seed", "5", "--json")
     record = json.loads(result.stdout)
     assert list(record) == FIELDS == list(RunRecord.__dataclass_fields__)
     expected = {"dag": "wide", "policy": policy, "compute_ops": 8, "executed_ops": 8, "seed": 5}
