@@ -78,7 +78,7 @@ def calibrate(client: Client) -> ClusterProfile:
     Examples
     --------
     >>> profile = calibrate(client)  # doctest: +SKIP
-    >>> client.compute(bind(model, {"x": x}, cluster=profile)).result()  # doctest: +SKIP
+    >>> client.compute(bind(model, {"x": x}, profile=profile)).result()  # doctest: +SKIP
     """
     check_synchronous(client, "calibrate")
     with client.as_current():
