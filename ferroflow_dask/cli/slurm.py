@@ -122,7 +122,11 @@ def slurm_options(function: F) -> F:
 
 _OPTIONS = (
     click.option(
-        "--cluster", "cluster_kind", default="local", show_default=True, help="local, or slurm (see SLURM)."
+        "--cluster",
+        "cluster_kind",
+        default="local",
+        show_default=True,
+        help="local, or slurm: jobs as jobqueue.yaml describes them.",
     ),
     click.option("--jobs", type=click.IntRange(min=0), help="SLURM jobs to submit; 1 unless told otherwise."),
     click.option(
