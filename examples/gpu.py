@@ -95,7 +95,7 @@ def products(client, case, repeat):
         seconds = client.submit(without_dask, x_there, w_there, branches, ops_per_branch, pure=False).result()
         before = device_usage(client)
         start = time.perf_counter()
-        bound = ferroflow_dask.bind(placed, {}, cluster=profile, placement="bundles")
+        bound = ferroflow_dask.bind(placed, profile=profile, placement="bundles")
         outputs = client.persist(bound)
         wait(outputs)
         client.run(drain)
@@ -266,7 +266,7 @@ def mixed(options):
             spent = []
             for repetition in range(-1, options.repeat):
                 start = time.perf_counter()
-                outputs = client.persist(ferroflow_dask.bind(placed, {}, costs=on_cpu, gpu_costs=on_gpu))
+                outputs = client.persist(ferroflow_dask.bind(placed, costs=on_cpu, gpu_costs=on_gpu))
                 wait(outputs)
                 client.run(drain)
                 if repetition >= 0:

@@ -1,4 +1,7 @@
-"""ferroflow's scheduling for Dask, and tensor DAGs and ONNX models on it."""
+"""ferroflow's scheduling for Dask, and tensor DAGs and ONNX models on it.
+
+What is raised on purpose is a `FerroflowError`; its kinds are in `ferroflow_dask.exceptions`.
+"""
 
 from ferroflow_dask import config as _config
 from ferroflow_dask.cost import ClusterProfile
@@ -7,7 +10,15 @@ from ferroflow_dask.exceptions import FerroflowError
 from ferroflow_dask.graph import Graph, GraphBuilder, generate, load_onnx
 from ferroflow_dask.kernels import evaluate
 from ferroflow_dask.lowering import BoundGraph, bind, executed, place
-from ferroflow_dask.plugin import FerroflowPlugin, FerroflowStealing, explain, install, uninstall, use_gpus
+from ferroflow_dask.plugin import (
+    FerroflowPlugin,
+    FerroflowStealing,
+    explain,
+    install,
+    installed,
+    uninstall,
+    use_gpus,
+)
 
 _config.load_defaults()
 
@@ -28,6 +39,7 @@ __all__ = [
     "explain",
     "generate",
     "install",
+    "installed",
     "load_onnx",
     "optimizations",
     "optimize",

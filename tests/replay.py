@@ -24,6 +24,7 @@ _CHANGES = (
     "reprice",
     "observe",
     "observe_transfer",
+    "observe_answer",
     "finish",
     "release",
 )

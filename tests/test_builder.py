@@ -143,7 +143,7 @@ def test_sub_graphs_read_what_was_added_before(is_output: bool, placement: str) 
     assert str(graph.spec("y")) == "float32[n]"
     inputs = {"x": np.float32([1, 2]), "flag": np.array(True)}
     expected = ReferenceEvaluator(to_onnx(graph)).run(None, inputs)
-    found = bind(graph, inputs, cluster=ClusterProfile((1,)), placement=placement).compute(scheduler="sync")
+    found = bind(graph, inputs, profile=ClusterProfile((1,)), placement=placement).compute(scheduler="sync")
     assert list(found) == list(graph.outputs)
     for value, name in zip(expected, graph.outputs, strict=True):
         np.testing.assert_allclose(found[name], value, rtol=1e-6)

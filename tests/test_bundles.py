@@ -21,7 +21,7 @@ from ferroflow_dask import Graph, GraphBuilder, evaluate, executed, generate, lo
 from ferroflow_dask.cost import AnalyticCost, ClusterProfile, MeasuredCost, estimate
 from ferroflow_dask.exceptions import KernelError, UnknownNameError, UsageError
 from ferroflow_dask.graph import TOPOLOGIES, Op, bounds, random_inputs
-from ferroflow_dask.lowering import executed_here
+from ferroflow_dask.lowering import RANK_ANNOTATION, executed_here
 from ferroflow_dask.lowering.bundles import bundle
 from ferroflow_dask.lowering.coarse import factored, longest_first
 from ferroflow_dask.lowering.collection import BoundGraph, bind
@@ -77,7 +77,7 @@ def test_every_built_in_graph_is_tested() -> None:
 )
 def test_a_built_in_graph_gives_the_same(name: str, costs: Any, cluster: ClusterProfile) -> None:
     graph = generate(name, seed=3, **SMALL[name])
-    bound = bind(graph, {}, costs=costs, cluster=cluster)
+    bound = bind(graph, {}, costs=costs, profile=cluster)
     assert_same(run(bound), evaluate(graph))
     assert executed_here(bound.run).executed_ops == len(graph.live_ops)
     assert bound.n_tasks <= len(graph.live_ops) + len(graph.sources)
@@ -87,7 +87,7 @@ def test_a_built_in_graph_gives_the_same(name: str, costs: Any, cluster: Cluster
 def test_an_architecture_gives_the_same(path: Any) -> None:
     graph = load_onnx(randomize(onnx.load(path)))
     inputs = random_inputs(graph, 0)
-    bound = bind(graph, inputs, cluster=FOUR)
+    bound = bind(graph, inputs, profile=FOUR)
     assert_same(run(bound), evaluate(graph, inputs))
     assert executed_here(bound.run).executed_ops == len(graph.live_ops)
 
@@ -137,7 +137,7 @@ def test_any_graph_on_any_cluster_gives_the_same(
         def seconds(self, op: Op, graph: Graph) -> float | None:
             return seconds[op.id]
 
-    bound = bind(graph, x, costs=Drawn(), cluster=ClusterProfile((1,) * workers, task_s=task_s))
+    bound = bind(graph, x, costs=Drawn(), profile=ClusterProfile((1,) * workers, task_s=task_s))
     assert_same(run(bound), evaluate(graph, x))
     assert executed_here(bound.run).executed_ops == len(graph.live_ops)
 
@@ -245,7 +245,7 @@ def test_a_prediction_is_not_below_what_is_possible() -> None:
         prediction = predict(work_of(graph, seconds), [[i] for i in range(len(graph.live_ops))], FOUR)
         assert prediction.makespan_s >= least_s
         assert bundle(graph, seconds, FOUR).prediction.makespan_s <= prediction.makespan_s
-        assert bind(graph, {}, cluster=FOUR).prediction is not None
+        assert bind(graph, {}, profile=FOUR).prediction is not None
 
 
 def test_a_prediction_counts_what_moves() -> None:
@@ -301,7 +301,7 @@ def test_an_op_that_fails_in_a_bundle_is_named_and_what_ran_before_is_counted() 
     x = builder.input("x", "float32", (None,))
     first = builder.op("Relu", x)
     builder.output(y=builder.op("Reshape", first, builder.constant(np.int64([7, 7])), name="the bad one"))
-    bound = bind(builder.build(), {"x": np.zeros(5, np.float32)}, cluster=ClusterProfile((1,)))
+    bound = bind(builder.build(), {"x": np.zeros(5, np.float32)}, profile=ClusterProfile((1,)))
     with pytest.raises(KernelError, match=r"op 'the bad one' \(Reshape\) failed on \(float32\[5\]"):
         run(bound)
     assert executed_here(bound.run).executed_ops == 1
@@ -310,10 +310,17 @@ def test_an_op_that_fails_in_a_bundle_is_named_and_what_ran_before_is_counted() 
 def test_some_outputs_alone_cost_only_what_they_need() -> None:
     graph = generate("matmul-parallel", n_branches=4, ops_per_branch=3, m=64)
     slow = replace(FOUR, task_s=1e-6, round_trip_s=1e-6)
-    bound = bind(graph, {}, cluster=slow)
+    bound = bind(graph, {}, profile=slow)
     name = graph.outputs[0]
-    assert_same(run(bound.only(name)), {name: evaluate(graph)[name]})
+    only = bound.only(name)
+    assert_same(run(only), {name: evaluate(graph)[name]})
     assert executed_here(bound.run).executed_ops == 3
+    assert only.n_tasks == len(only.__dask_graph__()) < bound.n_tasks
+    assert only.prediction is None
+    (bundle_key,) = only.__dask_keys__()
+    (layer,) = (layer for layer in only.__dask_graph__().layers.values() if bundle_key in layer)
+    assert set(layer) == {bundle_key}
+    assert RANK_ANNOTATION in layer.annotations
     with pytest.raises(UnknownNameError, match="unknown output 'z'"):
         bound.only("z")
 
@@ -321,7 +328,7 @@ def test_some_outputs_alone_cost_only_what_they_need() -> None:
 @pytest.mark.cluster
 def test_processes_give_the_same_and_count_every_op(process_client: Client) -> None:
     graph = generate("imbalanced", **SMALL["imbalanced"])
-    bound = bind(graph, {}, cluster=ClusterProfile((1, 1)))
+    bound = bind(graph, {}, profile=ClusterProfile((1, 1)))
     persisted = process_client.persist(bound)
     futures = {future.key: future for future in futures_of(persisted)}
     found = bound.by_name(process_client.gather([futures[key] for key in bound.__dask_keys__()]))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
@@ -122,6 +126,99 @@ def test_a_profile_is_kept_for_clusters_like_it(thread_client: Client) -> None:
     assert load_profile(thread_client) == profile
 
 
+def cluster_of(*addresses: str, nthreads: int = 1, memory_limit: int = 2**30) -> dict[str, Any]:
+    hosts = {address: address.partition("://")[2].partition(":")[0] for address in addresses}
+    return {
+        address: {"host": host, "nthreads": nthreads, "memory_limit": memory_limit}
+        for address, host in hosts.items()
+    }
+
+
+ON_TWO_NODES = cluster_of("tcp://10.0.0.1:4", "tcp://10.0.0.2:5")
+HERE = cluster_of("tcp://127.0.0.1:4", "tcp://127.0.0.1:5")
+
+
+@pytest.mark.parametrize(
+    ("other", "is_like_it"),
+    [
+        (cluster_of("tcp://10.0.0.7:8", "tcp://10.0.0.7:9"), True),
+        (cluster_of("tcp://10.0.0.1:4"), False),
+        (cluster_of("tls://10.0.0.1:4", "tls://10.0.0.2:5"), False),
+        (cluster_of("tcp://10.0.0.1:4", "tcp://10.0.0.2:5", nthreads=2), False),
+        (cluster_of("tcp://10.0.0.1:4", "tcp://10.0.0.2:5", memory_limit=0), False),
+        (HERE, False),
+    ],
+    ids=["other nodes", "fewer workers", "encrypted", "more threads", "no limit of memory", "local"],
+)
+def test_a_cluster_is_like_another(
+    monkeypatch: pytest.MonkeyPatch, other: dict[str, Any], is_like_it: bool
+) -> None:
+    assert (identity(monkeypatch, other) == identity(monkeypatch, ON_TWO_NODES)) == is_like_it
+
+
+@pytest.mark.parametrize(
+    ("cluster", "is_the_machines_own"),
+    [
+        (ON_TWO_NODES, False),
+        (HERE, True),
+        (cluster_of("inproc://10.0.0.1/7/1"), True),
+        (cluster_of("tcp://localhost:4"), True),
+        (cluster_of("tcp://node-7:4"), False),
+    ],
+    ids=["nodes", "local", "in one process", "local by name", "nodes by name"],
+)
+def test_a_local_cluster_is_of_its_machine(
+    monkeypatch: pytest.MonkeyPatch, cluster: dict[str, Any], is_the_machines_own: bool
+) -> None:
+    on_login, on_node = (identity(monkeypatch, cluster, node=node) for node in ("login", "node"))
+    assert (on_login != on_node) == is_the_machines_own
+
+
+def test_another_distributed_is_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = identity(monkeypatch, ON_TWO_NODES)
+    monkeypatch.setattr(calibration, "version", lambda _: "1.0")
+    assert identity(monkeypatch, ON_TWO_NODES) != before
+
+
+def identity(monkeypatch: pytest.MonkeyPatch, workers: dict[str, Any], node: str = "login") -> str:
+    with monkeypatch.context() as patch:
+        patch.setattr("platform.node", lambda: node)
+        patch.setattr(calibration, "workers_of", lambda _: workers)
+        patch.setattr(calibration, "gpu_workers", lambda _: [])
+        patch.setattr(calibration, "installed", lambda _: None)
+        return calibration._identity(None)
+
+
+def test_the_last_clusters_are_kept() -> None:
+    names = [f"cluster {i}" for i in range(40)]
+    for name in [*names, names[10]]:
+        calibration._keep(profiles_file(), name, {"of": name})
+    assert list(json.loads(profiles_file().read_text())) == [*names[8:10], *names[11:], names[10]]
+
+
+def test_of_two_that_keep_something_at_once_neither_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, both_have_read = calibration._read, threading.Barrier(2)
+
+    def slow_read(path: Path) -> dict[str, Any]:
+        kept = read(path)
+        with suppress(threading.BrokenBarrierError):  # they never do
+            both_have_read.wait(0.3)
+        return kept
+
+    monkeypatch.setattr(calibration, "_read", slow_read)
+    with ThreadPoolExecutor(2) as pool:
+        assert all(pool.map(lambda name: calibration._keep(profiles_file(), name, {}), ["one", "other"]))
+    assert sorted(json.loads(profiles_file().read_text())) == ["one", "other"]
+
+
+def test_where_files_cannot_be_locked_something_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    assert calibration._keep(profiles_file(), "one", {})
+
+
 @pytest.mark.parametrize("content", ["no JSON", "[]", '{"other": 1}'])
 def test_a_broken_file_is_no_profile(thread_client: Client, content: str) -> None:
     profiles_file().parent.mkdir(parents=True)
@@ -154,7 +251,7 @@ def test_a_write_that_fails_half_way_leaves_the_file_as_it_was(
         patch.setattr(Path, "write_text", cut)
         assert not save_profile(thread_client, ClusterProfile((2, 2)))
     assert load_profile(thread_client) == profile
-    assert list(profiles_file().parent.iterdir()) == [profiles_file()]
+    assert {path.name for path in profiles_file().parent.iterdir()} == {"profiles.json", "profiles.lock"}
 
 
 def test_without_a_home_folder_nothing_is_kept(
@@ -225,7 +322,8 @@ def test_the_command_keeps_what_run_then_uses() -> None:
 
 def test_run_measures_a_cluster_that_it_does_not_know_and_says_so() -> None:
     first, second = (CliRunner().invoke(main, ["run", "--dag", "wide", *LOCAL]) for _ in range(2))
-    assert "measured this cluster" in first.stderr
+    kept = f"kept in {profiles_file()}; remove that file to measure anew\n"
+    assert first.stderr == f"measured this cluster, to cut the graph for it; {kept}"
     assert second.stderr == ""
 
 

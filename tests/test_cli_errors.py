@@ -229,6 +229,37 @@ MLP = ("run", "--model", "mlp.onnx", "--policy", "sequential")
         pytest.param(
             (*MLP, "--batch", "4", "--policy", "sequential"), USAGE, "sequential has none", id="no workers"
         ),
+        *(
+            pytest.param(
+                (*MLP, *given),
+                USAGE,
+                f"{given[0]}.* would do nothing: --policy sequential runs in this process; leave it out",
+                id=f"a cluster for nobody by {given[0]}",
+            )
+            for given in (
+                ("--connect", "tcp://127.0.0.1:1"),
+                ("--cluster", "slurm"),
+                ("--workers", "4"),
+                ("--threads", "2"),
+                ("--no-processes",),
+                ("--timeout", "3"),
+            )
+        ),
+        *(
+            pytest.param(
+                (*arguments, "--timeout", "3"),
+                USAGE,
+                "--timeout would do nothing without --connect; leave it out",
+                id=f"{arguments[0]} waits for no address",
+            )
+            for arguments in (("run", *SMALL), ("calibrate",))
+        ),
+        pytest.param(
+            ("run", *SMALL, "--precision", "tf32"),
+            USAGE,
+            "--precision tf32 needs GPUs; give --device auto or",
+            id="precision of CPUs",
+        ),
         pytest.param(
             ("info", *SMALL, "--dot", "no/g.svg"), USAGE, "--dot 'no/g.svg' cannot be", id="drawing's folder"
         ),

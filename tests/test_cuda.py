@@ -89,7 +89,7 @@ def test_a_plan() -> None:
         np.testing.assert_allclose(value.to_host(), expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
     runner.drain()
     assert len(spent) == len(graph.live_ops)
-    assert all(0 < seconds < 1 for seconds in spent)
+    assert all(seconds > 0 for seconds in spent)
     usage = runner.usage()
     assert (usage.to_device, usage.to_host, usage.mean_batch) == (2, 4, 4)
 

@@ -22,6 +22,7 @@ from distributed.dashboard.core import BokehApplication
 from in_charge import until
 
 import ferroflow_dask
+from ferroflow_dask.dashboard import recorder as recorders
 from ferroflow_dask.dashboard import remote
 from ferroflow_dask.dashboard.progress import MOST_TASKS
 from ferroflow_dask.dashboard.recorder import (
@@ -216,7 +217,11 @@ def test_a_client_that_is_there_is_not_forgotten(client: Client, monkeypatch: py
     monkeypatch.setattr(remote, "_LEASE_S", 3.0)
     with recording(client) as look:
         busy(client)
-        time.sleep(4.0)  # longer than it may be silent
+        _, users = recorders._recorders[client.cluster.scheduler]
+        (until_s,) = users._until_s.values()
+        while list(users._until_s.values()) == [until_s]:  # it asks again before its time is over
+            time.sleep(0.01)
+        assert users.any()
         client.gather(client.map(str, range(1500)))
         assert look().n_ops == 1513
     assert Recorder.name not in client.cluster.scheduler.plugins

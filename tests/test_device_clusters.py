@@ -66,7 +66,7 @@ def test_arrays_stay_on_the_device_from_source_to_output(gpu_client: Client, pla
     assert profile.n_gpus == 1
     placed = place(graph, gpu_client)
     before = usage_of(gpu_client)
-    bound = bind(placed, {}, cluster=profile, placement=placement)
+    bound = bind(placed, {}, profile=profile, placement=placement)
     found = gpu_client.compute(bound).result()
     assert_right(found, graph)
     assert all(type(value) is np.ndarray for value in found.values())

@@ -54,6 +54,11 @@ def run(folder: Path, *arguments: str) -> str:
     ("name", "arguments", "pattern"),
     [
         ("existing_dask_code.py", (), r"^Dask: \d+\.\d\d s\nferroflow: \d+\.\d\d s\n$"),
+        (
+            "short_tasks.py",
+            ("--quick",),
+            r"^(.* (tasks|result|partitions|chunks): Dask \d+\.\d{3} s, ferroflow \d+\.\d{3} s\n){6}$",
+        ),
         ("mlp.py", (), r"^wrote ./mlp.onnx and ./x.npy\n$"),
     ],
 )

@@ -129,7 +129,20 @@ def test_an_empty_graph_costs_nothing() -> None:
     assert bounds(graph_of(outputs=("x",)), {}).makespan(4) == 0.0
 
 
-# The published table: ops, compute ops, edges, levels, work and critical path (ms, or matrix products)
+def test_generate_tells_the_sizes_of_each_graph() -> None:
+    told = {
+        line.split("`")[1]: line
+        for line in (generate.__doc__ or "").splitlines()
+        if line.strip().startswith("- `")
+    }
+    assert list(told) == list(TOPOLOGIES)
+    for name, topology in TOPOLOGIES.items():
+        base = told[name.split("-")[-1]] if "the same" in told[name] else ""
+        for argument, value in topology.defaults.items():
+            assert f"`{argument}={value:g}`" in told[name] + base
+
+
+# The published table: nodes, ops, edges, levels, work and critical path (ms, or matrix products)
 
 TABLE = [
     ("wide", {"width": 8, "depth": 5, "skew": 0.25}, (41, 40, 40, 5, 80, 25)),
@@ -162,7 +175,7 @@ def test_built_in_graphs_have_the_published_size(
     }
     limits = bounds(graph, costs)
     depth = max(levels(graph).values())
-    found = (graph.n_ops, len(graph.ops), graph.n_edges, depth, limits.work, limits.critical_path)
+    found = (graph.n_nodes, len(graph.ops), graph.n_edges, depth, limits.work, limits.critical_path)
     assert found == pytest.approx(expected)
 
 

@@ -22,6 +22,8 @@ from ferroflow_dask.graph import Op, Source, upward_ranks
 from ferroflow_dask.graph.ir import UNKNOWN
 from ferroflow_dask.lowering import (
     COST_ANNOTATION,
+    CPU,
+    GPU,
     KIND_ANNOTATION,
     PLACEMENTS,
     RANK_ANNOTATION,
@@ -216,7 +218,7 @@ def test_tasks_carry_cost_and_upward_rank() -> None:
 
 
 def test_of_ops_that_are_alike_to_dask_the_first_starts_first() -> None:
-    bound = bind(generate("imbalanced"), {}, costs=Nothing())
+    bound = bind(generate("imbalanced"), costs=Nothing())
     dsk = dict(bound.__dask_graph__())
     order = dask.order.order(dsk)
     ops = [key for key in dsk if str(key[0]).startswith("slow-")]
@@ -224,7 +226,7 @@ def test_of_ops_that_are_alike_to_dask_the_first_starts_first() -> None:
 
 
 def test_without_costs_tasks_carry_their_kind_only() -> None:
-    bound = bind(generate("resnet", channels=2), {}, costs=Nothing())
+    bound = bind(generate("resnet", channels=2), costs=Nothing())
     annotations = [layer.annotations for layer in bound.__dask_graph__().layers.values() if layer.annotations]
     assert [list(annotation) for annotation in annotations] == [[KIND_ANNOTATION]]
 
@@ -243,6 +245,24 @@ def test_ops_of_one_kind_have_operator_attributes_and_shapes_in_common() -> None
     small, large = (kinds(generate("matmul-chain", n_ops=2, m=m)) for m in (2, 3))
     assert len(set(small.values())) == len(set(large.values())) == 1
     assert set(small.values()).isdisjoint(large.values())
+
+
+@pytest.mark.parametrize(
+    ("op_type", "threshold", "kinds"),
+    [
+        ("MatMul", 25, {GPU}),
+        ("Gemm", 25, {GPU}),
+        ("Gemm", 26, {CPU}),
+        ("Add", 1, {CPU}),
+    ],
+)
+def test_products_from_a_threshold_on_run_on_gpus(op_type: str, threshold: int, kinds: set[str]) -> None:
+    builder = GraphBuilder()
+    a, b = builder.constant(np.ones((5, 5), "f4")), builder.constant(np.ones((5, 5), "f4"))
+    builder.output(y=builder.op(op_type, a, b))
+    bound = bind(builder.build(), gpu_matmul_threshold=threshold)
+    (annotation,) = bound.__dask_graph__().layers[f"ops-{bound.run}"].annotations[COST_ANNOTATION].values()
+    assert set(annotation) == kinds
 
 
 @pytest.mark.parametrize(
@@ -327,7 +347,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
 @pytest.mark.parametrize("wrong", WRONG)
 def test_lazy_inputs_are_checked_once_they_are_computed(wrong: str, placement: str) -> None:
     make, message = WRONG[wrong]
-    bound = bind(two_layer(), {"x": dask.delayed(make)()}, cluster=ONE, placement=placement)
+    bound = bind(two_layer(), {"x": dask.delayed(make)()}, profile=ONE, placement=placement)
     with pytest.raises(BindError, match=message):
         bound.compute(scheduler="sync")
     with pytest.raises(BindError, match=message):  # as if it had been here
@@ -337,7 +357,7 @@ def test_lazy_inputs_are_checked_once_they_are_computed(wrong: str, placement: s
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_lazy_inputs_that_fit_give_the_same_in_every_placement(placement: str) -> None:
     graph = passed_through_of_five()
-    bound = bind(graph, {"x": dask.delayed(X.copy)()}, cluster=ONE, placement=placement)
+    bound = bind(graph, {"x": dask.delayed(X.copy)()}, profile=ONE, placement=placement)
     assert_same(bound.compute(scheduler="sync"), evaluate(graph, {"x": X}))
     assert bound.n_tasks == 3  # the delayed value, its check, and the only op
 

@@ -24,6 +24,7 @@ from onnx import TensorProto, helper
 from ferroflow_dask import GraphBuilder, load_onnx, place
 from ferroflow_dask.exceptions import BindError, KernelError, KernelNotFoundError, UsageError
 from ferroflow_dask.kernels import session as sessions
+from ferroflow_dask.lowering import model as models
 from ferroflow_dask.lowering.batches import how_batched
 from ferroflow_dask.lowering.model import LoadedModel, RunModel
 from ferroflow_dask.lowering.sealed import Sealed
@@ -372,6 +373,37 @@ def test_shapes_follow_the_values_of_other_inputs() -> None:
     for end in (3, 5):
         y = graph.map_batches({"x": x, "end": np.int64([end])})
         assert y.shape == y.compute(scheduler="sync").shape == (8, end)
+
+
+def token_in(y: Any) -> str:
+    """Return the name by which workers know the model that computes an array."""
+    values = [getattr(node, "value", None) for node in dict(y.__dask_graph__()).values()]
+    (token,) = {value.run.sealed.token for value in values if isinstance(value, LoadedModel)}
+    return str(token)
+
+
+def test_a_model_stays_open_whatever_the_values_of_other_inputs() -> None:
+    x, b, graph = rows(9, 4), rows(9, 4), load_onnx(two_in_two_out())
+    batched = {"x": da.from_array(x, chunks=4), "b": da.from_array(b, chunks=4)}
+    tokens = set()
+    for _ in range(models._VALUES_KEPT + 2):
+        w = rows(4, 2)
+        y = graph.map_batches({**batched, "w": w})["y"]
+        np.testing.assert_allclose(y.compute(scheduler="sync"), x @ w, rtol=1e-5)
+        tokens.add(token_in(y))
+    assert len(tokens) == 1
+    (prepared,) = models._prepared[graph].values()
+    assert len(prepared.by_values) == models._VALUES_KEPT
+
+
+def test_a_batch_is_freed_only_beside_values_with_which_rows_are_independent() -> None:
+    inputs = {"x": (TensorProto.FLOAT, (2, 3)), "axis": (TensorProto.INT64, ())}
+    graph = load_onnx(model_of([helper.make_node("CumSum", ["x", "axis"], ["y"])], inputs, ["y"]))
+    x = rows(6, 3)
+    along_rows = x.reshape(3, 2, 3).cumsum(axis=1).reshape(6, 3)
+    for axis, sums in ((1, x.cumsum(axis=1)), (0, along_rows), (1, x.cumsum(axis=1))):
+        y = graph.map_batches({"x": da.from_array(x, chunks=6), "axis": np.int64(axis)})
+        np.testing.assert_allclose(y.compute(scheduler="sync"), sums, rtol=1e-5, atol=1e-6)
 
 
 def test_what_was_prepared_goes_with_the_graph() -> None:

@@ -46,7 +46,7 @@ def test_each_placement_gives_the_same_numbers(path: Path, process_client: Clien
     expected = evaluate(graph, inputs)
     placed = place(graph, process_client)
     for placement in PLACEMENTS:
-        bound = bind(placed, inputs, cluster=FOUR, placement=placement)
+        bound = bind(placed, inputs, profile=FOUR, placement=placement)
         assert bound.placement == placement
         outputs = process_client.compute(bound).result()
         assert list(outputs) == list(expected)
@@ -67,9 +67,9 @@ def test_whole_is_one_task_and_what_it_reads() -> None:
 def test_auto_takes_what_is_predicted_to_be_fastest() -> None:
     chain = load_onnx(mlp())
     x = {"x": np.zeros((2, 784), np.float32)}
-    assert bind(chain, x, cluster=FOUR, placement="auto").placement == "whole"
+    assert bind(chain, x, profile=FOUR, placement="auto").placement == "whole"
     wide = parallel(16)
-    bound = bind(wide, random_inputs(wide, 0), cluster=FOUR, placement="auto")
+    bound = bind(wide, random_inputs(wide, 0), profile=FOUR, placement="auto")
     assert bound.placement == "bundles"
     assert bound.predictions["bundles"].makespan_s < 0.8 * bound.predictions["whole"].makespan_s
     assert bound.prediction == bound.predictions["bundles"]
@@ -77,7 +77,7 @@ def test_auto_takes_what_is_predicted_to_be_fastest() -> None:
 
 def test_ferroflows_own_ops_are_whole_only_if_that_is_asked_for() -> None:
     graph = generate("wide", width=2, depth=2)
-    assert bind(graph, {}, cluster=ClusterProfile((1,)), placement="auto").placement == "bundles"
+    assert bind(graph, {}, profile=ClusterProfile((1,)), placement="auto").placement == "bundles"
     bound = bind(graph, {}, placement="whole")
     outputs = bound.compute(scheduler="sync")
     for name, value in evaluate(graph).items():
@@ -87,7 +87,7 @@ def test_ferroflows_own_ops_are_whole_only_if_that_is_asked_for() -> None:
 def test_a_model_that_does_not_fit_a_worker_is_not_whole() -> None:
     wide = parallel(16)
     small = ClusterProfile((1,), memory_nbytes=2**24)
-    assert bind(wide, random_inputs(wide, 0), cluster=small, placement="auto").placement == "bundles"
+    assert bind(wide, random_inputs(wide, 0), profile=small, placement="auto").placement == "bundles"
 
 
 def test_all_placements_are_predicted() -> None:
@@ -114,8 +114,8 @@ def test_an_error_in_a_whole_model_names_it() -> None:
     ("options", "message"),
     [
         ({"placement": "half"}, "unknown placement 'half'; choose one of: auto, bundles, ops, whole"),
-        ({"placement": "auto"}, "placement 'auto' needs cluster="),
-        ({"placement": "bundles"}, "placement 'bundles' needs cluster="),
+        ({"placement": "auto"}, "placement 'auto' needs profile="),
+        ({"placement": "bundles"}, "placement 'bundles' needs profile="),
     ],
 )
 def test_placements_that_make_no_sense(options: dict[str, Any], message: str) -> None:

@@ -85,9 +85,28 @@ def test_uninstall_also_works_when_the_plugin_was_unregistered_by_name() -> None
     on_cluster(test)
 
 
-def test_where_there_was_no_stealing_none_is_put_back() -> None:
+def test_what_is_on_workers_can_be_stolen_by_dask_afterwards() -> None:
+    async def test(cluster: Cluster) -> None:
+        await cluster.stealing.stop()
+        futures = cluster.pinned(40)
+        for future in futures:
+            await cluster.processing(future)
+        await _restore(cluster.scheduler)
+        cluster.assert_stock()
+        cluster.stealing.balance()
+        assert cluster.stealing.in_flight
+        assert await cluster.client.gather(futures) == list(range(40))
+
+    on_cluster(test)
+
+
+def test_where_there_was_no_stealing_tasks_stay_and_none_is_put_back() -> None:
     async def test(cluster: Cluster) -> None:
         assert type(cluster.stealing) is FerroflowStealing
+        futures = cluster.pinned(20)
+        cluster.stealing.balance()
+        assert await cluster.client.gather(futures) == list(range(20))
+        assert cluster.stealing.steals["asked"] == 0
         await _restore(cluster.scheduler)
         assert "stealing" not in cluster.scheduler.extensions
         assert await cluster.client.submit(pause, 3) == 3

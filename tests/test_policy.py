@@ -135,10 +135,10 @@ def test_changes_between_two_questions_leave_the_order_right() -> None:
     cluster.put("w1", cluster.task("other", 0.1))
     cluster.view.finish(1, cluster.now)
     assert [worker.key for worker in cluster.view.crowded_from_most_loaded()] == []
-    assert cluster.view.first_idle(9) == ["w2", "w3"]
+    assert cluster.view.first_idle(9) == ["w3", "w2"]
     cluster.view.finish(2, cluster.now)
     cluster.view.set_running("w3", False)
-    assert cluster.view.first_idle(9) == ["w2", "w0"]
+    assert cluster.view.first_idle(9) == ["w0", "w2"]
     assert [worker.key for worker in cluster.view.least_loaded()] == ["w2"]
 
 

@@ -44,7 +44,7 @@ def as_one_task(graph: Graph, x: Any) -> Any:
 
 
 def in_bundles(graph: Graph, x: Any) -> Any:
-    return bind(graph, {next(iter(graph.inputs)): x}, cluster=ClusterProfile((1, 1)))
+    return bind(graph, {next(iter(graph.inputs)): x}, profile=ClusterProfile((1, 1)))
 
 
 def op_by_op(graph: Graph, x: Any) -> Any:

@@ -115,7 +115,9 @@ def test_any_values_give_the_same_bits(kinds: list[str], dtype: str) -> None:
 
 def test_a_negative_zero_is_the_same_to_all_that_may_compute_it() -> None:
     graph = chain("Relu")
-    found = [evaluate(graph, {"x": np.tile(SPECIAL, 3)}, [name]) for name in ("array", "onnxruntime")]
+    found = [
+        evaluate(graph, {"x": np.tile(SPECIAL, 3)}, providers=[name]) for name in ("array", "onnxruntime")
+    ]
     assert bits(list(found[0].values())) == bits(list(found[1].values()))
 
 

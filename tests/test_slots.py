@@ -77,6 +77,19 @@ def test_how_far_ahead_workers_are_fed(tasks: dict[Any, VirtualTask], is_ahead: 
     assert (most_at_once(tasks) > STOCK) is is_ahead
 
 
+@pytest.mark.parametrize(
+    ("tasks", "is_queued"),
+    [(pairs(), True), (into_one(), False), (results(), False)],
+    ids=["used in pairs", "one needs all", "kept by a client"],
+)
+def test_results_of_known_costs_do_not_pile_up(tasks: dict[Any, VirtualTask], is_queued: bool) -> None:
+    large = {
+        key: VirtualTask(0.1, task.dependencies, nbytes=2**24, annotations={"ferroflow_cost": 0.1})
+        for key, task in tasks.items()
+    }
+    assert (most_at_once(large) <= STOCK) is is_queued
+
+
 @pytest.mark.parametrize("saturation", [1.0, 3.0])
 def test_what_the_user_configured_holds(saturation: float) -> None:
     assert most_at_once(results(), saturation) == saturation

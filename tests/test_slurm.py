@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,7 +89,7 @@ def test_scaling_down_takes_the_jobs_that_have_not_started(tmp_path: Path) -> No
         assert len(client.gather(held)) == 40
         keys = [future.key for future in held]
         assert client.run_on_scheduler(_times_computed, keys=keys) == [1] * 40
-        with pytest.raises(UsageError, match="no jobs with GPUs"):
+        with pytest.raises(UsageError, match=r"no jobs with GPUs.* a gpu_section"):
             cluster.scale(gpu_jobs=1)
         with pytest.raises(UsageError, match="cannot have -1 jobs"):
             cluster.scale(jobs=-1)
@@ -229,6 +231,25 @@ def test_workers_that_never_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             patch.setenv("PATH", str(tmp_path))
             with pytest.raises(ClusterError, match=r"connected within 0 s: Slurm does not answer"):
                 cluster.wait_for_jobs(timeout=0)
+
+
+def counted(name: str, calls: Counter[str]) -> Callable[[Any], Any]:
+    """Return what has a name, which counts how often it was called to the end."""
+    method = pkgutil.resolve_name(name)
+
+    async def counting(self: Any) -> Any:
+        result = await method(self)
+        calls[name] += 1
+        return result
+
+    return counting
+
+
+def test_jobs_that_fail_are_tried_no_more_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: Counter[str] = Counter()
+    monkeypatch.setattr("ferroflow_dask.deploy.slurm._POLL_S", 0.2)
+    for name in ("slurm.SlurmCluster._look", "adaptive.JobAdaptive.target"):
+        monkeypatch.setattr(f"ferroflow_dask.deploy.{name}", counted(f"ferroflow_dask.deploy.{name}", looks))
     with ours(tmp_path, python="/nowhere/python") as cluster:
         cluster.scale(jobs=1)
         with pytest.raises(
@@ -236,10 +257,11 @@ def test_workers_that_never_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             match=r"job \d+ ended before its workers connected: FAILED; .*\.err ends: .*/nowhere/python",
         ):
             cluster.wait_for_jobs(timeout=60)
-        assert len(cluster.failures) == 3  # tried no more often
+        assert len(cluster.failures) == 3
         cluster.adapt(minimum_jobs=1, maximum_jobs=1, interval="200ms")
         assert soon(lambda: len(cluster.failures) == 6)
-        time.sleep(7)  # more than the time between two looks
+        looks.clear()
+        assert soon(lambda: len(looks) == 2 and min(looks.values()) > 3)
         assert len(cluster.failures) == 6
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import dask
 import pytest
 import yaml
 from command_line import USAGE, answer, assert_one_line, ferroflow
+from slurm_clusters import SCHEDULER
 
 from ferroflow_dask.deploy import job_kind, job_script, slurm_cluster, slurm_template
 from ferroflow_dask.deploy.jobqueue import walltime_s
@@ -76,14 +79,14 @@ NIBI = f"""#!/usr/bin/env bash
 #SBATCH -A def-someuser
 #SBATCH -n 1
 #SBATCH --cpus-per-task=14
-#SBATCH --mem=240G
+#SBATCH --mem=230G
 #SBATCH -t 03:00:00
 #SBATCH --gres=gpu:h100:1
 module load StdEnv/2023 python/3.11 cuda/12.6
 source ~/ferroflow/bin/activate
 export DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION=9960s
 export DASK_DISTRIBUTED__WORKER__LIFETIME__STAGGER=540s
-{CUDA_WORKER} --nthreads 14 --memory-limit 240.00GiB --death-timeout 120 \
+{CUDA_WORKER} --nthreads 14 --memory-limit 230.00GiB --death-timeout 120 \
 --local-directory $SLURM_TMPDIR --resources GPU=1
 """
 
@@ -100,6 +103,14 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_batch_scripts_of_the_template(section: str, expected: str) -> None:
     script = job_script(job_kind(section, TEMPLATE))
     assert script == expected.replace("$TEMPLATE", str(TEMPLATE))
+
+
+def test_jobs_of_a_whole_node_fit_it() -> None:
+    sections = yaml.safe_load(TEMPLATE.read_text(encoding="utf-8"))["jobqueue"]
+    # GPUs, cores and memory of a node, as the sections say.
+    for section, n_gpus, n_cores, nbytes in (("narval", 4, 48, 498 * 2**30), ("nibi", 8, 112, 2 * 10**12)):
+        assert n_gpus * sections[section]["cores"] <= n_cores
+        assert n_gpus * dask.utils.parse_bytes(sections[section]["memory"]) <= nbytes
 
 
 def test_the_template_is_what_the_command_writes() -> None:
@@ -157,6 +168,66 @@ def test_what_a_section_leaves_out_is_as_in_slurm(tmp_path: Path) -> None:
     assert arguments["processes"] == 1
 
 
+#: What a user's own jobqueue.yaml, in ~/.config/dask, may say.
+USERS = {"account": "def-me", "queue": "mine", "walltime": "02:00:00", "job-extra-directives": ["--mine"]}
+
+
+@pytest.mark.parametrize(
+    "also", [{}, {"queue": None, "job-extra-directives": None}], ids=["left out", "null"]
+)
+def test_a_file_that_is_named_counts_alone(tmp_path: Path, also: dict[str, Any]) -> None:
+    file = write(tmp_path / "site.yaml", slurm={"cores": 1, "memory": "1 GiB"}, site=also)
+    with dask.config.set({f"jobqueue.slurm.{key}": value for key, value in USERS.items()}):
+        script = job_script(job_kind("site", file))
+        with slurm_cluster("site", config_file=file, scheduler_options=SCHEDULER) as cluster:
+            submitted = cluster.job_script()
+    for told in (script, submitted):
+        asked = [line.split()[1] for line in told.splitlines() if line.startswith("#SBATCH")]
+        assert asked == ["-J", "-n", "--cpus-per-task=1", "--mem=1G"]
+
+
+def test_null_takes_off_what_slurm_says(tmp_path: Path) -> None:
+    common = {"cores": 1, "memory": "1 GiB", "queue": "all", "walltime": "01:00:00"}
+    file = write(tmp_path / "q.yaml", slurm=common, mine={"queue": None, "walltime": None})
+    script = job_script(job_kind("mine", file))
+    assert not {"-p", "-t"} & set(script.split())
+    assert "LIFETIME" not in script
+
+
+def test_sections_are_the_same_once_dask_jobqueue_is_imported(tmp_path: Path) -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", FIRST_AND_SECOND],
+        env={**os.environ, "DASK_CONFIG": str(tmp_path)},
+        cwd=REPOSITORY,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert told == ""
+
+
+FIRST_AND_SECOND = """
+import dask
+from ferroflow_dask.deploy import job_kind, job_script
+from ferroflow_dask.exceptions import UsageError
+
+mine = {"cores": 1, "memory": "1 GiB"}
+said = "".join(["00:", "30:00"])  # as dask-jobqueue's own, and yet said
+with dask.config.set({"jobqueue.mine": mine, "jobqueue.slurm.death-timeout": 9}):
+    first = job_kind("mine")
+    assert "#SBATCH -t" not in job_script(first)
+    assert job_kind("mine") == first
+    with dask.config.set({"jobqueue.slurm.walltime": said}):
+        assert job_kind("mine").arguments["walltime"] == said
+        assert "LIFETIME" in job_script(job_kind("mine"))
+for section in ("slurm", "_ferroflow"):
+    try:
+        print(job_kind(section))
+    except UsageError as error:
+        assert "has none" in str(error), error
+"""
+
+
 def test_a_section_may_serve_both_kinds_of_jobs(tmp_path: Path) -> None:
     file = write(tmp_path / "q.yaml", gpu={"cores": 1, "memory": "1 GiB", "extra": None})
     options = ("--section", "gpu", "--jobs", "2", "--config", str(file), "--job-script")
@@ -206,7 +277,6 @@ def test_walltime_that_makes_no_sense(walltime: object) -> None:
         ({"walltime": "7-00:00:00"}, ["DURATION=603900s", "STAGGER=600s"]),
         ({"walltime": "00:00:30"}, []),
         ({"walltime": "01:00:00", "worker-extra-args": ["--lifetime", "5m"]}, []),
-        ({}, []),
     ],
 )
 def test_workers_leave_before_the_walltime_ends(
@@ -215,6 +285,12 @@ def test_workers_leave_before_the_walltime_ends(
     file = write(tmp_path / "q.yaml", mine={"cores": 1, "memory": "1 GiB", **mine})
     prologue = job_kind("mine", file).arguments.get("job_script_prologue", [])
     assert [line.rpartition("__")[2] for line in prologue] == lines
+
+
+def test_without_a_walltime_slurm_has_its_own_and_workers_stay(tmp_path: Path) -> None:
+    script = job_script(job_kind("mine", write(tmp_path / "q.yaml", mine={"cores": 1, "memory": "1 GiB"})))
+    assert "-t" not in script.split()
+    assert "LIFETIME" not in script
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -258,6 +334,14 @@ def test_arguments_that_make_no_sense() -> None:
         slurm_cluster("cpu", config_file=TEMPLATE, speed="high")
     with pytest.raises(FerroflowError, match="unknown policy 'chance'"):
         slurm_cluster("cpu", config_file=TEMPLATE, policy="chance")
+
+
+def test_certificates_need_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    with pytest.raises(UsageError, match=r"\(--tls\) needs the package cryptography: pip install"):
+        slurm_cluster("cpu", config_file=TEMPLATE, security=True)
+    result = ferroflow("run", "--dag", "wide", "--cluster", "slurm", "--config", str(TEMPLATE), "--tls")
+    assert_one_line(result.exit_code, result.stderr, USAGE, "needs the package cryptography")
 
 
 def test_files_that_make_no_sense(tmp_path: Path) -> None:

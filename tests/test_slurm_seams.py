@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 import pytest
-from dask_jobqueue.core import JobQueueCluster
+from dask_jobqueue.core import Job, JobQueueCluster
 from dask_jobqueue.slurm import SLURMJob
 from distributed import Scheduler, SpecCluster
 from distributed.deploy.adaptive import Adaptive
@@ -21,6 +21,7 @@ NAMES = [
     (SLURMJob, "start"),
     (SLURMJob, "close"),
     (SLURMJob, "job_script"),
+    (SLURMJob, "default_config_name"),
     (Scheduler, "workers_to_close"),
     (Scheduler, "retire_workers"),
     (Adaptive, "target"),
@@ -47,3 +48,9 @@ def test_name_is_there(owner: type, name: str) -> None:
 )
 def test_attribute_is_set(owner: type, attribute: str) -> None:
     assert f"self.{attribute} =" in inspect.getsource(owner.__init__).replace(": dict", "")
+
+
+@pytest.mark.parametrize("owner", [JobQueueCluster, Job])
+def test_the_section_is_asked_for_before_it_is_read(owner: type) -> None:
+    source = inspect.getsource(owner.__init__)
+    assert 0 < source.find(".default_config_name()") < source.find("dask.config.get(")

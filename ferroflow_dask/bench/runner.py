@@ -92,7 +92,7 @@ def run_on_cluster(
     policy: str,
     processes: bool | None,
     seed: int = 0,
-    cluster: ClusterProfile | None = None,
+    profile: ClusterProfile | None = None,
     costs: CostModel | None = None,
     placement: str | None = None,
     gpu_costs: CostModel | None = None,
@@ -114,8 +114,8 @@ def run_on_cluster(
         What the record says of the workers.
     seed : int, optional
         What the record says of the random inputs and decisions.
-    cluster : ClusterProfile, optional
-        Cut the graph into bundles for it; one task for each op if left out.
+    profile : ClusterProfile, optional
+        Cut the graph into bundles for this cluster; one task for each op if left out.
     costs : CostModel, optional
         Of the ops; shapes and nominal rates if left out.
     placement, gpu_costs, gpu_matmul_threshold
@@ -131,7 +131,7 @@ def run_on_cluster(
             graph,
             inputs,
             costs=costs,
-            cluster=cluster,
+            profile=profile,
             placement=placement,
             gpu_costs=gpu_costs,
             gpu_matmul_threshold=gpu_matmul_threshold,

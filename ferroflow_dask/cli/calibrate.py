@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from ferroflow_dask.cli.cluster_options import connect_timeout, refuse_local_sizes, size_options
+from ferroflow_dask.cli.cluster_options import check_address, connect_timeout, size_options
 from ferroflow_dask.cost import ClusterProfile
 from ferroflow_dask.deploy import calibrate as measure
 from ferroflow_dask.deploy import connect, local_client, profiles_file, save_profile
@@ -29,10 +29,9 @@ def calibrate(
     """Measure what a task, a message and a byte cost on a cluster, and keep it for `run`.
 
     The cluster should be idle. It is measured with the plugin installed, as `run` uses it, and what is
-    kept serves clusters of the same size.
+    kept serves clusters of as many workers like these; if they are local, on this machine.
     """
-    if address is not None:
-        refuse_local_sizes("--connect")
+    check_address(address)
     with ExitStack() as stack:
         if address is None:
             client = stack.enter_context(local_client(workers, threads, processes))

@@ -79,3 +79,11 @@ def refuse_local_sizes(which: str) -> None:
     """Raise `UsageError` if the user gave sizes of a local cluster beside what names another one."""
     sizes = ("workers", "threads", "processes")
     refuse_given(sizes, f"would start a local cluster; {which} names another one")
+
+
+def check_address(address: str | None) -> None:
+    """Raise `UsageError` if the user gave what does not go with `--connect`, or what goes with it only."""
+    if address is None:
+        refuse_given(("timeout",), "would do nothing without --connect")
+    else:
+        refuse_local_sizes("--connect")

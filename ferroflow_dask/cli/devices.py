@@ -31,6 +31,9 @@ class Devices:
     matmul_threshold: int | None
 
 
+#: What CPUs compute in.
+_PRECISION = "fp32"
+
 _OPTIONS = (
     click.option(
         "--device",
@@ -41,7 +44,7 @@ _OPTIONS = (
     ),
     click.option(
         "--precision",
-        default="fp32",
+        default=_PRECISION,
         show_default=True,
         help="On GPUs, of products of single-precision matrices: fp32; tf32, faster, fewer digits; fp16 or "
         "bf16, which round operands further.",
@@ -67,6 +70,8 @@ def device_options(function: F) -> F:
         choice = DeviceChoice.parse(device or ("auto" if has_gpu_jobs else "cpu"), precision)
         if choice is None and gpu_matmul_threshold is not None:
             raise UsageError("--gpu-matmul-threshold needs GPUs; give --device auto or --device cuda")
+        if choice is None and precision != _PRECISION:
+            raise UsageError(f"--precision {precision} needs GPUs; give --device auto or --device cuda")
         if choice is not None and others.get("policy") == "sequential":
             raise UsageError("--policy sequential runs in this process, on the CPU; leave --device out")
         if choice is not None and slurm is not None and choice.kind != "auto":

@@ -25,6 +25,8 @@ _TOPOLOGY_OPTIONS: tuple[tuple[str, type], ...] = (
     ("n_fast", int),
     ("fast_ms", float),
 )
+#: What sizes are, where their names do not tell.
+_SIZES = {"skew": "Slow part of the chains", "factor": "Duration [ms] of the slow half"}
 
 
 class GraphCommand(click.Command):
@@ -50,10 +52,13 @@ def graph_options(function: F) -> F:
     """Add the options that name a graph and its sizes."""
     for name, kind in reversed(_TOPOLOGY_OPTIONS):
         argument = _FLAGS.get(name, name)
-        users = ", ".join(dag for dag, topology in TOPOLOGIES.items() if argument in topology.defaults)
-        function = click.option(_flag(name), name, type=kind, default=None, help=f"Size of: {users}.")(
-            function
+        sizes = ", ".join(
+            f"{dag} ({topology.defaults[argument]:g})"
+            for dag, topology in TOPOLOGIES.items()
+            if argument in topology.defaults
         )
+        told = f"{_SIZES.get(name, 'Size')} of: {sizes}."
+        function = click.option(_flag(name), name, type=kind, default=None, help=told)(function)
     function = click.option(
         "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of random numbers."
     )(function)

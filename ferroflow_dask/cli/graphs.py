@@ -54,7 +54,7 @@ def run_graph(
     warm_up(client, graph)
     placed = place(graph, client)
     if placement == AUTO:
-        placement = bind(placed, inputs, costs=told_costs, cluster=cluster, placement=placement).placement
+        placement = bind(placed, inputs, costs=told_costs, profile=cluster, placement=placement).placement
     if placement == "whole":  # opens it
         client.compute(bind(placed, inputs, costs=told_costs, placement=placement)).result()
     runs = []
@@ -67,7 +67,7 @@ def run_graph(
                 policy=told.policy,
                 processes=told.processes,
                 seed=told.seed,
-                cluster=None if placement == "ops" else cluster,
+                profile=None if placement == "ops" else cluster,
                 costs=told_costs,
                 gpu_costs=None if is_all_gpus else gpu_costs,
                 gpu_matmul_threshold=matmul_threshold,
@@ -90,8 +90,7 @@ def _profile(client: Client) -> ClusterProfile:
     if is_kept is not None:
         where = profiles_file()
         told = (
-            f"kept in {where}, and measured anew by: ferroflow calibrate, with --workers, --threads or "
-            "--connect as here"
+            f"kept in {where}; remove that file to measure anew"
             if is_kept
             else f"it could not be kept in {where}"
         )

@@ -15,11 +15,12 @@ from ferroflow_dask.cli.files import check_folder
 from ferroflow_dask.cli.graph_options import GraphCommand, graph_options, load_graph
 from ferroflow_dask.cost import AnalyticCost, ClusterProfile, estimate, flops
 from ferroflow_dask.graph import Graph, levels
+from ferroflow_dask.graph.analysis import is_large_product
 from ferroflow_dask.graph.render import kind_counts
 from ferroflow_dask.kernels import provider_counts
 from ferroflow_dask.lowering import predictions_of
 
-#: Matrix products from this many elements of output on are worth a GPU (ferroflow's default).
+#: Elements of the result [-]: ferroflow's own default.
 _GPU_MATMUL_THRESHOLD = 262_144
 
 
@@ -30,7 +31,8 @@ _GPU_MATMUL_THRESHOLD = 262_144
     type=click.IntRange(min=0),
     default=_GPU_MATMUL_THRESHOLD,
     show_default=True,
-    help="Output elements from which a matrix product counts as worth a GPU.",
+    metavar="N",
+    help="Count the matrix products that `run --gpu-matmul-threshold N` would send to GPUs.",
 )
 @workers_option
 @threads_option
@@ -58,17 +60,14 @@ def info(
         check_folder("--dot", dot)
     graph = load_graph(dag, model, seed, sizes)
     routing, unsupported = provider_counts(graph)
-    large = sum(
-        op.op_type in {"MatMul", "Gemm"} and (graph.spec(op.outputs[0]).size or 0) >= gpu_matmul_threshold
-        for op in graph.live_ops
-    )
+    large = sum(is_large_product(graph, op, gpu_matmul_threshold) for op in graph.live_ops)
     constants = [source.spec for source in graph.sources if not source.is_input]
     work = [flops(op, graph) for op in graph.live_ops]
     facts: dict[str, Any] = {
         "graph": graph.name,
-        "ops": graph.n_ops,
+        "nodes": graph.n_nodes,
         "sources": len(graph.sources),
-        "compute_ops": len(graph.live_ops),
+        "ops": len(graph.live_ops),
         "edges": graph.n_edges,
         "levels": max(levels(graph).values(), default=0),
         "kinds": kind_counts(graph),

@@ -13,7 +13,7 @@ from distributed import Client
 from ferroflow_dask.array_files import read_inputs, write_outputs
 from ferroflow_dask.bench import run_sequentially
 from ferroflow_dask.cli.batches import batches_in_words, draw_inputs, in_batches, run_batches
-from ferroflow_dask.cli.cluster_options import connect_timeout, refuse_local_sizes, size_options
+from ferroflow_dask.cli.cluster_options import check_address, connect_timeout, refuse_given, size_options
 from ferroflow_dask.cli.clusters import PLAIN_POLICIES, Where, client_for, policy_installed
 from ferroflow_dask.cli.devices import Devices, device_options
 from ferroflow_dask.cli.errors import Failure
@@ -27,6 +27,9 @@ from ferroflow_dask.graph import check_inputs
 from ferroflow_dask.kernels import check_supported
 from ferroflow_dask.lowering import AUTO, check_placement
 from ferroflow_dask.policy import policy_names
+
+#: Parameters that name a cluster or give its size.
+_OF_CLUSTERS = ("workers", "threads", "processes", "address", "timeout", "cluster_kind", "prints_job_script")
 
 
 @click.command(cls=GraphCommand)
@@ -111,6 +114,7 @@ def run(
     **sizes: Any,
 ) -> None:
     """Run a built-in graph or an ONNX model and say how fast it was."""
+    _check_cluster(policy, address)
     if prints_job_script:
         if slurm is None:
             raise UsageError("--job-script needs --cluster slurm")
@@ -123,8 +127,6 @@ def run(
     _check_placement(policy, placement, batch)
     if batch is not None and devices is not None and devices.matmul_threshold is not None:
         raise UsageError("--gpu-matmul-threshold is for ops; --batch runs the whole model; leave one out")
-    if address is not None:
-        refuse_local_sizes("--connect")
     graph = load_graph(dag, model, seed, sizes)
     given = read_inputs(graph, input_files) if input_files else None
 
@@ -178,6 +180,12 @@ def run(
         write_outputs(output, outputs)
     if looks.unwritten:
         raise click.exceptions.Exit(Failure.exit_code)
+
+
+def _check_cluster(policy: str, address: str | None) -> None:
+    if policy == "sequential":
+        refuse_given(_OF_CLUSTERS, "would do nothing: --policy sequential runs in this process")
+    check_address(address)
 
 
 def _check_output(output: str | None) -> None:

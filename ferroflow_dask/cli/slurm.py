@@ -72,7 +72,7 @@ class SlurmOptions:
     def cluster(self) -> Any:
         """Return the cluster, with no job yet and with Dask's own scheduling."""
         return slurm_cluster(
-            self.section,
+            self.section if self.jobs else self.gpu_section,
             self.gpu_section if self.gpu_jobs else None,
             config_file=self.config_file,
             policy="dask",
@@ -122,7 +122,11 @@ def slurm_options(function: F) -> F:
 
 _OPTIONS = (
     click.option(
-        "--cluster", "cluster_kind", default="local", show_default=True, help="local, or slurm (see SLURM)."
+        "--cluster",
+        "cluster_kind",
+        default="local",
+        show_default=True,
+        help="local, or slurm: jobs as jobqueue.yaml describes them.",
     ),
     click.option("--jobs", type=click.IntRange(min=0), help="SLURM jobs to submit; 1 unless told otherwise."),
     click.option(

@@ -96,10 +96,12 @@ class JobAdaptive(Adaptive):
 
     def stop(self, reason: str = "unknown") -> None:
         """End it, and that of the other kind of jobs."""
+        # Stopped before, it is nobody's any more, and the other kind's may be of a later `adapt`.
+        if self.state in ("inactive", "stopped"):
+            return
         super().stop(reason=reason)
         for other in self.cluster.whole.adaptives:
-            if other is not self and other.state == "running":
-                other.stop(reason=reason)
+            other.stop(reason=reason)
 
     async def target(self) -> int:
         """Return how many jobs there should be."""

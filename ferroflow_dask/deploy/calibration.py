@@ -6,16 +6,21 @@ matrix product and a copy.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import math
 import operator
 import os
+import platform
 import statistics
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +52,8 @@ _COPY_NBYTES = 2**25
 _DEVICE_COPY_NBYTES, _DEVICE_COPY_SHARE = 2**29, 1 / 16
 #: Kinds of ops whose durations are kept for a cluster.
 _KEPT_KINDS = 10_000
+#: Clusters that something is kept of, the last ones.
+_KEPT_CLUSTERS = 32
 #: How long a transfer may take until it is asked whether its workers are still there [s].
 _PATIENCE_S = 1.0
 #: Where workers share a process nothing is sent [B/s].
@@ -71,7 +78,7 @@ def calibrate(client: Client) -> ClusterProfile:
     Examples
     --------
     >>> profile = calibrate(client)  # doctest: +SKIP
-    >>> client.compute(bind(model, {"x": x}, cluster=profile)).result()  # doctest: +SKIP
+    >>> client.compute(bind(model, {"x": x}, profile=profile)).result()  # doctest: +SKIP
     """
     check_synchronous(client, "calibrate")
     with client.as_current():
@@ -191,13 +198,24 @@ def _durations_file() -> Path:
 def _keep(path: Path, identity: str, entry: Mapping[str, Any]) -> bool:
     if path.parts[0] == "~":
         return False
-    kept = {**_read(path), identity: entry}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(kept, indent=1))
+        with _locked(path.with_suffix(".lock")):
+            others = {known: of_it for known, of_it in _read(path).items() if known != identity}
+            last = list({**others, identity: entry}.items())[-_KEPT_CLUSTERS:]
+            write_text(path, json.dumps(dict(last), indent=1))
     except OSError:
         return False
     return True
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Be alone with what lies beside a file, which cannot be locked itself, as it is replaced."""
+    with path.open("a") as file:
+        with suppress(OSError):  # a file system that has no locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -209,20 +227,33 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _identity(client: Client) -> str:
-    """Return what clusters with the same profile have in common."""
+    """Return what clusters with the same profile have in common; of SLURM jobs no two have an address."""
     devices = _devices(client)
-    workers = sorted(
+    workers = workers_of(client)
+    counts = Counter(
         (
             address.partition("://")[0],
-            worker["host"],
             worker["nthreads"],
             worker["memory_limit"],
             *([devices[address]] if address in devices else ()),
         )
-        for address, worker in workers_of(client).items()
+        for address, worker in workers.items()
     )
-    told = repr((workers, installed(client) is not None))
+    # The same address on each machine, and one cache for all where they share home folders.
+    is_here = any(map(_is_local, workers, (worker["host"] for worker in workers.values())))
+    machine = platform.node() if is_here else None
+    told = repr((sorted(counts.items()), machine, version("distributed"), installed(client) is not None))
     return hashlib.blake2s(told.encode(), digest_size=16).hexdigest()
+
+
+def _is_local(address: str, host: str) -> bool:
+    """Return whether an address is of no use to other machines."""
+    if address.startswith("inproc://"):
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _name() -> str:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _FILE = "jobqueue.yaml"
 #: Sections that sections of ours leave what they do not say to.
 _DEFAULTS = "slurm"
+#: Where dask-jobqueue finds what neither says: a section that is nobody's, see `slurm_job.Job`.
+OWN_SECTION = "_ferroflow"
 
 #: What a section may say, in dask-jobqueue's schema, and the name of the argument where that differs.
 _ARGUMENTS = {"name": "job_name"}
@@ -75,10 +77,24 @@ class JobKind:
         """Of each worker."""
         return max(1, int(self.arguments["cores"]) // self.processes)
 
+    def n_jobs(self, n: int | None, jobs: int | None, memory: str | None, cores: int | None) -> int | None:
+        """Return how many jobs have so many workers, or so much of all; None if nothing is said."""
+        numbers = [] if jobs is None else [jobs]
+        if n is not None:
+            numbers.append(math.ceil(n / self.processes))
+        if memory is not None:
+            each = dask.utils.parse_bytes(self.arguments["memory"])
+            numbers.append(math.ceil(dask.utils.parse_bytes(memory) / each))
+        if cores is not None:
+            numbers.append(math.ceil(cores / self.arguments["cores"]))
+        if any(number < 0 for number in numbers):
+            raise UsageError(f"a cluster cannot have {min(numbers)} jobs")
+        return max(numbers, default=None)
+
 
 def slurm_cluster(
-    config: str = "cpu",
-    gpu_config: str | None = None,
+    section: str = "cpu",
+    gpu_section: str | None = None,
     *,
     config_file: str | Path | None = None,
     policy: str | None = None,
@@ -89,13 +105,14 @@ def slurm_cluster(
 ) -> SlurmCluster:
     """Return a cluster of SLURM jobs, with no job yet, whose scheduler has ferroflow's policy.
 
-    The scheduler runs in this process: on a login node, or wherever `sbatch` works.
+    The scheduler runs in this process: on a login node, or wherever `sbatch` works. Its interface, protocol
+    and options are those of the first section.
 
     Parameters
     ----------
-    config : str, optional
+    section : str, optional
         The section of `jobqueue.yaml` that describes its jobs.
-    gpu_config : str, optional
+    gpu_section : str, optional
         The section that describes jobs with GPUs, which are scaled by themselves, beside the others.
     config_file : path, optional
         The only file that is read for sections. If left out, they are those of Dask's configuration
@@ -106,7 +123,7 @@ def slurm_cluster(
     security : Security or bool, optional
         True for TLS with certificates of its own.
     scheduler_options : mapping, optional
-        Of `distributed.Scheduler`: `host`, `dashboard_address`, ….
+        Of `distributed.Scheduler`: `host`, `dashboard_address`, …, before those of the section.
     asynchronous : bool, optional
     **job_arguments
         Instead of what the section says, for jobs without GPUs: `queue`, `account`, `cores`, `memory`,
@@ -120,7 +137,8 @@ def slurm_cluster(
     Raises
     ------
     UsageError
-        The configuration cannot be read, has no such section, or says what makes no sense.
+        The configuration cannot be read, has no such section, or says what makes no sense; or certificates
+        cannot be made.
 
     Examples
     --------
@@ -129,8 +147,8 @@ def slurm_cluster(
     ...     cluster.wait_for_jobs()
     ...     client = cluster.get_client()
     """
-    kind, of_cluster = _described(config, config_file, job_arguments)
-    gpu_kind = None if gpu_config is None else job_kind(gpu_config, config_file)
+    kind, of_cluster = _described(section, config_file, job_arguments)
+    gpu_kind = None if gpu_section is None else job_kind(gpu_section, config_file)
     # Made here, since a wrong policy is told before anything starts.
     plugins = [] if policy == "dask" else [FerroflowPlugin(policy)]
     options = {**of_cluster.pop("scheduler_options", {}), **(scheduler_options or {})}
@@ -141,11 +159,21 @@ def slurm_cluster(
     return SlurmCluster(
         kind,
         gpu_kind,
-        security=Security.temporary() if security is True else (security or None),
+        security=_temporary() if security is True else (security or None),
         scheduler_options=options,
         asynchronous=asynchronous,
         **of_cluster,
     )
+
+
+def _temporary() -> Security:
+    try:
+        made: Security = Security.temporary()
+    except ImportError as error:
+        raise UsageError(
+            "security=True (--tls) needs the package cryptography: pip install cryptography"
+        ) from error
+    return made
 
 
 def slurm_template() -> str:
@@ -226,9 +254,25 @@ def _section(section: str, config_file: str | Path | None) -> tuple[dict[str, An
 
 
 def _configured() -> dict[str, Any]:
-    """Return the sections in Dask's configuration."""
+    """Return the sections in Dask's configuration, the same before and after dask-jobqueue is imported."""
     found = dask.config.get("jobqueue", None)
-    return dict(found) if isinstance(found, Mapping) else {}
+    if not isinstance(found, Mapping):
+        return {}
+    added = dask.config.merge(*dask.config.defaults).get("jobqueue", {})
+    return {name: settings for name, settings in _said(found, added).items() if name != OWN_SECTION}
+
+
+def _said(found: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what somebody has said in a configuration, without the defaults that packages add to it."""
+    said: dict[str, Any] = {}
+    for key, value in found.items():
+        default = added.get(key)
+        if isinstance(value, Mapping) and isinstance(default, Mapping):
+            if inner := _said(value, default):
+                said[key] = inner
+        elif key not in added or value is not default:  # a user's may be equal: Dask has the very object
+            said[key] = value
+    return said
 
 
 def _read(path: Path) -> dict[str, Any]:

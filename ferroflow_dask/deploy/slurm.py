@@ -25,7 +25,7 @@ from tornado.ioloop import PeriodicCallback
 
 from ferroflow_dask.deploy.adaptive import JobAdaptive, JobsOfKind
 from ferroflow_dask.deploy.jobqueue import JobKind
-from ferroflow_dask.deploy.slurm_job import ALIVE, HOPELESS, Job, end_of_log, in_words, states_of
+from ferroflow_dask.deploy.slurm_job import ALIVE, HOPELESS, Job, end_of_log, in_words, states_of, told_of
 from ferroflow_dask.exceptions import ClusterError, UsageError
 
 logger = logging.getLogger("ferroflow_dask")
@@ -71,7 +71,7 @@ class SlurmCluster(SLURMCluster):
         self._n_named = 0
         self._n_waiting = 0
         self.failures: deque[str] = deque(maxlen=100)
-        super().__init__(n_workers=0, config_name="slurm", **of_cluster, **kind.arguments)
+        super().__init__(n_workers=0, **of_cluster, **kind.arguments)
 
     def _specify(self) -> dict[str, dict[str, Any]]:
         """Return the worker specification of each kind, made once."""
@@ -129,9 +129,9 @@ class SlurmCluster(SLURMCluster):
             self.worker_spec.clear()  # closing scales to nothing
             return self._settled()
         self._begin_anew()
-        wanted = {"cpu": self._n_jobs(n, jobs, memory, cores), "gpu": gpu_jobs}
+        wanted = {"cpu": self._kinds["cpu"].n_jobs(n, jobs, memory, cores), "gpu": gpu_jobs}
         if gpu_jobs is not None and "gpu" not in self._kinds:
-            raise UsageError("this cluster has no jobs with GPUs; give slurm_cluster a gpu_config")
+            raise UsageError("this cluster has no jobs with GPUs; give slurm_cluster a gpu_section")
         for kind, number in wanted.items():
             if number is not None:
                 self.set_jobs(kind, number)
@@ -141,20 +141,6 @@ class SlurmCluster(SLURMCluster):
         """Forget failures: somebody asks for jobs."""
         self._failed_starts = 0
         self._given_up.clear()
-
-    def _n_jobs(self, n: int | None, jobs: int | None, memory: str | None, cores: int | None) -> int | None:
-        kind = self._kinds["cpu"]
-        numbers = [] if jobs is None else [jobs]
-        if n is not None:
-            numbers.append(math.ceil(n / kind.processes))
-        if memory is not None:
-            each = dask.utils.parse_bytes(kind.arguments["memory"])
-            numbers.append(math.ceil(dask.utils.parse_bytes(memory) / each))
-        if cores is not None:
-            numbers.append(math.ceil(cores / kind.arguments["cores"]))
-        if any(number < 0 for number in numbers):
-            raise UsageError(f"a cluster cannot have {min(numbers)} jobs")
-        return max(numbers, default=None)
 
     def _settled(self) -> Awaitable[None] | None:
         if self.asynchronous:
@@ -270,7 +256,7 @@ class SlurmCluster(SLURMCluster):
         Parameters
         ----------
         timeout : float or None, optional
-            [s]
+            How long to wait [s]; None for ever.
 
         Raises
         ------
@@ -299,14 +285,9 @@ class SlurmCluster(SLURMCluster):
             if asyncio.get_running_loop().time() > deadline:
                 jobs = sorted({self.job_of(worker) for worker in missing})
                 known = [self.workers[job].job_id for job in jobs if job in self.workers]
-                states = await states_of([job_id for job_id in known if job_id is not None])
-                if states is None:
-                    told = "Slurm does not answer"
-                else:
-                    told = ", ".join(f"job {job_id} is {in_words(*what)}" for job_id, what in states.items())
+                told = await told_of([job_id for job_id in known if job_id is not None])
                 raise ClusterError(
-                    f"{len(missing)} of {len(wanted)} workers have not connected within {timeout:g} s: "
-                    f"{told or 'their jobs are not submitted'}"
+                    f"{len(missing)} of {len(wanted)} workers have not connected within {timeout:g} s: {told}"
                 )
             await asyncio.sleep(0.1)
 
@@ -330,7 +311,8 @@ class SlurmCluster(SLURMCluster):
         """Let workers of jobs that are given up hand on what they hold: SpecCluster asks jobs, by name."""
         if self.status == Status.running and self.scheduler_comm is not None:
             names = [str(worker["name"]) for worker in self.scheduler_info["workers"].values()]
-            leaving = [name for name in names if self.job_of(name) not in self.worker_spec]
+            given_up = self.workers.keys() - self.worker_spec  # workers that others have added are not ours
+            leaving = [name for name in names if self.job_of(name) in given_up]
             if leaving:
                 await self.scheduler_comm.retire_workers(names=leaving, remove=True, close_workers=True)
 

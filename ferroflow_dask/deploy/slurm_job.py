@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import dask
+import yaml
 from dask_jobqueue.slurm import SLURMJob
 from distributed.core import Status
 
-from ferroflow_dask.deploy.jobqueue import JobKind
+from ferroflow_dask.deploy.jobqueue import OWN_SECTION, JobKind
 from ferroflow_dask.exceptions import ClusterError
 
 #: Jobs that Slurm knows in one of these states have yet to start, run, or come to an end.
 ALIVE = frozenset({"PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUEUED", "RESIZING"})
-#: Reasons for which jobs wait that time does not cure.
+#: Reasons for which jobs wait that time does not cure; PartitionNodeLimit also means nodes that are down.
 HOPELESS = frozenset(
-    {"PartitionTimeLimit", "PartitionNodeLimit", "PartitionConfig", "BadConstraints", "InvalidAccount"}
+    {"PartitionTimeLimit", "PartitionConfig", "BadConstraints", "InvalidAccount"}
     | {"InvalidQOS", "AccountNotAllowed", "QOSNotAllowed", "AssocMaxWallDurationPerJobLimit"}
 )
 _NO_REASON = ("None", "NonZeroExitCode")
@@ -27,10 +31,19 @@ _LOG_LINES = 3
 
 
 class Job(SLURMJob):
-    """A batch job whose rejection is an error, and which is over once it was cancelled."""
+    """A batch job of its arguments alone, whose rejection is an error, and which is over once cancelled."""
 
     #: Whether a worker of it has ever connected.
     has_connected = False
+
+    @classmethod
+    def default_config_name(cls) -> str:
+        """Return the section that has what is no argument; jobs and clusters ask for it before they read it.
+
+        It is not `slurm`, where what a user says would get into jobs that another file describes.
+        """
+        dask.config.set({f"jobqueue.{OWN_SECTION}": _defaults()})
+        return OWN_SECTION
 
     async def start(self) -> None:
         """Submit the job.
@@ -52,12 +65,19 @@ class Job(SLURMJob):
         self.status = Status.closed
 
 
+def _defaults() -> dict[str, Any]:
+    """Return dask-jobqueue's own defaults, without a walltime."""
+    text = Path(inspect.getfile(SLURMJob)).with_name("jobqueue.yaml").read_text(encoding="utf-8")
+    # With half an hour of its own workers would not know when to leave.
+    return {**yaml.safe_load(text)["jobqueue"]["slurm"], "walltime": None}
+
+
 def job_script(kind: JobKind) -> str:
     """Return the batch script of jobs of a kind, with a scheduler and names that stand for others."""
     arguments = dict(kind.arguments)
     if logs := arguments.get("log_directory"):
         arguments["log_directory"] = os.devnull  # a folder that is missing would be made
-    job = Job("tcp://<scheduler>:8786", name="<job>", config_name="slurm", **arguments)
+    job = Job("tcp://<scheduler>:8786", name="<job>", **arguments)
     return str(job.job_script()).replace(f"{os.devnull}/", f"{logs}/")
 
 
@@ -85,6 +105,15 @@ async def states_of(job_ids: Sequence[str]) -> dict[str, tuple[str, str]] | None
 def in_words(state: str, reason: str) -> str:
     """Return a state with its reason, if there is one."""
     return f"{state} ({reason})" if reason else state
+
+
+async def told_of(job_ids: Sequence[str]) -> str:
+    """Return what Slurm says of jobs that were waited for."""
+    states = await states_of(job_ids)
+    if states is None:
+        return "Slurm does not answer"
+    told = [f"job {job_id} is {in_words(*what)}" for job_id, what in states.items()]
+    return ", ".join(told) or "their jobs are not submitted"
 
 
 def end_of_log(job: Job) -> str:

@@ -1,4 +1,4 @@
-"""Orders, ranks and lower bounds of what a run of a graph executes, given what each op costs.
+"""Orders, ranks and lower bounds of what a run of a graph executes, given what each op costs; large products.
 
 Costs are handed in as a mapping from op id to seconds (or any other unit: the results are in the same).
 All functions are linear in ops plus edges.
@@ -13,6 +13,9 @@ from ferroflow_dask.graph.ir import Graph, Op
 
 #: op id → cost [s]
 Costs = Mapping[int, float]
+
+#: Operators that are matrix products, whatever their domain.
+MATRIX_PRODUCTS = frozenset({"MatMul", "Gemm"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +95,11 @@ def bounds(graph: Graph, costs: Costs) -> Bounds:
         work=sum(costs[op.id] for op in graph.live_ops),
         critical_path=max(upward_ranks(graph, costs).values(), default=0.0),
     )
+
+
+def is_large_product(graph: Graph, op: Op, n_elements: int) -> bool:
+    """Return whether an op is a matrix product whose result has so many elements, or more.
+
+    One whose size is not known before it has run counts as empty.
+    """
+    return op.op_type in MATRIX_PRODUCTS and (graph.spec(op.outputs[0]).size or 0) >= n_elements

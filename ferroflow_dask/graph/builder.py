@@ -88,7 +88,19 @@ class GraphBuilder:
         return self._add_source(name, spec)
 
     def constant(self, value: ArrayLike, name: str | None = None) -> str:
-        """Add a value that comes with the graph and return its name."""
+        """Add a value that comes with the graph and return its name.
+
+        Parameters
+        ----------
+        value : array_like
+        name : str, optional
+            Made from the source's id if left out.
+
+        Raises
+        ------
+        GraphError
+            The name is taken, or ONNX has no such dtype.
+        """
         array = np.asarray(value)
         name = name or f"constant_{self._next_id}"
         _checked_dtype(f"constant {name!r}", array.dtype)
@@ -182,6 +194,17 @@ class GraphBuilder:
         """Mark values as outputs, under their own names or under the keywords'.
 
         A source keeps its name; under another one it is copied by an `Identity` op.
+
+        Parameters
+        ----------
+        *values : str
+        **named : str
+            Values by the names that the outputs get.
+
+        Raises
+        ------
+        GraphError
+            There is no such value.
         """
         for alias, value in {**{value: value for value in values}, **named}.items():
             if value not in self._specs:

@@ -203,13 +203,24 @@ def generate(name: str, *, seed: int = 0, **arguments: Any) -> Graph:
     Parameters
     ----------
     name : str
-        `imbalanced`, `wide`, `large-wide`, `xlarge-wide`, `skewed`, `transformer`,
-        `large-transformer`, `xlarge-transformer`, `resnet`, `matmul-chain`, `matmul-parallel` or
-        `uniform`.
+        One of those below.
     seed : int, optional
         Seed of the random sources.
     **arguments
-        Sizes of that graph; those left out take the published ones (`TOPOLOGIES`).
+        Sizes of that graph; those left out take the published ones:
+
+        - `imbalanced`: `n_heavy=4`, `heavy_ms=200` [ms], `n_fast=200`, `fast_ms=1` [ms]
+        - `wide`: `width=8` chains of `depth=5` ops of 1 ms, those of the part `skew=0.25` of 5 ms
+        - `large-wide`: `width=320`, `depth=1`, `skew=0.47`
+        - `xlarge-wide`: `width=1280`, `depth=1`, `skew=0.003`
+        - `skewed`: `n=100` ops, half of them 1 ms, half `factor=10` [ms]
+        - `transformer`: `seq_len=128`, `d_model=512`, `n_heads=8`
+        - `large-transformer`: the same with `layers=8`
+        - `xlarge-transformer`: the same with `layers=32`
+        - `resnet`: `channels=64`
+        - `matmul-chain`: `n_ops=50` products of (`m=512`, m) matrices
+        - `matmul-parallel`: `n_branches=16` chains of `ops_per_branch=8` products, `m=512`
+        - `uniform`: `n=50` products, `dim=64`
 
     Returns
     -------

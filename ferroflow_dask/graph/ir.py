@@ -321,7 +321,7 @@ class Graph:
         return {source.name: source.value for source in self.sources if not source.is_input}
 
     @property
-    def n_ops(self) -> int:
+    def n_nodes(self) -> int:
         """Sources and ops together, as published tables count."""
         return len(self.sources) + len(self.ops)
 
@@ -340,14 +340,13 @@ class Graph:
         return {source.name: source.spec for source in self.sources}
 
     def bind(self, /, **inputs: ArrayLike) -> BoundGraph:
-        """Give the inputs their values and get a Dask collection.
+        """Give the inputs their values and get a Dask collection; see `ferroflow_dask.bind` for options.
 
         Parameters
         ----------
         **inputs
             An array for each of `Graph.inputs`: NumPy's or Dask's, a delayed value, or a Future. Names that
-            are no Python identifiers are passed as
-            `graph.bind(**{"gpu_0/data": x})`.
+            are no Python identifiers are passed as `graph.bind(**{"gpu_0/data": x})`.
 
         Returns
         -------
@@ -377,15 +376,16 @@ class Graph:
     def map_batches(self, x: Any, *, batch: int | None = None, providers: Sequence[str] | None = None) -> Any:
         """Compute the graph on each batch of Dask arrays, lazily: a whole model in each worker.
 
-        Weights travel to each worker once, and stay open there for as long as models change little.
+        Weights travel to each worker once; a worker keeps the last four models open.
 
         Parameters
         ----------
         x : dask array, or mapping of str to array
             Batches are its chunks along the first dimension. Of a graph of several inputs a dict of them:
-            Dask arrays are batched alike, others go with every batch. The only input may be any array.
+            Dask arrays are batched alike, others go with every batch. Where the graph has one input, `x`
+            may also be a NumPy array, cut into batches of `batch` rows.
         batch : int, optional
-            Rows of a batch; the chunks of `x` if left out.
+            Rows of a batch; if left out the chunks of `x`, or 32 for a NumPy array.
         providers : sequence of str, optional
             Kernel providers; `ferroflow.kernels.providers` if left out. With onnxruntime among them the
             graph is one session, otherwise it is computed op by op.

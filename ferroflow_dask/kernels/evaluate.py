@@ -16,6 +16,7 @@ from ferroflow_dask.kernels.registry import check_supported, compile_op
 def evaluate(
     graph: Graph,
     inputs: Mapping[str, Any] | None = None,
+    *,
     providers: Sequence[str] | None = None,
     on_op: Callable[[Op], AbstractContextManager[object]] | None = None,
 ) -> dict[str, Any]:
@@ -33,6 +34,11 @@ def evaluate(
     on_op : callable, optional
         Called with each op just before it runs; what it returns is entered around the computation (not
         the compilation) of that op, so that a caller can count or time.
+
+    Returns
+    -------
+    dict of str to array
+        The values of `Graph.outputs`; lists or None where an output is a sequence or an optional.
 
     Raises
     ------

@@ -99,14 +99,17 @@ class BoundGraph(DaskMethodsMixin):
         return by_place(results, self.places)
 
     def only(self, *names: str) -> BoundGraph:
-        """Return the collection of some of the outputs; what they do not need is not computed."""
+        """Return the collection of some of the outputs; what they do not need is not computed.
+
+        It has no predictions, which are of all outputs.
+        """
         for name in names:
             if name not in self.places:
                 raise UnknownNameError.of("output", name, self.places)
         places = {name: self.places[name] for name in names}
-        return BoundGraph(
-            self.run, self._dsk, places, n_tasks=self.n_tasks, graph=self._graph, placement=self.placement
-        )
+        dsk = self._dsk.cull({key for key, _ in places.values()})
+        n_tasks = len(dsk) if self.n_tasks else 0  # what was persisted is values
+        return BoundGraph(self.run, dsk, places, n_tasks=n_tasks, graph=self._graph, placement=self.placement)
 
     def __repr__(self) -> str:
         names = list(self.places)
@@ -132,12 +135,12 @@ def _persisted(
 
 def bind(
     graph: Graph,
-    inputs: Mapping[str, Any],
+    inputs: Mapping[str, Any] | None = None,
     *,
     costs: CostModel | None = None,
     providers: Sequence[str] | None = None,
     prefix: Callable[[Op], str] = op_type_prefix,
-    cluster: ClusterProfile | None = None,
+    profile: ClusterProfile | None = None,
     placement: str | None = None,
     gpu_costs: CostModel | None = None,
     gpu_matmul_threshold: int | None = None,
@@ -147,23 +150,23 @@ def bind(
     Parameters
     ----------
     graph : Graph
-    inputs : mapping of str to array
-        NumPy or Dask arrays, delayed values, or Futures; what is lazy becomes one array on a worker, and
-        is checked there where its dtype is not known before: then computing raises BindError.
+    inputs : mapping of str to array, optional
+        A value for each of `Graph.inputs`: NumPy or Dask arrays, delayed values, or Futures; what is lazy
+        becomes one array on a worker, and is checked there where its dtype is not known before: then
+        computing raises BindError.
     costs : CostModel, optional
         Where tasks' `ferroflow_cost` comes from; shapes and nominal rates if left out.
     providers : sequence of str, optional
         Kernel providers in the order in which they are asked; `ferroflow.kernels.providers` if left out.
     prefix : callable, optional
         Names the tasks of an op.
-    cluster : ClusterProfile, optional
-        Cut the graph for this cluster: ops that are too short for a task of their own are bundled. One
-        task for each op if left out.
+    profile : ClusterProfile, optional
+        Cut the graph for this cluster, which `calibrate` has measured: ops that are too short for a task
+        of their own are bundled. One task for each op if left out.
     placement : str, optional
         `whole` (one task, and one session of onnxruntime where it has all operators), `bundles`, `ops`
         (a task for each) or `auto`: what is predicted to be fastest on the cluster. `bundles` and `auto`
-        need `cluster`; `bundles` if that is given, `ops` if not.
-
+        need `profile`; `bundles` if that is given, `ops` if not.
     gpu_costs : CostModel, optional
         What ops cost on workers with GPUs, for graphs that are computed where some workers have GPUs and
         some have none.
@@ -171,10 +174,16 @@ def bind(
         Elements of the result from which on matrix products run on GPUs, and nothing else does; where each
         op ends first if left out.
 
+    Returns
+    -------
+    BoundGraph
+        A Dask collection: `.compute()`, `.persist()`, `client.compute(…)` and `dask.compute(…)` yield the
+        outputs by name.
+
     Raises
     ------
     UsageError
-        There is no such placement, or it needs a cluster.
+        There is no such placement, or it needs a profile.
     BindError
         A name, shape or dtype does not fit.
     KernelNotFoundError
@@ -182,15 +191,15 @@ def bind(
     """
     with _collector_at_rest():
         seconds = estimate(graph, costs or AnalyticCost())
-        bundling = _bundling(graph, seconds, cluster, placement)
+        bundling = _bundling(graph, seconds, profile, placement)
         return _bind(
             graph,
-            inputs,
+            {} if inputs is None else inputs,
             bundling,
             costs=seconds,
             providers=providers,
             prefix=prefix,
-            is_predicted=cluster is not None,
+            is_predicted=profile is not None,
             gpu=_gpu_costs(graph, gpu_costs, gpu_matmul_threshold),
         )
 
@@ -253,17 +262,17 @@ def _bind(
 
 
 def _bundling(
-    graph: Graph, costs: Mapping[int, float], cluster: ClusterProfile | None, placement: str | None
+    graph: Graph, costs: Mapping[int, float], profile: ClusterProfile | None, placement: str | None
 ) -> Bundling | None:
     """Return how the graph is cut; None for a task for each op, of which nothing is predicted."""
     if placement is not None:
         check_placement(placement)
-    if cluster is not None:
-        return bundle(graph, costs, cluster, placement or "bundles")
+    if profile is not None:
+        return bundle(graph, costs, profile, placement or "bundles")
     if placement in (None, "ops"):
         return None
     if placement == "whole":
         return bundle(graph, costs, ClusterProfile((1,)), placement)
     raise UsageError(
-        f"placement {placement!r} needs cluster=, which ferroflow_dask.calibrate(client) returns"
+        f"placement {placement!r} needs profile=, which ferroflow_dask.calibrate(client) returns"
     )

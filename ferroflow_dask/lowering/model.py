@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,6 +13,7 @@ import numpy as np
 from dask._task_spec import TaskRef
 from dask.base import tokenize
 from dask.sizeof import sizeof
+from zict import LRU
 
 from ferroflow_dask.devices import host_value
 from ferroflow_dask.exceptions import BindError, FerroflowError, KernelError, UsageError
@@ -135,8 +136,32 @@ class BatchModel:
     specs: Mapping[str, TensorSpec]
 
 
-#: What was prepared of a graph; it has names of its own, by which workers know what they have open.
-_prepared: WeakKeyDictionary[Graph, dict[Any, BatchModel]] = WeakKeyDictionary()
+#: Values of the other inputs for which what was found out is kept, of each graph.
+_VALUES_KEPT = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Way:
+    """A way in which a graph may take batches; `freed` is the graph with a free batch, if that is the way."""
+
+    how: str
+    run: RunModel
+    freed: Graph | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Prepared:
+    """What holds for all values of the other inputs, and by value what was found out with them.
+
+    A model has one name for all values, by which workers know that they have it open.
+    """
+
+    ways: tuple[_Way, ...]
+    weights: Mapping[str, Any]
+    by_values: LRU[str, BatchModel] = field(default_factory=lambda: LRU(_VALUES_KEPT, {}))
+
+
+_prepared: WeakKeyDictionary[Graph, dict[Any, _Prepared]] = WeakKeyDictionary()
 
 
 def batch_model(
@@ -154,35 +179,48 @@ def batch_model(
     providers : tuple of str
     """
     shapes = tuple((name, spec.dtype, row_shape(spec)) for name, spec in batched.items())
-    # Shapes of outputs may depend on the values of the others.
-    key = (shapes, tokenize(dict(others)), providers)
-    known = _prepared.setdefault(graph, {})
-    if key not in known:
-        known[key] = _prepare(graph, batched, others, providers)
-    return known[key]
+    key = (shapes, tuple(others), providers)
+    by_key = _prepared.setdefault(graph, {})
+    if key not in by_key:
+        by_key[key] = _prepare(graph, batched, tuple(others), providers)
+    prepared = by_key[key]
+    # Shapes of outputs may depend on the values of the others, and whether rows depend on each other.
+    values = tokenize(dict(others))
+    known: BatchModel | None = prepared.by_values.get(values)
+    if known is None:
+        known = prepared.by_values[values] = _find_out(graph, prepared, batched, others)
+    return known
 
 
 def _prepare(
-    graph: Graph, batched: Mapping[str, TensorSpec], others: Mapping[str, Any], providers: tuple[str, ...]
-) -> BatchModel:
+    graph: Graph, batched: Mapping[str, TensorSpec], others: tuple[str, ...], providers: tuple[str, ...]
+) -> _Prepared:
     batching = batching_of(graph, batched)
-    weights = {source.name: source.value for source in graph.sources if is_large(source)}
 
-    def run_of(graph: Graph, rows: int | None) -> RunModel:
-        sealed = Sealed.of(graph, uuid.uuid4().hex)
-        return RunModel(sealed, providers, (*batched, *others), frozenset(batched), rows)
+    def way_of(batching: Batching) -> _Way:
+        sealed = Sealed.of(batching.graph, uuid.uuid4().hex)
+        run = RunModel(sealed, providers, (*batched, *others), frozenset(batched), batching.rows)
+        # Not the graph itself, or it would keep alive what it is prepared for.
+        return _Way(str(batching), run, None if batching.graph is graph else batching.graph)
 
-    run = run_of(batching.graph, batching.rows)
+    ways = [way_of(batching)]
     if batching.freed_of is not None:
-        as_given = run_of(graph, batching.freed_of)
-        if not _agree(run, as_given, weights, batched, others):
-            batching, run = Batching(graph, rows=batching.freed_of), as_given
-    if batching.freed_of is not None or batching.rows is not None:
-        logger.info("model %r: %s", graph.name, batching)
-    # Not the graph itself, or it would keep alive what it is prepared for.
-    return BatchModel(
-        str(batching), run, weights, _output_specs(batching.graph, run, weights, batched, others)
-    )
+        ways.append(way_of(Batching(graph, rows=batching.freed_of)))
+    weights = {source.name: source.value for source in graph.sources if is_large(source)}
+    return _Prepared(tuple(ways), weights)
+
+
+def _find_out(
+    graph: Graph, prepared: _Prepared, batched: Mapping[str, TensorSpec], others: Mapping[str, Any]
+) -> BatchModel:
+    """Return the model as it takes batches beside these values."""
+    way, weights = prepared.ways[0], prepared.weights
+    if way.freed is not None and not _agree(way.run, prepared.ways[1].run, weights, batched, others):
+        way = prepared.ways[1]
+    if len(prepared.ways) > 1 or way.run.rows is not None:
+        logger.info("model %r: %s", graph.name, way.how)
+    specs = _output_specs(way.freed or graph, way.run, weights, batched, others)
+    return BatchModel(way.how, way.run, weights, specs)
 
 
 def _agree(

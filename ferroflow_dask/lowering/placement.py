@@ -25,6 +25,8 @@ def is_placed_key(key: object) -> bool:
 def place(graph: Graph, client: Client) -> Graph:
     """Copy the constants of a graph to every worker and return a graph that refers to the copies.
 
+    The graph that is given stays as it is: go on with the one that is returned.
+
     Without it constants travel inside the Dask graph, which is right for small ones and slow for the
     weights of a model (Dask warns of graphs over 10 MB). Where the plugin is installed the copies stay; else
     Dask's active memory manager leaves one of those that no task waits for.
@@ -33,8 +35,13 @@ def place(graph: Graph, client: Client) -> Graph:
     ----------
     graph : Graph
     client : distributed.Client
-        A synchronous client; the graph can be computed by this client only. The constants stay on the
-        cluster as long as the returned graph lives.
+        A synchronous client; the returned graph can be computed by this client only.
+
+    Returns
+    -------
+    Graph
+        The same with its constants on the cluster, where they stay as long as it lives; the given graph if
+        it has none that are not there yet.
 
     Raises
     ------

@@ -16,7 +16,7 @@ from dask.typing import Key
 
 from ferroflow_dask.cost import kind_name
 from ferroflow_dask.devices import host_value
-from ferroflow_dask.graph.analysis import ranks_of
+from ferroflow_dask.graph.analysis import is_large_product, ranks_of
 from ferroflow_dask.graph.ir import Graph, Op
 from ferroflow_dask.kernels import has_subgraph, make_plan
 from ferroflow_dask.lowering.execution import KIND_ANNOTATION, ExecuteBundle, ExecuteOp
@@ -87,10 +87,7 @@ class GpuCosts:
         on_gpu = sum(self.costs[op.id] for op in ops) if all(op.id in self.costs for op in ops) else None
         found = {CPU: on_cpu, GPU: on_gpu}
         if self.matmul_threshold is not None:
-            is_large = any(
-                op.op_type == "MatMul" and (graph.spec(op.outputs[0]).size or 0) >= self.matmul_threshold
-                for op in ops
-            )
+            is_large = any(is_large_product(graph, op, self.matmul_threshold) for op in ops)
             found.pop(CPU if is_large else GPU)
         return found
 

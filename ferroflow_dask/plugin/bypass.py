@@ -2,7 +2,8 @@
 
 Dask keeps tasks of large groups in a queue and sends one whenever a worker has a slot. A known cost
 tells more than that turn would, so such tasks are placed at once, except where they would overtake: what
-waits on a worker takes slots, and no slot would open for a task in the queue that should come first.
+waits on a worker takes slots, and no slot would open for a task in the queue that should come first. And
+except where results would pile up, which is what the queue is there against.
 """
 
 from __future__ import annotations
@@ -13,7 +14,11 @@ from typing import TYPE_CHECKING
 from dask.typing import Key
 from sortedcontainers import SortedList
 
+from ferroflow_dask.plugin import seams
 from ferroflow_dask.policy.queues import Priority, TaskView
+
+#: Bytes of results on a worker that may pile up before they are used [B].
+_MOST_NBYTES = 2**26
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
@@ -27,15 +32,22 @@ class Bypass:
     scheduler : distributed.Scheduler
     known_cost : callable
         Returns the duration that is known of a task, or None.
+    nbytes : callable
+        Returns the mean size of results of a task's like [B], or None where it is not known.
     admits_all : bool
         Whether the policy wants to place all tasks itself.
     """
 
     def __init__(
-        self, scheduler: Scheduler, known_cost: Callable[[TaskState], float | None], admits_all: bool
+        self,
+        scheduler: Scheduler,
+        known_cost: Callable[[TaskState], float | None],
+        nbytes: Callable[[TaskState], float | None],
+        admits_all: bool,
     ) -> None:
         self._scheduler = scheduler
         self._known_cost = known_cost
+        self._nbytes = nbytes
         self._admits_all = admits_all
         # Of the tasks with a known cost that are on workers.
         self._priorities: dict[Key, Priority] = {}
@@ -61,10 +73,19 @@ class Bypass:
             return False
         if self._admits_all or self._known_cost(ts) is not None:
             first = self._scheduler.queued.peek().priority if self._scheduler.queued else None
-            return first is None or ts.priority <= first
+            return (first is None or ts.priority <= first) and (self._admits_all or not self._piles_up(ts))
         # More come after this one than can run, and hold the slots: in the queue it would wait for them all.
         n_later = len(self._sorted) - self._sorted.bisect_right(ts.priority)
         return n_later > self._scheduler.total_nthreads and not self._scheduler.idle_task_count
+
+    def _piles_up(self, ts: TaskState) -> bool:
+        # What a client keeps, or one task needs together with many others, is there in the end anyway.
+        n_threads = self._scheduler.total_nthreads
+        is_used_soon = any(len(dependent.waiting_on or ()) <= n_threads for dependent in ts.dependents)
+        if ts.who_wants or not is_used_soon or not seams.would_queue(self._scheduler, ts):
+            return False
+        nbytes = self._nbytes(ts)
+        return nbytes is None or nbytes * len(ts.group) > _MOST_NBYTES * len(self._scheduler.workers)
 
     def sent(self, task: TaskView) -> None:
         """Note that a task is on a worker."""

@@ -116,6 +116,11 @@ class Durations:
         known = self._names.get(ts.prefix.name) if of_kind is None else None
         return of_kind if known is None else known.usual_s
 
+    def nbytes(self, ts: TaskState) -> float | None:
+        """Return the mean size of results of tasks of a name [B]; None if there were no such tasks."""
+        known = self._names.get(ts.prefix.name)
+        return None if known is None else known.mean_nbytes
+
     def at_most(self, ts: TaskState) -> tuple[float, float] | None:
         """Return the longest but one of the last durations of tasks of a name [s], and their mean size [B].
 

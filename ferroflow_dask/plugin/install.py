@@ -81,12 +81,15 @@ def install(target: Client | Cluster | Scheduler, policy: str | None = None, **o
     """Let ferroflow decide where the tasks of a running cluster go.
 
     Existing code needs no change: `client.compute()`, `client.submit()`, `dask.compute()` and
-    everything built on them are scheduled by the policy from now on.
+    everything built on them are scheduled by the policy from now on, for all clients of the cluster and
+    until `uninstall`. A client's own messages leave at once where it is the target, or has the preload
+    (`distributed.client.preload`); others batch theirs as Dask does.
 
     Parameters
     ----------
     target : distributed.Client, a cluster or a distributed.Scheduler
-        Any cluster of Dask's; the package has to be installed where the scheduler runs.
+        Any cluster of Dask's. The same version of the package has to be installed where the scheduler
+        runs; workers need it for graphs, models, `calibrate` and `optimize` only.
     policy : str, optional
         `ferroflow`, `ring`, `static` or `random`; `ferroflow.policy` from the configuration if left out.
     **options
@@ -133,7 +136,14 @@ def uninstall(target: Client | Cluster | Scheduler) -> Any:
 def installed(client: Client) -> Any:
     """Return the plugin that schedules a cluster, as it was installed; None where Dask does it.
 
-    An asynchronous client gets an awaitable.
+    Parameters
+    ----------
+    client : distributed.Client
+
+    Returns
+    -------
+    FerroflowPlugin or None, or an awaitable of it
+        An awaitable where the client is asynchronous.
     """
     return client.sync(find_installed, client)
 

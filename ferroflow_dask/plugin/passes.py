@@ -11,6 +11,10 @@ if TYPE_CHECKING:
 #: How soon idle workers look again without an event, at first and at last [s].
 _FIRST_LOOK_S = 0.01
 _LAST_LOOK_S = 0.64
+#: A look that comes later than this was held up by other work of the loop, and waits until the messages that
+#: came meanwhile are read: or workers would seem silent that are not [s].
+_LATE_S = 0.01
+_READ_S = 0.002
 
 
 class Passes:
@@ -28,15 +32,26 @@ class Passes:
         Must not raise.
     n_hopeful : callable
         Returns how many workers idle while others have tasks waiting; 0 ends the looking.
+    clock : callable
+        Returns the time [s].
     """
 
-    def __init__(self, loop: IOLoop, run: Callable[[], int | None], n_hopeful: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        loop: IOLoop,
+        run: Callable[[], int | None],
+        n_hopeful: Callable[[], int],
+        clock: Callable[[], float],
+    ) -> None:
         self._loop = loop
         self._run = run
         self._n_hopeful = n_hopeful
+        self._clock = clock
         self._is_asked_for = False
-        self._is_look_due = False
         self._is_closed = False
+        # The look that is due: its number, when, and after how long [s]; 0 if none is.
+        self._number = 0
+        self._due_at = self._armed_s = 0.0
         self._look_s = _FIRST_LOOK_S
         self._n_fruitless = 0
 
@@ -56,8 +71,13 @@ class Passes:
         self._n_fruitless = 0
         self._run_once()
 
-    def _look(self) -> None:
-        self._is_look_due = False
+    def _look(self, number: int, was_late: bool = False) -> None:
+        if number != self._number:
+            return
+        if not was_late and self._clock() - self._due_at > _LATE_S:
+            self._loop.call_later(_READ_S, self._look, number, True)
+            return
+        self._armed_s = 0.0
         self._run_once()
 
     def _run_once(self) -> None:
@@ -68,10 +88,11 @@ class Passes:
             return
         self._n_fruitless += n_fruitless
         n_hopeful = self._n_hopeful()
-        if self._is_look_due or self._is_closed or not n_hopeful:
+        if self._is_closed or not n_hopeful or 0 < self._armed_s <= self._look_s:
             return
-        self._is_look_due = True
-        self._loop.call_later(self._look_s, self._look)
+        self._number += 1
+        self._armed_s, self._due_at = self._look_s, self._clock() + self._look_s
+        self._loop.call_later(self._look_s, self._look, self._number)
         if self._n_fruitless >= n_hopeful:  # each had its turn
             self._n_fruitless = 0
             self._look_s = min(2 * self._look_s, _LAST_LOOK_S)

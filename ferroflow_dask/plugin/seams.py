@@ -84,6 +84,11 @@ def restore_placement(scheduler: Scheduler) -> None:
         vars(scheduler).pop(name, None)
 
 
+def would_queue(scheduler: Scheduler, ts: TaskState) -> bool:
+    """Return whether Dask would let a task wait in its queue for a worker with a slot."""
+    return bool(Scheduler.is_rootish(scheduler, ts))
+
+
 def stock_decision(scheduler: Scheduler, ts: TaskState) -> WorkerState | None:
     """Return where Dask would place a task."""
     return Scheduler.decide_worker_non_rootish(scheduler, ts)
@@ -150,6 +155,11 @@ def reschedule_from(scheduler: Scheduler, key: Key, worker: str, stimulus_id: st
 def warn_clients(scheduler: Scheduler, message: str) -> None:
     """Show a warning in every client, as `distributed.warn` does from a worker."""
     scheduler.log_event("warn", {"message": pickle.dumps(message), "category": pickle.dumps(UserWarning)})
+
+
+def check_idle(scheduler: Scheduler, ws: WorkerState) -> None:
+    """Let Dask decide anew whether a worker can be sent tasks; safe within a transition."""
+    scheduler.check_idle_saturated(ws)
 
 
 def slots_may_have_opened(scheduler: Scheduler, *workers: WorkerState, stimulus_id: str) -> None:

@@ -101,5 +101,12 @@ class Slots:
 
     def restore(self) -> None:
         """Leave the scheduler as it was configured."""
-        if self._set == self._scheduler.WORKER_SATURATION:
-            self._scheduler.WORKER_SATURATION = self._configured
+        scheduler = self._scheduler
+        if self._set == scheduler.WORKER_SATURATION != self._configured:
+            scheduler.WORKER_SATURATION = self._configured
+            # Who has more than that now must not be counted among those that can be sent more.
+            for ws in scheduler.workers.values():
+                seams.check_idle(scheduler, ws)
+            scheduler.loop.add_callback(
+                lambda: seams.slots_may_have_opened(scheduler, stimulus_id="ferroflow-slots-restored")
+            )

@@ -29,6 +29,7 @@ from ferroflow_dask.plugin.devices import DEVICES_TOPIC, kind_of_worker
 from ferroflow_dask.plugin.durations import Durations, durations_of
 from ferroflow_dask.plugin.journal import Journal
 from ferroflow_dask.plugin.passes import Passes
+from ferroflow_dask.plugin.prices import Prices
 from ferroflow_dask.plugin.replicas import keep_placed, restore_replicas
 from ferroflow_dask.plugin.settings import configured_policy
 from ferroflow_dask.plugin.slots import Slots
@@ -56,6 +57,8 @@ logger = logging.getLogger("ferroflow_dask")
 #: the scheduler's event loop waits for us.
 _IDLE_PER_PASS = 256
 _FRUITLESS_PER_PASS = 2
+#: How long events change nothing after a pass in which nothing was worth a steal [s].
+_QUIET_S = 5e-3
 #: One-way messages from the end of a task to the start of the next, at least.
 _MESSAGES = 3
 #: Annotations of tasks of our graphs, whose ops run on devices where there are some.
@@ -107,10 +110,16 @@ class FerroflowStealing(Steals):
         self.installed_by: object = None
         self._is_closed = False
         self._planned: dict[Key, str] = {}
-        self._passes = Passes(scheduler.loop, lambda: self._guarded(self._pass), self._n_hopeful)
+        self._passes = Passes(scheduler.loop, lambda: self._guarded(self._pass), self._n_hopeful, clock)
+        # Until when idle workers are not served again, unless there are others than these.
+        self._quiet_until = 0.0
+        self._n_became_idle = -1
         self.durations = durations_of(scheduler) if durations is None else durations
         self._describe = TaskDescriber(scheduler, self.durations)
-        self._bypass = Bypass(scheduler, self._describe.known_cost, self.policy.places_queued)
+        self._bypass = Bypass(
+            scheduler, self._describe.known_cost, self.durations.nbytes, self.policy.places_queued
+        )
+        self._prices = Prices(scheduler, self.view.reprice)
         self._slots = Slots(scheduler, self.durations, _MESSAGES * self.view.latency_s)
         self._streams = Streams(scheduler)
         super().__init__(scheduler)
@@ -120,6 +129,7 @@ class FerroflowStealing(Steals):
                     task = self._describe(ts)
                     self._bypass.sent(task)
                     self.view.assign(task, ws.address, self.clock())
+                    self._price(ts)
         if self.error is None:
             seams.override_placement(scheduler, self._decide_worker, self._passes_queue)
             metrics.show(self)
@@ -262,7 +272,7 @@ class FerroflowStealing(Steals):
             elif span["action"] == "transfer":
                 fetched_s += span["stop"] - span["start"]
         spent = sum(stop - start for start, stop in spans)
-        self.unknown_durations.get(ts.prefix.name, set()).discard(ts)
+        self._prices.left(ts)
         if finish == "memory":
             if fetched_s:
                 self.view.observe_transfer(ts.key, fetched_s)
@@ -273,7 +283,7 @@ class FerroflowStealing(Steals):
         self.view.finish(ts.key, self.clock())
         self._bypass.left(ts.key)
         if finish == "memory":
-            self._reprice(ts)
+            self._prices.ended(ts)
             if spans:
                 thread = (details["worker"], details.get("thread") or 0)
                 self._slots.finished(ts, thread, spans[0][0], spans[-1][1])
@@ -297,15 +307,12 @@ class FerroflowStealing(Steals):
             )
             self.view.assign(self._describe(ts), ws.address, self.clock())
         self._bypass.sent(self.view.assigned[ts.key][0])
-        if seams.is_duration_unknown(ts):
-            self.unknown_durations.setdefault(ts.prefix.name, set()).add(ts)
+        self._price(ts)
         self._passes.ask()
 
-    def _reprice(self, finished: TaskState) -> None:
-        # The first duration of a prefix replaces the guesses about the others of its kind.
-        for ts in self.unknown_durations.pop(finished.prefix.name, ()):
-            if ts.processing_on and self._describe.known_cost(ts) is None:
-                self.view.reprice(ts.key, seams.prefix_duration(self.scheduler, ts))
+    def _price(self, ts: TaskState) -> None:
+        if self._describe.known_cost(ts) is None:
+            self._prices.sent(ts)
 
     def log_event(self, topic: str, msg: Any) -> None:
         """Note that a worker starts, pauses, resumes or is about to go; there is no other hook for it.
@@ -341,6 +348,7 @@ class FerroflowStealing(Steals):
             self.view.release(key)
         self._planned.clear()
         self._bypass.clear()
+        self._prices.clear()
 
     # What the scheduler and distributed's own stealing call by name
 
@@ -355,7 +363,7 @@ class FerroflowStealing(Steals):
 
     def balance(self) -> None:
         """Serve idle workers now, even after `stop`; called periodically for what no event told."""
-        if not self._is_closed:
+        if self.was_enabled and not self._is_closed:
             self._guarded(self._describe.see_resources)
             self._guarded(self._serve_idle)
 
@@ -398,8 +406,18 @@ class FerroflowStealing(Steals):
         for key in list(self._planned):  # planned, and then not wanted after all
             del self._planned[key]
             self.view.release(key)
-        self._slots.adapt(self.clock())
-        return self._serve_idle() if self._n_hopeful() else None
+        now = self.clock()
+        self._slots.adapt(now)
+        if not self._n_hopeful():
+            return None
+        # Where nothing was worth a steal, the next event has hardly changed that, but another idle worker.
+        if now < self._quiet_until and self._n_became_idle == self.view.n_became_idle:
+            return 0
+        asked_before = self.steals["asked"]
+        n_fruitless = self._serve_idle()
+        self._n_became_idle = self.view.n_became_idle
+        self._quiet_until = now + _QUIET_S if self.steals["asked"] == asked_before else now
+        return n_fruitless
 
     def _serve_idle(self) -> int:
         fruitless = 0
@@ -423,7 +441,8 @@ class FerroflowStealing(Steals):
 
     @property
     def _may_steal(self) -> bool:
-        callback = self.scheduler.periodic_callbacks.get("stealing")
+        # Where `distributed.scheduler.work-stealing` is false, tasks are placed, and stay.
+        callback = self.scheduler.periodic_callbacks.get("stealing") if self.was_enabled else None
         return callback is not None and callback.callback_time <= _LONGEST_INTERVAL_MS and not self._is_closed
 
     # The policy's answers

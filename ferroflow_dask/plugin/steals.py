@@ -16,6 +16,7 @@ from dask.typing import Key
 from distributed.stealing import WorkStealing
 
 from ferroflow_dask.plugin import seams
+from ferroflow_dask.plugin.bypass import Bypass
 from ferroflow_dask.plugin.describe import TaskDescriber
 from ferroflow_dask.plugin.journal import Journal
 from ferroflow_dask.plugin.passes import Passes
@@ -41,6 +42,7 @@ class Steals(WorkStealing):
     steals: dict[str, int]
     #: Tasks that one worker (the first) has given up to another, of workers that are there.
     flows: Counter[tuple[str, str]]
+    _bypass: Bypass
     _describe: TaskDescriber
     _passes: Passes
 
@@ -63,6 +65,8 @@ class Steals(WorkStealing):
             self.view.assign(task, victim.address, self.clock())
             return None
         task.is_movable = False  # until the answer is here
+        task.asked_at = self.clock()
+        self._bypass.sent(task)  # the request has taken it off, as what becomes long-running is
         self.view.assign(task, thief.address, self.clock())
         self.steals["asked"] += 1
         self.journal.note(self.clock(), steal.key, "steal asked", steal.thief, steal.reason)
@@ -96,6 +100,7 @@ class Steals(WorkStealing):
             self.log((reason, key, state, worker, stimulus_id))
             return
         self._remove_from_in_flight(ts)
+        self.view.observe_answer(key, self.clock())
         victim, thief = pending["victim"], pending["thief"]
         if ts.processing_on is not victim:
             self._steal_ended(key, "aborted", thief, "the task was placed anew meanwhile")

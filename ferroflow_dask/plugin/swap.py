@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from distributed.stealing import WorkStealing
 
+from ferroflow_dask.plugin import seams
+
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
 
@@ -58,7 +60,17 @@ async def swap(
 
 async def _put(scheduler: Scheduler, extension: WorkStealing) -> None:
     scheduler.extensions["stealing"] = extension
+    if type(extension) is WorkStealing:
+        _show_tasks(scheduler, extension)
     await extension.start()
+
+
+def _show_tasks(scheduler: Scheduler, stock: WorkStealing) -> None:
+    # Dask's own notes what may be stolen as it is sent, and what is on workers already has been.
+    for ws in scheduler.workers.values():
+        for ts in ws.processing - ws.long_running:
+            if not ts.dependencies or seams.prefix_duration(scheduler, ts):  # else it would not divide
+                stock.put_key_in_stealable(ts)
 
 
 async def restore_stock(scheduler: Scheduler, present: WorkStealing, was_enabled: bool) -> None:

@@ -32,10 +32,13 @@ from ferroflow_dask.policy.queues import Key, TaskView, WorkerKey, WorkerView
 from ferroflow_dask.policy.threshold import AdaptiveThreshold
 from ferroflow_dask.policy.view import ClusterView
 
-#: Victims that one idle worker looks at, most loaded first, and tasks looked at in each: they bound
-#: the cost of a decision, not its quality, since the next event looks again.
+#: Victims that one idle worker tries, most loaded first, and tasks tried of each: they bound the cost of a
+#: decision, not its quality, since the next event looks again.
 _VICTIMS = 4
 _TASKS = 64
+#: Workers and tasks looked at to find these, among others that the idle worker may not take.
+_LOOKED_AT = 16
+_TASKS_LOOKED_AT = 256
 #: Tasks that idle workers are given before the next look, shared among them: what bounds the time until
 #: the last of them is served.
 _MOVES = 96
@@ -45,7 +48,7 @@ _SHORTEST_S = 5e-4
 _WORTH_FETCHING_S = 1e-3
 #: A worker whose task runs over by this is stuck, and even short tasks are taken from it [s].
 _STUCK_S = 0.03
-#: A steal must win at least the time of this many one-way messages: request, answer, task.
+#: What two workers may differ in load by, in one-way messages, before a short task goes elsewhere.
 _MESSAGES = 3
 
 
@@ -175,46 +178,42 @@ class StealingPolicy:
 
     def _steal(self, thief: WorkerView, view: ClusterView, now: float) -> Iterator[Instruction]:
         adaptive = self.threshold_of(thief.key)
-        threshold = adaptive.value
-        n_declined = n_looked_at = 0
-        for victim in list(islice(view.crowded_from_most_loaded(), _VICTIMS)):
+        threshold, margin_s = adaptive.value, view.steal_s(now)
+        n_held_back = n_tried = 0
+        for victim in list(islice(view.crowded_from_most_loaded(), _LOOKED_AT)):
             if victim is thief:
                 continue
-            n_looked_at += 1
+            free_s = victim.wait_s + _overrun_s(victim, view, now)
+            tasks: Sequence[TaskView] = ()
             if victim.n_waiting < threshold:
                 reason = f"{victim.n_waiting} tasks wait there; the threshold is {threshold}"
+                n_held_back += 1
+            elif free_s <= margin_s:
+                reason = f"the victim is done in {free_s:.4g} s; a steal takes {margin_s:.4g} s"
+            else:
+                tasks = _movable(victim, thief, view, now)
+                reason = "no task there may move here, and is long enough"
+                n_tried -= not tasks  # the next one may have some
+            n_tried += 1
+            if tasks:
+                yield from self._steal_from(victim, thief, tasks, view, now)
+            else:
                 yield DeclineSteal(victim.last_waiting.key, victim.key, thief.key, reason)
-                n_declined += 1
-                continue
-            yield from self._steal_from(victim, thief, view, now)
-            if not thief.has_free_thread:
-                return
-        if n_declined and n_declined == n_looked_at:
+            if n_tried == _VICTIMS or not thief.has_free_thread:
+                break
+        if n_held_back and n_held_back == n_tried:
             adaptive.held_back()
 
     @staticmethod
     def _steal_from(
-        victim: WorkerView, thief: WorkerView, view: ClusterView, now: float
+        victim: WorkerView, thief: WorkerView, tasks: Sequence[TaskView], view: ClusterView, now: float
     ) -> Iterator[Instruction]:
-        margin_s = _MESSAGES * view.latency_s
-        overrun_s = victim.overrun_s(now)
-        free_s = victim.wait_s + overrun_s
-        if free_s <= margin_s:
-            reason = f"the victim is done in {free_s:.4g} s; a steal takes {margin_s:.4g} s"
-            yield DeclineSteal(victim.last_waiting.key, victim.key, thief.key, reason)
-            return
-        n_most = max(1, _MOVES // max(1, view.n_idle))
-        last = islice(victim.waiting_from_last(), min(_TASKS, 4 * n_most))
-        candidates = [
-            (view.transfer_s(task, thief.key), position, task)
-            for position, task in enumerate(last)
-            if _may_move(task, thief) and (task.cost_s >= _SHORTEST_S or overrun_s > _STUCK_S)
-        ]
-        if not candidates:
-            reason = "no task there may move here, and is long enough"
-            yield DeclineSteal(victim.last_waiting.key, victim.key, thief.key, reason)
-        candidates.sort(key=lambda candidate: candidate[:2])
-        for transfer_s, _, task in candidates[:n_most]:
+        margin_s, overrun_s = view.steal_s(now), _overrun_s(victim, view, now)
+        # What is too short for a steal is taken from the stuck only, and no more than they hold up.
+        n_short = int(overrun_s / max(margin_s, _SHORTEST_S))
+        declined: DeclineSteal | None = None
+        n_stolen = 0
+        for transfer_s, task in _cheapest_first(tasks, thief, view):
             if not victim.n_waiting:
                 return
             victim_start_s = (victim.backlog_s - task.cost_s) / (victim.nthreads * victim.speed) + overrun_s
@@ -224,11 +223,46 @@ class StealingPolicy:
             # one of the two, or work would only change sides: so half of the surplus moves, by time.
             told = f"in {thief_end_s:.4g} s instead of {victim_end_s:.4g} s"
             if thief_end_s >= (victim_end_s if thief.has_free_thread else victim_start_s):
-                if thief.has_free_thread:
-                    data = f", for data that take {transfer_s:.4g} s" if transfer_s else ""
-                    yield DeclineSteal(task.key, victim.key, thief.key, f"would end {told}{data}")
-                return
+                if not thief.has_free_thread:
+                    return
+                data = f", for data that take {transfer_s:.4g} s" if transfer_s else ""
+                reason = f"would end {told}{data}"
+                declined = declined or DeclineSteal(task.key, victim.key, thief.key, reason)
+                continue  # another may be shorter here, or longer there
+            if task.cost_s < _SHORTEST_S:
+                n_short -= 1
+                if n_short < 0:
+                    return
+            n_stolen += 1
             yield StealTask(task.key, victim.key, thief.key, f"ends {told}")
+        if declined is not None and not n_stolen:
+            yield declined
+
+
+def _overrun_s(victim: WorkerView, view: ClusterView, now: float) -> float:
+    """Return for how long a worker has been silent beyond what it has to do [s]."""
+    overrun_s = victim.overrun_s(now)
+    return overrun_s if overrun_s >= view.steal_s(now) else 0.0  # messages are as late as that here
+
+
+def _movable(victim: WorkerView, thief: WorkerView, view: ClusterView, now: float) -> list[TaskView]:
+    """Return the last tasks of a victim that a thief may run, and that are long enough to be moved."""
+    n_most = max(1, _MOVES // max(1, view.n_idle))
+    last = islice(victim.waiting_from_last(), _TASKS_LOOKED_AT)
+    is_stuck = _overrun_s(victim, view, now) > _STUCK_S
+    found = (task for task in last if _may_move(task, thief) and (is_stuck or task.cost_s >= _SHORTEST_S))
+    return list(islice(found, min(_TASKS, 4 * n_most)))
+
+
+def _cheapest_first(
+    tasks: Sequence[TaskView], thief: WorkerView, view: ClusterView
+) -> Iterator[tuple[float, TaskView]]:
+    """Yield as many tasks as a thief may take, cheapest to move first, each with its transfer [s]."""
+    n_most = max(1, _MOVES // max(1, view.n_idle))
+    moves = [(view.transfer_s(task, thief.key), position, task) for position, task in enumerate(tasks)]
+    moves.sort(key=lambda move: move[:2])
+    for transfer_s, _, task in moves[:n_most]:
+        yield transfer_s, task
 
 
 def _may_move(task: TaskView, thief: WorkerView) -> bool:

@@ -8,6 +8,7 @@ each item of the answer and O(log P) for each worker that has changed since the 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import islice
 
@@ -19,6 +20,14 @@ from ferroflow_dask.policy.queues import Key, Load, TaskView, WorkerKey, WorkerV
 #: worker that is asked. (Without that work, array and frame workloads lose 5 to 20 % to moving data about.)
 _FETCH_MESSAGES = 5
 _FETCH_WORK = 8
+#: What a steal takes, in one-way messages: request, answer, task.
+_STEAL_MESSAGES = 3
+#: The most that a late answer counts for [s]: a worker whose task holds the interpreter is late for that.
+_LATEST_S = 0.05
+#: Part of a new answer in what is known of answers, and the half-life of that [s]: what makes steals rare
+#: must not keep them so.
+_ANSWER_WEIGHT = 0.2
+_ANSWERS_HALVED_S = 1.0
 #: Part of a new transfer in what is known of transfers, and the bounds of that.
 _TRANSFER_WEIGHT = 0.1
 _LEAST_SLOWNESS, _MOST_SLOWNESS = 1.0, 20.0
@@ -40,13 +49,16 @@ class ClusterView:
         self.latency_s = latency_s
         # By how much transfers take longer than the bandwidth says: objects have to be packed and unpacked.
         self._slowness = 1.0
+        # By how much steals take longer than their messages [s], and when that was taken.
+        self._late_s = self._late_at = 0.0
         self.workers: dict[WorkerKey, WorkerView] = {}
         self.assigned: dict[Key, tuple[TaskView, WorkerView]] = {}
         # Sorted lists: at thousands of workers, moving their tails costs less than any cleverer order.
         self._by_load: dict[tuple[str, float], list[Load]] = {}
         self._paces = Paces()
         self._crowded: list[Load] = []
-        self._idle: dict[WorkerKey, None] = {}
+        self._idle: OrderedDict[WorkerKey, None] = OrderedDict()
+        self._n_became_idle = 0
         self._by_turn: dict[int, WorkerView] = {}
         self._next_turn = 0
         # Workers to be filed anew before the next question: there are often several changes between two.
@@ -62,6 +74,13 @@ class ClusterView:
     def _expected_s(self, task: TaskView, worker: WorkerKey, nbytes: int) -> float:
         fetch_s = (_FETCH_MESSAGES + _FETCH_WORK * task.n_peers(worker)) * self.latency_s
         return fetch_s + nbytes / self.bandwidth
+
+    def steal_s(self, now: float) -> float:
+        """Return the time from a request until its task can start at the thief [s]."""
+        late_s = (
+            self._late_s * 0.5 ** (max(0.0, now - self._late_at) / _ANSWERS_HALVED_S) if self._late_s else 0.0
+        )
+        return _STEAL_MESSAGES * self.latency_s + late_s
 
     def least_loaded(self) -> Iterator[WorkerView]:
         """Yield the least loaded running worker of each kind and speed."""
@@ -88,8 +107,17 @@ class ClusterView:
         self._settle()
         return len(self._idle)
 
+    @property
+    def n_became_idle(self) -> int:
+        """How often a worker has come to have a free thread."""
+        self._settle()
+        return self._n_became_idle
+
     def first_idle(self, limit: int) -> list[WorkerKey]:
-        """Return up to `limit` running workers with a free thread, the one that became so first in front."""
+        """Return up to `limit` running workers with a free thread, the one that became so last in front.
+
+        It may find what those that have looked before may not take.
+        """
         self._settle()
         return list(islice(self._idle, limit))
 
@@ -103,8 +131,8 @@ class ClusterView:
     def to_end_of_idle(self, key: WorkerKey) -> None:
         """Let the other idle workers come before this one."""
         self._settle()
-        if self._idle.pop(key, self) is None:
-            self._idle[key] = None
+        if key in self._idle:
+            self._idle.move_to_end(key)
 
     def add_worker(self, key: WorkerKey, nthreads: int, kind: str = "cpu") -> None:
         """Add a worker with an empty queue."""
@@ -215,6 +243,19 @@ class ClusterView:
             self._slowness += _TRANSFER_WEIGHT * (slowness - self._slowness)
             self._slowness = min(max(self._slowness, _LEAST_SLOWNESS), _MOST_SLOWNESS)
 
+    def observe_answer(self, key: Key, now: float) -> None:
+        """Learn from how long the answer to a request for a task that is in a queue has taken.
+
+        A cluster that is short of cores answers late, and there a steal has to win more.
+        """
+        entry = self.assigned.get(key)
+        if entry is not None:
+            usual_s = self.steal_s(now)
+            late_s = (now - entry[0].asked_at) * _STEAL_MESSAGES / 2 - _STEAL_MESSAGES * self.latency_s
+            known_s = usual_s - _STEAL_MESSAGES * self.latency_s
+            self._late_s = known_s + _ANSWER_WEIGHT * (min(max(late_s, 0.0), _LATEST_S) - known_s)
+            self._late_at = now
+
     def finish(self, key: Key, now: float) -> None:
         """Take a task that ended out of its worker's queue."""
         entry = self.assigned.get(key)
@@ -271,7 +312,10 @@ class ClusterView:
         if load[1] > 1:  # tasks per thread
             insort(self._crowded, load)
         if worker.is_running and load[1] < 1:
-            self._idle.setdefault(worker.key)
+            if worker.key not in self._idle:
+                self._idle[worker.key] = None
+                self._idle.move_to_end(worker.key, last=False)
+                self._n_became_idle += 1
         else:
             self._idle.pop(worker.key, None)
 

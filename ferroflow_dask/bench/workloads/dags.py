@@ -252,7 +252,7 @@ def _build(name: str, lowerings: Mapping[str, _Lowering], request: Request) -> I
             raise UsageError(f"the constants of {name!r} are not on the cluster; call `prepare` first")
         profile = clusters[0].profile if clusters else None
         costs = clusters[0].measured if clusters and request.costs == "learned" else declared
-        bound = bind(ready[0], {}, costs=costs, prefix=lowering.prefix, cluster=profile)
+        bound = bind(ready[0], {}, costs=costs, prefix=lowering.prefix, profile=profile)
         submitted[:] = [_Submitted(bound.run, bound.places, bound.prediction)]
         futures = {future.key: future for future in futures_of(client.persist(bound))}
         return [futures[key] for key in bound.__dask_keys__()]
