@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -232,3 +234,10 @@ def test_random_batches_as_json(tmp_path: Path) -> None:
     assert (facts["rows"], facts["batches"], facts["batching"]) == (24, 8, "takes any batch")
     assert len(facts["makespans_s"]) == 3
     assert facts["rows_per_s"] == pytest.approx(24 / facts["makespan_s"])
+
+
+def test_the_package_is_a_program() -> None:
+    command = [sys.executable, "-m", "ferroflow_dask", "info", "--dag", "wide"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "wide" in done.stdout

@@ -17,11 +17,11 @@ from sortedcontainers import SortedList
 from ferroflow_dask.plugin import seams
 from ferroflow_dask.policy.queues import Priority, TaskView
 
-#: Bytes of results on a worker that may pile up before they are used [B].
-_MOST_NBYTES = 2**26
-
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
+
+#: Bytes of results on a worker that may pile up before they are used [B].
+_MOST_NBYTES = 2**26
 
 
 class Bypass:
