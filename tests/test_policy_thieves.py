@@ -55,10 +55,14 @@ def test_who_becomes_idle_is_served_before_those_that_found_nothing() -> None:
     cluster = ferroflow()
     cluster.put("w0", cluster.task("a"))
     assert sorted(cluster.view.first_idle(9)) == ["w1", "w2", "w3"]
-    n = cluster.view.n_became_idle
+    n = cluster.view.n_chances
     cluster.view.finish("a", cluster.now)
     assert cluster.view.first_idle(9)[0] == "w0"
-    assert cluster.view.n_became_idle == n + 1
+    assert cluster.view.n_chances == n + 1
+    cluster.put("w1", cluster.task("b"))
+    assert cluster.view.n_chances == n + 1
+    cluster.put("w1", cluster.task("c"))  # which waits there
+    assert cluster.view.n_chances == n + 2
     cluster.view.to_end_of_idle("w0")
     assert cluster.view.first_idle(9)[-1] == "w0"
 

@@ -111,9 +111,9 @@ class FerroflowStealing(Steals):
         self._is_closed = False
         self._planned: dict[Key, str] = {}
         self._passes = Passes(scheduler.loop, lambda: self._guarded(self._pass), self._n_hopeful, clock)
-        # Until when idle workers are not served again, unless there are others than these.
+        # Until when idle workers are not served again, unless there have been more chances than these.
         self._quiet_until = 0.0
-        self._n_became_idle = -1
+        self._n_chances = -1
         self.durations = durations_of(scheduler) if durations is None else durations
         self._describe = TaskDescriber(scheduler, self.durations)
         self._bypass = Bypass(
@@ -410,12 +410,12 @@ class FerroflowStealing(Steals):
         self._slots.adapt(now)
         if not self._n_hopeful():
             return None
-        # Where nothing was worth a steal, the next event has hardly changed that, but another idle worker.
-        if now < self._quiet_until and self._n_became_idle == self.view.n_became_idle:
+        # Where nothing was worth a steal, ends of tasks have hardly changed that.
+        if now < self._quiet_until and self._n_chances == self.view.n_chances:
             return 0
         asked_before = self.steals["asked"]
         n_fruitless = self._serve_idle()
-        self._n_became_idle = self.view.n_became_idle
+        self._n_chances = self.view.n_chances
         self._quiet_until = now + _QUIET_S if self.steals["asked"] == asked_before else now
         return n_fruitless
 

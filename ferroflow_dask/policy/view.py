@@ -58,7 +58,7 @@ class ClusterView:
         self._paces = Paces()
         self._crowded: list[Load] = []
         self._idle: OrderedDict[WorkerKey, None] = OrderedDict()
-        self._n_became_idle = 0
+        self._n_chances = 0
         self._by_turn: dict[int, WorkerView] = {}
         self._next_turn = 0
         # Workers to be filed anew before the next question: there are often several changes between two.
@@ -108,10 +108,10 @@ class ClusterView:
         return len(self._idle)
 
     @property
-    def n_became_idle(self) -> int:
-        """How often a worker has come to have a free thread."""
+    def n_chances(self) -> int:
+        """How often a worker has come to have a free thread, or a task to wait for one."""
         self._settle()
-        return self._n_became_idle
+        return self._n_chances
 
     def first_idle(self, limit: int) -> list[WorkerKey]:
         """Return up to `limit` running workers with a free thread, the one that became so last in front.
@@ -202,6 +202,7 @@ class ClusterView:
         task.cost_s = task.cost_on(worker)
         task.sent = worker.turn
         task.has_started = worker.has_free_thread
+        self._n_chances += not task.has_started
         worker.queue.add(task)
         worker.backlog_s += task.cost_s
         self.assigned[task.key] = (task, worker)
@@ -315,7 +316,7 @@ class ClusterView:
             if worker.key not in self._idle:
                 self._idle[worker.key] = None
                 self._idle.move_to_end(worker.key, last=False)
-                self._n_became_idle += 1
+                self._n_chances += 1
         else:
             self._idle.pop(worker.key, None)
 
