@@ -183,22 +183,26 @@ class StealingPolicy:
         for victim in list(islice(view.crowded_from_most_loaded(), _LOOKED_AT)):
             if victim is thief:
                 continue
-            free_s = victim.wait_s + _overrun_s(victim, view, now)
-            tasks: Sequence[TaskView] = ()
+            overrun_s = victim.overrun_s(now)
+            if overrun_s < margin_s:  # messages are as late as that here
+                overrun_s = 0.0
+            free_s = victim.wait_s + overrun_s
+            reason = ""
             if victim.n_waiting < threshold:
                 reason = f"{victim.n_waiting} tasks wait there; the threshold is {threshold}"
                 n_held_back += 1
             elif free_s <= margin_s:
                 reason = f"the victim is done in {free_s:.4g} s; a steal takes {margin_s:.4g} s"
             else:
-                tasks = _movable(victim, thief, view, now)
-                reason = "no task there may move here, and is long enough"
-                n_tried -= not tasks  # the next one may have some
-            n_tried += 1
-            if tasks:
-                yield from self._steal_from(victim, thief, tasks, view, now)
-            else:
+                moves = _moves(victim, thief, view, is_stuck=overrun_s > _STUCK_S)
+                if not moves:
+                    reason = "no task there may move here, and is long enough"
+                    yield DeclineSteal(victim.last_waiting.key, victim.key, thief.key, reason)
+                    continue  # the next one may have some
+                yield from self._steal_from(victim, thief, moves, overrun_s, margin_s)
+            if reason:
                 yield DeclineSteal(victim.last_waiting.key, victim.key, thief.key, reason)
+            n_tried += 1
             if n_tried == _VICTIMS or not thief.has_free_thread:
                 break
         if n_held_back and n_held_back == n_tried:
@@ -206,14 +210,17 @@ class StealingPolicy:
 
     @staticmethod
     def _steal_from(
-        victim: WorkerView, thief: WorkerView, tasks: Sequence[TaskView], view: ClusterView, now: float
+        victim: WorkerView,
+        thief: WorkerView,
+        moves: Sequence[tuple[float, TaskView]],
+        overrun_s: float,
+        margin_s: float,
     ) -> Iterator[Instruction]:
-        margin_s, overrun_s = view.steal_s(now), _overrun_s(victim, view, now)
         # What is too short for a steal is taken from the stuck only, and no more than they hold up.
         n_short = int(overrun_s / max(margin_s, _SHORTEST_S))
         declined: DeclineSteal | None = None
-        n_stolen = 0
-        for transfer_s, task in _cheapest_first(tasks, thief, view):
+        has_stolen = False
+        for transfer_s, task in moves:
             if not victim.n_waiting:
                 return
             victim_start_s = (victim.backlog_s - task.cost_s) / (victim.nthreads * victim.speed) + overrun_s
@@ -233,36 +240,25 @@ class StealingPolicy:
                 n_short -= 1
                 if n_short < 0:
                     return
-            n_stolen += 1
+            has_stolen = True
             yield StealTask(task.key, victim.key, thief.key, f"ends {told}")
-        if declined is not None and not n_stolen:
+        if declined is not None and not has_stolen:
             yield declined
 
 
-def _overrun_s(victim: WorkerView, view: ClusterView, now: float) -> float:
-    """Return for how long a worker has been silent beyond what it has to do [s]."""
-    overrun_s = victim.overrun_s(now)
-    return overrun_s if overrun_s >= view.steal_s(now) else 0.0  # messages are as late as that here
+def _moves(
+    victim: WorkerView, thief: WorkerView, view: ClusterView, is_stuck: bool
+) -> list[tuple[float, TaskView]]:
+    """Return as many of a victim's last tasks as a thief may take, cheapest to move first.
 
-
-def _movable(victim: WorkerView, thief: WorkerView, view: ClusterView, now: float) -> list[TaskView]:
-    """Return the last tasks of a victim that a thief may run, and that are long enough to be moved."""
+    Each comes with its transfer [s]. What is too short for a steal is left where it is, unless that is stuck.
+    """
     n_most = max(1, _MOVES // max(1, view.n_idle))
     last = islice(victim.waiting_from_last(), _TASKS_LOOKED_AT)
-    is_stuck = _overrun_s(victim, view, now) > _STUCK_S
     found = (task for task in last if _may_move(task, thief) and (is_stuck or task.cost_s >= _SHORTEST_S))
-    return list(islice(found, min(_TASKS, 4 * n_most)))
-
-
-def _cheapest_first(
-    tasks: Sequence[TaskView], thief: WorkerView, view: ClusterView
-) -> Iterator[tuple[float, TaskView]]:
-    """Yield as many tasks as a thief may take, cheapest to move first, each with its transfer [s]."""
-    n_most = max(1, _MOVES // max(1, view.n_idle))
-    moves = [(view.transfer_s(task, thief.key), position, task) for position, task in enumerate(tasks)]
-    moves.sort(key=lambda move: move[:2])
-    for transfer_s, _, task in moves[:n_most]:
-        yield transfer_s, task
+    moves = [(view.transfer_s(task, thief.key), task) for task in islice(found, min(_TASKS, 4 * n_most))]
+    moves.sort(key=lambda move: move[0])  # of equal ones, the last comes first
+    return moves[:n_most]
 
 
 def _may_move(task: TaskView, thief: WorkerView) -> bool:

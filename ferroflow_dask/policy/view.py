@@ -11,6 +11,7 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import islice
+from math import exp2
 
 from ferroflow_dask.policy.pace import Paces
 from ferroflow_dask.policy.queues import Key, Load, TaskView, WorkerKey, WorkerView
@@ -77,10 +78,10 @@ class ClusterView:
 
     def steal_s(self, now: float) -> float:
         """Return the time from a request until its task can start at the thief [s]."""
-        late_s = (
-            self._late_s * 0.5 ** (max(0.0, now - self._late_at) / _ANSWERS_HALVED_S) if self._late_s else 0.0
-        )
-        return _STEAL_MESSAGES * self.latency_s + late_s
+        return _STEAL_MESSAGES * self.latency_s + self._known_late_s(now)
+
+    def _known_late_s(self, now: float) -> float:
+        return self._late_s * exp2(-max(0.0, now - self._late_at) / _ANSWERS_HALVED_S)
 
     def least_loaded(self) -> Iterator[WorkerView]:
         """Yield the least loaded running worker of each kind and speed."""
@@ -251,9 +252,8 @@ class ClusterView:
         """
         entry = self.assigned.get(key)
         if entry is not None:
-            usual_s = self.steal_s(now)
-            late_s = (now - entry[0].asked_at) * _STEAL_MESSAGES / 2 - _STEAL_MESSAGES * self.latency_s
-            known_s = usual_s - _STEAL_MESSAGES * self.latency_s
+            late_s = _STEAL_MESSAGES * ((now - entry[0].asked_at) / 2 - self.latency_s)
+            known_s = self._known_late_s(now)
             self._late_s = known_s + _ANSWER_WEIGHT * (min(max(late_s, 0.0), _LATEST_S) - known_s)
             self._late_at = now
 
