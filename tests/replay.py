@@ -19,6 +19,7 @@ _CHANGES = (
     "set_movable",
     "set_started",
     "set_nbytes",
+    "set_incoming",
     "to_end_of_idle",
     "assign",
     "reprice",
@@ -58,7 +59,7 @@ class Recording:
         allowed = values.pop("allowed")
         if allowed is not None:
             self._allowed[id(allowed)] = allowed
-        values["held"] = dict(values["held"])
+        values |= {name: dict(values[name]) for name in ("held", "coming")}
         return Snapshot(id(task), values, None if allowed is None else id(allowed))
 
     def note_allowed(self) -> None:

@@ -242,6 +242,34 @@ def test_inputs_held_by_all_workers_make_no_worker_nearer() -> None:
     on_cluster(test)
 
 
+def test_inputs_on_their_way_to_a_worker_are_not_missing_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(cluster: Cluster) -> None:
+        may_arrive = asyncio.Event()
+        get_data = distributed.worker.get_data_from_worker
+
+        async def get_data_late(*args: Any, **kwargs: Any) -> Any:
+            await may_arrive.wait()
+            return await get_data(*args, **kwargs)
+
+        monkeypatch.setattr(distributed.worker, "get_data_from_worker", get_data_late)
+        holder, other = [worker.address for worker in cluster.workers]
+        large = await cluster.client.scatter(np.ones(10**6), workers=[holder])
+        fetching = cluster.client.submit(np.sum, large, workers=[other], pure=False)
+        ts = await cluster.processing(fetching)
+        long = cluster.client.submit(pause, 0, seconds=0.3, workers=[holder], pure=False)
+        reader = cluster.client.submit(np.sum, large, workers=[holder], pure=False)
+        task = cluster.stealing._describe(await cluster.processing(reader))
+        assert (task.missing_bytes(holder), task.missing_bytes(other)) == (0, 0)
+        assert (task.held, task.coming) == ({holder: task.input_bytes}, {other: task.input_bytes})
+        assert cluster.stealing._describe(ts).coming == {}  # for itself that is nothing special
+        assert cluster.stealing.view.workers[other].incoming_nbytes == task.input_bytes
+        may_arrive.set()
+        assert await cluster.client.gather([fetching, reader, long]) == [1e6, 1e6, 0]
+        assert cluster.stealing.view.workers[other].incoming_nbytes == 0
+
+    on_cluster(test)
+
+
 # Failure
 
 

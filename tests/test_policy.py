@@ -92,6 +92,28 @@ def test_a_task_stays_with_its_data_when_moving_costs_more_than_waiting() -> Non
     assert cluster.ready(cluster.task(i, 1.0, **big) for i in range(4)) == ["w0"] * 4
 
 
+def test_what_is_on_its_way_to_a_worker_comes_before_what_is_sent_next() -> None:
+    cluster = ferroflow()
+    cluster.put("w0", cluster.task("long", 2.0))
+    big = {"held": {"w0": 10**8}, "input_bytes": 10**8}  # 1 s of transfer
+    for worker in ("w1", "w2", "w3"):
+        assert cluster.ready([cluster.task(worker, 0.1, **big)]) == [worker]
+        cluster.view.set_incoming(worker, 10**8)
+    assert cluster.ready([cluster.task("next", 0.1, **big)]) == ["w0"]
+    cluster.put("w1", cluster.task("as long", 3.0))  # by then the link is free
+    assert cluster.view.transfer_s(cluster.tasks["next"], "w1") == pytest.approx(1.013)
+
+
+def test_what_comes_for_another_task_is_not_sent_again() -> None:
+    cluster = ferroflow()
+    cluster.put("w0", cluster.task("long", 2.0))
+    cluster.view.set_incoming("w1", 10**8)
+    shared = {"held": {"w0": 10**8}, "input_bytes": 10**8, "coming": {"w1": 10**8}}
+    task = cluster.task("reader", 0.1, **shared)
+    assert [cluster.view.transfer_s(task, worker) for worker in ("w0", "w1")] == [0.0, 1.0]
+    assert cluster.ready([task]) == ["w1"]
+
+
 def test_locality_breaks_ties() -> None:
     cluster = ferroflow()
     assert cluster.ready([cluster.task("a", held={"w2": 0}, input_bytes=0)]) == ["w0"]

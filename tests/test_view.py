@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ferroflow_dask.policy import ClusterView, TaskView
 from ferroflow_dask.policy.threshold import AdaptiveThreshold
 
@@ -51,3 +53,25 @@ def test_a_threshold_that_keeps_a_thief_from_trying_comes_back_down_but_not_belo
         for _ in range(20):
             threshold.held_back()
         assert threshold.value == initial
+
+
+def test_a_fetch_for_several_tasks_makes_transfers_no_slower() -> None:
+    view = cluster(1, "running")
+    view.bandwidth = 1e8
+    four = [
+        TaskView(
+            i, 1.0, (i,), held={"elsewhere": 10**8}, n_held={"elsewhere": 1}, input_bytes=10**8, n_inputs=1
+        )
+        for i in range(4)
+    ]
+    for task in four:
+        view.assign(task, "w", 0.0)
+    foreseen_s = view.transfer_s(four[0], "w")
+    for _ in range(100):
+        for task in four:  # told for the first of them
+            view.observe_transfer(task.key, 4 * foreseen_s if task is four[0] else 0.0)
+    assert view.transfer_s(four[0], "w") == pytest.approx(foreseen_s, rel=0.2)
+    for _ in range(100):
+        for task in four:
+            view.observe_transfer(task.key, 3 * foreseen_s)
+    assert view.transfer_s(four[0], "w") == pytest.approx(3 * foreseen_s, rel=0.01)

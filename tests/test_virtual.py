@@ -118,6 +118,27 @@ def test_a_transfer_takes_latency_and_bytes_over_bandwidth() -> None:
     assert cluster.record.makespan_s == sent + L + 0.75 + L
 
 
+def test_what_a_worker_fetches_comes_one_after_the_other() -> None:
+    graph = {("a", i): VirtualTask(0.5, nbytes=64, annotations={"workers": [i]}) for i in range(2)}
+    graph |= {("b", i): VirtualTask(0.5, (("a", i),), annotations={"workers": [2]}) for i in range(2)}
+    first, second = run(graph, workers=3, bandwidth=256.0).record.transfers
+    assert first.start == second.start
+    assert second.stop == first.stop + 0.25
+
+
+def test_large_inputs_are_not_all_sent_at_once() -> None:
+    # All are on worker 0, which takes 6 s for what reads them; each takes 1 s to send. Three links bring 15
+    # of them in 5 s, while worker 0 runs the others.
+    graph = {("a", i): VirtualTask(2**-10, nbytes=64, annotations={"workers": [0]}) for i in range(100)}
+    cost = {"ferroflow_cost": 0.06}
+    graph |= {("b", i): VirtualTask(0.06, (("a", i),), annotations=cost) for i in range(100)}
+    cluster = run(graph, workers=4, bandwidth=64.0)
+    readers = [execution for execution in cluster.record.executions if execution.key[0] == "b"]
+    assert 10 <= sum(execution.worker != 0 for execution in readers) <= 15
+    assert cluster.record.transferred_bytes <= 15 * 64
+    assert cluster.record.makespan_s < 5.3
+
+
 ROOT_S = 0.5 + 2 * L
 
 

@@ -80,9 +80,9 @@ class Bypass:
 
     def _piles_up(self, ts: TaskState) -> bool:
         # What a client keeps, or one task needs together with many others, is there in the end anyway.
-        n_threads = self._scheduler.total_nthreads
-        is_used_soon = any(len(dependent.waiting_on or ()) <= n_threads for dependent in ts.dependents)
-        if ts.who_wants or not is_used_soon or not seams.would_queue(self._scheduler, ts):
+        if ts.who_wants or not seams.is_used_soon(ts, self._scheduler.total_nthreads):
+            return False
+        if not seams.would_queue(self._scheduler, ts):
             return False
         nbytes = self._nbytes(ts)
         return nbytes is None or nbytes * len(ts.group) > _MOST_NBYTES * len(self._scheduler.workers)

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 #: Holders of one input that are looked at: enough to find a near one, and no more however many there are.
 _HOLDERS = 16
+#: Readers of one input that are looked at for where it is on its way to, and the least size of it that makes
+#: this worth the time [B].
+_READERS = 16
+_LEAST_NBYTES = 2**16
 #: Declared durations beyond this are mistakes [s]: thirty years.
 _LONGEST_S = 1e9
 _BOTH = frozenset((CPU, GPU))
@@ -164,6 +168,7 @@ class TaskDescriber:
         if cost is None and costs_s:
             cost = min(costs_s.values())
         held: dict[str, int] = {}
+        coming: dict[str, int] = {}
         n_held: dict[str, int] = {}
         total = n_inputs = n_readers = 0
         for dependency in ts.dependencies:
@@ -177,6 +182,10 @@ class TaskDescriber:
             for holder in islice(holders, _HOLDERS):
                 held[holder.address] = held.get(holder.address, 0) + nbytes
                 n_held[holder.address] = n_held.get(holder.address, 0) + 1
+            if nbytes >= _LEAST_NBYTES:
+                for address in seams.on_its_way_to(dependency, islice(dependency.dependents, _READERS), ts):
+                    coming[address] = coming.get(address, 0) + nbytes
+                    n_held[address] = n_held.get(address, 0) + 1
         return TaskView(
             ts.key,
             cost_s=seams.prefix_duration(self._scheduler, ts) if cost is None else cost,
@@ -185,6 +194,7 @@ class TaskDescriber:
             rank_s=cost if rank is None else rank,
             has_cost=cost is not None,
             held=held,
+            coming=coming,
             n_held=n_held,
             input_bytes=total,
             n_inputs=n_inputs,

@@ -1,6 +1,6 @@
 """What we do with names of distributed that are not public, behind names of ours.
 
-`REQUIRED` lists the methods that the plugin touches, also in `steals`, `stealing` and `streams`, for the
+`REQUIRED` lists the names that the plugin touches, also in `steals`, `stealing` and `streams`, for the
 contract test (tests/test_seams.py): when an upgrade of distributed takes one away, that test names it. Line
 numbers of upstream are left out on purpose; they age.
 """
@@ -8,7 +8,7 @@ numbers of upstream are left out on purpose; they age.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from dask.typing import Key
@@ -32,7 +32,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
         "valid_workers",
         "worker_send",
     ),
-    "WorkerState": ("add_to_processing", "remove_from_processing"),
+    "WorkerState": ("_network_occ", "add_to_processing", "needs_what", "remove_from_processing"),
     "WorkStealing": (
         "_add_to_in_flight",
         "_remove_from_in_flight",
@@ -102,6 +102,22 @@ def prefix_duration(scheduler: Scheduler, ts: TaskState) -> float:
 def is_duration_unknown(ts: TaskState) -> bool:
     """Return whether no task with the same prefix has ended yet."""
     return bool(ts.prefix.duration_average < 0)
+
+
+def on_its_way_to(needed: TaskState, readers: Iterable[TaskState], reader: TaskState) -> set[str]:
+    """Return the workers that fetch a result for one of its readers, other than `reader`."""
+    workers = {other.processing_on for other in readers if other is not reader}
+    return {ws.address for ws in workers if ws is not None and needed in ws.needs_what}
+
+
+def incoming_nbytes(ws: WorkerState) -> int:
+    """Return the bytes of results that a worker fetches, or is about to, for the tasks it has [B]."""
+    return int(ws._network_occ)
+
+
+def is_used_soon(ts: TaskState, n: int) -> bool:
+    """Return whether a task that needs this result waits for no more than so many, this one included."""
+    return any(len(dependent.waiting_on or ()) <= n for dependent in ts.dependents)
 
 
 def is_never_stolen(ts: TaskState) -> bool:

@@ -95,7 +95,7 @@ class Slots:
         # Whole tasks, so that a mean that wavers changes nothing most of the time.
         ahead = min(_MOST_AHEAD, int(self.round_trip_s / max(duration_s, _SHORTEST_S)))
         # What is used soon must not be made faster than it is used, or results pile up.
-        if any(len(dependent.waiting_on or ()) <= ahead for dependent in ts.dependents):
+        if seams.is_used_soon(ts, ahead):
             return 0
         return min(ahead, int(_MOST_AHEAD_NBYTES / nbytes)) if nbytes > 0 else ahead
 

@@ -27,6 +27,7 @@ from ferroflow_dask.plugin.bypass import Bypass
 from ferroflow_dask.plugin.describe import TaskDescriber, declared_cost
 from ferroflow_dask.plugin.devices import DEVICES_TOPIC, kind_of_worker
 from ferroflow_dask.plugin.durations import Durations, durations_of
+from ferroflow_dask.plugin.idle import IdleWorkers
 from ferroflow_dask.plugin.journal import Journal
 from ferroflow_dask.plugin.passes import Passes
 from ferroflow_dask.plugin.prices import Prices
@@ -53,12 +54,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ferroflow_dask")
 
-#: Idle workers served in one pass, and those among them that find nothing to steal: they bound how long
-#: the scheduler's event loop waits for us.
-_IDLE_PER_PASS = 256
-_FRUITLESS_PER_PASS = 2
-#: How long events change nothing after a pass in which nothing was worth a steal [s].
-_QUIET_S = 5e-3
 #: One-way messages from the end of a task to the start of the next, at least.
 _MESSAGES = 3
 #: Annotations of tasks of our graphs, whose ops run on devices where there are some.
@@ -110,10 +105,9 @@ class FerroflowStealing(Steals):
         self.installed_by: object = None
         self._is_closed = False
         self._planned: dict[Key, str] = {}
-        self._passes = Passes(scheduler.loop, lambda: self._guarded(self._pass), self._n_hopeful, clock)
-        # Until when idle workers are not served again, unless there have been more chances than these.
-        self._quiet_until = 0.0
-        self._n_chances = -1
+        ask_again = lambda: self._passes.ask()  # noqa: E731, PLW0108 -- there are no passes yet
+        self._idle = IdleWorkers(scheduler, self.view, self._steal_for, self._may_steal, ask_again)
+        self._passes = Passes(scheduler.loop, lambda: self._guarded(self._pass), self._idle.n_hopeful, clock)
         self.durations = durations_of(scheduler) if durations is None else durations
         self._describe = TaskDescriber(scheduler, self.durations)
         self._bypass = Bypass(
@@ -127,9 +121,8 @@ class FerroflowStealing(Steals):
             for ts in ws.processing:
                 if ts not in ws.long_running:
                     task = self._describe(ts)
-                    self._bypass.sent(task)
                     self.view.assign(task, ws.address, self.clock())
-                    self._price(ts)
+                    self._sent(ts, task)
         if self.error is None:
             seams.override_placement(scheduler, self._decide_worker, self._passes_queue)
             metrics.show(self)
@@ -274,12 +267,14 @@ class FerroflowStealing(Steals):
         spent = sum(stop - start for start, stop in spans)
         self._prices.left(ts)
         if finish == "memory":
-            if fetched_s:
-                self.view.observe_transfer(ts.key, fetched_s)
+            self.view.observe_transfer(ts.key, fetched_s)
             if not self._ends_later(ts, details["worker"]):
                 expected_s = self.durations.usual(ts) if declared_cost(ts) is None else None
                 self.view.observe(ts.key, spent, expected_s)
                 self.durations.record(ts, spent, details["nbytes"])
+        entry = self.view.assigned.get(ts.key)
+        if entry is not None:
+            self._see_incoming(entry[1].key)
         self.view.finish(ts.key, self.clock())
         self._bypass.left(ts.key)
         if finish == "memory":
@@ -306,13 +301,20 @@ class FerroflowStealing(Steals):
                 self.clock(), ts.key, "placed", ws.address, "by Dask, from its queue or as it was asked to"
             )
             self.view.assign(self._describe(ts), ws.address, self.clock())
-        self._bypass.sent(self.view.assigned[ts.key][0])
-        self._price(ts)
+        self._see_incoming(ws.address)
+        self._sent(ts, self.view.assigned[ts.key][0])
         self._passes.ask()
 
-    def _price(self, ts: TaskState) -> None:
-        if self._describe.known_cost(ts) is None:
+    def _sent(self, ts: TaskState, task: TaskView) -> None:
+        self._bypass.sent(task)
+        if not task.has_cost:
             self._prices.sent(ts)
+
+    def _see_incoming(self, address: str) -> None:
+        # There is no event of inputs that arrive.
+        ws = self.scheduler.workers.get(address)
+        if ws is not None:
+            self.view.set_incoming(address, seams.incoming_nbytes(ws))
 
     def log_event(self, topic: str, msg: Any) -> None:
         """Note that a worker starts, pauses, resumes or is about to go; there is no other hook for it.
@@ -365,7 +367,7 @@ class FerroflowStealing(Steals):
         """Serve idle workers now, even after `stop`; called periodically for what no event told."""
         if self.was_enabled and not self._is_closed:
             self._guarded(self._describe.see_resources)
-            self._guarded(self._serve_idle)
+            self._guarded(self._idle.serve, self.clock())
 
     # Placement
 
@@ -408,38 +410,13 @@ class FerroflowStealing(Steals):
             self.view.release(key)
         now = self.clock()
         self._slots.adapt(now)
-        if not self._n_hopeful():
-            return None
-        # Where nothing was worth a steal, ends of tasks have hardly changed that.
-        if now < self._quiet_until and self._n_chances == self.view.n_chances:
-            return 0
+        return self._idle.serve_hopeful(now)
+
+    def _steal_for(self, address: str) -> bool:
         asked_before = self.steals["asked"]
-        n_fruitless = self._serve_idle()
-        self._n_chances = self.view.n_chances
-        self._quiet_until = now + _QUIET_S if self.steals["asked"] == asked_before else now
-        return n_fruitless
+        self._tell(WorkerIdle(address))
+        return self.steals["asked"] > asked_before
 
-    def _serve_idle(self) -> int:
-        fruitless = 0
-        for address in self.view.first_idle(_IDLE_PER_PASS):
-            asked_before = self.steals["asked"]
-            self._tell(WorkerIdle(address))
-            if self.steals["asked"] == asked_before:
-                # Others come first the next time; what keeps this one from stealing may not bind them.
-                self.view.to_end_of_idle(address)
-                fruitless += 1
-                if fruitless == _FRUITLESS_PER_PASS:
-                    break
-        if not fruitless:
-            self._passes.ask()  # there may be more idle workers and more to steal
-        return fruitless
-
-    def _n_hopeful(self) -> int:
-        # While tasks wait on the scheduler, its queue feeds idle workers.
-        can_steal = self._may_steal and self.view.has_crowded and not self.scheduler.queued
-        return self.view.n_idle if can_steal else 0
-
-    @property
     def _may_steal(self) -> bool:
         # Where `distributed.scheduler.work-stealing` is false, tasks are placed, and stay.
         callback = self.scheduler.periodic_callbacks.get("stealing") if self.was_enabled else None

@@ -35,8 +35,10 @@ class TaskView:
         Whether `cost_s` was declared for this very task, rather than guessed from its like.
     held : mapping of worker to int
         Bytes of the task's inputs on each worker that holds any [B].
+    coming : mapping of worker to int
+        Bytes of the task's inputs that are on their way to a worker, for another task there [B].
     n_held : mapping of worker to int
-        How many of the task's inputs each worker holds.
+        How many of the task's inputs each worker holds, or is being sent.
     input_bytes : int
         Bytes of all inputs [B].
     n_inputs : int
@@ -68,6 +70,7 @@ class TaskView:
     rank_s: float | None = None
     has_cost: bool = False
     held: Mapping[WorkerKey, int] = field(default_factory=dict)
+    coming: Mapping[WorkerKey, int] = field(default_factory=dict)
     n_held: Mapping[WorkerKey, int] = field(default_factory=dict)
     input_bytes: int = 0
     n_inputs: int = 0
@@ -87,7 +90,7 @@ class TaskView:
 
     def missing_bytes(self, worker: WorkerKey) -> int:
         """Return the bytes of inputs that would have to be sent to `worker` [B]."""
-        return self.input_bytes - self.held.get(worker, 0)
+        return self.input_bytes - self.held.get(worker, 0) - self.coming.get(worker, 0)
 
     def n_peers(self, worker: WorkerKey) -> int:
         """Return from how many others `worker` has to fetch inputs, at least one."""
@@ -117,6 +120,8 @@ class WorkerView:
         When a task last ended on it, or was sent to it while it had none [s].
     nbytes : int
         Of the results it holds [B]; breaks ties.
+    incoming_nbytes : int
+        Of the inputs on their way to it, for the tasks it has [B].
     filed : tuple or None
         The load under which the cluster view has it in its order; None while it is in none.
     is_stale : bool
@@ -132,6 +137,7 @@ class WorkerView:
     backlog_s: float = 0.0
     progress_at: float = 0.0
     nbytes: int = 0
+    incoming_nbytes: int = 0
     filed: Load | None = None
     is_stale: bool = False
     queue: Any = field(default_factory=lambda: SortedKeyList(key=_queue_order))

@@ -1,7 +1,7 @@
 """ferroflow's policy: earliest finish time at once, stealing when a worker runs dry.
 
 Placement considers the holders of a task's inputs and the least loaded worker of each kind, which is
-enough: no other worker can finish earlier than one of these (StarPU's `dmda`; Augonnet et al. 2011).
+enough: no other worker has a thread for it earlier (StarPU's `dmda`; Augonnet et al. 2011).
 Stealing moves half of the surplus by time, as randomised work stealing does by count (Blumofe and
 Leiserson 1999; Berenbrink et al. 2003), the cheapest to move first.
 """
@@ -44,7 +44,7 @@ _TASKS_LOOKED_AT = 256
 _MOVES = 96
 #: Shorter tasks are run in the time that a steal takes of the scheduler and of the two workers [s].
 _SHORTEST_S = 5e-4
-#: What all readers of some data take together, so that it is fetched where nobody has it [s].
+#: What all readers of some data take together, so that it is fetched where nobody else needs it [s].
 _WORTH_FETCHING_S = 1e-3
 #: A worker whose task runs over by this is stuck, and even short tasks are taken from it [s].
 _STUCK_S = 0.03
@@ -146,7 +146,8 @@ class StealingPolicy:
     def _candidates(task: TaskView, view: ClusterView) -> Iterable[WorkerView]:
         if task.allowed is not None:
             return [view.workers[key] for key in task.allowed if key in view.workers]
-        candidates = {key: view.workers[key] for key in task.held if key in view.workers}
+        near = (*task.held, *task.coming)
+        candidates = {key: view.workers[key] for key in near if key in view.workers}
         if candidates and task.cost_s * task.n_readers < _WORTH_FETCHING_S:
             return candidates.values()
         # A guessed duration is no reason to move data: where nothing is known, the inputs' holders keep

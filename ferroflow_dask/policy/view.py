@@ -29,8 +29,10 @@ _LATEST_S = 0.05
 #: must not keep them so.
 _ANSWER_WEIGHT = 0.2
 _ANSWERS_HALVED_S = 1.0
-#: Part of a new transfer in what is known of transfers, and the bounds of that.
-_TRANSFER_WEIGHT = 0.1
+#: What is kept of earlier transfers when there is a new one, and how long the first of all count for [s].
+_TRANSFERS_KEPT = 0.9
+_FIRST_GUESS_S = 0.01
+#: Bounds of what is learned of transfers: how many times as long as foreseen.
 _LEAST_SLOWNESS, _MOST_SLOWNESS = 1.0, 20.0
 
 
@@ -48,8 +50,9 @@ class ClusterView:
     def __init__(self, bandwidth: float = 1e8, latency_s: float = 1e-3) -> None:
         self.bandwidth = bandwidth
         self.latency_s = latency_s
-        # By how much transfers take longer than the bandwidth says: objects have to be packed and unpacked.
-        self._slowness = 1.0
+        # Of the last transfers, the time they took and that which the bandwidth says [s]. They take longer:
+        # objects have to be packed and unpacked.
+        self._fetched_s = self._foreseen_s = _FIRST_GUESS_S
         # By how much steals take longer than their messages [s], and when that was taken.
         self._late_s = self._late_at = 0.0
         self.workers: dict[WorkerKey, WorkerView] = {}
@@ -68,11 +71,20 @@ class ClusterView:
     # What a policy asks
 
     def transfer_s(self, task: TaskView, worker: WorkerKey) -> float:
-        """Return the time to bring the task's inputs to `worker` [s]."""
-        missing = task.missing_bytes(worker)
-        return self._slowness * self._expected_s(task, worker, missing) if missing > 0 else 0.0
+        """Return the time to bring the task's inputs to `worker` [s], beyond that until a thread is free.
 
-    def _expected_s(self, task: TaskView, worker: WorkerKey, nbytes: int) -> float:
+        What is on its way there already comes first, while tasks run.
+        """
+        missing = task.missing_bytes(worker)
+        if missing <= 0 and worker not in task.coming:
+            return 0.0
+        there = self.workers[worker]
+        slowness = min(max(self._fetched_s / self._foreseen_s, _LEAST_SLOWNESS), _MOST_SLOWNESS)
+        link_s = slowness * there.incoming_nbytes / self.bandwidth
+        fetch_s = slowness * self._foreseen_fetch_s(task, worker, missing) if missing > 0 else 0.0
+        return max(0.0, link_s - there.wait_s) + fetch_s
+
+    def _foreseen_fetch_s(self, task: TaskView, worker: WorkerKey, nbytes: int) -> float:
         fetch_s = (_FETCH_MESSAGES + _FETCH_WORK * task.n_peers(worker)) * self.latency_s
         return fetch_s + nbytes / self.bandwidth
 
@@ -192,6 +204,10 @@ class ClusterView:
         """Note the bytes of the results that a worker holds [B]."""
         self.workers[key].nbytes = nbytes
 
+    def set_incoming(self, key: WorkerKey, nbytes: int) -> None:
+        """Note the bytes of the inputs that are on their way to a worker [B]."""
+        self.workers[key].incoming_nbytes = nbytes
+
     def assign(self, task: TaskView, key: WorkerKey, now: float) -> None:
         """Put a task into a worker's queue, out of any other's."""
         self.release(task.key)
@@ -234,16 +250,19 @@ class ClusterView:
             self._file(worker)
 
     def observe_transfer(self, key: Key, seconds: float) -> None:
-        """Learn from how long a task that is in a queue has waited for its inputs [s]."""
+        """Learn from how long a worker has fetched for a task that is in its queue [s].
+
+        What is fetched in one go for several tasks is told for one of them; for the others that is 0.
+        """
         entry = self.assigned.get(key)
         if entry is None:
             return
         task, worker = entry
         missing = task.missing_bytes(worker.key)
         if missing > 0:
-            slowness = seconds / self._expected_s(task, worker.key, missing)
-            self._slowness += _TRANSFER_WEIGHT * (slowness - self._slowness)
-            self._slowness = min(max(self._slowness, _LEAST_SLOWNESS), _MOST_SLOWNESS)
+            foreseen_s = self._foreseen_fetch_s(task, worker.key, missing)
+            self._fetched_s = _TRANSFERS_KEPT * self._fetched_s + seconds
+            self._foreseen_s = _TRANSFERS_KEPT * self._foreseen_s + foreseen_s
 
     def observe_answer(self, key: Key, now: float) -> None:
         """Learn from how long the answer to a request for a task that is in a queue has taken.

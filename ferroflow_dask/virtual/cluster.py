@@ -42,7 +42,8 @@ class VirtualCluster:
     latency_s : float, optional
         Of a message between scheduler and worker, one way [s].
     bandwidth : float, optional
-        Between two workers, each pair for itself [B/s]. A transfer takes `latency_s + nbytes / bandwidth`.
+        Of a worker's link, over which it fetches one thing after the other [B/s]. A transfer over a free
+        one takes `latency_s + nbytes / bandwidth`.
     validate : bool, optional
         Whether the state machines check themselves at each step.
     saturation : float, optional

@@ -12,7 +12,7 @@ from ferroflow_dask.virtual.clock import VirtualTime
 
 @dataclass(frozen=True)
 class Network:
-    """All links are alike, and each transfer has a link of its own.
+    """All links are alike, one for each worker, over which it fetches one thing after the other.
 
     Parameters
     ----------
@@ -26,8 +26,12 @@ class Network:
     bandwidth: float
 
     def transfer_s(self, nbytes: int) -> float:
-        """Return the time to fetch so many bytes [s], as `ClusterView.transfer_s` expects it."""
-        return self.latency_s + nbytes / self.bandwidth
+        """Return the time to fetch so many bytes over a free link [s]."""
+        return self.latency_s + self.busy_s(nbytes)
+
+    def busy_s(self, nbytes: int) -> float:
+        """Return for how long so many bytes keep a link busy [s]."""
+        return nbytes / self.bandwidth
 
 
 class Stream:

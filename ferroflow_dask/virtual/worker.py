@@ -84,6 +84,7 @@ class VirtualWorker:
         self._time = around.time
         self._executing: dict[Key, float] = {}
         self._sending: dict[_Fetch, None] = {}
+        self._link_free_at = 0.0
         self._is_search_due = False
 
     # What happens to it
@@ -182,7 +183,9 @@ class VirtualWorker:
         nbytes = sum(self._around.tasks[key].nbytes for key in data)
         fetch = _Fetch(self, instruction, data, nbytes, self._time.now)
         peer._sending[fetch] = None
-        self._later(network.transfer_s(nbytes), self._fetched, fetch, peer)
+        wait_s = max(0.0, self._link_free_at - self._time.now)
+        self._link_free_at = self._time.now + wait_s + network.busy_s(nbytes)
+        self._later(wait_s + network.transfer_s(nbytes), self._fetched, fetch, peer)
 
     def _fetched(self, fetch: _Fetch, peer: VirtualWorker) -> None:
         if fetch.is_broken:
