@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count, islice
 from numbers import Real
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from ferroflow_dask.lowering import COST_ANNOTATION, CPU, GPU, RANK_ANNOTATION, bundle_in
@@ -29,6 +30,8 @@ _LONGEST_S = 1e9
 _BOTH = frozenset((CPU, GPU))
 #: The abstract class comes last: to ask it takes longer, and each task is asked.
 _NUMBERS = (float, int, Real)
+#: Shared by all tasks: the fewer objects a large graph makes, the less Python's collector looks through them.
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def declared_cost(ts: TaskState, kind: str = CPU) -> float | None:
@@ -129,10 +132,10 @@ class TaskDescriber:
             declared = declared_cost(ts, GPU)
         return self._durations.of(ts) if declared is None else declared
 
-    def _costs_by_kind(self, ts: TaskState, on_cpu: float | None) -> dict[str, float]:
+    def _costs_by_kind(self, ts: TaskState, on_cpu: float | None) -> Mapping[str, float]:
         """Return what a task takes on workers of each kind [s], where there are several kinds."""
         if not self._has_gpus or not ts.annotations:
-            return {}
+            return _NOTHING
         on_gpu = None
         if declared_kinds(ts):
             on_cpu, on_gpu = declared_cost(ts), declared_cost(ts, GPU)
@@ -193,9 +196,9 @@ class TaskDescriber:
             index=self._index(ts),
             rank_s=cost if rank is None else rank,
             has_cost=cost is not None,
-            held=held,
-            coming=coming,
-            n_held=n_held,
+            held=held or _NOTHING,
+            coming=coming or _NOTHING,
+            n_held=n_held or _NOTHING,
             input_bytes=total,
             n_inputs=n_inputs,
             n_readers=n_readers,
