@@ -23,7 +23,7 @@ from ferroflow_dask.deploy.cuda import as_the_driver_counts
 from ferroflow_dask.devices import DeviceUsage
 from ferroflow_dask.exceptions import KernelError
 from ferroflow_dask.graph import Graph, GraphBuilder
-from ferroflow_dask.graph.ir import Op
+from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.plugin import device_usage, gpu_workers, installed, workers_of
 
 pytestmark = pytest.mark.cluster

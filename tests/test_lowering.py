@@ -19,7 +19,7 @@ from ferroflow_dask import BoundGraph, Graph, GraphBuilder, evaluate, executed, 
 from ferroflow_dask.cost import ClusterProfile
 from ferroflow_dask.exceptions import BindError, KernelError, KernelNotFoundError, UsageError
 from ferroflow_dask.graph import Op, Source, upward_ranks
-from ferroflow_dask.graph.ir import UNKNOWN
+from ferroflow_dask.graph.nodes import UNKNOWN
 from ferroflow_dask.lowering import (
     COST_ANNOTATION,
     CPU,

@@ -10,7 +10,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ferroflow_dask.graph.ir import FERROFLOW_DOMAIN, Graph, Op, TensorSpec
+from ferroflow_dask.graph.ir import Graph
+from ferroflow_dask.graph.nodes import FERROFLOW_DOMAIN, Op, TensorSpec
 
 #: One AVX2 core in single precision, dense matrix product, well below its peak [FLOP/s].
 CORE_FLOP_RATE = 3e10

@@ -7,7 +7,8 @@ from functools import lru_cache
 from hashlib import blake2s
 from typing import Any
 
-from ferroflow_dask.graph.ir import Graph, Op
+from ferroflow_dask.graph.ir import Graph
+from ferroflow_dask.graph.nodes import Op
 
 #: Attributes of these types tell what an op does; arrays and sub-graphs are left out.
 _TELLING = (bool, int, float, str, bytes)

@@ -6,7 +6,8 @@ from collections.abc import Hashable, Mapping
 
 from ferroflow_dask.cost.kind import kind_of
 from ferroflow_dask.cost.model import CostModel
-from ferroflow_dask.graph.ir import Graph, Op
+from ferroflow_dask.graph.ir import Graph
+from ferroflow_dask.graph.nodes import Op
 
 #: Part of a new duration in the mean.
 _WEIGHT = 0.3

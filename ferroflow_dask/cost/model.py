@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ferroflow_dask.graph.ir import Graph, Op
+from ferroflow_dask.graph.ir import Graph
+from ferroflow_dask.graph.nodes import Op
 
 
 class CostModel(Protocol):

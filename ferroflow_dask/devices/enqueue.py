@@ -12,7 +12,7 @@ from ferroflow_dask.devices.device import Device
 from ferroflow_dask.devices.resident import Resident
 from ferroflow_dask.devices.window import Work
 from ferroflow_dask.exceptions import FerroflowError, KernelError
-from ferroflow_dask.graph.ir import Op
+from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.kernels import DEVICE_PROVIDER, DeclinedError, Plan, failure, one_line, shared_kernel
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from ferroflow_dask.devices.order import Order
 from ferroflow_dask.devices.resident import Resident, host_value
 from ferroflow_dask.devices.window import Note, Window, Work
 from ferroflow_dask.exceptions import KernelError, KernelNotFoundError
-from ferroflow_dask.graph.ir import Op
+from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.kernels import DEVICE_PROVIDER, Plan, host_operands, shared_kernel
 
 _MOST_LABELS = 10_000

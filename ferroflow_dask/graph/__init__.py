@@ -5,7 +5,8 @@ from ferroflow_dask.graph.builder import GraphBuilder
 from ferroflow_dask.graph.from_onnx import load_onnx
 from ferroflow_dask.graph.generate import TOPOLOGIES, generate
 from ferroflow_dask.graph.inputs import check_inputs, random_inputs
-from ferroflow_dask.graph.ir import FERROFLOW_DOMAIN, Graph, Op, Source, TensorSpec
+from ferroflow_dask.graph.ir import Graph
+from ferroflow_dask.graph.nodes import FERROFLOW_DOMAIN, Op, Source, TensorSpec
 
 __all__ = [
     "FERROFLOW_DOMAIN",

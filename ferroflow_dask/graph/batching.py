@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx
 
-from ferroflow_dask.graph.ir import Dim, Graph, Source, TensorSpec
+from ferroflow_dask.graph.ir import Graph
+from ferroflow_dask.graph.nodes import Dim, Source, TensorSpec
 from ferroflow_dask.graph.protos import spec_from_type
 from ferroflow_dask.graph.to_onnx import to_onnx
 

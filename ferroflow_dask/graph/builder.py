@@ -17,7 +17,8 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from ferroflow_dask.counts import as_count
 from ferroflow_dask.exceptions import GraphError
-from ferroflow_dask.graph.ir import UNKNOWN, Dim, Graph, Op, Source, TensorSpec
+from ferroflow_dask.graph.ir import Graph
+from ferroflow_dask.graph.nodes import UNKNOWN, Dim, Op, Source, TensorSpec
 from ferroflow_dask.graph.protos import captured, spec_from_type, subgraphs, type_from_spec
 
 #: Operator set that built graphs are written in: the newest that onnxruntime 1.20 on implements.

@@ -19,7 +19,8 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped,u
 from numpy.typing import NDArray
 
 from ferroflow_dask.exceptions import GraphError, ModelError
-from ferroflow_dask.graph.ir import Graph, Op, Source, TensorSpec
+from ferroflow_dask.graph.ir import Graph
+from ferroflow_dask.graph.nodes import Op, Source, TensorSpec
 from ferroflow_dask.graph.protos import captured, spec_from_type, subgraphs_of_node
 from ferroflow_dask.graph.weights import ONNX_DOMAINS, WeightReader, first_line, is_constant
 

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from ferroflow_dask.counts import checked_count
 from ferroflow_dask.exceptions import UnknownNameError, UsageError
 from ferroflow_dask.graph.builder import GraphBuilder
-from ferroflow_dask.graph.ir import FERROFLOW_DOMAIN, Graph, TensorSpec
+from ferroflow_dask.graph.ir import Graph
+from ferroflow_dask.graph.nodes import FERROFLOW_DOMAIN, TensorSpec
 
 #: Length of the vector that sleeping ops pass through: too small for its transfer to count.
 _TOKEN_LENGTH = 16

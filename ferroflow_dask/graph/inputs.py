@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from ferroflow_dask.counts import checked_count
 from ferroflow_dask.exceptions import BindError, UsageError
-from ferroflow_dask.graph.ir import Graph, TensorSpec
+from ferroflow_dask.graph.ir import Graph
+from ferroflow_dask.graph.nodes import TensorSpec
 
 
 def check_inputs(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from ferroflow_dask.graph.ir import UNKNOWN, Dim, Op, TensorSpec
+from ferroflow_dask.graph.nodes import UNKNOWN, Dim, Op, TensorSpec
 
 
 def spec_from_type(type_proto: onnx.TypeProto) -> TensorSpec:

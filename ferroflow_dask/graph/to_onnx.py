@@ -10,7 +10,8 @@ from collections.abc import Mapping
 import numpy as np
 import onnx
 
-from ferroflow_dask.graph.ir import FERROFLOW_DOMAIN, Graph, Source, TensorSpec
+from ferroflow_dask.graph.ir import Graph
+from ferroflow_dask.graph.nodes import FERROFLOW_DOMAIN, Source, TensorSpec
 from ferroflow_dask.graph.protos import node_from_op, type_from_spec
 
 #: Knows every type up to 4-bit integers, and every onnxruntime that we allow (1.20 on) reads it.
@@ -22,7 +23,8 @@ _ELSEWHERE = "constants"
 def to_onnx(graph: Graph, inputs: Mapping[str, TensorSpec] | None = None) -> onnx.ModelProto:
     """Return a graph as an ONNX model.
 
-    Constants of more than `graph.ir.SMALL` bytes are initializers whose data are in `Graph.constants` only.
+    Constants of more than `graph.nodes.SMALL` bytes are initializers whose data are in `Graph.constants`
+    only.
 
     Parameters
     ----------

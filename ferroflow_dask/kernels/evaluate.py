@@ -9,7 +9,8 @@ from typing import Any
 
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.graph.inputs import check_inputs
-from ferroflow_dask.graph.ir import Graph, Op
+from ferroflow_dask.graph.ir import Graph
+from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.kernels.registry import check_supported, compile_op
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import onnx
 
-from ferroflow_dask.graph.ir import FERROFLOW_DOMAIN, Op
+from ferroflow_dask.graph.nodes import FERROFLOW_DOMAIN, Op
 from ferroflow_dask.graph.protos import node_from_op, subgraphs
 from ferroflow_dask.kernels.provider import opset_version
 

@@ -16,7 +16,8 @@ import onnx
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as _state
 
-from ferroflow_dask.graph.ir import Graph, Op
+from ferroflow_dask.graph.ir import Graph
+from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.graph.protos import node_from_op
 from ferroflow_dask.graph.to_onnx import to_onnx
 from ferroflow_dask.kernels.model import IR_VERSION, declared_opset, one_node_model

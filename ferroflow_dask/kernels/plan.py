@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ferroflow_dask.graph.ir import Graph, Op
+from ferroflow_dask.graph.ir import Graph
+from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.kernels.registry import anonymous, failure, shared_kernel, signature
 from ferroflow_dask.kernels.segments import PROVIDER, Repeated, Step, plans
 

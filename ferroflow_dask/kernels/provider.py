@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from ferroflow_dask.graph.builder import DEFAULT_OPSET
-from ferroflow_dask.graph.ir import Op
+from ferroflow_dask.graph.nodes import Op
 
 #: Computes one op. Called with one value per entry of `op.inputs` (None for the empty string), then one
 #: per entry of `op.captured`; returns one per entry of `op.outputs` (None for the empty string).

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
-from ferroflow_dask.graph.ir import FERROFLOW_DOMAIN, Op, TensorSpec
+from ferroflow_dask.graph.nodes import FERROFLOW_DOMAIN, Op, TensorSpec
 from ferroflow_dask.graph.protos import type_from_spec
 from ferroflow_dask.kernels.corrections import CORRECTIONS
 from ferroflow_dask.kernels.model import one_node_model

@@ -19,7 +19,8 @@ from zict import LRU
 
 from ferroflow_dask import config
 from ferroflow_dask.exceptions import KernelError, KernelNotFoundError, UnknownNameError
-from ferroflow_dask.graph.ir import Graph, Op
+from ferroflow_dask.graph.ir import Graph
+from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.kernels.model import has_subgraph
 from ferroflow_dask.kernels.operands import mixed_types
 from ferroflow_dask.kernels.provider import DeclinedError, Kernel, Provider, opset_version

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from zict import LRU
 
-from ferroflow_dask.graph.ir import Op
+from ferroflow_dask.graph.nodes import Op
 
 #: For an op the number of its kernel, of the values that it reads (-1 for none), of those that it makes, and
 #: of those that nothing reads after it.

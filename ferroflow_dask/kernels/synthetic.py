@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from ferroflow_dask.graph.ir import FERROFLOW_DOMAIN, Op
+from ferroflow_dask.graph.nodes import FERROFLOW_DOMAIN, Op
 from ferroflow_dask.kernels.provider import Kernel
 
 

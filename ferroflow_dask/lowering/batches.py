@@ -15,7 +15,8 @@ from ferroflow_dask.counts import as_count
 from ferroflow_dask.exceptions import BindError, UsageError
 from ferroflow_dask.graph.batching import BATCH
 from ferroflow_dask.graph.inputs import as_array, check_array
-from ferroflow_dask.graph.ir import Graph, TensorSpec
+from ferroflow_dask.graph.ir import Graph
+from ferroflow_dask.graph.nodes import TensorSpec
 from ferroflow_dask.kernels.registry import check_supported, provider_names
 from ferroflow_dask.lowering.execution import Results
 from ferroflow_dask.lowering.model import BatchModel, LoadedModel, RunModel, batch_model, row_shape

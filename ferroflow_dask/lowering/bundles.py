@@ -14,7 +14,8 @@ from statistics import fmean
 
 from ferroflow_dask.cost import ClusterProfile
 from ferroflow_dask.exceptions import UnknownNameError
-from ferroflow_dask.graph.ir import FERROFLOW_DOMAIN, Graph, Op, TensorSpec
+from ferroflow_dask.graph.ir import Graph
+from ferroflow_dask.graph.nodes import FERROFLOW_DOMAIN, Op, TensorSpec
 from ferroflow_dask.lowering.cut import GUESS, MEMORY_SHARE, best_cut
 from ferroflow_dask.lowering.predict import Cut, Prediction, Work, predict
 from ferroflow_dask.lowering.tasks import exported

@@ -18,7 +18,8 @@ from ferroflow_dask import config
 from ferroflow_dask.cost import AnalyticCost, ClusterProfile, CostModel, estimate
 from ferroflow_dask.exceptions import UnknownNameError, UsageError
 from ferroflow_dask.graph.inputs import check_inputs
-from ferroflow_dask.graph.ir import Graph, Op
+from ferroflow_dask.graph.ir import Graph
+from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.kernels import check_supported
 from ferroflow_dask.lowering.bundles import Bundling, bundle, check_placement
 from ferroflow_dask.lowering.predict import Prediction

@@ -18,7 +18,7 @@ from dask.sizeof import sizeof
 from distributed import get_worker
 
 from ferroflow_dask.devices import DeviceRunner, attached, drain, host_value
-from ferroflow_dask.graph.ir import Op
+from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.kernels import Plan, compile_op, single
 from ferroflow_dask.lowering.clients import ask_workers, check_synchronous
 

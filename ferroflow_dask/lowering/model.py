@@ -18,7 +18,8 @@ from zict import LRU
 from ferroflow_dask.devices import host_value
 from ferroflow_dask.exceptions import BindError, FerroflowError, KernelError, UsageError
 from ferroflow_dask.graph.batching import BATCH, Batching, batching_of, inferred
-from ferroflow_dask.graph.ir import Graph, TensorSpec
+from ferroflow_dask.graph.ir import Graph
+from ferroflow_dask.graph.nodes import TensorSpec
 from ferroflow_dask.kernels.session import failed
 from ferroflow_dask.lowering.execution import Results
 from ferroflow_dask.lowering.sealed import Sealed, is_large, runner_here

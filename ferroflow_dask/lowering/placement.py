@@ -6,7 +6,8 @@ import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ferroflow_dask.graph.ir import Graph, Source
+from ferroflow_dask.graph.ir import Graph
+from ferroflow_dask.graph.nodes import Source
 from ferroflow_dask.lowering.clients import check_synchronous
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from dask.typing import Key
 from ferroflow_dask.devices import Resident
 from ferroflow_dask.exceptions import BindError
 from ferroflow_dask.graph.inputs import as_array, check_array
-from ferroflow_dask.graph.ir import Graph, Source, TensorSpec
+from ferroflow_dask.graph.ir import Graph
+from ferroflow_dask.graph.nodes import Source, TensorSpec
 
 
 def is_lazy(value: Any) -> bool:

@@ -17,7 +17,8 @@ from dask.typing import Key
 from ferroflow_dask.cost import kind_name
 from ferroflow_dask.devices import host_value
 from ferroflow_dask.graph.analysis import is_large_product, ranks_of
-from ferroflow_dask.graph.ir import Graph, Op
+from ferroflow_dask.graph.ir import Graph
+from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.kernels import has_subgraph, make_plan
 from ferroflow_dask.lowering.execution import KIND_ANNOTATION, ExecuteBundle, ExecuteOp
 from ferroflow_dask.lowering.sources import SourceReferences

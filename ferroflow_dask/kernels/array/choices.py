@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ferroflow_dask.graph.ir import Op
+from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.kernels.array.operator import (
     BOOL,
     ELEMENT_TYPES,

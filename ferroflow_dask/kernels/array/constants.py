@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from ferroflow_dask.graph.ir import Op
+from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.kernels.array.operator import ELEMENT_TYPES, PLAIN, Operator, integers
 
 #: Attributes of Constant, one of which gives its value, with their dtypes.

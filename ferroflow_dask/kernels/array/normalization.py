@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ferroflow_dask.graph.ir import Op
+from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.kernels.array.operator import FLOATS, Operator, axis_of, in_single
 from ferroflow_dask.kernels.array.windows import Window, combine_windows, padded
 from ferroflow_dask.kernels.provider import DeclinedError

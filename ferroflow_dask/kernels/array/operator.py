@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from ferroflow_dask.graph.ir import Op
+from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.kernels.provider import DeclinedError
 
 FLOATS = frozenset({"float16", "float32", "float64"})

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ferroflow_dask.graph.ir import Op
+from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.kernels.array.operator import FLOATS, Operator, in_single
 from ferroflow_dask.kernels.array.windows import Window, combine_windows, padded, windows_of
 from ferroflow_dask.kernels.provider import DeclinedError

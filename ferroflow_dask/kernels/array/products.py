@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ferroflow_dask.graph.ir import FERROFLOW_DOMAIN, Op
+from ferroflow_dask.graph.nodes import FERROFLOW_DOMAIN, Op
 from ferroflow_dask.kernels.array.operator import FLOATS, WIDE_NUMBERS, Operator, of_values, text
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from ferroflow_dask.graph.ir import Op
+from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.kernels.array import (
     arithmetic,
     choices,
