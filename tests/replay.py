@@ -28,6 +28,7 @@ _CHANGES = (
     "observe_answer",
     "finish",
     "release",
+    "_settle",  # who idles since when depends on when that is asked
 )
 
 

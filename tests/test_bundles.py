@@ -6,8 +6,10 @@ import itertools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import dask
 import numpy as np
 import onnx
 import pytest
@@ -26,7 +28,7 @@ from ferroflow_dask.lowering.bundles import bundle
 from ferroflow_dask.lowering.coarse import factored, longest_first
 from ferroflow_dask.lowering.collection import BoundGraph, bind
 from ferroflow_dask.lowering.predict import Work, predict
-from ferroflow_dask.lowering.tasks import lower
+from ferroflow_dask.lowering.tasks import exported, lower
 
 FOUR = ClusterProfile((1,) * 4)
 EIGHT = ClusterProfile((1,) * 8)
@@ -123,6 +125,26 @@ def test_any_convex_cut_gives_the_same(graph: Graph, rng: Any) -> None:
     before = executed_here("cut").executed_ops
     assert_same(run(bound), evaluate(graph, x))
     assert executed_here("cut").executed_ops - before == len(ops)
+    group_of = {value: i for i, group in enumerate(groups) for op in group for value in op.outputs}
+    read = {(value, i) for i, group in enumerate(groups) for op in group for value in op.operands}
+    crossing = {value for value, i in read if group_of.get(value, i) != i}
+    assert exported(graph, groups) == crossing.union(graph.outputs)
+
+
+def test_what_no_one_else_needs_never_leaves_its_bundle() -> None:
+    builder = GraphBuilder("residual")
+    x = builder.input("x", "float32", (2,))
+    outside = builder.op("Neg", x)
+    inside = builder.op("Relu", x)
+    builder.output(y=builder.op("Add", inside, outside))
+    graph = builder.build()
+    first, *others = graph.live_ops
+    lowered = lower(
+        graph, {"x": np.float32([1, -2])}, "", providers=("array",), costs={}, bundles=[[first], others]
+    )
+    key, item = lowered.places["y"]
+    assert item is None  # its result is the output alone
+    assert_array_equal(dask.get(dict(lowered.dsk), key), [0, 2])
 
 
 @settings(max_examples=60)
@@ -323,6 +345,27 @@ def test_some_outputs_alone_cost_only_what_they_need() -> None:
     assert RANK_ANNOTATION in layer.annotations
     with pytest.raises(UnknownNameError, match="unknown output 'z'"):
         bound.only("z")
+
+
+@pytest.mark.cluster
+def test_a_retry_runs_the_bundle_again(ferroflow_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = generate("wide", width=1, depth=5)
+    n_slept = 0
+
+    def sleep(seconds: float) -> None:
+        nonlocal n_slept
+        n_slept += 1
+        if n_slept == 3:
+            raise OSError("once")
+
+    monkeypatch.setattr("ferroflow_dask.kernels.synthetic.time", SimpleNamespace(sleep=sleep))
+    bound = bind(graph, {}, profile=ClusterProfile((1,)))
+    assert_same(ferroflow_client.compute(bound, retries=1).result(), evaluate(graph))
+    assert executed(ferroflow_client, bound.run).executed_ops == 2 + len(graph.live_ops)
+    failing = bind(graph, {}, profile=ClusterProfile((1,)))
+    n_slept = 0
+    with pytest.raises(KernelError, match=r"failed on .* once"):
+        ferroflow_client.compute(failing).result()
 
 
 @pytest.mark.cluster

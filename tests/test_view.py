@@ -55,23 +55,33 @@ def test_a_threshold_that_keeps_a_thief_from_trying_comes_back_down_but_not_belo
         assert threshold.value == initial
 
 
-def test_a_fetch_for_several_tasks_makes_transfers_no_slower() -> None:
+def test_what_is_learned_of_transfers_is_how_long_all_of_them_take() -> None:
     view = cluster(1, "running")
     view.bandwidth = 1e8
-    four = [
-        TaskView(
-            i, 1.0, (i,), held={"elsewhere": 10**8}, n_held={"elsewhere": 1}, input_bytes=10**8, n_inputs=1
-        )
-        for i in range(4)
-    ]
-    for task in four:
+    tasks = [lacking("small", 10**3), *(lacking(i, 10**8) for i in range(3))]
+    for task in tasks:
         view.assign(task, "w", 0.0)
-    foreseen_s = view.transfer_s(four[0], "w")
+    view.set_incoming("w", 0)
+    small_s, large_s, *_ = foreseen_s = [view.transfer_s(task, "w") for task in tasks]
+    for _ in range(100):  # the small one late by itself, the three large ones in one go, told for the last
+        for task, seconds in zip(tasks, (20 * small_s, 0.0, 0.0, 3 * large_s), strict=True):
+            view.observe_transfer(task.key, seconds)
+    assert [view.transfer_s(task, "w") for task in tasks] == pytest.approx(foreseen_s, rel=0.6)
     for _ in range(100):
-        for task in four:  # told for the first of them
-            view.observe_transfer(task.key, 4 * foreseen_s if task is four[0] else 0.0)
-    assert view.transfer_s(four[0], "w") == pytest.approx(foreseen_s, rel=0.2)
-    for _ in range(100):
-        for task in four:
-            view.observe_transfer(task.key, 3 * foreseen_s)
-    assert view.transfer_s(four[0], "w") == pytest.approx(3 * foreseen_s, rel=0.01)
+        for task, expected in zip(tasks, foreseen_s, strict=True):
+            view.observe_transfer(task.key, 3 * expected)
+    assert view.transfer_s(tasks[-1], "w") == pytest.approx(3 * large_s, rel=0.01)
+
+
+def lacking(key: object, nbytes: int) -> TaskView:
+    held = {"held": {"elsewhere": nbytes}, "n_held": {"elsewhere": 1}}
+    return TaskView(key, 1.0, (0,), input_bytes=nbytes, n_inputs=1, **held)
+
+
+def test_what_is_assigned_adds_to_what_comes_until_that_is_told_anew() -> None:
+    view = cluster(1)
+    view.assign(lacking("a", 10**8), "w", 0.0)
+    view.assign(lacking("b", 10**8), "w", 0.0)
+    assert view.workers["w"].incoming_nbytes == 2 * 10**8
+    view.set_incoming("w", 10**6)
+    assert view.workers["w"].incoming_nbytes == 10**6

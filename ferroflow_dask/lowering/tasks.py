@@ -206,10 +206,9 @@ def exported(graph: Graph, groups: Sequence[Sequence[Op]]) -> set[str]:
     read: set[str] = set(graph.outputs)
     for op, edges in zip(graph.live_ops, graph.live_edges, strict=True):
         own = group_of[op.id]
-        for j in edges:
-            if group_of[graph.live_ops[j].id] != own:
-                read.update(op.operands)
-                break
+        if any(group_of[graph.live_ops[j].id] != own for j in edges):
+            made = [value for value in op.operands if value in graph.producers]
+            read.update(value for value in made if group_of[graph.producers[value].id] != own)
     return read
 
 

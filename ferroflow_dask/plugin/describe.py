@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count, islice
 from numbers import Real
@@ -17,12 +17,12 @@ from ferroflow_dask.plugin.durations import Durations
 from ferroflow_dask.policy import TaskView
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler, TaskState
+    from distributed.scheduler import Scheduler, TaskState, WorkerState
 
 #: Holders of one input that are looked at: enough to find a near one, and no more however many there are.
 _HOLDERS = 16
-#: Readers of one input that are looked at for where it is on its way to, and the least size of it that makes
-#: this worth the time [B].
+#: Likewise readers of one input, or else workers, that are looked at for where it is on its way to, and the
+#: least size of it that makes this worth the time [B].
 _READERS = 16
 _LEAST_NBYTES = 2**16
 #: Declared durations beyond this are mistakes [s]: thirty years.
@@ -185,10 +185,9 @@ class TaskDescriber:
             for holder in islice(holders, _HOLDERS):
                 held[holder.address] = held.get(holder.address, 0) + nbytes
                 n_held[holder.address] = n_held.get(holder.address, 0) + 1
-            if nbytes >= _LEAST_NBYTES:
-                for address in seams.on_its_way_to(dependency, islice(dependency.dependents, _READERS), ts):
-                    coming[address] = coming.get(address, 0) + nbytes
-                    n_held[address] = n_held.get(address, 0) + 1
+            for address in self._fetching(dependency, ts) if nbytes >= _LEAST_NBYTES else ():
+                coming[address] = coming.get(address, 0) + nbytes
+                n_held[address] = n_held.get(address, 0) + 1
         return TaskView(
             ts.key,
             cost_s=seams.prefix_duration(self._scheduler, ts) if cost is None else cost,
@@ -207,6 +206,15 @@ class TaskDescriber:
             is_guess=cost is None and seams.is_duration_unknown(ts),
             costs_s=costs_s,
         )
+
+    def _fetching(self, needed: TaskState, ts: TaskState) -> Iterator[str]:
+        """Yield workers that fetch a result for another task than `ts`; not all where there are many."""
+        workers: Iterable[WorkerState | None] = {other.processing_on for other in needed.dependents}
+        if len(needed.dependents) > _READERS:
+            workers = islice(self._scheduler.workers.values(), _READERS)
+        for ws in workers:
+            if ws is not None and ws is not ts.processing_on and seams.is_on_its_way_to(ws, needed):
+                yield ws.address
 
     def _allowed_of(self, ts: TaskState) -> AllowedWorkers | None:
         kinds = declared_kinds(ts) if self._has_gpus else frozenset()

@@ -8,7 +8,7 @@ numbers of upstream are left out on purpose; they age.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from dask.typing import Key
@@ -104,15 +104,14 @@ def is_duration_unknown(ts: TaskState) -> bool:
     return bool(ts.prefix.duration_average < 0)
 
 
-def on_its_way_to(needed: TaskState, readers: Iterable[TaskState], reader: TaskState) -> set[str]:
-    """Return the workers that fetch a result for one of its readers, other than `reader`."""
-    workers = {other.processing_on for other in readers if other is not reader}
-    return {ws.address for ws in workers if ws is not None and needed in ws.needs_what}
+def is_on_its_way_to(ws: WorkerState, needed: TaskState) -> bool:
+    """Return whether a worker fetches a result, or is about to, for a task it has."""
+    return needed in ws.needs_what
 
 
 def incoming_nbytes(ws: WorkerState) -> int:
     """Return the bytes of results that a worker fetches, or is about to, for the tasks it has [B]."""
-    return int(ws._network_occ)
+    return int(ws._network_occ) if ws.needs_what else 0  # it drifts when sizes are corrected
 
 
 def is_used_soon(ts: TaskState, n: int) -> bool:

@@ -237,6 +237,7 @@ class FerroflowStealing(Steals):
         for ts, view in zip(ordered, views, strict=True):
             view.dependencies = tuple(dependency.key for dependency in ts.dependencies)
         ready = self._bypass.at_arrival(ts for ts in states if ts.state == "released")
+        self._see_incoming(*self.view.workers)
         self._tell(GraphArrived(tuple(sorted(views, key=lambda task: task.priority)), ready), views)
         if self._planned:
             self._passes.ask()
@@ -272,9 +273,6 @@ class FerroflowStealing(Steals):
                 expected_s = self.durations.usual(ts) if declared_cost(ts) is None else None
                 self.view.observe(ts.key, spent, expected_s)
                 self.durations.record(ts, spent, details["nbytes"])
-        entry = self.view.assigned.get(ts.key)
-        if entry is not None:
-            self._see_incoming(entry[1].key)
         self.view.finish(ts.key, self.clock())
         self._bypass.left(ts.key)
         if finish == "memory":
@@ -301,7 +299,6 @@ class FerroflowStealing(Steals):
                 self.clock(), ts.key, "placed", ws.address, "by Dask, from its queue or as it was asked to"
             )
             self.view.assign(self._describe(ts), ws.address, self.clock())
-        self._see_incoming(ws.address)
         self._sent(ts, self.view.assigned[ts.key][0])
         self._passes.ask()
 
@@ -309,12 +306,6 @@ class FerroflowStealing(Steals):
         self._bypass.sent(task)
         if not task.has_cost:
             self._prices.sent(ts)
-
-    def _see_incoming(self, address: str) -> None:
-        # There is no event of inputs that arrive.
-        ws = self.scheduler.workers.get(address)
-        if ws is not None:
-            self.view.set_incoming(address, seams.incoming_nbytes(ws))
 
     def log_event(self, topic: str, msg: Any) -> None:
         """Note that a worker starts, pauses, resumes or is about to go; there is no other hook for it.
@@ -391,11 +382,21 @@ class FerroflowStealing(Steals):
                 return None
             for address in task.allowed:  # there is no event of data that clients scatter
                 self.view.set_nbytes(address, self.scheduler.workers[address].nbytes)
+        if task.input_bytes:
+            least_loaded = [worker.key for worker in self.view.least_loaded()]
+            self._see_incoming(*task.held, *task.coming, *(task.allowed or least_loaded))
         self._tell(TaskReady(task), [task])
         chosen = self._planned.pop(ts.key, None)
         if chosen is None or not self._is_running(chosen):
             return None
         return chosen if task.allowed is None or chosen in task.allowed else None
+
+    def _see_incoming(self, *addresses: str) -> None:
+        # There is no event of inputs that arrive.
+        for address in addresses:
+            ws = self.scheduler.workers.get(address)  # it may have left, or joined, just now
+            if ws is not None and address in self.view.workers:
+                self.view.set_incoming(address, seams.incoming_nbytes(ws))
 
     def _is_running(self, address: str) -> bool:
         ws = self.scheduler.workers.get(address)
@@ -413,6 +414,7 @@ class FerroflowStealing(Steals):
         return self._idle.serve_hopeful(now)
 
     def _steal_for(self, address: str) -> bool:
+        self._see_incoming(address)
         asked_before = self.steals["asked"]
         self._tell(WorkerIdle(address))
         return self.steals["asked"] > asked_before

@@ -32,7 +32,7 @@ class TaskView:
     rank_s : float or None
         Upward rank [s], where the graph carries costs.
     has_cost : bool
-        Whether `cost_s` was declared for this very task, rather than guessed from its like.
+        Whether `cost_s` was declared, or learned of tasks of the same kind, rather than of the same name.
     held : mapping of worker to int
         Bytes of the task's inputs on each worker that holds any [B].
     coming : mapping of worker to int

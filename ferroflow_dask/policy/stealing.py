@@ -200,7 +200,9 @@ class StealingPolicy:
                     reason = "no task there may move here, and is long enough"
                     yield DeclineSteal(victim.last_waiting.key, victim.key, thief.key, reason)
                     continue  # the next one may have some
-                yield from self._steal_from(victim, thief, moves, overrun_s, margin_s)
+                yield from self._steal_from(
+                    victim, thief, moves, view, overrun_s=overrun_s, margin_s=margin_s
+                )
             if reason:
                 yield DeclineSteal(victim.last_waiting.key, victim.key, thief.key, reason)
             n_tried += 1
@@ -213,7 +215,9 @@ class StealingPolicy:
     def _steal_from(
         victim: WorkerView,
         thief: WorkerView,
-        moves: Sequence[tuple[float, TaskView]],
+        moves: Sequence[TaskView],
+        view: ClusterView,
+        *,
         overrun_s: float,
         margin_s: float,
     ) -> Iterator[Instruction]:
@@ -221,9 +225,10 @@ class StealingPolicy:
         n_short = int(overrun_s / max(margin_s, _SHORTEST_S))
         declined: DeclineSteal | None = None
         has_stolen = False
-        for transfer_s, task in moves:
+        for task in moves:
             if not victim.n_waiting:
                 return
+            transfer_s = view.transfer_s(task, thief.key)  # what was stolen before comes first
             victim_start_s = (victim.backlog_s - task.cost_s) / (victim.nthreads * victim.speed) + overrun_s
             victim_end_s = victim_start_s + task.cost_s / victim.speed
             thief_end_s = thief.wait_s + transfer_s + margin_s + task.cost_on(thief) / thief.speed
@@ -247,18 +252,16 @@ class StealingPolicy:
             yield declined
 
 
-def _moves(
-    victim: WorkerView, thief: WorkerView, view: ClusterView, is_stuck: bool
-) -> list[tuple[float, TaskView]]:
+def _moves(victim: WorkerView, thief: WorkerView, view: ClusterView, is_stuck: bool) -> list[TaskView]:
     """Return as many of a victim's last tasks as a thief may take, cheapest to move first.
 
-    Each comes with its transfer [s]. What is too short for a steal is left where it is, unless that is stuck.
+    What is too short for a steal is left where it is, unless that is stuck.
     """
     n_most = max(1, _MOVES // max(1, view.n_idle))
     last = islice(victim.waiting_from_last(), _TASKS_LOOKED_AT)
     found = (task for task in last if _may_move(task, thief) and (is_stuck or task.cost_s >= _SHORTEST_S))
-    moves = [(view.transfer_s(task, thief.key), task) for task in islice(found, min(_TASKS, 4 * n_most))]
-    moves.sort(key=lambda move: move[0])  # of equal ones, the last comes first
+    # Of equal ones, the last comes first.
+    moves = sorted(islice(found, min(_TASKS, 4 * n_most)), key=lambda task: view.transfer_s(task, thief.key))
     return moves[:n_most]
 
 

@@ -71,18 +71,20 @@ class ClusterView:
     # What a policy asks
 
     def transfer_s(self, task: TaskView, worker: WorkerKey) -> float:
-        """Return the time to bring the task's inputs to `worker` [s], beyond that until a thread is free.
+        """Return the time to bring the task's inputs to `worker` [s].
 
-        What is on its way there already comes first, while tasks run.
+        What is on its way there already comes first; that counts as far as it takes longer than the tasks
+        that are there.
         """
         missing = task.missing_bytes(worker)
         if missing <= 0 and worker not in task.coming:
             return 0.0
         there = self.workers[worker]
-        slowness = min(max(self._fetched_s / self._foreseen_s, _LEAST_SLOWNESS), _MOST_SLOWNESS)
-        link_s = slowness * there.incoming_nbytes / self.bandwidth
-        fetch_s = slowness * self._foreseen_fetch_s(task, worker, missing) if missing > 0 else 0.0
-        return max(0.0, link_s - there.wait_s) + fetch_s
+        fetch_s = max(0.0, there.incoming_nbytes / self.bandwidth - there.wait_s)
+        if missing > 0:
+            slowness = min(max(self._fetched_s / self._foreseen_s, _LEAST_SLOWNESS), _MOST_SLOWNESS)
+            fetch_s += slowness * self._foreseen_fetch_s(task, worker, missing)
+        return fetch_s
 
     def _foreseen_fetch_s(self, task: TaskView, worker: WorkerKey, nbytes: int) -> float:
         fetch_s = (_FETCH_MESSAGES + _FETCH_WORK * task.n_peers(worker)) * self.latency_s
@@ -205,7 +207,10 @@ class ClusterView:
         self.workers[key].nbytes = nbytes
 
     def set_incoming(self, key: WorkerKey, nbytes: int) -> None:
-        """Note the bytes of the inputs that are on their way to a worker [B]."""
+        """Note the bytes of the inputs that are on their way to a worker [B].
+
+        Until they are noted again, what tasks lack that are assigned to it adds up.
+        """
         self.workers[key].incoming_nbytes = nbytes
 
     def assign(self, task: TaskView, key: WorkerKey, now: float) -> None:
@@ -220,6 +225,7 @@ class ClusterView:
         task.sent = worker.turn
         task.has_started = worker.has_free_thread
         self._n_chances += not task.has_started
+        worker.incoming_nbytes += max(0, task.missing_bytes(key))
         worker.queue.add(task)
         worker.backlog_s += task.cost_s
         self.assigned[task.key] = (task, worker)
@@ -253,14 +259,15 @@ class ClusterView:
         """Learn from how long a worker has fetched for a task that is in its queue [s].
 
         What is fetched in one go for several tasks is told for one of them; for the others that is 0.
+        Nothing is learned from those that lacked nothing, unless they were told for others.
         """
         entry = self.assigned.get(key)
         if entry is None:
             return
         task, worker = entry
         missing = task.missing_bytes(worker.key)
-        if missing > 0:
-            foreseen_s = self._foreseen_fetch_s(task, worker.key, missing)
+        if missing > 0 or seconds > 0:
+            foreseen_s = self._foreseen_fetch_s(task, worker.key, missing) if missing > 0 else 0.0
             self._fetched_s = _TRANSFERS_KEPT * self._fetched_s + seconds
             self._foreseen_s = _TRANSFERS_KEPT * self._foreseen_s + foreseen_s
 
