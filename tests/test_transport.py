@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import importlib
 import pickle
+import sys
+from types import ModuleType
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from dask.utils import Dispatch
 from distributed import Client
 from distributed.protocol import deserialize, serialize
 from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
 
 from ferroflow_dask.devices import DeviceRunner, Resident, attach, detach
-from ferroflow_dask.devices.emulated import EmulatedArray, EmulatedDevice
-from ferroflow_dask.exceptions import UsageError
+from ferroflow_dask.devices.emulated import EmulatedArray, EmulatedDevice, UnplannedAccessError
+from ferroflow_dask.exceptions import KernelError, UsageError
+from ferroflow_dask.lowering.execution import Results
 
 LOW_PRECISION = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e5m2fnuz", "int4")
 
@@ -136,3 +140,49 @@ def test_others_do_not_write_to_a_resident_array(resident: Resident, write: Any)
     with pytest.raises(UsageError, match=r"add cannot write to an array on a device; .* numpy.array\(it\)"):
         write(resident)
     np.testing.assert_array_equal(resident, [1, 2, 3])
+
+
+# To CUDA's other users
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["alone", "in a bundle's results"])
+def test_other_libraries_read_what_is_finished(resident: Resident, wrapped: bool) -> None:
+    with pytest.raises(UnplannedAccessError, match="others may read what stream"):
+        _ = resident._array.__cuda_array_interface__
+    value = Results((np.zeros(1), resident)) if wrapped else resident
+    assert value.__cuda_array_interface__["shape"] == (3,)
+
+
+def test_other_libraries_are_told_what_failed() -> None:
+    device = EmulatedDevice()
+    device.pending_error = KernelError("op 'y' failed")
+    failed = Resident(DeviceRunner(device), device.to_device(np.zeros(3)), device.record())
+    with pytest.raises(KernelError, match="op 'y' failed"):
+        _ = failed.__cuda_array_interface__
+
+
+@pytest.fixture
+def dask_cudas(monkeypatch: pytest.MonkeyPatch) -> Dispatch:
+    """How dask-cuda asks of each result whether it is on a device."""
+    module: Any = ModuleType("dask_cuda.is_device_object")
+    module.is_device_object = Dispatch("is_device_object")
+    module.is_device_object.register(object, lambda value: hasattr(value, "__cuda_array_interface__"))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    found: Dispatch = module.is_device_object
+    return found
+
+
+def test_dask_cuda_knows_what_to_spill_and_waits_for_nothing(
+    resident: Resident, dask_cudas: Dispatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def waits(_: Resident) -> None:
+        raise AssertionError("it waits for the device")
+
+    monkeypatch.setattr(Resident, "finished", waits)
+    attach("a worker", resident._runner)
+    detach("a worker")
+    here = np.zeros(3)
+    assert dask_cudas(resident)
+    assert dask_cudas(Results((here, resident)))
+    assert not dask_cudas(Results((here, here)))
+    assert not dask_cudas(here)

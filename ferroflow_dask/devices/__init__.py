@@ -5,6 +5,7 @@ from ferroflow_dask.devices.attached import attach, attached, detach, drain, usa
 from ferroflow_dask.devices.device import Device, DeviceUsage
 from ferroflow_dask.devices.resident import Resident, host_value
 from ferroflow_dask.devices.runner import DeviceRunner
+from ferroflow_dask.devices.spilling import is_on_device, register_spilled
 
 __all__ = [
     "Device",
@@ -16,5 +17,7 @@ __all__ = [
     "detach",
     "drain",
     "host_value",
+    "is_on_device",
+    "register_spilled",
     "usage_here",
 ]

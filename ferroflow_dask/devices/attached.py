@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ferroflow_dask.devices.device import DeviceUsage
 from ferroflow_dask.devices.runner import DeviceRunner
+from ferroflow_dask.devices.spilling import tell_dask_cuda
 
 #: By the worker's id. A process may have several workers: in tests, and where no processes are asked for.
 _runners: dict[str, DeviceRunner] = {}
@@ -11,6 +12,7 @@ _runners: dict[str, DeviceRunner] = {}
 
 def attach(worker: str, runner: DeviceRunner) -> None:
     """Let the ops of a worker run on a device."""
+    tell_dask_cuda()
     _runners[worker] = runner
 
 

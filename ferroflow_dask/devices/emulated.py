@@ -124,6 +124,12 @@ class EmulatedArray(NDArrayOperatorsMixin):
         """The transpose."""
         return self._method("transpose")
 
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """What other libraries read it by, on streams of theirs; made up."""
+        self._device.check_finished(self)
+        return {"shape": self.shape, "typestr": self.dtype.str, "data": (0, True), "version": 3}
+
     def _method(self, name: str, *args: Any, **kwargs: Any) -> Any:
         def call(array: HostArray, *args: Any, **kwargs: Any) -> Any:
             return getattr(array, name)(*args, **kwargs)
@@ -253,6 +259,13 @@ class EmulatedDevice:
         """Note what the host has waited for."""
         with self._lock:
             _learn(self._host, times)
+
+    def check_finished(self, array: EmulatedArray) -> None:
+        """Raise if the host has not waited for what computes an array."""
+        maker, at = array._buffer.made
+        with self._lock:
+            if at > self._host.get(maker, 0):
+                raise UnplannedAccessError(f"others may read what stream {maker} may not have finished")
 
     def enqueue(self, call: Callable[..., Any], args: Any, kwargs: Any, is_product: bool = False) -> Any:
         """Compute with NumPy now what a device would later, if the stream may read what it reads."""

@@ -111,8 +111,8 @@ class Resident(NDArrayOperatorsMixin):
         return self.to_host()[item]
 
     def __getattr__(self, name: str) -> Any:
-        if name == "__cuda_array_interface__":  # dask-cuda knows by it what to spill from a device
-            return self._array.__cuda_array_interface__
+        if name == "__cuda_array_interface__":  # whose stream reads it knows nothing of ours
+            return self.finished().__cuda_array_interface__
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self.to_host(), name)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from dask.sizeof import sizeof
 from distributed import get_worker
 
-from ferroflow_dask.devices import DeviceRunner, attached, drain, host_value
+from ferroflow_dask.devices import DeviceRunner, attached, drain, host_value, is_on_device, register_spilled
 from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.kernels import Plan, compile_op, single
 from ferroflow_dask.lowering.clients import ask_workers, check_synchronous
@@ -203,10 +203,10 @@ class Results:
         return self.values[item]
 
     def __getattr__(self, name: str) -> Any:
-        # dask-cuda knows by this attribute what to spill from a device.
+        # dask-cuda knows by this attribute what to spill from a device, where it is not told otherwise.
         if name == "__cuda_array_interface__":
             for value in self.values:
-                if hasattr(value, name):
+                if is_on_device(value):
                     return getattr(value, name)
         raise AttributeError(name)
 
@@ -216,7 +216,12 @@ def _nbytes(results: Results) -> int:
     return sum(sizeof(value) for value in distinct.values())
 
 
+def _is_spilled(results: Results) -> bool:
+    return any(map(is_on_device, results.values))
+
+
 sizeof.register(Results, _nbytes)
+register_spilled(Results, _is_spilled)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

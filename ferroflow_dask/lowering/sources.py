@@ -12,7 +12,7 @@ from dask.base import is_dask_collection
 from dask.core import flatten
 from dask.typing import Key
 
-from ferroflow_dask.devices import Resident
+from ferroflow_dask.devices import is_on_device
 from ferroflow_dask.exceptions import BindError
 from ferroflow_dask.graph.inputs import as_array, check_array
 from ferroflow_dask.graph.ir import Graph
@@ -71,8 +71,7 @@ def checked(value: Any, name: str, spec: TensorSpec, sizes: Mapping[str, tuple[i
     BindError
         Its dtype or shape does not fit.
     """
-    is_on_device = isinstance(value, Resident) or hasattr(value, "__cuda_array_interface__")
-    array = value if is_on_device else as_array(name, value)
+    array = value if is_on_device(value) else as_array(name, value)
     check_array(name, array, spec, dict(sizes))
     return array
 
