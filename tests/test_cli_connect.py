@@ -12,9 +12,11 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import onnx
 import pytest
 from command_line import FAILURE, SMALL, assert_one_line, command
 from distributed import Client
+from models import mlp
 
 from ferroflow_dask import install
 from ferroflow_dask.plugin import installed
@@ -103,6 +105,17 @@ def test_a_running_cluster_is_used_and_left_as_it_was(cluster: Cluster) -> None:
     with Client(address, set_as_default=False) as client:
         assert installed(client) is None
         assert client.submit(sum, [1, 2]).result() == 3
+
+
+def test_random_batches_are_as_many_as_the_running_cluster_has_work_for(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    onnx.save(mlp(), tmp_path / "mlp.onnx")
+    cluster.start_scheduler()
+    cluster.start_worker()
+    batches = ("--model", str(tmp_path / "mlp.onnx"), "--batch", "3", "--json")
+    facts = json.loads(command("run", *batches, "--connect", cluster.address()).stdout)
+    assert (facts["threads"], facts["batches"], facts["rows"]) == (1, 4, 12)
 
 
 def test_a_cluster_on_which_ferroflow_is_installed_stays_so(cluster: Cluster) -> None:

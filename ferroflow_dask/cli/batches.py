@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import dask.array as da
@@ -36,7 +36,7 @@ def draw_inputs(graph: Graph, seed: int, rows: int | None = None) -> dict[str, A
 
 
 def in_batches(
-    graph: Graph, inputs: Mapping[str, Any] | None, batch: int, n_threads: int, seed: int
+    graph: Graph, inputs: Mapping[str, Any] | None, batch: int, n_threads: Callable[[], int], seed: int
 ) -> dict[str, Any]:
     """Return the inputs as Dask arrays of batches, once it is known that they fit the graph.
 
@@ -44,15 +44,17 @@ def in_batches(
     ----------
     graph : Graph
     inputs : mapping of str to array, or None
-        None to draw some at random, for so many threads.
+        None to draw some at random.
     batch : int
         Rows.
-    n_threads, seed : int
+    n_threads : callable
+        Returns for how many threads they are drawn.
+    seed : int
     """
     if not graph.inputs:
         raise BindError(f"graph {graph.name!r} has no inputs, of which batches could be made")
     if inputs is None:
-        inputs = draw_inputs(graph, seed, _BATCHES * n_threads * batch)
+        inputs = draw_inputs(graph, seed, _BATCHES * n_threads() * batch)
     rows = {len(value) if value.ndim else 0 for value in inputs.values()}
     if len(rows) > 1:
         raise BindError(f"inputs of {sorted(rows)} rows make no batches; all must have as many")

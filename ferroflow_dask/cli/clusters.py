@@ -61,10 +61,13 @@ class Where:
         return self.processes if self.address is None and self.slurm is None else None
 
     def n_threads(self) -> int:
-        """Return the threads of all workers, as far as options tell."""
-        if self.slurm is None:
-            return max(1, self.workers * self.threads)  # there may be GPU workers only
-        return self.slurm.n_threads()
+        """Return the threads of all workers, as far as options tell; of an address, as the scheduler does."""
+        if self.slurm is not None:
+            return self.slurm.n_threads()
+        if self.address is not None:
+            with connect(self.address, self.timeout_s) as client:
+                return sum(client.nthreads().values())
+        return max(1, self.workers * self.threads)  # there may be GPU workers only
 
 
 @contextmanager

@@ -144,7 +144,7 @@ def run(
 
     if batch is not None:
         check_supported(graph)
-        arrays = in_batches(graph, given, batch, where.n_threads(), seed)
+        arrays = in_batches(graph, given, batch, where.n_threads, seed)
         with cluster() as client, looks.at(client) as keep:
             found, facts = run_batches(graph, arrays, client, repeat=repeat)
             keep(graph.name, [batches_in_words(facts)])
