@@ -16,6 +16,8 @@ from models import mlp
 from onnx.reference import ReferenceEvaluator
 
 from ferroflow_dask.bench import RunRecord
+from ferroflow_dask.cli.clusters import PLAIN_POLICIES
+from ferroflow_dask.policy import policy_names
 
 FIELDS = [
     *(
@@ -116,6 +118,13 @@ def test_info_shows_a_table(mlp_files: Path) -> None:
     assert re.search(r"kinds +Gemm 3, Relu 2", output)
     assert re.search(r"inputs +x float32\[batch, 784\]", output)
     assert re.search(r"flops +unknown: they depend on the shapes of inputs", output)
+
+
+def test_help_tells_which_policies_there_are_and_that_info_starts_nothing() -> None:
+    shown = answer("run", "--help").output
+    assert all(name in shown for name in (*PLAIN_POLICIES, *policy_names()))
+    assert "one that an installed package offers" in " ".join(shown.split())
+    assert "to start" not in answer("info", "--help").output
 
 
 def test_info_tells_how_much_a_model_holds_and_computes(tmp_path: Path) -> None:

@@ -164,6 +164,18 @@ MLP = ("run", "--model", "mlp.onnx", "--policy", "sequential")
         ),
         pytest.param(("walk",), USAGE, "No such command 'walk'", id="unknown command"),
         pytest.param(
+            ("run", *SMALL, "--policy", "random", "--steal-threshold", "3"),
+            USAGE,
+            "are of policy 'ferroflow', not 'random'",
+            id="threshold of a policy with a seed",
+        ),
+        pytest.param(
+            ("run", *SMALL, "--policy", "random", "--no-adaptive-threshold"),
+            USAGE,
+            "are of policy 'ferroflow', not 'random'",
+            id="fixed threshold of a policy with a seed",
+        ),
+        pytest.param(
             ("run", *SMALL, "--policy", "static", "--steal-threshold", "2"),
             USAGE,
             "are of policy 'ferroflow', not 'static'",

@@ -34,7 +34,7 @@ class Duration(click.FloatRange):
         return number
 
 
-workers_option = click.option(
+_workers_option = click.option(
     "--workers", type=click.IntRange(min=1), default=4, show_default=True, help="Local workers to start."
 )
 threads_option = click.option(
@@ -56,7 +56,7 @@ connect_timeout = click.option(
 
 def size_options(function: F) -> F:
     """Add the options that give the size of a local cluster."""
-    return workers_option(threads_option(_processes_option(function)))
+    return _workers_option(threads_option(_processes_option(function)))
 
 
 def is_given(name: str) -> bool:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ferroflow_dask.cli.cluster_options import threads_option, workers_option
+from ferroflow_dask.cli.cluster_options import threads_option
 from ferroflow_dask.cli.files import check_folder
 from ferroflow_dask.cli.graph_options import GraphCommand, graph_options, load_graph
 from ferroflow_dask.cost import AnalyticCost, ClusterProfile, estimate, flops
@@ -34,7 +34,13 @@ _GPU_MATMUL_THRESHOLD = 262_144
     metavar="N",
     help="Count the matrix products that `run --gpu-matmul-threshold N` would send to GPUs.",
 )
-@workers_option
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    default=4,
+    show_default=True,
+    help="Workers of the cluster that is predicted for; none is started.",
+)
 @threads_option
 @click.option(
     "--dot",

@@ -38,7 +38,7 @@ _OF_CLUSTERS = ("workers", "threads", "processes", "address", "timeout", "cluste
     "--policy",
     default="ferroflow",
     show_default=True,
-    help="sequential, dask, static, random, ring, ferroflow.",
+    help="sequential, dask, static, random, ring, ferroflow, or one that an installed package offers.",
 )
 @size_options
 @click.option(
@@ -207,8 +207,6 @@ def _check_placement(policy: str, placement: str, batch: int | None) -> None:
 
 
 def _policy_options(policy: str, seed: int, threshold: int | None, is_fixed: bool) -> dict[str, Any]:
-    if policy == "random":
-        return {"seed": seed}
     options: dict[str, Any] = {}
     if threshold is not None:
         options["threshold"] = threshold
@@ -218,4 +216,4 @@ def _policy_options(policy: str, seed: int, threshold: int | None, is_fixed: boo
         raise UsageError(
             f"--steal-threshold and --no-adaptive-threshold are of policy 'ferroflow', not {policy!r}"
         )
-    return options
+    return {"seed": seed} if policy == "random" else options
