@@ -27,7 +27,9 @@ from ferroflow_dask.dashboard import remote
 from ferroflow_dask.dashboard.progress import MOST_TASKS
 from ferroflow_dask.dashboard.recorder import (
     MOST_OPS,
+    SUMMARY_SAMPLES,
     Recorder,
+    Sample,
     start_recording,
     stop_recording,
 )
@@ -255,6 +257,24 @@ def test_memory_is_bounded(client: Client) -> None:
     assert len(recorder.new_ops(recorder.n_ops - 3)) == 3
     stop_recording(scheduler, "test")
     assert MOST_TASKS >= 100_000
+
+
+def test_a_look_in_a_terminal_fetches_what_it_shows(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorders, "SAMPLE_S", float("inf"))  # both looks see the same
+    ferroflow_dask.install(client)
+    with recording(client) as look, recording(client, is_summary=True) as glance:
+        busy(client)
+        recorder = client.cluster.scheduler.plugins[Recorder.name]
+        recorder.samples.extend(Sample(float(i), 1.0, 1.0, 0.0, 0.0, 1.0) for i in range(1000))
+        recorder.n_samples += 1000
+        full, found = look(), glance()
+    assert len(full.samples) == 1000
+    assert len(full.progress.levels) == 2
+    assert full.flows()
+    assert (found.ops, found.progress.levels, found.flows()) == ([], [], {})
+    assert found.samples == full.samples[-SUMMARY_SAMPLES:]
+    assert view(found).renderables[:4] == view(full).renderables[:4]
+    assert line(found)[8:] == line(full)[8:]
 
 
 # What stays

@@ -165,7 +165,7 @@ class Gone:
 def test_a_scheduler_that_goes_ends_the_view_quietly(
     client: Client, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with recording(client, n_ops=0) as look:
+    with recording(client, is_summary=True) as look:
         gone = Gone(look())
     with watching(gone, Console(file=io.StringIO())):
         assert gone.asked.wait(30)

@@ -22,9 +22,6 @@ from ferroflow_dask.plugin import check_scheduler
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: Ops that a terminal needs: none, it shows numbers only.
-_NONE = 0
-
 
 @dataclass(frozen=True, slots=True)
 class Looks:
@@ -71,7 +68,7 @@ class Looks:
         from ferroflow_dask.dashboard.remote import recording
         from ferroflow_dask.dashboard.terminal import watching
 
-        with recording(client) as look, recording(client, n_ops=_NONE) as glance:
+        with recording(client) as look, recording(client, is_summary=True) as glance:
             shown = watching(glance, Console(stderr=True)) if self.is_live else nullcontext()
             kept: list[tuple[str, Sequence[str]]] = []
             with shown:
@@ -132,7 +129,7 @@ def top(address: str, seconds: float | None, timeout: float) -> None:
     with connect(address, timeout, needs_workers=False) as client:
         check_scheduler(client)
         try:
-            with recording(client, n_ops=_NONE) as look:
+            with recording(client, is_summary=True) as look:
                 watch(look, Console(), lambda: time.monotonic() > until_s)
         except KeyboardInterrupt:
             return

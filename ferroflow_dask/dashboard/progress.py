@@ -167,11 +167,11 @@ class GraphProgress:
         self.done(key, now_s)
         self._tasks.pop(key, None)
 
-    def summary(self) -> GraphProgress:
+    def summary(self, has_levels: bool = True) -> GraphProgress:
         """Return the numbers, without the tasks."""
         found = copy(self)
         found._tasks, found._duration = {}, _nothing
-        found.levels = [replace(level) for level in self.levels]
+        found.levels = [replace(level) for level in self.levels] if has_levels else []
         return found
 
     def in_words(self, n_threads: int) -> str:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 #: Ops and samples that are kept, whatever is computed: together less than 20 MB.
 MOST_OPS = 20_000
 _MOST_SAMPLES = 1200
+#: Of those, what a terminal shows.
+SUMMARY_SAMPLES = 40
 #: Time between two samples [s].
 SAMPLE_S = 0.25
 #: What a task of unknown duration is taken to last [s].
@@ -249,17 +251,18 @@ class Recorder(SchedulerPlugin):
         stealing = self.stealing
         return [] if stealing is None else stealing.journal.last(n)
 
-    def recording(self, n_ops: int = MOST_OPS) -> Recording:
-        """Return what was noted, with the last ops only."""
+    def recording(self, is_summary: bool = False) -> Recording:
+        """Return what was noted; as a summary the last samples and what is now, no ops, flows or levels."""
         stealing = self.stealing
         in_flight = () if stealing is None else stealing.in_flight.values()
+        n_samples = SUMMARY_SAMPLES if is_summary else _MOST_SAMPLES
         return Recording(
-            self.new_ops(max(0, self.n_ops - n_ops)),
+            [] if is_summary else list(self.ops),
             self.n_ops,
-            list(self.samples),
+            self.new_samples(max(0, self.n_samples - n_samples)),
             self.workers(),
-            Counter(self.flows()),
-            self.progress.summary(),
+            Counter() if is_summary else Counter(self.flows()),
+            self.progress.summary(has_levels=not is_summary),
             self.n_threads,
             {} if stealing is None else dict(stealing.steals),
             frozenset(steal["thief"].address for steal in in_flight),

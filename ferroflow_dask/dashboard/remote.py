@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tornado.ioloop import PeriodicCallback
 
-from ferroflow_dask.dashboard.recorder import MOST_OPS, Recording, start_recording, stop_recording
+from ferroflow_dask.dashboard.recorder import Recording, start_recording, stop_recording
 from ferroflow_dask.exceptions import ClusterError
 
 if TYPE_CHECKING:
@@ -24,15 +24,15 @@ _LEASE_S = 60.0
 
 
 @contextmanager
-def recording(client: Client, *, n_ops: int = MOST_OPS) -> Iterator[Callable[[], Recording]]:
+def recording(client: Client, *, is_summary: bool = False) -> Iterator[Callable[[], Recording]]:
     """Record what a cluster does while the context lasts; yields what returns the recording so far.
 
     Parameters
     ----------
     client : distributed.Client
         Synchronous; the scheduler has this package.
-    n_ops : int, optional
-        Only the last ops are fetched.
+    is_summary : bool, optional
+        Only what a terminal shows is fetched.
 
     Raises
     ------
@@ -42,14 +42,14 @@ def recording(client: Client, *, n_ops: int = MOST_OPS) -> Iterator[Callable[[],
     who = f"client {uuid.uuid4().hex}"
     where = f"the scheduler at {client.scheduler.address if client.scheduler is not None else '?'}"
 
-    def look(n: int = n_ops) -> Recording:
+    def look(is_summary: bool = is_summary) -> Recording:
         try:
-            found: Recording = client.run_on_scheduler(_recording, who=who, n_ops=n)
+            found: Recording = client.run_on_scheduler(_recording, who=who, is_summary=is_summary)
         except GONE as error:
             raise ClusterError(f"{where} is gone: {error}") from error
         return found
 
-    look(0)
+    look(is_summary=True)
     loop: Any = client.loop
 
     async def renew() -> None:
@@ -66,10 +66,10 @@ def recording(client: Client, *, n_ops: int = MOST_OPS) -> Iterator[Callable[[],
             client.run_on_scheduler(_stop, who=who)
 
 
-def _recording(dask_scheduler: Scheduler, who: str, n_ops: int) -> Recording:
+def _recording(dask_scheduler: Scheduler, who: str, is_summary: bool) -> Recording:
     recorder = start_recording(dask_scheduler, who, _LEASE_S)
     recorder.sample()
-    return recorder.recording(n_ops)
+    return recorder.recording(is_summary)
 
 
 def _renew(dask_scheduler: Scheduler, who: str) -> None:

@@ -18,14 +18,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ferroflow_dask.dashboard.recorder import Recording, WorkerLoad
+from ferroflow_dask.dashboard.recorder import SUMMARY_SAMPLES, Recording, WorkerLoad
 from ferroflow_dask.exceptions import ClusterError
 
 #: Time between two looks at the scheduler [s].
 INTERVAL_S = 0.5
 _LINE_S = 1.0
 _BARS = "▁▂▃▄▅▆▇█"
-_SPARKS, _BESIDE_SPARKS = 40, 45
+_BESIDE_SPARKS = 45
 _GAUGE = 20
 #: Workers for which there is a line; of others only the number is told.
 _MOST_WORKERS = 40
@@ -33,7 +33,7 @@ _MOST_WORKERS = 40
 
 def view(recording: Recording, width: int = 80, height: int = 24) -> Group:
     """Return what to show of a cluster."""
-    samples = recording.samples[-max(1, min(_SPARKS, width - _BESIDE_SPARKS)) :]
+    samples = recording.samples[-max(1, min(SUMMARY_SAMPLES, width - _BESIDE_SPARKS)) :]
     last = samples[-1] if samples else None
     policy = recording.policy or "Dask's own scheduling"
     head = Text(f"{len(recording.loads)} workers · {recording.n_threads} threads · {policy}", style="bold")
