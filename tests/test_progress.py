@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from ferroflow_dask.dashboard.progress import GraphProgress
+from ferroflow_dask.dashboard.recorder import Recording, WorkerLoad
+from ferroflow_dask.dashboard.terminal import view
 
 
 class Task:
@@ -68,6 +72,32 @@ def test_a_chain_that_is_continued_is_predicted_to_take_its_next_task() -> None:
         progress.add([Task(f"x-{second}")], n_threads=8, now_s=float(second))  # type: ignore[list-item]
         assert progress.predicted_s == second + 1
         progress.done(f"x-{second}", second + 1.0)
+
+
+def test_what_is_not_followed_is_not_told_to_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ferroflow_dask.dashboard.progress.MOST_TASKS", 2)
+    progress = GraphProgress(lambda _: 1.0)
+    progress.add([Task(f"x-{i}") for i in range(5)], n_threads=1, now_s=0.0)  # type: ignore[misc]
+    beyond = "; 3 more are not followed"
+    assert progress.in_words(1) == f"0 of 2 tasks · done in 2.0 s (predicted 2.00 s in all){beyond}"
+    for i in range(2):
+        progress.done(f"x-{i}", 3.0)
+    assert progress.in_words(1) == f"2 of 2 tasks in 3.00 s (predicted 2.00 s){beyond}"
+    assert not progress.is_all_done
+    shown = Recording(
+        [],
+        2,
+        [],
+        [WorkerLoad("a", "a", "cpu", 1, 0, 0, 0.0, True)],
+        Counter(),
+        progress,
+        1,
+        {},
+        frozenset(),
+        None,
+    )
+    table = view(shown).renderables[-1]
+    assert [str(cell) for cell in table.columns[1].cells] == ["idle"]  # type: ignore[union-attr]
 
 
 def test_what_is_there_already_takes_no_time() -> None:

@@ -176,13 +176,21 @@ class GraphProgress:
 
     def in_words(self, n_threads: int) -> str:
         """Return how many tasks are done, and when all should be, or how long they took."""
+        # Of what is not followed nobody knows whether it is done.
+        beyond = f"; {self.n_beyond:,} more are not followed" if self.n_beyond else ""
+        return f"{self._followed_in_words(n_threads)}{beyond}"
+
+    def _followed_in_words(self, n_threads: int) -> str:
         told = f"{self.n_done:,} of {self.n_tasks:,} tasks"
-        if self.n_beyond:
-            told += f", and {self.n_beyond:,} more"
         if self.started_at is not None and self.ended_at is not None:
             return f"{told} in {self.ended_at - self.started_at:.2f} s (predicted {self.predicted_s:.2f} s)"
         left_s = self.remaining_s(n_threads)
         return f"{told} · done in {left_s:.1f} s (predicted {self.predicted_s:.2f} s in all)"
+
+    @property
+    def is_all_done(self) -> bool:
+        """Whether nothing is left to do, as far as is known: not where tasks are not followed."""
+        return self.n_done == self.n_tasks and not self.n_beyond
 
     def remaining_s(self, n_threads: int) -> float:
         """Return when all should be done, from now [s]."""

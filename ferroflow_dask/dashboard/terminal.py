@@ -73,7 +73,7 @@ def _state(worker: WorkerLoad, recording: Recording) -> str:
         return "stealing"
     if worker.n_running:
         return "executing"
-    return "idle" if recording.progress.n_done < recording.progress.n_tasks else "done"
+    return "done" if recording.progress.is_all_done else "idle"
 
 
 def _gauge(value: float, most: float, width: int) -> str:
