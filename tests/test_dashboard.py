@@ -24,6 +24,7 @@ from in_charge import until
 import ferroflow_dask
 from ferroflow_dask.dashboard import recorder as recorders
 from ferroflow_dask.dashboard import remote
+from ferroflow_dask.dashboard.figures import StealFlow
 from ferroflow_dask.dashboard.progress import MOST_TASKS
 from ferroflow_dask.dashboard.recorder import (
     MOST_OPS,
@@ -257,6 +258,22 @@ def test_memory_is_bounded(client: Client) -> None:
     assert len(recorder.new_ops(recorder.n_ops - 3)) == 3
     stop_recording(scheduler, "test")
     assert MOST_TASKS >= 100_000
+
+
+def test_steals_from_workers_that_left_count_still(client: Client) -> None:
+    ferroflow_dask.install(client)
+    scheduler = client.cluster.scheduler
+    figure = StealFlow(start_recording(scheduler, "test"))
+    busy(client)
+    figure.update()
+    before, n = figure.root.title.text, scheduler.extensions["stealing"].steals["confirmed"]
+    assert n > 0
+    assert f"({n} in all)" in before
+    client.retire_workers([victim for victim, _ in scheduler.extensions["stealing"].flows])
+    figure.update()
+    assert not figure.source.data["steals"]
+    assert figure.root.title.text == before
+    stop_recording(scheduler, "test")
 
 
 def test_a_look_in_a_terminal_fetches_what_it_shows(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,7 +126,8 @@ class StealFlow(Figure):
         }
         if found != dict(self.source.data):
             self.source.data = found
-        self.root.title.text = f"Steals: who took how many tasks from whom ({sum(flows.values()):,} in all)"
+        n = self.recorder.steals.get("confirmed", 0)  # of workers that left, too
+        self.root.title.text = f"Steals: who took how many tasks from whom ({n:,} in all)"
 
 
 def _natural(name: str) -> tuple[int, str]:

@@ -246,6 +246,12 @@ class Recorder(SchedulerPlugin):
         stealing = self.stealing
         return Counter() if stealing is None else stealing.flows
 
+    @property
+    def steals(self) -> dict[str, int]:
+        """Steals by outcome."""
+        stealing = self.stealing
+        return {} if stealing is None else stealing.steals
+
     def decisions(self, n: int) -> list[Decision]:
         """Return the last decisions, oldest first."""
         stealing = self.stealing
@@ -264,7 +270,7 @@ class Recorder(SchedulerPlugin):
             Counter() if is_summary else Counter(self.flows()),
             self.progress.summary(has_levels=not is_summary),
             self.n_threads,
-            {} if stealing is None else dict(stealing.steals),
+            dict(self.steals),
             frozenset(steal["thief"].address for steal in in_flight),
             None if stealing is None else type(stealing.policy).__name__,
         )
@@ -277,7 +283,7 @@ class Recorder(SchedulerPlugin):
         if elapsed_s < SAMPLE_S:
             return
         stealing = self.stealing
-        steals = {"asked": 0, "confirmed": 0} if stealing is None else stealing.steals
+        steals = self.steals or {"asked": 0, "confirmed": 0}
         gauges = {} if stealing is None else stealing.gauges()
         busy = sum(min(len(ws.processing), ws.nthreads) for ws in self._scheduler.workers.values())
         self._seen = (now_s, self.n_ops, steals["confirmed"])
