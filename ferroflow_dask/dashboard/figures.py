@@ -201,12 +201,13 @@ class Timeline(Figure):
         kept = [i for i, y in enumerate(data["y"]) if y in moved]
         found: dict[str, Any] = {name: [column[i] for i in kept] for name, column in data.items()}
         found["y"] = [moved[y] for y in found["y"]]
-        self.source.data = found | {name: finite(found[name]) for name in ("start", "stop", "ms")}
+        self.source.data = found | {name: np.array(found[name]) for name in ("start", "stop", "ms")}
 
     def _columns(self, ops: list[OpRun], workers: dict[str, WorkerLoad]) -> dict[str, Any]:
         names = {address: _told(worker) for address, worker in workers.items()}
         looks = [self._palette[op.name] for op in ops]
-        starts, stops = finite([op.start * 1e3 for op in ops]), finite([op.stop * 1e3 for op in ops])
+        # Arrays are sent as they are in memory.
+        starts, stops = np.array([op.start * 1e3 for op in ops]), np.array([op.stop * 1e3 for op in ops])
         return {
             "key": [op.key for op in ops],
             "worker": [names.get(op.worker, op.worker) for op in ops],
@@ -359,8 +360,3 @@ class Notice(Figure):
         text = f"{who} {what}."
         if self.root.text != text:
             self.root.text = text
-
-
-def finite(values: list[float]) -> Any:
-    """Return values as an array, which is sent as it is in memory; what is unknown is a gap."""
-    return np.array(values, dtype=float)

@@ -27,6 +27,7 @@ _LINE_S = 1.0
 _BARS = "▁▂▃▄▅▆▇█"
 _BESIDE_SPARKS = 45
 _GAUGE = 20
+_GRAPH = "graph    "
 #: Workers for which there is a line; of others only the number is told.
 _MOST_WORKERS = 40
 
@@ -99,14 +100,14 @@ def _steals(recording: Recording) -> str:
 def _progress(recording: Recording) -> str:
     progress = recording.progress
     if progress.started_at is None:
-        return "graph    nothing was submitted since this was started"
-    return f"graph    {progress.in_words(recording.n_threads)}"
+        return f"{_GRAPH}nothing was submitted since this was started"
+    return f"{_GRAPH}{progress.in_words(recording.n_threads)}"
 
 
 def line(recording: Recording) -> str:
     """Return what to say of a cluster in one line."""
     last = recording.samples[-1] if recording.samples else None
-    told = " · ".join(_progress(recording).split(None, 1)[1:])
+    told = _progress(recording).removeprefix(_GRAPH)
     rate = "" if last is None else f" · {last.tasks_per_s:,.0f} tasks/s · {last.efficiency:.0%} at work"
     confirmed = recording.steals.get("confirmed", 0)
     return f"{datetime.now():%H:%M:%S} {told}{rate} · {confirmed:,} stolen"
