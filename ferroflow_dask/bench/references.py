@@ -50,13 +50,22 @@ class Threads:
     """A pool of plain threads that run ops as soon as their operands are there."""
 
     def __init__(self, shape: Shape) -> None:
-        self._pool = ThreadPoolExecutor(shape.n_threads)
+        self._n_threads = shape.n_threads
+        self._pool = ThreadPoolExecutor(self._n_threads)
+        #: What has run since it was started.
+        self.warm: set[tuple[Any, ...]] = set()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown()
+
+    def renew(self) -> None:
+        """Leave the threads to what they may still be at, and start others."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool = ThreadPoolExecutor(self._n_threads)
+        self.warm.clear()
 
     def place(self, graph: Graph) -> Values:
         """Return the constants of a graph as they are, since all threads have them."""
@@ -127,6 +136,8 @@ class Ray:
         if find_spec("ray") is None:
             raise UsageError("policy 'ray' needs Ray; run in the clone: pip install '.[bench]'")
         self._n_threads = shape.n_threads
+        #: What has run since it was started.
+        self.warm: set[tuple[Any, ...]] = set()
 
     def __enter__(self) -> Self:
         import ray
@@ -146,6 +157,12 @@ class Ray:
         import ray
 
         ray.shutdown()
+
+    def renew(self) -> None:
+        """End all processes, whatever they are at, and start others."""
+        self.__exit__()
+        self.warm.clear()
+        self.__enter__()
 
     def place(self, graph: Graph) -> Values:
         """Return references to the constants of a graph, which all processes can read."""
