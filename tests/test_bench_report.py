@@ -212,6 +212,17 @@ def test_a_workload_of_many_sizes_counts_once_in_the_mean() -> None:
     assert "| rsds | 2 | 1.00 [0.50, 2.00] |" in section(report(measured), "Geometric means")
 
 
+def test_a_mean_of_fewer_workloads_than_others_says_so() -> None:
+    measured = [
+        *(r for name in "ab" for r in rows([1.0] * 2, workload=name)),
+        *(r for name in "ab" for r in rows([0.5] * 2, workload=name, policy="static")),
+        *rows([0.5] * 2, workload="a", policy="ferroflow"),
+        *rows([0.5] * 2, workload="b", policy="ferroflow", status="failed", bound_s=None, efficiency=None),
+    ]
+    means = section(report(measured), "Geometric means")
+    assert "| rsds | 2 | 2.00 [2.00, 2.00] | 2.00 (1 workload) |" in means
+
+
 def test_costs_have_means_of_their_own() -> None:
     measured = [
         *rows([1.0] * 2),

@@ -98,7 +98,10 @@ def _part(setting: Setting, rows: Sequence[BenchRecord], defaults: Defaults) -> 
         yield _samples(own, defaults)
     if means := _means(cases):
         yield "## Geometric means of the speed-ups"
-        yield "A workload of several sizes counts once; the interval is over the choice of workloads."
+        yield (
+            "A workload of several sizes counts once; the interval is over the choice of workloads. A policy "
+            "that has a speed-up on fewer of them than others says on how many."
+        )
         yield means
     yield from _verdicts(cases, defaults)
     if curves := metg_from_rows(rows, defaults):
@@ -274,9 +277,13 @@ def _means(cases: Sequence[Case]) -> str:
             members = [case for case in own if family in ("all", case.family)]
             means = [_mean(members, policy) for policy in policies]
             if n := max((mean.n for mean in means if mean), default=0):
-                shown = (str(mean) if mean else NOTHING for mean in means)
+                shown = (_of_fewer(mean, n) if mean else NOTHING for mean in means)
                 lines.append((str(shape), costs, family, str(n), *shown))
     return table(("cluster", "costs", "family", *numbers), lines, right=numbers) if lines else ""
+
+
+def _of_fewer(mean: Estimate, n: int) -> str:
+    return str(mean) if mean.n == n else f"{mean} ({count(mean.n, 'workload')})"
 
 
 def _mean(cases: Iterable[Case], policy: str) -> Estimate | None:
