@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import bench_rows
 import pytest
 from dask._task_spec import Task
 from distributed import Client, Reschedule
@@ -102,6 +103,14 @@ def test_the_order_is_drawn_anew_for_each_repetition_and_the_same_for_each_seed(
     assert len({tuple(order) for order in orders}) > 1
     again = plan("dask", "dask@100ms", "no-stealing", "ferroflow")
     assert [case.identity() for case in again.order(again.cases, 3)] == orders[3]
+
+
+def test_runs_are_told_apart_by_sizes_that_are_lists_too() -> None:
+    wanted = plan("dask")
+    known = {wanted.identity(case, 0) for case in wanted.cases}
+    shapes = [identity_of(bench_rows.row(arguments={"shape": [2, n]})) for n in (3, 3, 4)]
+    assert len(set(shapes)) == 2
+    assert not known & set(shapes)
 
 
 def test_inputs_differ_between_repetitions_and_agree_between_policies() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ferroflow_dask.bench.baselines import BASELINES, check_name
 from ferroflow_dask.bench.references import REFERENCES
-from ferroflow_dask.bench.schema import COSTS, BenchRecord, Shape
+from ferroflow_dask.bench.schema import COSTS, BenchRecord, Shape, written
 from ferroflow_dask.bench.workloads.base import Workload
 from ferroflow_dask.exceptions import UsageError
 
@@ -27,8 +27,7 @@ class Case:
 
     def identity(self) -> tuple[Any, ...]:
         """Return what tells it from other cases."""
-        arguments = tuple(sorted(self.arguments.items()))
-        return (self.workload.name, arguments, self.policy, self.lowering, self.costs)
+        return (self.workload.name, written(self.arguments), self.policy, self.lowering, self.costs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +80,7 @@ class Plan:
 
 def identity_of(row: BenchRecord) -> tuple[Any, ...]:
     """Return the identity of the run that left a row; see `Plan.identity`."""
-    arguments = tuple(sorted(row.arguments.items()))
-    case = (row.workload, arguments, row.policy, row.lowering, row.costs)
+    case = (row.workload, written(row.arguments), row.policy, row.lowering, row.costs)
     place = (row.workers, row.threads_per_worker, row.processes, row.cluster, row.fresh)
     return (*case, *place, row.seed, row.repetition)
 

@@ -7,6 +7,7 @@ where they can be and refused where not; files that are not ours are refused.
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -152,6 +153,17 @@ class BenchRecord:
     versions: Mapping[str, str]
     commit: str
     machine: str
+
+
+def written(arguments: Mapping[str, Any]) -> str:
+    """Return arguments as text that tells them from others; they may hold lists, which cannot be keys.
+
+    Examples
+    --------
+    >>> written({"n": 2, "chunks": [1, 3]})
+    '{"chunks": [1, 3], "n": 2}'
+    """
+    return json.dumps(dict(arguments), sort_keys=True)
 
 
 #: A field of a numpydoc "Parameters" section: names and type on a line, then the indented description.
