@@ -105,6 +105,17 @@ def test_the_order_is_drawn_anew_for_each_repetition_and_the_same_for_each_seed(
     assert [case.identity() for case in again.order(again.cases, 3)] == orders[3]
 
 
+def test_groups_of_equally_many_cases_have_orders_of_their_own() -> None:
+    policies = ["dask-again", "dask@100ms", "no-stealing", "ferroflow"]
+    workloads = [(Workload(name, "", sums), {}) for name in ("one", "other", "third")]
+    wanted = Plan(make_cases(workloads, policies, ["learned"]), SHAPE, repetitions=3)
+    orders = {
+        tuple(case.policy for repetition in range(3) for case in wanted.order(group, repetition))
+        for group in wanted.groups()
+    }
+    assert len(orders) == 3
+
+
 def test_runs_are_told_apart_by_sizes_that_are_lists_too() -> None:
     wanted = plan("dask")
     known = {wanted.identity(case, 0) for case in wanted.cases}

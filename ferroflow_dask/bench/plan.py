@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,7 +69,9 @@ class Plan:
 
     def order(self, cases: Sequence[Case], repetition: int) -> list[Case]:
         """Return the cases of a group in the order of one repetition: drawn, so that no case has a place."""
-        rng = np.random.default_rng([self.seed, repetition])
+        # With the group's name, else groups of equally many cases would all have the same order.
+        group = zlib.crc32("\n".join(cases[0].identity()[:2]).encode())
+        rng = np.random.default_rng([self.seed, repetition, group])
         return [cases[i] for i in rng.permutation(len(cases))]
 
     def identity(self, case: Case, repetition: int) -> tuple[Any, ...]:
