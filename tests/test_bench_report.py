@@ -150,6 +150,19 @@ def test_policies_come_in_the_order_noise_baselines_ours() -> None:
 # What is said
 
 
+@pytest.mark.parametrize(
+    ("n", "told"),
+    [
+        (1, "leave out 1."),
+        (3, "leave out 1; with 3 repetitions, about 1 in 4 would by chance."),
+        (6, "leave out 1."),
+    ],
+)
+def test_noise_is_held_against_what_chance_does_in_so_few_repetitions(n: int, told: str) -> None:
+    text = report([*rows([1.0] * n), *rows([1.0] * n, policy="dask-again")])
+    assert f"0 of these intervals {told}\n" in text
+
+
 def test_a_broken_policy_is_broken_however_fast() -> None:
     measured = [
         *rows([1.0, 1.0, 1.0]),

@@ -218,8 +218,17 @@ def _noise(cases: Sequence[Case]) -> str:
     false = sum(ratio.is_above(1) or ratio.is_below(1) for ratio in ratios)
     return (
         f"Noise: stock Dask against itself gives {min(values):.2f}–{max(values):.2f} on "
-        f"{count(len(ratios), 'workload')}; {false} of these intervals leave out 1; 1 in 20 would by chance."
+        f"{count(len(ratios), 'workload')}; {false} of these intervals leave out 1{_by_chance(ratios)}."
     )
+
+
+def _by_chance(ratios: Sequence[Estimate]) -> str:
+    """Return how many of the intervals leave out 1 by chance; "" where that is not known."""
+    fewest = min((ratio.n for ratio in ratios if ratio.low is not None), default=0)
+    # An interval from so few is the range of what it was made of, and has no 1 where all are on one side.
+    if not 2 <= fewest <= ENOUGH:
+        return ""
+    return f"; with {fewest} repetitions, about 1 in {2 ** (fewest - 1)} would by chance"
 
 
 def _samples(cases: Sequence[Case], defaults: Defaults) -> str:
