@@ -97,7 +97,7 @@ class _Places:
             if name not in self._places:
                 plan = self._plan
                 if name in REFERENCES:
-                    self._places[name] = reference = make_reference(name, plan.shape)
+                    self._places[name] = reference = make_reference(name, plan.shape, self._timeout_s)
                     self._stack.enter_context(reference)
                 else:
                     session = Session(plan.shape, plan.seed, self._timeout_s, self._start)
