@@ -1,6 +1,8 @@
 """What a graph takes without Dask: on plain threads of this process, which costs next to nothing, and on Ray.
 
-They run the same kernels as Dask's workers, and are measured and checked like them.
+They run the same kernels as Dask's workers, and are measured and checked like them. One difference is left:
+BLAS is not held to one thread beneath each plain thread, as it is in each worker process. With
+``OMP_NUM_THREADS=1`` in the environment it is.
 """
 
 from __future__ import annotations
@@ -23,7 +25,12 @@ from ferroflow_dask.graph import Graph, Op
 from ferroflow_dask.kernels import compile_op
 
 #: By name, with what they are.
-REFERENCES = {"threads": "as many plain threads as the cluster has", "ray": "Ray, a process for each thread"}
+REFERENCES = {
+    # Of ours and of Dask's dependencies, none can limit BLAS in a process that runs.
+    "threads": "as many plain threads as the cluster has, beneath which BLAS has as many as "
+    "`OMP_NUM_THREADS` says, or else all cores; in a worker process, of Dask's or of Ray's, it has one",
+    "ray": "Ray, a process for each thread",
+}
 
 Values = dict[str, Any]
 
