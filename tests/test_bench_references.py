@@ -134,7 +134,9 @@ def test_references_run_beside_policies_and_only_graphs() -> None:
     ]
     rows = list(run_plan(Plan(cases[:3], SHAPE, 2)))
     assert [row.status for row in rows] == ["ok"] * 6
-    assert all((row.predicted_s is not None) == (row.lowering == "bundled") for row in rows)
+    predicted = [(row.predicted_s, row.predicted_tasks, row.predicted_bytes) for row in rows]
+    for row, told in zip(rows, predicted, strict=True):
+        assert {number is not None for number in told} == {row.lowering == "bundled"}
     (first, _) = (row for row in rows if row.policy == "threads")
     assert first.executed == first.tasks == first.ops
     assert 0 < first.efficiency <= 1

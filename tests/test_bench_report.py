@@ -257,6 +257,14 @@ def test_no_rows_are_refused_and_notes_are_printed(tmp_path: Path) -> None:
     assert f"{torn}: the last line was torn" in report(read_rows([torn])).split("\n\n")[1]
 
 
+def test_what_was_predicted_is_beside_what_came() -> None:
+    expected = {"predicted_s": 1.0, "predicted_tasks": 1_010, "predicted_bytes": 500_000}
+    measured = [*rows([2.0] * 3), *rows([2.0] * 3, policy="ferroflow", tasks=1_101, **expected)]
+    stock, ours = section(report(measured), "4 workers").splitlines()[-2:]
+    assert "| – | 101 | 3 | 2.00 | 25% |" in stock
+    assert "| 50% | 1,101 (1,010) | 3 | 2.00 (0.500) | 25% |" in ours
+
+
 def test_numbers_keep_three_digits_and_cells_cannot_break_a_table() -> None:
     values = (0.999, 0.9996, 99.96, 1234.5, 1e-5, -0.5)
     assert [number(value) for value in values] == ["0.999", "1.00", "100", "1,234", "0.0000100", "-0.500"]

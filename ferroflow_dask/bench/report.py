@@ -9,7 +9,7 @@ errs in its own; a way that is not stock Dask's is named. What we lose is printe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -233,8 +233,8 @@ def _by_chance(ratios: Sequence[Estimate]) -> str:
 
 def _samples(cases: Sequence[Case], defaults: Defaults) -> str:
     numbers = (
-        *("runs", "time [s]", "ops/s", "efficiency", "predicted", "tasks", "steals", "moved [MB]", "idle"),
-        "scheduler CPU [s]",
+        *("runs", "time [s]", "ops/s", "efficiency", "predicted", "tasks (predicted)"),
+        *("steals", "moved [MB] (predicted)", "idle", "scheduler CPU [s]"),
     )
     lines = [
         (named(case, defaults), *_sample(sample))
@@ -254,19 +254,24 @@ def _sample(sample: Sample) -> tuple[str, ...]:
     head = (sample.policy, sample.lowering or NOTHING, str(len(sample.runs)))
     if sample.is_broken:
         return (*head, _BROKEN, *(NOTHING,) * 8)
-    moved = sample.median_of("bytes_moved") or 0.0
     return (
         *head,
         _time(sample),
         number(sample.ops_per_s),
         percent(sample.median_of("efficiency")),
         percent(_predicted(sample)),
-        f"{sample.median_of('tasks') or 0:,.0f}",
+        _beside(sample, "tasks", "predicted_tasks", "{:,.0f}".format),
         f"{sample.median_of('steals_confirmed') or 0:,.0f}",
-        number(moved / _MEGABYTE),
+        _beside(sample, "bytes_moved", "predicted_bytes", lambda nbytes: number(nbytes / _MEGABYTE)),
         percent(sample.median_of("idle_fraction")),
         number(sample.median_of("scheduler_cpu_s")),
     )
+
+
+def _beside(sample: Sample, name: str, expected: str, written: Callable[[float], str]) -> str:
+    """Return what came, and in brackets what was expected, if anything was, as medians."""
+    came, told = written(sample.median_of(name) or 0.0), sample.median_of(expected)
+    return came if told is None else f"{came} ({written(told)})"
 
 
 def _predicted(sample: Sample) -> float | None:

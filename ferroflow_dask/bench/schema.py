@@ -18,7 +18,7 @@ from ferroflow_dask.bench.markdown import count, table
 #: Name of the schema: what a row must be to be ours.
 NAME = "ferroflow-bench"
 #: Version of the schema that this release writes.
-VERSION = 3
+VERSION = 4
 #: Name and version of the schema; part of every row.
 SCHEMA = f"{NAME}/{VERSION}"
 
@@ -88,6 +88,10 @@ class BenchRecord:
         bound_s / makespan_s.
     predicted_s : float or None
         The makespan that was expected when the graph was cut into bundles [s].
+    predicted_tasks : int or None
+        The tasks that were expected then.
+    predicted_bytes : int or None
+        What workers were expected to fetch from each other [B].
     ops : int
         By which throughput is counted.
     tasks : int
@@ -138,6 +142,8 @@ class BenchRecord:
     bound_s: float | None
     efficiency: float | None
     predicted_s: float | None
+    predicted_tasks: int | None
+    predicted_bytes: int | None
     ops: int
     tasks: int
     executed: int

@@ -175,6 +175,7 @@ def _row(
     t_inf_s = seen.t_inf_s if instance.t_inf_s is None else instance.t_inf_s
     bound_s = max(t1_s / shape.n_threads, t_inf_s) if instance.bound_s is None else instance.bound_s
     is_ok = measurement.status == OK
+    predicted = instance.predicted() if is_ok and instance.predicted is not None else None
     available_s = measurement.makespan_s * shape.n_threads  # 0 of a run that failed before the clock started
     return BenchRecord(
         schema=SCHEMA,
@@ -193,7 +194,9 @@ def _row(
         makespan_s=measurement.makespan_s,
         bound_s=bound_s if is_ok else None,
         efficiency=bound_s / measurement.makespan_s if is_ok else None,
-        predicted_s=instance.predicted_s() if is_ok and instance.predicted_s is not None else None,
+        predicted_s=None if predicted is None else predicted.makespan_s,
+        predicted_tasks=None if predicted is None else predicted.n_tasks,
+        predicted_bytes=None if predicted is None else predicted.nbytes_moved,
         ops=instance.n_ops,
         tasks=seen.tasks,
         executed=measurement.executed,
