@@ -24,6 +24,8 @@ _FIELDS: dict[str, Any] = {
     "bound_s": 1.0,
     "efficiency": 0.5,
     "predicted_s": None,
+    "predicted_tasks": None,
+    "predicted_bytes": None,
     "ops": 100,
     "tasks": 101,
     "executed": 101,

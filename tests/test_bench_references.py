@@ -42,6 +42,51 @@ def test_an_op_that_fails_ends_the_run() -> None:
         threads.compute(graph, threads.place(graph))
 
 
+@pytest.mark.timeout(60)
+def test_an_op_whose_results_cannot_be_taken_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(references, "run_op", lambda *_: ((), 0.0))
+    graph = generate("wide", width=2, depth=2)
+    with Threads(SHAPE) as threads, pytest.raises(ValueError, match="argument 2 is shorter"):
+        threads.compute(graph, threads.place(graph))
+
+
+def test_after_an_op_that_fails_no_other_disturbs_the_run_that_comes_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    n_runs = 0
+
+    def failing(*_: Any) -> Any:
+        nonlocal n_runs
+        n_runs += 1
+        raise ArithmeticError("broken on purpose")
+
+    monkeypatch.setattr(references, "run_op", failing)
+    graph = generate("wide", width=4, depth=2)
+    with Threads(Shape(1, 1, processes=False)) as threads, pytest.raises(ArithmeticError):
+        threads.compute(graph, threads.place(graph))
+    assert n_runs == 1
+
+
+def test_a_run_that_takes_too_long_is_ended_and_the_next_has_threads_of_its_own() -> None:
+    workload = get_workload("imbalanced")
+    slow = workload.arguments({"n_heavy": 4, "heavy_ms": 700, "n_fast": 4})
+    fast = workload.arguments({"n_heavy": 1, "heavy_ms": 1, "n_fast": 1})
+    cases = make_cases([(workload, slow), (workload, fast)], ["threads"], ["learned"])
+    rows = list(run_plan(Plan(cases, SHAPE, 1), timeout_s=0.4))
+    assert [row.status for row in rows] == ["warm-up: failed: ResultError: no result within 0.4 s", "ok"]
+
+
+def test_a_check_that_fails_breaks_the_run() -> None:
+    def check(results: Any) -> None:
+        raise ArithmeticError("broken on purpose")
+
+    instance = Instance(lambda client: [], check, 4, graph=generate("wide", width=2, depth=2))
+    with Threads(SHAPE) as threads:
+        measurement = measure(threads, instance)
+    assert measurement.status == "failed: ArithmeticError: broken on purpose"
+    assert measurement.makespan_s > 0
+
+
 @pytest.mark.parametrize("what", ["wrong", "an op too few"])
 def test_a_wrong_run_is_broken(what: str) -> None:
     def check(results: Any) -> None:
@@ -89,7 +134,9 @@ def test_references_run_beside_policies_and_only_graphs() -> None:
     ]
     rows = list(run_plan(Plan(cases[:3], SHAPE, 2)))
     assert [row.status for row in rows] == ["ok"] * 6
-    assert all((row.predicted_s is not None) == (row.lowering == "bundled") for row in rows)
+    predicted = [(row.predicted_s, row.predicted_tasks, row.predicted_bytes) for row in rows]
+    for row, told in zip(rows, predicted, strict=True):
+        assert {number is not None for number in told} == {row.lowering == "bundled"}
     (first, _) = (row for row in rows if row.policy == "threads")
     assert first.executed == first.tasks == first.ops
     assert 0 < first.efficiency <= 1
@@ -99,6 +146,18 @@ def test_references_run_beside_policies_and_only_graphs() -> None:
 def test_without_ray_one_line_says_so() -> None:
     with pytest.raises(UsageError, match=r"needs Ray; run in the clone: pip install '\.\[bench\]'"):
         make_reference("ray", SHAPE)
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_a_run_that_takes_too_long_on_ray_is_ended() -> None:
+    graph = generate("imbalanced", n_heavy=1, heavy_ms=60_000, n_fast=1)
+    with Ray(SHAPE, timeout_s=2.0) as ray:
+        instance = Instance(lambda client: [], lambda results: None, 3, graph=graph)
+        assert measure(ray, instance).status == "failed: ResultError: no result within 2 s"
+        ray.renew()
+        fast = generate("wide", width=2, depth=2)
+        assert measure(ray, Instance(lambda client: [], lambda results: None, 4, graph=fast)).status == "ok"
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")

@@ -150,6 +150,19 @@ def test_policies_come_in_the_order_noise_baselines_ours() -> None:
 # What is said
 
 
+@pytest.mark.parametrize(
+    ("n", "told"),
+    [
+        (1, "leave out 1."),
+        (3, "leave out 1; with 3 repetitions, about 1 in 4 would by chance."),
+        (6, "leave out 1."),
+    ],
+)
+def test_noise_is_held_against_what_chance_does_in_so_few_repetitions(n: int, told: str) -> None:
+    text = report([*rows([1.0] * n), *rows([1.0] * n, policy="dask-again")])
+    assert f"0 of these intervals {told}\n" in text
+
+
 def test_a_broken_policy_is_broken_however_fast() -> None:
     measured = [
         *rows([1.0, 1.0, 1.0]),
@@ -212,6 +225,17 @@ def test_a_workload_of_many_sizes_counts_once_in_the_mean() -> None:
     assert "| rsds | 2 | 1.00 [0.50, 2.00] |" in section(report(measured), "Geometric means")
 
 
+def test_a_mean_of_fewer_workloads_than_others_says_so() -> None:
+    measured = [
+        *(r for name in "ab" for r in rows([1.0] * 2, workload=name)),
+        *(r for name in "ab" for r in rows([0.5] * 2, workload=name, policy="static")),
+        *rows([0.5] * 2, workload="a", policy="ferroflow"),
+        *rows([0.5] * 2, workload="b", policy="ferroflow", status="failed", bound_s=None, efficiency=None),
+    ]
+    means = section(report(measured), "Geometric means")
+    assert "| rsds | 2 | 2.00 [2.00, 2.00] | 2.00 (1 workload) |" in means
+
+
 def test_costs_have_means_of_their_own() -> None:
     measured = [
         *rows([1.0] * 2),
@@ -231,6 +255,14 @@ def test_no_rows_are_refused_and_notes_are_printed(tmp_path: Path) -> None:
     torn = tmp_path / "torn.jsonl"
     torn.write_text((DATA / "bench.jsonl").read_text(encoding="utf-8") + '{"schema', encoding="utf-8")
     assert f"{torn}: the last line was torn" in report(read_rows([torn])).split("\n\n")[1]
+
+
+def test_what_was_predicted_is_beside_what_came() -> None:
+    expected = {"predicted_s": 1.0, "predicted_tasks": 1_010, "predicted_bytes": 500_000}
+    measured = [*rows([2.0] * 3), *rows([2.0] * 3, policy="ferroflow", tasks=1_101, **expected)]
+    stock, ours = section(report(measured), "4 workers").splitlines()[-2:]
+    assert "| – | 101 | 3 | 2.00 | 25% |" in stock
+    assert "| 50% | 1,101 (1,010) | 3 | 2.00 (0.500) | 25% |" in ours
 
 
 def test_numbers_keep_three_digits_and_cells_cannot_break_a_table() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import bench_rows
 import pytest
 from dask._task_spec import Task
 from distributed import Client, Reschedule
@@ -104,6 +105,25 @@ def test_the_order_is_drawn_anew_for_each_repetition_and_the_same_for_each_seed(
     assert [case.identity() for case in again.order(again.cases, 3)] == orders[3]
 
 
+def test_groups_of_equally_many_cases_have_orders_of_their_own() -> None:
+    policies = ["dask-again", "dask@100ms", "no-stealing", "ferroflow"]
+    workloads = [(Workload(name, "", sums), {}) for name in ("one", "other", "third")]
+    wanted = Plan(make_cases(workloads, policies, ["learned"]), SHAPE, repetitions=3)
+    orders = {
+        tuple(case.policy for repetition in range(3) for case in wanted.order(group, repetition))
+        for group in wanted.groups()
+    }
+    assert len(orders) == 3
+
+
+def test_runs_are_told_apart_by_sizes_that_are_lists_too() -> None:
+    wanted = plan("dask")
+    known = {wanted.identity(case, 0) for case in wanted.cases}
+    shapes = [identity_of(bench_rows.row(arguments={"shape": [2, n]})) for n in (3, 3, 4)]
+    assert len(set(shapes)) == 2
+    assert not known & set(shapes)
+
+
 def test_inputs_differ_between_repetitions_and_agree_between_policies() -> None:
     seeds = []
 
@@ -150,6 +170,33 @@ def test_learned_costs_are_learned_again_after_a_run_that_broke_the_cluster() ->
     for row in run_plan(plan("dask", workload=workload, repetitions=3)):
         assert (row.status == "ok") is (row.lowering == "plain")
         assert row.status != "ok" or known[-1]
+
+
+def test_learned_costs_are_learned_again_by_the_case_that_broke_the_cluster() -> None:
+    known: list[dict[str, float]] = []
+
+    def breaking(request: Request) -> Instance:
+        right = sums(request, lambda client: known.append(client.run_on_scheduler(durations)))
+        return replace(right, check=fail) if len(known) == 1 else right  # the first that is measured
+
+    workload = Workload("breaking", "", breaking, defaults={"n": 2})
+    rows = list(run_plan(plan("dask", workload=workload, repetitions=2)))
+    assert [row.status for row in rows] == ["failed: ArithmeticError: broken on purpose", "ok"]
+    assert known[-1]
+
+
+def test_unknown_costs_too_are_measured_on_a_warm_cluster_only() -> None:
+    clusters: list[str] = []
+
+    def breaking(request: Request) -> Instance:
+        right = sums(request, lambda client: clusters.append(client.scheduler.address))
+        return replace(right, check=fail) if len(clusters) == 1 else right
+
+    workload = Workload("breaking", "", breaking, defaults={"n": 2})
+    rows = list(run_plan(plan("dask", workload=workload, repetitions=3, costs="unknown")))
+    assert [row.status == "ok" for row in rows] == [False, True, True]
+    _, new = dict.fromkeys(clusters)
+    assert [cluster == new for cluster in clusters] == [False, False, True, True, True]  # one is unmeasured
 
 
 def test_what_dask_knows_without_having_seen_it_is_not_forgotten() -> None:
@@ -206,7 +253,21 @@ def test_a_wrong_result_breaks_the_run() -> None:
         return Instance(right.submit, partial(check, ["something else"]), n_ops=right.n_ops)
 
     (status,) = statuses(Workload("wrong", "", wrong, defaults={"n": 2}))
-    assert status == "wrong result: [0, 1] is not ['something else']"
+    assert status == "warm-up: wrong result: [0, 1] is not ['something else']"
+
+
+def test_a_warm_up_that_breaks_is_told_in_place_of_the_next_run() -> None:
+    n_built = 0
+
+    def breaking(request: Request) -> Instance:
+        nonlocal n_built
+        n_built += 1
+        return replace(sums(request), check=fail) if n_built == 1 else sums(request)
+
+    workload = Workload("breaking", "", breaking, defaults={"n": 2})
+    rows = list(run_plan(plan("dask", workload=workload, repetitions=2)))
+    assert [row.status for row in rows] == ["warm-up: failed: ArithmeticError: broken on purpose", "ok"]
+    assert n_built == 3  # the new cluster has a warm-up of its own
 
 
 def test_a_task_that_fails_breaks_the_run_and_the_next_run_is_sound() -> None:
@@ -215,7 +276,7 @@ def test_a_task_that_fails_breaks_the_run_and_the_next_run_is_sound() -> None:
         return Instance(lambda client: [client.submit(divide, 0, key=f"d-{request.salt}")], print, n_ops=1)
 
     (status,) = statuses(Workload("failing", "", failing))
-    assert status.startswith("failed: ZeroDivisionError: ")
+    assert status.startswith("warm-up: failed: ZeroDivisionError: ")
 
 
 def fail(*_: object) -> Any:
@@ -249,7 +310,7 @@ def test_whatever_fails_breaks_this_run_alone(broken: dict[str, Any]) -> None:
     rows = list(run_plan(plan("dask", workload=workload)))
     assert {(row.lowering, row.status) for row in rows} == {
         ("plain", "ok"),
-        ("other", "failed: ArithmeticError: broken on purpose"),
+        ("other", "warm-up: failed: ArithmeticError: broken on purpose"),
     }
     assert {row.tasks for row in rows if row.lowering == "other"} == {0 if "prepare" in broken else 3}
     assert len(set(clusters)) > 1  # none is used on
@@ -264,7 +325,7 @@ def test_a_run_that_hangs_is_ended(collect: Any) -> None:
         return Instance(lambda client: [client.submit(int, 1, **nowhere)], print, n_ops=1, collect=collect)
 
     (status,) = statuses(Workload("hanging", "", hanging), timeout_s=0.3)
-    assert status == "failed: ResultError: no result within 0.3 s"
+    assert status == "warm-up: failed: ResultError: no result within 0.3 s"
 
 
 def test_a_task_that_gives_itself_back_counts_once(tmp_path: Path) -> None:
@@ -330,7 +391,7 @@ def test_a_policy_that_does_not_run_every_op_once_is_broken(
 
     quick = {"width": 4, "depth": 3, "skew": 0.25}
     workload = Workload("tampered", "", tampered, defaults=quick, lowerings=wide.lowerings[:1])
-    assert statuses(workload) == [status]
+    assert statuses(workload) == [f"warm-up: {status}"]
 
 
 def test_a_policy_that_fails_is_broken_although_dask_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,7 +407,7 @@ def test_a_policy_that_fails_is_broken_although_dask_takes_over(monkeypatch: pyt
 
     monkeypatch.setattr(StealingPolicy, "handle", failing)
     with pytest.warns(UserWarning, match="broken on purpose"):
-        assert statuses(SUMS) == ["policy 'ferroflow' gave up during the run"]
+        assert statuses(SUMS) == ["warm-up: policy 'ferroflow' gave up during the run"]
 
 
 # What is seen

@@ -78,8 +78,8 @@ def test_a_graph_in_bundles_passes_the_check_and_runs_each_op_once(
     run.instance.check(run.results)
     assert run.instance.count_executed is not None
     assert run.instance.count_executed(cluster.client) == run.instance.n_ops
-    assert run.instance.predicted_s is not None
-    assert run.instance.predicted_s() > 0
+    assert run.instance.predicted is not None
+    assert run.instance.predicted().makespan_s > 0
 
 
 def wrong(result: Any) -> Any:

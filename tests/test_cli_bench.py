@@ -145,6 +145,7 @@ def test_rows_of_another_commit_are_not_gone_on_with(measured: Path, tmp_path: P
         (("run", "wide", "--size", "breadth=3"), "none of wide has a size 'breadth'"),
         (("run", "wide", "--size", "width=many"), "size 'width' of 'wide' is 'many'; it must be int"),
         (("metg", "--pattern", "wide"), "'wide' is no pattern of Task Bench; choose one of: trivial, "),
+        (("metg", "--pattern", "foo"), "'foo' is no pattern of Task Bench; choose one of: trivial, "),
         (("metg", "--size", "task_ms=5"), "--size task_ms=5 would be ignored; durations are given by"),
         (("metg", "--size", "kernel=matmul"), "kernel is 'matmul', whose tasks do not last what"),
         (("metg", "--size", "kernel=nap"), "it must be one of: sleep, busy"),

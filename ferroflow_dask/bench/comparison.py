@@ -7,7 +7,6 @@ the repetitions of a case under one policy, written in one way.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ferroflow_dask.bench.schema import OK, BenchRecord, Shape
+from ferroflow_dask.bench.schema import OK, BenchRecord, Shape, written
 from ferroflow_dask.bench.statistics import Estimate, median, ratio_of_medians, span
 
 #: The policy that all others are measured by, and the same once more.
@@ -214,7 +213,7 @@ def by_setting(rows: Iterable[BenchRecord]) -> dict[Setting, list[BenchRecord]]:
 
 def cases_of(rows: Iterable[BenchRecord]) -> list[Case]:
     """Return the cases of rows of one setting: by shape, then in the order in which they first appear."""
-    groups = _grouped(rows, lambda row: (_shape_of(row), row.workload, _written(row.arguments)))
+    groups = _grouped(rows, lambda row: (_shape_of(row), row.workload, written(row.arguments)))
     cases = [case for group in groups.values() for case in _cases_of_workload(group)]
     return sorted(cases, key=lambda case: case.shape)
 
@@ -266,8 +265,3 @@ def _setting_of(row: BenchRecord) -> Setting:
 
 def _shape_of(row: BenchRecord) -> Shape:
     return Shape(row.workers, row.threads_per_worker, row.processes)
-
-
-def _written(arguments: Mapping[str, Any]) -> str:
-    # Arguments may hold lists, which cannot be keys.
-    return json.dumps(dict(arguments), sort_keys=True)

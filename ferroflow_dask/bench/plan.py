@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 
 from ferroflow_dask.bench.baselines import BASELINES, check_name
 from ferroflow_dask.bench.references import REFERENCES
-from ferroflow_dask.bench.schema import COSTS, BenchRecord, Shape
+from ferroflow_dask.bench.schema import COSTS, BenchRecord, Shape, written
 from ferroflow_dask.bench.workloads.base import Workload
 from ferroflow_dask.exceptions import UsageError
 
@@ -27,8 +28,7 @@ class Case:
 
     def identity(self) -> tuple[Any, ...]:
         """Return what tells it from other cases."""
-        arguments = tuple(sorted(self.arguments.items()))
-        return (self.workload.name, arguments, self.policy, self.lowering, self.costs)
+        return (self.workload.name, written(self.arguments), self.policy, self.lowering, self.costs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,9 @@ class Plan:
 
     def order(self, cases: Sequence[Case], repetition: int) -> list[Case]:
         """Return the cases of a group in the order of one repetition: drawn, so that no case has a place."""
-        rng = np.random.default_rng([self.seed, repetition])
+        # With the group's name, else groups of equally many cases would all have the same order.
+        group = zlib.crc32("\n".join(cases[0].identity()[:2]).encode())
+        rng = np.random.default_rng([self.seed, repetition, group])
         return [cases[i] for i in rng.permutation(len(cases))]
 
     def identity(self, case: Case, repetition: int) -> tuple[Any, ...]:
@@ -81,8 +83,7 @@ class Plan:
 
 def identity_of(row: BenchRecord) -> tuple[Any, ...]:
     """Return the identity of the run that left a row; see `Plan.identity`."""
-    arguments = tuple(sorted(row.arguments.items()))
-    case = (row.workload, arguments, row.policy, row.lowering, row.costs)
+    case = (row.workload, written(row.arguments), row.policy, row.lowering, row.costs)
     place = (row.workers, row.threads_per_worker, row.processes, row.cluster, row.fresh)
     return (*case, *place, row.seed, row.repetition)
 

@@ -9,7 +9,7 @@ errs in its own; a way that is not stock Dask's is named. What we lose is printe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -98,7 +98,10 @@ def _part(setting: Setting, rows: Sequence[BenchRecord], defaults: Defaults) -> 
         yield _samples(own, defaults)
     if means := _means(cases):
         yield "## Geometric means of the speed-ups"
-        yield "A workload of several sizes counts once; the interval is over the choice of workloads."
+        yield (
+            "A workload of several sizes counts once; the interval is over the choice of workloads. A policy "
+            "that has a speed-up on fewer of them than others says on how many."
+        )
         yield means
     yield from _verdicts(cases, defaults)
     if curves := metg_from_rows(rows, defaults):
@@ -215,14 +218,23 @@ def _noise(cases: Sequence[Case]) -> str:
     false = sum(ratio.is_above(1) or ratio.is_below(1) for ratio in ratios)
     return (
         f"Noise: stock Dask against itself gives {min(values):.2f}–{max(values):.2f} on "
-        f"{count(len(ratios), 'workload')}; {false} of these intervals leave out 1; 1 in 20 would by chance."
+        f"{count(len(ratios), 'workload')}; {false} of these intervals leave out 1{_by_chance(ratios)}."
     )
+
+
+def _by_chance(ratios: Sequence[Estimate]) -> str:
+    """Return how many of the intervals leave out 1 by chance; "" where that is not known."""
+    fewest = min((ratio.n for ratio in ratios if ratio.low is not None), default=0)
+    # An interval from so few is the range of what it was made of, and has no 1 where all are on one side.
+    if not 2 <= fewest <= ENOUGH:
+        return ""
+    return f"; with {fewest} repetitions, about 1 in {2 ** (fewest - 1)} would by chance"
 
 
 def _samples(cases: Sequence[Case], defaults: Defaults) -> str:
     numbers = (
-        *("runs", "time [s]", "ops/s", "efficiency", "predicted", "tasks", "steals", "moved [MB]", "idle"),
-        "scheduler CPU [s]",
+        *("runs", "time [s]", "ops/s", "efficiency", "predicted", "tasks (predicted)"),
+        *("steals", "moved [MB] (predicted)", "idle", "scheduler CPU [s]"),
     )
     lines = [
         (named(case, defaults), *_sample(sample))
@@ -242,19 +254,24 @@ def _sample(sample: Sample) -> tuple[str, ...]:
     head = (sample.policy, sample.lowering or NOTHING, str(len(sample.runs)))
     if sample.is_broken:
         return (*head, _BROKEN, *(NOTHING,) * 8)
-    moved = sample.median_of("bytes_moved") or 0.0
     return (
         *head,
         _time(sample),
         number(sample.ops_per_s),
         percent(sample.median_of("efficiency")),
         percent(_predicted(sample)),
-        f"{sample.median_of('tasks') or 0:,.0f}",
+        _beside(sample, "tasks", "predicted_tasks", "{:,.0f}".format),
         f"{sample.median_of('steals_confirmed') or 0:,.0f}",
-        number(moved / _MEGABYTE),
+        _beside(sample, "bytes_moved", "predicted_bytes", lambda nbytes: number(nbytes / _MEGABYTE)),
         percent(sample.median_of("idle_fraction")),
         number(sample.median_of("scheduler_cpu_s")),
     )
+
+
+def _beside(sample: Sample, name: str, expected: str, written: Callable[[float], str]) -> str:
+    """Return what came, and in brackets what was expected, if anything was, as medians."""
+    came, told = written(sample.median_of(name) or 0.0), sample.median_of(expected)
+    return came if told is None else f"{came} ({written(told)})"
 
 
 def _predicted(sample: Sample) -> float | None:
@@ -274,9 +291,13 @@ def _means(cases: Sequence[Case]) -> str:
             members = [case for case in own if family in ("all", case.family)]
             means = [_mean(members, policy) for policy in policies]
             if n := max((mean.n for mean in means if mean), default=0):
-                shown = (str(mean) if mean else NOTHING for mean in means)
+                shown = (_of_fewer(mean, n) if mean else NOTHING for mean in means)
                 lines.append((str(shape), costs, family, str(n), *shown))
     return table(("cluster", "costs", "family", *numbers), lines, right=numbers) if lines else ""
+
+
+def _of_fewer(mean: Estimate, n: int) -> str:
+    return str(mean) if mean.n == n else f"{mean} ({count(mean.n, 'workload')})"
 
 
 def _mean(cases: Iterable[Case], policy: str) -> Estimate | None:

@@ -50,6 +50,8 @@ def bench_row(
         bound_s=None,
         efficiency=None,
         predicted_s=None,
+        predicted_tasks=None,
+        predicted_bytes=None,
         ops=ops,
         tasks=0,
         executed=ops,

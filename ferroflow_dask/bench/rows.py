@@ -25,6 +25,7 @@ Where = str
 MIGRATIONS: dict[int, Callable[[Fields], Fields]] = {
     1: lambda fields: {**fields, "predicted_s": None},
     2: lambda fields: {**fields, "cluster": "unknown", "fresh": None},
+    3: lambda fields: {**fields, "predicted_tasks": None, "predicted_bytes": None},
 }
 
 #: How each row of ours begins; what a torn line is known by.
@@ -37,6 +38,7 @@ _COUNTS = (
     *("repetition", "ops", "tasks", "executed", "steals_asked", "steals_confirmed", "steals_refused"),
     *("bytes_moved", "peak_worker_memory", "seed"),
 )
+_MAYBE_COUNTS = ("predicted_tasks", "predicted_bytes")
 _NUMBERS = ("makespan_s", "idle_fraction", "scheduler_cpu_s")
 _MAYBE_NUMBERS = ("bound_s", "efficiency", "predicted_s")
 #: What tells a run from all others.
@@ -255,6 +257,8 @@ def _problem(name: str, value: Any) -> str:
         return "" if _is_count(value) and value >= 1 else "a whole number, at least 1"
     if name in _COUNTS:
         return "" if _is_count(value) else "a whole number, at least 0"
+    if name in _MAYBE_COUNTS:
+        return "" if value is None or _is_count(value) else "a whole number, at least 0, or null"
     if name in _NUMBERS:
         return "" if _is_number(value) else "a number, at least 0"
     if name in _MAYBE_NUMBERS:

@@ -7,6 +7,7 @@ where they can be and refused where not; files that are not ours are refused.
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from ferroflow_dask.bench.markdown import count, table
 #: Name of the schema: what a row must be to be ours.
 NAME = "ferroflow-bench"
 #: Version of the schema that this release writes.
-VERSION = 3
+VERSION = 4
 #: Name and version of the schema; part of every row.
 SCHEMA = f"{NAME}/{VERSION}"
 
@@ -87,6 +88,10 @@ class BenchRecord:
         bound_s / makespan_s.
     predicted_s : float or None
         The makespan that was expected when the graph was cut into bundles [s].
+    predicted_tasks : int or None
+        The tasks that were expected then.
+    predicted_bytes : int or None
+        What workers were expected to fetch from each other [B].
     ops : int
         By which throughput is counted.
     tasks : int
@@ -137,6 +142,8 @@ class BenchRecord:
     bound_s: float | None
     efficiency: float | None
     predicted_s: float | None
+    predicted_tasks: int | None
+    predicted_bytes: int | None
     ops: int
     tasks: int
     executed: int
@@ -152,6 +159,17 @@ class BenchRecord:
     versions: Mapping[str, str]
     commit: str
     machine: str
+
+
+def written(arguments: Mapping[str, Any]) -> str:
+    """Return arguments as text that tells them from others; they may hold lists, which cannot be keys.
+
+    Examples
+    --------
+    >>> written({"n": 2, "chunks": [1, 3]})
+    '{"chunks": [1, 3], "n": 2}'
+    """
+    return json.dumps(dict(arguments), sort_keys=True)
 
 
 #: A field of a numpydoc "Parameters" section: names and type on a line, then the indented description.

@@ -72,6 +72,8 @@ class Session:
         self._seed = seed
         self._timeout_s = timeout_s
         self._stack = ExitStack()
+        #: What has run since it was started.
+        self.warm: set[tuple[Any, ...]] = set()
         #: What has run since it was started, or last made to forget.
         self.taught: set[tuple[Any, ...]] = set()
 
@@ -83,6 +85,7 @@ class Session:
         self._stack.close()
 
     def _start(self) -> None:
+        self.warm.clear()
         self.taught.clear()
         self.client = self._stack.enter_context(self._start_cluster())
         self._observer = Observer(self.client)

@@ -6,6 +6,7 @@ import gc
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, Self
 
 from ferroflow_dask.bench.machine import commit, machine
@@ -19,6 +20,7 @@ from ferroflow_dask.bench.session import Session, Start
 from ferroflow_dask.bench.workloads.base import Instance, Request
 
 Place = Session | Threads | Ray
+Made = tuple[Instance, Measurement]
 
 
 def run_plan(
@@ -34,7 +36,8 @@ def run_plan(
     All policies take turns on one cluster; runs that must know nothing of the past have another. All cases
     of a workload run once, in an order drawn anew, before any runs again. Before, each case runs once
     unmeasured, which opens connections and, where costs are learned, teaches them; and once more on a cluster
-    that takes the place of one on which a run broke.
+    that takes the place of one on which a run broke. Where such a warm-up breaks, the next run of that case
+    is not made: its row says what broke.
 
     Parameters
     ----------
@@ -60,20 +63,15 @@ def run_plan(
             first_runs = {case.identity(): case for case, _ in left}.values()
             tell(f"{group[0].workload.name} · start of what is missing")
             places.prepare(first_runs)
+            broken: dict[tuple[Any, ...], Made] = {}
             for case in first_runs:
                 tell(f"{case.workload.name} · {case.policy} · warm-up")
-                _run(plan, case, 0, places.of(case))
+                if made := _broken_warm_up(plan, case, 0, places.of(case)):
+                    broken[case.identity()] = made
             for case, repetition in left:
                 tell(f"{case.workload.name} · {case.policy}")
-                place = places.of(case)
-                if isinstance(place, Session):
-                    if plan.is_fresh:
-                        place.renew()
-                    if case.costs == "unknown":
-                        place.forget()
-                    elif case.identity() not in place.taught:
-                        _run(plan, case, repetition, place)
-                yield _row(plan, case, repetition, *_run(plan, case, repetition, place))
+                made = broken.pop(case.identity(), None) or _measured(plan, case, repetition, places.of(case))
+                yield _row(plan, case, repetition, *made)
 
 
 class _Places:
@@ -99,7 +97,7 @@ class _Places:
             if name not in self._places:
                 plan = self._plan
                 if name in REFERENCES:
-                    self._places[name] = reference = make_reference(name, plan.shape)
+                    self._places[name] = reference = make_reference(name, plan.shape, self._timeout_s)
                     self._stack.enter_context(reference)
                 else:
                     session = Session(plan.shape, plan.seed, self._timeout_s, self._start)
@@ -120,7 +118,32 @@ class _Places:
         return "unknown" if case.costs == "unknown" else "learned"
 
 
-def _run(plan: Plan, case: Case, repetition: int, place: Place) -> tuple[Instance, Measurement]:
+def _measured(plan: Plan, case: Case, repetition: int, place: Place) -> Made:
+    """Make a run where everything is as it must be before; if that cannot be had, return what broke."""
+    if plan.is_fresh and isinstance(place, Session):
+        place.renew()
+    if not _is_ready(case, place) and (broken := _broken_warm_up(plan, case, repetition, place)):
+        return broken
+    if case.costs == "unknown" and isinstance(place, Session):
+        place.forget()
+    return _run(plan, case, repetition, place)
+
+
+def _is_ready(case: Case, place: Place) -> bool:
+    if isinstance(place, Session) and case.costs != "unknown":
+        return case.identity() in place.taught
+    return case.identity() in place.warm
+
+
+def _broken_warm_up(plan: Plan, case: Case, repetition: int, place: Place) -> Made | None:
+    """Run a case unmeasured; return what came of it if it broke."""
+    instance, measurement = _run(plan, case, repetition, place)
+    if measurement.status == OK:
+        return None
+    return instance, replace(measurement, status=f"warm-up: {measurement.status}")
+
+
+def _run(plan: Plan, case: Case, repetition: int, place: Place) -> Made:
     request = Request(
         arguments=case.arguments,
         seed=plan.seed + repetition,
@@ -130,12 +153,16 @@ def _run(plan: Plan, case: Case, repetition: int, place: Place) -> tuple[Instanc
         lowering=case.lowering,
     )
     instance = case.workload.build(request)
-    if not isinstance(place, Session):
-        return instance, measure_reference(place, instance)
-    measurement = place.measure(instance, case.policy)
+    if isinstance(place, Session):
+        measurement = place.measure(instance, case.policy)
+    else:
+        measurement = measure_reference(place, instance)
     if measurement.status != OK:
         place.renew()  # nobody knows what state it is in
-    place.taught.add(case.identity())
+        return instance, measurement
+    place.warm.add(case.identity())
+    if isinstance(place, Session):
+        place.taught.add(case.identity())
     return instance, measurement
 
 
@@ -148,6 +175,7 @@ def _row(
     t_inf_s = seen.t_inf_s if instance.t_inf_s is None else instance.t_inf_s
     bound_s = max(t1_s / shape.n_threads, t_inf_s) if instance.bound_s is None else instance.bound_s
     is_ok = measurement.status == OK
+    predicted = instance.predicted() if is_ok and instance.predicted is not None else None
     available_s = measurement.makespan_s * shape.n_threads  # 0 of a run that failed before the clock started
     return BenchRecord(
         schema=SCHEMA,
@@ -166,7 +194,9 @@ def _row(
         makespan_s=measurement.makespan_s,
         bound_s=bound_s if is_ok else None,
         efficiency=bound_s / measurement.makespan_s if is_ok else None,
-        predicted_s=instance.predicted_s() if is_ok and instance.predicted_s is not None else None,
+        predicted_s=None if predicted is None else predicted.makespan_s,
+        predicted_tasks=None if predicted is None else predicted.n_tasks,
+        predicted_bytes=None if predicted is None else predicted.nbytes_moved,
         ops=instance.n_ops,
         tasks=seen.tasks,
         executed=measurement.executed,

@@ -155,8 +155,8 @@ def suite(is_quick: bool, **options: Any) -> None:
 def metg(pattern: str, sizes: tuple[str, ...], durations: tuple[float, ...], **options: Any) -> None:
     """Measure the minimum effective task granularity, METG(50 %), of a Task Bench pattern."""
     # `tree` is RSDS's; Task Bench's is told from it by its prefix, which need not be given here.
-    workload = WORKLOADS.get(f"task_bench_{pattern}") or get_workload(pattern)
-    if workload.family != "task-bench":
+    workload = WORKLOADS.get(f"task_bench_{pattern}") or WORKLOADS.get(pattern)
+    if workload is None or workload.family != "task-bench":
         known = ", ".join(name for name, other in WORKLOADS.items() if other.family == "task-bench")
         raise UsageError(f"{pattern!r} is no pattern of Task Bench; choose one of: {known}")
     given = dict(_size(text) for text in sizes)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
     from ferroflow_dask.graph import Graph
+    from ferroflow_dask.lowering import Prediction
 
 
 class Cluster(Protocol):
@@ -85,8 +86,8 @@ class Instance:
     count_executed : callable, optional
         Takes the client and returns how many ops were executed, counted where they were; it must be `n_ops`.
         Dask's tasks are counted if left out.
-    predicted_s : callable, optional
-        Returns the makespan that was expected, once all is submitted [s].
+    predicted : callable, optional
+        Returns what was expected, once all is submitted.
     prepare, during, restore : callable, optional
         Take the cluster: before the clock starts; once all is submitted; after the clock has stopped.
     """
@@ -100,7 +101,7 @@ class Instance:
     bound_s: float | None = None
     collect: Callable[[Client, Sequence[Future[Any]]], Sequence[Any]] | None = None
     count_executed: Callable[[Client], int] | None = None
-    predicted_s: Callable[[], float] | None = None
+    predicted: Callable[[], Prediction] | None = None
     prepare: Callable[[Cluster], None] | None = None
     during: Callable[[Cluster], None] | None = None
     restore: Callable[[Cluster], None] | None = None

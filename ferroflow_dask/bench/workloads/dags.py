@@ -266,10 +266,10 @@ def _build(name: str, lowerings: Mapping[str, _Lowering], request: Request) -> I
             clusters[0].measured.observe(graph, report.seconds)
         return report.executed_ops
 
-    def predicted_s() -> float:
+    def predicted() -> Prediction:
         prediction = submitted[0].prediction
         assert prediction is not None
-        return prediction.makespan_s
+        return prediction
 
     def restore(_cluster: Cluster) -> None:
         ready.clear()  # and with the graph the futures of its constants
@@ -284,7 +284,7 @@ def _build(name: str, lowerings: Mapping[str, _Lowering], request: Request) -> I
         t_inf_s=known.t_inf_s,
         collect=collect,
         count_executed=count_executed,
-        predicted_s=predicted_s if lowering.is_bundled else None,
+        predicted=predicted if lowering.is_bundled else None,
         prepare=prepare if lowering.is_placed else None,
         restore=restore if lowering.is_placed else None,
     )
