@@ -178,6 +178,8 @@ class FerroflowStealing(Steals):
             "round_trip_seconds": ("From the end of a task to the next one sent", self._slots.round_trip_s),
             "slots_per_thread": ("Queued tasks sent to each thread", self.scheduler.WORKER_SATURATION),
             "slow_workers": ("Workers slower than usual", sum(worker.speed < 1 for worker in workers)),
+            "steal_seconds": ("From a steal's request to the task's start", self.view.steal_s(self.clock())),
+            "transfer_slowness": ("Transfer times relative to the bandwidth's", self.view.transfer_slowness),
         }
         return learned | self.policy.gauges() if isinstance(self.policy, StealingPolicy) else learned
 
