@@ -23,9 +23,10 @@ class Decision:
         Seconds since the epoch.
     key : Key
     what : str
-        placed, steal asked, steal declined, steal confirmed, steal refused or steal aborted.
+        placed, steal asked, steal declined, steal confirmed, steal refused, steal aborted or placement
+        declined, where a policy would break restrictions.
     worker : str
-        Where the task is to run from now on; of a declined steal, the worker that might have had it.
+        Where the task is to run from now on; of what was declined, the worker that might have had it.
     reason : str
     """
 

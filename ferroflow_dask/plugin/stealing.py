@@ -34,7 +34,7 @@ from ferroflow_dask.plugin.prices import Prices
 from ferroflow_dask.plugin.replicas import keep_placed, restore_replicas
 from ferroflow_dask.plugin.settings import configured_policy
 from ferroflow_dask.plugin.slots import Slots
-from ferroflow_dask.plugin.steals import Steals
+from ferroflow_dask.plugin.steals import RESTRICTED, Steals
 from ferroflow_dask.plugin.streams import Streams
 from ferroflow_dask.plugin.swap import restore_stock
 from ferroflow_dask.policy import ClusterView, Policy, StealingPolicy, TaskView
@@ -389,9 +389,7 @@ class FerroflowStealing(Steals):
             self._see_incoming(*task.held, *task.coming, *(task.allowed or least_loaded))
         self._tell(TaskReady(task), [task])
         chosen = self._planned.pop(ts.key, None)
-        if chosen is None or not self._is_running(chosen):
-            return None
-        return chosen if task.allowed is None or chosen in task.allowed else None
+        return chosen if chosen is not None and self._is_running(chosen) else None
 
     def _see_incoming(self, *addresses: str) -> None:
         # There is no event of inputs that arrive.
@@ -438,6 +436,8 @@ class FerroflowStealing(Steals):
         now = self.clock()
         for instruction in self.policy.handle(event, self.view, now):
             match instruction:
+                case AssignTask(key, worker) if not by_key[key].may_run_on(worker):
+                    self.journal.note(now, key, "placement declined", worker, RESTRICTED)
                 case AssignTask(key, worker, reason):
                     self.view.assign(by_key[key], worker, now)
                     self._planned[key] = worker

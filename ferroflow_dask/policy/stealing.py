@@ -169,7 +169,7 @@ class StealingPolicy:
         worker = view.workers.get(self._last or "")
         if worker is None or not worker.is_running:
             return None
-        if task.allowed is not None and worker.key not in task.allowed:
+        if not task.may_run_on(worker.key):
             return None
         least_s = min((other.wait_s for other in view.least_loaded()), default=0.0)
         if len(task.costs_s) > 1:
@@ -266,8 +266,7 @@ def _moves(victim: WorkerView, thief: WorkerView, view: ClusterView, is_stuck: b
 
 
 def _may_move(task: TaskView, thief: WorkerView) -> bool:
-    is_allowed = task.allowed is None or thief.key in task.allowed
-    return is_allowed and task.is_movable
+    return task.is_movable and task.may_run_on(thief.key)
 
 
 def _depth_first(tasks: Sequence[TaskView]) -> Iterator[TaskView]:
