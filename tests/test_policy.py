@@ -20,7 +20,14 @@ from ferroflow_dask.policy.events import (
     WorkerJoined,
     WorkerLeft,
 )
-from ferroflow_dask.policy.instructions import AssignTask, DeclineSteal, Instruction, SetPriority, StealTask
+from ferroflow_dask.policy.instructions import (
+    AssignTask,
+    DeclineSteal,
+    Instruction,
+    SetPriority,
+    StealTask,
+    in_words,
+)
 from ferroflow_dask.policy.threshold import AdaptiveThreshold
 
 
@@ -446,6 +453,35 @@ def test_a_declined_steal_has_a_reason(
     (declined,) = cluster.declined
     assert (declined.key, declined.victim, declined.thief) == (len(costs) - 1, "w0", "w1")
     assert declined.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("queued", "held", "reason"),
+    [
+        ([], {}, "finishes in 0.2 s (queue 0, transfer 0, run 0.2), first of 1"),
+        (
+            [0.3, 0.4],
+            {"w1": 10**6},
+            "finishes in 0.523 s (queue 0.3, transfer 0.023, run 0.2), first of 2; next best w1 in 0.6 s",
+        ),
+        (
+            [0.3, 0.31],
+            {"w1": 10**6},
+            "finishes in 0.51 s (queue 0.31, transfer 0, run 0.2), first of 2; next best w0 in 0.523 s",
+        ),
+    ],
+    ids=["the only one", "though the input is elsewhere", "as it holds the input"],
+)
+def test_a_placement_tells_what_was_considered(
+    queued: list[float], held: dict[str, int], reason: str
+) -> None:
+    cluster = Cluster(make_policy("ferroflow"), workers=2)
+    for i, cost_s in enumerate(queued):
+        cluster.put(f"w{i}", cluster.task(("before", i), cost_s))
+    more = {"held": held, "input_bytes": sum(held.values()), "is_guess": not held}
+    (assigned,) = cluster.tell(TaskReady(cluster.task("a", 0.2, **more)))
+    assert isinstance(assigned, AssignTask)
+    assert in_words(assigned.reason) == reason
 
 
 # Speeds and orders

@@ -442,8 +442,8 @@ class FerroflowStealing(Steals):
                     self.view.assign(by_key[key], worker, now)
                     self._planned[key] = worker
                     self.journal.note(now, key, "placed", worker, reason)
-                case DeclineSteal(key, _, thief, reason):
-                    self.journal.note(now, key, "steal declined", thief, reason)
+                case DeclineSteal(key, victim, thief, reason):
+                    self._steal_declined(key, victim, thief, reason)
                 case SetPriority(key, order):
                     ts = self.scheduler.tasks[key]
                     ts.priority = by_key[key].priority = (*(ts.priority or ())[:-1], order)

@@ -68,7 +68,7 @@ class Steals(WorkStealing):
             return None
         task = self.view.assigned[steal.key][0]
         if not task.may_run_on(steal.thief):
-            self.journal.note(self.clock(), steal.key, "steal declined", steal.thief, RESTRICTED)
+            self._steal_declined(steal.key, steal.victim, steal.thief, RESTRICTED)
             return None
         if not self.move_task_request(ts, victim, thief).startswith("steal-"):
             self.view.assign(task, victim.address, self.clock())
@@ -138,6 +138,9 @@ class Steals(WorkStealing):
         if event is not None:
             self._tell(event)
         self._passes.ask()
+
+    def _steal_declined(self, key: Key, victim: str, thief: str, reason: str) -> None:
+        self.journal.note(self.clock(), key, "steal declined", thief, ("from {}: {}", victim, reason))
 
     def _steal_ended(self, key: Key, outcome: str, ws: WorkerState, reason: str) -> None:
         self.steals[outcome] += 1
