@@ -115,7 +115,7 @@ class FerroflowStealing(Steals):
         )
         self._prices = Prices(scheduler, self.view.reprice)
         self._slots = Slots(scheduler, self.durations, _MESSAGES * self.view.latency_s)
-        self._streams = Streams(scheduler)
+        self.streams = Streams(scheduler)
         super().__init__(scheduler)
         for ws in scheduler.workers.values():
             for ts in ws.processing:
@@ -133,7 +133,7 @@ class FerroflowStealing(Steals):
         """Serve idle workers from now on; called by distributed and by `swap`."""
         await super().start(scheduler)
         if config.get_bool("low-latency-streams") and not self._is_closed:
-            self._streams.open()
+            self.streams.open()
         if not self._is_closed:
             keep_placed(self.scheduler)
             pages.show(self.scheduler)
@@ -146,7 +146,7 @@ class FerroflowStealing(Steals):
             super().teardown()
             seams.restore_placement(self.scheduler)
             self._slots.restore()
-            self._streams.close()
+            self.streams.close()
             restore_replicas(self.scheduler)
             metrics.hide(self)
             pages.hide(self.scheduler)
@@ -195,7 +195,7 @@ class FerroflowStealing(Steals):
         self.view.add_worker(address, ws.nthreads, kind_of_worker(ws))
         self.view.set_running(address, ws in self.scheduler.running)  # it may not be ready yet
         self._describe.workers_changed()
-        self._streams.joined(address)
+        self.streams.joined(address)
         self._tell(WorkerJoined(address))
         self._passes.ask()
 
@@ -210,7 +210,7 @@ class FerroflowStealing(Steals):
             for pair in [pair for pair in self.flows if address in pair]:
                 del self.flows[pair]
             self._slots.left(address)
-            self._streams.left(address)
+            self.streams.left(address)
             self._describe.workers_changed()
             if not self.in_flight:
                 self.in_flight_tasks.clear()
@@ -218,11 +218,11 @@ class FerroflowStealing(Steals):
 
     def add_client(self, scheduler: Scheduler, client: str) -> None:
         """Note a client that connects."""
-        self._guarded(self._streams.client_joins, client)
+        self._guarded(self.streams.client_joins, client)
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """Note a client that is gone."""
-        self._guarded(self._streams.left, client)
+        self._guarded(self.streams.left, client)
 
     def update_graph(self, scheduler: Scheduler, *, tasks: list[Key], **kwargs: Any) -> None:
         """Let the policy order a new graph and place what can start at once."""
