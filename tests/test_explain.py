@@ -39,7 +39,26 @@ def test_the_command_tells_it(thread_client: Client) -> None:
     install(thread_client)
     thread_client.submit(pause, 1, 0.0, key="lonely", workers=list(thread_client.nthreads())).result()
     told = answer("explain", "lonely", "--connect", thread_client.scheduler.address).stdout
-    assert re.fullmatch(r" *\+0\.000 s · placed · \S+ · finishes in \S+ s, first of \d+\n", told)
+    parts = r"finishes in \S+ s \(queue 0, transfer 0, run \S+\), first of \d+; next best (\S+) in \S+ s"
+    line = re.fullmatch(rf" *\+0\.000 s · placed · (\S+) · {parts}\n", told)
+    assert line is not None
+    assert len(set(line.groups()) & set(thread_client.nthreads())) == 2
+
+
+def test_a_declined_steal_tells_both_workers() -> None:
+    async def test(cluster: Cluster) -> None:
+        victim, thief = (worker.address for worker in cluster.workers)
+        first, *_, last = cluster.map(3, 0.2, workers=[victim])
+        await cluster.processing(last)
+        cluster.stealing._steal_for(thief)
+        story = await explain(cluster.client, last.key)
+        declined = [decision for decision in story if decision.what == "steal declined"]
+        assert {(decision.worker, decision.reason) for decision in declined} == {
+            (thief, f"from {victim}: no task there may move here, and is long enough")
+        }
+        assert await first == 0
+
+    on_cluster(test)
 
 
 def test_an_asynchronous_client_awaits_it() -> None:

@@ -328,8 +328,9 @@ def test_a_failure_with_a_steal_in_flight_whose_task_goes_away_ends_with_dask_in
         victim, thief = cluster.workers
         running, waiting = cluster.map(2, 0.3, workers=[victim.address])
         ts = await cluster.processing(waiting)
-        cluster.ask(ts, victim, thief)
         shell = cluster.stealing
+        shell.view.assigned[ts.key][0].allowed = None  # till now nobody else could ask for it
+        cluster.ask(ts, victim, thief)
         shell.fail(ZeroDivisionError("the policy is broken"))
         cluster.scheduler.client_releases_keys([waiting.key], client=cluster.client.id, stimulus_id="test")
         assert await running == 0

@@ -132,16 +132,43 @@ def test_clients_have_short_streams_too() -> None:
         async with Client(cluster.scheduler.address, asynchronous=True) as late:
             for client in (cluster.client, late):
                 await comes(lambda _, client=client: isinstance(between(client)[1], Pause), cluster)
-            assert isinstance(between(cluster.client)[0], Pause)
+            await comes(lambda _: isinstance(between(cluster.client)[0], Pause), cluster)
             assert between(late)[0] == DASKS_CLIENT[0]  # nobody has told it
             assert await late.submit(sum, [1, 2]) == 3
             await install(cluster.client, policy="ring")
+            await comes(lambda _: isinstance(between(cluster.client)[0], Pause), cluster)
             await uninstall(late)
-            await comes(lambda _: between(late) == DASKS_CLIENT, cluster)
-            assert between(cluster.client)[1] == DASKS_CLIENT[1]
+            for client in (cluster.client, late):
+                await comes(lambda _, client=client: between(client) == DASKS_CLIENT, cluster)
+            await install(cluster.client)
+            await comes(lambda _: isinstance(between(cluster.client)[0], Pause), cluster)
             await uninstall(cluster.client)
             assert between(cluster.client) == DASKS_CLIENT
+            await install(late)
+            await comes(lambda _: isinstance(between(late)[0], Pause), cluster)
+            assert between(cluster.client)[0] == DASKS_CLIENT[0]  # which does not take part any more
         await comes(lambda cluster: late.id not in cluster.scheduler.client_comms, cluster)
+
+    on_cluster(test, plugin=False)
+
+
+@pytest.mark.cluster
+@pytest.mark.filterwarnings("default:ferroflow:UserWarning")
+def test_a_failure_gives_all_ends_back() -> None:
+    async def test(cluster: Cluster) -> None:
+        def here() -> Any:
+            return cluster.client.scheduler_comm.interval
+
+        def there() -> Any:
+            return cluster.scheduler.client_comms[cluster.client.id].interval
+
+        await install(cluster.client)
+        await comes(lambda _: isinstance(here(), Pause) and isinstance(there(), Pause), cluster)
+        await comes(are_short, cluster)
+        cluster.stealing.fail(ZeroDivisionError("the policy is broken"))
+        await comes(lambda _: (here(), there()) == DASKS_CLIENT, cluster)
+        await comes(are_dasks, cluster)
+        assert await cluster.client.submit(sum, [1, 2]) == 3
 
     on_cluster(test, plugin=False)
 

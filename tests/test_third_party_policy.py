@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import dask
 import pytest
 from click.testing import CliRunner
 from distributed import Client
 from in_charge import stealing_of, workers_of
+from one_loop import Cluster, on_cluster
+from test_policy_contract import CONTRACT, Make
 
-from ferroflow_dask import explain, install, uninstall
+from ferroflow_dask import FerroflowStealing, explain, install, uninstall
 from ferroflow_dask.cli import main
 from ferroflow_dask.exceptions import UsageError
+from ferroflow_dask.lowering import RANK_ANNOTATION
 from ferroflow_dask.plugin import installed
-from ferroflow_dask.policy import make_policy, policy_names
+from ferroflow_dask.plugin.swap import swap
+from ferroflow_dask.policy import ClusterView, make_policy, policy_names
+from ferroflow_dask.policy.events import Event, GraphArrived, TaskReady, WorkerIdle
+from ferroflow_dask.policy.instructions import AssignTask, Instruction, StealTask
 
 MODULE = '''
 from ferroflow_dask.policy.events import TaskReady
@@ -30,9 +39,28 @@ class LastWorkerPolicy:
         self.label = label
 
     def handle(self, event, view, now):
-        if isinstance(event, TaskReady) and view.running:
-            yield AssignTask(event.task.key, view.running[-1].key, f"the last; {self.label}")
+        if isinstance(event, TaskReady):
+            workers = [worker for worker in view.running if event.task.may_run_on(worker.key)]
+            if workers:
+                yield AssignTask(event.task.key, workers[-1].key, f"the last; {self.label}")
 '''
+
+
+class Careless:
+    """A policy that does not ask where tasks may run."""
+
+    places_queued = True
+
+    def handle(self, event: Event, view: ClusterView, now: float) -> Iterator[Instruction]:
+        match event:
+            case GraphArrived(tasks):
+                for task in tasks:
+                    yield AssignTask(task.key, view.running[-1].key, "at its arrival")
+            case TaskReady(task):
+                yield AssignTask(task.key, view.running[-1].key, "as it was ready")
+            case WorkerIdle(thief):
+                for victim in view.crowded_from_most_loaded():
+                    yield StealTask(victim.last_waiting.key, victim.key, thief, "as it waits")
 
 
 @pytest.fixture
@@ -59,6 +87,37 @@ def test_it_is_listed_and_made(package: ModuleType) -> None:
         make_policy("last", seed=1)
     with pytest.raises(UsageError, match="somebodys_other_policies:Policy, which fails: No module"):
         make_policy("missing")
+
+
+@pytest.mark.parametrize("keeps", CONTRACT, ids=lambda keeps: keeps.__name__)
+def test_it_keeps_the_contract(package: ModuleType, keeps: Callable[[Make], None]) -> None:
+    assert package
+    keeps(lambda: make_policy("last"))
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("more", [{}, {"ferroflow_cost": 0.02, RANK_ANNOTATION: 1.0}], ids=["", "ranked"])
+def test_none_can_break_restrictions(more: dict[str, Any]) -> None:
+    async def test(cluster: Cluster) -> None:
+        await swap(cluster.scheduler, lambda scheduler: FerroflowStealing(scheduler, Careless()))
+        # Of those that are there before it, the view has them by address.
+        theirs, other = sorted(cluster.workers, key=lambda worker: worker.address)
+        first = theirs.address
+        with dask.annotate(**more):
+            futures = cluster.map(10, workers=[first])
+        await cluster.client.gather(futures)
+        journal = cluster.stealing.journal
+        assert {future.key for future in futures} <= set(theirs.data)
+        assert not set(other.data)
+        for future in futures:
+            told = [(one.what, one.worker) for one in journal.about(future.key) if one.what == "placed"]
+            assert told == [("placed", first)]
+        declined = {decision.what for decision in journal.last(1000) if decision.worker != first}
+        assert declined == {"placement declined", "steal declined"}
+        assert cluster.stealing.steals["asked"] == 0
+        assert cluster.stealing.error is None
+
+    on_cluster(test, plugin=False)
 
 
 @pytest.mark.cluster

@@ -16,7 +16,7 @@ from ferroflow_dask.lowering.clients import answers
 from ferroflow_dask.plugin import seams
 from ferroflow_dask.plugin.settings import configured_policy
 from ferroflow_dask.plugin.stealing import FerroflowStealing
-from ferroflow_dask.plugin.streams import restore_client, shorten_client
+from ferroflow_dask.plugin.streams import TOPIC, follow, unfollow
 from ferroflow_dask.plugin.swap import PLUGIN_NAME, restore_stock, swap
 
 if TYPE_CHECKING:
@@ -183,13 +183,19 @@ async def _with_own_client(cluster: Cluster, action: Callable[..., Any], *argume
 async def _install(client: Client, plugin: FerroflowPlugin) -> None:
     await _check_scheduler(client)
     await client.register_plugin(plugin)
-    shorten_client(client)
+    await follow_streams(client)
+
+
+async def follow_streams(client: Client) -> None:
+    """Let a client's messages leave at once as long as ferroflow schedules its cluster."""
+    if follow(client):
+        await client.run_on_scheduler(_follow, name=client.id)
 
 
 async def _uninstall(client: Client) -> None:
-    restore_client(client)
+    unfollow(client)
     if await _version_there(client, _DISTRIBUTION) is not None:  # else it cannot have been installed
-        await client.run_on_scheduler(_restore)
+        await client.run_on_scheduler(_restore, name=client.id)
 
 
 async def find_installed(client: Client) -> FerroflowPlugin | None:
@@ -217,10 +223,18 @@ async def _add_to(scheduler: Scheduler, plugin: FerroflowPlugin) -> None:
     scheduler.add_plugin(plugin, name=PLUGIN_NAME)
 
 
-async def _restore(dask_scheduler: Scheduler) -> None:
+async def _restore(dask_scheduler: Scheduler, name: str | None = None) -> None:
     present = dask_scheduler.extensions.get("stealing")
     if isinstance(present, FerroflowStealing):
         await restore_stock(dask_scheduler, present, present.was_enabled)
+    if name is not None:
+        dask_scheduler.unsubscribe_topic(TOPIC, name)
+
+
+def _follow(dask_scheduler: Scheduler, name: str) -> None:
+    present = dask_scheduler.extensions.get("stealing")
+    if isinstance(present, FerroflowStealing):
+        present.streams.followed_by(name)
 
 
 def _find(dask_scheduler: Scheduler) -> FerroflowPlugin | None:

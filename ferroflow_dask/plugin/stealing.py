@@ -34,7 +34,7 @@ from ferroflow_dask.plugin.prices import Prices
 from ferroflow_dask.plugin.replicas import keep_placed, restore_replicas
 from ferroflow_dask.plugin.settings import configured_policy
 from ferroflow_dask.plugin.slots import Slots
-from ferroflow_dask.plugin.steals import Steals
+from ferroflow_dask.plugin.steals import RESTRICTED, Steals
 from ferroflow_dask.plugin.streams import Streams
 from ferroflow_dask.plugin.swap import restore_stock
 from ferroflow_dask.policy import ClusterView, Policy, StealingPolicy, TaskView
@@ -115,7 +115,7 @@ class FerroflowStealing(Steals):
         )
         self._prices = Prices(scheduler, self.view.reprice)
         self._slots = Slots(scheduler, self.durations, _MESSAGES * self.view.latency_s)
-        self._streams = Streams(scheduler)
+        self.streams = Streams(scheduler)
         super().__init__(scheduler)
         for ws in scheduler.workers.values():
             for ts in ws.processing:
@@ -133,7 +133,7 @@ class FerroflowStealing(Steals):
         """Serve idle workers from now on; called by distributed and by `swap`."""
         await super().start(scheduler)
         if config.get_bool("low-latency-streams") and not self._is_closed:
-            self._streams.open()
+            self.streams.open()
         if not self._is_closed:
             keep_placed(self.scheduler)
             pages.show(self.scheduler)
@@ -146,7 +146,7 @@ class FerroflowStealing(Steals):
             super().teardown()
             seams.restore_placement(self.scheduler)
             self._slots.restore()
-            self._streams.close()
+            self.streams.close()
             restore_replicas(self.scheduler)
             metrics.hide(self)
             pages.hide(self.scheduler)
@@ -178,6 +178,8 @@ class FerroflowStealing(Steals):
             "round_trip_seconds": ("From the end of a task to the next one sent", self._slots.round_trip_s),
             "slots_per_thread": ("Queued tasks sent to each thread", self.scheduler.WORKER_SATURATION),
             "slow_workers": ("Workers slower than usual", sum(worker.speed < 1 for worker in workers)),
+            "steal_seconds": ("From a steal's request to the task's start", self.view.steal_s(self.clock())),
+            "transfer_slowness": ("Transfer times relative to the bandwidth's", self.view.transfer_slowness),
         }
         return learned | self.policy.gauges() if isinstance(self.policy, StealingPolicy) else learned
 
@@ -193,7 +195,7 @@ class FerroflowStealing(Steals):
         self.view.add_worker(address, ws.nthreads, kind_of_worker(ws))
         self.view.set_running(address, ws in self.scheduler.running)  # it may not be ready yet
         self._describe.workers_changed()
-        self._streams.joined(address)
+        self.streams.joined(address)
         self._tell(WorkerJoined(address))
         self._passes.ask()
 
@@ -208,7 +210,7 @@ class FerroflowStealing(Steals):
             for pair in [pair for pair in self.flows if address in pair]:
                 del self.flows[pair]
             self._slots.left(address)
-            self._streams.left(address)
+            self.streams.left(address)
             self._describe.workers_changed()
             if not self.in_flight:
                 self.in_flight_tasks.clear()
@@ -216,11 +218,11 @@ class FerroflowStealing(Steals):
 
     def add_client(self, scheduler: Scheduler, client: str) -> None:
         """Note a client that connects."""
-        self._guarded(self._streams.client_joins, client)
+        self._guarded(self.streams.client_joins, client)
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """Note a client that is gone."""
-        self._guarded(self._streams.left, client)
+        self._guarded(self.streams.left, client)
 
     def update_graph(self, scheduler: Scheduler, *, tasks: list[Key], **kwargs: Any) -> None:
         """Let the policy order a new graph and place what can start at once."""
@@ -387,9 +389,7 @@ class FerroflowStealing(Steals):
             self._see_incoming(*task.held, *task.coming, *(task.allowed or least_loaded))
         self._tell(TaskReady(task), [task])
         chosen = self._planned.pop(ts.key, None)
-        if chosen is None or not self._is_running(chosen):
-            return None
-        return chosen if task.allowed is None or chosen in task.allowed else None
+        return chosen if chosen is not None and self._is_running(chosen) else None
 
     def _see_incoming(self, *addresses: str) -> None:
         # There is no event of inputs that arrive.
@@ -436,12 +436,14 @@ class FerroflowStealing(Steals):
         now = self.clock()
         for instruction in self.policy.handle(event, self.view, now):
             match instruction:
+                case AssignTask(key, worker) if not by_key[key].may_run_on(worker):
+                    self.journal.note(now, key, "placement declined", worker, RESTRICTED)
                 case AssignTask(key, worker, reason):
                     self.view.assign(by_key[key], worker, now)
                     self._planned[key] = worker
                     self.journal.note(now, key, "placed", worker, reason)
-                case DeclineSteal(key, _, thief, reason):
-                    self.journal.note(now, key, "steal declined", thief, reason)
+                case DeclineSteal(key, victim, thief, reason):
+                    self._steal_declined(key, victim, thief, reason)
                 case SetPriority(key, order):
                     ts = self.scheduler.tasks[key]
                     ts.priority = by_key[key].priority = (*(ts.priority or ())[:-1], order)

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 #: Where Dask's stealing tells its story, for those who listen there.
 stealing_logger = logging.getLogger("distributed.stealing")
 
+#: Why a policy, which may be anybody's, does not get what it asks for.
+RESTRICTED = "the policy asked for it, but the task's restrictions exclude this worker"
+
 
 class Steals(WorkStealing):
     """The part of the shell that carries out steals; `FerroflowStealing` makes what it needs."""
@@ -55,12 +58,18 @@ class Steals(WorkStealing):
         """Hand an event to the policy."""
 
     def ask_for(self, steal: StealTask) -> tuple[Any, ...] | None:
-        """Ask a worker for a task; return the request as the dashboard reads it, None if too late."""
+        """Ask a worker for a task; return the request as the dashboard reads it.
+
+        None if it is too late, or the task may not run there.
+        """
         ts = self.scheduler.tasks[steal.key]
         victim, thief = self.scheduler.workers[steal.victim], self.scheduler.workers[steal.thief]
         if ts in self.in_flight or ts.processing_on is not victim or thief not in self.scheduler.running:
             return None
         task = self.view.assigned[steal.key][0]
+        if not task.may_run_on(steal.thief):
+            self._steal_declined(steal.key, steal.victim, steal.thief, RESTRICTED)
+            return None
         if not self.move_task_request(ts, victim, thief).startswith("steal-"):
             self.view.assign(task, victim.address, self.clock())
             return None
@@ -129,6 +138,9 @@ class Steals(WorkStealing):
         if event is not None:
             self._tell(event)
         self._passes.ask()
+
+    def _steal_declined(self, key: Key, victim: str, thief: str, reason: str) -> None:
+        self.journal.note(self.clock(), key, "steal declined", thief, ("from {}: {}", victim, reason))
 
     def _steal_ended(self, key: Key, outcome: str, ws: WorkerState, reason: str) -> None:
         self.steals[outcome] += 1

@@ -16,7 +16,7 @@ import sys
 from contextlib import suppress
 from time import thread_time
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import cloudpickle
 from distributed import Status, WorkerPlugin
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 _WINDOW_S = 0.01
 #: The part of its time from which on a loop is under load.
 _BUSY = 0.8
+
+#: What clients are told by, whether messages leave at once.
+TOPIC = "ferroflow-streams"
 
 #: One for each time that we are put on a scheduler: what is taken off late takes nothing newer with it.
 _names = (f"ferroflow-streams-{n}" for n in itertools.count(1))
@@ -121,17 +124,37 @@ def restore(stream: BatchedSend, pause: Pause) -> None:
 
 
 _of_clients: WeakKeyDictionary[Client, tuple[BatchedSend, Pause]] = WeakKeyDictionary()
+#: Those of this process that do as the scheduler's side does; what is on its way to others comes too late.
+_following: WeakSet[Client] = WeakSet()
 
 
-def shorten_client(client: Client) -> None:
-    """Let a client of this process send at once, unless it is configured otherwise."""
+def follow(client: Client) -> bool:
+    """Let a client of this process send at once while the scheduler's side does; it tells of that.
+
+    Returns whether it is to be told; not where the configuration here says that its messages are left alone.
+    """
+    is_wanted = config.get_bool("low-latency-streams")
+    if is_wanted:
+        _following.add(client)
+        client.subscribe_topic(TOPIC, lambda event: _told(client, is_open=bool(event[1])))
+    return is_wanted
+
+
+def _told(client: Client, is_open: bool) -> None:
     stream = client.scheduler_comm
-    if stream is not None and config.get_bool("low-latency-streams"):
+    if not is_open:
+        _restore_client(client)
+    elif stream is not None and client in _following:
         _of_clients[client] = stream, shorten(stream, Load())
 
 
-def restore_client(client: Client) -> None:
-    """Put Dask's pauses back."""
+def unfollow(client: Client) -> None:
+    """Put Dask's pauses back, whatever the scheduler's side does."""
+    _following.discard(client)
+    _restore_client(client)
+
+
+def _restore_client(client: Client) -> None:
     if client in _of_clients:
         restore(*_of_clients.pop(client))
 
@@ -173,6 +196,7 @@ class Streams:
                 self.joined(address)
             for client in self._scheduler.client_comms:
                 self._client_joined(client)
+            self._tell_clients()
             self._scheduler.loop.add_callback(self._tell_workers)
 
     def joined(self, address: str) -> None:
@@ -203,7 +227,16 @@ class Streams:
             for stream, pause in self._pauses.values():
                 restore(stream, pause)
             self._pauses.clear()
+            self._tell_clients()
             self._scheduler.loop.add_callback(self._tell_workers)
+
+    def followed_by(self, client: str) -> None:
+        """Tell a client how it is now, and of every change: in one stream, so that the last one counts."""
+        self._scheduler.subscribe_topic(TOPIC, client)
+        self._tell_clients()
+
+    def _tell_clients(self) -> None:
+        self._scheduler.log_event(TOPIC, self._is_open)
 
     async def _tell_workers(self) -> None:
         # One change after the other: workers must not be told the last one first.

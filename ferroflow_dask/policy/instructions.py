@@ -6,6 +6,14 @@ from dataclasses import dataclass
 
 from ferroflow_dask.policy.queues import Key, WorkerKey
 
+#: Words, or a format string and what it is filled with: every task has a reason, few are ever read.
+Reason = str | tuple[str | float, ...]
+
+
+def in_words(reason: Reason) -> str:
+    """Return a reason as it is read."""
+    return str(reason[0]).format(*reason[1:]) if isinstance(reason, tuple) else reason
+
 
 @dataclass(frozen=True, slots=True)
 class AssignTask:
@@ -13,7 +21,7 @@ class AssignTask:
 
     key: Key
     worker: WorkerKey
-    reason: str
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,10 @@ class TaskView:
         """Return the expected duration on one thread of a worker of its kind [s], at the usual speed."""
         return self.costs_s.get(worker.kind, self.cost_s) if self.costs_s else self.cost_s
 
+    def may_run_on(self, worker: WorkerKey) -> bool:
+        """Return whether restrictions admit a worker."""
+        return self.allowed is None or worker in self.allowed
+
     def missing_bytes(self, worker: WorkerKey) -> int:
         """Return the bytes of inputs that would have to be sent to `worker` [B]."""
         return self.input_bytes - self.held.get(worker, 0) - self.coming.get(worker, 0)

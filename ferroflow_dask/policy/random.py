@@ -34,7 +34,7 @@ class RandomPolicy:
         """Assign a ready task; ignore everything else."""
         if isinstance(event, TaskReady):
             task = event.task
-            workers = [w for w in view.running if task.allowed is None or w.key in task.allowed]
+            workers = [w for w in view.running if task.may_run_on(w.key)]
             if workers:
                 worker = workers[int(self._rng.integers(len(workers)))]
                 yield AssignTask(task.key, worker.key, "drawn at random")

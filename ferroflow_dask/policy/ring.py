@@ -51,7 +51,7 @@ class RingPolicy(StaticPolicy):
             if victim.n_waiting <= threshold.value:
                 continue
             for task in victim.waiting_from_last():
-                if task.is_movable and (task.allowed is None or thief.key in task.allowed):
+                if task.is_movable and task.may_run_on(thief.key):
                     reason = f"{victim.n_waiting} tasks wait there, more than {threshold.value}"
                     yield StealTask(task.key, victim.key, thief.key, reason)
                     return

@@ -18,7 +18,7 @@ class StaticPolicy:
         """Assign a ready task; ignore everything else."""
         if isinstance(event, TaskReady):
             task = event.task
-            workers = [w for w in view.running if task.allowed is None or w.key in task.allowed]
+            workers = [w for w in view.running if task.may_run_on(w.key)]
             if workers:
                 position = task.index % len(workers)
                 yield AssignTask(

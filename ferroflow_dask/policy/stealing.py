@@ -25,6 +25,7 @@ from ferroflow_dask.policy.instructions import (
     AssignTask,
     DeclineSteal,
     Instruction,
+    Reason,
     SetPriority,
     StealTask,
 )
@@ -50,6 +51,9 @@ _WORTH_FETCHING_S = 1e-3
 _STUCK_S = 0.03
 #: What two workers may differ in load by, in one-way messages, before a short task goes elsewhere.
 _MESSAGES = 3
+#: Why a worker is chosen, and which one it was compared with.
+_FINISHES = "finishes in {:.4g} s (queue {:.4g}, transfer {:.4g}, run {:.4g}), first of {}"
+_FINISHES_BEFORE = _FINISHES + "; next best {} in {:.4g} s"
 
 
 class StealingPolicy:
@@ -126,21 +130,31 @@ class StealingPolicy:
             yield AssignTask(task.key, neighbour.key, "beside the task before, as both are short")
             return
         best: tuple[float | int, ...] | None = None
+        second: tuple[float | int, ...] | None = None
+        chosen: WorkerView | None = None
         n_running = 0
         for worker in self._candidates(task, view):
             if worker.is_running:
                 n_running += 1
                 load = worker.load
-                end_s = load[0] + view.transfer_s(task, worker.key) + task.cost_on(worker) / worker.speed
+                transfer_s = view.transfer_s(task, worker.key)
+                run_s = task.cost_on(worker) / worker.speed
+                end_s = load[0] + transfer_s + run_s
                 # Locality, load and memory break ties.
                 finish = (end_s, task.missing_bytes(worker.key), *load[:2], worker.nbytes, load[2])
                 if best is None or finish < best:
-                    best, chosen = finish, worker
-        if best is None:
+                    second, beaten = best, chosen
+                    best, chosen, parts = finish, worker, (load[0], transfer_s, run_s)
+                elif second is None or finish < second:
+                    second, beaten = finish, worker
+        if best is None or chosen is None:
             return
         if not task.input_bytes:
             self._last = chosen.key
-        yield AssignTask(task.key, chosen.key, f"finishes in {best[0]:.4g} s, first of {n_running}")
+        reason: Reason = (_FINISHES, best[0], *parts, n_running)
+        if second is not None and beaten is not None:
+            reason = (_FINISHES_BEFORE, best[0], *parts, n_running, beaten.key, second[0])
+        yield AssignTask(task.key, chosen.key, reason)
 
     @staticmethod
     def _candidates(task: TaskView, view: ClusterView) -> Iterable[WorkerView]:
@@ -169,7 +183,7 @@ class StealingPolicy:
         worker = view.workers.get(self._last or "")
         if worker is None or not worker.is_running:
             return None
-        if task.allowed is not None and worker.key not in task.allowed:
+        if not task.may_run_on(worker.key):
             return None
         least_s = min((other.wait_s for other in view.least_loaded()), default=0.0)
         if len(task.costs_s) > 1:
@@ -266,8 +280,7 @@ def _moves(victim: WorkerView, thief: WorkerView, view: ClusterView, is_stuck: b
 
 
 def _may_move(task: TaskView, thief: WorkerView) -> bool:
-    is_allowed = task.allowed is None or thief.key in task.allowed
-    return is_allowed and task.is_movable
+    return task.is_movable and task.may_run_on(thief.key)
 
 
 def _depth_first(tasks: Sequence[TaskView]) -> Iterator[TaskView]:

@@ -82,9 +82,13 @@ class ClusterView:
         there = self.workers[worker]
         fetch_s = max(0.0, there.incoming_nbytes / self.bandwidth - there.wait_s)
         if missing > 0:
-            slowness = min(max(self._fetched_s / self._foreseen_s, _LEAST_SLOWNESS), _MOST_SLOWNESS)
-            fetch_s += slowness * self._foreseen_fetch_s(task, worker, missing)
+            fetch_s += self.transfer_slowness * self._foreseen_fetch_s(task, worker, missing)
         return fetch_s
+
+    @property
+    def transfer_slowness(self) -> float:
+        """How many times as long as the bandwidth says transfers take; learned."""
+        return min(max(self._fetched_s / self._foreseen_s, _LEAST_SLOWNESS), _MOST_SLOWNESS)
 
     def _foreseen_fetch_s(self, task: TaskView, worker: WorkerKey, nbytes: int) -> float:
         fetch_s = (_FETCH_MESSAGES + _FETCH_WORK * task.n_peers(worker)) * self.latency_s
