@@ -18,9 +18,9 @@ from typing import Any, Self
 
 from ferroflow_dask.bench.observe import NOTHING_SEEN, Measurement, longest_chain
 from ferroflow_dask.bench.schema import Shape
-from ferroflow_dask.bench.verdict import failure, verdict
+from ferroflow_dask.bench.verdict import failure, hung, verdict
 from ferroflow_dask.bench.workloads.base import Instance
-from ferroflow_dask.exceptions import ResultError, UsageError
+from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.graph import Graph, Op
 from ferroflow_dask.kernels import compile_op
 
@@ -53,8 +53,8 @@ def _nap(seconds: float) -> None:
     time.sleep(seconds)
 
 
-class Threads:
-    """A pool of plain threads that run ops as soon as their operands are there.
+class _Reference:
+    """What computes graphs without Dask.
 
     Parameters
     ----------
@@ -66,9 +66,16 @@ class Threads:
     def __init__(self, shape: Shape, timeout_s: float | None = None) -> None:
         self._n_threads = shape.n_threads
         self._timeout_s = timeout_s
-        self._pool = ThreadPoolExecutor(self._n_threads)
         #: What has run since it was started.
         self.warm: set[tuple[Any, ...]] = set()
+
+
+class Threads(_Reference):
+    """A pool of plain threads that run ops as soon as their operands are there."""
+
+    def __init__(self, shape: Shape, timeout_s: float | None = None) -> None:
+        super().__init__(shape, timeout_s)
+        self._pool = ThreadPoolExecutor(self._n_threads)
 
     def __enter__(self) -> Self:
         return self
@@ -118,7 +125,7 @@ class _ThreadRun:
         self._hand_over([op for op in self._graph.live_ops if not self._n_missing[op.id]])
         self._end_one()
         if not self._done.wait(timeout_s):
-            self._fail(ResultError(f"no result within {timeout_s:g} s"))
+            self._fail(hung(timeout_s))
         if self._error is not None:
             raise self._error
         return self._values, self._seconds
@@ -164,23 +171,13 @@ class _ThreadRun:
         return ready
 
 
-class Ray:
-    """Ray on this machine, one CPU of it for each thread of the cluster.
-
-    Parameters
-    ----------
-    shape : Shape
-    timeout_s : float, optional
-        After which a run counts as hung [s]; never if left out.
-    """
+class Ray(_Reference):
+    """Ray on this machine, one CPU of it for each thread of the cluster."""
 
     def __init__(self, shape: Shape, timeout_s: float | None = None) -> None:
         if find_spec("ray") is None:
             raise UsageError("policy 'ray' needs Ray; run in the clone: pip install '.[bench]'")
-        self._n_threads = shape.n_threads
-        self._timeout_s = timeout_s
-        #: What has run since it was started.
-        self.warm: set[tuple[Any, ...]] = set()
+        super().__init__(shape, timeout_s)
 
     def __enter__(self) -> Self:
         import ray
@@ -228,7 +225,7 @@ class Ray:
         try:
             found = ray.get(wanted, timeout=self._timeout_s)
         except ray.exceptions.GetTimeoutError:
-            raise ResultError(f"no result within {self._timeout_s:g} s") from None
+            raise hung(self._timeout_s) from None
         n = len(graph.outputs)
         return dict(zip(graph.outputs, found[:n], strict=True)), dict(zip(seconds, found[n:], strict=True))
 

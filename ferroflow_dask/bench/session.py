@@ -15,10 +15,10 @@ from distributed import wait
 from ferroflow_dask.bench.baselines import forget, is_in_charge, put_in_charge
 from ferroflow_dask.bench.observe import NOTHING_SEEN, Measurement, Observation, Observer
 from ferroflow_dask.bench.schema import OK, Shape
-from ferroflow_dask.bench.verdict import failure, verdict
+from ferroflow_dask.bench.verdict import failure, hung, verdict
 from ferroflow_dask.bench.workloads.base import Instance
 from ferroflow_dask.deploy.local import local_client
-from ferroflow_dask.exceptions import ClusterError, ResultError
+from ferroflow_dask.exceptions import ClusterError
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -153,7 +153,7 @@ class Session:
         try:
             wait(futures, timeout=self._timeout_s)
         except TimeoutError:
-            raise ResultError(f"no result within {self._timeout_s:g} s") from None
+            raise hung(self._timeout_s) from None
         if instance.collect is not None:
             return instance.collect(self.client, futures)
         results: Sequence[Any] = self.client.gather(list(futures))

@@ -10,6 +10,11 @@ from ferroflow_dask.bench.workloads.base import Instance
 from ferroflow_dask.exceptions import ResultError
 
 
+def hung(timeout_s: float | None) -> ResultError:
+    """Return what a run raises that took longer than it may [s]."""
+    return ResultError(f"no result within {timeout_s:g} s")
+
+
 def failure(error: Exception) -> str:
     """Return the status of a run that raised, in one line."""
     return f"failed: {type(error).__name__}: {error}".split("\n", 1)[0]
