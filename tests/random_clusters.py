@@ -89,6 +89,8 @@ def stories(draw: Callable[..., Any]) -> Story:
         "nthreads": draw(st.integers(1, 2)),
         "latency_s": draw(st.sampled_from([0.0005, 0.0, 0.02])),
         "bandwidth": draw(st.sampled_from([1e9, 1e7])),
+        "host_bandwidth": draw(st.sampled_from([1e9, 1e10])),
+        "workers_per_host": draw(st.integers(1, 3)),
         "resources": {name: {"GPU": 2} for name in (0, 1, workers - 1)},
         "speeds": {name: draw(st.sampled_from([1.0, 0.5, 2.0])) for name in range(workers)},
         "interval_s": 0.05,

@@ -117,7 +117,7 @@ class RecordedPolicy:
         entries = self._recording.entries
         told = self._recording.frozen(event)
         self._recording.note_allowed()
-        entries.append(("event", told, view.bandwidth, now))
+        entries.append(("event", told, (view.host_bandwidth, view.bandwidth), now))
         for instruction in self._policy.handle(event, view, now):
             entries.append(("instruction", copy.deepcopy(instruction)))
             yield instruction
@@ -150,7 +150,7 @@ def replay(recording: Recording, policy: Policy) -> list[Instruction]:
                 for identity, addresses in what[0].items():
                     allowed.setdefault(identity, [])[:] = addresses
             case "event":
-                (event, snapshots), view.bandwidth, now = what
+                (event, snapshots), (view.host_bandwidth, view.bandwidth), now = what
                 views = tuple(task_of(snapshot) for snapshot in snapshots)
                 by_key = {task.key: task for task in views}
                 if isinstance(event, TaskReady):

@@ -73,9 +73,52 @@ def test_what_is_learned_of_transfers_is_how_long_all_of_them_take() -> None:
     assert view.transfer_s(tasks[-1], "w") == pytest.approx(3 * large_s, rel=0.01)
 
 
-def lacking(key: object, nbytes: int) -> TaskView:
-    held = {"held": {"elsewhere": nbytes}, "n_held": {"elsewhere": 1}}
-    return TaskView(key, 1.0, (0,), input_bytes=nbytes, n_inputs=1, **held)
+def test_what_another_worker_of_the_host_has_comes_at_the_bandwidth_within_hosts() -> None:
+    view = on_hosts(["a", "a", "b"])
+    view.bandwidth, view.host_bandwidth = 1e6, 1e9
+    near = {"a": 10**6}
+    task = lacking("task", 10**6, "w0", near)
+    within_s, between_s = (view.transfer_s(task, worker) for worker in ("w1", "w2"))
+    assert between_s - within_s == pytest.approx(1.0, rel=0.01)
+    # What comes after it waits for as long as it takes from where it comes.
+    for worker, sent_s in (("w1", 0.001), ("w2", 1.0)):
+        view.assign(lacking(worker, 10**6, "w0", near), worker, 0.0)
+        view.release(worker)
+        assert view.transfer_s(task, worker) - (within_s if worker == "w1" else between_s) == pytest.approx(
+            sent_s
+        )
+    some = {"held": {"w0": 3, "w2": 10}, "n_held": {"w0": 1, "w2": 2}, "near": {"a": 3, "b": 10}}
+    task = TaskView("some", 1.0, (0,), input_bytes=12, n_inputs=2, **some)
+    assert [task.near_bytes(view.workers[worker]) for worker in ("w0", "w1", "w2")] == [0, 3, 0]
+
+
+def test_the_least_loaded_worker_of_a_host() -> None:
+    view = on_hosts(["a", "a"])
+    assert view.least_loaded_of("a") is None  # there is no other host
+    view.add_worker("w2", 1, "cpu", "b")
+    view.assign(TaskView("task", 1.0, (0,)), "w0", 0.0)
+    assert (view.least_loaded_of("a"), view.least_loaded_of("b")) == (view.workers["w1"], view.workers["w2"])
+    view.set_running("w1", False)
+    assert view.least_loaded_of("a") is view.workers["w0"]
+    view.remove_worker("w2")
+    assert view.least_loaded_of("b") is None
+    view.remove_worker("w0")
+    view.remove_worker("w1")
+    assert view.least_loaded_of("a") is None
+
+
+def on_hosts(hosts: list[str]) -> ClusterView:
+    view = ClusterView()
+    for i, host in enumerate(hosts):
+        view.add_worker(f"w{i}", 1, "cpu", host)
+    return view
+
+
+def lacking(
+    key: object, nbytes: int, holder: str = "elsewhere", near: dict[str, int] | None = None
+) -> TaskView:
+    held = {"held": {holder: nbytes}, "n_held": {holder: 1}}
+    return TaskView(key, 1.0, (0,), input_bytes=nbytes, n_inputs=1, near=near, **held)
 
 
 def test_what_is_assigned_adds_to_what_comes_until_that_is_told_anew() -> None:

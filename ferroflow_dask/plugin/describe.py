@@ -173,6 +173,7 @@ class TaskDescriber:
         held: dict[str, int] = {}
         coming: dict[str, int] = {}
         n_held: dict[str, int] = {}
+        near: dict[str, int] | None = {} if len(self._scheduler.host_info) > 1 else None
         total = n_inputs = n_readers = 0
         for dependency in ts.dependencies:
             holders = dependency.who_has or ()
@@ -185,6 +186,9 @@ class TaskDescriber:
             for holder in islice(holders, _HOLDERS):
                 held[holder.address] = held.get(holder.address, 0) + nbytes
                 n_held[holder.address] = n_held.get(holder.address, 0) + 1
+            if near is not None:
+                for host in {seams.host_of(holder.address) for holder in islice(holders, _HOLDERS)}:
+                    near[host] = near.get(host, 0) + nbytes
             for address in self._fetching(dependency, ts) if nbytes >= _LEAST_NBYTES else ():
                 coming[address] = coming.get(address, 0) + nbytes
                 n_held[address] = n_held.get(address, 0) + 1
@@ -197,6 +201,7 @@ class TaskDescriber:
             has_cost=cost is not None,
             held=held or _NOTHING,
             coming=coming or _NOTHING,
+            near=near,
             n_held=n_held or _NOTHING,
             input_bytes=total,
             n_inputs=n_inputs,

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from dask.typing import Key
+from distributed.comm.addressing import get_address_host
 from distributed.scheduler import Scheduler, TaskState, WorkerState
 from distributed.stealing import WorkStealing, fast_tasks
 
@@ -114,6 +116,12 @@ def is_on_its_way_to(ws: WorkerState, needed: TaskState) -> bool:
 def incoming_nbytes(ws: WorkerState) -> int:
     """Return the bytes of results that a worker fetches, or is about to, for the tasks it has [B]."""
     return int(ws._network_occ) if ws.needs_what else 0  # it drifts when sizes are corrected
+
+
+@lru_cache(maxsize=2**16)
+def host_of(address: str) -> str:
+    """Return the host that a worker runs on, as workers tell theirs from others."""
+    return str(get_address_host(address))
 
 
 def is_used_soon(ts: TaskState, n: int) -> bool:

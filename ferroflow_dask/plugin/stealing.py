@@ -29,6 +29,7 @@ from ferroflow_dask.plugin.devices import DEVICES_TOPIC, kind_of_worker
 from ferroflow_dask.plugin.durations import Durations, durations_of
 from ferroflow_dask.plugin.idle import IdleWorkers
 from ferroflow_dask.plugin.journal import Journal
+from ferroflow_dask.plugin.links import Links
 from ferroflow_dask.plugin.passes import Passes
 from ferroflow_dask.plugin.prices import Prices
 from ferroflow_dask.plugin.replicas import keep_placed, restore_replicas
@@ -114,6 +115,7 @@ class FerroflowStealing(Steals):
             scheduler, self._describe.known_cost, self.durations.nbytes, self.policy.places_queued
         )
         self._prices = Prices(scheduler, self.view.reprice)
+        self._links = Links(scheduler)
         self._slots = Slots(scheduler, self.durations, _MESSAGES * self.view.latency_s)
         self.streams = Streams(scheduler)
         super().__init__(scheduler)
@@ -192,7 +194,7 @@ class FerroflowStealing(Steals):
 
     def _worker_joined(self, address: str) -> None:
         ws = self.scheduler.workers[address]
-        self.view.add_worker(address, ws.nthreads, kind_of_worker(ws))
+        self.view.add_worker(address, ws.nthreads, kind_of_worker(ws), seams.host_of(address))
         self.view.set_running(address, ws in self.scheduler.running)  # it may not be ready yet
         self._describe.workers_changed()
         self.streams.joined(address)
@@ -430,10 +432,10 @@ class FerroflowStealing(Steals):
         """Hand an event to the policy and carry out each instruction before it gives the next."""
         if self.error is not None:
             return
-        self.view.bandwidth = self.scheduler.bandwidth
+        now = self.clock()
+        self.view.host_bandwidth, self.view.bandwidth = self._links.bandwidths(now)
         by_key = {task.key: task for task in tasks or ()}
         requests = []
-        now = self.clock()
         for instruction in self.policy.handle(event, self.view, now):
             match instruction:
                 case AssignTask(key, worker) if not by_key[key].may_run_on(worker):

@@ -37,6 +37,8 @@ class TaskView:
         Bytes of the task's inputs on each worker that holds any [B].
     coming : mapping of worker to int
         Bytes of the task's inputs that are on their way to a worker, for another task there [B].
+    near : mapping of host to int, or None
+        Bytes of the task's inputs that some worker of a host holds [B]; None if there is one host only.
     n_held : mapping of worker to int
         How many of the task's inputs each worker holds, or is being sent.
     input_bytes : int
@@ -71,6 +73,7 @@ class TaskView:
     has_cost: bool = False
     held: Mapping[WorkerKey, int] = field(default_factory=dict)
     coming: Mapping[WorkerKey, int] = field(default_factory=dict)
+    near: Mapping[str, int] | None = None
     n_held: Mapping[WorkerKey, int] = field(default_factory=dict)
     input_bytes: int = 0
     n_inputs: int = 0
@@ -96,6 +99,13 @@ class TaskView:
         """Return the bytes of inputs that would have to be sent to `worker` [B]."""
         return self.input_bytes - self.held.get(worker, 0) - self.coming.get(worker, 0)
 
+    def near_bytes(self, worker: WorkerView) -> int:
+        """Return how many of the missing bytes another worker of the same host has [B]."""
+        missing = self.missing_bytes(worker.key)
+        if self.near is None:
+            return missing
+        return min(missing, self.near.get(worker.host, 0) - self.held.get(worker.key, 0))
+
     def n_peers(self, worker: WorkerKey) -> int:
         """Return from how many others `worker` has to fetch inputs, at least one."""
         n_others = len(self.held) - (worker in self.held)
@@ -114,6 +124,8 @@ class WorkerView:
     nthreads : int
     kind : str
         What the worker is: "cpu", "gpu".
+    host : str
+        The machine it is on.
     speed : float
         How many times as fast as usual it runs tasks; learned.
     is_running : bool
@@ -126,6 +138,8 @@ class WorkerView:
         Of the results it holds [B]; breaks ties.
     incoming_nbytes : int
         Of the inputs on their way to it, for the tasks it has [B].
+    near_part : float
+        The part of these that comes from its own host, as far as is known.
     filed : tuple or None
         The load under which the cluster view has it in its order; None while it is in none.
     is_stale : bool
@@ -136,15 +150,24 @@ class WorkerView:
     turn: int
     nthreads: int
     kind: str = "cpu"
+    host: str = ""
     speed: float = 1.0
     is_running: bool = True
     backlog_s: float = 0.0
     progress_at: float = 0.0
     nbytes: int = 0
     incoming_nbytes: int = 0
+    near_part: float = 1.0
     filed: Load | None = None
     is_stale: bool = False
     queue: Any = field(default_factory=lambda: SortedKeyList(key=_queue_order))
+
+    def expect(self, missing: int, near: int) -> None:
+        """Note that so many bytes will be on their way to it, and how many of them from its host [B]."""
+        total = self.incoming_nbytes + missing
+        if total > 0:
+            self.near_part = (self.near_part * self.incoming_nbytes + near) / total
+        self.incoming_nbytes = total
 
     @property
     def n_tasks(self) -> int:

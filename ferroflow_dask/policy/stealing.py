@@ -164,10 +164,12 @@ class StealingPolicy:
         candidates = {key: view.workers[key] for key in near if key in view.workers}
         if candidates and task.cost_s * task.n_readers < _WORTH_FETCHING_S:
             return candidates.values()
+        # Next to the data.
+        beside = view.least_loaded_of(max(task.near, key=task.near.__getitem__)) if task.near else None
         # A guessed duration is no reason to move data: where nothing is known, the inputs' holders keep
         # what cannot start at once elsewhere, until the first tasks have told how long they take.
         may_wait = not (task.is_guess and candidates)
-        for worker in view.least_loaded():
+        for worker in view.least_loaded() if beside is None else (beside, *view.least_loaded()):
             if may_wait or worker.has_free_thread:
                 candidates.setdefault(worker.key, worker)
         return candidates.values()

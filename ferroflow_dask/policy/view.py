@@ -42,13 +42,15 @@ class ClusterView:
     Parameters
     ----------
     bandwidth : float
-        Between two workers [B/s].
+        Between two workers, of different hosts where there are several [B/s].
     latency_s : float
         From a decision to its effect on a worker [s].
     """
 
     def __init__(self, bandwidth: float = 1e8, latency_s: float = 1e-3) -> None:
         self.bandwidth = bandwidth
+        #: Between two workers of one host [B/s].
+        self.host_bandwidth = bandwidth
         self.latency_s = latency_s
         # Of the last transfers, the time they took and that which the bandwidth says [s]. They take longer:
         # objects have to be packed and unpacked.
@@ -59,6 +61,9 @@ class ClusterView:
         self.assigned: dict[Key, tuple[TaskView, WorkerView]] = {}
         # Sorted lists: at thousands of workers, moving their tails costs less than any cleverer order.
         self._by_load: dict[tuple[str, float], list[Load]] = {}
+        # The same by host, once there are several.
+        self._by_host: dict[str, list[Load]] = {}
+        self._has_hosts = False
         self._paces = Paces()
         self._crowded: list[Load] = []
         self._idle: OrderedDict[WorkerKey, None] = OrderedDict()
@@ -80,9 +85,10 @@ class ClusterView:
         if missing <= 0 and worker not in task.coming:
             return 0.0
         there = self.workers[worker]
-        fetch_s = max(0.0, there.incoming_nbytes / self.bandwidth - there.wait_s)
+        incoming_s = self._sent_s(there.incoming_nbytes, there.near_part * there.incoming_nbytes)
+        fetch_s = max(0.0, incoming_s - there.wait_s)
         if missing > 0:
-            fetch_s += self.transfer_slowness * self._foreseen_fetch_s(task, worker, missing)
+            fetch_s += self.transfer_slowness * self._foreseen_fetch_s(task, there, missing)
         return fetch_s
 
     @property
@@ -90,9 +96,13 @@ class ClusterView:
         """How many times as long as the bandwidth says transfers take; learned."""
         return min(max(self._fetched_s / self._foreseen_s, _LEAST_SLOWNESS), _MOST_SLOWNESS)
 
-    def _foreseen_fetch_s(self, task: TaskView, worker: WorkerKey, nbytes: int) -> float:
-        fetch_s = (_FETCH_MESSAGES + _FETCH_WORK * task.n_peers(worker)) * self.latency_s
-        return fetch_s + nbytes / self.bandwidth
+    def _foreseen_fetch_s(self, task: TaskView, worker: WorkerView, missing: int) -> float:
+        fetch_s = (_FETCH_MESSAGES + _FETCH_WORK * task.n_peers(worker.key)) * self.latency_s
+        return fetch_s + self._sent_s(missing, task.near_bytes(worker))
+
+    def _sent_s(self, nbytes: int, near: float) -> float:
+        # What is on a worker's own host it fetches from there.
+        return near / self.host_bandwidth + (nbytes - near) / self.bandwidth
 
     def steal_s(self, now: float) -> float:
         """Return the time from a request until its task can start at the thief [s]."""
@@ -107,6 +117,12 @@ class ClusterView:
         for order in self._by_load.values():
             if order:
                 yield self._by_turn[order[0][2]]
+
+    def least_loaded_of(self, host: str) -> WorkerView | None:
+        """Return the least loaded running worker of a host, if it has any and there are other hosts."""
+        self._settle()
+        order = self._by_host.get(host)
+        return self._by_turn[order[0][2]] if order else None
 
     def crowded_from_most_loaded(self) -> Iterator[WorkerView]:
         """Yield workers that have more tasks than threads, the most loaded first."""
@@ -153,9 +169,16 @@ class ClusterView:
         if key in self._idle:
             self._idle.move_to_end(key)
 
-    def add_worker(self, key: WorkerKey, nthreads: int, kind: str = "cpu") -> None:
+    def add_worker(self, key: WorkerKey, nthreads: int, kind: str = "cpu", host: str = "") -> None:
         """Add a worker with an empty queue."""
-        worker = WorkerView(key, self._next_turn, nthreads, kind)
+        worker = WorkerView(key, self._next_turn, nthreads, kind, host)
+        if not self._has_hosts and any(other.host != host for other in self.workers.values()):
+            self._settle()
+            for other in self.workers.values():
+                self._unfile(other)
+            self._has_hosts = True
+            for other in self.workers.values():
+                self._file(other)
         self.workers[key] = worker
         self._take_turn(worker)
         self._file(worker)
@@ -166,6 +189,8 @@ class ClusterView:
         worker = self.workers.pop(key)
         self._unfile(worker)
         self._idle.pop(key, None)
+        if not any(other.host == worker.host for other in self.workers.values()):
+            self._by_host.pop(worker.host, None)
         self._paces.forget(key)
         del self._by_turn[worker.turn]
         for task in worker.queue:
@@ -229,7 +254,9 @@ class ClusterView:
         task.sent = worker.turn
         task.has_started = worker.has_free_thread
         self._n_chances += not task.has_started
-        worker.incoming_nbytes += max(0, task.missing_bytes(key))
+        missing = task.missing_bytes(key)
+        if missing > 0:
+            worker.expect(missing, task.near_bytes(worker))
         worker.queue.add(task)
         worker.backlog_s += task.cost_s
         self.assigned[task.key] = (task, worker)
@@ -271,7 +298,7 @@ class ClusterView:
         task, worker = entry
         missing = task.missing_bytes(worker.key)
         if missing > 0 or seconds > 0:
-            foreseen_s = self._foreseen_fetch_s(task, worker.key, missing) if missing > 0 else 0.0
+            foreseen_s = self._foreseen_fetch_s(task, worker, missing) if missing > 0 else 0.0
             self._fetched_s = _TRANSFERS_KEPT * self._fetched_s + seconds
             self._foreseen_s = _TRANSFERS_KEPT * self._foreseen_s + foreseen_s
 
@@ -333,6 +360,8 @@ class ClusterView:
         assert load is not None
         if worker.is_running:
             _take_out(self._by_load[worker.group], load)
+            if self._has_hosts:
+                _take_out(self._by_host[worker.host], load)
         if load[1] > 1:
             _take_out(self._crowded, load)
 
@@ -340,6 +369,8 @@ class ClusterView:
         load = worker.filed = worker.load
         if worker.is_running:
             insort(self._by_load.setdefault(worker.group, []), load)
+            if self._has_hosts:
+                insort(self._by_host.setdefault(worker.host, []), load)
         if load[1] > 1:  # tasks per thread
             insort(self._crowded, load)
         if worker.is_running and load[1] < 1:

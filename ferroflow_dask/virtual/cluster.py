@@ -44,6 +44,10 @@ class VirtualCluster:
     bandwidth : float, optional
         Of a worker's link, over which it fetches one thing after the other [B/s]. A transfer over a free
         one takes `latency_s + nbytes / bandwidth`.
+    host_bandwidth : float, optional
+        Of a link, for what comes from a worker of the same host [B/s]; as for others if left out.
+    workers_per_host : int, optional
+        Workers that join one after the other share a host.
     validate : bool, optional
         Whether the state machines check themselves at each step.
     saturation : float, optional
@@ -79,6 +83,8 @@ class VirtualCluster:
         policy: str | Policy | type[WorkStealing] = "ferroflow",
         latency_s: float = 0.0005,
         bandwidth: float = 1e9,
+        host_bandwidth: float | None = None,
+        workers_per_host: int = 1,
         validate: bool = True,
         saturation: float | None = None,
         speeds: Mapping[int, float] | None = None,
@@ -99,8 +105,10 @@ class VirtualCluster:
         self.scheduler.add_plugin(self.record)
         self.stealing = install_stealing(self.scheduler, self.time, policy, latency_s, interval_s)
         self._peers: dict[str, VirtualWorker] = {}
-        network = Network(latency_s, bandwidth)
-        self._around = Surroundings(self.time, network, self.tasks, self.record, self._peers)
+        network = Network(latency_s, bandwidth, host_bandwidth or bandwidth)
+        measured = self.scheduler.bandwidth_workers
+        self._around = Surroundings(self.time, network, self.tasks, self.record, measured, self._peers)
+        self._workers_per_host = workers_per_host
         self._service_s, self._batching_s, self._seed = service_s, batching_s, seed
         self._busy_until = 0.0
         for name in range(workers):
@@ -113,7 +121,8 @@ class VirtualCluster:
     ) -> int:
         """Add a worker now; return its name."""
         name = len(self.workers)
-        address = f"tcp://10.{name >> 16}.{name >> 8 & 255}.{name & 255}:1"
+        host, place = divmod(name, self._workers_per_host)
+        address = f"tcp://10.{host >> 16}.{host >> 8 & 255}.{host & 255}:{1 + place}"
         state = new_machine(address, nthreads, resources or {}, self.scheduler.validate, self._seed)
         latency_s, (down_s, up_s) = self._around.network.latency_s, self._batching_s
         to_scheduler = Stream(self.time, latency_s, up_s, lambda message: self._arrived(address, message))

@@ -12,26 +12,25 @@ from ferroflow_dask.virtual.clock import VirtualTime
 
 @dataclass(frozen=True)
 class Network:
-    """All links are alike, one for each worker, over which it fetches one thing after the other.
+    """One link for each worker, over which it fetches one thing after the other.
 
     Parameters
     ----------
     latency_s : float
         Of a message, one way [s].
     bandwidth : float
-        Between two workers [B/s].
+        Between two workers of different hosts [B/s].
+    host_bandwidth : float
+        Between two workers of one host [B/s].
     """
 
     latency_s: float
     bandwidth: float
+    host_bandwidth: float
 
-    def transfer_s(self, nbytes: int) -> float:
-        """Return the time to fetch so many bytes over a free link [s]."""
-        return self.latency_s + self.busy_s(nbytes)
-
-    def busy_s(self, nbytes: int) -> float:
+    def busy_s(self, nbytes: int, is_within_host: bool) -> float:
         """Return for how long so many bytes keep a link busy [s]."""
-        return nbytes / self.bandwidth
+        return nbytes / (self.host_bandwidth if is_within_host else self.bandwidth)
 
 
 class Stream:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dask.typing import Key
+from distributed.comm.addressing import get_address_host
 from distributed.core import Status
 from distributed.worker_state_machine import (
     Execute,
@@ -36,16 +37,31 @@ from ferroflow_dask.virtual.upstream_worker import event_of
 #: (`Worker.find_missing`, `Worker.retry_busy_worker_later`).
 _FIND_MISSING_S = 1.0
 _RETRY_S = 0.15
+#: Smaller transfers do not tell of the bandwidth [B] (`Worker._update_metrics_received_data`).
+_LEAST_MEASURED_NBYTES = 1_000_000
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What all workers of a cluster share."""
+    """What all workers of a cluster share.
+
+    Parameters
+    ----------
+    time : VirtualTime
+    network : Network
+    tasks : mapping of key to VirtualTask
+    record : Record
+    bandwidths : dict
+        What the last transfer from a worker to another was measured at [B/s]: that of the first to the
+        second is under the second and the first, as in `Scheduler.bandwidth_workers`.
+    peers : mapping of address to VirtualWorker
+    """
 
     time: VirtualTime
     network: Network
     tasks: Mapping[Key, VirtualTask]
     record: Record
+    bandwidths: dict[tuple[str, str], float]
     peers: Mapping[str, VirtualWorker]
 
 
@@ -85,6 +101,7 @@ class VirtualWorker:
         self._executing: dict[Key, float] = {}
         self._sending: dict[_Fetch, None] = {}
         self._link_free_at = 0.0
+        self._host = get_address_host(state.address)
         self._is_search_due = False
 
     # What happens to it
@@ -183,9 +200,10 @@ class VirtualWorker:
         nbytes = sum(self._around.tasks[key].nbytes for key in data)
         fetch = _Fetch(self, instruction, data, nbytes, self._time.now)
         peer._sending[fetch] = None
+        busy_s = network.busy_s(nbytes, get_address_host(instruction.worker) == self._host)
         wait_s = max(0.0, self._link_free_at - self._time.now)
-        self._link_free_at = self._time.now + wait_s + network.busy_s(nbytes)
-        self._later(wait_s + network.transfer_s(nbytes), self._fetched, fetch, peer)
+        self._link_free_at = self._time.now + wait_s + busy_s
+        self._later(wait_s + busy_s + network.latency_s, self._fetched, fetch, peer)
 
     def _fetched(self, fetch: _Fetch, peer: VirtualWorker) -> None:
         if fetch.is_broken:
@@ -195,6 +213,7 @@ class VirtualWorker:
         transfer = Transfer(keys, peer.name, self.name, fetch.nbytes, fetch.start, self._time.now)
         self._around.record.transfers.append(transfer)
         instruction = fetch.instruction
+        self._measure(transfer, instruction.worker)
         self._handle(
             GatherDepSuccessEvent(
                 worker=instruction.worker,
@@ -203,6 +222,17 @@ class VirtualWorker:
                 stimulus_id=f"gather-dep-success-{self._time.now}",
             )
         )
+
+    def _measure(self, transfer: Transfer, source: str) -> None:
+        """Note what a transfer tells, as `Worker._update_metrics_received_data` does."""
+        span: Any = {"action": "transfer", "start": transfer.start, "stop": transfer.stop, "source": source}
+        # It is told with one of the tasks that need what came: the first by name, so that runs repeat.
+        needing = {ts.key: ts for key in transfer.keys for ts in self.state.tasks[key].dependents}
+        if needing:
+            needing[min(needing, key=repr)].startstops.append(span)
+        if transfer.nbytes > _LEAST_MEASURED_NBYTES:
+            seconds = transfer.stop - transfer.start
+            self._around.bandwidths[self.state.address, source] = transfer.nbytes / seconds
 
     def _fetch_failed(self, instruction: GatherDep) -> None:
         if self.is_alive:
