@@ -70,24 +70,24 @@ class Steals(WorkStealing):
         if not task.may_run_on(steal.thief):
             self._steal_declined(steal.key, steal.victim, steal.thief, RESTRICTED)
             return None
+        now = self.clock()
+        cost_s = task.cost_s + self.view.transfer_s(task, thief.address)
+        # What each has to do, of both before the move: Dask's occupancy takes as long to ask for as all else.
+        busy_s, idle_s = (self.view.workers[ws.address].backlog_s for ws in (victim, thief))
         if not self.move_task_request(ts, victim, thief).startswith("steal-"):
-            self.view.assign(task, victim.address, self.clock())
+            self.view.assign(task, victim.address, now)
             return None
         task.is_movable = False  # until the answer is here
-        task.asked_at = self.clock()
+        task.asked_at = now
         self._bypass.sent(task)  # the request has taken it off, as what becomes long-running is
-        self.view.assign(task, thief.address, self.clock())
+        self.view.assign(task, thief.address, now)
         self.steals["asked"] += 1
-        self.journal.note(self.clock(), steal.key, "steal asked", steal.thief, steal.reason)
-        cost_s = task.cost_s + self.view.transfer_s(task, thief.address)
+        self.journal.note(now, steal.key, "steal asked", steal.thief, steal.reason)
         self.metrics["request_count_total"][0] += 1
         self.metrics["request_cost_total"][0] += cost_s
         # The form that the dashboard's stealing page reads; the reason comes after what it reads.
-        return (
-            *(self.clock(), 0, steal.key, cost_s),
-            *(victim.address, victim.occupancy, thief.address, thief.occupancy),
-            steal.reason,
-        )
+        story = (now, 0, steal.key, cost_s, victim.address, busy_s, thief.address, idle_s)
+        return (*story, steal.reason)
 
     def move_task_confirm(self, *, key: str, state: str, stimulus_id: str, worker: str | None = None) -> None:
         """Take a worker's answer to a steal request; never raises."""
