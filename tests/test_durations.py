@@ -12,15 +12,26 @@ from ferroflow_dask.plugin.durations import Durations
 from ferroflow_dask.policy.pace import Paces
 
 
-def task(name: str = "f", kind: str | None = None) -> Any:
+def task(name: str = "f", kind: str | None = None, group: str | None = None, average_s: float = -1.0) -> Any:
     annotations = {} if kind is None else {KIND_ANNOTATION: kind}
-    return SimpleNamespace(prefix=SimpleNamespace(name=name), annotations=annotations, run_spec=None)
+    return SimpleNamespace(
+        prefix=SimpleNamespace(name=name, duration_average=average_s),
+        group=SimpleNamespace(name=name if group is None else group),
+        annotations=annotations,
+        run_spec=None,
+    )
 
 
-def learned(*seconds: float, kind: str | None = None) -> Durations:
-    durations = Durations()
+def learned(
+    *seconds: float,
+    kind: str | None = None,
+    group: str | None = None,
+    nbytes: int = 8,
+    into: Durations | None = None,
+) -> Durations:
+    durations = Durations() if into is None else into
     for each_s in seconds:
-        durations.record(task(kind=kind), each_s, 8)
+        durations.record(task(kind=kind, group=group), each_s, nbytes)
     return durations
 
 
@@ -42,6 +53,64 @@ def test_of_a_name_the_mean_tells_of_long_ones_and_what_is_usual_does_not() -> N
     assert durations.usual(task()) == pytest.approx(0.019)
     assert durations.by_name()["f"][0] == pytest.approx(0.307)
     assert durations.usual(task("g")) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "group", "average_s", "expected_s"),
+    [
+        pytest.param([], "f-1", -1.0, None, id="nothing is known"),
+        pytest.param([], "f-1", 3.0, 3.0, id="none of the group has ended: the name's average"),
+        pytest.param([1.0], "f-2", 3.0, 3.0, id="only one of another group has"),
+        pytest.param([1.0], "f-1", 3.0, 2.0, id="one has: it and the average count the same"),
+        pytest.param([1.0] * 4, "f-1", 3.0, 1.4, id="four have"),
+        pytest.param([1.0] * 49, "f-1", 51.0, 2.0, id="the more have, the less the average counts"),
+        pytest.param([1.0], "f-1", -1.0, 1.0, id="Dask has forgotten the name"),
+    ],
+)
+def test_a_group_is_expected_to_take_its_mean_drawn_towards_the_names(
+    seconds: list[float], group: str, average_s: float, expected_s: float | None
+) -> None:
+    durations = learned(*seconds, group="f-1")
+    assert durations.expected(task(group=group, average_s=average_s)) == pytest.approx(expected_s)
+
+
+def test_what_is_usual_in_a_group_counts_from_its_second_task() -> None:
+    durations = learned(*[0.01] * 5, group="f-1")
+    learned(0.2, group="f-2", into=durations)
+    assert durations.usual(task(group="f-2")) == pytest.approx(0.019)  # the name's
+    learned(0.2, group="f-2", into=durations)
+    assert durations.usual(task(group="f-2")) == pytest.approx(0.2)
+    assert durations.usual(task(group="f-1")) == pytest.approx(0.01)
+
+
+def test_results_are_as_large_as_those_of_the_group() -> None:
+    durations = learned(*[0.01] * 9, group="f-1")
+    learned(0.01, group="f-2", nbytes=1000, into=durations)
+    assert durations.nbytes(task(group="f-1")) == 8
+    assert durations.nbytes(task(group="f-2")) == 1000
+    assert durations.nbytes(task(group="f-3")) == pytest.approx(8 + 0.3 * 992)
+
+
+def test_how_long_one_may_be_a_group_tells_once_it_has_had_many() -> None:
+    durations = learned(0.01, 5.0, 5.0, group="f-1")
+    learned(*[0.01] * 13, group="f-2", into=durations)
+    assert durations.at_most(task(group="f-2"))[0] == 5.0  # type: ignore[index]
+    learned(*[0.01] * 3, group="f-2", into=durations)
+    learned(5.0, 5.0, group="f-1", into=durations)
+    assert durations.at_most(task(group="f-2"))[0] == 0.01  # type: ignore[index]
+    assert durations.at_most(task(group="f-3"))[0] == 5.0  # type: ignore[index]
+
+
+def test_of_groups_as_many_are_kept_as_of_names_and_none_that_is_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ferroflow_dask.plugin.durations._KEPT", 2)
+    durations = learned(1.0)
+    assert not durations.has_group(task())
+    for group in ("f-1", "f-2", "f-1", "f-3"):
+        learned(1.0, group=group, into=durations)
+    kept = [group for group in ("f-1", "f-2", "f-3") if durations.has_group(task(group=group))]
+    assert kept == ["f-1", "f-3"]
 
 
 def test_no_worker_is_fast_because_another_was_held_up() -> None:

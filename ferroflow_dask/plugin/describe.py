@@ -162,14 +162,15 @@ class TaskDescriber:
     def __call__(self, ts: TaskState) -> TaskView:
         """Return what a policy may know of a task.
 
-        The cost is the declared one, else what was learned of tasks of the same kind, else what Dask has
-        learned of tasks with the same prefix.
+        The cost is the declared one, else what was learned of tasks of the same kind, else what is expected
+        of tasks of the same group and prefix, else Dask's default.
         """
         cost = self.known_cost(ts)
         rank = _rank(ts)
         costs_s = self._costs_by_kind(ts, cost)
         if cost is None and costs_s:
             cost = min(costs_s.values())
+        expected_s = self._durations.expected(ts) if cost is None else cost
         held: dict[str, int] = {}
         coming: dict[str, int] = {}
         n_held: dict[str, int] = {}
@@ -194,7 +195,7 @@ class TaskDescriber:
                 n_held[address] = n_held.get(address, 0) + 1
         return TaskView(
             ts.key,
-            cost_s=seams.prefix_duration(self._scheduler, ts) if cost is None else cost,
+            cost_s=seams.prefix_duration(self._scheduler, ts) if expected_s is None else expected_s,
             priority=ts.priority or (),
             index=self._index(ts),
             rank_s=cost if rank is None else rank,
@@ -208,7 +209,7 @@ class TaskDescriber:
             n_readers=n_readers,
             allowed=self._allowed_of(ts),
             is_movable=not (ts.actor or seams.is_never_stolen(ts)),
-            is_guess=cost is None and seams.is_duration_unknown(ts),
+            is_guess=expected_s is None,
             costs_s=costs_s,
         )
 

@@ -1,4 +1,4 @@
-"""Keeps what tasks on workers are expected to take near what Dask has learned since they were sent."""
+"""Keeps what tasks on workers are expected to take near what has been learned since they were sent."""
 
 from __future__ import annotations
 
@@ -9,72 +9,121 @@ from typing import TYPE_CHECKING
 from dask.typing import Key
 
 from ferroflow_dask.plugin import seams
+from ferroflow_dask.plugin.durations import Durations
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler, TaskState
+    from distributed.scheduler import TaskState
 
-#: By what factor an average has to move before tasks are priced anew, and one in how many of the tasks must
-#: have ended since they last were: so that each end costs O(1) tasks, however an average wavers.
+#: By what factor an expectation has to move before tasks are priced anew, and one in how many of the tasks
+#: must have ended since they last were: so that each end costs O(1) tasks, however an average wavers.
 _FACTOR = 1.5
 _ONE_IN = 8
 
 
 @dataclass(slots=True)
-class _Name:
-    """Tasks of a name that are on workers, and what they were last expected to take [s]; None for a guess."""
+class _Account:
+    """Tasks that are on workers, by group, and what they were last expected to take [s]; None for a guess."""
 
     price_s: float | None
-    tasks: set[TaskState] = field(default_factory=set)
+    tasks: dict[str, set[TaskState]] = field(default_factory=dict)
+    n_tasks: int = 0
     n_ended: int = 0
 
 
 class Prices:
-    """Expected durations of the tasks of which only Dask's average for their name is known.
+    """Expected durations of the tasks of which only those of others of their group or name are known.
+
+    A group of which tasks have ended has an account of its own. All others of a name share one.
 
     Parameters
     ----------
-    scheduler : distributed.Scheduler
+    durations : Durations
+        What is expected of tasks.
     reprice : callable
         Told the key of a task on a worker and what it is now expected to take [s].
     """
 
-    def __init__(self, scheduler: Scheduler, reprice: Callable[[Key, float], None]) -> None:
-        self._scheduler = scheduler
+    def __init__(self, durations: Durations, reprice: Callable[[Key, float], None]) -> None:
+        self._durations = durations
         self._reprice = reprice
-        self._names: dict[str, _Name] = {}
+        self._names: dict[str, _Account] = {}
+        # Of each group on workers, whether it is the group's own or its name's.
+        self._accounts: dict[str, _Account] = {}
 
     def sent(self, ts: TaskState) -> None:
         """Note that a task is on a worker."""
-        name = self._names.get(ts.prefix.name)
-        if name is None:
-            is_guess = seams.is_duration_unknown(ts)
-            price_s = None if is_guess else seams.prefix_duration(self._scheduler, ts)
-            name = self._names[ts.prefix.name] = _Name(price_s)
-        name.tasks.add(ts)
+        group = ts.group.name
+        account = self._accounts.get(group)
+        if account is None:
+            account = self._accounts[group] = self._account_for(ts)
+            account.tasks[group] = set()
+        tasks = account.tasks[group]
+        if ts not in tasks:
+            tasks.add(ts)
+            account.n_tasks += 1
+
+    def _account_for(self, ts: TaskState) -> _Account:
+        if self._durations.has_group(ts):
+            return _Account(self._durations.expected(ts))
+        name = ts.prefix.name
+        account = self._names.get(name)
+        if account is None:
+            account = self._names[name] = _Account(self._durations.expected(ts))
+        return account
 
     def left(self, ts: TaskState) -> None:
         """Note that a task is on no worker any more."""
-        name = self._names.get(ts.prefix.name)
-        if name is not None:
-            name.tasks.discard(ts)
-            if not name.tasks:
-                del self._names[ts.prefix.name]
+        group = ts.group.name
+        account = self._accounts.get(group)
+        if account is None or ts not in account.tasks[group]:
+            return
+        tasks = account.tasks[group]
+        tasks.remove(ts)
+        account.n_tasks -= 1
+        if not tasks:
+            del self._accounts[group]
+            self._close(ts, account)
+
+    def _close(self, ts: TaskState, account: _Account) -> None:
+        """Take a task's group out of an account, and drop the account if it was the last one."""
+        del account.tasks[ts.group.name]
+        if not account.tasks and self._names.get(ts.prefix.name) is account:
+            del self._names[ts.prefix.name]
 
     def ended(self, ts: TaskState) -> None:
-        """Price those of the same name anew, if what is known of them has changed by much."""
-        name = self._names.get(ts.prefix.name)
-        if name is None:
+        """Price those of the same group and name anew, if what is expected of them has changed by much."""
+        account, of_name = self._accounts.get(ts.group.name), self._names.get(ts.prefix.name)
+        if account is not None and account is of_name and self._durations.has_group(ts):
+            account = self._open(ts, account)
+        if account is not None and account is not of_name:
+            self._ended(account, self._durations.expected(ts))
+        if of_name is not None:
+            self._ended(of_name, seams.prefix_average(ts))
+
+    def _open(self, ts: TaskState, of_name: _Account) -> _Account:
+        """Move a task's group from its name's account to one of its own; it has no price there yet."""
+        group = ts.group.name
+        tasks = of_name.tasks[group]
+        of_name.n_tasks -= len(tasks)
+        self._close(ts, of_name)
+        account = self._accounts[group] = _Account(None, {group: tasks}, len(tasks))
+        return account
+
+    def _ended(self, account: _Account, now_s: float | None) -> None:
+        account.n_ended += 1
+        before_s = account.price_s
+        if now_s is None:
             return
-        name.n_ended += 1
-        now_s, before_s = seams.prefix_duration(self._scheduler, ts), name.price_s
         if before_s is not None:
             has_moved = now_s > _FACTOR * before_s or _FACTOR * now_s < before_s
-            if not has_moved or _ONE_IN * name.n_ended < len(name.tasks):
+            if not has_moved or _ONE_IN * account.n_ended < account.n_tasks:
                 return
-        for other in name.tasks:
-            self._reprice(other.key, now_s)
-        name.price_s, name.n_ended = now_s, 0
+        for tasks in account.tasks.values():
+            for other in tasks:
+                self._reprice(other.key, now_s)
+        account.price_s, account.n_ended = now_s, 0
 
     def clear(self) -> None:
         """Forget all tasks."""
         self._names.clear()
+        self._accounts.clear()

@@ -103,9 +103,10 @@ def prefix_duration(scheduler: Scheduler, ts: TaskState) -> float:
     return float(scheduler._get_prefix_duration(ts.prefix))
 
 
-def is_duration_unknown(ts: TaskState) -> bool:
-    """Return whether no task with the same prefix has ended yet."""
-    return bool(ts.prefix.duration_average < 0)
+def prefix_average(ts: TaskState) -> float | None:
+    """Return the mean that Dask keeps of tasks with the same prefix [s]; None if none has ended yet."""
+    average_s = float(ts.prefix.duration_average)
+    return None if average_s < 0 else average_s
 
 
 def is_on_its_way_to(ws: WorkerState, needed: TaskState) -> bool:

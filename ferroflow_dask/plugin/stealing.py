@@ -114,7 +114,7 @@ class FerroflowStealing(Steals):
         self._bypass = Bypass(
             scheduler, self._describe.known_cost, self.durations.nbytes, self.policy.places_queued
         )
-        self._prices = Prices(scheduler, self.view.reprice)
+        self._prices = Prices(self.durations, self.view.reprice)
         self._links = Links(scheduler)
         self._slots = Slots(scheduler, self.durations, _MESSAGES * self.view.latency_s)
         self.streams = Streams(scheduler)
