@@ -309,8 +309,8 @@ def test_a_policy_that_does_not_run_every_op_once_is_broken(
         fields = {name: getattr(instance, name) for name in Instance.__dataclass_fields__}
         return Instance(**{**fields, "submit": submit})
 
-    quick = {"width": 4, "depth": 3, "skew": 0.25}
-    workload = Workload("tampered", "", tampered, defaults=quick, lowerings=wide.lowerings[:1])
+    sizes = {"width": 4, "depth": 3, "skew": 0.25}
+    workload = Workload("tampered", "", tampered, defaults=sizes, lowerings=wide.lowerings[:1])
     assert statuses(workload) == [f"warm-up: {status}"]
 
 
