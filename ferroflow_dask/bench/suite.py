@@ -189,6 +189,8 @@ def _row(
         threads_per_worker=shape.threads,
         processes=shape.processes,
         cluster=plan.cluster,
+        section=plan.section,
+        tls=plan.tls,
         fresh=plan.is_fresh,
         repetition=repetition,
         makespan_s=measurement.makespan_s,

@@ -198,10 +198,12 @@ def _run(
     check_folder("--output", output)
     cases = make_cases(chosen, policies, costs, every_lowering)
     _check_packages([workload for workload, _ in chosen])
-    shape, start = Shape(workers, threads, processes), None
-    if slurm is not None:
+    if slurm is None:
+        plan, start = Plan(cases, Shape(workers, threads, processes), repeat, seed, is_fresh=is_fresh), None
+    else:
         shape, start = Shape(*slurm.workers_and_threads(), True), partial(slurm_client, slurm)
-    plan = Plan(cases, shape, repeat, seed, "local" if slurm is None else "slurm", is_fresh)
+        place = ("slurm", slurm.sections(), slurm.is_encrypted)
+        plan = Plan(cases, shape, repeat, seed, *place, is_fresh)
     wanted = {plan.identity(case, i) for case in plan.cases for i in range(repeat)}
     present = read_rows([output], may_be_empty=True) if output.exists() else ()
     rows = [row for row in present if identity_of(row) in wanted]
