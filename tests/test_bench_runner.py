@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from operator import add
@@ -20,6 +22,7 @@ from ferroflow_dask.bench.plan import Case, Plan, identity_of, make_cases
 from ferroflow_dask.bench.schema import BenchRecord, Shape
 from ferroflow_dask.bench.suite import run_plan
 from ferroflow_dask.bench.workloads import Cluster, Instance, Request, Workload, get_workload
+from ferroflow_dask.deploy import local_client
 from ferroflow_dask.exceptions import ResultError, UnknownNameError, UsageError
 from ferroflow_dask.policy import StealingPolicy
 
@@ -234,6 +237,35 @@ def test_whatever_fails_breaks_this_run_alone(broken: dict[str, Any]) -> None:
     }
     assert {row.tasks for row in rows if row.lowering == "other"} == {0 if "prepare" in broken else 3}
     assert len(set(clusters)) > 1  # none is used on
+
+
+@pytest.mark.parametrize("error", [RuntimeError, TimeoutError, asyncio.CancelledError])
+@pytest.mark.parametrize("is_fresh", [False, True])
+def test_a_cluster_that_fails_to_end_is_told_and_another_takes_its_place(
+    error: type[BaseException], is_fresh: bool
+) -> None:
+    clusters: list[str] = []
+
+    @contextmanager
+    def start() -> Iterator[Client]:
+        with local_client(SHAPE.workers, SHAPE.threads, SHAPE.processes) as client:
+            clusters.append(client.id)
+            yield client
+        raise error("scancel:\nno answer")
+
+    def failing(request: Request) -> Instance:
+        right = sums(request)
+        return replace(right, check=fail) if request.lowering == "other" else right
+
+    told: list[str] = []
+    workload = Workload("failing", "", failing, defaults={"n": 2}, lowerings=("plain", "other"))
+    wanted = plan("dask", workload=workload, is_fresh=is_fresh)
+    rows = list(run_plan(wanted, start=start, on_problem=told.append))
+    assert len(rows) == 4
+    assert {row.status for row in rows if row.lowering == "plain"} == {"ok"}
+    assert len(clusters) > 1
+    line = f"a cluster did not end cleanly, and may be there still: failed: {error.__name__}: scancel:"
+    assert told == [line] * len(clusters)  # also of the last one, when all runs are made
 
 
 @pytest.mark.parametrize(

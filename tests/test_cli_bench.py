@@ -6,15 +6,19 @@ import importlib
 import json
 import statistics
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_line import FAILURE, USAGE, answer, assert_one_line, ferroflow
+from distributed import Client
 
+from ferroflow_dask.bench import session
 from ferroflow_dask.bench.plan import Plan
 from ferroflow_dask.bench.schema import BenchRecord
 from ferroflow_dask.cli.slurm import SlurmOptions
+from ferroflow_dask.deploy import local_client
 
 #: The module; its name in the package is that of the command.
 command = importlib.import_module("ferroflow_dask.cli.bench")
@@ -97,6 +101,23 @@ def test_an_interrupted_benchmark_keeps_its_rows_and_goes_on(
     answer(*arguments)
     assert rows_of(file)[0] == kept
     assert len(rows_of(file)) == 8
+
+
+def test_a_cluster_that_fails_to_end_is_told_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def failing(*shape: Any) -> Iterator[Client]:
+        with local_client(*shape) as client:
+            yield client
+        raise RuntimeError("it does not end")
+
+    monkeypatch.setattr(session, "local_client", failing)
+    file = tmp_path / "rows.jsonl"
+    done = answer("bench", "run", *TINY, "--policy", "ferroflow", "--output", file)
+    line = "a cluster did not end cleanly, and may be there still: failed: RuntimeError: it does not end\n"
+    assert done.stderr.count(line) == 1
+    assert len(rows_of(file)) == 2 * 2
 
 
 OF_JOBS = ("--cluster", "slurm", "--section", "large", "--jobs", "2")

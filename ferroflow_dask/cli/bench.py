@@ -209,9 +209,11 @@ def _run(
     rows = [row for row in present if identity_of(row) in wanted]
     _check_setting(rows, output)
     done = {identity_of(row) for row in rows if row.status == OK or not retries_broken}
-    with _progress(len(wanted) - len(done)) as (tell, advance):
+    with _progress(len(wanted) - len(done)) as (tell, advance, warn):
         try:
-            for row in run_plan(plan, done=done, timeout_s=timeout, start=start, on_step=tell):
+            for row in run_plan(
+                plan, done=done, timeout_s=timeout, start=start, on_step=tell, on_problem=warn
+            ):
                 append_row(output, row)
                 done.add(identity_of(row))
                 advance(row)
@@ -252,12 +254,17 @@ def _check_setting(rows: Sequence[BenchRecord], output: Path) -> None:
         )
 
 
+#: Told what is about to run, of a run that was made, and of what went wrong between runs.
+_Told = tuple[Callable[[str], object], Callable[[BenchRecord], object], Callable[[str], object]]
+
+
 @contextmanager
-def _progress(n_runs: int) -> Iterator[tuple[Callable[[str], object], Callable[[BenchRecord], object]]]:
+def _progress(n_runs: int) -> Iterator[_Told]:
     """Show a bar with the time left on a terminal, else a line for each run, both on stderr."""
     console = Console(stderr=True)
+    warn = partial(click.echo, err=True)
     if not console.is_terminal:
-        yield (lambda _: None), lambda row: click.echo(_line(row), err=True)
+        yield (lambda _: None), lambda row: click.echo(_line(row), err=True), warn
         return
     columns = (
         TextColumn("{task.description:40.40}"),
@@ -267,7 +274,8 @@ def _progress(n_runs: int) -> Iterator[tuple[Callable[[str], object], Callable[[
     )
     with Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task("", total=n_runs)
-        yield lambda text: progress.update(bar, description=text), lambda _: progress.advance(bar)
+        # Rich has what goes to stderr meanwhile above the bar.
+        yield lambda text: progress.update(bar, description=text), lambda _: progress.advance(bar), warn
 
 
 def _line(row: BenchRecord) -> str:
