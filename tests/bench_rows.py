@@ -18,6 +18,8 @@ _FIELDS: dict[str, Any] = {
     "threads_per_worker": 1,
     "processes": True,
     "cluster": "local",
+    "section": "",
+    "tls": False,
     "fresh": False,
     "repetition": 0,
     "makespan_s": 2.0,

@@ -83,5 +83,5 @@ class Cluster:
 
 def build(workload: Workload, **request: Any) -> Instance:
     given = {"seed": 1, "salt": "a", "n_threads": THREADS, **request}
-    arguments = workload.arguments(given.pop("arguments", {}), is_quick=True)
+    arguments = workload.arguments(given.pop("arguments", {}), is_small=True)
     return workload.build(Request(arguments=arguments, **given))

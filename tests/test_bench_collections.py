@@ -70,10 +70,10 @@ Run = Callable[..., Ran]
 
 @pytest.fixture(scope="module")
 def run() -> Iterator[Run]:
-    """Computes a workload at its quick size on two workers in this process, which are no default client's."""
+    """Computes a workload at its small size on two workers in this process, which are no default client's."""
 
     def ran(workload: Workload, salt: str, seed: int = 1, costs: str = "learned", **sizes: Any) -> Ran:
-        arguments = workload.arguments(sizes, is_quick=True)
+        arguments = workload.arguments(sizes, is_small=True)
         instance = workload.build(Request(arguments, seed, salt, n_threads=2, costs=costs))
         scheduler.add_plugin(tasks := Tasks(scheduler))
         results = client.gather(instance.submit(client))
@@ -164,7 +164,7 @@ def test_other_graphs_give_the_right_result(name: str, sizes: dict[str, Any], ru
 @pytest.mark.parametrize("name", OTHER_SIZES)
 def test_a_graph_that_does_not_exist_is_refused(name: str) -> None:
     workload = WORKLOADS[name]
-    arguments = workload.arguments(dict.fromkeys(OTHER_SIZES[name], "no such"), is_quick=True)
+    arguments = workload.arguments(dict.fromkeys(OTHER_SIZES[name], "no such"), is_small=True)
     with pytest.raises(UnknownNameError, match="no such"):
         workload.build(Request(arguments, 1, "salt", n_threads=2))
 

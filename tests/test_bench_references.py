@@ -124,7 +124,7 @@ def test_constants_are_placed_before_the_clock_starts(monkeypatch: pytest.Monkey
 
 
 def test_references_run_beside_policies_and_only_graphs() -> None:
-    workloads = [(w, w.arguments({}, is_quick=True)) for w in map(get_workload, ("wide", "merge"))]
+    workloads = [(w, w.arguments({}, is_small=True)) for w in map(get_workload, ("wide", "merge"))]
     cases = make_cases(workloads, ["ferroflow", "threads"], ["learned"])
     assert [(case.workload.name, case.policy, case.lowering) for case in cases] == [
         ("wide", "ferroflow", "root placed, one name"),

@@ -124,6 +124,8 @@ def test_cluster_shapes_have_tables_of_their_own() -> None:
     [
         {"machine": "Another"},
         {"cluster": "slurm"},
+        {"section": "gpu"},
+        {"tls": True},
         {"fresh": True},
         {"versions": {"dask": "2027.1.0"}},
         {"commit": "ffffffffffff"},
@@ -137,8 +139,24 @@ def test_rows_of_different_settings_are_not_compared(other: dict[str, object]) -
 
 
 def test_a_report_says_what_the_clusters_were() -> None:
-    text = report(rows([1.0], cluster="slurm", fresh=True))
-    assert ", on a cluster of SLURM jobs, a new one for each run; dask 2026.8.0, " in text
+    text = report(rows([1.0], cluster="slurm", section="gpu", tls=True, fresh=True))
+    what = "on a cluster of SLURM jobs, section gpu, encrypted, a new one for each run"
+    assert f", {what}; dask 2026.8.0, " in text
+
+
+def test_sections_and_encryption_stay_apart_in_a_report() -> None:
+    places = [("cpu", False), ("large", False), ("cpu", True), (None, None)]
+    rows_of_all = [
+        record
+        for section, tls in places
+        for policy in ("dask", "ferroflow")
+        for record in rows([1.0, 1.0], policy=policy, cluster="slurm", section=section, tls=tls)
+    ]
+    text = report(rows_of_all)
+    assert "The rows come from 4 settings" in text
+    described = [line for line in text.splitlines() if line.startswith("4 runs on ")]
+    places_told = [line.partition("SLURM jobs")[2].partition(";")[0] for line in described]
+    assert places_told == [", section cpu", ", section large", ", section cpu, encrypted", ""]
 
 
 def test_policies_come_in_the_order_noise_baselines_ours() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from operator import add
@@ -20,6 +22,7 @@ from ferroflow_dask.bench.plan import Case, Plan, identity_of, make_cases
 from ferroflow_dask.bench.schema import BenchRecord, Shape
 from ferroflow_dask.bench.suite import run_plan
 from ferroflow_dask.bench.workloads import Cluster, Instance, Request, Workload, get_workload
+from ferroflow_dask.deploy import local_client
 from ferroflow_dask.exceptions import ResultError, UnknownNameError, UsageError
 from ferroflow_dask.policy import StealingPolicy
 
@@ -236,6 +239,35 @@ def test_whatever_fails_breaks_this_run_alone(broken: dict[str, Any]) -> None:
     assert len(set(clusters)) > 1  # none is used on
 
 
+@pytest.mark.parametrize("error", [RuntimeError, TimeoutError, asyncio.CancelledError])
+@pytest.mark.parametrize("is_fresh", [False, True])
+def test_a_cluster_that_fails_to_end_is_told_and_another_takes_its_place(
+    error: type[BaseException], is_fresh: bool
+) -> None:
+    clusters: list[str] = []
+
+    @contextmanager
+    def start() -> Iterator[Client]:
+        with local_client(SHAPE.workers, SHAPE.threads, SHAPE.processes) as client:
+            clusters.append(client.id)
+            yield client
+        raise error("scancel:\nno answer")
+
+    def failing(request: Request) -> Instance:
+        right = sums(request)
+        return replace(right, check=fail) if request.lowering == "other" else right
+
+    told: list[str] = []
+    workload = Workload("failing", "", failing, defaults={"n": 2}, lowerings=("plain", "other"))
+    wanted = plan("dask", workload=workload, is_fresh=is_fresh)
+    rows = list(run_plan(wanted, start=start, on_problem=told.append))
+    assert len(rows) == 4
+    assert {row.status for row in rows if row.lowering == "plain"} == {"ok"}
+    assert len(clusters) > 1
+    line = f"a cluster did not end cleanly, and may be there still: failed: {error.__name__}: scancel:"
+    assert told == [line] * len(clusters)  # also of the last one, when all runs are made
+
+
 @pytest.mark.parametrize(
     "collect", [None, lambda client, futures: client.gather(futures)], ids=["gathered", "collected"]
 )
@@ -309,8 +341,8 @@ def test_a_policy_that_does_not_run_every_op_once_is_broken(
         fields = {name: getattr(instance, name) for name in Instance.__dataclass_fields__}
         return Instance(**{**fields, "submit": submit})
 
-    quick = {"width": 4, "depth": 3, "skew": 0.25}
-    workload = Workload("tampered", "", tampered, defaults=quick, lowerings=wide.lowerings[:1])
+    sizes = {"width": 4, "depth": 3, "skew": 0.25}
+    workload = Workload("tampered", "", tampered, defaults=sizes, lowerings=wide.lowerings[:1])
     assert statuses(workload) == [f"warm-up: {status}"]
 
 

@@ -150,9 +150,9 @@ def test_known_costs_are_declared_and_add_up_to_the_work(name: str, lowering: st
 
 
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
-def test_quick_sizes_are_sizes(workload: Workload) -> None:
-    assert workload.quick.keys() <= workload.defaults.keys()
-    for size, value in workload.quick.items():
+def test_small_sizes_are_sizes(workload: Workload) -> None:
+    assert workload.small.keys() <= workload.defaults.keys()
+    for size, value in workload.small.items():
         assert type(value) is type(workload.defaults[size])
     assert workload.summary
     assert "\n" not in workload.summary
@@ -216,7 +216,7 @@ def test_every_built_in_graph_is_a_workload_of_its_own_sizes() -> None:
 
 @pytest.mark.parametrize("workload", DAGS, ids=[workload.name for workload in DAGS])
 def test_a_graph_has_bounds_and_names_by_duration_where_its_ops_declare_durations(workload: Workload) -> None:
-    graph = generate(workload.name, **workload.arguments({}, is_quick=True))
+    graph = generate(workload.name, **workload.arguments({}, is_small=True))
     instance = build(workload)
     assert instance.n_ops == len(graph.ops)
     durations = {op.id: op.attributes.get("duration") for op in graph.ops}
@@ -294,7 +294,7 @@ def in_double_precision(graph: Graph) -> Graph:
 def test_a_deep_transformer_is_checked_block_by_block_since_rounding_errors_grow_with_depth() -> None:
     workload = WORKLOADS["xlarge-transformer"]
     arguments = {"layers": 32}
-    graph = generate(workload.name, seed=1, **workload.arguments(arguments, is_quick=True))
+    graph = generate(workload.name, seed=1, **workload.arguments(arguments, is_small=True))
     exact = numpy_outputs(in_double_precision(with_checkpoints(graph)))
     results = [value.astype(np.float32) for value in exact.values()]
     assert len(results) == 32
@@ -309,7 +309,7 @@ def test_a_deep_transformer_is_checked_block_by_block_since_rounding_errors_grow
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_only_stacked_blocks_have_stages(name: str) -> None:
-    sizes = WORKLOADS[name].arguments({}, is_quick=True)
+    sizes = WORKLOADS[name].arguments({}, is_small=True)
     graph = generate(name, **sizes)
     stages = with_checkpoints(graph).outputs[: -len(graph.outputs)]
     assert len(stages) == sizes.get("layers", 1) - 1

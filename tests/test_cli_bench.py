@@ -6,15 +6,19 @@ import importlib
 import json
 import statistics
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_line import FAILURE, USAGE, answer, assert_one_line, ferroflow
+from distributed import Client
 
+from ferroflow_dask.bench import session
 from ferroflow_dask.bench.plan import Plan
 from ferroflow_dask.bench.schema import BenchRecord
 from ferroflow_dask.cli.slurm import SlurmOptions
+from ferroflow_dask.deploy import local_client
 
 #: The module; its name in the package is that of the command.
 command = importlib.import_module("ferroflow_dask.cli.bench")
@@ -99,13 +103,51 @@ def test_an_interrupted_benchmark_keeps_its_rows_and_goes_on(
     assert len(rows_of(file)) == 8
 
 
+def test_a_cluster_that_fails_to_end_is_told_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def failing(*shape: Any) -> Iterator[Client]:
+        with local_client(*shape) as client:
+            yield client
+        raise RuntimeError("it does not end")
+
+    monkeypatch.setattr(session, "local_client", failing)
+    file = tmp_path / "rows.jsonl"
+    done = answer("bench", "run", *TINY, "--policy", "ferroflow", "--output", file)
+    line = "a cluster did not end cleanly, and may be there still: failed: RuntimeError: it does not end\n"
+    assert done.stderr.count(line) == 1
+    assert len(rows_of(file)) == 2 * 2
+
+
+OF_JOBS = ("--cluster", "slurm", "--section", "large", "--jobs", "2")
+OF_TWO_KINDS = (*OF_JOBS, "--gpu-jobs", "1")
+ROW_OF_JOBS = {"cluster": "slurm", "section": "large", "tls": False}
+
+
 @pytest.mark.parametrize(
-    ("cluster", "n_missing"),
-    [(("--workers", "2"), 0), (("--workers", "2", "--fresh"), 12), (("--cluster", "slurm"), 12)],
-    ids=["the same", "fresh ones", "SLURM jobs"],
+    ("cluster", "place", "n_missing"),
+    [
+        (("--workers", "2"), {}, 0),
+        (("--workers", "2", "--fresh"), {}, 12),
+        (("--cluster", "slurm"), {}, 12),
+        (OF_JOBS, ROW_OF_JOBS, 0),
+        (OF_JOBS, {**ROW_OF_JOBS, "section": "cpu"}, 12),
+        (OF_JOBS, {**ROW_OF_JOBS, "section": None, "tls": None}, 12),
+        ((*OF_JOBS, "--tls"), ROW_OF_JOBS, 12),
+        ((*OF_JOBS, "--tls"), {**ROW_OF_JOBS, "tls": True}, 0),
+        (OF_TWO_KINDS, ROW_OF_JOBS, 12),
+        (OF_TWO_KINDS, {**ROW_OF_JOBS, "section": "2 × large + 1 × gpu"}, 0),
+    ],
+    ids=[
+        *("the same", "fresh ones", "SLURM jobs", "the same section", "another section", "no section told"),
+        *("encrypted", "both encrypted", "jobs of another section besides", "the same two sections"),
+    ],
 )
 def test_rows_of_other_clusters_are_not_taken_for_those_that_are_asked_for(
+    *,
     cluster: tuple[str, ...],
+    place: dict[str, Any],
     n_missing: int,
     measured: Path,
     tmp_path: Path,
@@ -120,7 +162,8 @@ def test_rows_of_other_clusters_are_not_taken_for_those_that_are_asked_for(
     monkeypatch.setattr(command, "run_plan", planned)
     monkeypatch.setattr(SlurmOptions, "workers_and_threads", lambda self: (2, 1))
     file = tmp_path / "rows.jsonl"
-    file.write_text("".join(json.dumps({**row, "processes": True}) + "\n" for row in rows_of(measured)))
+    rows = [{**row, "processes": True, **place} for row in rows_of(measured)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     ferroflow("bench", "run", *TINY[:5], "--repeat", "2", *BOTH, *cluster, "--output", file)
     assert found == [n_missing]
 

@@ -37,6 +37,8 @@ class Setting:
 
     machine: str
     cluster: str
+    section: str | None
+    tls: bool | None
     fresh: bool | None
     versions: tuple[tuple[str, str], ...]
     commit: str
@@ -260,7 +262,8 @@ def _grouped(items: Iterable[V], key: Callable[[V], K]) -> dict[K, list[V]]:
 
 
 def _setting_of(row: BenchRecord) -> Setting:
-    return Setting(row.machine, row.cluster, row.fresh, tuple(sorted(row.versions.items())), row.commit)
+    place = (row.machine, row.cluster, row.section, row.tls, row.fresh)
+    return Setting(*place, tuple(sorted(row.versions.items())), row.commit)
 
 
 def _shape_of(row: BenchRecord) -> Shape:

@@ -44,6 +44,10 @@ class Plan:
         Of inputs, of the order of runs, and of policies that draw.
     cluster : str
         What the clusters are: of `CLUSTERS`.
+    section : str
+        Of the configuration, from which their jobs are made; "" if there are none.
+    tls : bool
+        Whether messages are encrypted.
     is_fresh : bool
         Whether each run has a new one.
     """
@@ -53,6 +57,8 @@ class Plan:
     repetitions: int
     seed: int = 0
     cluster: str = "local"
+    section: str = ""
+    tls: bool = False
     is_fresh: bool = False
 
     @property
@@ -77,15 +83,15 @@ class Plan:
     def identity(self, case: Case, repetition: int) -> tuple[Any, ...]:
         """Return what tells a run from others; the same for the row that it leaves."""
         shape = self.shape
-        place = (shape.workers, shape.threads, shape.processes, self.cluster, self.is_fresh)
-        return (*case.identity(), *place, self.seed, repetition)
+        place = (shape.workers, shape.threads, shape.processes, self.cluster, self.section, self.tls)
+        return (*case.identity(), *place, self.is_fresh, self.seed, repetition)
 
 
 def identity_of(row: BenchRecord) -> tuple[Any, ...]:
     """Return the identity of the run that left a row; see `Plan.identity`."""
     case = (row.workload, written(row.arguments), row.policy, row.lowering, row.costs)
-    place = (row.workers, row.threads_per_worker, row.processes, row.cluster, row.fresh)
-    return (*case, *place, row.seed, row.repetition)
+    place = (row.workers, row.threads_per_worker, row.processes, row.cluster, row.section, row.tls)
+    return (*case, *place, row.fresh, row.seed, row.repetition)
 
 
 def make_cases(

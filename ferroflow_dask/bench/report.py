@@ -117,6 +117,8 @@ def _description(setting: Setting, rows: Sequence[BenchRecord]) -> str:
     commit = f"commit {setting.commit}" if setting.commit else "no commit"
     places = [text(setting.machine) or "an unknown machine"]
     places += [_CLUSTERS[setting.cluster]] if setting.cluster in _CLUSTERS else []
+    places += [f"section {text(setting.section)}"] if setting.section else []
+    places += ["encrypted"] if setting.tls else []
     places += ["a new one for each run"] if setting.fresh else []
     lines = [
         f"{count(len(rows), 'run')} on {', '.join(places)}; {text(versions)}; {text(commit)}.",

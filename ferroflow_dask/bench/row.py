@@ -44,6 +44,8 @@ def bench_row(
         threads_per_worker=max(threads),
         processes=True,
         cluster="unknown",
+        section=None,
+        tls=None,
         fresh=None,
         repetition=repetition,
         makespan_s=makespan_s,

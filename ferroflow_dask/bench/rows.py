@@ -20,12 +20,20 @@ from ferroflow_dask.exceptions import UsageError
 Fields = dict[str, Any]
 Where = str
 
+
+def _with_section(fields: Fields) -> Fields:
+    # Only clusters of SLURM jobs had a section, and could be encrypted.
+    told: Fields = {"section": "", "tls": False} if fields["cluster"] == "local" else {}
+    return {**fields, "section": None, "tls": None, **told}
+
+
 #: From a version of the schema to the next: takes the fields of a row and returns those of the next
 #: version. The field `schema` is kept up by the caller.
 MIGRATIONS: dict[int, Callable[[Fields], Fields]] = {
     1: lambda fields: {**fields, "predicted_s": None},
     2: lambda fields: {**fields, "cluster": "unknown", "fresh": None},
     3: lambda fields: {**fields, "predicted_tasks": None, "predicted_bytes": None},
+    4: _with_section,
 }
 
 #: How each row of ours begins; what a torn line is known by.
@@ -44,7 +52,7 @@ _MAYBE_NUMBERS = ("bound_s", "efficiency", "predicted_s")
 #: What tells a run from all others.
 _RUN = (
     *("workload", "arguments", "policy", "lowering", "costs", "workers", "threads_per_worker", "processes"),
-    *("cluster", "fresh", "seed", "repetition", "versions", "commit", "machine"),
+    *("cluster", "section", "tls", "fresh", "seed", "repetition", "versions", "commit", "machine"),
 )
 _CHOICES: Mapping[str, tuple[str, ...]] = {"family": FAMILIES, "costs": COSTS, "cluster": CLUSTERS}
 
@@ -267,7 +275,9 @@ def _problem(name: str, value: Any) -> str:
         return "" if value == SCHEMA else repr(SCHEMA)
     if name == "processes":
         return "" if isinstance(value, bool) else "true or false"
-    if name == "fresh":
+    if name == "section":
+        return "" if value is None or isinstance(value, str) else "text or null"
+    if name in ("fresh", "tls"):
         return "" if value is None or isinstance(value, bool) else "true, false or null"
     if name == "versions":
         is_valid = isinstance(value, dict) and all(isinstance(part, str) for part in value.values())

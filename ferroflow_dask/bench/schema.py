@@ -18,7 +18,7 @@ from ferroflow_dask.bench.markdown import count, table
 #: Name of the schema: what a row must be to be ours.
 NAME = "ferroflow-bench"
 #: Version of the schema that this release writes.
-VERSION = 4
+VERSION = 5
 #: Name and version of the schema; part of every row.
 SCHEMA = f"{NAME}/{VERSION}"
 
@@ -76,6 +76,11 @@ class BenchRecord:
         Whether each worker is a process of its own.
     cluster : str
         local, slurm or unknown.
+    section : str or None
+        Of the configuration, from which the jobs were made; of jobs of two sections both, with their
+        numbers. "" where there are no jobs; null if it is unknown.
+    tls : bool or None
+        Whether messages were encrypted; null if that is unknown.
     fresh : bool or None
         Whether there was a new cluster for each run; null if that is unknown.
     repetition : int
@@ -136,6 +141,8 @@ class BenchRecord:
     threads_per_worker: int
     processes: bool
     cluster: str
+    section: str | None
+    tls: bool | None
     fresh: bool | None
     repetition: int
     makespan_s: float

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
@@ -64,13 +66,23 @@ class Session:
         After which a run counts as hung [s].
     start : callable, optional
         Starts the cluster and yields a client of it, as a context; a local one if left out.
+    on_problem : callable, optional
+        Told, in a line, what went wrong outside of the runs; a warning if left out.
     """
 
-    def __init__(self, shape: Shape, seed: int, timeout_s: float, start: Start | None = None) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        seed: int,
+        timeout_s: float,
+        start: Start | None = None,
+        on_problem: Callable[[str], object] | None = None,
+    ) -> None:
         self._shape = shape
         self._start_cluster = start or partial(local_client, shape.workers, shape.threads, shape.processes)
         self._seed = seed
         self._timeout_s = timeout_s
+        self._on_problem = on_problem or warnings.warn
         self._stack = ExitStack()
         #: What has run since it was started.
         self.warm: set[tuple[Any, ...]] = set()
@@ -82,7 +94,7 @@ class Session:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        self._end()
 
     def _start(self) -> None:
         self.warm.clear()
@@ -92,9 +104,16 @@ class Session:
 
     def renew(self) -> None:
         """End the cluster, whatever state it is in, and start another."""
-        self._stack.close()
+        self._end()
         gc.unfreeze()  # it may go
         self._start()
+
+    def _end(self) -> None:
+        """End the cluster; what broke a run may break this as well, and ends no other run either."""
+        try:
+            self._stack.close()
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 -- told, and another is started
+            self._on_problem(f"a cluster did not end cleanly, and may be there still: {failure(error)}")
 
     def forget(self) -> None:
         """Let Dask and the policies know nothing of runs before."""

@@ -30,6 +30,7 @@ def run_plan(
     timeout_s: float = 300.0,
     start: Start | None = None,
     on_step: Callable[[str], object] | None = None,
+    on_problem: Callable[[str], object] | None = None,
 ) -> Iterator[BenchRecord]:
     """Yield the row of each run of a plan as soon as it is made.
 
@@ -50,9 +51,11 @@ def run_plan(
         Starts a cluster such as the plan says, as `Session` takes it; a local one if left out.
     on_step : callable, optional
         Told what is about to run.
+    on_problem : callable, optional
+        Told, in a line, of a cluster that failed to end; a warning if left out. The runs go on with another.
     """
     tell = on_step or (lambda _: None)
-    with _Places(plan, timeout_s, start) as places:
+    with _Places(plan, timeout_s, start, on_problem) as places:
         for group in plan.groups():
             left = [
                 (case, repetition)
@@ -77,9 +80,16 @@ def run_plan(
 class _Places:
     """Where cases run: a cluster for those that learn, one for those that must not, and what needs none."""
 
-    def __init__(self, plan: Plan, timeout_s: float, start: Start | None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        timeout_s: float,
+        start: Start | None,
+        on_problem: Callable[[str], object] | None,
+    ) -> None:
         self._plan = plan
         self._start = start
+        self._on_problem = on_problem
         self._timeout_s = timeout_s
         self._stack = ExitStack()
         self._places: dict[str, Place] = {}
@@ -100,8 +110,8 @@ class _Places:
                     self._places[name] = reference = make_reference(name, plan.shape, self._timeout_s)
                     self._stack.enter_context(reference)
                 else:
-                    session = Session(plan.shape, plan.seed, self._timeout_s, self._start)
-                    self._places[name] = self._stack.enter_context(session)
+                    options = (self._timeout_s, self._start, self._on_problem)
+                    self._places[name] = self._stack.enter_context(Session(plan.shape, plan.seed, *options))
         for place in self._places.values():
             if isinstance(place, Session):
                 place.forget()
@@ -189,6 +199,8 @@ def _row(
         threads_per_worker=shape.threads,
         processes=shape.processes,
         cluster=plan.cluster,
+        section=plan.section,
+        tls=plan.tls,
         fresh=plan.is_fresh,
         repetition=repetition,
         makespan_s=measurement.makespan_s,

@@ -15,7 +15,7 @@ def hung(timeout_s: float | None) -> ResultError:
     return ResultError(f"no result within {timeout_s:g} s")
 
 
-def failure(error: Exception) -> str:
+def failure(error: BaseException) -> str:
     """Return the status of a run that raised, in one line."""
     return f"failed: {type(error).__name__}: {error}".split("\n", 1)[0]
 

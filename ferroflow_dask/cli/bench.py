@@ -198,18 +198,22 @@ def _run(
     check_folder("--output", output)
     cases = make_cases(chosen, policies, costs, every_lowering)
     _check_packages([workload for workload, _ in chosen])
-    shape, start = Shape(workers, threads, processes), None
-    if slurm is not None:
+    if slurm is None:
+        plan, start = Plan(cases, Shape(workers, threads, processes), repeat, seed, is_fresh=is_fresh), None
+    else:
         shape, start = Shape(*slurm.workers_and_threads(), True), partial(slurm_client, slurm)
-    plan = Plan(cases, shape, repeat, seed, "local" if slurm is None else "slurm", is_fresh)
+        place = ("slurm", slurm.sections(), slurm.is_encrypted)
+        plan = Plan(cases, shape, repeat, seed, *place, is_fresh)
     wanted = {plan.identity(case, i) for case in plan.cases for i in range(repeat)}
     present = read_rows([output], may_be_empty=True) if output.exists() else ()
     rows = [row for row in present if identity_of(row) in wanted]
     _check_setting(rows, output)
     done = {identity_of(row) for row in rows if row.status == OK or not retries_broken}
-    with _progress(len(wanted) - len(done)) as (tell, advance):
+    with _progress(len(wanted) - len(done)) as (tell, advance, warn):
         try:
-            for row in run_plan(plan, done=done, timeout_s=timeout, start=start, on_step=tell):
+            for row in run_plan(
+                plan, done=done, timeout_s=timeout, start=start, on_step=tell, on_problem=warn
+            ):
                 append_row(output, row)
                 done.add(identity_of(row))
                 advance(row)
@@ -250,12 +254,17 @@ def _check_setting(rows: Sequence[BenchRecord], output: Path) -> None:
         )
 
 
+#: Told what is about to run, of a run that was made, and of what went wrong between runs.
+_Told = tuple[Callable[[str], object], Callable[[BenchRecord], object], Callable[[str], object]]
+
+
 @contextmanager
-def _progress(n_runs: int) -> Iterator[tuple[Callable[[str], object], Callable[[BenchRecord], object]]]:
+def _progress(n_runs: int) -> Iterator[_Told]:
     """Show a bar with the time left on a terminal, else a line for each run, both on stderr."""
     console = Console(stderr=True)
+    warn = partial(click.echo, err=True)
     if not console.is_terminal:
-        yield (lambda _: None), lambda row: click.echo(_line(row), err=True)
+        yield (lambda _: None), lambda row: click.echo(_line(row), err=True), warn
         return
     columns = (
         TextColumn("{task.description:40.40}"),
@@ -265,7 +274,8 @@ def _progress(n_runs: int) -> Iterator[tuple[Callable[[str], object], Callable[[
     )
     with Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task("", total=n_runs)
-        yield lambda text: progress.update(bar, description=text), lambda _: progress.advance(bar)
+        # Rich has what goes to stderr meanwhile above the bar.
+        yield lambda text: progress.update(bar, description=text), lambda _: progress.advance(bar), warn
 
 
 def _line(row: BenchRecord) -> str:

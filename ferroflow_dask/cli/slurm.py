@@ -66,8 +66,18 @@ class SlurmOptions:
 
     def kinds(self) -> list[tuple[JobKind, int]]:
         """Return what the jobs are, and how many of each kind."""
+        return [(job_kind(name, self.config_file), number) for name, number in self._numbers()]
+
+    def sections(self) -> str:
+        """Return the section that the jobs are made from, or both with their numbers."""
+        numbers = self._numbers()
+        if len(numbers) == 1:
+            return numbers[0][0]
+        return " + ".join(f"{number} × {name}" for name, number in numbers)
+
+    def _numbers(self) -> list[tuple[str, int]]:
         numbers = ((self.section, self.jobs), (self.gpu_section, self.gpu_jobs))
-        return [(job_kind(name, self.config_file), number) for name, number in numbers if number]
+        return [(name, number) for name, number in numbers if number]
 
     def cluster(self) -> Any:
         """Return the cluster, with no job yet and with Dask's own scheduling."""

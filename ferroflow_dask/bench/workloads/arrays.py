@@ -182,7 +182,7 @@ ARRAYS: tuple[Workload, ...] = (
         "contraction of two cubes over two axes",
         Recipe(_tensordot, _tensordot_answer),
         defaults={"n": 200, "chunks": 4},
-        quick={"n": 60, "chunks": 3},
+        small={"n": 60, "chunks": 3},
         family="array",
     ),
     of_collection(
@@ -190,7 +190,7 @@ ARRAYS: tuple[Workload, ...] = (
         "u², v² and u·v of two fields, each averaged over time",
         Recipe(_quadratic_means, _quadratic_means_answer, _means),
         defaults={"times": 25, "points": 200_000, "chunks": 4},
-        quick={"times": 10, "points": 10_000, "chunks": 2},
+        small={"times": 10, "points": 10_000, "chunks": 2},
         family="array",
         needs=_XARRAY,
     ),
@@ -199,7 +199,7 @@ ARRAYS: tuple[Workload, ...] = (
         "squared distance to the mean of its day, averaged over time",
         Recipe(_anomaly_mean, _anomaly_mean_answer, _values),
         defaults={"times": 60, "points": 100_000, "chunks": 2, "period": 10},
-        quick={"times": 12, "points": 2_000, "chunks": 2, "period": 3},
+        small={"times": 12, "points": 2_000, "chunks": 2, "period": 3},
         family="array",
         needs=_XARRAY,
     ),
@@ -208,7 +208,7 @@ ARRAYS: tuple[Workload, ...] = (
         "difference of two arrays shifted against each other by one row and column",
         Recipe(_double_diff, _double_diff_answer),
         defaults={"n": 3000, "chunks": 6},
-        quick={"n": 400, "chunks": 2},
+        small={"n": 400, "chunks": 2},
         family="array",
     ),
     of_collection(
@@ -216,7 +216,7 @@ ARRAYS: tuple[Workload, ...] = (
         "sum of the product of a matrix with its transpose",
         Recipe(_dot_product, _dot_product_answer),
         defaults={"n": 2000, "chunks": 5},
-        quick={"n": 400, "chunks": 3},
+        small={"n": 400, "chunks": 3},
         family="array",
     ),
     of_collection(
@@ -224,7 +224,7 @@ ARRAYS: tuple[Workload, ...] = (
         "mean of four neighbours across the borders of blocks",
         Recipe(_map_overlap, _map_overlap_answer),
         defaults={"n": 2100, "chunks": 6},
-        quick={"n": 300, "chunks": 2},
+        small={"n": 300, "chunks": 2},
         family="array",
     ),
     of_collection(
@@ -232,7 +232,7 @@ ARRAYS: tuple[Workload, ...] = (
         "sums of the rows of a wide array, in thin or square blocks",
         Recipe(_basic_sum, _basic_sum_answer),
         defaults={"n": 1024, "chunks": 16, "shape": "thin"},
-        quick={"n": 256, "chunks": 4},
+        small={"n": 256, "chunks": 4},
         family="array",
     ),
     of_collection(
@@ -240,7 +240,7 @@ ARRAYS: tuple[Workload, ...] = (
         "blocks of columns to blocks of rows, by p2p or by tasks",
         Recipe(_rechunk, _rechunk_answer),
         defaults={"n": 4000, "chunks": 16, "method": "p2p"},
-        quick={"n": 400, "chunks": 4},
+        small={"n": 400, "chunks": 4},
         family="array",
     ),
 )

@@ -120,8 +120,8 @@ class Workload:
         Makes an instance.
     defaults : mapping
         Sizes by name; their types are those of the values that may be given.
-    quick : mapping
-        Sizes for a short run, where they differ.
+    small : mapping
+        Sizes that tests run, where they differ from `defaults`.
     lowerings : tuple of str
         Ways in which the same computation may be written for stock Dask, whose speed depends on it; the
         first is the plain one. Every baseline of Dask's is run in each.
@@ -137,14 +137,14 @@ class Workload:
     summary: str
     build: Callable[[Request], Instance]
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    quick: Mapping[str, Any] = field(default_factory=dict)
+    small: Mapping[str, Any] = field(default_factory=dict)
     lowerings: tuple[str, ...] = ("",)
     own_lowerings: tuple[str, ...] = ()
     family: str = "dag"
     needs: tuple[str, ...] = ()
 
-    def arguments(self, given: Mapping[str, Any], *, is_quick: bool = False) -> dict[str, Any]:
-        """Return a value for every size.
+    def arguments(self, given: Mapping[str, Any], *, is_small: bool = False) -> dict[str, Any]:
+        """Return a value for every size: the one given, else the small one if asked for, else the default.
 
         Raises
         ------
@@ -155,7 +155,7 @@ class Workload:
         if unknown:
             known = ", ".join(self.defaults) or "none"
             raise UsageError(f"{self.name!r} has no size {unknown[0]!r}; its sizes are: {known}")
-        chosen = {**self.defaults, **(self.quick if is_quick else {})}
+        chosen = {**self.defaults, **(self.small if is_small else {})}
         for name, value in given.items():
             kind = type(self.defaults[name])
             try:

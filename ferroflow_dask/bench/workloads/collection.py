@@ -61,7 +61,7 @@ def of_collection(
     recipe: Recipe,
     *,
     defaults: Mapping[str, Any],
-    quick: Mapping[str, Any],
+    small: Mapping[str, Any],
     family: str,
     needs: tuple[str, ...] = (),
 ) -> Workload:
@@ -70,7 +70,7 @@ def of_collection(
     def build(request: Request) -> Instance:
         return instance(name, recipe, request)
 
-    return Workload(name, summary, build, defaults, quick, family=family, needs=needs)
+    return Workload(name, summary, build, defaults, small, family=family, needs=needs)
 
 
 def instance(name: str, recipe: Recipe, request: Request) -> Instance:

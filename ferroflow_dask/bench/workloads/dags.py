@@ -290,7 +290,7 @@ def _build(name: str, lowerings: Mapping[str, _Lowering], request: Request) -> I
     )
 
 
-#: Graphs whose ops all declare their durations, with sizes for a short run; then all others.
+#: Graphs whose ops all declare their durations, with small sizes; then all others.
 _SLEEPING: Mapping[str, Mapping[str, Any]] = {
     "imbalanced": {"n_heavy": 2, "heavy_ms": 20.0, "n_fast": 20},
     "wide": {"width": 4, "depth": 3},
@@ -309,13 +309,13 @@ _COMPUTING: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def _workload(name: str, quick: Mapping[str, Any], lowerings: Mapping[str, _Lowering]) -> Workload:
+def _workload(name: str, small: Mapping[str, Any], lowerings: Mapping[str, _Lowering]) -> Workload:
     return Workload(
         name=name,
         summary=TOPOLOGIES[name].summary,
         build=partial(_build, name, lowerings),
         defaults=TOPOLOGIES[name].defaults,
-        quick=quick,
+        small=small,
         lowerings=tuple(lowerings),
         own_lowerings=(_BUNDLED,),
         family="dag",
@@ -323,6 +323,6 @@ def _workload(name: str, quick: Mapping[str, Any], lowerings: Mapping[str, _Lowe
 
 
 DAGS: tuple[Workload, ...] = (
-    *(_workload(name, quick, _BY_NAME) for name, quick in _SLEEPING.items()),
-    *(_workload(name, quick, _BY_PLACE) for name, quick in _COMPUTING.items()),
+    *(_workload(name, small, _BY_NAME) for name, small in _SLEEPING.items()),
+    *(_workload(name, small, _BY_PLACE) for name, small in _COMPUTING.items()),
 )

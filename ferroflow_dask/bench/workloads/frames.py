@@ -157,7 +157,7 @@ def _of(name: str, summary: str, recipe: Recipe) -> Workload:
         summary,
         recipe,
         defaults={"n": 400_000, "partitions": 16},
-        quick={"n": 4_000, "partitions": 4},
+        small={"n": 4_000, "partitions": 4},
         family="frame",
         needs=NEEDS,
     )

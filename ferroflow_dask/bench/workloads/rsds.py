@@ -234,7 +234,7 @@ def _of(name: str, summary: str, recipe: Recipe, defaults: dict[str, Any], **opt
 _FRAME = ("pandas", "pyarrow")
 
 RSDS: tuple[Workload, ...] = (
-    _of("merge", "trivial tasks into one", Recipe(_merge, _merge_answer), {"n": 1000}, quick={"n": 100}),
+    _of("merge", "trivial tasks into one", Recipe(_merge, _merge_answer), {"n": 1000}, small={"n": 100}),
     Workload(
         "merge_slow",
         "sleeping tasks into one",
@@ -248,14 +248,14 @@ RSDS: tuple[Workload, ...] = (
         "binary reduction of 2^height numbers",
         Recipe(_tree, _tree_answer),
         {"height": 10},
-        quick={"height": 6},
+        small={"height": 6},
     ),
     _of(
         "xarray",
         "squared distances to the mean of each month, averaged over time, in blocks of n × n",
         Recipe(_xarray, _xarray_answer, _by_month),
         {"n": 13},
-        quick={"n": 25},
+        small={"n": 25},
         needs=("pandas", "xarray"),
     ),
     _of(
@@ -263,21 +263,21 @@ RSDS: tuple[Workload, ...] = (
         "product of n filtered people with themselves, filtered and summed, in p partitions",
         Recipe(_bag, _bag_answer, count=_count_bag),
         {"n": 1600, "p": 16},
-        quick={"n": 200, "p": 4},
+        small={"n": 200, "p": 4},
     ),
     _of(
         "numpy",
         "an n × n array plus its transpose, a part of it summed, in p × p blocks",
         Recipe(_numpy, _numpy_answer),
         {"n": 4000, "p": 16},
-        quick={"n": 400, "p": 4},
+        small={"n": 400, "p": 4},
     ),
     _of(
         "groupby",
         "means by name and by two seconds of a time series of so many days",
         Recipe(_groupby, _groupby_answer),
         {"days": 2, "seconds": 1, "hours": 1},
-        quick={"days": 1, "seconds": 60, "hours": 4},
+        small={"days": 1, "seconds": 60, "hours": 4},
         needs=_FRAME,
     ),
     _of(
@@ -285,7 +285,7 @@ RSDS: tuple[Workload, ...] = (
         "a time series joined with itself on an id of a hundred values",
         Recipe(_join, _join_answer),
         {"days": 1, "seconds": 10, "hours": 2},
-        quick={"days": 1, "seconds": 120, "hours": 6},
+        small={"days": 1, "seconds": 120, "hours": 6},
         needs=_FRAME,
     ),
     _of(
@@ -293,13 +293,13 @@ RSDS: tuple[Workload, ...] = (
         "words and pairs of words of n texts hashed into features, in p partitions",
         Recipe(texts.vectorizer, texts.vectorizer_answer),
         {"n": 20_000, "p": 40, "features": 4096},
-        quick={"n": 400, "p": 4, "features": 256},
+        small={"n": 400, "p": 4, "features": 256},
     ),
     _of(
         "wordbag",
         "the most frequent words of n texts, in p partitions",
         Recipe(texts.wordbag, texts.wordbag_answer),
         {"n": 20_000, "p": 40, "top": 20},
-        quick={"n": 400, "p": 4},
+        small={"n": 400, "p": 4},
     ),
 )

@@ -255,9 +255,9 @@ def _workload(
     summary: str,
     build: Callable[[Request], Instance],
     defaults: Mapping[str, Any],
-    quick: Mapping[str, Any],
+    small: Mapping[str, Any],
 ) -> Workload:
-    return Workload(name, summary, build, defaults, quick, family="stealing")
+    return Workload(name, summary, build, defaults, small, family="stealing")
 
 
 SCENARIOS: tuple[Workload, ...] = (

@@ -342,14 +342,14 @@ _SIZES: Mapping[str, Any] = {
     "iterations": 10,
     "output_bytes": 0,
 }
-_QUICK: Mapping[str, Any] = {"width": 4, "steps": 4, "task_ms": 1.0, "n": 16, "iterations": 1}
+_SMALL: Mapping[str, Any] = {"width": 4, "steps": 4, "task_ms": 1.0, "n": 16, "iterations": 1}
 #: Five dependences as in Task Bench's own studies, and its default fraction.
 _OF_PATTERN: Mapping[str, Mapping[str, Any]] = {
     "nearest": {"radix": 5},
     "spread": {"radix": 5},
     "random_nearest": {"radix": 5, "fraction": 0.25},
 }
-_QUICK_RADIX = 3
+_SMALL_RADIX = 3
 _SUMMARIES: Mapping[str, str] = {
     "trivial": "independent tasks",
     "no_comm": "independent chains",
@@ -371,7 +371,7 @@ def _workload(pattern: str) -> Workload:
         summary=f"Task Bench, {pattern}: {_SUMMARIES[pattern]}",
         build=partial(_build, pattern),
         defaults={**_SIZES, **own},
-        quick={**_QUICK, **({"radix": _QUICK_RADIX} if "radix" in own else {})},
+        small={**_SMALL, **({"radix": _SMALL_RADIX} if "radix" in own else {})},
         own_lowerings=(_BUNDLED,),
         family="task-bench",
     )
