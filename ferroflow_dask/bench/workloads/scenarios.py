@@ -1,9 +1,9 @@
 """Situations in which stealing must act, or must not: those of coiled's benchmarks, and three of ours.
 
-After github.com/coiled/benchmarks, tests/stability of its first years and `test_work_stealing`: one root
-with many trivial tasks, more workers while a computation runs, durations from a lognormal distribution,
-one slow worker. Seconds are shrunk fiftyfold. Tasks sleep, so that the processors of the machine are no
-part of the result.
+After `test_work_stealing.py` of github.com/coiled/benchmarks: one root with many trivial tasks, more
+workers while an array is computed, durations from a lognormal distribution. A worker that straggles has
+there an event loop that is held up; here its tasks take longer. Seconds are shrunk fiftyfold. Tasks sleep,
+so that the processors of the machine are no part of the result.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from dask.typing import Key
 from distributed import get_worker
 
 from ferroflow_dask.bench.workloads.base import Cluster, Instance, Request, Workload
+from ferroflow_dask.bench.workloads.collection import Recipe, block, instance, random_array, random_values
 from ferroflow_dask.bench.workloads.sizes import check_sizes
 from ferroflow_dask.exceptions import ResultError, UnknownNameError
 from ferroflow_dask.lowering import COST_ANNOTATION
@@ -155,18 +156,45 @@ def _trivial_fanout(request: Request) -> Instance:
     return Instance(submit=submit, check=partial(_check, start + start % 256, n), n_ops=n + 1)
 
 
-def _scale_up(request: Request) -> Instance:
-    # The bound is that of all workers from the start. Processes take seconds to start, and so there must
-    # be work left for them.
-    check_sizes("scale_up", request.arguments, {"n": _COUNT, "task_ms": _DURATION})
-    n, seconds = request.arguments["n"], request.arguments["task_ms"] * _MILLISECOND
-    instance = _Map.of(request, [seconds] * n, ["scale_up"] * n).instance()
+def _slowly(chunk: Any, seconds: float) -> Any:
+    time.sleep(seconds if chunk.size else 0.0)  # Dask tries functions on empty arrays
+    return chunk
 
+
+def _same(chunk: Any) -> Any:
+    return chunk
+
+
+def _cube(n: int, chunks: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    return (n, n, n), (block(n, chunks),) * 3
+
+
+def _overlapping(seed: int, salt: str, *, n: int, chunks: int, task_ms: float) -> Any:
+    x = random_array(seed, salt, *_cube(n, chunks))
+    options = {"depth": 1, "boundary": "none", "meta": x._meta}
+    x = x.map_overlap(_slowly, seconds=task_ms * _MILLISECOND, **options)
+    return x.map_overlap(_same, **options).sum(axis=0)
+
+
+def _overlapping_answer(seed: int, *, n: int, chunks: int, task_ms: float) -> Any:
+    del task_ms  # no part of the answer
+    return random_values(seed, *_cube(n, chunks)).sum(axis=0)
+
+
+_OVERLAPPING = Recipe(_overlapping, _overlapping_answer)
+
+
+def _scale_up(request: Request) -> Instance:
+    # Processes take seconds to start, and so there must be work left for them. By then all that can run is on
+    # the first worker: most of the tasks need results, and Dask queues those that need none only.
     def all_workers(cluster: Cluster) -> None:
         cluster.scale(cluster.n_workers)
 
     return replace(
-        instance, prepare=lambda cluster: cluster.scale(1), during=all_workers, restore=all_workers
+        instance("scale_up", _OVERLAPPING, request),
+        prepare=lambda cluster: cluster.scale(1),
+        during=all_workers,
+        restore=all_workers,
     )
 
 
@@ -196,7 +224,26 @@ def _heavy_tail(request: Request) -> Instance:
     n_heavy = round(n * sizes["heavy_fraction"])
     heavy = set(np.random.default_rng(request.seed).permutation(n)[:n_heavy].tolist())
     seconds = [base_s * sizes["heavy_factor"] if i in heavy else base_s for i in range(n)]
-    return _Map.of(request, seconds, ["heavy_tail"] * n).instance()
+    # Each reads a result of its own: what reads nothing waits in Dask's queue, and is on no worker too early.
+    start, token = _start(request), tokenize(request.salt)
+    loads, reads = ([(f"{name}-{token}", i) for i in range(n)] for name in ("load", "heavy_tail"))
+    tasks: dict[Key, Task] = {key: Task(key, nap, i, base_s, start) for i, key in enumerate(loads)}
+    for key, load, seconds_of_it in zip(reads, loads, seconds, strict=True):
+        tasks[key] = Task(key, nap, 0, seconds_of_it, TaskRef(load))
+    costs = PerKey(dict(zip([*loads, *reads], [*[base_s] * n, *seconds], strict=True)))
+
+    def submit(client: Client) -> Sequence[Future[Any]]:
+        with annotate(**{COST_ANNOTATION: costs}) if request.costs == "known" else nullcontext():
+            futures: Sequence[Future[Any]] = client.get(tasks, reads, sync=False)
+        return futures
+
+    return Instance(
+        submit=submit,
+        check=partial(_check, start, n),
+        n_ops=2 * n,
+        t1_s=n * base_s + sum(seconds),
+        t_inf_s=base_s + max(seconds),
+    )
 
 
 def _straggler(request: Request) -> Instance:
@@ -270,10 +317,10 @@ SCENARIOS: tuple[Workload, ...] = (
     ),
     _workload(
         "scale_up",
-        "`n` equal tasks for one worker, then all the others join",
+        "`chunks`³ slow blocks of a cube of `n`³ numbers for one worker, then all the others join",
         _scale_up,
-        {"n": 400, "task_ms": 50.0},
-        {"n": 20, "task_ms": 5.0},
+        {"n": 30, "chunks": 6, "task_ms": 100.0},
+        {"n": 6, "chunks": 2, "task_ms": 5.0},
     ),
     _workload(
         "lognormal",
@@ -291,7 +338,7 @@ SCENARIOS: tuple[Workload, ...] = (
     ),
     _workload(
         "heavy_tail",
-        "`n` tasks under one name, a `heavy_fraction` of which takes `heavy_factor` times as long",
+        "`n` readers under one name, a `heavy_fraction` of which takes `heavy_factor` times as long",
         _heavy_tail,
         {"n": 400, "task_ms": 1.0, "heavy_fraction": 0.1, "heavy_factor": 200.0},
         {"n": 50, "heavy_factor": 20.0},
