@@ -16,6 +16,7 @@ import pytest
 from dask._task_spec import Task
 from distributed import Client, Reschedule
 from distributed.diagnostics.plugin import SchedulerPlugin
+from in_charge import until
 
 from ferroflow_dask.bench.observe import longest_chain
 from ferroflow_dask.bench.plan import Case, Plan, identity_of, make_cases
@@ -207,6 +208,7 @@ def fail(*_: object) -> Any:
 
 
 def lose_all_workers(cluster: Cluster) -> None:
+    until(lambda: cluster.client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)) == 3)
     cluster.scale(0)
     fail()
 

@@ -29,6 +29,7 @@ from ferroflow_dask.deploy import (
     load_profile,
     profile_of,
     profiles_file,
+    rates,
     save_durations,
     save_profile,
 )
@@ -66,8 +67,8 @@ def test_what_is_measured_is_of_the_right_order(process_client: Client) -> None:
 
 def test_what_is_copied_on_a_device_is_larger_than_its_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     device = EmulatedDevice(memory_nbytes=2**30, sleep=lambda _seconds: None)
-    monkeypatch.setattr(calibration, "device_here", lambda: DeviceRunner(device))
-    assert calibration._device_rates()
+    monkeypatch.setattr(rates, "device_here", lambda: DeviceRunner(device))
+    assert rates.device_rates(2)
     assert 2 * 2**26 < device.peak_nbytes < 2**28  # a sixteenth of its memory, and the copy
 
 
@@ -111,8 +112,8 @@ def test_who_is_to_fetch_may_leave(thread_client: Client, monkeypatch: pytest.Mo
         if others:
             thread_client.retire_workers(list(others))
 
-    monkeypatch.setattr(calibration, "wait", others_leave)
-    assert calibration._bandwidth(thread_client, 0.0) == 1e12  # nobody is left to send to
+    monkeypatch.setattr(rates, "wait", others_leave)
+    assert rates.bandwidths(thread_client, 0.0) == {"on one host": 1e12}  # nobody is left to send to
 
 
 def test_a_profile_is_kept_for_clusters_like_it(thread_client: Client) -> None:

@@ -10,7 +10,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -97,13 +98,14 @@ def test_scaling_down_takes_the_jobs_that_have_not_started(tmp_path: Path) -> No
 
 def test_adapt_comes_and_goes_in_whole_jobs_and_keeps_what_is_held(tmp_path: Path) -> None:
     with ours(tmp_path, cores=2, processes=2) as cluster, client_of(cluster) as client:
-        cluster.adapt(maximum_jobs=3, interval="200ms", wait_count=2, target_duration="500ms")
+        adaptive = cluster.adapt(maximum_jobs=3, interval="200ms", wait_count=2, target_duration="500ms")
         futures = client.map(node_after, [0.1] * 60, pure=False)
         assert soon(lambda: all(future.done() for future in futures))
         assert soon(lambda: len(queue()) == 1)
-        time.sleep(1.5)  # several looks of the adaptive later
+        with counting(adaptive) as looks:
+            assert soon(lambda: len(looks) > 3 * 2)  # thrice as many as a job is given up after
         assert all(future.status == "finished" for future in futures)
-        assert len(queue()) == 1  # holds the results
+        assert len(cluster.worker_spec) == len(queue()) == 1  # holds the results
         assert len(client.gather(futures)) == 60
         # Each was computed once.
         keys = [future.key for future in futures]
@@ -111,6 +113,23 @@ def test_adapt_comes_and_goes_in_whole_jobs_and_keeps_what_is_held(tmp_path: Pat
         futures.clear()
         assert no_jobs()
         assert client.submit(node_after, 0, pure=False).result(timeout=60)  # and up again
+
+
+@contextmanager
+def counting(adaptive: Any) -> Iterator[list[int]]:
+    """Yield what grows by the target of each look of an adaptive; when one begins, all before have acted."""
+    looks: list[int] = []
+    recommend = adaptive.recommendations
+
+    async def noted(target: int) -> Any:
+        looks.append(target)
+        return await recommend(target)
+
+    adaptive.recommendations = noted
+    try:
+        yield looks
+    finally:
+        del adaptive.recommendations
 
 
 def _times_computed(dask_scheduler: Any, keys: list[str]) -> list[int]:

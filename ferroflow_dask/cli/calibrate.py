@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import json
+import statistics
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 import click
 from rich.console import Console
 from rich.table import Table
 
+from ferroflow_dask.bench.markdown import count
 from ferroflow_dask.cli.cluster_options import check_address, connect_timeout, size_options
-from ferroflow_dask.cost import ClusterProfile
-from ferroflow_dask.deploy import calibrate as measure
-from ferroflow_dask.deploy import connect, local_client, profiles_file, save_profile
+from ferroflow_dask.deploy import (
+    Calibration,
+    calibration_of,
+    connect,
+    local_client,
+    profiles_file,
+    save_profile,
+)
+from ferroflow_dask.deploy.rates import Rates
 from ferroflow_dask.plugin import check_scheduler, install, installed, uninstall
+
+#: Rates of workers that differ by no more than this factor are told as one.
+_ALIKE = 1.2
 
 
 @click.command()
@@ -29,7 +41,8 @@ def calibrate(
     """Measure what a task, a message and a byte cost on a cluster, and keep it for `run`.
 
     The cluster should be idle. It is measured with the plugin installed, as `run` uses it, and what is
-    kept serves clusters of as many workers like these; if they are local, on this machine.
+    kept serves clusters of as many workers like these; if they are local, on this machine. Rates are
+    medians of up to four workers of each kind, of different hosts if there are several.
     """
     check_address(address)
     with ExitStack() as stack:
@@ -41,27 +54,43 @@ def calibrate(
         if installed(client) is None:
             install(client)
             stack.callback(uninstall, client)
-        profile = measure(client)
-        is_kept = save_profile(client, profile)
+        found = calibration_of(client)
+        is_kept = save_profile(client, found.profile)
     if as_json:
-        click.echo(json.dumps(profile.as_dict()))
+        click.echo(json.dumps(found.profile.as_dict()))
         return
     table = Table(show_header=False, box=None)
-    for what, value in _told(profile):
+    for what, value in _told(found):
         table.add_row(what, value)
     Console().print(table)
     click.echo(f"{'kept' if is_kept else 'could not be kept'} in {profiles_file()}", err=True)
 
 
-def _told(profile: ClusterProfile) -> list[tuple[str, str]]:
+def _told(found: Calibration) -> Iterator[tuple[str, str]]:
+    profile = found.profile
+    yield "workers, threads", f"{len(profile.threads)}, {profile.n_threads}"
+    yield "one more task", f"{profile.task_s * 1e3:.3g} ms"
+    yield "task to task", f"{profile.round_trip_s * 1e3:.3g} ms"
+    yield "compute to result", f"{profile.submit_s * 1e3:.3g} ms"
+    ways = [f"{bandwidth / 1e6:,.0f} MB/s {where}" for where, bandwidth in found.bandwidths.items()]
+    yield "worker to worker", ", ".join(ways) or "there is one worker"
+    yield from _rates_told(found, "", found.rates, "a thread")
+    if found.gpu_rates:
+        yield from _rates_told(found, "gpu_", found.gpu_rates, "a GPU")
     memory = f"{profile.memory_nbytes / 2**30:.1f} GiB" if profile.memory_nbytes else "no limit"
-    return [
-        ("workers, threads", f"{len(profile.threads)}, {profile.n_threads}"),
-        ("one more task", f"{profile.task_s * 1e3:.3g} ms"),
-        ("task to task", f"{profile.round_trip_s * 1e3:.3g} ms"),
-        ("compute to result", f"{profile.submit_s * 1e3:.3g} ms"),
-        ("worker to worker", f"{profile.bandwidth / 1e6:,.0f} MB/s"),
-        ("matrix product", f"{profile.flop_rate / 1e9:,.1f} GFLOP/s a thread"),
-        ("memory", f"{profile.memory_bandwidth / 1e9:,.1f} GB/s a thread"),
-        ("least memory", memory),
-    ]
+    yield "least memory", memory
+
+
+def _rates_told(found: Calibration, prefix: str, rates: Rates, of_what: str) -> Iterator[tuple[str, str]]:
+    n_hosts = len({found.hosts.get(address, address) for address in rates})
+    where = f"{count(len(rates), 'worker')} on {count(n_hosts, 'host')}"
+    of_gpus = " of GPUs" if prefix else ""
+    yield f"rates{of_gpus} measured on", where
+    for title, name, unit in (
+        ("matrix product", "flop_rate", "GFLOP/s"),
+        ("memory", "memory_bandwidth", "GB/s"),
+    ):
+        known = [of_one[prefix + name] / 1e9 for of_one in rates.values()]
+        low, high = min(known), max(known)
+        between = f" ({low:,.1f}–{high:,.1f})" if high > _ALIKE * low else ""
+        yield f"{title}{of_gpus}", f"{statistics.median(known):,.1f} {unit} {of_what}{between}"

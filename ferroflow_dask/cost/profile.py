@@ -25,13 +25,13 @@ class ClusterProfile:
     submit_s : float
         From `compute` of a graph of one task that does nothing to its result [s].
     bandwidth : float
-        Between two workers [B/s].
+        Between two workers: of one host or of two, whichever is slower [B/s].
     memory_nbytes : int
         Of the worker that has the least [B]; 0 if there is no limit.
     flop_rate : float
-        Of one thread, in a product of two matrices in single precision [FLOP/s].
+        Of one thread, in a product of two matrices in single precision; the median of some workers [FLOP/s].
     memory_bandwidth : float
-        Of one thread, copying an array [B/s].
+        Of one thread, copying an array; the median of some workers [B/s].
     n_gpus : int
         Workers with a GPU, the first ones in `threads`.
     gpu_flop_rate, gpu_memory_bandwidth : float

@@ -1,7 +1,9 @@
 """Start clusters, connect to running ones, and measure what they are like."""
 
 from ferroflow_dask.deploy.calibration import (
+    Calibration,
     calibrate,
+    calibration_of,
     count_gpus,
     load_durations,
     load_profile,
@@ -16,9 +18,11 @@ from ferroflow_dask.deploy.local import connect, local_client
 from ferroflow_dask.deploy.optimize import optimizations, optimize, optimize_graph
 
 __all__ = [
+    "Calibration",
     "DeviceChoice",
     "JobKind",
     "calibrate",
+    "calibration_of",
     "connect",
     "count_gpus",
     "device_client",

@@ -1,7 +1,7 @@
 """Measure what a cluster is like, and keep it for the next time.
 
-A calibration takes a second or so: a few hundred tasks that do nothing, a transfer between two workers, a
-matrix product and a copy.
+A calibration takes a second or so: a few hundred tasks that do nothing, transfers between two workers of one
+host and of two, and matrix products and copies on some workers.
 """
 
 from __future__ import annotations
@@ -9,28 +9,38 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import math
 import operator
 import os
 import platform
 import statistics
 import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib.metadata import version
 from ipaddress import ip_address
+from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from distributed import Client, wait
+from distributed import Client, Future, wait
 
 from ferroflow_dask.cost import ClusterProfile
+from ferroflow_dask.deploy.rates import (
+    FASTEST,
+    Rates,
+    at_least,
+    bandwidths,
+    device_rates,
+    measure_rates,
+    medians,
+    spread,
+    task_name,
+    thread_rates,
+)
 from ferroflow_dask.devices import attached
 from ferroflow_dask.exceptions import ClusterError, UsageError
-from ferroflow_dask.lowering import device_here
 from ferroflow_dask.lowering.clients import ask_workers, check_synchronous
 from ferroflow_dask.plugin import check_workers, gpu_workers, installed, workers_of
 from ferroflow_dask.whole_files import write_text
@@ -38,26 +48,13 @@ from ferroflow_dask.whole_files import write_text
 if TYPE_CHECKING:
     from distributed import Worker
 
-#: Names of tasks: nothing that Dask learns of them is taken for another's.
-_PREFIX = "ferroflow-calibrate"
 _REPETITIONS = 3
 _CHAIN = 20
 _TASKS_PER_THREAD, _FEWEST_TASKS, _MOST_TASKS = 20, 100, 1000
-_TRANSFER_NBYTES = 2**23
-_MATRIX = 384
-#: What fills a GPU.
-_LARGE = 1024
-_COPY_NBYTES = 2**25
-#: What is copied on a device: far more than its caches hold, but no large part of its memory [B].
-_DEVICE_COPY_NBYTES, _DEVICE_COPY_SHARE = 2**29, 1 / 16
 #: Kinds of ops whose durations are kept for a cluster.
 _KEPT_KINDS = 10_000
 #: Clusters that something is kept of, the last ones.
 _KEPT_CLUSTERS = 32
-#: How long a transfer may take until it is asked whether its workers are still there [s].
-_PATIENCE_S = 1.0
-#: Where workers share a process nothing is sent [B/s].
-_FASTEST = 1e12
 
 
 def calibrate(client: Client) -> ClusterProfile:
@@ -80,6 +77,34 @@ def calibrate(client: Client) -> ClusterProfile:
     >>> profile = calibrate(client)  # doctest: +SKIP
     >>> client.compute(bind(model, {"x": x}, profile=profile)).result()  # doctest: +SKIP
     """
+    return calibration_of(client).profile
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """A profile, and what those of its numbers are made of that are not the same everywhere.
+
+    Parameters
+    ----------
+    profile : ClusterProfile
+    hosts : mapping of str to str
+        Of all workers, by address.
+    rates, gpu_rates : mapping of str to mapping of str to float
+        What was measured on workers, by address and by the name that its median has in the profile; of
+        those with GPUs what these do.
+    bandwidths : mapping of str to float
+        Between workers, by where these are [B/s]; the least is the profile's.
+    """
+
+    profile: ClusterProfile
+    hosts: Mapping[str, str]
+    rates: Rates
+    gpu_rates: Rates
+    bandwidths: Mapping[str, float]
+
+
+def calibration_of(client: Client) -> Calibration:
+    """Measure a cluster as `calibrate` does, and return besides what its numbers are made of."""
     check_synchronous(client, "calibrate")
     with client.as_current():
         return _calibrate(client)
@@ -102,42 +127,49 @@ def _device_mode(dask_worker: Worker) -> str | None:
     return None if runner is None else runner.device.mode
 
 
-def _calibrate(client: Client) -> ClusterProfile:
+def _calibrate(client: Client) -> Calibration:
     check_workers(client)
     gpus = list(_devices(client))
-    n_threads_of = client.nthreads()
-    threads = {address: n_threads_of[address] for address in (*gpus, *(set(n_threads_of) - set(gpus)))}
-    if not threads:
+    workers = workers_of(client)
+    if not workers:
         raise ClusterError("there are no workers to measure; start some and calibrate again")
-    n_threads = sum(threads.values())
-    _graph_s(client, _independent(2 * n_threads))  # opens connections, imports
+    hosts = {address: worker["host"] for address, worker in workers.items()}
+    on_gpus = {address: hosts[address] for address in gpus if address in hosts}
+    on_cpus = {address: host for address, host in hosts.items() if address not in on_gpus} or hosts
+    threads = tuple(workers[address]["nthreads"] for address in {**on_gpus, **hosts})
+    _graph_s(client, _independent(2 * sum(threads)))  # opens connections, imports
     submit_s = _median(lambda: _graph_s(client, _independent(1)))
-    chain_s = _median(lambda: _graph_s(client, _chain(_CHAIN)))
-    n_tasks = min(max(_FEWEST_TASKS, _TASKS_PER_THREAD * n_threads), _MOST_TASKS)
+    chain_s = _chain_s(client, on_cpus)
+    n_tasks = min(max(_FEWEST_TASKS, _TASKS_PER_THREAD * sum(threads)), _MOST_TASKS)
     many_s = _median(lambda: _graph_s(client, _independent(n_tasks)))
     limits = [worker["memory_limit"] for worker in workers_of(client).values()]
-    others_than_gpus = [address for address in threads if address not in gpus]
-    # Wherever they are computed if those workers leave meanwhile.
-    flop_rate, memory_bandwidth = client.submit(
-        _rates, key=_name(), workers=others_than_gpus or gpus, allow_other_workers=True
-    ).result()
-    on_gpu = (
-        client.submit(_device_rates, key=_name(), workers=gpus, allow_other_workers=True).result()
-        if gpus
-        else None
-    )
-    return ClusterProfile(
-        threads=tuple(threads.values()),
-        task_s=_at_least(1e-5, (many_s - submit_s) / (n_tasks - 1)),
-        round_trip_s=_at_least(1e-5, (chain_s - submit_s) / (_CHAIN - 1)),
+    rates = measure_rates(client, thread_rates, on_cpus)
+    gpu_rates = measure_rates(client, device_rates, on_gpus, opens=True)
+    ways = bandwidths(client, submit_s)
+    profile = ClusterProfile(
+        threads=threads,
+        task_s=at_least(1e-5, (many_s - submit_s) / (n_tasks - 1)),
+        round_trip_s=at_least(1e-5, (chain_s - submit_s) / (_CHAIN - 1)),
         submit_s=submit_s,
-        bandwidth=_bandwidth(client, submit_s),
+        bandwidth=min(ways.values(), default=FASTEST),
         memory_nbytes=min(filter(None, limits), default=0),  # 0: no limit
-        flop_rate=flop_rate,
-        memory_bandwidth=memory_bandwidth,
-        n_gpus=len(gpus),
-        **(on_gpu or {}),
+        n_gpus=len(on_gpus),
+        **medians(rates),
+        **medians(gpu_rates),
     )
+    return Calibration(profile, hosts, rates, gpu_rates, ways)
+
+
+def _chain_s(client: Client, hosts: Mapping[str, str]) -> float:
+    """Return what a chain of tasks takes, as median over workers that it is made to run on [s]."""
+    workers = [address for several in spread(hosts) for address in several]
+    spent = []
+    for address in islice(cycle(workers), max(_REPETITIONS, len(workers))):
+        # Only what it starts from is bound to a worker: restrictions would make the tasks others.
+        root = client.submit(int, 0, key=task_name(), workers=[address], allow_other_workers=True)
+        wait(root)
+        spent.append(_graph_s(client, _chain(_CHAIN, root)))
+    return statistics.median(spent)
 
 
 def profile_of(client: Client) -> tuple[ClusterProfile, bool | None]:
@@ -256,18 +288,14 @@ def _is_local(address: str, host: str) -> bool:
         return host == "localhost"
 
 
-def _name() -> str:
-    return f"{_PREFIX}-{uuid.uuid4().hex}"
-
-
 def _independent(n: int) -> dict[Any, Any]:
-    name = _name()
+    name = task_name()
     return {(name, i): (operator.neg, i) for i in range(n)}
 
 
-def _chain(n: int) -> dict[Any, Any]:
-    name = _name()
-    return {(name, i): (operator.neg, (name, i - 1) if i else 0) for i in range(n)}
+def _chain(n: int, root: Future[int]) -> dict[Any, Any]:
+    name = task_name()
+    return {(name, i): (operator.neg, (name, i - 1) if i else root) for i in range(n)}
 
 
 def _graph_s(client: Client, dsk: dict[Any, Any]) -> float:
@@ -280,74 +308,3 @@ def _graph_s(client: Client, dsk: dict[Any, Any]) -> float:
 
 def _median(measure: Callable[[], float]) -> float:
     return statistics.median(measure() for _ in range(_REPETITIONS))
-
-
-def _at_least(least: float, value: float) -> float:
-    return value if math.isfinite(value) and value > least else least
-
-
-def _bandwidth(client: Client, submit_s: float) -> float:
-    def transfer_s() -> float:
-        source, *others = client.nthreads()
-        if not others:
-            return 0.0
-        data = client.submit(
-            np.ones, _TRANSFER_NBYTES // 8, key=_name(), workers=[source], allow_other_workers=True
-        )
-        wait(data)
-        start = time.perf_counter()
-        # By others only: whoever has the data would take this as well.
-        size = client.submit(np.size, data, key=_name(), workers=others)
-        while True:
-            with suppress(TimeoutError):
-                size.result(timeout=_PATIENCE_S)
-                return time.perf_counter() - start - submit_s
-            if client.nthreads().keys().isdisjoint(others):
-                return transfer_s()  # between those that are there now
-
-    return min(_FASTEST, _TRANSFER_NBYTES / _at_least(_TRANSFER_NBYTES / _FASTEST, _median(transfer_s)))
-
-
-def _device_rates() -> dict[str, float] | None:
-    """Return what this worker's device does [FLOP/s], [B/s]; None if it has none."""
-    runner = device_here()
-    if runner is None:
-        return None
-    device = runner.device
-    with device.use():
-        matrix = device.to_device(
-            np.random.default_rng(0).standard_normal((_LARGE, _LARGE), dtype=np.float32)
-        )
-        nbytes = min(_DEVICE_COPY_NBYTES, int(_DEVICE_COPY_SHARE * device.total_nbytes()))
-        data = np.full_like(device.to_device(np.ones(1)), 1, shape=(nbytes // 8,))
-
-        def best_s(call: Callable[[], object]) -> float:
-            spent = []
-            for _ in range(_REPETITIONS + 1):
-                start = device.record()
-                kept = call()
-                end = device.record()
-                end.synchronize()
-                spent.append(device.elapsed_s(start, end))
-                del kept
-            return min(spent)
-
-        product_s, copy_s = best_s(lambda: device.product(matrix, matrix)), best_s(data.copy)
-    return {"gpu_flop_rate": 2 * _LARGE**3 / product_s, "gpu_memory_bandwidth": 2 * nbytes / copy_s}
-
-
-def _rates() -> tuple[float, float]:
-    matrix = np.random.default_rng(0).standard_normal((_MATRIX, _MATRIX), dtype=np.float32)
-    data = np.ones(_COPY_NBYTES // 8)
-
-    def best_s(call: Callable[[], object]) -> float:
-        spent = []
-        for _ in range(_REPETITIONS + 1):
-            start = time.perf_counter()
-            call()
-            spent.append(time.perf_counter() - start)
-        return min(spent)
-
-    product_s, copy_s = best_s(lambda: matrix @ matrix), best_s(data.copy)
-    # A copy reads and writes.
-    return 2 * _MATRIX**3 / product_s, 2 * _COPY_NBYTES / copy_s
