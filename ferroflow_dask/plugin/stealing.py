@@ -25,6 +25,7 @@ from ferroflow_dask.lowering import GPU, KIND_ANNOTATION, RANK_ANNOTATION
 from ferroflow_dask.plugin import metrics, pages, seams
 from ferroflow_dask.plugin.bypass import Bypass
 from ferroflow_dask.plugin.describe import TaskDescriber, declared_cost
+from ferroflow_dask.plugin.device_reports import DeviceTotals
 from ferroflow_dask.plugin.devices import DEVICES_TOPIC, kind_of_worker
 from ferroflow_dask.plugin.durations import Durations, durations_of
 from ferroflow_dask.plugin.idle import IdleWorkers
@@ -116,6 +117,7 @@ class FerroflowStealing(Steals):
         self._prices = Prices(scheduler, self.view.reprice)
         self._slots = Slots(scheduler, self.durations, _MESSAGES * self.view.latency_s)
         self.streams = Streams(scheduler)
+        self.device_totals = DeviceTotals()
         super().__init__(scheduler)
         for ws in scheduler.workers.values():
             for ts in ws.processing:
