@@ -14,6 +14,7 @@ from ferroflow_dask import bind, generate, place
 from ferroflow_dask.plugin import device_usage
 from ferroflow_dask.plugin.device_reports import DEVICE_METRIC, DeviceTotals, report_of
 from ferroflow_dask.plugin.devices import DeviceSpec, use_devices
+from ferroflow_dask.virtual import VirtualCluster, VirtualTask
 
 MEMORY_NBYTES = 10**8
 PREFIX = "dask_scheduler_ferroflow_device_"
@@ -121,3 +122,27 @@ def test_counts_never_fall_when_devices_go() -> None:
 def test_what_some_other_version_does_not_tell_counts_as_nothing() -> None:
     counters, _ = DeviceTotals().of([worker(id="a", ops=3, colour="red")])
     assert (counters["device_ops"][1], counters["device_batches"][1]) == (3, 0)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "may_run_on"),
+    [({"ferroflow_cost": {"gpu": 0.002}}, {1}), ({}, {1, 2})],
+    ids=["placed as the graph arrives", "placed one by one"],
+)
+def test_a_full_device_reaches_the_policy(annotations: dict[str, Any], may_run_on: set[int]) -> None:
+    """Results of 50 MB, of which the first worker's device has no room for one and the second's for all."""
+    resources = {"ferroflow-device": 1.0}
+    cluster = VirtualCluster(3, policy="ferroflow", resources={0: resources, 1: resources})
+    on_cpu = {"ferroflow_cost": {"cpu": 0.002}}
+    # What they are like is learned on the third, which has no device.
+    cluster.submit({("made", i): VirtualTask(0.002, nbytes=5 * 10**7) for i in range(3)}, annotations=on_cpu)
+    cluster.run()
+    full, roomy, _ = cluster.scheduler.workers.values()
+    full.metrics[DEVICE_METRIC] = {"used_nbytes": 10**9, "total_nbytes": 10**9}
+    roomy.metrics[DEVICE_METRIC] = {"used_nbytes": 0, "total_nbytes": 10**12}
+    graph = {("made", i): VirtualTask(0.002, nbytes=5 * 10**7) for i in range(10, 12)}
+    cluster.submit(graph, annotations=annotations)
+    cluster.run()
+    cluster.check()
+    ran = {run.key: run.worker for run in cluster.record.executions}
+    assert {ran[key] for key in graph} <= may_run_on

@@ -53,6 +53,18 @@ def report_of(ws: WorkerState) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
+def memory_of(ws: WorkerState) -> tuple[int, int] | None:
+    """Return how much of the memory of a worker's device is free, and how much there is [B].
+
+    None if it has no device, or does not tell. As fresh as its last heartbeat.
+    """
+    report = report_of(ws)
+    if report is None:
+        return None
+    used, total = report.get("used_nbytes"), report.get("total_nbytes")
+    return (total - used, total) if isinstance(used, int) and isinstance(total, int) else None
+
+
 class DeviceTotals:
     """Sums over the devices of a cluster; what those did that are gone stays in the counts."""
 
