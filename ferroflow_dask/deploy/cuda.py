@@ -209,7 +209,12 @@ def _device_cluster(ordinals: list[int], has_cpus: bool) -> Any:
     )
 
 
-_RMM = {"rmm_pool_size": 0.5, "rmm_allocator_external_lib_list": ["cupy"]}
+#: It tracks allocations because the pool itself does not tell how much of it is used.
+_RMM = {
+    "rmm_pool_size": 0.5,
+    "rmm_track_allocations": True,
+    "rmm_allocator_external_lib_list": ["cupy"],
+}
 
 
 def as_the_driver_counts(ordinals: Sequence[int]) -> list[int | str]:

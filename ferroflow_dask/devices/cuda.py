@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ferroflow_dask.devices.device import HostArray
+from ferroflow_dask.devices.pools import idle_nbytes
 from ferroflow_dask.exceptions import ClusterError, UnknownNameError
 from ferroflow_dask.kernels import ExecutionProvider
 
@@ -48,6 +49,7 @@ class CudaDevice:
         import cupy
 
         self._cupy = cupy
+        self._ordinal = ordinal
         self._device = cupy.cuda.Device(ordinal)
         self._precision = precision
         self._local = threading.local()
@@ -121,9 +123,11 @@ class CudaDevice:
         return self._cupy.matmul(a, b)
 
     def used_nbytes(self) -> int:
-        """Return the memory that is taken [B]."""
+        """Return the memory that is taken [B], without what pools keep of it for later."""
         free, total = self._device.mem_info
-        return int(total - free)
+        with self._device:  # CuPy's pool tells of the current one
+            idle = self._cupy.get_default_memory_pool().free_bytes() + idle_nbytes(self._ordinal)
+        return max(0, int(total - free - idle))
 
     def total_nbytes(self) -> int:
         """Return the memory that there is [B]."""

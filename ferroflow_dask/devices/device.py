@@ -74,7 +74,7 @@ class Device(Protocol):
         ...
 
     def used_nbytes(self) -> int:
-        """Return the memory that is taken [B]."""
+        """Return the memory that is taken [B]; not what is kept for later."""
         ...
 
     def total_nbytes(self) -> int:

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ferroflow_dask.devices.device import Device
+from ferroflow_dask.devices.products import (
+    Told,
+    as_matrices,
+    common,
+    has_function,
+    is_product,
+    nbytes_of,
+    product,
+)
 from ferroflow_dask.devices.resident import Resident
 from ferroflow_dask.devices.window import Work
 from ferroflow_dask.exceptions import FerroflowError, KernelError
@@ -48,7 +56,7 @@ class DeviceKernel:
     @property
     def is_product(self) -> bool:
         """Whether it is a product of matrices, or of stacks of them."""
-        return self.on_device is not None and self.op.op_type == "MatMul" and not self.op.domain
+        return self.on_device is not None and is_product(self.op)
 
 
 class PlanRun:
@@ -64,18 +72,18 @@ class PlanRun:
 
     def shape_of_product(self, at: int) -> Hashable:
         """Return what products that go out together have in common; None for one that must go alone."""
-        operands = [self._values[value] for value in self._plan.steps[at][1]]
-        shapes = tuple(told(value) for value in operands)
-        if any(len(shape) != 2 or dtype not in ("float32", "float64") for shape, dtype in shapes):
-            return None
-        return shapes
+        return common(_told_of(self._operands(at)))
 
     def most_in_batch(self, at: int) -> int:
         """Return how many products like one fit a batch."""
-        (a, dtype), (b, _) = (told(self._values[value]) for value in self._plan.steps[at][1])
-        n = a[0] * a[1] + b[0] * b[1] + a[0] * b[1]
-        nbytes = max(1, n * np.dtype(dtype).itemsize)
+        nbytes = max(1, nbytes_of(self._op(at), _told_of(self._operands(at))))
         return max(1, int(_BATCH_SHARE * self._runner.device.total_nbytes() / nbytes))
+
+    def _operands(self, at: int) -> list[Any]:
+        return [self._values[value] if value >= 0 else None for value in self._plan.steps[at][1]]
+
+    def _op(self, at: int) -> Op:
+        return self._kernels[self._plan.steps[at][0]].op
 
     def enqueue(self, group: Sequence[int], work: Work, providers: Sequence[str]) -> None:
         """Enqueue a step, or several as one."""
@@ -85,10 +93,10 @@ class PlanRun:
             self._enqueue_batch(group, work)
 
     def _enqueue_one(self, at: int, work: Work, providers: Sequence[str]) -> None:
-        kernel, inputs, outputs, _ = self._plan.steps[at]
+        kernel, _, outputs, _ = self._plan.steps[at]
         used = self._kernels[kernel]
         op = replace(used.op, name=self._plan.names[at])
-        operands = [self._values[value] if value >= 0 else None for value in inputs]
+        operands = self._operands(at)
         results = None
         if used.on_device is not None and not all(map(_is_steering, operands)):
             results = self._on_device(used, op, operands, self._plan.ids[at], work)
@@ -111,9 +119,9 @@ class PlanRun:
         ]
         nbytes = sum(int(getattr(value, "nbytes", 0)) for value in placed)
         try:
-            call = (
-                (lambda: (runner.device.product(*placed),)) if used.is_product else (lambda: kernel(*placed))
-            )
+            call: Callable[[], tuple[Any, ...]] = lambda: kernel(*placed)  # noqa: E731
+            if used.is_product and has_function(op, _told_of(placed)):
+                call = lambda: (product(runner.device, op, placed),)  # noqa: E731
             results, events = runner.step(call, what, nbytes)
         except DeclinedError:
             return None
@@ -142,36 +150,35 @@ class PlanRun:
 
     def _enqueue_batch(self, group: Sequence[int], work: Work) -> None:
         runner = self._runner
-        steps = [self._plan.steps[at] for at in group]
-        columns = [[self._values[step[1][i]] for step in steps] for i in (0, 1)]
-        names = [self._plan.names[at] for at in group]
-        what = f"ops {names[0]!r} to {names[-1]!r} (MatMul, {len(names)} in a batch)"
+        columns = list(zip(*map(self._operands, group), strict=True))
+        op, names = self._op(group[0]), [self._plan.names[at] for at in group]
+        what = f"ops {names[0]!r} to {names[-1]!r} ({op.op_type}, {len(names)} in a batch)"
         nbytes = 3 * sum(_nbytes(value) for value in columns[0])
 
-        def call() -> tuple[Any, ...]:
-            a, b = self._stacked(columns[0], True, what), self._stacked(columns[1], False, what)
-            return a, b, _batched_product(runner.device, a, b)
+        def call() -> tuple[Any, list[Any]]:
+            stacks = [self._stacked(column, not i, what) for i, column in enumerate(columns)]
+            return product(runner.device, op, stacks), stacks
 
         try:
-            (a, b, stack), events = runner.step(call, what, nbytes)
+            (stack, stacks), events = runner.step(call, what, nbytes)
         except FerroflowError:
             raise
         except Exception as error:
             raise KernelError(f"{what} failed on {runner.device.name}: {one_line(error)}") from error
-        runner.note_step(what, tuple(self._plan.ids[at] for at in group), events, work, [a, b, stack])
-        for item, step in enumerate(steps):
-            self._keep(step[2], (Part(stack, item),))
+        runner.note_step(what, tuple(self._plan.ids[at] for at in group), events, work, [stacks, stack])
+        for item, at in enumerate(group):
+            self._keep(self._plan.steps[at][2], (Part(stack, item),))
 
     def _stacked(self, column: Sequence[Any], is_left: bool, what: str) -> Any:
-        """Return one operand of several products as a stack; on the right as it is, if all have the same."""
+        """Return one operand of several products as a stack; as it is, if all have the same on the right."""
         first = column[0]
         if not is_left and all(value is first for value in column):
-            return self._runner.on_device(first, what)
+            return None if first is None else self._runner.on_device(first, what)
         if isinstance(first, Part) and first.stack.shape[0] == len(column):
             parts = [value for value in column if isinstance(value, Part) and value.stack is first.stack]
             if [part.item for part in parts] == list(range(len(column))):
                 return first.stack
-        return np.stack([self._runner.on_device(value, what) for value in column])
+        return as_matrices(np.stack([self._runner.on_device(value, what) for value in column]))
 
     def _keep(self, outputs: Sequence[int], results: Sequence[Any]) -> None:
         for value, result in zip(outputs, results, strict=True):
@@ -203,13 +210,6 @@ class PlanRun:
         return array, False
 
 
-def _batched_product(device: Device, a: Any, b: Any) -> Any:
-    if b.ndim == 2:  # one for all: rows of the left ones after each other make one product
-        n, rows, inner = a.shape
-        return device.product(a.reshape(n * rows, inner), b).reshape(n, rows, b.shape[-1])
-    return device.product(a, b)
-
-
 def _is_steering(value: Any) -> bool:
     """Return whether a value is a few integers on the host, like a shape: what comes of it stays there."""
     is_small = isinstance(value, np.ndarray | np.generic) and value.size <= _MOST_STEERING
@@ -232,6 +232,10 @@ def told(value: Any) -> tuple[tuple[int, ...], str]:
     if isinstance(value, Part):
         return tuple(value.stack.shape[1:]), str(value.stack.dtype)
     return tuple(getattr(value, "shape", ())), str(getattr(value, "dtype", ""))
+
+
+def _told_of(values: Sequence[Any]) -> list[Told]:
+    return [None if value is None else told(value) for value in values]
 
 
 def _nbytes(value: Any) -> int:

@@ -205,6 +205,7 @@ class TaskDescriber:
             near=near,
             n_held=n_held or _NOTHING,
             input_bytes=total,
+            output_bytes=int(self._durations.nbytes(ts) or 0) if self._has_gpus else 0,
             n_inputs=n_inputs,
             n_readers=n_readers,
             allowed=self._allowed_of(ts),

@@ -17,6 +17,7 @@ from ferroflow_dask.devices.cuda import check_precision
 from ferroflow_dask.exceptions import ClusterError
 from ferroflow_dask.lowering import CPU, GPU
 from ferroflow_dask.lowering.clients import ask_workers, check_synchronous
+from ferroflow_dask.plugin.device_reports import DEVICE_METRIC, reporting
 from ferroflow_dask.plugin.members import workers_of
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ class Devices(WorkerPlugin):
             raise
         runner = DeviceRunner(device, _spilling(worker), _telling(worker))
         attach(worker.id, runner)
+        worker.metrics[DEVICE_METRIC] = reporting(runner)
         await worker.set_resources(**{_ATTACHED: 1})
         worker.log_event(DEVICES_TOPIC, {})  # distributed adds the worker
         callback = PeriodicCallback(_Lookout(worker, runner).look, _LOOK_MS)
@@ -112,6 +114,7 @@ class Devices(WorkerPlugin):
         callback = worker.periodic_callbacks.pop(_NAME, None)
         if callback is not None:
             callback.stop()
+            worker.metrics.pop(DEVICE_METRIC, None)
             await worker.set_resources(**{_ATTACHED: 0})
             detach(worker.id)
             worker.log_event(DEVICES_TOPIC, {})  # distributed adds the worker

@@ -1,4 +1,4 @@
-"""What the shell has learned and done, on Dask's page of Prometheus metrics."""
+"""What the shell has learned and done, and devices with it, on Dask's page of Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ class _Collector:
         for outcome, n in self.shell.steals.items():
             steals.add_metric([outcome], n)
         yield steals
-        for name, (told, value) in self.shell.gauges().items():
+        counters, of_devices = self.shell.device_totals.of(self.shell.scheduler.workers.values())
+        for name, (told, value) in counters.items():
+            yield CounterMetricFamily(f"{prefix}_{name}", told, value=value)
+        for name, (told, value) in (self.shell.gauges() | of_devices).items():
             yield GaugeMetricFamily(f"{prefix}_{name}", told, value=value)
 
 

@@ -25,6 +25,7 @@ from ferroflow_dask.lowering import GPU, KIND_ANNOTATION, RANK_ANNOTATION
 from ferroflow_dask.plugin import metrics, pages, seams
 from ferroflow_dask.plugin.bypass import Bypass
 from ferroflow_dask.plugin.describe import TaskDescriber, declared_cost
+from ferroflow_dask.plugin.device_reports import DeviceTotals, memory_of
 from ferroflow_dask.plugin.devices import DEVICES_TOPIC, kind_of_worker
 from ferroflow_dask.plugin.durations import Durations, durations_of
 from ferroflow_dask.plugin.idle import IdleWorkers
@@ -118,6 +119,7 @@ class FerroflowStealing(Steals):
         self._links = Links(scheduler)
         self._slots = Slots(scheduler, self.durations, _MESSAGES * self.view.latency_s)
         self.streams = Streams(scheduler)
+        self.device_totals = DeviceTotals()
         super().__init__(scheduler)
         for ws in scheduler.workers.values():
             for ts in ws.processing:
@@ -386,7 +388,7 @@ class FerroflowStealing(Steals):
                 return None
             for address in task.allowed:  # there is no event of data that clients scatter
                 self.view.set_nbytes(address, self.scheduler.workers[address].nbytes)
-        if task.input_bytes:
+        if task.input_bytes or task.output_bytes:
             least_loaded = [worker.key for worker in self.view.least_loaded()]
             self._see_incoming(*task.held, *task.coming, *(task.allowed or least_loaded))
         self._tell(TaskReady(task), [task])
@@ -394,11 +396,14 @@ class FerroflowStealing(Steals):
         return chosen if chosen is not None and self._is_running(chosen) else None
 
     def _see_incoming(self, *addresses: str) -> None:
-        # There is no event of inputs that arrive.
+        # There is no event of inputs that arrive, nor of what devices hold.
         for address in addresses:
             ws = self.scheduler.workers.get(address)  # it may have left, or joined, just now
             if ws is not None and address in self.view.workers:
                 self.view.set_incoming(address, seams.incoming_nbytes(ws))
+                memory = memory_of(ws) if self.view.workers[address].kind == GPU else None
+                if memory is not None:
+                    self.view.set_device_memory(address, *memory)
 
     def _is_running(self, address: str) -> bool:
         ws = self.scheduler.workers.get(address)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from sortedcontainers import SortedKeyList
@@ -15,6 +16,8 @@ WorkerKey = str
 Priority = tuple[float, ...]
 #: Wait [s], tasks per thread, turn.
 Load = tuple[float, float, int]
+#: Between a device and its host [B/s]: of pageable memory over PCIe, roughly.
+_HOST_DEVICE_BANDWIDTH = 1e10
 
 
 @dataclass(slots=True, eq=False)
@@ -43,8 +46,10 @@ class TaskView:
         How many of the task's inputs each worker holds, or is being sent.
     input_bytes : int
         Bytes of all inputs [B].
+    output_bytes : int
+        Bytes of its result, where that is known and there are devices it may have to fit on [B].
     n_inputs : int
-        How many there are.
+        How many inputs there are.
     n_readers : int
         How many tasks read the one of them that most tasks read.
     allowed : collection of workers, or None
@@ -76,6 +81,7 @@ class TaskView:
     near: Mapping[str, int] | None = None
     n_held: Mapping[WorkerKey, int] = field(default_factory=dict)
     input_bytes: int = 0
+    output_bytes: int = 0
     n_inputs: int = 0
     n_readers: int = 1
     allowed: Collection[WorkerKey] | None = None
@@ -140,6 +146,10 @@ class WorkerView:
         Of the inputs on their way to it, for the tasks it has [B].
     near_part : float
         The part of these that comes from its own host, as far as is known.
+    free_nbytes : float
+        Free memory of its device [B]; infinite where it has none.
+    is_full : bool
+        Whether its device is nearly full.
     filed : tuple or None
         The load under which the cluster view has it in its order; None while it is in none.
     is_stale : bool
@@ -158,6 +168,8 @@ class WorkerView:
     nbytes: int = 0
     incoming_nbytes: int = 0
     near_part: float = 1.0
+    free_nbytes: float = inf
+    is_full: bool = False
     filed: Load | None = None
     is_stale: bool = False
     queue: Any = field(default_factory=lambda: SortedKeyList(key=_queue_order))
@@ -190,9 +202,9 @@ class WorkerView:
         return self.load[0]
 
     @property
-    def group(self) -> tuple[str, float]:
+    def group(self) -> tuple[str, float, bool]:
         """What workers that run a task equally fast have in common."""
-        return (self.kind, self.speed)
+        return (self.kind, self.speed, self.is_full)
 
     @property
     def load(self) -> Load:
@@ -202,6 +214,11 @@ class WorkerView:
         n, nthreads = len(self.queue), self.nthreads
         wait_s = 0.0 if n < nthreads else self.backlog_s / (nthreads * self.speed)
         return (wait_s, n / nthreads, self.turn)
+
+    def spill_s(self, nbytes: int) -> float:
+        """Return the time to make room on its device for so much more than what is on its way [s]."""
+        excess = min(nbytes, nbytes + self.incoming_nbytes - self.free_nbytes)
+        return max(0.0, excess) / _HOST_DEVICE_BANDWIDTH
 
     def overrun_s(self, now: float) -> float:
         """Return by how much the task at the front has taken longer than expected [s].

@@ -185,7 +185,7 @@ class StealingPolicy:
         worker = view.workers.get(self._last or "")
         if worker is None or not worker.is_running:
             return None
-        if not task.may_run_on(worker.key):
+        if worker.is_full or not task.may_run_on(worker.key):
             return None
         least_s = min((other.wait_s for other in view.least_loaded()), default=0.0)
         if len(task.costs_s) > 1:

@@ -11,7 +11,7 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import islice
-from math import exp2
+from math import exp2, inf
 
 from ferroflow_dask.policy.pace import Paces
 from ferroflow_dask.policy.queues import Key, Load, TaskView, WorkerKey, WorkerView
@@ -34,6 +34,8 @@ _TRANSFERS_KEPT = 0.9
 _FIRST_GUESS_S = 0.01
 #: Bounds of what is learned of transfers: how many times as long as foreseen.
 _LEAST_SLOWNESS, _MOST_SLOWNESS = 1.0, 20.0
+#: A device with less than this part of its memory free is nearly full.
+_FULL_SHARE = 1 / 16
 
 
 class ClusterView:
@@ -60,7 +62,7 @@ class ClusterView:
         self.workers: dict[WorkerKey, WorkerView] = {}
         self.assigned: dict[Key, tuple[TaskView, WorkerView]] = {}
         # Sorted lists: at thousands of workers, moving their tails costs less than any cleverer order.
-        self._by_load: dict[tuple[str, float], list[Load]] = {}
+        self._by_load: dict[tuple[str, float, bool], list[Load]] = {}
         # The same by host, once there are several.
         self._by_host: dict[str, list[Load]] = {}
         self._has_hosts = False
@@ -79,14 +81,19 @@ class ClusterView:
         """Return the time to bring the task's inputs to `worker` [s].
 
         What is on its way there already comes first; that counts as far as it takes longer than the tasks
-        that are there.
+        that are there. Where they, or the result, go over the free memory of the worker's device, others
+        have to be spilled before.
         """
-        missing = task.missing_bytes(worker)
-        if missing <= 0 and worker not in task.coming:
+        missing = max(0, task.missing_bytes(worker))
+        is_fetching = missing > 0 or worker in task.coming
+        if not (is_fetching or task.output_bytes):
             return 0.0
         there = self.workers[worker]
+        spill_s = there.spill_s(missing + task.output_bytes)
+        if not is_fetching:
+            return spill_s
         incoming_s = self._sent_s(there.incoming_nbytes, there.near_part * there.incoming_nbytes)
-        fetch_s = max(0.0, incoming_s - there.wait_s)
+        fetch_s = spill_s + max(0.0, incoming_s - there.wait_s)
         if missing > 0:
             fetch_s += self.transfer_slowness * self._foreseen_fetch_s(task, there, missing)
         return fetch_s
@@ -112,7 +119,7 @@ class ClusterView:
         return self._late_s * exp2(-max(0.0, now - self._late_at) / _ANSWERS_HALVED_S)
 
     def least_loaded(self) -> Iterator[WorkerView]:
-        """Yield the least loaded running worker of each kind and speed."""
+        """Yield the least loaded running worker of each kind and speed, of those with a full device too."""
         self._settle()
         for order in self._by_load.values():
             if order:
@@ -209,6 +216,7 @@ class ClusterView:
         worker = self.workers[key]
         self._unfile(worker)
         worker.kind = kind
+        worker.free_nbytes, worker.is_full = inf, False  # of the device that it had
         self._file(worker)
 
     def set_started(self, key: Key) -> None:
@@ -241,6 +249,16 @@ class ClusterView:
         Until they are noted again, what tasks lack that are assigned to it adds up.
         """
         self.workers[key].incoming_nbytes = nbytes
+
+    def set_device_memory(self, key: WorkerKey, free_nbytes: int, total_nbytes: int) -> None:
+        """Note how much of the memory of a worker's device is free, and how much there is [B]."""
+        worker = self.workers[key]
+        worker.free_nbytes = free_nbytes
+        is_full = free_nbytes < _FULL_SHARE * total_nbytes
+        if is_full != worker.is_full:
+            self._unfile(worker)
+            worker.is_full = is_full
+            self._file(worker)
 
     def assign(self, task: TaskView, key: WorkerKey, now: float) -> None:
         """Put a task into a worker's queue, out of any other's."""

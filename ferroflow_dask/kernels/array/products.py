@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -51,10 +52,15 @@ def _gemm(op: Op, a: Any, b: Any, c: Any = None) -> Any:
     """Return alpha A B + beta C, matrices transposed on demand (ONNX Gemm, opset 7 on)."""
     if a.ndim != 2 or b.ndim != 2:
         raise ValueError("Gemm takes matrices")
+    return gemm(op, a, b, c)
+
+
+def gemm(op: Op, a: Any, b: Any, c: Any = None, *, multiply: Callable[[Any, Any], Any] = np.matmul) -> Any:
+    """Return what Gemm does, of matrices or of stacks of them (n, …, …); `multiply` takes A and B."""
     alpha, beta = (op.attributes.get(name, 1.0) for name in ("alpha", "beta"))
-    left = a.transpose() if op.attributes.get("transA", 0) else a
-    right = b.transpose() if op.attributes.get("transB", 0) else b
-    product = np.matmul(left, right)
+    left = _transposed(a) if op.attributes.get("transA", 0) else a
+    right = _transposed(b) if op.attributes.get("transB", 0) else b
+    product = multiply(left, right)
     if alpha != 1:
         product = product * a.dtype.type(alpha)
     if c is not None and np.broadcast_shapes(c.shape, product.shape) != product.shape:
@@ -62,6 +68,10 @@ def _gemm(op: Op, a: Any, b: Any, c: Any = None) -> Any:
     if c is None or not beta:  # as in BLAS, C is not read then: it may hold NaN
         return product
     return product + (c if beta == 1 else c * a.dtype.type(beta))
+
+
+def _transposed(x: Any) -> Any:
+    return x.transpose(*range(x.ndim - 2), x.ndim - 1, x.ndim - 2)
 
 
 def _einsum(op: Op, *values: Any) -> Any:
