@@ -87,7 +87,7 @@ def test_what_was_learned_is_among_the_metrics(watched: Client) -> None:
     assert shown["dask_scheduler_ferroflow_round_trip_seconds"] > 0
     view = stealing_of(watched).view
     assert shown["dask_scheduler_ferroflow_steal_seconds"] >= 3 * view.latency_s
-    view._fetched_s, view._foreseen_s = 7.0, 2.0
+    view._transfers._took_s, view._transfers._foreseen_s = 7.0, 2.0
     assert ours()["dask_scheduler_ferroflow_transfer_slowness"] == 3.5
 
 

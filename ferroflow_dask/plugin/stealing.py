@@ -25,13 +25,13 @@ from ferroflow_dask.lowering import GPU, KIND_ANNOTATION, RANK_ANNOTATION
 from ferroflow_dask.plugin import metrics, pages, seams
 from ferroflow_dask.plugin.bypass import Bypass
 from ferroflow_dask.plugin.describe import TaskDescriber, declared_cost
-from ferroflow_dask.plugin.device_reports import DeviceTotals, memory_of
+from ferroflow_dask.plugin.device_reports import DeviceTotals
 from ferroflow_dask.plugin.devices import DEVICES_TOPIC, kind_of_worker
 from ferroflow_dask.plugin.durations import Durations, durations_of
 from ferroflow_dask.plugin.idle import IdleWorkers
 from ferroflow_dask.plugin.journal import Journal
-from ferroflow_dask.plugin.links import Links
 from ferroflow_dask.plugin.passes import Passes
+from ferroflow_dask.plugin.polled import Polled
 from ferroflow_dask.plugin.prices import Prices
 from ferroflow_dask.plugin.replicas import keep_placed, restore_replicas
 from ferroflow_dask.plugin.settings import configured_policy
@@ -116,7 +116,7 @@ class FerroflowStealing(Steals):
             scheduler, self._describe.known_cost, self.durations.nbytes, self.policy.places_queued
         )
         self._prices = Prices(self.durations, self.view.reprice)
-        self._links = Links(scheduler)
+        self._polled = Polled(scheduler, self.view)
         self._slots = Slots(scheduler, self.durations, _MESSAGES * self.view.latency_s)
         self.streams = Streams(scheduler)
         self.device_totals = DeviceTotals()
@@ -243,7 +243,7 @@ class FerroflowStealing(Steals):
         for ts, view in zip(ordered, views, strict=True):
             view.dependencies = tuple(dependency.key for dependency in ts.dependencies)
         ready = self._bypass.at_arrival(ts for ts in states if ts.state == "released")
-        self._see_incoming(*self.view.workers)
+        self._polled.see_workers(self.view.workers)
         self._tell(GraphArrived(tuple(sorted(views, key=lambda task: task.priority)), ready), views)
         if self._planned:
             self._passes.ask()
@@ -383,27 +383,12 @@ class FerroflowStealing(Steals):
         if planned is not None and self._is_running(planned):
             return planned
         task = self._describe(ts)
-        if task.allowed is not None:
-            if not task.allowed:
-                return None
-            for address in task.allowed:  # there is no event of data that clients scatter
-                self.view.set_nbytes(address, self.scheduler.workers[address].nbytes)
-        if task.input_bytes or task.output_bytes:
-            least_loaded = [worker.key for worker in self.view.least_loaded()]
-            self._see_incoming(*task.held, *task.coming, *(task.allowed or least_loaded))
+        if task.allowed is not None and not task.allowed:
+            return None
+        self._polled.see_candidates(task)
         self._tell(TaskReady(task), [task])
         chosen = self._planned.pop(ts.key, None)
         return chosen if chosen is not None and self._is_running(chosen) else None
-
-    def _see_incoming(self, *addresses: str) -> None:
-        # There is no event of inputs that arrive, nor of what devices hold.
-        for address in addresses:
-            ws = self.scheduler.workers.get(address)  # it may have left, or joined, just now
-            if ws is not None and address in self.view.workers:
-                self.view.set_incoming(address, seams.incoming_nbytes(ws))
-                memory = memory_of(ws) if self.view.workers[address].kind == GPU else None
-                if memory is not None:
-                    self.view.set_device_memory(address, *memory)
 
     def _is_running(self, address: str) -> bool:
         ws = self.scheduler.workers.get(address)
@@ -421,7 +406,7 @@ class FerroflowStealing(Steals):
         return self._idle.serve_hopeful(now)
 
     def _steal_for(self, address: str) -> bool:
-        self._see_incoming(address)
+        self._polled.see_workers([address])
         asked_before = self.steals["asked"]
         self._tell(WorkerIdle(address))
         return self.steals["asked"] > asked_before
@@ -438,7 +423,7 @@ class FerroflowStealing(Steals):
         if self.error is not None:
             return
         now = self.clock()
-        self.view.host_bandwidth, self.view.bandwidth = self._links.bandwidths(now)
+        self._polled.see_links(now)
         by_key = {task.key: task for task in tasks or ()}
         requests = []
         for instruction in self.policy.handle(event, self.view, now):

@@ -11,8 +11,9 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import islice
-from math import exp2, inf
+from math import inf
 
+from ferroflow_dask.policy.learned import Answers, Transfers
 from ferroflow_dask.policy.pace import Paces
 from ferroflow_dask.policy.queues import Key, Load, TaskView, WorkerKey, WorkerView
 
@@ -23,17 +24,6 @@ _FETCH_MESSAGES = 5
 _FETCH_WORK = 8
 #: What a steal takes, in one-way messages: request, answer, task.
 _STEAL_MESSAGES = 3
-#: The most that a late answer counts for [s]: a worker whose task holds the interpreter is late for that.
-_LATEST_S = 0.05
-#: Part of a new answer in what is known of answers, and the half-life of that [s]: what makes steals rare
-#: must not keep them so.
-_ANSWER_WEIGHT = 0.2
-_ANSWERS_HALVED_S = 1.0
-#: What is kept of earlier transfers when there is a new one, and how long the first of all count for [s].
-_TRANSFERS_KEPT = 0.9
-_FIRST_GUESS_S = 0.01
-#: Bounds of what is learned of transfers: how many times as long as foreseen.
-_LEAST_SLOWNESS, _MOST_SLOWNESS = 1.0, 20.0
 #: A device with less than this part of its memory free is nearly full.
 _FULL_SHARE = 1 / 16
 
@@ -54,11 +44,9 @@ class ClusterView:
         #: Between two workers of one host [B/s].
         self.host_bandwidth = bandwidth
         self.latency_s = latency_s
-        # Of the last transfers, the time they took and that which the bandwidth says [s]. They take longer:
-        # objects have to be packed and unpacked.
-        self._fetched_s = self._foreseen_s = _FIRST_GUESS_S
-        # By how much steals take longer than their messages [s], and when that was taken.
-        self._late_s = self._late_at = 0.0
+        self._transfers = Transfers()
+        # Of requests for a steal.
+        self._answers = Answers()
         self.workers: dict[WorkerKey, WorkerView] = {}
         self.assigned: dict[Key, tuple[TaskView, WorkerView]] = {}
         # Sorted lists: at thousands of workers, moving their tails costs less than any cleverer order.
@@ -101,7 +89,7 @@ class ClusterView:
     @property
     def transfer_slowness(self) -> float:
         """How many times as long as the bandwidth says transfers take; learned."""
-        return min(max(self._fetched_s / self._foreseen_s, _LEAST_SLOWNESS), _MOST_SLOWNESS)
+        return self._transfers.slowness
 
     def _foreseen_fetch_s(self, task: TaskView, worker: WorkerView, missing: int) -> float:
         fetch_s = (_FETCH_MESSAGES + _FETCH_WORK * task.n_peers(worker.key)) * self.latency_s
@@ -113,10 +101,7 @@ class ClusterView:
 
     def steal_s(self, now: float) -> float:
         """Return the time from a request until its task can start at the thief [s]."""
-        return _STEAL_MESSAGES * self.latency_s + self._known_late_s(now)
-
-    def _known_late_s(self, now: float) -> float:
-        return self._late_s * exp2(-max(0.0, now - self._late_at) / _ANSWERS_HALVED_S)
+        return _STEAL_MESSAGES * self.latency_s + self._answers.late_s(now)
 
     def least_loaded(self) -> Iterator[WorkerView]:
         """Yield the least loaded running worker of each kind and speed, of those with a full device too."""
@@ -317,8 +302,7 @@ class ClusterView:
         missing = task.missing_bytes(worker.key)
         if missing > 0 or seconds > 0:
             foreseen_s = self._foreseen_fetch_s(task, worker, missing) if missing > 0 else 0.0
-            self._fetched_s = _TRANSFERS_KEPT * self._fetched_s + seconds
-            self._foreseen_s = _TRANSFERS_KEPT * self._foreseen_s + foreseen_s
+            self._transfers.record(seconds, foreseen_s)
 
     def observe_answer(self, key: Key, now: float) -> None:
         """Learn from how long the answer to a request for a task that is in a queue has taken.
@@ -327,10 +311,8 @@ class ClusterView:
         """
         entry = self.assigned.get(key)
         if entry is not None:
-            late_s = _STEAL_MESSAGES * ((now - entry[0].asked_at) / 2 - self.latency_s)
-            known_s = self._known_late_s(now)
-            self._late_s = known_s + _ANSWER_WEIGHT * (min(max(late_s, 0.0), _LATEST_S) - known_s)
-            self._late_at = now
+            one_way_s = (now - entry[0].asked_at) / 2
+            self._answers.record(_STEAL_MESSAGES * (one_way_s - self.latency_s), now)
 
     def finish(self, key: Key, now: float) -> None:
         """Take a task that ended out of its worker's queue."""

@@ -1,0 +1,54 @@
+"""What no event tells, looked at when a policy is about to need it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from ferroflow_dask.lowering import GPU
+from ferroflow_dask.plugin import seams
+from ferroflow_dask.plugin.device_reports import memory_of
+from ferroflow_dask.plugin.links import Links
+from ferroflow_dask.policy import ClusterView, TaskView
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler
+
+
+class Polled:
+    """Brings a view up to date with links, with what is on its way to workers, and with what they hold.
+
+    Parameters
+    ----------
+    scheduler : distributed.Scheduler
+    view : ClusterView
+    """
+
+    def __init__(self, scheduler: Scheduler, view: ClusterView) -> None:
+        self._scheduler = scheduler
+        self._view = view
+        self._links = Links(scheduler)
+
+    def see_links(self, now: float) -> None:
+        """Note what Dask has measured between workers."""
+        self._view.host_bandwidth, self._view.bandwidth = self._links.bandwidths(now)
+
+    def see_workers(self, addresses: Iterable[str]) -> None:
+        """Note the inputs that are on their way to workers, and what is free on their devices."""
+        for address in addresses:
+            ws = self._scheduler.workers.get(address)  # it may have left, or joined, just now
+            if ws is not None and address in self._view.workers:
+                self._view.set_incoming(address, seams.incoming_nbytes(ws))
+                memory = memory_of(ws) if self._view.workers[address].kind == GPU else None
+                if memory is not None:
+                    self._view.set_device_memory(address, *memory)
+
+    def see_candidates(self, task: TaskView) -> None:
+        """Note what concerns the workers on which a task may be placed."""
+        for address in task.allowed or ():
+            self._view.set_nbytes(
+                address, self._scheduler.workers[address].nbytes
+            )  # clients may have sent some
+        if task.input_bytes or task.output_bytes:
+            least_loaded = [worker.key for worker in self._view.least_loaded()]
+            self.see_workers([*task.held, *task.coming, *(task.allowed or least_loaded)])
