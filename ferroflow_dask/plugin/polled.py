@@ -45,10 +45,8 @@ class Polled:
 
     def see_candidates(self, task: TaskView) -> None:
         """Note what concerns the workers on which a task may be placed."""
-        for address in task.allowed or ():
-            self._view.set_nbytes(
-                address, self._scheduler.workers[address].nbytes
-            )  # clients may have sent some
+        for address in task.allowed or ():  # clients may have sent them data
+            self._view.set_nbytes(address, self._scheduler.workers[address].nbytes)
         if task.input_bytes or task.output_bytes:
             least_loaded = [worker.key for worker in self._view.least_loaded()]
             self.see_workers([*task.held, *task.coming, *(task.allowed or least_loaded)])
