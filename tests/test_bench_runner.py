@@ -3,65 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from operator import add
 from pathlib import Path
 from typing import Any
 
-import bench_rows
 import pytest
+from bench_sums import SHAPE, SUMS, check, fail, plan, sums
 from dask._task_spec import Task
 from distributed import Client, Reschedule
 from distributed.diagnostics.plugin import SchedulerPlugin
 from in_charge import until
 
 from ferroflow_dask.bench.observe import longest_chain
-from ferroflow_dask.bench.plan import Case, Plan, identity_of, make_cases
+from ferroflow_dask.bench.plan import identity_of
 from ferroflow_dask.bench.schema import BenchRecord, Shape
 from ferroflow_dask.bench.suite import run_plan
 from ferroflow_dask.bench.workloads import Cluster, Instance, Request, Workload, get_workload
 from ferroflow_dask.deploy import local_client
-from ferroflow_dask.exceptions import ResultError, UnknownNameError, UsageError
 from ferroflow_dask.policy import StealingPolicy
-
-SHAPE = Shape(workers=2, threads=1, processes=False)
-
-
-def check(expected: list[Any], results: Sequence[Any]) -> None:
-    if list(results) != expected:
-        raise ResultError(f"{list(results)} is not {expected}")
-
-
-def sums(request: Request, submit_more: Callable[[Client], object] | None = None) -> Instance:
-    """`n` sums of the seed and a number, that depend on one root."""
-    n = request.arguments["n"]
-
-    def submit(client: Client) -> list[Any]:
-        if submit_more is not None:
-            submit_more(client)
-        root = client.submit(int, request.seed, key=f"root-{request.salt}")
-        return client.map(add, [root] * n, range(n), key=[f"sum-{request.salt}-{i}" for i in range(n)])
-
-    return Instance(submit, partial(check, [request.seed + i for i in range(n)]), n_ops=n)
-
-
-SUMS = Workload("sums", "a few sums", sums, defaults={"n": 6}, lowerings=("plain", "other"))
-
-
-def plan(
-    *policies: str,
-    workload: Workload = SUMS,
-    repetitions: int = 2,
-    costs: str = "learned",
-    shape: Shape = SHAPE,
-    is_fresh: bool = False,
-) -> Plan:
-    cases = make_cases([(workload, workload.arguments({}))], policies, [costs])
-    return Plan(cases, shape, repetitions, is_fresh=is_fresh)
-
 
 # What is run
 
@@ -97,34 +59,6 @@ def test_what_is_done_is_not_run_again() -> None:
     assert identity_of(first) not in {identity_of(row) for row in rest}
 
 
-def test_the_order_is_drawn_anew_for_each_repetition_and_the_same_for_each_seed() -> None:
-    wanted = plan("dask", "dask@100ms", "no-stealing", "ferroflow")
-    orders = [[case.identity() for case in wanted.order(wanted.cases, i)] for i in range(5)]
-    assert all(sorted(order) == sorted(orders[0]) for order in orders)
-    assert len({tuple(order) for order in orders}) > 1
-    again = plan("dask", "dask@100ms", "no-stealing", "ferroflow")
-    assert [case.identity() for case in again.order(again.cases, 3)] == orders[3]
-
-
-def test_groups_of_equally_many_cases_have_orders_of_their_own() -> None:
-    policies = ["dask-again", "dask@100ms", "no-stealing", "ferroflow"]
-    workloads = [(Workload(name, "", sums), {}) for name in ("one", "other", "third")]
-    wanted = Plan(make_cases(workloads, policies, ["learned"]), SHAPE, repetitions=3)
-    orders = {
-        tuple(case.policy for repetition in range(3) for case in wanted.order(group, repetition))
-        for group in wanted.groups()
-    }
-    assert len(orders) == 3
-
-
-def test_runs_are_told_apart_by_sizes_that_are_lists_too() -> None:
-    wanted = plan("dask")
-    known = {wanted.identity(case, 0) for case in wanted.cases}
-    shapes = [identity_of(bench_rows.row(arguments={"shape": [2, n]})) for n in (3, 3, 4)]
-    assert len(set(shapes)) == 2
-    assert not known & set(shapes)
-
-
 def test_inputs_differ_between_repetitions_and_agree_between_policies() -> None:
     seeds = []
 
@@ -135,31 +69,6 @@ def test_inputs_differ_between_repetitions_and_agree_between_policies() -> None:
     workload = Workload("noting", "", noting, defaults={"n": 2})
     list(run_plan(plan("dask", "ferroflow", workload=workload)))
     assert sorted(seeds) == [0, 0, 0, 0, 1, 1]  # two of them unmeasured
-
-
-def test_dask_has_learned_costs_where_ours_are_known() -> None:
-    cases = make_cases([(SUMS, {"n": 1})], ["dask", "ferroflow"], ["known", "learned"])
-    assert [(case.policy, case.lowering, case.costs) for case in cases] == [
-        ("dask", "plain", "learned"),
-        ("dask", "other", "learned"),
-        ("ferroflow", "plain", "known"),
-        ("ferroflow", "plain", "learned"),
-    ]
-
-
-def test_ours_run_every_lowering_where_it_is_asked_for() -> None:
-    cases = make_cases([(SUMS, {"n": 1})], ["ferroflow", "threads"], ["learned"], every_lowering=True)
-    found = [(case.policy, case.lowering) for case in cases]
-    assert found == [("ferroflow", "plain"), ("ferroflow", "other"), ("threads", "plain")]
-
-
-def test_a_case_without_anything_to_run_is_told() -> None:
-    with pytest.raises(UsageError, match="nothing to run"):
-        make_cases([(SUMS, {"n": 1})], [], ["known"])
-    with pytest.raises(UnknownNameError, match="unknown policy 'greedy'; choose one of: dask"):
-        make_cases([(SUMS, {"n": 1})], ["greedy"], ["learned"])
-    with pytest.raises(UsageError, match="costs are 'guessed'"):
-        make_cases([(SUMS, {"n": 1})], ["dask"], ["guessed"])
 
 
 # What is broken
@@ -201,10 +110,6 @@ def test_a_task_that_fails_breaks_the_run_and_the_next_run_is_sound() -> None:
 
     (status,) = statuses(Workload("failing", "", failing))
     assert status.startswith("warm-up: failed: ZeroDivisionError: ")
-
-
-def fail(*_: object) -> Any:
-    raise ArithmeticError("broken on purpose")
 
 
 def lose_all_workers(cluster: Cluster) -> None:
@@ -391,15 +296,3 @@ def test_the_longest_chain(
     dependencies: dict[str, tuple[str, ...]], seconds: dict[str, float], expected: float
 ) -> None:
     assert longest_chain(dependencies, seconds) == expected
-
-
-def test_cases_of_one_workload_are_interleaved() -> None:
-    other = Workload("other", "", sums, defaults={"n": 1})
-    cases = make_cases([(SUMS, {"n": 1}), (other, {"n": 1}), (SUMS, {"n": 2})], ["ferroflow"], ["learned"])
-    groups: list[list[Case]] = list(Plan(cases, SHAPE, 1).groups())
-    assert [(case.workload.name, case.arguments["n"]) for group in groups for case in group] == [
-        ("sums", 1),
-        ("other", 1),
-        ("sums", 2),
-    ]
-    assert len(groups) == 3

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from bench_sums import check, fail, plan, sums
 from distributed.scheduler import TaskPrefix
-from test_bench_runner import check, fail, plan, sums
 
 from ferroflow_dask.bench.baselines import _forget
 from ferroflow_dask.bench.suite import run_plan

@@ -1,8 +1,7 @@
-"""Clusters with emulated devices: CPU and GPU workers side by side, spilling, loss, the command line."""
+"""Clusters with emulated devices: CPU and GPU workers side by side, spilling, loss."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -10,13 +9,11 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from distributed import Client, Future, LocalCluster, futures_of, wait
 from waiting import soon
 
 import ferroflow_dask
 from ferroflow_dask import bind, evaluate, executed, generate, install, place
-from ferroflow_dask.cli import main
 from ferroflow_dask.cost import AnalyticCost
 from ferroflow_dask.deploy import DeviceChoice, count_gpus, device_client
 from ferroflow_dask.deploy.cuda import as_the_driver_counts
@@ -363,56 +360,3 @@ class TestCosts:
             "nonzero": {"cpu"},
             "cast": {"cpu"},
         }
-
-
-class TestCommandLine:
-    def run(self, *arguments: str) -> Any:
-        return CliRunner().invoke(main, ["run", "--dag", "matmul-parallel", "--n-branches", "4", *arguments])
-
-    def test_emulated(self) -> None:
-        result = self.run("--device", "emulated", "--json")
-        assert result.exit_code == 0, result.output
-        record = json.loads(result.stdout)
-        assert record["workers"] == 1
-        assert record["device"]["ops"] == record["executed_ops"] == 32
-        assert record["device"]["mean_batch"] == 4
-
-    def test_words(self) -> None:
-        result = self.run("--device", "emulated", "--workers", "1")
-        assert result.exit_code == 0, result.output
-        assert "GPUs: " in result.stdout
-
-    @pytest.mark.parametrize(
-        ("arguments", "told"),
-        [
-            (["--device", "tpu"], "--device 'tpu' is not available; choose one of: cpu, cuda,"),
-            (["--device", "cuda:x"], "--device 'cuda:x' is not available"),
-            (["--device", "emulated", "--precision", "fp8"], "unknown precision 'fp8'; choose one of: bf16"),
-            (["--gpu-matmul-threshold", "9"], "--gpu-matmul-threshold needs GPUs"),
-            (["--device", "emulated", "--policy", "sequential"], "leave --device out"),
-        ],
-    )
-    def test_bad_options(self, arguments: list[str], told: str) -> None:
-        result = self.run(*arguments)
-        assert result.exit_code == 2
-        assert told in result.stderr
-        assert len(result.stderr.splitlines()) == 1
-
-    def test_no_gpu(self) -> None:
-        result = self.run("--device", "cuda")
-        assert result.exit_code == 1
-        assert len(result.stderr.splitlines()) == 1
-        assert "run in the clone: pip install '.[gpu]'" in result.stderr or "finds no GPU" in result.stderr
-
-    def test_a_cluster_without_gpus(self) -> None:
-        with LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster:
-            result = self.run("--device", "cuda", "--connect", cluster.scheduler_address)
-        assert result.exit_code == 1
-        told = "ferroflow: --device cuda: no worker of this cluster has the resource GPU; start some by: dask"
-        assert result.stderr.splitlines()[-1].startswith(told)
-
-    def test_auto_is_cpu_without_a_gpu(self) -> None:
-        result = self.run("--device", "auto", "--workers", "2", "--json")
-        assert result.exit_code == 0, result.output
-        record = json.loads(result.stdout)
-        assert (record["workers"], record["device"]) == (2, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from test_policy import Cluster
+from pure_policy import Cluster
 
 from ferroflow_dask.policy import Policy, make_policy, policy_names
 from ferroflow_dask.policy.events import Event, TaskReady, WorkerIdle

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_policy import Cluster, ferroflow, steals
+from pure_policy import Cluster, ferroflow, steals
 
 from ferroflow_dask.policy import make_policy
 from ferroflow_dask.policy.events import WorkerIdle

@@ -1,4 +1,4 @@
-"""Virtual clusters keep time exactly: makespans worked out by hand, and all that may happen in a run."""
+"""Virtual clusters keep time exactly: makespans worked out by hand, the same in every run."""
 
 from __future__ import annotations
 
@@ -11,34 +11,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+from virtual_runs import L, chain, independent, pinned, run
 
 from ferroflow_dask.exceptions import SimulationError, UsageError
-from ferroflow_dask.virtual import Outcome, VirtualCluster, VirtualTask
+from ferroflow_dask.virtual import VirtualCluster, VirtualTask
 
-#: One way [s], and sums with it are exact in binary.
-L = 1 / 1024
 POLICIES = ["ferroflow", "dask", "no-stealing", "static", "random"]
-
-
-def finished(cluster: VirtualCluster) -> VirtualCluster:
-    """Run a cluster to its end, and check it."""
-    cluster.run()
-    cluster.check()
-    return cluster
-
-
-def run(graph: dict[Any, VirtualTask], workers: int = 1, **options: Any) -> VirtualCluster:
-    cluster = VirtualCluster(workers, **{"latency_s": L, "bandwidth": math.inf, **options})
-    cluster.submit(graph)
-    return finished(cluster)
-
-
-def independent(n: int, duration_s: float = 0.5, **more: Any) -> dict[Any, VirtualTask]:
-    return {("t", i): VirtualTask(duration_s, **more) for i in range(n)}
-
-
-def chain(n: int, duration_s: float = 0.5) -> dict[Any, VirtualTask]:
-    return {("c", i): VirtualTask(duration_s, (("c", i - 1),) if i else ()) for i in range(n)}
 
 
 def fan_out(n: int) -> dict[Any, VirtualTask]:
@@ -47,12 +25,6 @@ def fan_out(n: int) -> dict[Any, VirtualTask]:
     return {"root": VirtualTask(0.5)} | {
         ("leaf", i): VirtualTask(0.5, ("root",), annotations=cost) for i in range(n)
     }
-
-
-def pinned(n: int) -> dict[Any, VirtualTask]:
-    """Return tasks that prefer worker 0; their cost is declared."""
-    preference = {"workers": [0], "allow_other_workers": True, "ferroflow_cost": 0.5}
-    return independent(n, annotations=preference)
 
 
 # Makespans by hand. A task takes two messages more than its duration: sent to the worker, and reported.
@@ -228,134 +200,6 @@ def test_a_run_in_another_process_is_the_same() -> None:
     environment = {**os.environ, "PYTHONHASHSEED": "5", "PYTHONPATH": os.path.dirname(__file__)}
     told = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True)
     assert told.stdout.decode().strip() == str(story("ferroflow"))
-
-
-# What may happen in a run
-
-
-def eventful(workers: int, graph: dict[Any, VirtualTask], policy: str = "ferroflow") -> VirtualCluster:
-    cluster = VirtualCluster(workers, policy=policy, latency_s=L, bandwidth=math.inf)
-    cluster.submit(graph)
-    return cluster
-
-
-@pytest.mark.parametrize("policy", ["ferroflow", "dask"])
-def test_tasks_and_results_of_a_dead_worker_are_made_again(policy: str) -> None:
-    cluster = eventful(2, {("t", i): VirtualTask(0.5, annotations={"retries": 0}) for i in range(4)}, policy)
-    cluster.at(0.75, cluster.leave, 1)
-    finished(cluster)
-    lost = [e for e in cluster.record.executions if e.outcome is Outcome.LOST]
-    assert [(e.worker, e.start, e.stop) for e in lost] == [(1, 0.5 + L, 0.75)]
-    # Its result and the task that it ran are made again, after the two that worker 0 has.
-    assert sorted(cluster.record.n_started.values()) == [1, 1, 2, 2]
-    assert cluster.record.makespan_s == 4 * 0.5 + 2 * L
-    assert not cluster.workers[1].is_alive
-
-
-def test_a_transfer_from_a_worker_that_dies_begins_again_elsewhere() -> None:
-    graph = {
-        "a": VirtualTask(0.5, nbytes=1, annotations={"workers": [0], "allow_other_workers": True}),
-        "b": VirtualTask(0.5, ("a",), annotations={"workers": [1]}),
-    }
-    cluster = VirtualCluster(2, latency_s=L, bandwidth=1.0)  # a transfer takes a second
-    cluster.submit(graph)
-    cluster.at(1.0, cluster.leave, 0)
-    finished(cluster)
-    assert cluster.record.transfers == []
-    assert cluster.record.n_started == {"a": 2, "b": 1}
-    # Told, sent again, run and reported; then the same for b, which finds its input where it runs.
-    assert cluster.record.makespan_s == 1.0 + L + 2 * (0.5 + 2 * L)
-
-
-def test_a_worker_that_joins_is_given_work() -> None:
-    cluster = eventful(1, pinned(4))
-    cluster.at(0.25, cluster.join)
-    finished(cluster)
-    assert [e.worker for e in cluster.record.executions].count(1) == 2
-
-
-def test_a_paused_worker_starts_nothing_until_it_goes_on() -> None:
-    cluster = eventful(1, independent(3))
-    cluster.at(0.25, cluster.pause, 0)
-    cluster.at(2.0, cluster.resume, 0)
-    finished(cluster)
-    assert [start for _, _, start, _ in cluster.record.timeline()] == [L, 2.0, 2.5]
-
-
-def test_tasks_leave_a_paused_worker() -> None:
-    cluster = eventful(2, pinned(6))
-    cluster.at(L, cluster.pause, 0)
-    cluster.at(9.0, cluster.resume, 0)
-    finished(cluster)
-    # Nobody can know from outside that a paused worker has not started its last task.
-    assert [start for _, worker, start, _ in cluster.record.timeline() if worker == 0] == [L, 9.0]
-
-
-@pytest.mark.parametrize(
-    ("retries", "n_started", "state"),
-    [
-        pytest.param(2, 3, "memory", id="a task that fails is tried again"),
-        pytest.param(1, 2, "erred", id="until its retries are used up"),
-    ],
-)
-def test_failures(retries: int, n_started: int, state: str) -> None:
-    cluster = run({"t": VirtualTask(0.5, failures=2, annotations={"retries": retries})})
-    assert cluster.record.n_started["t"] == n_started
-    assert cluster.scheduler.tasks["t"].state == state
-    assert cluster.time.now >= n_started * 0.5
-
-
-def test_results_that_nobody_needs_are_forgotten() -> None:
-    cluster = run(chain(3))
-    assert set(cluster.workers[0].state.data) == {("c", 2)}
-    cluster.release([("c", 2)])
-    finished(cluster)
-    assert not cluster.scheduler.tasks
-    assert not cluster.workers[0].state.data
-
-
-def test_a_release_stops_what_has_not_started() -> None:
-    graph = independent(6)
-    cluster = eventful(1, graph)
-    cluster.at(0.75, cluster.release, list(graph))
-    finished(cluster)
-    assert cluster.record.n_started == {("t", 0): 1, ("t", 1): 1}
-
-
-def test_two_clients_share_a_task() -> None:
-    cluster = eventful(1, {"shared": VirtualTask(0.5), "a": VirtualTask(0.5, ("shared",))})
-    cluster.submit({"shared": VirtualTask(0.5), "b": VirtualTask(0.5, ("shared",))}, client="other")
-    finished(cluster)
-    assert cluster.record.n_started == {"shared": 1, "a": 1, "b": 1}
-
-
-def test_resources_bind() -> None:
-    graph = independent(4, annotations={"resources": {"GPU": 1}})
-    cluster = run(graph, workers=3, nthreads=2, resources={2: {"GPU": 1}})
-    assert [(e.worker, e.start) for e in cluster.record.executions] == [(2, L + 0.5 * i) for i in range(4)]
-
-
-def test_restrictions_bind_and_preferences_do_not() -> None:
-    strict = run(independent(6, annotations={"workers": [1]}), workers=2)
-    assert {e.worker for e in strict.record.executions} == {1}
-    loose = run(pinned(6), workers=2)
-    assert {e.worker for e in loose.record.executions} == {0, 1}
-
-
-def test_a_task_waits_for_the_worker_that_has_its_resource() -> None:
-    cluster = eventful(1, independent(1, annotations={"resources": {"GPU": 1}}))
-    cluster.at(3.0, cluster.join, resources={"GPU": 1})
-    assert finished(cluster).record.makespan_s == 3.5 + 2 * L
-
-
-def test_an_actor_stays() -> None:
-    graph = {"actor": VirtualTask(0.5)} | {("call", i): VirtualTask(0.5, ("actor",)) for i in range(2)}
-    cluster = VirtualCluster(2, latency_s=L)
-    cluster.submit(graph, keep=graph, actors=["actor"])
-    finished(cluster)
-    homes = [ws for ws in cluster.scheduler.workers.values() if ws.actors]
-    assert [{ts.key for ts in ws.actors} for ws in homes] == [{"actor"}]
-    assert {e.worker for e in cluster.record.executions if e.key == "actor"} == {homes[0].name}
 
 
 # Priorities are Dask's

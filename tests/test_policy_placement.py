@@ -1,0 +1,178 @@
+"""Where policies place tasks, when they are ready and when their graph arrives."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from pure_policy import Cluster, ferroflow
+
+from ferroflow_dask.policy import make_policy
+from ferroflow_dask.policy.events import GraphArrived
+from ferroflow_dask.policy.instructions import AssignTask
+
+
+def test_all_workers_are_candidates_not_only_holders_of_inputs() -> None:
+    cluster = ferroflow()
+    held = {"held": {"w0": 100}, "input_bytes": 100}
+    assert sorted(cluster.ready(cluster.task(i, 0.2, **held) for i in range(4))) == ["w0", "w1", "w2", "w3"]
+
+
+def test_a_task_stays_with_its_data_when_moving_costs_more_than_waiting() -> None:
+    cluster = ferroflow()
+    big = {"held": {"w0": 10**9}, "input_bytes": 10**9}  # 10 s of transfer
+    assert cluster.ready(cluster.task(i, 1.0, **big) for i in range(4)) == ["w0"] * 4
+
+
+def test_what_is_on_its_way_to_a_worker_comes_before_what_is_sent_next() -> None:
+    cluster = ferroflow()
+    cluster.put("w0", cluster.task("long", 2.0))
+    big = {"held": {"w0": 10**8}, "input_bytes": 10**8}  # 1 s of transfer
+    for worker in ("w1", "w2", "w3"):
+        assert cluster.ready([cluster.task(worker, 0.1, **big)]) == [worker]
+        cluster.view.set_incoming(worker, 10**8)
+    assert cluster.ready([cluster.task("next", 0.1, **big)]) == ["w0"]
+    cluster.put("w1", cluster.task("as long", 3.0))  # by then the link is free
+    assert cluster.view.transfer_s(cluster.tasks["next"], "w1") == pytest.approx(1.013)
+
+
+def test_what_comes_for_another_task_is_not_sent_again() -> None:
+    cluster = ferroflow()
+    cluster.put("w0", cluster.task("long", 2.0))
+    cluster.view.set_incoming("w1", 10**8)
+    shared = {"held": {"w0": 10**8}, "input_bytes": 10**8, "coming": {"w1": 10**8}}
+    task = cluster.task("reader", 0.1, **shared)
+    assert [cluster.view.transfer_s(task, worker) for worker in ("w0", "w1")] == [0.0, 1.0]
+    assert cluster.ready([task]) == ["w1"]
+
+
+def test_locality_breaks_ties() -> None:
+    cluster = ferroflow()
+    assert cluster.ready([cluster.task("a", held={"w2": 0}, input_bytes=0)]) == ["w0"]
+    assert cluster.ready([cluster.task("b", held={"w2": 8}, input_bytes=8)]) == ["w2"]
+
+
+def test_a_task_goes_where_the_fewest_workers_have_to_be_asked() -> None:
+    cluster = ferroflow()
+    cluster.put("w0", cluster.task("long", 0.03))
+    parts = {"held": {"w0": 8, "w1": 8}, "n_held": {"w0": 1, "w1": 1}, "input_bytes": 16, "n_inputs": 2}
+    # w2 and w3 could start at once like w1, and there is next to nothing to send; but they lack both parts.
+    assert cluster.ready([cluster.task("of both", 0.01, **parts)]) == ["w1"]
+    assert cluster.tasks["of both"].n_peers("w2") == 2
+    assert cluster.tasks["of both"].n_peers("w1") == 1
+
+
+@pytest.mark.parametrize(
+    ("cost_s", "n_readers", "expected"), [(1e-4, 3, "w0"), (0.02, 3, "w1"), (1e-4, 1000, "w1")]
+)
+def test_data_are_fetched_only_for_work_that_is_worth_it(
+    cost_s: float, n_readers: int, expected: str
+) -> None:
+    cluster = ferroflow()
+    cluster.put("w0", cluster.task("long", 1.0))
+    held = {"held": {"w0": 8}, "n_held": {"w0": 1}, "input_bytes": 8, "n_inputs": 1}
+    assert cluster.ready([cluster.task("reader", cost_s, n_readers=n_readers, **held)]) == [expected]
+
+
+def test_equal_workers_take_turns() -> None:
+    cluster = ferroflow()
+    for key in range(8):
+        assert cluster.ready([cluster.task(key)]) == [f"w{key % 4}"]
+        cluster.view.finish(key, cluster.now)
+
+
+def test_changes_between_two_questions_leave_the_order_right() -> None:
+    cluster = ferroflow()
+    for i in range(3):
+        cluster.put("w0", cluster.task(i, 0.1))
+    cluster.view.finish(0, cluster.now)
+    cluster.put("w1", cluster.task("other", 0.1))
+    cluster.view.finish(1, cluster.now)
+    assert [worker.key for worker in cluster.view.crowded_from_most_loaded()] == []
+    assert cluster.view.first_idle(9) == ["w3", "w2"]
+    cluster.view.finish(2, cluster.now)
+    cluster.view.set_running("w3", False)
+    assert cluster.view.first_idle(9) == ["w0", "w2"]
+    assert [worker.key for worker in cluster.view.least_loaded()] == ["w2"]
+
+
+def test_short_tasks_without_inputs_stay_together_until_others_would_idle() -> None:
+    cluster = ferroflow()  # whose messages take a millisecond
+    chosen = cluster.ready(cluster.task(i, cost_s=1e-3) for i in range(24))
+    assert [len(set(chosen[i : i + 3])) for i in range(0, 12, 3)] == [1, 1, 1, 1]
+    assert set(Counter(chosen).values()) == {6}
+
+
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [({}, "w0"), ({"cost_s": 1.0}, "w1"), ({"is_guess": True}, "w1"), ({"allowed": ["w2"]}, "w2")],
+)
+def test_only_short_tasks_go_beside_the_one_before(second: dict[str, Any], expected: str) -> None:
+    cluster = ferroflow()
+    assert cluster.ready([cluster.task("first", cost_s=1e-3)]) == ["w0"]
+    assert cluster.ready([cluster.task("second", **{"cost_s": 1e-3, **second})]) == [expected]
+
+
+def test_among_equal_workers_a_restricted_task_goes_to_the_one_that_holds_less() -> None:
+    cluster = ferroflow()
+    cluster.view.workers["w1"].nbytes = 100
+    cluster.view.workers["w3"].nbytes = 10
+    assert cluster.ready([cluster.task("a", allowed=("w1", "w3"))]) == ["w3"]
+
+
+@pytest.mark.parametrize(
+    ("is_guess", "expected"),
+    [
+        (True, {"w0": 9, "w1": 1, "w2": 1, "w3": 1}),
+        (False, {"w0": 3, "w1": 3, "w2": 3, "w3": 3}),
+    ],
+    ids=["guessed: what cannot start elsewhere stays with its data", "known: spread"],
+)
+def test_data_moves_for_known_durations_only(is_guess: bool, expected: dict[str, int]) -> None:
+    cluster = ferroflow()
+    held = {"held": {"w0": 100}, "input_bytes": 100}
+    assert Counter(cluster.ready(cluster.task(i, is_guess=is_guess, **held) for i in range(12))) == expected
+
+
+def test_long_tasks_of_a_graph_are_placed_first_and_short_ones_fill_the_gaps() -> None:
+    cluster = ferroflow()
+    costs = [0.001] * 30 + [0.2] * 2
+    tasks = [cluster.task(i, cost, rank_s=cost, has_cost=True) for i, cost in enumerate(costs)]
+    placed = {i.key: i.worker for i in cluster.arrive(tasks) if isinstance(i, AssignTask)}
+    heavy = {placed[30], placed[31]}
+    assert len(heavy) == 2
+    assert heavy.isdisjoint(placed[i] for i in range(30))
+
+
+def test_tasks_of_unknown_cost_are_left_for_when_they_are_ready() -> None:
+    cluster = ferroflow()
+    assert cluster.arrive([cluster.task("a")]) == []
+
+
+def test_priorities_follow_the_upward_rank_within_the_places_of_the_ranked() -> None:
+    cluster = ferroflow()
+    tasks = [
+        cluster.task(key, rank_s=rank) for key, rank in [("a", 1.0), ("b", None), ("c", 3.0), ("d", 2.0)]
+    ]
+    cluster.tell(GraphArrived(tuple(tasks), frozenset()))
+    assert {task.key: task.priority for task in tasks} == {
+        "a": (0, 1, 3),
+        "b": (0, 1, 1),  # not ranked: keeps its place
+        "c": (0, 1, 0),
+        "d": (0, 1, 2),
+    }
+
+
+def test_static_is_round_robin_by_index() -> None:
+    cluster = Cluster(make_policy("static"), workers=3)
+    assert cluster.ready(cluster.task(i) for i in range(5)) == ["w0", "w1", "w2", "w0", "w1"]
+
+
+def test_random_draws_from_its_seed() -> None:
+    def draws(seed: int) -> list[str]:
+        cluster = Cluster(make_policy("random", seed=seed))
+        return cluster.ready(cluster.task(i) for i in range(50))
+
+    assert draws(1) == draws(1) != draws(2)
+    assert min(Counter(draws(1)).values()) >= 5

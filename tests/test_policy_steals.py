@@ -1,0 +1,155 @@
+"""What an idle worker takes, what it leaves, and how the threshold follows from that."""
+
+from __future__ import annotations
+
+import pytest
+from pure_policy import Cluster, ferroflow, steals
+
+from ferroflow_dask.policy import make_policy
+from ferroflow_dask.policy.events import GraphArrived, StealConfirmed, StealRefused, WorkerIdle, WorkerLeft
+from ferroflow_dask.policy.threshold import AdaptiveThreshold
+
+
+def test_an_idle_worker_takes_half_of_the_surplus_by_time() -> None:
+    cluster = ferroflow()
+    cluster.put("w0", *(cluster.task(i, 0.1) for i in range(9)))
+    taken = steals(cluster.tell(WorkerIdle("w1")))
+    assert len(taken) == 4
+    assert cluster.view.workers["w0"].backlog_s == pytest.approx(0.5)
+
+
+def test_the_task_due_last_moves_first() -> None:
+    cluster = ferroflow()
+    cluster.put("w0", *(cluster.task(i, 0.1) for i in range(4)))
+    assert steals(cluster.tell(WorkerIdle("w1")))[0] == 3
+
+
+def test_the_cheapest_to_move_moves_first() -> None:
+    cluster = ferroflow()
+    cluster.put("w0", cluster.task("runs", 1.0), cluster.task("light", 0.5))
+    cluster.put("w0", cluster.task("heavy", 0.5, held={"w0": 10**7}, input_bytes=10**7))
+    assert steals(cluster.tell(WorkerIdle("w1")))[0] == "light"
+
+
+def test_what_is_short_waits_rather_than_moves() -> None:
+    cluster = ferroflow()
+    cluster.put("w0", *(cluster.task(i, 0.001) for i in range(3)))
+    assert cluster.tell(WorkerIdle("w1")) == []
+
+
+def test_transfer_longer_than_the_wait_forbids_a_steal() -> None:
+    cluster = ferroflow()
+    big = {"held": {"w0": 10**9}, "input_bytes": 10**9}
+    cluster.put("w0", *(cluster.task(i, 1.0, **big) for i in range(4)))
+    assert cluster.tell(WorkerIdle("w1")) == []
+
+
+def test_a_short_task_behind_one_that_overruns_is_taken() -> None:
+    cluster = ferroflow()
+    cluster.put("w0", cluster.task("longer than thought", 0.001), cluster.task("stuck", 0.001))
+    assert cluster.tell(WorkerIdle("w1")) == []
+    cluster.now = 0.5
+    assert steals(cluster.tell(WorkerIdle("w1"))) == ["stuck"]
+
+
+def test_work_does_not_go_back_and_forth() -> None:
+    cluster = ferroflow()
+    cluster.put("w0", *(cluster.task(i, 0.1) for i in range(9)))
+    cluster.tell(WorkerIdle("w1"))
+    assert cluster.tell(WorkerIdle("w0")) == []
+    assert cluster.tell(WorkerIdle("w1")) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ({"allowed": frozenset({"w0", "w2"})}, "restricted to other workers"),
+        ({"is_movable": False}, "started or an actor"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_some_tasks_are_never_stolen(more: dict[str, object], what: str) -> None:
+    cluster = ferroflow()
+    cluster.put("w0", *(cluster.task(i, 0.5, **more) for i in range(5)))
+    assert cluster.tell(WorkerIdle("w1")) == [], what
+
+
+def test_a_victim_needs_as_many_waiting_tasks_as_the_threshold_says() -> None:
+    cluster = ferroflow(threshold=4)
+    cluster.put("w0", *(cluster.task(i, 0.5) for i in range(4)))
+    assert cluster.tell(WorkerIdle("w1")) == []
+    cluster.put("w0", cluster.task("one more", 0.5))
+    assert steals(cluster.tell(WorkerIdle("w1"))) != []
+
+
+def test_a_worker_that_left_is_neither_victim_nor_candidate() -> None:
+    cluster = ferroflow(threshold=1)
+    cluster.put("w0", *(cluster.task(i, 0.5) for i in range(4)))
+    cluster.view.remove_worker("w0")
+    cluster.tell(WorkerLeft("w0"))
+    assert cluster.tell(WorkerIdle("w1")) == []
+    assert "w0" not in cluster.ready(cluster.task(10 + i) for i in range(8))
+
+
+def test_the_ring_takes_one_task_from_the_next_worker_that_has_some() -> None:
+    cluster = Cluster(make_policy("ring"))
+    cluster.put("w0", *(cluster.task(("a", i)) for i in range(4)))
+    cluster.put("w2", *(cluster.task(("c", i)) for i in range(4)))
+    assert [(s.victim, s.key) for s in cluster.tell(WorkerIdle("w1"))] == [("w2", ("c", 3))]
+    assert [(s.victim, s.key) for s in cluster.tell(WorkerIdle("w3"))] == [("w0", ("a", 3))]
+
+
+def test_the_rings_threshold_is_a_ratchet() -> None:
+    cluster = Cluster(make_policy("ring"))
+    for _ in range(10):  # nothing to steal, as at the end of a run
+        assert cluster.tell(WorkerIdle("w1")) == []
+    cluster.put("w0", *(cluster.task(i) for i in range(3)))
+    assert cluster.tell(WorkerIdle("w1")) == []
+    assert cluster.declined[-1].reason == "no worker has more than 3 tasks waiting that may move"
+    cluster.put("w0", *(cluster.task(i) for i in range(10, 15)))
+    assert len(cluster.tell(WorkerIdle("w1"))) == 1
+
+
+@pytest.mark.parametrize(("now", "n"), [(0.02, 0), (0.2, 3)], ids=["a little late", "stuck"])
+def test_even_short_tasks_leave_a_worker_that_is_stuck(now: float, n: int) -> None:
+    cluster = ferroflow()
+    cluster.put("w0", *(cluster.task(i, 1e-5) for i in range(4)))
+    cluster.now = now
+    assert len(cluster.tell(WorkerIdle("w1"))) == n
+
+
+# The adaptive threshold
+
+
+def record(threshold: AdaptiveThreshold, *outcomes: bool, workers: int = 32) -> int:
+    for outcome in outcomes:
+        threshold.record(outcome, workers)
+    return threshold.value
+
+
+def test_refusals_raise_the_threshold_up_to_a_quarter_of_the_workers() -> None:
+    assert record(AdaptiveThreshold(), *[False] * 10) == 3
+    assert record(AdaptiveThreshold(), *[False] * 200) == 8
+
+
+def test_success_brings_the_threshold_back_down() -> None:
+    threshold = AdaptiveThreshold()
+    raised = record(threshold, *[False] * 20)
+    assert record(threshold, *[True] * 60) < raised
+    assert record(threshold, *[True] * 60) == 1
+
+
+def test_a_fixed_threshold_stays() -> None:
+    assert record(AdaptiveThreshold(2, adaptive=False), *[False] * 50) == 2
+
+
+def test_the_policy_learns_from_refusals_and_starts_afresh_with_a_graph() -> None:
+    cluster = ferroflow()
+    for _ in range(10):
+        cluster.tell(StealRefused("k", "w0", "w1"))
+    policy = cluster.policy
+    assert policy.threshold_of("w1").value == 3  # type: ignore[attr-defined]
+    assert policy.threshold_of("w2").value == 1  # type: ignore[attr-defined]
+    cluster.tell(StealConfirmed("k", "w0", "gone"))  # a thief that left meanwhile
+    cluster.tell(GraphArrived((), frozenset()))
+    assert policy.threshold_of("w1").value == 1  # type: ignore[attr-defined]
