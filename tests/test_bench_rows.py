@@ -135,6 +135,11 @@ def test_a_foreign_file_is_neither_read_nor_written(content: bytes, tmp_path: Pa
             id="a newer version",
         ),
         pytest.param(
+            '{"schema": "ferroflow-bench/4"}',
+            r":3: field .workload. is missing",
+            id="an older row without fields",
+        ),
+        pytest.param(
             '{"schema": "ferroflow-bench/0"}',
             rf":3: schema is 'ferroflow-bench/0', this release reads '{SCHEMA}' and cannot migrate it",
             id="an older version",

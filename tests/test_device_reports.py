@@ -119,6 +119,12 @@ def test_counts_never_fall_when_devices_go() -> None:
     assert gauges["device_memory_bytes"][1] == 0
 
 
+def test_a_device_that_misses_a_report_is_counted_once() -> None:
+    totals = DeviceTotals()
+    sums = [totals.of([worker(id="a", ops=ops)] if ops else [])[0]["device_ops"][1] for ops in (100, 0, 101)]
+    assert sums == [100, 100, 101]
+
+
 def test_what_some_other_version_does_not_tell_counts_as_nothing() -> None:
     counters, _ = DeviceTotals().of([worker(id="a", ops=3, colour="red")])
     assert (counters["device_ops"][1], counters["device_batches"][1]) == (3, 0)

@@ -1,42 +1,68 @@
-"""The bandwidth of links within a host and between hosts, as Dask has measured it."""
+"""The bandwidth of links within a host and between hosts, by what workers tell with their heartbeats."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+from distributed import Client, Scheduler, SpecCluster, Worker
+from in_charge import in_charge, stealing_of, until, workers_of
+
 from ferroflow_dask.plugin.links import Links
 
+HOSTS = ("10.0.0.1", "10.0.0.2")
 A, B, C = "tcp://10.0.0.1:1", "tcp://10.0.0.1:2", "tcp://10.0.0.2:1"
 
 
-def scheduler(*hosts: str, **measured: float) -> Any:
-    pairs = {"near": (A, B), "far": (A, C), "far_too": (C, B), "farthest": (B, C)}
-    return SimpleNamespace(
-        bandwidth=1e8,
-        host_info=dict.fromkeys(hosts),
-        bandwidth_workers={pairs[name]: bandwidth for name, bandwidth in measured.items()},
-    )
+def scheduler(told: dict[str, dict[str, tuple[float, int]]], *hosts: str) -> Any:
+    """Return a scheduler of three workers, of which some tell the sum of bandwidths and their number."""
+    workers = {
+        address: SimpleNamespace(metrics={"bandwidth": {"workers": told.get(address, {})}}, host=host)
+        for address, host in ((A, HOSTS[0]), (B, HOSTS[0]), (C, HOSTS[1]))
+    }
+    workers[B].metrics = {}  # it has told nothing yet
+    return SimpleNamespace(bandwidth=1e8, host_info=dict.fromkeys(hosts), workers=workers)
 
 
 def test_on_one_host_it_is_dasks_mean() -> None:
-    assert Links(scheduler("10.0.0.1", near=1e9)).bandwidths(0.0) == (1e8, 1e8)
+    assert Links(scheduler({A: {B: (1e9, 1)}}, "10.0.0.1")).bandwidths(0.0) == (1e8, 1e8)
 
 
-def test_each_class_has_the_median_of_its_pairs_and_dasks_mean_until_there_are_any() -> None:
-    hosts = ("10.0.0.1", "10.0.0.2")
-    assert Links(scheduler(*hosts)).bandwidths(0.0) == (1e8, 1e8)
-    assert Links(scheduler(*hosts, near=1e9)).bandwidths(0.0) == (1e9, 1e8)
-    assert Links(scheduler(*hosts, near=1e9, far=1e6, far_too=3e6, farthest=9e9)).bandwidths(0.0) == (
-        1e9,
-        3e6,
-    )
+def test_each_class_has_the_mean_of_its_transfers_and_dasks_until_there_are_any() -> None:
+    assert Links(scheduler({}, *HOSTS)).bandwidths(0.0) == (1e8, 1e8)
+    assert Links(scheduler({A: {B: (4e9, 4)}}, *HOSTS)).bandwidths(0.0) == (1e9, 1e8)
+    told = {A: {B: (4e9, 4), C: (6e6, 3)}, C: {B: (4e6, 1)}}
+    assert Links(scheduler(told, *HOSTS)).bandwidths(0.0) == (1e9, 2.5e6)
 
 
-def test_pairs_are_looked_at_once_a_second() -> None:
-    known = scheduler("10.0.0.1", "10.0.0.2", near=1e9)
+def test_each_heartbeat_is_looked_at_and_the_old_count_less_and_less() -> None:
+    known = scheduler({A: {B: (1e9, 1)}}, *HOSTS)
     links = Links(known)
     links.bandwidths(0.0)
-    known.bandwidth_workers[A, B] = 2e9
-    assert links.bandwidths(0.9)[0] == 1e9
-    assert links.bandwidths(1.0)[0] == 2e9
+    known.workers[A].metrics["bandwidth"]["workers"] = {B: (3e9, 1)}
+    assert links.bandwidths(0.2)[0] == 1e9
+    assert links.bandwidths(0.25)[0] == pytest.approx(3.8e9 / 1.8)
+    known.workers[A].metrics["bandwidth"]["workers"] = {}
+    assert links.bandwidths(0.5)[0] == pytest.approx(3.8e9 / 1.8)
+
+
+@pytest.mark.cluster
+def test_a_cluster_on_two_hosts_tells_what_its_links_are_like() -> None:
+    workers = {
+        i: {"cls": Worker, "options": {"nthreads": 1, "host": f"127.0.0.{host}"}}
+        for i, host in enumerate((1, 1, 2))
+    }
+    scheduler = {"cls": Scheduler, "options": {"dashboard": False, "dashboard_address": ":0", "port": 0}}
+    with SpecCluster(workers, scheduler) as cluster, Client(cluster) as client, in_charge(client):
+        first, near, far = (worker.address for worker in workers_of(client))
+        view = stealing_of(client).view
+        assert [view.workers[address].host for address in (first, far)] == ["127.0.0.1", "127.0.0.2"]
+
+        def are_known() -> bool:
+            data = client.submit(bytes, 2_000_000, workers=[first], pure=False)
+            lengths = [client.submit(len, data, workers=[address], pure=False) for address in (near, far)]
+            assert client.gather(lengths) == [2_000_000] * 2
+            return len({view.host_bandwidth, view.bandwidth, cluster.scheduler.bandwidth}) == 3
+
+        until(are_known)

@@ -135,6 +135,15 @@ def test_what_is_on_its_way_takes_its_part_of_the_free_memory() -> None:
     assert cluster.view.transfer_s(task, "gpu0") == pytest.approx(0.6)
 
 
+def test_results_of_the_tasks_that_a_gpu_has_take_their_part_too() -> None:
+    cluster = two_gpus(PLENTY)
+    cluster.put("gpu0", cluster.task("before", 1.0, output_bytes=5 * 10**9))
+    task = cluster.task("a", 1.0, output_bytes=6 * 10**9)
+    assert cluster.view.transfer_s(task, "gpu0") == pytest.approx(0.1)
+    cluster.view.release("before")
+    assert cluster.view.transfer_s(task, "gpu0") == 0
+
+
 def test_a_worker_without_a_device_has_nothing_to_spill() -> None:
     cluster = two_gpus(NEARLY_NONE)
     task = cluster.task("a", 1.0, output_bytes=10**12)

@@ -90,21 +90,30 @@ def test_what_another_worker_of_the_host_has_comes_at_the_bandwidth_within_hosts
     some = {"held": {"w0": 3, "w2": 10}, "n_held": {"w0": 1, "w2": 2}, "near": {"a": 3, "b": 10}}
     task = TaskView("some", 1.0, (0,), input_bytes=12, n_inputs=2, **some)
     assert [task.near_bytes(view.workers[worker]) for worker in ("w0", "w1", "w2")] == [0, 3, 0]
+    task.coming = {"w1": 3}  # from w0: what is still missing there is far
+    assert task.near_bytes(view.workers["w1"]) == 0
 
 
-def test_the_least_loaded_worker_of_a_host() -> None:
+def test_the_least_loaded_workers_beside_the_data() -> None:
     view = on_hosts(["a", "a"])
-    assert view.least_loaded_of("a") is None  # there is no other host
+    beside_a, beside_b = (lacking("task", 10, "w0", {host: 10, "elsewhere": 9}) for host in ("a", "b"))
+
+    def found(task: TaskView) -> list[str]:
+        return sorted(worker.key for worker in view.least_loaded_beside(task))
+
+    assert found(beside_a) == []  # there is no other host
     view.add_worker("w2", 1, "cpu", "b")
-    view.assign(TaskView("task", 1.0, (0,)), "w0", 0.0)
-    assert (view.least_loaded_of("a"), view.least_loaded_of("b")) == (view.workers["w1"], view.workers["w2"])
+    view.add_worker("gpu", 1, "gpu", "a")
+    view.assign(TaskView("running", 1.0, (0,)), "w0", 0.0)
+    view.assign(TaskView("running too", 1.0, (0,)), "gpu", 0.0)
+    assert (found(beside_a), found(beside_b)) == (["gpu", "w1"], ["w2"])  # of each kind, as everywhere
     view.set_running("w1", False)
-    assert view.least_loaded_of("a") is view.workers["w0"]
+    assert found(beside_a) == ["gpu", "w0"]
     view.remove_worker("w2")
-    assert view.least_loaded_of("b") is None
-    view.remove_worker("w0")
-    view.remove_worker("w1")
-    assert view.least_loaded_of("a") is None
+    assert found(beside_b) == []
+    for worker in ("w0", "w1", "gpu"):
+        view.remove_worker(worker)
+    assert found(beside_a) == []
 
 
 def on_hosts(hosts: list[str]) -> ClusterView:

@@ -23,7 +23,7 @@ Where = str
 
 def _with_section(fields: Fields) -> Fields:
     # Only clusters of SLURM jobs had a section, and could be encrypted.
-    told: Fields = {"section": "", "tls": False} if fields["cluster"] == "local" else {}
+    told: Fields = {"section": "", "tls": False} if fields.get("cluster") == "local" else {}
     return {**fields, "section": None, "tls": None, **told}
 
 

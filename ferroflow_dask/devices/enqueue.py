@@ -153,7 +153,8 @@ class PlanRun:
         columns = list(zip(*map(self._operands, group), strict=True))
         op, names = self._op(group[0]), [self._plan.names[at] for at in group]
         what = f"ops {names[0]!r} to {names[-1]!r} ({op.op_type}, {len(names)} in a batch)"
-        nbytes = 3 * sum(_nbytes(value) for value in columns[0])
+        operands = {id(value): value for column in columns for value in column}
+        nbytes = sum(map(_nbytes, operands.values()))
 
         def call() -> tuple[Any, list[Any]]:
             stacks = [self._stacked(column, not i, what) for i, column in enumerate(columns)]

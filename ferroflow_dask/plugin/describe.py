@@ -188,7 +188,7 @@ class TaskDescriber:
                 held[holder.address] = held.get(holder.address, 0) + nbytes
                 n_held[holder.address] = n_held.get(holder.address, 0) + 1
             if near is not None:
-                for host in {seams.host_of(holder.address) for holder in islice(holders, _HOLDERS)}:
+                for host in {holder.host for holder in islice(holders, _HOLDERS)}:
                     near[host] = near.get(host, 0) + nbytes
             for address in self._fetching(dependency, ts) if nbytes >= _LEAST_NBYTES else ():
                 coming[address] = coming.get(address, 0) + nbytes

@@ -69,8 +69,8 @@ class DeviceTotals:
     """Sums over the devices of a cluster; what those did that are gone stays in the counts."""
 
     def __init__(self) -> None:
+        # Of each device that there was: one may miss a report, and come back.
         self._last: dict[str, DeviceUsage] = {}
-        self._gone = DeviceUsage()
 
     def of(self, workers: Iterable[WorkerState]) -> tuple[Shown, Shown]:
         """Return counters and gauges by name, each with what it means; none without devices.
@@ -82,12 +82,11 @@ class DeviceTotals:
             str(report.get("id")): DeviceUsage(*(report.get(name, 0) for name in _NAMES))
             for report in reports
         }
-        gone = [usage for name, usage in self._last.items() if name not in present]
-        self._gone = replace(reduce(DeviceUsage.plus, gone, self._gone), used_nbytes=0)
-        self._last = present
-        total = reduce(DeviceUsage.plus, present.values(), self._gone)
-        if total == DeviceUsage() and not present:
+        gone = {name: replace(usage, used_nbytes=0) for name, usage in self._last.items()}
+        self._last = gone | present
+        if not self._last:
             return {}, {}
+        total = reduce(DeviceUsage.plus, self._last.values())
         counters = {shown: (told, float(getattr(total, name))) for name, (shown, told) in _COUNTED.items()}
         there_is = sum(report.get("total_nbytes", 0) for report in reports)
         gauges: Shown = {

@@ -54,7 +54,7 @@ class Durations:
     def __init__(self) -> None:
         self._usual_s: OrderedDict[str, float] = OrderedDict()
         self._names: OrderedDict[str, _Learned] = OrderedDict()
-        # Without those that are all that there is of their name.
+        # Without those that are called as their name is.
         self._groups: OrderedDict[str, _Learned] = OrderedDict()
 
     def record_on_device(self, kind: str, seconds: float) -> None:
@@ -119,7 +119,7 @@ class Durations:
         return (known.n_tasks * known.mean_s + average_s) / (known.n_tasks + 1)
 
     def has_group(self, ts: TaskState) -> bool:
-        """Return whether tasks of a task's group have ended, of which its name has others."""
+        """Return whether tasks of a task's group have ended, and it is not called as its name is."""
         return ts.group.name in self._groups
 
     def usual(self, ts: TaskState) -> float | None:

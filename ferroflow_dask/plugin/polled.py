@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from ferroflow_dask.lowering import GPU
@@ -48,5 +49,8 @@ class Polled:
         for address in task.allowed or ():  # clients may have sent them data
             self._view.set_nbytes(address, self._scheduler.workers[address].nbytes)
         if task.input_bytes or task.output_bytes:
-            least_loaded = [worker.key for worker in self._view.least_loaded()]
-            self.see_workers([*task.held, *task.coming, *(task.allowed or least_loaded)])
+            best = task.allowed
+            if best is None:
+                found = chain(self._view.least_loaded_beside(task), self._view.least_loaded())
+                best = [worker.key for worker in found]
+            self.see_workers({*task.held, *task.coming, *best})

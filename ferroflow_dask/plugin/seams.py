@@ -14,7 +14,7 @@ from typing import Any
 
 from dask.typing import Key
 from distributed.comm.addressing import get_address_host
-from distributed.scheduler import Scheduler, TaskState, WorkerState
+from distributed.scheduler import Scheduler, TaskState, WorkerState, heartbeat_interval
 from distributed.stealing import WorkStealing, fast_tasks
 
 #: Attributes of a Scheduler that we read, call or override on the instance.
@@ -123,6 +123,17 @@ def incoming_nbytes(ws: WorkerState) -> int:
 def host_of(address: str) -> str:
     """Return the host that a worker runs on, as workers tell theirs from others."""
     return str(get_address_host(address))
+
+
+def heartbeat_s(scheduler: Scheduler) -> float:
+    """Return how often each worker tells of itself [s]."""
+    return float(heartbeat_interval(len(scheduler.workers)))
+
+
+def measured_bandwidths(ws: WorkerState) -> dict[str, tuple[float, int]]:
+    """Return what a worker's last heartbeat told of transfers from others: the sum [B/s], and how many."""
+    measured: dict[str, tuple[float, int]] = ws.metrics.get("bandwidth", {}).get("workers", {})
+    return measured
 
 
 def is_used_soon(ts: TaskState, n: int) -> bool:

@@ -196,7 +196,7 @@ class FerroflowStealing(Steals):
 
     def _worker_joined(self, address: str) -> None:
         ws = self.scheduler.workers[address]
-        self.view.add_worker(address, ws.nthreads, kind_of_worker(ws), seams.host_of(address))
+        self.view.add_worker(address, ws.nthreads, kind_of_worker(ws), ws.host)
         self.view.set_running(address, ws in self.scheduler.running)  # it may not be ready yet
         self._describe.workers_changed()
         self.streams.joined(address)

@@ -106,11 +106,15 @@ class TaskView:
         return self.input_bytes - self.held.get(worker, 0) - self.coming.get(worker, 0)
 
     def near_bytes(self, worker: WorkerView) -> int:
-        """Return how many of the missing bytes another worker of the same host has [B]."""
+        """Return how many of the missing bytes another worker of the same host has [B].
+
+        At least: what is on its way to the worker may come from there, too.
+        """
         missing = self.missing_bytes(worker.key)
         if self.near is None:
             return missing
-        return min(missing, self.near.get(worker.host, 0) - self.held.get(worker.key, 0))
+        there = self.held.get(worker.key, 0) + self.coming.get(worker.key, 0)
+        return max(0, min(missing, self.near.get(worker.host, 0) - there))
 
     def n_peers(self, worker: WorkerKey) -> int:
         """Return from how many others `worker` has to fetch inputs, at least one."""
@@ -148,6 +152,8 @@ class WorkerView:
         The part of these that comes from its own host, as far as is known.
     free_nbytes : float
         Free memory of its device [B]; infinite where it has none.
+    due_nbytes : int
+        Of the results of the tasks it has, where they are known and there are devices [B].
     is_full : bool
         Whether its device is nearly full.
     filed : tuple or None
@@ -169,6 +175,7 @@ class WorkerView:
     incoming_nbytes: int = 0
     near_part: float = 1.0
     free_nbytes: float = inf
+    due_nbytes: int = 0
     is_full: bool = False
     filed: Load | None = None
     is_stale: bool = False
@@ -216,8 +223,8 @@ class WorkerView:
         return (wait_s, n / nthreads, self.turn)
 
     def spill_s(self, nbytes: int) -> float:
-        """Return the time to make room on its device for so much more than what is on its way [s]."""
-        excess = min(nbytes, nbytes + self.incoming_nbytes - self.free_nbytes)
+        """Return the time to make room on its device for so much more than what its tasks need [s]."""
+        excess = min(nbytes, nbytes + self.incoming_nbytes + self.due_nbytes - self.free_nbytes)
         return max(0.0, excess) / _HOST_DEVICE_BANDWIDTH
 
     def overrun_s(self, now: float) -> float:

@@ -9,7 +9,7 @@ Leiserson 1999; Berenbrink et al. 2003), the cheapest to move first.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.policy.events import (
@@ -164,12 +164,10 @@ class StealingPolicy:
         candidates = {key: view.workers[key] for key in near if key in view.workers}
         if candidates and task.cost_s * task.n_readers < _WORTH_FETCHING_S:
             return candidates.values()
-        # Next to the data.
-        beside = view.least_loaded_of(max(task.near, key=task.near.__getitem__)) if task.near else None
         # A guessed duration is no reason to move data: where nothing is known, the inputs' holders keep
         # what cannot start at once elsewhere, until the first tasks have told how long they take.
         may_wait = not (task.is_guess and candidates)
-        for worker in view.least_loaded() if beside is None else (beside, *view.least_loaded()):
+        for worker in chain(view.least_loaded_beside(task), view.least_loaded()):
             if may_wait or worker.has_free_thread:
                 candidates.setdefault(worker.key, worker)
         return candidates.values()

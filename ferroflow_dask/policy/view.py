@@ -52,7 +52,7 @@ class ClusterView:
         # Sorted lists: at thousands of workers, moving their tails costs less than any cleverer order.
         self._by_load: dict[tuple[str, float, bool], list[Load]] = {}
         # The same by host, once there are several.
-        self._by_host: dict[str, list[Load]] = {}
+        self._by_host: dict[str, dict[tuple[str, float, bool], list[Load]]] = {}
         self._has_hosts = False
         self._paces = Paces()
         self._crowded: list[Load] = []
@@ -110,11 +110,16 @@ class ClusterView:
             if order:
                 yield self._by_turn[order[0][2]]
 
-    def least_loaded_of(self, host: str) -> WorkerView | None:
-        """Return the least loaded running worker of a host, if it has any and there are other hosts."""
+    def least_loaded_beside(self, task: TaskView) -> Iterator[WorkerView]:
+        """Yield the least loaded workers, as above, of the host that has most of a task's inputs.
+
+        None while there has been one host only.
+        """
         self._settle()
-        order = self._by_host.get(host)
-        return self._by_turn[order[0][2]] if order else None
+        if task.near and self._by_host:
+            host = max(task.near, key=task.near.__getitem__)
+            for order in self._by_host.get(host, {}).values():
+                yield self._by_turn[order[0][2]]
 
     def crowded_from_most_loaded(self) -> Iterator[WorkerView]:
         """Yield workers that have more tasks than threads, the most loaded first."""
@@ -164,7 +169,7 @@ class ClusterView:
     def add_worker(self, key: WorkerKey, nthreads: int, kind: str = "cpu", host: str = "") -> None:
         """Add a worker with an empty queue."""
         worker = WorkerView(key, self._next_turn, nthreads, kind, host)
-        if not self._has_hosts and any(other.host != host for other in self.workers.values()):
+        if not self._has_hosts and next(iter(self.workers.values()), worker).host != host:
             self._settle()
             for other in self.workers.values():
                 self._unfile(other)
@@ -181,8 +186,6 @@ class ClusterView:
         worker = self.workers.pop(key)
         self._unfile(worker)
         self._idle.pop(key, None)
-        if not any(other.host == worker.host for other in self.workers.values()):
-            self._by_host.pop(worker.host, None)
         self._paces.forget(key)
         del self._by_turn[worker.turn]
         for task in worker.queue:
@@ -262,6 +265,7 @@ class ClusterView:
             worker.expect(missing, task.near_bytes(worker))
         worker.queue.add(task)
         worker.backlog_s += task.cost_s
+        worker.due_nbytes += task.output_bytes
         self.assigned[task.key] = (task, worker)
 
     def reprice(self, key: Key, cost_s: float) -> None:
@@ -329,6 +333,7 @@ class ClusterView:
         task, worker = entry
         self._touch(worker)
         worker.queue.remove(task)
+        worker.due_nbytes -= task.output_bytes
         if task.has_started and len(worker.queue) >= worker.nthreads:
             following = worker.queue.pop(worker.nthreads - 1)
             following.has_started = True
@@ -361,7 +366,12 @@ class ClusterView:
         if worker.is_running:
             _take_out(self._by_load[worker.group], load)
             if self._has_hosts:
-                _take_out(self._by_host[worker.host], load)
+                orders = self._by_host[worker.host]
+                _take_out(orders[worker.group], load)
+                if not orders[worker.group]:
+                    del orders[worker.group]
+                if not orders:
+                    del self._by_host[worker.host]
         if load[1] > 1:
             _take_out(self._crowded, load)
 
@@ -370,7 +380,7 @@ class ClusterView:
         if worker.is_running:
             insort(self._by_load.setdefault(worker.group, []), load)
             if self._has_hosts:
-                insort(self._by_host.setdefault(worker.host, []), load)
+                insort(self._by_host.setdefault(worker.host, {}).setdefault(worker.group, []), load)
         if load[1] > 1:  # tasks per thread
             insort(self._crowded, load)
         if worker.is_running and load[1] < 1:

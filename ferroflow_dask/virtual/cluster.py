@@ -106,8 +106,7 @@ class VirtualCluster:
         self.stealing = install_stealing(self.scheduler, self.time, policy, latency_s, interval_s)
         self._peers: dict[str, VirtualWorker] = {}
         network = Network(latency_s, bandwidth, host_bandwidth or bandwidth)
-        measured = self.scheduler.bandwidth_workers
-        self._around = Surroundings(self.time, network, self.tasks, self.record, measured, self._peers)
+        self._around = Surroundings(self.time, network, self.tasks, self.record, self._peers)
         self._workers_per_host = workers_per_host
         self._service_s, self._batching_s, self._seed = service_s, batching_s, seed
         self._busy_until = 0.0
@@ -131,6 +130,8 @@ class VirtualCluster:
         self._peers[address] = worker
         to_worker = Stream(self.time, latency_s, down_s, worker.receive)
         self.scheduler.join(address, name, nthreads, resources or {}, to_worker)
+        ws = self.scheduler.workers[address]
+        ws.metrics = {"bandwidth": {"workers": worker.bandwidths}}  # what its heartbeats would tell
         return name
 
     def leave(self, worker: int) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import operator
 import pickle
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -70,7 +69,6 @@ ATTRIBUTES = (
     "_workers_added_total",
     "_workers_removed_total",
     "allowed_failures",
-    "bandwidth_workers",
     "client_comms",
     "generation",
     "loop",
@@ -115,7 +113,6 @@ class VirtualScheduler(Scheduler):
         state.periodic_callbacks = {}
         state._broker = Broker(dask.config.get("distributed.admin.low-level-log-length"), self)
         state.digests = None
-        self.bandwidth_workers = defaultdict(float)
         self.allowed_failures = dask.config.get("distributed.scheduler.allowed-failures")
         self.generation = 0
         state._last_time = -math.inf  # no graph came before
@@ -189,8 +186,6 @@ class VirtualScheduler(Scheduler):
         if not host["addresses"]:
             del self.host_info[get_address_host(address)]
         self.total_nthreads -= ws.nthreads
-        for pair in [pair for pair in self.bandwidth_workers if address in pair]:
-            del self.bandwidth_workers[pair]
         del self.stream_comms[address]
         del self.aliases[ws.name]
         self.idle.pop(address, None)

@@ -51,9 +51,6 @@ class Surroundings:
     network : Network
     tasks : mapping of key to VirtualTask
     record : Record
-    bandwidths : dict
-        What the last transfer from a worker to another was measured at [B/s]: that of the first to the
-        second is under the second and the first, as in `Scheduler.bandwidth_workers`.
     peers : mapping of address to VirtualWorker
     """
 
@@ -61,7 +58,6 @@ class Surroundings:
     network: Network
     tasks: Mapping[Key, VirtualTask]
     record: Record
-    bandwidths: dict[tuple[str, str], float]
     peers: Mapping[str, VirtualWorker]
 
 
@@ -96,6 +92,8 @@ class VirtualWorker:
         self.speed = speed
         self.is_alive = True
         self.to_scheduler = to_scheduler
+        #: As in `Worker.bandwidth_workers`; no heartbeat takes them away.
+        self.bandwidths: dict[str, tuple[float, int]] = {}
         self._around = around
         self._time = around.time
         self._executing: dict[Key, float] = {}
@@ -232,7 +230,8 @@ class VirtualWorker:
             needing[min(needing, key=repr)].startstops.append(span)
         if transfer.nbytes > _LEAST_MEASURED_NBYTES:
             seconds = transfer.stop - transfer.start
-            self._around.bandwidths[self.state.address, source] = transfer.nbytes / seconds
+            total, n = self.bandwidths.get(source, (0.0, 0))
+            self.bandwidths[source] = total + transfer.nbytes / seconds, n + 1
 
     def _fetch_failed(self, instruction: GatherDep) -> None:
         if self.is_alive:

@@ -3,7 +3,7 @@
 After `test_work_stealing.py` of github.com/coiled/benchmarks: one root with many trivial tasks, more
 workers while an array is computed, durations from a lognormal distribution. A worker that straggles has
 there an event loop that is held up; here its tasks take longer. Seconds are shrunk fiftyfold. Tasks sleep,
-so that the processors of the machine are no part of the result.
+so that the processors of the machine are little part of the result.
 """
 
 from __future__ import annotations
