@@ -75,7 +75,7 @@ def busy(client: Client, n: int = 12) -> None:
         return 1
 
     def work(_: int, i: int) -> int:
-        time.sleep(0.1 if i % 3 == 0 else 0.01)
+        time.sleep(0.3 if i % 3 == 0 else 0.03)
         return i
 
     # Or the root could end before the others come: then they would be a graph of their own.
