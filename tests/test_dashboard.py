@@ -75,7 +75,7 @@ def busy(client: Client, n: int = 12) -> None:
         return 1
 
     def work(_: int, i: int) -> int:
-        time.sleep(0.3 if i % 3 == 0 else 0.03)
+        time.sleep(0.2 if i % 3 == 0 else 0.02)
         return i
 
     # Or the root could end before the others come: then they would be a graph of their own.
@@ -238,7 +238,8 @@ def test_what_is_recorded_equals_what_happened(client: Client) -> None:
         found = look()
     stealing = client.cluster.scheduler.extensions["stealing"]
     assert found.n_ops == 13
-    assert sum(op.stolen for op in found.ops) == stealing.steals["confirmed"] > 0
+    # One may be stolen twice.
+    assert 0 < sum(op.stolen for op in found.ops) <= stealing.steals["confirmed"]
     assert sum(found.flows().values()) == stealing.steals["confirmed"]
     assert {op.worker for op in found.ops} <= set(client.nthreads())
     assert found.progress.n_tasks == found.progress.n_done == 13
