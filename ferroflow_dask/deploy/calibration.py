@@ -142,7 +142,7 @@ def _calibrate(client: Client) -> Calibration:
     chain_s = _chain_s(client, on_cpus)
     n_tasks = min(max(_FEWEST_TASKS, _TASKS_PER_THREAD * sum(threads)), _MOST_TASKS)
     many_s = _median(lambda: _graph_s(client, _independent(n_tasks)))
-    limits = [worker["memory_limit"] for worker in workers_of(client).values()]
+    limits = [worker["memory_limit"] for worker in workers.values()]
     rates = measure_rates(client, thread_rates, on_cpus)
     gpu_rates = measure_rates(client, device_rates, on_gpus, opens=True)
     ways = bandwidths(client, submit_s)
