@@ -20,6 +20,7 @@ from in_charge import until
 from ferroflow_dask.bench.observe import longest_chain
 from ferroflow_dask.bench.plan import identity_of
 from ferroflow_dask.bench.schema import BenchRecord, Shape
+from ferroflow_dask.bench.session import Session
 from ferroflow_dask.bench.suite import run_plan
 from ferroflow_dask.bench.workloads import Cluster, Instance, Request, Workload, get_workload
 from ferroflow_dask.deploy import local_client
@@ -173,6 +174,25 @@ def test_a_cluster_that_fails_to_end_is_told_and_another_takes_its_place(
     assert len(clusters) > 1
     line = f"a cluster did not end cleanly, and may be there still: failed: {error.__name__}: scancel:"
     assert told == [line] * len(clusters)  # also of the last one, when all runs are made
+
+
+def test_a_cluster_that_cannot_be_observed_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_there = []
+
+    @contextmanager
+    def start() -> Iterator[Client]:
+        with local_client(SHAPE.workers, SHAPE.threads, processes=False) as client:
+            is_there.append(True)
+            yield client
+        is_there.pop()
+
+    def fail_to_observe(client: Client) -> None:
+        raise ConnectionError
+
+    monkeypatch.setattr("ferroflow_dask.bench.session.Observer", fail_to_observe)
+    with pytest.raises(ConnectionError), Session(SHAPE, seed=0, timeout_s=10, start=start):
+        pytest.fail("there is nothing to measure with")
+    assert not is_there
 
 
 @pytest.mark.parametrize(

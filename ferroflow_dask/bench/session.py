@@ -100,7 +100,11 @@ class Session:
         self.warm.clear()
         self.taught.clear()
         self.client = self._stack.enter_context(self._start_cluster())
-        self._observer = Observer(self.client)
+        try:
+            self._observer = Observer(self.client)
+        except BaseException:
+            self._end()
+            raise
 
     def renew(self) -> None:
         """End the cluster, whatever state it is in, and start another."""

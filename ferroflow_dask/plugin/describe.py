@@ -184,12 +184,13 @@ class TaskDescriber:
             total += nbytes
             n_inputs += 1
             n_readers = max(n_readers, len(dependency.dependents))
+            hosts = set()
             for holder in islice(holders, _HOLDERS):
                 held[holder.address] = held.get(holder.address, 0) + nbytes
                 n_held[holder.address] = n_held.get(holder.address, 0) + 1
-            if near is not None:
-                for host in {holder.host for holder in islice(holders, _HOLDERS)}:
-                    near[host] = near.get(host, 0) + nbytes
+                if near is not None and holder.host not in hosts:
+                    hosts.add(holder.host)
+                    near[holder.host] = near.get(holder.host, 0) + nbytes
             for address in self._fetching(dependency, ts) if nbytes >= _LEAST_NBYTES else ():
                 coming[address] = coming.get(address, 0) + nbytes
                 n_held[address] = n_held.get(address, 0) + 1

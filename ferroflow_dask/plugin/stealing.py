@@ -256,7 +256,7 @@ class FerroflowStealing(Steals):
             self._guarded(self._left_processing, ts, finish, kwargs, steal)
         if finish == "processing":
             self._guarded(self._entered_processing, self.scheduler.tasks[key])
-        elif finish in ("released", "erred", "forgotten"):
+        elif start != "processing" and finish in ("released", "erred", "forgotten"):
             self._guarded(self._bypass.left, key)
 
     def _left_processing(
