@@ -314,8 +314,12 @@ def test_workers_that_lack_the_package_are_told(
 def test_the_command_keeps_what_run_then_uses() -> None:
     shown = CliRunner().invoke(main, ["calibrate", *LOCAL, "--json"])
     assert shown.exit_code == 0, shown.output
-    profile = ClusterProfile.from_dict(json.loads(shown.stdout))
+    found = json.loads(shown.stdout)
+    measured = found.pop("measured")
+    profile = ClusterProfile.from_dict(found)
     assert profile.threads == (1, 1)
+    assert {**found, **rates.medians(measured["rates"])} == found
+    assert min(measured["bandwidths"].values()) == profile.bandwidth
     ran = CliRunner().invoke(main, ["run", "--dag", "wide", *LOCAL])
     assert ran.exit_code == 0, ran.output
     assert "measured this cluster" not in ran.output

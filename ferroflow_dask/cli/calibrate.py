@@ -34,7 +34,12 @@ _ALIKE = 1.2
     "--connect", "address", metavar="ADDRESS", help="Measure a running cluster, like tcp://10.0.0.1:8786."
 )
 @connect_timeout
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON object: the profile, and what was measured where.",
+)
 def calibrate(
     *, workers: int, threads: int, processes: bool, address: str | None, timeout: float, as_json: bool
 ) -> None:
@@ -57,7 +62,8 @@ def calibrate(
         found = calibration_of(client)
         is_kept = save_profile(client, found.profile)
     if as_json:
-        click.echo(json.dumps(found.profile.as_dict()))
+        measured = {"rates": found.rates, "gpu_rates": found.gpu_rates, "bandwidths": found.bandwidths}
+        click.echo(json.dumps(found.profile.as_dict() | {"measured": measured}))
         return
     table = Table(show_header=False, box=None)
     for what, value in _told(found):
