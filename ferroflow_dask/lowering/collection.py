@@ -66,7 +66,8 @@ class BoundGraph(DaskMethodsMixin):
         self.placement = placement
         self.predictions = dict(predictions)
         self._dsk = dsk
-        # The graph may hold the Futures of placed constants; without it they would be released.
+        # It may hold the Futures of placed constants: without them persisted outputs that a worker took with
+        # it could not be computed again.
         self._graph = graph
 
     def __dask_graph__(self) -> HighLevelGraph:
@@ -78,8 +79,9 @@ class BoundGraph(DaskMethodsMixin):
     def __dask_layers__(self) -> tuple[str, ...]:
         return tuple(self._dsk.layers)
 
-    def __dask_tokenize__(self) -> tuple[str, str]:
-        return (type(self).__name__, self.run)
+    def __dask_tokenize__(self) -> tuple[Any, ...]:
+        # Of one run there are several, with some of the outputs each.
+        return (type(self).__name__, self.run, tuple(self.places.items()))
 
     __dask_optimize__ = None
     __dask_scheduler__ = staticmethod(threaded_get)

@@ -101,9 +101,10 @@ class SourceReferences:
         source = self._sources[name]
         value = self._inputs[name] if source.is_input else source.value
         if source.is_placed:
-            return TaskRef(value.key)
+            future: TaskRef = value  # whoever holds the tasks that read it keeps it alive
+            return future
         if isinstance(value, TaskRef):
-            return self._checked(source, value)  # a Future, which the graph keeps alive
+            return self._checked(source, value)  # a Future, too
         if isinstance(value, da.Array):
             return TaskRef(self._key_of(name, value))
         if is_dask_collection(value):

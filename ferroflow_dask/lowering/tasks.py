@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dask._task_spec import GraphNode, Task, TaskRef
+from dask.base import get_annotations
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.typing import Key
 
@@ -184,7 +185,8 @@ def lower(
     layers = {
         **given.layers,
         f"sources-{run}": MaterializedLayer(sources.nodes),
-        f"ops-{run}": MaterializedLayer(tasks, annotations=annotations),
+        # A layer that is given annotations does not look for those of the context.
+        f"ops-{run}": MaterializedLayer(tasks, annotations={**get_annotations(), **annotations}),
     }
     last = {layer for value in sources.collections for layer in value.__dask_layers__()}
     dependencies = {**given.dependencies, f"sources-{run}": last, f"ops-{run}": {f"sources-{run}", *last}}
