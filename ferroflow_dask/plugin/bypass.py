@@ -79,8 +79,8 @@ class Bypass:
         return n_later > self._scheduler.total_nthreads and not self._scheduler.idle_task_count
 
     def _piles_up(self, ts: TaskState) -> bool:
-        # What a client keeps, or one task needs together with many others, is there in the end anyway.
-        if ts.who_wants or not seams.is_used_soon(ts, self._scheduler.total_nthreads):
+        # What a client keeps, or one task needs together with most others, is there in the end anyway.
+        if ts.who_wants or seams.is_kept_anyway(ts):
             return False
         if not seams.would_queue(self._scheduler, ts):
             return False

@@ -217,9 +217,11 @@ class TaskDescriber:
 
     def _fetching(self, needed: TaskState, ts: TaskState) -> Iterator[str]:
         """Yield workers that fetch a result for another task than `ts`; not all where there are many."""
-        workers: Iterable[WorkerState | None] = {other.processing_on for other in needed.dependents}
+        workers: Iterable[WorkerState | None]
         if len(needed.dependents) > _READERS:
             workers = islice(self._scheduler.workers.values(), _READERS)
+        else:
+            workers = {other.processing_on for other in needed.dependents}
         for ws in workers:
             if ws is not None and ws is not ts.processing_on and seams.is_on_its_way_to(ws, needed):
                 yield ws.address

@@ -136,6 +136,12 @@ def measured_bandwidths(ws: WorkerState) -> dict[str, tuple[float, int]]:
     return measured
 
 
+def is_kept_anyway(ts: TaskState) -> bool:
+    """Return whether a result stays until most of its group are there: for one task that needs them."""
+    readers = ts.dependents
+    return not readers or any(2 * len(reader.dependencies) >= len(ts.group) for reader in readers)
+
+
 def is_used_soon(ts: TaskState, n: int) -> bool:
     """Return whether a task that needs this result waits for no more than so many, this one included."""
     return any(len(dependent.waiting_on or ()) <= n for dependent in ts.dependents)
@@ -158,10 +164,27 @@ def valid_workers(scheduler: Scheduler, restrictions: Any) -> set[WorkerState] |
     return scheduler.valid_workers(restrictions)
 
 
+def may_run_on(scheduler: Scheduler, ts: TaskState, ws: WorkerState) -> bool:
+    """Return whether a task's restrictions, as they are now, admit a worker that runs."""
+    if not (ts.worker_restrictions or ts.host_restrictions or ts.resource_restrictions):
+        return True
+    valid = None if ts.loose_restrictions else scheduler.valid_workers(ts)
+    return valid is None or ws in valid
+
+
 def can_run(scheduler: Scheduler, ts: TaskState, ws: WorkerState) -> bool:
-    """Return whether a worker may be sent a task now: it runs, and has the resources asked for."""
+    """Return whether a worker may be sent a task now: it runs, may, and has the resources asked for."""
     needed = (ts.resource_restrictions or {}).items()
-    return ws in scheduler.running and all(ws.resources.get(name, 0) >= amount for name, amount in needed)
+    has_them = all(ws.resources.get(name, 0) >= amount for name, amount in needed)
+    return ws in scheduler.running and has_them and may_run_on(scheduler, ts, ws)
+
+
+def take_blame_back(scheduler: Scheduler, key: Key) -> None:
+    """Let a task be suspected once less of having ended its worker."""
+    ts = scheduler.tasks.get(key)
+    if ts is not None and ts.suspicious:
+        ts.suspicious -= 1
+        ts.prefix.suspicious -= 1
 
 
 def hand_over(scheduler: Scheduler, ts: TaskState, victim: WorkerState, thief: WorkerState) -> None:

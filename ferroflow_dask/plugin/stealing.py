@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
@@ -322,8 +323,24 @@ class FerroflowStealing(Steals):
             self._guarded(self._device_told, msg)
             return
         action = msg.get("action") if isinstance(msg, dict) else None
-        if action in ("worker-status-change", "remove-worker") and topic in self.view.workers:
+        if topic not in self.view.workers:
+            return
+        if action == "remove-worker" and not msg["expected"]:
+            self._guarded(self._take_blame_back, topic, msg["processing-tasks"])
+        if action in ("worker-status-change", "remove-worker"):
             self._guarded(self._status_changed, topic, msg.get("status") == "running")
+
+    def _take_blame_back(self, address: str, blamed: Collection[Key]) -> None:
+        # Dask suspects all that a dead worker had, which from its queue are few. Of what waited there because
+        # we sent it, nothing can have ended the worker. Dask sends one task more than there are threads.
+        worker = self.view.workers[address]
+        waited = [
+            task.key for task in islice(worker.queue, worker.nthreads + 1, None) if not task.has_started
+        ]
+        waited += [ts.key for ts, steal in self.in_flight.items() if steal["victim"].address == address]
+        for key in waited:
+            if key in blamed:
+                seams.take_blame_back(self.scheduler, key)
 
     def _device_told(self, msg: dict[str, Any]) -> None:
         kind, seconds, address = msg.get("kind"), msg.get("seconds"), msg.get("worker")
@@ -381,7 +398,9 @@ class FerroflowStealing(Steals):
     def _place(self, ts: TaskState) -> str | None:
         planned = self._planned.pop(ts.key, None)
         if planned is not None and self._is_running(planned):
-            return planned
+            if seams.may_run_on(self.scheduler, ts, self.scheduler.workers[planned]):
+                return planned
+            self.view.release(ts.key)  # it was restricted after it was planned
         task = self._describe(ts)
         if task.allowed is not None and not task.allowed:
             return None
@@ -438,7 +457,8 @@ class FerroflowStealing(Steals):
                     self._steal_declined(key, victim, thief, reason)
                 case SetPriority(key, order):
                     ts = self.scheduler.tasks[key]
-                    ts.priority = by_key[key].priority = (*(ts.priority or ())[:-1], order)
+                    ts.priority = (*(ts.priority or ())[:-1], order)
+                    self.view.set_priority(by_key[key], ts.priority)
                 case StealTask():
                     request = self.ask_for(instruction)
                     if request is not None:

@@ -67,7 +67,7 @@ class Steals(WorkStealing):
         if ts in self.in_flight or ts.processing_on is not victim or thief not in self.scheduler.running:
             return None
         task = self.view.assigned[steal.key][0]
-        if not task.may_run_on(steal.thief):
+        if not (task.may_run_on(steal.thief) and seams.may_run_on(self.scheduler, ts, thief)):
             self._steal_declined(steal.key, steal.victim, steal.thief, RESTRICTED)
             return None
         now = self.clock()
@@ -104,7 +104,9 @@ class Steals(WorkStealing):
             stealing_logger.debug("Key released between request and confirm: %s", key)
             return
         pending = self.in_flight.get(ts)
-        if pending is None or pending["stimulus_id"] != stimulus_id:
+        # Of one that was asked before us, by another of our kind, the number may be the same.
+        is_other = pending is not None and worker not in (None, pending["victim"].address)
+        if pending is None or is_other or pending["stimulus_id"] != stimulus_id:
             reason = "already-aborted" if pending is None else "stale-response"
             self.log((reason, key, state, worker, stimulus_id))
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 #: Name under which `FerroflowPlugin` is registered; there is at most one on a scheduler.
 PLUGIN_NAME = "ferroflow"
+#: How long steals in flight are waited for [s]; a worker that is well answers in milliseconds.
+_PATIENCE_S = 3.0
 
 
 async def swap(
@@ -23,7 +26,8 @@ async def swap(
 ) -> None:
     """Put the extension that `make` returns in place of the present one; none if `make` is None.
 
-    Steals in flight end first: their answers must find the handler that asked, or the tasks are lost.
+    Steals in flight end first: their answers must find the handler that asked, or the tasks are lost. Those
+    that a worker does not answer, which may hang, are given up, and the tasks placed anew.
 
     Parameters
     ----------
@@ -39,7 +43,10 @@ async def swap(
             return
         # Where stealing has not been started, nothing is in flight, and stop() would wait for ever.
         if old is not None and ("stealing" in scheduler.periodic_callbacks or old.in_flight):
-            await old.stop()
+            try:
+                await asyncio.wait_for(old.stop(), _PATIENCE_S)
+            except TimeoutError:
+                _give_up(scheduler, old)
         if scheduler.extensions.get("stealing") is old:  # else another swap came between
             break
     if old is not None:
@@ -56,6 +63,12 @@ async def swap(
         await _put(scheduler, WorkStealing(scheduler))
         raise
     await _put(scheduler, new)
+
+
+def _give_up(scheduler: Scheduler, old: WorkStealing) -> None:
+    for ts in list(old.in_flight):
+        # Whatever the worker answers when it goes on, this task is no longer its own.
+        seams.reschedule(scheduler, ts, stimulus_id="ferroflow-steal-given-up")
 
 
 async def _put(scheduler: Scheduler, extension: WorkStealing) -> None:

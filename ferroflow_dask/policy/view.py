@@ -15,7 +15,7 @@ from math import inf
 
 from ferroflow_dask.policy.learned import Answers, Transfers
 from ferroflow_dask.policy.pace import Paces
-from ferroflow_dask.policy.queues import Key, Load, TaskView, WorkerKey, WorkerView
+from ferroflow_dask.policy.queues import Key, Load, Priority, TaskView, WorkerKey, WorkerView
 
 #: What fetching costs however little is fetched, in one-way messages: its own, which are under way at the
 #: same time whatever is fetched, and the work that it makes for two workers and the scheduler, for each
@@ -221,6 +221,16 @@ class ClusterView:
             worker.queue.remove(one)
             one.has_started = one is task
             worker.queue.add(one)
+
+    def set_priority(self, task: TaskView, priority: Priority) -> None:
+        """Note where a task stands in the order of execution from now on, whether or not it is in a queue."""
+        entry = self.assigned.get(task.key)
+        queue = entry[1].queue if entry is not None and entry[0] is task else None
+        if queue is not None:
+            queue.remove(task)
+        task.priority = priority
+        if queue is not None:
+            queue.add(task)
 
     def set_movable(self, key: Key) -> None:
         """Note that a task in a queue may be moved again."""
