@@ -125,6 +125,14 @@ def test_a_device_that_misses_a_report_is_counted_once() -> None:
     assert sums == [100, 100, 101]
 
 
+def test_of_devices_that_come_and_go_for_ever_not_all_are_kept() -> None:
+    totals = DeviceTotals()
+    for n in range(1, 301):
+        counters, _ = totals.of([worker(id=f"d{n}", ops=2, used_nbytes=1)])
+        assert counters["device_ops"][1] == 2 * n
+    assert len(totals._last) < 100
+
+
 def test_what_some_other_version_does_not_tell_counts_as_nothing() -> None:
     counters, _ = DeviceTotals().of([worker(id="a", ops=3, colour="red")])
     assert (counters["device_ops"][1], counters["device_batches"][1]) == (3, 0)

@@ -16,6 +16,7 @@ from in_charge import until
 
 import ferroflow_dask
 from ferroflow_dask import FerroflowStealing, generate, install, uninstall
+from ferroflow_dask.deploy import local_client
 from ferroflow_dask.exceptions import UnknownNameError, UsageError
 from ferroflow_dask.policy import StealingPolicy
 
@@ -108,6 +109,17 @@ def test_our_metrics_come_and_go_with_us(thread_client: Client) -> None:
     assert n_ours() == 6  # it has no threshold
     uninstall(thread_client)
     assert n_ours() == 0
+
+
+def test_of_two_clusters_the_one_that_stays_goes_on_showing(thread_client: Client) -> None:
+    prometheus_client = pytest.importorskip("prometheus_client")
+    install(thread_client)
+    with local_client(1, 1, processes=False) as other:
+        install(other, "static")
+        uninstall(other)
+        assert b"scheduler_ferroflow_steal_threshold" in prometheus_client.generate_latest()
+    uninstall(thread_client)
+    assert b"scheduler_ferroflow" not in prometheus_client.generate_latest()
 
 
 def test_a_second_install_replaces_the_first(thread_client: Client) -> None:

@@ -329,7 +329,8 @@ def test_a_failure_with_a_steal_in_flight_whose_task_goes_away_ends_with_dask_in
         running, waiting = cluster.map(2, 0.3, workers=[victim.address])
         ts = await cluster.processing(waiting)
         shell = cluster.stealing
-        shell.view.assigned[ts.key][0].allowed = None  # till now nobody else could ask for it
+        cluster.scheduler.set_restrictions({ts.key: None})  # till now nobody else could ask for it
+        shell.view.assigned[ts.key][0].allowed = None
         cluster.ask(ts, victim, thief)
         shell.fail(ZeroDivisionError("the policy is broken"))
         cluster.scheduler.client_releases_keys([waiting.key], client=cluster.client.id, stimulus_id="test")

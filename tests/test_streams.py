@@ -17,7 +17,7 @@ from one_loop import Cluster, on_cluster
 
 from ferroflow_dask import FerroflowPlugin, install, uninstall
 from ferroflow_dask.plugin import streams
-from ferroflow_dask.plugin.streams import Load, Pause, WorkerStreams, _by_value, restore, shorten
+from ferroflow_dask.plugin.streams import TOPIC, Load, Pause, WorkerStreams, _by_value, restore, shorten
 
 #: What Dask waits between two batches to a worker and back [s].
 DASKS = (0.005, 0.002)
@@ -119,6 +119,12 @@ def test_a_setting_leaves_them_alone() -> None:
     on_cluster(test, config={"ferroflow.low-latency-streams": False})
 
 
+def told(scheduler: Any) -> set[str]:
+    """Return the clients that are told whether messages leave at once."""
+    clients: set[str] = scheduler._broker._topics[TOPIC].subscribers
+    return clients
+
+
 @pytest.mark.cluster
 def test_clients_have_short_streams_too() -> None:
     async def test(cluster: Cluster) -> None:
@@ -148,6 +154,7 @@ def test_clients_have_short_streams_too() -> None:
             await comes(lambda _: isinstance(between(late)[0], Pause), cluster)
             assert between(cluster.client)[0] == DASKS_CLIENT[0]  # which does not take part any more
         await comes(lambda cluster: late.id not in cluster.scheduler.client_comms, cluster)
+        assert late.id not in told(cluster.scheduler)
 
     on_cluster(test, plugin=False)
 

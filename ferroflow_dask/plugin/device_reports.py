@@ -29,6 +29,10 @@ _COUNTED = {
 }
 _NAMES = tuple(field.name for field in fields(DeviceUsage))
 
+#: Devices that are gone and known one by one, and the name of all the others.
+_GONE = 64
+_LONG_GONE = ""
+
 #: Like those of the shell: what each name means, and its value.
 Shown = dict[str, tuple[str, float]]
 
@@ -69,7 +73,8 @@ class DeviceTotals:
     """Sums over the devices of a cluster; what those did that are gone stays in the counts."""
 
     def __init__(self) -> None:
-        # Of each device that there was: one may miss a report, and come back.
+        # Of each device that there was: one may miss a report, and come back. Of many, all that are gone for
+        # long are one.
         self._last: dict[str, DeviceUsage] = {}
 
     def of(self, workers: Iterable[WorkerState]) -> tuple[Shown, Shown]:
@@ -82,7 +87,13 @@ class DeviceTotals:
             str(report.get("id")): DeviceUsage(*(report.get(name, 0) for name in _NAMES))
             for report in reports
         }
-        gone = {name: replace(usage, used_nbytes=0) for name, usage in self._last.items()}
+        gone = {
+            name: replace(usage, used_nbytes=0) for name, usage in self._last.items() if name not in present
+        }
+        long_gone = [name for name in gone if name != _LONG_GONE][:-_GONE]
+        if long_gone:
+            summed = [gone.pop(name) for name in (*long_gone, _LONG_GONE) if name in gone]
+            gone[_LONG_GONE] = reduce(DeviceUsage.plus, summed)
         self._last = gone | present
         if not self._last:
             return {}, {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import dask
 
@@ -12,9 +13,14 @@ if TYPE_CHECKING:
 
 
 class _Collector:
-    """The one collector of this process: of the shell that was put in place last, as Dask's own are."""
+    """The one collector of this process: of the shell that was put in place last, of those that are there.
 
-    shell: FerroflowStealing | None = None
+    Dask's own numbers are those of the scheduler that started last, too.
+    """
+
+    def __init__(self) -> None:
+        #: In the order in which they were put in place.
+        self.shells: WeakKeyDictionary[FerroflowStealing, None] = WeakKeyDictionary()
 
     def describe(self) -> list[Any]:
         """Return nothing, so that registering needs no shell."""
@@ -22,7 +28,8 @@ class _Collector:
 
     def collect(self) -> Iterator[Any]:
         """Yield the present numbers."""
-        if self.shell is None:
+        shell = next(reversed([*self.shells]), None)
+        if shell is None:
             return
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
@@ -31,13 +38,13 @@ class _Collector:
         steals = CounterMetricFamily(
             f"{prefix}_steals", "Tasks asked of another worker, and how that ended", labels=["outcome"]
         )
-        for outcome, n in self.shell.steals.items():
+        for outcome, n in shell.steals.items():
             steals.add_metric([outcome], n)
         yield steals
-        counters, of_devices = self.shell.device_totals.of(self.shell.scheduler.workers.values())
+        counters, of_devices = shell.device_totals.of(shell.scheduler.workers.values())
         for name, (told, value) in counters.items():
             yield CounterMetricFamily(f"{prefix}_{name}", told, value=value)
-        for name, (told, value) in (self.shell.gauges() | of_devices).items():
+        for name, (told, value) in (shell.gauges() | of_devices).items():
             yield GaugeMetricFamily(f"{prefix}_{name}", told, value=value)
 
 
@@ -55,10 +62,9 @@ def show(shell: FerroflowStealing) -> None:
     if not _is_registered:
         REGISTRY.register(_COLLECTOR)
         _is_registered = True
-    _COLLECTOR.shell = shell
+    _COLLECTOR.shells[shell] = None
 
 
 def hide(shell: FerroflowStealing) -> None:
     """Show a shell's numbers no longer."""
-    if _COLLECTOR.shell is shell:
-        _COLLECTOR.shell = None
+    _COLLECTOR.shells.pop(shell, None)

@@ -90,12 +90,12 @@ def restore_placement(scheduler: Scheduler) -> None:
 
 def would_queue(scheduler: Scheduler, ts: TaskState) -> bool:
     """Return whether Dask would let a task wait in its queue for a worker with a slot."""
-    return bool(Scheduler.is_rootish(scheduler, ts))
+    return bool(type(scheduler).is_rootish(scheduler, ts))
 
 
 def stock_decision(scheduler: Scheduler, ts: TaskState) -> WorkerState | None:
     """Return where Dask would place a task."""
-    return Scheduler.decide_worker_non_rootish(scheduler, ts)
+    return type(scheduler).decide_worker_non_rootish(scheduler, ts)
 
 
 def prefix_duration(scheduler: Scheduler, ts: TaskState) -> float:

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection
-from itertools import islice
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
@@ -130,7 +129,6 @@ class FerroflowStealing(Steals):
                     self._sent(ts, task)
         if self.error is None:
             seams.override_placement(scheduler, self._decide_worker, self._passes_queue)
-            metrics.show(self)
 
     # Life cycle
 
@@ -141,6 +139,7 @@ class FerroflowStealing(Steals):
             self.streams.open()
         if not self._is_closed:
             keep_placed(self.scheduler)
+            metrics.show(self)
             pages.show(self.scheduler)
 
     def teardown(self) -> None:
@@ -227,7 +226,7 @@ class FerroflowStealing(Steals):
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """Note a client that is gone."""
-        self._guarded(self.streams.left, client)
+        self._guarded(self.streams.client_left, client)
 
     def update_graph(self, scheduler: Scheduler, *, tasks: list[Key], **kwargs: Any) -> None:
         """Let the policy order a new graph and place what can start at once."""
@@ -329,18 +328,6 @@ class FerroflowStealing(Steals):
             self._guarded(self._take_blame_back, topic, msg["processing-tasks"])
         if action in ("worker-status-change", "remove-worker"):
             self._guarded(self._status_changed, topic, msg.get("status") == "running")
-
-    def _take_blame_back(self, address: str, blamed: Collection[Key]) -> None:
-        # Dask suspects all that a dead worker had, which from its queue are few. Of what waited there because
-        # we sent it, nothing can have ended the worker. Dask sends one task more than there are threads.
-        worker = self.view.workers[address]
-        waited = [
-            task.key for task in islice(worker.queue, worker.nthreads + 1, None) if not task.has_started
-        ]
-        waited += [ts.key for ts, steal in self.in_flight.items() if steal["victim"].address == address]
-        for key in waited:
-            if key in blamed:
-                seams.take_blame_back(self.scheduler, key)
 
     def _device_told(self, msg: dict[str, Any]) -> None:
         kind, seconds, address = msg.get("kind"), msg.get("seconds"), msg.get("worker")

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
@@ -140,6 +141,18 @@ class Steals(WorkStealing):
         if event is not None:
             self._tell(event)
         self._passes.ask()
+
+    def _take_blame_back(self, address: str, blamed: Collection[Key]) -> None:
+        # Dask suspects all that a dead worker had, which from its queue are few. Of what waited there because
+        # we sent it, nothing can have ended the worker. Dask sends one task more than there are threads.
+        worker = self.view.workers[address]
+        waited = [
+            task.key for task in islice(worker.queue, worker.nthreads + 1, None) if not task.has_started
+        ]
+        waited += [ts.key for ts, steal in self.in_flight.items() if steal["victim"].address == address]
+        for key in waited:
+            if key in blamed:
+                seams.take_blame_back(self.scheduler, key)
 
     def _steal_declined(self, key: Key, victim: str, thief: str, reason: str) -> None:
         self.journal.note(self.clock(), key, "steal declined", thief, ("from {}: {}", victim, reason))

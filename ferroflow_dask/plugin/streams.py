@@ -220,6 +220,11 @@ class Streams:
         """Forget a worker or a client."""
         self._pauses.pop(name, None)
 
+    def client_left(self, client: str) -> None:
+        """Forget a client, and that it wanted to be told."""
+        self.left(client)
+        self._scheduler.unsubscribe_topic(TOPIC, client)
+
     def close(self) -> None:
         """Leave the streams as they were found."""
         if self._is_open:
