@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from bench_rows import row, rows
+from bench_rows import row, rows, section
 
 from ferroflow_dask.bench.comparison import cases_of, policies_of
 from ferroflow_dask.bench.markdown import number, table
@@ -26,13 +25,6 @@ DEFAULTS = {
     "merge": {"n": 20_000},
     "stencil_1d": dict(zip(SIZES, (16, 20, 20.0, "sleep", 128, 10, 0), strict=True)),
 }
-
-
-def section(text: str, title: str) -> str:
-    """Return what a report has under a heading."""
-    found = re.search(rf"^#+ {title}[^\n]*\n(.*?)(?=^#|\Z)", text, re.DOTALL | re.MULTILINE)
-    assert found, f"no section {title!r} in:\n{text}"
-    return found[1].strip()
 
 
 def speed_up(measured: Sequence[BenchRecord], policy: str = "ferroflow") -> Estimate | None:
@@ -230,41 +222,6 @@ def test_gains_and_regressions_are_named_alike_and_baselines_are_neither() -> No
     assert section(text, "Gains: 1 of 3") == (
         "- a n=1000, ferroflow, 4 workers × 1 thread, processes: 2.00 [2.00, 2.00]"
     )
-
-
-def test_a_workload_of_many_sizes_counts_once_in_the_mean() -> None:
-    sizes = [("merge", 1, 0.5), ("merge", 2, 0.5), ("merge", 3, 0.5), ("tree", 1, 2.0)]
-    measured = [
-        record
-        for workload, n, seconds in sizes
-        for policy, s in (("dask", 1.0), ("ferroflow", seconds))
-        for record in rows([s, s], workload=workload, arguments={"n": n}, policy=policy)
-    ]
-    assert "| rsds | 2 | 1.00 [0.50, 2.00] |" in section(report(measured), "Geometric means")
-
-
-def test_a_mean_of_fewer_workloads_than_others_says_so() -> None:
-    measured = [
-        *(r for name in "ab" for r in rows([1.0] * 2, workload=name)),
-        *(r for name in "ab" for r in rows([0.5] * 2, workload=name, policy="static")),
-        *rows([0.5] * 2, workload="a", policy="ferroflow"),
-        *rows([0.5] * 2, workload="b", policy="ferroflow", status="failed", bound_s=None, efficiency=None),
-    ]
-    means = section(report(measured), "Geometric means")
-    assert "| rsds | 2 | 2.00 [2.00, 2.00] | 2.00 (1 workload) |" in means
-
-
-def test_costs_have_means_of_their_own() -> None:
-    measured = [
-        *rows([1.0] * 2),
-        *rows([0.5] * 2, policy="ferroflow"),
-        *rows([0.125] * 2, policy="ferroflow", costs="known"),
-    ]
-    lines = section(report(measured), "Geometric means").splitlines()
-    assert [line.split(" | ")[1:] for line in lines[-2:]] == [
-        ["learned", "rsds", "1", "2.00 |"],
-        ["known", "rsds", "1", "8.00 |"],
-    ]
 
 
 def test_no_rows_are_refused_and_notes_are_printed(tmp_path: Path) -> None:

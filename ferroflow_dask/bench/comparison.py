@@ -197,6 +197,13 @@ def sizes_told(arguments: Mapping[str, Any], usual: Mapping[str, Any]) -> list[s
     ]
 
 
+def named(case: Case, defaults: Defaults) -> str:
+    """Return the name of a case: the workload, its sizes that are not default, its costs if not learned."""
+    sizes = sizes_told(case.arguments, defaults.get(case.workload, {}))
+    words = [case.workload, *sizes, *([f"(costs {case.costs})"] if case.costs != "learned" else [])]
+    return " ".join(words)
+
+
 def is_ours(policy: str) -> bool:
     """Return whether a policy is one of ours, not a baseline."""
     return policy.startswith(_OURS)

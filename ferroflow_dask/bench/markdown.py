@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 
 #: What stands where there is no value.
 NOTHING = "–"
+#: What stands where the runs failed that would give one.
+BROKEN = "**BROKEN**"
 #: Digits of a measured number that mean something; the next one is noise on any machine.
 _SIGNIFICANT = 3
 
