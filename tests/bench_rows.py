@@ -22,6 +22,7 @@ _FIELDS: dict[str, Any] = {
     "section": "",
     "tls": False,
     "fresh": False,
+    "invocation": "5f3a",
     "repetition": 0,
     "makespan_s": 2.0,
     "bound_s": 1.0,

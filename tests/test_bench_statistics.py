@@ -26,7 +26,7 @@ def test_median_and_range() -> None:
 
 def test_a_ratio_that_each_pair_has_is_certain_when_paired_and_not_otherwise() -> None:
     slow, fast = [2.0, 4.0, 8.0, 16.0, 32.0], [1.0, 2.0, 4.0, 8.0, 16.0]
-    assert ratio_of_medians(slow, fast, rng(), is_paired=True) == Estimate(2.0, 2.0, 2.0, 5)
+    assert ratio_of_medians(slow, fast, rng(), is_paired=True) == Estimate(2.0, 2.0, 2.0, 5, True)
     unpaired = ratio_of_medians(slow, fast, rng())
     assert unpaired.value == 2.0
     assert unpaired.low is not None
@@ -38,7 +38,7 @@ def test_a_ratio_that_each_pair_has_is_certain_when_paired_and_not_otherwise() -
 def test_the_interval_of_three_pairs_is_the_range_of_their_ratios() -> None:
     # One resample in 27 has the slowest pair only, more than the 2.5 % that lie outside on each side.
     found = ratio_of_medians([1.0, 2.0, 3.0], [1.0, 1.0, 1.0], rng(), is_paired=True)
-    assert found == Estimate(2.0, 1.0, 3.0, 3)
+    assert found == Estimate(2.0, 1.0, 3.0, 3, True)
 
 
 def test_the_interval_is_that_of_all_resamples(monkeypatch: pytest.MonkeyPatch) -> None:

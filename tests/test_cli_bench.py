@@ -52,6 +52,7 @@ def test_each_run_leaves_a_row(measured: Path) -> None:
     # Two repetitions of four lowerings of Dask's, and of ours as it is and in bundles.
     assert len(rows) == 2 * (4 + 2)
     assert {row["status"] for row in rows} == {"ok"}
+    assert len({row["invocation"] for row in rows}) == 1
     assert {(row["ops"], row["executed"]) for row in rows} == {(8, 8)}
     assert {row["arguments"]["width"] for row in rows} == {4}
     assert all(list(row) == list(BenchRecord.__dataclass_fields__) for row in rows)
@@ -101,6 +102,8 @@ def test_an_interrupted_benchmark_keeps_its_rows_and_goes_on(
     answer(*arguments)
     assert rows_of(file)[0] == kept
     assert len(rows_of(file)) == 8
+    # Those that came later are no pairs with the one before.
+    assert [row["invocation"] == kept["invocation"] for row in rows_of(file)] == [True] + [False] * 7
 
 
 def test_a_cluster_that_fails_to_end_is_told_in_a_line(

@@ -13,9 +13,9 @@ from ferroflow_dask.bench.statistics import ENOUGH, Estimate, geometric_mean
 
 _WHAT = (
     "Each line is over the cases in which all policies with a mean in it have a speed-up. A workload of "
-    "several sizes counts once. The interval is over the choice of workloads (Student's t, of the logarithms); "
-    f"from fewer than {ENOUGH} workloads there is none. A policy without a speed-up in a family has no mean over "
-    "all."
+    "several sizes counts once. The interval is over the choice of workloads (Student's t, of the "
+    f"logarithms); from fewer than {ENOUGH} workloads there is none. A policy without a speed-up in a family "
+    "has no mean over all."
 )
 
 

@@ -210,9 +210,11 @@ def _noise(cases: Sequence[Case]) -> str:
 
 def _by_chance(ratios: Sequence[Estimate]) -> str:
     """Return how many of the intervals leave out 1 by chance; "" where that is not known."""
-    fewest = min((ratio.n for ratio in ratios if ratio.low is not None), default=0)
-    # An interval from so few is the range of what it was made of, and has no 1 where all are on one side.
-    if not 2 <= fewest <= ENOUGH:
+    told = [ratio for ratio in ratios if ratio.low is not None]
+    fewest = min((ratio.n for ratio in told), default=0)
+    # An interval from so few is the range of what it was made of, and has no 1 where all are on one side. Of
+    # what are no pairs it is wider.
+    if not (2 <= fewest <= ENOUGH and all(ratio.is_paired for ratio in told)):
         return ""
     return f"; with {fewest} repetitions, about 1 in {2 ** (fewest - 1)} would by chance"
 

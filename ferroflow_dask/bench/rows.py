@@ -34,6 +34,7 @@ MIGRATIONS: dict[int, Callable[[Fields], Fields]] = {
     2: lambda fields: {**fields, "cluster": "unknown", "fresh": None},
     3: lambda fields: {**fields, "predicted_tasks": None, "predicted_bytes": None},
     4: _with_section,
+    5: lambda fields: {**fields, "invocation": None},
 }
 
 #: How each row of ours begins; what a torn line is known by.
@@ -275,7 +276,7 @@ def _problem(name: str, value: Any) -> str:
         return "" if value == SCHEMA else repr(SCHEMA)
     if name == "processes":
         return "" if isinstance(value, bool) else "true or false"
-    if name == "section":
+    if name in ("section", "invocation"):
         return "" if value is None or isinstance(value, str) else "text or null"
     if name in ("fresh", "tls"):
         return "" if value is None or isinstance(value, bool) else "true, false or null"

@@ -48,12 +48,15 @@ class Estimate:
         Ends of the interval; None where one sample says nothing about spread.
     n : int
         Of the samples that it was made from, the size of the smaller.
+    is_paired : bool
+        Whether it was made from pairs.
     """
 
     value: float
     low: float | None
     high: float | None
     n: int
+    is_paired: bool = False
 
     def __str__(self) -> str:
         if self.low is None or self.high is None:
@@ -117,7 +120,7 @@ def ratio_of_medians(
     Examples
     --------
     >>> ratio_of_medians([2.0, 4.0, 6.0], [1.0, 2.0, 3.0], np.random.default_rng(0), is_paired=True)
-    Estimate(value=2.0, low=2.0, high=2.0, n=3)
+    Estimate(value=2.0, low=2.0, high=2.0, n=3, is_paired=True)
     """
     top, bottom = _positive(numerator), _positive(denominator)
     n, m = len(top), len(bottom)
@@ -125,11 +128,11 @@ def ratio_of_medians(
         raise UsageError(f"paired samples must have the same size, but have {n} and {m} values")
     value = float(np.median(top) / np.median(bottom))
     if min(n, m) < 2:
-        return Estimate(value, None, None, min(n, m))
+        return Estimate(value, None, None, min(n, m), is_paired)
     chosen = rng.integers(0, n, (RESAMPLES, n))
     chosen_below = chosen if is_paired else rng.integers(0, m, (RESAMPLES, m))
     ratios = np.median(top[chosen], axis=1) / np.median(bottom[chosen_below], axis=1)
-    return Estimate(value, *_percentiles(ratios), min(n, m))
+    return Estimate(value, *_percentiles(ratios), min(n, m), is_paired)
 
 
 def geometric_mean(values: Sequence[float]) -> Estimate:
@@ -177,7 +180,7 @@ def _t_quantile(df: int) -> float:
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
         (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
     )
-    return z + sum(term / df**power for power, term in enumerate(terms, start=1))
+    return z + sum(term / float(df**power) for power, term in enumerate(terms, start=1))
 
 
 def _percentiles(values: Floats) -> tuple[float, float]:
