@@ -12,6 +12,7 @@ import pytest
 from bench_rows import fields, row
 
 from ferroflow_dask.bench import rows as module
+from ferroflow_dask.bench.report import report
 from ferroflow_dask.bench.rows import append_row, read_rows
 from ferroflow_dask.bench.schema import SCHEMA, BenchRecord, schema_table
 from ferroflow_dask.exceptions import UsageError
@@ -43,6 +44,13 @@ def refusal(*paths: Path) -> str:
 def test_what_is_written_is_read(file: Path) -> None:
     assert read_rows([file]) == (FIRST, SECOND)
     assert read_rows([file]).notes == ()
+
+
+def test_a_row_of_a_failure_that_no_encoding_has_is_not_lost(tmp_path: Path) -> None:
+    broken = row(bound_s=None, efficiency=None, status="failed: OSError: no file 'caf\udce9'")
+    append_row(tmp_path / "rows.jsonl", broken)
+    assert read_rows([tmp_path / "rows.jsonl"]) == (broken,)
+    assert b"caf\\udce9" in report([broken]).encode()
 
 
 def test_rows_of_several_files_come_in_the_order_of_the_files(file: Path, tmp_path: Path) -> None:

@@ -34,8 +34,10 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterab
 
 
 def text(value: object) -> str:
-    """Return a value as text that cannot break a table."""
-    return " ".join(str(value).split()).replace("|", "\\|")
+    """Return a value as text that cannot break a table, and that can be printed."""
+    # File names that are not UTF-8 come as surrogates, which no output takes.
+    printable = str(value).encode(errors="backslashreplace").decode()
+    return " ".join(printable.split()).replace("|", "\\|")
 
 
 def number(value: float | None) -> str:

@@ -137,7 +137,8 @@ def append_row(path: str | os.PathLike[str], record: BenchRecord) -> None:
     """
     fields = asdict(record)
     _check(fields, f"row for {path}")
-    line = json.dumps(fields, ensure_ascii=False, allow_nan=False) + "\n"
+    # Escaped, since what a failure says may hold surrogates, which UTF-8 has not.
+    line = json.dumps(fields, allow_nan=False) + "\n"
     try:
         with open(path, "ab+") as file:
             _mend(file, path)
