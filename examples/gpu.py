@@ -11,6 +11,7 @@ same device does in the same process without Dask. `--emulated` tries the script
 import argparse
 import json
 import time
+import uuid
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -31,6 +32,7 @@ from ferroflow_dask.lowering import device_here
 from ferroflow_dask.plugin import device_usage
 
 OUTPUT = Path("gpu.jsonl")
+INVOCATION = uuid.uuid4().hex
 MODEL = Path(onnx.__file__).parent / "backend/test/data/light/light_resnet50.onnx"
 #: Products: branches, ops in each, size, precision, and what part of the device's own rate is asked for.
 PRODUCTS = (
@@ -73,7 +75,14 @@ def cluster(is_emulated, cpus, precision="fp32"):
 
 def write(client, workload, arguments, policy, repetition, *, seconds, ops):
     row = bench_row(
-        client, workload, arguments, policy=policy, repetition=repetition, makespan_s=seconds, ops=ops
+        client,
+        workload,
+        arguments,
+        policy=policy,
+        repetition=repetition,
+        makespan_s=seconds,
+        ops=ops,
+        invocation=INVOCATION,
     )
     with OUTPUT.open("a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(row)) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from ferroflow_dask.bench.schema import SCHEMA, BenchRecord
@@ -21,6 +22,7 @@ _FIELDS: dict[str, Any] = {
     "section": "",
     "tls": False,
     "fresh": False,
+    "invocation": "5f3a",
     "repetition": 0,
     "makespan_s": 2.0,
     "bound_s": 1.0,
@@ -62,3 +64,10 @@ def row(**changes: Any) -> BenchRecord:
 def rows(makespans_s: list[float], **changes: Any) -> list[BenchRecord]:
     """Return a row for each makespan, one repetition after the other."""
     return [row(makespan_s=s, repetition=i, **changes) for i, s in enumerate(makespans_s)]
+
+
+def section(text: str, title: str) -> str:
+    """Return what a report has under a heading."""
+    found = re.search(rf"^#+ {title}[^\n]*\n(.*?)(?=^#|\Z)", text, re.DOTALL | re.MULTILINE)
+    assert found, f"no section {title!r} in:\n{text}"
+    return found[1].strip()

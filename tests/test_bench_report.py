@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from bench_rows import row, rows
+from bench_rows import row, rows, section
 
 from ferroflow_dask.bench.comparison import cases_of, policies_of
 from ferroflow_dask.bench.markdown import number, table
@@ -26,13 +26,6 @@ DEFAULTS = {
     "merge": {"n": 20_000},
     "stencil_1d": dict(zip(SIZES, (16, 20, 20.0, "sleep", 128, 10, 0), strict=True)),
 }
-
-
-def section(text: str, title: str) -> str:
-    """Return what a report has under a heading."""
-    found = re.search(rf"^#+ {title}[^\n]*\n(.*?)(?=^#|\Z)", text, re.DOTALL | re.MULTILINE)
-    assert found, f"no section {title!r} in:\n{text}"
-    return found[1].strip()
 
 
 def speed_up(measured: Sequence[BenchRecord], policy: str = "ferroflow") -> Estimate | None:
@@ -55,7 +48,7 @@ def test_stock_dask_is_the_best_of_its_lowerings_by_median() -> None:
         *rows([3.0, 3.0, 3.0], lowering="clever"),
         *rows([1.5, 1.5, 1.5], policy="ferroflow", lowering="plain"),
     ]
-    assert speed_up(measured) == Estimate(2.0, 2.0, 2.0, 3)
+    assert speed_up(measured) == Estimate(2.0, 2.0, 2.0, 3, True)
     assert "3.00 (3.00–3.00), clever" in report(measured)
 
 
@@ -80,14 +73,14 @@ def test_stock_once_more_is_compared_written_in_the_same_way() -> None:
         *rows([0.5, 0.5], policy="dask-again", lowering="plain"),
         *rows([1.0, 1.0], policy="dask-again", lowering="clever"),
     ]
-    assert speed_up(measured, "dask-again") == Estimate(1.0, 1.0, 1.0, 2)
+    assert speed_up(measured, "dask-again") == Estimate(1.0, 1.0, 1.0, 2, True)
     assert speed_up(measured[:6], "dask-again") is None
     assert "Noise: stock Dask against itself gives 1.00–1.00 on 1 workload; 0 of" in report(measured)
 
 
 def test_repetitions_are_paired_by_number_whatever_their_order() -> None:
     measured = [*rows([1.0, 2.0, 4.0]), *reversed(rows([0.5, 1.0, 2.0], policy="ferroflow"))]
-    assert speed_up(measured) == Estimate(2.0, 2.0, 2.0, 3)
+    assert speed_up(measured) == Estimate(2.0, 2.0, 2.0, 3, True)
 
 
 def test_repetitions_of_other_seeds_are_not_paired() -> None:
@@ -95,10 +88,28 @@ def test_repetitions_of_other_seeds_are_not_paired() -> None:
     assert speed_up(measured) == Estimate(2.0, 0.5, 8.0, 3)
 
 
-def test_the_same_repetitions_of_two_files_are_paired_file_by_file() -> None:
+def test_repetitions_of_other_invocations_or_of_unknown_ones_are_not_paired() -> None:
+    first = rows([1.0, 2.0, 4.0])
+    for invocations in [("a", "b"), (None, None), ("a", None)]:
+        stock, ours = (
+            [replace(run, invocation=name, makespan_s=run.makespan_s / n) for run in first]
+            for n, name in enumerate(invocations, start=1)
+        )
+        assert speed_up([*stock, *(replace(run, policy="ferroflow") for run in ours)]) == Estimate(
+            2.0, 0.5, 8.0, 3
+        )
+
+
+def test_a_sample_of_which_one_run_was_made_again_is_not_paired() -> None:
+    measured = [*rows([1.0, 2.0, 4.0]), *rows([0.5, 1.0, 2.0], policy="ferroflow")]
+    measured[-1] = replace(measured[-1], invocation="again")
+    assert speed_up(measured) == Estimate(2.0, 0.5, 8.0, 3)
+
+
+def test_the_same_repetitions_of_two_invocations_are_paired_one_by_one() -> None:
     first = [*rows([1.0, 2.0]), *rows([0.5, 1.0], policy="ferroflow")]
-    second = [*rows([4.0, 8.0]), *rows([2.0, 4.0], policy="ferroflow")]
-    assert speed_up([*first, *second]) == Estimate(2.0, 2.0, 2.0, 4)
+    second = [replace(run, invocation="b", makespan_s=4 * run.makespan_s) for run in first]
+    assert speed_up([*first, *second]) == Estimate(2.0, 2.0, 2.0, 4, True)
 
 
 def test_known_costs_are_compared_with_stock_dask_which_knows_none() -> None:
@@ -181,6 +192,11 @@ def test_noise_is_held_against_what_chance_does_in_so_few_repetitions(n: int, to
     assert f"0 of these intervals {told}\n" in text
 
 
+def test_what_chance_does_is_told_of_pairs_only() -> None:
+    text = report([*rows([1.0] * 3), *rows([1.0] * 3, policy="dask-again", invocation="b")])
+    assert "0 of these intervals leave out 1.\n" in text
+
+
 def test_a_broken_policy_is_broken_however_fast() -> None:
     measured = [
         *rows([1.0, 1.0, 1.0]),
@@ -200,7 +216,7 @@ def test_a_broken_lowering_of_stock_dask_is_not_the_best() -> None:
         *rows([2.0, 2.0], lowering="right"),
         *rows([1.0, 1.0], policy="ferroflow"),
     ]
-    assert speed_up(measured) == Estimate(2.0, 2.0, 2.0, 2)
+    assert speed_up(measured) == Estimate(2.0, 2.0, 2.0, 2, True)
 
 
 def test_without_stock_dask_there_are_no_ratios() -> None:
@@ -230,41 +246,6 @@ def test_gains_and_regressions_are_named_alike_and_baselines_are_neither() -> No
     assert section(text, "Gains: 1 of 3") == (
         "- a n=1000, ferroflow, 4 workers × 1 thread, processes: 2.00 [2.00, 2.00]"
     )
-
-
-def test_a_workload_of_many_sizes_counts_once_in_the_mean() -> None:
-    sizes = [("merge", 1, 0.5), ("merge", 2, 0.5), ("merge", 3, 0.5), ("tree", 1, 2.0)]
-    measured = [
-        record
-        for workload, n, seconds in sizes
-        for policy, s in (("dask", 1.0), ("ferroflow", seconds))
-        for record in rows([s, s], workload=workload, arguments={"n": n}, policy=policy)
-    ]
-    assert "| rsds | 2 | 1.00 [0.50, 2.00] |" in section(report(measured), "Geometric means")
-
-
-def test_a_mean_of_fewer_workloads_than_others_says_so() -> None:
-    measured = [
-        *(r for name in "ab" for r in rows([1.0] * 2, workload=name)),
-        *(r for name in "ab" for r in rows([0.5] * 2, workload=name, policy="static")),
-        *rows([0.5] * 2, workload="a", policy="ferroflow"),
-        *rows([0.5] * 2, workload="b", policy="ferroflow", status="failed", bound_s=None, efficiency=None),
-    ]
-    means = section(report(measured), "Geometric means")
-    assert "| rsds | 2 | 2.00 [2.00, 2.00] | 2.00 (1 workload) |" in means
-
-
-def test_costs_have_means_of_their_own() -> None:
-    measured = [
-        *rows([1.0] * 2),
-        *rows([0.5] * 2, policy="ferroflow"),
-        *rows([0.125] * 2, policy="ferroflow", costs="known"),
-    ]
-    lines = section(report(measured), "Geometric means").splitlines()
-    assert [line.split(" | ")[1:] for line in lines[-2:]] == [
-        ["learned", "rsds", "1", "2.00 |"],
-        ["known", "rsds", "1", "8.00 |"],
-    ]
 
 
 def test_no_rows_are_refused_and_notes_are_printed(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from bench_rows import fields, row
 
 from ferroflow_dask.bench import rows as module
+from ferroflow_dask.bench.report import report
 from ferroflow_dask.bench.rows import append_row, read_rows
 from ferroflow_dask.bench.schema import SCHEMA, BenchRecord, schema_table
 from ferroflow_dask.exceptions import UsageError
@@ -43,6 +44,13 @@ def refusal(*paths: Path) -> str:
 def test_what_is_written_is_read(file: Path) -> None:
     assert read_rows([file]) == (FIRST, SECOND)
     assert read_rows([file]).notes == ()
+
+
+def test_a_row_of_a_failure_that_no_encoding_has_is_not_lost(tmp_path: Path) -> None:
+    broken = row(bound_s=None, efficiency=None, status="failed: OSError: no file 'caf\udce9'")
+    append_row(tmp_path / "rows.jsonl", broken)
+    assert read_rows([tmp_path / "rows.jsonl"]) == (broken,)
+    assert b"caf\\udce9" in report([broken]).encode()
 
 
 def test_rows_of_several_files_come_in_the_order_of_the_files(file: Path, tmp_path: Path) -> None:
@@ -130,8 +138,8 @@ def test_a_foreign_file_is_neither_read_nor_written(content: bytes, tmp_path: Pa
             '{"schema": "ferroflow-bench"}', r":3: schema is 'ferroflow-bench'; it", id="no version"
         ),
         pytest.param(
-            '{"schema": "ferroflow-bench/6"}',
-            rf":3: schema is 'ferroflow-bench/6', this release reads up to '{SCHEMA}'",
+            '{"schema": "ferroflow-bench/7"}',
+            rf":3: schema is 'ferroflow-bench/7', this release reads up to '{SCHEMA}'",
             id="a newer version",
         ),
         pytest.param(
@@ -168,6 +176,7 @@ def test_a_line_that_is_no_row_is_refused(line: str, message: str, file: Path) -
         ("processes", 1, "true or false"),
         ("cluster", "cloud", "one of: local, slurm, unknown"),
         ("section", 1, "text or null"),
+        ("invocation", 1, "text or null"),
         ("tls", "", "true, false or null"),
         ("fresh", 1, "true, false or null"),
         ("makespan_s", "1", "a number, at least 0"),
@@ -231,10 +240,12 @@ def test_older_rows_are_migrated_version_by_version(
     assert read_rows([path]) == (row(**_UNTOLD),)
 
 
-#: Fields that came with the versions 3 and 4, and those that came with 5 besides.
-_PLACE, _JOBS = ("cluster", "fresh"), ("section", "tls")
+#: Fields that came with the versions 3 and 4, and those that came with 5 and 6 besides.
+_CALL, _PLACE = ("invocation",), ("cluster", "fresh")
+_JOBS = ("section", "tls", *_CALL)
 _MORE = ("predicted_tasks", "predicted_bytes", *_JOBS)
-_UNTOLD = {"cluster": "unknown", "section": None, "tls": None, "fresh": None}
+_NO_CALL = {"invocation": None}
+_UNTOLD = {"cluster": "unknown", "section": None, "tls": None, "fresh": None, **_NO_CALL}
 
 
 @pytest.mark.parametrize(
@@ -242,8 +253,9 @@ _UNTOLD = {"cluster": "unknown", "section": None, "tls": None, "fresh": None}
     [
         (1, ("predicted_s", *_PLACE, *_MORE), {"predicted_s": None, **_UNTOLD}),
         (2, (*_PLACE, *_MORE), {"predicted_s": 1.5, **_UNTOLD}),
-        (3, _MORE, {"predicted_s": 1.5}),
-        (4, _JOBS, {"predicted_s": 1.5}),
+        (3, _MORE, {"predicted_s": 1.5, **_NO_CALL}),
+        (4, _JOBS, {"predicted_s": 1.5, **_NO_CALL}),
+        (5, _CALL, {"predicted_s": 1.5, **_NO_CALL}),
     ],
 )
 def test_rows_of_older_versions_do_not_tell_what_later_ones_do(
@@ -253,14 +265,14 @@ def test_rows_of_older_versions_do_not_tell_what_later_ones_do(
     old = {name: value for name, value in fields(predicted_s=1.5).items() if name not in later}
     path.write_text(json.dumps({**old, "schema": f"ferroflow-bench/{version}"}) + "\n", encoding="utf-8")
     assert read_rows([path]) == (row(**untold),)
-    assert SCHEMA == "ferroflow-bench/5"
+    assert SCHEMA == "ferroflow-bench/6"
 
 
 def test_older_rows_of_slurm_do_not_tell_of_which_section_they_are(tmp_path: Path) -> None:
     path = tmp_path / "old.jsonl"
     old = {name: value for name, value in fields(cluster="slurm").items() if name not in _JOBS}
     path.write_text(json.dumps({**old, "schema": "ferroflow-bench/4"}) + "\n", encoding="utf-8")
-    assert read_rows([path]) == (row(cluster="slurm", section=None, tls=None),)
+    assert read_rows([path]) == (row(cluster="slurm", section=None, tls=None, **_NO_CALL),)
 
 
 def test_every_field_of_a_row_is_documented() -> None:

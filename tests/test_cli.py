@@ -74,6 +74,14 @@ def test_a_run_ends_with_one_line() -> None:
     )
 
 
+def test_a_graph_that_runs_whole_has_no_bound() -> None:
+    whole = ("--dag", "uniform", "--n", "3", "--dim", "8", "--placement", "whole")
+    cluster = ("--workers", "1", "--no-processes")
+    assert re.search(r" ops/s, bound –; 0 steals", answer("run", *whole, *cluster).stdout)
+    record = json.loads(answer("run", *whole, *cluster, "--json").stdout)
+    assert (record["bound_ops_per_s"], record["efficiency"]) == (None, None)
+
+
 def test_repeated_runs_show_the_median_and_the_range() -> None:
     result = answer("run", *SMALL, "--policy", "sequential", "--repeat", "3")
     assert re.search(r"median of 3 \(\d\.\d{3}–\d\.\d{3} s\)", result.output)

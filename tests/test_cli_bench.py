@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import statistics
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -11,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench_rows import row
 from command_line import FAILURE, USAGE, answer, assert_one_line, ferroflow
 from distributed import Client
 
 from ferroflow_dask.bench import session
 from ferroflow_dask.bench.plan import Plan
+from ferroflow_dask.bench.rows import append_row
 from ferroflow_dask.bench.schema import BenchRecord
 from ferroflow_dask.cli.slurm import SlurmOptions
 from ferroflow_dask.deploy import local_client
@@ -52,6 +55,7 @@ def test_each_run_leaves_a_row(measured: Path) -> None:
     # Two repetitions of four lowerings of Dask's, and of ours as it is and in bundles.
     assert len(rows) == 2 * (4 + 2)
     assert {row["status"] for row in rows} == {"ok"}
+    assert len({row["invocation"] for row in rows}) == 1
     assert {(row["ops"], row["executed"]) for row in rows} == {(8, 8)}
     assert {row["arguments"]["width"] for row in rows} == {4}
     assert all(list(row) == list(BenchRecord.__dataclass_fields__) for row in rows)
@@ -60,9 +64,9 @@ def test_each_run_leaves_a_row(measured: Path) -> None:
 def test_the_report_names_the_best_lowering(measured: Path) -> None:
     told = answer("report", measured).stdout
     times_s: dict[str, list[float]] = {}
-    for row in rows_of(measured):
-        if row["policy"] == "dask":
-            times_s.setdefault(row["lowering"], []).append(row["makespan_s"])
+    for fields in rows_of(measured):
+        if fields["policy"] == "dask":
+            times_s.setdefault(fields["lowering"], []).append(fields["makespan_s"])
     best = min(times_s, key=lambda lowering: statistics.median(times_s[lowering]))
     # In the first table, of speed-ups: the one of all samples names every lowering.
     cells = next(line for line in told.splitlines() if line.startswith("| wide")).split(" | ")
@@ -101,6 +105,8 @@ def test_an_interrupted_benchmark_keeps_its_rows_and_goes_on(
     answer(*arguments)
     assert rows_of(file)[0] == kept
     assert len(rows_of(file)) == 8
+    # Those that came later are no pairs with the one before.
+    assert [row["invocation"] == kept["invocation"] for row in rows_of(file)] == [True] + [False] * 7
 
 
 def test_a_cluster_that_fails_to_end_is_told_in_a_line(
@@ -241,6 +247,28 @@ def test_the_schema_is_documented() -> None:
     printed = answer("report", "--schema").stdout
     assert all(f"`{field}`" in printed or field in printed for field in BenchRecord.__dataclass_fields__)
     assert "name a file" in refusal("report")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--html", "nowhere/x.html"), "--html 'nowhere/x.html' cannot be written: there is no folder"),
+        (("--png", "nowhere/x.png"), "--png 'nowhere/x.png' cannot be written"),
+        (("--schema",), "--schema reads and writes no file; leave out rows.jsonl"),
+    ],
+)
+def test_a_report_refuses_before_it_prints(
+    arguments: tuple[str, ...], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    append_row("rows.jsonl", row())
+    done = ferroflow("report", "rows.jsonl", *arguments)
+    assert_one_line(done.exit_code, done.stderr, USAGE, re.escape(told))
+    assert done.stdout == ""
+
+
+def test_a_schema_goes_into_no_page() -> None:
+    assert "leave out --html" in refusal("report", "--schema", "--html", "x.html")
 
 
 def test_a_broken_run_fails_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

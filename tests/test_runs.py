@@ -122,6 +122,28 @@ def test_static_uses_every_worker_in_turn(process_client: Client) -> None:
     uninstall(process_client)
 
 
+@pytest.mark.parametrize(
+    ("dag", "sizes", "placement", "is_known"),
+    [
+        pytest.param(
+            "matmul-chain", {"n_ops": 3, "m": 8}, "whole", False, id="whole: no op has its own time"
+        ),
+        pytest.param("matmul-chain", {"n_ops": 1, "m": 8}, "whole", True, id="whole, of one op"),
+        pytest.param("wide", {"width": 2, "depth": 2}, "whole", True, id="whole, of declared durations"),
+        pytest.param("matmul-chain", {"n_ops": 3, "m": 8}, "ops", True, id="op by op"),
+    ],
+)
+def test_a_bound_is_told_only_where_the_ops_have_times(
+    dag: str, sizes: dict[str, Any], placement: str, is_known: bool, thread_client: Client
+) -> None:
+    graph = generate(dag, **sizes)
+    run = run_on_cluster(graph, {}, thread_client, policy="dask", processes=False, placement=placement)
+    assert run.record.placement == placement
+    assert (run.record.efficiency is not None) == (run.record.bound_ops_per_s is not None) == is_known
+    if is_known:
+        assert run.record.efficiency == pytest.approx(run.record.ops_per_s / run.record.bound_ops_per_s)
+
+
 def test_all_that_workers_fetch_from_each_other_is_counted_and_nothing_else(thread_client: Client) -> None:
     holder, reader, _ = thread_client.nthreads()
     data = thread_client.map(bytes, [1000] * 5, workers=[holder], pure=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -195,11 +196,27 @@ def test_another_seed_breaks_ties_in_another_way() -> None:
     assert len({str(story("dask", seed)[0]) for seed in range(4)}) > 1
 
 
-def test_a_run_in_another_process_is_the_same() -> None:
-    code = "import logging; logging.disable(); import test_virtual; print(test_virtual.story('ferroflow'))"
-    environment = {**os.environ, "PYTHONHASHSEED": "5", "PYTHONPATH": os.path.dirname(__file__)}
-    told = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True)
-    assert told.stdout.decode().strip() == str(story("ferroflow"))
+def fetched_together() -> list[Any]:
+    """Return what a worker runs that has two threads free when the inputs of eight tasks come at once."""
+    graph = {f"a{i}": VirtualTask(0.5, nbytes=8, annotations={"workers": [0]}) for i in range(9)}
+    graph["last"] = VirtualTask(0.5, tuple(graph), annotations={"workers": [0]})
+    readers = {f"b{i}": VirtualTask(0.5, (f"a{i}", "last"), annotations={"workers": [1]}) for i in range(9)}
+    cluster = run(graph | readers, workers=2, nthreads=3, policy="dask", saturation=math.inf)
+    assert max(len(transfer.keys) for transfer in cluster.record.transfers) == 8
+    return cluster.record.timeline()
+
+
+@pytest.mark.parametrize("call", ["story('ferroflow')", "fetched_together()"])
+def test_a_run_in_other_processes_is_the_same(call: str) -> None:
+    code = f"import logging; logging.disable(); import test_virtual; print(test_virtual.{call})"
+    told = []
+    for hash_seed in ("1", "5"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        environment["PYTHONPATH"] = os.pathsep.join([os.path.dirname(__file__), *sys.path])
+        run = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True)
+        told.append(run.stdout)
+    assert told[0] == told[1]
+    assert len(told[0]) > 100
 
 
 # Priorities are Dask's
@@ -318,12 +335,47 @@ def test_time_does_not_go_back() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        pytest.param(lambda: VirtualTask(-1.0), id="a task that takes less than no time"),
-        pytest.param(lambda: VirtualTask(1.0, nbytes=-1), id="a result of less than no bytes"),
         pytest.param(lambda: VirtualCluster(1, policy="magic"), id="an unknown policy"),
         pytest.param(lambda: run({"a": VirtualTask(1.0, ("b",))}), id="an input that nobody has"),
     ],
 )
 def test_wrong_use_is_told(make: Callable[[], Iterable[Any]]) -> None:
     with pytest.raises(UsageError):
+        make()
+
+
+NAN, INFINITY = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: VirtualTask(-1.0), "duration_s is -1.0; it must be a finite number, at least 0"),
+        (lambda: VirtualTask(NAN), "duration_s is nan"),
+        (lambda: VirtualTask(INFINITY), "duration_s is inf"),
+        (lambda: VirtualTask("1"), "duration_s is '1'"),
+        (lambda: VirtualTask(1.0, nbytes=-1), "nbytes is -1"),
+        (lambda: VirtualTask(1.0, failures=-1), "failures is -1; it must be a whole number, at least 0"),
+        (lambda: VirtualCluster(-1), "workers is -1"),
+        (lambda: VirtualCluster(1.5), "workers is 1.5"),
+        (lambda: VirtualCluster(1, 0), "nthreads is 0"),
+        (lambda: VirtualCluster(1).join(speed=0.0), "speed is 0.0; it must be a finite number above 0"),
+        (lambda: VirtualCluster(1).join(resources={"GPU": -1}), "the amount of GPU is -1"),
+        (lambda: VirtualCluster(1, latency_s=-1.0), "latency_s is -1.0"),
+        (lambda: VirtualCluster(1, service_s=NAN), "service_s is nan"),
+        (lambda: VirtualCluster(1, batching_s=(0.0, INFINITY)), "batching_s is inf"),
+        (lambda: VirtualCluster(1, bandwidth=0.0), "bandwidth is 0.0; it must be a number above 0"),
+        (lambda: VirtualCluster(1, host_bandwidth=0.0), "host_bandwidth is 0.0"),
+        (lambda: VirtualCluster(1, saturation=NAN), "saturation is nan"),
+        (lambda: VirtualCluster(1, interval_s=0.0), "interval_s is 0.0"),
+        (lambda: VirtualCluster(1, workers_per_host=0), "workers_per_host is 0"),
+        (lambda: VirtualCluster(2, speeds={0: INFINITY}), "speed is inf"),
+        (lambda: VirtualCluster(2, speeds={2: 1.0}), "speeds has worker 2; the workers are 0 to 1"),
+        (lambda: VirtualCluster(0, resources={0: {"GPU": 1}}), "resources has worker 0; there are no"),
+        (lambda: VirtualCluster(1).run(until=NAN), "until is nan"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_numbers_that_mean_nothing_are_refused(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(UsageError, match=f"^{re.escape(message)}"):
         make()

@@ -7,7 +7,6 @@ the repetitions of a case under one policy, written in one way.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -94,19 +93,17 @@ class Sample:
         """Median of confirmed steals over makespan [1/s]."""
         return median([run.steals_confirmed / run.makespan_s for run in self.runs])
 
-    def by_repetition(self) -> dict[tuple[int, int, int], float]:
-        """Return the makespan of each repetition [s].
+    def by_repetition(self) -> dict[tuple[str, int, int], float] | None:
+        """Return the makespan of each repetition [s], by what the runs beside it have too.
 
-        Repetitions are told apart by seed and number, and, where several files have the same ones, by
-        which time they come.
+        None if it is unknown which those are: they are of the same invocation, seed and number.
         """
-        times: dict[tuple[int, int, int], float] = {}
-        seen: Counter[tuple[int, int]] = Counter()
-        for run in self.runs:
-            place = (run.seed, run.repetition)
-            times[(*place, seen[place])] = run.makespan_s
-            seen[place] += 1
-        return times
+        times = {
+            (run.invocation, run.seed, run.repetition): run.makespan_s
+            for run in self.runs
+            if run.invocation is not None
+        }
+        return times if len(times) == len(self.runs) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +175,13 @@ class Case:
 
 
 def speed_up(reference: Sample, sample: Sample) -> Estimate:
-    """Return the median time of a reference over that of a sample, with its interval."""
+    """Return the median time of a reference over that of a sample, with its interval.
+
+    Their repetitions are pairs only where one invocation made both, one right after the other.
+    """
     rng = np.random.default_rng(SEED)
     ours, theirs = sample.by_repetition(), reference.by_repetition()
-    if ours.keys() == theirs.keys():
+    if ours is not None and theirs is not None and ours.keys() == theirs.keys():
         pairs = sorted(ours)
         times = [theirs[pair] for pair in pairs], [ours[pair] for pair in pairs]
         return ratio_of_medians(*times, rng, is_paired=True)
@@ -195,6 +195,13 @@ def sizes_told(arguments: Mapping[str, Any], usual: Mapping[str, Any]) -> list[s
         for name, value in arguments.items()
         if not (name in usual and bool(usual[name] == value))
     ]
+
+
+def named(case: Case, defaults: Defaults) -> str:
+    """Return the name of a case: the workload, its sizes that are not default, its costs if not learned."""
+    sizes = sizes_told(case.arguments, defaults.get(case.workload, {}))
+    words = [case.workload, *sizes, *([f"(costs {case.costs})"] if case.costs != "learned" else [])]
+    return " ".join(words)
 
 
 def is_ours(policy: str) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 
 #: What stands where there is no value.
 NOTHING = "–"
+#: What stands where the runs failed that would give one.
+BROKEN = "**BROKEN**"
 #: Digits of a measured number that mean something; the next one is noise on any machine.
 _SIGNIFICANT = 3
 
@@ -32,8 +34,10 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterab
 
 
 def text(value: object) -> str:
-    """Return a value as text that cannot break a table."""
-    return " ".join(str(value).split()).replace("|", "\\|")
+    """Return a value as text that cannot break a table, and that can be printed."""
+    # File names that are not UTF-8 come as surrogates, which no output takes.
+    printable = str(value).encode(errors="backslashreplace").decode()
+    return " ".join(printable.split()).replace("|", "\\|")
 
 
 def number(value: float | None) -> str:

@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ferroflow_dask.bench.comparison import Defaults, by_setting, by_shape, cases_of
+from ferroflow_dask.bench.comparison import Defaults, by_setting, by_shape, cases_of, named
 from ferroflow_dask.bench.metg import Curve, metg_from_rows
-from ferroflow_dask.bench.report import named
 from ferroflow_dask.bench.schema import BenchRecord
 from ferroflow_dask.exceptions import FerroflowError, UsageError
 from ferroflow_dask.whole_files import replacing, write_text

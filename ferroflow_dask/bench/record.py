@@ -47,11 +47,11 @@ class RunRecord:
         From the un-lowered graph, cluster up and constants placed, until all outputs are gathered [s].
     ops_per_s : float
         compute_ops / makespan_s.
-    bound_ops_per_s : float
+    bound_ops_per_s : float or None
         compute_ops / max(T1/P, T∞), with declared durations where ops have them and otherwise those
-        measured in this run.
-    efficiency : float
-        max(T1/P, T∞) / makespan_s.
+        measured in this run; None if the graph ran whole, where no op without a declared one has a time.
+    efficiency : float or None
+        max(T1/P, T∞) / makespan_s, likewise.
     predicted_s : float or None
         The makespan that was expected when the graph was cut into bundles [s]; None if it was not.
     placement : str or None
@@ -87,8 +87,8 @@ class RunRecord:
     dask_tasks: int
     makespan_s: float
     ops_per_s: float
-    bound_ops_per_s: float
-    efficiency: float
+    bound_ops_per_s: float | None
+    efficiency: float | None
     predicted_s: float | None
     placement: str | None
     providers: Mapping[str, int]

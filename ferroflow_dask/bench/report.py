@@ -9,13 +9,10 @@ errs in its own; a way that is not stock Dask's is named. What we lose is printe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-
-import numpy as np
+from collections.abc import Callable, Iterator, Sequence
 
 from ferroflow_dask.bench.comparison import (
     AGAIN,
-    SEED,
     STOCK,
     Case,
     Defaults,
@@ -25,20 +22,20 @@ from ferroflow_dask.bench.comparison import (
     by_shape,
     cases_of,
     is_ours,
+    named,
     policies_of,
-    sizes_told,
 )
-from ferroflow_dask.bench.markdown import NOTHING, count, number, percent, table, text
+from ferroflow_dask.bench.markdown import BROKEN, NOTHING, count, number, percent, table, text
+from ferroflow_dask.bench.means import means
 from ferroflow_dask.bench.metg import metg_from_rows, metg_table
 from ferroflow_dask.bench.published import published_table
 from ferroflow_dask.bench.rows import Rows
 from ferroflow_dask.bench.schema import OK, BenchRecord
-from ferroflow_dask.bench.statistics import ENOUGH, Estimate, geometric_mean
+from ferroflow_dask.bench.statistics import ENOUGH, Estimate
 from ferroflow_dask.exceptions import UsageError
 
 #: Signs of an interval that lies wholly above or below 1; not told by colour.
 _FASTER, _SLOWER = "▲", "▼"
-_BROKEN = "**BROKEN**"
 _MEGABYTE = 1e6
 
 #: What a setting says of its clusters.
@@ -96,13 +93,7 @@ def _part(setting: Setting, rows: Sequence[BenchRecord], defaults: Defaults) -> 
             yield noise
         yield "All samples, as medians (and the range of times):"
         yield _samples(own, defaults)
-    if means := _means(cases):
-        yield "## Geometric means of the speed-ups"
-        yield (
-            "A workload of several sizes counts once; the interval is over the choice of workloads. A policy "
-            "that has a speed-up on fewer of them than others says on how many."
-        )
-        yield means
+    yield from means(cases, defaults)
     yield from _verdicts(cases, defaults)
     if curves := metg_from_rows(rows, defaults):
         yield "## METG(50 %)"
@@ -139,7 +130,7 @@ def _description(setting: Setting, rows: Sequence[BenchRecord]) -> str:
 
 def _broken(rows: Sequence[BenchRecord], defaults: Defaults) -> Iterator[str]:
     broken = [row for row in rows if row.status != OK]
-    yield f"## {_BROKEN}: {count(len(broken), 'run')} of {len(rows):,}"
+    yield f"## {BROKEN}: {count(len(broken), 'run')} of {len(rows):,}"
     yield "What is broken is not fast: repetitions of which one is broken count for nothing below."
     header = ("workload", "policy", "lowering", "costs", "cluster", "repetition", "what is wrong")
     lines = []
@@ -150,13 +141,6 @@ def _broken(rows: Sequence[BenchRecord], defaults: Defaults) -> Iterator[str]:
                 where = (sample.lowering or NOTHING, sample.costs, str(case.shape), str(run.repetition))
                 lines.append((name, sample.policy, *where, run.status))
     yield table(header, lines, right=("repetition",))
-
-
-def named(case: Case, defaults: Defaults) -> str:
-    """Return the name of a case: the workload, its sizes that are not default, its costs if not learned."""
-    sizes = sizes_told(case.arguments, defaults.get(case.workload, {}))
-    words = [case.workload, *sizes, *([f"(costs {case.costs})"] if case.costs != "learned" else [])]
-    return " ".join(words)
 
 
 def _speed_ups(cases: Sequence[Case], defaults: Defaults) -> str:
@@ -184,7 +168,7 @@ def _bound_s(case: Case) -> float | None:
 def _stock(case: Case) -> str:
     stock = case.stock
     if stock is None:
-        return _BROKEN if case.is_broken(STOCK) else NOTHING
+        return BROKEN if case.is_broken(STOCK) else NOTHING
     words = [stock.lowering] if stock.lowering else []
     words += [f"costs {stock.costs}"] if stock.costs != case.costs else []
     return ", ".join([_time(stock), *words])
@@ -198,7 +182,7 @@ def _time(sample: Sample) -> str:
 
 def _speed_up(case: Case, policy: str) -> str:
     if case.is_broken(policy):
-        return _BROKEN
+        return BROKEN
     estimate = case.speed_up(policy)
     if estimate is None:
         return NOTHING
@@ -226,9 +210,11 @@ def _noise(cases: Sequence[Case]) -> str:
 
 def _by_chance(ratios: Sequence[Estimate]) -> str:
     """Return how many of the intervals leave out 1 by chance; "" where that is not known."""
-    fewest = min((ratio.n for ratio in ratios if ratio.low is not None), default=0)
-    # An interval from so few is the range of what it was made of, and has no 1 where all are on one side.
-    if not 2 <= fewest <= ENOUGH:
+    told = [ratio for ratio in ratios if ratio.low is not None]
+    fewest = min((ratio.n for ratio in told), default=0)
+    # An interval from so few is the range of what it was made of, and has no 1 where all are on one side. Of
+    # what are no pairs it is wider.
+    if not (2 <= fewest <= ENOUGH and all(ratio.is_paired for ratio in told)):
         return ""
     return f"; with {fewest} repetitions, about 1 in {2 ** (fewest - 1)} would by chance"
 
@@ -255,7 +241,7 @@ def _by_policy(sample: Sample) -> tuple[bool, bool, bool, str]:
 def _sample(sample: Sample) -> tuple[str, ...]:
     head = (sample.policy, sample.lowering or NOTHING, str(len(sample.runs)))
     if sample.is_broken:
-        return (*head, _BROKEN, *(NOTHING,) * 8)
+        return (*head, BROKEN, *(NOTHING,) * 8)
     return (
         *head,
         _time(sample),
@@ -280,36 +266,6 @@ def _predicted(sample: Sample) -> float | None:
     """Return the makespan that was expected over the one that came, as medians."""
     predicted_s = sample.median_of("predicted_s")
     return None if predicted_s is None else predicted_s / sample.median_s
-
-
-def _means(cases: Sequence[Case]) -> str:
-    policies = policies_of(cases)
-    numbers = ("workloads", *policies)
-    lines = []
-    for shape, costs in dict.fromkeys((case.shape, case.costs) for case in cases):
-        own = [case for case in cases if (case.shape, case.costs) == (shape, costs)]
-        families = list(dict.fromkeys(case.family for case in own))
-        for family in [*families, *(["all"] if len(families) > 1 else [])]:
-            members = [case for case in own if family in ("all", case.family)]
-            means = [_mean(members, policy) for policy in policies]
-            if n := max((mean.n for mean in means if mean), default=0):
-                shown = (_of_fewer(mean, n) if mean else NOTHING for mean in means)
-                lines.append((str(shape), costs, family, str(n), *shown))
-    return table(("cluster", "costs", "family", *numbers), lines, right=numbers) if lines else ""
-
-
-def _of_fewer(mean: Estimate, n: int) -> str:
-    return str(mean) if mean.n == n else f"{mean} ({count(mean.n, 'workload')})"
-
-
-def _mean(cases: Iterable[Case], policy: str) -> Estimate | None:
-    """Return the geometric mean of a policy's speed-ups; a workload of several sizes counts once."""
-    by_workload: dict[str, list[float]] = {}
-    for case in cases:
-        if (estimate := case.speed_up(policy)) is not None:
-            by_workload.setdefault(case.workload, []).append(estimate.value)
-    means = [float(np.exp(np.log(ratios).mean())) for ratios in by_workload.values()]
-    return geometric_mean(means, np.random.default_rng(SEED)) if means else None
 
 
 def _verdicts(cases: Sequence[Case], defaults: Defaults) -> Iterator[str]:

@@ -21,6 +21,7 @@ def bench_row(
     repetition: int,
     makespan_s: float,
     ops: int,
+    invocation: str | None = None,
 ) -> BenchRecord:
     """Return what `ferroflow report` reads, with nothing in the columns that only `bench` can tell.
 
@@ -28,7 +29,7 @@ def bench_row(
     ----------
     client : distributed.Client
         Of the cluster that was measured.
-    workload, arguments, policy, repetition, makespan_s, ops
+    workload, arguments, policy, repetition, makespan_s, ops, invocation
         As in `BenchRecord`.
     """
     threads = list(client.nthreads().values())
@@ -47,6 +48,7 @@ def bench_row(
         section=None,
         tls=None,
         fresh=None,
+        invocation=invocation,
         repetition=repetition,
         makespan_s=makespan_s,
         bound_s=None,

@@ -34,6 +34,7 @@ MIGRATIONS: dict[int, Callable[[Fields], Fields]] = {
     2: lambda fields: {**fields, "cluster": "unknown", "fresh": None},
     3: lambda fields: {**fields, "predicted_tasks": None, "predicted_bytes": None},
     4: _with_section,
+    5: lambda fields: {**fields, "invocation": None},
 }
 
 #: How each row of ours begins; what a torn line is known by.
@@ -136,7 +137,8 @@ def append_row(path: str | os.PathLike[str], record: BenchRecord) -> None:
     """
     fields = asdict(record)
     _check(fields, f"row for {path}")
-    line = json.dumps(fields, ensure_ascii=False, allow_nan=False) + "\n"
+    # Escaped, since what a failure says may hold surrogates, which UTF-8 has not.
+    line = json.dumps(fields, allow_nan=False) + "\n"
     try:
         with open(path, "ab+") as file:
             _mend(file, path)
@@ -275,7 +277,7 @@ def _problem(name: str, value: Any) -> str:
         return "" if value == SCHEMA else repr(SCHEMA)
     if name == "processes":
         return "" if isinstance(value, bool) else "true or false"
-    if name == "section":
+    if name in ("section", "invocation"):
         return "" if value is None or isinstance(value, str) else "text or null"
     if name in ("fresh", "tls"):
         return "" if value is None or isinstance(value, bool) else "true, false or null"

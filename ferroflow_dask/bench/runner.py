@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class Run:
     """The outputs of a graph by name, the record of their computation, and the time each op took [s].
 
-    Those that ran on devices are apart.
+    Those that ran on devices are apart. Of a graph that ran whole each op has the same part of the time.
     """
 
     outputs: Mapping[str, Any]
@@ -213,8 +213,11 @@ def _record(
 ) -> RunRecord:
     prediction = None if bound is None else bound.prediction
     compute_ops = len(graph.live_ops)
-    costs = {op.id: _duration(op, graph, report) for op in graph.live_ops}
-    bound_s = bounds(graph, costs).makespan(sum(threads))
+    # A graph that runs whole is timed whole.
+    has_op_times = bound is None or bound.placement != "whole" or compute_ops == 1
+    costs = {op.id: _duration(op, graph, report, has_op_times) for op in graph.live_ops}
+    known = {op_id: seconds for op_id, seconds in costs.items() if seconds is not None}
+    bound_s = bounds(graph, known).makespan(sum(threads)) if len(known) == len(costs) else None
     return RunRecord(
         dag=graph.name,
         policy=policy,
@@ -226,8 +229,8 @@ def _record(
         dask_tasks=dask_tasks,
         makespan_s=makespan_s,
         ops_per_s=compute_ops / makespan_s,
-        bound_ops_per_s=compute_ops / bound_s if bound_s else 0.0,
-        efficiency=bound_s / makespan_s,
+        bound_ops_per_s=None if bound_s is None else compute_ops / bound_s if bound_s else 0.0,
+        efficiency=None if bound_s is None else bound_s / makespan_s,
         predicted_s=None if prediction is None else prediction.makespan_s,
         placement=None if bound is None else bound.placement,
         providers={SESSIONS: compute_ops} if in_session else dict(provider_counts(graph)[0]),
@@ -243,8 +246,10 @@ def _record(
     )
 
 
-def _duration(op: Op, graph: Graph, report: ExecutionReport) -> float:
+def _duration(op: Op, graph: Graph, report: ExecutionReport, has_op_times: bool) -> float | None:
     # A declared duration is what the op takes; a measured one contains the noise of this run.
     if op.domain == FERROFLOW_DOMAIN and op.op_type == "Slow":
         return AnalyticCost().seconds(op, graph) or 0.0
+    if not has_op_times:
+        return None
     return report.seconds.get(op.id, 0.0) + report.device_seconds.get(op.id, 0.0)

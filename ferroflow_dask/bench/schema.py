@@ -18,7 +18,7 @@ from ferroflow_dask.bench.markdown import count, table
 #: Name of the schema: what a row must be to be ours.
 NAME = "ferroflow-bench"
 #: Version of the schema that this release writes.
-VERSION = 5
+VERSION = 6
 #: Name and version of the schema; part of every row.
 SCHEMA = f"{NAME}/{VERSION}"
 
@@ -83,8 +83,10 @@ class BenchRecord:
         Whether messages were encrypted; null if that is unknown.
     fresh : bool or None
         Whether there was a new cluster for each run; null if that is unknown.
+    invocation : str or None
+        Drawn anew by each call of `ferroflow bench`; null if the call is unknown.
     repetition : int
-        From 0; runs of one repetition were made one right after the other.
+        From 0; runs of one repetition and one invocation were made one right after the other.
     makespan_s : float
         From the un-lowered graph until all results are gathered [s]; cluster up, constants placed.
     bound_s : float or None
@@ -144,6 +146,7 @@ class BenchRecord:
     section: str | None
     tls: bool | None
     fresh: bool | None
+    invocation: str | None
     repetition: int
     makespan_s: float
     bound_s: float | None

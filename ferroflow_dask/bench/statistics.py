@@ -1,19 +1,25 @@
 """Medians, ratios of medians, geometric means, and how far each can be trusted.
 
-Intervals are percentile bootstrap intervals: B. Efron, "Bootstrap methods: another look at the
+Intervals of ratios are percentile bootstrap intervals: B. Efron, "Bootstrap methods: another look at the
 jackknife", Annals of Statistics 7 (1979); B. Efron and R. J. Tibshirani, "An Introduction to the
 Bootstrap" (1993), section 13.3. They assume no distribution, which times of runs do not have, and no
 equal spread. What they cannot do is make much of little: resamples of n runs never leave the range of
 these runs, and the range of n runs covers the true median with probability 1 − 2 · 0.5ⁿ only (75 % for
 3 runs, 94 % for 5). So an interval from fewer than `ENOUGH` runs is narrower than it claims.
 
+Geometric means are of few workloads, where that would matter most. Theirs are Student's t intervals of the
+mean logarithm, which are exact for any number of ratios that are log-normal, and from fewer than `ENOUGH`,
+where nobody can tell whether they are, there is none.
+
 Nothing here knows of rows or workloads. Random numbers come from a generator that is passed in.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +30,8 @@ from ferroflow_dask.exceptions import UsageError
 LEVEL = 0.95
 #: Resamples of an interval. Efron and Tibshirani, section 14.3, advise 1,000 and more for percentiles.
 RESAMPLES = 10_000
-#: Repetitions from which on the range of a sample covers its median in nine of ten cases and more.
+#: Repetitions from which on the range of a sample covers its median in nine of ten cases and more; workloads
+#: from which on a mean of theirs has an interval.
 ENOUGH = 5
 
 Floats = npt.NDArray[np.float64]
@@ -41,12 +48,15 @@ class Estimate:
         Ends of the interval; None where one sample says nothing about spread.
     n : int
         Of the samples that it was made from, the size of the smaller.
+    is_paired : bool
+        Whether it was made from pairs.
     """
 
     value: float
     low: float | None
     high: float | None
     n: int
+    is_paired: bool = False
 
     def __str__(self) -> str:
         if self.low is None or self.high is None:
@@ -110,7 +120,7 @@ def ratio_of_medians(
     Examples
     --------
     >>> ratio_of_medians([2.0, 4.0, 6.0], [1.0, 2.0, 3.0], np.random.default_rng(0), is_paired=True)
-    Estimate(value=2.0, low=2.0, high=2.0, n=3)
+    Estimate(value=2.0, low=2.0, high=2.0, n=3, is_paired=True)
     """
     top, bottom = _positive(numerator), _positive(denominator)
     n, m = len(top), len(bottom)
@@ -118,14 +128,14 @@ def ratio_of_medians(
         raise UsageError(f"paired samples must have the same size, but have {n} and {m} values")
     value = float(np.median(top) / np.median(bottom))
     if min(n, m) < 2:
-        return Estimate(value, None, None, min(n, m))
+        return Estimate(value, None, None, min(n, m), is_paired)
     chosen = rng.integers(0, n, (RESAMPLES, n))
     chosen_below = chosen if is_paired else rng.integers(0, m, (RESAMPLES, m))
     ratios = np.median(top[chosen], axis=1) / np.median(bottom[chosen_below], axis=1)
-    return Estimate(value, *_percentiles(ratios), min(n, m))
+    return Estimate(value, *_percentiles(ratios), min(n, m), is_paired)
 
 
-def geometric_mean(values: Sequence[float], rng: np.random.Generator) -> Estimate:
+def geometric_mean(values: Sequence[float]) -> Estimate:
     """Return the geometric mean and its interval.
 
     The geometric mean is the mean of ratios that does not depend on which side is the reference:
@@ -137,12 +147,11 @@ def geometric_mean(values: Sequence[float], rng: np.random.Generator) -> Estimat
     ----------
     values : sequence of float
         Above 0.
-    rng : numpy.random.Generator
 
     Returns
     -------
     Estimate
-        Without an interval if there is one value.
+        Without an interval if there are fewer than `ENOUGH` values.
 
     Raises
     ------
@@ -150,12 +159,28 @@ def geometric_mean(values: Sequence[float], rng: np.random.Generator) -> Estimat
         There are no values, or one is not above 0.
     """
     logs = np.log(_positive(values))
-    n = len(logs)
-    value = float(np.exp(logs.mean()))
-    if n < 2:
+    n, middle = len(logs), float(logs.mean())
+    value = float(np.exp(middle))
+    if n < ENOUGH:
         return Estimate(value, None, None, n)
-    means = np.exp(logs[rng.integers(0, n, (RESAMPLES, n))].mean(axis=1))
-    return Estimate(value, *_percentiles(means), n)
+    reach = _t_quantile(n - 1) * float(logs.std(ddof=1)) / math.sqrt(n)
+    return Estimate(value, math.exp(middle - reach), math.exp(middle + reach), n)
+
+
+def _t_quantile(df: int) -> float:
+    """Return how many standard errors Student's t interval reaches to each side; for `df` from 4 on.
+
+    M. Abramowitz and I. A. Stegun, "Handbook of Mathematical Functions" (1964), 26.7.5; at 4 degrees of
+    freedom it is 0.03 % too low, and less at more.
+    """
+    z = NormalDist().inv_cdf((1 + LEVEL) / 2)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + sum(term / float(df**power) for power, term in enumerate(terms, start=1))
 
 
 def _percentiles(values: Floats) -> tuple[float, float]:

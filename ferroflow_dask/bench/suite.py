@@ -55,6 +55,7 @@ def run_plan(
         Told, in a line, of a cluster that failed to end; a warning if left out. The runs go on with another.
     """
     tell = on_step or (lambda _: None)
+    invocation = uuid.uuid4().hex
     with _Places(plan, timeout_s, start, on_problem) as places:
         for group in plan.groups():
             left = [
@@ -74,7 +75,7 @@ def run_plan(
             for case, repetition in left:
                 tell(f"{case.workload.name} · {case.policy}")
                 made = broken.pop(case.identity(), None) or _measured(plan, case, repetition, places.of(case))
-                yield _row(plan, case, repetition, *made)
+                yield _row(plan, case, repetition, *made, invocation=invocation)
 
 
 class _Places:
@@ -177,7 +178,13 @@ def _run(plan: Plan, case: Case, repetition: int, place: Place) -> Made:
 
 
 def _row(
-    plan: Plan, case: Case, repetition: int, instance: Instance, measurement: Measurement
+    plan: Plan,
+    case: Case,
+    repetition: int,
+    instance: Instance,
+    measurement: Measurement,
+    *,
+    invocation: str,
 ) -> BenchRecord:
     seen = measurement.observation
     shape = plan.shape
@@ -202,6 +209,7 @@ def _row(
         section=plan.section,
         tls=plan.tls,
         fresh=plan.is_fresh,
+        invocation=invocation,
         repetition=repetition,
         makespan_s=measurement.makespan_s,
         bound_s=bound_s if is_ok else None,

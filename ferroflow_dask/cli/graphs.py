@@ -12,7 +12,7 @@ import click
 from distributed import Client
 
 from ferroflow_dask.bench import Run, RunRecord, run_on_cluster, warm_up
-from ferroflow_dask.bench.markdown import count
+from ferroflow_dask.bench.markdown import NOTHING, count
 from ferroflow_dask.bench.progress import progress_bar
 from ferroflow_dask.cost import AnalyticCost, ClusterProfile, MeasuredCost
 from ferroflow_dask.deploy import count_gpus, load_durations, profile_of, profiles_file, save_durations
@@ -169,8 +169,10 @@ def _cluster(record: RunRecord) -> str:
 
 
 def _result(record: RunRecord) -> str:
+    bound = f"bound {NOTHING}"
+    if record.efficiency is not None and record.bound_ops_per_s is not None:
+        bound = f"{record.efficiency:.0%} of the bound {record.bound_ops_per_s:,.0f}"
     return (
-        f"{record.executed_ops} ops in {record.makespan_s:.3f} s = {record.ops_per_s:,.0f} ops/s, "
-        f"{record.efficiency:.0%} of the bound {record.bound_ops_per_s:,.0f}; "
+        f"{record.executed_ops} ops in {record.makespan_s:.3f} s = {record.ops_per_s:,.0f} ops/s, {bound}; "
         f"{record.steals} {'steal' if record.steals == 1 else 'steals'}, {record.idle_fraction:.0%} idle"
     )

@@ -11,6 +11,7 @@ from ferroflow_dask.bench.report import report as as_markdown
 from ferroflow_dask.bench.rows import read_rows
 from ferroflow_dask.bench.schema import schema_table
 from ferroflow_dask.bench.workloads import default_sizes
+from ferroflow_dask.cli.files import check_folder
 from ferroflow_dask.exceptions import UsageError
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -23,11 +24,17 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--png", type=_FILE, help="Also write the plots to this picture, by selenium and a browser.")
 def report(files: tuple[Path, ...], is_schema_asked: bool, html: Path | None, png: Path | None) -> None:
     """Print the tables of measurements, with geometric means, gains and regressions."""
+    plots = {"html": html, "png": png}
     if is_schema_asked:
+        if given := [*map(str, files), *(f"--{name}" for name, value in plots.items() if value)]:
+            raise UsageError(f"--schema reads and writes no file; leave out {given[0]}")
         click.echo(schema_table())
         return
     if not files:
         raise UsageError("name a file that 'ferroflow bench' wrote")
+    for name, value in plots.items():
+        if value is not None:
+            check_folder(f"--{name}", value)
     rows = read_rows(files)
     click.echo(as_markdown(rows, defaults=default_sizes()))
     if html is not None:

@@ -23,8 +23,8 @@ class _Entry(NamedTuple):
 class VirtualTime:
     """The clock, and the calls that are due.
 
-    Calls in the background (periodic looks of a scheduler that may find nothing) do not keep a run going
-    for longer than its `patience_s`.
+    Calls in the background (periodic looks of a scheduler that may find nothing) do not keep a run without
+    an end going for longer than its `patience_s`.
     """
 
     def __init__(self) -> None:
@@ -57,21 +57,25 @@ class VirtualTime:
         Parameters
         ----------
         until : float
-            Run what is due up to this time, which it is then; `math.inf` for all there is [s].
+            Run what is due up to this time, in the background too, which it is then; `math.inf` for all
+            there is [s].
         patience_s : float
-            Stop when nothing but background calls has happened for so long [s].
+            Stop when nothing but background calls has happened for so long, if `until` is `math.inf` [s].
         max_calls : int
             Bound on the number of calls.
 
         Raises
         ------
         SimulationError
-            There were more calls than `max_calls`.
+            There were more calls than `max_calls`, or one was due before now.
         """
+        # What is in the background is left undone only where no time after it is set.
+        is_patient = until < math.inf
         for _ in range(max_calls):
             if not self._heap or self._heap[0].when > until:
                 break
-            if not self._n_foreground and self._heap[0].when > self._last_foreground + patience_s:
+            is_over = not self._n_foreground and self._heap[0].when > self._last_foreground + patience_s
+            if is_over and not is_patient:
                 break
             self._run_next()
         else:
@@ -81,6 +85,8 @@ class VirtualTime:
 
     def _run_next(self) -> None:
         entry = heapq.heappop(self._heap)
+        if entry.when < self.now:
+            raise SimulationError(f"a call was due at {entry.when!r} s, but it is {self.now!r} s already")
         self.now, self.is_background = entry.when, entry.is_background
         if not entry.is_background:
             self._n_foreground -= 1

@@ -14,6 +14,13 @@ from ferroflow_dask.policy import Policy
 from ferroflow_dask.virtual.check import check_end
 from ferroflow_dask.virtual.clock import VirtualLoop, VirtualTime
 from ferroflow_dask.virtual.extension import install_stealing
+from ferroflow_dask.virtual.limits import (
+    check_amount,
+    check_count,
+    check_members,
+    check_positive,
+    check_worker,
+)
 from ferroflow_dask.virtual.network import Network, Stream
 from ferroflow_dask.virtual.record import Record
 from ferroflow_dask.virtual.task import VirtualTask, sinks
@@ -66,6 +73,12 @@ class VirtualCluster:
         Decides ties that Dask breaks by the order of sets, and workers' choices among equal peers. The
         same seed gives the same run, in any process.
 
+    Raises
+    ------
+    UsageError
+        A time or an amount is below 0 or not finite, a rate or a speed not above 0 (bandwidths may be
+        infinite), or `speeds` or `resources` name workers beyond the first `workers`.
+
     Examples
     --------
     >>> cluster = VirtualCluster(2, policy="ferroflow", latency_s=0.0)
@@ -94,6 +107,20 @@ class VirtualCluster:
         batching_s: tuple[float, float] = (0.0, 0.0),
         seed: int = 0,
     ) -> None:
+        check_count("workers", workers, 0)
+        check_count("workers_per_host", workers_per_host, 1)
+        for name, seconds in zip(
+            ("latency_s", "service_s", *["batching_s"] * 2), (latency_s, service_s, *batching_s), strict=True
+        ):
+            check_amount(name, seconds)
+        rates = {"bandwidth": bandwidth, "host_bandwidth": host_bandwidth, "saturation": saturation}
+        for name, rate in rates.items():
+            if rate is not None:
+                check_positive(name, rate, may_be_infinite=True)
+        if interval_s is not None:
+            check_positive("interval_s", interval_s)
+        check_members("speeds", speeds or (), workers)
+        check_members("resources", resources or (), workers)
         self.time = VirtualTime()
         self.record = Record(self.time)
         self.tasks: dict[Key, VirtualTask] = {}
@@ -105,13 +132,13 @@ class VirtualCluster:
         self.scheduler.add_plugin(self.record)
         self.stealing = install_stealing(self.scheduler, self.time, policy, latency_s, interval_s)
         self._peers: dict[str, VirtualWorker] = {}
-        network = Network(latency_s, bandwidth, host_bandwidth or bandwidth)
+        network = Network(latency_s, bandwidth, bandwidth if host_bandwidth is None else host_bandwidth)
         self._around = Surroundings(self.time, network, self.tasks, self.record, self._peers)
         self._workers_per_host = workers_per_host
         self._service_s, self._batching_s, self._seed = service_s, batching_s, seed
         self._busy_until = 0.0
-        for name in range(workers):
-            self.join(nthreads, (speeds or {}).get(name, 1.0), (resources or {}).get(name))
+        for place in range(workers):
+            self.join(nthreads, (speeds or {}).get(place, 1.0), (resources or {}).get(place))
 
     # Workers
 
@@ -119,6 +146,7 @@ class VirtualCluster:
         self, nthreads: int = 1, speed: float = 1.0, resources: Mapping[str, float] | None = None
     ) -> int:
         """Add a worker now; return its name."""
+        check_worker(nthreads, speed, resources or {})
         name = len(self.workers)
         host, place = divmod(name, self._workers_per_host)
         address = f"tcp://10.{host >> 16}.{host >> 8 & 255}.{host & 255}:{1 + place}"
@@ -219,11 +247,22 @@ class VirtualCluster:
     def run(self, until: float = math.inf, max_events: int = 10_000_000) -> float:
         """Run until nothing is left to happen, or up to a time; return when the last task was completed [s].
 
+        Parameters
+        ----------
+        until : float, optional
+            Up to this time the scheduler's periodic looks go on even where nothing else happens [s].
+        max_events : int, optional
+            These looks are among them.
+
         Raises
         ------
         SimulationError
             The run did not come to an end within `max_events`.
+        UsageError
+            `until` is not a number.
         """
+        if math.isnan(until):
+            raise UsageError("until is nan; it must be a time [s]")
         patience_s = max(_PATIENCE_S, 2 * stealing_interval_s(self.stealing))
         self.time.run(until, patience_s, max_events)
         return self.record.makespan_s

@@ -8,7 +8,7 @@ from typing import Any
 
 from dask.typing import Key
 
-from ferroflow_dask.exceptions import UsageError
+from ferroflow_dask.virtual.limits import check_amount, check_count
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,11 @@ class VirtualTask:
         `resources`, `priority`, `retries`, `ferroflow_cost`, `ferroflow_rank`, …
     failures : int
         How many of its first executions raise an exception.
+
+    Raises
+    ------
+    UsageError
+        A number is below 0 or not finite.
     """
 
     duration_s: float
@@ -37,10 +42,9 @@ class VirtualTask:
     failures: int = 0
 
     def __post_init__(self) -> None:
-        if not (self.duration_s >= 0 and self.nbytes >= 0):
-            raise UsageError(
-                f"a task of {self.duration_s!r} s with a result of {self.nbytes!r} B; neither may be negative"
-            )
+        check_amount("duration_s", self.duration_s)
+        check_amount("nbytes", self.nbytes)
+        check_count("failures", self.failures, 0)
 
 
 def sinks(graph: Mapping[Key, VirtualTask]) -> list[Key]:

@@ -18,11 +18,13 @@ REQUIRED: dict[type, tuple[str, ...]] = {
     machine.TaskState: ("__hash__", "__post_init__"),
     machine.WorkerState: (
         "_ensure_task_exists",
+        "_gather_dep_done_common",
         "_select_workers_for_gather",
         "actors",
         "data",
         "data_needed",
         "handle_stimulus",
+        "in_flight_workers",
         "missing_dep_flight",
         "rng",
         "task_counter",
@@ -79,6 +81,12 @@ class _Machine(machine.WorkerState):
         for address in sorted(self.data_needed):  # as they come they have the order of a set
             self.data_needed[address] = self.data_needed.pop(address)
         return super()._select_workers_for_gather()
+
+    def _gather_dep_done_common(self, ev: machine.GatherDepDoneEvent) -> Iterator[machine.TaskState]:
+        # A set of keys, whose order decides which of the tasks that had waited for several starts first.
+        fetched: Any = dict.fromkeys(sorted(self.in_flight_workers[ev.worker], key=repr))
+        self.in_flight_workers[ev.worker] = fetched
+        yield from super()._gather_dep_done_common(ev)
 
     def _know(self, key: Key) -> None:
         if key not in self.tasks:
