@@ -94,6 +94,8 @@ class GraphBuilder:
         Parameters
         ----------
         value : array_like
+            An array is not copied, since it may be large: changed afterwards, it changes the graph. The
+            graph's own view of it is read-only, and so are results that are constants.
         name : str, optional
             Made from the source's id if left out.
 

@@ -14,14 +14,14 @@ from typing import Any
 
 import onnx
 import onnx.checker
-import onnx.inliner
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 from numpy.typing import NDArray
 
 from ferroflow_dask.exceptions import GraphError, ModelError
+from ferroflow_dask.graph.functions import add_defaults, expand
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import Op, Source, TensorSpec
-from ferroflow_dask.graph.protos import captured, spec_from_type, subgraphs_of_node
+from ferroflow_dask.graph.protos import captured, nested_nodes, spec_from_type, subgraphs_of_node
 from ferroflow_dask.graph.weights import ONNX_DOMAINS, WeightReader, first_line, is_constant
 
 #: Weights above this size [B] are not shown to checker and shape inference; what these read (shapes,
@@ -114,6 +114,9 @@ class _Importer:
         self._copy_graph(proto.graph)
         self._clean()
         self._check()
+        if add_defaults(self._model):
+            self._clean()
+            self._check()  # it has not seen the defaults before
 
     def graph(self, name: str) -> Graph:
         model = self._infer()
@@ -154,10 +157,13 @@ class _Importer:
     def _clean(self) -> None:
         """Bring external data of tensors inside nodes into the copy, and give domains one name each."""
         model = self._model
-        for entry in model.opset_import:
-            entry.domain = _domain(entry.domain)
+        for importing in (model, *model.functions):
+            for entry in importing.opset_import:
+                entry.domain = _domain(entry.domain)
+        for function in model.functions:
+            function.domain = _domain(function.domain)
         for nodes in (model.graph.node, *(function.node for function in model.functions)):
-            for node in _nested(nodes):
+            for node in nested_nodes(nodes):
                 node.domain = _domain(node.domain)
                 for tensor in _tensors(node):
                     if tensor.data_location == onnx.TensorProto.EXTERNAL:
@@ -200,16 +206,7 @@ class _Importer:
         """Return the model with functions expanded and types of all values that ONNX can infer."""
         model = self._model
         if model.functions:
-            functions = {(function.domain, function.name) for function in model.functions}
-            try:
-                model = onnx.inliner.inline_local_functions(model, convert_version=True)
-            except RuntimeError as error:
-                raise ModelError(f"has functions that cannot be expanded: {first_line(error)}") from error
-            for node in model.graph.node:
-                if (node.domain, node.op_type) in functions:
-                    raise ModelError(
-                        f"function {node.op_type!r} of domain {node.domain!r} cannot be expanded"
-                    )
+            model = expand(model)
         try:
             return onnx.shape_inference.infer_shapes(model, data_prop=True)
         except (onnx.shape_inference.InferenceError, ValueError) as error:
@@ -250,14 +247,6 @@ class _Importer:
             )
             ops.append(op)
         return tuple(ops)
-
-
-def _nested(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Yield nodes and those in their sub-graphs, however deep."""
-    for node in nodes:
-        yield node
-        for graph in subgraphs_of_node(node):
-            yield from _nested(graph.node)
 
 
 def _tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:

@@ -30,6 +30,7 @@ class Graph:
     ----------
     name : str
     sources : tuple of Source
+        Constants become read-only, as results may be the very arrays; those given are not changed or copied.
     ops : tuple of Op
         In any order.
     outputs : tuple of str
@@ -61,6 +62,7 @@ class Graph:
     def __post_init__(self) -> None:
         object.__setattr__(self, "specs", MappingProxyType(dict(self.specs)))
         object.__setattr__(self, "opsets", MappingProxyType(dict(self.opsets)))
+        object.__setattr__(self, "sources", tuple(source.read_only() for source in self.sources))
         self._check_names()
         self._check_operands()
 

@@ -7,7 +7,7 @@ ops share one numbering, which is also how published tables count them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -82,7 +82,7 @@ UNKNOWN = TensorSpec()
 class Source:
     """A value that is supplied, not computed: an input (no `value` yet) or a constant.
 
-    `value` is a NumPy array, or, once the constants of a graph were placed on a cluster
+    `value` is a NumPy array, read-only in a graph, or, once the constants of a graph were placed on a cluster
     (`is_placed`), the Dask Future of one; `known` is the array of a small one then.
     """
 
@@ -103,6 +103,15 @@ class Source:
         """Whether the value is a constant that is here and that shapes may be computed from."""
         value = self.array
         return value is not None and (value.dtype.kind == "O" or value.nbytes <= SMALL)
+
+    def read_only(self) -> Source:
+        """Return the source with its array read-only: a view, so that the owner of the array may write on."""
+        array = self.array
+        if not isinstance(array, np.ndarray) or not array.flags.writeable:
+            return self
+        view = array.view()
+        view.flags.writeable = False
+        return replace(self, known=view) if self.is_placed else replace(self, value=view)
 
     @property
     def array(self) -> Any:

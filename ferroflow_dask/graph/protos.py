@@ -69,6 +69,14 @@ def subgraphs_of_node(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
         yield from attribute.graphs
 
 
+def nested_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Yield nodes and those in their sub-graphs, however deep."""
+    for node in nodes:
+        yield node
+        for graph in subgraphs_of_node(node):
+            yield from nested_nodes(graph.node)
+
+
 def captured(graphs: Iterable[onnx.GraphProto]) -> tuple[str, ...]:
     """Return the names that the sub-graphs of an op read from outside it, however deep, each once."""
     return tuple(dict.fromkeys(name for graph in graphs for name in _read_outside(graph)))

@@ -39,7 +39,8 @@ def evaluate(
     Returns
     -------
     dict of str to array
-        The values of `Graph.outputs`; lists or None where an output is a sequence or an optional.
+        The values of `Graph.outputs`; lists or None where an output is a sequence or an optional. One that is
+        a constant, or a view of one, is read-only.
 
     Raises
     ------

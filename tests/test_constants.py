@@ -1,0 +1,114 @@
+"""Constants of graphs: nobody who has a result of one run can change what later runs compute."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from models import model_of, reference
+from numpy.testing import assert_array_equal
+from onnx import TensorProto
+from onnx.helper import make_node as node
+from onnx.helper import make_tensor_value_info as info
+
+from ferroflow_dask import Graph, GraphBuilder, evaluate, load_onnx, place
+from ferroflow_dask.cost import ClusterProfile
+from ferroflow_dask.lowering import PLACEMENTS, bind
+
+ONE = ClusterProfile((1,))
+X = np.zeros(3, np.float32)
+W = np.float32([1, 2, 3])
+
+
+def weighted(w: Any = W) -> Graph:
+    """Return x + w, with w and a reshaped w among the outputs."""
+    builder = GraphBuilder("g")
+    x, weight = builder.input("x", "float32", (3,)), builder.constant(w, name="w")
+    rows = builder.op("Reshape", weight, builder.constant([3, 1], name="shape"))
+    builder.output("w", y=builder.op("Add", x, weight), rows=rows)
+    return builder.build()
+
+
+def change_all(results: dict[str, Any]) -> None:
+    """Do with results what their owner may, in place."""
+    for value in results.values():
+        if value.flags.writeable:
+            np.multiply(value, 100, out=value)
+
+
+@pytest.mark.parametrize("providers", [None, ["array"], ["reference"]], ids=str)
+def test_changing_results_changes_no_later_run(providers):
+    graph = weighted(W.copy())
+    change_all(evaluate(graph, {"x": X}, providers=providers))
+    assert_array_equal(evaluate(graph, {"x": X})["y"], W)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_changing_what_dask_computed_changes_no_later_run(placement):
+    graph = weighted(W.copy())
+    change_all(bind(graph, {"x": X}, placement=placement, profile=ONE).compute(scheduler="sync"))
+    assert_array_equal(evaluate(graph, {"x": X})["y"], W)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_changing_results_changes_nothing_in_a_worker_of_the_same_process(thread_client, placement):
+    graph = place(weighted(W.copy()), thread_client)
+    for _ in range(2):
+        results = bind(graph, {"x": X}, placement=placement, profile=ONE).compute()
+        assert_array_equal(results["y"], W)
+        change_all(results)
+
+
+def test_the_array_that_a_constant_was_given_as_is_neither_copied_nor_made_read_only():
+    mine = W.copy()
+    graph = weighted(mine)
+    assert np.shares_memory(graph.constants["w"], mine)
+    assert not graph.constants["w"].flags.writeable
+    assert mine.flags.writeable
+
+
+TRANSPOSED_STRINGS = np.array([["a", "b"], ["c", "d"]], object).T
+
+
+@pytest.mark.parametrize("protocol", [2, 5])
+@pytest.mark.parametrize(
+    "value", [W, np.float32([[1, 2], [3, 4]])[:, 1], TRANSPOSED_STRINGS], ids=["plain", "strided", "strings"]
+)
+def test_constants_are_read_only_after_pickling(value, protocol):
+    builder = GraphBuilder()
+    builder.output(builder.constant(value, name="w"))
+    graph = pickle.loads(pickle.dumps(builder.build(), protocol))
+    assert not graph.constants["w"].flags.writeable
+    assert_array_equal(graph.constants["w"], value)
+
+
+def test_a_buffer_that_came_beside_a_pickle_is_not_copied():
+    buffers: list[pickle.PickleBuffer] = []
+    content = pickle.dumps(weighted(), 5, buffer_callback=buffers.append)
+    received = [bytearray(buffer) for buffer in buffers]
+    graph = pickle.loads(content, buffers=received)
+    weight = graph.constants["w"]
+    assert any(np.shares_memory(weight, np.frombuffer(buffer, np.uint8)) for buffer in received)
+    assert not weight.flags.writeable
+
+
+def test_constants_of_a_model_are_read_only_in_whatever_form_it_has_them():
+    nodes = [
+        node("Constant", [], ["floats"], value_floats=[1.0, 2.0, 3.0]),
+        node("Constant", [], ["texts"], value_strings=["a", "b"]),
+        node("Add", ["x", "floats"], ["h"]),
+        node("Add", ["h", "listed"], ["y"]),
+    ]
+    model = model_of(nodes, {"x": (TensorProto.FLOAT, [3])}, ["y", "floats", "listed"])
+    model.graph.initializer.append(onnx.helper.make_tensor("listed", TensorProto.FLOAT, [3], [4, 5, 6]))
+    model.graph.output[2].CopyFrom(info("listed", TensorProto.FLOAT, [3]))
+    model.graph.output[0].CopyFrom(info("y", TensorProto.FLOAT, [3]))
+    graph = load_onnx(model)
+    expected = reference(model, {"x": X})
+    change_all(evaluate(graph, {"x": X}))
+    for name, value in evaluate(graph, {"x": X}).items():
+        assert_array_equal(value, expected[name])
+    assert not any(value.flags.writeable for value in graph.constants.values())
