@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import onnx
 import pytest
 from agreement import assert_same
 from kernel_cases import expected_of, op_of
+from models import light_models
 from onnx import TensorProto, helper
 
 from ferroflow_dask import Graph, bind, evaluate, load_onnx
@@ -259,6 +261,13 @@ def test_what_is_exact_is_part_of_a_session(nodes: list[onnx.NodeProto]) -> None
     assert_same(session({**graph.constants, "x": x})["y"], evaluate(graph, {"x": x})["y"])
 
 
+@pytest.mark.parametrize("path", light_models(), ids=lambda path: path.stem)
+def test_a_published_architecture_is_a_session(path: Path) -> None:
+    graph = load_onnx(path)
+    session = open_graph(graph, {}, 1)
+    assert not isinstance(session, str), session
+
+
 # ---------------------------------------------------------------- ranks and axes that only a run tells
 
 
@@ -279,6 +288,23 @@ def test_what_has_other_axes_is_not_joined(way: Way) -> None:
     assert found["y"].tolist() == [1, 2, 1, 1, 1, 1, 1, 1]
     with pytest.raises(KernelError, match=r"\(Concat\) failed on \(float32\[2\], float32\[0, 6\]\)"):
         way(graph, {"x": np.ones((0, 6), F), "shape": np.int64([0, 6])})
+
+
+@WAYS
+def test_what_has_other_axes_is_not_joined_in_a_branch_either(way: Way) -> None:
+    node = inside(helper.make_node("Concat", ["z", "x"], ["both"], axis=0))
+    # The model does not tell of how many axes x is.
+    fold = helper.make_node("Reshape", ["any", "shape"], ["x"])
+    values = {"z": F([1, 2]), "any": np.ones((0, 6), F), "shape": np.int64([0, 6]), "yes": np.array(True)}
+    with pytest.raises(KernelError, match=r"\(If\) failed"):
+        way(load_onnx(model_of(fold, node, **values)), values)
+
+
+def test_what_has_the_same_axes_is_joined_by_onnxruntime_in_a_branch() -> None:
+    values = {"x": np.ones((2, 3), F), "yes": np.array(True)}
+    graph = load_onnx(model_of(inside(helper.make_node("Concat", ["x", "x"], ["z"], axis=0)), **values))
+    assert evaluate(graph, values, providers=["onnxruntime"])["y"].shape == (4, 3)
+    assert not isinstance(open_graph(graph, {}, 1), str)
 
 
 @WAYS

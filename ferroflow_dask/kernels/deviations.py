@@ -4,8 +4,8 @@ Some of that shows in an operator's attributes, some in operands. Of ops in a se
 is there to look at: there, an op is taken for what it should not be until types, ranks or constants say
 otherwise. Seen in onnxruntime 1.20 to 1.23.
 
-Left as they are, since other kernels would be slower: what onnxruntime's maxima, minima and signs are where
-operands are NaN.
+Left as they are, since other kernels would be slower: ReduceMax, ReduceMin, ArgMax, ArgMin and Hardmax where
+operands have NaN, and Sign of NaN in half precision. There, a result may depend on who computes it.
 """
 
 from __future__ import annotations
