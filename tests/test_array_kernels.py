@@ -112,9 +112,9 @@ FLOAT, INT = np.float32([1, 2]), np.int64([1, 2])
 @pytest.mark.parametrize(
     ("op_type", "values", "attributes"),
     [
-        pytest.param("Pow", (INT, INT), {}, id="NumPy refuses negative powers of integers"),
+        pytest.param("Pow", (INT, FLOAT), {}, id="a power of integers that is no integer"),
         pytest.param("Sum", (INT, INT), {}, id="ONNX sums up no integers"),
-        pytest.param("ReduceMean", (INT,), {}, id="a mean of integers"),
+        pytest.param("ReduceMean", (INT[:0],), {}, id="a mean of nothing"),
         pytest.param("ReduceSum", (FLOAT[0, ...], np.int64([0])), {}, id="an axis of a scalar"),
         pytest.param("ReduceMax", (FLOAT[0, ...], np.int64([0])), {}, id="an axis of a scalar's extreme"),
         pytest.param("ArgMax", (FLOAT[0, ...],), {}, id="a place in a scalar"),

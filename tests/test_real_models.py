@@ -15,6 +15,7 @@ import pytest
 from distributed import Client
 
 from ferroflow_dask import ClusterProfile, Graph, bind, install, load_onnx, place
+from ferroflow_dask.kernels.onnxruntime import open_graph
 
 pytestmark = pytest.mark.cluster
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -69,6 +70,12 @@ def test_a_model_gives_what_onnxruntime_gives(name: str, placement: Any, process
         np.testing.assert_allclose(
             found, expected, rtol=1e-4, atol=1e-5 * max(1.0, np.abs(expected).max()), err_msg=policy
         )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_is_one_session(name: str) -> None:
+    session = open_graph(load_onnx(model_file(*MODELS[name][:2])), {}, 1)
+    assert not isinstance(session, str), session
 
 
 def run_example(name: str, *arguments: object) -> str:

@@ -17,7 +17,7 @@ from models import light_models, randomize
 from ferroflow_dask import Graph, GraphBuilder, evaluate, load_onnx
 from ferroflow_dask.exceptions import KernelError
 from ferroflow_dask.kernels import Plan, make_plan
-from ferroflow_dask.kernels.segments import Segment, plans, segments_of
+from ferroflow_dask.kernels.segments import Member, Segment, plans, segments_of
 
 PROVIDERS = ("synthetic", "array", "onnxruntime", "reference")
 #: What sums, products and roots of numbers can go wrong with.
@@ -206,8 +206,11 @@ def test_equal_plans_share_what_was_learned_and_others_do_not(alone: list[str]) 
     assert len(alone) == 6
 
 
+#: onnxruntime's, another provider's, and one that is the same elsewhere.
+SESSION, OTHER, SAME = Member(True, True), Member(False, False), Member(True, False)
+
+
 def test_segments_are_the_longest_runs_that_need_a_session() -> None:
-    joins, needs = [True, False, True], [True, False, False]  # onnxruntime's, another's, the same elsewhere
     steps = [
         (0, (0,), (1,), (0,)),
         (2, (1, 1), (2,), ()),
@@ -218,6 +221,27 @@ def test_segments_are_the_longest_runs_that_need_a_session() -> None:
         (1, (6,), (7,), (6,)),
         (0, (7, 2), (8, -1), (7,)),
     ]
-    assert segments_of(steps, joins, needs) == [Segment(0, 3, (0,), (2, 3))]
-    assert segments_of(steps[4:6], joins, needs) == []
-    assert segments_of(steps[:1], joins, needs) == []
+    members = [(SESSION, OTHER, SAME)[kernel] for kernel, *_ in steps]
+    assert segments_of(steps, members) == [Segment(0, 3, (0,), (2, 3))]
+    assert segments_of(steps[4:6], members[4:6]) == []
+    assert segments_of(steps[:1], members[:1]) == []
+
+
+@pytest.mark.parametrize(
+    ("between", "expected"),
+    [
+        pytest.param(SESSION, [Segment(0, 2, (0,), (2,)), Segment(2, 4, (2, 0), (4,))], id="open"),
+        pytest.param(Member(True, True, "given"), [Segment(0, 4, (0,), (4,))], id="given again"),
+    ],
+)
+def test_what_must_know_ranks_begins_a_segment_where_one_is_open(
+    between: Member, expected: list[Segment]
+) -> None:
+    steps = [
+        (0, (0,), (1,), ()),
+        (1, (1,), (2,), (1,)),
+        (2, (2, 0), (3,), (0, 2)),
+        (3, (3,), (4,), (3,)),
+    ]
+    members = [Member(True, True, "open"), between, Member(True, True, reads_rank=True), SESSION]
+    assert segments_of(steps, members) == expected

@@ -20,7 +20,8 @@ from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.graph.protos import node_from_op
 from ferroflow_dask.graph.to_onnx import to_onnx
-from ferroflow_dask.kernels.model import IR_VERSION, declared_opset, one_node_model
+from ferroflow_dask.kernels.deviations import check_operands, deviation, differs
+from ferroflow_dask.kernels.model import IR_VERSION, declared_opset, has_subgraph, one_node_model
 from ferroflow_dask.kernels.provider import DeclinedError, ExecutionProvider, Kernel, opset_version
 
 _CPU = "CPUExecutionProvider"
@@ -43,19 +44,19 @@ _OPEN_ERRORS = (*_RUN_ERRORS, _state.InvalidGraph, _state.InvalidProtobuf, Runti
 #: What it takes for an input; objects are strings. bfloat16 and smaller types (ml_dtypes) are not in it.
 _DTYPES = frozenset(map(np.dtype, "?bhilqBHILQefdO"))
 
+#: Of an operand: its dtype, and its rank where that matters.
+_Type = tuple[np.dtype[Any], int | None]
+
 #: What ops that share a session may read, and the types of ONNX that they may name.
 _PLAIN = frozenset(map(np.dtype, "?bhilqBHILQfd"))
 _PLAIN_TYPES = frozenset(onnx.helper.np_dtype_to_tensor_dtype(dtype) for dtype in _PLAIN)
-
-#: Values of `auto_pad` that leave the padding to the operator.
-_SAME = ("SAME_UPPER", b"SAME_UPPER", "SAME_LOWER", b"SAME_LOWER")
 
 #: Ops of other providers whose results have the same bits.
 _SAME_ELSEWHERE = frozenset(("Add", "Relu"))
 
 #: Ops that share a session with none: operands are checked, types follow operands, numbers are drawn.
 _DRAWN = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
-_ALONE = frozenset(("Gemm", "CastLike", "Bernoulli", "Multinomial", *_DRAWN))
+_ALONE = frozenset(("Gemm", "Unique", "CastLike", "Bernoulli", "Multinomial", *_DRAWN))
 
 #: Results that the Python interface refuses, or hands out as raw bytes (8-bit floats become uint8).
 _NOT_NUMPY = re.compile(r"bfloat16|float8|float4|int4|int2")
@@ -72,7 +73,7 @@ class OnnxRuntimeProvider:
 
     def supports(self, op: Op, opsets: Mapping[str, int]) -> bool:
         """Return whether the operator exists; for some types there may be no kernel all the same."""
-        if _means_other(op):
+        if differs(op):
             return False
         if op.domain == _CONTRIBUTED:
             return op.op_type in self._contributed
@@ -83,58 +84,20 @@ class OnnxRuntimeProvider:
         return _SessionKernel(op, opsets)
 
 
-def _means_other(op: Op) -> bool:
-    """Return whether onnxruntime's results are not those that ONNX describes; `onnx.reference` has them."""
-    if op.domain:
-        return False
-    match op.op_type:
-        case "DFT" | "STFT":
-            return True  # errors of 1e-4 where zeros belong
-        case "Dropout":
-            return len(op.inputs) > 2  # training: another generator of random numbers
-        case "MaxPool":
-            # Pads as if there were no dilation.
-            pads_by_itself = op.attributes.get("auto_pad") in _SAME
-            return pads_by_itself and any(step > 1 for step in op.attributes.get("dilations", ()))
-        case "MaxUnpool":
-            return len(op.inputs) > 2  # takes indices in the shape before padding
-        case "Resize":
-            # Aligns the rounded, not the exact size.
-            return op.attributes.get("coordinate_transformation_mode") in ("align_corners", b"align_corners")
-        case "Attention":
-            return len(op.outputs) > 3 and bool(op.outputs[3])  # masks the products at another stage
-    return False
-
-
-def _check(op: Op, feeds: Mapping[str, np.ndarray[Any, np.dtype[Any]]]) -> None:
-    """Raise for operands that a session whose shapes are not declared takes for something else."""
-    match op.op_type:
-        case "Gemm" if any(feeds[name].ndim != 2 for name in op.inputs[:2]):
-            raise ValueError("Gemm takes matrices")  # vectors would pass
-        case "Concat" if len({array.ndim for array in feeds.values()}) > 1:
-            raise ValueError("Concat takes operands of one rank")  # where one is empty, it ends the process
-        case "Squeeze" if _names_no_axes(op, feeds):
-            raise DeclinedError("an empty list of axes means all to onnxruntime")
-
-
-def _names_no_axes(op: Op, values: Mapping[str, Any]) -> bool:
-    """Return whether a Squeeze has a list of axes that is known, and empty."""
-    return len(op.inputs) > 1 and getattr(values.get(op.inputs[1]), "size", 1) == 0
-
-
 class _SessionKernel:
     def __init__(self, op: Op, opsets: Mapping[str, int]) -> None:
         self._op = op
         self._opsets = dict(opsets)
         self._names = op.inputs + op.captured
         self._wanted = [value for value in op.outputs if value]
-        self._sessions: dict[tuple[np.dtype[Any], ...], Any] = {}
+        self._has_subgraph = has_subgraph(op)
+        self._sessions: dict[tuple[_Type, ...], Any] = {}
         self._lock = threading.Lock()
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
         feeds = {name: _tensor(value) for name, value in zip(self._names, values, strict=True) if name}
-        _check(self._op, feeds)
-        session = self._session({name: array.dtype for name, array in feeds.items()})
+        check_operands(self._op, feeds)
+        session = self._session(feeds)
         try:
             found = iter(session.run(self._wanted, feeds))
         except _RUN_ERRORS as error:
@@ -142,20 +105,26 @@ class _SessionKernel:
             raise DeclinedError(str(error), failed=True) from error
         return tuple(next(found) if value else None for value in self._op.outputs)
 
-    def _session(self, dtypes: Mapping[str, np.dtype[Any]]) -> Any:
-        key = tuple(dtypes.values())
+    def _session(self, feeds: Mapping[str, np.ndarray[Any, np.dtype[Any]]]) -> Any:
+        # What ops of a sub-graph make of their operands depends on ranks, too.
+        types = {
+            name: (array.dtype, array.ndim if self._has_subgraph else None) for name, array in feeds.items()
+        }
+        key = tuple(types.values())
         with self._lock:
             if key not in self._sessions:
-                self._sessions[key] = self._open(dtypes)
+                self._sessions[key] = self._open(types)
             session = self._sessions[key]
         if isinstance(session, str):
             raise DeclinedError(session)
         return session
 
-    def _open(self, dtypes: Mapping[str, np.dtype[Any]]) -> Any:
+    def _open(self, types: Mapping[str, _Type]) -> Any:
         """Return a session, or the reason why there is none."""
-        types = {name: _tensor_type(dtype) for name, dtype in dtypes.items()}
-        model = one_node_model(self._op, self._opsets, types, declared_opset(self._op, self._opsets))
+        declared = {name: _tensor_type(*entry) for name, entry in types.items()}
+        model = one_node_model(self._op, self._opsets, declared, declared_opset(self._op, self._opsets))
+        if self._has_subgraph and (other := deviation(model)):
+            return _not_onnx(other)
         try:
             session = _open_plainly(model)
         except _OPEN_ERRORS as error:
@@ -164,15 +133,19 @@ class _SessionKernel:
         return f"results of type {', '.join(strange)}" if strange else session
 
 
+def _not_onnx(kind: str) -> str:
+    return f"{kind} is not what ONNX describes"
+
+
 def may_join(op: Op, provider: str) -> bool:
     """Return whether an op, computed by a provider so far, may share a session with its neighbours.
 
     Not those whose values could be checked or converted between two ops only: half precision, which
-    onnxruntime computes in single precision and then rounds less often, and `Gemm`'s vectors.
+    onnxruntime computes in single precision and then rounds less often, `Gemm`'s vectors, axes of `Squeeze`.
     """
     if provider != OnnxRuntimeProvider.name and op.op_type not in _SAME_ELSEWHERE:
         return False
-    if op.domain or op.captured or op.op_type in _ALONE:
+    if op.domain or op.captured or op.op_type in _ALONE or (op.op_type == "Squeeze" and len(op.inputs) > 1):
         return False
     types = [op.attributes[name] for name in ("to", "dtype", "output_dtype") if name in op.attributes]
     plain = all(element in _PLAIN_TYPES for element in types)
@@ -201,7 +174,7 @@ def open_segment(
     opsets : mapping of str to int
         Versions of the graph that they come from.
     inputs : mapping of str to (dtype, int)
-        Of what they read of others: types, and how many axes. By these operands of Concat are checked.
+        Of what they read of others: types, and how many axes. By these, `deviation` tells what to leave out.
     outputs : sequence of str
         The values that are wanted.
     """
@@ -219,6 +192,8 @@ def open_segment(
         opset_imports=[onnx.helper.make_opsetid("", version)],
         ir_version=IR_VERSION,
     )
+    if deviation(model):
+        return None
     try:
         session = _open_plainly(model)
     except _OPEN_ERRORS:
@@ -288,13 +263,8 @@ def open_graph(
     """
     if execution is not None and execution[0] not in onnxruntime.get_available_providers():
         return f"this onnxruntime has no {execution[0]}"
-    known = {**graph.constants, **constants}
-    if other := [
-        op.kind
-        for op in graph.live_ops
-        if _means_other(op) or (op.kind == "Squeeze" and _names_no_axes(op, known))
-    ]:
-        return f"{other[0]} is not what ONNX describes"
+    if other := next((op.kind for op in graph.live_ops if differs(op)), ""):
+        return _not_onnx(other)
     whole = graph
     # A device has its copy anyway, and would get another one in every run.
     if execution is not None or sum(value.nbytes for value in constants.values()) <= _OWN_MOST:
@@ -305,6 +275,8 @@ def open_graph(
         whole = replace(graph, sources=tuple(sources))
     try:
         model = to_onnx(whole)
+        if other := deviation(model, {**graph.constants, **constants}):
+            return _not_onnx(other)
         large = {
             entry.name: np.ascontiguousarray(whole.constants[entry.name])
             for entry in model.graph.initializer

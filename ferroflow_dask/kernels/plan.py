@@ -70,6 +70,7 @@ class Plan:
         key = (tuple(kernels), self.steps, self.exports)
         repeated = plans.get(key) if _needs_sessions(kernels) else None
         n_before = len(spent_s)
+        computed_by = []
         # Infinities and NaN are results like others; ONNX knows no floating-point warnings.
         with np.errstate(all="ignore"):
             before_s, at = clock(), 0
@@ -77,6 +78,8 @@ class Plan:
                 shares = None if repeated is None else repeated.run(at, values)
                 if shares is None:
                     self._run_step(at, kernels, values, providers)
+                    # Of equal ops, some may be another provider's: it depends on their operands.
+                    computed_by.append(kernels[self.steps[at][0]].computed_by)
                     shares = (1.0,)
                 for *_, last_reads in self.steps[at : at + len(shares)]:
                     for i in last_reads:
@@ -84,8 +87,7 @@ class Plan:
                 after_s = clock()
                 spent_s += [share * (after_s - before_s) for share in shares]
                 before_s, at = after_s, at + len(shares)
-        if repeated is None and _needs_sessions(kernels):
-            computed_by = [kernel.computed_by for kernel in kernels]
+        if repeated is None and PROVIDER in computed_by:
             here_s = spent_s[n_before:]
             plans.setdefault(key, Repeated(self.ops, computed_by, self.opsets, self.steps, here_s))
         return [values[i] for i in self.exports]

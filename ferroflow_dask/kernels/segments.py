@@ -41,6 +41,27 @@ class Segment(NamedTuple):
     outputs: tuple[int, ...]
 
 
+class Member(NamedTuple):
+    """What decides of a step which segment it may be part of.
+
+    Parameters
+    ----------
+    joins : bool
+        Whether it may be part of one.
+    needs : bool
+        Whether it is onnxruntime's anyway: there must be one in each segment.
+    rank : str
+        Of its results: `given` by what it is, or as its operands' are (`follows`), or `open` until it runs.
+    reads_rank : bool
+        Whether its operands' ranks must be known before it runs.
+    """
+
+    joins: bool
+    needs: bool
+    rank: str = "follows"
+    reads_rank: bool = False
+
+
 class Repeated:
     """A plan that this process has run before.
 
@@ -49,7 +70,7 @@ class Repeated:
     ops : sequence of Op
         One for each kernel.
     computed_by : sequence of str
-        The provider of each kernel that has computed its ops.
+        The provider that has computed each step.
     opsets : mapping of str to int
     steps : sequence of Step
     spent_s : sequence of float
@@ -68,11 +89,8 @@ class Repeated:
         self._opsets = dict(opsets)
         self._steps = steps
         self._spent_s = spent_s
-        from ferroflow_dask.kernels.onnxruntime import may_join
-
-        joins = [may_join(op, provider) for op, provider in zip(ops, computed_by, strict=True)]
-        needs = [provider == PROVIDER for provider in computed_by]
-        self._segments = {segment.start: segment for segment in segments_of(steps, joins, needs)}
+        members = [_member(ops[step[0]], provider) for step, provider in zip(steps, computed_by, strict=True)]
+        self._segments = {segment.start: segment for segment in segments_of(steps, members)}
         self._sessions: dict[Hashable, Session | None] = {}
         self._lock = threading.Lock()
 
@@ -122,25 +140,42 @@ def _name(value: int) -> str:
     return f"v{value}" if value >= 0 else ""
 
 
-def segments_of(steps: Sequence[Step], may_join: Sequence[bool], needs: Sequence[bool]) -> list[Segment]:
+def _member(op: Op, provider: str) -> Member:
+    from ferroflow_dask.kernels.deviations import rank_of_results, reads_ranks
+    from ferroflow_dask.kernels.onnxruntime import may_join
+
+    return Member(may_join(op, provider), provider == PROVIDER, rank_of_results(op), reads_ranks(op))
+
+
+def segments_of(steps: Sequence[Step], members: Sequence[Member]) -> list[Segment]:
     """Return the longest runs of steps that can be sessions.
+
+    One that must know its operands' ranks begins a segment where those made before it have an open one.
 
     Parameters
     ----------
     steps : sequence of Step
-    may_join : sequence of bool
-        Of each kernel, whether ops of it may be part of a session.
-    needs : sequence of bool
-        Of each kernel, whether it is onnxruntime's anyway: there must be one in each segment.
+    members : sequence of Member
+        One for each step.
     """
     found = []
     start = 0
+    open_ranks: set[int] = set()  # of values that are made since the start
     for at in range(len(steps) + 1):
-        if at == len(steps) or not may_join[steps[at][0]]:
+        is_member = at < len(steps) and members[at].joins
+        if is_member:
+            _, inputs, outputs, _ = steps[at]
+            is_open = not open_ranks.isdisjoint(inputs)
+            begins = is_open and members[at].reads_rank
+        if not is_member or begins:
             run = steps[start:at]
-            if len(run) >= _SHORTEST and any(needs[kernel] for kernel, *_ in run):
+            if len(run) >= _SHORTEST and any(member.needs for member in members[start:at]):
                 found.append(_segment(start, at, run))
-            start = at + 1
+            start = at if is_member else at + 1
+            open_ranks.clear()
+            is_open = False
+        if is_member and (members[at].rank == "open" or (is_open and members[at].rank == "follows")):
+            open_ranks.update(outputs)
     return found
 
 

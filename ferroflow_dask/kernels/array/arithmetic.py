@@ -11,6 +11,7 @@ import numpy as np
 from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.kernels.array.operator import (
     FLOATS,
+    INDICES,
     INTEGERS,
     NUMBERS,
     Operator,
@@ -33,14 +34,34 @@ def _div(_: Op, a: Any, b: Any) -> Any:
     return down + np.logical_and(is_inexact, is_negative).astype(a.dtype)
 
 
-def _pow(_: Op, base: Any, exponent: Any) -> Any:
-    """Raise to a power; the result has the base's dtype (ONNX Pow, opset 7 on, of floats).
+def _mod(op: Op, a: Any, b: Any) -> Any:
+    """Return what is left of a division: its sign is the divisor's, or with `fmod` the dividend's.
 
-    Bases that are integers are declined: NumPy refuses negative powers of them, whatever the values.
+    ONNX Mod, opset 10 on, of integers.
     """
+    # CuPy has `fmod` in double precision.
+    return a - b * _div(op, a, b) if op.attributes.get("fmod", 0) else np.remainder(a, b)
+
+
+def _pow(_: Op, base: Any, exponent: Any) -> Any:
+    """Raise to a power; the result has the base's dtype (ONNX Pow, opset 7 on)."""
+    if base.dtype.kind == "i":
+        return _integer_power(base, exponent)
     if exponent.dtype == base.dtype:
         return np.power(base, exponent)
     return np.power(base.astype(np.float64), exponent.astype(np.float64)).astype(base.dtype)
+
+
+def _integer_power(base: Any, exponent: Any) -> Any:
+    """Raise integers to powers that wrap around; what a negative one makes of others than 1 and -1 is 0."""
+    if exponent.dtype.kind == "f":
+        raise DeclinedError("a power of integers that is no integer")
+    wide, times = base.astype(np.int64), exponent.astype(np.int64)
+    is_unit = np.equal(np.abs(wide), 1)
+    # NumPy refuses negative powers of integers, whatever the values.
+    inverse = np.where(is_unit, np.power(wide, np.remainder(times, np.int64(2))), np.int64(0))
+    power = np.power(wide, np.maximum(times, np.int64(0)))
+    return np.where(np.less(times, np.int64(0)), inverse, power).astype(base.dtype)
 
 
 def _prelu(_: Op, x: Any, slope: Any) -> Any:
@@ -74,7 +95,8 @@ OPERATORS = (
     Operator("Sub", (7, 13, 14), of_values(np.subtract), NUMBERS),
     Operator("Mul", (7, 13, 14), of_values(np.multiply), NUMBERS),
     Operator("Div", (7, 13, 14), _div, NUMBERS),
-    Operator("Pow", (7, 12, 13, 15), _pow, FLOATS, apart={1: NUMBERS}),
+    Operator("Mod", (10, 13), _mod, INTEGERS),
+    Operator("Pow", (7, 12, 13, 15), _pow, FLOATS | INDICES, apart={1: NUMBERS}),
     Operator("PRelu", (7, 9, 16), _prelu, FLOATS | INTEGERS),
     Operator("Max", (8, 12, 13), _variadic(np.maximum), NUMBERS),
     Operator("Min", (8, 12, 13), _variadic(np.minimum), NUMBERS),

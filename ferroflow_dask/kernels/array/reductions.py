@@ -73,10 +73,23 @@ def _l2(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
 
 
 def _mean(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
-    """ONNX ReduceMean, opset 1 on, of floats."""
-    if not math.prod(x.shape[axis] for axis in axes):
+    """ONNX ReduceMean, opset 1 on."""
+    n = math.prod(x.shape[axis] for axis in axes)
+    if not n:
         raise DeclinedError("a mean of nothing")
-    return np.mean(x, axis=axes, keepdims=keepdims) if axes else x
+    if not axes:
+        return x
+    if x.dtype.kind == "f":
+        return np.mean(x, axis=axes, keepdims=keepdims)
+    # Sums of quotients and of what is left of them are exact where the sum itself would wrap around.
+    wide = x.astype(np.int64 if x.dtype.kind == "i" else np.uint64)
+    size = wide.dtype.type(n)
+    quotients = np.floor_divide(wide, size)
+    rest = _sum(wide - quotients * size, axes, keepdims)
+    down = _sum(quotients, axes, keepdims) + np.floor_divide(rest, size)
+    # Cut, not rounded down, as a conversion to integers does.
+    is_cut = np.logical_and(np.less(down, wide.dtype.type(0)), np.remainder(rest, size).astype(np.bool_))
+    return (down + is_cut.astype(wide.dtype)).astype(x.dtype)
 
 
 def _extreme(reduce: Callable[..., Any], sign: int) -> Callable[..., Any]:
@@ -136,7 +149,7 @@ OPERATORS = (
             ("ReduceL1", _VERSIONS, _l1, WIDE_NUMBERS),
             ("ReduceSumSquare", _VERSIONS, _sum_square, WIDE_NUMBERS),
             ("ReduceL2", _VERSIONS, _l2, FLOATS),
-            ("ReduceMean", _VERSIONS, _mean, FLOATS),
+            ("ReduceMean", _VERSIONS, _mean, WIDE_NUMBERS),
         )
     ),
     *(
