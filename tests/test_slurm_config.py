@@ -15,7 +15,7 @@ from command_line import USAGE, answer, assert_one_line, ferroflow
 from slurm_clusters import SCHEDULER
 
 from ferroflow_dask.deploy import job_kind, job_script, slurm_cluster, slurm_template
-from ferroflow_dask.deploy.jobqueue import walltime_s
+from ferroflow_dask.deploy.job_settings import walltime_s
 from ferroflow_dask.exceptions import FerroflowError, UsageError
 
 REPOSITORY = Path(__file__).parents[1]
