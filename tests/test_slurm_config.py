@@ -14,7 +14,7 @@ import yaml
 from command_line import USAGE, answer, assert_one_line, ferroflow
 from slurm_clusters import SCHEDULER
 
-from ferroflow_dask.deploy import job_kind, job_script, slurm_cluster, slurm_template
+from ferroflow_dask.deploy import job_kind, job_scripts, slurm_cluster, slurm_template
 from ferroflow_dask.deploy.job_settings import walltime_s
 from ferroflow_dask.exceptions import FerroflowError, UsageError
 
@@ -101,7 +101,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("section", "expected"), [("cpu", CPU), ("gpu", GPU), ("narval", NARVAL), ("nibi", NIBI)]
 )
 def test_batch_scripts_of_the_template(section: str, expected: str) -> None:
-    script = job_script(job_kind(section, TEMPLATE))
+    (script,) = job_scripts([section], TEMPLATE)
     assert script == expected.replace("$TEMPLATE", str(TEMPLATE))
 
 
@@ -178,7 +178,7 @@ USERS = {"account": "def-me", "queue": "mine", "walltime": "02:00:00", "job-extr
 def test_a_file_that_is_named_counts_alone(tmp_path: Path, also: dict[str, Any]) -> None:
     file = write(tmp_path / "site.yaml", slurm={"cores": 1, "memory": "1 GiB"}, site=also)
     with dask.config.set({f"jobqueue.slurm.{key}": value for key, value in USERS.items()}):
-        script = job_script(job_kind("site", file))
+        (script,) = job_scripts(["site"], file)
         with slurm_cluster("site", config_file=file, scheduler_options=SCHEDULER) as cluster:
             submitted = cluster.job_script()
     for told in (script, submitted):
@@ -189,7 +189,7 @@ def test_a_file_that_is_named_counts_alone(tmp_path: Path, also: dict[str, Any])
 def test_null_takes_off_what_slurm_says(tmp_path: Path) -> None:
     common = {"cores": 1, "memory": "1 GiB", "queue": "all", "walltime": "01:00:00"}
     file = write(tmp_path / "q.yaml", slurm=common, mine={"queue": None, "walltime": None})
-    script = job_script(job_kind("mine", file))
+    (script,) = job_scripts(["mine"], file)
     assert not {"-p", "-t"} & set(script.split())
     assert "LIFETIME" not in script
 
@@ -208,18 +208,18 @@ def test_sections_are_the_same_once_dask_jobqueue_is_imported(tmp_path: Path) ->
 
 FIRST_AND_SECOND = """
 import dask
-from ferroflow_dask.deploy import job_kind, job_script
+from ferroflow_dask.deploy import job_kind, job_scripts
 from ferroflow_dask.exceptions import UsageError
 
 mine = {"cores": 1, "memory": "1 GiB"}
 said = "".join(["00:", "30:00"])  # as dask-jobqueue's own, and yet said
 with dask.config.set({"jobqueue.mine": mine, "jobqueue.slurm.death-timeout": 9}):
     first = job_kind("mine")
-    assert "#SBATCH -t" not in job_script(first)
+    assert "#SBATCH -t" not in job_scripts(["mine"])[0]
     assert job_kind("mine") == first
     with dask.config.set({"jobqueue.slurm.walltime": said}):
         assert job_kind("mine").arguments["walltime"] == said
-        assert "LIFETIME" in job_script(job_kind("mine"))
+        assert "LIFETIME" in job_scripts(["mine"])[0]
 for section in ("slurm", "_ferroflow"):
     try:
         print(job_kind(section))
@@ -288,7 +288,7 @@ def test_workers_leave_before_the_walltime_ends(
 
 
 def test_without_a_walltime_slurm_has_its_own_and_workers_stay(tmp_path: Path) -> None:
-    script = job_script(job_kind("mine", write(tmp_path / "q.yaml", mine={"cores": 1, "memory": "1 GiB"})))
+    (script,) = job_scripts(["mine"], write(tmp_path / "q.yaml", mine={"cores": 1, "memory": "1 GiB"}))
     assert "-t" not in script.split()
     assert "LIFETIME" not in script
 
@@ -341,6 +341,9 @@ def test_certificates_need_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"\(--tls\) needs the package cryptography: pip install"):
         slurm_cluster("cpu", config_file=TEMPLATE, security=True)
     result = ferroflow("run", "--dag", "wide", "--cluster", "slurm", "--config", str(TEMPLATE), "--tls")
+    assert_one_line(result.exit_code, result.stderr, USAGE, "needs the package cryptography")
+    options = ("--cluster", "slurm", "--config", str(TEMPLATE), "--tls", "--job-script")
+    result = ferroflow("run", "--dag", "wide", *options)
     assert_one_line(result.exit_code, result.stderr, USAGE, "needs the package cryptography")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,6 +58,10 @@ class JobKind:
     def threads(self) -> int:
         """Of each worker."""
         return max(1, int(self.arguments["cores"]) // self.processes)
+
+    def options(self, common: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a job in a cluster, which has what is common to jobs of all kinds."""
+        return {**common, **self.arguments}
 
     def n_jobs(self, n: int | None, jobs: int | None, memory: str | None, cores: int | None) -> int | None:
         """Return how many jobs have so many workers, or so much of all; None if nothing is said."""
@@ -135,20 +139,21 @@ def slurm_cluster(
     plugins = [] if policy == "dask" else [FerroflowPlugin(policy)]
     options = {**of_cluster.pop("scheduler_options", {}), **(scheduler_options or {})}
     options["plugins"] = [*options.get("plugins", ()), *plugins]
-    of_cluster.setdefault("shared_temp_directory", str(Path.cwd()))
     from ferroflow_dask.deploy.slurm import SlurmCluster
 
     return SlurmCluster(
         kind,
         gpu_kind,
-        security=_temporary() if security is True else (security or None),
+        security=_certificates(security),
         scheduler_options=options,
         asynchronous=asynchronous,
         **of_cluster,
     )
 
 
-def _temporary() -> Security:
+def _certificates(security: Security | bool | None) -> Security | None:
+    if security is not True:
+        return security or None
     try:
         made: Security = Security.temporary()
     except ImportError as error:
@@ -170,11 +175,22 @@ def job_kind(section: str, config_file: str | Path | None = None) -> JobKind:
     return _described(section, config_file, {})[0]
 
 
-def job_script(kind: JobKind) -> str:
-    """Return the batch script of jobs of a kind; nothing is submitted."""
-    from ferroflow_dask.deploy.slurm_job import job_script
+def job_scripts(
+    sections: Sequence[str],
+    config_file: str | Path | None = None,
+    *,
+    security: Security | bool | None = None,
+) -> list[str]:
+    """Return the batch scripts of a cluster's jobs, one for each section; nothing is submitted.
 
-    return job_script(kind)
+    What is known only once a cluster has started has names in angle brackets. See `slurm_cluster`, which has
+    the first of the sections as its own.
+    """
+    described = [_described(section, config_file, {}) for section in sections]
+    _, of_cluster = described[0]
+    from ferroflow_dask.deploy.slurm_job import job_scripts
+
+    return job_scripts([kind for kind, _ in described], _certificates(security), **of_cluster)
 
 
 def _described(
@@ -184,6 +200,7 @@ def _described(
     settings, where = _section(section, config_file)
     arguments = job_arguments(settings, given, f"section jobqueue.{section} of {where}")
     of_cluster = {name: arguments.pop(name) for name in _OF_CLUSTER if name in arguments}
+    of_cluster.setdefault("shared_temp_directory", str(Path.cwd()))
     return JobKind(section, arguments), of_cluster
 
 

@@ -36,6 +36,8 @@ _POLL_S = 5.0
 _MOST_FAILED_STARTS = 3
 #: `cluster-cpu-3` is a job, and its worker if it has one; `cluster-cpu-3-1` is one of several.
 _WORKER = re.compile(r"(?P<job>.+-(?:cpu|gpu)-\d+)(?:-\d+)?")
+#: What jobs of all kinds have from the cluster; the interface only where they say none.
+_COMMON = ("config_name", "interface", "protocol", "security")
 #: Files with what workers of an encrypted cluster need.
 _KEYS = ("_job_ca_file", "_job_cert", "_job_key")
 
@@ -77,10 +79,9 @@ class SlurmCluster(SLURMCluster):
         """Return the worker specification of each kind, made once."""
         if not self._specs:
             # Security and protocol are those of the scheduler; the rest is of the kind.
-            common = {name: self._job_kwargs[name] for name in ("config_name", "protocol", "security")}
+            common = {name: self._job_kwargs[name] for name in _COMMON}
             for name, kind in self._kinds.items():
-                interface = kind.arguments.get("interface", self._job_kwargs["interface"])
-                options = {**kind.arguments, **common, "interface": interface}
+                options = kind.options(common)
                 suffixes = [f"-{i}" for i in range(kind.processes)] if kind.processes > 1 else [""]
                 self._specs[name] = {"cls": self.job_cls, "options": options, "group": suffixes}
         return self._specs

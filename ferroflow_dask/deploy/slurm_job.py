@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 import dask
 import yaml
 from dask_jobqueue.slurm import SLURMJob
+from distributed import Security
 from distributed.core import Status
 
 from ferroflow_dask.deploy.jobqueue import OWN_SECTION, JobKind
@@ -72,13 +74,47 @@ def _defaults() -> dict[str, Any]:
     return {**yaml.safe_load(text)["jobqueue"]["slurm"], "walltime": None}
 
 
-def job_script(kind: JobKind) -> str:
-    """Return the batch script of jobs of a kind, with a scheduler and names that stand for others."""
-    arguments = dict(kind.arguments)
-    if logs := arguments.get("log_directory"):
-        arguments["log_directory"] = os.devnull  # a folder that is missing would be made
-    job = Job("tcp://<scheduler>:8786", name="<job>", **arguments)
-    return str(job.job_script()).replace(f"{os.devnull}/", f"{logs}/")
+def job_scripts(
+    kinds: Sequence[JobKind],
+    security: Security | None = None,
+    *,
+    shared_temp_directory: str,
+    protocol: str | None = None,
+    scheduler_options: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """Return the batch scripts of a cluster's jobs, with a scheduler and names that stand for others."""
+    if protocol is None and security is not None:
+        protocol = "tls://"  # as JobQueueCluster has it
+    scheme = (scheduler_options or {}).get("protocol") or protocol or _scheme()
+    common = {
+        "interface": kinds[0].arguments.get("interface"),
+        "protocol": protocol,
+        "security": security and _in_files(security, shared_temp_directory),
+    }
+    return [_job_script(kind, f"{scheme.removesuffix('://')}://<scheduler>:8786", common) for kind in kinds]
+
+
+def _scheme() -> str:
+    """Return the protocol of a scheduler that is not told any."""
+    return "tls" if Security().require_encryption else dask.config.get("distributed.comm.default-scheme")
+
+
+def _in_files(security: Security, folder: str) -> Security:
+    """Return what jobs are told of certificates: they are in files that a cluster writes when it starts."""
+    told = copy(security)
+    for key, value in security.get_tls_config_for_role("worker").items():
+        if value is not None and "\n" in value:
+            name = "tls_ca_file" if key == "ca_file" else f"tls_worker_{key}"
+            setattr(told, name, f"{folder}/.dask-jobqueue.worker.{key}.<random>")
+    return told
+
+
+def _job_script(kind: JobKind, scheduler: str, common: Mapping[str, Any]) -> str:
+    options = kind.options(common)
+    if logs := options.get("log_directory"):
+        options["log_directory"] = os.devnull  # a folder that is missing would be made
+    script = str(Job(scheduler, name="<job>", **options).job_script())
+    return script.replace(f"{os.devnull}/", f"{logs}/")
 
 
 def _told(error: Exception) -> str:
