@@ -17,6 +17,7 @@ import dask
 import yaml
 from distributed import Security
 
+from ferroflow_dask.counts import as_count
 from ferroflow_dask.deploy.job_settings import job_arguments
 from ferroflow_dask.exceptions import UnknownNameError, UsageError
 from ferroflow_dask.plugin import FerroflowPlugin
@@ -63,8 +64,17 @@ class JobKind:
         """Return the arguments of a job in a cluster, which has what is common to jobs of all kinds."""
         return {**common, **self.arguments}
 
-    def n_jobs(self, n: int | None, jobs: int | None, memory: str | None, cores: int | None) -> int | None:
+    def n_jobs(
+        self,
+        n: int | None = None,
+        jobs: int | None = None,
+        memory: str | None = None,
+        cores: int | None = None,
+    ) -> int | None:
         """Return how many jobs have so many workers, or so much of all; None if nothing is said."""
+        for number in (n, jobs):
+            if number is not None and as_count(number) is None:
+                raise UsageError(f"a cluster cannot have {number!r} jobs or workers")
         numbers = [] if jobs is None else [jobs]
         if n is not None:
             numbers.append(math.ceil(n / self.processes))
@@ -76,6 +86,19 @@ class JobKind:
         if any(number < 0 for number in numbers):
             raise UsageError(f"a cluster cannot have {min(numbers)} jobs")
         return max(numbers, default=None)
+
+
+def kind_of(kinds: Mapping[str, JobKind], name: str) -> JobKind:
+    """Return a kind of a cluster's jobs.
+
+    Raises
+    ------
+    UsageError
+        It has no such jobs.
+    """
+    if name not in kinds:
+        raise UsageError("this cluster has no jobs with GPUs; give slurm_cluster a gpu_section")
+    return kinds[name]
 
 
 def slurm_cluster(
@@ -112,8 +135,8 @@ def slurm_cluster(
         Of `distributed.Scheduler`: `host`, `dashboard_address`, …, before those of the section.
     asynchronous : bool, optional
     **job_arguments
-        Instead of what the section says, for jobs without GPUs: `queue`, `account`, `cores`, `memory`,
-        `processes`, `walltime`, … of `dask_jobqueue.SLURMCluster`.
+        Instead of what the section says, for jobs without GPUs: `job_name`, `queue`, `account`, `cores`,
+        `memory`, `processes`, `walltime`, … of `dask_jobqueue.SLURMCluster`.
 
     Returns
     -------
@@ -123,8 +146,8 @@ def slurm_cluster(
     Raises
     ------
     UsageError
-        The configuration cannot be read, has no such section, or says what makes no sense; or certificates
-        cannot be made.
+        The configuration cannot be read, has no such section, or says what makes no sense, as arguments may;
+        or certificates cannot be made.
 
     Examples
     --------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Mapping, Sequence
 from copy import copy
 from pathlib import Path
@@ -28,6 +29,8 @@ HOPELESS = frozenset(
 _NO_REASON = ("None", "NonZeroExitCode")
 #: What squeue says where it knows none of the jobs any more.
 _FORGOTTEN = "Invalid job id"
+#: What ends a word in Slurm's directives, or begins a comment.
+_ODD = re.compile(r"[\s#']")
 #: Lines of a job's log that an error shows.
 _LOG_LINES = 3
 
@@ -37,6 +40,21 @@ class Job(SLURMJob):
 
     #: Whether a worker of it has ever connected.
     has_connected = False
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.set_log_folder(self.log_directory)
+
+    def set_log_folder(self, folder: str | None) -> None:
+        """Have logs written to a folder, in quotes where Slurm would not take the path for one word."""
+        if folder is None or self.log_directory is None:
+            return
+        quote = '"' if _ODD.search(folder) else ""
+        line = re.compile(rf"^(#SBATCH -[eo]) {re.escape(self.log_directory)}/(.*)$", re.MULTILINE)
+        self.job_header = line.sub(
+            lambda found: f"{found[1]} {quote}{folder}/{found[2]}{quote}", str(self.job_header)
+        )
+        self.log_directory = folder
 
     @classmethod
     def default_config_name(cls) -> str:
@@ -111,10 +129,12 @@ def _in_files(security: Security, folder: str) -> Security:
 
 def _job_script(kind: JobKind, scheduler: str, common: Mapping[str, Any]) -> str:
     options = kind.options(common)
-    if logs := options.get("log_directory"):
+    logs = options.get("log_directory")
+    if logs is not None:
         options["log_directory"] = os.devnull  # a folder that is missing would be made
-    script = str(Job(scheduler, name="<job>", **options).job_script())
-    return script.replace(f"{os.devnull}/", f"{logs}/")
+    job = Job(scheduler, name="<job>", **options)
+    job.set_log_folder(logs)
+    return str(job.job_script())
 
 
 def _told(error: Exception) -> str:
@@ -141,15 +161,6 @@ async def states_of(job_ids: Sequence[str]) -> dict[str, tuple[str, str]] | None
 def in_words(state: str, reason: str) -> str:
     """Return a state with its reason, if there is one."""
     return f"{state} ({reason})" if reason else state
-
-
-async def told_of(job_ids: Sequence[str]) -> str:
-    """Return what Slurm says of jobs that were waited for."""
-    states = await states_of(job_ids)
-    if states is None:
-        return "Slurm does not answer"
-    told = [f"job {job_id} is {in_words(*what)}" for job_id, what in states.items()]
-    return ", ".join(told) or "their jobs are not submitted"
 
 
 def end_of_log(job: Job) -> str:
