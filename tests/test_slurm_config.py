@@ -16,7 +16,7 @@ from slurm_clusters import SCHEDULER
 
 from ferroflow_dask.deploy import job_kind, job_scripts, slurm_cluster, slurm_template
 from ferroflow_dask.deploy.job_settings import walltime_s
-from ferroflow_dask.exceptions import FerroflowError, UsageError
+from ferroflow_dask.exceptions import UsageError
 
 REPOSITORY = Path(__file__).parents[1]
 TEMPLATE = REPOSITORY / "jobqueue.yaml"
@@ -291,49 +291,6 @@ def test_without_a_walltime_slurm_has_its_own_and_workers_stay(tmp_path: Path) -
     (script,) = job_scripts(["mine"], write(tmp_path / "q.yaml", mine={"cores": 1, "memory": "1 GiB"}))
     assert "-t" not in script.split()
     assert "LIFETIME" not in script
-
-
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"memory": "1 GiB"}, "does not say cores; add for example `cores: 4`"),
-    ({"cores": 1}, "does not say memory"),
-    ({"cores": 0, "memory": "1 GiB"}, "has cores 0; it must be a whole number"),
-    ({"cores": "four", "memory": "1 GiB"}, "has cores 'four'"),
-    ({"cores": 2, "processes": 4, "memory": "1 GiB"}, "4 processes on 2 cores"),
-    ({"cores": 1, "memory": "lots"}, "has memory 'lots'; write it like 8 GiB"),
-    ({"cores": 1, "memory": 8}, "has memory 8, which is 8 B"),
-    ({"cores": 1, "memory": "1 GiB", "walltime": 3600}, "walltime is 3600; write it in quotes"),
-    *(
-        (
-            {"cores": 1, "memory": "1 GiB", key: "module load x"},
-            f"{key} 'module load x'; it must be a list: [\"mod",
-        )
-        for key in ("job-script-prologue", "job-extra-directives", "job-directives-skip", "worker-extra-args")
-    ),
-    (
-        {"cores": 1, "memory": "1 GiB", "job-script-prologue": [{"a": 1}]},
-        """has job-script-prologue [{'a': 1}]; put in quotes what is not text: "{'a': 1}\"""",
-    ),
-    ({"cores": 1, "memory": "1 GiB", "log-directory": 5}, "has log-directory 5; it must be text"),
-    ({"cores": 1, "memory": "1 GiB", "partition": "x"}, "has 'partition', which dask-jobqueue does not know"),
-]
-
-
-@pytest.mark.parametrize(("mine", "message"), REFUSED)
-def test_sections_that_make_no_sense(tmp_path: Path, mine: dict[str, Any], message: str) -> None:
-    file = write(tmp_path / "q.yaml", mine=mine)
-    with pytest.raises(UsageError) as caught:
-        slurm_cluster("mine", config_file=file)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_arguments_that_make_no_sense() -> None:
-    with pytest.raises(UsageError, match=r'it must be a list: \["module load x"\]'):
-        slurm_cluster("cpu", config_file=TEMPLATE, job_script_prologue="module load x")
-    with pytest.raises(UsageError, match="'speed', which dask-jobqueue does not know"):
-        slurm_cluster("cpu", config_file=TEMPLATE, speed="high")
-    with pytest.raises(FerroflowError, match="unknown policy 'chance'"):
-        slurm_cluster("cpu", config_file=TEMPLATE, policy="chance")
 
 
 def test_certificates_need_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
