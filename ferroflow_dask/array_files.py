@@ -35,11 +35,12 @@ def read_inputs(graph: Graph, files: Sequence[str]) -> dict[str, Any]:
     Raises
     ------
     UsageError
-        A file cannot be read, or it is not said which input it holds.
+        A file cannot be read, it is not said which input it holds, or two hold the same.
     """
     if not graph.inputs:
         raise UsageError(f"graph {graph.name!r} has no inputs; leave --input {files[0]!r} out")
     inputs: dict[str, Any] = {}
+    sources: dict[str, str] = {}
     for text in files:
         name, is_named, path = text.partition("=")
         if not is_named or (name not in graph.inputs and os.path.isfile(text)):
@@ -50,15 +51,19 @@ def read_inputs(graph: Graph, files: Sequence[str]) -> dict[str, Any]:
                 raise UsageError(
                     f"--input {text!r}: an .npz file has its own names; give it without {name!r}"
                 )
-            inputs.update(loaded)
-            continue
-        if not name:
+        elif not name:
             if len(graph.inputs) != 1:
                 raise UsageError(
                     f"--input {path!r} needs a name, like {next(iter(graph.inputs), 'x')}={path}"
                 )
             name = next(iter(graph.inputs))
-        inputs[name] = loaded
+        arrays = loaded if isinstance(loaded, dict) else {name: loaded}
+        if twice := [name for name in arrays if name in inputs]:
+            raise UsageError(
+                f"--input {sources[twice[0]]!r} and --input {text!r} both give input {twice[0]!r}; give one"
+            )
+        inputs.update(arrays)
+        sources.update(dict.fromkeys(arrays, text))
     return inputs
 
 

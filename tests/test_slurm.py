@@ -230,6 +230,16 @@ def test_a_job_that_slurm_refuses_is_told_in_its_words(
     assert no_jobs()
 
 
+def test_folders_with_spaces(tmp_path: Path) -> None:
+    folders = {"log-directory": str(tmp_path / "my logs"), "local-directory": str(tmp_path / "my scratch")}
+    with ours(tmp_path, **folders) as cluster, client_of(cluster) as client:
+        cluster.scale(jobs=1)
+        cluster.wait_for_jobs()
+        (worker,) = client.scheduler_info(n_workers=-1)["workers"].values()
+        assert worker["local_directory"].startswith(folders["local-directory"])
+        assert sorted(path.suffix for path in Path(folders["log-directory"]).iterdir()) == [".err", ".out"]
+
+
 def test_no_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ours(tmp_path) as cluster:
         monkeypatch.setenv("PATH", str(tmp_path))

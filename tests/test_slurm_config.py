@@ -14,9 +14,9 @@ import yaml
 from command_line import USAGE, answer, assert_one_line, ferroflow
 from slurm_clusters import SCHEDULER
 
-from ferroflow_dask.deploy import job_kind, job_script, slurm_cluster, slurm_template
-from ferroflow_dask.deploy.jobqueue import walltime_s
-from ferroflow_dask.exceptions import FerroflowError, UsageError
+from ferroflow_dask.deploy import job_kind, job_scripts, slurm_cluster, slurm_template
+from ferroflow_dask.deploy.job_settings import walltime_s
+from ferroflow_dask.exceptions import UsageError
 
 REPOSITORY = Path(__file__).parents[1]
 TEMPLATE = REPOSITORY / "jobqueue.yaml"
@@ -101,7 +101,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("section", "expected"), [("cpu", CPU), ("gpu", GPU), ("narval", NARVAL), ("nibi", NIBI)]
 )
 def test_batch_scripts_of_the_template(section: str, expected: str) -> None:
-    script = job_script(job_kind(section, TEMPLATE))
+    (script,) = job_scripts([section], TEMPLATE)
     assert script == expected.replace("$TEMPLATE", str(TEMPLATE))
 
 
@@ -178,7 +178,7 @@ USERS = {"account": "def-me", "queue": "mine", "walltime": "02:00:00", "job-extr
 def test_a_file_that_is_named_counts_alone(tmp_path: Path, also: dict[str, Any]) -> None:
     file = write(tmp_path / "site.yaml", slurm={"cores": 1, "memory": "1 GiB"}, site=also)
     with dask.config.set({f"jobqueue.slurm.{key}": value for key, value in USERS.items()}):
-        script = job_script(job_kind("site", file))
+        (script,) = job_scripts(["site"], file)
         with slurm_cluster("site", config_file=file, scheduler_options=SCHEDULER) as cluster:
             submitted = cluster.job_script()
     for told in (script, submitted):
@@ -189,7 +189,7 @@ def test_a_file_that_is_named_counts_alone(tmp_path: Path, also: dict[str, Any])
 def test_null_takes_off_what_slurm_says(tmp_path: Path) -> None:
     common = {"cores": 1, "memory": "1 GiB", "queue": "all", "walltime": "01:00:00"}
     file = write(tmp_path / "q.yaml", slurm=common, mine={"queue": None, "walltime": None})
-    script = job_script(job_kind("mine", file))
+    (script,) = job_scripts(["mine"], file)
     assert not {"-p", "-t"} & set(script.split())
     assert "LIFETIME" not in script
 
@@ -208,18 +208,18 @@ def test_sections_are_the_same_once_dask_jobqueue_is_imported(tmp_path: Path) ->
 
 FIRST_AND_SECOND = """
 import dask
-from ferroflow_dask.deploy import job_kind, job_script
+from ferroflow_dask.deploy import job_kind, job_scripts
 from ferroflow_dask.exceptions import UsageError
 
 mine = {"cores": 1, "memory": "1 GiB"}
 said = "".join(["00:", "30:00"])  # as dask-jobqueue's own, and yet said
 with dask.config.set({"jobqueue.mine": mine, "jobqueue.slurm.death-timeout": 9}):
     first = job_kind("mine")
-    assert "#SBATCH -t" not in job_script(first)
+    assert "#SBATCH -t" not in job_scripts(["mine"])[0]
     assert job_kind("mine") == first
     with dask.config.set({"jobqueue.slurm.walltime": said}):
         assert job_kind("mine").arguments["walltime"] == said
-        assert "LIFETIME" in job_script(job_kind("mine"))
+        assert "LIFETIME" in job_scripts(["mine"])[0]
 for section in ("slurm", "_ferroflow"):
     try:
         print(job_kind(section))
@@ -288,52 +288,9 @@ def test_workers_leave_before_the_walltime_ends(
 
 
 def test_without_a_walltime_slurm_has_its_own_and_workers_stay(tmp_path: Path) -> None:
-    script = job_script(job_kind("mine", write(tmp_path / "q.yaml", mine={"cores": 1, "memory": "1 GiB"})))
+    (script,) = job_scripts(["mine"], write(tmp_path / "q.yaml", mine={"cores": 1, "memory": "1 GiB"}))
     assert "-t" not in script.split()
     assert "LIFETIME" not in script
-
-
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"memory": "1 GiB"}, "does not say cores; add for example `cores: 4`"),
-    ({"cores": 1}, "does not say memory"),
-    ({"cores": 0, "memory": "1 GiB"}, "has cores 0; it must be a whole number"),
-    ({"cores": "four", "memory": "1 GiB"}, "has cores 'four'"),
-    ({"cores": 2, "processes": 4, "memory": "1 GiB"}, "4 processes on 2 cores"),
-    ({"cores": 1, "memory": "lots"}, "has memory 'lots'; write it like 8 GiB"),
-    ({"cores": 1, "memory": 8}, "has memory 8, which is 8 B"),
-    ({"cores": 1, "memory": "1 GiB", "walltime": 3600}, "walltime is 3600; write it in quotes"),
-    *(
-        (
-            {"cores": 1, "memory": "1 GiB", key: "module load x"},
-            f"{key} 'module load x'; it must be a list: [\"mod",
-        )
-        for key in ("job-script-prologue", "job-extra-directives", "job-directives-skip", "worker-extra-args")
-    ),
-    (
-        {"cores": 1, "memory": "1 GiB", "job-script-prologue": [{"a": 1}]},
-        """has job-script-prologue [{'a': 1}]; put in quotes what is not text: "{'a': 1}\"""",
-    ),
-    ({"cores": 1, "memory": "1 GiB", "log-directory": 5}, "has log-directory 5; it must be text"),
-    ({"cores": 1, "memory": "1 GiB", "partition": "x"}, "has 'partition', which dask-jobqueue does not know"),
-]
-
-
-@pytest.mark.parametrize(("mine", "message"), REFUSED)
-def test_sections_that_make_no_sense(tmp_path: Path, mine: dict[str, Any], message: str) -> None:
-    file = write(tmp_path / "q.yaml", mine=mine)
-    with pytest.raises(UsageError) as caught:
-        slurm_cluster("mine", config_file=file)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_arguments_that_make_no_sense() -> None:
-    with pytest.raises(UsageError, match=r'it must be a list: \["module load x"\]'):
-        slurm_cluster("cpu", config_file=TEMPLATE, job_script_prologue="module load x")
-    with pytest.raises(UsageError, match="'speed', which dask-jobqueue does not know"):
-        slurm_cluster("cpu", config_file=TEMPLATE, speed="high")
-    with pytest.raises(FerroflowError, match="unknown policy 'chance'"):
-        slurm_cluster("cpu", config_file=TEMPLATE, policy="chance")
 
 
 def test_certificates_need_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,6 +298,9 @@ def test_certificates_need_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"\(--tls\) needs the package cryptography: pip install"):
         slurm_cluster("cpu", config_file=TEMPLATE, security=True)
     result = ferroflow("run", "--dag", "wide", "--cluster", "slurm", "--config", str(TEMPLATE), "--tls")
+    assert_one_line(result.exit_code, result.stderr, USAGE, "needs the package cryptography")
+    options = ("--cluster", "slurm", "--config", str(TEMPLATE), "--tls", "--job-script")
+    result = ferroflow("run", "--dag", "wide", *options)
     assert_one_line(result.exit_code, result.stderr, USAGE, "needs the package cryptography")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,9 @@ from slurm_clusters import SCHEDULER, sections, soon
 
 from ferroflow_dask import slurm_cluster
 from ferroflow_dask.cli.slurm import SlurmOptions
-from ferroflow_dask.exceptions import UsageError
+from ferroflow_dask.deploy import JobKind
+from ferroflow_dask.deploy.adaptive import job_limits
+from ferroflow_dask.exceptions import ClusterError, UsageError
 
 pytestmark = pytest.mark.cluster
 
@@ -35,6 +38,92 @@ def test_sections_are_named_as_on_the_command_line(tmp_path: Path) -> None:
         pytest.raises(UsageError, match="give slurm_cluster a gpu_section"),
     ):
         cluster.scale(gpu_jobs=1)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"gpu_jobs": -1}, "cannot have -1 jobs"),
+        ({"jobs": 2, "gpu_jobs": -1}, "cannot have -1 jobs"),
+        ({"jobs": -1}, "cannot have -1 jobs"),
+        ({"n": -1}, "cannot have -1 jobs"),
+        ({"cores": -4}, "cannot have -4 jobs"),
+        ({"jobs": 1.5}, "cannot have 1.5 jobs"),
+        ({"gpu_jobs": "2"}, "cannot have '2' jobs"),
+    ],
+    ids=str,
+)
+def test_numbers_of_jobs_that_make_no_sense(cluster: Any, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        cluster.scale(**given)
+    assert not cluster.worker_spec
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"minimum_jobs": 3, "maximum_jobs": 1}, "minimum_jobs is 3 and maximum_jobs 1; no number"),
+        ({"minimum_gpu_jobs": 3, "maximum_gpu_jobs": 1}, "minimum_gpu_jobs is 3 and maximum_gpu_jobs 1"),
+        ({"minimum": 3, "maximum": 2}, "minimum is 3 and maximum 2; no number"),
+        ({"minimum": 3, "maximum_jobs": 2}, "minimum_jobs is 3 and maximum_jobs 2; no number"),
+        ({"minimum": 1, "minimum_jobs": 3}, "minimum is in workers, and minimum_jobs in jobs; give one"),
+        ({"maximum": 1, "maximum_jobs": 2}, "maximum is in workers, and maximum_jobs in jobs; give one"),
+        ({"minimum_jobs": -1}, "minimum_jobs is -1; it must be a whole number"),
+        ({"maximum_gpu_jobs": 1.5}, r"maximum_gpu_jobs is 1\.5; it must be a whole number"),
+        ({"minimum": math.inf}, "minimum is inf; it must be a whole number"),
+    ],
+    ids=str,
+)
+def test_limits_that_make_no_sense(cluster: Any, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        cluster.adapt(**given)
+    assert not cluster.adaptives
+
+
+def test_limits_in_jobs_and_in_workers() -> None:
+    kinds = {kind: JobKind(kind, {"cores": 4, "memory": "1 GiB", "processes": 4}) for kind in ("cpu", "gpu")}
+    assert job_limits(kinds, {}) == {"cpu": (0, math.inf), "gpu": (0, math.inf)}
+    assert job_limits(kinds, {"minimum": 5, "maximum": 9})["cpu"] == (2, 3)
+    assert job_limits(kinds, {"minimum_jobs": 2, "maximum": math.inf})["cpu"] == (2, math.inf)
+    assert job_limits(kinds, {"minimum_gpu_jobs": 1, "maximum_gpu_jobs": 2})["gpu"] == (1, 2)
+
+
+@pytest.mark.parametrize("limit", ["minimum_gpu_jobs", "maximum_gpu_jobs"])
+def test_limits_of_jobs_with_gpus_where_there_are_none(tmp_path: Path, limit: str) -> None:
+    with (
+        slurm_cluster("cpu", config_file=sections(tmp_path), scheduler_options=SCHEDULER) as cluster,
+        pytest.raises(UsageError, match="give slurm_cluster a gpu_section"),
+    ):
+        cluster.adapt(**{limit: 1})
+
+
+def test_workers_under_other_names_are_told(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def states_of(job_ids: list[str]) -> dict[str, tuple[str, str]]:
+        return {}
+
+    async def added() -> list[Worker]:
+        return [
+            await Worker(cluster.scheduler_address, name=f"{name}-{i}", nthreads=1, dashboard=False)
+            for i in range(2)
+        ]
+
+    async def planned() -> None:
+        cluster.set_jobs("cpu", 1)
+
+    monkeypatch.setattr("ferroflow_dask.deploy.slurm_waiting.states_of", states_of)
+    cluster.sync(planned)  # as if Slurm had it
+    (name,) = cluster.worker_spec
+    workers = cluster.sync(added)
+    try:
+        assert soon(lambda: len(cluster.scheduler_info["workers"]) == 2)
+        with pytest.raises(
+            ClusterError, match=f"1 of 1 workers .* connected under other names: {name}-0, {name}-1$"
+        ):
+            cluster.wait_for_jobs(0)
+    finally:
+        cluster.worker_spec.clear()
+        for worker in workers:
+            cluster.sync(worker.close)
 
 
 def all_are(cluster: Any, state: str) -> bool:

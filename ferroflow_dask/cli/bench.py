@@ -118,7 +118,7 @@ def run_workloads(workloads: tuple[str, ...], sizes: tuple[str, ...], **options:
     """Run the named workloads (`ferroflow bench list` names all)."""
     if not workloads:
         raise UsageError(f"name a workload: {', '.join(WORKLOADS)}")
-    given = dict(_size(text) for text in sizes)
+    given = _sizes(sizes)
     chosen = [get_workload(name) for name in dict.fromkeys(workloads)]
     if lost := [name for name in given if not any(name in workload.defaults for workload in chosen)]:
         raise UsageError(f"none of {', '.join(workloads)} has a size {lost[0]!r}; see: ferroflow bench list")
@@ -159,7 +159,7 @@ def metg(pattern: str, sizes: tuple[str, ...], durations: tuple[float, ...], **o
     if workload is None or workload.family != "task-bench":
         known = ", ".join(name for name, other in WORKLOADS.items() if other.family == "task-bench")
         raise UsageError(f"{pattern!r} is no pattern of Task Bench; choose one of: {known}")
-    given = dict(_size(text) for text in sizes)
+    given = _sizes(sizes)
     if (ms := given.get("task_ms")) is not None:
         raise UsageError(f"--size task_ms={ms} would be ignored; durations are given by --task-ms")
     if (kernel := workload.arguments(given)["kernel"]) not in TIMED:
@@ -171,11 +171,16 @@ def metg(pattern: str, sizes: tuple[str, ...], durations: tuple[float, ...], **o
     _run(chosen, **options)  # the report has the curves' METG
 
 
-def _size(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise UsageError(f"--size is {text!r}; it must be NAME=VALUE, like width=8")
-    return name, value
+def _sizes(texts: Sequence[str]) -> dict[str, str]:
+    sizes: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"--size is {text!r}; it must be NAME=VALUE, like width=8")
+        if name in sizes:
+            raise UsageError(f"--size gives {name} as {sizes[name]} and as {value}; give it once")
+        sizes[name] = value
+    return sizes
 
 
 def _run(

@@ -114,16 +114,9 @@ def run(
     **sizes: Any,
 ) -> None:
     """Run a built-in graph or an ONNX model and say how fast it was."""
-    _check_cluster(policy, address)
-    if prints_job_script:
-        if slurm is None:
-            raise UsageError("--job-script needs --cluster slurm")
-        print_job_scripts(slurm)
-        return
-    if policy not in (known := (*PLAIN_POLICIES, *policy_names())):
-        raise UsageError(f"unknown policy {policy!r}; choose one of: {', '.join(known)}")
-    _check_output(output)
+    _check_cluster(policy, address, slurm, prints_job_script)
     options = _policy_options(policy, seed, steal_threshold, no_adaptive_threshold)
+    _check_output(output)
     _check_placement(policy, placement, batch)
     if batch is not None and devices is not None and devices.matmul_threshold is not None:
         raise UsageError("--gpu-matmul-threshold is for ops; --batch runs the whole model; leave one out")
@@ -142,19 +135,25 @@ def run(
         ):
             yield client
 
+    # What cannot run is refused before a cluster is started for it.
     if batch is not None:
         check_supported(graph)
-        arrays = in_batches(graph, given, batch, where.n_threads, seed)
+        inputs = in_batches(graph, given, batch, where.n_threads, seed)
+    else:
+        inputs = draw_inputs(graph, seed) if given is None else given
+        check_inputs(graph, inputs)
+        check_supported(graph)
+    if prints_job_script and slurm is not None:
+        print_job_scripts(slurm)
+        return
+
+    if batch is not None:
         with cluster() as client, looks.at(client) as keep:
-            found, facts = run_batches(graph, arrays, client, repeat=repeat)
+            found, facts = run_batches(graph, inputs, client, repeat=repeat)
             keep(graph.name, [batches_in_words(facts)])
         click.echo(json.dumps(facts) if as_json else batches_in_words(facts))
         outputs: Mapping[str, Any] = found
     else:
-        inputs = draw_inputs(graph, seed) if given is None else given
-        # What cannot run is refused before a cluster is started for it.
-        check_inputs(graph, inputs)
-        check_supported(graph)
         if policy == "sequential":
             runs = [run_sequentially(graph, inputs, seed=seed) for _ in range(repeat)]
         else:
@@ -182,10 +181,14 @@ def run(
         raise click.exceptions.Exit(Failure.exit_code)
 
 
-def _check_cluster(policy: str, address: str | None) -> None:
+def _check_cluster(
+    policy: str, address: str | None, slurm: SlurmOptions | None, prints_job_script: bool
+) -> None:
     if policy == "sequential":
         refuse_given(_OF_CLUSTERS, "would do nothing: --policy sequential runs in this process")
     check_address(address)
+    if prints_job_script and slurm is None:
+        raise UsageError("--job-script needs --cluster slurm")
 
 
 def _check_output(output: str | None) -> None:
@@ -207,6 +210,8 @@ def _check_placement(policy: str, placement: str, batch: int | None) -> None:
 
 
 def _policy_options(policy: str, seed: int, threshold: int | None, is_fixed: bool) -> dict[str, Any]:
+    if policy not in (known := (*PLAIN_POLICIES, *policy_names())):
+        raise UsageError(f"unknown policy {policy!r}; choose one of: {', '.join(known)}")
     options: dict[str, Any] = {}
     if threshold is not None:
         options["threshold"] = threshold

@@ -12,7 +12,7 @@ import click
 from distributed import Client
 
 from ferroflow_dask.cli.cluster_options import Duration, refuse_given, refuse_local_sizes
-from ferroflow_dask.deploy import JobKind, job_kind, job_script, slurm_cluster, slurm_template
+from ferroflow_dask.deploy import JobKind, job_kind, job_scripts, slurm_cluster, slurm_template
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.plugin import check_workers
 
@@ -78,6 +78,11 @@ class SlurmOptions:
     def _numbers(self) -> list[tuple[str, int]]:
         numbers = ((self.section, self.jobs), (self.gpu_section, self.gpu_jobs))
         return [(name, number) for name, number in numbers if number]
+
+    def job_scripts(self) -> list[str]:
+        """Return the batch scripts of the jobs of `cluster`, one for each kind."""
+        sections = [name for name, _ in self._numbers()]
+        return job_scripts(sections, self.config_file, security=self.is_encrypted or None)
 
     def cluster(self) -> Any:
         """Return the cluster, with no job yet and with Dask's own scheduling."""
@@ -179,7 +184,7 @@ def slurm_client(options: SlurmOptions) -> Iterator[Client]:
 
 def print_job_scripts(options: SlurmOptions) -> None:
     """Print the batch scripts of the jobs, one for each kind."""
-    click.echo("\n".join(job_script(kind) for kind, _ in options.kinds()), nl=False)
+    click.echo("\n".join(options.job_scripts()), nl=False)
 
 
 @click.group()

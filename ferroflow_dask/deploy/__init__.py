@@ -13,7 +13,7 @@ from ferroflow_dask.deploy.calibration import (
     save_profile,
 )
 from ferroflow_dask.deploy.cuda import DeviceChoice, device_client
-from ferroflow_dask.deploy.jobqueue import JobKind, job_kind, job_script, slurm_cluster, slurm_template
+from ferroflow_dask.deploy.jobqueue import JobKind, job_kind, job_scripts, slurm_cluster, slurm_template
 from ferroflow_dask.deploy.local import connect, local_client
 from ferroflow_dask.deploy.optimize import optimizations, optimize, optimize_graph
 
@@ -27,7 +27,7 @@ __all__ = [
     "count_gpus",
     "device_client",
     "job_kind",
-    "job_script",
+    "job_scripts",
     "load_durations",
     "load_profile",
     "local_client",

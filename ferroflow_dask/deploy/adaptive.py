@@ -7,11 +7,14 @@ whose other workers are needed, and ask for them again.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Generator, Iterable
+from collections.abc import Awaitable, Generator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from distributed.deploy.adaptive import Adaptive
 
+from ferroflow_dask.counts import checked_count
+from ferroflow_dask.deploy.jobqueue import JobKind, kind_of
+from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.plugin import GPU_RESOURCE
 
 if TYPE_CHECKING:
@@ -20,6 +23,49 @@ if TYPE_CHECKING:
     from tornado.ioloop import IOLoop
 
     from ferroflow_dask.deploy.slurm import SlurmCluster
+
+
+def job_limits(kinds: Mapping[str, JobKind], given: Mapping[str, int | None]) -> dict[str, tuple[int, float]]:
+    """Return the least and the most jobs of each kind.
+
+    Parameters
+    ----------
+    kinds : mapping
+        Of the cluster.
+    given : mapping
+        Arguments of `SlurmCluster.adapt`: `minimum` and `maximum` are workers of jobs without GPUs,
+        `minimum_jobs` and `maximum_jobs` such jobs, and `minimum_gpu_jobs` and `maximum_gpu_jobs` others.
+
+    Raises
+    ------
+    UsageError
+        They contradict each other, are no numbers, or are of jobs that the cluster does not have.
+    """
+    limits = {
+        name: checked_count(name, value)
+        for name, value in given.items()
+        if value is not None and not (name.startswith("maximum") and value == math.inf)
+    }
+    for unit in ("", "_jobs", "_gpu_jobs"):
+        _check_order(limits, unit)
+    for end in sorted({"minimum", "maximum"} & limits.keys()):
+        if f"{end}_jobs" in limits:
+            raise UsageError(f"{end} is in workers, and {end}_jobs in jobs; give one of them")
+        limits[f"{end}_jobs"] = math.ceil(limits.pop(end) / kinds["cpu"].processes)
+    _check_order(limits, "_jobs")
+    if any("gpu" in name for name in limits):
+        kind_of(kinds, "gpu")
+    units = {"cpu": "_jobs", "gpu": "_gpu_jobs"}
+    return {
+        kind: (limits.get(f"minimum{units[kind]}", 0), limits.get(f"maximum{units[kind]}", math.inf))
+        for kind in kinds
+    }
+
+
+def _check_order(limits: Mapping[str, int], unit: str) -> None:
+    least, most = limits.get(f"minimum{unit}", 0), limits.get(f"maximum{unit}", math.inf)
+    if least > most:
+        raise UsageError(f"minimum{unit} is {least} and maximum{unit} {most}; no number is in between")
 
 
 class JobsOfKind:

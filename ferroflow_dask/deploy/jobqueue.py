@@ -6,11 +6,9 @@ the home folder.
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +17,8 @@ import dask
 import yaml
 from distributed import Security
 
+from ferroflow_dask.counts import as_count
+from ferroflow_dask.deploy.job_settings import job_arguments
 from ferroflow_dask.exceptions import UnknownNameError, UsageError
 from ferroflow_dask.plugin import FerroflowPlugin
 
@@ -31,25 +31,8 @@ _DEFAULTS = "slurm"
 #: Where dask-jobqueue finds what neither says: a section that is nobody's, see `slurm_job.Job`.
 OWN_SECTION = "_ferroflow"
 
-#: What a section may say, in dask-jobqueue's schema, and the name of the argument where that differs.
-_ARGUMENTS = {"name": "job_name"}
-_KEYS = frozenset(
-    {"name", "cores", "memory", "processes", "python", "interface", "death-timeout", "local-directory"}
-    | {"worker-command", "worker-extra-args", "shebang", "queue", "account", "walltime", "log-directory"}
-    | {"job-script-prologue", "job-cpu", "job-mem", "job-extra-directives", "job-directives-skip", "nanny"}
-    | {"shared-temp-directory", "scheduler-options", "protocol"}
-)
 #: Those that are not of a job.
 _OF_CLUSTER = ("shared_temp_directory", "scheduler_options", "protocol")
-
-#: Workers leave this part of the walltime before it ends, and no fewer or more seconds than these [s].
-_MARGIN, _LEAST_MARGIN_S, _MOST_MARGIN_S = 0.1, 30.0, 300.0
-#: Jobs that started together leave spread over this part of the walltime to either side, and no more [s].
-_STAGGER, _MOST_STAGGER_S = 0.05, 600.0
-_LIFETIME = "DASK_DISTRIBUTED__WORKER__LIFETIME__"
-
-#: Slurm's: minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes, and with seconds.
-_WALLTIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(?P<third>\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +60,21 @@ class JobKind:
         """Of each worker."""
         return max(1, int(self.arguments["cores"]) // self.processes)
 
-    def n_jobs(self, n: int | None, jobs: int | None, memory: str | None, cores: int | None) -> int | None:
+    def options(self, common: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a job in a cluster, which has what is common to jobs of all kinds."""
+        return {**common, **self.arguments}
+
+    def n_jobs(
+        self,
+        n: int | None = None,
+        jobs: int | None = None,
+        memory: str | None = None,
+        cores: int | None = None,
+    ) -> int | None:
         """Return how many jobs have so many workers, or so much of all; None if nothing is said."""
+        for number in (n, jobs):
+            if number is not None and as_count(number) is None:
+                raise UsageError(f"a cluster cannot have {number!r} jobs or workers")
         numbers = [] if jobs is None else [jobs]
         if n is not None:
             numbers.append(math.ceil(n / self.processes))
@@ -90,6 +86,19 @@ class JobKind:
         if any(number < 0 for number in numbers):
             raise UsageError(f"a cluster cannot have {min(numbers)} jobs")
         return max(numbers, default=None)
+
+
+def kind_of(kinds: Mapping[str, JobKind], name: str) -> JobKind:
+    """Return a kind of a cluster's jobs.
+
+    Raises
+    ------
+    UsageError
+        It has no such jobs.
+    """
+    if name not in kinds:
+        raise UsageError("this cluster has no jobs with GPUs; give slurm_cluster a gpu_section")
+    return kinds[name]
 
 
 def slurm_cluster(
@@ -126,8 +135,8 @@ def slurm_cluster(
         Of `distributed.Scheduler`: `host`, `dashboard_address`, …, before those of the section.
     asynchronous : bool, optional
     **job_arguments
-        Instead of what the section says, for jobs without GPUs: `queue`, `account`, `cores`, `memory`,
-        `processes`, `walltime`, … of `dask_jobqueue.SLURMCluster`.
+        Instead of what the section says, for jobs without GPUs: `job_name`, `queue`, `account`, `cores`,
+        `memory`, `processes`, `walltime`, … of `dask_jobqueue.SLURMCluster`.
 
     Returns
     -------
@@ -137,8 +146,8 @@ def slurm_cluster(
     Raises
     ------
     UsageError
-        The configuration cannot be read, has no such section, or says what makes no sense; or certificates
-        cannot be made.
+        The configuration cannot be read, has no such section, or says what makes no sense, as arguments may;
+        or certificates cannot be made.
 
     Examples
     --------
@@ -153,20 +162,21 @@ def slurm_cluster(
     plugins = [] if policy == "dask" else [FerroflowPlugin(policy)]
     options = {**of_cluster.pop("scheduler_options", {}), **(scheduler_options or {})}
     options["plugins"] = [*options.get("plugins", ()), *plugins]
-    of_cluster.setdefault("shared_temp_directory", str(Path.cwd()))
     from ferroflow_dask.deploy.slurm import SlurmCluster
 
     return SlurmCluster(
         kind,
         gpu_kind,
-        security=_temporary() if security is True else (security or None),
+        security=_certificates(security),
         scheduler_options=options,
         asynchronous=asynchronous,
         **of_cluster,
     )
 
 
-def _temporary() -> Security:
+def _certificates(security: Security | bool | None) -> Security | None:
+    if security is not True:
+        return security or None
     try:
         made: Security = Security.temporary()
     except ImportError as error:
@@ -188,11 +198,22 @@ def job_kind(section: str, config_file: str | Path | None = None) -> JobKind:
     return _described(section, config_file, {})[0]
 
 
-def job_script(kind: JobKind) -> str:
-    """Return the batch script of jobs of a kind; nothing is submitted."""
-    from ferroflow_dask.deploy.slurm_job import job_script
+def job_scripts(
+    sections: Sequence[str],
+    config_file: str | Path | None = None,
+    *,
+    security: Security | bool | None = None,
+) -> list[str]:
+    """Return the batch scripts of a cluster's jobs, one for each section; nothing is submitted.
 
-    return job_script(kind)
+    What is known only once a cluster has started has names in angle brackets. See `slurm_cluster`, which has
+    the first of the sections as its own.
+    """
+    described = [_described(section, config_file, {}) for section in sections]
+    _, of_cluster = described[0]
+    from ferroflow_dask.deploy.slurm_job import job_scripts
+
+    return job_scripts([kind for kind, _ in described], _certificates(security), **of_cluster)
 
 
 def _described(
@@ -200,31 +221,9 @@ def _described(
 ) -> tuple[JobKind, dict[str, Any]]:
     """Return what the jobs of a section are, and what it says of the cluster that they belong to."""
     settings, where = _section(section, config_file)
-    arguments: dict[str, Any] = {}
-    for key, value in {
-        **settings,
-        **{name.replace("_", "-"): value for name, value in given.items()},
-    }.items():
-        if value is None:
-            continue  # like what is left out; dask-jobqueue's own defaults have old names with nothing
-        if key not in _KEYS:
-            raise UsageError(
-                f"section jobqueue.{section} of {where} has {key!r}, which dask-jobqueue does not know; it "
-                f"takes: {', '.join(sorted(_KEYS))}"
-            )
-        arguments[_ARGUMENTS.get(key, key.replace("-", "_"))] = value
+    arguments = job_arguments(settings, given, f"section jobqueue.{section} of {where}")
     of_cluster = {name: arguments.pop(name) for name in _OF_CLUSTER if name in arguments}
-    _check(arguments, f"section jobqueue.{section} of {where}")
-    # dask-jobqueue groups the workers of a job by name only where `processes` is an argument.
-    arguments.setdefault("processes", 1)
-    if "log_directory" in arguments:
-        expanded = os.path.expandvars(arguments["log_directory"])
-        arguments["log_directory"] = os.path.expanduser(expanded)
-    extra = [str(word) for word in arguments.get("worker_extra_args", ())]
-    if "--lifetime" not in extra and "walltime" in arguments:
-        prologue = list(arguments.get("job_script_prologue", ()))
-        arguments["job_script_prologue"] = [*prologue, *_lifetime(walltime_s(arguments["walltime"]))]
-    arguments["worker_extra_args"] = extra
+    of_cluster.setdefault("shared_temp_directory", str(Path.cwd()))
     return JobKind(section, arguments), of_cluster
 
 
@@ -289,86 +288,3 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(sections, Mapping):
         raise UsageError(f"{str(path)!r} has no section 'jobqueue'; `ferroflow slurm template` shows one")
     return dict(sections)
-
-
-def _check(arguments: Mapping[str, Any], where: str) -> None:
-    """Refuse what dask-jobqueue would pass on, or fail over later."""
-    for name in ("cores", "memory"):
-        if name not in arguments:
-            raise UsageError(f"{where} does not say {name}; add for example `{name}: {_EXAMPLES[name]}`")
-    _check_kinds(arguments, where)
-    for name in ("cores", "processes"):
-        value = arguments.get(name, 1)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UsageError(f"{where} has {name} {value!r}; it must be a whole number, at least 1")
-    if arguments.get("processes", 1) > arguments["cores"]:
-        raise UsageError(
-            f"{where} has {arguments['processes']} processes on {arguments['cores']} cores; each needs one"
-        )
-    try:
-        nbytes = dask.utils.parse_bytes(arguments["memory"])
-    except (ValueError, AttributeError) as error:
-        raise UsageError(f"{where} has memory {arguments['memory']!r}; write it like 8 GiB") from error
-    if nbytes < 2**20:
-        raise UsageError(
-            f"{where} has memory {arguments['memory']!r}, which is {nbytes} B; write it like 8 GiB"
-        )
-    if "walltime" in arguments:
-        walltime_s(arguments["walltime"])
-
-
-def _check_kinds(arguments: Mapping[str, Any], where: str) -> None:
-    """Refuse what is of another kind than dask-jobqueue takes."""
-    for name, value in arguments.items():
-        has = f"{where} has {name.replace('_', '-')} {value!r}"
-        if name in _TEXTS and not isinstance(value, str):
-            raise UsageError(f"{has}; it must be text")
-        if name not in _LISTS:
-            continue
-        if not isinstance(value, list | tuple | set):
-            raise UsageError(f"{has}; it must be a list: {json.dumps([str(value)])}")
-        if wrong := [item for item in value if not isinstance(item, _LISTS[name])]:
-            raise UsageError(f"{has}; put in quotes what is not text: {json.dumps(str(wrong[0]))}")
-
-
-_EXAMPLES = {"cores": "4", "memory": "8 GiB"}
-#: Lists, and what may be in them: dask-jobqueue takes the letters of a text for its items.
-_LISTS: Mapping[str, Any] = {
-    "job_script_prologue": str,
-    "job_extra_directives": str,
-    "job_directives_skip": str,
-    "worker_extra_args": str | int | float,
-}
-_TEXTS = ("python", "interface", "local_directory", "worker_command", "shebang", "log_directory")
-
-
-def walltime_s(walltime: object) -> float:
-    """Return a time that Slurm understands [s]."""
-    # YAML reads 01:00:00 without quotes as a number in base sixty.
-    match = _WALLTIME.fullmatch(str(walltime)) if isinstance(walltime, str) else None
-    if match is None:
-        raise UsageError(
-            f'walltime is {walltime!r}; write it in quotes, like "02:30:00", or "1-12" (days, hours)'
-        )
-    parts = [int(part) for part in match.group("first", "second", "third") if part is not None]
-    if match["days"] is not None:
-        hours, minutes, seconds = (*parts, 0, 0)[:3]
-    elif len(parts) == 3:
-        hours, minutes, seconds = parts
-    else:
-        hours, (minutes, seconds) = 0, (*parts, 0)[:2]
-    return float(((int(match["days"] or 0) * 24 + hours) * 60 + minutes) * 60 + seconds)
-
-
-def _lifetime(walltime_s: float) -> list[str]:
-    """Return what tells workers to leave before the walltime ends; none where that is too short."""
-    margin_s = min(max(_MARGIN * walltime_s, _LEAST_MARGIN_S), _MOST_MARGIN_S)
-    stagger_s = min(_STAGGER * walltime_s, _MOST_STAGGER_S)
-    lifetime_s = math.floor(walltime_s - margin_s - stagger_s)
-    if lifetime_s <= 0:
-        return []
-    # dask-cuda's workers have no such option, but read the same configuration.
-    return [
-        f"export {_LIFETIME}DURATION={lifetime_s}s",
-        f"export {_LIFETIME}STAGGER={math.floor(stagger_s)}s",
-    ]

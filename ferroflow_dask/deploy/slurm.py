@@ -23,10 +23,11 @@ from distributed.core import Status
 from distributed.deploy.cluster import Cluster
 from tornado.ioloop import PeriodicCallback
 
-from ferroflow_dask.deploy.adaptive import JobAdaptive, JobsOfKind
-from ferroflow_dask.deploy.jobqueue import JobKind
-from ferroflow_dask.deploy.slurm_job import ALIVE, HOPELESS, Job, end_of_log, in_words, states_of, told_of
-from ferroflow_dask.exceptions import ClusterError, UsageError
+from ferroflow_dask.deploy.adaptive import JobAdaptive, JobsOfKind, job_limits
+from ferroflow_dask.deploy.jobqueue import JobKind, kind_of
+from ferroflow_dask.deploy.slurm_job import ALIVE, HOPELESS, Job, end_of_log, in_words, states_of
+from ferroflow_dask.deploy.slurm_waiting import all_connected
+from ferroflow_dask.exceptions import ClusterError
 
 logger = logging.getLogger("ferroflow_dask")
 
@@ -36,6 +37,8 @@ _POLL_S = 5.0
 _MOST_FAILED_STARTS = 3
 #: `cluster-cpu-3` is a job, and its worker if it has one; `cluster-cpu-3-1` is one of several.
 _WORKER = re.compile(r"(?P<job>.+-(?:cpu|gpu)-\d+)(?:-\d+)?")
+#: What jobs of all kinds have from the cluster; the interface only where they say none.
+_COMMON = ("config_name", "interface", "protocol", "security")
 #: Files with what workers of an encrypted cluster need.
 _KEYS = ("_job_ca_file", "_job_cert", "_job_key")
 
@@ -54,6 +57,8 @@ class SlurmCluster(SLURMCluster):
     ----------
     failures : deque of str
         What went wrong with jobs, the last of it.
+    given_up : list of str
+        Why jobs that were asked for last are not tried any more.
     """
 
     job_cls = Job
@@ -66,8 +71,7 @@ class SlurmCluster(SLURMCluster):
         self._adaptives: list[JobAdaptive] = []
         #: Jobs in a row that ended before a worker of theirs connected, or were refused.
         self._failed_starts = 0
-        #: Why jobs that were asked for last are not tried any more.
-        self._given_up: list[str] = []
+        self.given_up: list[str] = []
         self._n_named = 0
         self._n_waiting = 0
         self.failures: deque[str] = deque(maxlen=100)
@@ -77,10 +81,9 @@ class SlurmCluster(SLURMCluster):
         """Return the worker specification of each kind, made once."""
         if not self._specs:
             # Security and protocol are those of the scheduler; the rest is of the kind.
-            common = {name: self._job_kwargs[name] for name in ("config_name", "protocol", "security")}
+            common = {name: self._job_kwargs[name] for name in _COMMON}
             for name, kind in self._kinds.items():
-                interface = kind.arguments.get("interface", self._job_kwargs["interface"])
-                options = {**kind.arguments, **common, "interface": interface}
+                options = kind.options(common)
                 suffixes = [f"-{i}" for i in range(kind.processes)] if kind.processes > 1 else [""]
                 self._specs[name] = {"cls": self.job_cls, "options": options, "group": suffixes}
         return self._specs
@@ -128,10 +131,10 @@ class SlurmCluster(SLURMCluster):
         if self.status in (Status.closing, Status.closed, Status.failed):
             self.worker_spec.clear()  # closing scales to nothing
             return self._settled()
+        wanted = {"cpu": self._kinds["cpu"].n_jobs(n, jobs, memory, cores)}
+        if gpu_jobs is not None:
+            wanted["gpu"] = kind_of(self._kinds, "gpu").n_jobs(jobs=gpu_jobs)
         self._begin_anew()
-        wanted = {"cpu": self._kinds["cpu"].n_jobs(n, jobs, memory, cores), "gpu": gpu_jobs}
-        if gpu_jobs is not None and "gpu" not in self._kinds:
-            raise UsageError("this cluster has no jobs with GPUs; give slurm_cluster a gpu_section")
         for kind, number in wanted.items():
             if number is not None:
                 self.set_jobs(kind, number)
@@ -140,7 +143,7 @@ class SlurmCluster(SLURMCluster):
     def _begin_anew(self) -> None:
         """Forget failures: somebody asks for jobs."""
         self._failed_starts = 0
-        self._given_up.clear()
+        self.given_up.clear()
 
     def _settled(self) -> Awaitable[None] | None:
         if self.asynchronous:
@@ -165,9 +168,9 @@ class SlurmCluster(SLURMCluster):
     def adapt(  # type: ignore[override] # in jobs, of two kinds
         self,
         *,
-        minimum_jobs: int = 0,
+        minimum_jobs: int | None = None,
         maximum_jobs: int | None = None,
-        minimum_gpu_jobs: int = 0,
+        minimum_gpu_jobs: int | None = None,
         maximum_gpu_jobs: int | None = None,
         minimum: int | None = None,
         maximum: int | None = None,
@@ -178,7 +181,7 @@ class SlurmCluster(SLURMCluster):
         Parameters
         ----------
         minimum_jobs, maximum_jobs : int, optional
-            Jobs without GPUs; no limit if the maximum is left out.
+            Jobs without GPUs; from 0 on, and without limit, where they are left out.
         minimum_gpu_jobs, maximum_gpu_jobs : int, optional
             Jobs with GPUs, which come for tasks that are annotated with the resource `GPU`.
         minimum, maximum : int, optional
@@ -190,22 +193,27 @@ class SlurmCluster(SLURMCluster):
         -------
         JobAdaptive
             That of jobs without GPUs; `stop()` ends it.
+
+        Raises
+        ------
+        UsageError
+            There are no jobs with GPUs in this cluster, or the limits make no sense.
         """
-        each = self._kinds["cpu"].processes
-        minimum_jobs = minimum_jobs if minimum is None else math.ceil(minimum / each)
-        maximum_jobs = maximum_jobs if maximum is None else math.ceil(maximum / each)
+        jobs = {"minimum_jobs": minimum_jobs, "maximum_jobs": maximum_jobs}
+        gpu_jobs = {"minimum_gpu_jobs": minimum_gpu_jobs, "maximum_gpu_jobs": maximum_gpu_jobs}
+        workers = {"minimum": minimum, "maximum": maximum}
+        limits = job_limits(self._kinds, {**jobs, **gpu_jobs, **workers})
         self._begin_anew()
         for adaptive in self._adaptives:
             adaptive.stop(reason="adapted anew")
-        limits = {"cpu": (minimum_jobs, maximum_jobs), "gpu": (minimum_gpu_jobs, maximum_gpu_jobs)}
         self._adaptives = [
             JobAdaptive(
                 JobsOfKind(self, kind),  # type: ignore[arg-type] # what Adaptive needs of a cluster
-                minimum=limits[kind][0],
-                maximum=math.inf if limits[kind][1] is None else limits[kind][1],
+                minimum=least,
+                maximum=most,
                 **options,
             )
-            for kind in self._kinds
+            for kind, (least, most) in limits.items()
         ]
         self._adaptive = self._adaptives[0]
         return self._adaptive
@@ -269,27 +277,9 @@ class SlurmCluster(SLURMCluster):
     async def _wait_for_jobs(self, timeout: float | None) -> None:
         self._n_waiting += 1
         try:
-            await self._connected(math.inf if timeout is None else timeout)
+            await all_connected(self, math.inf if timeout is None else timeout)
         finally:
             self._n_waiting -= 1
-
-    async def _connected(self, timeout: float) -> None:
-        deadline = asyncio.get_running_loop().time() + timeout
-        while True:
-            wanted = set(self.workers_of(self.worker_spec))
-            missing = wanted - {str(worker["name"]) for worker in self.scheduler_info["workers"].values()}
-            if self._given_up:
-                raise ClusterError(self._given_up[-1])
-            if not missing:
-                return
-            if asyncio.get_running_loop().time() > deadline:
-                jobs = sorted({self.job_of(worker) for worker in missing})
-                known = [self.workers[job].job_id for job in jobs if job in self.workers]
-                told = await told_of([job_id for job_id in known if job_id is not None])
-                raise ClusterError(
-                    f"{len(missing)} of {len(wanted)} workers have not connected within {timeout:g} s: {told}"
-                )
-            await asyncio.sleep(0.1)
 
     # What is lost
 
@@ -318,7 +308,7 @@ class SlurmCluster(SLURMCluster):
 
     def _give_up(self, name: str) -> None:
         self.worker_spec.pop(name, None)
-        self._given_up.append(self.failures[-1] if self.failures else "a job failed")
+        self.given_up.append(self.failures[-1] if self.failures else "a job failed")
 
     async def correct_and_log(self) -> None:
         """Submit and cancel jobs as planned; errors are logged too, since nobody may wait for it."""
@@ -344,7 +334,7 @@ class SlurmCluster(SLURMCluster):
                     job.has_connected = True
             self._failed_starts = 0
             if self._adaptives:
-                self._given_up.clear()  # it asks again for what it needs
+                self.given_up.clear()  # it asks again for what it needs
         # Not SpecCluster's, which looks for a job by the name of a worker.
         Cluster._update_worker_status(self, op, message)
 

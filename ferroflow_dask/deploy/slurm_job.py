@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 import dask
 import yaml
 from dask_jobqueue.slurm import SLURMJob
+from distributed import Security
 from distributed.core import Status
 
 from ferroflow_dask.deploy.jobqueue import OWN_SECTION, JobKind
@@ -26,6 +29,8 @@ HOPELESS = frozenset(
 _NO_REASON = ("None", "NonZeroExitCode")
 #: What squeue says where it knows none of the jobs any more.
 _FORGOTTEN = "Invalid job id"
+#: What ends a word in Slurm's directives, or begins a comment.
+_ODD = re.compile(r"[\s#']")
 #: Lines of a job's log that an error shows.
 _LOG_LINES = 3
 
@@ -35,6 +40,21 @@ class Job(SLURMJob):
 
     #: Whether a worker of it has ever connected.
     has_connected = False
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.set_log_folder(self.log_directory)
+
+    def set_log_folder(self, folder: str | None) -> None:
+        """Have logs written to a folder, in quotes where Slurm would not take the path for one word."""
+        if folder is None or self.log_directory is None:
+            return
+        quote = '"' if _ODD.search(folder) else ""
+        line = re.compile(rf"^(#SBATCH -[eo]) {re.escape(self.log_directory)}/(.*)$", re.MULTILINE)
+        self.job_header = line.sub(
+            lambda found: f"{found[1]} {quote}{folder}/{found[2]}{quote}", str(self.job_header)
+        )
+        self.log_directory = folder
 
     @classmethod
     def default_config_name(cls) -> str:
@@ -72,13 +92,49 @@ def _defaults() -> dict[str, Any]:
     return {**yaml.safe_load(text)["jobqueue"]["slurm"], "walltime": None}
 
 
-def job_script(kind: JobKind) -> str:
-    """Return the batch script of jobs of a kind, with a scheduler and names that stand for others."""
-    arguments = dict(kind.arguments)
-    if logs := arguments.get("log_directory"):
-        arguments["log_directory"] = os.devnull  # a folder that is missing would be made
-    job = Job("tcp://<scheduler>:8786", name="<job>", **arguments)
-    return str(job.job_script()).replace(f"{os.devnull}/", f"{logs}/")
+def job_scripts(
+    kinds: Sequence[JobKind],
+    security: Security | None = None,
+    *,
+    shared_temp_directory: str,
+    protocol: str | None = None,
+    scheduler_options: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """Return the batch scripts of a cluster's jobs, with a scheduler and names that stand for others."""
+    if protocol is None and security is not None:
+        protocol = "tls://"  # as JobQueueCluster has it
+    scheme = (scheduler_options or {}).get("protocol") or protocol or _scheme()
+    common = {
+        "interface": kinds[0].arguments.get("interface"),
+        "protocol": protocol,
+        "security": security and _in_files(security, shared_temp_directory),
+    }
+    return [_job_script(kind, f"{scheme.removesuffix('://')}://<scheduler>:8786", common) for kind in kinds]
+
+
+def _scheme() -> str:
+    """Return the protocol of a scheduler that is not told any."""
+    return "tls" if Security().require_encryption else dask.config.get("distributed.comm.default-scheme")
+
+
+def _in_files(security: Security, folder: str) -> Security:
+    """Return what jobs are told of certificates: they are in files that a cluster writes when it starts."""
+    told = copy(security)
+    for key, value in security.get_tls_config_for_role("worker").items():
+        if value is not None and "\n" in value:
+            name = "tls_ca_file" if key == "ca_file" else f"tls_worker_{key}"
+            setattr(told, name, f"{folder}/.dask-jobqueue.worker.{key}.<random>")
+    return told
+
+
+def _job_script(kind: JobKind, scheduler: str, common: Mapping[str, Any]) -> str:
+    options = kind.options(common)
+    logs = options.get("log_directory")
+    if logs is not None:
+        options["log_directory"] = os.devnull  # a folder that is missing would be made
+    job = Job(scheduler, name="<job>", **options)
+    job.set_log_folder(logs)
+    return str(job.job_script())
 
 
 def _told(error: Exception) -> str:
@@ -105,15 +161,6 @@ async def states_of(job_ids: Sequence[str]) -> dict[str, tuple[str, str]] | None
 def in_words(state: str, reason: str) -> str:
     """Return a state with its reason, if there is one."""
     return f"{state} ({reason})" if reason else state
-
-
-async def told_of(job_ids: Sequence[str]) -> str:
-    """Return what Slurm says of jobs that were waited for."""
-    states = await states_of(job_ids)
-    if states is None:
-        return "Slurm does not answer"
-    told = [f"job {job_id} is {in_words(*what)}" for job_id, what in states.items()]
-    return ", ".join(told) or "their jobs are not submitted"
 
 
 def end_of_log(job: Job) -> str:
