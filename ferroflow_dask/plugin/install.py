@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,8 @@ class FerroflowPlugin(SchedulerPlugin):
         # What is wrong with options or settings is told here, not in the scheduler's log.
         configured_policy(policy, options)
         config.get_bool("low-latency-streams")
+        if unknown := config.unknown_settings():
+            warnings.warn(f"ferroflow: {'; '.join(unknown)}", stacklevel=2)
         self.policy = policy
         self.options = options
 
