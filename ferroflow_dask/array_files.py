@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ferroflow_dask.exceptions import FerroflowError, UsageError
+from ferroflow_dask.exceptions import BindError, FerroflowError, UsageError
 from ferroflow_dask.graph import Graph
+from ferroflow_dask.graph.inputs import check_dtype
 from ferroflow_dask.whole_files import replacing
 
 #: What NumPy and zipfile raise over files that are none of theirs.
@@ -50,6 +51,7 @@ def read_inputs(graph: Graph, files: Sequence[str]) -> dict[str, Any]:
                 raise UsageError(
                     f"--input {text!r}: an .npz file has its own names; give it without {name!r}"
                 )
+            _check_dtypes(graph, path, loaded)
             inputs.update(loaded)
             continue
         if not name:
@@ -58,8 +60,18 @@ def read_inputs(graph: Graph, files: Sequence[str]) -> dict[str, Any]:
                     f"--input {path!r} needs a name, like {next(iter(graph.inputs), 'x')}={path}"
                 )
             name = next(iter(graph.inputs))
+        _check_dtypes(graph, path, {name: loaded})
         inputs[name] = loaded
     return inputs
+
+
+def _check_dtypes(graph: Graph, path: str, arrays: Mapping[str, Any]) -> None:
+    for name, array in arrays.items():
+        if name in graph.inputs:
+            try:
+                check_dtype(name, array, graph.inputs[name])
+            except BindError as error:
+                raise BindError(f"{str(error).replace('; pass ', '; save ')} in {path!r}") from error
 
 
 def _load(path: str) -> Any:
@@ -70,7 +82,9 @@ def _load(path: str) -> Any:
     except MemoryError as error:
         raise UsageError(f"--input {path!r} says that it is larger than memory: {error}") from error
     except _DAMAGED as error:
-        raise UsageError(f"--input {path!r} cannot be read as .npy or .npz: {error}") from error
+        has_objects = str(error).startswith("Object arrays")
+        cure = "; save texts as array.astype(str), numbers with a dtype of theirs" if has_objects else ""
+        raise UsageError(f"--input {path!r} cannot be read as .npy or .npz: {error}{cure}") from error
 
 
 def write_outputs(path: str, outputs: Mapping[str, Any]) -> None:
