@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ferroflow_dask.exceptions import FerroflowError, UsageError
+from ferroflow_dask.exceptions import BindError, FerroflowError, UsageError
 from ferroflow_dask.graph import Graph
+from ferroflow_dask.graph.inputs import check_dtype
 from ferroflow_dask.whole_files import replacing
 
 #: What NumPy and zipfile raise over files that are none of theirs.
@@ -62,9 +63,19 @@ def read_inputs(graph: Graph, files: Sequence[str]) -> dict[str, Any]:
             raise UsageError(
                 f"--input {sources[twice[0]]!r} and --input {text!r} both give input {twice[0]!r}; give one"
             )
+        _check_dtypes(graph, path, arrays)
         inputs.update(arrays)
         sources.update(dict.fromkeys(arrays, text))
     return inputs
+
+
+def _check_dtypes(graph: Graph, path: str, arrays: Mapping[str, Any]) -> None:
+    for name, array in arrays.items():
+        if name in graph.inputs:
+            try:
+                check_dtype(name, array, graph.inputs[name])
+            except BindError as error:
+                raise BindError(f"{str(error).replace('; pass ', '; save ')} in {path!r}") from error
 
 
 def _load(path: str) -> Any:
@@ -75,7 +86,9 @@ def _load(path: str) -> Any:
     except MemoryError as error:
         raise UsageError(f"--input {path!r} says that it is larger than memory: {error}") from error
     except _DAMAGED as error:
-        raise UsageError(f"--input {path!r} cannot be read as .npy or .npz: {error}") from error
+        has_objects = str(error).startswith("Object arrays")
+        cure = "; save texts as array.astype(str), numbers with a dtype of theirs" if has_objects else ""
+        raise UsageError(f"--input {path!r} cannot be read as .npy or .npz: {error}{cure}") from error
 
 
 def write_outputs(path: str, outputs: Mapping[str, Any]) -> None:

@@ -5,6 +5,8 @@ Defaults and their meaning are in `ferroflow.yaml`, allowed values in `ferroflow
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,21 @@ def get(key: str) -> Any:
     """Return the setting `ferroflow.<key>`."""
     # Programs that clear Dask's configuration, as distributed's test utilities do, still find defaults.
     return dask.config.get(f"ferroflow.{key}", dask.config.get(f"ferroflow.{key}", config=_DEFAULTS))
+
+
+def unknown_settings() -> list[str]:
+    """Return a line for each setting below `ferroflow` that there is not, with the name nearest to it."""
+    return list(_unknown(dask.config.get("ferroflow", {}), _DEFAULTS["ferroflow"], "ferroflow"))
+
+
+def _unknown(settings: Any, known: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    for key, value in settings.items() if isinstance(settings, Mapping) else ():
+        name = str(key).replace("_", "-")  # as environment variables have it
+        if name not in known:
+            near = get_close_matches(name, known, n=1, cutoff=0.0)
+            yield f"there is no setting {prefix}.{key}; did you mean {prefix}.{near[0]}?"
+        elif isinstance(known[name], Mapping):
+            yield from _unknown(value, known[name], f"{prefix}.{name}")
 
 
 def get_seconds(key: str) -> float:

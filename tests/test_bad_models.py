@@ -57,7 +57,7 @@ BAD = {
     ),
     "a value that nothing produces": (
         two_relus("x", "h", "nope", "y").SerializeToString(),
-        "is not valid ONNX",
+        "however input 'nope' of node: name: OpType: Relu is not output of any previous nodes.",
     ),
     "nodes in a cycle": (two_relus("y", "h", "h", "y").SerializeToString(), "is not valid ONNX"),
     "two nodes with one output": (two_relus("x", "y", "x", "y").SerializeToString(), "is not valid ONNX"),

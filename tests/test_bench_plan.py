@@ -64,6 +64,18 @@ def test_a_case_without_anything_to_run_is_told() -> None:
         make_cases([(SUMS, {"n": 1})], ["dask"], ["guessed"])
 
 
+@pytest.mark.parametrize("policies", [["threads"], ["ray", "dask"]], ids=str)
+def test_a_policy_that_runs_graphs_only_is_told_where_there_are_none(policies: list[str]) -> None:
+    nearest = Workload("nearest", "", sums, family="task-bench")
+    told = (
+        f"policy '{policies[0]}' runs .* graphs only, of which nearest has none; choose one of: imbalanced, "
+    )
+    with pytest.raises(UsageError, match=told):
+        make_cases([(nearest, {"n": 1})], policies, ["learned"])
+    cases = make_cases([(nearest, {"n": 1}), (SUMS, {"n": 1})], policies[:1], ["learned"])
+    assert [case.workload.name for case in cases] == ["sums"]
+
+
 def test_cases_of_one_workload_are_interleaved() -> None:
     other = Workload("other", "", sums, defaults={"n": 1})
     cases = make_cases([(SUMS, {"n": 1}), (other, {"n": 1}), (SUMS, {"n": 2})], ["ferroflow"], ["learned"])

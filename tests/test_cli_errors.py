@@ -10,7 +10,8 @@ import numpy as np
 import onnx
 import pytest
 from command_line import FAILURE, SMALL, USAGE, assert_one_line, command, ferroflow, with_unknown_operator
-from models import mlp
+from models import mlp, model_of
+from onnx import TensorProto, helper
 
 
 def with_external_weights(location: str) -> onnx.ModelProto:
@@ -29,6 +30,8 @@ def bad_files(mlp_files: Path) -> Path:
     (mlp_files / "empty.onnx").write_bytes(b"")
     (mlp_files / "text.npy").write_text("this is no array")
     onnx.save(with_unknown_operator(), mlp_files / "odd.onnx")
+    texts = {"a": (TensorProto.STRING, ("n",))}
+    onnx.save(model_of([helper.make_node("Identity", ["a"], ["s"])], texts, ["s"]), mlp_files / "texts.onnx")
     (mlp_files / "missing.onnx").write_bytes(with_external_weights("weights.bin").SerializeToString())
     (mlp_files / "outside.onnx").write_bytes(with_external_weights("../secret.bin").SerializeToString())
     (mlp_files / "absolute.onnx").write_bytes(with_external_weights("/etc/hostname").SerializeToString())
@@ -196,12 +199,22 @@ MLP = ("run", "--model", "mlp.onnx", "--policy", "sequential")
         ),
         pytest.param((*MLP, "--input", "z=x.npy"), USAGE, "no input 'z'; it takes x", id="wrong input name"),
         pytest.param((*MLP, "--input", "narrow.npy"), USAGE, r"shape \[5, 7\]", id="wrong input shape"),
-        pytest.param((*MLP, "--input", "double.npy"), USAGE, "dtype float64.*astype", id="wrong input dtype"),
+        pytest.param(
+            (*MLP, "--input", "double.npy"),
+            USAGE,
+            r"'x' has dtype float64.* save array.astype\('float32'\) in 'double.npy'$",
+            id="wrong input dtype",
+        ),
         pytest.param(
             (*MLP, "--input", "nowhere.npy"), USAGE, "'nowhere.npy' cannot be read", id="no input file"
         ),
         pytest.param((*MLP, "--input", "text.npy"), USAGE, "'text.npy' cannot be read", id="no array"),
-        pytest.param((*MLP, "--input", "pickled.npy"), USAGE, "'pickled.npy' cannot be read", id="pickled"),
+        pytest.param(
+            (*MLP, "--input", "pickled.npy"),
+            USAGE,
+            r"'pickled.npy' cannot be read .*; save texts as array.astype\(str\)",
+            id="pickled",
+        ),
         pytest.param(
             (*MLP, "--input", "header.npy"), USAGE, "'header.npy' cannot be read", id="a damaged header"
         ),
@@ -210,6 +223,12 @@ MLP = ("run", "--model", "mlp.onnx", "--policy", "sequential")
         ),
         pytest.param(
             (*MLP, "--input", "method.npz"), USAGE, "'method.npz' cannot be read", id="unknown compression"
+        ),
+        pytest.param(
+            ("run", "--model", "texts.onnx", "--policy", "sequential"),
+            USAGE,
+            r"input 'a' \(string\[n\]\) cannot be drawn .* on the command line by --input a=FILE$",
+            id="random texts",
         ),
         pytest.param(
             ("run", "--model", "mlp.onnx", "--batch", "1000000000000"),

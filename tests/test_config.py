@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.resources import files
 from typing import Any
 
@@ -110,3 +111,40 @@ def test_a_policy_is_told_its_seed_is_none() -> None:
 def test_times_are_read_with_or_without_unit(value: str | float, seconds: float) -> None:
     with dask.config.set({"ferroflow.latency": value}):
         assert config.get_seconds("latency") == seconds
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (
+            {"ferroflow.low-latency-stream": False},
+            "no setting ferroflow.low-latency-stream; did you mean ferroflow.low-latency-streams?",
+        ),
+        (
+            {"ferroflow.stealing.treshold": 3, "ferroflow.polcy": "ring"},
+            "no setting ferroflow.stealing.treshold; did you mean ferroflow.stealing.threshold?; "
+            "there is no setting ferroflow.polcy; did you mean ferroflow.policy?",
+        ),
+        (
+            {"ferroflow.stealing": {"low_latency": 1}},
+            "no setting ferroflow.stealing.low_latency; did you mean",
+        ),
+    ],
+    ids=str,
+)
+def test_a_setting_that_there_is_not_is_told_once_with_the_nearest(
+    settings: dict[str, Any], told: str
+) -> None:
+    with (
+        dask.config.set(settings),
+        pytest.warns(UserWarning, match=f"^ferroflow: there is {re.escape(told)}") as warned,
+    ):
+        FerroflowPlugin()
+    assert len(warned) == 1
+
+
+def test_settings_as_environment_variables_have_them_are_known() -> None:
+    variables = {"DASK_FERROFLOW__LOW_LATENCY_STREAMS": "False", "DASK_FERROFLOW__STEALING__THRESHOLD": "3"}
+    with dask.config.set(dask.config.collect_env(variables)):
+        assert config.get_bool("low-latency-streams") is False
+        FerroflowPlugin()

@@ -333,10 +333,11 @@ def test_inputs_may_be_lazy(kind: str, make: Callable[[], Graph], thread_client:
 
 
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
-    "uint8": (lambda: (X * 3).astype("u1"), r"'x' has dtype uint8.*pass x=x.astype\('float32'\)"),
+    "uint8": (lambda: (X * 3).astype("u1"), r"'x' has dtype uint8.*pass array.astype\('float32'\)$"),
     "float64": (lambda: X.astype("f8"), "'x' has dtype float64"),
     "int64": (lambda: X.astype("i8"), "'x' has dtype int64"),
-    "a list": (X.tolist, "'x' has dtype float64"),
+    "a list": (X.tolist, r"'x' has dtype float64.*pass numpy.asarray\(value, 'float32'\)$"),
+    "a file's name": (lambda: "x.npy", r"'x' is the text 'x.npy', .*pass an array, as numpy.load"),
     "rank": (lambda: X[0], r"'x' has shape \[3\], the graph takes float32\[batch, 3\]"),
     "size": (lambda: X[:, :2], r"'x' has shape \[5, 2\]"),
     "ragged": (lambda: [[1.0], [2.0, 3.0]], "'x' is a list, and no array"),

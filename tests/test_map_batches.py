@@ -21,12 +21,15 @@ from distributed.utils_test import captured_logger
 from models import light_models, mlp, model_of, randomize
 from onnx import TensorProto, helper
 
-from ferroflow_dask import load_onnx
+from ferroflow_dask import Graph, load_onnx
 from ferroflow_dask.exceptions import BindError, KernelError, KernelNotFoundError, UsageError
 from ferroflow_dask.kernels import session as sessions
 from ferroflow_dask.lowering import model as models
+from ferroflow_dask.lowering import trials
 from ferroflow_dask.lowering.batches import how_batched
 from ferroflow_dask.lowering.model import LoadedModel
+
+TRY_OUT = trials.try_out
 
 #: The quick ones of the nine, all of which can be freed.
 FREED = [
@@ -71,9 +74,9 @@ def test_a_fixed_batch_is_freed(path: Path) -> None:
 
 
 def depends_on_its_batch() -> onnx.ModelProto:
-    """Two rows at a time, which are mixed with a constant of two rows."""
+    """Two rows at a time, to which a constant of two rows is added; they are the same."""
     nodes = [helper.make_node("Add", ["x", "c"], ["y"])]
-    c = np.float32([[1, 2, 3], [10, 20, 30]])
+    c = np.float32([[1, 2, 3], [1, 2, 3]])
     return model_of(nodes, {"x": (TensorProto.FLOAT, (2, 3))}, ["y"], initializers={"c": c})
 
 
@@ -82,22 +85,94 @@ def test_what_cannot_be_freed_is_fed_piece_by_piece() -> None:
     with captured_logger("ferroflow_dask", level="INFO") as log:
         y = load_onnx(depends_on_its_batch()).map_batches(da.from_array(x, chunks=(4, 3)))
     assert "fed 2 at a time" in log.getvalue()
-    c = np.float32([[1, 2, 3], [10, 20, 30]])
-    np.testing.assert_allclose(y.compute(scheduler="sync"), x + np.concatenate([c] * 4)[:7])
+    np.testing.assert_allclose(y.compute(scheduler="sync"), x + np.float32([1, 2, 3]))
     none = load_onnx(depends_on_its_batch()).map_batches(da.from_array(x[:0], chunks=(4, 3)))
     assert none.compute(scheduler="sync").shape == (0, 3)
 
 
-def test_a_batch_whose_rows_depend_on_each_other_is_not_freed() -> None:
-    model = model_of(
-        [helper.make_node("Softmax", ["x"], ["y"], axis=0)], {"x": (TensorProto.FLOAT, (2, 3))}, ["y"]
-    )
-    x = rows(6, 3)
-    with captured_logger("ferroflow_dask", level="INFO") as log:
-        y = load_onnx(model).map_batches(da.from_array(x, chunks=6)).compute(scheduler="sync")
-    assert "fed 2 at a time" in log.getvalue()
-    np.testing.assert_allclose(y.reshape(3, 2, 3).sum(axis=1), 1, rtol=1e-5)
-    assert "fed 2 at a time" in how_batched(load_onnx(model), da.from_array(x, chunks=6))
+FLOAT = TensorProto.FLOAT
+
+
+def one_op(*arguments: Any, n: int | str = "n", element: int = FLOAT, **more: Any) -> onnx.ModelProto:
+    """Return a model of one op on `x`, n rows of three numbers."""
+    constants = more.pop("initializers", None)
+    node = helper.make_node(arguments[0], ["x", *arguments[1:]], ["y"], **more)
+    return model_of([node], {"x": (element, (n, 3))}, ["y"], initializers=constants)
+
+
+DEPENDENT = {
+    "any number of rows": one_op("Softmax", axis=0),
+    "two rows at a time": one_op("Softmax", axis=0, n=2),
+    "four rows at a time, the last of which is repeated": one_op("Softmax", axis=0, n=4),
+    "rows whose place counts": one_op("Add", "c", n=2, initializers={"c": np.float32([[1], [2]])}),
+    "integers": one_op("CumSum", "axis", element=TensorProto.INT64, initializers={"axis": np.int64(0)}),
+    "half precision": one_op("Softmax", axis=0, element=TensorProto.FLOAT16),
+}
+
+
+@pytest.mark.parametrize("model", DEPENDENT.values(), ids=DEPENDENT)
+def test_a_model_whose_rows_depend_on_each_other_is_refused(model: onnx.ModelProto) -> None:
+    dtype = helper.tensor_dtype_to_np_dtype(model.graph.input[0].type.tensor_type.elem_type)
+    x = da.from_array(rows(8, 3).astype(dtype), chunks=4)
+    for ask in (Graph.map_batches, how_batched):
+        with pytest.raises(
+            BindError, match=r"^rows of model 'test' depend on each other .* with bind, or without --batch$"
+        ):
+            ask(load_onnx(model), x)
+
+
+NOT_TRIED = {
+    "random numbers": one_op("RandomNormalLike"),
+    "dropout in training": one_op(
+        "Dropout", "r", "t", initializers={"r": np.float32(0.5), "t": np.bool_(True)}
+    ),
+    "a random number inside of a branch": model_of(
+        [
+            helper.make_node(
+                "If",
+                ["c"],
+                ["r"],
+                then_branch=helper.make_graph(
+                    [helper.make_node("RandomNormal", [], ["t"], shape=[3])],
+                    "then",
+                    [],
+                    [helper.make_tensor_value_info("t", FLOAT, (3,))],
+                ),
+                else_branch=helper.make_graph(
+                    [helper.make_node("Identity", ["zero"], ["e"])],
+                    "else",
+                    [],
+                    [helper.make_tensor_value_info("e", FLOAT, (3,))],
+                ),
+            ),
+            helper.make_node("Add", ["x", "r"], ["y"]),
+        ],
+        {"x": (FLOAT, ("n", 3))},
+        ["y"],
+        initializers={"c": np.bool_(True), "zero": np.float32([0, 0, 0])},
+    ),
+    "one row at a time": one_op("Softmax", axis=0, n=1),
+    "texts": one_op("Identity", element=TensorProto.STRING),
+}
+
+
+@pytest.mark.parametrize("model", NOT_TRIED.values(), ids=NOT_TRIED)
+def test_what_cannot_be_tried_out_is_computed(model: onnx.ModelProto) -> None:
+    dtype = helper.tensor_dtype_to_np_dtype(model.graph.input[0].type.tensor_type.elem_type)
+    x = np.ones((8, 3), np.float32).astype("U" if dtype.kind == "O" else dtype).astype(dtype)
+    found = load_onnx(model).map_batches(da.from_array(x, chunks=4))
+    assert found.compute(scheduler="sync").shape == (8, 3)
+
+
+def test_a_model_is_tried_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = []
+    monkeypatch.setattr(trials, "try_out", lambda *arguments: runs.append(1) or TRY_OUT(*arguments))
+    graph = load_onnx(one_op("Relu"))
+    for n in (4, 6):
+        graph.map_batches(X[:n, :3])
+        assert len(runs) == 3
+    load_onnx(one_op("Relu", n=1)).map_batches(X[:, :3])
+    assert len(runs) == 3 + 2  # as it is, and freed
 
 
 def test_ops_that_onnxruntime_computes_otherwise_are_computed_as_onnx_describes() -> None:
@@ -166,6 +241,21 @@ def reduces_its_batch() -> onnx.ModelProto:
     return model_of(nodes, {"x": (TensorProto.FLOAT, ("n", 3))}, ["y"])
 
 
+def finds_what_is_not_zero() -> onnx.ModelProto:
+    """Its output has two rows, as a batch may have by chance."""
+    return model_of([helper.make_node("NonZero", ["x"], ["y"])], {"x": (FLOAT, ("n", 3))}, ["y"])
+
+
+def picks_columns() -> onnx.ModelProto:
+    """There are as many columns as rows."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["n"], end=1),
+        helper.make_node("Concat", ["n", "n"], ["t"], axis=0),
+        helper.make_node("ConstantOfShape", ["t"], ["y"]),
+    ]
+    return model_of(nodes, {"x": (FLOAT, ("n", 3))}, ["y"])
+
+
 def of_another_domain() -> onnx.ModelProto:
     nodes = [helper.make_node("Unheard", ["x"], ["y"], domain="some.where")]
     model = model_of(nodes, {"x": (TensorProto.FLOAT, ("n", 3))}, ["y"], domains={"some.where": 1})
@@ -216,6 +306,14 @@ FRAME = dd.from_pandas(pd.DataFrame({"a": np.zeros(4, np.float32)}), npartitions
             "'w' is a DataFrame, and no Dask array",
         ),
         (reduces_its_batch, X[:, :3], {}, BindError, r"output 'y' .* has no batch dimension"),
+        (finds_what_is_not_zero, X[:, :3], {}, BindError, r"\(2, 0\) for 3 rows: it has no batch dim"),
+        (
+            picks_columns,
+            X[:, :3],
+            {},
+            BindError,
+            r"rows of shape \(2,\) in a batch of 2 and \(3,\) in one of 3",
+        ),
         (of_another_domain, X[:, :3], {}, KernelNotFoundError, "some.where.Unheard, opset 1"),
     ],
 )
@@ -295,14 +393,16 @@ def test_a_model_stays_open_whatever_the_values_of_other_inputs() -> None:
     assert len(prepared.by_values) == models._VALUES_KEPT
 
 
-def test_a_batch_is_freed_only_beside_values_with_which_rows_are_independent() -> None:
+def test_a_batch_is_taken_only_beside_values_with_which_rows_are_independent() -> None:
     inputs = {"x": (TensorProto.FLOAT, (2, 3)), "axis": (TensorProto.INT64, ())}
     graph = load_onnx(model_of([helper.make_node("CumSum", ["x", "axis"], ["y"])], inputs, ["y"]))
     x = rows(6, 3)
-    along_rows = x.reshape(3, 2, 3).cumsum(axis=1).reshape(6, 3)
-    for axis, sums in ((1, x.cumsum(axis=1)), (0, along_rows), (1, x.cumsum(axis=1))):
-        y = graph.map_batches({"x": da.from_array(x, chunks=6), "axis": np.int64(axis)})
-        np.testing.assert_allclose(y.compute(scheduler="sync"), sums, rtol=1e-5, atol=1e-6)
+    batches = da.from_array(x, chunks=6)
+    for _ in range(2):
+        y = graph.map_batches({"x": batches, "axis": np.int64(1)})
+        np.testing.assert_allclose(y.compute(scheduler="sync"), x.cumsum(axis=1), rtol=1e-5, atol=1e-6)
+        with pytest.raises(BindError, match="depend on each other"):
+            graph.map_batches({"x": batches, "axis": np.int64(0)})
 
 
 def test_what_was_prepared_goes_with_the_graph() -> None:

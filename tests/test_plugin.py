@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+import re
 import time
 from collections.abc import Iterator
 from operator import add
 from typing import Any
 
 import dask
+import numpy as np
 import pytest
 from distributed import Client, Event, LocalCluster, Worker, wait
 from distributed.scheduler import DEFAULT_EXTENSIONS
@@ -234,12 +237,34 @@ def test_declared_costs_order_the_tasks_of_a_graph(patient_client: Client) -> No
     assert heavy_on.isdisjoint(run_on[f"fast-{i}"] for i in range(60))
 
 
-@pytest.mark.parametrize("cost", ["much", -1.0, float("nan"), None, 10**400], ids=repr)
-def test_an_annotation_that_is_no_duration_is_ignored(ferroflow_client: Client, cost: object) -> None:
-    with dask.annotate(ferroflow_cost=cost):
-        tasks = [dask.delayed(pause)(i, 0.0) for i in range(5)]
-    assert ferroflow_client.gather(ferroflow_client.compute(tasks, optimize_graph=False)) == list(range(5))
+@pytest.mark.parametrize(
+    ("costs", "told"),
+    [
+        (["much", "long"], "=.* whose type is not allowed"),
+        ([-1.0, float("nan"), 10**400], "=(-1.0|nan|1000.*), whose duration is not allowed"),
+        ([{"gup": 1}, {"cpu": 1, "gup": 1}], "=.*'gup': 1}, whose kind of worker is not allowed"),
+        ([{"gpu": -1}], "={'gpu': -1}, whose duration is not allowed"),
+        ([None, 3, np.float32(0.5), {"cpu": 1}, {"gpu": 1}, {"cpu": 1, "gpu": None}], None),
+    ],
+    ids=["no numbers", "no durations", "no kinds of workers", "no duration on GPUs", "right ones"],
+)
+def test_an_annotation_that_is_no_duration_is_ignored_and_told_once(
+    ferroflow_client: Client, costs: list[object], told: str | None
+) -> None:
+    messages = []
+    ferroflow_client.subscribe_topic("warn", lambda event: messages.append(pickle.loads(event[1]["message"])))
+    tasks = []
+    for cost in costs:
+        with dask.annotate(ferroflow_cost=cost):
+            tasks += [dask.delayed(pause)(i, 0.0) for i in range(5)]
+    futures = ferroflow_client.compute(tasks, optimize_graph=False)
+    assert ferroflow_client.gather(futures) == [*range(5)] * len(costs)
     assert stealing_of(ferroflow_client).error is None
+    # What is said of a task is on its way before its result is.
+    assert len(messages) == (told is not None)
+    if told is not None:
+        assert re.search(rf"^ferroflow: task 'pause-.* with ferroflow_cost{told}", messages[0])
+        assert "give seconds from 0 to 1e+09, or a dict of them for 'cpu' and 'gpu'" in messages[0]
 
 
 def test_user_priorities_stay_above_ranks(ferroflow_client: Client) -> None:

@@ -12,8 +12,11 @@ import numpy as np
 from ferroflow_dask.bench.baselines import BASELINES, check_name
 from ferroflow_dask.bench.references import REFERENCES
 from ferroflow_dask.bench.schema import COSTS, BenchRecord, Shape, written
-from ferroflow_dask.bench.workloads.base import Workload
+from ferroflow_dask.bench.workloads import WORKLOADS, Workload
 from ferroflow_dask.exceptions import UsageError
+
+#: Family of the workloads that are graphs of ours.
+_GRAPHS = "dag"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,18 +121,26 @@ def make_cases(
     Raises
     ------
     UsageError
-        There is nothing to run, or a name is unknown.
+        There is nothing to run, for all policies or for one, or a name is unknown.
     """
     for name in policies:
         check_name(name)
     if wrong := [name for name in costs if name not in COSTS]:
         raise UsageError(f"costs are {wrong[0]!r}; choose of: {', '.join(COSTS)}")
+    have_graphs = not workloads or any(workload.family == _GRAPHS for workload, _ in workloads)
+    if wrong := [name for name in policies if name in REFERENCES and not have_graphs]:
+        known = ", ".join(name for name, workload in WORKLOADS.items() if workload.family == _GRAPHS)
+        raise UsageError(
+            f"policy {wrong[0]!r} runs without Dask, and graphs only, of which "
+            f"{', '.join(dict.fromkeys(workload.name for workload, _ in workloads))} has none; "
+            f"choose one of: {known}"
+        )
     dasks = dict.fromkeys("learned" if name == "known" else name for name in costs)
     cases = [
         Case(workload, arguments, policy, lowering, knowledge)
         for workload, arguments in workloads
         for policy in dict.fromkeys(policies)
-        if workload.family == "dag" or policy not in REFERENCES
+        if workload.family == _GRAPHS or policy not in REFERENCES
         for lowering in _lowerings(workload, policy, every_lowering)
         for knowledge in (dasks if policy in (*BASELINES, *REFERENCES) else dict.fromkeys(costs))
     ]

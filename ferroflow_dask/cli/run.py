@@ -64,7 +64,8 @@ _OF_CLUSTERS = ("workers", "threads", "processes", "address", "timeout", "cluste
     "--batch",
     type=click.IntRange(min=1),
     metavar="ROWS",
-    help="Compute the inputs in batches of so many rows, with the whole model in each worker.",
+    help="Compute the inputs in batches of so many rows, with the whole model in each worker; no row may "
+    "depend on others.",
 )
 @device_options
 @click.option(

@@ -8,13 +8,14 @@ from typing import Any, TypeVar
 
 from dask.array.optimization import optimize as optimize_array
 from dask.bag.core import optimize as optimize_bag
+from dask.base import is_dask_collection
 from dask.delayed import optimize as optimize_delayed
 from dask.typing import Key
 from distributed import Client
 
 from ferroflow_dask.cost import ClusterProfile
 from ferroflow_dask.deploy.calibration import profile_of
-from ferroflow_dask.exceptions import ClusterError
+from ferroflow_dask.exceptions import ClusterError, UsageError
 from ferroflow_dask.lowering.clients import check_synchronous
 from ferroflow_dask.lowering.foreign import (
     Learned,
@@ -60,13 +61,19 @@ def optimize(collection: C, client: Client) -> C:
     ClusterError
         The plugin is not installed, so that nobody has learned anything; or workers lack this package.
     UsageError
-        The client is asynchronous.
+        The client is asynchronous, closed, or none; or the collection is none.
 
     Examples
     --------
     >>> optimize(frame.groupby("name").value.mean(), client).compute()  # doctest: +SKIP
     """
     check_synchronous(client, "optimize")
+    if not is_dask_collection(collection):
+        raise UsageError(
+            f"optimize takes one Dask collection, as an array or a data frame, and not a "
+            f"{type(collection).__name__}; with dask.config.set(optimizations(client)) any number are "
+            "optimized together"
+        )
     profile = _profile(client)
     return optimize_for(collection, profile, _known(learned(client)))
 

@@ -22,7 +22,7 @@ from ferroflow_dask.graph.functions import add_defaults, expand
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import Op, Source, TensorSpec
 from ferroflow_dask.graph.protos import captured, nested_nodes, spec_from_type, subgraphs_of_node
-from ferroflow_dask.graph.weights import ONNX_DOMAINS, WeightReader, first_line, is_constant
+from ferroflow_dask.graph.weights import ONNX_DOMAINS, WeightReader, first_line, in_one_line, is_constant
 
 #: Weights above this size [B] are not shown to checker and shape inference; what these read (shapes,
 #: axes, pads, scales) is smaller.
@@ -194,7 +194,7 @@ class _Importer:
         try:
             onnx.checker.check_model(self._model)
         except (onnx.checker.ValidationError, ValueError) as error:
-            raise ModelError(f"is not valid ONNX: {first_line(error)}") from error
+            raise ModelError(f"is not valid ONNX: {in_one_line(error)}") from error
         for entry in self._model.graph.input:
             kind = entry.type.WhichOneof("value")
             if kind not in _INPUT_KINDS:

@@ -8,10 +8,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ferroflow_dask.arguments import check_kind
 from ferroflow_dask.counts import checked_count
 from ferroflow_dask.exceptions import BindError, UsageError
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import TensorSpec
+
+
+def check_graph(function: str, graph: object) -> None:
+    """Raise `UsageError` where a function is given something else for a graph, as a model's file."""
+    check_kind(function, graph, Graph, "a Graph, as load_onnx(file) or generate(name) makes one")
 
 
 def check_inputs(
@@ -59,7 +65,7 @@ def _check_input(name: str, value: Any, spec: TensorSpec, symbols: dict[str, tup
     if spec.dtype is None:  # a sequence or an optional: the kernel checks it
         return value
     array = as_array(name, value)
-    check_array(name, array, spec, symbols)
+    check_array(name, array, spec, symbols, given=value)
     return array
 
 
@@ -71,17 +77,31 @@ def as_array(name: str, value: Any) -> NDArray[Any]:
         raise BindError(f"input {name!r} is a {type(value).__name__}, and no array: {error}") from error
 
 
-def check_array(name: str, array: Any, spec: TensorSpec, symbols: dict[str, tuple[int, str]]) -> None:
-    """Raise `BindError` where dtype or shape do not fit; `symbols` has the sizes met before."""
-    if (
-        spec.dtype is not None
-        and array.dtype != spec.dtype
-        and not (spec.dtype == object and array.dtype.kind in "USO")
-    ):
+def check_dtype(name: str, array: Any, spec: TensorSpec, given: Any = None) -> None:
+    """Raise `BindError` where the dtype of an array does not fit; `given` is what it was made of."""
+    wanted = spec.dtype
+    if wanted is None or array.dtype == wanted or (wanted.kind == "O" and array.dtype.kind in "USO"):
+        return
+    if isinstance(given, str):
         raise BindError(
-            f"input {name!r} has dtype {array.dtype}, the graph takes {spec}; "
-            f"pass {name}=x.astype({spec.dtype.name!r})"
+            f"input {name!r} is the text {given!r}, the graph takes {spec}; pass an array, as "
+            "numpy.load(file) returns that of a .npy file"
         )
+    to = "str" if wanted.kind == "O" else repr(wanted.name)
+    is_array = given is None or hasattr(given, "astype")
+    cure = f"array.astype({to})" if is_array else f"numpy.asarray(value, {to})"
+    raise BindError(f"input {name!r} has dtype {array.dtype}, the graph takes {spec}; pass {cure}")
+
+
+def check_array(
+    name: str,
+    array: Any,
+    spec: TensorSpec,
+    symbols: dict[str, tuple[int, str]],
+    given: Any = None,
+) -> None:
+    """Raise `BindError` where dtype or shape do not fit; `symbols` has the sizes met before."""
+    check_dtype(name, array, spec, given)
     if spec.shape is None:
         return
     fits = len(array.shape) == len(spec.shape)
@@ -120,7 +140,10 @@ def random_inputs(graph: Graph, seed: int = 0, rows: int | None = None) -> dict[
     drawn: dict[str, NDArray[Any]] = {}
     for name, spec in graph.inputs.items():
         if spec.dtype is None or spec.shape is None or spec.dtype.kind in "OSUV":
-            raise UsageError(f"input {name!r} ({spec}) cannot be drawn at random; give its value")
+            raise UsageError(
+                f"input {name!r} ({spec}) cannot be drawn at random; give its value, on the "
+                f"command line by --input {name}=FILE"
+            )
         shape = tuple(dim if isinstance(dim, int) else 1 for dim in spec.shape)
         if rows is not None:
             shape = (rows, *shape[1:])

@@ -235,7 +235,10 @@ class Graph:
     def map_batches(self, x: Any, *, batch: int | None = None, providers: Sequence[str] | None = None) -> Any:
         """Compute the graph on each batch of Dask arrays, lazily: a whole model in each worker.
 
-        Weights travel to each worker once; a worker keeps the last four models open.
+        Weights travel to each worker once; a worker keeps the last four models open. What a row gives must
+        not depend on other rows, or on its place among them. This is tried out on two random rows, once for
+        each graph and values of inputs that go with every batch, unless rows are fed one at a time or the
+        graph draws random numbers or quantizes.
 
         Parameters
         ----------
@@ -257,7 +260,8 @@ class Graph:
         Raises
         ------
         BindError
-            A name, shape or dtype does not fit, or an output has no batch dimension.
+            A name, shape or dtype does not fit, an output has no batch dimension, or rows depend on each
+            other.
         KernelNotFoundError
             No provider has one of the operators.
 

@@ -68,7 +68,7 @@ class TensorSpec:
         return self.size * self.dtype.itemsize
 
     def __str__(self) -> str:
-        dtype = "?" if self.dtype is None else self.dtype.name
+        dtype = "?" if self.dtype is None else self.dtype.name.replace("object", "string")
         if self.shape is None:
             return f"{dtype}[…]"
         return f"{dtype}[{', '.join('?' if dim is None else str(dim) for dim in self.shape)}]"

@@ -35,6 +35,11 @@ def first_line(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
+def in_one_line(error: BaseException) -> str:
+    """Return all that an error says, in one line and without the context that ONNX adds below."""
+    return " ".join(str(error).partition("==> Context:")[0].split()) or type(error).__name__
+
+
 def is_constant(node: onnx.NodeProto) -> bool:
     """Return whether the node is a well-formed `Constant`; the checker may not have seen it yet."""
     if node.op_type != "Constant" or node.domain not in ONNX_DOMAINS or len(node.output) != 1:

@@ -19,8 +19,9 @@ from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import TensorSpec
 from ferroflow_dask.kernels.registry import check_supported, provider_names
 from ferroflow_dask.lowering.execution import Results
-from ferroflow_dask.lowering.model import BatchModel, LoadedModel, RunModel, batch_model, row_shape
+from ferroflow_dask.lowering.model import BatchModel, LoadedModel, RunModel, batch_model
 from ferroflow_dask.lowering.sources import check_sizes, checked, is_lazy, no_array
+from ferroflow_dask.lowering.trials import row_shape
 
 #: Rows of a batch where nobody says how many.
 _ROWS = 32

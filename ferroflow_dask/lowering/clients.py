@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from distributed import Client, Scheduler
+
+from ferroflow_dask.arguments import check_kind
 from ferroflow_dask.exceptions import UsageError
 
-if TYPE_CHECKING:
-    from distributed import Client
+
+def check_open(target: Any, function: str, *, or_cluster: bool = False) -> None:
+    """Raise `UsageError` unless a client, or else a cluster or a scheduler, is given, which is not closed."""
+    if not (or_cluster and hasattr(target, "scheduler_address")):  # not all clusters have one base class
+        kinds, more = ((Client, Scheduler), ", a cluster or a Scheduler") if or_cluster else (Client, "")
+        check_kind(function, target, kinds, f"a distributed.Client{more}; Client(address) makes one")
+    status = getattr(target, "status", None)
+    status = getattr(status, "name", status)  # clusters have an enumeration
+    if status in ("closed", "closing"):
+        raise UsageError(f"{function} needs a {type(target).__name__} that is open, and this one is {status}")
 
 
 def check_synchronous(client: Client, function: str) -> None:
-    """Raise `UsageError` where a client's methods return awaitables, which a function does not await."""
+    """Raise `UsageError` where a client's methods return awaitables, which a function does not await.
+
+    And where it is no client, or closed.
+    """
+    check_open(client, function)
     if client.asynchronous:
         address = "address" if client.scheduler is None else repr(client.scheduler.address)
         raise UsageError(

@@ -15,9 +15,10 @@ from dask.threaded import get as threaded_get
 from dask.typing import Key
 
 from ferroflow_dask import config
+from ferroflow_dask.arguments import check_kind
 from ferroflow_dask.cost import AnalyticCost, ClusterProfile, CostModel, estimate
 from ferroflow_dask.exceptions import UnknownNameError, UsageError
-from ferroflow_dask.graph.inputs import check_inputs
+from ferroflow_dask.graph.inputs import check_graph, check_inputs
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.kernels import check_supported
@@ -186,12 +187,15 @@ def bind(
     Raises
     ------
     UsageError
-        There is no such placement, or it needs a profile.
+        There is no such placement, or it needs a profile; graph or profile are something else.
     BindError
         A name, shape or dtype does not fit.
     KernelNotFoundError
         No provider has one of the operators.
     """
+    check_graph("bind", graph)
+    if profile is not None:
+        check_kind("bind", profile, ClusterProfile, "a ClusterProfile, as calibrate(client) returns one")
     with _collector_at_rest():
         seconds = estimate(graph, costs or AnalyticCost())
         bundling = _bundling(graph, seconds, profile, placement)

@@ -10,19 +10,19 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from dask._task_spec import TaskRef
 from dask.base import tokenize
 from dask.sizeof import sizeof
 from zict import LRU
 
 from ferroflow_dask.devices import host_value
-from ferroflow_dask.exceptions import BindError, FerroflowError, KernelError, UsageError
+from ferroflow_dask.exceptions import BindError, FerroflowError, KernelError
 from ferroflow_dask.graph.batching import BATCH, Batching, batching_of, inferred
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import TensorSpec
 from ferroflow_dask.kernels.session import failed
 from ferroflow_dask.lowering.execution import Results
 from ferroflow_dask.lowering.sealed import Sealed, is_large, runner_here
+from ferroflow_dask.lowering.trials import agree, are_rows_independent, row_shape, try_out
 
 logger = logging.getLogger("ferroflow_dask")
 
@@ -216,47 +216,17 @@ def _find_out(
 ) -> BatchModel:
     """Return the model as it takes batches beside these values."""
     way, weights = prepared.ways[0], prepared.weights
-    if way.freed is not None and not _agree(way.run, prepared.ways[1].run, weights, batched, others):
-        way = prepared.ways[1]
+    is_freed = way.freed is not None and agree(way.run, prepared.ways[1].run, weights, batched, others)
+    way = way if is_freed else prepared.ways[-1]
     if len(prepared.ways) > 1 or way.run.rows is not None:
         logger.info("model %r: %s", graph.name, way.how)
     specs = _output_specs(way.freed or graph, way.run, weights, batched, others)
+    if not (is_freed or are_rows_independent(way.run, graph, weights, batched, others)):
+        raise BindError(
+            f"rows of model {graph.name!r} depend on each other or on their place: a batch of two gives "
+            "other numbers than they give one by one; compute all rows at once: with bind, or without --batch"
+        )
     return BatchModel(way.how, way.run, weights, specs)
-
-
-def _agree(
-    freed: RunModel,
-    as_given: RunModel,
-    weights: Mapping[str, Any],
-    batched: Mapping[str, TensorSpec],
-    others: Mapping[str, Any],
-) -> bool:
-    """Return whether rows give the same beside others as in batches of the size that a model was made for."""
-    rows, rng = 2 * (as_given.rows or 1) + 1, np.random.default_rng(0)
-    arrays = [
-        (
-            rng.standard_normal((rows, *row_shape(spec)))
-            if _is_float(spec)
-            else rng.integers(0, 2, (rows, *row_shape(spec)))
-        ).astype(spec.dtype or float)
-        for spec in batched.values()
-    ]
-    try:
-        found, expected = (_try(run, weights, *arrays, *others.values()) for run in (freed, as_given))
-    except KernelError:
-        return False
-    return all(map(_are_alike, found, expected))
-
-
-def _are_alike(one: Any, other: Any) -> bool:
-    if one.shape != other.shape or one.dtype.kind != "f":
-        return np.array_equal(one, other)
-    scale = float(np.nanmax(np.abs(other), initial=0.0))
-    return np.allclose(one, other, rtol=1e-3, atol=1e-4 * scale, equal_nan=True)
-
-
-def _is_float(spec: TensorSpec) -> bool:
-    return spec.dtype is None or spec.dtype.kind == "f"
 
 
 def _output_specs(
@@ -272,39 +242,25 @@ def _output_specs(
     found = inferred(graph, specs)
     if all(_is_told(spec) and spec.shape and spec.shape[0] == first for spec in found.values()):
         return found
-    # ONNX cannot tell: see what comes out when a few rows of zeros go in.
-    rows = 2 if run.rows is None else run.rows
-    zeros = [np.zeros((rows, *row_shape(spec)), spec.dtype or float) for spec in batched.values()]
-    try:
-        outputs = _try(run, weights, *zeros, *others.values())
-    except KernelError as error:
-        raise BindError(f"the shapes of the outputs had to be tried out with zeros: {error}") from error
-    return {
-        name: TensorSpec.of(value.dtype, value.shape)
-        for name, value in zip(graph.outputs, outputs, strict=True)
-    }
-
-
-def _try(run: RunModel, weights: Mapping[str, Any], *arrays: Any) -> tuple[Any, ...]:
-    """Run a model once, where its weights are."""
-    placed = next((value for value in weights.values() if isinstance(value, TaskRef)), None)
-    if placed is None:
-        return run(weights, *arrays).values
-    client = placed.client  # type: ignore[attr-defined] # of a Future
-    if client.asynchronous:
-        raise UsageError(
-            f"the shapes of the outputs of {run.graph.name!r} have to be tried out, and its constants are on "
-            "a cluster; call map_batches on the graph as it was before, or with a synchronous client"
-        )
-    results: Results = client.submit(run, dict(weights), *arrays, pure=False).result()
-    return results.values
+    # ONNX cannot tell: see what comes out when a few rows of zeros go in. Two numbers of rows, since one
+    # may happen to be what a dimension is that has nothing to do with rows.
+    tried: dict[str, TensorSpec] = {}
+    for rows in (2, 3) if run.rows is None else (run.rows,):
+        zeros = [np.zeros((rows, *row_shape(spec)), spec.dtype or float) for spec in batched.values()]
+        try:
+            outputs = try_out(run, weights, *zeros, *others.values())
+        except KernelError as error:
+            raise BindError(f"the shapes of the outputs had to be tried out with zeros: {error}") from error
+        for name, value in zip(graph.outputs, outputs, strict=True):
+            known = tried.setdefault(name, TensorSpec.of(value.dtype, value.shape))
+            if row_shape(known) != value.shape[1:]:
+                raise BindError(
+                    f"output {name!r} of model {graph.name!r} has rows of shape {row_shape(known)} in a "
+                    f"batch of 2 and {value.shape[1:]} in one of {rows}; they must be alike to make an array"
+                )
+    return tried
 
 
 def _is_told(spec: TensorSpec) -> bool:
     """Return whether the type is known, and the shape of a row."""
     return spec.dtype is not None and bool(spec.shape) and len(row_shape(spec)) == len(spec.shape or ()) - 1
-
-
-def row_shape(spec: TensorSpec) -> tuple[int, ...]:
-    """Return the shape of a row."""
-    return tuple(dim for dim in (spec.shape or ())[1:] if isinstance(dim, int))

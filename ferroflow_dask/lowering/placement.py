@@ -6,6 +6,7 @@ import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ferroflow_dask.graph.inputs import check_graph
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import Source
 from ferroflow_dask.lowering.clients import check_synchronous
@@ -47,7 +48,7 @@ def place(graph: Graph, client: Client) -> Graph:
     Raises
     ------
     UsageError
-        The client is asynchronous.
+        The client is asynchronous, closed, or none; or the graph is none.
 
     Examples
     --------
@@ -55,6 +56,7 @@ def place(graph: Graph, client: Client) -> Graph:
     >>> client.compute(model.bind(x=x)).result()  # doctest: +SKIP
     """
     check_synchronous(client, "place")
+    check_graph("place", graph)
     constants = [source for source in graph.sources if not (source.is_input or source.is_placed)]
     if not constants:
         return graph

@@ -72,7 +72,7 @@ def checked(value: Any, name: str, spec: TensorSpec, sizes: Mapping[str, tuple[i
         Its dtype or shape does not fit.
     """
     array = value if is_on_device(value) else as_array(name, value)
-    check_array(name, array, spec, dict(sizes))
+    check_array(name, array, spec, dict(sizes), given=value)
     return array
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count, islice
@@ -60,6 +61,16 @@ def _seconds(value: object) -> float | None:
     except OverflowError:
         return None
     return seconds if 0 <= seconds <= _LONGEST_S else None
+
+
+def mistake_in(declared: object) -> str | None:
+    """Return what is wrong with a declared cost, in a word or two; None where nothing is."""
+    for kind, value in declared.items() if isinstance(declared, dict) else ((CPU, declared),):
+        if kind not in _BOTH:
+            return "kind of worker"
+        if value is not None and _seconds(value) is None:
+            return "duration" if isinstance(value, _NUMBERS) else "type"
+    return None
 
 
 def _rank(ts: TaskState) -> float | None:
@@ -122,15 +133,33 @@ class TaskDescriber:
         self._has_gpus = False
         self._allowed: WeakValueDictionary[Restrictions, AllowedWorkers] = WeakValueDictionary()
         self._resources: dict[str, dict[str, float]] = {}
+        self._told: set[str] = set()
 
     def known_cost(self, ts: TaskState) -> float | None:
         """Return the duration that is declared for a task, or learned of its kind [s]; None if neither."""
         declared = declared_cost(ts)
         if not ts.annotations:
             return declared
-        if declared is None and declared_kinds(ts):
+        kinds = declared_kinds(ts)
+        if declared is None and kinds:
             declared = declared_cost(ts, GPU)
+        if (declared is None or not kinds <= _BOTH) and COST_ANNOTATION in ts.annotations:
+            self._tell_mistake(ts)
         return self._durations.of(ts) if declared is None else declared
+
+    def _tell_mistake(self, ts: TaskState) -> None:
+        """Warn the clients of a declared cost that makes no sense, once for each kind of mistake."""
+        declared = (ts.annotations or {})[COST_ANNOTATION]
+        mistake = mistake_in(declared)
+        if mistake is None or mistake in self._told:
+            return
+        self._told.add(mistake)
+        seams.warn_clients(
+            self._scheduler,
+            f"ferroflow: task {reprlib.repr(ts.key)} is annotated with {COST_ANNOTATION}="
+            f"{reprlib.repr(declared)}, whose {mistake} is not allowed, and scheduled without; give seconds "
+            f"from 0 to {_LONGEST_S:g}, or a dict of them for {CPU!r} and {GPU!r}",
+        )
 
     def _costs_by_kind(self, ts: TaskState, on_cpu: float | None) -> Mapping[str, float]:
         """Return what a task takes on workers of each kind [s], where there are several kinds."""
@@ -139,6 +168,8 @@ class TaskDescriber:
         on_gpu = None
         if declared_kinds(ts):
             on_cpu, on_gpu = declared_cost(ts), declared_cost(ts, GPU)
+            if on_gpu is None or on_cpu is None:
+                self._tell_mistake(ts)
         if on_gpu is None:
             on_gpu = self._durations.on_device(ts)
         found = {CPU: on_cpu, GPU: on_gpu}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dask.typing import Key
 
 from ferroflow_dask.exceptions import ClusterError, UsageError
+from ferroflow_dask.lowering.clients import check_open
 from ferroflow_dask.plugin.install import find_installed
 from ferroflow_dask.plugin.journal import Decision
 from ferroflow_dask.plugin.stealing import FerroflowStealing
@@ -38,8 +39,9 @@ def explain(client: Client, key: Key | Future[Any]) -> Any:
     ClusterError
         ferroflow is not installed on the cluster.
     UsageError
-        No decision about such a task is known.
+        No decision about such a task is known; or the client is none, or closed.
     """
+    check_open(client, "explain")
     return client.sync(_explain, client, getattr(key, "key", key))
 
 

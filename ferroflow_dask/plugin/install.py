@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from packaging.version import Version
 
 from ferroflow_dask import config
 from ferroflow_dask.exceptions import ClusterError
-from ferroflow_dask.lowering.clients import answers
+from ferroflow_dask.lowering.clients import answers, check_open
 from ferroflow_dask.plugin import seams
 from ferroflow_dask.plugin.settings import configured_policy
 from ferroflow_dask.plugin.stealing import FerroflowStealing
@@ -49,6 +50,8 @@ class FerroflowPlugin(SchedulerPlugin):
         # What is wrong with options or settings is told here, not in the scheduler's log.
         configured_policy(policy, options)
         config.get_bool("low-latency-streams")
+        if unknown := config.unknown_settings():
+            warnings.warn(f"ferroflow: {'; '.join(unknown)}", stacklevel=2)
         self.policy = policy
         self.options = options
 
@@ -104,7 +107,8 @@ def install(target: Client | Cluster | Scheduler, policy: str | None = None, **o
     Raises
     ------
     UsageError
-        There is no such policy, or it does not take these options.
+        There is no such policy, or it does not take these options; or the target is something else, or
+        closed.
     ClusterError
         The scheduler has not this package, or another version of it, or a distributed that is too old.
 
@@ -117,6 +121,7 @@ def install(target: Client | Cluster | Scheduler, policy: str | None = None, **o
     ...     client.submit(sum, [1, 2, 3]).result()
     6
     """
+    check_open(target, "install", or_cluster=True)
     plugin = FerroflowPlugin(policy, **options)
     if isinstance(target, Scheduler):
         return _add_to(target, plugin)
@@ -128,24 +133,33 @@ def uninstall(target: Client | Cluster | Scheduler) -> Any:
 
     Returns None, or an awaitable of None where the target is asynchronous, as in `install`.
     """
+    check_open(target, "uninstall", or_cluster=True)
     if isinstance(target, Scheduler):
         return _restore(target)
     return _through_client(target, _uninstall)
 
 
-def installed(client: Client) -> Any:
+def installed(target: Client | Cluster | Scheduler) -> Any:
     """Return the plugin that schedules a cluster, as it was installed; None where Dask does it.
 
     Parameters
     ----------
-    client : distributed.Client
+    target : distributed.Client, a cluster or a distributed.Scheduler
 
     Returns
     -------
     FerroflowPlugin or None, or an awaitable of it
-        An awaitable where the client is asynchronous.
+        An awaitable where the target is asynchronous, as a scheduler always is.
+
+    Raises
+    ------
+    UsageError
+        The target is something else, or closed.
     """
-    return client.sync(find_installed, client)
+    check_open(target, "installed", or_cluster=True)
+    if isinstance(target, Scheduler):
+        return _find_on(target)
+    return _through_client(target, find_installed)
 
 
 def learned(client: Client) -> Any:
@@ -242,6 +256,10 @@ def _find(dask_scheduler: Scheduler) -> FerroflowPlugin | None:
     plugin = dask_scheduler.plugins.get(PLUGIN_NAME)
     is_working = isinstance(extension, FerroflowStealing) and extension.error is None
     return plugin if is_working and isinstance(plugin, FerroflowPlugin) else None
+
+
+async def _find_on(scheduler: Scheduler) -> FerroflowPlugin | None:
+    return _find(scheduler)
 
 
 async def _version_there(client: Client, distribution: str) -> str | None:

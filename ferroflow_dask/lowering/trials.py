@@ -1,0 +1,160 @@
+"""Models tried out: what ONNX cannot prove of them, as whether their rows depend on each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+from dask._task_spec import TaskRef
+
+from ferroflow_dask.exceptions import KernelError, UsageError
+from ferroflow_dask.graph.ir import Graph
+from ferroflow_dask.graph.nodes import TensorSpec
+from ferroflow_dask.graph.protos import subgraphs, subgraphs_of_node
+
+if TYPE_CHECKING:
+    from ferroflow_dask.lowering.execution import Results
+    from ferroflow_dask.lowering.model import RunModel
+
+
+def agree(
+    freed: RunModel,
+    as_given: RunModel,
+    weights: Mapping[str, Any],
+    batched: Mapping[str, TensorSpec],
+    others: Mapping[str, Any],
+) -> bool:
+    """Return whether rows give the same beside others as in batches of the size that a model was made for."""
+    arrays = _drawn(batched, 2 * (as_given.rows or 1) + 1)
+    try:
+        found, expected = (try_out(run, weights, *arrays, *others.values()) for run in (freed, as_given))
+    except KernelError:
+        return False
+    return all(map(_are_alike, found, expected))
+
+
+def are_rows_independent(
+    run: RunModel,
+    graph: Graph,
+    weights: Mapping[str, Any],
+    batched: Mapping[str, TensorSpec],
+    others: Mapping[str, Any],
+) -> bool:
+    """Return whether two rows give alone what they give together; True where that cannot be tried out.
+
+    Parameters
+    ----------
+    run : RunModel
+    graph : Graph
+        What it computes.
+    weights : mapping of str to array or Future
+    batched : mapping of str to TensorSpec
+    others : mapping of str to array
+    """
+    if run.rows == 1 or _has_noise(graph):
+        return True
+    both = _drawn(batched, 2)
+    pieces = (both, [array[:1] for array in both], [array[1:] for array in both])
+    try:
+        together, first, last = (try_out(run, weights, *piece, *others.values()) for piece in pieces)
+    except (KernelError, UsageError):
+        return True  # who computes something will be told of it
+    rtol = 0.05 if _is_coarse(graph) else _RTOL
+    return all(
+        _are_alike(one, np.concatenate(rows), rtol)
+        for one, *rows in zip(together, first, last, strict=True)
+        if rtol == _RTOL or one.dtype.kind not in "biu"  # the largest of almost equal ones may be any
+    )
+
+
+#: Operators whose results are drawn.
+_DRAWN = frozenset(
+    ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial")
+)
+
+
+def _has_noise(graph: Graph) -> bool:
+    """Return whether rows may differ from one computation to the next, or by a step of rounding.
+
+    Quantized to few steps, two rows differ by one because their batch is another: `DynamicQuantizeLinear`
+    takes the range of all of it.
+    """
+    return any(
+        op_type in _DRAWN or "Quantize" in op_type or (op_type == "Dropout" and _is_training(inputs, graph))
+        for op_type, inputs in _nodes(graph)
+    )
+
+
+def _is_training(inputs: Sequence[str], graph: Graph) -> bool:
+    mode = graph.constants.get(inputs[2]) if len(inputs) > 2 else False
+    return bool(mode) if isinstance(mode, bool | np.ndarray) else bool(inputs[2])
+
+
+def _nodes(graph: Graph) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield operator type and operands of the ops of a graph, and of those inside of them however deep."""
+    inner: list[onnx.GraphProto] = []
+    for op in graph.live_ops:
+        yield op.op_type, op.inputs
+        inner.extend(subgraphs(op.attributes))
+    while inner:
+        for node in inner.pop().node:
+            yield node.op_type, node.input
+            inner.extend(subgraphs_of_node(node))
+
+
+def _is_coarse(graph: Graph) -> bool:
+    """Return whether some value of a graph has fewer digits than single precision."""
+    specs = (*graph.specs.values(), *(source.spec for source in graph.sources))
+    return any(
+        spec.dtype is not None and spec.dtype.kind in "fV" and spec.dtype.itemsize < 4 for spec in specs
+    )
+
+
+def _drawn(batched: Mapping[str, TensorSpec], rows: int) -> list[Any]:
+    """Return random rows for each input, the first two of which differ."""
+    rng = np.random.default_rng(0)
+    drawn = []
+    for spec in batched.values():
+        shape = (rows, *row_shape(spec))
+        if spec.dtype is None or spec.dtype.kind in "fV":
+            drawn.append(rng.standard_normal(shape).astype(spec.dtype or float))
+        else:
+            integers = rng.integers(0, 2, shape)
+            integers[1] = 1 - integers[0]
+            drawn.append(integers.astype(spec.dtype))
+    return drawn
+
+
+#: How far two computations of the same in single precision may lie apart.
+_RTOL = 1e-3
+
+
+def _are_alike(one: Any, other: Any, rtol: float = _RTOL) -> bool:
+    if one.dtype.kind == "V":  # bfloat16
+        one, other = one.astype(np.float32), other.astype(np.float32)
+    if one.shape != other.shape or one.dtype.kind not in "fc":
+        return np.array_equal(one, other)
+    scale = float(np.nanmax(np.abs(other), initial=0.0))
+    return np.allclose(one, other, rtol=rtol, atol=rtol / 10 * scale, equal_nan=True)
+
+
+def try_out(run: RunModel, weights: Mapping[str, Any], *arrays: Any) -> tuple[Any, ...]:
+    """Run a model once, where its weights are."""
+    placed = next((value for value in weights.values() if isinstance(value, TaskRef)), None)
+    if placed is None:
+        return run(weights, *arrays).values
+    client = placed.client  # type: ignore[attr-defined] # of a Future
+    if client.asynchronous:
+        raise UsageError(
+            f"the shapes of the outputs of {run.graph.name!r} have to be tried out, and its constants are on "
+            "a cluster; call map_batches on the graph as it was before, or with a synchronous client"
+        )
+    results: Results = client.submit(run, dict(weights), *arrays, pure=False).result()
+    return results.values
+
+
+def row_shape(spec: TensorSpec) -> tuple[int, ...]:
+    """Return the shape of a row."""
+    return tuple(dim for dim in (spec.shape or ())[1:] if isinstance(dim, int))
