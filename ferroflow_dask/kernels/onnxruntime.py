@@ -20,7 +20,7 @@ from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.graph.protos import node_from_op
 from ferroflow_dask.graph.to_onnx import to_onnx
-from ferroflow_dask.kernels.model import IR_VERSION, declared_opset, one_node_model
+from ferroflow_dask.kernels.model import IR_VERSION, declared_opset, name_omitted_outputs, one_node_model
 from ferroflow_dask.kernels.provider import DeclinedError, ExecutionProvider, Kernel, opset_version
 
 _CPU = "CPUExecutionProvider"
@@ -88,6 +88,8 @@ def _means_other(op: Op) -> bool:
     if op.domain:
         return False
     match op.op_type:
+        case "BatchNormalization":
+            return len(op.outputs) > 1  # training: may write what it learns over what it was given
         case "DFT" | "STFT":
             return True  # errors of 1e-4 where zeros belong
         case "Dropout":
@@ -245,7 +247,8 @@ def _open_plainly(model: onnx.ModelProto) -> Any:
     options.add_session_config_entry("session.disable_prepacking", "1")
     # An arena keeps the largest memory a session ever needed, and there are hundreds of sessions.
     options.enable_cpu_mem_arena = False
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=[_CPU])
+    serialized = name_omitted_outputs(model).SerializeToString()
+    return onnxruntime.InferenceSession(serialized, options, providers=[_CPU])
 
 
 def _tensor_type(dtype: np.dtype[Any], ndim: int | None = None) -> onnx.TypeProto:
@@ -304,7 +307,7 @@ def open_graph(
         ]
         whole = replace(graph, sources=tuple(sources))
     try:
-        model = to_onnx(whole)
+        model = name_omitted_outputs(to_onnx(whole))
         large = {
             entry.name: np.ascontiguousarray(whole.constants[entry.name])
             for entry in model.graph.initializer
