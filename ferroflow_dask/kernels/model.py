@@ -18,12 +18,31 @@ IR_VERSION = 10
 #: The oldest opset that onnxruntime promises to run.
 _OLDEST_OPSET = 7
 
+#: Operators that draw random numbers.
+DRAWN = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial")
+
 _OPTIONAL = onnx.defs.OpSchema.FormalParameterOption.Optional
 
 
 def has_subgraph(op: Op) -> bool:
     """Return whether an attribute holds a graph, which may read values of the op's own graph by name."""
     return next(subgraphs(op.attributes), None) is not None
+
+
+def is_seeded(op: Op) -> bool:
+    """Return whether an op, or a node in its sub-graphs, draws random numbers from a seed that the model has.
+
+    Such an op yields the same whenever it runs, as `onnx.reference` has it. A session of onnxruntime goes on
+    with its numbers from run to run.
+    """
+    if not op.domain and op.op_type in DRAWN and "seed" in op.attributes:
+        return True
+    return any(
+        not node.domain and node.op_type in DRAWN and any(given.name == "seed" for given in node.attribute)
+        for subgraph in subgraphs(op.attributes)
+        for graph in _graphs(subgraph)
+        for node in graph.node
+    )
 
 
 def declared_opset(op: Op, opsets: Mapping[str, int]) -> int:

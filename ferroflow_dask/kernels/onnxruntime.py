@@ -20,7 +20,14 @@ from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.graph.protos import node_from_op
 from ferroflow_dask.graph.to_onnx import to_onnx
-from ferroflow_dask.kernels.model import IR_VERSION, declared_opset, name_omitted_outputs, one_node_model
+from ferroflow_dask.kernels.model import (
+    DRAWN,
+    IR_VERSION,
+    declared_opset,
+    is_seeded,
+    name_omitted_outputs,
+    one_node_model,
+)
 from ferroflow_dask.kernels.provider import DeclinedError, ExecutionProvider, Kernel, opset_version
 
 _CPU = "CPUExecutionProvider"
@@ -54,8 +61,7 @@ _SAME = ("SAME_UPPER", b"SAME_UPPER", "SAME_LOWER", b"SAME_LOWER")
 _SAME_ELSEWHERE = frozenset(("Add", "Relu"))
 
 #: Ops that share a session with none: operands are checked, types follow operands, numbers are drawn.
-_DRAWN = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
-_ALONE = frozenset(("Gemm", "CastLike", "Bernoulli", "Multinomial", *_DRAWN))
+_ALONE = frozenset(("Gemm", "CastLike", *DRAWN))
 
 #: Results that the Python interface refuses, or hands out as raw bytes (8-bit floats become uint8).
 _NOT_NUMPY = re.compile(r"bfloat16|float8|float4|int4|int2")
@@ -130,6 +136,7 @@ class _SessionKernel:
         self._opsets = dict(opsets)
         self._names = op.inputs + op.captured
         self._wanted = [value for value in op.outputs if value]
+        self._is_seeded = is_seeded(op)
         self._sessions: dict[tuple[np.dtype[Any], ...], Any] = {}
         self._lock = threading.Lock()
 
@@ -147,9 +154,12 @@ class _SessionKernel:
     def _session(self, dtypes: Mapping[str, np.dtype[Any]]) -> Any:
         key = tuple(dtypes.values())
         with self._lock:
-            if key not in self._sessions:
-                self._sessions[key] = self._open(dtypes)
-            session = self._sessions[key]
+            session = self._sessions.get(key)
+            if session is None:
+                session = self._open(dtypes)
+                # The next run of a session would draw other numbers.
+                if isinstance(session, str) or not self._is_seeded:
+                    self._sessions[key] = session
         if isinstance(session, str):
             raise DeclinedError(session)
         return session
@@ -298,6 +308,8 @@ def open_graph(
         if _means_other(op) or (op.kind == "Squeeze" and _names_no_axes(op, known))
     ]:
         return f"{other[0]} is not what ONNX describes"
+    if seeded := [op.kind for op in graph.live_ops if is_seeded(op)]:
+        return f"{seeded[0]} has a seed, and would yield other numbers in each run"
     whole = graph
     # A device has its copy anyway, and would get another one in every run.
     if execution is not None or sum(value.nbytes for value in constants.values()) <= _OWN_MOST:
