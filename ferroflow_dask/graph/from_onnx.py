@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from ferroflow_dask.exceptions import GraphError, ModelError
 from ferroflow_dask.graph.functions import add_defaults, expand
 from ferroflow_dask.graph.ir import Graph
+from ferroflow_dask.graph.lifting import lift_weights, unique
 from ferroflow_dask.graph.nodes import Op, Source, TensorSpec
 from ferroflow_dask.graph.protos import captured, nested_nodes, spec_from_type, subgraphs_of_node
 from ferroflow_dask.graph.weights import ONNX_DOMAINS, WeightReader, first_line, in_one_line, is_constant
@@ -48,7 +49,7 @@ def load_onnx(model: str | os.PathLike[str] | bytes | onnx.ModelProto, name: str
     Graph
         Sources are the inputs, then initializers, then `Constant` nodes. Functions of the model are
         expanded; sub-graphs (`If`, `Loop`, `Scan`) stay attributes of their ops, with the outer values
-        they read in `Op.captured`.
+        they read in `Op.captured`, among them what were their own large weights.
 
     Raises
     ------
@@ -153,6 +154,8 @@ class _Importer:
             else:
                 copy = graph.node.add()
                 copy.CopyFrom(node)
+        for name, value in lift_weights(graph, self._reader, self._is_large):
+            self._keep(name, value, listed)
 
     def _clean(self) -> None:
         """Bring external data of tensors inside nodes into the copy, and give domains one name each."""
@@ -232,12 +235,12 @@ class _Importer:
         nodes = [node for node in nodes if not is_constant(node)]
         # Names that the model gives come first, so that those we make up give way.
         taken: set[str] = set()
-        names = [_unique(node.name, taken) if node.name else "" for node in nodes]
+        names = [unique(node.name, taken) if node.name else "" for node in nodes]
         ops = []
         for op_id, (node, name) in enumerate(zip(nodes, names, strict=True), first_id):
             op = Op(
                 op_id,
-                name or _unique(f"{node.op_type.lower()}_{op_id}", taken),
+                name or unique(f"{node.op_type.lower()}_{op_id}", taken),
                 node.op_type,
                 tuple(node.input),
                 tuple(node.output),
@@ -271,16 +274,6 @@ def _spec(value: str, type_proto: onnx.TypeProto) -> TensorSpec:
         return spec_from_type(type_proto)
     except KeyError as error:
         raise ModelError(f"value {value!r} has the unknown element type {error}") from error
-
-
-def _unique(name: str, taken: set[str]) -> str:
-    """Return the name, with a number behind it if it is taken, and mark it taken."""
-    candidate, number = name, 1
-    while candidate in taken:
-        number += 1
-        candidate = f"{name}_{number}"
-    taken.add(candidate)
-    return candidate
 
 
 def _domain(domain: str) -> str:

@@ -14,6 +14,9 @@ from onnx import TensorProto
 from onnx.helper import tensor_dtype_to_np_dtype
 from onnx.reference.op_run import OpRun
 
+from ferroflow_dask.kernels.recurrent import GRU, LSTM, RNN
+from ferroflow_dask.kernels.windowed import AveragePool, ConvTranspose, LpPool, MaxPool
+
 #: From this opset on, Softmax and its kin work along one axis.
 _PER_AXIS = 13
 
@@ -185,4 +188,8 @@ def _stack(scan: list[Any], declared: Any) -> Any:
     return np.empty((0, *shape), tensor_dtype_to_np_dtype(tensor.elem_type or TensorProto.FLOAT))
 
 
-CORRECTIONS: tuple[type[OpRun], ...] = (Softmax, LogSoftmax, Hardmax, BatchNormalization, LRN, Loop)
+CORRECTIONS: tuple[type[OpRun], ...] = (
+    *(Softmax, LogSoftmax, Hardmax, BatchNormalization, LRN, Loop),
+    *(LSTM, GRU, RNN),
+    *(AveragePool, LpPool, MaxPool, ConvTranspose),
+)

@@ -61,11 +61,13 @@ def _differs(op: Op) -> bool:
     if op.domain:
         return False
     match op.op_type:
+        case "BatchNormalization":
+            return len(op.outputs) > 1  # training: may write what it learns over what it was given
         case "DFT" | "STFT":
             return True  # errors of 1e-4 where zeros belong
         case "Dropout":
             return len(op.inputs) > 2  # training: another generator of random numbers
-        case "MaxPool":
+        case "MaxPool" | "AveragePool" | "LpPool":
             # Pads as if there were no dilation.
             pads_by_itself = op.attributes.get("auto_pad") in _SAME
             return pads_by_itself and any(step > 1 for step in op.attributes.get("dilations", ()))

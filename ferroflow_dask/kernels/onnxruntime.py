@@ -21,7 +21,15 @@ from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.graph.protos import node_from_op
 from ferroflow_dask.graph.to_onnx import to_onnx
 from ferroflow_dask.kernels.deviations import check_operands, deviation, differs
-from ferroflow_dask.kernels.model import IR_VERSION, declared_opset, has_subgraph, one_node_model
+from ferroflow_dask.kernels.model import (
+    DRAWN,
+    IR_VERSION,
+    declared_opset,
+    has_subgraph,
+    is_seeded,
+    name_omitted_outputs,
+    one_node_model,
+)
 from ferroflow_dask.kernels.provider import DeclinedError, ExecutionProvider, Kernel, opset_version
 
 _CPU = "CPUExecutionProvider"
@@ -55,8 +63,7 @@ _PLAIN_TYPES = frozenset(onnx.helper.np_dtype_to_tensor_dtype(dtype) for dtype i
 _SAME_ELSEWHERE = frozenset(("Add", "Relu"))
 
 #: Ops that share a session with none: operands are checked, types follow operands, numbers are drawn.
-_DRAWN = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
-_ALONE = frozenset(("Gemm", "Unique", "CastLike", "Bernoulli", "Multinomial", *_DRAWN))
+_ALONE = frozenset(("Gemm", "Unique", "CastLike", *DRAWN))
 
 #: Results that the Python interface refuses, or hands out as raw bytes (8-bit floats become uint8).
 _NOT_NUMPY = re.compile(r"bfloat16|float8|float4|int4|int2")
@@ -91,6 +98,7 @@ class _SessionKernel:
         self._names = op.inputs + op.captured
         self._wanted = [value for value in op.outputs if value]
         self._has_subgraph = has_subgraph(op)
+        self._is_seeded = is_seeded(op)
         self._sessions: dict[tuple[_Type, ...], Any] = {}
         self._lock = threading.Lock()
 
@@ -112,9 +120,12 @@ class _SessionKernel:
         }
         key = tuple(types.values())
         with self._lock:
-            if key not in self._sessions:
-                self._sessions[key] = self._open(types)
-            session = self._sessions[key]
+            session = self._sessions.get(key)
+            if session is None:
+                session = self._open(types)
+                # The next run of a session would draw other numbers.
+                if isinstance(session, str) or not self._is_seeded:
+                    self._sessions[key] = session
         if isinstance(session, str):
             raise DeclinedError(session)
         return session
@@ -220,7 +231,8 @@ def _open_plainly(model: onnx.ModelProto) -> Any:
     options.add_session_config_entry("session.disable_prepacking", "1")
     # An arena keeps the largest memory a session ever needed, and there are hundreds of sessions.
     options.enable_cpu_mem_arena = False
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=[_CPU])
+    serialized = name_omitted_outputs(model).SerializeToString()
+    return onnxruntime.InferenceSession(serialized, options, providers=[_CPU])
 
 
 def _tensor_type(dtype: np.dtype[Any], ndim: int | None = None) -> onnx.TypeProto:
@@ -265,6 +277,8 @@ def open_graph(
         return f"this onnxruntime has no {execution[0]}"
     if other := next((op.kind for op in graph.live_ops if differs(op)), ""):
         return _not_onnx(other)
+    if seeded := next((op.kind for op in graph.live_ops if is_seeded(op)), ""):
+        return f"{seeded} has a seed, and would yield other numbers in each run"
     whole = graph
     # A device has its copy anyway, and would get another one in every run.
     if execution is not None or sum(value.nbytes for value in constants.values()) <= _OWN_MOST:
@@ -274,7 +288,7 @@ def open_graph(
         ]
         whole = replace(graph, sources=tuple(sources))
     try:
-        model = to_onnx(whole)
+        model = name_omitted_outputs(to_onnx(whole))
         if other := deviation(model, {**graph.constants, **constants}):
             return _not_onnx(other)
         large = {

@@ -29,7 +29,7 @@ def _max_pool(op: Op, x: Any) -> Any:
     return combine_windows(padded(x, windows, least), windows, np.fmax)
 
 
-def _average_pool(op: Op, x: Any) -> Any:
+def average_pool(op: Op, x: Any) -> Any:
     """Return the mean of each window, of what is padded only on demand (ONNX AveragePool, opset 7 on).
 
     What a last window looks at beyond the padding (`ceil_mode`) never counts.
@@ -72,7 +72,7 @@ def _global_max_pool(_: Op, x: Any) -> Any:
 OPERATORS = (
     Operator("MaxPool", (1, 8, 10, 11, 12, 22), _max_pool, FLOATS | {"int8", "uint8"}),
     # Before opset 7 nothing said whether padding counts.
-    Operator("AveragePool", (7, 10, 11, 19, 22), in_single(_average_pool), FLOATS),
+    Operator("AveragePool", (7, 10, 11, 19, 22), in_single(average_pool), FLOATS),
     Operator("GlobalAveragePool", (1, 22), in_single(_global_average_pool), FLOATS),
     Operator("GlobalMaxPool", (1, 22), _global_max_pool, FLOATS),
 )
