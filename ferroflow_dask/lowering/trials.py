@@ -61,11 +61,11 @@ def are_rows_independent(
         together, first, last = (try_out(run, weights, *piece, *others.values()) for piece in pieces)
     except (KernelError, UsageError):
         return True  # who computes something will be told of it
-    rtol = 0.05 if _is_coarse(graph) else _RTOL
+    is_rounded = _is_rounded(graph)
     return all(
-        _are_alike(one, np.concatenate(rows), rtol)
+        _are_alike(one, np.concatenate(rows), _GROSS if is_rounded else _RTOL)
         for one, *rows in zip(together, first, last, strict=True)
-        if rtol == _RTOL or one.dtype.kind not in "biu"  # the largest of almost equal ones may be any
+        if not (is_rounded and one.dtype.kind in "biu")  # the largest of almost equal ones may be any
     )
 
 
@@ -104,12 +104,10 @@ def _nodes(graph: Graph) -> Iterator[tuple[str, Sequence[str]]]:
             inner.extend(subgraphs_of_node(node))
 
 
-def _is_coarse(graph: Graph) -> bool:
-    """Return whether some value of a graph has fewer digits than single precision."""
+def _is_rounded(graph: Graph) -> bool:
+    """Return whether some value of a graph is no integer, or may be none."""
     specs = (*graph.specs.values(), *(source.spec for source in graph.sources))
-    return any(
-        spec.dtype is not None and spec.dtype.kind in "fV" and spec.dtype.itemsize < 4 for spec in specs
-    )
+    return any(spec.dtype is None or spec.dtype.kind in "fcV" for spec in specs)
 
 
 def _drawn(batched: Mapping[str, TensorSpec], rows: int) -> list[Any]:
@@ -129,6 +127,9 @@ def _drawn(batched: Mapping[str, TensorSpec], rows: int) -> list[Any]:
 
 #: How far two computations of the same in single precision may lie apart.
 _RTOL = 1e-3
+#: How far if what goes in is nothing that a model was made for, and it makes much of the last digits: the
+#: file types of magika differ by 0.004 for random bits.
+_GROSS = 0.1
 
 
 def _are_alike(one: Any, other: Any, rtol: float = _RTOL) -> bool:
