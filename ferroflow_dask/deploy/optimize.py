@@ -21,7 +21,6 @@ from ferroflow_dask.lowering.foreign import (
     Learned,
     PackedGraph,
     bundle_graph,
-    graph_of,
     is_annotated,
     optimize_for,
     pack_graph,
@@ -44,11 +43,14 @@ def optimize(collection: C, client: Client) -> C:
     Tasks that are short, by what the plugin has learned of tasks of their names in earlier runs, are fused
     and grouped, as many together as is predicted to be fastest and as workers have memory for. Results,
     and the keys that the collection asks for, stay the same, but a data frame has new keys. What is long,
-    has not run before, or knows that it runs in Dask, stays by itself; collections with annotations, and
-    data frames that would not have fewer tasks, are returned as they are.
+    has not run before, or knows that it runs in Dask, stays by itself; P2P shuffles, with all that they read,
+    stay as they are. Collections with annotations, and data frames that would not have fewer tasks, are
+    returned as they are.
 
     The same collection is optimized alike as long as nothing else is learned. Of different ones that are
-    optimized one by one, tasks that they share run once for each, even in one `dask.compute`.
+    optimized one by one, tasks that they share run once for each, even in one `dask.compute`. While results
+    of a collection under the keys that it asks for are held, persisted ones say, compute it as it was when
+    they were: Dask warns of keys that read other tasks than before.
 
     Parameters
     ----------
@@ -65,7 +67,7 @@ def optimize(collection: C, client: Client) -> C:
 
     Examples
     --------
-    >>> optimize(frame.groupby("name").value.mean(), client).compute()  # doctest: +SKIP
+    >>> optimize(frame.value.sum(), client).compute()  # doctest: +SKIP
     """
     check_synchronous(client, "optimize")
     if not is_dask_collection(collection):
@@ -157,7 +159,7 @@ class _Optimization:
         known = _known(learned_in_this_process(self.scheduler_id))
         if not known or is_annotated(dsk):
             return optimized
-        return graph_of(bundle_graph(optimized, keys, self.profile, known))
+        return bundle_graph(optimized, keys, self.profile, known).dsk
 
 
 def _profile(client: Client) -> ClusterProfile:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import iscoroutinefunction
 from typing import Any, TypeVar
 
@@ -19,9 +19,10 @@ from dask.utils import key_split
 
 from ferroflow_dask.cost import ClusterProfile
 from ferroflow_dask.lowering.cut import GUESS, MEMORY_SHARE, best_cut
+from ferroflow_dask.lowering.fixed import Tasks, fixed_tasks, is_alone
 from ferroflow_dask.lowering.futures import futures_in
 from ferroflow_dask.lowering.predict import Cut, Work
-from ferroflow_dask.lowering.sequence import NO_WORK, BundleTask, ExecuteTasks, sequence_of
+from ferroflow_dask.lowering.sequence import NO_WORK, BundleTask, sequence_of, unfused
 from ferroflow_dask.lowering.tasks import (
     BUNDLE_PREFIX,
     Place,
@@ -29,10 +30,6 @@ from ferroflow_dask.lowering.tasks import (
 )
 
 C = TypeVar("C")
-Tasks = Mapping[Key, GraphNode]
-
-#: Functions of these packages look at the task that they run in.
-_AWARE = ("distributed", "dask.graph_manipulation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +56,9 @@ def optimize_for(collection: C, cluster: ClusterProfile, learned: Mapping[str, L
 
     After Dask's own optimization, chains of tasks are fused and short ones grouped, as many together as
     is predicted to be fastest and as a worker has memory for. Keys that the collection asks for stay, except
-    a data frame's, which are new. Tasks of which nothing is known stay by themselves. Collections with
-    annotations, and data frames that would not have fewer tasks, are returned as they are.
+    a data frame's, which are new. Tasks of which nothing is known stay by themselves, and those of a P2P
+    shuffle, with all that they read, as they are. Collections with annotations, and data frames that would
+    not have fewer tasks, are returned as they are.
 
     Parameters
     ----------
@@ -78,9 +76,9 @@ def optimize_for(collection: C, cluster: ClusterProfile, learned: Mapping[str, L
     # Dask's optimization leaves Futures out, too.
     held = () if is_expression else (given.__dask_graph__(),)
     dsk, keys = optimized.__dask_graph__(), optimized.__dask_keys__()
-    bundled = bundle_graph(dsk, keys, cluster, learned, held)
+    bundled = bundle_graph(dsk, keys, cluster, learned, held, are_kept=not is_expression)
     # What is made of the tasks of a data frame has a task more for each of its keys, which are new.
-    if is_expression and len(bundled) + len(list(flatten(keys))) >= len(dsk):
+    if is_expression and len(bundled.layer) + len(list(flatten(keys))) >= len(dsk):
         return collection
     rebuilt: C = _rebuild(optimized, bundled, is_expression)
     return rebuilt
@@ -97,37 +95,42 @@ def bundle_graph(
     cluster: ClusterProfile,
     learned: Mapping[str, Learned],
     held: Iterable[Mapping[Key, Any]] = (),
-) -> MaterializedLayer:
+    *,
+    are_kept: bool = True,
+) -> PackedGraph:
     """Cut the tasks of any graph of Dask's into bundles; `keys` may be nested. See `optimize_for`.
 
-    Futures that tasks read, of the graph or else of those `held`, stay under their own keys.
+    Each of the `keys` has a task to itself, and unless `are_kept` is False, that task is called so. Futures
+    that tasks read, of the graph or else of those `held`, stay under their own keys.
     """
     graph, wanted = dict(dsk), set(flatten(keys))
     tasks = convert_legacy_graph(graph)
-    layer = bundle_tasks(tasks, wanted, cluster, learned)
-    return _with_futures(layer, tasks, wanted, (graph, *held))
+    packed = _pack(tasks, wanted, wanted, cluster, learned, kept=wanted if are_kept else ())
+    return _with_futures(packed, tasks, wanted, (graph, *held))
 
 
 def _with_futures(
-    layer: MaterializedLayer, tasks: Tasks, wanted: Collection[Key], graphs: Iterable[Mapping[Key, Any]]
-) -> MaterializedLayer:
-    """Return a layer that has the Futures that tasks read: whoever holds the graph, holds their results."""
+    packed: PackedGraph, tasks: Tasks, wanted: Collection[Key], graphs: Iterable[Mapping[Key, Any]]
+) -> PackedGraph:
+    """Return a graph that has the Futures that tasks read: whoever holds the graph, holds their results."""
     read = {key for task in tasks.values() for key in task.dependencies}
     futures = futures_in(graphs, (read | {*wanted}) - tasks.keys())
-    return MaterializedLayer({**layer.mapping, **futures}) if futures else layer
+    layer = packed.layer
+    return replace(packed, layer=MaterializedLayer({**layer.mapping, **futures})) if futures else packed
 
 
-def _rebuild(collection: Any, tasks: MaterializedLayer, is_expression: bool) -> Any:
+def _rebuild(collection: Any, packed: PackedGraph, is_expression: bool) -> Any:
     """Return a collection with other tasks."""
-    graph = dict(tasks)
+    graph = dict(packed.layer)
     if is_expression:
         from dask.dataframe import from_graph
 
-        keys = list(flatten(collection.__dask_keys__()))
+        keys = [packed.places[key][0] for key in flatten(collection.__dask_keys__())]
         return from_graph(graph, collection._meta, collection.divisions, keys, "bundled")
     rebuild, arguments = collection.__dask_postpersist__()
-    # Collections know how to take tasks without layers, which is what dask.optimize gives them.
-    return rebuild(graph, *arguments)
+    # Collections know how to take tasks without layers, which is what dask.optimize gives them. They are
+    # optimized by Dask once more.
+    return rebuild({key: unfused(task) for key, task in graph.items()}, *arguments)
 
 
 def graph_of(layer: MaterializedLayer) -> HighLevelGraph:
@@ -170,7 +173,7 @@ def bundle_tasks(
     tasks: Tasks, wanted: Collection[Key], cluster: ClusterProfile, learned: Mapping[str, Learned]
 ) -> MaterializedLayer:
     """Cut the tasks of a graph into bundles; see `optimize_for`."""
-    return _pack(tasks, wanted, wanted, cluster, learned).layer
+    return _pack(tasks, wanted, wanted, cluster, learned, kept=wanted).layer
 
 
 def pack_graph(
@@ -180,18 +183,23 @@ def pack_graph(
     # A key may be a tuple, of which flatten takes the parts.
     graph, wanted = dict(dsk), dict.fromkeys(flatten(keys if isinstance(keys, list) else [keys]))
     tasks = convert_legacy_graph(graph)
-    packed = _pack(tasks, wanted, (), cluster, learned)
-    return PackedGraph(_with_futures(packed.layer, tasks, wanted, (graph,)), packed.places)
+    packed = _pack(tasks, wanted, (), cluster, learned, kept=())
+    return _with_futures(packed, tasks, wanted, (graph,))
 
 
 def _pack(
     tasks: Tasks,
     wanted: Collection[Key],
-    kept: Collection[Key],
+    apart: Collection[Key],
     cluster: ClusterProfile,
     learned: Mapping[str, Learned],
+    *,
+    kept: Collection[Key],
 ) -> PackedGraph:
-    """Cut a graph so that the values `wanted` can be had of it, and those `kept` under their keys."""
+    """Cut a graph so that the values `wanted` can be had of it.
+
+    Those `apart` each have a task to themselves; what is `kept`, of these, is under its own key.
+    """
     functions = {id(task.func): task.func for task in tasks.values() if isinstance(task, Task)}
     if any(map(iscoroutinefunction, functions.values())):
         # They run on the workers' event loops, which bundles do not.
@@ -201,13 +209,16 @@ def _pack(
     position = {key: i for i, key in enumerate(keys)}
     known = [_known(tasks[key], learned) for key in keys]
     nbytes = [int(known_of.nbytes) if known_of is not None else 0 for known_of in known]
+    fixed = fixed_tasks(tasks)
     costs_s = [known_of.duration_s if known_of is not None else GUESS * cluster.task_s for known_of in known]
     work = Work(
         [[position[needed] for needed in tasks[key].dependencies if needed in position] for key in keys],
         costs_s,
         nbytes.__getitem__,
-        alone=frozenset(i for i, key in enumerate(keys) if known[i] is None or _is_aware(tasks[key])),
-        last=frozenset(position[key] for key in kept if key in position),
+        alone=frozenset(
+            i for i, key in enumerate(keys) if known[i] is None or key in fixed or is_alone(tasks[key])
+        ),
+        last=frozenset(position[key] for key in apart if key in position),
     )
     most = MEMORY_SHARE * cluster.memory_nbytes or float("inf")
 
@@ -223,19 +234,12 @@ def _known(task: GraphNode, learned: Mapping[str, Learned]) -> Learned | None:
     return _NOTHING if isinstance(task, NO_WORK) else learned.get(key_split(task.key))
 
 
-def _is_aware(task: GraphNode) -> bool:
-    if isinstance(task, NO_WORK):
-        return False
-    if type(task) is not Task or task.data_producer or isinstance(task.func, ExecuteTasks):
-        return True
-    module = getattr(task.func, "__module__", None) or ""
-    return module.startswith(_AWARE)
-
-
-def _token(groups: Sequence[Sequence[Key]], exports: Sequence[Sequence[Key]]) -> str:
+def _token(
+    groups: Sequence[Sequence[Key]], exports: Sequence[Sequence[Key]], are_kept: Sequence[bool]
+) -> str:
     """Return a name for a cut, the same whenever the same tasks, by their keys, are cut alike."""
     # Of all bundles together, since the names of those that a bundle reads are part of what it is.
-    return hashlib.blake2s(repr((groups, exports)).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2s(repr((groups, exports, are_kept)).encode(), digest_size=16).hexdigest()
 
 
 def _write(
@@ -252,26 +256,24 @@ def _write(
         for needed in task.dependencies
         if needed in group_of and group_of[needed] != group_of[key]
     }
-    place: dict[Key, Place] = {}
     exports = [tuple(key for key in keys if key in read or key in wanted) for keys in groups]
-    run = _token(groups, exports)
-    for i, keys in enumerate(groups):
-        # Keys that are asked for stay. Other names of tasks are not given to bundles: Dask learns by them.
-        is_kept = len(exports[i]) == 1 and (len(keys) == 1 or exports[i][0] in kept)
-        name = exports[i][0] if is_kept else (f"{BUNDLE_PREFIX}-{run}", i)
-        for item, key in enumerate(exports[i]):
-            place[key] = (name, item if len(exports[i]) > 1 else None)
+    are_kept = [len(own) == 1 and own[0] in kept for own in exports]
+    run = _token(groups, exports, are_kept)
+    place: dict[Key, Place] = {}
     written: dict[Hashable, GraphNode] = {}
     for i, keys in enumerate(groups):
         if not exports[i]:
             continue  # nobody wants it
-        name, _ = place[exports[i][0]]
         inside = set(keys)
         needed = [key for own in keys for key in tasks[own].dependencies if key not in inside]
         places = {key: place.get(key, (key, None)) for key in needed}
         if len(keys) == 1 and all(result == (key, None) for key, result in places.items()):
-            written[name] = tasks[keys[0]]
+            place[keys[0]] = (keys[0], None)
+            written[keys[0]] = tasks[keys[0]]
             continue
+        name = exports[i][0] if are_kept[i] else _name(keys, run, i)
+        for item, key in enumerate(exports[i]):
+            place[key] = (name, item if len(exports[i]) > 1 else None)
         results = {
             result: n for n, result in enumerate(dict.fromkeys(result for result, _ in places.values()))
         }
@@ -280,3 +282,9 @@ def _write(
         call = sequence_of([tasks[key] for key in keys], arguments, exports[i], cost_s)
         written[name] = BundleTask(name, call, *map(TaskRef, results))
     return PackedGraph(MaterializedLayer(written), {key: place.get(key, (key, None)) for key in wanted})
+
+
+def _name(keys: Sequence[Key], run: str, i: int) -> Key:
+    """Return a key for what no task has been before, since Dask takes tasks of one key for the same."""
+    # Dask learns by names: what is one task is called as it was, and others by no task's name.
+    return (f"{BUNDLE_PREFIX if len(keys) > 1 else key_split(keys[0])}-{run}", i)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from dask._task_spec import Alias, DataNode, GraphNode, Task, TaskRef
 from dask.typing import Key
@@ -88,10 +88,11 @@ def bundle_in(task: object) -> ExecuteTasks | None:
     return function if is_bundle else None
 
 
-class BundleTask(Task):
-    """A task that calls `ExecuteTasks`, and that Dask makes no part of another.
+class UnfusedTask(Task):
+    """A task that Dask makes no part of another.
 
-    Dask's bags give iterators to what is fused with the only task that reads them; a bundle may read twice.
+    Dask optimizes collections when they are computed, those that have been optimized, too. What it fuses once
+    more has another name than it would have had, and under the same key reads other tasks.
     """
 
     __slots__ = ()
@@ -100,6 +101,27 @@ class BundleTask(Task):
     def block_fusion(self) -> bool:
         """Whether `fuse_linear_task_spec` leaves it alone."""
         return True
+
+
+class BundleTask(UnfusedTask):
+    """A task that calls `ExecuteTasks`.
+
+    Dask's bags give iterators to what is fused with the only task that reads them; a bundle may read twice.
+    """
+
+    __slots__ = ()
+
+
+def is_call(task: GraphNode) -> TypeGuard[Task]:
+    """Return whether a task is no more than its function and arguments."""
+    return type(task) in (Task, UnfusedTask)
+
+
+def unfused(task: GraphNode) -> GraphNode:
+    """Return a task that Dask leaves as it is, with the same key, which does the same."""
+    if type(task) is not Task:
+        return task
+    return UnfusedTask(task.key, task.func, *task.args, _data_producer=task.data_producer, **task.kwargs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -173,7 +195,7 @@ def _call(task: GraphNode) -> tuple[Callable[..., Any], tuple[Any, ...], list[tu
         return _same, (task.value,), []
     if isinstance(task, Alias):
         return _same, (None,), [(0, task.target)]
-    if type(task) is Task and not task.kwargs and not any(isinstance(a, GraphNode) for a in task.args):
+    if is_call(task) and not task.kwargs and not any(isinstance(a, GraphNode) for a in task.args):
         read = [(place, a.key) for place, a in enumerate(task.args) if isinstance(a, TaskRef)]
         return task.func, tuple([None if isinstance(a, TaskRef) else a for a in task.args]), read
     needed = tuple(task.dependencies)
