@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import FAILURE, USAGE, answer, assert_one_line, ferroflow
+from command_line import FAILURE, INTERRUPTED, USAGE, answer, assert_one_line, ferroflow
 from distributed import Client
 
 from ferroflow_dask.bench import session
@@ -95,7 +95,7 @@ def test_an_interrupted_benchmark_keeps_its_rows_and_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(command, "run_plan", interrupted)
         first = ferroflow(*arguments)
-    assert first.exit_code == FAILURE
+    assert first.exit_code == INTERRUPTED
     assert f"interrupted; 1 of 8 runs are in {file}" in " ".join(first.stderr.split())
     (kept,) = rows_of(file)
     answer(*arguments)
