@@ -15,8 +15,8 @@ from ferroflow_dask.cli import main
 
 #: A graph of eight short ops.
 SMALL = ("--dag", "wide", "--width", "4", "--depth", "2")
-#: Exit statuses: what the user gave is not allowed, and what failed later.
-USAGE, FAILURE = 2, 1
+#: Exit statuses: what the user gave is not allowed, what failed later, and Ctrl-C.
+USAGE, FAILURE, INTERRUPTED = 2, 1, 130
 
 
 def ferroflow(*arguments: str | Path) -> Result:

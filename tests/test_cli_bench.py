@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from bench_rows import row
-from command_line import FAILURE, USAGE, answer, assert_one_line, ferroflow
+from command_line import FAILURE, INTERRUPTED, USAGE, answer, assert_one_line, ferroflow
 from distributed import Client
 
 from ferroflow_dask.bench import session
@@ -99,7 +99,7 @@ def test_an_interrupted_benchmark_keeps_its_rows_and_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(command, "run_plan", interrupted)
         first = ferroflow(*arguments)
-    assert first.exit_code == FAILURE
+    assert first.exit_code == INTERRUPTED
     assert f"interrupted; 1 of 8 runs are in {file}" in " ".join(first.stderr.split())
     (kept,) = rows_of(file)
     answer(*arguments)

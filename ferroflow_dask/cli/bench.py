@@ -23,7 +23,7 @@ from ferroflow_dask.bench.schema import COSTS, OK, BenchRecord, Shape
 from ferroflow_dask.bench.suite import run_plan
 from ferroflow_dask.bench.workloads import WORKLOADS, Workload, default_sizes, get_workload
 from ferroflow_dask.cli.cluster_options import Duration, size_options
-from ferroflow_dask.cli.errors import Failure, OneLineErrors
+from ferroflow_dask.cli.errors import Failure, Interrupted, OneLineErrors
 from ferroflow_dask.cli.files import check_folder
 from ferroflow_dask.cli.slurm import SlurmOptions, slurm_client, slurm_options
 from ferroflow_dask.exceptions import UsageError
@@ -223,7 +223,7 @@ def _run(
                 done.add(identity_of(row))
                 advance(row)
         except KeyboardInterrupt:
-            raise Failure(
+            raise Interrupted(
                 f"interrupted; {len(done)} of {len(wanted)} runs are in {output}; the same command goes on"
             ) from None
     written = read_rows([output])

@@ -1,8 +1,10 @@
-"""How commands fail: one line on stderr; status 2 for wrong input, 1 for what fails later."""
+"""How commands fail: one line on stderr; status 2 for wrong input, 130 for Ctrl-C, 1 for all else."""
 
 from __future__ import annotations
 
 import errno
+import logging
+import sys
 from typing import Any
 
 import click
@@ -29,6 +31,23 @@ class Refusal(Failure):
     exit_code = 2
 
 
+class Interrupted(Failure):
+    """Ctrl-C; told in one line, and with the status that shells have for it."""
+
+    exit_code = 130
+
+    def show(self, file: Any = None) -> None:
+        """Print the one line, on a terminal below the ^C that it shows."""
+        if sys.stderr.isatty():
+            click.echo(file=file, err=True)
+        super().show(file)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Return whether a record is not of how distributed ends tasks of its own when results are given up."""
+    return record.exc_info is None or type(record.exc_info[1]).__name__ != "AllExit"
+
+
 class OneLineErrors(click.Group):
     """A group whose commands tell each error in one line."""
 
@@ -41,8 +60,11 @@ class OneLineErrors(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command and tell what is wrong in one line."""
+        logging.getLogger("asyncio").addFilter(_is_news)
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise Interrupted("interrupted") from None
         except UsageError as error:
             raise Refusal(str(error)) from error
         except FerroflowError as error:

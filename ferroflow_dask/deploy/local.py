@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import dask
 from distributed import Client, LocalCluster, Security
 from distributed.comm.core import connect as connect_comm
 
+from ferroflow_dask.deploy.interrupts import interrupts_deferred
 from ferroflow_dask.exceptions import ClusterError
 
 #: What Dask has workers' memory allocators do: give back whatever is free.
@@ -54,13 +55,15 @@ def local_client(workers: int, threads: int = 1, processes: bool = True) -> Iter
     processes : bool, optional
         Whether each worker is a process of its own, or all share this one.
     """
-    with (
-        worker_environment(),
-        LocalCluster(
-            n_workers=workers, threads_per_worker=threads, processes=processes, **CLUSTER_OPTIONS
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    with ExitStack() as stack:
+        stack.enter_context(worker_environment())
+        with interrupts_deferred():
+            cluster = stack.enter_context(
+                LocalCluster(
+                    n_workers=workers, threads_per_worker=threads, processes=processes, **CLUSTER_OPTIONS
+                )
+            )
+            client = stack.enter_context(Client(cluster))
         yield client
 
 
