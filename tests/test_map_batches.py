@@ -106,6 +106,15 @@ DEPENDENT = {
     "four rows at a time, the last of which is repeated": one_op("Softmax", axis=0, n=4),
     "rows whose place counts": one_op("Add", "c", n=2, initializers={"c": np.float32([[1], [2]])}),
     "integers": one_op("CumSum", "axis", element=TensorProto.INT64, initializers={"axis": np.int64(0)}),
+    "the number of rows": model_of(
+        [
+            helper.make_node("Shape", ["x"], ["n"], end=1),
+            helper.make_node("Cast", ["n"], ["float_n"], to=FLOAT),
+            helper.make_node("Div", ["x", "float_n"], ["y"]),
+        ],
+        {"x": (FLOAT, ("n", 3))},
+        ["y"],
+    ),
     "half precision": one_op("Softmax", axis=0, element=TensorProto.FLOAT16),
 }
 
@@ -164,15 +173,23 @@ def test_what_cannot_be_tried_out_is_computed(model: onnx.ModelProto) -> None:
     assert found.compute(scheduler="sync").shape == (8, 3)
 
 
+def test_a_model_that_magnifies_rounding_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rounded_otherwise_alone(*arguments: Any) -> tuple[Any, ...]:
+        return tuple(y * np.float32(1.004 if len(y) == 1 else 1) for y in TRY_OUT(*arguments))
+
+    monkeypatch.setattr(trials, "try_out", rounded_otherwise_alone)
+    assert load_onnx(one_op("Relu")).map_batches(X[:, :3]).shape == (4, 3)
+
+
 def test_a_model_is_tried_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = []
     monkeypatch.setattr(trials, "try_out", lambda *arguments: runs.append(1) or TRY_OUT(*arguments))
     graph = load_onnx(one_op("Relu"))
     for n in (4, 6):
         graph.map_batches(X[:n, :3])
-        assert len(runs) == 3
+        assert len(runs) == 4
     load_onnx(one_op("Relu", n=1)).map_batches(X[:, :3])
-    assert len(runs) == 3 + 2  # as it is, and freed
+    assert len(runs) == 4 + 2  # as it is, and freed
 
 
 def test_ops_that_onnxruntime_computes_otherwise_are_computed_as_onnx_describes() -> None:

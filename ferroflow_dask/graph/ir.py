@@ -238,7 +238,7 @@ class Graph:
         Weights travel to each worker once; a worker keeps the last four models open. What a row gives must
         not depend on other rows, or on its place among them. This is tried out on two random rows, once for
         each graph and values of inputs that go with every batch, unless rows are fed one at a time or the
-        graph draws random numbers or quantizes.
+        graph draws random numbers or quantizes by the range of a batch.
 
         Parameters
         ----------

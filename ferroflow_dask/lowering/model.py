@@ -223,8 +223,8 @@ def _find_out(
     specs = _output_specs(way.freed or graph, way.run, weights, batched, others)
     if not (is_freed or are_rows_independent(way.run, graph, weights, batched, others)):
         raise BindError(
-            f"rows of model {graph.name!r} depend on each other or on their place: a batch of two gives "
-            "other numbers than they give one by one; compute all rows at once: with bind, or without --batch"
+            f"rows of model {graph.name!r} depend on each other or on their place: what one gives "
+            "changes with those beside it; compute all rows at once: with bind, or without --batch"
         )
     return BatchModel(way.how, way.run, weights, specs)
 
