@@ -16,9 +16,10 @@ def interrupts_deferred() -> Iterator[None]:
     """Raise `KeyboardInterrupt` of a Ctrl-C meanwhile only when the context ends.
 
     Processes and threads that are started meanwhile never see one: a terminal sends it to all processes, and
-    those of workers would show a traceback. In other threads than the main one nothing is deferred.
+    those of workers would show a traceback. In other threads than the main one, and where threads have no
+    signals of their own (Windows), nothing is deferred.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
         yield
         return
     found: list[int] = []

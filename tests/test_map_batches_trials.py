@@ -1,0 +1,121 @@
+"""Before a model takes batches, it is tried out whether its rows depend on each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import onnx
+import pytest
+from batches import rows
+from models import model_of
+from onnx import TensorProto, helper
+
+from ferroflow_dask import Graph, load_onnx
+from ferroflow_dask.exceptions import BindError
+from ferroflow_dask.lowering import trials
+from ferroflow_dask.lowering.batches import how_batched
+
+TRY_OUT = trials.try_out
+X = da.zeros((6, 3), chunks=2, dtype=np.float32)
+FLOAT = TensorProto.FLOAT
+
+
+def one_op(*arguments: Any, n: int | str = "n", element: int = FLOAT, **more: Any) -> onnx.ModelProto:
+    """Return a model of one op on `x`, n rows of three numbers."""
+    constants = more.pop("initializers", None)
+    node = helper.make_node(arguments[0], ["x", *arguments[1:]], ["y"], **more)
+    return model_of([node], {"x": (element, (n, 3))}, ["y"], initializers=constants)
+
+
+DEPENDENT = {
+    "any number of rows": one_op("Softmax", axis=0),
+    "two rows at a time": one_op("Softmax", axis=0, n=2),
+    "four rows at a time, the last of which is repeated": one_op("Softmax", axis=0, n=4),
+    "rows whose place counts": one_op("Add", "c", n=2, initializers={"c": np.float32([[1], [2]])}),
+    "integers": one_op("CumSum", "axis", element=TensorProto.INT64, initializers={"axis": np.int64(0)}),
+    "the number of rows": model_of(
+        [
+            helper.make_node("Shape", ["x"], ["n"], end=1),
+            helper.make_node("Cast", ["n"], ["float_n"], to=FLOAT),
+            helper.make_node("Div", ["x", "float_n"], ["y"]),
+        ],
+        {"x": (FLOAT, ("n", 3))},
+        ["y"],
+    ),
+    "half precision": one_op("Softmax", axis=0, element=TensorProto.FLOAT16),
+}
+
+
+@pytest.mark.parametrize("model", DEPENDENT.values(), ids=DEPENDENT)
+def test_a_model_whose_rows_depend_on_each_other_is_refused(model: onnx.ModelProto) -> None:
+    dtype = helper.tensor_dtype_to_np_dtype(model.graph.input[0].type.tensor_type.elem_type)
+    x = da.from_array(rows(8, 3).astype(dtype), chunks=4)
+    for ask in (Graph.map_batches, how_batched):
+        with pytest.raises(
+            BindError, match=r"^rows of model 'test' depend on each other .* with bind, or without --batch$"
+        ):
+            ask(load_onnx(model), x)
+
+
+NOT_TRIED = {
+    "random numbers": one_op("RandomNormalLike"),
+    "dropout in training": one_op(
+        "Dropout", "r", "t", initializers={"r": np.float32(0.5), "t": np.bool_(True)}
+    ),
+    "a random number inside of a branch": model_of(
+        [
+            helper.make_node(
+                "If",
+                ["c"],
+                ["r"],
+                then_branch=helper.make_graph(
+                    [helper.make_node("RandomNormal", [], ["t"], shape=[3])],
+                    "then",
+                    [],
+                    [helper.make_tensor_value_info("t", FLOAT, (3,))],
+                ),
+                else_branch=helper.make_graph(
+                    [helper.make_node("Identity", ["zero"], ["e"])],
+                    "else",
+                    [],
+                    [helper.make_tensor_value_info("e", FLOAT, (3,))],
+                ),
+            ),
+            helper.make_node("Add", ["x", "r"], ["y"]),
+        ],
+        {"x": (FLOAT, ("n", 3))},
+        ["y"],
+        initializers={"c": np.bool_(True), "zero": np.float32([0, 0, 0])},
+    ),
+    "one row at a time": one_op("Softmax", axis=0, n=1),
+    "texts": one_op("Identity", element=TensorProto.STRING),
+}
+
+
+@pytest.mark.parametrize("model", NOT_TRIED.values(), ids=NOT_TRIED)
+def test_what_cannot_be_tried_out_is_computed(model: onnx.ModelProto) -> None:
+    dtype = helper.tensor_dtype_to_np_dtype(model.graph.input[0].type.tensor_type.elem_type)
+    x = np.ones((8, 3), np.float32).astype("U" if dtype.kind == "O" else dtype).astype(dtype)
+    found = load_onnx(model).map_batches(da.from_array(x, chunks=4))
+    assert found.compute(scheduler="sync").shape == (8, 3)
+
+
+def test_a_model_that_magnifies_rounding_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rounded_otherwise_alone(*arguments: Any) -> tuple[Any, ...]:
+        return tuple(y * np.float32(1.004 if len(y) == 1 else 1) for y in TRY_OUT(*arguments))
+
+    monkeypatch.setattr(trials, "try_out", rounded_otherwise_alone)
+    assert load_onnx(one_op("Relu")).map_batches(X).shape == (6, 3)
+
+
+def test_a_model_is_tried_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = []
+    monkeypatch.setattr(trials, "try_out", lambda *arguments: runs.append(1) or TRY_OUT(*arguments))
+    graph = load_onnx(one_op("Relu"))
+    for n in (4, 6):
+        graph.map_batches(X[:n])
+        assert len(runs) == 4
+    load_onnx(one_op("Relu", n=1)).map_batches(X)
+    assert len(runs) == 4 + 2  # as it is, and freed
