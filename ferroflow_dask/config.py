@@ -37,7 +37,10 @@ def get(key: str) -> Any:
 
 
 def unknown_settings() -> list[str]:
-    """Return a line for each setting below `ferroflow` that there is not, with the name nearest to it."""
+    """Return a line for each setting below `ferroflow` that there is not, if its name is near to another's.
+
+    Others may be those of policies of other packages.
+    """
     return list(_unknown(dask.config.get("ferroflow", {}), _DEFAULTS["ferroflow"], "ferroflow"))
 
 
@@ -45,8 +48,8 @@ def _unknown(settings: Any, known: Mapping[str, Any], prefix: str) -> Iterator[s
     for key, value in settings.items() if isinstance(settings, Mapping) else ():
         name = str(key).replace("_", "-")  # as environment variables have it
         if name not in known:
-            near = get_close_matches(name, known, n=1, cutoff=0.0)
-            yield f"there is no setting {prefix}.{key}; did you mean {prefix}.{near[0]}?"
+            for near in get_close_matches(name, known, n=1):
+                yield f"there is no setting {prefix}.{key}; did you mean {prefix}.{near}?"
         elif isinstance(known[name], Mapping):
             yield from _unknown(value, known[name], f"{prefix}.{name}")
 

@@ -108,9 +108,10 @@ def test_a_worker_that_does_not_answer_holds_nobody_up(monkeypatch: pytest.Monke
         asked: list[dict[str, Any]] = []
         answer = victim.stream_handlers["steal-request"]
         victim.stream_handlers["steal-request"] = lambda **request: asked.append(request)
-        waiting = [ts for ts in states if ts not in cluster.stealing.in_flight and ts.processing_on][-1]
-        if waiting.processing_on.address == victim.address:
-            cluster.ask(waiting, victim, thief)
+        there = [ts for ts in states if ts.processing_on and ts.processing_on.address == victim.address]
+        if not cluster.stealing.in_flight:
+            cluster.ask(there[-1], victim, thief)
+        assert cluster.stealing.in_flight
         await swap(cluster.scheduler, None)
         assert "stealing" not in cluster.scheduler.extensions
         for request in asked:  # it goes on
@@ -144,7 +145,7 @@ def test_tasks_may_be_ordered_after_they_were_placed() -> None:
 
 
 def test_results_that_are_used_by_few_of_many_tasks_do_not_pile_up() -> None:
-    """Forty times 64 results of 100 MB into one small: more at a time than there are threads."""
+    """Eight times 64 results of 100 MB into one small: more at a time than there are threads."""
 
     def peak_nbytes(policy: str) -> int:
         cluster = VirtualCluster(4, 2, policy=policy)

@@ -125,10 +125,6 @@ def test_times_are_read_with_or_without_unit(value: str | float, seconds: float)
             "no setting ferroflow.stealing.treshold; did you mean ferroflow.stealing.threshold?; "
             "there is no setting ferroflow.polcy; did you mean ferroflow.policy?",
         ),
-        (
-            {"ferroflow.stealing": {"low_latency": 1}},
-            "no setting ferroflow.stealing.low_latency; did you mean",
-        ),
     ],
     ids=str,
 )
@@ -141,6 +137,11 @@ def test_a_setting_that_there_is_not_is_told_once_with_the_nearest(
     ):
         FerroflowPlugin()
     assert len(warned) == 1
+
+
+def test_settings_of_policies_of_others_are_left_to_them() -> None:
+    with dask.config.set({"ferroflow.acme": {"patience": 3}}):
+        FerroflowPlugin()
 
 
 def test_settings_as_environment_variables_have_them_are_known() -> None:

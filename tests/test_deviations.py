@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import models
 import numpy as np
 import onnx
 import pytest
@@ -375,3 +376,21 @@ def test_what_attributes_tell_counts_in_a_branch_too(of: Callable[[], Any], way:
     attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
     (expected,) = expected_of(op_of(node.op_type, operands, **attributes), {"": 21}, operands)
     assert_same(found, expected)
+
+
+def test_operators_of_other_domains_leave_a_model_one_session() -> None:
+    """Nothing can be inferred of what they make."""
+    nodes = [
+        helper.make_node("Scaler", ["x"], ["s"], domain="ai.onnx.ml", offset=[0.0], scale=[2.0]),
+        helper.make_node("Concat", ["s", "x"], ["both"], axis=1),
+        helper.make_node("Gemm", ["both", "w"], ["z"]),
+        helper.make_node("ReduceSum", ["z", "axes"], ["y"]),
+    ]
+    constants = {"w": np.ones((4, 2), F), "axes": np.int64([1])}
+    domains = {"ai.onnx.ml": 3}
+    model = models.model_of(nodes, {"x": (1, (1, 2))}, ["y"], initializers=constants, domains=domains)
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", 1, (1, 1)))
+    graph = load_onnx(model)
+    session = open_graph(graph, {}, 1)
+    assert not isinstance(session, str), session
+    assert evaluate(graph, {"x": np.float32([[1, 2]])})["y"].tolist() == [[18]]

@@ -13,7 +13,7 @@ _SIGINT = frozenset({signal.SIGINT})
 
 @contextmanager
 def interrupts_deferred() -> Iterator[None]:
-    """Raise `KeyboardInterrupt` of a Ctrl-C meanwhile only when the context ends.
+    """Raise `KeyboardInterrupt` of a Ctrl-C meanwhile only when the context ends; a second one at once.
 
     Processes and threads that are started meanwhile never see one: a terminal sends it to all processes, and
     those of workers would show a traceback. In other threads than the main one, and where threads have no
@@ -23,9 +23,15 @@ def interrupts_deferred() -> Iterator[None]:
         yield
         return
     found: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        if found:
+            raise KeyboardInterrupt  # who asks twice does not want to wait
+        found.append(number)
+
     ensure_running()  # which would unblock it while workers' processes start
     # Blocked for what starts now, and noted, since older threads may receive it for the process.
-    before = signal.signal(signal.SIGINT, lambda number, _: found.append(number))
+    before = signal.signal(signal.SIGINT, note)
     is_blocked = _SIGINT & signal.pthread_sigmask(signal.SIG_BLOCK, _SIGINT)
     try:
         yield

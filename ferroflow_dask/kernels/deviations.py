@@ -48,6 +48,9 @@ _OPEN_RANK = frozenset(
 #: Constants below this are no larger than sizes are.
 _COUNT_MOST = 2**31 - 1
 
+#: No tensor has as many axes.
+_RANK_MOST = 64
+
 #: Ranks that follow from ranks that were pinned before, one after another.
 _PASSES = 16
 
@@ -62,7 +65,7 @@ def _differs(op: Op) -> bool:
         return False
     match op.op_type:
         case "BatchNormalization":
-            return len(op.outputs) > 1  # training: may write what it learns over what it was given
+            return any(op.outputs[1:])  # training: may write what it learns over what it was given
         case "DFT" | "STFT":
             return True  # errors of 1e-4 where zeros belong
         case "Dropout":
@@ -156,10 +159,13 @@ def deviation(model: onnx.ModelProto, constants: Mapping[str, Any] | None = None
     if not any(_depends(node) for node in _nested([model.graph])):
         return ""
     found = ""
+    # Of what comes after them nothing can be inferred: a model with such operators is taken for a valid one
+    # of floating-point numbers, unless something is known.
+    hides_types = any(_domain(node) for node in _nested([model.graph]))
     for _ in range(_PASSES):
         model = infer(model)
         types = Types.of(model.graph, constants or {})
-        found = _first_deviation(model.graph, types)
+        found = _first_deviation(model.graph, types, hides_types)
         if not found or not pin_ranks(model.graph, types):
             break
     return found
@@ -169,26 +175,29 @@ def _depends(node: onnx.NodeProto) -> bool:
     return not _domain(node) and node.op_type in _DEPENDS
 
 
-def _first_deviation(graph: onnx.GraphProto, types: Types) -> str:
+def _first_deviation(graph: onnx.GraphProto, types: Types, hides_types: bool) -> str:
     for node in graph.node:
-        if _depends(node) and _deviates(node, types):
+        if _depends(node) and _deviates(node, types, hides_types):
             return str(node.op_type)
         for inner in subgraphs_of_node(node):
-            if found := _first_deviation(inner, types.within(inner)):
+            if found := _first_deviation(inner, types.within(inner), hides_types):
                 return found
     return ""
 
 
-def _deviates(node: onnx.NodeProto, types: Types) -> bool:
+def _deviates(node: onnx.NodeProto, types: Types, hides_types: bool) -> bool:
     """Return whether a node may not compute what ONNX describes, by what is known of its operands."""
     operands = list(node.input)
     first, second = (*operands, "", "")[:2]
-    dtype = types.dtype(first)
+    usual = np.dtype(np.float32) if hides_types else None
+    dtype = types.dtype(first) or usual
+    ranks = {types.rank(name) for name in operands}
+    if hides_types:
+        ranks.discard(None)
     match node.op_type:
         case "Gemm":
-            return any(types.rank(name) != 2 for name in operands[:2])
+            return not {types.rank(name) for name in operands[:2]} <= ({2, None} if hides_types else {2})
         case "Concat":
-            ranks = {types.rank(name) for name in operands}
             return len(operands) > 1 and (None in ranks or len(ranks) > 1)
         case "Squeeze":
             return bool(second) and not types.length(second)
@@ -199,10 +208,10 @@ def _deviates(node: onnx.NodeProto, types: Types) -> bool:
             is_safe = divisor is not None and not (divisor == -1).any()
             return not (is_safe or _is_count(first, types))
         case "Pow":
-            kinds = {"i" if known is None else known.kind for known in map(types.dtype, operands)}
-            return kinds <= {"i", "u"}
+            known = [types.dtype(name) or usual for name in operands]
+            return all(one is None or one.kind in "iu" for one in known)
         case "NonZero":
-            return not types.rank(first)
+            return not ranks <= {*range(1, _RANK_MOST)}
         case "Unique":
             return dtype is None or dtype.kind == "f"
     # A reduction: what is no larger than sizes are, double precision holds exactly.

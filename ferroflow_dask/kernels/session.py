@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -16,6 +17,8 @@ from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.kernels.evaluate import evaluate
 from ferroflow_dask.kernels.provider import ExecutionProvider
 from ferroflow_dask.kernels.registry import one_line, provider_names
+
+logger = logging.getLogger("ferroflow_dask")
 
 #: Computes a graph: takes its inputs by name, constants among them, and returns its outputs by name.
 Runner = Callable[[Mapping[str, Any]], dict[str, Any]]
@@ -112,7 +115,10 @@ def _session(
     except ImportError:
         return None
     session = open_graph(graph, constants, n_threads(), execution)
-    return None if isinstance(session, str) else session
+    if isinstance(session, str):
+        logger.info("model %r has no session of its own: %s", graph.name, session)
+        return None
+    return session
 
 
 def failed(graph: Graph, inputs: Mapping[str, Any], error: Exception) -> KernelError:

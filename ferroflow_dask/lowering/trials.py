@@ -13,6 +13,7 @@ from ferroflow_dask.exceptions import KernelError, UsageError
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import TensorSpec
 from ferroflow_dask.graph.protos import subgraphs, subgraphs_of_node
+from ferroflow_dask.kernels.model import DRAWN
 
 if TYPE_CHECKING:
     from ferroflow_dask.lowering.execution import Results
@@ -69,21 +70,15 @@ def are_rows_independent(
     return all(
         _are_alike(two[:1], one[:1])
         and _are_alike(two[1:], other[1:])
-        and (two.dtype.kind in "biu" or _are_alike(two[1:], single, _GROSS))
+        and (two.dtype.kind not in "fcV" or _are_alike(two[1:], single, _GROSS))
         for two, one, other, single in zip(found, firsts, lasts, alone, strict=True)
     )
-
-
-#: Operators whose results are drawn.
-_DRAWN = frozenset(
-    ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial")
-)
 
 
 def _has_noise(graph: Graph) -> bool:
     """Return whether numbers are drawn, or rounded by the range of the whole batch, as is meant to be."""
     return any(
-        op_type in _DRAWN
+        op_type in DRAWN
         or "DynamicQuantize" in op_type
         or (op_type == "Dropout" and _is_training(inputs, graph))
         for op_type, inputs in _nodes(graph)
@@ -122,6 +117,9 @@ def _drawn(batched: Mapping[str, TensorSpec], rows: int) -> list[Any]:
     return drawn
 
 
+#: The priority of what is tried out.
+_FIRST = 10**6
+
 #: How far two computations of the same may lie apart, usually and at most.
 _RTOL, _GROSS = 1e-3, 0.2
 
@@ -146,7 +144,11 @@ def try_out(run: RunModel, weights: Mapping[str, Any], *arrays: Any) -> tuple[An
             f"the shapes of the outputs of {run.graph.name!r} have to be tried out, and its constants are on "
             "a cluster; call map_batches on the graph as it was before, or with a synchronous client"
         )
-    results: Results = client.submit(run, dict(weights), *arrays, pure=False).result()
+    if not client.nthreads():
+        raise UsageError(f"model {run.graph.name!r} has to be tried out on a cluster that has no workers")
+    # Before all that waits there.
+    found = client.submit(run, dict(weights), *arrays, pure=False, priority=_FIRST)
+    results: Results = found.result()
     return results.values
 
 

@@ -157,7 +157,7 @@ class TaskDescriber:
         seams.warn_clients(
             self._scheduler,
             f"ferroflow: task {reprlib.repr(ts.key)} is annotated with {COST_ANNOTATION}="
-            f"{reprlib.repr(declared)}, whose {mistake} is not allowed, and scheduled without; give seconds "
+            f"{reprlib.repr(declared)}, whose {mistake} is not allowed and left out; give seconds "
             f"from 0 to {_LONGEST_S:g}, or a dict of them for {CPU!r} and {GPU!r}",
         )
 

@@ -51,7 +51,7 @@ class FerroflowPlugin(SchedulerPlugin):
         configured_policy(policy, options)
         config.get_bool("low-latency-streams")
         if unknown := config.unknown_settings():
-            warnings.warn(f"ferroflow: {'; '.join(unknown)}", stacklevel=2)
+            warnings.warn(f"ferroflow: {'; '.join(unknown)}", stacklevel=3)
         self.policy = policy
         self.options = options
 

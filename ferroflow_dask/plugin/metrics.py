@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import dask
+from distributed import Status
 
 if TYPE_CHECKING:
     from ferroflow_dask.plugin.stealing import FerroflowStealing
@@ -28,9 +29,10 @@ class _Collector:
 
     def collect(self) -> Iterator[Any]:
         """Yield the present numbers."""
-        shell = next(reversed([*self.shells]), None)
-        if shell is None:
+        of_running = [shell for shell in self.shells if shell.scheduler.status == Status.running]
+        if not of_running:
             return
+        shell = of_running[-1]
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         namespace = dask.config.get("distributed.dashboard.prometheus.namespace")

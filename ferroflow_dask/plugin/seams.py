@@ -138,8 +138,8 @@ def measured_bandwidths(ws: WorkerState) -> dict[str, tuple[float, int]]:
 
 def is_kept_anyway(ts: TaskState) -> bool:
     """Return whether a result stays until most of its group are there: for one task that needs them."""
-    readers = ts.dependents
-    return not readers or any(2 * len(reader.dependencies) >= len(ts.group) for reader in readers)
+    readers, most = ts.dependents, len(ts.group) / 2
+    return not readers or any(len(reader.dependencies) >= most for reader in readers)
 
 
 def is_used_soon(ts: TaskState, n: int) -> bool:

@@ -324,8 +324,8 @@ class FerroflowStealing(Steals):
         action = msg.get("action") if isinstance(msg, dict) else None
         if topic not in self.view.workers:
             return
-        if action == "remove-worker" and not msg["expected"]:
-            self._guarded(self._take_blame_back, topic, msg["processing-tasks"])
+        if action == "remove-worker" and msg.get("expected") is False:
+            self._guarded(self._take_blame_back, topic, msg.get("processing-tasks", ()))
         if action in ("worker-status-change", "remove-worker"):
             self._guarded(self._status_changed, topic, msg.get("status") == "running")
 

@@ -143,12 +143,13 @@ class Steals(WorkStealing):
         self._passes.ask()
 
     def _take_blame_back(self, address: str, blamed: Collection[Key]) -> None:
-        # Dask suspects all that a dead worker had, which from its queue are few. Of what waited there because
-        # we sent it, nothing can have ended the worker. Dask sends one task more than there are threads.
+        # Dask suspects all that a dead worker had, which from its queue are few: one task more than there are
+        # threads. As many of what we sent may have run, and of what need not wait for data as many.
         worker = self.view.workers[address]
-        waited = [
-            task.key for task in islice(worker.queue, worker.nthreads + 1, None) if not task.has_started
-        ]
+        n = worker.nthreads + 1
+        may_have_run = {*islice(worker.queue, n)}
+        may_have_run.update(islice((task for task in worker.queue if not task.missing_bytes(address)), n))
+        waited = [task.key for task in worker.queue if not (task.has_started or task in may_have_run)]
         waited += [ts.key for ts, steal in self.in_flight.items() if steal["victim"].address == address]
         for key in waited:
             if key in blamed:
