@@ -236,9 +236,10 @@ class Graph:
         """Compute the graph on each batch of Dask arrays, lazily: a whole model in each worker.
 
         Weights travel to each worker once; a worker keeps the last four models open. What a row gives must
-        not depend on other rows, or on its place among them. This is tried out on two random rows, once for
-        each graph and values of inputs that go with every batch, unless rows are fed one at a time or the
-        graph draws random numbers or quantizes by the range of a batch.
+        not depend on other rows, or on its place among them. This is tried out on two random rows, here or
+        where the constants are, once for each graph and values of inputs that go with every batch; not where
+        rows are fed one at a time, where the graph draws random numbers or quantizes by the range of a batch,
+        and not with constants on the cluster of an asynchronous client.
 
         Parameters
         ----------
