@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from operator import add
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import dask
 import numpy as np
@@ -21,6 +22,7 @@ import ferroflow_dask
 from ferroflow_dask import FerroflowStealing, generate, install, uninstall
 from ferroflow_dask.deploy import local_client
 from ferroflow_dask.exceptions import UnknownNameError, UsageError
+from ferroflow_dask.plugin import metrics
 from ferroflow_dask.policy import StealingPolicy
 
 pytestmark = pytest.mark.cluster
@@ -99,6 +101,13 @@ def test_install_takes_a_cluster(thread_client: Client) -> None:
     assert_stock(thread_client)
 
 
+@pytest.fixture
+def _no_other_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests' clusters of this process, which may live on, show nothing."""
+    monkeypatch.setattr(metrics._COLLECTOR, "shells", WeakKeyDictionary())
+
+
+@pytest.mark.usefixtures("_no_other_cluster")
 def test_our_metrics_come_and_go_with_us(thread_client: Client) -> None:
     prometheus_client = pytest.importorskip("prometheus_client")
 
@@ -114,6 +123,7 @@ def test_our_metrics_come_and_go_with_us(thread_client: Client) -> None:
     assert n_ours() == 0
 
 
+@pytest.mark.usefixtures("_no_other_cluster")
 def test_of_two_clusters_the_one_that_stays_goes_on_showing(thread_client: Client) -> None:
     prometheus_client = pytest.importorskip("prometheus_client")
     install(thread_client)
