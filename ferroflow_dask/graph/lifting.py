@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
-from ferroflow_dask.graph.protos import subgraphs_of_node
+from ferroflow_dask.graph.protos import nested_graphs, subgraphs_of_node
 from ferroflow_dask.graph.weights import WeightReader, is_constant
 
 
@@ -31,7 +31,7 @@ def lift_weights(
         Name that the weight has from now on: its own, with a number behind it if others have that, too.
     array
     """
-    inner = list(_inner(graph))
+    _, *inner = nested_graphs([graph])
     if not inner:
         return
     defined = Counter(name for one in (graph, *inner) for name in _defined(one))
@@ -57,14 +57,6 @@ def unique(name: str, taken: set[str]) -> str:
         candidate = f"{name}_{number}"
     taken.add(candidate)
     return candidate
-
-
-def _inner(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """Yield the sub-graphs of a graph, however deep."""
-    for node in graph.node:
-        for sub in subgraphs_of_node(node):
-            yield sub
-            yield from _inner(sub)
 
 
 def _defined(graph: onnx.GraphProto) -> Iterator[str]:

@@ -77,6 +77,14 @@ def nested_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
             yield from nested_nodes(graph.node)
 
 
+def nested_graphs(graphs: Iterable[onnx.GraphProto]) -> Iterator[onnx.GraphProto]:
+    """Yield graphs and those inside of them, however deep."""
+    for graph in graphs:
+        yield graph
+        for node in graph.node:
+            yield from nested_graphs(subgraphs_of_node(node))
+
+
 def captured(graphs: Iterable[onnx.GraphProto]) -> tuple[str, ...]:
     """Return the names that the sub-graphs of an op read from outside it, however deep, each once."""
     return tuple(dict.fromkeys(name for graph in graphs for name in _read_outside(graph)))

@@ -10,14 +10,14 @@ operands have NaN, and Sign of NaN in half precision. There, a result may depend
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import onnx
 
 from ferroflow_dask.graph.nodes import Op
-from ferroflow_dask.graph.protos import subgraphs, subgraphs_of_node
+from ferroflow_dask.graph.protos import nested_nodes, subgraphs, subgraphs_of_node
 from ferroflow_dask.kernels.provider import DeclinedError
 from ferroflow_dask.kernels.types import Types, infer, pin_ranks
 
@@ -57,7 +57,9 @@ _PASSES = 16
 
 def differs(op: Op) -> bool:
     """Return whether an op's attributes, or those of an op in its sub-graphs, show that results differ."""
-    return _differs(op) or any(map(_differs, map(_op_of, _nested(subgraphs(op.attributes)))))
+    return _differs(op) or any(
+        _differs(_op_of(node)) for graph in subgraphs(op.attributes) for node in nested_nodes(graph.node)
+    )
 
 
 def _differs(op: Op) -> bool:
@@ -82,13 +84,6 @@ def _differs(op: Op) -> bool:
         case "Attention":
             return len(op.outputs) > 3 and bool(op.outputs[3])  # masks the products at another stage
     return False
-
-
-def _nested(graphs: Iterable[onnx.GraphProto]) -> Iterator[onnx.NodeProto]:
-    for graph in graphs:
-        for node in graph.node:
-            yield node
-            yield from _nested(subgraphs_of_node(node))
 
 
 def _op_of(node: onnx.NodeProto) -> Op:
@@ -156,12 +151,12 @@ def deviation(model: onnx.ModelProto, constants: Mapping[str, Any] | None = None
     constants : mapping of str to array, optional
         Values that the model has as inputs, or as initializers without data.
     """
-    if not any(_depends(node) for node in _nested([model.graph])):
+    if not any(_depends(node) for node in nested_nodes(model.graph.node)):
         return ""
     found = ""
     # Of what comes after them nothing can be inferred: a model with such operators is taken for a valid one
     # of floating-point numbers, unless something is known.
-    hides_types = any(_domain(node) for node in _nested([model.graph]))
+    hides_types = any(_domain(node) for node in nested_nodes(model.graph.node))
     for _ in range(_PASSES):
         model = infer(model)
         types = Types.of(model.graph, constants or {})

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import onnx
 
 from ferroflow_dask.graph.nodes import FERROFLOW_DOMAIN, Op
-from ferroflow_dask.graph.protos import node_from_op, subgraphs, subgraphs_of_node
+from ferroflow_dask.graph.protos import nested_graphs, node_from_op, subgraphs
 from ferroflow_dask.kernels.provider import opset_version
 
 #: IR version of the models made here: knows every type up to 4-bit integers, and every onnxruntime that we
@@ -39,8 +39,7 @@ def is_seeded(op: Op) -> bool:
         return True
     return any(
         not node.domain and node.op_type in DRAWN and any(given.name == "seed" for given in node.attribute)
-        for subgraph in subgraphs(op.attributes)
-        for graph in _graphs(subgraph)
+        for graph in nested_graphs(subgraphs(op.attributes))
         for node in graph.node
     )
 
@@ -96,11 +95,12 @@ def name_omitted_outputs(model: onnx.ModelProto) -> onnx.ModelProto:
     number of them (`Loop`, `Split`), or where others come behind them. Optional ones at the end are taken
     away instead, which means the same.
     """
-    nodes = [node for graph in _graphs(model.graph) for node in graph.node]
+    graphs = list(nested_graphs([model.graph]))
+    nodes = [node for graph in graphs for node in graph.node]
     if not any("" in node.output for node in nodes):
         return model
     taken = {name for node in nodes for name in (*node.input, *node.output)}
-    for graph in _graphs(model.graph):
+    for graph in graphs:
         taken.update(entry.name for entry in (*graph.input, *graph.initializer))
         taken.update(sparse.values.name for sparse in graph.sparse_initializer)
     free = (name for name in map("omitted_{}".format, itertools.count()) if name not in taken)
@@ -116,11 +116,3 @@ def name_omitted_outputs(model: onnx.ModelProto) -> onnx.ModelProto:
         for i, name in enumerate(node.output):
             node.output[i] = name or next(free)
     return model
-
-
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """Yield a graph and those inside of it, however deep."""
-    yield graph
-    for node in graph.node:
-        for inner in subgraphs_of_node(node):
-            yield from _graphs(inner)

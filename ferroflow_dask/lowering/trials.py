@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
 from dask._task_spec import TaskRef
 
 from ferroflow_dask.exceptions import KernelError, UsageError
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import TensorSpec
-from ferroflow_dask.graph.protos import subgraphs, subgraphs_of_node
+from ferroflow_dask.graph.protos import nested_nodes, subgraphs
 from ferroflow_dask.kernels.model import DRAWN
 
 if TYPE_CHECKING:
@@ -92,14 +91,11 @@ def _is_training(inputs: Sequence[str], graph: Graph) -> bool:
 
 def _nodes(graph: Graph) -> Iterator[tuple[str, Sequence[str]]]:
     """Yield operator type and operands of the ops of a graph, and of those inside of them however deep."""
-    inner: list[onnx.GraphProto] = []
     for op in graph.live_ops:
         yield op.op_type, op.inputs
-        inner.extend(subgraphs(op.attributes))
-    while inner:
-        for node in inner.pop().node:
-            yield node.op_type, node.input
-            inner.extend(subgraphs_of_node(node))
+        for inner in subgraphs(op.attributes):
+            for node in nested_nodes(inner.node):
+                yield node.op_type, node.input
 
 
 def _drawn(batched: Mapping[str, TensorSpec], rows: int) -> list[Any]:
