@@ -17,7 +17,8 @@ from one_loop import Cluster, on_cluster
 
 from ferroflow_dask import FerroflowPlugin, install, uninstall
 from ferroflow_dask.plugin import streams
-from ferroflow_dask.plugin.streams import TOPIC, Load, Pause, WorkerStreams, _by_value, restore, shorten
+from ferroflow_dask.plugin.streams import TOPIC, Load, Pause, WorkerStreams, restore, shorten
+from ferroflow_dask.plugin.worker_plugins import by_value
 
 #: What Dask waits between two batches to a worker and back [s].
 DASKS = (0.005, 0.002)
@@ -41,7 +42,7 @@ def are_dasks(cluster: Cluster) -> bool:
 
 
 def ours(plugins: Iterable[str]) -> list[str]:
-    return [name for name in plugins if "ferroflow" in name]
+    return [name for name in plugins if "ferroflow-streams" in name]
 
 
 async def comes(condition: Callable[[Cluster], bool], cluster: Cluster) -> None:
@@ -105,7 +106,7 @@ def test_a_worker_that_leaves_while_it_is_told_is_no_error(
             assert not ours(cluster.scheduler.worker_plugins)
         await asyncio.sleep(0.05)  # what was raised would be logged a little later
 
-    on_cluster(test, plugin=False)
+    on_cluster(test, plugin=False, config={"ferroflow.send-successors": False})
     assert "Traceback" not in caplog.text
 
 
@@ -194,7 +195,7 @@ def test_an_interval_of_somebody_else_stays() -> None:
 
 
 def test_workers_need_not_have_the_package() -> None:
-    payload = _by_value(WorkerStreams())
+    payload = by_value(WorkerStreams())
     script = """
 import sys, pickle, types
 sys.modules["ferroflow_dask"] = None  # importing it raises

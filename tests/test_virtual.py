@@ -36,7 +36,6 @@ def fan_out(n: int) -> dict[Any, VirtualTask]:
     ("graph", "options", "makespan_s"),
     [
         pytest.param(independent(1), {}, 0.5 + 2 * L, id="one task"),
-        pytest.param(chain(3), {}, 3 * (0.5 + 2 * L), id="each task of a chain waits for the scheduler"),
         pytest.param(independent(2), {"nthreads": 2}, 0.5 + 2 * L, id="two threads run two tasks"),
         pytest.param(independent(2), {}, 1.0 + 2 * L, id="one thread runs one after the other"),
         pytest.param(independent(1), {"speeds": {0: 4.0}}, 0.125 + 2 * L, id="a fast worker takes less time"),
@@ -63,6 +62,14 @@ def test_one_worker(
     cluster = run(graph, policy=policy, **options)
     assert cluster.record.makespan_s == makespan_s
     assert cluster.record.n_started == dict.fromkeys(graph, 1)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_chain_waits_for_the_scheduler_unless_it_was_sent_ahead(policy: str) -> None:
+    alone_s = 3 * (0.5 + 2 * L)
+    assert run(chain(3), policy=policy).record.makespan_s == (
+        1.5 + 2 * L if policy == "ferroflow" else alone_s
+    )
 
 
 @pytest.mark.parametrize(

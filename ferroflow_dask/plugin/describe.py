@@ -130,7 +130,7 @@ class TaskDescriber:
         self._numbers = count()
         #: Counts changes of the set of workers.
         self.version = 0
-        self._has_gpus = False
+        self.has_gpus = False
         self._allowed: WeakValueDictionary[Restrictions, AllowedWorkers] = WeakValueDictionary()
         self._resources: dict[str, dict[str, float]] = {}
         self._told: set[str] = set()
@@ -163,7 +163,7 @@ class TaskDescriber:
 
     def _costs_by_kind(self, ts: TaskState, on_cpu: float | None) -> Mapping[str, float]:
         """Return what a task takes on workers of each kind [s], where there are several kinds."""
-        if not self._has_gpus or not ts.annotations:
+        if not self.has_gpus or not ts.annotations:
             return _NOTHING
         on_gpu = None
         if declared_kinds(ts):
@@ -182,7 +182,7 @@ class TaskDescriber:
     def workers_changed(self) -> None:
         """Note that a worker joined, left, paused or resumed."""
         self.version += 1
-        self._has_gpus = any(kind_of_worker(ws) == GPU for ws in self._scheduler.workers.values())
+        self.has_gpus = any(kind_of_worker(ws) == GPU for ws in self._scheduler.workers.values())
 
     def see_resources(self) -> None:
         """Note if the resources of workers have changed, of which there is no event."""
@@ -237,7 +237,7 @@ class TaskDescriber:
             near=near,
             n_held=n_held or _NOTHING,
             input_bytes=total,
-            output_bytes=int(self._durations.nbytes(ts) or 0) if self._has_gpus else 0,
+            output_bytes=int(self._durations.nbytes(ts) or 0) if self.has_gpus else 0,
             n_inputs=n_inputs,
             n_readers=n_readers,
             allowed=self._allowed_of(ts),
@@ -258,7 +258,7 @@ class TaskDescriber:
                 yield ws.address
 
     def _allowed_of(self, ts: TaskState) -> AllowedWorkers | None:
-        kinds = declared_kinds(ts) if self._has_gpus else frozenset()
+        kinds = declared_kinds(ts) if self.has_gpus else frozenset()
         if not (kinds or ts.worker_restrictions or ts.host_restrictions or ts.resource_restrictions):
             return None
         # Preferences for workers or hosts ("loose" restrictions) do not bind.

@@ -49,7 +49,7 @@ class FerroflowPlugin(SchedulerPlugin):
     def __init__(self, policy: str | None = None, **options: Any) -> None:
         # What is wrong with options or settings is told here, not in the scheduler's log.
         configured_policy(policy, options)
-        config.get_bool("low-latency-streams")
+        _check_switches()
         if unknown := config.unknown_settings():
             warnings.warn(f"ferroflow: {'; '.join(unknown)}", stacklevel=3)
         self.policy = policy
@@ -67,7 +67,7 @@ class FerroflowPlugin(SchedulerPlugin):
             return  # a scheduler starts its plugins once more when it starts itself
         policy = configured_policy(self.policy, self.options)
         latency_s = config.get_seconds("latency")
-        config.get_bool("low-latency-streams")  # read again once everything is in place
+        _check_switches()  # read again once everything is in place
         was_enabled = present.was_enabled if isinstance(present, FerroflowStealing) else present is not None
 
         def make(scheduler: Scheduler) -> FerroflowStealing:
@@ -78,6 +78,11 @@ class FerroflowPlugin(SchedulerPlugin):
         await swap(scheduler, make)
         if scheduler.plugins.get(PLUGIN_NAME) is not self:
             scheduler.plugins.pop(PLUGIN_NAME, None)  # distributed adds this one in its place now
+
+
+def _check_switches() -> None:
+    for name in ("low-latency-streams", "send-successors"):
+        config.get_bool(name)
 
 
 def install(target: Client | Cluster | Scheduler, policy: str | None = None, **options: Any) -> Any:

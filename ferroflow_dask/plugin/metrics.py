@@ -43,6 +43,12 @@ class _Collector:
         for outcome, n in shell.steals.items():
             steals.add_metric([outcome], n)
         yield steals
+        successors = CounterMetricFamily(
+            f"{prefix}_successors", "Tasks sent before their inputs, and how that ended", labels=["outcome"]
+        )
+        for outcome, n in shell.successors.outcomes.items():
+            successors.add_metric([outcome], n)
+        yield successors
         counters, of_devices = shell.device_totals.of(shell.scheduler.workers.values())
         for name, (told, value) in counters.items():
             yield CounterMetricFamily(f"{prefix}_{name}", told, value=value)

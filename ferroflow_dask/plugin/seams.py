@@ -1,6 +1,6 @@
 """What we do with names of distributed that are not public, behind names of ours.
 
-`REQUIRED` lists the names that the plugin touches, also in `steals`, `stealing` and `streams`, for the
+`REQUIRED` lists the names that the plugin touches, also in its other modules, for the
 contract test (tests/test_seams.py): when an upgrade of distributed takes one away, that test names it. Line
 numbers of upstream are left out on purpose; they age.
 """
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+from dask._task_spec import Task
 from dask.typing import Key
 from distributed.comm.addressing import get_address_host
 from distributed.scheduler import Scheduler, TaskState, WorkerState, heartbeat_interval
@@ -22,6 +23,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "Scheduler": (
         "_get_prefix_duration",
         "_reschedule",
+        "_task_to_msg",
         "acquire_resources",
         "check_idle_saturated",
         "decide_worker_non_rootish",
@@ -86,6 +88,33 @@ def restore_placement(scheduler: Scheduler) -> None:
     """Undo `override_placement`; harmless where nothing is overridden."""
     for name in ("is_rootish", "decide_worker_non_rootish"):
         vars(scheduler).pop(name, None)
+
+
+def override_messages(scheduler: Scheduler, message: Callable[[TaskState], dict[str, Any] | None]) -> None:
+    """Let `message` return what a worker is sent for a task; Dask's own where it returns None."""
+
+    def task_to_msg(ts: TaskState) -> dict[str, Any]:
+        return message(ts) or type(scheduler)._task_to_msg(scheduler, ts)
+
+    scheduler._task_to_msg = task_to_msg  # type: ignore[method-assign]
+
+
+def restore_messages(scheduler: Scheduler) -> None:
+    """Undo `override_messages`; harmless where nothing is overridden."""
+    vars(scheduler).pop("_task_to_msg", None)
+
+
+def early_message(scheduler: Scheduler, ts: TaskState, ws: WorkerState) -> dict[str, Any]:
+    """Return what a worker is sent for a task whose inputs are there, or will be."""
+    run_id, validate = ts.run_id, scheduler.validate
+    scheduler.validate = False  # it would be checked that all inputs are somewhere
+    try:
+        message = type(scheduler)._task_to_msg(scheduler, ts)
+    finally:
+        scheduler.validate = validate
+        ts.run_id = run_id  # what was told of earlier runs still counts
+    message["who_has"] = {key: there or (ws.address,) for key, there in message["who_has"].items()}
+    return message
 
 
 def would_queue(scheduler: Scheduler, ts: TaskState) -> bool:
@@ -164,9 +193,19 @@ def valid_workers(scheduler: Scheduler, restrictions: Any) -> set[WorkerState] |
     return scheduler.valid_workers(restrictions)
 
 
+def is_plain(ts: TaskState) -> bool:
+    """Return whether a task does no more than call a function, as the barrier of a shuffle does."""
+    return type(ts.run_spec) is Task and not ts.actor
+
+
+def is_restricted(ts: TaskState) -> bool:
+    """Return whether a task may not run everywhere."""
+    return bool(ts.worker_restrictions or ts.host_restrictions or ts.resource_restrictions)
+
+
 def may_run_on(scheduler: Scheduler, ts: TaskState, ws: WorkerState) -> bool:
     """Return whether a task's restrictions, as they are now, admit a worker that runs."""
-    if not (ts.worker_restrictions or ts.host_restrictions or ts.resource_restrictions):
+    if not is_restricted(ts):
         return True
     valid = None if ts.loose_restrictions else scheduler.valid_workers(ts)
     return valid is None or ws in valid

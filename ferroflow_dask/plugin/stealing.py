@@ -38,7 +38,11 @@ from ferroflow_dask.plugin.settings import configured_policy
 from ferroflow_dask.plugin.slots import Slots
 from ferroflow_dask.plugin.steals import RESTRICTED, Steals
 from ferroflow_dask.plugin.streams import Streams
+from ferroflow_dask.plugin.successors import Successors
+from ferroflow_dask.plugin.successors_worker import TOPIC as SUCCESSORS_TOPIC
+from ferroflow_dask.plugin.successors_worker import WorkerSuccessors
 from ferroflow_dask.plugin.swap import restore_stock
+from ferroflow_dask.plugin.worker_plugins import OnWorkers
 from ferroflow_dask.policy import ClusterView, Policy, StealingPolicy, TaskView
 from ferroflow_dask.policy.events import (
     Event,
@@ -119,6 +123,8 @@ class FerroflowStealing(Steals):
         self._polled = Polled(scheduler, self.view)
         self._slots = Slots(scheduler, self.durations, _MESSAGES * self.view.latency_s)
         self.streams = Streams(scheduler)
+        self.successors = Successors(scheduler, self._is_usual, ask_again)
+        self._listeners = OnWorkers(scheduler, WorkerSuccessors(), "ferroflow-successors")
         self.device_totals = DeviceTotals()
         super().__init__(scheduler)
         for ws in scheduler.workers.values():
@@ -137,10 +143,18 @@ class FerroflowStealing(Steals):
         await super().start(scheduler)
         if config.get_bool("low-latency-streams") and not self._is_closed:
             self.streams.open()
+        if config.get_bool("send-successors") and not self._is_closed:
+            self.send_successors()
+            self._listeners.want(True)
         if not self._is_closed:
             keep_placed(self.scheduler)
             metrics.show(self)
             pages.show(self.scheduler)
+
+    def send_successors(self) -> None:
+        """Send tasks ahead from now on, if the policy leaves them where their inputs are."""
+        if getattr(self.policy, "keeps_successors", False):
+            self.successors.open()
 
     def teardown(self) -> None:
         """Do nothing from now on; called when the scheduler closes, and when another takes our place."""
@@ -151,6 +165,8 @@ class FerroflowStealing(Steals):
             seams.restore_placement(self.scheduler)
             self._slots.restore()
             self.streams.close()
+            self.successors.close()
+            self._listeners.want(False)
             restore_replicas(self.scheduler)
             metrics.hide(self)
             pages.hide(self.scheduler)
@@ -215,6 +231,7 @@ class FerroflowStealing(Steals):
                 del self.flows[pair]
             self._slots.left(address)
             self.streams.left(address)
+            self.successors.left(address)
             self._describe.workers_changed()
             if not self.in_flight:
                 self.in_flight_tasks.clear()
@@ -254,6 +271,7 @@ class FerroflowStealing(Steals):
             ts = self.scheduler.tasks[key]
             steal = self._remove_from_in_flight(ts)  # also after a failure: others wait for it to end
             self._guarded(self._left_processing, ts, finish, kwargs, steal)
+        self._guarded(self.successors.changed, key, start, finish)
         if finish == "processing":
             self._guarded(self._entered_processing, self.scheduler.tasks[key])
         elif start != "processing" and finish in ("released", "erred", "forgotten"):
@@ -283,7 +301,7 @@ class FerroflowStealing(Steals):
         self._bypass.left(ts.key)
         if finish == "memory":
             self._prices.ended(ts)
-            if spans:
+            if spans and ts.key not in self.successors.early:
                 thread = (details["worker"], details.get("thread") or 0)
                 self._slots.finished(ts, thread, spans[0][0], spans[-1][1])
             self._tell(TaskFinished(ts.key, details["worker"], spent, details["nbytes"]))
@@ -321,6 +339,8 @@ class FerroflowStealing(Steals):
         if topic == DEVICES_TOPIC and isinstance(msg, dict):
             self._guarded(self._device_told, msg)
             return
+        if topic == SUCCESSORS_TOPIC and isinstance(msg, dict):
+            self._guarded(self.successors.listens, msg.get("worker"))
         action = msg.get("action") if isinstance(msg, dict) else None
         if topic not in self.view.workers:
             return
@@ -352,6 +372,7 @@ class FerroflowStealing(Steals):
         self._planned.clear()
         self._bypass.clear()
         self._prices.clear()
+        self.successors.clear()
 
     # What the scheduler and distributed's own stealing call by name
 
@@ -374,7 +395,7 @@ class FerroflowStealing(Steals):
 
     def _passes_queue(self, ts: TaskState) -> bool:
         # Restrictions already keep a task out of Dask's queue.
-        return bool(self._guarded(self._bypass.admits, ts))
+        return bool(self._guarded(self.successors.worker_of, ts) or self._guarded(self._bypass.admits, ts))
 
     def _decide_worker(self, ts: TaskState) -> WorkerState | None:
         # Actors and preferences ("loose" restrictions) are Dask's to place.
@@ -389,12 +410,22 @@ class FerroflowStealing(Steals):
                 return planned
             self.view.release(ts.key)  # it was restricted after it was planned
         task = self._describe(ts)
+        if (ahead := self.successors.worker_of(ts)) is not None:
+            self.view.assign(task, ahead, self.clock())
+            self.journal.note(
+                self.clock(), ts.key, "placed", ahead, "sent ahead with those that make its inputs"
+            )
+            return ahead
         if task.allowed is not None and not task.allowed:
             return None
         self._polled.see_candidates(task)
         self._tell(TaskReady(task), [task])
         chosen = self._planned.pop(ts.key, None)
         return chosen if chosen is not None and self._is_running(chosen) else None
+
+    def _is_usual(self, address: str) -> bool:
+        worker = self.view.workers.get(address)
+        return worker is not None and worker.speed >= 1 and not self._describe.has_gpus
 
     def _is_running(self, address: str) -> bool:
         ws = self.scheduler.workers.get(address)
@@ -409,6 +440,7 @@ class FerroflowStealing(Steals):
             self.view.release(key)
         now = self.clock()
         self._slots.adapt(now)
+        self.successors.send()
         return self._idle.serve_hopeful(now)
 
     def _steal_for(self, address: str) -> bool:

@@ -4,24 +4,18 @@ Dask lets 5 ms pass between two batches from the scheduler to a worker, and 2 ms
 for tasks of a few milliseconds is most of their time; and 10 ms between two of a client's, and 2 ms on the
 way back to it. Batches save work for whoever sends and receives them, so the pause comes back as the event
 loop that sends them runs out of time, up to Dask's own.
-
-What runs on workers is sent to them by value: they need not have this package.
 """
 
 from __future__ import annotations
 
-import asyncio
-import itertools
-import sys
-from contextlib import suppress
 from time import thread_time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakSet
 
-import cloudpickle
-from distributed import Status, WorkerPlugin
+from distributed import WorkerPlugin
 
 from ferroflow_dask import config
+from ferroflow_dask.plugin.worker_plugins import OnWorkers
 
 if TYPE_CHECKING:
     from distributed import Client, Scheduler, Worker
@@ -34,9 +28,6 @@ _BUSY = 0.8
 
 #: What clients are told by, whether messages leave at once.
 TOPIC = "ferroflow-streams"
-
-#: One for each time that we are put on a scheduler: what is taken off late takes nothing newer with it.
-_names = (f"ferroflow-streams-{n}" for n in itertools.count(1))
 
 
 class Load:
@@ -184,9 +175,8 @@ class Streams:
         self._load = Load()
         #: By address of the worker, or name of the client, at the other end.
         self._pauses: dict[str, tuple[BatchedSend, Pause]] = {}
-        self._name = next(_names)
+        self._on_workers = OnWorkers(scheduler, WorkerStreams(), "ferroflow-streams")
         self._is_open = False
-        self._changes = asyncio.Lock()
 
     def open(self) -> None:
         """Shorten the pauses of all workers and clients, and of those that join from now on."""
@@ -197,7 +187,7 @@ class Streams:
             for client in self._scheduler.client_comms:
                 self._client_joined(client)
             self._tell_clients()
-            self._scheduler.loop.add_callback(self._tell_workers)
+            self._on_workers.want(True)
 
     def joined(self, address: str) -> None:
         """Shorten the pauses of the messages to a worker."""
@@ -233,7 +223,7 @@ class Streams:
                 restore(stream, pause)
             self._pauses.clear()
             self._tell_clients()
-            self._scheduler.loop.add_callback(self._tell_workers)
+            self._on_workers.want(False)
 
     def followed_by(self, client: str) -> None:
         """Tell a client how it is now, and of every change: in one stream, so that the last one counts."""
@@ -242,27 +232,3 @@ class Streams:
 
     def _tell_clients(self) -> None:
         self._scheduler.log_event(TOPIC, self._is_open)
-
-    async def _tell_workers(self) -> None:
-        # One change after the other: workers must not be told the last one first.
-        async with self._changes:
-            is_there = self._name in self._scheduler.worker_plugins
-            if self._scheduler.status not in (Status.init, Status.starting, Status.running):
-                return  # its workers go with it
-            # A worker that leaves just then need not be told; the others are, whichever of them fails.
-            with suppress(OSError):
-                if is_there and not self._is_open:
-                    await self._scheduler.unregister_worker_plugin(None, name=self._name)
-                elif self._is_open and not is_there:
-                    await self._scheduler.register_worker_plugin(
-                        None, plugin=_by_value(WorkerStreams()), name=self._name, idempotent=False
-                    )
-
-
-def _by_value(plugin: WorkerPlugin) -> bytes:
-    module: Any = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    try:
-        return bytes(cloudpickle.dumps(plugin))
-    finally:
-        cloudpickle.unregister_pickle_by_value(module)

@@ -68,6 +68,8 @@ class StealingPolicy:
     """
 
     places_queued = False
+    #: What its inputs' worker can start at once, that worker gets: no other one has it sooner.
+    keeps_successors = True
 
     def __init__(self, threshold: int = 1, adaptive: bool = True) -> None:
         if not (isinstance(threshold, int) and threshold >= 1):

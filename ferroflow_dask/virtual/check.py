@@ -27,9 +27,13 @@ def check_end(
         problems += _steals_under_way(stealing)
     if isinstance(stealing, FerroflowStealing):
         problems += _wrong_view(scheduler, stealing)
+        if stealing.successors.n_ahead:
+            problems.append(f"{stealing.successors.n_ahead} tasks were sent ahead and never placed")
     alive = [worker for worker in workers if worker.is_alive]
     for worker in alive:
         problems += _wrong_store(scheduler, worker)
+        if worker.n_held:
+            problems.append(f"worker {worker.name} keeps {worker.n_held} tasks whose inputs nobody makes")
     if problems:
         raise SimulationError("; ".join(problems))
     scheduler.validate_state()

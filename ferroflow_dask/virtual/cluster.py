@@ -10,6 +10,8 @@ from dask.typing import Key
 from distributed.stealing import WorkStealing
 
 from ferroflow_dask.exceptions import UsageError
+from ferroflow_dask.plugin import FerroflowStealing
+from ferroflow_dask.plugin.successors_worker import TOPIC as SUCCESSORS_TOPIC
 from ferroflow_dask.policy import Policy
 from ferroflow_dask.virtual.check import check_end
 from ferroflow_dask.virtual.clock import VirtualLoop, VirtualTime
@@ -158,6 +160,8 @@ class VirtualCluster:
         self._peers[address] = worker
         to_worker = Stream(self.time, latency_s, down_s, worker.receive)
         self.scheduler.join(address, name, nthreads, resources or {}, to_worker)
+        if isinstance(self.stealing, FerroflowStealing):
+            self.scheduler.log_worker_event(address, SUCCESSORS_TOPIC, {})  # that it listens
         ws = self.scheduler.workers[address]
         ws.metrics = {"bandwidth": {"workers": worker.bandwidths}}  # what its heartbeats would tell
         return name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dask
 from distributed.stealing import WorkStealing
 
+from ferroflow_dask import config
 from ferroflow_dask.plugin import FerroflowStealing
 from ferroflow_dask.policy import Policy, make_policy
 from ferroflow_dask.virtual.clock import VirtualTime
@@ -57,4 +58,7 @@ def _make(
     if isinstance(policy, type):
         return policy(scheduler)
     chosen = make_policy(policy) if isinstance(policy, str) else policy
-    return FerroflowStealing(scheduler, chosen, latency_s, clock=time)
+    stealing = FerroflowStealing(scheduler, chosen, latency_s, clock=time)
+    if config.get_bool("send-successors"):
+        stealing.send_successors()
+    return stealing

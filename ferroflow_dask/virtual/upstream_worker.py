@@ -26,6 +26,7 @@ REQUIRED: dict[type, tuple[str, ...]] = {
         "handle_stimulus",
         "in_flight_workers",
         "missing_dep_flight",
+        "plugins",
         "rng",
         "task_counter",
         "validate_state",
@@ -114,8 +115,13 @@ def new_machine(
 
 def event_of(message: Mapping[str, Any]) -> machine.StateMachineEvent:
     """Return what a message from the scheduler is to the worker's state machine."""
+    fields = unpacked(message)
+    return _EVENTS[fields.pop("op")](**fields)
+
+
+def unpacked(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message as it arrives."""
     fields = dict(message)
-    event = _EVENTS[fields.pop("op")]
     if "run_spec" in fields:
-        fields["run_spec"] = fields["run_spec"].data  # it comes wrapped for pickling
-    return event(**fields)
+        fields["run_spec"] = fields["run_spec"].data  # it leaves wrapped for pickling
+    return fields

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from dask.typing import Key
@@ -27,11 +28,12 @@ from distributed.worker_state_machine import (
 )
 
 from ferroflow_dask.exceptions import SimulationError
+from ferroflow_dask.plugin.successors_worker import Held
 from ferroflow_dask.virtual.clock import VirtualTime
 from ferroflow_dask.virtual.network import Network, Stream
 from ferroflow_dask.virtual.record import Execution, Outcome, Record, Transfer
 from ferroflow_dask.virtual.task import VirtualTask
-from ferroflow_dask.virtual.upstream_worker import event_of
+from ferroflow_dask.virtual.upstream_worker import event_of, unpacked
 
 #: How soon a worker asks again for inputs that nobody has, and of a peer that was busy [s]
 #: (`Worker.find_missing`, `Worker.retry_busy_worker_later`).
@@ -101,13 +103,30 @@ class VirtualWorker:
         self._link_free_at = 0.0
         self._host = get_address_host(state.address)
         self._is_search_due = False
+        self._held = Held(state, self._handle, partial(self._later, 0.0), to_scheduler.send)
+        plugins: dict[str, Any] = state.plugins
+        plugins["ferroflow"] = self._held
+
+    @property
+    def n_held(self) -> int:
+        """Tasks that came before their inputs."""
+        return len(self._held)
 
     # What happens to it
 
     def receive(self, message: Mapping[str, Any]) -> None:
         """Take a message from the scheduler."""
-        if self.is_alive:
-            self._handle(event_of(message))
+        if not self.is_alive:
+            return
+        match message:
+            case {"op": "ferroflow-send", **fields}:
+                self._held.take(**unpacked(fields))
+            case {"op": "ferroflow-confirm", **fields}:
+                self._held.confirm(**fields)
+            case {"op": "ferroflow-withdraw", **fields}:
+                self._held.withdraw(**fields)
+            case _:
+                self._handle(event_of(message))
 
     def set_running(self, is_running: bool) -> None:
         """Pause or go on, as `Worker.status` does: tell the scheduler first."""

@@ -1,0 +1,227 @@
+"""Tasks go to a worker together with those that make their inputs, and start as soon as these end.
+
+Dask sends a task once the scheduler knows that its inputs are there. Between two tasks of a chain lies a
+round trip, in which the worker has nothing to do. But where all inputs of a task are, or are being made, on
+one worker that has no other tasks waiting, it will run there anyway: so it is sent ahead, as the successor
+of the task that runs, and the successor's own successor with it.
+
+To the scheduler it stays a task that waits for its inputs. When they are there, it is placed as was
+foreseen, and instead of the task a confirmation is sent; or, if anything has come between, it is withdrawn.
+Whatever the worker does early it tells after the ends of the inputs, so that the scheduler never hears of a
+task before its turn. The numbers of runs that distributed gives to tasks keep apart what was withdrawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from dask.typing import Key
+
+from ferroflow_dask.plugin import seams
+from ferroflow_dask.plugin.successors_worker import CONFIRM, SEND, WITHDRAW
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler, TaskState, WorkerState
+
+#: Tasks in a row that are sent ahead: more than run in a round trip.
+_MOST_AHEAD = 8
+#: Inputs of a task, and tasks that need one result, that are looked at.
+_MOST_LINKS = 16
+
+
+@dataclass(frozen=True)
+class _Ahead:
+    """A task that was sent ahead: where to, and the number of its run."""
+
+    worker: str
+    run_id: int
+
+
+class Successors:
+    """Sends tasks ahead, from `open` to `close`; O(links of a task) for each change.
+
+    Parameters
+    ----------
+    scheduler : distributed.Scheduler
+    is_usual : callable
+        Returns whether a worker, by its address, is as fast as others, so that a task whose inputs are
+        there can end nowhere sooner.
+    ask : callable
+        Asks for a call of `send` once the present transitions are done.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, is_usual: Callable[[str], bool], ask: Callable[[], None]
+    ) -> None:
+        self._scheduler = scheduler
+        self._is_usual = is_usual
+        self._ask = ask
+        self._is_open = False
+        self._listening: set[str] = set()
+        self._ahead: dict[Key, _Ahead] = {}
+        # On workers, and to be looked at for what may follow them, in order.
+        self._new: dict[Key, None] = {}
+        #: Tasks on workers that were there before their inputs.
+        self.early: set[Key] = set()
+        #: What was sent ahead, by what became of it.
+        self.outcomes = {"confirmed": 0, "withdrawn": 0}
+
+    def open(self) -> None:
+        """Send ahead from now on, to the workers that tell that they listen."""
+        if not self._is_open:
+            self._is_open = True
+            seams.override_messages(self._scheduler, self._message)
+
+    def close(self) -> None:
+        """Withdraw all that was sent ahead and is not confirmed."""
+        if self._is_open:
+            self._is_open = False
+            for key in list(self._ahead):
+                self._withdraw(key)
+            self.clear()
+            self._listening.clear()
+            seams.restore_messages(self._scheduler)
+
+    def clear(self) -> None:
+        """Forget all tasks."""
+        self._ahead.clear()
+        self._new.clear()
+        self.early.clear()
+
+    def listens(self, address: str) -> None:
+        """Note that a worker understands what is sent ahead."""
+        if self._is_open and address in self._scheduler.workers:
+            self._listening.add(address)
+
+    def left(self, address: str) -> None:
+        """Forget a worker, and what it had."""
+        self._listening.discard(address)
+        for key in [key for key, ahead in self._ahead.items() if ahead.worker == address]:
+            del self._ahead[key]
+
+    @property
+    def n_ahead(self) -> int:
+        """Tasks that were sent ahead and are not placed yet."""
+        return len(self._ahead)
+
+    # What happens to tasks
+
+    def changed(self, key: Key, start: str, finish: str) -> None:
+        """Note a task's transition, whatever it is."""
+        if self._listening and finish == "processing":
+            self._look_after(key)
+        elif self._listening and finish == "waiting":
+            for needed in islice(self._scheduler.tasks[key].waiting_on or (), _MOST_LINKS):
+                if needed.state == "processing":
+                    self._look_after(needed.key)
+        ahead = self._ahead.get(key) if start == "waiting" else None
+        if ahead is not None:
+            ts = self._scheduler.tasks.get(key)
+            ws = ts.processing_on if ts is not None else None
+            if finish == "processing" and ws is not None and ws.address == ahead.worker:
+                del self._ahead[key]
+                self.early.add(key)
+                self.outcomes["confirmed"] += 1
+            else:
+                self._withdraw(key)
+        elif start == "processing":
+            self.early.discard(key)
+        if finish in ("released", "waiting", "erred"):
+            self.moved(key)
+
+    def _look_after(self, key: Key) -> None:
+        self._new[key] = None
+        self._ask()
+
+    def moved(self, key: Key) -> None:
+        """Note that a task does not end where it was: what was sent there to follow it is withdrawn."""
+        ts = self._scheduler.tasks.get(key) if self._ahead else None
+        for dependent in list(ts.dependents) if ts is not None else ():
+            if dependent.key in self._ahead:
+                self._withdraw(dependent.key)
+
+    def worker_of(self, ts: TaskState) -> str | None:
+        """Return where a task whose inputs are there was sent ahead, if it can run there."""
+        ahead = self._ahead.get(ts.key)
+        ws = self._scheduler.workers.get(ahead.worker) if ahead is not None else None
+        if ws is None or ws not in self._scheduler.running:
+            return None
+        return ws.address if seams.may_run_on(self._scheduler, ts, ws) else None
+
+    def send(self) -> None:
+        """Send ahead what may follow the tasks on workers, by what is new; not within a transition."""
+        new, self._new = self._new, {}
+        for key in new:
+            ts = self._scheduler.tasks.get(key)
+            if ts is not None and ts.state == "processing" and self._has_time(ts):
+                self._send_after(ts)
+
+    # Sending
+
+    def _has_time(self, ts: TaskState) -> bool:
+        ws = ts.processing_on
+        assert ws is not None
+        return (
+            ws.address in self._listening
+            and ws in self._scheduler.running
+            and len(ws.processing) <= ws.nthreads
+            and self._is_usual(ws.address)
+        )
+
+    def _send_after(self, ts: TaskState) -> None:
+        ws = ts.processing_on
+        assert ws is not None
+        for _ in range(_MOST_AHEAD):
+            # Were a worker to die, nobody could tell which of them it was: so no doubtful one leads.
+            if len(ts.dependents) > _MOST_LINKS or ts.suspicious or not self._scheduler.allowed_failures:
+                return
+            following = [other for other in ts.dependents if other.key in self._ahead]
+            if not following:
+                following = [other for other in ts.dependents if self._follows(other, ws)]
+                if not following:
+                    return
+                self._send(min(following, key=lambda other: other.priority or ()), ws)
+            ts = min(following, key=lambda other: other.priority or ())
+
+    def _follows(self, ts: TaskState, ws: WorkerState) -> bool:
+        return (
+            ts.state == "waiting"
+            and len(ts.dependencies) <= _MOST_LINKS
+            and seams.is_plain(ts)
+            and not seams.is_restricted(ts)
+            and all(self._will_be_on(ws, needed) for needed in ts.dependencies)
+        )
+
+    def _will_be_on(self, ws: WorkerState, needed: TaskState) -> bool:
+        if needed.state == "memory":
+            return ws in (needed.who_has or ())
+        if needed.state == "processing":
+            return needed.processing_on is ws and not needed.suspicious and seams.is_plain(needed)
+        ahead = self._ahead.get(needed.key)
+        return ahead is not None and ahead.worker == ws.address
+
+    def _send(self, ts: TaskState, ws: WorkerState) -> None:
+        message = seams.early_message(self._scheduler, ts, ws)
+        self._ahead[ts.key] = _Ahead(ws.address, message["run_id"])
+        self._scheduler.worker_send(ws.address, message | {"op": SEND})
+
+    def _message(self, ts: TaskState) -> dict[str, Any] | None:
+        """Return what is sent in place of a task that its worker has already, if it has."""
+        ahead = self._ahead.get(ts.key)
+        if ahead is None or ts.processing_on is None or ts.processing_on.address != ahead.worker:
+            return None
+        ts.run_id = ahead.run_id
+        return {"op": CONFIRM, "key": ts.key, "run_id": ahead.run_id, "stimulus_id": "ferroflow-confirm"}
+
+    def _withdraw(self, key: Key) -> None:
+        ahead = self._ahead.pop(key, None)
+        if ahead is None:
+            return
+        self.outcomes["withdrawn"] += 1
+        if ahead.worker in self._scheduler.stream_comms:
+            message = {"op": WITHDRAW, "runs": [(key, ahead.run_id)], "stimulus_id": "ferroflow-withdraw"}
+            self._scheduler.worker_send(ahead.worker, message)
+        self.moved(key)
