@@ -52,11 +52,24 @@ class Slots:
         # When a thread ended its last task, by its worker's clock.
         self._stopped_s: dict[tuple[str, int], float] = {}
 
-    def finished(self, ts: TaskState, thread: tuple[str, int], start_s: float, stop_s: float) -> None:
-        """Learn from a task that ended; `thread` is a worker's, and the times are of its clock [s]."""
+    def finished(
+        self, ts: TaskState, thread: tuple[str, int], start_s: float, stop_s: float, has_waited: bool = True
+    ) -> None:
+        """Learn from a task that ended.
+
+        Parameters
+        ----------
+        ts : distributed.scheduler.TaskState
+        thread : tuple of str and int
+            A worker and its thread.
+        start_s, stop_s : float
+            By the worker's clock [s].
+        has_waited : bool, optional
+            Whether the thread was sent the task after it had ended the one before.
+        """
         stopped_s = self._stopped_s.get(thread)
         self._stopped_s[thread] = stop_s
-        if stopped_s is None or not self._scheduler.queued:
+        if stopped_s is None or not has_waited or not self._scheduler.queued:
             return
         # What a thread has waited for, beyond the tasks that it had for the time.
         gap_s = start_s - stopped_s - _BETWEEN_TASKS_S

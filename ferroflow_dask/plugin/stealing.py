@@ -301,9 +301,10 @@ class FerroflowStealing(Steals):
         self._bypass.left(ts.key)
         if finish == "memory":
             self._prices.ended(ts)
-            if spans and ts.key not in self.successors.early:
+            if spans:
                 thread = (details["worker"], details.get("thread") or 0)
-                self._slots.finished(ts, thread, spans[0][0], spans[-1][1])
+                has_waited = ts.key not in self.successors.early
+                self._slots.finished(ts, thread, spans[0][0], spans[-1][1], has_waited)
             self._tell(TaskFinished(ts.key, details["worker"], spent, details["nbytes"]))
         self._passes.ask()
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
@@ -114,7 +113,8 @@ class Successors:
         if self._listening and finish == "processing":
             self._look_after(key)
         elif self._listening and finish == "waiting":
-            for needed in islice(self._scheduler.tasks[key].waiting_on or (), _MOST_LINKS):
+            waiting_on = self._scheduler.tasks[key].waiting_on or ()
+            for needed in waiting_on if len(waiting_on) <= _MOST_LINKS else ():
                 if needed.state == "processing":
                     self._look_after(needed.key)
         ahead = self._ahead.get(key) if start == "waiting" else None
