@@ -18,13 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
 from distributed.metrics import time
-from distributed.stealing import InFlightInfo
 
 from ferroflow_dask import config
-from ferroflow_dask.lowering import GPU, KIND_ANNOTATION, RANK_ANNOTATION
 from ferroflow_dask.plugin import metrics, pages, seams
 from ferroflow_dask.plugin.bypass import Bypass
-from ferroflow_dask.plugin.describe import TaskDescriber, declared_cost
+from ferroflow_dask.plugin.describe import TaskDescriber
 from ferroflow_dask.plugin.device_reports import DeviceTotals
 from ferroflow_dask.plugin.devices import DEVICES_TOPIC, kind_of_worker
 from ferroflow_dask.plugin.durations import Durations, durations_of
@@ -36,18 +34,18 @@ from ferroflow_dask.plugin.prices import Prices
 from ferroflow_dask.plugin.replicas import keep_placed, restore_replicas
 from ferroflow_dask.plugin.settings import configured_policy
 from ferroflow_dask.plugin.slots import Slots
-from ferroflow_dask.plugin.steals import RESTRICTED, Steals
+from ferroflow_dask.plugin.steals import RESTRICTED
 from ferroflow_dask.plugin.streams import Streams
 from ferroflow_dask.plugin.successors import Successors
 from ferroflow_dask.plugin.successors_worker import TOPIC as SUCCESSORS_TOPIC
 from ferroflow_dask.plugin.successors_worker import WorkerSuccessors
 from ferroflow_dask.plugin.swap import restore_stock
+from ferroflow_dask.plugin.tracking import Tracking
 from ferroflow_dask.plugin.worker_plugins import OnWorkers
 from ferroflow_dask.policy import ClusterView, Policy, StealingPolicy, TaskView
 from ferroflow_dask.policy.events import (
     Event,
     GraphArrived,
-    TaskFinished,
     TaskReady,
     WorkerIdle,
     WorkerJoined,
@@ -62,13 +60,11 @@ logger = logging.getLogger("ferroflow_dask")
 
 #: One-way messages from the end of a task to the start of the next, at least.
 _MESSAGES = 3
-#: Annotations of tasks of our graphs, whose ops run on devices where there are some.
-_OF_OUR_GRAPHS = frozenset((KIND_ANNOTATION, RANK_ANNOTATION))
 #: Who sets Dask's stealing interval to more than ten minutes wants no stealing [ms].
 _LONGEST_INTERVAL_MS = 600_000
 
 
-class FerroflowStealing(Steals):
+class FerroflowStealing(Tracking):
     """Replacement of distributed's `WorkStealing` that asks a policy.
 
     A subclass, so that the dashboard, the metrics and the cluster dump find all that they read. It may
@@ -143,18 +139,19 @@ class FerroflowStealing(Steals):
         await super().start(scheduler)
         if config.get_bool("low-latency-streams") and not self._is_closed:
             self.streams.open()
-        if config.get_bool("send-successors") and not self._is_closed:
-            self.send_successors()
+        if config.get_bool("send-successors") and not self._is_closed and self.send_successors():
             self._listeners.want(True)
         if not self._is_closed:
             keep_placed(self.scheduler)
             metrics.show(self)
             pages.show(self.scheduler)
 
-    def send_successors(self) -> None:
-        """Send tasks ahead from now on, if the policy leaves them where their inputs are."""
-        if getattr(self.policy, "keeps_successors", False):
+    def send_successors(self) -> bool:
+        """Send tasks ahead from now on, if the policy leaves them where their inputs are; return whether."""
+        is_wanted = bool(getattr(self.policy, "keeps_successors", False))
+        if is_wanted:
             self.successors.open()
+        return is_wanted
 
     def teardown(self) -> None:
         """Do nothing from now on; called when the scheduler closes, and when another takes our place."""
@@ -264,73 +261,6 @@ class FerroflowStealing(Steals):
         self._tell(GraphArrived(tuple(sorted(views, key=lambda task: task.priority)), ready), views)
         if self._planned:
             self._passes.ask()
-
-    def transition(self, key: Key, start: Any, finish: Any, *args: Any, **kwargs: Any) -> None:
-        """Keep the view up to date with a task's state."""
-        if start == "processing":
-            ts = self.scheduler.tasks[key]
-            steal = self._remove_from_in_flight(ts)  # also after a failure: others wait for it to end
-            self._guarded(self._left_processing, ts, finish, kwargs, steal)
-        self._guarded(self.successors.changed, key, start, finish)
-        if finish == "processing":
-            self._guarded(self._entered_processing, self.scheduler.tasks[key])
-        elif start != "processing" and finish in ("released", "erred", "forgotten"):
-            self._guarded(self._bypass.left, key)
-
-    def _left_processing(
-        self, ts: TaskState, finish: str, details: dict[str, Any], steal: InFlightInfo | None
-    ) -> None:
-        if steal is not None:  # it ended before the answer came: it was the victim's all the time
-            self._steal_ended(ts.key, "aborted", steal["victim"], "the task ended before the answer came")
-            self._return_to(ts, steal["victim"])
-        spans, fetched_s = [], 0.0
-        for span in details.get("startstops") or ():
-            if span["action"] == "compute":
-                spans.append((span["start"], span["stop"]))
-            elif span["action"] == "transfer":
-                fetched_s += span["stop"] - span["start"]
-        spent = sum(stop - start for start, stop in spans)
-        self._prices.left(ts)
-        if finish == "memory":
-            self.view.observe_transfer(ts.key, fetched_s)
-            if not self._ends_later(ts, details["worker"]):
-                expected_s = self.durations.usual(ts) if declared_cost(ts) is None else None
-                self.view.observe(ts.key, spent, expected_s)
-                self.durations.record(ts, spent, details["nbytes"])
-        self.view.finish(ts.key, self.clock())
-        self._bypass.left(ts.key)
-        if finish == "memory":
-            self._prices.ended(ts)
-            if spans:
-                thread = (details["worker"], details.get("thread") or 0)
-                has_waited = ts.key not in self.successors.early
-                self._slots.finished(ts, thread, spans[0][0], spans[-1][1], has_waited)
-            self._tell(TaskFinished(ts.key, details["worker"], spent, details["nbytes"]))
-        self._passes.ask()
-
-    def _ends_later(self, ts: TaskState, address: str) -> bool:
-        # On a device our tasks return once their work is enqueued; how long it took is told afterwards.
-        worker = self.view.workers.get(address)
-        is_ours = ts.annotations is not None and not ts.annotations.keys().isdisjoint(_OF_OUR_GRAPHS)
-        return is_ours and worker is not None and worker.kind == GPU
-
-    def _entered_processing(self, ts: TaskState) -> None:
-        self._planned.pop(ts.key, None)
-        ws = ts.processing_on
-        assert ws is not None
-        entry = self.view.assigned.get(ts.key)
-        if entry is None or entry[1].key != ws.address:
-            self.journal.note(
-                self.clock(), ts.key, "placed", ws.address, "by Dask, from its queue or as it was asked to"
-            )
-            self.view.assign(self._describe(ts), ws.address, self.clock())
-        self._sent(ts, self.view.assigned[ts.key][0])
-        self._passes.ask()
-
-    def _sent(self, ts: TaskState, task: TaskView) -> None:
-        self._bypass.sent(task)
-        if not task.has_cost:
-            self._prices.sent(ts)
 
     def log_event(self, topic: str, msg: Any) -> None:
         """Note that a worker starts, pauses, resumes or is about to go; there is no other hook for it.
