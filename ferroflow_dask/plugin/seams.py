@@ -29,6 +29,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
         "decide_worker_non_rootish",
         "is_rootish",
         "register_worker_plugin",
+        "request_remove_replicas",
         "release_resources",
         "send_task_to_worker",
         "stimulus_queue_slots_maybe_opened",
@@ -90,22 +91,42 @@ def restore_placement(scheduler: Scheduler) -> None:
         vars(scheduler).pop(name, None)
 
 
-def override_messages(scheduler: Scheduler, message: Callable[[TaskState], dict[str, Any] | None]) -> None:
-    """Let `message` return what a worker is sent for a task; Dask's own where it returns None."""
+def override_messages(
+    scheduler: Scheduler,
+    message: Callable[[TaskState], dict[str, Any] | None],
+    may_drop: Callable[[Key, str], bool],
+) -> None:
+    """Change what workers are sent, by overrides on the instance.
+
+    `message` returns what is sent for a task, or None for Dask's own; copies of results for which `may_drop`
+    is false, given the worker's address, are not asked to be dropped.
+    """
 
     def task_to_msg(ts: TaskState) -> dict[str, Any]:
         return message(ts) or type(scheduler)._task_to_msg(scheduler, ts)
 
-    scheduler._task_to_msg = task_to_msg  # type: ignore[method-assign]
+    def request_remove_replicas(addr: str, keys: list[Key], *, stimulus_id: str) -> None:
+        dropped = [key for key in keys if may_drop(key, addr)]
+        if dropped:
+            type(scheduler).request_remove_replicas(scheduler, addr, dropped, stimulus_id=stimulus_id)
+
+    overrides = {"_task_to_msg": task_to_msg, "request_remove_replicas": request_remove_replicas}
+    for name, function in overrides.items():
+        setattr(scheduler, name, function)
 
 
 def restore_messages(scheduler: Scheduler) -> None:
     """Undo `override_messages`; harmless where nothing is overridden."""
-    vars(scheduler).pop("_task_to_msg", None)
+    for name in ("_task_to_msg", "request_remove_replicas"):
+        vars(scheduler).pop(name, None)
 
 
 def early_message(scheduler: Scheduler, ts: TaskState, ws: WorkerState) -> dict[str, Any]:
-    """Return what a worker is sent for a task whose inputs are there, or will be."""
+    """Return what a worker is sent for a task whose inputs are there, or will be.
+
+    Those that are not yet have a size of -1 and are said to be there: nothing else is known of them, and the
+    worker looks at neither, since it has them by then.
+    """
     run_id, validate = ts.run_id, scheduler.validate
     scheduler.validate = False  # it would be checked that all inputs are somewhere
     try:

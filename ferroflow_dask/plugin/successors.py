@@ -6,9 +6,11 @@ one worker that has no other tasks waiting, it will run there anyway: so it is s
 of the task that runs, and the successor's own successor with it.
 
 To the scheduler it stays a task that waits for its inputs. When they are there, it is placed as was
-foreseen, and instead of the task a confirmation is sent; or, if anything has come between, it is withdrawn.
-Whatever the worker does early it tells after the ends of the inputs, so that the scheduler never hears of a
-task before its turn. The numbers of runs that distributed gives to tasks keep apart what was withdrawn.
+foreseen, and instead of the task a confirmation is sent; or, if anything has come between, it is withdrawn,
+though it may have run by then. What the worker does early it tells after the ends of the inputs, in the same
+stream, so that the scheduler does not hear of a task before its turn. (Whoever asks the scheduler by another
+way, as the tasks of a shuffle do, might come before; those are not sent ahead.) The numbers of runs that
+distributed gives to tasks keep apart what was withdrawn.
 """
 
 from __future__ import annotations
@@ -65,14 +67,16 @@ class Successors:
         self._new: dict[Key, None] = {}
         #: Tasks on workers that were there before their inputs.
         self.early: set[Key] = set()
-        #: What was sent ahead, by what became of it.
-        self.outcomes = {"confirmed": 0, "withdrawn": 0}
+        # Sent ahead to workers that left: they may have ended them, and whoever leads would be blamed.
+        self._doubtful: set[Key] = set()
+        #: What was sent ahead, by what became of it: placed there, placed elsewhere, or lost with its worker.
+        self.outcomes = {"confirmed": 0, "withdrawn": 0, "lost": 0}
 
     def open(self) -> None:
         """Send ahead from now on, to the workers that tell that they listen."""
         if not self._is_open:
             self._is_open = True
-            seams.override_messages(self._scheduler, self._message)
+            seams.override_messages(self._scheduler, self._message, self._may_drop)
 
     def close(self) -> None:
         """Withdraw all that was sent ahead and is not confirmed."""
@@ -86,20 +90,24 @@ class Successors:
 
     def clear(self) -> None:
         """Forget all tasks."""
+        self.outcomes["lost"] += len(self._ahead)
         self._ahead.clear()
         self._new.clear()
         self.early.clear()
+        self._doubtful.clear()
 
     def listens(self, address: str) -> None:
         """Note that a worker understands what is sent ahead."""
         if self._is_open and address in self._scheduler.workers:
             self._listening.add(address)
+            for ts in self._scheduler.workers[address].processing:
+                self._look_after(ts.key)
 
     def left(self, address: str) -> None:
         """Forget a worker, and what it had."""
         self._listening.discard(address)
         for key in [key for key, ahead in self._ahead.items() if ahead.worker == address]:
-            del self._ahead[key]
+            self._withdraw(key)
 
     @property
     def n_ahead(self) -> int:
@@ -131,6 +139,8 @@ class Successors:
             self.early.discard(key)
         if finish in ("released", "waiting", "erred"):
             self.moved(key)
+        if finish in ("memory", "erred", "forgotten"):
+            self._doubtful.discard(key)
 
     def _look_after(self, key: Key) -> None:
         self._new[key] = None
@@ -138,10 +148,8 @@ class Successors:
 
     def moved(self, key: Key) -> None:
         """Note that a task does not end where it was: what was sent there to follow it is withdrawn."""
-        ts = self._scheduler.tasks.get(key) if self._ahead else None
-        for dependent in list(ts.dependents) if ts is not None else ():
-            if dependent.key in self._ahead:
-                self._withdraw(dependent.key)
+        for dependent in self._ahead_of(key):
+            self._withdraw(dependent)
 
     def worker_of(self, ts: TaskState) -> str | None:
         """Return where a task whose inputs are there was sent ahead, if it can run there."""
@@ -175,8 +183,8 @@ class Successors:
         ws = ts.processing_on
         assert ws is not None
         for _ in range(_MOST_AHEAD):
-            # Were a worker to die, nobody could tell which of them it was: so no doubtful one leads.
-            if len(ts.dependents) > _MOST_LINKS or ts.suspicious or not self._scheduler.allowed_failures:
+            # Were a worker to die of what was sent ahead, the one that leads would be blamed for once.
+            if len(ts.dependents) > _MOST_LINKS or not self._scheduler.allowed_failures:
                 return
             following = [other for other in ts.dependents if other.key in self._ahead]
             if not following:
@@ -189,9 +197,11 @@ class Successors:
     def _follows(self, ts: TaskState, ws: WorkerState) -> bool:
         return (
             ts.state == "waiting"
+            and ts.key not in self._doubtful
             and len(ts.dependencies) <= _MOST_LINKS
-            and seams.is_plain(ts)
+            and len(ts.dependents) <= _MOST_LINKS
             and not seams.is_restricted(ts)
+            and all(map(seams.is_plain, (ts, *ts.dependents)))
             and all(self._will_be_on(ws, needed) for needed in ts.dependencies)
         )
 
@@ -199,14 +209,20 @@ class Successors:
         if needed.state == "memory":
             return ws in (needed.who_has or ())
         if needed.state == "processing":
-            return needed.processing_on is ws and not needed.suspicious and seams.is_plain(needed)
+            return needed.processing_on is ws and seams.is_plain(needed)
         ahead = self._ahead.get(needed.key)
         return ahead is not None and ahead.worker == ws.address
 
     def _send(self, ts: TaskState, ws: WorkerState) -> None:
         message = seams.early_message(self._scheduler, ts, ws)
+        awaits = [
+            (needed.key, self._run_of(needed)) for needed in ts.dependencies if needed.state != "memory"
+        ]
         self._ahead[ts.key] = _Ahead(ws.address, message["run_id"])
-        self._scheduler.worker_send(ws.address, message | {"op": SEND})
+        self._scheduler.worker_send(ws.address, message | {"op": SEND, "awaits": awaits})
+
+    def _run_of(self, ts: TaskState) -> int | None:
+        return self._ahead[ts.key].run_id if ts.key in self._ahead else ts.run_id
 
     def _message(self, ts: TaskState) -> dict[str, Any] | None:
         """Return what is sent in place of a task that its worker has already, if it has."""
@@ -216,12 +232,33 @@ class Successors:
         ts.run_id = ahead.run_id
         return {"op": CONFIRM, "key": ts.key, "run_id": ahead.run_id, "stimulus_id": "ferroflow-confirm"}
 
+    def _may_drop(self, key: Key, address: str) -> bool:
+        """Return whether a worker can do without its copy of a result, for tasks that it may run early."""
+        return all(self._ahead[dependent].worker != address for dependent in self._ahead_of(key))
+
+    def _ahead_of(self, key: Key) -> list[Key]:
+        """Return what needs a task's result and was sent ahead."""
+        ts = self._scheduler.tasks.get(key) if self._ahead else None
+        return [other.key for other in ts.dependents if other.key in self._ahead] if ts is not None else []
+
     def _withdraw(self, key: Key) -> None:
-        ahead = self._ahead.pop(key, None)
-        if ahead is None:
+        if key not in self._ahead:
             return
-        self.outcomes["withdrawn"] += 1
-        if ahead.worker in self._scheduler.stream_comms:
-            message = {"op": WITHDRAW, "runs": [(key, ahead.run_id)], "stimulus_id": "ferroflow-withdraw"}
-            self._scheduler.worker_send(ahead.worker, message)
-        self.moved(key)
+        address = self._ahead[key].worker
+        runs = self._take_back(key)
+        if address not in self._scheduler.stream_comms:
+            self.outcomes["lost"] += len(runs)
+            self._doubtful.update(key for key, _ in runs)
+            return
+        self.outcomes["withdrawn"] += len(runs)
+        message = {"op": WITHDRAW, "runs": runs, "stimulus_id": "ferroflow-withdraw"}
+        self._scheduler.worker_send(address, message)
+
+    def _take_back(self, key: Key) -> list[tuple[Key, int]]:
+        """Forget a task that was sent ahead, and what was sent there to follow it, which comes first."""
+        ahead = self._ahead.pop(key)
+        runs = []
+        for dependent in self._ahead_of(key):
+            if dependent in self._ahead:  # else it followed another of them
+                runs += self._take_back(dependent)
+        return [*runs, (key, ahead.run_id)]

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 #: What the scheduler sends: a task before its inputs are made, that it is placed there as was foreseen, or
 #: that it is not.
 SEND, CONFIRM, WITHDRAW = "ferroflow-send", "ferroflow-confirm", "ferroflow-withdraw"
+#: States of a task that runs, will run, or has run and told the scheduler so.
+STARTED = frozenset({"waiting", "ready", "constrained", "executing", "long-running", "memory", "error"})
 #: Under which workers tell that they understand it.
 TOPIC = "ferroflow-successors"
 
@@ -51,29 +53,38 @@ class Held:
         self._soon = soon
         self._send = send
         self._messages: dict[Key, dict[str, Any]] = {}
-        self._awaited: dict[Key, set[Key]] = {}
-        self._waiting: dict[Key, set[Key]] = {}
+        # The runs that a task waits for, and by each of them the tasks that do.
+        self._awaited: dict[Key, dict[Key, int]] = {}
+        self._waiting: dict[Key, dict[Key, None]] = {}
 
     def __len__(self) -> int:
         return len(self._messages)
 
-    def take(self, **message: Any) -> None:
-        """Keep a task until its inputs are there; `message` is what it is computed by."""
+    def take(self, awaits: Collection[tuple[Key, int]], **message: Any) -> None:
+        """Keep a task until its inputs are there.
+
+        Parameters
+        ----------
+        awaits : pairs of key and int
+            The inputs that are still to be made, each with the number of its run: a copy of what an earlier
+            run has made is about to go.
+        **message
+            What the task is computed by.
+        """
         key: Key = message["key"]
         self._forget(key)
         self._messages[key] = message
-        awaited = {needed for needed in message["nbytes"] if not self._has(needed)}
-        self._awaited[key] = awaited
-        for needed in awaited:
-            self._waiting.setdefault(needed, set()).add(key)
-        if not awaited:
+        self._awaited[key] = {needed: run for needed, run in awaits if not self._has(needed, run)}
+        for needed in self._awaited[key]:
+            self._waiting.setdefault(needed, {})[key] = None
+        if not self._awaited[key]:
             self._start(key)
 
     def confirm(self, key: Key, run_id: int, stimulus_id: str) -> None:
-        """Start a task that is still kept; ask the scheduler to place it anew if nobody knows of it."""
+        """Start a task that is still kept; ask the scheduler to place it anew if it does not run here."""
         if key in self._messages:
-            self._start(key)
-        elif (ts := self._state.tasks.get(key)) is None or ts.run_id != run_id:
+            self._tell(self._messages[key])
+        elif (ts := self._state.tasks.get(key)) is None or ts.run_id != run_id or ts.state not in STARTED:
             self._send({"op": "reschedule", "key": key, "stimulus_id": stimulus_id})
 
     def withdraw(self, runs: Collection[tuple[Key, int]], stimulus_id: str) -> None:
@@ -86,30 +97,43 @@ class Held:
 
     def transition(self, key: Key, start: str, finish: str, **_: Any) -> None:
         """Note what has become of a task; called by the state machine in the middle of its work."""
-        if finish == "memory":
-            for successor in self._waiting.pop(key, ()):
-                awaited = self._awaited[successor]
-                awaited.discard(key)
+        if finish != "memory" or key not in self._waiting:
+            return
+        complete = []
+        for successor in list(self._waiting[key]):
+            awaited = self._awaited[successor]
+            if self._has(key, awaited[key]):
+                self._no_longer_awaits(successor, key)
                 if not awaited:
-                    self._soon(self._start, successor)
+                    complete.append(successor)
+        for successor in sorted(complete, key=lambda one: tuple(self._messages[one]["priority"])):
+            self._soon(self._start, successor)
 
-    def _has(self, key: Key) -> bool:
+    def _has(self, key: Key, run_id: int) -> bool:
         ts = self._state.tasks.get(key)
-        return ts is not None and ts.state == "memory"
+        return ts is not None and ts.state == "memory" and ts.run_id == run_id
 
     def _start(self, key: Key) -> None:
         message = self._messages.get(key)
-        if message is not None:  # else it was withdrawn, or confirmed, since
-            self._forget(key)
-            self._handle(ComputeTaskEvent(**message))
+        # Else it was withdrawn or confirmed since; or an input is gone, and it waits to be confirmed.
+        if message is not None and all(needed in self._state.data for needed in message["nbytes"]):
+            self._tell(message)
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        self._forget(message["key"])
+        self._handle(ComputeTaskEvent(**message))
 
     def _forget(self, key: Key) -> None:
         self._messages.pop(key, None)
-        for needed in self._awaited.pop(key, ()):
-            waiting = self._waiting[needed]
-            waiting.discard(key)
-            if not waiting:
-                del self._waiting[needed]
+        for needed in list(self._awaited.get(key, ())):
+            self._no_longer_awaits(key, needed)
+        self._awaited.pop(key, None)
+
+    def _no_longer_awaits(self, key: Key, needed: Key) -> None:
+        del self._awaited[key][needed]
+        del self._waiting[needed][key]
+        if not self._waiting[needed]:
+            del self._waiting[needed]
 
 
 class WorkerSuccessors(WorkerPlugin):
@@ -117,7 +141,9 @@ class WorkerSuccessors(WorkerPlugin):
 
     def setup(self, worker: Worker) -> None:
         """Listen to what the scheduler sends early; called by distributed on each worker."""
-        self._held = Held(
+        # What was sent to one that was here before is withdrawn or confirmed only now.
+        earlier = getattr(worker.stream_handlers.get(SEND), "__self__", None)
+        self._held: Held = earlier or Held(
             worker.state,
             worker.handle_stimulus,
             worker.loop.asyncio_loop.call_soon,  # type: ignore[attr-defined]
