@@ -42,6 +42,8 @@ class OnWorkers:
 
     def want(self, is_wanted: bool) -> None:
         """Put the plugin on the workers, or take it off, once the event loop comes to it."""
+        if is_wanted == self._is_wanted:
+            return
         self._is_wanted = is_wanted
         self._scheduler.loop.add_callback(self._follow)
 
