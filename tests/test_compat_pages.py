@@ -82,6 +82,8 @@ def test_what_was_learned_is_among_the_metrics(watched: Client) -> None:
     steals = stealing_of(watched).steals
     for outcome in ("asked", "confirmed", "refused", "aborted"):
         assert shown[f'dask_scheduler_ferroflow_steals_total{{outcome="{outcome}"}}'] == steals[outcome]
+    for outcome, n in stealing_of(watched).successors.outcomes.items():
+        assert shown[f'dask_scheduler_ferroflow_successors_total{{outcome="{outcome}"}}'] == n
     assert shown["dask_scheduler_ferroflow_steal_threshold"] >= 1
     assert shown["dask_scheduler_ferroflow_slow_workers"] >= 0
     assert shown["dask_scheduler_ferroflow_round_trip_seconds"] > 0
