@@ -1,0 +1,180 @@
+"""Tasks that are sent ahead of their inputs, on real schedulers and workers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from dask._task_spec import Task
+from distributed import Client, Event, KilledWorker, LocalCluster, Worker
+from one_loop import Cluster, on_cluster, wait_for
+
+from ferroflow_dask import explain, install, uninstall
+
+
+def test_a_leading_task_is_stolen() -> None:
+    async def test(cluster: Cluster) -> None:
+        event = await Event(name="go", client=cluster.client)
+        address = cluster.workers[0].address
+        blocking = cluster.client.submit(wait_for, 0, event, workers=[address])
+        await cluster.processing(blocking)
+        leading = cluster.client.submit(wait_for, 1, event, workers=[address], allow_other_workers=True)
+        ts = await cluster.processing(leading)
+        following = cluster.client.submit(lambda i: i + 1, leading)
+        while cluster.scheduler.tasks.get(following.key) is None:
+            await asyncio.sleep(0.005)
+        # Nothing follows a task that waits; here it is sent all the same, as if there had been time.
+        successors = cluster.stealing.successors
+        successors._send(cluster.scheduler.tasks[following.key], ts.processing_on)
+        cluster.ask(ts, cluster.workers[0], cluster.workers[1])
+        while successors.n_ahead:
+            await asyncio.sleep(0.005)
+        await event.set()
+        assert await cluster.client.gather([blocking, leading, following]) == [0, 1, 2]
+        assert cluster.stealing.steals["confirmed"] == 1
+        assert following.key not in cluster.workers[0].state.tasks
+
+    on_cluster(test, config={"distributed.scheduler.work-stealing": False})
+
+
+class OtherTask(Task):
+    """A task that does more than call a function, as a barrier of distributed's shuffles does."""
+
+
+def test_only_plain_calls_lead_and_follow_and_are_led_to() -> None:
+    async def test(cluster: Cluster) -> None:
+        successors = cluster.stealing.successors
+        event = await Event(name="go", client=cluster.client)
+        for cls in (Task, OtherTask):
+            graph = {}
+            for one, classes in {
+                "leads": (cls, Task, Task),
+                "follows": (Task, cls, Task),
+                "comes": (Task, Task, cls),
+            }.items():
+                first = classes[0](f"{one}-{cls.__name__}-0", wait_for, 1, event)
+                second = classes[1](f"{one}-{cls.__name__}-1", abs, first.ref())
+                third = classes[2](f"{one}-{cls.__name__}-2", abs, second.ref())
+                graph |= {task.key: task for task in (first, second, third)}
+                future = cluster.client.get(graph, third.key, sync=False)
+                await cluster.processing(SimpleNamespace(key=first.key))
+                if cls is Task:
+                    while successors.n_ahead < 2:
+                        await asyncio.sleep(0.005)
+                else:
+                    await asyncio.sleep(
+                        0.02
+                    )  # it would come with the pass that follows, within a millisecond
+                    assert successors.n_ahead == 0
+                await event.set()
+                assert await future == 1
+                await event.clear()
+
+    on_cluster(test)
+
+
+@pytest.mark.cluster
+def test_shuffles_find_their_tasks_where_they_look_for_them() -> None:
+    settings: dict[str, Any] = {
+        "ferroflow.low-latency-streams": False,  # so that what goes another way comes first
+        "array.rechunk.method": "p2p",
+        "distributed.p2p.storage.disk": False,
+        "optimization.fuse.active": False,
+    }
+    with (
+        dask.config.set(settings),
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as local,
+        Client(local) as client,
+    ):
+        install(client)
+        assert client.gather(client.map(abs, range(4))) == [0, 1, 2, 3]
+        for n in range(8):
+            x = da.map_blocks(a_block, chunks=((20,) * 2, (20,)), dtype=float, name=f"block-{n}")
+            total = x.rechunk((40, 10), method="p2p").sum()
+            assert client.compute(total, optimize_graph=False).result(timeout=30) == 800
+
+
+def test_workers_are_told_as_they_join_and_until_it_is_uninstalled() -> None:
+    async def test(cluster: Cluster) -> None:
+        def listening() -> list[bool]:
+            return [
+                any("ferroflow-successors" in name for name in worker.plugins) for worker in cluster.workers
+            ]
+
+        async with Worker(cluster.scheduler.address, nthreads=1) as late:
+            cluster.workers.append(late)
+            while len(cluster.stealing.successors._listening) < 3 or not all(listening()):
+                await asyncio.sleep(0.005)
+            event = await Event(name="go", client=cluster.client)
+            first = cluster.client.submit(wait_for, 1, event, workers=[late.address])
+            last = cluster.client.submit(lambda i: i + 1, first)
+            while not cluster.stealing.successors.n_ahead:
+                await asyncio.sleep(0.005)
+            successors = cluster.stealing.successors
+            await uninstall(cluster.scheduler)
+            assert successors.n_ahead == 0
+            assert "_task_to_msg" not in vars(cluster.scheduler)
+            await event.set()
+            assert await last == 2
+            while any(listening()):
+                await asyncio.sleep(0.005)
+            cluster.workers.remove(late)
+
+    on_cluster(test)
+
+
+def test_a_setting_turns_it_off() -> None:
+    async def test(cluster: Cluster) -> None:
+        await asyncio.sleep(0.1)
+        assert not any(
+            "ferroflow-successors" in name for worker in cluster.workers for name in worker.plugins
+        )
+        assert "_task_to_msg" not in vars(cluster.scheduler)
+
+    on_cluster(test, config={"ferroflow.send-successors": False})
+
+
+def a_block(block_info: Any = None) -> Any:
+    return np.ones((20, 20))
+
+
+def increment(i: int) -> int:
+    return i + 1
+
+
+def end_the_process(i: int) -> None:
+    os._exit(i)
+
+
+@pytest.mark.cluster
+def test_chains_on_processes_and_the_task_that_ends_them_is_named() -> None:
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as local,
+        Client(local) as client,
+    ):
+        install(client)
+        for _ in range(3):
+            future = client.submit(increment, 0, pure=False)
+            for _ in range(100):
+                future = client.submit(increment, future, pure=False)
+            assert future.result(timeout=30) == 101
+        graph: dict[str, Any] = {"k0": (increment, 0)}
+        graph |= {f"k{i}": (increment, f"k{i - 1}") for i in range(1, 200)}
+        assert client.get(graph, "k199") == 200
+        counts = client.run_on_scheduler(
+            lambda dask_scheduler: dask_scheduler.extensions["stealing"].successors.outcomes
+        )
+        assert counts["confirmed"] > 100
+        kept = client.get({"first": (increment, 0), "second": (increment, "first")}, "second", sync=False)
+        assert kept.result(timeout=30) == 2
+        assert "sent ahead" in str(explain(client, "second"))
+        # The worker may end before it has told that the first task has ended: for once, that is suspected.
+        killing = client.get({"good": (increment, 0), "bad": (end_the_process, "good")}, "bad", sync=False)
+        with pytest.raises(KilledWorker, match="'bad'"):
+            killing.result(timeout=60)

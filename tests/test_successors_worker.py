@@ -1,0 +1,151 @@
+"""The workers' end of tasks that are sent ahead: what is kept, started, and asked for again."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from distributed.worker_state_machine import ComputeTaskEvent
+
+from ferroflow_dask.plugin.successors_worker import CONFIRM, SEND, STARTED, WITHDRAW, WorkerSuccessors
+from ferroflow_dask.plugin.worker_plugins import by_value
+
+
+class Loose:
+    """What is kept for a worker, without one: its state, and what it did."""
+
+    def __init__(self) -> None:
+        self.tasks: dict[Any, Any] = {}
+        self.data: dict[Any, Any] = {}
+        self.events: list[Any] = []
+        self.sent: list[dict[str, Any]] = []
+        self.stream_handlers: dict[str, Any] = {}
+        self.loop = SimpleNamespace(asyncio_loop=SimpleNamespace(call_soon=lambda call, *args: call(*args)))
+        self.state: Any = self
+
+    def handle_stimulus(self, event: Any) -> None:
+        self.events.append(event)
+
+    def batched_send(self, message: dict[str, Any]) -> None:
+        self.sent.append(message)
+
+    def log_event(self, topic: str, message: Any) -> None:
+        """Say nothing."""
+
+    def has(self, key: str, state: str, run_id: int = 1) -> None:
+        self.tasks[key] = SimpleNamespace(state=state, run_id=run_id)
+        if state == "memory":
+            self.data[key] = None
+
+    @property
+    def started(self) -> list[str]:
+        return [event.key for event in self.events if isinstance(event, ComputeTaskEvent)]
+
+
+def plugged(worker: Loose) -> Any:
+    plugin = WorkerSuccessors()
+    plugin.setup(worker)  # type: ignore[arg-type]
+    return plugin
+
+
+def sent(key: str, priority: int = 0, run_id: int = 2, **awaits: int) -> dict[str, Any]:
+    return {
+        "key": key,
+        "run_id": run_id,
+        "priority": (priority,),
+        "stimulus_id": "s",
+        "who_has": dict.fromkeys(awaits, ("here",)),
+        "nbytes": dict.fromkeys(awaits, -1),
+        "run_spec": None,
+        "resource_restrictions": {},
+        "actor": False,
+        "annotations": {},
+        "span_id": None,
+        "awaits": list(awaits.items()),
+    }
+
+
+@pytest.mark.parametrize(
+    "state", [*STARTED, "released", "cancelled", "resumed", "fetch", "flight", "missing"]
+)
+def test_a_confirmed_task_that_does_not_run_there_is_placed_anew(state: str) -> None:
+    worker = Loose()
+    plugged(worker)
+    worker.has("known", state)
+    for key, run_id in (("known", 1), ("known", 2), ("unknown", 1)):
+        worker.stream_handlers[CONFIRM](key=key, run_id=run_id, stimulus_id="s")
+    again = (
+        [("known", 2), ("unknown", 1)] if state in STARTED else [("known", 1), ("known", 2), ("unknown", 1)]
+    )
+    assert [message["key"] for message in worker.sent] == [key for key, _ in again]
+    assert {message["op"] for message in worker.sent} == {"reschedule"}
+
+
+def test_inputs_of_an_earlier_run_are_no_inputs() -> None:
+    worker = Loose()
+    plugin = plugged(worker)
+    worker.has("a", "memory", run_id=1)
+    worker.stream_handlers[SEND](**sent("b", a=2))
+    plugin.transition("a", "flight", "memory")
+    assert worker.started == []
+    worker.has("a", "memory", run_id=2)
+    plugin.transition("a", "executing", "memory")
+    assert worker.started == ["b"]
+
+
+def test_what_has_become_complete_starts_by_priority() -> None:
+    worker = Loose()
+    plugin = plugged(worker)
+    for key, priority in (("b", 3), ("c", 1), ("d", 2)):
+        worker.stream_handlers[SEND](**sent(key, priority, a=1))
+    worker.has("a", "memory")
+    plugin.transition("a", "executing", "memory")
+    assert worker.started == ["c", "d", "b"]
+
+
+def test_what_has_lost_an_input_waits_to_be_confirmed() -> None:
+    worker = Loose()
+    plugin = plugged(worker)
+    worker.stream_handlers[SEND](**(sent("b", a=1) | {"nbytes": {"a": -1, "m": 8}}))
+    worker.has("a", "memory")
+    plugin.transition("a", "executing", "memory")
+    assert worker.started == []
+    worker.stream_handlers[CONFIRM](key="b", run_id=2, stimulus_id="s")
+    assert worker.started == ["b"]
+
+
+def test_what_was_sent_before_the_plugin_came_again_is_still_withdrawn() -> None:
+    worker = Loose()
+    earlier = plugged(worker)
+    worker.stream_handlers[SEND](**sent("b", a=1))
+    plugged(worker)
+    worker.stream_handlers[WITHDRAW](runs=[("b", 2)], stimulus_id="s")
+    worker.has("a", "memory")
+    earlier.transition("a", "executing", "memory")
+    assert worker.started == []
+
+
+def test_the_workers_need_not_have_the_package() -> None:
+    script = """
+import sys, pickle, types
+sys.modules["ferroflow_dask"] = None  # importing it raises
+plugin = pickle.loads(sys.stdin.buffer.read())
+worker = types.SimpleNamespace(
+    state=types.SimpleNamespace(tasks={}), handle_stimulus=None, batched_send=None, stream_handlers={},
+    loop=types.SimpleNamespace(asyncio_loop=types.SimpleNamespace(call_soon=None)), log_event=lambda *_: None,
+)
+plugin.setup(worker)
+worker.stream_handlers["ferroflow-send"](awaits=[("a", 1)], key="b", nbytes={"a": 1})
+plugin.teardown(worker)
+print(*worker.stream_handlers)
+"""
+    payload = by_value(WorkerSuccessors())
+    done = subprocess.run(
+        [sys.executable, "-c", script], input=payload, capture_output=True, timeout=60, check=True
+    )
+    assert done.stdout.decode().split() == [SEND, CONFIRM, WITHDRAW]
+    assert pickle.loads(payload)
