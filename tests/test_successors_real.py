@@ -81,6 +81,10 @@ def test_only_plain_calls_lead_and_follow_and_are_led_to() -> None:
 
 @pytest.mark.cluster
 def test_shuffles_find_their_tasks_where_they_look_for_them() -> None:
+    # Functions of a test travel by value: the processes of workers cannot import its module.
+    def a_block(block_info: Any = None) -> Any:
+        return np.ones((20, 20))
+
     settings: dict[str, Any] = {
         "ferroflow.low-latency-streams": False,  # so that what goes another way comes first
         "array.rechunk.method": "p2p",
@@ -140,20 +144,14 @@ def test_a_setting_turns_it_off() -> None:
     on_cluster(test, config={"ferroflow.send-successors": False})
 
 
-def a_block(block_info: Any = None) -> Any:
-    return np.ones((20, 20))
-
-
-def increment(i: int) -> int:
-    return i + 1
-
-
-def end_the_process(i: int) -> None:
-    os._exit(i)
-
-
 @pytest.mark.cluster
 def test_chains_on_processes_and_the_task_that_ends_them_is_named() -> None:
+    def increment(i: int) -> int:
+        return i + 1
+
+    def end_the_process(i: int) -> None:
+        os._exit(i)
+
     with (
         LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as local,
         Client(local) as client,
