@@ -141,6 +141,7 @@ def test_a_setting_that_there_is_not_is_told_once_with_the_nearest(
 
 def test_settings_of_policies_of_others_are_left_to_them() -> None:
     with dask.config.set({"ferroflow.acme": {"patience": 3}}):
+        assert config.unknown_settings() == []
         FerroflowPlugin()
 
 

@@ -77,17 +77,25 @@ def override_placement(
     The overrides are set on the instance; distributed calls them through it.
     """
     stock_is_rootish = scheduler.is_rootish
-    overrides: dict[str, Any] = {
-        "is_rootish": lambda ts: not passes_queue(ts) and stock_is_rootish(ts),
-        "decide_worker_non_rootish": decide,
-    }
-    for name, function in overrides.items():
-        setattr(scheduler, name, function)
+    _override(
+        scheduler,
+        is_rootish=lambda ts: not passes_queue(ts) and stock_is_rootish(ts),
+        decide_worker_non_rootish=decide,
+    )
 
 
 def restore_placement(scheduler: Scheduler) -> None:
     """Undo `override_placement`; harmless where nothing is overridden."""
-    for name in ("is_rootish", "decide_worker_non_rootish"):
+    _restore(scheduler, "is_rootish", "decide_worker_non_rootish")
+
+
+def _override(scheduler: Scheduler, **functions: Callable[..., Any]) -> None:
+    for name, function in functions.items():
+        setattr(scheduler, name, function)
+
+
+def _restore(scheduler: Scheduler, *names: str) -> None:
+    for name in names:
         vars(scheduler).pop(name, None)
 
 
@@ -110,15 +118,12 @@ def override_messages(
         if dropped:
             type(scheduler).request_remove_replicas(scheduler, addr, dropped, stimulus_id=stimulus_id)
 
-    overrides = {"_task_to_msg": task_to_msg, "request_remove_replicas": request_remove_replicas}
-    for name, function in overrides.items():
-        setattr(scheduler, name, function)
+    _override(scheduler, _task_to_msg=task_to_msg, request_remove_replicas=request_remove_replicas)
 
 
 def restore_messages(scheduler: Scheduler) -> None:
     """Undo `override_messages`; harmless where nothing is overridden."""
-    for name in ("_task_to_msg", "request_remove_replicas"):
-        vars(scheduler).pop(name, None)
+    _restore(scheduler, "_task_to_msg", "request_remove_replicas")
 
 
 def early_message(scheduler: Scheduler, ts: TaskState, ws: WorkerState) -> dict[str, Any]:

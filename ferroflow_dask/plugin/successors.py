@@ -186,13 +186,13 @@ class Successors:
             # Were a worker to die of what was sent ahead, the one that leads would be blamed for once.
             if len(ts.dependents) > _MOST_LINKS or not self._scheduler.allowed_failures:
                 return
-            following = [other for other in ts.dependents if other.key in self._ahead]
+            sent = [other for other in ts.dependents if other.key in self._ahead]
+            following = sent or [other for other in ts.dependents if self._follows(other, ws)]
             if not following:
-                following = [other for other in ts.dependents if self._follows(other, ws)]
-                if not following:
-                    return
-                self._send(min(following, key=lambda other: other.priority or ()), ws)
+                return
             ts = min(following, key=lambda other: other.priority or ())
+            if not sent:
+                self._send(ts, ws)
 
     def _follows(self, ts: TaskState, ws: WorkerState) -> bool:
         return (

@@ -57,6 +57,11 @@ class Held:
         self._awaited: dict[Key, dict[Key, int]] = {}
         self._waiting: dict[Key, dict[Key, None]] = {}
 
+    @property
+    def handlers(self) -> dict[str, Callable[..., None]]:
+        """What takes each kind of message."""
+        return {SEND: self.take, CONFIRM: self.confirm, WITHDRAW: self.withdraw}
+
     def __len__(self) -> int:
         return len(self._messages)
 
@@ -149,9 +154,7 @@ class WorkerSuccessors(WorkerPlugin):
             worker.loop.asyncio_loop.call_soon,  # type: ignore[attr-defined]
             worker.batched_send,
         )
-        worker.stream_handlers[SEND] = self._held.take
-        worker.stream_handlers[CONFIRM] = self._held.confirm
-        worker.stream_handlers[WITHDRAW] = self._held.withdraw
+        worker.stream_handlers.update(self._held.handlers)
         worker.log_event(TOPIC, {})  # distributed adds the worker
 
     def teardown(self, worker: Worker) -> None:

@@ -118,15 +118,13 @@ class VirtualWorker:
         """Take a message from the scheduler."""
         if not self.is_alive:
             return
-        match message:
-            case {"op": "ferroflow-send", **fields}:
-                self._held.take(**unpacked(fields))
-            case {"op": "ferroflow-confirm", **fields}:
-                self._held.confirm(**fields)
-            case {"op": "ferroflow-withdraw", **fields}:
-                self._held.withdraw(**fields)
-            case _:
-                self._handle(event_of(message))
+        handler = self._held.handlers.get(message["op"])
+        if handler is None:
+            self._handle(event_of(message))
+        else:
+            fields = unpacked(message)
+            del fields["op"]
+            handler(**fields)
 
     def set_running(self, is_running: bool) -> None:
         """Pause or go on, as `Worker.status` does: tell the scheduler first."""
