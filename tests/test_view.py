@@ -99,7 +99,9 @@ def test_the_least_loaded_workers_beside_the_data() -> None:
     beside_a, beside_b = (lacking("task", 10, "w0", {host: 10, "elsewhere": 9}) for host in ("a", "b"))
 
     def found(task: TaskView) -> list[str]:
-        return sorted(worker.key for worker in view.least_loaded_beside(task))
+        workers, everywhere = view.least_loaded_for(task), list(view.least_loaded())
+        assert workers[len(workers) - len(everywhere) :] == everywhere
+        return sorted(worker.key for worker in workers[: len(workers) - len(everywhere)])
 
     assert found(beside_a) == []  # there is no other host
     view.add_worker("w2", 1, "cpu", "b")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from ferroflow_dask.lowering import GPU
@@ -30,12 +29,9 @@ class Polled:
         self._view = view
         self._links = Links(scheduler)
 
-    def see_links(self, now: float) -> None:
-        """Note what Dask has measured between workers."""
+    def see_workers(self, addresses: Iterable[str], now: float) -> None:
+        """Note the inputs that are on their way to workers, how fast, and what is free on their devices."""
         self._view.host_bandwidth, self._view.bandwidth = self._links.bandwidths(now)
-
-    def see_workers(self, addresses: Iterable[str]) -> None:
-        """Note the inputs that are on their way to workers, and what is free on their devices."""
         for address in addresses:
             ws = self._scheduler.workers.get(address)  # it may have left, or joined, just now
             if ws is not None and address in self._view.workers:
@@ -44,13 +40,12 @@ class Polled:
                 if memory is not None:
                     self._view.set_device_memory(address, *memory)
 
-    def see_candidates(self, task: TaskView) -> None:
+    def see_candidates(self, task: TaskView, now: float) -> None:
         """Note what concerns the workers on which a task may be placed."""
         for address in task.allowed or ():  # clients may have sent them data
             self._view.set_nbytes(address, self._scheduler.workers[address].nbytes)
         if task.input_bytes or task.output_bytes:
             best = task.allowed
             if best is None:
-                found = chain(self._view.least_loaded_beside(task), self._view.least_loaded())
-                best = [worker.key for worker in found]
-            self.see_workers({*task.held, *task.coming, *best})
+                best = [worker.key for worker in self._view.least_loaded_for(task)]
+            self.see_workers({*task.held, *task.coming, *best}, now)

@@ -257,7 +257,7 @@ class FerroflowStealing(Tracking):
         for ts, view in zip(ordered, views, strict=True):
             view.dependencies = tuple(dependency.key for dependency in ts.dependencies)
         ready = self._bypass.at_arrival(ts for ts in states if ts.state == "released")
-        self._polled.see_workers(self.view.workers)
+        self._polled.see_workers(self.view.workers, self.clock())
         self._tell(GraphArrived(tuple(sorted(views, key=lambda task: task.priority)), ready), views)
         if self._planned:
             self._passes.ask()
@@ -349,7 +349,7 @@ class FerroflowStealing(Tracking):
             return ahead
         if task.allowed is not None and not task.allowed:
             return None
-        self._polled.see_candidates(task)
+        self._polled.see_candidates(task, self.clock())
         self._tell(TaskReady(task), [task])
         chosen = self._planned.pop(ts.key, None)
         return chosen if chosen is not None and self._is_running(chosen) else None
@@ -375,7 +375,7 @@ class FerroflowStealing(Tracking):
         return self._idle.serve_hopeful(now)
 
     def _steal_for(self, address: str) -> bool:
-        self._polled.see_workers([address])
+        self._polled.see_workers([address], self.clock())
         asked_before = self.steals["asked"]
         self._tell(WorkerIdle(address))
         return self.steals["asked"] > asked_before
@@ -392,7 +392,6 @@ class FerroflowStealing(Tracking):
         if self.error is not None:
             return
         now = self.clock()
-        self._polled.see_links(now)
         by_key = {task.key: task for task in tasks or ()}
         requests = []
         for instruction in self.policy.handle(event, self.view, now):

@@ -46,11 +46,11 @@ class Tracking(Steals):
             ts = self.scheduler.tasks[key]
             steal = self._remove_from_in_flight(ts)  # also after a failure: others wait for it to end
             self._guarded(self._left_processing, ts, finish, kwargs, steal)
-        self._guarded(self.successors.changed, key, start, finish)
-        if finish == "processing":
+        elif finish == "processing":
             self._guarded(self._entered_processing, self.scheduler.tasks[key])
-        elif start != "processing" and finish in ("released", "erred", "forgotten"):
+        elif finish in ("released", "erred", "forgotten"):
             self._guarded(self._bypass.left, key)
+        self._guarded(self.successors.changed, key, start, finish)
 
     def _left_processing(
         self, ts: TaskState, finish: str, details: dict[str, Any], steal: InFlightInfo | None
@@ -58,20 +58,20 @@ class Tracking(Steals):
         if steal is not None:  # it ended before the answer came: it was the victim's all the time
             self._steal_ended(ts.key, "aborted", steal["victim"], "the task ended before the answer came")
             self._return_to(ts, steal["victim"])
-        spans, fetched_s = [], 0.0
+        spans, spent_s, fetched_s = [], 0.0, 0.0
         for span in details.get("startstops") or ():
             if span["action"] == "compute":
                 spans.append((span["start"], span["stop"]))
+                spent_s += span["stop"] - span["start"]
             elif span["action"] == "transfer":
                 fetched_s += span["stop"] - span["start"]
-        spent = sum(stop - start for start, stop in spans)
         self._prices.left(ts)
         if finish == "memory":
             self.view.observe_transfer(ts.key, fetched_s)
             if not self._ends_later(ts, details["worker"]):
                 expected_s = self.durations.usual(ts) if declared_cost(ts) is None else None
-                self.view.observe(ts.key, spent, expected_s)
-                self.durations.record(ts, spent, details["nbytes"])
+                self.view.observe(ts.key, spent_s, expected_s)
+                self.durations.record(ts, spent_s, details["nbytes"])
         self.view.finish(ts.key, self.clock())
         self._bypass.left(ts.key)
         if finish == "memory":
@@ -80,7 +80,7 @@ class Tracking(Steals):
                 thread = (details["worker"], details.get("thread") or 0)
                 has_waited = ts.key not in self.successors.early
                 self._slots.finished(ts, thread, spans[0][0], spans[-1][1], has_waited)
-            self._tell(TaskFinished(ts.key, details["worker"], spent, details["nbytes"]))
+            self._tell(TaskFinished(ts.key, details["worker"], spent_s, details["nbytes"]))
         self._passes.ask()
 
     def _ends_later(self, ts: TaskState, address: str) -> bool:

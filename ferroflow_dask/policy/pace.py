@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Hashable
 from math import log2
-from typing import Any
-
-from sortedcontainers import SortedList
 
 #: The last tasks of a worker that its pace is taken from.
 _REMEMBERED = 7
@@ -31,10 +29,8 @@ class Paces:
 
     def __init__(self) -> None:
         self._last: dict[Hashable, deque[float]] = {}
-        self._pace: dict[Hashable, float] = {}
-        self._sorted: Any = SortedList()
-        self._spread: dict[Hashable, float] = {}
-        self._spreads: Any = SortedList()
+        self._paces = _Values()
+        self._spreads = _Values()
 
     def record(self, worker: Hashable, expected_s: float, measured_s: float) -> float:
         """Take a task that ended into account, and return the speed of its worker from now on."""
@@ -43,31 +39,47 @@ class Paces:
         octaves = max(-_MOST, min(_MOST, log2(measured_s / expected_s)))
         last = self._last.setdefault(worker, deque(maxlen=_REMEMBERED))
         last.append(octaves)
-        if worker in self._pace:
-            self._sorted.remove(self._pace[worker])
-            self._spreads.remove(self._spread[worker])
         ordered = sorted(last)
-        self._pace[worker] = ordered[(len(ordered) - 1) // 2]
+        self._paces.put(worker, ordered[(len(ordered) - 1) // 2])
         n_outliers = len(ordered) // 5  # at either end
-        self._spread[worker] = ordered[-1 - n_outliers] - ordered[n_outliers]
-        self._sorted.add(self._pace[worker])
-        self._spreads.add(self._spread[worker])
+        self._spreads.put(worker, ordered[-1 - n_outliers] - ordered[n_outliers])
         return self.speed(worker)
 
     def speed(self, worker: Hashable) -> float:
         """Return how many times as fast as usual a worker is."""
         if len(self._last.get(worker, ())) < _ENOUGH:
             return 1.0
-        middle = (len(self._sorted) - 1) // 2  # of two the faster
-        octaves = self._pace[worker] - self._sorted[middle]
-        chance = max(self._spread[worker], self._spreads[middle])
+        octaves = self._paces.of[worker] - self._paces.median
+        chance = max(self._spreads.of[worker], self._spreads.median)
         if abs(octaves) <= chance:
             return 1.0
         return float(2.0 ** -round(octaves))
 
     def forget(self, worker: Hashable) -> None:
         """Drop a worker that left."""
-        if worker in self._pace:
-            self._sorted.remove(self._pace.pop(worker))
-            self._spreads.remove(self._spread.pop(worker))
+        if worker in self._last:
+            self._paces.drop(worker)
+            self._spreads.drop(worker)
             del self._last[worker]
+
+
+class _Values:
+    """A value for each worker, and the median of them: of two in the middle the smaller."""
+
+    def __init__(self) -> None:
+        self.of: dict[Hashable, float] = {}
+        self._sorted: list[float] = []
+
+    @property
+    def median(self) -> float:
+        return self._sorted[(len(self._sorted) - 1) // 2]
+
+    def put(self, worker: Hashable, value: float) -> None:
+        if self.of.get(worker) != value:
+            self.drop(worker)
+            self.of[worker] = value
+            insort(self._sorted, value)
+
+    def drop(self, worker: Hashable) -> None:
+        if worker in self.of:
+            del self._sorted[bisect_left(self._sorted, self.of.pop(worker))]

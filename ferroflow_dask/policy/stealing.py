@@ -9,7 +9,7 @@ Leiserson 1999; Berenbrink et al. 2003), the cheapest to move first.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import islice
 
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.policy.events import (
@@ -169,7 +169,7 @@ class StealingPolicy:
         # A guessed duration is no reason to move data: where nothing is known, the inputs' holders keep
         # what cannot start at once elsewhere, until the first tasks have told how long they take.
         may_wait = not (task.is_guess and candidates)
-        for worker in chain(view.least_loaded_beside(task), view.least_loaded()):
+        for worker in view.least_loaded_for(task):
             if may_wait or worker.has_free_thread:
                 candidates.setdefault(worker.key, worker)
         return candidates.values()

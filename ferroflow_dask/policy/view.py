@@ -110,16 +110,17 @@ class ClusterView:
             if order:
                 yield self._by_turn[order[0][2]]
 
-    def least_loaded_beside(self, task: TaskView) -> Iterator[WorkerView]:
-        """Yield the least loaded workers, as above, of the host that has most of a task's inputs.
+    def least_loaded_for(self, task: TaskView) -> list[WorkerView]:
+        """Return the least loaded workers, as above, after those of the host with most of the inputs.
 
-        None while there has been one host only.
+        Such a host is told apart once there have been several.
         """
         self._settle()
+        beside: dict[tuple[str, float, bool], list[Load]] = {}
         if task.near and self._by_host:
-            host = max(task.near, key=task.near.__getitem__)
-            for order in self._by_host.get(host, {}).values():
-                yield self._by_turn[order[0][2]]
+            beside = self._by_host.get(max(task.near, key=task.near.__getitem__), beside)
+        orders = (*beside.values(), *self._by_load.values())
+        return [self._by_turn[order[0][2]] for order in orders if order]
 
     def crowded_from_most_loaded(self) -> Iterator[WorkerView]:
         """Yield workers that have more tasks than threads, the most loaded first."""
