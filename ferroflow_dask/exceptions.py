@@ -20,6 +20,7 @@ The command line ends with status 2 on `UsageError` and with status 1 on all oth
 from __future__ import annotations
 
 from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 class FerroflowError(Exception):
@@ -43,8 +44,11 @@ class UnknownNameError(UsageError):
 
     @classmethod
     def of(cls, what: str, name: object, allowed: Iterable[str]) -> UnknownNameError:
-        """Build the error for an unknown `name`, listing the `allowed` ones."""
-        return cls(f"unknown {what} {name!r}; choose one of: {', '.join(sorted(allowed))}")
+        """Build the error for an unknown `name`, listing the `allowed` ones, the nearest first."""
+        known = sorted(allowed)
+        near = get_close_matches(str(name), known, n=1)
+        meant = f", meant is perhaps {near[0]!r}" if near else ""
+        return cls(f"unknown {what} {name!r}{meant}; choose one of: {', '.join(known)}")
 
 
 class ModelError(FerroflowError):

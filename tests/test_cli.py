@@ -68,7 +68,7 @@ def test_a_run_ends_with_one_line() -> None:
     assert re.fullmatch(
         r"wide · ferroflow · 2 × 1 in one process: 8 ops in \d+\.\d{3} s = [\d,]+ ops/s, "
         r"\d+% of the bound [\d,]+; \d+ steals?, \d+% idle\n"
-        r"in bundles: \d tasks?; predicted 0\.\d{3} s and 0 MB between workers, where 0 MB were fetched; "
+        r"in bundles: \d tasks?; predicted 0\.\d{3} s; between workers 0 B, predicted 0 B; "
         r"kernels: synthetic 8\n",
         result.stdout,
     )
@@ -133,6 +133,16 @@ def test_help_tells_which_policies_there_are_and_that_info_starts_nothing() -> N
     assert all(name in shown for name in (*PLAIN_POLICIES, *policy_names()))
     assert "one that an installed package offers" in " ".join(shown.split())
     assert "to start" not in answer("info", "--help").output
+
+
+def test_help_has_sections_and_the_sizes_of_graphs_come_last() -> None:
+    told = {name: answer(name, "--help").output for name in ("run", "info")}
+    headings = {name: re.findall(r"^([A-Z].*):$", text, re.MULTILINE) for name, text in told.items()}
+    graph, sizes, rest = "Graph", "Sizes of built-in graphs", "Options"
+    assert headings["info"] == [graph, "Devices", "Cluster", "Output", sizes, rest]
+    assert (headings["run"][0], headings["run"][-2:]) == (graph, [sizes, rest])
+    assert "SLURM" in headings["run"]
+    assert "--width INTEGER Chains. [default: wide 8, large-wide 320, " in " ".join(told["run"].split())
 
 
 def test_info_tells_how_much_a_model_holds_and_computes(tmp_path: Path) -> None:

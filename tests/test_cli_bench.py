@@ -185,7 +185,7 @@ def test_rows_of_another_commit_are_not_gone_on_with(measured: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("run",), "name a workload: imbalanced, "),
+        (("run",), "name a workload; `ferroflow bench list` names all"),
         (("run", "nonsense"), "unknown workload 'nonsense'; choose one of: "),
         (("run", "wide", "--policy", "nonsense"), "unknown policy 'nonsense'; choose one of: dask, "),
         (("run", "wide", "--costs", "nonsense"), "costs are 'nonsense'; choose of: known, learned, unknown"),

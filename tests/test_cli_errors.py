@@ -63,7 +63,10 @@ MLP = ("run", "--model", "mlp.onnx", "--policy", "sequential")
     ("arguments", "status", "message"),
     [
         pytest.param(
-            ("run", "--dag", "wied"), USAGE, "unknown DAG 'wied'; choose one of: .*wide", id="unknown DAG"
+            ("run", "--dag", "wied"),
+            USAGE,
+            "'wied', meant is perhaps 'wide'; choose one of: ",
+            id="unknown DAG",
         ),
         pytest.param(("run",), USAGE, "give either --dag NAME or --model FILE", id="neither DAG nor model"),
         pytest.param((*MLP, "--dag", "wide"), USAGE, "give either --dag", id="both DAG and model"),

@@ -25,6 +25,7 @@ from ferroflow_dask.bench.workloads import WORKLOADS, Workload, default_sizes, g
 from ferroflow_dask.cli.cluster_options import Duration, size_options
 from ferroflow_dask.cli.errors import Failure, Interrupted, OneLineErrors
 from ferroflow_dask.cli.files import check_folder
+from ferroflow_dask.cli.sections import SectionCommand
 from ferroflow_dask.cli.slurm import SlurmOptions, slurm_client, slurm_options
 from ferroflow_dask.exceptions import UsageError
 
@@ -59,31 +60,50 @@ def _run_options(policies: Sequence[str], repeat: int) -> Callable[[F], F]:
     known = ", ".join(baselines.names())
     options = (
         click.option(
-            "--policy", "policies", multiple=True, default=policies, help=f"Of {known}. Repeatable."
+            "--policy",
+            "policies",
+            multiple=True,
+            default=policies,
+            show_default=True,
+            help=f"What is measured: {known}. Repeatable.",
         ),
         click.option(
-            "--costs", multiple=True, default=("learned",), help=f"Of: {', '.join(COSTS)}. Repeatable."
+            "--costs",
+            multiple=True,
+            default=("learned",),
+            show_default=True,
+            help=f"What is said of durations beforehand: {', '.join(COSTS)}. Repeatable.",
         ),
         click.option(
             "--repeat", type=click.IntRange(min=1), default=repeat, show_default=True, help="Repetitions."
         ),
         size_options,
         slurm_options,
-        click.option("--seed", type=click.IntRange(min=0), default=0, help="Of inputs and orders."),
         click.option(
-            "--every-lowering", is_flag=True, help="Ours too in each way to write a workload, not only Dask."
+            "--seed",
+            type=click.IntRange(min=0),
+            default=0,
+            show_default=True,
+            help="Seed of inputs and orders.",
+        ),
+        click.option(
+            "--every-lowering",
+            is_flag=True,
+            help="Measure all policies in each way to write a workload, not only Dask.",
         ),
         click.option("--fresh", "is_fresh", is_flag=True, help="A new cluster for each run."),
         click.option(
             "--timeout",
             type=Duration(),
             default=300.0,
-            help="After which a run counts as hung [s].",
+            show_default=True,
+            help="How long a run may take before it counts as hung [s].",
         ),
         click.option(
             "--output",
             type=click.Path(dir_okay=False, path_type=Path),
             default=Path("ferroflow-bench.jsonl"),
+            show_default=True,
             help="File to which each run adds a row; what it has already is not run again.",
         ),
         click.option(
@@ -110,14 +130,20 @@ def list_workloads() -> None:
         click.echo(f"{workload.name} ({workload.family}): {workload.summary}\n    {sizes or 'no sizes'}")
 
 
-@bench.command("run")
+@bench.command("run", cls=SectionCommand)
 @click.argument("workloads", nargs=-1, metavar="WORKLOAD…")
-@click.option("--size", "sizes", multiple=True, metavar="NAME=VALUE", help="Of a workload; repeatable.")
+@click.option(
+    "--size",
+    "sizes",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Size of the workloads that have it. Repeatable.",
+)
 @_run_options(_DEFAULT_POLICIES, repeat=5)
 def run_workloads(workloads: tuple[str, ...], sizes: tuple[str, ...], **options: Any) -> None:
     """Run the named workloads (`ferroflow bench list` names all)."""
     if not workloads:
-        raise UsageError(f"name a workload: {', '.join(WORKLOADS)}")
+        raise UsageError("name a workload; `ferroflow bench list` names all")
     given = _sizes(sizes)
     chosen = [get_workload(name) for name in dict.fromkeys(workloads)]
     if lost := [name for name in given if not any(name in workload.defaults for workload in chosen)]:
@@ -131,7 +157,7 @@ def run_workloads(workloads: tuple[str, ...], sizes: tuple[str, ...], **options:
     )
 
 
-@bench.command()
+@bench.command(cls=SectionCommand)
 @click.option("--quick/--full", "is_quick", default=True, help="Eight workloads, or all.")
 @_run_options(_SUITE_POLICIES, repeat=3)
 def suite(is_quick: bool, **options: Any) -> None:
@@ -140,16 +166,17 @@ def suite(is_quick: bool, **options: Any) -> None:
     _run([(w := get_workload(name), w.arguments(given)) for name, given in sizes.items()], **options)
 
 
-@bench.command()
-@click.option("--pattern", default="stencil_1d", show_default=True, help="Of Task Bench.")
-@click.option("--size", "sizes", multiple=True, metavar="NAME=VALUE", help="Of the pattern; repeatable.")
+@bench.command(cls=SectionCommand)
+@click.option("--pattern", default="stencil_1d", show_default=True, help="Pattern of Task Bench.")
+@click.option("--size", "sizes", multiple=True, metavar="NAME=VALUE", help="Size of the pattern. Repeatable.")
 @click.option(
     "--task-ms",
     "durations",
     multiple=True,
     type=Duration("milliseconds"),
     default=_METG_MS,
-    help="Of a task; repeatable.",
+    show_default=True,
+    help="Duration of a task [ms]. Repeatable.",
 )
 @_run_options(("dask", "ferroflow"), repeat=3)
 def metg(pattern: str, sizes: tuple[str, ...], durations: tuple[float, ...], **options: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from ferroflow_dask.cli.sections import option_of
 from ferroflow_dask.exceptions import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -34,23 +35,25 @@ class Duration(click.FloatRange):
         return number
 
 
-_workers_option = click.option(
+_option = option_of("Cluster")
+
+_workers_option = _option(
     "--workers", type=click.IntRange(min=1), default=4, show_default=True, help="Local workers to start."
 )
-threads_option = click.option(
+threads_option = _option(
     "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Threads of each worker."
 )
-_processes_option = click.option(
+_processes_option = _option(
     "--processes/--no-processes", default=True, show_default=True, help="One process for each worker."
 )
 
 #: How long `--connect` waits.
-connect_timeout = click.option(
+connect_timeout = _option(
     "--timeout",
     type=Duration(),
     default=10.0,
     show_default=True,
-    help="For --connect [s].",
+    help="How long to wait for --connect [s].",
 )
 
 

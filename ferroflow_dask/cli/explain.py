@@ -17,11 +17,14 @@ from ferroflow_dask.plugin import explain as decisions_about
     "address",
     metavar="ADDRESS",
     required=True,
-    help="Of the scheduler, like tcp://10.0.0.1:8786.",
+    help="Address of the scheduler, like tcp://10.0.0.1:8786.",
 )
 @connect_timeout
 def explain(key: str, address: str, timeout: float) -> None:
-    """Say where a task was placed and why, and which steals of it were asked for or declined."""
+    """Say where a task was placed and why, and which steals of it were asked for or declined.
+
+    KEY is the task's key, as Dask's dashboard shows it.
+    """
     with connect(address, timeout, needs_workers=False) as client:
         check_scheduler(client)
         decisions = decisions_about(client, key)

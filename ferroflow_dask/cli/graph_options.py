@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from ferroflow_dask.cli.sections import SectionCommand, option_of
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.graph import TOPOLOGIES, Graph, generate, load_onnx
 
@@ -15,21 +16,31 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 #: Flag → argument of `generate`, where they differ.
 _FLAGS = {"matrix_size": "m"}
-_TOPOLOGY_OPTIONS: tuple[tuple[str, type], ...] = (
-    *((name, int) for name in ("seq_len", "d_model", "n_heads", "layers", "channels", "width", "depth")),
-    ("skew", float),
-    *((name, int) for name in ("n_ops", "n_branches", "ops_per_branch", "matrix_size", "n", "dim")),
-    ("factor", float),
-    ("n_heavy", int),
-    ("heavy_ms", float),
-    ("n_fast", int),
-    ("fast_ms", float),
+_SIZES: tuple[tuple[str, type, str], ...] = (
+    ("n_heavy", int, "Long ops"),
+    ("heavy_ms", float, "Duration of a long op [ms]"),
+    ("n_fast", int, "Short ops"),
+    ("fast_ms", float, "Duration of a short op [ms]"),
+    ("width", int, "Chains"),
+    ("depth", int, "Ops of a chain"),
+    ("skew", float, "Part of the chains that is slow, from 0 to 1"),
+    ("factor", float, "Duration of the slow half of the ops [ms]"),
+    ("layers", int, "Transformer blocks"),
+    ("seq_len", int, "Length of the sequence"),
+    ("d_model", int, "Width of the model"),
+    ("n_heads", int, "Attention heads"),
+    ("channels", int, "Rows and columns of the matrices"),
+    ("n_branches", int, "Chains"),
+    ("ops_per_branch", int, "Matrix products of a chain"),
+    ("n_ops", int, "Matrix products"),
+    ("matrix_size", int, "Rows and columns of the matrices"),
+    ("n", int, "Ops"),
+    ("dim", int, "Rows and columns of the matrices"),
 )
-#: What sizes are, where their names do not tell.
-_SIZES = {"skew": "Slow part of the chains", "factor": "Duration [ms] of the slow half"}
+_graph_option, _size_option = option_of("Graph"), option_of("Sizes of built-in graphs")
 
 
-class GraphCommand(click.Command):
+class GraphCommand(SectionCommand):
     """A command with `graph_options`, which tells those who leave the option's name out."""
 
     allow_extra_args = True  # so that they are told here
@@ -49,25 +60,35 @@ class GraphCommand(click.Command):
 
 
 def graph_options(function: F) -> F:
-    """Add the options that name a graph and its sizes."""
-    for name, kind in reversed(_TOPOLOGY_OPTIONS):
+    """Add the options that name a graph."""
+    for option in (
+        _graph_option(
+            "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of random numbers."
+        ),
+        _graph_option("--model", metavar="FILE", help="An ONNX model."),
+        _graph_option("--dag", metavar="NAME", help=f"A built-in graph: {', '.join(TOPOLOGIES)}."),
+    ):
+        function = option(function)
+    return function
+
+
+def graph_sizes(function: F) -> F:
+    """Add the options that give the sizes of built-in graphs."""
+    for name, kind, told in reversed(_SIZES):
         argument = _FLAGS.get(name, name)
-        sizes = ", ".join(
-            f"{dag} ({topology.defaults[argument]:g})"
+        defaults = ", ".join(
+            f"{dag} {topology.defaults[argument]:g}"
             for dag, topology in TOPOLOGIES.items()
             if argument in topology.defaults
         )
-        told = f"{_SIZES.get(name, 'Size')} of: {sizes}."
-        function = click.option(_flag(name), name, type=kind, default=None, help=told)(function)
-    function = click.option(
-        "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of random numbers."
-    )(function)
-    function = click.option("--model", metavar="FILE", help="An ONNX model.")(function)
-    return click.option("--dag", metavar="NAME", help=f"A built-in graph: {', '.join(TOPOLOGIES)}.")(function)
+        function = _size_option(
+            _flag(name), name, type=kind, default=None, help=f"{told}.  [default: {defaults}]"
+        )(function)
+    return function
 
 
 def load_graph(dag: str | None, model: str | None, seed: int, sizes: Mapping[str, Any]) -> Graph:
-    """Return the graph that `graph_options` name."""
+    """Return the graph that `graph_options` and `graph_sizes` name."""
     given = {_FLAGS.get(name, name): value for name, value in sizes.items() if value is not None}
     if (dag is None) == (model is None):
         raise UsageError("give either --dag NAME or --model FILE")
@@ -88,5 +109,5 @@ def _flag(name: str) -> str:
 
 
 #: How arguments of `generate`, which its errors name, are called here.
-_FLAG_OF = {_FLAGS.get(name, name): _flag(name) for name, _ in _TOPOLOGY_OPTIONS}
+_FLAG_OF = {_FLAGS.get(name, name): _flag(name) for name, *_ in _SIZES}
 _ARGUMENT = re.compile(rf"\b(?:{'|'.join(_FLAG_OF)})\b")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import click
+from dask.utils import format_bytes
 from distributed import Client
 
 from ferroflow_dask.bench import Run, RunRecord, run_on_cluster, warm_up
@@ -139,8 +140,8 @@ def _on_devices(usage: Mapping[str, float]) -> str:
     beside = f", {usage['host_ops']} beside them" if usage["host_ops"] else ""
     return (
         f"GPUs: {count(int(usage['ops']), 'op')}{beside}; {usage['batches']} batches of "
-        f"{usage['mean_batch']:.3g} on average; {_megabytes(int(usage['nbytes_to_device']))} to GPUs, "
-        f"{_megabytes(int(usage['nbytes_to_host']))} back; {_megabytes(int(usage['used_nbytes']))} in use"
+        f"{usage['mean_batch']:.3g} on average; {format_bytes(int(usage['nbytes_to_device']))} to GPUs, "
+        f"{format_bytes(int(usage['nbytes_to_host']))} back; {format_bytes(int(usage['used_nbytes']))} in use"
     )
 
 
@@ -153,14 +154,8 @@ def _median(runs: Sequence[Run]) -> RunRecord:
 def _expected(record: RunRecord) -> str:
     if record.predicted_s is None:
         return ""
-    expected, moved = map(_megabytes, (record.predicted_bytes or 0, record.bytes_moved))
-    return (
-        f"; predicted {record.predicted_s:.3f} s and {expected} between workers, where {moved} were fetched"
-    )
-
-
-def _megabytes(nbytes: int) -> str:
-    return f"{nbytes / 1e6:.3g} MB"
+    expected, moved = map(format_bytes, (record.predicted_bytes or 0, record.bytes_moved))
+    return f"; predicted {record.predicted_s:.3f} s; between workers {moved}, predicted {expected}"
 
 
 def _cluster(record: RunRecord) -> str:

@@ -12,7 +12,9 @@ from rich.text import Text
 
 from ferroflow_dask.cli.cluster_options import threads_option
 from ferroflow_dask.cli.files import check_folder
-from ferroflow_dask.cli.graph_options import GraphCommand, graph_options, load_graph
+from ferroflow_dask.cli.graph_options import GraphCommand, graph_options, graph_sizes, load_graph
+from ferroflow_dask.cli.looks import SHOWN
+from ferroflow_dask.cli.sections import option_of
 from ferroflow_dask.cost import AnalyticCost, ClusterProfile, estimate, flops
 from ferroflow_dask.graph import Graph, levels
 from ferroflow_dask.graph.analysis import is_large_product
@@ -26,7 +28,7 @@ _GPU_MATMUL_THRESHOLD = 262_144
 
 @click.command(cls=GraphCommand)
 @graph_options
-@click.option(
+@option_of("Devices")(
     "--gpu-matmul-threshold",
     type=click.IntRange(min=0),
     default=_GPU_MATMUL_THRESHOLD,
@@ -34,7 +36,7 @@ _GPU_MATMUL_THRESHOLD = 262_144
     metavar="N",
     help="Count the matrix products that `run --gpu-matmul-threshold N` would send to GPUs.",
 )
-@click.option(
+@option_of("Cluster")(
     "--workers",
     type=click.IntRange(min=1),
     default=4,
@@ -42,13 +44,14 @@ _GPU_MATMUL_THRESHOLD = 262_144
     help="Workers of the cluster that is predicted for; none is started.",
 )
 @threads_option
-@click.option(
+@option_of(SHOWN)(
     "--dot",
     type=click.Path(dir_okay=False),
     metavar="FILE",
     help="Draw the graph too: .dot, or .svg, .png, .pdf with Graphviz.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@option_of(SHOWN)("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@graph_sizes
 def info(
     *,
     dag: str | None,

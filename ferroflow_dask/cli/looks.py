@@ -16,11 +16,15 @@ from rich.console import Console
 from ferroflow_dask.bench import versions
 from ferroflow_dask.cli.cluster_options import Duration, connect_timeout
 from ferroflow_dask.cli.files import check_folder
+from ferroflow_dask.cli.sections import option_of
 from ferroflow_dask.deploy import connect
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.plugin import check_scheduler
 
 F = TypeVar("F", bound=Callable[..., Any])
+#: The section of the help that has what a run shows and writes.
+SHOWN = "Output"
+_option = option_of(SHOWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,26 +102,28 @@ class Looks:
 def look_options(function: F) -> F:
     """Add the options of how a run is looked at."""
     for option in (
-        click.option(
-            "--trace", metavar="FILE", help="Write a trace for ui.perfetto.dev or chrome://tracing."
-        ),
-        click.option("--report", metavar="FILE.html", help="Write timeline, steals and summary to a page."),
-        click.option(
-            "--dashboard", "is_live", is_flag=True, help="Show the workers while it runs; q ends that."
-        ),
+        _option("--trace", metavar="FILE", help="Write a trace for ui.perfetto.dev or chrome://tracing."),
+        _option("--report", metavar="FILE.html", help="Write timeline, steals and summary to a page."),
+        _option("--dashboard", "is_live", is_flag=True, help="Show the workers while it runs; q ends that."),
     ):
         function = option(function)
     return function
 
 
 @click.command()
-@click.option("--connect", "address", metavar="ADDRESS", required=True, help="Like tcp://10.0.0.1:8786.")
+@click.option(
+    "--connect",
+    "address",
+    metavar="ADDRESS",
+    required=True,
+    help="Address of the scheduler, like tcp://10.0.0.1:8786.",
+)
 @click.option(
     "--for",
     "seconds",
     type=Duration(),
     default=None,
-    help="End after so long [s]; else q or Ctrl-C does.",
+    help="How long to show it [s]; until q or Ctrl-C if left out.",
 )
 @connect_timeout
 def top(address: str, seconds: float | None, timeout: float) -> None:

@@ -18,9 +18,10 @@ from ferroflow_dask.cli.clusters import PLAIN_POLICIES, Where, client_for, polic
 from ferroflow_dask.cli.devices import Devices, device_options
 from ferroflow_dask.cli.errors import Failure
 from ferroflow_dask.cli.files import check_folder
-from ferroflow_dask.cli.graph_options import GraphCommand, graph_options, load_graph
+from ferroflow_dask.cli.graph_options import GraphCommand, graph_options, graph_sizes, load_graph
 from ferroflow_dask.cli.graphs import Told, as_object, in_words, run_graph
-from ferroflow_dask.cli.looks import Looks, look_options
+from ferroflow_dask.cli.looks import SHOWN, Looks, look_options
+from ferroflow_dask.cli.sections import option_of
 from ferroflow_dask.cli.slurm import SlurmOptions, print_job_scripts, slurm_options
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.graph import check_inputs
@@ -30,29 +31,26 @@ from ferroflow_dask.policy import policy_names
 
 #: Parameters that name a cluster or give its size.
 _OF_CLUSTERS = ("workers", "threads", "processes", "address", "timeout", "cluster_kind", "prints_job_script")
+_graph, _how, _shown = option_of("Graph"), option_of("How it is computed"), option_of(SHOWN)
 
 
 @click.command(cls=GraphCommand)
 @graph_options
-@click.option(
+@_graph(
+    "--input",
+    "input_files",
+    multiple=True,
+    metavar="[NAME=]FILE",
+    help="A .npy file for an input, or a .npz; drawn at random if left out.",
+)
+@_how(
     "--policy",
     default="ferroflow",
     show_default=True,
-    help="sequential, dask, static, random, ring, ferroflow, or one that an installed package offers.",
+    help="Who decides where ops run: sequential, dask, static, random, ring, ferroflow, or one that an "
+    "installed package offers.",
 )
-@size_options
-@click.option(
-    "--connect", "address", metavar="ADDRESS", help="Use a running cluster, like tcp://10.0.0.1:8786."
-)
-@connect_timeout
-@slurm_options
-@click.option(
-    "--job-script",
-    "prints_job_script",
-    is_flag=True,
-    help="With --cluster slurm: print the batch scripts that would be submitted, and submit nothing.",
-)
-@click.option(
+@_how(
     "--placement",
     default=AUTO,
     show_default=True,
@@ -60,33 +58,37 @@ _OF_CLUSTERS = ("workers", "threads", "processes", "address", "timeout", "cluste
     "is predicted to be fastest on this cluster (with the policy ferroflow; ops with others, and where only "
     "some workers have GPUs).",
 )
-@click.option(
+@_how(
     "--batch",
     type=click.IntRange(min=1),
     metavar="ROWS",
     help="Compute the inputs in batches of so many rows, with the whole model in each worker; no row may "
     "depend on others.",
 )
-@device_options
-@click.option(
+@_how("--repeat", type=click.IntRange(min=1), default=1, show_default=True, help="Runs; the median is shown.")
+@_how(
     "--steal-threshold", type=click.IntRange(min=1), help="Waiting tasks that a victim must have, at first."
 )
-@click.option("--no-adaptive-threshold", is_flag=True, help="Keep the steal threshold as it is.")
-@click.option(
-    "--input",
-    "input_files",
-    multiple=True,
-    metavar="[NAME=]FILE",
-    help="A .npy file for an input, or a .npz.",
+@_how("--no-adaptive-threshold", is_flag=True, help="Keep the steal threshold as it is.")
+@size_options
+@option_of("Cluster")(
+    "--connect", "address", metavar="ADDRESS", help="Use a running cluster, like tcp://10.0.0.1:8786."
 )
-@click.option(
+@connect_timeout
+@slurm_options
+@option_of("SLURM")(
+    "--job-script",
+    "prints_job_script",
+    is_flag=True,
+    help="Print the batch scripts that would be submitted, and submit nothing.",
+)
+@device_options
+@look_options
+@_shown(
     "--output", type=click.Path(dir_okay=False), metavar="FILE", help="Write the outputs to this .npz file."
 )
-@click.option(
-    "--repeat", type=click.IntRange(min=1), default=1, show_default=True, help="Runs; the median is shown."
-)
-@look_options
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@_shown("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@graph_sizes
 def run(
     *,
     dag: str | None,

@@ -12,6 +12,7 @@ import click
 from distributed import Client
 
 from ferroflow_dask.cli.cluster_options import Duration, refuse_given, refuse_local_sizes
+from ferroflow_dask.cli.sections import option_of
 from ferroflow_dask.deploy import JobKind, job_kind, job_scripts, slurm_cluster, slurm_template
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.plugin import check_workers
@@ -135,36 +136,43 @@ def slurm_options(function: F) -> F:
     return with_slurm  # type: ignore[return-value]
 
 
+_option = option_of("SLURM")
 _OPTIONS = (
-    click.option(
+    _option(
         "--cluster",
         "cluster_kind",
         default="local",
         show_default=True,
-        help="local, or slurm: jobs as jobqueue.yaml describes them.",
+        help="Where workers run: local, or slurm, in jobs as jobqueue.yaml describes them.",
     ),
-    click.option("--jobs", type=click.IntRange(min=0), help="SLURM jobs to submit; 1 unless told otherwise."),
-    click.option(
-        "--gpu-jobs", type=click.IntRange(min=0), default=0, show_default=True, help="SLURM jobs with GPUs."
+    _option("--jobs", type=click.IntRange(min=0), help="Jobs to submit.  [default: 1; 0 with --gpu-jobs]"),
+    _option(
+        "--gpu-jobs",
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=True,
+        help="Jobs with GPUs to submit.",
     ),
-    click.option(
+    _option(
         "--config",
         "config_file",
         type=click.Path(dir_okay=False),
         metavar="FILE",
-        help="Instead of jobqueue.yaml in this folder or Dask's configuration.",
+        help="File to read instead of jobqueue.yaml in this folder or Dask's configuration.",
     ),
-    click.option(
-        "--section", default="cpu", show_default=True, help="Of jobqueue.yaml, for jobs without GPUs."
+    _option(
+        "--section", default="cpu", show_default=True, help="Section of that file for jobs without GPUs."
     ),
-    click.option("--gpu-section", default="gpu", show_default=True, help="For jobs with GPUs."),
-    click.option("--tls", "is_encrypted", is_flag=True, help="Encrypt all messages, with new certificates."),
-    click.option(
+    _option(
+        "--gpu-section", default="gpu", show_default=True, help="Section of that file for jobs with GPUs."
+    ),
+    _option("--tls", "is_encrypted", is_flag=True, help="Encrypt all messages, with new certificates."),
+    _option(
         "--job-timeout",
         type=Duration(),
         default=600.0,
         show_default=True,
-        help="For SLURM to start the jobs [s].",
+        help="How long SLURM may take to start the jobs [s].",
     ),
 )
 

@@ -66,7 +66,7 @@ def load_onnx(model: str | os.PathLike[str] | bytes | onnx.ModelProto, name: str
         default = proto.graph.name if folder is None else Path(label).stem
         return importer.graph(name or default or "model")
     except ModelError as error:
-        raise ModelError(f"{label}: {error}") from error
+        raise ModelError(f"{label}: {error}") from error.__cause__
     except GraphError as error:
         raise ModelError(f"{label}: is not a valid graph: {error}") from error
     except UnicodeDecodeError as error:
@@ -95,10 +95,10 @@ def _parse(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> onnx.Mode
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
-    except FileNotFoundError as error:
-        raise ModelError("there is no such file") from error
-    except IsADirectoryError as error:
-        raise ModelError("is a folder; give the .onnx file in it") from error
+    except FileNotFoundError:
+        raise ModelError("there is no such file") from None
+    except IsADirectoryError:
+        raise ModelError("is a folder; give the .onnx file in it") from None
     except OSError as error:
         raise ModelError(f"cannot be read: {error.strerror}") from error
 
