@@ -163,6 +163,7 @@ def test_info_lists_operators_without_kernel(tmp_path: Path) -> None:
     onnx.save(with_unknown_operator(), path)
     facts = json.loads(answer("info", "--model", path, "--json").stdout)
     assert facts["unsupported"] == {"my.domain.Frobnicate": 1}
+    assert facts["predicted_s"] == {}
 
 
 @pytest.mark.cluster

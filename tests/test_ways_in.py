@@ -76,6 +76,13 @@ def test_by_a_preload_of_the_client_in_the_configuration() -> None:
         check_that_it_works(client)
 
 
+def test_a_plugin_shows_how_it_was_made() -> None:
+    assert repr(FerroflowPlugin()) == "FerroflowPlugin()"
+    assert (
+        repr(FerroflowPlugin("ferroflow", threshold=2)) == "FerroflowPlugin(policy='ferroflow', threshold=2)"
+    )
+
+
 def test_by_the_configured_policy() -> None:
     setting = {"distributed.scheduler.preload": [PRELOAD], "ferroflow.policy": "static"}
     with dask.config.set(setting), cluster() as client:

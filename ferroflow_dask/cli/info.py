@@ -88,7 +88,7 @@ def info(
         "unsupported": dict(unsupported),
         "routing": dict(routing),
         "gpu_sized_matmuls": large,
-        "predicted_s": _predicted_s(graph, ClusterProfile((threads,) * workers)),
+        "predicted_s": {} if unsupported else _predicted_s(graph, ClusterProfile((threads,) * workers)),
     }
     if dot is not None:
         graph.visualize(dot)
@@ -100,7 +100,8 @@ def info(
     for name, fact in facts.items():
         table.add_row(name.replace("_", " "), Text(_shown(fact)))  # no markup: shapes have brackets
     told = ", ".join(f"{placement} {seconds:.3g} s" for placement, seconds in predicted_s.items())
-    table.add_row(f"predicted, {workers} × {threads}", Text(f"{told} (at nominal rates)"))
+    told = f"{told} (at nominal rates)" if told else "nothing: it cannot run"
+    table.add_row(f"predicted, {workers} × {threads}", Text(told))
     Console().print(table)
 
 

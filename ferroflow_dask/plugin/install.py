@@ -55,6 +55,11 @@ class FerroflowPlugin(SchedulerPlugin):
         self.policy = policy
         self.options = options
 
+    def __repr__(self) -> str:
+        """Return the call that makes it."""
+        given = ({} if self.policy is None else {"policy": self.policy}) | self.options
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+
     async def start(self, scheduler: Scheduler) -> None:
         """Swap the extension; called by distributed when the plugin is registered."""
         # What this distributed or its configuration lacks is found before anything is taken away.
