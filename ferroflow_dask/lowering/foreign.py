@@ -13,7 +13,6 @@ from dask._task_spec import GraphNode, Task, TaskRef, convert_legacy_graph
 from dask.base import optimize
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
-from dask.order import order
 from dask.typing import Key
 from dask.utils import key_split
 
@@ -21,6 +20,7 @@ from ferroflow_dask.cost import ClusterProfile
 from ferroflow_dask.lowering.cut import GUESS, MEMORY_SHARE, best_cut
 from ferroflow_dask.lowering.fixed import Tasks, fixed_tasks, is_alone
 from ferroflow_dask.lowering.futures import futures_in
+from ferroflow_dask.lowering.ordering import in_order
 from ferroflow_dask.lowering.predict import Cut, Work
 from ferroflow_dask.lowering.sequence import NO_WORK, BundleTask, sequence_of, unfused
 from ferroflow_dask.lowering.tasks import (
@@ -204,8 +204,7 @@ def _pack(
     if any(map(iscoroutinefunction, functions.values())):
         # They run on the workers' event loops, which bundles do not.
         return PackedGraph(MaterializedLayer(tasks), {key: (key, None) for key in wanted})
-    turn = order(dict(tasks))
-    keys = sorted(tasks, key=turn.__getitem__)
+    keys = in_order(tasks)
     position = {key: i for i, key in enumerate(keys)}
     known = [_known(tasks[key], learned) for key in keys]
     nbytes = [int(known_of.nbytes) if known_of is not None else 0 for known_of in known]
