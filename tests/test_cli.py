@@ -68,7 +68,7 @@ def test_a_run_ends_with_one_line() -> None:
     assert re.fullmatch(
         r"wide · ferroflow · 2 × 1 in one process: 8 ops in \d+\.\d{3} s = [\d,]+ ops/s, "
         r"\d+% of the bound [\d,]+; \d+ steals?, \d+% idle\n"
-        r"in bundles: \d tasks?; predicted 0\.\d{3} s; between workers 0 B, predicted 0 B; "
+        r"in bundles: \d tasks?; predicted 0\.\d{3} s; 0 B moved between workers \(predicted 0 B\); "
         r"kernels: synthetic 8\n",
         result.stdout,
     )

@@ -155,7 +155,7 @@ def _expected(record: RunRecord) -> str:
     if record.predicted_s is None:
         return ""
     expected, moved = map(format_bytes, (record.predicted_bytes or 0, record.bytes_moved))
-    return f"; predicted {record.predicted_s:.3f} s; between workers {moved}, predicted {expected}"
+    return f"; predicted {record.predicted_s:.3f} s; {moved} moved between workers (predicted {expected})"
 
 
 def _cluster(record: RunRecord) -> str:
