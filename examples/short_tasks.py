@@ -8,6 +8,8 @@ With ferroflow, collections go through `optimize`, which is part of what is meas
 import argparse
 import statistics
 import time
+from functools import partial
+from itertools import count
 
 import dask
 import dask.array as da
@@ -37,25 +39,34 @@ def loop(client, n):
         client.submit(nothing, pure=False).result()
 
 
-def tree(n):
-    level = [dask.delayed(nothing)(i) for i in range(n)]
+def tree(n_leaves):
+    level = [dask.delayed(nothing)(i) for i in range(n_leaves)]
     while len(level) > 1:
         level = [dask.delayed(nothing)(*level[i : i + 2]) for i in range(0, len(level), 2)]
     return level[0]
 
 
-def statistics_of(x):
+def bag(n_partitions, run):
+    return db.from_sequence(range(run, run + 10 * n_partitions), npartitions=n_partitions).map(nothing).sum()
+
+
+def mean_and_sum(n_chunks, run):
+    x = da.full((100 * n_chunks, 100), run, chunks=100)
     return x.mean() + x.sum()
 
 
-def seconds(repeat, function, *arguments):
-    function(*arguments)  # what tasks take is learned, and the cluster is measured
+#: A number for each run of any kind: under the keys of a run before, Dask may still have its results.
+runs = count()
+
+
+def seconds(repeat, prepare, function):
     spent = []
-    for _ in range(repeat):
+    for _ in range(repeat + 1):
+        argument = prepare(next(runs))
         start = time.perf_counter()
-        function(*arguments)
+        function(argument)
         spent.append(time.perf_counter() - start)
-    return statistics.median(spent)
+    return statistics.median(spent[1:])  # in the first, what tasks take is learned, and the cluster measured
 
 
 if __name__ == "__main__":
@@ -71,11 +82,10 @@ if __name__ == "__main__":
         f"{10 * n} times submit and result": (loop, 10 * n),
     }
     n_leaves = 64 if is_quick else 512
-    bag = db.from_sequence(range(400 * n), npartitions=40 * n)
     collections = {
-        f"a tree of {2 * n_leaves - 1:,} tasks": tree(n_leaves),
-        f"a bag of {40 * n} partitions": bag.map(nothing).sum(),
-        f"mean and sum of {10 * n} chunks": statistics_of(da.ones((1000 * n, 100), chunks=100)),
+        f"a tree of {2 * n_leaves - 1:,} tasks": lambda _: tree(n_leaves),
+        f"a bag of {40 * n} partitions": lambda run: bag(40 * n, run),
+        f"mean and sum of {10 * n} chunks": lambda run: mean_and_sum(10 * n, run),
     }
     with LocalCluster(n_workers=4, threads_per_worker=1) as cluster, Client(cluster) as client:
 
@@ -85,14 +95,14 @@ if __name__ == "__main__":
         def compute_optimized(collection):
             ferroflow_dask.optimize(collection, client).compute()
 
-        runs = {"Dask": compute, "ferroflow": compute_optimized}
+        ways = {"Dask": compute, "ferroflow": compute_optimized}
         found = {name: [] for name in (*calls, *collections)}
-        for scheduler, run in runs.items():
+        for scheduler, way in ways.items():
             if scheduler == "ferroflow":
                 ferroflow_dask.install(client)
             for name, (function, size) in calls.items():
-                found[name].append(seconds(repeat, function, client, size))
-            for name, collection in collections.items():
-                found[name].append(seconds(repeat, run, collection))
+                found[name].append(seconds(repeat, lambda _, size=size: size, partial(function, client)))
+            for name, make in collections.items():
+                found[name].append(seconds(repeat, make, way))
     for name, (stock_s, ours_s) in found.items():
         print(f"{name}: Dask {stock_s:.3f} s, ferroflow {ours_s:.3f} s")
