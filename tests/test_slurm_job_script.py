@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ def test_job_script_shows_what_is_submitted(
 ) -> None:
     if is_encrypted:
         pytest.importorskip("cryptography")
-    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "of a project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
     cpu = {"interface": "lo", "protocol": protocol, "scheduler-options": {"dashboard_address": ":0"}}
     options = SlurmOptions(1, 1, "cpu", "gpu", str(sections(tmp_path, **cpu)), is_encrypted, wait_s=1.0)
     with options.cluster() as cluster:
@@ -46,6 +49,10 @@ def test_job_script_shows_what_is_submitted(
     assert ("tls://<scheduler>" in told) == is_encrypted
     assert told.count("--tls-key") == 2 * is_encrypted
     assert told.count("--interface lo") == 2  # the other section's, too
+    if is_encrypted:  # a path is one word, whatever is in it
+        words = shlex.split(told.strip().splitlines()[-1].replace("<", "").replace(">", ""))
+        keys = [words[at + 1] for at, word in enumerate(words) if word == "--tls-key"]
+        assert [Path(key).parent for key in keys] == [folder]
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def sent(key: str, priority: int = 0, run_id: int = 2, **awaits: int) -> dict[st
 
 
 @pytest.mark.parametrize(
-    "state", [*STARTED, "released", "cancelled", "resumed", "fetch", "flight", "missing"]
+    "state", [*sorted(STARTED), "released", "cancelled", "resumed", "fetch", "flight", "missing"]
 )
 def test_a_confirmed_task_that_does_not_run_there_is_placed_anew(state: str) -> None:
     worker = Loose()

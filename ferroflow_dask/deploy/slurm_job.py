@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from copy import copy
 from pathlib import Path
@@ -41,8 +42,8 @@ class Job(SLURMJob):
     #: Whether a worker of it has ever connected.
     has_connected = False
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(self, *arguments: Any, security: Security | None = None, **options: Any) -> None:
+        super().__init__(*arguments, security=security and _as_words(security), **options)
         self.set_log_folder(self.log_directory)
 
     def set_log_folder(self, folder: str | None) -> None:
@@ -85,6 +86,19 @@ class Job(SLURMJob):
         self.status = Status.closed
 
 
+def _as_words(security: Security) -> Security:
+    """Return what the command line of a worker is told of certificates, each path as one word of a shell."""
+    told = copy(security)
+    for key, path in security.get_tls_config_for_role("worker").items():
+        if path is not None and _ODD.search(path):
+            setattr(told, _name_of(key), shlex.quote(path))
+    return told
+
+
+def _name_of(key: str) -> str:
+    return "tls_ca_file" if key == "ca_file" else f"tls_worker_{key}"
+
+
 def _defaults() -> dict[str, Any]:
     """Return dask-jobqueue's own defaults, without a walltime."""
     text = Path(inspect.getfile(SLURMJob)).with_name("jobqueue.yaml").read_text(encoding="utf-8")
@@ -122,8 +136,7 @@ def _in_files(security: Security, folder: str) -> Security:
     told = copy(security)
     for key, value in security.get_tls_config_for_role("worker").items():
         if value is not None and "\n" in value:
-            name = "tls_ca_file" if key == "ca_file" else f"tls_worker_{key}"
-            setattr(told, name, f"{folder}/.dask-jobqueue.worker.{key}.<random>")
+            setattr(told, _name_of(key), f"{folder}/.dask-jobqueue.worker.{key}.<random>")
     return told
 
 
