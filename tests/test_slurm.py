@@ -172,7 +172,9 @@ def test_adapt_asks_for_gpus_only_where_tasks_need_them(tmp_path: Path) -> None:
 
 def test_encrypted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cryptography")
-    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "of a project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
     with ferroflow_dask.slurm_cluster(
         "cpu",
         config_file=sections(tmp_path),
@@ -182,10 +184,10 @@ def test_encrypted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         cluster.scale(jobs=1)
         cluster.wait_for_jobs()
         assert cluster.scheduler_address.startswith("tls://")
-        assert list(tmp_path.glob(".dask-jobqueue.worker.*"))
+        assert list(folder.glob(".dask-jobqueue.worker.*"))
         with client_of(cluster) as client:
             assert client.submit(sum, [1, 2]).result() == 3
-    assert not list(tmp_path.glob(".dask-jobqueue.worker.*"))
+    assert not list(folder.glob(".dask-jobqueue.worker.*"))
     assert no_jobs()
 
 
