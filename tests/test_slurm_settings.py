@@ -53,6 +53,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
             ("queue", (["x", "y"], "x y", "", "x#y", True), "one word"),
             ("account", ("my account", 1.5), "one word"),
             ("name", ("my job", '"job"'), "one word"),
+            ("name", ("my/job", "%j"), "without / and %"),
             ("interface", ("ib0 lo",), "one word"),
             ("job-mem", ("9 GB",), "one word"),
             ("job-cpu", (0, "4"), "a whole number"),

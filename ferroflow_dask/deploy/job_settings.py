@@ -43,6 +43,8 @@ _NUMBERS = ("cores", "processes", "job_cpu")
 #: What Slurm and the shell read up to white space, and Slurm up to a # or a quote.
 _WORDS = ("job_name", "queue", "account", "interface", "protocol", "job_mem")
 _WORD = re.compile(r"[^\s#\"']+")
+#: What Slurm fills in, or takes for a folder, in the name of a log.
+_NO_FILE_NAME = re.compile(r"[/%]")
 #: What may be a path: in the shell, and in quotes in a directive.
 _PATHS = {"local_directory": re.compile(r".+"), "log_directory": re.compile(r"[^\"\\\n]+")}
 #: Text in which the shell has more to do than to fill in variables.
@@ -194,6 +196,8 @@ def _check_kind(said: _Said, name: str) -> None:
         raise UsageError(f"{said.told(name)}; it must be text")
     if name in _WORDS and not ((is_number or isinstance(value, str)) and _WORD.fullmatch(str(value))):
         raise UsageError(f"{said.told(name)}; it must be one word, without # and quotes")
+    if name == "job_name" and _NO_FILE_NAME.search(str(value)):
+        raise UsageError(f"{said.told(name)}; it must be without / and %, since logs are called so")
     if name in _PATHS and not _PATHS[name].fullmatch(value):
         raise UsageError(f"{said.told(name)}; it must be a path of one line, without quotes")
     if name == "nanny" and not isinstance(value, bool):
