@@ -26,6 +26,11 @@ settings.register_profile(
 settings.load_profile("ferroflow")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let those that wait for jobs of Slurm come first: where files run side by side, others run meanwhile."""
+    items.sort(key=lambda item: "slurm" not in getattr(item, "fixturenames", ()))
+
+
 @contextmanager
 def checked_client(n_workers: int, *, processes: bool, set_as_default: bool) -> Iterator[Client]:
     """Start workers with one thread each; their state machines and the scheduler's check themselves."""

@@ -220,7 +220,11 @@ def test_sources_are_seeded_and_differ() -> None:
     ("name", "arguments", "error", "message"),
     [
         pytest.param(
-            "wied", {}, UnknownNameError, "unknown DAG 'wied'; choose one of: .*wide", id="unknown name"
+            "wied",
+            {},
+            UnknownNameError,
+            "'wied', meant is perhaps 'wide'; choose one of: im",
+            id="unknown name",
         ),
         pytest.param("wide", {"widht": 3}, UsageError, "no argument 'widht'.*width", id="unknown argument"),
         pytest.param("wide", {"width": "8"}, UsageError, "width is '8'", id="text"),
