@@ -27,7 +27,7 @@ settings.load_profile("ferroflow")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let those that wait for jobs of Slurm come first: where files run side by side, others run meanwhile."""
+    """Let those that wait for jobs of Slurm come first: of files side by side, others run meanwhile."""
     items.sort(key=lambda item: "slurm" not in getattr(item, "fixturenames", ()))
 
 
