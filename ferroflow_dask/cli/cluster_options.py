@@ -47,6 +47,14 @@ _processes_option = _option(
     "--processes/--no-processes", default=True, show_default=True, help="One process for each worker."
 )
 
+#: A running cluster, for commands that are of no other.
+scheduler_address = _option(
+    "--connect",
+    "address",
+    metavar="ADDRESS",
+    required=True,
+    help="Address of the scheduler, like tcp://10.0.0.1:8786.",
+)
 #: How long `--connect` waits.
 connect_timeout = _option(
     "--timeout",

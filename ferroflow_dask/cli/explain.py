@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ferroflow_dask.cli.cluster_options import connect_timeout
+from ferroflow_dask.cli.cluster_options import connect_timeout, scheduler_address
 from ferroflow_dask.deploy import connect
 from ferroflow_dask.plugin import check_scheduler
 from ferroflow_dask.plugin import explain as decisions_about
@@ -12,13 +12,7 @@ from ferroflow_dask.plugin import explain as decisions_about
 
 @click.command()
 @click.argument("key")
-@click.option(
-    "--connect",
-    "address",
-    metavar="ADDRESS",
-    required=True,
-    help="Address of the scheduler, like tcp://10.0.0.1:8786.",
-)
+@scheduler_address
 @connect_timeout
 def explain(key: str, address: str, timeout: float) -> None:
     """Say where a task was placed and why, and which steals of it were asked for or declined.

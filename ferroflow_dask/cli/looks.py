@@ -14,7 +14,7 @@ from distributed import Client
 from rich.console import Console
 
 from ferroflow_dask.bench import versions
-from ferroflow_dask.cli.cluster_options import Duration, connect_timeout
+from ferroflow_dask.cli.cluster_options import Duration, connect_timeout, scheduler_address
 from ferroflow_dask.cli.files import check_folder
 from ferroflow_dask.cli.sections import option_of
 from ferroflow_dask.deploy import connect
@@ -111,13 +111,7 @@ def look_options(function: F) -> F:
 
 
 @click.command()
-@click.option(
-    "--connect",
-    "address",
-    metavar="ADDRESS",
-    required=True,
-    help="Address of the scheduler, like tcp://10.0.0.1:8786.",
-)
+@scheduler_address
 @click.option(
     "--for",
     "seconds",
