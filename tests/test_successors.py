@@ -129,6 +129,8 @@ def test_a_task_is_tried_again() -> None:
     assert cluster.scheduler.tasks["b"].state == "memory"
     assert cluster.record.n_started == {"a": 2, "b": 1}
     assert outcomes(cluster)["withdrawn"] == 1
+    stealing: Any = cluster.stealing
+    assert [decision.what for decision in stealing.journal.about("b")] == ["withdrawn", "placed"]
 
 
 def test_a_task_that_was_sent_ahead_fails_as_any_other() -> None:

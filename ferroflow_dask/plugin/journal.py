@@ -25,8 +25,8 @@ class Decision:
         Seconds since the epoch.
     key : Key
     what : str
-        placed, steal asked, steal declined, steal confirmed, steal refused, steal aborted or placement
-        declined, where a policy would break restrictions.
+        placed, steal asked, steal declined, steal confirmed, steal refused, steal aborted, withdrawn, of what
+        was sent ahead, or placement declined, where a policy would break restrictions.
     worker : str
         Where the task is to run from now on; of what was declined, the worker that might have had it.
     reason : str

@@ -119,7 +119,7 @@ class FerroflowStealing(Tracking):
         self._polled = Polled(scheduler, self.view)
         self._slots = Slots(scheduler, self.durations, _MESSAGES * self.view.latency_s)
         self.streams = Streams(scheduler)
-        self.successors = Successors(scheduler, self._is_usual, ask_again)
+        self.successors = Successors(scheduler, self._is_usual, ask_again, self._was_withdrawn)
         self._listeners = OnWorkers(scheduler, WorkerSuccessors(), "ferroflow-successors")
         self.device_totals = DeviceTotals()
         super().__init__(scheduler)
@@ -357,6 +357,11 @@ class FerroflowStealing(Tracking):
     def _is_usual(self, address: str) -> bool:
         worker = self.view.workers.get(address)
         return worker is not None and worker.speed >= 1 and not self._describe.has_gpus
+
+    def _was_withdrawn(self, key: Key, address: str) -> None:
+        self.journal.note(
+            self.clock(), key, "withdrawn", address, "it was sent ahead, and something came between"
+        )
 
     def _is_running(self, address: str) -> bool:
         ws = self.scheduler.workers.get(address)

@@ -52,14 +52,21 @@ class Successors:
         there can end nowhere sooner.
     ask : callable
         Asks for a call of `send` once the present transitions are done.
+    was_withdrawn : callable
+        Told the key of a task that was sent ahead in vain, and the worker's address.
     """
 
     def __init__(
-        self, scheduler: Scheduler, is_usual: Callable[[str], bool], ask: Callable[[], None]
+        self,
+        scheduler: Scheduler,
+        is_usual: Callable[[str], bool],
+        ask: Callable[[], None],
+        was_withdrawn: Callable[[Key, str], None],
     ) -> None:
         self._scheduler = scheduler
         self._is_usual = is_usual
         self._ask = ask
+        self._was_withdrawn = was_withdrawn
         self._is_open = False
         self._listening: set[str] = set()
         self._ahead: dict[Key, _Ahead] = {}
@@ -246,6 +253,8 @@ class Successors:
             return
         address = self._ahead[key].worker
         runs = self._take_back(key)
+        for withdrawn, _ in runs:
+            self._was_withdrawn(withdrawn, address)
         if address not in self._scheduler.stream_comms:
             self.outcomes["lost"] += len(runs)
             self._doubtful.update(key for key, _ in runs)
