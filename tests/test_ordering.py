@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import dask.array as da
+import pytest
 from dask._task_spec import Alias, DataNode, GraphNode, Task, TaskRef, convert_legacy_graph
 from dask.base import optimize
 from dask.order import order
@@ -62,6 +63,12 @@ def test_chains_stay_together_and_what_is_loose_comes_last() -> None:
     keys = in_order(tasks)
     a, b = ([f"{name}-{i}" for i in range(5)] for name in "ab")
     assert keys in ([*a, *b, "end", "loose"], [*b, *a, "end", "loose"])
+
+
+def test_tasks_that_need_each_other_are_an_error() -> None:
+    tasks = graph(call("a", "c"), call("b", "a"), call("c", "b"), call("d"), call("e", "d"))
+    with pytest.raises(RuntimeError, match="Cycle detected"):
+        in_order(tasks)
 
 
 def test_where_there_are_few_chains_it_is_dasks_order() -> None:

@@ -19,6 +19,11 @@ def in_order(tasks: Tasks) -> list[Key]:
     That takes longer than all else that cutting a graph does. But tasks of a chain come one after the other
     anyway, so of a graph of chains it is asked where these go; and tasks that neither read nor are read go
     last, as given.
+
+    Raises
+    ------
+    RuntimeError
+        Tasks need each other in a circle.
     """
     readers: dict[Key, list[Key]] = {key: [] for key in tasks}
     n_read = dict.fromkeys(tasks, 0)
@@ -46,8 +51,9 @@ def in_order(tasks: Tasks) -> list[Key]:
         while (at := following.get(chain[-1])) is not None:
             chain.append(at)
         chains[chain[-1]] = chain
-    if len(chains) > (len(tasks) - len(loose)) * _FEW:
-        chains = {key: [key] for chain in chains.values() for key in chain}
+    n_linked = len(tasks) - len(loose)
+    if len(chains) > _FEW * n_linked or sum(map(len, chains.values())) < n_linked:  # a circle has no first
+        chains = {key: [key] for key in tasks if n_read[key] or readers[key]}
     # A chain reads what its first task reads, and goes by the name of its last, which others read.
     turn = order({last: tasks[chain[0]] for last, chain in chains.items()})
     ordered = sorted(chains, key=turn.__getitem__)
