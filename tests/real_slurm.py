@@ -170,8 +170,10 @@ def _configuration(folder: Path) -> str:
 
 
 def _free_ports(n: int) -> int:
-    """Return the first of `n` free ports in a row."""
-    for first in range(16_817, 30_000, 50):
+    """Return the first of `n` free ports in a row, of other ones in each process: none is taken at once."""
+    starts = range(16_817, 30_000, 50)
+    for i in range(len(starts)):
+        first = starts[(os.getpid() + i) % len(starts)]
         with suppress(OSError):
             for port in range(first, first + n):
                 with socket.socket() as probe:
