@@ -58,7 +58,9 @@ def test_top_in_a_terminal(client: Client, tmp_path: Path, width: int, height: i
 
     def tmux(*arguments: str) -> str:
         command = ("tmux", "-S", str(tmp_path / "s"), "-f", "/dev/null", *arguments)
-        environment = {**os.environ, "TERM": "xterm-256color", "LANG": "C.UTF-8"}
+        # The size is the terminal's; what runs tests side by side says one of its own.
+        kept = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+        environment = {**kept, "TERM": "xterm-256color", "LANG": "C.UTF-8"}
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, env=environment, timeout=30
         )
