@@ -44,7 +44,7 @@ class UnknownNameError(UsageError):
 
     @classmethod
     def of(cls, what: str, name: object, allowed: Iterable[str]) -> UnknownNameError:
-        """Build the error for an unknown `name`, listing the `allowed` ones, the nearest first."""
+        """Build the error for an unknown `name`, with the nearest of the `allowed` ones and all of them."""
         known = sorted(allowed)
         near = get_close_matches(str(name), known, n=1)
         meant = f", meant is perhaps {near[0]!r}" if near else ""

@@ -223,7 +223,7 @@ def test_sources_are_seeded_and_differ() -> None:
             "wied",
             {},
             UnknownNameError,
-            "'wied', meant is perhaps 'wide'; choose one of: im",
+            "unknown DAG 'wied', meant is perhaps 'wide'; choose one of: .*wide",
             id="unknown name",
         ),
         pytest.param("wide", {"widht": 3}, UsageError, "no argument 'widht'.*width", id="unknown argument"),

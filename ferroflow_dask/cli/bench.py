@@ -50,6 +50,46 @@ _QUICK: Mapping[str, Mapping[str, Any]] = {
 _METG_MS = (100.0, 50.0, 20.0, 10.0, 5.0, 2.0, 1.0)
 
 
+#: Options that all commands that run something have, with the same defaults.
+_COMMON_OPTIONS: tuple[Callable[..., Any], ...] = (
+    size_options,
+    slurm_options,
+    click.option(
+        "--seed",
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=True,
+        help="Seed of inputs and orders.",
+    ),
+    click.option(
+        "--every-lowering",
+        is_flag=True,
+        help="Measure all policies in each way to write a workload, not only Dask.",
+    ),
+    click.option("--fresh", "is_fresh", is_flag=True, help="A new cluster for each run."),
+    click.option(
+        "--timeout",
+        type=Duration(),
+        default=300.0,
+        show_default=True,
+        help="How long a run may take before it counts as hung [s].",
+    ),
+    click.option(
+        "--output",
+        type=click.Path(dir_okay=False, path_type=Path),
+        default=Path("ferroflow-bench.jsonl"),
+        show_default=True,
+        help="File to which each run adds a row; what it has already is not run again.",
+    ),
+    click.option(
+        "--retry-broken",
+        "retries_broken",
+        is_flag=True,
+        help="Run again what the file has as broken; the report says how many.",
+    ),
+)
+
+
 @click.group(cls=OneLineErrors)
 def bench() -> None:
     """Measure workloads under Dask and under our policies, interleaved, as ratios."""
@@ -77,41 +117,7 @@ def _run_options(policies: Sequence[str], repeat: int) -> Callable[[F], F]:
         click.option(
             "--repeat", type=click.IntRange(min=1), default=repeat, show_default=True, help="Repetitions."
         ),
-        size_options,
-        slurm_options,
-        click.option(
-            "--seed",
-            type=click.IntRange(min=0),
-            default=0,
-            show_default=True,
-            help="Seed of inputs and orders.",
-        ),
-        click.option(
-            "--every-lowering",
-            is_flag=True,
-            help="Measure all policies in each way to write a workload, not only Dask.",
-        ),
-        click.option("--fresh", "is_fresh", is_flag=True, help="A new cluster for each run."),
-        click.option(
-            "--timeout",
-            type=Duration(),
-            default=300.0,
-            show_default=True,
-            help="How long a run may take before it counts as hung [s].",
-        ),
-        click.option(
-            "--output",
-            type=click.Path(dir_okay=False, path_type=Path),
-            default=Path("ferroflow-bench.jsonl"),
-            show_default=True,
-            help="File to which each run adds a row; what it has already is not run again.",
-        ),
-        click.option(
-            "--retry-broken",
-            "retries_broken",
-            is_flag=True,
-            help="Run again what the file has as broken; the report says how many.",
-        ),
+        *_COMMON_OPTIONS,
     )
 
     def add(function: F) -> F:

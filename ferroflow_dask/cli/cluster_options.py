@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from ferroflow_dask.cli.sections import option_of
+from ferroflow_dask.cli.sections import cluster_option
 from ferroflow_dask.exceptions import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -35,20 +35,18 @@ class Duration(click.FloatRange):
         return number
 
 
-_option = option_of("Cluster")
-
-_workers_option = _option(
+_workers_option = cluster_option(
     "--workers", type=click.IntRange(min=1), default=4, show_default=True, help="Local workers to start."
 )
-threads_option = _option(
+threads_option = cluster_option(
     "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Threads of each worker."
 )
-_processes_option = _option(
+_processes_option = cluster_option(
     "--processes/--no-processes", default=True, show_default=True, help="One process for each worker."
 )
 
 #: A running cluster, for commands that are of no other.
-scheduler_address = _option(
+scheduler_address = cluster_option(
     "--connect",
     "address",
     metavar="ADDRESS",
@@ -56,7 +54,7 @@ scheduler_address = _option(
     help="Address of the scheduler, like tcp://10.0.0.1:8786.",
 )
 #: How long `--connect` waits.
-connect_timeout = _option(
+connect_timeout = cluster_option(
     "--timeout",
     type=Duration(),
     default=10.0,

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from ferroflow_dask.cli.cluster_options import is_given
-from ferroflow_dask.cli.sections import option_of
+from ferroflow_dask.cli.sections import device_option
 from ferroflow_dask.deploy import DeviceChoice
 from ferroflow_dask.exceptions import UsageError
 
@@ -35,23 +35,22 @@ class Devices:
 #: What CPUs compute in.
 _PRECISION = "fp32"
 
-_option = option_of("Devices")
 _OPTIONS = (
-    _option(
+    device_option(
         "--device",
         default=None,
         help="cpu; cuda, or cuda:N for one GPU: workers with GPUs only; auto: GPUs if there are any, CPU "
         "workers beside them, and each op where it ends first; emulated: a GPU that is none, to try things "
         "out.  [default: cpu; auto with --gpu-jobs]",
     ),
-    _option(
+    device_option(
         "--precision",
         default=_PRECISION,
         show_default=True,
         help="On GPUs, of products of single-precision matrices: fp32; tf32, faster, fewer digits; fp16 or "
         "bf16, which round operands further.",
     ),
-    _option(
+    device_option(
         "--gpu-matmul-threshold",
         type=click.IntRange(min=1),
         help="Elements of the result from which on matrix products run on GPUs, and nothing else does; "

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ferroflow_dask.cli.sections import SectionCommand, option_of
+from ferroflow_dask.cli.sections import SectionCommand, graph_option, size_option
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.graph import TOPOLOGIES, Graph, generate, load_onnx
 
@@ -37,7 +37,6 @@ _SIZES: tuple[tuple[str, type, str], ...] = (
     ("n", int, "Ops"),
     ("dim", int, "Rows and columns of the matrices"),
 )
-_graph_option, _size_option = option_of("Graph"), option_of("Sizes of built-in graphs")
 
 
 class GraphCommand(SectionCommand):
@@ -62,11 +61,11 @@ class GraphCommand(SectionCommand):
 def graph_options(function: F) -> F:
     """Add the options that name a graph."""
     for option in (
-        _graph_option(
+        graph_option(
             "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of random numbers."
         ),
-        _graph_option("--model", metavar="FILE", help="An ONNX model."),
-        _graph_option("--dag", metavar="NAME", help=f"A built-in graph: {', '.join(TOPOLOGIES)}."),
+        graph_option("--model", metavar="FILE", help="An ONNX model."),
+        graph_option("--dag", metavar="NAME", help=f"A built-in graph: {', '.join(TOPOLOGIES)}."),
     ):
         function = option(function)
     return function
@@ -81,7 +80,7 @@ def graph_sizes(function: F) -> F:
             for dag, topology in TOPOLOGIES.items()
             if argument in topology.defaults
         )
-        function = _size_option(
+        function = size_option(
             _flag(name), name, type=kind, default=None, help=f"{told}.  [default: {defaults}]"
         )(function)
     return function

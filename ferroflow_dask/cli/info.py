@@ -13,8 +13,7 @@ from rich.text import Text
 from ferroflow_dask.cli.cluster_options import threads_option
 from ferroflow_dask.cli.files import check_folder
 from ferroflow_dask.cli.graph_options import GraphCommand, graph_options, graph_sizes, load_graph
-from ferroflow_dask.cli.looks import SHOWN
-from ferroflow_dask.cli.sections import option_of
+from ferroflow_dask.cli.sections import cluster_option, device_option, output_option
 from ferroflow_dask.cost import AnalyticCost, ClusterProfile, estimate, flops
 from ferroflow_dask.graph import Graph, levels
 from ferroflow_dask.graph.analysis import is_large_product
@@ -28,7 +27,7 @@ _GPU_MATMUL_THRESHOLD = 262_144
 
 @click.command(cls=GraphCommand)
 @graph_options
-@option_of("Devices")(
+@device_option(
     "--gpu-matmul-threshold",
     type=click.IntRange(min=0),
     default=_GPU_MATMUL_THRESHOLD,
@@ -36,7 +35,7 @@ _GPU_MATMUL_THRESHOLD = 262_144
     metavar="N",
     help="Count the matrix products that `run --gpu-matmul-threshold N` would send to GPUs.",
 )
-@option_of("Cluster")(
+@cluster_option(
     "--workers",
     type=click.IntRange(min=1),
     default=4,
@@ -44,13 +43,13 @@ _GPU_MATMUL_THRESHOLD = 262_144
     help="Workers of the cluster that is predicted for; none is started.",
 )
 @threads_option
-@option_of(SHOWN)(
+@output_option(
     "--dot",
     type=click.Path(dir_okay=False),
     metavar="FILE",
     help="Draw the graph too: .dot, or .svg, .png, .pdf with Graphviz.",
 )
-@option_of(SHOWN)("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@output_option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @graph_sizes
 def info(
     *,

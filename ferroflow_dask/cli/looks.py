@@ -16,15 +16,12 @@ from rich.console import Console
 from ferroflow_dask.bench import versions
 from ferroflow_dask.cli.cluster_options import Duration, connect_timeout, scheduler_address
 from ferroflow_dask.cli.files import check_folder
-from ferroflow_dask.cli.sections import option_of
+from ferroflow_dask.cli.sections import output_option
 from ferroflow_dask.deploy import connect
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.plugin import check_scheduler
 
 F = TypeVar("F", bound=Callable[..., Any])
-#: The section of the help that has what a run shows and writes.
-SHOWN = "Output"
-_option = option_of(SHOWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +99,13 @@ class Looks:
 def look_options(function: F) -> F:
     """Add the options of how a run is looked at."""
     for option in (
-        _option("--trace", metavar="FILE", help="Write a trace for ui.perfetto.dev or chrome://tracing."),
-        _option("--report", metavar="FILE.html", help="Write timeline, steals and summary to a page."),
-        _option("--dashboard", "is_live", is_flag=True, help="Show the workers while it runs; q ends that."),
+        output_option(
+            "--trace", metavar="FILE", help="Write a trace for ui.perfetto.dev or chrome://tracing."
+        ),
+        output_option("--report", metavar="FILE.html", help="Write timeline, steals and summary to a page."),
+        output_option(
+            "--dashboard", "is_live", is_flag=True, help="Show the workers while it runs; q ends that."
+        ),
     ):
         function = option(function)
     return function

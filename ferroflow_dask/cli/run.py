@@ -20,8 +20,8 @@ from ferroflow_dask.cli.errors import Failure
 from ferroflow_dask.cli.files import check_folder
 from ferroflow_dask.cli.graph_options import GraphCommand, graph_options, graph_sizes, load_graph
 from ferroflow_dask.cli.graphs import Told, as_object, in_words, run_graph
-from ferroflow_dask.cli.looks import SHOWN, Looks, look_options
-from ferroflow_dask.cli.sections import option_of
+from ferroflow_dask.cli.looks import Looks, look_options
+from ferroflow_dask.cli.sections import cluster_option, graph_option, how_option, output_option, slurm_option
 from ferroflow_dask.cli.slurm import SlurmOptions, print_job_scripts, slurm_options
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.graph import check_inputs
@@ -31,26 +31,25 @@ from ferroflow_dask.policy import policy_names
 
 #: Parameters that name a cluster or give its size.
 _OF_CLUSTERS = ("workers", "threads", "processes", "address", "timeout", "cluster_kind", "prints_job_script")
-_graph, _how, _shown = option_of("Graph"), option_of("How it is computed"), option_of(SHOWN)
 
 
 @click.command(cls=GraphCommand)
 @graph_options
-@_graph(
+@graph_option(
     "--input",
     "input_files",
     multiple=True,
     metavar="[NAME=]FILE",
     help="A .npy file for an input, or a .npz; drawn at random if left out.",
 )
-@_how(
+@how_option(
     "--policy",
     default="ferroflow",
     show_default=True,
     help="Who decides where ops run: sequential, dask, static, random, ring, ferroflow, or one that an "
     "installed package offers.",
 )
-@_how(
+@how_option(
     "--placement",
     default=AUTO,
     show_default=True,
@@ -58,25 +57,27 @@ _graph, _how, _shown = option_of("Graph"), option_of("How it is computed"), opti
     "is predicted to be fastest on this cluster (with the policy ferroflow; ops with others, and where only "
     "some workers have GPUs).",
 )
-@_how(
+@how_option(
     "--batch",
     type=click.IntRange(min=1),
     metavar="ROWS",
     help="Compute the inputs in batches of so many rows, with the whole model in each worker; no row may "
     "depend on others.",
 )
-@_how("--repeat", type=click.IntRange(min=1), default=1, show_default=True, help="Runs; the median is shown.")
-@_how(
+@how_option(
+    "--repeat", type=click.IntRange(min=1), default=1, show_default=True, help="Runs; the median is shown."
+)
+@how_option(
     "--steal-threshold", type=click.IntRange(min=1), help="Waiting tasks that a victim must have, at first."
 )
-@_how("--no-adaptive-threshold", is_flag=True, help="Keep the steal threshold as it is.")
+@how_option("--no-adaptive-threshold", is_flag=True, help="Keep the steal threshold as it is.")
 @size_options
-@option_of("Cluster")(
+@cluster_option(
     "--connect", "address", metavar="ADDRESS", help="Use a running cluster, like tcp://10.0.0.1:8786."
 )
 @connect_timeout
 @slurm_options
-@option_of("SLURM")(
+@slurm_option(
     "--job-script",
     "prints_job_script",
     is_flag=True,
@@ -84,10 +85,10 @@ _graph, _how, _shown = option_of("Graph"), option_of("How it is computed"), opti
 )
 @device_options
 @look_options
-@_shown(
+@output_option(
     "--output", type=click.Path(dir_okay=False), metavar="FILE", help="Write the outputs to this .npz file."
 )
-@_shown("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@output_option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @graph_sizes
 def run(
     *,

@@ -23,14 +23,23 @@ class SectionOption(click.Option):
         Its heading.
     """
 
-    def __init__(self, *args: Any, section: str = _ELSE, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, section: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.section = section
 
 
-def option_of(section: str) -> Callable[..., Callable[[F], F]]:
+def _option_of(section: str) -> Callable[..., Callable[[F], F]]:
     """Return what takes the place of `click.option` for options of a section."""
     return partial(click.option, cls=SectionOption, section=section)
+
+
+graph_option = _option_of("Graph")
+how_option = _option_of("How it is computed")
+cluster_option = _option_of("Cluster")
+slurm_option = _option_of("SLURM")
+device_option = _option_of("Devices")
+output_option = _option_of("Output")
+size_option = _option_of("Sizes of built-in graphs")
 
 
 class SectionCommand(click.Command):

@@ -12,7 +12,7 @@ import click
 from distributed import Client
 
 from ferroflow_dask.cli.cluster_options import Duration, refuse_given, refuse_local_sizes
-from ferroflow_dask.cli.sections import option_of
+from ferroflow_dask.cli.sections import slurm_option
 from ferroflow_dask.deploy import JobKind, job_kind, job_scripts, slurm_cluster, slurm_template
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.plugin import check_workers
@@ -136,38 +136,39 @@ def slurm_options(function: F) -> F:
     return with_slurm  # type: ignore[return-value]
 
 
-_option = option_of("SLURM")
 _OPTIONS = (
-    _option(
+    slurm_option(
         "--cluster",
         "cluster_kind",
         default="local",
         show_default=True,
         help="Where workers run: local, or slurm, in jobs as jobqueue.yaml describes them.",
     ),
-    _option("--jobs", type=click.IntRange(min=0), help="Jobs to submit.  [default: 1; 0 with --gpu-jobs]"),
-    _option(
+    slurm_option(
+        "--jobs", type=click.IntRange(min=0), help="Jobs to submit.  [default: 1; 0 with --gpu-jobs]"
+    ),
+    slurm_option(
         "--gpu-jobs",
         type=click.IntRange(min=0),
         default=0,
         show_default=True,
         help="Jobs with GPUs to submit.",
     ),
-    _option(
+    slurm_option(
         "--config",
         "config_file",
         type=click.Path(dir_okay=False),
         metavar="FILE",
         help="File to read instead of jobqueue.yaml in this folder or Dask's configuration.",
     ),
-    _option(
+    slurm_option(
         "--section", default="cpu", show_default=True, help="Section of that file for jobs without GPUs."
     ),
-    _option(
+    slurm_option(
         "--gpu-section", default="gpu", show_default=True, help="Section of that file for jobs with GPUs."
     ),
-    _option("--tls", "is_encrypted", is_flag=True, help="Encrypt all messages, with new certificates."),
-    _option(
+    slurm_option("--tls", "is_encrypted", is_flag=True, help="Encrypt all messages, with new certificates."),
+    slurm_option(
         "--job-timeout",
         type=Duration(),
         default=600.0,

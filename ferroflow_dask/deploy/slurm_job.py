@@ -6,7 +6,7 @@ import inspect
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -88,15 +88,23 @@ class Job(SLURMJob):
 
 def _as_words(security: Security) -> Security:
     """Return what the command line of a worker is told of certificates, each path as one word of a shell."""
+    return _with_files(security, lambda _, path: shlex.quote(path) if _ODD.search(path) else path)
+
+
+def _in_files(security: Security, folder: str) -> Security:
+    """Return what jobs are told of certificates: they are in files that a cluster writes when it starts."""
+    written = f"{folder}/.dask-jobqueue.worker"
+    return _with_files(security, lambda key, value: f"{written}.{key}.<random>" if "\n" in value else value)
+
+
+def _with_files(security: Security, file_of: Callable[[str, str], str]) -> Security:
+    """Return a copy that has, for what a worker presents and trusts, what is made of its name and content."""
     told = copy(security)
-    for key, path in security.get_tls_config_for_role("worker").items():
-        if path is not None and _ODD.search(path):
-            setattr(told, _name_of(key), shlex.quote(path))
+    found = security.get_tls_config_for_role("worker")
+    for key, name in {"ca_file": "tls_ca_file", "cert": "tls_worker_cert", "key": "tls_worker_key"}.items():
+        if found[key] is not None:
+            setattr(told, name, file_of(key, found[key]))
     return told
-
-
-def _name_of(key: str) -> str:
-    return "tls_ca_file" if key == "ca_file" else f"tls_worker_{key}"
 
 
 def _defaults() -> dict[str, Any]:
@@ -129,15 +137,6 @@ def job_scripts(
 def _scheme() -> str:
     """Return the protocol of a scheduler that is not told any."""
     return "tls" if Security().require_encryption else dask.config.get("distributed.comm.default-scheme")
-
-
-def _in_files(security: Security, folder: str) -> Security:
-    """Return what jobs are told of certificates: they are in files that a cluster writes when it starts."""
-    told = copy(security)
-    for key, value in security.get_tls_config_for_role("worker").items():
-        if value is not None and "\n" in value:
-            setattr(told, _name_of(key), f"{folder}/.dask-jobqueue.worker.{key}.<random>")
-    return told
 
 
 def _job_script(kind: JobKind, scheduler: str, common: Mapping[str, Any]) -> str:

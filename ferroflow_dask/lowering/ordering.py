@@ -34,27 +34,23 @@ def in_order(tasks: Tasks) -> list[Key]:
                 n_read[key] += 1
     # What is no task, Dask's order puts where it is read.
     following = {
-        key: only
-        for key, (only, *others) in ((key, found) for key, found in readers.items() if found)
-        if not others and n_read[only] == 1 and isinstance(tasks[key], Task)
+        key: found[0]
+        for key, found in readers.items()
+        if len(found) == 1 and n_read[found[0]] == 1 and isinstance(tasks[key], Task)
     }
     inner = set(following.values())
+    linked = {key: None for key in tasks if n_read[key] or readers[key]}
     chains: dict[Key, list[Key]] = {}
-    loose: list[Key] = []
-    for key in tasks:
-        if key in inner:
-            continue
-        if not (n_read[key] or readers[key]):
-            loose.append(key)
-            continue
-        chain = [key]
-        while (at := following.get(chain[-1])) is not None:
-            chain.append(at)
-        chains[chain[-1]] = chain
-    n_linked = len(tasks) - len(loose)
-    if len(chains) > _FEW * n_linked or sum(map(len, chains.values())) < n_linked:  # a circle has no first
-        chains = {key: [key] for key in tasks if n_read[key] or readers[key]}
+    for key in linked:
+        if key not in inner:
+            chain = [key]
+            while chain[-1] in following:
+                chain.append(following[chain[-1]])
+            chains[chain[-1]] = chain
+    has_circle = sum(map(len, chains.values())) < len(linked)  # a circle has no first task
+    if has_circle or len(chains) > _FEW * len(linked):
+        chains = {key: [key] for key in linked}
     # A chain reads what its first task reads, and goes by the name of its last, which others read.
     turn = order({last: tasks[chain[0]] for last, chain in chains.items()})
-    ordered = sorted(chains, key=turn.__getitem__)
-    return [key for last in ordered for key in chains[last]] + loose
+    ordered = [key for last in sorted(chains, key=turn.__getitem__) for key in chains[last]]
+    return ordered + [key for key in tasks if key not in linked]
