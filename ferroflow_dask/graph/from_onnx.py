@@ -22,8 +22,14 @@ from ferroflow_dask.graph.functions import add_defaults, expand
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.lifting import lift_weights, unique
 from ferroflow_dask.graph.nodes import Op, Source, TensorSpec
-from ferroflow_dask.graph.protos import captured, nested_nodes, spec_from_type, subgraphs_of_node
-from ferroflow_dask.graph.weights import ONNX_DOMAINS, WeightReader, first_line, in_one_line, is_constant
+from ferroflow_dask.graph.protos import (
+    captured,
+    domain_from_name,
+    nested_nodes,
+    spec_from_type,
+    subgraphs_of_node,
+)
+from ferroflow_dask.graph.weights import WeightReader, first_line, in_one_line, is_constant
 
 #: Weights above this size [B] are not shown to checker and shape inference; what these read (shapes,
 #: axes, pads, scales) is smaller.
@@ -126,7 +132,7 @@ class _Importer:
         ops = self._ops(model.graph.node, len(sources))
         typed = {value.name: value.type for value in (*model.graph.value_info, *model.graph.output)}
         produced = {value for op in ops for value in op.outputs}
-        opsets = {_domain(entry.domain): entry.version for entry in model.opset_import}
+        opsets = {domain_from_name(entry.domain): entry.version for entry in model.opset_import}
         return Graph(
             name=name,
             sources=sources,
@@ -162,12 +168,12 @@ class _Importer:
         model = self._model
         for importing in (model, *model.functions):
             for entry in importing.opset_import:
-                entry.domain = _domain(entry.domain)
+                entry.domain = domain_from_name(entry.domain)
         for function in model.functions:
-            function.domain = _domain(function.domain)
+            function.domain = domain_from_name(function.domain)
         for nodes in (model.graph.node, *(function.node for function in model.functions)):
             for node in nested_nodes(nodes):
-                node.domain = _domain(node.domain)
+                node.domain = domain_from_name(node.domain)
                 for tensor in _tensors(node):
                     if tensor.data_location == onnx.TensorProto.EXTERNAL:
                         tensor.CopyFrom(self._reader.loaded(tensor))
@@ -244,7 +250,7 @@ class _Importer:
                 node.op_type,
                 tuple(node.input),
                 tuple(node.output),
-                _domain(node.domain),
+                domain_from_name(node.domain),
                 {entry.name: onnx.helper.get_attribute_value(entry) for entry in node.attribute},
                 captured(subgraphs_of_node(node)),
             )
@@ -274,7 +280,3 @@ def _spec(value: str, type_proto: onnx.TypeProto) -> TensorSpec:
         return spec_from_type(type_proto)
     except KeyError as error:
         raise ModelError(f"value {value!r} has the unknown element type {error}") from error
-
-
-def _domain(domain: str) -> str:
-    return "" if domain in ONNX_DOMAINS else domain

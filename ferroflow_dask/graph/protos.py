@@ -11,6 +11,11 @@ import onnx
 from ferroflow_dask.graph.nodes import UNKNOWN, Dim, Op, TensorSpec
 
 
+def domain_from_name(name: str) -> str:
+    """Return a domain of operators; ONNX's own, which has two names, as the empty one."""
+    return "" if name == "ai.onnx" else name
+
+
 def spec_from_type(type_proto: onnx.TypeProto) -> TensorSpec:
     """Return the spec of an ONNX type; unknown for anything but dense tensors."""
     if not type_proto.HasField("tensor_type") or not type_proto.tensor_type.elem_type:

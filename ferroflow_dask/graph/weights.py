@@ -13,9 +13,7 @@ import onnx
 from numpy.typing import NDArray
 
 from ferroflow_dask.exceptions import ModelError
-
-#: ONNX's own domain, by its short and its long name.
-ONNX_DOMAINS = frozenset({"", "ai.onnx"})
+from ferroflow_dask.graph.protos import domain_from_name
 
 #: Forms in which a `Constant` node (opset 1 to 25) holds its value: attribute → its type.
 _CONSTANT_FORMS = {
@@ -42,7 +40,7 @@ def in_one_line(error: BaseException) -> str:
 
 def is_constant(node: onnx.NodeProto) -> bool:
     """Return whether the node is a well-formed `Constant`; the checker may not have seen it yet."""
-    if node.op_type != "Constant" or node.domain not in ONNX_DOMAINS or len(node.output) != 1:
+    if node.op_type != "Constant" or domain_from_name(node.domain) or len(node.output) != 1:
         return False
     form = [
         entry.type == _CONSTANT_FORMS.get(entry.name) and not entry.ref_attr_name for entry in node.attribute

@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 
 from ferroflow_dask.graph.nodes import Op
-from ferroflow_dask.graph.protos import nested_nodes, subgraphs, subgraphs_of_node
+from ferroflow_dask.graph.protos import domain_from_name, nested_nodes, subgraphs, subgraphs_of_node
 from ferroflow_dask.kernels.provider import DeclinedError
 from ferroflow_dask.kernels.types import Types, infer, pin_ranks
 
@@ -88,11 +88,8 @@ def _differs(op: Op) -> bool:
 
 def _op_of(node: onnx.NodeProto) -> Op:
     attributes = {entry.name: onnx.helper.get_attribute_value(entry) for entry in node.attribute}
-    return Op(0, node.name, node.op_type, tuple(node.input), tuple(node.output), _domain(node), attributes)
-
-
-def _domain(node: onnx.NodeProto) -> str:
-    return "" if node.domain == "ai.onnx" else node.domain
+    domain = domain_from_name(node.domain)
+    return Op(0, node.name, node.op_type, tuple(node.input), tuple(node.output), domain, attributes)
 
 
 def check_operands(op: Op, feeds: Mapping[str, np.ndarray[Any, np.dtype[Any]]]) -> None:
@@ -156,7 +153,7 @@ def deviation(model: onnx.ModelProto, constants: Mapping[str, Any] | None = None
     found = ""
     # Of what comes after them nothing can be inferred: a model with such operators is taken for a valid one
     # of floating-point numbers, unless something is known.
-    hides_types = any(_domain(node) for node in nested_nodes(model.graph.node))
+    hides_types = any(domain_from_name(node.domain) for node in nested_nodes(model.graph.node))
     for _ in range(_PASSES):
         model = infer(model)
         types = Types.of(model.graph, constants or {})
@@ -167,7 +164,7 @@ def deviation(model: onnx.ModelProto, constants: Mapping[str, Any] | None = None
 
 
 def _depends(node: onnx.NodeProto) -> bool:
-    return not _domain(node) and node.op_type in _DEPENDS
+    return not domain_from_name(node.domain) and node.op_type in _DEPENDS
 
 
 def _first_deviation(graph: onnx.GraphProto, types: Types, hides_types: bool) -> str:
@@ -228,7 +225,7 @@ def _is_count(value: str, types: Types) -> bool:
                 return False
             continue
         node = types.producer(name)
-        if node is None or _domain(node):
+        if node is None or domain_from_name(node.domain):
             return False
         if node.op_type in _COUNTS:
             continue

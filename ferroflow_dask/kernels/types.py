@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from ferroflow_dask.graph.protos import subgraphs_of_node
+from ferroflow_dask.graph.protos import domain_from_name, subgraphs_of_node
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ def pin_ranks(graph: onnx.GraphProto, types: Types) -> bool:
     for node in graph.node:
         for inner in subgraphs_of_node(node):
             is_changed |= pin_ranks(inner, types.within(inner))
-        if node.domain not in ("", "ai.onnx") or not node.output or types.rank(node.output[0]) is not None:
+        if domain_from_name(node.domain) or not node.output or types.rank(node.output[0]) is not None:
             continue
         rank, entry = _told_rank(node, types), entries.get(node.output[0])
         if rank is not None and entry is not None and entry.type.tensor_type.elem_type:
