@@ -5,7 +5,9 @@ from __future__ import annotations
 import operator
 import pickle
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -53,7 +55,19 @@ COLLECTIONS: dict[str, Any] = {
     "two axes": lambda: da.random.default_rng(1).random((40, 40), chunks=8).T.dot(da.ones((40, 8), chunks=8)),
     "bag": lambda: db.from_sequence(range(100), npartitions=20).map(lambda x: x + 1).filter(bool).sum(),
     "delayed": lambda: tree(6),
+    "overlaps": lambda: da.arange(400, chunks=20).map_overlap(np.cumsum, depth=3, boundary="periodic"),
+    "slices": lambda: da.stack([da.arange(60, chunks=7)[i::2] for i in range(2)]).rechunk(4).cumsum(axis=1),
+    "lines of delayed": lambda: (
+        db.from_delayed([dask.delayed(range)(i) for i in range(20)]).repartition(7).fold(operator.add)
+    ),
+    "groups of a bag": lambda: (
+        db.from_sequence(range(60), npartitions=12).groupby(lambda x: x % 5, shuffle="tasks").starmap(total)
+    ),
 }
+
+
+def total(key: int, values: list[int]) -> tuple[int, int]:
+    return key, sum(values)
 
 
 class All(dict[str, Learned]):
@@ -80,16 +94,38 @@ def test_a_collection_gives_the_same(name: str, learned: dict[str, Learned]) -> 
     assert n_tasks(optimized) <= n_tasks(collection)
 
 
-def test_frames_give_the_same() -> None:
+#: What is computed of a frame with the columns `name` and `value` in ten partitions.
+OF_FRAMES: dict[str, Callable[[Any], Any]] = {
+    "groups": lambda frame: frame.groupby("name").value.mean(),
+    "rolling": lambda frame: frame.value.rolling(7).sum(),
+    "of delayed": lambda frame: pytest.importorskip("dask.dataframe").from_delayed(frame.to_delayed()).sum(),
+    "shuffled by tasks": lambda frame: frame.shuffle("name", shuffle_method="tasks").map_partitions(
+        lambda part: part.value.cumsum()
+    ),
+    "sorted": lambda frame: frame.set_index("value", divisions=[0, 30, 99], shuffle_method="tasks").name,
+}
+
+
+@pytest.mark.parametrize("name", OF_FRAMES)
+def test_frames_give_the_same(name: str) -> None:
     pd = pytest.importorskip("pandas")
     dd = pytest.importorskip("dask.dataframe")
     frame = pd.DataFrame({"name": list("abcd") * 25, "value": range(100)})
-    grouped = dd.from_pandas(frame, npartitions=10).groupby("name").value.mean()
-    optimized = optimize_for(grouped, FOUR, All(1e-4))
-    assert n_tasks(optimized) < n_tasks(grouped.optimize())
-    pd.testing.assert_series_equal(
-        optimized.compute(scheduler="sync").sort_index(), grouped.compute(scheduler="sync").sort_index()
-    )
+    collection = OF_FRAMES[name](dd.from_pandas(frame, npartitions=10))
+    optimized = optimize_for(collection, FOUR, All(1e-4))
+    assert n_tasks(optimized) < n_tasks(collection.optimize())
+    found, expected = (each.compute(scheduler="sync").sort_index() for each in (optimized, collection))
+    pd.testing.assert_series_equal(found, expected)
+
+
+def test_files_are_written_once(tmp_path: Path) -> None:
+    written = db.from_sequence(map(str, range(40)), npartitions=8).map(str.upper)
+    parts = dask.delayed(list)(written.to_textfiles(str(tmp_path / "*.txt"), compute=False))
+    optimized = optimize_for(parts, FOUR, All(1e-5))
+    assert n_tasks(optimized) < n_tasks(parts)
+    optimized.compute(scheduler="sync")
+    lines = [path.read_text().split() for path in sorted(tmp_path.iterdir())]
+    assert lines == [[str(i) for i in range(start, start + 5)] for start in range(0, 40, 5)]
 
 
 def test_frames_that_would_not_have_fewer_tasks_stay_as_they_are() -> None:
