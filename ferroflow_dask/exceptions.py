@@ -47,8 +47,8 @@ class UnknownNameError(UsageError):
         """Build the error for an unknown `name`, with the nearest of the `allowed` ones and all of them."""
         known = sorted(allowed)
         near = get_close_matches(str(name), known, n=1)
-        meant = f", meant is perhaps {near[0]!r}" if near else ""
-        return cls(f"unknown {what} {name!r}{meant}; choose one of: {', '.join(known)}")
+        choose = f"did you mean {near[0]!r}? Choose" if near else "choose"
+        return cls(f"unknown {what} {name!r}; {choose} one of: {', '.join(known)}")
 
 
 class ModelError(FerroflowError):

@@ -65,7 +65,7 @@ MLP = ("run", "--model", "mlp.onnx", "--policy", "sequential")
         pytest.param(
             ("run", "--dag", "wied"),
             USAGE,
-            "unknown DAG 'wied', meant is perhaps 'wide'; choose one of: .*wide",
+            r"unknown DAG 'wied'; did you mean 'wide'\? Choose one of: .*wide",
             id="unknown DAG",
         ),
         pytest.param(("run",), USAGE, "give either --dag NAME or --model FILE", id="neither DAG nor model"),

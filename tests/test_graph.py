@@ -223,7 +223,7 @@ def test_sources_are_seeded_and_differ() -> None:
             "wied",
             {},
             UnknownNameError,
-            "unknown DAG 'wied', meant is perhaps 'wide'; choose one of: .*wide",
+            r"unknown DAG 'wied'; did you mean 'wide'\? Choose one of: .*wide",
             id="unknown name",
         ),
         pytest.param("wide", {"widht": 3}, UsageError, "no argument 'widht'.*width", id="unknown argument"),
