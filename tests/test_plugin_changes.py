@@ -8,9 +8,11 @@ from typing import Any
 import dask
 import pytest
 from distributed import Worker
+from distributed.scheduler import DEFAULT_EXTENSIONS
+from distributed.stealing import WorkStealing
 from one_loop import Cluster, on_cluster
 
-from ferroflow_dask import FerroflowPlugin
+from ferroflow_dask import FerroflowPlugin, install, uninstall
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
 
 pytestmark = pytest.mark.cluster
@@ -148,3 +150,48 @@ def test_what_short_tasks_were_sent_ahead_long_ones_are_not() -> None:
     cluster.check()
     assert most["short-0a1"] > 2
     assert most["long-0b1"] == 2  # as with Dask
+
+
+class StealingOfOthers(WorkStealing):
+    pass
+
+
+def test_what_others_had_put_in_place_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DEFAULT_EXTENSIONS, "stealing", StealingOfOthers)
+
+    async def test(cluster: Cluster) -> None:
+        scheduler = cluster.scheduler
+
+        def never_queued(ts: Any) -> bool:
+            return False
+
+        scheduler.is_rootish = never_queued  # type: ignore[method-assign]
+        await install(scheduler)
+        await install(scheduler)
+        assert scheduler.is_rootish is not never_queued
+        await cluster.client.gather(cluster.map(10, 0.001))
+        await uninstall(scheduler)
+        assert type(cluster.stealing) is StealingOfOthers
+        assert vars(scheduler)["is_rootish"] is never_queued
+        assert await cluster.client.gather(cluster.map(10, 0.001)) == list(range(10))
+
+    on_cluster(test, plugin=False)
+
+
+def test_what_others_put_in_place_since_stays() -> None:
+    async def test(cluster: Cluster) -> None:
+        scheduler = cluster.scheduler
+        ours = scheduler.is_rootish
+        asked = []
+
+        def watched(ts: Any) -> bool:
+            asked.append(ts.key)
+            return ours(ts)
+
+        scheduler.is_rootish = watched  # type: ignore[method-assign]
+        await uninstall(scheduler)
+        assert vars(scheduler)["is_rootish"] is watched
+        assert await cluster.client.gather(cluster.map(10, 0.001)) == list(range(10))
+        assert len(asked) == 10
+
+    on_cluster(test)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from distributed.worker_state_machine import ComputeTaskEvent
 
-from ferroflow_dask.plugin.successors_worker import CONFIRM, SEND, STARTED, WITHDRAW, WorkerSuccessors
+from ferroflow_dask.plugin.successors_worker import CONFIRM, SEND, TAKEN_ON, WITHDRAW, WorkerSuccessors
 from ferroflow_dask.plugin.worker_plugins import by_value
 
 
@@ -70,7 +70,7 @@ def sent(key: str, priority: int = 0, run_id: int = 2, **awaits: int) -> dict[st
 
 
 @pytest.mark.parametrize(
-    "state", [*sorted(STARTED), "released", "cancelled", "resumed", "fetch", "flight", "missing"]
+    "state", [*sorted(TAKEN_ON), "released", "cancelled", "resumed", "fetch", "flight", "missing"]
 )
 def test_a_confirmed_task_that_does_not_run_there_is_placed_anew(state: str) -> None:
     worker = Loose()
@@ -79,7 +79,7 @@ def test_a_confirmed_task_that_does_not_run_there_is_placed_anew(state: str) -> 
     for key, run_id in (("known", 1), ("known", 2), ("unknown", 1)):
         worker.stream_handlers[CONFIRM](key=key, run_id=run_id, stimulus_id="s")
     again = (
-        [("known", 2), ("unknown", 1)] if state in STARTED else [("known", 1), ("known", 2), ("unknown", 1)]
+        [("known", 2), ("unknown", 1)] if state in TAKEN_ON else [("known", 1), ("known", 2), ("unknown", 1)]
     )
     assert [message["key"] for message in worker.sent] == [key for key, _ in again]
     assert {message["op"] for message in worker.sent} == {"reschedule"}

@@ -18,7 +18,7 @@ from ferroflow_dask.plugin import seams
 from ferroflow_dask.plugin.settings import configured_policy
 from ferroflow_dask.plugin.stealing import FerroflowStealing
 from ferroflow_dask.plugin.streams import TOPIC, follow, unfollow
-from ferroflow_dask.plugin.swap import PLUGIN_NAME, restore_stock, swap
+from ferroflow_dask.plugin.swap import PLUGIN_NAME, restore, swap
 
 if TYPE_CHECKING:
     from distributed.deploy.cluster import Cluster
@@ -73,10 +73,12 @@ class FerroflowPlugin(SchedulerPlugin):
         policy = configured_policy(self.policy, self.options)
         latency_s = config.get_seconds("latency")
         _check_switches()  # read again once everything is in place
-        was_enabled = present.was_enabled if isinstance(present, FerroflowStealing) else present is not None
+        replaced = None if present is None else type(present)
+        if isinstance(present, FerroflowStealing):
+            replaced = present.replaced
 
         def make(scheduler: Scheduler) -> FerroflowStealing:
-            shell = FerroflowStealing(scheduler, policy, latency_s, was_enabled)
+            shell = FerroflowStealing(scheduler, policy, latency_s, replaced)
             shell.installed_by = self
             return shell
 
@@ -250,7 +252,7 @@ async def _add_to(scheduler: Scheduler, plugin: FerroflowPlugin) -> None:
 async def _restore(dask_scheduler: Scheduler, name: str | None = None) -> None:
     present = dask_scheduler.extensions.get("stealing")
     if isinstance(present, FerroflowStealing):
-        await restore_stock(dask_scheduler, present, present.was_enabled)
+        await restore(dask_scheduler, present, present.replaced)
     if name is not None:
         dask_scheduler.unsubscribe_topic(TOPIC, name)
 

@@ -71,59 +71,57 @@ def override_placement(
     scheduler: Scheduler,
     decide: Callable[[TaskState], WorkerState | None],
     passes_queue: Callable[[TaskState], bool],
-) -> None:
+) -> Callable[[], None]:
     """Let `decide` place the tasks that Dask would not queue, and those for which `passes_queue` is true.
 
-    The overrides are set on the instance; distributed calls them through it.
+    Returns what undoes it.
     """
     stock_is_rootish = scheduler.is_rootish
-    _override(
+    return _override(
         scheduler,
         is_rootish=lambda ts: not passes_queue(ts) and stock_is_rootish(ts),
         decide_worker_non_rootish=decide,
     )
 
 
-def restore_placement(scheduler: Scheduler) -> None:
-    """Undo `override_placement`; harmless where nothing is overridden."""
-    _restore(scheduler, "is_rootish", "decide_worker_non_rootish")
+def _override(scheduler: Scheduler, **functions: Callable[..., Any]) -> Callable[[], None]:
+    # They are set on the instance, through which distributed calls them; others may have done so, too.
+    before = {name: vars(scheduler)[name] for name in functions if name in vars(scheduler)}
+    vars(scheduler).update(functions)
 
+    def restore() -> None:
+        for name, function in functions.items():
+            if vars(scheduler).get(name) is not function:
+                continue
+            if name in before:
+                vars(scheduler)[name] = before[name]
+            else:
+                del vars(scheduler)[name]
 
-def _override(scheduler: Scheduler, **functions: Callable[..., Any]) -> None:
-    for name, function in functions.items():
-        setattr(scheduler, name, function)
-
-
-def _restore(scheduler: Scheduler, *names: str) -> None:
-    for name in names:
-        vars(scheduler).pop(name, None)
+    return restore
 
 
 def override_messages(
     scheduler: Scheduler,
     message: Callable[[TaskState], dict[str, Any] | None],
     may_drop: Callable[[Key, str], bool],
-) -> None:
-    """Change what workers are sent, by overrides on the instance.
+) -> Callable[[], None]:
+    """Change what workers are sent; returns what undoes it.
 
     `message` returns what is sent for a task, or None for Dask's own; copies of results for which `may_drop`
     is false, given the worker's address, are not asked to be dropped.
     """
+    stock_task_to_msg, stock_remove = scheduler._task_to_msg, scheduler.request_remove_replicas
 
     def task_to_msg(ts: TaskState) -> dict[str, Any]:
-        return message(ts) or type(scheduler)._task_to_msg(scheduler, ts)
+        return message(ts) or stock_task_to_msg(ts)
 
     def request_remove_replicas(addr: str, keys: list[Key], *, stimulus_id: str) -> None:
         dropped = [key for key in keys if may_drop(key, addr)]
         if dropped:
-            type(scheduler).request_remove_replicas(scheduler, addr, dropped, stimulus_id=stimulus_id)
+            stock_remove(addr, dropped, stimulus_id=stimulus_id)
 
-    _override(scheduler, _task_to_msg=task_to_msg, request_remove_replicas=request_remove_replicas)
-
-
-def restore_messages(scheduler: Scheduler) -> None:
-    """Undo `override_messages`; harmless where nothing is overridden."""
-    _restore(scheduler, "_task_to_msg", "request_remove_replicas")
+    return _override(scheduler, _task_to_msg=task_to_msg, request_remove_replicas=request_remove_replicas)
 
 
 def early_message(scheduler: Scheduler, ts: TaskState, ws: WorkerState) -> dict[str, Any]:

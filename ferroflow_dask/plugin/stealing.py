@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
 from distributed.metrics import time
+from distributed.stealing import WorkStealing
 
 from ferroflow_dask import config
 from ferroflow_dask.plugin import metrics, pages, seams
@@ -39,7 +40,7 @@ from ferroflow_dask.plugin.streams import Streams
 from ferroflow_dask.plugin.successors import Successors
 from ferroflow_dask.plugin.successors_worker import TOPIC as SUCCESSORS_TOPIC
 from ferroflow_dask.plugin.successors_worker import WorkerSuccessors
-from ferroflow_dask.plugin.swap import restore_stock
+from ferroflow_dask.plugin.swap import restore
 from ferroflow_dask.plugin.tracking import Tracking
 from ferroflow_dask.plugin.worker_plugins import OnWorkers
 from ferroflow_dask.policy import ClusterView, Policy, StealingPolicy, TaskView
@@ -77,8 +78,8 @@ class FerroflowStealing(Tracking):
         `ferroflow.policy` from the configuration if left out.
     latency_s : float, optional
         `ferroflow.latency` from the configuration if left out [s].
-    was_enabled : bool, optional
-        Whether there was stealing before; if not, none is put back when this shell fails or leaves.
+    replaced : type of WorkStealing or None, optional
+        What is put back when this shell fails or leaves; None if there was no stealing before.
     clock : callable, optional
         Returns the time [s]; the workers' wall clock if left out.
     durations : Durations, optional
@@ -90,7 +91,7 @@ class FerroflowStealing(Tracking):
         scheduler: Scheduler,
         policy: Policy | None = None,
         latency_s: float | None = None,
-        was_enabled: bool = True,
+        replaced: type[WorkStealing] | None = WorkStealing,
         *,
         clock: Callable[[], float] = time,
         durations: Durations | None = None,
@@ -102,10 +103,11 @@ class FerroflowStealing(Tracking):
         self.flows = Counter()
         self.journal = Journal()
         self.error: BaseException | None = None
-        self.was_enabled = was_enabled
+        self.replaced = replaced
         #: The plugin that put us here, if one did.
         self.installed_by: object = None
         self._is_closed = False
+        self._restore_placement: Callable[[], None] | None = None
         self._planned: dict[Key, str] = {}
         ask_again = lambda: self._passes.ask()  # noqa: E731, PLW0108 -- there are no passes yet
         self._idle = IdleWorkers(scheduler, self.view, self._steal_for, self._may_steal, ask_again)
@@ -130,7 +132,9 @@ class FerroflowStealing(Tracking):
                     self.view.assign(task, ws.address, self.clock())
                     self._sent(ts, task)
         if self.error is None:
-            seams.override_placement(scheduler, self._decide_worker, self._passes_queue)
+            self._restore_placement = seams.override_placement(
+                scheduler, self._decide_worker, self._passes_queue
+            )
 
     # Life cycle
 
@@ -159,7 +163,8 @@ class FerroflowStealing(Tracking):
             self._is_closed = True
             self._passes.close()
             super().teardown()
-            seams.restore_placement(self.scheduler)
+            if self._restore_placement is not None:
+                self._restore_placement()
             self._slots.restore()
             self.streams.close()
             self.successors.close()
@@ -176,7 +181,7 @@ class FerroflowStealing(Tracking):
         self.teardown()
         logger.warning("ferroflow: %r; Dask's own scheduling takes over", error, exc_info=error)
         seams.warn_clients(self.scheduler, f"ferroflow: {error!r}; Dask's own scheduling takes over")
-        self.scheduler.loop.add_callback(restore_stock, self.scheduler, self, self.was_enabled)
+        self.scheduler.loop.add_callback(restore, self.scheduler, self, self.replaced)
 
     def _guarded(self, call: Callable[..., Any], *args: Any) -> Any:
         """Call, unless we failed before; any exception is a failure of ours, never of the scheduler."""
@@ -318,7 +323,7 @@ class FerroflowStealing(Tracking):
 
     def balance(self) -> None:
         """Serve idle workers now, even after `stop`; called periodically for what no event told."""
-        if self.was_enabled and not self._is_closed:
+        if self.replaced is not None and not self._is_closed:
             self._guarded(self._describe.see_resources)
             self._guarded(self._idle.serve, self.clock())
 
@@ -326,6 +331,8 @@ class FerroflowStealing(Tracking):
 
     def _passes_queue(self, ts: TaskState) -> bool:
         # Restrictions already keep a task out of Dask's queue.
+        if self._is_closed:  # who overrides what we had overridden may still ask
+            return False
         return bool(self._guarded(self.successors.worker_of, ts) or self._guarded(self._bypass.admits, ts))
 
     def _decide_worker(self, ts: TaskState) -> WorkerState | None:
@@ -387,7 +394,7 @@ class FerroflowStealing(Tracking):
 
     def _may_steal(self) -> bool:
         # Where `distributed.scheduler.work-stealing` is false, tasks are placed, and stay.
-        callback = self.scheduler.periodic_callbacks.get("stealing") if self.was_enabled else None
+        callback = self.scheduler.periodic_callbacks.get("stealing") if self.replaced is not None else None
         return callback is not None and callback.callback_time <= _LONGEST_INTERVAL_MS and not self._is_closed
 
     # The policy's answers

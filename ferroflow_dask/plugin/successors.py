@@ -67,7 +67,7 @@ class Successors:
         self._is_usual = is_usual
         self._ask = ask
         self._was_withdrawn = was_withdrawn
-        self._is_open = False
+        self._restore: Callable[[], None] | None = None
         self._listening: set[str] = set()
         self._ahead: dict[Key, _Ahead] = {}
         # On workers, and to be looked at for what may follow them, in order.
@@ -81,19 +81,18 @@ class Successors:
 
     def open(self) -> None:
         """Send ahead from now on, to the workers that tell that they listen."""
-        if not self._is_open:
-            self._is_open = True
-            seams.override_messages(self._scheduler, self._message, self._may_drop)
+        if self._restore is None:
+            self._restore = seams.override_messages(self._scheduler, self._message, self._may_drop)
 
     def close(self) -> None:
         """Withdraw all that was sent ahead and is not confirmed."""
-        if self._is_open:
-            self._is_open = False
+        if self._restore is not None:
             for key in list(self._ahead):
                 self._withdraw(key)
             self.clear()
             self._listening.clear()
-            seams.restore_messages(self._scheduler)
+            self._restore()
+            self._restore = None
 
     def clear(self) -> None:
         """Forget all tasks."""
@@ -105,7 +104,7 @@ class Successors:
 
     def listens(self, address: str) -> None:
         """Note that a worker understands what is sent ahead."""
-        if self._is_open and address in self._scheduler.workers:
+        if self._restore is not None and address in self._scheduler.workers:
             self._listening.add(address)
             for ts in self._scheduler.workers[address].processing:
                 self._look_after(ts.key)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 #: that it is not.
 SEND, CONFIRM, WITHDRAW = "ferroflow-send", "ferroflow-confirm", "ferroflow-withdraw"
 #: States of a task that runs, will run, or has run and told the scheduler so.
-STARTED = frozenset({"waiting", "ready", "constrained", "executing", "long-running", "memory", "error"})
+TAKEN_ON = frozenset({"waiting", "ready", "constrained", "executing", "long-running", "memory", "error"})
 #: Under which workers tell that they understand it.
 TOPIC = "ferroflow-successors"
 
@@ -89,7 +89,7 @@ class Held:
         """Start a task that is still kept; ask the scheduler to place it anew if it does not run here."""
         if key in self._messages:
             self._tell(self._messages[key])
-        elif (ts := self._state.tasks.get(key)) is None or ts.run_id != run_id or ts.state not in STARTED:
+        elif (ts := self._state.tasks.get(key)) is None or ts.run_id != run_id or ts.state not in TAKEN_ON:
             self._send({"op": "reschedule", "key": key, "stimulus_id": stimulus_id})
 
     def withdraw(self, runs: Collection[tuple[Key, int]], stimulus_id: str) -> None:

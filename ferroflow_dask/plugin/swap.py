@@ -73,30 +73,30 @@ def _give_up(scheduler: Scheduler, old: WorkStealing) -> None:
 
 async def _put(scheduler: Scheduler, extension: WorkStealing) -> None:
     scheduler.extensions["stealing"] = extension
-    if type(extension) is WorkStealing:
-        _show_tasks(scheduler, extension)
+    _show_tasks(scheduler, extension)
     await extension.start()
 
 
-def _show_tasks(scheduler: Scheduler, stock: WorkStealing) -> None:
-    # Dask's own notes what may be stolen as it is sent, and what is on workers already has been.
+def _show_tasks(scheduler: Scheduler, extension: WorkStealing) -> None:
+    # Dask's own notes what may be stolen as it is sent, and what is on workers already has been. Ours looks
+    # at what is there.
     for ws in scheduler.workers.values():
         for ts in ws.processing - ws.long_running:
             if not ts.dependencies or seams.prefix_duration(scheduler, ts):  # else it would not divide
-                stock.put_key_in_stealable(ts)
+                extension.put_key_in_stealable(ts)
 
 
-async def restore_stock(scheduler: Scheduler, present: WorkStealing, was_enabled: bool) -> None:
-    """Put Dask's own stealing in place of ours and forget the plugin that had replaced it.
+async def restore(scheduler: Scheduler, present: WorkStealing, replaced: type[WorkStealing] | None) -> None:
+    """Put the stealing that was there before in place of ours and forget the plugin that had replaced it.
 
     Parameters
     ----------
     scheduler : distributed.Scheduler
     present : WorkStealing
         Our extension; nothing happens if another one has taken its place.
-    was_enabled : bool
-        Whether there was any stealing before ours.
+    replaced : type of WorkStealing or None
+        What ours had replaced; None if there was no stealing.
     """
     if scheduler.extensions.get("stealing") is present:
         scheduler.plugins.pop(PLUGIN_NAME, None)
-        await swap(scheduler, WorkStealing if was_enabled else None, only_if=present)
+        await swap(scheduler, replaced, only_if=present)
