@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, PropertyMock
 
 import pytest
 
 from ferroflow_dask.deploy.cuda import _device_cluster
 from ferroflow_dask.devices.cuda import CudaDevice
+from ferroflow_dask.exceptions import ClusterError
 
 DEFAULT_MATH, TF32_MATH = 0, 3
 
@@ -44,13 +46,90 @@ def test_full_precision_takes_no_handle(cupy: MagicMock) -> None:
     cupy.cuda.cublas.setMathMode.assert_not_called()
 
 
-@pytest.mark.parametrize(("has_cpus", "protocol"), [(False, "ucx"), (True, None)])
-def test_cpu_workers_have_no_part_in_ucx(
-    monkeypatch: pytest.MonkeyPatch, has_cpus: bool, protocol: str | None
+def test_what_is_read_from_other_libraries_is_ordered_after_them(cupy: MagicMock) -> None:
+    with CudaDevice().use():
+        pass
+    (call,) = cupy.cuda.Stream.mock_calls[:1]
+    assert not call.kwargs.get("non_blocking"), "CUDA would not order it with the default stream"
+
+
+def test_reading_takes_no_handle(cupy: MagicMock) -> None:
+    del cupy.cuda.Device.return_value.cublas_handle  # a look at it would raise
+    with CudaDevice(precision="tf32").use(computes=False):
+        pass
+
+
+def test_full_precision_is_not_asked_for_where_cupy_would_round(
+    cupy: MagicMock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUPY_TF32", "1")
+    with pytest.raises(ClusterError, match=r"CUPY_TF32=1 lets CuPy round.* unset it, or ask for tf32"):
+        CudaDevice()
+    assert CudaDevice(precision="tf32").mode == "tf32"
+    assert cupy.cuda.Device.call_count == 1
+
+
+def test_a_device_that_cannot_be_used_is_told_in_a_line(cupy: MagicMock) -> None:
+    busy = PropertyMock(side_effect=RuntimeError("cudaErrorDevicesUnavailable: busy"))
+    type(cupy.cuda.Device.return_value).mem_info = busy
+    with pytest.raises(ClusterError, match=r"cuda:0 cannot be used: .*busy"):
+        CudaDevice()
+
+
+class CUBLASError(RuntimeError):
+    def __init__(self, status: int) -> None:
+        self.status = status
+
+
+class CUDARuntimeError(CUBLASError):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("error", "lacks_memory"),
+    [
+        (MemoryError(), True),
+        (CUBLASError(1), True),
+        (CUBLASError(3), True),
+        (CUBLASError(13), False),
+        (CUDARuntimeError(2), True),
+        (CUDARuntimeError(700), False),
+        (ValueError(), False),
+    ],
+    ids=repr,
+)
+def test_errors_that_tell_of_a_lack_of_memory(cupy: MagicMock, error: Exception, lacks_memory: bool) -> None:
+    assert CudaDevice().lacks_memory(error) is lacks_memory
+    assert cupy.mock_calls
+
+
+@pytest.mark.parametrize(("status", "is_well"), [(0, True), (600, True), (700, False), (719, False)])
+def test_a_broken_context_is_found_out(cupy: MagicMock, status: int, is_well: bool) -> None:
+    cupy.cuda.runtime.streamQuery.return_value = status
+    cupy.cuda.runtime.check_status.side_effect = CUDARuntimeError(status)
+    device = CudaDevice()
+    with nullcontext() if is_well else pytest.raises(CUDARuntimeError):
+        device.check()
+
+
+@pytest.mark.parametrize(
+    ("has_cpus", "installed", "protocol"),
+    [
+        (False, {"distributed_ucxx", "numba"}, "ucx"),
+        (False, {"distributed_ucxx"}, None),
+        (False, {"numba"}, None),
+        (True, {"distributed_ucxx", "numba"}, None),
+    ],
+)
+def test_ucx_is_for_gpus_alone_and_needs_what_sends_their_arrays(
+    monkeypatch: pytest.MonkeyPatch, has_cpus: bool, installed: set[str], protocol: str | None
 ) -> None:
     dask_cuda = MagicMock()
     monkeypatch.setitem(sys.modules, "dask_cuda", dask_cuda)
-    monkeypatch.setattr("ferroflow_dask.deploy.cuda.find_spec", lambda _name: object())
+    found = {*installed, "rmm"}
+    monkeypatch.setattr(
+        "ferroflow_dask.deploy.cuda.find_spec", lambda name: object() if name in found else None
+    )
     _device_cluster([0], has_cpus)
     assert dask_cuda.LocalCUDACluster.call_args.kwargs["protocol"] == protocol
     assert dask_cuda.LocalCUDACluster.call_args.kwargs["rmm_track_allocations"] is True

@@ -49,7 +49,7 @@ GPU = f"""#!/usr/bin/env bash
 #SBATCH --gres=gpu:1
 export DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION=3120s
 export DASK_DISTRIBUTED__WORKER__LIFETIME__STAGGER=180s
-{CUDA_WORKER} --nthreads 4 --memory-limit 16.00GiB --death-timeout 120 --resources GPU=1
+{CUDA_WORKER} --nthreads 1 --memory-limit 16.00GiB --death-timeout 120 --resources GPU=1
 """
 
 NARVAL = f"""#!/usr/bin/env bash
@@ -67,7 +67,7 @@ module load StdEnv/2023 python/3.11 cuda/12.6
 source ~/ferroflow/bin/activate
 export DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION=9960s
 export DASK_DISTRIBUTED__WORKER__LIFETIME__STAGGER=540s
-{CUDA_WORKER} --nthreads 12 --memory-limit 120.00GiB --death-timeout 120 \
+{CUDA_WORKER} --nthreads 1 --memory-limit 120.00GiB --death-timeout 120 \
 --local-directory $SLURM_TMPDIR --resources GPU=1 --interface ib0
 """
 
@@ -86,7 +86,7 @@ module load StdEnv/2023 python/3.11 cuda/12.6
 source ~/ferroflow/bin/activate
 export DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION=9960s
 export DASK_DISTRIBUTED__WORKER__LIFETIME__STAGGER=540s
-{CUDA_WORKER} --nthreads 14 --memory-limit 230.00GiB --death-timeout 120 \
+{CUDA_WORKER} --nthreads 1 --memory-limit 230.00GiB --death-timeout 120 \
 --local-directory $SLURM_TMPDIR --resources GPU=1
 """
 
@@ -109,7 +109,7 @@ def test_jobs_of_a_whole_node_fit_it() -> None:
     sections = yaml.safe_load(TEMPLATE.read_text(encoding="utf-8"))["jobqueue"]
     # GPUs, cores and memory of a node, as the sections say.
     for section, n_gpus, n_cores, nbytes in (("narval", 4, 48, 498 * 2**30), ("nibi", 8, 112, 2 * 10**12)):
-        assert n_gpus * sections[section]["cores"] <= n_cores
+        assert n_gpus * sections[section]["job-cpu"] <= n_cores
         assert n_gpus * dask.utils.parse_bytes(sections[section]["memory"]) <= nbytes
 
 

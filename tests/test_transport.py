@@ -69,7 +69,9 @@ def test_a_resident_array_arrives_as_one_of_numpys(resident: Resident) -> None:
         np.testing.assert_array_equal(found, np.float32([1, 2, 3]))
 
 
-def test_from_device_to_device_nothing_crosses_where_the_link_can(resident: Resident) -> None:
+def test_from_device_to_device_nothing_crosses_where_the_link_can(
+    resident: Resident, monkeypatch: pytest.MonkeyPatch
+) -> None:
     families = ("cuda", "dask", "pickle")
     assert serialize(resident, serializers=families)[0]["serializer"] == "dask", "of an unknown library"
     lookups = cuda_serialize._lookup, cuda_deserialize._lookup
@@ -85,10 +87,29 @@ def test_from_device_to_device_nothing_crosses_where_the_link_can(resident: Resi
         assert isinstance(found, Resident)
         assert runner.usage() == before
         np.testing.assert_array_equal(found, np.float32([1, 2, 3]))
+        detach("a worker")
+        monkeypatch.setattr(EmulatedArray, "get", lambda array: array._data, raising=False)  # as CuPy's have
+        found = deserialize(header, frames)
+        assert type(found) is np.ndarray, "a client has no device"
+        np.testing.assert_array_equal(found, np.float32([1, 2, 3]))
     finally:
         detach("a worker")
         for lookup in lookups:
             del lookup[EmulatedArray]
+
+
+def test_where_the_link_lacks_a_package_it_goes_through_the_host(resident: Resident) -> None:
+    def lacks_numba(_: EmulatedArray) -> Any:
+        raise ModuleNotFoundError("No module named 'numba'")
+
+    lookup = cuda_serialize._lookup
+    cuda_serialize.register(EmulatedArray, lacks_numba)
+    try:
+        header, frames = serialize(resident, serializers=("cuda", "dask", "pickle"))
+    finally:
+        del lookup[EmulatedArray]
+    assert header["serializer"] == "dask"
+    np.testing.assert_array_equal(deserialize(header, frames), np.float32([1, 2, 3]))
 
 
 def test_where_there_is_a_device_it_goes_there_when_it_is_read(resident: Resident) -> None:
@@ -154,7 +175,7 @@ def test_other_libraries_read_what_is_finished(resident: Resident, wrapped: bool
 
 
 def test_other_libraries_are_told_what_failed() -> None:
-    device = EmulatedDevice()
+    device = EmulatedDevice(launch_s=0.05)
     device.pending_error = KernelError("op 'y' failed")
     failed = Resident(DeviceRunner(device), device.to_device(np.zeros(3)), device.record())
     with pytest.raises(KernelError, match="op 'y' failed"):

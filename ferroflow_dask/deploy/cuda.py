@@ -153,7 +153,7 @@ def device_client(
 ) -> Iterator[Client]:
     """Start a worker for each device, and CPU workers beside them, and yield a client of them.
 
-    Where distributed-ucxx is installed and there are no CPU workers, arrays go from GPU to GPU.
+    Where distributed-ucxx and numba are installed and there are no CPU workers, arrays go from GPU to GPU.
 
     Parameters
     ----------
@@ -201,7 +201,7 @@ def _device_cluster(ordinals: list[int], has_cpus: bool) -> Any:
         CUDA_VISIBLE_DEVICES=as_the_driver_counts(ordinals),
         threads_per_worker=1,
         # From GPU to GPU without the host. It makes a CUDA context in each worker, without which none starts.
-        protocol=None if has_cpus or find_spec("distributed_ucxx") is None else "ucx",
+        protocol=None if has_cpus or not all(map(find_spec, _FOR_UCX)) else "ucx",
         # A pool, so that an allocation does not wait for the device.
         **({} if find_spec("rmm") is None else _RMM),
         resources={GPU_RESOURCE: 1},
@@ -209,6 +209,8 @@ def _device_cluster(ordinals: list[int], has_cpus: bool) -> Any:
     )
 
 
+#: What takes arrays from GPU to GPU; distributed sends those of CuPy with Numba's help.
+_FOR_UCX = ("distributed_ucxx", "numba")
 #: It tracks allocations because the pool itself does not tell how much of it is used.
 _RMM = {
     "rmm_pool_size": 0.5,

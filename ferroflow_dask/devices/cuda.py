@@ -1,11 +1,12 @@
 """A CUDA device through CuPy.
 
-Each thread has a non-blocking stream of its own; CuPy's allocations are ordered by stream, and events order
-streams among each other.
+Each thread has a stream of its own; CuPy's allocations are ordered by stream, and events order streams among
+each other. CUDA orders them all with the default stream, on which other libraries compute.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,13 +17,20 @@ import numpy as np
 from ferroflow_dask.devices.device import HostArray
 from ferroflow_dask.devices.pools import idle_nbytes
 from ferroflow_dask.exceptions import ClusterError, UnknownNameError
-from ferroflow_dask.kernels import ExecutionProvider
+from ferroflow_dask.kernels import ExecutionProvider, one_line
 
 #: Of products of single-precision matrices: exact to rounding; by tensor cores with 10 bits of mantissa; or
 #: likewise, of operands that were rounded to half precision or to bfloat16.
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 #: cuBLAS's CUBLAS_TF32_TENSOR_OP_MATH, of what handles may do.
 _TF32_MATH = 3
+#: CuPy's own switch.
+_TF32_SWITCH = "CUPY_TF32"
+#: Statuses that tell of a lack of memory, by the name of the error that has them, where that is no
+#: MemoryError: cuBLAS's handles, kernels and CUDA's own are not from CuPy's pools.
+_NO_MEMORY = {"CUBLASError": (1, 3), "CUDARuntimeError": (2,), "CUDADriverError": (2,)}
+#: Statuses of a stream on which all is well: all has ended, or not yet.
+_WELL = (0, 600)
 
 
 class CudaDevice:
@@ -38,7 +46,8 @@ class CudaDevice:
     Raises
     ------
     ClusterError
-        There is no CuPy, or no such device.
+        There is no CuPy, or no such device, or it cannot be used; or the environment lets CuPy round what
+        must not be rounded.
     """
 
     def __init__(self, ordinal: int = 0, precision: str = "fp32") -> None:
@@ -46,6 +55,12 @@ class CudaDevice:
         n_devices = count_devices()
         if not 0 <= ordinal < n_devices:
             raise ClusterError(f"there is no device cuda:{ordinal}; this process sees {n_devices}")
+        switch = os.environ.get(_TF32_SWITCH, "0")
+        if precision == "fp32" and switch != "0":
+            raise ClusterError(
+                f"{_TF32_SWITCH}={switch} lets CuPy round products to TF32, but fp32 was asked for; "
+                "unset it, or ask for tf32"
+            )
         import cupy
 
         self._cupy = cupy
@@ -64,13 +79,16 @@ class CudaDevice:
                 "arena_extend_strategy": "kSameAsRequested",  # others need the memory, too
             },
         )
-        self._total_nbytes = int(self._device.mem_info[1])
+        try:
+            self._total_nbytes = int(self._device.mem_info[1])
+        except Exception as error:  # another process has it for itself, or has left no memory
+            raise ClusterError(f"{self.name} cannot be used: {one_line(error)}") from error
 
     @contextmanager
-    def use(self) -> Iterator[None]:
-        """Make the calling thread's stream the one that work is enqueued on."""
+    def use(self, computes: bool = True) -> Iterator[None]:
+        """Make the calling thread's stream the one that work is enqueued on; without products if so told."""
         with self._device, self._stream:
-            if self._precision == "fp32":
+            if self._precision == "fp32" or not computes:  # a handle takes memory
                 yield
                 return
             # Handles are CuPy's, one for each thread and device, and others use them too. The mode is that of
@@ -88,7 +106,7 @@ class CudaDevice:
         stream = getattr(self._local, "stream", None)
         if stream is None:
             with self._device:
-                stream = self._local.stream = self._cupy.cuda.Stream(non_blocking=True)
+                stream = self._local.stream = self._cupy.cuda.Stream()
         return stream
 
     def to_device(self, array: HostArray) -> Any:
@@ -103,7 +121,7 @@ class CudaDevice:
 
     def record(self) -> Any:
         """Enqueue an event."""
-        event = self._cupy.cuda.Event()
+        event = self._cupy.cuda.Event(block=True)  # who waits leaves the core to others
         event.record(self._stream)
         return event
 
@@ -136,6 +154,22 @@ class CudaDevice:
     def release_free(self) -> None:
         """Give memory back that is kept for later."""
         self._cupy.get_default_memory_pool().free_all_blocks()
+        self._cupy.get_default_pinned_memory_pool().free_all_blocks()
+
+    def lacks_memory(self, error: Exception) -> bool:
+        """Return whether an error says that there is no memory left."""
+        statuses = _NO_MEMORY.get(type(error).__name__, ())
+        return isinstance(error, MemoryError) or getattr(error, "status", None) in statuses
+
+    def check(self) -> None:
+        """Raise if the device has failed: nothing can be computed on it in this process any more."""
+        # After an error of a kernel each call that looks at the context yields it; a query of an event says
+        # no more than that it has not come.
+        runtime = self._cupy.cuda.runtime
+        with self._device:
+            status = runtime.streamQuery(self._stream.ptr)
+        if status not in _WELL:
+            runtime.check_status(status)
 
 
 def _as_half(array: Any) -> Any:

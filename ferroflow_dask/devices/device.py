@@ -45,8 +45,8 @@ class Device(Protocol):
     #: Where onnxruntime computes whole models on it; None where it does not.
     execution_provider: ExecutionProvider | None
 
-    def use(self) -> AbstractContextManager[object]:
-        """Make the calling thread's stream the one that work is enqueued on."""
+    def use(self, computes: bool = True) -> AbstractContextManager[object]:
+        """Make the calling thread's stream the one that work is enqueued on; without products if so told."""
         ...
 
     def to_device(self, array: HostArray) -> Any:
@@ -83,6 +83,14 @@ class Device(Protocol):
 
     def release_free(self) -> None:
         """Give memory back that is kept for later."""
+        ...
+
+    def lacks_memory(self, error: Exception) -> bool:
+        """Return whether an error says that there is no memory left."""
+        ...
+
+    def check(self) -> None:
+        """Raise if the device has failed: nothing can be computed on it in this process any more."""
         ...
 
 

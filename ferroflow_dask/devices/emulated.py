@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,18 +55,17 @@ class EmulatedEvent:
         self._device = device
         self.times = stream.now()
         self.at_s = max(stream.free_at_s, device.clock())
-        self.error = device.pending_error
 
     @property
     def done(self) -> bool:
-        """Whether it has come."""
-        return self._device.clock() >= self.at_s
+        """Whether it has come; it never will where the device has failed."""
+        return self._device.clock() >= self.at_s and self._device.failure is None
 
     def synchronize(self) -> None:
         """Wait for it."""
-        self._device.sleep(max(0.0, self.at_s - self._device.clock()))
-        if self.error is not None:
-            raise self.error
+        while (rest_s := self.at_s - self._device.clock()) > 0:
+            self._device.sleep(rest_s)
+        self._device.check()
         self._device.learn(self.times)
 
 
@@ -185,8 +185,9 @@ class EmulatedDevice:
         self._bandwidth, self._launch_s = bandwidth, launch_s
         self.execution_provider = execution_provider
         self.clock, self.sleep = clock, sleep
-        #: Fails all that is enqueued from now on, late.
+        #: What is enqueued next fails with it, late; from then on each call does.
         self.pending_error: Exception | None = None
+        self._fails_at_s: float | None = None
         #: What should not have happened and could not be raised.
         self.violations: list[str] = []
         self.peak_nbytes = 0
@@ -201,7 +202,7 @@ class EmulatedDevice:
     # The protocol
 
     @contextmanager
-    def use(self) -> Iterator[None]:
+    def use(self, computes: bool = True) -> Iterator[None]:  # noqa: ARG002 -- all is computed alike
         """Make the calling thread's stream the one that work is enqueued on."""
         yield
 
@@ -218,10 +219,12 @@ class EmulatedDevice:
 
     def record(self) -> EmulatedEvent:
         """Enqueue an event."""
+        self.check()
         return EmulatedEvent(self, self._stream)
 
     def wait(self, event: Any) -> None:
         """Let what is enqueued from now on start after an event."""
+        self.check()
         stream = self._stream
         _learn(stream.knows, event.times)
         stream.free_at_s = max(stream.free_at_s, event.at_s)
@@ -244,6 +247,21 @@ class EmulatedDevice:
 
     def release_free(self) -> None:
         """Do nothing: nothing is kept for later."""
+
+    def lacks_memory(self, error: Exception) -> bool:
+        """Return whether an error says that there is no memory left."""
+        return isinstance(error, MemoryError)
+
+    @property
+    def failure(self) -> Exception | None:
+        """What the device has failed with, once it has."""
+        has_come = self._fails_at_s is not None and self.clock() >= self._fails_at_s
+        return self.pending_error if has_come else None
+
+    def check(self) -> None:
+        """Raise if the device has failed."""
+        if self.failure is not None:
+            raise copy(self.failure)  # one that is raised twice would be its own context
 
     # How it is emulated
 
@@ -301,6 +319,7 @@ class EmulatedDevice:
         return self._new(data, seconds)
 
     def _read(self, array: EmulatedArray) -> HostArray:
+        self.check()
         stream, (maker, at) = self._stream, array._buffer.made
         if array._device is not self:
             raise UnplannedAccessError("an array of another device was read")
@@ -317,8 +336,11 @@ class EmulatedDevice:
         stream = self._stream
         stream.enqueued += 1
         stream.free_at_s = max(stream.free_at_s, self.clock()) + self._launch_s + seconds
+        if self.pending_error is not None and self._fails_at_s is None:
+            self._fails_at_s = stream.free_at_s
 
     def _new(self, data: HostArray, seconds: float) -> EmulatedArray:
+        self.check()
         with self._lock:
             if self._used_nbytes + data.nbytes > self._memory_nbytes:
                 raise EmulatedMemoryError(f"{data.nbytes} B")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,8 @@ class PlanRun:
         self._plan = plan
         self._kernels = kernels
         self._values = values
+        #: What has been read by work that belongs to no step.
+        self.read: list[Any] = []
 
     def shape_of_product(self, at: int) -> Hashable:
         """Return what products that go out together have in common; None for one that must go alone."""
@@ -113,10 +116,11 @@ class PlanRun:
         if not all(map(_is_for_devices, operands)):
             return None
         what = f"op {op.name!r} ({op.kind})"
-        placed = [
-            None if value is None else self._placed(value, i in used.host_operands, what)
-            for i, value in enumerate(operands)
-        ]
+        with self._naming(what):
+            placed = [
+                None if value is None else self._placed(value, i in used.host_operands, what)
+                for i, value in enumerate(operands)
+            ]
         nbytes = sum(int(getattr(value, "nbytes", 0)) for value in placed)
         try:
             call: Callable[[], tuple[Any, ...]] = lambda: kernel(*placed)  # noqa: E731
@@ -124,6 +128,7 @@ class PlanRun:
                 call = lambda: (product(runner.device, op, placed),)  # noqa: E731
             results, events = runner.step(call, what, nbytes)
         except DeclinedError:
+            self.read += placed  # some of its work may be under way
             return None
         except FerroflowError:
             raise
@@ -157,21 +162,31 @@ class PlanRun:
         nbytes = sum(map(_nbytes, operands.values()))
 
         def call() -> tuple[Any, list[Any]]:
-            stacks = [self._stacked(column, not i, what) for i, column in enumerate(columns)]
-            return product(runner.device, op, stacks), stacks
+            read: list[Any] = []
+            stacks = [self._stacked(column, not i, what, read) for i, column in enumerate(columns)]
+            return product(runner.device, op, stacks), [stacks, read]
 
-        try:
-            (stack, stacks), events = runner.step(call, what, nbytes)
-        except FerroflowError:
-            raise
-        except Exception as error:
-            raise KernelError(f"{what} failed on {runner.device.name}: {one_line(error)}") from error
-        runner.note_step(what, tuple(self._plan.ids[at] for at in group), events, work, [stacks, stack])
+        with self._naming(what):
+            (stack, read), events = runner.step(call, what, nbytes)
+        runner.note_step(what, tuple(self._plan.ids[at] for at in group), events, work, [read, stack])
         for item, at in enumerate(group):
             self._keep(self._plan.steps[at][2], (Part(stack, item),))
 
-    def _stacked(self, column: Sequence[Any], is_left: bool, what: str) -> Any:
-        """Return one operand of several products as a stack; as it is, if all have the same on the right."""
+    @contextmanager
+    def _naming(self, what: str) -> Iterator[None]:
+        """Let errors of the device tell what failed there."""
+        try:
+            yield
+        except FerroflowError:
+            raise
+        except Exception as error:
+            raise KernelError(f"{what} failed on {self._runner.device.name}: {one_line(error)}") from error
+
+    def _stacked(self, column: Sequence[Any], is_left: bool, what: str, read: list[Any]) -> Any:
+        """Return one operand of several products as a stack; as it is, if all have the same on the right.
+
+        What is copied for it is added to `read`.
+        """
         first = column[0]
         if not is_left and all(value is first for value in column):
             return None if first is None else self._runner.on_device(first, what)
@@ -179,7 +194,9 @@ class PlanRun:
             parts = [value for value in column if isinstance(value, Part) and value.stack is first.stack]
             if [part.item for part in parts] == list(range(len(column))):
                 return first.stack
-        return as_matrices(np.stack([self._runner.on_device(value, what) for value in column]))
+        arrays = [self._runner.on_device(value, what) for value in column]
+        read += arrays
+        return as_matrices(np.stack(arrays))
 
     def _keep(self, outputs: Sequence[int], results: Sequence[Any]) -> None:
         for value, result in zip(outputs, results, strict=True):
@@ -207,6 +224,7 @@ class PlanRun:
             # What it is a view of would stay with it; and to be sent it must be contiguous, which takes
             # memory of the device that may be lacking then.
             what = f"a copy of the results up to op {last!r}"
+            self.read.append(array)
             return self._runner.with_memory(array.copy, what, array.nbytes), False
         return array, False
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -73,7 +73,7 @@ class DeviceRunner:
             What computes it has failed.
         """
         self._window.until(event)  # tells which op has failed, if one has
-        with self.device.use():
+        with self._telling_what_failed(), self.device.use(computes=False):
             self.device.wait(event)
             found = self.device.to_host(array)
         self._counters.add(to_host=1, nbytes_to_host=found.nbytes)
@@ -123,7 +123,7 @@ class DeviceRunner:
         kernels = [self._kernel(op, plan, providers) for op in plan.ops]
         work = Work(note, self._telling(label, arguments))
         run = PlanRun(self, plan, kernels, [*arguments, *[None] * (plan.n_values - len(arguments))])
-        with self.device.use(), np.errstate(all="ignore"):
+        with self._telling_what_failed(), self.device.use(), np.errstate(all="ignore"):
             order = Order(plan, [kernel.is_product for kernel in kernels])
             while (group := order.next_group(run.shape_of_product, run.most_in_batch)) is not None:
                 run.enqueue(group, work, providers)
@@ -131,7 +131,7 @@ class DeviceRunner:
             start = self.device.record()
             exports = [run.export(value, plan.names[-1]) for value in plan.exports]
             end = self.device.record()
-            self._window.add("the end of a task", (), (start, end), work, exports)
+            self._window.add("the end of a task", (), (start, end), work, [exports, run.read])
         self._window.complete(work)
         return [value if is_host else Resident(self, value, end) for value, is_host in exports]
 
@@ -176,6 +176,17 @@ class DeviceRunner:
         tell(seconds)
         return found, seconds
 
+    @contextmanager
+    def _telling_what_failed(self) -> Iterator[None]:
+        """Where a device has failed, whatever is asked of it fails: tell what did it."""
+        try:
+            yield
+        except Exception as error:
+            failure = self._window.failure()
+            if failure is None or (isinstance(error, KernelError) and not self._window.has_suspects):
+                raise
+            raise failure from error
+
     def _telling(self, label: str, arguments: Sequence[Any]) -> Callable[[float], None]:
         """Return what is told how long a task took [s]."""
         key = (label, tuple(map(told, arguments)))
@@ -216,7 +227,9 @@ class DeviceRunner:
         return self._window.has_failed
 
     def close(self) -> None:
-        """Forget what was placed and what is under way."""
+        """Let go of what was placed, and of what is under way once that has ended."""
+        with suppress(KernelError):
+            self._window.until()
         self._window.forget()
         self._placed.clear()
 
@@ -276,17 +289,25 @@ class DeviceRunner:
         """Account for an op that ran on the host."""
         self._counters.add(host_ops=1)
 
+    def _tried(self, call: Callable[[], Any]) -> tuple[Any] | None:
+        """Return what a call yields; None where there was no memory left."""
+        try:
+            return (call(),)
+        except Exception as error:
+            if not self.device.lacks_memory(error):
+                raise
+        return None  # the error is not kept: its traceback holds operands
+
     def with_memory(self, call: Callable[[], Any], what: str, nbytes: int) -> Any:
         """Call; where the device has no memory left, make room and call again."""
-        with suppress(MemoryError):
-            return call()
+        if found := self._tried(call):
+            return found[0]
         self._window.until()
         self._placed.clear()
         while True:
             self.device.release_free()
-            # Errors are not kept: their tracebacks hold operands.
-            with suppress(MemoryError):
-                return call()
+            if found := self._tried(call):
+                return found[0]
             if not self._spill():
                 break
         used, total = self.device.used_nbytes(), self.device.total_nbytes()

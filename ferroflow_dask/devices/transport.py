@@ -30,15 +30,20 @@ def _serialize(resident: Resident, context: Any = None) -> tuple[dict[str, Any],
 # From GPU to GPU, where the link takes device memory (UCX).
 def _serialize_on_device(resident: Resident) -> tuple[dict[str, Any], list[Any]]:
     # Where arrays of its library cannot be sent so, it raises NotImplementedError: Dask takes another way.
-    header, frames = cuda_dumps(resident.finished())
+    try:
+        header, frames = cuda_dumps(resident.finished())
+    except (
+        ImportError
+    ) as error:  # distributed's own part needs Numba, which nothing that we need brings along
+        raise NotImplementedError(str(error)) from error
     return header, frames
 
 
 def _deserialize_on_device(header: dict[str, Any], frames: list[Any]) -> Any:
     array = cuda_loads(header, frames)
     runner = attached()
-    if runner is None:
-        return array
+    if runner is None:  # of a client, which reads it as NumPy's
+        return array.get()
     with runner.device.use():
         return Resident(runner, array, runner.device.record())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,7 +84,7 @@ class Window:
         with self._lock:
             work.n_open += 1
             self._steps.append(_Step(what, ids, *events, work, keeps))
-            while self._steps and (self._is_full or self._has_come(self._steps[0])):
+            while self._steps and (self._is_full or self._steps[0].end.done):
                 self._finish_first()
 
     @property
@@ -120,6 +120,7 @@ class Window:
 
     def reap(self) -> None:
         """Finish what has ended, without waiting; what has failed is left for somebody who can be told."""
+        self.failure()
         if self._lock.acquire(blocking=False):
             try:
                 with suppress(Exception):
@@ -134,11 +135,25 @@ class Window:
         with self._lock:
             self._steps.clear()
 
-    def _has_come(self, step: _Step) -> bool:
+    def failure(self) -> KernelError | None:
+        """Return what tells of the device's failure, if it has failed."""
         try:
-            return step.end.done
-        except Exception:  # noqa: BLE001 -- waiting for it tells what is wrong
-            return True
+            self._device.check()
+        except Exception as error:  # noqa: BLE001 -- the device's own
+            return self._failure(list(self._steps), error)
+        return None
+
+    @property
+    def has_suspects(self) -> bool:
+        """Whether ops are open that may have made the device fail."""
+        return any(step.ids for step in list(self._steps))
+
+    def _failure(self, steps: Sequence[_Step], error: Exception) -> KernelError:
+        # Nobody knows which of the steps that are open has done it; the oldest is told by name.
+        self.has_failed = True
+        first, *others = [step.what for step in steps if step.ids] or ["what ran last"]
+        or_others = f", or one of {len(others)} steps after it," if others else ""
+        return KernelError(f"{first}{or_others} failed on {self._device.name}: {one_line(error)}")
 
     def _finish_first(self) -> None:
         step = self._steps.popleft()
@@ -148,8 +163,7 @@ class Window:
             step.end.synchronize()
             seconds = self._device.elapsed_s(step.start, step.end)
         except Exception as error:
-            self.has_failed = True
-            raise KernelError(f"{step.what} failed on {self._device.name}: {one_line(error)}") from error
+            raise self._failure([step, *self._steps], error) from error
         before_s = seconds if self._mean_s is None else self._mean_s
         self._mean_s = before_s + _WEIGHT * (seconds - before_s)
         work.spent_s += seconds

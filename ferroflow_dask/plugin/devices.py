@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -35,6 +37,8 @@ DEVICES_TOPIC = "ferroflow-devices"
 #: How often workers look for what has ended on a device [ms], and how often after it has failed until they
 #: end: errors have to reach the scheduler before.
 _LOOK_MS, _LOOKS_UNTIL_END = 100, 10
+#: Between two looks at what others spill [s].
+_SPILL_S = 1e-3
 _NAME = "ferroflow-devices"
 #: Of this process among those of all hosts.
 _PROCESS = uuid.uuid4().hex
@@ -146,11 +150,15 @@ def _spilling(worker: Worker) -> Callable[[], bool]:
         if not on_device:
             return False
         try:
-            key, _, _ = on_device.evict()
+            for key in list(on_device.order):  # the one that was read longest ago first
+                with suppress(KeyError):  # it is gone
+                    if on_device.evict(key)[0] is not None:
+                        return True
         except Exception:
             logger.exception("a result could not be spilled from the device")
             return False
-        return key is not None  # none where all that is left is being spilled already
+        time.sleep(_SPILL_S)  # others spill what is left
+        return bool(on_device)
 
     return spill
 
