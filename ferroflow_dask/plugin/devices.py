@@ -36,7 +36,7 @@ _ATTACHED = "ferroflow-device"
 DEVICES_TOPIC = "ferroflow-devices"
 #: How often workers look for what has ended on a device [ms], and how often after it has failed until they
 #: end: errors have to reach the scheduler before.
-_LOOK_MS, _LOOKS_UNTIL_END = 100, 10
+_LOOK_MS, _LOOKS_UNTIL_END = 100, 20
 #: Between two looks at what others spill [s].
 _SPILL_S = 1e-3
 _NAME = "ferroflow-devices"
