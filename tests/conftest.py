@@ -27,8 +27,15 @@ settings.load_profile("ferroflow")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let those that wait for jobs of Slurm come first: of files side by side, others run meanwhile."""
-    items.sort(key=lambda item: "slurm" not in getattr(item, "fixturenames", ()))
+    """Let a file that waits for jobs of Slurm come first, and the next one later: others run meanwhile."""
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    waiting = {item.path for item in items if "slurm" in getattr(item, "fixturenames", ())}
+    others = [path for path in files if path not in waiting]
+    for i, path in enumerate(sorted(waiting)):
+        others.insert(i * len(files) // len(waiting), path)
+    items[:] = [item for path in others for item in files[path]]
 
 
 @contextmanager
