@@ -77,7 +77,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
             (["--name", "x"], "--name", "the cluster gives workers their names"),
         )
     ),
-    ({"cores": 1, "memory": "1 GiB", "partition": "x"}, "has 'partition', which dask-jobqueue does not know"),
+    ({"cores": 1, "memory": "1 GiB", "partition": "x"}, "has 'partition', which is called 'queue'"),
+    (
+        {"cores": 1, "memory": "1 GiB", "env-extra": ["x"]},
+        "'env-extra', which is called 'job-script-prologue'",
+    ),
+    ({"cores": 1, "memory": "1 GiB", "gpus": 1}, "has 'gpus', which dask-jobqueue does not know"),
 ]
 
 
@@ -101,7 +106,8 @@ def test_sections_that_make_no_sense(
             r'^the argument job_script_prologue is .* must be a list: \["module load x"\]',
         ),
         ({"speed": "high"}, "^there is an argument 'speed', which .* it takes: account, cores, .* job_name,"),
-        ({"job_extra": ["-x"]}, "^there is an argument 'job_extra', which dask-jobqueue does not know"),
+        ({"job_extra": ["-x"]}, "^there is an argument 'job_extra', which is called 'job_extra_directives'"),
+        ({"gpus": 2}, "^there is an argument 'gpus', which dask-jobqueue does not know"),
         ({"cores": "four"}, "^the argument cores is 'four'; it must be a whole number"),
         ({"memory": "lots"}, "^the argument memory is 'lots'; write it like 8 GiB"),
         ({"job_name": "my job"}, "^the argument job_name is 'my job'; it must be one word"),

@@ -57,7 +57,10 @@ def in_batches(
         inputs = draw_inputs(graph, seed, _BATCHES * n_threads() * batch)
     rows = {len(value) if value.ndim else 0 for value in inputs.values()}
     if len(rows) > 1:
-        raise BindError(f"inputs of {sorted(rows)} rows make no batches; all must have as many")
+        raise BindError(
+            f"inputs of {sorted(rows)} rows make no batches; --batch takes each of them as rows, so all "
+            "must have as many (in Python, map_batches takes others whole)"
+        )
     arrays = {
         name: da.from_array(value, chunks=(batch, *(-1,) * (value.ndim - 1)))
         for name, value in inputs.items()

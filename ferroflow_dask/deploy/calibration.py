@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 _REPETITIONS = 3
 _CHAIN = 20
 _TASKS_PER_THREAD, _FEWEST_TASKS, _MOST_TASKS = 20, 100, 1000
+#: What differences of times are at least [s]: nothing is as fast.
+_LEAST_S = 1e-5
 #: Kinds of ops whose durations are kept for a cluster.
 _KEPT_KINDS = 10_000
 #: Clusters that something is kept of, the last ones.
@@ -148,8 +150,8 @@ def _calibrate(client: Client) -> Calibration:
     ways = bandwidths(client, submit_s)
     profile = ClusterProfile(
         threads=threads,
-        task_s=at_least(1e-5, (many_s - submit_s) / (n_tasks - 1)),
-        round_trip_s=at_least(1e-5, (chain_s - submit_s) / (_CHAIN - 1)),
+        task_s=at_least(_LEAST_S, (many_s - submit_s) / (n_tasks - 1)),
+        round_trip_s=at_least(_LEAST_S, (chain_s - submit_s) / (_CHAIN - 1)),
         submit_s=submit_s,
         bandwidth=min(ways.values(), default=FASTEST),
         memory_nbytes=min(filter(None, limits), default=0),  # 0: no limit
@@ -173,12 +175,29 @@ def _chain_s(client: Client, hosts: Mapping[str, str]) -> float:
 
 
 def profile_of(client: Client) -> tuple[ClusterProfile, bool | None]:
-    """Return the profile of a cluster, and whether it was kept; None if it had not to be measured."""
+    """Return the profile of a cluster, and whether it was kept; None if it was not measured.
+
+    It is not where a profile was kept, and neither while the cluster is busy: then it is a typical one.
+    """
     kept = load_profile(client)
     if kept is not None:
         return kept, None
-    profile = calibrate(client)
-    return profile, save_profile(client, profile)
+    if not _is_busy(client):
+        profile = calibrate(client)
+        if _is_plausible(profile) and not _is_busy(client):
+            return profile, save_profile(client, profile)
+    # What is measured beside other work says little of the cluster, and would be kept for good.
+    threads = tuple(worker["nthreads"] for worker in workers_of(client).values())
+    return ClusterProfile(threads or (1,)), None
+
+
+def _is_busy(client: Client) -> bool:
+    """Return whether a cluster has tasks to run, or nobody to run them."""
+    return not client.nthreads() or any(client.processing().values())
+
+
+def _is_plausible(profile: ClusterProfile) -> bool:
+    return min(profile.task_s, profile.round_trip_s) > _LEAST_S
 
 
 def load_profile(client: Client) -> ClusterProfile | None:
@@ -187,9 +206,10 @@ def load_profile(client: Client) -> ClusterProfile | None:
     if entry is None:
         return None
     try:
-        return ClusterProfile.from_dict(entry)
+        profile = ClusterProfile.from_dict(entry)
     except (KeyError, TypeError, UsageError):
         return None  # of another version
+    return profile if _is_plausible(profile) else None
 
 
 def save_profile(client: Client, profile: ClusterProfile) -> bool:

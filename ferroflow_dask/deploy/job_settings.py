@@ -23,6 +23,18 @@ _KEYS = frozenset(
     | {"job-script-prologue", "job-cpu", "job-mem", "job-extra-directives", "job-directives-skip", "nanny"}
     | {"shared-temp-directory", "scheduler-options", "protocol"}
 )
+#: dask-jobqueue's old names of settings, and Slurm's.
+_NOW_CALLED = {
+    "extra": "worker-extra-args",
+    "job-extra": "job-extra-directives",
+    "env-extra": "job-script-prologue",
+    "header-skip": "job-directives-skip",
+    "project": "account",
+    "partition": "queue",
+    "time": "walltime",
+    "cpus-per-task": "job-cpu",
+    "mem": "job-mem",
+}
 #: The names of settings, where those of arguments differ by more than dashes.
 _SETTINGS = {"job_name": "name"}
 _NAMES = frozenset(key.replace("-", "_") for key in _KEYS - {"name"}) | {"job_name"}
@@ -142,25 +154,28 @@ def job_arguments(section: Mapping[str, Any], given: Mapping[str, Any], where: s
 def _named(section: Mapping[str, Any], given: Mapping[str, Any], where: str) -> _Said:
     """Return settings and arguments by the same names, without those that are left out."""
     arguments: dict[str, Any] = {}
-    for key, value in section.items():
+    for told, value in section.items():
+        key = told.replace("_", "-")  # to Dask's configuration they are the same
         # None is like what is left out; dask-jobqueue's own defaults have old names with nothing.
         if value is not None and key not in _KEYS:
-            raise UsageError(
-                f"{where} has {key!r}, which dask-jobqueue does not know; it takes: "
-                f"{', '.join(sorted(_KEYS))}"
-            )
+            raise UsageError(f"{where} has {told!r}, {_what_instead(key, _KEYS)}")
         arguments["job_name" if key == "name" else key.replace("-", "_")] = value
     if "name" in given and "job_name" in given:
         raise UsageError("the arguments name and job_name are the same; give one of them")
     instead = {"job_name" if name == "name" else name: value for name, value in given.items()}
     for name, value in instead.items():
         if value is not None and name not in _NAMES:
-            raise UsageError(
-                f"there is an argument {name!r}, which dask-jobqueue does not know; it takes: "
-                f"{', '.join(sorted(_NAMES))}"
-            )
+            raise UsageError(f"there is an argument {name!r}, {_what_instead(name, _NAMES)}")
     arguments |= instead
     return _Said({name: value for name, value in arguments.items() if value is not None}, where, set(instead))
+
+
+def _what_instead(name: str, known: Collection[str]) -> str:
+    """Return what to write in place of a name that is none of those known."""
+    now = _NOW_CALLED.get(name.replace("_", "-"))
+    if now is not None:
+        return f"which is called {(now if now in known else now.replace('-', '_'))!r}"
+    return f"which dask-jobqueue does not know; it takes: {', '.join(sorted(known))}"
 
 
 def _check(said: _Said) -> None:

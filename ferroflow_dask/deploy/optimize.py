@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from dask.array.optimization import optimize as optimize_array
@@ -25,7 +25,13 @@ from ferroflow_dask.lowering.foreign import (
     optimize_for,
     pack_graph,
 )
-from ferroflow_dask.plugin import check_workers, installed, learned, learned_in_this_process
+from ferroflow_dask.plugin import (
+    check_workers,
+    installed,
+    learned,
+    learned_in_this_process,
+    threads_in_this_process,
+)
 
 C = TypeVar("C")
 
@@ -56,7 +62,8 @@ def optimize(collection: C, client: Client) -> C:
     ----------
     collection : Dask collection
     client : distributed.Client
-        Synchronous; with the plugin installed. The cluster is measured if it has not been (`calibrate`).
+        Synchronous; with the plugin installed. The cluster is measured if it has not been (`calibrate`) and
+        is idle. The collection is cut for the workers that it has now; without any it stays as it is.
 
     Raises
     ------
@@ -77,6 +84,8 @@ def optimize(collection: C, client: Client) -> C:
             "optimized together"
         )
     profile = _profile(client)
+    if not client.nthreads():
+        return collection  # an adaptive cluster starts workers for it
     return optimize_for(collection, profile, _known(learned(client)))
 
 
@@ -122,8 +131,8 @@ def optimizations(client: Client) -> dict[str, Callable[..., Any]]:
     """Return settings of Dask that have `optimize` applied to whatever is computed on a cluster.
 
     Arrays, bags and delayed calls are optimized as Dask does it, then as `optimize` does, on the scheduler
-    and by what it has learned by then. What is computed elsewhere is optimized by Dask only. Data frames
-    know no such setting; call `optimize` on them.
+    and by what it has learned by then, for the workers that it has then. What is computed elsewhere is
+    optimized by Dask only. Data frames know no such setting; call `optimize` on them.
 
     Parameters
     ----------
@@ -157,9 +166,12 @@ class _Optimization:
     def __call__(self, dsk: Any, keys: Any, **options: Any) -> Any:
         optimized = _DASKS[self.setting](dsk, keys, **options)
         known = _known(learned_in_this_process(self.scheduler_id))
-        if not known or is_annotated(dsk):
+        threads = threads_in_this_process(self.scheduler_id)
+        if not known or not threads or is_annotated(dsk):
             return optimized
-        return bundle_graph(optimized, keys, self.profile, known).dsk
+        # The cluster may have grown, or shrunk, since it was measured.
+        profile = self.profile if threads == self.profile.threads else replace(self.profile, threads=threads)
+        return bundle_graph(optimized, keys, profile, known).dsk
 
 
 def _profile(client: Client) -> ClusterProfile:

@@ -108,7 +108,7 @@ class SlurmCluster(SLURMCluster):
         *,
         gpu_jobs: int | None = None,
     ) -> Awaitable[None] | None:
-        """Have so many jobs, from now on: one that is lost is replaced.
+        """Have so many jobs, from now on: one that is lost is replaced. It ends `adapt`.
 
         Parameters
         ----------
@@ -135,6 +135,7 @@ class SlurmCluster(SLURMCluster):
         if gpu_jobs is not None:
             wanted["gpu"] = kind_of(self._kinds, "gpu").n_jobs(jobs=gpu_jobs)
         self._begin_anew()
+        self._stop_adapting("scaled")
         for kind, number in wanted.items():
             if number is not None:
                 self.set_jobs(kind, number)
@@ -204,8 +205,7 @@ class SlurmCluster(SLURMCluster):
         workers = {"minimum": minimum, "maximum": maximum}
         limits = job_limits(self._kinds, {**jobs, **gpu_jobs, **workers})
         self._begin_anew()
-        for adaptive in self._adaptives:
-            adaptive.stop(reason="adapted anew")
+        self._stop_adapting("adapted anew")
         self._adaptives = [
             JobAdaptive(
                 JobsOfKind(self, kind),  # type: ignore[arg-type] # what Adaptive needs of a cluster
@@ -217,6 +217,11 @@ class SlurmCluster(SLURMCluster):
         ]
         self._adaptive = self._adaptives[0]
         return self._adaptive
+
+    def _stop_adapting(self, reason: str) -> None:
+        for adaptive in self._adaptives:
+            adaptive.stop(reason=reason)
+        self._adaptives = []
 
     # What there is
 
@@ -396,8 +401,7 @@ class SlurmCluster(SLURMCluster):
             logger.warning(message)
 
     async def _close(self) -> None:
-        for adaptive in self._adaptives:
-            adaptive.stop(reason="the cluster closes")
+        self._stop_adapting("the cluster closes")
         await super()._close()
         for name in _KEYS:  # dask-jobqueue leaves open, and on disk, what it wrote of certificates
             if (file := getattr(self, name, None)) is not None:

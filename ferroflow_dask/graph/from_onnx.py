@@ -17,6 +17,7 @@ import onnx.checker
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 from numpy.typing import NDArray
 
+from ferroflow_dask.arguments import check_kind
 from ferroflow_dask.exceptions import GraphError, ModelError
 from ferroflow_dask.graph.functions import add_defaults, expand
 from ferroflow_dask.graph.ir import Graph
@@ -59,10 +60,14 @@ def load_onnx(model: str | os.PathLike[str] | bytes | onnx.ModelProto, name: str
 
     Raises
     ------
+    UsageError
+        It is none of these.
     ModelError
         The file is missing, is no ONNX model, is damaged or not valid, or weights are missing or lie
         outside its folder. The message is one line that names the file.
     """
+    wanted = "a file's path, the bytes of one, or an onnx.ModelProto"
+    check_kind("load_onnx", model, (str, os.PathLike, bytes, onnx.ModelProto), wanted)
     label, folder = "model", None
     if isinstance(model, str | os.PathLike):
         label, folder = os.fspath(model), Path(model).parent

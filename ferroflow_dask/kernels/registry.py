@@ -18,7 +18,7 @@ import numpy as np
 from zict import LRU
 
 from ferroflow_dask import config
-from ferroflow_dask.exceptions import KernelError, KernelNotFoundError, UnknownNameError
+from ferroflow_dask.exceptions import KernelError, KernelNotFoundError, UnknownNameError, UsageError
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.kernels.model import has_subgraph
@@ -85,7 +85,11 @@ def provider_names(providers: Sequence[str] | None = None) -> tuple[str, ...]:
     ------
     UnknownNameError
         There is no provider of that name.
+    UsageError
+        It is a name, and no list of them.
     """
+    if isinstance(providers, str):
+        raise UsageError(f"providers is {providers!r}; it must be a list of names: [{providers!r}]")
     names = tuple(config.get_names("kernels.providers") if providers is None else providers)
     for name in names:
         if name not in PROVIDERS:

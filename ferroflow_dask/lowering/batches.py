@@ -20,6 +20,7 @@ from ferroflow_dask.graph.nodes import TensorSpec
 from ferroflow_dask.kernels.registry import check_supported, provider_names
 from ferroflow_dask.lowering.execution import Results
 from ferroflow_dask.lowering.model import BatchModel, LoadedModel, RunModel, batch_model
+from ferroflow_dask.lowering.placement import check_placed
 from ferroflow_dask.lowering.sources import check_sizes, checked, is_lazy, no_array
 from ferroflow_dask.lowering.trials import row_shape
 
@@ -55,6 +56,7 @@ def _prepared(
 ) -> tuple[BatchModel, dict[str, Any], dict[str, Any]]:
     """Return the model, the inputs that are batched, and the others."""
     names = provider_names(providers)
+    check_placed(graph)
     check_supported(graph, names)
     given = _arrays(graph, x, batch)
     batched = {name: value for name, value in given.items() if isinstance(value, da.Array)}

@@ -23,6 +23,7 @@ from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.kernels import check_supported
 from ferroflow_dask.lowering.bundles import Bundling, bundle, check_placement
+from ferroflow_dask.lowering.placement import check_placed
 from ferroflow_dask.lowering.predict import Prediction
 from ferroflow_dask.lowering.sources import check_lazy, is_lazy
 from ferroflow_dask.lowering.tasks import GpuCosts, Place, by_place, lower, op_type_prefix
@@ -187,13 +188,16 @@ def bind(
     Raises
     ------
     UsageError
-        There is no such placement, or it needs a profile; graph or profile are something else.
+        There is no such placement, or it needs a profile; graph, inputs or profile are something else; or
+        the client that has placed the graph's constants is closed.
     BindError
         A name, shape or dtype does not fit.
     KernelNotFoundError
         No provider has one of the operators.
     """
     check_graph("bind", graph)
+    check_placed(graph)
+    check_kind("bind", inputs or {}, Mapping, "a dict of inputs by name, bind(graph, {'x': x})")
     if profile is not None:
         check_kind("bind", profile, ClusterProfile, "a ClusterProfile, as calibrate(client) returns one")
     with _collector_at_rest():

@@ -6,6 +6,7 @@ itself among them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -22,6 +23,9 @@ MEMORY_SHARE = 0.25
 _ALONE = 5.0
 #: Among numbers of bundles that are as good as this, the largest is taken: it forgives errors in costs.
 _SLACK = 1.05
+#: What bundles of short pieces last at most, where threads are given several then [s]: one can be stolen, and
+#: computed again, while others run, and clusters that grow with the work see how much there is.
+_LONGEST_S = 1.0
 #: A cut that comes as near to what no cut can beat is taken without a look at others.
 _GOOD = 1.05
 
@@ -64,7 +68,7 @@ def _cuts(work: Work, cluster: ClusterProfile, is_guess: bool) -> Iterator[Cut]:
     coarse.reduce(partial(_pack, cluster=cluster, is_guess=is_guess))
     order = coarse.sorted_nodes()
     yield [coarse.members[node] for node in order]
-    if n_pieces and not work.alone and len(work.last) < 2:
+    if n_pieces and not work.alone and len(work.last) < 2 and sum(work.costs_s) <= _LONGEST_S:
         yield [list(range(n_pieces))]
     yield _by_level(coarse, order, cluster, is_guess)
     yield [[i] for i in range(n_pieces)]
@@ -111,7 +115,8 @@ def _n_bundles(costs_s: Sequence[float], is_joined: bool, cluster: ClusterProfil
 
     times_s = [makespan_s(n) for n in numbers]
     good_s = _SLACK * min(times_s)
-    return next(n for n in reversed(numbers) if times_s[n - 1] <= good_s)
+    best = next(n for n in reversed(numbers) if times_s[n - 1] <= good_s)
+    return min(len(costs_s), best * max(1, math.ceil(work_s / (best * _LONGEST_S))))
 
 
 def _by_level(coarse: CoarseGraph, order: Sequence[int], cluster: ClusterProfile, is_guess: bool) -> Cut:

@@ -79,6 +79,11 @@ class RunModel:
         parts = [host_value(piece[name]) for piece in found]
         expected = n if self.rows is None else self.rows
         for part in parts:
+            if isinstance(part, list):
+                raise KernelError(
+                    f"output {name!r} of model {self.graph.name!r} is a sequence of tensors: it has no batch "
+                    "dimension"
+                )
             if not np.ndim(part) or len(part) != expected:
                 raise KernelError(
                     f"output {name!r} of model {self.graph.name!r} has shape {np.shape(part)} for "

@@ -6,6 +6,7 @@ import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ferroflow_dask.exceptions import ClusterError, UsageError
 from ferroflow_dask.graph.inputs import check_graph
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import Source
@@ -37,7 +38,7 @@ def place(graph: Graph, client: Client) -> Graph:
     ----------
     graph : Graph
     client : distributed.Client
-        A synchronous client; the returned graph can be computed by this client only.
+        A synchronous client; the returned graph can be computed on its cluster, as long as it is open.
 
     Returns
     -------
@@ -47,6 +48,8 @@ def place(graph: Graph, client: Client) -> Graph:
 
     Raises
     ------
+    ClusterError
+        There are no workers.
     UsageError
         The client is asynchronous, closed, or none; or the graph is none.
 
@@ -60,6 +63,10 @@ def place(graph: Graph, client: Client) -> Graph:
     constants = [source for source in graph.sources if not (source.is_input or source.is_placed)]
     if not constants:
         return graph
+    if not client.nthreads():
+        raise ClusterError(
+            f"there are no workers to place graph {graph.name!r} on; start some and place it again"
+        )
     # Each has a key of its own: equal constants stay two, as the graph has them.
     keys = {source.id: f"{_PREFIX}{uuid.uuid4().hex}" for source in constants}
     futures = client.scatter({keys[source.id]: source.value for source in constants}, broadcast=True)
@@ -70,6 +77,16 @@ def place(graph: Graph, client: Client) -> Graph:
             _placed(source, placed[source.id]) if source.id in placed else source for source in graph.sources
         ),
     )
+
+
+def check_placed(graph: Graph) -> None:
+    """Raise `UsageError` if a graph's constants were placed by a client that is closed."""
+    for source in graph.sources:
+        if source.is_placed and getattr(source.value.client, "status", "closed") != "running":
+            raise UsageError(
+                f"the constants of graph {graph.name!r} were placed by a client that is closed; place the "
+                "graph anew, as it was before"
+            )
 
 
 def _placed(source: Source, future: Future[Any]) -> Source:

@@ -9,7 +9,7 @@ from ferroflow_dask.plugin.devices import (
     use_devices,
     use_gpus,
 )
-from ferroflow_dask.plugin.durations import learned_in_this_process
+from ferroflow_dask.plugin.durations import learned_in_this_process, threads_in_this_process
 from ferroflow_dask.plugin.explain import explain
 from ferroflow_dask.plugin.install import (
     FerroflowPlugin,
@@ -38,6 +38,7 @@ __all__ = [
     "installed",
     "learned",
     "learned_in_this_process",
+    "threads_in_this_process",
     "uninstall",
     "use_devices",
     "use_gpus",

@@ -186,8 +186,18 @@ def durations_of(scheduler: Scheduler) -> Durations:
 
 def learned_in_this_process(scheduler_id: str) -> dict[str, tuple[float, float]]:
     """Return `by_name` of a scheduler that runs in this process, empty if none with that id does."""
-    found = (known for scheduler, known in list(_of_schedulers.items()) if scheduler.id == scheduler_id)
-    return next(found, Durations()).by_name()
+    scheduler = _in_this_process(scheduler_id)
+    return {} if scheduler is None else _of_schedulers[scheduler].by_name()
+
+
+def threads_in_this_process(scheduler_id: str) -> tuple[int, ...]:
+    """Return the threads of each worker that such a scheduler has now."""
+    scheduler = _in_this_process(scheduler_id)
+    return () if scheduler is None else tuple(ws.nthreads for ws in scheduler.workers.values())
+
+
+def _in_this_process(scheduler_id: str) -> Scheduler | None:
+    return next((found for found in list(_of_schedulers) if found.id == scheduler_id), None)
 
 
 def _on_gpu(kind: str) -> str:

@@ -49,7 +49,7 @@ class FerroflowPlugin(SchedulerPlugin):
     def __init__(self, policy: str | None = None, **options: Any) -> None:
         # What is wrong with options or settings is told here, not in the scheduler's log.
         configured_policy(policy, options)
-        _check_switches()
+        _check_settings()
         if unknown := config.unknown_settings():
             warnings.warn(f"ferroflow: {'; '.join(unknown)}", stacklevel=3)
         self.policy = policy
@@ -72,7 +72,7 @@ class FerroflowPlugin(SchedulerPlugin):
             return  # a scheduler starts its plugins once more when it starts itself
         policy = configured_policy(self.policy, self.options)
         latency_s = config.get_seconds("latency")
-        _check_switches()  # read again once everything is in place
+        _check_settings()  # some are read again once everything is in place
         replaced = None if present is None else type(present)
         if isinstance(present, FerroflowStealing):
             replaced = present.replaced
@@ -87,7 +87,8 @@ class FerroflowPlugin(SchedulerPlugin):
             scheduler.plugins.pop(PLUGIN_NAME, None)  # distributed adds this one in its place now
 
 
-def _check_switches() -> None:
+def _check_settings() -> None:
+    config.get_seconds("latency")
     for name in ("low-latency-streams", "send-successors"):
         config.get_bool(name)
 
@@ -106,7 +107,8 @@ def install(target: Client | Cluster | Scheduler, policy: str | None = None, **o
         Any cluster of Dask's. The same version of the package has to be installed where the scheduler
         runs; workers need it for graphs, models, `calibrate` and `optimize` only.
     policy : str, optional
-        `ferroflow`, `ring`, `static` or `random`; `ferroflow.policy` from the configuration if left out.
+        `ferroflow`, `ring`, `static` or `random`; `ferroflow.policy` if left out, from the configuration
+        where the scheduler runs, as all settings of the plugin.
     **options
         Arguments of the policy (`threshold` and `adaptive` of ferroflow's, `seed` of the random one);
         they override the configuration.
