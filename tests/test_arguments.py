@@ -97,6 +97,11 @@ def test_a_cluster_that_is_closed_is_told() -> None:
         (lambda client: place(client, GRAPH), "place takes a distributed.Client.* and not a Graph"),
         (lambda client: place("mlp.onnx", client), "place takes a Graph, as load_onnx.* and not 'mlp.onnx'"),
         (lambda client: bind("mlp.onnx", {}), "bind takes a Graph, as load_onnx.* and not 'mlp.onnx'"),
+        (lambda client: bind(GRAPH, [1]), "bind takes a dict of inputs by name.* and not a list"),
+        (
+            lambda client: bind(GRAPH, providers="array"),
+            r"providers is 'array'; it must be a list.*: \['array'\]",
+        ),
         (lambda client: bind(GRAPH, profile=3), "bind takes a ClusterProfile, as calibrate.* and not 3"),
         (lambda client: bind(GRAPH, profile=client), "bind takes a ClusterProfile.* and not a Client"),
     ],

@@ -238,13 +238,13 @@ def test_longest_first_is_within_grahams_bound(costs_s: list[float], n: int) -> 
     assert max(sum(costs_s[i] for i in items) for items in bundles) <= (2 - 1 / n) * best + 1e-9
 
 
-@given(st.integers(1, 500), st.integers(1, 16))
-def test_factoring_halves_what_is_left_each_round(n_items: int, n_threads: int) -> None:
-    bundles = factored(n_items, n_threads)
+@given(st.integers(1, 500), st.integers(1, 16), st.integers(1, 50))
+def test_factoring_halves_what_is_left_each_round(n_items: int, n_threads: int, most: int) -> None:
+    bundles = factored(n_items, n_threads, most)
     assert sorted(i for items in bundles for i in items) == list(range(n_items))
     found = [len(items) for items in bundles]
     assert found == sorted(found, reverse=True)
-    assert found[0] == -(-n_items // (2 * n_threads))
+    assert found[0] == min(most, -(-n_items // (2 * n_threads)))
 
 
 # Predictions

@@ -146,6 +146,13 @@ def test_what_was_stopped_does_not_stop_what_came_after_it(cluster: Any, again: 
     assert all_are(cluster, "stopped")
 
 
+def test_who_scales_adapts_no_more(cluster: Any) -> None:
+    adaptive = cluster.adapt(maximum_jobs=2)
+    cluster.scale(0)
+    assert not cluster.adaptives
+    assert adaptive.state == "stopped"
+
+
 def test_what_has_yet_to_start_is_stopped_too(cluster: Any) -> None:
     async def adapt_and_stop() -> None:
         cluster.adapt(maximum_jobs=2).stop()  # both start when the loop has time for them

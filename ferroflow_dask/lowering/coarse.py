@@ -175,8 +175,10 @@ def longest_first(costs_s: Sequence[float], n_bundles: int) -> list[list[int]]:
     return [bundle for bundle in bundles if bundle]
 
 
-def factored(n_items: int, n_threads: int) -> list[list[int]]:
+def factored(n_items: int, n_threads: int, most: int) -> list[list[int]]:
     """Share items of unknown cost out in rounds of a bundle for each thread, each round half of the rest.
+
+    No bundle has more than `most` items.
 
     S. F. Hummel, E. Schonberg and L. E. Flynn, "Factoring: a method for scheduling parallel loops", 1992.
     Within a round the items are dealt out one by one, as neighbours are often alike.
@@ -184,7 +186,7 @@ def factored(n_items: int, n_threads: int) -> list[list[int]]:
     bundles = []
     start = 0
     while start < n_items:
-        size = math.ceil((n_items - start) / (2 * n_threads))
+        size = min(most, math.ceil((n_items - start) / (2 * n_threads)))
         stop = min(n_items, start + size * n_threads)
         bundles += [list(range(start + i, stop, n_threads)) for i in range(min(n_threads, stop - start))]
         start = stop

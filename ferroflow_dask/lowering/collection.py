@@ -14,14 +14,13 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.threaded import get as threaded_get
 from dask.typing import Key
 
-from ferroflow_dask import config
 from ferroflow_dask.arguments import check_kind
 from ferroflow_dask.cost import AnalyticCost, ClusterProfile, CostModel, estimate
 from ferroflow_dask.exceptions import UnknownNameError, UsageError
 from ferroflow_dask.graph.inputs import check_graph, check_inputs
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import Op
-from ferroflow_dask.kernels import check_supported
+from ferroflow_dask.kernels.registry import check_supported, provider_names
 from ferroflow_dask.lowering.bundles import Bundling, bundle, check_placement
 from ferroflow_dask.lowering.placement import check_placed
 from ferroflow_dask.lowering.predict import Prediction
@@ -244,7 +243,7 @@ def _bind(
     is_predicted: bool,
     gpu: GpuCosts | None,
 ) -> BoundGraph:
-    chosen = tuple(config.get_names("kernels.providers") if providers is None else providers)
+    chosen = provider_names(providers)
     check_lazy(inputs)
     values = check_inputs(graph, inputs, is_lazy)
     check_supported(graph, chosen)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from statistics import fmean
 
 from ferroflow_dask.cost import ClusterProfile
 from ferroflow_dask.lowering.coarse import CoarseGraph, factored, longest_first
@@ -97,7 +98,9 @@ def _pack(
     short_s = [costs_s[i] for i in short]
     n_bundles = _n_bundles(short_s, is_joined and not alone, cluster)
     if is_guess and n_bundles > 1:
-        packed = factored(len(short), cluster.n_threads)
+        mean_s = fmean(short_s)
+        most = max(1, int(_LONGEST_S / mean_s)) if mean_s else len(short)
+        packed = factored(len(short), cluster.n_threads, most)
     else:
         packed = longest_first(short_s, n_bundles)
     return alone + [[short[i] for i in items] for items in packed]
