@@ -13,6 +13,7 @@ from models import model_of
 from onnx import TensorProto, helper
 
 from ferroflow_dask import Graph, load_onnx
+from ferroflow_dask.cli.batches import in_batches
 from ferroflow_dask.exceptions import BindError
 from ferroflow_dask.lowering import trials
 from ferroflow_dask.lowering.batches import how_batched
@@ -119,3 +120,35 @@ def test_a_model_is_tried_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(runs) == 4
     load_onnx(one_op("Relu", n=1)).map_batches(X)
     assert len(runs) == 4 + 2  # as it is, and freed
+
+
+def test_texts_are_tried_out_with_texts() -> None:
+    node = helper.make_node("StringNormalizer", ["x"], ["y"], case_change_action="LOWER")
+    model = model_of([node], {"x": (TensorProto.STRING, ("n",))}, ["y"])
+    # It may leave texts out, so how many come out ONNX cannot tell.
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.STRING, ["m"]))
+    words = np.array(["A", "bC", "d", "E", "F"], object)
+    y = load_onnx(model).map_batches(da.from_array(words, chunks=2))
+    assert y.compute(scheduler="sync").tolist() == ["a", "bc", "d", "e", "f"]
+
+
+def test_what_goes_whole_with_each_batch_is_told_where_shapes_do_not_fit() -> None:
+    add = helper.make_node("Add", ["x", "b"], ["s"])
+    take = helper.make_node("Compress", ["s", "which"], ["y"], axis=1)
+    inputs = {"x": (FLOAT, ("n", 3)), "b": (FLOAT, ("m", 3))}
+    which = {"which": np.array([True, False, True])}
+    model = load_onnx(model_of([add, take], inputs, ["y"], initializers=which))
+    with pytest.raises(BindError, match=r"tried out with zeros: .*; 'b' goes whole with every batch$"):
+        model.map_batches({"x": X, "b": np.zeros((6, 3), np.float32)})
+
+
+def test_batches_on_the_command_line_take_all_inputs_as_rows() -> None:
+    scale = helper.make_node("Mul", ["x", "k"], ["y"])
+    model = model_of([scale], {"x": (FLOAT, ("n", 4)), "k": (FLOAT, (4,))}, ["y"])
+    inputs = {"x": np.ones((4, 4), np.float32), "k": np.ones(4, np.float32)}
+    with pytest.raises(BindError, match=r"--batch takes all inputs as rows"):
+        in_batches(load_onnx(model), inputs, 2, lambda: 1, 0)
+    with pytest.raises(
+        BindError, match=r"inputs of \[4, 6\] rows make no batches; --batch takes each of them"
+    ):
+        in_batches(load_onnx(model), {**inputs, "x": np.ones((6, 4), np.float32)}, 2, lambda: 1, 0)

@@ -65,7 +65,14 @@ def in_batches(
         name: da.from_array(value, chunks=(batch, *(-1,) * (value.ndim - 1)))
         for name, value in inputs.items()
     }
-    graph.map_batches(arrays)
+    try:
+        graph.map_batches(arrays)
+    except BindError as error:
+        if len(arrays) == 1:
+            raise
+        raise BindError(
+            f"{error} (--batch takes all inputs as rows; in Python, map_batches takes others whole)"
+        ) from error
     return arrays
 
 

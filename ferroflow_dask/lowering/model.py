@@ -22,7 +22,7 @@ from ferroflow_dask.graph.nodes import TensorSpec
 from ferroflow_dask.kernels.session import failed
 from ferroflow_dask.lowering.execution import Results
 from ferroflow_dask.lowering.sealed import Sealed, is_large, runner_here
-from ferroflow_dask.lowering.trials import agree, are_rows_independent, row_shape, try_out
+from ferroflow_dask.lowering.trials import agree, are_rows_independent, nothing, row_shape, try_out
 
 logger = logging.getLogger("ferroflow_dask")
 
@@ -97,7 +97,7 @@ class RunModel:
         n = len(values[next(iter(self.batched))])
         if not n:
             empty = {name: values[name] for name in self.batched}
-            return [{name: np.zeros((self.rows, *x.shape[1:]), x.dtype) for name, x in empty.items()}]
+            return [{name: nothing((self.rows, *x.shape[1:]), x.dtype) for name, x in empty.items()}]
         places = [np.minimum(np.arange(at, at + self.rows), n - 1) for at in range(0, n, self.rows)]
         return [{name: values[name][place] for name in self.batched} for place in places]
 
@@ -251,11 +251,16 @@ def _output_specs(
     # may happen to be what a dimension is that has nothing to do with rows.
     tried: dict[str, TensorSpec] = {}
     for rows in (2, 3) if run.rows is None else (run.rows,):
-        zeros = [np.zeros((rows, *row_shape(spec)), spec.dtype or float) for spec in batched.values()]
+        zeros = [
+            nothing((rows, *row_shape(spec)), spec.dtype or np.dtype(float)) for spec in batched.values()
+        ]
         try:
             outputs = try_out(run, weights, *zeros, *others.values())
         except KernelError as error:
-            raise BindError(f"the shapes of the outputs had to be tried out with zeros: {error}") from error
+            whole = "".join(f"; {name!r} goes whole with every batch" for name in others)
+            raise BindError(
+                f"the shapes of the outputs had to be tried out with zeros: {error}{whole}"
+            ) from error
         for name, value in zip(graph.outputs, outputs, strict=True):
             known = tried.setdefault(name, TensorSpec.of(value.dtype, value.shape))
             if row_shape(known) != value.shape[1:]:

@@ -109,8 +109,14 @@ def _drawn(batched: Mapping[str, TensorSpec], rows: int) -> list[Any]:
         else:
             integers = rng.integers(0, 2, shape)
             integers[1] = 1 - integers[0]
-            drawn.append(integers.astype(spec.dtype))
+            is_text = spec.dtype.kind == "O"
+            drawn.append((np.where(integers, "a", "") if is_text else integers).astype(spec.dtype))
     return drawn
+
+
+def nothing(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    """Return an array of zeros, or of empty texts."""
+    return np.full(shape, "", dtype) if dtype.kind == "O" else np.zeros(shape, dtype)
 
 
 #: The priority of what is tried out.
