@@ -110,13 +110,13 @@ def _drawn(batched: Mapping[str, TensorSpec], rows: int) -> list[Any]:
             integers = rng.integers(0, 2, shape)
             integers[1] = 1 - integers[0]
             is_text = spec.dtype.kind == "O"
-            drawn.append((np.where(integers, "a", "") if is_text else integers).astype(spec.dtype))
+            drawn.append((np.where(integers, "a", "b") if is_text else integers).astype(spec.dtype))
     return drawn
 
 
 def nothing(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-    """Return an array of zeros, or of empty texts."""
-    return np.full(shape, "", dtype) if dtype.kind == "O" else np.zeros(shape, dtype)
+    """Return an array of zeros, or of texts: empty ones may be left out."""
+    return np.full(shape, "a", dtype) if dtype.kind == "O" else np.zeros(shape, dtype)
 
 
 #: The priority of what is tried out.
