@@ -94,6 +94,7 @@ class CUDARuntimeError(CUBLASError):
         (CUBLASError(13), False),
         (CUDARuntimeError(2), True),
         (CUDARuntimeError(700), False),
+        (RuntimeError("BFCArena: Failed to allocate memory for requested buffer of size 8"), True),
         (ValueError(), False),
     ],
     ids=repr,

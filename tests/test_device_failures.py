@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -171,3 +171,19 @@ def test_while_one_thread_spills_another_finds_more_to_spill() -> None:
     other.join()
     assert not spill()
     assert dict(slow) == dict.fromkeys("abc", "")
+
+
+def test_a_session_that_lacks_memory_is_run_again_once_there_is_some() -> None:
+    kept = ["a result"]
+    runner = DeviceRunner(slow_device(), lambda: bool(kept) and kept.pop() == "a result")
+
+    def session(values: Mapping[str, Any]) -> dict[str, Any]:
+        if kept:
+            raise MemoryError
+        return {"y": values["x"] + 1}
+
+    found, _ = runner.run_session(session, {"x": np.zeros(3)}, 1)
+    np.testing.assert_array_equal(found["y"], np.ones(3))
+    kept.append("what nobody may spill")
+    with pytest.raises(KernelError, match=r"a session of 1 ops, of 24 B .* ran out of memory on emulated"):
+        runner.run_session(session, {"x": np.zeros(3)}, 1)

@@ -29,6 +29,8 @@ _TF32_SWITCH = "CUPY_TF32"
 #: Statuses that tell of a lack of memory, by the name of the error that has them, where that is no
 #: MemoryError: cuBLAS's handles, kernels and CUDA's own are not from CuPy's pools.
 _NO_MEMORY = {"CUBLASError": (1, 3), "CUDARuntimeError": (2,), "CUDADriverError": (2,)}
+#: What onnxruntime, whose memory is its own, says of such a lack.
+_NO_MEMORY_IN_SESSIONS = "Failed to allocate memory"
 #: Statuses of a stream on which all is well: all has ended, or not yet.
 _WELL = (0, 600)
 
@@ -159,7 +161,8 @@ class CudaDevice:
     def lacks_memory(self, error: Exception) -> bool:
         """Return whether an error says that there is no memory left."""
         statuses = _NO_MEMORY.get(type(error).__name__, ())
-        return isinstance(error, MemoryError) or getattr(error, "status", None) in statuses
+        is_told = isinstance(error, MemoryError) or getattr(error, "status", None) in statuses
+        return is_told or _NO_MEMORY_IN_SESSIONS in str(error)
 
     def check(self) -> None:
         """Raise if the device has failed: nothing can be computed on it in this process any more."""

@@ -164,13 +164,14 @@ class DeviceRunner:
         inputs = {name: host_value(value) for name, value in values.items()}
         tell = self._telling(label, list(inputs.values()))
         start = self.clock()
-        found = session(inputs)
+        nbytes = sum(np.asarray(value).nbytes for value in inputs.values())
+        found = self.with_memory(lambda: session(inputs), f"a session of {n_ops} ops", nbytes)
         seconds = self.clock() - start
         self._counters.add(
             ops=n_ops,
             to_device=len(inputs),
             to_host=len(found),
-            nbytes_to_device=sum(np.asarray(value).nbytes for value in inputs.values()),
+            nbytes_to_device=nbytes,
             nbytes_to_host=sum(value.nbytes for value in found.values()),
         )
         tell(seconds)
