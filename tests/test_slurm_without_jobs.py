@@ -187,13 +187,30 @@ def test_jobs_wait_for_what_time_cures(
         return dict.fromkeys(job_ids, (state, reason))
 
     monkeypatch.setattr("ferroflow_dask.deploy.slurm.states_of", states_of)
+    assert keeps_a_job(cluster) == is_kept
 
-    class Submitted:
-        status = Status.running
-        job_id, job_name, log_directory, has_connected = "1", "ff-cpu", None, False
 
-        async def close(self) -> None:
-            self.status = Status.closed
+def test_jobs_are_kept_while_slurm_does_not_answer(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def states_of(job_ids: list[str]) -> None:
+        return None
+
+    monkeypatch.setattr("ferroflow_dask.deploy.slurm.states_of", states_of)
+    assert keeps_a_job(cluster)
+    assert not cluster.failures
+
+
+class Submitted:
+    """A job that Slurm has, and whose workers have not connected."""
+
+    status = Status.running
+    job_id, job_name, log_directory, has_connected = "1", "ff-cpu", None, False
+
+    async def close(self) -> None:
+        self.status = Status.closed
+
+
+def keeps_a_job(cluster: Any) -> bool:
+    """Return whether a job is still there after a look at what Slurm says of it."""
 
     async def look() -> bool:
         cluster.set_jobs("cpu", 1)
@@ -205,7 +222,26 @@ def test_jobs_wait_for_what_time_cures(
         cluster.workers.clear()
         return was_kept
 
-    assert cluster.sync(look) == is_kept
+    return bool(cluster.sync(look))
+
+
+def test_failures_count_anew_when_a_worker_connects(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def states_of(job_ids: list[str]) -> dict[str, tuple[str, str]]:
+        return dict.fromkeys(job_ids, ("FAILED", "NonZeroExitCode"))
+
+    async def added() -> Worker:
+        return await Worker(cluster.scheduler_address, nthreads=1, dashboard=False)
+
+    monkeypatch.setattr("ferroflow_dask.deploy.slurm.states_of", states_of)
+    while not cluster.has_given_up:
+        assert not keeps_a_job(cluster)
+    worker = cluster.sync(added)
+    try:
+        assert soon(lambda: not cluster.has_given_up)
+    finally:
+        cluster.sync(worker.close)
+    assert not keeps_a_job(cluster)
+    assert not cluster.has_given_up  # one failure more is the first again
 
 
 def test_jobs_with_gpus_alone_need_no_section_of_others(tmp_path: Path) -> None:
