@@ -167,7 +167,8 @@ def test_the_registry_has_every_workload_once() -> None:
 
 def test_an_unknown_workload_is_answered_with_all_that_there_are() -> None:
     with pytest.raises(
-        UnknownNameError, match=r"unknown workload 'wide-x'.*did you mean .* Choose one of: .*imbalanced.*wide"
+        UnknownNameError,
+        match=r"unknown workload 'wide-x'.*did you mean .* Choose one of: .*imbalanced.*wide",
     ):
         get_workload("wide-x")
 
