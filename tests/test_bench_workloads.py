@@ -27,7 +27,8 @@ OURS = (*DAGS, *TASK_BENCH, *SCENARIOS)
 #: Prefixes of constants that Dask itself names by their content.
 CONSTANTS = {"shuffle-taker"}
 
-#: Workloads of results that differ. Others have one, or the same many times: ops that sleep pass it through.
+#: Workloads of results that differ. Others have one, or the same many times: ops that sleep pass a root's
+#: result through, and branches of products are alike.
 OF_SEVERAL = {
     *("skewed", "large-transformer", "xlarge-transformer"),
     *("trivial", "no_comm", "stencil_1d", "fft", "task_bench_tree", "dom", "all_to_all"),
