@@ -225,6 +225,29 @@ def keeps_a_job(cluster: Any) -> bool:
     return bool(cluster.sync(look))
 
 
+@pytest.mark.parametrize(
+    ("states", "told"),
+    [
+        ({"1": ("CANCELLED", "")}, "it is CANCELLED"),
+        ({"1": ("FAILED", "NonZeroExitCode")}, "it is FAILED (NonZeroExitCode)"),
+        ({}, "it is gone"),
+        (None, "Slurm does not answer"),
+    ],
+    ids=["ended", "with a reason", "forgotten", "silence"],
+)
+def test_a_job_whose_workers_have_left_is_told_of_as_far_as_it_is_known(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch, states: dict[str, tuple[str, str]] | None, told: str
+) -> None:
+    async def states_of(job_ids: list[str]) -> dict[str, tuple[str, str]] | None:
+        return states
+
+    monkeypatch.setattr("ferroflow_dask.deploy.slurm.states_of", states_of)
+    job = Submitted()
+    cluster.sync(cluster._note_loss, job)
+    assert [*cluster.failures] == [f"all workers of job 1 (ff-cpu) have left: {told}"]
+    assert job.status == Status.closed
+
+
 def test_failures_count_anew_when_a_worker_connects(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def states_of(job_ids: list[str]) -> dict[str, tuple[str, str]]:
         return dict.fromkeys(job_ids, ("FAILED", "NonZeroExitCode"))
