@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from bench_rows import rows
+from browser import chromium
 
 from ferroflow_dask.bench import plots
 from ferroflow_dask.bench.comparison import cases_of
@@ -115,6 +116,20 @@ def test_nothing_to_plot_is_refused(write: Any, tmp_path: Path) -> None:
 
 
 def test_a_picture_is_a_png(tmp_path: Path) -> None:
+    pytest.importorskip("selenium")
+    chromium()
+    picture = tmp_path / "plots.png"
+    write_png(read_rows([DATA]), picture)
+    content = picture.read_bytes()
+    assert content.startswith(b"\x89PNG\r\n\x1a\n")
+    assert content[12:16] == b"IHDR"
+    assert (
+        min(int.from_bytes(content[i : i + 4]) for i in (16, 20)) > 500
+    )  # two figures side by side, and more
+    assert [*tmp_path.iterdir()] == [picture]
+
+
+def test_a_picture_has_the_name_of_one(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"must end in \.png"):
         write_png(read_rows([DATA]), tmp_path / "plots.svg")
 

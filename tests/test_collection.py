@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from contextlib import nullcontext
+from typing import Any
 
 import dask
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from distributed import Client
 
 from ferroflow_dask import Graph, GraphBuilder, place
+from ferroflow_dask.exceptions import BindError
 from ferroflow_dask.lowering.collection import bind
 
 X = np.float32([1, 2])
@@ -43,3 +46,18 @@ def test_placed_constants_live_as_long_as_what_reads_them(thread_client: Client)
     first = dask.delayed(lambda outputs: outputs["more"])(place(sums(), thread_client).bind(x=X))
     gc.collect()
     np.testing.assert_equal(thread_client.compute(first).result(), [8, 9])
+
+
+@pytest.mark.parametrize("is_enabled", [True, False], ids=["at work", "at rest"])
+@pytest.mark.parametrize("inputs", [{"x": X}, {}], ids=["bound", "refused"])
+def test_the_collector_of_garbage_is_left_as_it_was(is_enabled: bool, inputs: dict[str, Any]) -> None:
+    refusal = nullcontext() if inputs else pytest.raises(BindError)
+    was_enabled = gc.isenabled()
+    (gc.enable if is_enabled else gc.disable)()
+    try:
+        with refusal:
+            bind(sums(), inputs)
+        found = gc.isenabled()
+    finally:
+        (gc.enable if was_enabled else gc.disable)()
+    assert found == is_enabled

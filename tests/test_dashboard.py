@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import time
@@ -188,7 +189,12 @@ def test_a_page_that_fails_leaves_the_scheduler_alone(
 )
 def test_names_of_dasks_dashboard_are_there(owner: Any, name: str) -> None:
     assert hasattr(owner, name)
-    assert callable(BokehApplication)
+
+
+def test_dasks_application_of_pages_takes_what_it_is_given() -> None:
+    server = object()
+    taken = inspect.signature(BokehApplication).bind({}, server, prefix="/", template_variables={})
+    assert taken.arguments["server"] is server
 
 
 # What it notes

@@ -12,9 +12,10 @@ import pytest
 from dask._task_spec import Task, TaskRef, convert_legacy_graph
 from dask.core import flatten
 from dask.utils import key_split
-from distributed import Client, wait
+from distributed import Client, get_worker, wait
 from test_optimize import COLLECTIONS, FOUR, All, combine, n_tasks, tree
 
+from ferroflow_dask.lowering.fixed import is_alone
 from ferroflow_dask.lowering.foreign import Learned, bundle_tasks, optimize_for, pack_graph
 from ferroflow_dask.lowering.sequence import BundleTask
 
@@ -47,6 +48,49 @@ def test_what_feeds_or_reads_a_task_of_an_unknown_class_stays_as_it_is() -> None
     assert type(found["after-2"]) is BundleTask
     assert len(found) == len(fixed) + 1
     assert dask.get(found, "after-2") == dask.get(tasks, "after-2")
+
+
+#: Tasks of functions that ask which task they run in.
+AWARE = {
+    "as it is": Task("aware", get_worker),
+    "fused by Dask to another": Task.fuse(
+        Task("ready", combine, 1), Task("aware", get_worker, TaskRef("ready"))
+    ),
+}
+
+
+@pytest.mark.parametrize("aware", AWARE.values(), ids=AWARE)
+def test_what_looks_at_the_task_it_runs_in_runs_alone(aware: Task) -> None:
+    before = chain("before", Task("first", combine, 1), 3)
+    after = chain("after", Task("reader", combine, 3, TaskRef("aware"), TaskRef("before-2")), 3)
+    assert is_alone(aware)
+    assert not any(map(is_alone, (*before.values(), *after.values())))
+    found = dict(bundle_tasks({**before, "aware": aware, **after}, {"after-2"}, FOUR, All(1e-5)))
+    assert found["aware"] is aware
+    assert type(found["after-2"]) is BundleTask
+    assert len(found) <= 3
+
+
+@pytest.mark.cluster
+def test_what_looks_at_the_task_it_runs_in_finds_it(
+    thread_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_key, "__module__", "distributed.somewhere")
+    there = dask.delayed(combine)(None, 1)
+    for _ in range(5):
+        there = dask.delayed(combine)(None, there)
+    both = dask.delayed(pair)(dask.delayed(own_key)(dask_key_name="its-key"), there)
+    optimized = optimize_for(both, FOUR, All(1e-5))
+    assert n_tasks(optimized) < n_tasks(both)
+    assert thread_client.compute(optimized, sync=True) == ("its-key", 7)
+
+
+def own_key() -> Any:
+    return get_worker().get_current_task()
+
+
+def pair(*values: Any) -> tuple[Any, ...]:
+    return values
 
 
 class Medium(All):

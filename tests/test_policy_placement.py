@@ -114,6 +114,13 @@ def test_only_short_tasks_go_beside_the_one_before(second: dict[str, Any], expec
     assert cluster.ready([cluster.task("second", **{"cost_s": 1e-3, **second})]) == [expected]
 
 
+def test_no_task_goes_beside_the_one_before_on_a_worker_that_is_paused() -> None:
+    cluster = ferroflow()
+    assert cluster.ready([cluster.task("first", cost_s=1e-3)]) == ["w0"]
+    cluster.view.set_running("w0", False)
+    assert cluster.ready([cluster.task("second", cost_s=1e-3)]) == ["w1"]
+
+
 def test_among_equal_workers_a_restricted_task_goes_to_the_one_that_holds_less() -> None:
     cluster = ferroflow()
     cluster.view.workers["w1"].nbytes = 100

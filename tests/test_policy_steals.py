@@ -91,6 +91,15 @@ def test_a_worker_that_left_is_neither_victim_nor_candidate() -> None:
     assert "w0" not in cluster.ready(cluster.task(10 + i) for i in range(8))
 
 
+def test_idle_workers_share_what_is_moved_at_a_time() -> None:
+    cluster = Cluster(make_policy("ferroflow"), workers=49)
+    cluster.put("w0", *(cluster.task(i, 1.0) for i in range(200)))
+    assert len(steals(cluster.tell(WorkerIdle("w1")))) == 2  # 96 for 48 of them
+    few = Cluster(make_policy("ferroflow"), workers=3)
+    few.put("w0", *(few.task(i, 1.0) for i in range(200)))
+    assert len(steals(few.tell(WorkerIdle("w1")))) == 48
+
+
 def test_the_ring_takes_one_task_from_the_next_worker_that_has_some() -> None:
     cluster = Cluster(make_policy("ring"))
     cluster.put("w0", *(cluster.task(("a", i)) for i in range(4)))
@@ -153,3 +162,33 @@ def test_the_policy_learns_from_refusals_and_starts_afresh_with_a_graph() -> Non
     cluster.tell(StealConfirmed("k", "w0", "gone"))  # a thief that left meanwhile
     cluster.tell(GraphArrived((), frozenset()))
     assert policy.threshold_of("w1").value == 1  # type: ignore[attr-defined]
+
+
+def test_the_threshold_of_a_worker_goes_with_it() -> None:
+    cluster = ferroflow()
+    for _ in range(10):
+        cluster.tell(StealRefused("k", "w0", "w1"))
+    policy = cluster.policy
+    assert policy.gauges()["steal_threshold"][1] == 3  # type: ignore[attr-defined]
+    cluster.view.remove_worker("w1")
+    cluster.tell(WorkerLeft("w1"))
+    assert policy.gauges()["steal_threshold"][1] == 1  # type: ignore[attr-defined]
+    cluster.view.add_worker("w1", 1)
+    assert policy.threshold_of("w1").value == 1  # type: ignore[attr-defined]
+
+
+def test_a_threshold_comes_down_only_where_it_alone_kept_a_thief_from_trying() -> None:
+    cluster = ferroflow()
+    threshold = cluster.policy.threshold_of("w2")  # type: ignore[attr-defined]
+    record(threshold, *[False] * 10)
+    assert threshold.value == 3
+    cluster.put("w0", cluster.task("runs", 9.0), cluster.task("waits", 9.0))
+    cluster.put("w1", *(cluster.task(i, 1e-4) for i in range(9)))  # more than that, soon done
+    for _ in range(9):
+        assert cluster.tell(WorkerIdle("w2")) == []
+    assert {instruction.victim for instruction in cluster.declined} == {"w0", "w1"}
+    assert threshold.value == 3
+    cluster.view.remove_worker("w1")
+    for _ in range(2):
+        assert cluster.tell(WorkerIdle("w2")) == []
+    assert threshold.value == 2

@@ -194,13 +194,30 @@ def test_jobs_wait_for_what_time_cures(
         return dict.fromkeys(job_ids, (state, reason))
 
     monkeypatch.setattr("ferroflow_dask.deploy.slurm.states_of", states_of)
+    assert keeps_a_job(cluster) == is_kept
 
-    class Submitted:
-        status = Status.running
-        job_id, job_name, log_directory, has_connected = "1", "ff-cpu", None, False
 
-        async def close(self) -> None:
-            self.status = Status.closed
+def test_jobs_are_kept_while_slurm_does_not_answer(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def states_of(job_ids: list[str]) -> None:
+        return None
+
+    monkeypatch.setattr("ferroflow_dask.deploy.slurm.states_of", states_of)
+    assert keeps_a_job(cluster)
+    assert not cluster.failures
+
+
+class Submitted:
+    """A job that Slurm has, and whose workers have not connected."""
+
+    status = Status.running
+    job_id, job_name, log_directory, has_connected = "1", "ff-cpu", None, False
+
+    async def close(self) -> None:
+        self.status = Status.closed
+
+
+def keeps_a_job(cluster: Any) -> bool:
+    """Return whether a job is still there after a look at what Slurm says of it."""
 
     async def look() -> bool:
         cluster.set_jobs("cpu", 1)
@@ -212,7 +229,50 @@ def test_jobs_wait_for_what_time_cures(
         cluster.workers.clear()
         return was_kept
 
-    assert cluster.sync(look) == is_kept
+    return bool(cluster.sync(look))
+
+
+@pytest.mark.parametrize(
+    ("states", "told"),
+    [
+        ({"1": ("CANCELLED", "")}, "it is CANCELLED"),
+        ({"1": ("FAILED", "NonZeroExitCode")}, "it is FAILED (NonZeroExitCode)"),
+        ({}, "it is gone"),
+        (None, "Slurm does not answer"),
+    ],
+    ids=["ended", "with a reason", "forgotten", "silence"],
+)
+def test_a_job_whose_workers_have_left_is_told_of_as_far_as_it_is_known(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch, states: dict[str, tuple[str, str]] | None, told: str
+) -> None:
+    async def states_of(job_ids: list[str]) -> dict[str, tuple[str, str]] | None:
+        return states
+
+    monkeypatch.setattr("ferroflow_dask.deploy.slurm.states_of", states_of)
+    job = Submitted()
+    cluster.sync(cluster._note_loss, job)
+    assert [*cluster.failures] == [f"all workers of job 1 (ff-cpu) have left: {told}"]
+    assert job.status == Status.closed
+
+
+def test_failures_count_anew_when_a_worker_connects(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def states_of(job_ids: list[str]) -> dict[str, tuple[str, str]]:
+        return dict.fromkeys(job_ids, ("FAILED", "NonZeroExitCode"))
+
+    async def added() -> Worker:
+        return await Worker(cluster.scheduler_address, nthreads=1, dashboard=False)
+
+    monkeypatch.setattr("ferroflow_dask.deploy.slurm.states_of", states_of)
+    for _ in range(10):
+        assert not keeps_a_job(cluster)
+    assert cluster.has_given_up
+    worker = cluster.sync(added)
+    try:
+        assert soon(lambda: not cluster.has_given_up)
+    finally:
+        cluster.sync(worker.close)
+    assert not keeps_a_job(cluster)
+    assert not cluster.has_given_up  # one failure more is the first again
 
 
 def test_jobs_with_gpus_alone_need_no_section_of_others(tmp_path: Path) -> None:

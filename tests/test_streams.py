@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from one_loop import Cluster, on_cluster
 
 from ferroflow_dask import FerroflowPlugin, install, uninstall
 from ferroflow_dask.plugin import streams
-from ferroflow_dask.plugin.streams import TOPIC, Load, Pause, WorkerStreams, restore, shorten
+from ferroflow_dask.plugin.streams import TOPIC, Load, Pause, WorkerLoad, WorkerStreams, restore, shorten
 from ferroflow_dask.plugin.worker_plugins import by_value
 
 #: What Dask waits between two batches to a worker and back [s].
@@ -240,6 +241,52 @@ def test_a_busy_thread_waits_and_an_idle_one_does_not(monkeypatch: pytest.Monkey
     assert pauses(0.5) == [0.0] * 10
     restore(stream, pause)
     assert stream.interval == 0.005
+
+
+#: A time longer than a window and one shorter, of which sums are exact [s].
+LONG_S, SHORT_S = 2**-5, 2**-8
+#: What passes between two questions, and what of it the thread worked [s]: the load that is told.
+WATCHED: dict[str, tuple[list[tuple[float, float]], list[float]]] = {
+    "the part of the last window": (
+        [(LONG_S, LONG_S), (LONG_S, LONG_S / 2), (LONG_S, 0.0)],
+        [1.0, 0.5, 0.0],
+    ),
+    "not before a window is over": ([(LONG_S, LONG_S)] + [(SHORT_S, 0.0)] * 3, [1.0, 1.0, 1.0, 0.0]),
+    "nobody asked for long": ([(LONG_S, LONG_S), (0.5, 0.5), (LONG_S, LONG_S)], [1.0, 0.0, 1.0]),
+    "a clock that is set back": ([(LONG_S, 0.0), (-5.0, 0.0), (LONG_S, 0.0)], [0.0, 1.0, 0.0]),
+}
+
+
+@pytest.mark.parametrize(("passed", "expected"), WATCHED.values(), ids=WATCHED)
+def test_the_load_is_that_of_the_last_window(
+    passed: list[tuple[float, float]], expected: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert loads(Load(), passed, monkeypatch) == expected
+
+
+def test_a_worker_with_other_tasks_to_run_is_under_full_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    ready: list[str] = []
+    worker: Any = SimpleNamespace(state=SimpleNamespace(ready=ready))
+    load = WorkerLoad(worker)
+    idle = [(LONG_S, 0.0)] * 2
+    assert loads(load, idle, monkeypatch) == [0.0, 0.0]
+    ready.append("next")
+    assert loads(load, idle, monkeypatch) == [1.0, 1.0]
+    ready.clear()
+    assert loads(load, idle, monkeypatch) == [0.0, 0.0]
+
+
+def loads(load: Load, passed: list[tuple[float, float]], monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return what a load is after each of the times that pass [s], with what of it the thread worked [s]."""
+    now_s, worked_s = 100.0, 0.0
+    monkeypatch.setitem(Load.at.__globals__, "_busy_s", lambda: worked_s)
+    load.at(now_s)
+    found = []
+    for elapsed_s, part_s in passed:
+        now_s += elapsed_s
+        worked_s += part_s
+        found.append(load.at(now_s))
+    return found
 
 
 def test_time_at_work_is_not_that_asleep() -> None:

@@ -139,3 +139,66 @@ def test_what_is_assigned_adds_to_what_comes_until_that_is_told_anew() -> None:
     assert view.workers["w"].incoming_nbytes == 2 * 10**8
     view.set_incoming("w", 10**6)
     assert view.workers["w"].incoming_nbytes == 10**6
+
+
+def test_an_overrun_is_told_by_the_speed_of_the_worker() -> None:
+    view = cluster(1, "runs")
+    worker = view.workers["w"]
+    assert [worker.overrun_s(now) for now in (0.5, 1.5, 3.0)] == [0.0, 0.5, 2.0]
+    worker.speed = 0.5  # which takes two seconds for it
+    assert [worker.overrun_s(now) for now in (0.5, 1.5, 3.0)] == [0.0, 0.0, 1.0]
+    view.finish("runs", 3.0)
+    assert worker.overrun_s(9.0) == 0.0
+
+
+def run_on(view: ClusterView, worker: str, seconds: float, n: int = 1, **more: bool) -> None:
+    """Let a worker run tasks of one expected second."""
+    for i in range(n):
+        task = TaskView((worker, i), 1.0, (0,), **more)
+        view.assign(task, worker, 0.0)
+        view.observe(task.key, seconds)
+        view.finish(task.key, 0.0)
+
+
+def where_others_are_usual() -> ClusterView:
+    """Return a view of `w0`, of which nothing is known, and of three workers that take what is expected."""
+    view = on_hosts(["a"] * 4)
+    for name in ("w1", "w2", "w3"):
+        run_on(view, name, 1.0, n=7)
+    return view
+
+
+def test_a_worker_that_comes_back_is_not_known_to_be_slow() -> None:
+    view = where_others_are_usual()
+    run_on(view, "w0", 4.0, n=7)
+    assert view.workers["w0"].speed == 0.25
+    view.remove_worker("w0")
+    view.add_worker("w0", 1, "cpu", "a")
+    for _ in range(3):
+        run_on(view, "w0", 1.0)
+        assert view.workers["w0"].speed == 1.0
+
+
+def test_nothing_is_learned_from_guesses_until_they_have_a_price() -> None:
+    view = where_others_are_usual()
+    run_on(view, "w0", 4.0, n=7, is_guess=True)
+    assert view.workers["w0"].speed == 1.0
+    tasks = [TaskView(i, 9.0, (i,), is_guess=True) for i in range(7)]
+    for task in tasks:
+        view.assign(task, "w0", 0.0)
+        view.reprice(task.key, 1.0)
+        view.observe(task.key, 4.0)
+    assert view.workers["w0"].speed == 0.25
+    assert view.workers["w0"].backlog_s == 7
+    assert not any(task.is_guess for task in tasks)
+
+
+def test_what_is_learned_of_transfers_has_bounds() -> None:
+    view = cluster(1)
+    task = lacking("a", 10**8)
+    view.assign(task, "w", 0.0)
+    assert view.transfer_slowness == 1.0
+    for seconds, expected in ((1e6, 20.0), (0.0, 1.0)):
+        for _ in range(200):
+            view.observe_transfer(task.key, seconds)
+        assert view.transfer_slowness == expected

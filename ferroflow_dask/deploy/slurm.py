@@ -357,9 +357,11 @@ class SlurmCluster(SLURMCluster):
 
     async def _note_loss(self, job: Job) -> None:
         job_id = str(job.job_id)
-        states = await states_of([job_id]) or {}
-        told = in_words(*states.get(job_id, ("gone", "")))
-        self._note(f"all workers of job {job_id} ({job.job_name}) have left: it is {told}")
+        states = await states_of([job_id])
+        told = "Slurm does not answer"
+        if states is not None:
+            told = f"it is {in_words(*states.get(job_id, ('gone', '')))}"
+        self._note(f"all workers of job {job_id} ({job.job_name}) have left: {told}")
         await job.close()
 
     async def _look(self) -> None:
