@@ -368,8 +368,8 @@ def test_restart_forgets_all_tasks(process_client: Client) -> None:
     assert process_client.submit(add, 1, 2).result() == 3
 
     def left(dask_scheduler: Any) -> tuple[int, int]:
-        view = dask_scheduler.extensions["stealing"].view
-        return len(view.workers), len(view.assigned)
+        stealing = dask_scheduler.extensions["stealing"]
+        return len(stealing.view.workers), sum(map(len, stealing.kept().values()))
 
     assert process_client.run_on_scheduler(left) == (2, 0)
     uninstall(process_client)
