@@ -7,7 +7,7 @@ from typing import Any
 
 import dask
 import pytest
-from distributed import Worker
+from distributed import SchedulerPlugin, Worker
 from distributed.scheduler import DEFAULT_EXTENSIONS
 from distributed.stealing import WorkStealing
 from one_loop import Cluster, on_cluster
@@ -97,10 +97,41 @@ def test_nothing_is_kept_of_tasks_that_are_cancelled_or_fail() -> None:
         await cluster.client.gather(failing, errors="skip")
         await cluster.client.cancel(futures)
         await comes(lambda: not any(ts.key[0] == "c" for ts in cluster.scheduler.tasks.values()))
-        assert not cluster.stealing._bypass._queueing
-        assert not any(cluster.stealing.unknown_durations.values())
+        assert not any(cluster.stealing.kept().values())
 
     on_cluster(test)
+
+
+@pytest.mark.parametrize("cost", [{}, {"ferroflow_cost": 0.1}], ids=["unknown costs", "known costs"])
+@pytest.mark.parametrize("failures", [0, 1], ids=["ended", "failed"])
+def test_nothing_is_kept_of_tasks(failures: int, cost: dict[str, float]) -> None:
+    cluster = VirtualCluster(2)
+    roots = {("root", i): VirtualTask(0.1, annotations=cost, failures=failures) for i in range(20)}
+    ends = {("end", i): VirtualTask(0.1, (("root", i),)) for i in range(20)}
+    cluster.submit(roots | ends)
+    cluster.run()
+    cluster.check()
+
+
+def test_a_restart_forgets_what_was_kept_of_tasks() -> None:
+    kept: list[dict[str, Any]] = []
+
+    class RestartsAsAGraphArrives(SchedulerPlugin):
+        def update_graph(self, scheduler: Any, **_: Any) -> None:
+            kept.append(cluster.stealing.kept())
+            cluster.stealing.restart(scheduler)
+            kept.append(cluster.stealing.kept())
+
+    known = {"ferroflow_cost": 1.0}
+    cluster = VirtualCluster(4)
+    cluster.submit({"root": VirtualTask(1.0), "end": VirtualTask(1.0, ("root",))}, "a")
+    cluster.submit({"known": VirtualTask(1.0, annotations=known)}, "b")
+    cluster.run(until=0.5)
+    cluster.scheduler.add_plugin(RestartsAsAGraphArrives(), name="restarts")
+    cluster.submit({"planned": VirtualTask(1.0, annotations={**known, "ferroflow_rank": 1.0})}, "c")
+    before, after = kept
+    assert all(before.values())
+    assert not any(after.values())
 
 
 def test_a_plugin_that_is_there_before_the_scheduler_runs_reaches_the_workers() -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from distributed import Client
-from in_charge import scheduler_of
 
-from ferroflow_dask import install, uninstall
+from ferroflow_dask import FerroflowStealing
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
 
 N = 200
@@ -95,10 +93,33 @@ def test_what_the_user_configured_holds(saturation: float) -> None:
     assert most_at_once(results(), saturation) == saturation
 
 
-def test_leaving_restores_what_was_there(thread_client: Client) -> None:
-    before = scheduler_of(thread_client).WORKER_SATURATION
-    install(thread_client)
-    futures = thread_client.map(int, range(2000), pure=False, key="short")
-    thread_client.gather(futures)
-    uninstall(thread_client)
-    assert before == scheduler_of(thread_client).WORKER_SATURATION
+def fed_ahead() -> tuple[VirtualCluster, float]:
+    """Return a cluster amid a run, in which workers are sent more than was configured, and that."""
+    cluster = VirtualCluster(2, policy="ferroflow", latency_s=LINK_S, bandwidth=1e12)
+    configured = cluster.scheduler.WORKER_SATURATION
+    cluster.submit(results())
+    while configured == cluster.scheduler.WORKER_SATURATION:
+        assert cluster.scheduler.queued or not cluster.time.now
+        cluster.run(until=cluster.time.now + LINK_S / 4)
+    assert configured < cluster.scheduler.WORKER_SATURATION
+    return cluster, configured
+
+
+def test_leaving_restores_what_was_there() -> None:
+    cluster, before = fed_ahead()
+    assert isinstance(cluster.stealing, FerroflowStealing)
+    cluster.stealing.teardown()
+    assert before == cluster.scheduler.WORKER_SATURATION
+    cluster.run()
+    assert all(ts.state == "memory" for ts in cluster.scheduler.tasks.values())
+
+
+def test_what_somebody_sets_at_run_time_holds() -> None:
+    cluster, _ = fed_ahead()
+    cluster.scheduler.WORKER_SATURATION = 1.5
+    cluster.run()
+    cluster.check()
+    assert cluster.scheduler.WORKER_SATURATION == 1.5
+    assert isinstance(cluster.stealing, FerroflowStealing)
+    cluster.stealing.teardown()
+    assert cluster.scheduler.WORKER_SATURATION == 1.5

@@ -310,7 +310,7 @@ def leave_a_task_in_the_view(cluster: VirtualCluster) -> None:
         pytest.param(break_the_plugin, "gave up.*on purpose", id="a plugin that failed"),
         pytest.param(leave_resources, "1 of GPU in use", id="resources in use"),
         pytest.param(forget_a_result, "the scheduler knows of", id="a worker without its data"),
-        pytest.param(leave_a_task_in_the_view, "has tasks assigned", id="a task left in the view"),
+        pytest.param(leave_a_task_in_the_view, "1 tasks are in the view", id="a task left in the view"),
     ],
 )
 def test_a_wrong_end_is_told(spoil: Callable[[VirtualCluster], None], message: str) -> None:

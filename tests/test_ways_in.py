@@ -17,7 +17,7 @@ from typing import Any
 
 import dask
 import pytest
-from distributed import Client, LocalCluster, Scheduler, Worker
+from distributed import Client, LocalCluster, Scheduler
 from distributed.scheduler import DEFAULT_EXTENSIONS
 
 from ferroflow_dask import FerroflowPlugin, FerroflowStealing, install, uninstall
@@ -188,15 +188,43 @@ def test_where_upstream_lacks_a_name_dask_goes_on(
     assert thread_client.submit(add, 1, 2).result() == 3
 
 
+#: A worker on a machine on which the package is not installed.
+WORKER_WITHOUT_US = """
+import asyncio, sys
+sys.modules["ferroflow_dask"] = None  # importing it raises
+from distributed import Worker
+
+async def work():
+    async with Worker(sys.argv[1], nthreads=1, dashboard=False) as worker:
+        await worker.finished()
+
+asyncio.run(work())
+"""
+
+
 def test_workers_need_nothing_of_ours_for_plain_dask() -> None:
     async def test() -> None:
         async with (
             Scheduler(dashboard=False, dashboard_address=":0", port=0) as scheduler,
-            Worker(scheduler.address, nthreads=1) as worker,
             Client(scheduler.address, asynchronous=True) as client,
         ):
             await install(client)
-            assert not any("ferroflow" in name for name in (*worker.plugins, *worker.extensions))
-            assert await client.submit(add, 1, 2) == 3
+            script = ["-c", WORKER_WITHOUT_US, scheduler.address]
+            process = await asyncio.create_subprocess_exec(sys.executable, *script)
+            try:
+                await client.wait_for_workers(1, timeout=30)
+                ours: list[str] = []
+                while len(ours) < 2:
+                    (plugins,) = (await client.run(lambda dask_worker: list(dask_worker.plugins))).values()
+                    ours = sorted(name for name in plugins if name.startswith("ferroflow"))
+                assert [name.rstrip("-0123456789") for name in ours] == [
+                    "ferroflow-streams",
+                    "ferroflow-successors",
+                ]
+                assert await client.submit(add, 1, 2) == 3
+            finally:
+                if process.returncode is None:
+                    process.terminate()
+                await process.wait()
 
-    asyncio.run(test())
+    asyncio.run(asyncio.wait_for(test(), 60))

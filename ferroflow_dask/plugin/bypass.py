@@ -94,6 +94,10 @@ class Bypass:
             self._priorities[task.key] = task.priority
             self._sorted.add(task.priority)
 
+    def keys(self) -> list[Key]:
+        """Return the tasks that bear on what is admitted: on workers, or to queue with others."""
+        return [*self._priorities, *self._queueing]
+
     def clear(self) -> None:
         """Forget all tasks."""
         self._queueing.clear()

@@ -123,6 +123,10 @@ class Prices:
                 self._reprice(other.key, now_s)
         account.price_s, account.n_ended = now_s, 0
 
+    def keys(self) -> list[Key]:
+        """Return the tasks that are on workers."""
+        return [ts.key for group, account in self._accounts.items() for ts in account.tasks[group]]
+
     def clear(self) -> None:
         """Forget all tasks."""
         self._names.clear()

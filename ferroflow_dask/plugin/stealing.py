@@ -205,6 +205,16 @@ class FerroflowStealing(Tracking):
         }
         return learned | self.policy.gauges() if isinstance(self.policy, StealingPolicy) else learned
 
+    def kept(self) -> dict[str, list[Key]]:
+        """Return the tasks that are kept account of, by what for; none is once all have ended."""
+        return {
+            "are in the view": list(self.view.assigned),
+            "are planned": list(self._planned),
+            "may be priced anew": self._prices.keys(),
+            "bear on what passes by the queue": self._bypass.keys(),
+            "were sent ahead": self.successors.keys(),
+        }
+
     # Hooks of SchedulerPlugin: the scheduler's events become changes of the view
 
     def add_worker(self, scheduler: Any = None, worker: Any = None) -> None:

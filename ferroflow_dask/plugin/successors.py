@@ -120,6 +120,10 @@ class Successors:
         """Tasks that were sent ahead and are not placed yet."""
         return len(self._ahead)
 
+    def keys(self) -> list[Key]:
+        """Return the tasks that were sent ahead, and that are on workers because they were."""
+        return [*self._ahead, *self.early]
+
     # What happens to tasks
 
     def changed(self, key: Key, start: str, finish: str) -> None:

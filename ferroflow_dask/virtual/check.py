@@ -27,8 +27,7 @@ def check_end(
         problems += _steals_under_way(stealing)
     if isinstance(stealing, FerroflowStealing):
         problems += _wrong_view(scheduler, stealing)
-        if stealing.successors.n_ahead:
-            problems.append(f"{stealing.successors.n_ahead} tasks were sent ahead and never placed")
+        problems += [f"{len(keys)} tasks {what}: {keys!r}" for what, keys in stealing.kept().items() if keys]
     alive = [worker for worker in workers if worker.is_alive]
     for worker in alive:
         problems += _wrong_store(scheduler, worker)
@@ -68,8 +67,6 @@ def _steals_under_way(stealing: WorkStealing) -> Iterator[str]:
 
 def _wrong_view(scheduler: VirtualScheduler, stealing: FerroflowStealing) -> Iterator[str]:
     view = stealing.view
-    if view.assigned:
-        yield f"the view has tasks assigned: {list(view.assigned)!r}"
     if set(view.workers) != set(scheduler.workers):
         yield f"the view has the workers {list(view.workers)!r}"
     running = {ws.address for ws in scheduler.running}

@@ -1,0 +1,95 @@
+"""Which idle workers look for work, in which order, and when they are let be for a moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ferroflow_dask.plugin.idle import IdleWorkers
+from ferroflow_dask.policy import ClusterView, TaskView
+
+A, B, C, D = "abcd"
+
+
+def served(
+    idle: str, steal_for: Callable[[str], bool], queued: bool = False, may_steal: bool = True
+) -> tuple[IdleWorkers, ClusterView, list[str]]:
+    """Return who serves idle workers, of which the first comes first, beside one that is crowded."""
+    view, again = ClusterView(), []
+    for worker in ("crowded", *reversed(idle)):
+        view.add_worker(worker, 1)
+    for i in range(3):
+        view.assign(TaskView(i, 1.0, (i,)), "crowded", 0.0)
+    scheduler: Any = SimpleNamespace(queued=queued)
+    return (
+        IdleWorkers(scheduler, view, steal_for, lambda: may_steal, lambda: again.append("again")),
+        view,
+        again,
+    )
+
+
+def never(_: str) -> bool:
+    return False
+
+
+def test_those_that_find_nothing_let_others_come_first_and_two_of_them_end_a_turn() -> None:
+    asked: list[str] = []
+    idle, view, again = served("abcd", lambda worker: asked.append(worker) or False)
+    assert view.first_idle(9) == [A, B, C, D]
+    assert idle.serve(0.0) == 2
+    assert asked == [A, B]
+    assert view.first_idle(9) == [C, D, A, B]
+    idle.serve(1.0)
+    assert asked == [A, B, C, D]
+    assert not again
+
+
+def test_after_a_turn_in_which_all_found_work_there_is_another() -> None:
+    idle, _, again = served("ab", lambda _: True)
+    assert idle.serve(0.0) == 0
+    assert again == ["again"]
+
+
+def test_after_a_turn_in_which_one_found_nothing_there_is_none() -> None:
+    idle, _, again = served("ab", lambda worker: worker == A)
+    assert idle.serve(0.0) == 1
+    assert not again
+
+
+@pytest.mark.parametrize(
+    ("hopeless", "n"),
+    [({}, 2), ({"queued": True}, 0), ({"may_steal": False}, 0)],
+    ids=["hope", "the scheduler has a queue", "stealing is off"],
+)
+def test_there_is_hope_where_idle_workers_may_steal(hopeless: dict[str, bool], n: int) -> None:
+    idle, _, _ = served("ab", never, **hopeless)
+    assert idle.n_hopeful() == n
+    assert idle.serve_hopeful(0.0) == (n or None)
+
+
+def test_where_nothing_was_found_nobody_looks_for_a_moment() -> None:
+    asked: list[str] = []
+    idle, _, _ = served("a", lambda worker: asked.append(worker) or False)
+    for now, n_asked in [(1.0, 1), (1.004, 1), (1.006, 2)]:
+        idle.serve_hopeful(now)
+        assert len(asked) == n_asked
+
+
+def test_a_task_that_comes_to_wait_ends_the_moment() -> None:
+    asked: list[str] = []
+    idle, view, _ = served("a", lambda worker: asked.append(worker) or False)
+    idle.serve_hopeful(1.0)
+    view.assign(TaskView("new", 1.0, (9,)), "crowded", 1.001)
+    idle.serve_hopeful(1.002)
+    assert asked == [A, A]
+
+
+def test_where_somebody_found_work_others_look_at_once() -> None:
+    asked: list[str] = []
+    idle, _, _ = served("ab", lambda worker: asked.append(worker) or worker == A)
+    idle.serve_hopeful(1.0)
+    idle.serve_hopeful(1.0)
+    assert len(asked) == 4
