@@ -123,3 +123,19 @@ def test_what_somebody_sets_at_run_time_holds() -> None:
     assert isinstance(cluster.stealing, FerroflowStealing)
     cluster.stealing.teardown()
     assert cluster.scheduler.WORKER_SATURATION == 1.5
+
+
+@pytest.mark.parametrize("nthreads", [1, 4])
+@pytest.mark.parametrize("latency_s", [0.001, 0.004, 0.01])
+def test_threads_need_not_wait_however_late_messages_come(latency_s: float, nthreads: int) -> None:
+    cluster = VirtualCluster(2, nthreads, latency_s=latency_s, bandwidth=1e12)
+    # Of long ones nobody waits: that tells next to nothing of messages.
+    for name, n, seconds in (("long", 20, 0.1), ("short", 1000, 0.001)):
+        cluster.submit(
+            {(f"{name}-0a1", i): VirtualTask(seconds, nbytes=8) for i in range(n * nthreads)}, name
+        )
+        start_s = cluster.time.now
+        cluster.run()
+    _, learned_s = cluster.stealing.gauges()["round_trip_seconds"]
+    assert 1.4 * latency_s <= learned_s <= 4 * latency_s
+    assert cluster.record.makespan_s - start_s <= 1.15 * 0.5  # all threads run all the time

@@ -9,6 +9,7 @@ a task that needs many of them, are made ahead, and so many bytes of them at mos
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from ferroflow_dask.plugin import seams
@@ -23,6 +24,8 @@ _DASKS = 1.1
 _SHORTEST_S, _LONGEST_S = 1e-4, 0.05
 #: What a worker takes between two tasks that it has [s].
 _BETWEEN_TASKS_S = 5e-4
+#: Part of the time for which a thread has had tasks, and has not waited, that is tried next.
+_PROBED = 0.9
 #: Part of a new sample in the mean round trip.
 _WEIGHT = 0.1
 #: Tasks of a thread that are sent ahead at most, and the bytes of their results [B].
@@ -51,6 +54,8 @@ class Slots:
         self.round_trip_s = round_trip_s
         # When a thread ended its last task, by its worker's clock.
         self._stopped_s: dict[tuple[str, int], float] = {}
+        # Tasks of a thread since one has waited.
+        self._n_in_a_row: dict[tuple[str, int], int] = {}
 
     def finished(
         self, ts: TaskState, thread: tuple[str, int], start_s: float, stop_s: float, has_waited: bool = True
@@ -71,17 +76,36 @@ class Slots:
         self._stopped_s[thread] = stop_s
         if stopped_s is None or not has_waited or not self._scheduler.queued:
             return
-        # What a thread has waited for, beyond the tasks that it had for the time.
         gap_s = start_s - stopped_s - _BETWEEN_TASKS_S
-        sample_s = gap_s + int(self._set - 1) * max(0.0, ts.prefix.duration_average)
-        if gap_s <= _LONGEST_S:
+        n_ahead = self._n_ahead(thread[0])
+        had_s = n_ahead * max(0.0, ts.prefix.duration_average)
+        if gap_s > _BETWEEN_TASKS_S:
+            # What the thread has waited for, beyond the tasks that it had for the time.
+            self._n_in_a_row[thread] = 0
+            self._learn(gap_s + had_s)
+            return
+        # Of the tasks that a thread has ahead one waits and the others come while they run. Where none has
+        # waited for long, a round trip is no longer than they all, and maybe shorter.
+        n_in_a_row = self._n_in_a_row[thread] = self._n_in_a_row.get(thread, 0) + 1
+        if n_in_a_row > 2 * (n_ahead + 1):
+            self._n_in_a_row[thread] = 0
+            self._learn(min(self.round_trip_s, _PROBED * max(had_s, ts.prefix.duration_average)))
+
+    def _learn(self, sample_s: float) -> None:
+        if sample_s <= _LONGEST_S:
             self.round_trip_s += _WEIGHT * (sample_s - self.round_trip_s)
-            self.round_trip_s = min(max(self.round_trip_s, _SHORTEST_S), _LONGEST_S)
+            self.round_trip_s = max(self.round_trip_s, _SHORTEST_S)
+
+    def _n_ahead(self, worker: str) -> float:
+        """Return how many tasks a thread of a worker has beyond the one that it runs, on average."""
+        ws = self._scheduler.workers.get(worker)
+        return math.ceil(self._set * ws.nthreads) / ws.nthreads - 1 if ws is not None else 0.0
 
     def left(self, worker: str) -> None:
         """Forget a worker."""
         for thread in [thread for thread in self._stopped_s if thread[0] == worker]:
             del self._stopped_s[thread]
+            self._n_in_a_row.pop(thread, None)
 
     def adapt(self, now: float) -> None:
         """Send as many tasks ahead as the first in the queue asks for; not within a transition.
@@ -106,7 +130,7 @@ class Slots:
         if duration_s > self.round_trip_s:
             return 0
         # Whole tasks, so that a mean that wavers changes nothing most of the time.
-        ahead = min(_MOST_AHEAD, int(self.round_trip_s / max(duration_s, _SHORTEST_S)))
+        ahead = min(_MOST_AHEAD, math.ceil(self.round_trip_s / max(duration_s, _SHORTEST_S)))
         # What is used soon must not be made faster than it is used, or results pile up.
         if seams.is_used_soon(ts, ahead):
             return 0
