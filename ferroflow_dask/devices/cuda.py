@@ -88,7 +88,7 @@ class CudaDevice:
 
     @contextmanager
     def use(self, computes: bool = True) -> Iterator[None]:
-        """Make the calling thread's stream the one that work is enqueued on; without products if so told."""
+        """Make the calling thread's stream the one that work, and products if so told, are enqueued on."""
         with self._device, self._stream:
             if self._precision == "fp32" or not computes:  # a handle takes memory
                 yield

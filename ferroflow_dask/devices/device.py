@@ -46,7 +46,7 @@ class Device(Protocol):
     execution_provider: ExecutionProvider | None
 
     def use(self, computes: bool = True) -> AbstractContextManager[object]:
-        """Make the calling thread's stream the one that work is enqueued on; without products if so told."""
+        """Make the calling thread's stream the one that work, and products if so told, are enqueued on."""
         ...
 
     def to_device(self, array: HostArray) -> Any:

@@ -32,9 +32,8 @@ def _serialize_on_device(resident: Resident) -> tuple[dict[str, Any], list[Any]]
     # Where arrays of its library cannot be sent so, it raises NotImplementedError: Dask takes another way.
     try:
         header, frames = cuda_dumps(resident.finished())
-    except (
-        ImportError
-    ) as error:  # distributed's own part needs Numba, which nothing that we need brings along
+    except ImportError as error:
+        # Distributed's own part needs Numba, which nothing that we need brings along.
         raise NotImplementedError(str(error)) from error
     return header, frames
 

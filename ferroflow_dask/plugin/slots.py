@@ -24,7 +24,9 @@ _DASKS = 1.1
 _SHORTEST_S, _LONGEST_S = 1e-4, 0.05
 #: What a worker takes between two tasks that it has [s].
 _BETWEEN_TASKS_S = 5e-4
-#: Part of the time for which a thread has had tasks, and has not waited, that is tried next.
+#: Tasks of a thread that are sent ahead and do no harm, however much too long a round trip is taken for.
+_FEW = 2
+#: Part of what a round trip was taken for that is tried next, where threads have not waited.
 _PROBED = 0.9
 #: Part of a new sample in the mean round trip.
 _WEIGHT = 0.1
@@ -78,18 +80,17 @@ class Slots:
             return
         gap_s = start_s - stopped_s - _BETWEEN_TASKS_S
         n_ahead = self._n_ahead(thread[0])
-        had_s = n_ahead * max(0.0, ts.prefix.duration_average)
         if gap_s > _BETWEEN_TASKS_S:
             # What the thread has waited for, beyond the tasks that it had for the time.
             self._n_in_a_row[thread] = 0
-            self._learn(gap_s + had_s)
+            self._learn(gap_s + n_ahead * max(0.0, ts.prefix.duration_average))
             return
-        # Of the tasks that a thread has ahead one waits and the others come while they run. Where none has
-        # waited for long, a round trip is no longer than they all, and maybe shorter.
+        # A thread that has too few tasks ahead waits for one of them, and the others come while that runs.
+        # Where it has not waited for long, a round trip may be shorter.
         n_in_a_row = self._n_in_a_row[thread] = self._n_in_a_row.get(thread, 0) + 1
-        if n_in_a_row > 2 * (n_ahead + 1):
+        if n_in_a_row > 2 * (n_ahead + 1) and n_ahead > _FEW:
             self._n_in_a_row[thread] = 0
-            self._learn(min(self.round_trip_s, _PROBED * max(had_s, ts.prefix.duration_average)))
+            self._learn(_PROBED * self.round_trip_s)
 
     def _learn(self, sample_s: float) -> None:
         if sample_s <= _LONGEST_S:
