@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -17,6 +18,11 @@ from ferroflow_dask.deploy import load_profile, profile_of, save_profile
 from ferroflow_dask.exceptions import ClusterError, KernelError, UsageError
 from ferroflow_dask.graph import Graph
 from ferroflow_dask.lowering.bundles import bundle
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_kept_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
 def short(i: int) -> int:

@@ -318,7 +318,9 @@ def test_report_and_trace(client: Client, tmp_path: Path) -> None:
     tasks = [event for event in events if event["ph"] == "X"]
     assert len(tasks) == 13
     assert min(event["ts"] for event in tasks) == 0
-    assert sum(event["args"]["stolen"] for event in tasks) == sum(found.flows().values())
+    n_stolen, n_steals = sum(event["args"]["stolen"] for event in tasks), sum(found.flows().values())
+    assert n_stolen <= n_steals, "one may be stolen twice"
+    assert bool(n_stolen) == bool(n_steals)
     assert {event["ph"] for event in events} == {"X", "M"}
 
 
