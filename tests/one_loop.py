@@ -27,6 +27,12 @@ def wait_for(i: int, event: Event) -> int:
     return i
 
 
+async def comes(condition: Callable[[], object]) -> None:
+    """Wait until something is true."""
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
 class Cluster:
     """A scheduler with workers and a client on one event loop; the plugin is installed."""
 

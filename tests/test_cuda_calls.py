@@ -57,6 +57,7 @@ def test_reading_takes_no_handle(cupy: MagicMock) -> None:
     del cupy.cuda.Device.return_value.cublas_handle  # a look at it would raise
     with CudaDevice(precision="tf32").use(computes=False):
         pass
+    cupy.cuda.cublas.setMathMode.assert_not_called()
 
 
 def test_full_precision_is_not_asked_for_where_cupy_would_round(

@@ -10,33 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from slow_devices import slow_device
 from zict import Buffer
 
 from ferroflow_dask.devices import DeviceRunner, Resident
-from ferroflow_dask.devices.emulated import EmulatedDevice
 from ferroflow_dask.exceptions import KernelError
 from ferroflow_dask.graph import Graph, GraphBuilder
 from ferroflow_dask.kernels import make_plan
 from ferroflow_dask.plugin.devices import _spilling
 
 SHAPE = (8, 8)
-
-
-class Clock:
-    """Time that passes only while somebody sleeps."""
-
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
-
-
-def slow_device() -> EmulatedDevice:
-    clock = Clock()
-    return EmulatedDevice(launch_s=1e-6, clock=clock, sleep=clock.sleep)
 
 
 def run(runner: DeviceRunner, graph: Graph, arguments: list[Any]) -> list[Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from slow_devices import slow_device
 
 from ferroflow_dask.devices import DeviceRunner, Resident
 from ferroflow_dask.devices.emulated import EmulatedDevice, UnplannedAccessError
@@ -21,23 +22,6 @@ PROVIDERS = ("synthetic", "array", "onnxruntime", "reference")
 @pytest.fixture
 def device() -> EmulatedDevice:
     return EmulatedDevice()
-
-
-class Clock:
-    """Time that passes only while somebody sleeps."""
-
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
-
-
-def slow_device(launch_s: float) -> EmulatedDevice:
-    clock = Clock()
-    return EmulatedDevice(launch_s=launch_s, clock=clock, sleep=clock.sleep)
 
 
 def ignore(_ids: tuple[int, ...], _seconds: float, _is_on_device: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import dask
@@ -10,17 +9,12 @@ import pytest
 from distributed import SchedulerPlugin, Worker
 from distributed.scheduler import DEFAULT_EXTENSIONS
 from distributed.stealing import WorkStealing
-from one_loop import Cluster, on_cluster
+from one_loop import Cluster, comes, on_cluster
 
 from ferroflow_dask import FerroflowPlugin, install, uninstall
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
 
 pytestmark = pytest.mark.cluster
-
-
-async def comes(condition: Any) -> None:
-    while not condition():
-        await asyncio.sleep(0.005)
 
 
 def fails(i: int) -> None:

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from distributed import Event, Worker
-from one_loop import Cluster, on_cluster, wait_for
+from one_loop import Cluster, comes, on_cluster, wait_for
 
 from ferroflow_dask import install, uninstall
 from ferroflow_dask.plugin import seams
 
 pytestmark = pytest.mark.cluster
-
-
-async def comes(condition: Callable[[], object]) -> None:
-    while not condition():
-        await asyncio.sleep(0.005)
 
 
 @asynccontextmanager
@@ -92,13 +86,19 @@ def test_who_asked_stays_until_the_answers_are_there(
     on_cluster(test, plugin=is_ours)
 
 
+@asynccontextmanager
+async def steal_in_flight(cluster: Cluster) -> AsyncIterator[tuple[Any, Any, str]]:
+    """Ask for a task of the first worker's, while all are busy; yield its future, it, and the number."""
+    async with all_busy(cluster):
+        (future,) = cluster.pinned(1, 0.0)
+        ts = await cluster.processing(future)
+        yield future, ts, asked(cluster, ts)
+
+
 def test_a_stale_or_foreign_answer_ends_no_steal() -> None:
     async def test(cluster: Cluster) -> None:
         victim, thief = cluster.workers
-        async with all_busy(cluster):
-            (future,) = cluster.pinned(1, 0.0)
-            ts = await cluster.processing(future)
-            stimulus_id = asked(cluster, ts)
+        async with steal_in_flight(cluster) as (future, ts, stimulus_id):
             answer(cluster, ts, "ready", "steal-of-before", victim)
             answer(cluster, ts, "ready", stimulus_id, thief)
             assert list(cluster.stealing.in_flight) == [ts]
@@ -117,10 +117,7 @@ def test_a_stale_or_foreign_answer_ends_no_steal() -> None:
 def test_a_task_that_was_placed_anew_meanwhile_is_not_moved_again() -> None:
     async def test(cluster: Cluster) -> None:
         victim, thief = cluster.workers
-        async with all_busy(cluster):
-            (future,) = cluster.pinned(1, 0.0)
-            ts = await cluster.processing(future)
-            stimulus_id = asked(cluster, ts)
+        async with steal_in_flight(cluster) as (future, ts, stimulus_id):
             # By somebody else, who tells nobody of it.
             states = (cluster.scheduler.workers[worker.address] for worker in cluster.workers)
             seams.hand_over(cluster.scheduler, ts, *states)
@@ -158,10 +155,7 @@ def test_after_a_refusal_idle_workers_are_looked_for_again() -> None:
     async def test(cluster: Cluster) -> None:
         victim, _ = cluster.workers
         victim.stream_handlers["steal-request"] = lambda **_: None  # the answer is ours
-        async with all_busy(cluster):
-            (future,) = cluster.pinned(1, 0.0)
-            ts = await cluster.processing(future)
-            stimulus_id = asked(cluster, ts)
+        async with steal_in_flight(cluster) as (future, ts, stimulus_id):
             await comes(lambda: not cluster.stealing._passes._is_asked_for)
             answer(cluster, ts, "executing", stimulus_id, victim)
             assert cluster.stealing._passes._is_asked_for
