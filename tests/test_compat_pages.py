@@ -82,8 +82,10 @@ def test_what_was_learned_is_among_the_metrics(watched: Client) -> None:
     steals = stealing_of(watched).steals
     for outcome in ("asked", "confirmed", "refused", "aborted"):
         assert shown[f'dask_scheduler_ferroflow_steals_total{{outcome="{outcome}"}}'] == steals[outcome]
-    for outcome, n in stealing_of(watched).successors.outcomes.items():
+    for outcome, n in stealing_of(watched).messages.successors.outcomes.items():
         assert shown[f'dask_scheduler_ferroflow_successors_total{{outcome="{outcome}"}}'] == n
+    for what, n in stealing_of(watched).messages.inlining.counts.items():
+        assert shown[f'dask_scheduler_ferroflow_small_results_total{{what="{what}"}}'] == n
     assert shown["dask_scheduler_ferroflow_steal_threshold"] >= 1
     assert shown["dask_scheduler_ferroflow_slow_workers"] >= 0
     assert shown["dask_scheduler_ferroflow_round_trip_seconds"] > 0

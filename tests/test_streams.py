@@ -107,7 +107,8 @@ def test_a_worker_that_leaves_while_it_is_told_is_no_error(
             assert not ours(cluster.scheduler.worker_plugins)
         await asyncio.sleep(0.05)  # what was raised would be logged a little later
 
-    on_cluster(test, plugin=False, config={"ferroflow.send-successors": False})
+    others = {"ferroflow.send-successors": False, "ferroflow.inline-small-results": False}
+    on_cluster(test, plugin=False, config=others)
     assert "Traceback" not in caplog.text
 
 

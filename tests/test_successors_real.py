@@ -30,7 +30,7 @@ def test_a_leading_task_is_stolen() -> None:
         while cluster.scheduler.tasks.get(following.key) is None:
             await asyncio.sleep(0.005)
         # Nothing follows a task that waits; here it is sent all the same, as if there had been time.
-        successors = cluster.stealing.successors
+        successors = cluster.stealing.messages.successors
         successors._send(cluster.scheduler.tasks[following.key], ts.processing_on)
         cluster.ask(ts, cluster.workers[0], cluster.workers[1])
         while successors.n_ahead:
@@ -49,7 +49,7 @@ class OtherTask(Task):
 
 def test_only_plain_calls_lead_and_follow_and_are_led_to() -> None:
     async def test(cluster: Cluster) -> None:
-        successors = cluster.stealing.successors
+        successors = cluster.stealing.messages.successors
         event = await Event(name="go", client=cluster.client)
         for cls in (Task, OtherTask):
             graph = {}
@@ -113,14 +113,14 @@ def test_workers_are_told_as_they_join_and_until_it_is_uninstalled() -> None:
 
         async with Worker(cluster.scheduler.address, nthreads=1) as late:
             cluster.workers.append(late)
-            while len(cluster.stealing.successors._listening) < 3 or not all(listening()):
+            while len(cluster.stealing.messages.successors._listening) < 3 or not all(listening()):
                 await asyncio.sleep(0.005)
             event = await Event(name="go", client=cluster.client)
             first = cluster.client.submit(wait_for, 1, event, workers=[late.address])
             last = cluster.client.submit(lambda i: i + 1, first)
-            while not cluster.stealing.successors.n_ahead:
+            while not cluster.stealing.messages.successors.n_ahead:
                 await asyncio.sleep(0.005)
-            successors = cluster.stealing.successors
+            successors = cluster.stealing.messages.successors
             await uninstall(cluster.scheduler)
             assert successors.n_ahead == 0
             assert "_task_to_msg" not in vars(cluster.scheduler)
@@ -141,7 +141,7 @@ def test_a_setting_turns_it_off() -> None:
         )
         assert "_task_to_msg" not in vars(cluster.scheduler)
 
-    on_cluster(test, config={"ferroflow.send-successors": False})
+    on_cluster(test, config={"ferroflow.send-successors": False, "ferroflow.inline-small-results": False})
 
 
 @pytest.mark.cluster
@@ -166,7 +166,7 @@ def test_chains_on_processes_and_the_task_that_ends_them_is_named() -> None:
         graph |= {f"k{i}": (increment, f"k{i - 1}") for i in range(1, 200)}
         assert client.get(graph, "k199") == 200
         counts = client.run_on_scheduler(
-            lambda dask_scheduler: dask_scheduler.extensions["stealing"].successors.outcomes
+            lambda dask_scheduler: dask_scheduler.extensions["stealing"].messages.successors.outcomes
         )
         assert counts["confirmed"] > 100
         kept = client.get({"first": (increment, 0), "second": (increment, "first")}, "second", sync=False)

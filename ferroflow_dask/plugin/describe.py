@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count, islice
 from numbers import Real
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
+
+from dask.typing import Key
 
 from ferroflow_dask.lowering import COST_ANNOTATION, CPU, GPU, RANK_ANNOTATION, bundle_in
 from ferroflow_dask.plugin import seams
@@ -124,8 +126,11 @@ class AllowedWorkers(Collection[str]):
 class TaskDescriber:
     """Describes tasks as they are now; O(dependencies) each."""
 
-    def __init__(self, scheduler: Scheduler, durations: Durations) -> None:
+    def __init__(
+        self, scheduler: Scheduler, durations: Durations, comes_along: Callable[[Key], bool]
+    ) -> None:
         self._scheduler = scheduler
+        self._comes_along = comes_along
         self._durations = durations
         self._numbers = count()
         #: Counts changes of the set of workers.
@@ -205,16 +210,22 @@ class TaskDescriber:
         held: dict[str, int] = {}
         coming: dict[str, int] = {}
         n_held: dict[str, int] = {}
+        inlined: dict[str, int] = {}
         near: dict[str, int] | None = {} if len(self._scheduler.host_info) > 1 else None
-        total = n_inputs = n_readers = 0
+        total = n_inputs = n_inlined = n_readers = 0
         for dependency in ts.dependencies:
             holders = dependency.who_has or ()
             if len(holders) == len(self._scheduler.workers):
                 continue  # it is everywhere: no worker is nearer than another
+            n_readers = max(n_readers, len(dependency.dependents))
+            if self._comes_along(dependency.key):
+                n_inlined += 1
+                for holder in islice(holders, _HOLDERS):
+                    inlined[holder.address] = inlined.get(holder.address, 0) + 1
+                continue
             nbytes = dependency.get_nbytes()
             total += nbytes
             n_inputs += 1
-            n_readers = max(n_readers, len(dependency.dependents))
             hosts = set()
             for holder in islice(holders, _HOLDERS):
                 held[holder.address] = held.get(holder.address, 0) + nbytes
@@ -239,6 +250,8 @@ class TaskDescriber:
             input_bytes=total,
             output_bytes=int(self._durations.nbytes(ts) or 0) if self.has_gpus else 0,
             n_inputs=n_inputs,
+            inlined=inlined or _NOTHING,
+            n_inlined=n_inlined,
             n_readers=n_readers,
             allowed=self._allowed_of(ts),
             is_movable=not (ts.actor or seams.is_never_stolen(ts)),

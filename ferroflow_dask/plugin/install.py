@@ -89,7 +89,7 @@ class FerroflowPlugin(SchedulerPlugin):
 
 def _check_settings() -> None:
     config.get_seconds("latency")
-    for name in ("low-latency-streams", "send-successors"):
+    for name in ("low-latency-streams", "send-successors", "inline-small-results"):
         config.get_bool(name)
 
 
@@ -262,7 +262,7 @@ async def _restore(dask_scheduler: Scheduler, name: str | None = None) -> None:
 def _follow(dask_scheduler: Scheduler, name: str) -> None:
     present = dask_scheduler.extensions.get("stealing")
     if isinstance(present, FerroflowStealing):
-        present.streams.followed_by(name)
+        present.messages.streams.followed_by(name)
 
 
 def _find(dask_scheduler: Scheduler) -> FerroflowPlugin | None:

@@ -46,9 +46,15 @@ class _Collector:
         successors = CounterMetricFamily(
             f"{prefix}_successors", "Tasks sent before their inputs, and how that ended", labels=["outcome"]
         )
-        for outcome, n in shell.successors.outcomes.items():
+        for outcome, n in shell.messages.successors.outcomes.items():
             successors.add_metric([outcome], n)
         yield successors
+        results = CounterMetricFamily(
+            f"{prefix}_small_results", "Results that workers told, and that came with a task", labels=["what"]
+        )
+        for what, n in shell.messages.inlining.counts.items():
+            results.add_metric([what], n)
+        yield results
         counters, of_devices = shell.device_totals.of(shell.scheduler.workers.values())
         for name, (told, value) in counters.items():
             yield CounterMetricFamily(f"{prefix}_{name}", told, value=value)

@@ -8,13 +8,14 @@ numbers of upstream are left out on purpose; they age.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import lru_cache
 from typing import Any
 
 from dask._task_spec import Task
 from dask.typing import Key
 from distributed.comm.addressing import get_address_host
+from distributed.protocol.serialize import Serialized
 from distributed.scheduler import Scheduler, TaskState, WorkerState, heartbeat_interval
 from distributed.stealing import WorkStealing, fast_tasks
 
@@ -25,6 +26,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
         "_reschedule",
         "_task_to_msg",
         "acquire_resources",
+        "add_replica",
         "check_idle_saturated",
         "decide_worker_non_rootish",
         "is_rootish",
@@ -122,6 +124,35 @@ def override_messages(
             stock_remove(addr, dropped, stimulus_id=stimulus_id)
 
     return _override(scheduler, _task_to_msg=task_to_msg, request_remove_replicas=request_remove_replicas)
+
+
+def override_gather(scheduler: Scheduler, known: Callable[[Key], bytes | None]) -> Callable[[], None]:
+    """Answer clients that gather results with those that are `known`, pickled; workers are asked for others.
+
+    Returns what undoes it.
+    """
+    stock = scheduler.handlers["gather"]
+
+    async def gather(keys: Collection[Key], serializers: list[str] | None = None) -> dict[str, Any]:
+        here = {} if serializers else {key: value for key in keys if (value := known(key)) is not None}
+        others = [key for key in keys if key not in here]
+        answer: dict[str, Any] = await stock(keys=others, serializers=serializers)
+        if answer["status"] == "OK":
+            header = {"serializer": "pickle", "writeable": ()}
+            answer["data"] |= {key: Serialized(header, [value]) for key, value in here.items()}
+        return answer
+
+    def restore() -> None:
+        if scheduler.handlers.get("gather") is gather:
+            scheduler.handlers["gather"] = stock
+
+    scheduler.handlers["gather"] = gather
+    return restore
+
+
+def note_copy(scheduler: Scheduler, ts: TaskState, ws: WorkerState) -> None:
+    """Note that a worker has a copy of a result, or will have once it reads its messages."""
+    scheduler.add_replica(ts, ws)
 
 
 def early_message(scheduler: Scheduler, ts: TaskState, ws: WorkerState) -> dict[str, Any]:

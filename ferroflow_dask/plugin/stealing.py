@@ -29,6 +29,7 @@ from ferroflow_dask.plugin.devices import DEVICES_TOPIC, kind_of_worker
 from ferroflow_dask.plugin.durations import Durations, durations_of
 from ferroflow_dask.plugin.idle import IdleWorkers
 from ferroflow_dask.plugin.journal import Journal
+from ferroflow_dask.plugin.messages import Messages
 from ferroflow_dask.plugin.passes import Passes
 from ferroflow_dask.plugin.polled import Polled
 from ferroflow_dask.plugin.prices import Prices
@@ -36,13 +37,8 @@ from ferroflow_dask.plugin.replicas import keep_placed, restore_replicas
 from ferroflow_dask.plugin.settings import configured_policy
 from ferroflow_dask.plugin.slots import Slots
 from ferroflow_dask.plugin.steals import RESTRICTED
-from ferroflow_dask.plugin.streams import Streams
-from ferroflow_dask.plugin.successors import Successors
-from ferroflow_dask.plugin.successors_worker import TOPIC as SUCCESSORS_TOPIC
-from ferroflow_dask.plugin.successors_worker import WorkerSuccessors
 from ferroflow_dask.plugin.swap import restore
 from ferroflow_dask.plugin.tracking import Tracking
-from ferroflow_dask.plugin.worker_plugins import OnWorkers
 from ferroflow_dask.policy import ClusterView, Policy, StealingPolicy, TaskView
 from ferroflow_dask.policy.events import (
     Event,
@@ -113,16 +109,16 @@ class FerroflowStealing(Tracking):
         self._idle = IdleWorkers(scheduler, self.view, self._steal_for, self._may_steal, ask_again)
         self._passes = Passes(scheduler.loop, lambda: self._guarded(self._pass), self._idle.n_hopeful, clock)
         self.durations = durations_of(scheduler) if durations is None else durations
-        self._describe = TaskDescriber(scheduler, self.durations)
+        self.messages = Messages(
+            scheduler, self.durations, self._is_usual, ask_again, self._was_withdrawn, guarded=self._guarded
+        )
+        self._describe = TaskDescriber(scheduler, self.durations, self.messages.inlining.knows)
         self._bypass = Bypass(
             scheduler, self._describe.known_cost, self.durations.nbytes, self.policy.places_queued
         )
         self._prices = Prices(self.durations, self.view.reprice)
         self._polled = Polled(scheduler, self.view)
         self._slots = Slots(scheduler, self.durations, _MESSAGES * self.view.latency_s)
-        self.streams = Streams(scheduler)
-        self.successors = Successors(scheduler, self._is_usual, ask_again, self._was_withdrawn)
-        self._listeners = OnWorkers(scheduler, WorkerSuccessors(), "ferroflow-successors")
         self.device_totals = DeviceTotals()
         super().__init__(scheduler)
         for ws in scheduler.workers.values():
@@ -141,21 +137,16 @@ class FerroflowStealing(Tracking):
     async def start(self, scheduler: Any = None) -> None:
         """Serve idle workers from now on; called by distributed and by `swap`."""
         await super().start(scheduler)
-        if config.get_bool("low-latency-streams") and not self._is_closed:
-            self.streams.open()
-        if config.get_bool("send-successors") and not self._is_closed and self.send_successors():
-            self._listeners.want(True)
         if not self._is_closed:
+            self.messages.open(self.keeps_successors)
             keep_placed(self.scheduler)
             metrics.show(self)
             pages.show(self.scheduler)
 
-    def send_successors(self) -> bool:
-        """Send tasks ahead from now on, if the policy leaves them where their inputs are; return whether."""
-        is_wanted = bool(getattr(self.policy, "keeps_successors", False))
-        if is_wanted:
-            self.successors.open()
-        return is_wanted
+    @property
+    def keeps_successors(self) -> bool:
+        """Whether the policy leaves tasks where their inputs are."""
+        return bool(getattr(self.policy, "keeps_successors", False))
 
     def teardown(self) -> None:
         """Do nothing from now on; called when the scheduler closes, and when another takes our place."""
@@ -166,9 +157,7 @@ class FerroflowStealing(Tracking):
             if self._restore_placement is not None:
                 self._restore_placement()
             self._slots.restore()
-            self.streams.close()
-            self.successors.close()
-            self._listeners.want(False)
+            self.messages.close()
             restore_replicas(self.scheduler)
             metrics.hide(self)
             pages.hide(self.scheduler)
@@ -183,12 +172,12 @@ class FerroflowStealing(Tracking):
         seams.warn_clients(self.scheduler, f"ferroflow: {error!r}; Dask's own scheduling takes over")
         self.scheduler.loop.add_callback(restore, self.scheduler, self, self.replaced)
 
-    def _guarded(self, call: Callable[..., Any], *args: Any) -> Any:
+    def _guarded(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call, unless we failed before; any exception is a failure of ours, never of the scheduler."""
         if self.error is not None:
             return None
         try:
-            return call(*args)
+            return call(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 -- whatever it is, Dask must go on
             self.fail(error)
             return None
@@ -212,7 +201,7 @@ class FerroflowStealing(Tracking):
             "are planned": list(self._planned),
             "may be priced anew": self._prices.keys(),
             "bear on what passes by the queue": self._bypass.keys(),
-            "were sent ahead": self.successors.keys(),
+            "were sent ahead": self.messages.successors.keys(),
         }
 
     # Hooks of SchedulerPlugin: the scheduler's events become changes of the view
@@ -227,7 +216,7 @@ class FerroflowStealing(Tracking):
         self.view.add_worker(address, ws.nthreads, kind_of_worker(ws), ws.host)
         self.view.set_running(address, ws in self.scheduler.running)  # it may not be ready yet
         self._describe.workers_changed()
-        self.streams.joined(address)
+        self.messages.worker_joined(address)
         self._tell(WorkerJoined(address))
         self._passes.ask()
 
@@ -242,8 +231,7 @@ class FerroflowStealing(Tracking):
             for pair in [pair for pair in self.flows if address in pair]:
                 del self.flows[pair]
             self._slots.left(address)
-            self.streams.left(address)
-            self.successors.left(address)
+            self.messages.worker_left(address)
             self._describe.workers_changed()
             if not self.in_flight:
                 self.in_flight_tasks.clear()
@@ -251,11 +239,11 @@ class FerroflowStealing(Tracking):
 
     def add_client(self, scheduler: Scheduler, client: str) -> None:
         """Note a client that connects."""
-        self._guarded(self.streams.client_joins, client)
+        self._guarded(self.messages.streams.client_joins, client)
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """Note a client that is gone."""
-        self._guarded(self.streams.client_left, client)
+        self._guarded(self.messages.streams.client_left, client)
 
     def update_graph(self, scheduler: Scheduler, *, tasks: list[Key], **kwargs: Any) -> None:
         """Let the policy order a new graph and place what can start at once."""
@@ -285,8 +273,7 @@ class FerroflowStealing(Tracking):
         if topic == DEVICES_TOPIC and isinstance(msg, dict):
             self._guarded(self._device_told, msg)
             return
-        if topic == SUCCESSORS_TOPIC and isinstance(msg, dict):
-            self._guarded(self.successors.listens, msg.get("worker"))
+        self._guarded(self.messages.told, topic, msg)
         action = msg.get("action") if isinstance(msg, dict) else None
         if topic not in self.view.workers:
             return
@@ -318,7 +305,7 @@ class FerroflowStealing(Tracking):
         self._planned.clear()
         self._bypass.clear()
         self._prices.clear()
-        self.successors.clear()
+        self.messages.clear()
 
     # What the scheduler and distributed's own stealing call by name
 
@@ -343,7 +330,9 @@ class FerroflowStealing(Tracking):
         # Restrictions already keep a task out of Dask's queue.
         if self._is_closed:  # who overrides what we had overridden may still ask
             return False
-        return bool(self._guarded(self.successors.worker_of, ts) or self._guarded(self._bypass.admits, ts))
+        return bool(
+            self._guarded(self.messages.successors.worker_of, ts) or self._guarded(self._bypass.admits, ts)
+        )
 
     def _decide_worker(self, ts: TaskState) -> WorkerState | None:
         # Actors and preferences ("loose" restrictions) are Dask's to place.
@@ -358,7 +347,7 @@ class FerroflowStealing(Tracking):
                 return planned
             self.view.release(ts.key)  # it was restricted after it was planned
         task = self._describe(ts)
-        if (ahead := self.successors.worker_of(ts)) is not None:
+        if (ahead := self.messages.successors.worker_of(ts)) is not None:
             self.view.assign(task, ahead, self.clock())
             self.journal.note(
                 self.clock(), ts.key, "placed", ahead, "sent ahead with those that make its inputs"
@@ -393,7 +382,7 @@ class FerroflowStealing(Tracking):
             self.view.release(key)
         now = self.clock()
         self._slots.adapt(now)
-        self.successors.send()
+        self.messages.successors.send()
         return self._idle.serve_hopeful(now)
 
     def _steal_for(self, address: str) -> bool:

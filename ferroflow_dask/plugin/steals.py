@@ -20,8 +20,8 @@ from ferroflow_dask.plugin import seams
 from ferroflow_dask.plugin.bypass import Bypass
 from ferroflow_dask.plugin.describe import TaskDescriber
 from ferroflow_dask.plugin.journal import Journal
+from ferroflow_dask.plugin.messages import Messages
 from ferroflow_dask.plugin.passes import Passes
-from ferroflow_dask.plugin.successors import Successors
 from ferroflow_dask.policy import ClusterView
 from ferroflow_dask.policy.events import Event, StealConfirmed, StealRefused
 from ferroflow_dask.policy.instructions import StealTask
@@ -50,7 +50,7 @@ class Steals(WorkStealing):
     _bypass: Bypass
     _describe: TaskDescriber
     _passes: Passes
-    successors: Successors
+    messages: Messages
 
     @abstractmethod
     def fail(self, error: BaseException) -> None:
@@ -123,7 +123,7 @@ class Steals(WorkStealing):
         is_there = self.scheduler.workers.get(thief.address) is thief
         event: Event | None = None
         if state in seams.GIVEN_UP and is_there and seams.can_run(self.scheduler, ts, thief):
-            self.successors.moved(key)
+            self.messages.successors.moved(key)
             seams.hand_over(self.scheduler, ts, victim, thief)
             self.view.set_movable(key)
             self._steal_ended(key, "confirmed", thief, f"{victim.address} gave it up")

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from dask.typing import Key
 
 from ferroflow_dask.plugin import seams
+from ferroflow_dask.plugin.inlining import Inlining
 from ferroflow_dask.plugin.successors_worker import CONFIRM, SEND, WITHDRAW
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class Successors:
         Asks for a call of `send` once the present transitions are done.
     was_withdrawn : callable
         Told the key of a task that was sent ahead in vain, and the worker's address.
+    inlining : Inlining
+        Sends small inputs along.
     """
 
     def __init__(
@@ -62,12 +65,14 @@ class Successors:
         is_usual: Callable[[str], bool],
         ask: Callable[[], None],
         was_withdrawn: Callable[[Key, str], None],
+        inlining: Inlining,
     ) -> None:
         self._scheduler = scheduler
         self._is_usual = is_usual
         self._ask = ask
         self._was_withdrawn = was_withdrawn
-        self._restore: Callable[[], None] | None = None
+        self._inlining = inlining
+        self.is_open = False
         self._listening: set[str] = set()
         self._ahead: dict[Key, _Ahead] = {}
         # On workers, and to be looked at for what may follow them, in order.
@@ -81,18 +86,15 @@ class Successors:
 
     def open(self) -> None:
         """Send ahead from now on, to the workers that tell that they listen."""
-        if self._restore is None:
-            self._restore = seams.override_messages(self._scheduler, self._message, self._may_drop)
+        self.is_open = True
 
     def close(self) -> None:
         """Withdraw all that was sent ahead and is not confirmed."""
-        if self._restore is not None:
-            for key in list(self._ahead):
-                self._withdraw(key)
-            self.clear()
-            self._listening.clear()
-            self._restore()
-            self._restore = None
+        for key in list(self._ahead):
+            self._withdraw(key)
+        self.clear()
+        self._listening.clear()
+        self.is_open = False
 
     def clear(self) -> None:
         """Forget all tasks."""
@@ -104,7 +106,7 @@ class Successors:
 
     def listens(self, address: str) -> None:
         """Note that a worker understands what is sent ahead."""
-        if self._restore is not None and address in self._scheduler.workers:
+        if self.is_open and address in self._scheduler.workers:
             self._listening.add(address)
             for ts in self._scheduler.workers[address].processing:
                 self._look_after(ts.key)
@@ -217,7 +219,7 @@ class Successors:
 
     def _will_be_on(self, ws: WorkerState, needed: TaskState) -> bool:
         if needed.state == "memory":
-            return ws in (needed.who_has or ())
+            return ws in (needed.who_has or ()) or self._inlining.comes_to(ws, needed.key)
         if needed.state == "processing":
             return needed.processing_on is ws and seams.is_plain(needed)
         ahead = self._ahead.get(needed.key)
@@ -229,12 +231,13 @@ class Successors:
             (needed.key, self._run_of(needed)) for needed in ts.dependencies if needed.state != "memory"
         ]
         self._ahead[ts.key] = _Ahead(ws.address, message["run_id"])
+        self._inlining.before(ts, ws)
         self._scheduler.worker_send(ws.address, message | {"op": SEND, "awaits": awaits})
 
     def _run_of(self, ts: TaskState) -> int | None:
         return self._ahead[ts.key].run_id if ts.key in self._ahead else ts.run_id
 
-    def _message(self, ts: TaskState) -> dict[str, Any] | None:
+    def message(self, ts: TaskState) -> dict[str, Any] | None:
         """Return what is sent in place of a task that its worker has already, if it has."""
         ahead = self._ahead.get(ts.key)
         if ahead is None or ts.processing_on is None or ts.processing_on.address != ahead.worker:
@@ -242,7 +245,7 @@ class Successors:
         ts.run_id = ahead.run_id
         return {"op": CONFIRM, "key": ts.key, "run_id": ahead.run_id, "stimulus_id": "ferroflow-confirm"}
 
-    def _may_drop(self, key: Key, address: str) -> bool:
+    def may_drop(self, key: Key, address: str) -> bool:
         """Return whether a worker can do without its copy of a result, for tasks that it may run early."""
         return all(self._ahead[dependent].worker != address for dependent in self._ahead_of(key))
 
@@ -265,6 +268,8 @@ class Successors:
         self.outcomes["withdrawn"] += len(runs)
         message = {"op": WITHDRAW, "runs": runs, "stimulus_id": "ferroflow-withdraw"}
         self._scheduler.worker_send(address, message)
+        for withdrawn, _ in runs:
+            self._inlining.took_back(withdrawn, address)
 
     def _take_back(self, key: Key) -> list[tuple[Key, int]]:
         """Forget a task that was sent ahead, and what was sent there to follow it, which comes first."""

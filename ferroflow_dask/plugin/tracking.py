@@ -50,7 +50,7 @@ class Tracking(Steals):
             self._guarded(self._entered_processing, self.scheduler.tasks[key])
         elif finish in ("released", "erred", "forgotten"):
             self._guarded(self._bypass.left, key)
-        self._guarded(self.successors.changed, key, start, finish)
+        self._guarded(self.messages.changed, key, start, finish)
 
     def _left_processing(
         self, ts: TaskState, finish: str, details: dict[str, Any], steal: InFlightInfo | None
@@ -78,7 +78,7 @@ class Tracking(Steals):
             self._prices.ended(ts)
             if spans:
                 thread = (details["worker"], details.get("thread") or 0)
-                has_waited = ts.key not in self.successors.early
+                has_waited = ts.key not in self.messages.successors.early
                 self._slots.finished(ts, thread, spans[0][0], spans[-1][1], has_waited)
             self._tell(TaskFinished(ts.key, details["worker"], spent_s, details["nbytes"]))
         self._passes.ask()

@@ -50,6 +50,10 @@ class TaskView:
         Bytes of its result, where that is known and there are devices it may have to fit on [B].
     n_inputs : int
         How many inputs there are.
+    inlined : mapping of worker to int
+        How many of the inputs that come with the task, if it goes elsewhere, each worker holds.
+    n_inlined : int
+        How many such inputs there are; they do not count among the others.
     n_readers : int
         How many tasks read the one of them that most tasks read.
     allowed : collection of workers, or None
@@ -83,6 +87,8 @@ class TaskView:
     input_bytes: int = 0
     output_bytes: int = 0
     n_inputs: int = 0
+    inlined: Mapping[WorkerKey, int] = field(default_factory=dict)
+    n_inlined: int = 0
     n_readers: int = 1
     allowed: Collection[WorkerKey] | None = None
     sent: int = 0

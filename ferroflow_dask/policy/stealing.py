@@ -151,7 +151,7 @@ class StealingPolicy:
                     second, beaten = finish, worker
         if best is None or chosen is None:
             return
-        if not task.input_bytes:
+        if not (task.input_bytes or task.n_inlined):
             self._last = chosen.key
         reason: Reason = (_FINISHES, best[0], *parts, n_running)
         if second is not None and beaten is not None:
@@ -162,7 +162,7 @@ class StealingPolicy:
     def _candidates(task: TaskView, view: ClusterView) -> Iterable[WorkerView]:
         if task.allowed is not None:
             return [view.workers[key] for key in task.allowed if key in view.workers]
-        near = (*task.held, *task.coming)
+        near = (*task.held, *task.coming, *task.inlined)
         candidates = {key: view.workers[key] for key in near if key in view.workers}
         if candidates and task.cost_s * task.n_readers < _WORTH_FETCHING_S:
             return candidates.values()
@@ -180,7 +180,7 @@ class StealingPolicy:
         What needs neighbours' results finds them in one place then. It costs nothing as long as the worker
         is ahead of the others by less than the time that messages take.
         """
-        if task.input_bytes or task.is_guess:
+        if task.input_bytes or task.n_inlined or task.is_guess:
             return None
         worker = view.workers.get(self._last or "")
         if worker is None or not worker.is_running:

@@ -22,6 +22,8 @@ from ferroflow_dask.policy.queues import Key, Load, Priority, TaskView, WorkerKe
 #: worker that is asked. (Without that work, array and frame workloads lose 5 to 20 % to moving data about.)
 _FETCH_MESSAGES = 5
 _FETCH_WORK = 8
+#: The work that each input makes which comes with a task, in one-way messages, beyond one that they all take.
+_INLINE_WORK = 1 / 16
 #: What a steal takes, in one-way messages: request, answer, task.
 _STEAL_MESSAGES = 3
 #: A device with less than this part of its memory free is nearly full.
@@ -72,16 +74,17 @@ class ClusterView:
         that are there. Where they, or the result, go over the free memory of the worker's device, others
         have to be spilled before.
         """
+        inline_s = self._inline_s(task, worker) if task.n_inlined else 0.0
         missing = max(0, task.missing_bytes(worker))
         is_fetching = missing > 0 or worker in task.coming
         if not (is_fetching or task.output_bytes):
-            return 0.0
+            return inline_s
         there = self.workers[worker]
         spill_s = there.spill_s(missing + task.output_bytes)
         if not is_fetching:
-            return spill_s
+            return inline_s + spill_s
         incoming_s = self._sent_s(there.incoming_nbytes, there.near_part * there.incoming_nbytes)
-        fetch_s = spill_s + max(0.0, incoming_s - there.wait_s)
+        fetch_s = inline_s + spill_s + max(0.0, incoming_s - there.wait_s)
         if missing > 0:
             fetch_s += self.transfer_slowness * self._foreseen_fetch_s(task, there, missing)
         return fetch_s
@@ -90,6 +93,10 @@ class ClusterView:
     def transfer_slowness(self) -> float:
         """How many times as long as the bandwidth says transfers take; learned."""
         return self._transfers.slowness
+
+    def _inline_s(self, task: TaskView, worker: WorkerKey) -> float:
+        n_missing = task.n_inlined - task.inlined.get(worker, 0)
+        return (1 + n_missing * _INLINE_WORK) * self.latency_s if n_missing else 0.0
 
     def _foreseen_fetch_s(self, task: TaskView, worker: WorkerView, missing: int) -> float:
         fetch_s = (_FETCH_MESSAGES + _FETCH_WORK * task.n_peers(worker.key)) * self.latency_s

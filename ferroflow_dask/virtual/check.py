@@ -27,12 +27,17 @@ def check_end(
         problems += _steals_under_way(stealing)
     if isinstance(stealing, FerroflowStealing):
         problems += _wrong_view(scheduler, stealing)
+        problems += [
+            f"{key!r} is forgotten, and its result kept" for key in stealing.messages.inlining.of_no_task()
+        ]
         problems += [f"{len(keys)} tasks {what}: {keys!r}" for what, keys in stealing.kept().items() if keys]
     alive = [worker for worker in workers if worker.is_alive]
     for worker in alive:
         problems += _wrong_store(scheduler, worker)
         if worker.n_held:
             problems.append(f"worker {worker.name} keeps {worker.n_held} tasks whose inputs nobody makes")
+        if worker.n_asked:
+            problems.append(f"worker {worker.name} was asked for {worker.n_asked} results that do not come")
     if problems:
         raise SimulationError("; ".join(problems))
     scheduler.validate_state()

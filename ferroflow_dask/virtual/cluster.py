@@ -11,6 +11,8 @@ from distributed.stealing import WorkStealing
 
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.plugin import FerroflowStealing
+from ferroflow_dask.plugin.inlining_worker import RESULT
+from ferroflow_dask.plugin.inlining_worker import TOPIC as INLINING_TOPIC
 from ferroflow_dask.plugin.successors_worker import TOPIC as SUCCESSORS_TOPIC
 from ferroflow_dask.policy import Policy
 from ferroflow_dask.virtual.check import check_end
@@ -161,7 +163,8 @@ class VirtualCluster:
         to_worker = Stream(self.time, latency_s, down_s, worker.receive)
         self.scheduler.join(address, name, nthreads, resources or {}, to_worker)
         if isinstance(self.stealing, FerroflowStealing):
-            self.scheduler.log_worker_event(address, SUCCESSORS_TOPIC, {})  # that it listens
+            for topic in (SUCCESSORS_TOPIC, INLINING_TOPIC):
+                self.scheduler.log_worker_event(address, topic, {})  # that it listens
         ws = self.scheduler.workers[address]
         ws.metrics = {"bandwidth": {"workers": worker.bandwidths}}  # what its heartbeats would tell
         return name
@@ -295,7 +298,9 @@ class VirtualCluster:
 
     def _arrived(self, address: str, message: dict[str, Any]) -> None:
         if self._service_s:
-            self._busy_until = max(self.time.now, self._busy_until) + self._service_s
+            # What small results take is next to nothing; they come just before the end of a task.
+            service_s = 0.0 if message["op"] == RESULT else self._service_s
+            self._busy_until = max(self.time.now, self._busy_until) + service_s
             self.time.at(self._busy_until, self._handle, address, message)
         else:
             self._handle(address, message)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dask
 from distributed.stealing import WorkStealing
 
-from ferroflow_dask import config
 from ferroflow_dask.plugin import FerroflowStealing
 from ferroflow_dask.policy import Policy, make_policy
 from ferroflow_dask.virtual.clock import VirtualTime
@@ -59,6 +58,5 @@ def _make(
         return policy(scheduler)
     chosen = make_policy(policy) if isinstance(policy, str) else policy
     stealing = FerroflowStealing(scheduler, chosen, latency_s, clock=time)
-    if config.get_bool("send-successors"):
-        stealing.send_successors()
+    stealing.messages.change_tasks(stealing.keeps_successors)
     return stealing

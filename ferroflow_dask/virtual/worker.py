@@ -28,6 +28,7 @@ from distributed.worker_state_machine import (
 )
 
 from ferroflow_dask.exceptions import SimulationError
+from ferroflow_dask.plugin.inlining_worker import INLINE, Inline
 from ferroflow_dask.plugin.successors_worker import Held
 from ferroflow_dask.virtual.clock import VirtualTime
 from ferroflow_dask.virtual.network import Network, Stream
@@ -106,11 +107,19 @@ class VirtualWorker:
         self._held = Held(state, self._handle, partial(self._later, 0.0), to_scheduler.send)
         plugins: dict[str, Any] = state.plugins
         plugins["ferroflow"] = self._held
+        self._inline = Inline(state, self._handle, to_scheduler.send, self._later, lambda _: True)
+        plugins["ferroflow-inlining"] = self._inline
+        self._handlers = {**self._held.handlers, INLINE: self._inline.take}
 
     @property
     def n_held(self) -> int:
         """Tasks that came before their inputs."""
         return len(self._held)
+
+    @property
+    def n_asked(self) -> int:
+        """Tasks whose results are to be told."""
+        return len(self._inline)
 
     # What happens to it
 
@@ -118,7 +127,7 @@ class VirtualWorker:
         """Take a message from the scheduler."""
         if not self.is_alive:
             return
-        handler = self._held.handlers.get(message["op"])
+        handler = self._handlers.get(message["op"])
         if handler is None:
             self._handle(event_of(message))
         else:

@@ -1,0 +1,149 @@
+"""Small results travel with the tasks that need them.
+
+A worker that needs a result of another one asks that one for it. Request and answer go through all that
+workers do to send and receive data, which takes both of them a millisecond or two, however small the result
+is. So workers tell the scheduler small results just before the end of the task, where others may need them
+elsewhere, and the scheduler sends them to a worker just before the task that needs them; as Ray inlines small
+objects (Moritz et al. 2018). Large results go from worker to worker as ever. To the scheduler, small ones are
+bytes that it does not look into.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dask.typing import Key
+
+from ferroflow_dask.plugin import seams
+from ferroflow_dask.plugin.durations import Durations
+from ferroflow_dask.plugin.inlining_worker import INLINE, MOST_NBYTES
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler, TaskState, WorkerState
+
+#: Inputs of a task that come with it: more are fetched, from each worker in one go.
+_MOST_INPUTS = 32
+#: Bytes of results that are kept for tasks that may need them [B].
+_KEPT_NBYTES = 2**26
+
+
+class Inlining:
+    """Keeps small results, and sends them with tasks, from `open` to `close`; O(links of a task) for each.
+
+    Parameters
+    ----------
+    scheduler : distributed.Scheduler
+    durations : Durations
+        What is known of the sizes of results.
+    """
+
+    def __init__(self, scheduler: Scheduler, durations: Durations) -> None:
+        self._scheduler = scheduler
+        self._durations = durations
+        self.is_open = False
+        self._listening: set[str] = set()
+        # Pickled, the oldest first.
+        self._known: dict[Key, bytes] = {}
+        self._nbytes = 0
+        #: Results that workers told, and that were sent before a task.
+        self.counts = {"told": 0, "sent": 0}
+
+    def open(self) -> None:
+        """Keep and send from now on, with the workers that tell that they listen."""
+        self.is_open = True
+
+    def close(self) -> None:
+        """Forget all results, and send none from now on."""
+        self.is_open = False
+        self.clear()
+        self._listening.clear()
+
+    def clear(self) -> None:
+        """Forget all results."""
+        self._known.clear()
+        self._nbytes = 0
+
+    def listens(self, address: str) -> None:
+        """Note that a worker understands what comes before tasks."""
+        if self.is_open and address in self._scheduler.workers:
+            self._listening.add(address)
+
+    def left(self, address: str) -> None:
+        """Forget a worker."""
+        self._listening.discard(address)
+
+    def knows(self, key: Key) -> bool:
+        """Return whether a result comes with the tasks that need it."""
+        return key in self._known
+
+    def value_of(self, key: Key) -> bytes | None:
+        """Return a result, pickled, if it was told."""
+        return self._known.get(key)
+
+    def comes_to(self, ws: WorkerState, key: Key) -> bool:
+        """Return whether a worker is sent a result before a task that needs it."""
+        return key in self._known and ws.address in self._listening
+
+    def of_no_task(self) -> list[Key]:
+        """Return the results that are kept and that nobody can need: of tasks that are forgotten."""
+        return [key for key in self._known if key not in self._scheduler.tasks]
+
+    def changed(self, key: Key, finish: str) -> None:
+        """Note a task's transition, whatever it is."""
+        if finish != "memory":
+            self._forget(key)
+
+    def _forget(self, key: Key) -> None:
+        value = self._known.pop(key, None)
+        if value is not None:
+            self._nbytes -= len(value)
+
+    def told(self, key: Key, run_id: int, value: bytes, worker: str) -> None:
+        """Keep a result that a worker tells just before it tells that the task has ended."""
+        ts = self._scheduler.tasks.get(key)
+        ws = ts.processing_on if ts is not None else None
+        if not self.is_open or ts is None or ws is None or (ws.address, ts.run_id) != (worker, run_id):
+            return
+        self._forget(key)
+        self._known[key] = value
+        self._nbytes += len(value)
+        self.counts["told"] += 1
+        while self._nbytes > _KEPT_NBYTES:
+            self._forget(next(iter(self._known)))
+
+    def before(self, ts: TaskState, ws: WorkerState) -> None:
+        """Send a worker the small results that it lacks for a task that it is sent next."""
+        if ws.address not in self._listening:
+            return
+        values = {}
+        if self._known and len(ts.dependencies) <= _MOST_INPUTS:
+            for needed in ts.dependencies:
+                value = self._known.get(needed.key)
+                if value is not None and needed.state == "memory" and ws not in (needed.who_has or ()):
+                    seams.note_copy(self._scheduler, needed, ws)
+                    values[needed.key] = value
+        is_asked = self._may_be_needed_elsewhere(ts)
+        if values or is_asked:
+            self.counts["sent"] += len(values)
+            self._send(ws.address, ts.key, is_asked=is_asked, values=values)
+
+    def took_back(self, key: Key, address: str) -> None:
+        """Note that a worker no longer has a task, of which it may not have known yet."""
+        if address in self._listening:
+            self._send(address, key, is_asked=False, values={})
+
+    def _send(self, address: str, key: Key, *, is_asked: bool, values: dict[Key, bytes]) -> None:
+        message = {"op": INLINE, "key": key, "is_asked": is_asked, "values": values}
+        self._scheduler.worker_send(address, message)
+
+    def _may_be_needed_elsewhere(self, ts: TaskState) -> bool:
+        if ts.who_wants:
+            return self._is_small(ts)
+        is_alone = len(ts.dependents) == 1 and len(next(iter(ts.dependents)).dependencies) == 1
+        if not ts.dependents or is_alone or not seams.is_plain(ts):
+            return False
+        return self._is_small(ts)
+
+    def _is_small(self, ts: TaskState) -> bool:
+        nbytes = self._durations.nbytes(ts)
+        return nbytes is None or nbytes <= MOST_NBYTES

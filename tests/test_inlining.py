@@ -1,0 +1,148 @@
+"""Small results come with the tasks that need them; in virtual time, to the message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask
+import pytest
+from virtual_runs import L, chain, run
+
+from ferroflow_dask.plugin import inlining
+from ferroflow_dask.plugin.inlining_worker import MOST_NBYTES
+from ferroflow_dask.policy import ClusterView, TaskView
+from ferroflow_dask.virtual import VirtualCluster, VirtualTask
+
+OFF = {"ferroflow.inline-small-results": False}
+
+
+def of(cluster: VirtualCluster) -> Any:
+    stealing: Any = cluster.stealing
+    return stealing.messages.inlining
+
+
+def sum_of_two(nbytes: int) -> dict[Any, VirtualTask]:
+    """Return a task whose inputs are made at the same time on two workers."""
+    places = [{"workers": [i], "allow_other_workers": True} for i in (0, 1)]
+    roots = {i: VirtualTask(0.5, nbytes=nbytes, annotations=place) for i, place in enumerate(places)}
+    return roots | {"sum": VirtualTask(0.5, (0, 1))}
+
+
+def test_an_input_comes_with_its_task() -> None:
+    cluster = run(sum_of_two(8), workers=2)
+    assert cluster.record.transfers == []
+    assert of(cluster).counts == {"told": 3, "sent": 1}  # the sum for the client
+    assert cluster.record.makespan_s == 4 * L + 2 * 0.5  # each level is sent and reported
+    with dask.config.set(OFF):
+        cluster = run(sum_of_two(8), workers=2)
+    assert len(cluster.record.transfers) == 1
+    assert of(cluster).counts == {"told": 0, "sent": 0}
+    assert cluster.record.makespan_s > 4 * L + 2 * 0.5
+
+
+@pytest.mark.parametrize(("nbytes", "n_fetched"), [(MOST_NBYTES, 0), (MOST_NBYTES + 1, 1)])
+def test_what_is_large_is_fetched(nbytes: int, n_fetched: int) -> None:
+    cluster = run(sum_of_two(nbytes), workers=2)
+    assert len(cluster.record.transfers) == n_fetched
+
+
+@pytest.mark.parametrize(("n", "comes_along"), [(32, True), (33, False)])
+def test_many_inputs_are_fetched_in_one_go(n: int, comes_along: bool) -> None:
+    graph: dict[Any, VirtualTask] = {
+        i: VirtualTask(0.5, nbytes=8, annotations={"workers": [i % 2]}) for i in range(n)
+    }
+    cluster = run(graph | {"sum": VirtualTask(0.5, tuple(graph))}, workers=2)
+    assert bool(of(cluster).counts["sent"]) is comes_along
+    assert bool(cluster.record.transfers) is not comes_along
+
+
+def test_what_stays_on_its_worker_is_not_told() -> None:
+    cluster = VirtualCluster(2)
+    cluster.submit(chain(20), keep=[])
+    cluster.submit(chain(20))
+    cluster.run()
+    assert of(cluster).counts["told"] == 1  # the end, which a client wants
+
+
+def test_a_worker_is_sent_a_result_once_and_many_tasks_find_it_there() -> None:
+    cost = {"ferroflow_cost": 0.5}
+    leaves = {i: VirtualTask(0.5, ("root",), annotations=cost) for i in range(40)}
+    cluster = run({"root": VirtualTask(0.5, nbytes=8)} | leaves, workers=4)
+    assert of(cluster).counts["sent"] == 3
+    assert cluster.record.transfers == []
+
+
+def test_copies_go_with_the_result() -> None:
+    cluster = VirtualCluster(2)
+    cluster.submit(sum_of_two(8), keep=["sum"])
+    cluster.run()
+    cluster.check()
+    assert [len(worker.state.data) for worker in cluster.workers] in ([0, 1], [1, 0])
+    assert of(cluster).knows("sum")
+    cluster.release(["sum"])
+    cluster.run()
+    cluster.check()
+    assert not any(worker.state.data for worker in cluster.workers)
+    assert not of(cluster).knows("sum")
+    assert of(cluster)._nbytes == 0
+
+
+def test_the_oldest_are_forgotten_and_then_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inlining, "_KEPT_NBYTES", 1)
+    cluster = run(sum_of_two(8), workers=2)
+    assert of(cluster).counts == {"told": 3, "sent": 0}
+    assert len(cluster.record.transfers) == 1
+    assert of(cluster)._nbytes == 0
+
+
+def test_workers_that_do_not_listen_fetch() -> None:
+    cluster = VirtualCluster(2)
+    for worker in cluster.workers:
+        of(cluster).left(worker.state.address)
+    cluster.submit(sum_of_two(8))
+    cluster.run()
+    cluster.check()
+    assert of(cluster).counts == {"told": 0, "sent": 0}
+    assert len(cluster.record.transfers) == 1
+
+
+def test_what_is_told_of_another_run_or_by_another_worker_is_not_believed() -> None:
+    cluster = VirtualCluster(2)
+    cluster.submit({"t": VirtualTask(0.5, annotations={"workers": [0]})})
+    cluster.run(until=0.25)
+    run_id = cluster.scheduler.tasks["t"].run_id
+    first, second = (worker.state.address for worker in cluster.workers)
+    for key, number, worker in (("t", run_id, second), ("t", run_id + 1, first), ("u", run_id, first)):
+        of(cluster).told(key, number, b"", worker)
+    assert of(cluster).counts["told"] == 0
+    of(cluster).told("t", run_id, b"", first)
+    assert of(cluster).counts["told"] == 1
+
+
+def test_what_dies_with_its_worker_is_made_anew_and_told_anew() -> None:
+    graph = sum_of_two(8)
+    graph["long"] = VirtualTask(4.0, annotations={"workers": [2]})
+    graph["late"] = VirtualTask(0.5, (0, 1, "long"))
+    cluster = VirtualCluster(3)
+    cluster.submit(graph)
+    cluster.run(until=2.0)
+    assert of(cluster).knows(0)
+    assert of(cluster).knows(1)
+    cluster.leave(0)
+    cluster.leave(1)
+    cluster.run(until=2.25)
+    assert not of(cluster).knows(0)
+    assert not of(cluster).knows(1)
+    cluster.run()
+    cluster.check()
+    started = [execution.key for execution in cluster.record.executions]
+    assert [started.count(i) for i in (0, 1)] == [2, 2]
+
+
+def test_a_copy_that_comes_along_costs_a_message_and_no_more_than_it_must() -> None:
+    view = ClusterView(latency_s=1.0)
+    for worker in "ab":
+        view.add_worker(worker, 1)
+    task = TaskView("t", 1.0, (0,), inlined={"a": 2, "b": 1}, n_inlined=2)
+    assert view.transfer_s(task, "a") == 0.0
+    assert 1.0 < view.transfer_s(task, "b") < 2.0

@@ -1,0 +1,157 @@
+"""Small results on real workers: they come with tasks and to clients, and all is as it was without us."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+from one_loop import Cluster, comes, on_cluster
+
+from ferroflow_dask import install, uninstall
+from ferroflow_dask.plugin.inlining import Inlining
+from ferroflow_dask.plugin.inlining_worker import RESULT
+
+OFF = {"ferroflow.inline-small-results": False}
+
+
+def total(*numbers: float) -> float:
+    return sum(numbers)
+
+
+async def listen(cluster: Cluster) -> Any:
+    inlining = cluster.stealing.messages.inlining
+    await comes(lambda: len(inlining._listening) == len(cluster.workers))
+    return inlining
+
+
+def n_sent(cluster: Cluster) -> int:
+    """Return how often workers have been asked for results."""
+    return sum(worker.transfer_outgoing_count_total for worker in cluster.workers)
+
+
+def placed(cluster: Cluster, function: Any, *args: Any, worker: int) -> Any:
+    address = cluster.workers[worker].address
+    return cluster.client.submit(function, *args, workers=[address], pure=False)
+
+
+def test_inputs_come_with_tasks_and_results_to_clients() -> None:
+    async def test(cluster: Cluster) -> None:
+        inlining = await listen(cluster)
+        first, second = (placed(cluster, total, i, worker=i) for i in (0, 1))
+        both = placed(cluster, total, first, second, worker=0)
+        assert await cluster.client.gather([first, second, both]) == [0, 1, 1]
+        assert n_sent(cluster) == 0
+        assert inlining.counts == {"told": 3, "sent": 1}
+        states = cluster.scheduler.tasks
+        assert [len(states[future.key].who_has) for future in (first, second)] == [1, 2]
+        assert second.key in cluster.workers[0].data
+        for future in (first, second, both):
+            future.release()
+        await comes(lambda: not any(worker.data for worker in cluster.workers))
+        assert not inlining._known
+
+    on_cluster(test)
+
+
+def test_large_and_other_results_come_from_workers() -> None:
+    async def test(cluster: Cluster) -> None:
+        await listen(cluster)
+        array = placed(cluster, np.ones, 10_000, worker=0)
+        lists = placed(cluster, lambda: [[[[1]]]], worker=0)
+        number = placed(cluster, total, 1, worker=1)
+        found = await cluster.client.gather([array, lists, number])
+        assert (found[0].sum(), *found[1:]) == (10_000, [[[[1]]]], 1)
+        assert [worker.transfer_outgoing_count_total for worker in cluster.workers] == [1, 0]
+        read = placed(cluster, np.sum, array, worker=1)
+        assert await read == 10_000
+        assert [worker.transfer_outgoing_count_total for worker in cluster.workers] == [2, 0]
+
+    on_cluster(test)
+
+
+def test_a_result_that_is_lost_is_still_said_to_be() -> None:
+    async def test(cluster: Cluster) -> None:
+        await listen(cluster)
+        number = placed(cluster, total, 1, worker=0)
+        array = placed(cluster, np.ones, 10_000, worker=1)
+        await cluster.client.gather([number, array])
+        ts = cluster.scheduler.tasks[array.key]
+        cluster.scheduler.remove_replica(ts, cluster.scheduler.workers[cluster.workers[1].address])
+        answer = await cluster.scheduler.handlers["gather"](keys=[number.key, array.key])
+        assert answer["status"] == "error"
+        assert array.key in answer["keys"]
+
+    on_cluster(test)
+
+
+def test_a_setting_turns_it_off() -> None:
+    async def test(cluster: Cluster) -> None:
+        await asyncio.sleep(0.1)
+        assert not any("ferroflow-inlining" in name for worker in cluster.workers for name in worker.plugins)
+        assert RESULT not in cluster.scheduler.stream_handlers
+        assert cluster.scheduler.handlers["gather"] == cluster.scheduler.gather
+        first, second = (placed(cluster, total, i, worker=i) for i in (0, 1))
+        assert await placed(cluster, total, first, second, worker=0) == 1
+        assert n_sent(cluster) == 2
+
+    on_cluster(test, config=OFF)
+
+
+def test_once_uninstalled_all_is_as_before_and_late_messages_harm_nobody() -> None:
+    async def test(cluster: Cluster) -> None:
+        inlining = await listen(cluster)
+        slow = cluster.map(2, 0.3)
+        await asyncio.gather(*(cluster.processing(future) for future in slow))
+        await uninstall(cluster.scheduler)
+        assert "_task_to_msg" not in vars(cluster.scheduler)
+        assert cluster.scheduler.handlers["gather"] == cluster.scheduler.gather
+        n = n_sent(cluster)
+        # Workers tell what they were asked for.
+        assert await cluster.client.gather(slow) == [0, 1]
+        assert n_sent(cluster) > n
+        assert len(cluster.scheduler.workers) == 2
+        assert (inlining.counts["told"], inlining._known) == (0, {})
+        await comes(
+            lambda: not any("ferroflow" in name for worker in cluster.workers for name in worker.plugins)
+        )
+
+    on_cluster(test)
+
+
+@pytest.mark.parametrize("name", ["before", "told"])
+def test_what_fails_leaves_dask_in_charge(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError(f"{name} is broken")
+
+    async def test(cluster: Cluster) -> None:
+        await listen(cluster)
+        monkeypatch.setattr(Inlining, name, broken)
+        first, second = (placed(cluster, total, i, worker=i) for i in (0, 1))
+        assert await placed(cluster, total, first, second, worker=0) == 1
+        await comes(lambda: type(cluster.stealing).__name__ == "WorkStealing")
+        assert "_task_to_msg" not in vars(cluster.scheduler)
+        assert len(cluster.scheduler.workers) == 2
+
+    with pytest.warns(UserWarning, match=f"{name} is broken"):
+        on_cluster(test)
+
+
+@pytest.mark.cluster
+def test_a_tree_on_processes() -> None:
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as local,
+        Client(local) as client,
+    ):
+        install(client)
+        level = client.map(float, range(256), pure=False)
+        while len(level) > 1:
+            level = [client.submit(total, *level[i : i + 2], pure=False) for i in range(0, len(level), 2)]
+        assert level[0].result(timeout=60) == 256 * 255 / 2
+        counts = client.run_on_scheduler(
+            lambda dask_scheduler: dask_scheduler.extensions["stealing"].messages.inlining.counts
+        )
+        assert counts["told"] > 100
+        assert counts["sent"] > 0

@@ -1,0 +1,202 @@
+"""The workers' end of results that come with tasks: what is told, what is taken, and what is given back."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import threading
+from collections import namedtuple
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed.worker_state_machine import UpdateDataEvent
+
+from ferroflow_dask.plugin.inlining_worker import INLINE, MOST_NBYTES, WorkerInlining, is_plain
+from ferroflow_dask.plugin.worker_plugins import by_value
+
+Point = namedtuple("Point", "x y")
+
+
+class Loose:
+    """What the plugin knows of a worker, without one: its state, and what it did."""
+
+    def __init__(self) -> None:
+        self.tasks: dict[Any, Any] = {}
+        self.data: dict[Any, Any] = {}
+        self.sent: list[dict[str, Any]] = []
+        self.due: list[Any] = []
+        self.stream_handlers: dict[str, Any] = {}
+        later = lambda _, call: self.due.append(call)  # noqa: E731
+        self.loop = SimpleNamespace(asyncio_loop=SimpleNamespace(call_later=later))
+        self.state: Any = self
+
+    def handle_stimulus(self, event: UpdateDataEvent) -> None:
+        for key, value in event.data.items():
+            self.has(key, value)
+
+    def batched_send(self, message: dict[str, Any]) -> None:
+        self.sent.append(message)
+
+    def log_event(self, topic: str, message: Any) -> None:
+        """Say nothing."""
+
+    def has(self, key: str, value: object, state: str = "memory", nbytes: int = 8) -> None:
+        self.tasks[key] = SimpleNamespace(state=state, run_id=1, nbytes=nbytes)
+        if state == "memory":
+            self.data[key] = value
+
+    def take(self, is_asked: bool = False, **values: bytes) -> None:
+        self.stream_handlers[INLINE](key="t", is_asked=is_asked, values=values)
+
+
+def plugged(worker: Loose) -> Any:
+    plugin = WorkerInlining()
+    plugin.setup(worker)  # type: ignore[arg-type]
+    return plugin
+
+
+PLAIN = [1, 1.5, 1j, True, "s", b"b", None, (1, 2), [1, [2, (3,)]], {"a": 1}, np.float32(2), np.arange(5)]
+
+
+@pytest.mark.parametrize("value", PLAIN, ids=repr)
+def test_plain_data_is_told_and_taken(value: Any) -> None:
+    worker = Loose()
+    plugin = plugged(worker)
+    worker.take(is_asked=True)
+    worker.has("t", value)
+    plugin.transition("t", "executing", "memory")
+    (told,) = worker.sent
+    assert (told["key"], told["run_id"]) == ("t", 1)
+    other = Loose()
+    plugged(other)
+    other.take(x=told["value"])
+    assert np.all(other.data["x"] == value)
+    assert type(other.data["x"]) is type(value)
+    assert other.sent == []
+    other.due.pop()()
+    assert [(message["op"], message["keys"]) for message in other.sent] == [("add-keys", ["x"])]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        threading.Lock(),
+        object(),
+        Point(1, 2),
+        np.array([object()]),
+        np.dtype(float),
+        [[[[1]]]],
+        list(range(65)),
+        {(1, 2): {3: object()}},
+        {i: i for i in range(65)},
+    ],
+    ids=repr,
+)
+def test_other_values_are_not_told(value: object) -> None:
+    assert not is_plain(value)
+    worker = Loose()
+    plugin = plugged(worker)
+    worker.take(is_asked=True)
+    worker.has("t", value)
+    plugin.transition("t", "executing", "memory")
+    assert worker.sent == []
+    assert len(plugin._inline) == 0
+
+
+@pytest.mark.parametrize(("nbytes", "size"), [(MOST_NBYTES + 1, 1), (8, MOST_NBYTES)])
+def test_what_is_large_in_memory_or_pickled_is_not_told(nbytes: int, size: int) -> None:
+    worker = Loose()
+    plugin = plugged(worker)
+    worker.take(is_asked=True)
+    worker.has("t", b"x" * size, nbytes=nbytes)
+    plugin.transition("t", "executing", "memory")
+    assert worker.sent == []
+
+
+def test_what_nobody_asked_for_or_takes_back_or_does_not_come_is_not_told() -> None:
+    worker = Loose()
+    plugin = plugged(worker)
+    worker.has("t", 1)
+    plugin.transition("t", "executing", "memory")
+    worker.take(is_asked=True)
+    worker.take(is_asked=False)
+    plugin.transition("t", "executing", "memory")
+    worker.take(is_asked=True)
+    for finish in ("waiting", "ready", "executing"):
+        plugin.transition("t", "released", finish)
+    assert len(plugin._inline) == 1
+    plugin.transition("t", "executing", "error")
+    plugin.transition("t", "executing", "memory")
+    assert worker.sent == []
+
+
+@pytest.mark.parametrize("state", ["fetch", "flight", "executing", "waiting", "missing"])
+def test_a_result_that_comes_another_way_is_given_back(state: str) -> None:
+    worker = Loose()
+    plugged(worker)
+    worker.has("x", None, state)
+    worker.take(x=pickle.dumps(1))
+    assert worker.data == {}
+    assert [(message["op"], message["key"]) for message in worker.sent] == [("release-worker-data", "x")]
+
+
+def test_a_result_that_is_there_is_left_as_it_is() -> None:
+    worker = Loose()
+    plugged(worker)
+    worker.has("x", "own")
+    worker.take(x=pickle.dumps("other"))
+    assert worker.data == {"x": "own"}
+    assert worker.sent == []
+
+
+def test_what_cannot_be_unpickled_is_given_back_and_fetched(caplog: pytest.LogCaptureFixture) -> None:
+    worker = Loose()
+    plugged(worker)
+    worker.take(x=b"no pickle", y=pickle.dumps(1))
+    assert worker.data == {"y": 1}
+    assert [(message["op"], message["key"]) for message in worker.sent] == [("release-worker-data", "x")]
+    assert "result of 'x' cannot be unpickled here" in caplog.text
+
+
+def test_what_is_gone_before_it_is_confirmed_is_not_confirmed() -> None:
+    worker = Loose()
+    plugged(worker)
+    worker.take(x=pickle.dumps(1))
+    worker.take(y=pickle.dumps(2))
+    worker.data.clear()
+    (confirm,) = worker.due
+    confirm()
+    assert worker.sent == []
+
+
+def test_what_was_asked_before_the_plugin_came_again_is_still_told() -> None:
+    worker = Loose()
+    plugged(worker)
+    worker.take(is_asked=True)
+    again = plugged(worker)
+    worker.has("t", 1)
+    again.transition("t", "executing", "memory")
+    assert [message["key"] for message in worker.sent] == ["t"]
+
+
+def test_the_workers_need_not_have_the_package_nor_numpy() -> None:
+    script = """
+import sys, pickle, types
+sys.modules["ferroflow_dask"] = sys.modules["numpy"] = None  # importing them raises
+plugin = pickle.loads(sys.stdin.buffer.read())
+sent = []
+task = types.SimpleNamespace(state="memory", run_id=1, nbytes=8)
+worker = types.SimpleNamespace(
+    state=types.SimpleNamespace(tasks={"t": task}, data={"t": (1, "two")}), handle_stimulus=None,
+    batched_send=sent.append, stream_handlers={}, log_event=lambda *_: None,
+    loop=types.SimpleNamespace(asyncio_loop=types.SimpleNamespace(call_later=None)),
+)
+plugin.setup(worker)
+worker.stream_handlers["ferroflow-inline"](key="t", is_asked=True, values={})
+plugin.transition("t", "executing", "memory")
+assert pickle.loads(sent[0]["value"]) == (1, "two")
+"""
+    subprocess.run([sys.executable, "-c", script], input=by_value(WorkerInlining()), check=True)
