@@ -12,7 +12,7 @@ from typing import Any
 
 import dask.config
 import yaml
-from dask.utils import parse_timedelta
+from dask.utils import parse_bytes, parse_timedelta
 
 from ferroflow_dask.exceptions import UsageError
 
@@ -63,6 +63,18 @@ def get_seconds(key: str) -> float:
         raise UsageError(
             f"the setting ferroflow.{key} is {value!r}, which is no time; write 1ms or 0.001"
         ) from error
+
+
+def get_bytes(key: str) -> int:
+    """Return the size `ferroflow.<key>` [B]; a number without a unit is in bytes."""
+    value = get(key)
+    try:
+        nbytes = int(parse_bytes(value))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        nbytes = -1
+    if nbytes < 0 or isinstance(value, bool):
+        raise UsageError(f"the setting ferroflow.{key} is {value!r}, which is no size; write 16kiB or 16384")
+    return nbytes
 
 
 def get_bool(key: str) -> bool:

@@ -55,6 +55,23 @@ def test_defaults_are_there_in_a_configuration_that_was_cleared() -> None:
         assert config.get("latency") == DEFAULTS["ferroflow"]["latency"]
 
 
+@pytest.mark.parametrize("value", ["blah", "3 parsecs", None, [], True, -1], ids=repr)
+def test_what_is_no_size_is_told(value: object) -> None:
+    with (
+        dask.config.set({"ferroflow.inline-limit": value}),
+        pytest.raises(
+            UsageError, match=rf"inline-limit is {re.escape(repr(value))}, which is no size; write"
+        ),
+    ):
+        FerroflowPlugin()
+
+
+@pytest.mark.parametrize(("value", "nbytes"), [("16kiB", 16384), ("1 MB", 10**6), (100, 100), ("0", 0)])
+def test_sizes_have_units_or_are_in_bytes(value: object, nbytes: int) -> None:
+    with dask.config.set({"ferroflow.inline-limit": value}):
+        assert config.get_bytes("inline-limit") == nbytes
+
+
 @pytest.mark.parametrize("value", ["blah", "3 parsecs", None, []], ids=repr)
 def test_what_is_no_time_is_told(value: object) -> None:
     with (

@@ -9,11 +9,10 @@ import pytest
 from virtual_runs import L, chain, run
 
 from ferroflow_dask.plugin import inlining
-from ferroflow_dask.plugin.inlining_worker import MOST_NBYTES
 from ferroflow_dask.policy import ClusterView, TaskView
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
 
-OFF = {"ferroflow.inline-small-results": False}
+OFF = {"ferroflow.inline-limit": 0}
 
 
 def of(cluster: VirtualCluster) -> Any:
@@ -40,18 +39,19 @@ def test_an_input_comes_with_its_task() -> None:
     assert cluster.record.makespan_s > 4 * L + 2 * 0.5
 
 
-@pytest.mark.parametrize(("nbytes", "n_fetched"), [(MOST_NBYTES, 0), (MOST_NBYTES + 1, 1)])
+@pytest.mark.parametrize(("nbytes", "n_fetched"), [(2**14, 0), (2**14 + 1, 1)])
 def test_what_is_large_is_fetched(nbytes: int, n_fetched: int) -> None:
     cluster = run(sum_of_two(nbytes), workers=2)
     assert len(cluster.record.transfers) == n_fetched
 
 
 @pytest.mark.parametrize(("n", "comes_along"), [(32, True), (33, False)])
-def test_many_inputs_are_fetched_in_one_go(n: int, comes_along: bool) -> None:
+def test_many_inputs_are_fetched_in_one_go_and_not_told(n: int, comes_along: bool) -> None:
     graph: dict[Any, VirtualTask] = {
         i: VirtualTask(0.5, nbytes=8, annotations={"workers": [i % 2]}) for i in range(n)
     }
     cluster = run(graph | {"sum": VirtualTask(0.5, tuple(graph))}, workers=2)
+    assert of(cluster).counts["told"] == (n if comes_along else 0) + 1  # the sum for the client
     assert bool(of(cluster).counts["sent"]) is comes_along
     assert bool(cluster.record.transfers) is not comes_along
 
@@ -85,6 +85,16 @@ def test_copies_go_with_the_result() -> None:
     assert not any(worker.state.data for worker in cluster.workers)
     assert not of(cluster).knows("sum")
     assert of(cluster)._nbytes == 0
+
+
+@pytest.mark.parametrize(("nbytes", "is_asked"), [(10**6, False), (10**5, True)])
+def test_where_results_are_large_none_is_asked_for(nbytes: int, is_asked: bool) -> None:
+    cluster = VirtualCluster(2)
+    cluster.submit({("t", i): VirtualTask(0.5, nbytes=nbytes) for i in range(4)})
+    cluster.run()
+    cluster.submit({("t", 4): VirtualTask(0.5, nbytes=8)})
+    cluster.run()
+    assert of(cluster).knows(("t", 4)) is is_asked
 
 
 def test_the_oldest_are_forgotten_and_then_fetched(monkeypatch: pytest.MonkeyPatch) -> None:

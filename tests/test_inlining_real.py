@@ -14,7 +14,7 @@ from ferroflow_dask import install, uninstall
 from ferroflow_dask.plugin.inlining import Inlining
 from ferroflow_dask.plugin.inlining_worker import RESULT
 
-OFF = {"ferroflow.inline-small-results": False}
+OFF = {"ferroflow.inline-limit": 0}
 
 
 def total(*numbers: float) -> float:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from distributed.worker_state_machine import UpdateDataEvent
 
-from ferroflow_dask.plugin.inlining_worker import INLINE, MOST_NBYTES, WorkerInlining, is_plain
+from ferroflow_dask.plugin.inlining_worker import INLINE, WorkerInlining, is_plain
 from ferroflow_dask.plugin.worker_plugins import by_value
 
 Point = namedtuple("Point", "x y")
@@ -48,8 +48,8 @@ class Loose:
         if state == "memory":
             self.data[key] = value
 
-    def take(self, is_asked: bool = False, **values: bytes) -> None:
-        self.stream_handlers[INLINE](key="t", is_asked=is_asked, values=values)
+    def take(self, limit: int = 0, **values: bytes) -> None:
+        self.stream_handlers[INLINE](key="t", limit=limit, values=values)
 
 
 def plugged(worker: Loose) -> Any:
@@ -65,7 +65,7 @@ PLAIN = [1, 1.5, 1j, True, "s", b"b", None, (1, 2), [1, [2, (3,)]], {"a": 1}, np
 def test_plain_data_is_told_and_taken(value: Any) -> None:
     worker = Loose()
     plugin = plugged(worker)
-    worker.take(is_asked=True)
+    worker.take(limit=1000)
     worker.has("t", value)
     plugin.transition("t", "executing", "memory")
     (told,) = worker.sent
@@ -99,18 +99,18 @@ def test_other_values_are_not_told(value: object) -> None:
     assert not is_plain(value)
     worker = Loose()
     plugin = plugged(worker)
-    worker.take(is_asked=True)
+    worker.take(limit=1000)
     worker.has("t", value)
     plugin.transition("t", "executing", "memory")
     assert worker.sent == []
     assert len(plugin._inline) == 0
 
 
-@pytest.mark.parametrize(("nbytes", "size"), [(MOST_NBYTES + 1, 1), (8, MOST_NBYTES)])
+@pytest.mark.parametrize(("nbytes", "size"), [(101, 1), (8, 100)])
 def test_what_is_large_in_memory_or_pickled_is_not_told(nbytes: int, size: int) -> None:
     worker = Loose()
     plugin = plugged(worker)
-    worker.take(is_asked=True)
+    worker.take(limit=100)
     worker.has("t", b"x" * size, nbytes=nbytes)
     plugin.transition("t", "executing", "memory")
     assert worker.sent == []
@@ -121,10 +121,10 @@ def test_what_nobody_asked_for_or_takes_back_or_does_not_come_is_not_told() -> N
     plugin = plugged(worker)
     worker.has("t", 1)
     plugin.transition("t", "executing", "memory")
-    worker.take(is_asked=True)
-    worker.take(is_asked=False)
+    worker.take(limit=1000)
+    worker.take(limit=0)
     plugin.transition("t", "executing", "memory")
-    worker.take(is_asked=True)
+    worker.take(limit=1000)
     for finish in ("waiting", "ready", "executing"):
         plugin.transition("t", "released", finish)
     assert len(plugin._inline) == 1
@@ -175,7 +175,7 @@ def test_what_is_gone_before_it_is_confirmed_is_not_confirmed() -> None:
 def test_what_was_asked_before_the_plugin_came_again_is_still_told() -> None:
     worker = Loose()
     plugged(worker)
-    worker.take(is_asked=True)
+    worker.take(limit=1000)
     again = plugged(worker)
     worker.has("t", 1)
     again.transition("t", "executing", "memory")
@@ -195,7 +195,7 @@ worker = types.SimpleNamespace(
     loop=types.SimpleNamespace(asyncio_loop=types.SimpleNamespace(call_later=None)),
 )
 plugin.setup(worker)
-worker.stream_handlers["ferroflow-inline"](key="t", is_asked=True, values={})
+worker.stream_handlers["ferroflow-inline"](key="t", limit=100, values={})
 plugin.transition("t", "executing", "memory")
 assert pickle.loads(sent[0]["value"]) == (1, "two")
 """

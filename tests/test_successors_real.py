@@ -141,7 +141,7 @@ def test_a_setting_turns_it_off() -> None:
         )
         assert "_task_to_msg" not in vars(cluster.scheduler)
 
-    on_cluster(test, config={"ferroflow.send-successors": False, "ferroflow.inline-small-results": False})
+    on_cluster(test, config={"ferroflow.send-successors": False, "ferroflow.inline-limit": 0})
 
 
 @pytest.mark.cluster

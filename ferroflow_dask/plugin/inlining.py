@@ -10,19 +10,24 @@ bytes that it does not look into.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from dask.typing import Key
 
 from ferroflow_dask.plugin import seams
 from ferroflow_dask.plugin.durations import Durations
-from ferroflow_dask.plugin.inlining_worker import INLINE, MOST_NBYTES
+from ferroflow_dask.plugin.inlining_worker import INLINE
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState, WorkerState
 
 #: Inputs of a task that come with it: more are fetched, from each worker in one go.
 _MOST_INPUTS = 32
+#: Tasks that need a result and are looked at for whether it may come with one of them.
+_READERS = 16
+#: Where results of a kind are so many times as large as the limit, on average, hardly one is small.
+_MIXED = 16
 #: Bytes of results that are kept for tasks that may need them [B].
 _KEPT_NBYTES = 2**26
 
@@ -40,7 +45,7 @@ class Inlining:
     def __init__(self, scheduler: Scheduler, durations: Durations) -> None:
         self._scheduler = scheduler
         self._durations = durations
-        self.is_open = False
+        self._limit = 0
         self._listening: set[str] = set()
         # Pickled, the oldest first.
         self._known: dict[Key, bytes] = {}
@@ -48,13 +53,18 @@ class Inlining:
         #: Results that workers told, and that were sent before a task.
         self.counts = {"told": 0, "sent": 0}
 
-    def open(self) -> None:
-        """Keep and send from now on, with the workers that tell that they listen."""
-        self.is_open = True
+    @property
+    def is_open(self) -> bool:
+        """Whether results are kept."""
+        return self._limit > 0
+
+    def open(self, limit: int) -> None:
+        """Keep and send results up to a limit [B] from now on, with workers that tell that they listen."""
+        self._limit = limit
 
     def close(self) -> None:
         """Forget all results, and send none from now on."""
-        self.is_open = False
+        self._limit = 0
         self.clear()
         self._listening.clear()
 
@@ -122,28 +132,31 @@ class Inlining:
                 if value is not None and needed.state == "memory" and ws not in (needed.who_has or ()):
                     seams.note_copy(self._scheduler, needed, ws)
                     values[needed.key] = value
-        is_asked = self._may_be_needed_elsewhere(ts)
-        if values or is_asked:
+        limit = self._limit if self._is_wanted(ts) else 0
+        if values or limit:
             self.counts["sent"] += len(values)
-            self._send(ws.address, ts.key, is_asked=is_asked, values=values)
+            self._send(ws.address, ts.key, limit, values)
 
     def took_back(self, key: Key, address: str) -> None:
         """Note that a worker no longer has a task, of which it may not have known yet."""
         if address in self._listening:
-            self._send(address, key, is_asked=False, values={})
+            self._send(address, key, 0, {})
 
-    def _send(self, address: str, key: Key, *, is_asked: bool, values: dict[Key, bytes]) -> None:
-        message = {"op": INLINE, "key": key, "is_asked": is_asked, "values": values}
-        self._scheduler.worker_send(address, message)
+    def _send(self, address: str, key: Key, limit: int, values: dict[Key, bytes]) -> None:
+        self._scheduler.worker_send(address, {"op": INLINE, "key": key, "limit": limit, "values": values})
 
-    def _may_be_needed_elsewhere(self, ts: TaskState) -> bool:
-        if ts.who_wants:
-            return self._is_small(ts)
-        is_alone = len(ts.dependents) == 1 and len(next(iter(ts.dependents)).dependencies) == 1
-        if not ts.dependents or is_alone or not seams.is_plain(ts):
+    def _is_wanted(self, ts: TaskState) -> bool:
+        """Return whether a result may be small, and is for a client, or for a task that may run elsewhere."""
+        if not (ts.who_wants or self._may_be_needed_elsewhere(ts)):
             return False
-        return self._is_small(ts)
-
-    def _is_small(self, ts: TaskState) -> bool:
         nbytes = self._durations.nbytes(ts)
-        return nbytes is None or nbytes <= MOST_NBYTES
+        return nbytes is None or nbytes <= _MIXED * self._limit
+
+    @staticmethod
+    def _may_be_needed_elsewhere(ts: TaskState) -> bool:
+        # What only one task needs, and that nothing else, stays where it is.
+        n_least = 1 if len(ts.dependents) > 1 else 2
+        readers = islice(ts.dependents, _READERS)
+        return seams.is_ordinary(ts) and any(
+            n_least <= len(reader.dependencies) <= _MOST_INPUTS for reader in readers
+        )

@@ -24,9 +24,6 @@ logger = logging.getLogger("ferroflow_dask")
 INLINE, RESULT = "ferroflow-inline", "ferroflow-result"
 #: Under which workers tell that they understand it.
 TOPIC = "ferroflow-inlining"
-#: The largest result that is told, in memory and pickled [B]: to fetch one takes two workers a millisecond or
-#: two, to send so many bytes along takes next to nothing.
-MOST_NBYTES = 2**12
 #: How long after the first of them results that came with tasks are confirmed, all in one message [s].
 _CONFIRMED_AFTER_S = 0.1
 #: Items of a container, and containers in each other, that are looked at.
@@ -84,27 +81,30 @@ class Inline:
         self._send = send
         self._later = later
         self._may_tell = may_tell
-        # Tasks on this worker whose results are to be told.
-        self._asked: set[Key] = set()
+        # Tasks on this worker whose results are to be told, if they are no larger than that [B].
+        self._asked: dict[Key, int] = {}
         # Results that were put into memory and are still to be confirmed.
         self._taken: list[Key] = []
 
     def __len__(self) -> int:
         return len(self._asked)
 
-    def take(self, key: Key, is_asked: bool, values: Mapping[Key, bytes]) -> None:
+    def take(self, key: Key, limit: int, values: Mapping[Key, bytes]) -> None:
         """Put results into memory that a task needs, before that comes; note whether its own is to be told.
 
         Parameters
         ----------
         key : Key
             The task.
-        is_asked : bool
-            Whether its result is to be told.
+        limit : int
+            Up to which size its result is to be told, in memory and pickled [B]; 0 if it is not.
         values : mapping of key to bytes
             Pickled results.
         """
-        (self._asked.add if is_asked else self._asked.discard)(key)
+        if limit:
+            self._asked[key] = limit
+        else:
+            self._asked.pop(key, None)
         data = {}
         for needed, pickled in values.items():
             ts = self._state.tasks.get(needed)
@@ -138,13 +138,13 @@ class Inline:
             "long-running",
         ):
             return
-        self._asked.remove(key)
+        limit = self._asked.pop(key)
         ts = self._state.tasks.get(key)
-        if finish == "memory" and ts is not None and (ts.nbytes or 0) <= MOST_NBYTES:
+        if finish == "memory" and ts is not None and (ts.nbytes or 0) <= limit:
             value = self._state.data.get(key)
             if self._may_tell(value):
                 pickled = pickle.dumps(value, protocol=5)
-                if len(pickled) <= MOST_NBYTES:
+                if len(pickled) <= limit:
                     self._send({"op": RESULT, "key": key, "run_id": ts.run_id, "value": pickled})
 
 

@@ -89,7 +89,8 @@ class FerroflowPlugin(SchedulerPlugin):
 
 def _check_settings() -> None:
     config.get_seconds("latency")
-    for name in ("low-latency-streams", "send-successors", "inline-small-results"):
+    config.get_bytes("inline-limit")
+    for name in ("low-latency-streams", "send-successors"):
         config.get_bool(name)
 
 

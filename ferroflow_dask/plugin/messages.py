@@ -69,8 +69,9 @@ class Messages:
         """Change what is sent with tasks, to workers that tell that they listen."""
         if keeps_successors and config.get_bool("send-successors"):
             self.successors.open()
-        if config.get_bool("inline-small-results"):
-            self.inlining.open()
+        limit = config.get_bytes("inline-limit")
+        if limit:
+            self.inlining.open(limit)
             # It stays when we go: workers would lose their connection over a message that nobody takes.
             self._scheduler.stream_handlers[inlining_worker.RESULT] = self._result_told
             if self._restore_gather is None and "gather" in getattr(self._scheduler, "handlers", {}):

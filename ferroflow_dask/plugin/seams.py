@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from functools import lru_cache
 from typing import Any
 
-from dask._task_spec import Task
+from dask._task_spec import GraphNode, Task
 from dask.typing import Key
 from distributed.comm.addressing import get_address_host
 from distributed.protocol.serialize import Serialized
@@ -251,6 +251,11 @@ def valid_workers(scheduler: Scheduler, restrictions: Any) -> set[WorkerState] |
 def is_plain(ts: TaskState) -> bool:
     """Return whether a task does no more than call a function, as the barrier of a shuffle does."""
     return type(ts.run_spec) is Task and not ts.actor
+
+
+def is_ordinary(ts: TaskState) -> bool:
+    """Return whether a task is of Dask's own kinds, which P2P shuffles and others extend."""
+    return type(ts.run_spec).__module__ == GraphNode.__module__ and not ts.actor
 
 
 def is_restricted(ts: TaskState) -> bool:
