@@ -116,6 +116,16 @@ def test_what_is_large_in_memory_or_pickled_is_not_told(nbytes: int, size: int) 
     assert worker.sent == []
 
 
+def test_an_actor_is_not_told() -> None:
+    worker = Loose()
+    plugin = plugged(worker)
+    worker.take(limit=1000)
+    worker.has("t", None)
+    del worker.data["t"]  # it is among the actors
+    plugin.transition("t", "executing", "memory")
+    assert worker.sent == []
+
+
 def test_what_nobody_asked_for_or_takes_back_or_does_not_come_is_not_told() -> None:
     worker = Loose()
     plugin = plugged(worker)

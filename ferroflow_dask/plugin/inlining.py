@@ -147,7 +147,7 @@ class Inlining:
 
     def _is_wanted(self, ts: TaskState) -> bool:
         """Return whether a result may be small, and is for a client, or for a task that may run elsewhere."""
-        if not (ts.who_wants or self._may_be_needed_elsewhere(ts)):
+        if not (seams.is_ordinary(ts) and (ts.who_wants or self._may_be_needed_elsewhere(ts))):
             return False
         nbytes = self._durations.nbytes(ts)
         return nbytes is None or nbytes <= _MIXED * self._limit
@@ -157,6 +157,4 @@ class Inlining:
         # What only one task needs, and that nothing else, stays where it is.
         n_least = 1 if len(ts.dependents) > 1 else 2
         readers = islice(ts.dependents, _READERS)
-        return seams.is_ordinary(ts) and any(
-            n_least <= len(reader.dependencies) <= _MOST_INPUTS for reader in readers
-        )
+        return any(n_least <= len(reader.dependencies) <= _MOST_INPUTS for reader in readers)

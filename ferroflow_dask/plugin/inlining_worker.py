@@ -140,8 +140,8 @@ class Inline:
             return
         limit = self._asked.pop(key)
         ts = self._state.tasks.get(key)
-        if finish == "memory" and ts is not None and (ts.nbytes or 0) <= limit:
-            value = self._state.data.get(key)
+        if finish == "memory" and ts is not None and (ts.nbytes or 0) <= limit and key in self._state.data:
+            value = self._state.data[key]
             if self._may_tell(value):
                 pickled = pickle.dumps(value, protocol=5)
                 if len(pickled) <= limit:

@@ -72,7 +72,6 @@ class Messages:
         limit = config.get_bytes("inline-limit")
         if limit:
             self.inlining.open(limit)
-            # It stays when we go: workers would lose their connection over a message that nobody takes.
             self._scheduler.stream_handlers[inlining_worker.RESULT] = self._result_told
             if self._restore_gather is None and "gather" in getattr(self._scheduler, "handlers", {}):
                 self._restore_gather = seams.override_gather(self._scheduler, self.inlining.value_of)
@@ -93,6 +92,10 @@ class Messages:
         if self._restore is not None:
             self._restore()
             self._restore = None
+        handlers = self._scheduler.stream_handlers
+        if handlers.get(inlining_worker.RESULT) == self._result_told:
+            # Workers would lose their connection over a message that nobody takes.
+            handlers[inlining_worker.RESULT] = _comes_too_late
         if self._restore_gather is not None:
             self._restore_gather()
             self._restore_gather = None
@@ -133,3 +136,7 @@ class Messages:
 
     def _result_told(self, **message: Any) -> None:
         self._guarded(self.inlining.told, **message)
+
+
+def _comes_too_late(**_: Any) -> None:
+    """Take a result that nobody keeps any more."""

@@ -254,7 +254,7 @@ def is_plain(ts: TaskState) -> bool:
 
 
 def is_ordinary(ts: TaskState) -> bool:
-    """Return whether a task is of Dask's own kinds, which P2P shuffles and others extend."""
+    """Return whether a task is no actor, and of Dask's own kinds, which P2P shuffles and others extend."""
     return type(ts.run_spec).__module__ == GraphNode.__module__ and not ts.actor
 
 
