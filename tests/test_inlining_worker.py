@@ -83,17 +83,16 @@ def test_plain_data_is_told_and_taken(value: Any) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        threading.Lock(),
-        object(),
-        Point(1, 2),
-        np.array([object()]),
-        np.dtype(float),
-        [[[[1]]]],
-        list(range(65)),
-        {(1, 2): {3: object()}},
-        {i: i for i in range(65)},
+        pytest.param(threading.Lock(), id="lock"),
+        pytest.param(object(), id="object"),
+        pytest.param(Point(1, 2), id="named tuple"),
+        pytest.param(np.array([object()]), id="array of objects"),
+        pytest.param(np.dtype(float), id="dtype"),
+        pytest.param([[[[1]]]], id="deep list"),
+        pytest.param(list(range(65)), id="long list"),
+        pytest.param({(1, 2): {3: object()}}, id="dict with an object"),
+        pytest.param({i: i for i in range(65)}, id="long dict"),
     ],
-    ids=repr,
 )
 def test_other_values_are_not_told(value: object) -> None:
     assert not is_plain(value)
