@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from ferroflow_dask.lowering import KIND_ANNOTATION
-from ferroflow_dask.plugin.durations import Durations
+from ferroflow_dask.plugin.durations import Durations, learned_in_this_process
 from ferroflow_dask.policy.pace import Paces
+from ferroflow_dask.virtual import VirtualCluster
 
 
 def task(name: str = "f", kind: str | None = None, group: str | None = None, average_s: float = -1.0) -> Any:
@@ -126,3 +127,9 @@ def test_no_worker_is_fast_because_another_was_held_up() -> None:
     run(0, 2.0)
     assert {run(1, 0.01) for _ in range(7)} == {1.0}  # right after that
     assert [paces.speed(worker) for worker in range(4)] == [1.0] * 4
+
+
+def test_virtual_schedulers_of_this_process_are_nobodys_to_find() -> None:
+    cluster = VirtualCluster(1)
+    assert learned_in_this_process("Scheduler-1") == {}
+    cluster.check()  # it was there

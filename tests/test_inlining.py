@@ -105,6 +105,25 @@ def test_the_oldest_are_forgotten_and_then_fetched(monkeypatch: pytest.MonkeyPat
     assert of(cluster)._nbytes == 0
 
 
+def test_a_copy_that_was_dropped_is_fetched_and_an_old_word_of_that_takes_no_new_one_away() -> None:
+    graph = sum_of_two(8)
+    graph |= {("again", i): VirtualTask(0.5, (0, 1), annotations={"workers": [i]}) for i in (0, 1)}
+    graph[0] = VirtualTask(0.5, nbytes=8, annotations={"workers": [0]})
+    cluster = VirtualCluster(3)
+    cluster.submit(graph, keep=[*graph])
+    cluster.run(until=4.0)
+    first, _, third = (worker.state.address for worker in cluster.workers)
+    needed = cluster.scheduler.tasks[1]
+    # As the active memory manager does; at the same time a task is sent that needs it.
+    cluster.scheduler.request_remove_replicas(first, [1], stimulus_id="test")
+    cluster.submit({"late": VirtualTask(0.5, (0, 1), annotations={"workers": [0]})})
+    cluster.submit({"new": VirtualTask(0.5, (0, 1), annotations={"workers": [2]})})
+    cluster.run()
+    cluster.check()
+    assert {ws.address for ws in needed.who_has or ()} >= {first, third}
+    assert [(transfer.keys, transfer.destination) for transfer in cluster.record.transfers] == [((1,), 0)]
+
+
 def test_workers_that_do_not_listen_fetch() -> None:
     cluster = VirtualCluster(2)
     for worker in cluster.workers:

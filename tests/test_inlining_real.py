@@ -141,6 +141,9 @@ def test_what_fails_leaves_dask_in_charge(name: str, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.cluster
 def test_a_tree_on_processes() -> None:
+    def add(*numbers: float) -> float:  # the workers cannot import this module
+        return sum(numbers)
+
     with (
         LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as local,
         Client(local) as client,
@@ -148,7 +151,7 @@ def test_a_tree_on_processes() -> None:
         install(client)
         level = client.map(float, range(256), pure=False)
         while len(level) > 1:
-            level = [client.submit(total, *level[i : i + 2], pure=False) for i in range(0, len(level), 2)]
+            level = [client.submit(add, *level[i : i + 2], pure=False) for i in range(0, len(level), 2)]
         assert level[0].result(timeout=60) == 256 * 255 / 2
         counts = client.run_on_scheduler(
             lambda dask_scheduler: dask_scheduler.extensions["stealing"].messages.inlining.counts

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from distributed.worker_state_machine import UpdateDataEvent
 
-from ferroflow_dask.plugin.inlining_worker import INLINE, WorkerInlining, is_plain
+from ferroflow_dask.plugin import inlining_worker
+from ferroflow_dask.plugin.inlining_worker import INLINE, WorkerInlining, is_small
 from ferroflow_dask.plugin.worker_plugins import by_value
 
 Point = namedtuple("Point", "x y")
@@ -27,10 +28,7 @@ class Loose:
         self.tasks: dict[Any, Any] = {}
         self.data: dict[Any, Any] = {}
         self.sent: list[dict[str, Any]] = []
-        self.due: list[Any] = []
         self.stream_handlers: dict[str, Any] = {}
-        later = lambda _, call: self.due.append(call)  # noqa: E731
-        self.loop = SimpleNamespace(asyncio_loop=SimpleNamespace(call_later=later))
         self.state: Any = self
 
     def handle_stimulus(self, event: UpdateDataEvent) -> None:
@@ -75,8 +73,6 @@ def test_plain_data_is_told_and_taken(value: Any) -> None:
     other.take(x=told["value"])
     assert np.all(other.data["x"] == value)
     assert type(other.data["x"]) is type(value)
-    assert other.sent == []
-    other.due.pop()()
     assert [(message["op"], message["keys"]) for message in other.sent] == [("add-keys", ["x"])]
 
 
@@ -89,13 +85,16 @@ def test_plain_data_is_told_and_taken(value: Any) -> None:
         pytest.param(np.array([object()]), id="array of objects"),
         pytest.param(np.dtype(float), id="dtype"),
         pytest.param([[[[1]]]], id="deep list"),
-        pytest.param(list(range(65)), id="long list"),
+        pytest.param(list(range(126)), id="long list"),
+        pytest.param([0] * 20 + ["x" * 1000], id="list of something long"),
+        pytest.param(np.broadcast_to(1.0, (500, 500)), id="broadcast array"),
+        pytest.param(10**5000, id="large number"),
         pytest.param({(1, 2): {3: object()}}, id="dict with an object"),
-        pytest.param({i: i for i in range(65)}, id="long dict"),
+        pytest.param({i: i for i in range(100)}, id="long dict"),
     ],
 )
 def test_other_values_are_not_told(value: object) -> None:
-    assert not is_plain(value)
+    assert not is_small(value, 1000)
     worker = Loose()
     plugin = plugged(worker)
     worker.take(limit=1000)
@@ -105,7 +104,7 @@ def test_other_values_are_not_told(value: object) -> None:
     assert len(plugin._inline) == 0
 
 
-@pytest.mark.parametrize(("nbytes", "size"), [(101, 1), (8, 100)])
+@pytest.mark.parametrize(("nbytes", "size"), [(101, 1), (8, 90)])
 def test_what_is_large_in_memory_or_pickled_is_not_told(nbytes: int, size: int) -> None:
     worker = Loose()
     plugin = plugged(worker)
@@ -143,13 +142,13 @@ def test_what_nobody_asked_for_or_takes_back_or_does_not_come_is_not_told() -> N
 
 
 @pytest.mark.parametrize("state", ["fetch", "flight", "executing", "waiting", "missing"])
-def test_a_result_that_comes_another_way_is_given_back(state: str) -> None:
+def test_a_result_that_comes_another_way_is_left_to_it(state: str) -> None:
     worker = Loose()
     plugged(worker)
     worker.has("x", None, state)
     worker.take(x=pickle.dumps(1))
     assert worker.data == {}
-    assert [(message["op"], message["key"]) for message in worker.sent] == [("release-worker-data", "x")]
+    assert worker.sent == []
 
 
 def test_a_result_that_is_there_is_left_as_it_is() -> None:
@@ -161,24 +160,15 @@ def test_a_result_that_is_there_is_left_as_it_is() -> None:
     assert worker.sent == []
 
 
-def test_what_cannot_be_unpickled_is_given_back_and_fetched(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_unpickled_is_told_and_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    warnings: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(inlining_worker.logger, "warning", lambda *told, **_: warnings.append(told))
     worker = Loose()
     plugged(worker)
     worker.take(x=b"no pickle", y=pickle.dumps(1))
     assert worker.data == {"y": 1}
-    assert [(message["op"], message["key"]) for message in worker.sent] == [("release-worker-data", "x")]
-    assert "result of 'x' cannot be unpickled here" in caplog.text
-
-
-def test_what_is_gone_before_it_is_confirmed_is_not_confirmed() -> None:
-    worker = Loose()
-    plugged(worker)
-    worker.take(x=pickle.dumps(1))
-    worker.take(y=pickle.dumps(2))
-    worker.data.clear()
-    (confirm,) = worker.due
-    confirm()
-    assert worker.sent == []
+    assert [message["keys"] for message in worker.sent] == [["y"]]
+    assert warnings == [("ferroflow: result of %r cannot be unpickled here", "x")]
 
 
 def test_what_was_asked_before_the_plugin_came_again_is_still_told() -> None:
@@ -201,7 +191,6 @@ task = types.SimpleNamespace(state="memory", run_id=1, nbytes=8)
 worker = types.SimpleNamespace(
     state=types.SimpleNamespace(tasks={"t": task}, data={"t": (1, "two")}), handle_stimulus=None,
     batched_send=sent.append, stream_handlers={}, log_event=lambda *_: None,
-    loop=types.SimpleNamespace(asyncio_loop=types.SimpleNamespace(call_later=None)),
 )
 plugin.setup(worker)
 worker.stream_handlers["ferroflow-inline"](key="t", limit=100, values={})

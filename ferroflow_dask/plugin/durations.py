@@ -197,7 +197,8 @@ def threads_in_this_process(scheduler_id: str) -> tuple[int, ...]:
 
 
 def _in_this_process(scheduler_id: str) -> Scheduler | None:
-    return next((found for found in list(_of_schedulers) if found.id == scheduler_id), None)
+    # Virtual ones are nobody's to find.
+    return next((one for one in list(_of_schedulers) if getattr(one, "id", None) == scheduler_id), None)
 
 
 def _on_gpu(kind: str) -> str:

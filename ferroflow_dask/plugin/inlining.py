@@ -10,6 +10,8 @@ bytes that it does not look into.
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -32,6 +34,14 @@ _MIXED = 16
 _KEPT_NBYTES = 2**26
 
 
+@dataclass(slots=True)
+class _Result:
+    """A pickled result, and the workers that were sent it."""
+
+    value: bytes
+    sent_to: set[str] = field(default_factory=set)
+
+
 class Inlining:
     """Keeps small results, and sends them with tasks, from `open` to `close`; O(links of a task) for each.
 
@@ -47,8 +57,10 @@ class Inlining:
         self._durations = durations
         self._limit = 0
         self._listening: set[str] = set()
-        # Pickled, the oldest first.
-        self._known: dict[Key, bytes] = {}
+        # Whether results are kept for clients, too.
+        self._for_clients = False
+        # The oldest first.
+        self._known: OrderedDict[Key, _Result] = OrderedDict()
         self._nbytes = 0
         #: Results that workers told, and that were sent before a task.
         self.counts = {"told": 0, "sent": 0}
@@ -58,9 +70,10 @@ class Inlining:
         """Whether results are kept."""
         return self._limit > 0
 
-    def open(self, limit: int) -> None:
+    def open(self, limit: int, for_clients: bool) -> None:
         """Keep and send results up to a limit [B] from now on, with workers that tell that they listen."""
         self._limit = limit
+        self._for_clients = for_clients
 
     def close(self) -> None:
         """Forget all results, and send none from now on."""
@@ -88,7 +101,8 @@ class Inlining:
 
     def value_of(self, key: Key) -> bytes | None:
         """Return a result, pickled, if it was told."""
-        return self._known.get(key)
+        result = self._known.get(key)
+        return None if result is None else result.value
 
     def comes_to(self, ws: WorkerState, key: Key) -> bool:
         """Return whether a worker is sent a result before a task that needs it."""
@@ -104,9 +118,9 @@ class Inlining:
             self._forget(key)
 
     def _forget(self, key: Key) -> None:
-        value = self._known.pop(key, None)
-        if value is not None:
-            self._nbytes -= len(value)
+        result = self._known.pop(key, None)
+        if result is not None:
+            self._nbytes -= len(result.value)
 
     def told(self, key: Key, run_id: int, value: bytes, worker: str) -> None:
         """Keep a result that a worker tells just before it tells that the task has ended."""
@@ -115,27 +129,34 @@ class Inlining:
         if not self.is_open or ts is None or ws is None or (ws.address, ts.run_id) != (worker, run_id):
             return
         self._forget(key)
-        self._known[key] = value
+        self._known[key] = _Result(value)
         self._nbytes += len(value)
         self.counts["told"] += 1
         while self._nbytes > _KEPT_NBYTES:
-            self._forget(next(iter(self._known)))
+            _, oldest = self._known.popitem(last=False)
+            self._nbytes -= len(oldest.value)
 
     def before(self, ts: TaskState, ws: WorkerState) -> None:
         """Send a worker the small results that it lacks for a task that it is sent next."""
         if ws.address not in self._listening:
             return
-        values = {}
+        limit = self._limit if self._is_wanted(ts) else 0
+        results = {}
         if self._known and len(ts.dependencies) <= _MOST_INPUTS:
             for needed in ts.dependencies:
-                value = self._known.get(needed.key)
-                if value is not None and needed.state == "memory" and ws not in (needed.who_has or ()):
-                    seams.note_copy(self._scheduler, needed, ws)
-                    values[needed.key] = value
-        limit = self._limit if self._is_wanted(ts) else 0
-        if values or limit:
-            self.counts["sent"] += len(values)
-            self._send(ws.address, ts.key, limit, values)
+                result = self._known.get(needed.key)
+                if result is not None and not self._has(ws, needed, result):
+                    results[needed.key] = result
+        if results or limit:
+            self._send(ws.address, ts.key, limit, {key: result.value for key, result in results.items()})
+            self.counts["sent"] += len(results)
+            for result in results.values():
+                result.sent_to.add(ws.address)
+
+    @staticmethod
+    def _has(ws: WorkerState, needed: TaskState, result: _Result) -> bool:
+        # Where it was sent and has gone since, it is fetched.
+        return ws in (needed.who_has or ()) or ws.address in result.sent_to
 
     def took_back(self, key: Key, address: str) -> None:
         """Note that a worker no longer has a task, of which it may not have known yet."""
@@ -147,7 +168,8 @@ class Inlining:
 
     def _is_wanted(self, ts: TaskState) -> bool:
         """Return whether a result may be small, and is for a client, or for a task that may run elsewhere."""
-        if not (seams.is_ordinary(ts) and (ts.who_wants or self._may_be_needed_elsewhere(ts))):
+        is_for_clients = self._for_clients and ts.who_wants
+        if not (seams.is_ordinary(ts) and (is_for_clients or self._may_be_needed_elsewhere(ts))):
             return False
         nbytes = self._durations.nbytes(ts)
         return nbytes is None or nbytes <= _MIXED * self._limit

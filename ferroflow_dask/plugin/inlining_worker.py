@@ -24,32 +24,45 @@ logger = logging.getLogger("ferroflow_dask")
 INLINE, RESULT = "ferroflow-inline", "ferroflow-result"
 #: Under which workers tell that they understand it.
 TOPIC = "ferroflow-inlining"
-#: How long after the first of them results that came with tasks are confirmed, all in one message [s].
-_CONFIRMED_AFTER_S = 0.1
-#: Items of a container, and containers in each other, that are looked at.
-_MOST_ITEMS = 64
+#: Containers in each other that are looked at, and what each item counts for beside what it has [B].
 _DEEPEST = 3
-_SCALARS = frozenset({int, float, complex, bool, str, bytes, type(None)})
-_CONTAINERS = frozenset({tuple, list})
+_ITEM_NBYTES = 8
+_FIXED = frozenset({int, float, complex, bool, type(None)})
+_SEQUENCES = frozenset({tuple, list})
 
 
-def is_plain(value: object, depth: int = _DEEPEST) -> bool:
-    """Return whether a value is of plain data on the host, which a copy can stand for."""
+def is_small(value: object, limit: int) -> bool:
+    """Return whether a value is plain data on the host, which a copy can stand for, of so many bytes at most.
+
+    Sizes as Dask tells them say little of what pickling writes: of what is broadcast, or deep in a list.
+    """
+    return _left(value, limit, _DEEPEST) >= 0
+
+
+def _left(value: Any, limit: int, depth: int) -> int:
+    """Return what a value leaves of a limit [B]; below 0 if it goes beyond that, or is no plain data."""
     kind = type(value)
-    if kind in _SCALARS:
-        return True
+    limit -= _ITEM_NBYTES
+    if kind in _FIXED:
+        return limit - value.bit_length() // 8 if kind is int else limit
+    if kind is str or kind is bytes:
+        return limit - len(value)
     if kind.__module__ == "numpy":  # workers need not have it
-        dtype = getattr(value, "dtype", None)
-        return dtype is not None and not dtype.hasobject
-    if depth and kind in _CONTAINERS:
-        return len(value) <= _MOST_ITEMS and all(is_plain(item, depth - 1) for item in value)  # type: ignore[arg-type, attr-defined]
-    if depth and kind is dict:
-        return len(value) <= _MOST_ITEMS and all(  # type: ignore[arg-type]
-            is_plain(item, depth - 1)
-            for pair in value.items()  # type: ignore[attr-defined]
-            for item in pair
-        )
-    return False
+        is_known = kind.__name__ == "ndarray" or any(base.__name__ == "generic" for base in kind.__mro__)
+        return limit - int(value.nbytes) if is_known and not value.dtype.hasobject else -1
+    if depth and kind in _SEQUENCES:
+        items = value
+    elif depth and kind is dict:
+        items = [item for pair in value.items() for item in pair] if len(value) <= limit else value
+    else:
+        return -1
+    if _ITEM_NBYTES * len(items) > limit:
+        return -1
+    for item in items:
+        limit = _left(item, limit, depth - 1)
+        if limit < 0:
+            break
+    return limit
 
 
 class Inline:
@@ -62,10 +75,8 @@ class Inline:
         Hands an event to the state machine and carries out what it answers.
     send : callable
         Sends the scheduler a message.
-    later : callable
-        Calls a function after a time [s].
     may_tell : callable, optional
-        Returns whether a copy can stand for a value.
+        Returns whether a value is small enough, given the limit [B], and a copy can stand for it.
     """
 
     def __init__(
@@ -73,18 +84,14 @@ class Inline:
         state: WorkerState,
         handle: Callable[[StateMachineEvent], None],
         send: Callable[[dict[str, Any]], object],
-        later: Callable[[float, Callable[[], None]], object],
-        may_tell: Callable[[object], bool] = is_plain,
+        may_tell: Callable[[object, int], bool] = is_small,
     ) -> None:
         self._state = state
         self._handle = handle
         self._send = send
-        self._later = later
         self._may_tell = may_tell
         # Tasks on this worker whose results are to be told, if they are no larger than that [B].
         self._asked: dict[Key, int] = {}
-        # Results that were put into memory and are still to be confirmed.
-        self._taken: list[Key] = []
 
     def __len__(self) -> int:
         return len(self._asked)
@@ -113,20 +120,10 @@ class Inline:
                     data[needed] = pickle.loads(pickled)
                 except Exception:  # whatever it is, the result can still be fetched
                     logger.warning("ferroflow: result of %r cannot be unpickled here", needed, exc_info=True)
-            if not (needed in data or needed in self._state.data):
-                self._send({"op": "release-worker-data", "key": needed, "stimulus_id": INLINE})
         if data:
             self._handle(UpdateDataEvent(data=data, stimulus_id=INLINE))
-            if not self._taken:
-                self._later(_CONFIRMED_AFTER_S, self._confirm)
-            self._taken += data
-
-    def _confirm(self) -> None:
-        # The scheduler takes it for granted that they are here, but others may have come to ask too soon.
-        taken, self._taken = self._taken, []
-        here = [key for key in taken if key in self._state.data]
-        if here:
-            self._send({"op": "add-keys", "keys": here, "stimulus_id": INLINE})
+            # The state machine does not tell, since what clients scatter the scheduler knows.
+            self._send({"op": "add-keys", "keys": list(data), "stimulus_id": INLINE})
 
     def transition(self, key: Key, start: str, finish: str, **_: Any) -> None:
         """Tell the result of a task, just before the state machine tells its end."""
@@ -142,7 +139,7 @@ class Inline:
         ts = self._state.tasks.get(key)
         if finish == "memory" and ts is not None and (ts.nbytes or 0) <= limit and key in self._state.data:
             value = self._state.data[key]
-            if self._may_tell(value):
+            if self._may_tell(value, limit):
                 pickled = pickle.dumps(value, protocol=5)
                 if len(pickled) <= limit:
                     self._send({"op": RESULT, "key": key, "run_id": ts.run_id, "value": pickled})
@@ -155,12 +152,7 @@ class WorkerInlining(WorkerPlugin):
         """Listen to what comes with tasks; called by distributed on each worker."""
         # What one that was here before was asked for is still to be told.
         earlier = getattr(worker.stream_handlers.get(INLINE), "__self__", None)
-        self._inline: Inline = earlier or Inline(
-            worker.state,
-            worker.handle_stimulus,
-            worker.batched_send,
-            worker.loop.asyncio_loop.call_later,  # type: ignore[attr-defined]
-        )
+        self._inline: Inline = earlier or Inline(worker.state, worker.handle_stimulus, worker.batched_send)
         worker.stream_handlers[INLINE] = self._inline.take
         worker.log_event(TOPIC, {})  # distributed adds the worker
 

@@ -59,22 +59,23 @@ class Messages:
 
     def open(self, keeps_successors: bool) -> None:
         """Change what the configuration says, here and on the workers; `keeps_successors` as in a policy."""
-        self.change_tasks(keeps_successors)
+        answers_clients = not seams.is_in_process(self._scheduler)
+        self.change_tasks(keeps_successors, answers_clients)
+        if self.inlining.is_open and answers_clients and self._restore_gather is None:
+            self._restore_gather = seams.override_gather(self._scheduler, self.inlining.value_of)
         self._of_successors.want(self.successors.is_open)
         self._of_inlining.want(self.inlining.is_open)
         if config.get_bool("low-latency-streams"):
             self.streams.open()
 
-    def change_tasks(self, keeps_successors: bool) -> None:
+    def change_tasks(self, keeps_successors: bool, answers_clients: bool = True) -> None:
         """Change what is sent with tasks, to workers that tell that they listen."""
         if keeps_successors and config.get_bool("send-successors"):
             self.successors.open()
         limit = config.get_bytes("inline-limit")
         if limit:
-            self.inlining.open(limit)
+            self.inlining.open(limit, answers_clients)
             self._scheduler.stream_handlers[inlining_worker.RESULT] = self._result_told
-            if self._restore_gather is None and "gather" in getattr(self._scheduler, "handlers", {}):
-                self._restore_gather = seams.override_gather(self._scheduler, self.inlining.value_of)
         if self._restore is None and (self.successors.is_open or self.inlining.is_open):
             self._restore = seams.override_messages(
                 self._scheduler,

@@ -26,7 +26,6 @@ REQUIRED: dict[str, tuple[str, ...]] = {
         "_reschedule",
         "_task_to_msg",
         "acquire_resources",
-        "add_replica",
         "check_idle_saturated",
         "decide_worker_non_rootish",
         "is_rootish",
@@ -150,11 +149,6 @@ def override_gather(scheduler: Scheduler, known: Callable[[Key], bytes | None]) 
     return restore
 
 
-def note_copy(scheduler: Scheduler, ts: TaskState, ws: WorkerState) -> None:
-    """Note that a worker has a copy of a result, or will have once it reads its messages."""
-    scheduler.add_replica(ts, ws)
-
-
 def early_message(scheduler: Scheduler, ts: TaskState, ws: WorkerState) -> dict[str, Any]:
     """Return what a worker is sent for a task whose inputs are there, or will be.
 
@@ -246,6 +240,11 @@ def valid_workers(scheduler: Scheduler, restrictions: Any) -> set[WorkerState] |
         With the attributes of a `TaskState` that tell of restrictions.
     """
     return scheduler.valid_workers(restrictions)
+
+
+def is_in_process(scheduler: Scheduler) -> bool:
+    """Return whether clients and workers share this process, so that results are the objects themselves."""
+    return str(getattr(scheduler, "address", "")).startswith("inproc")
 
 
 def is_plain(ts: TaskState) -> bool:

@@ -107,7 +107,7 @@ class VirtualWorker:
         self._held = Held(state, self._handle, partial(self._later, 0.0), to_scheduler.send)
         plugins: dict[str, Any] = state.plugins
         plugins["ferroflow"] = self._held
-        self._inline = Inline(state, self._handle, to_scheduler.send, self._later, lambda _: True)
+        self._inline = Inline(state, self._handle, to_scheduler.send, lambda *_: True)
         plugins["ferroflow-inlining"] = self._inline
         self._handlers = {**self._held.handlers, INLINE: self._inline.take}
 
