@@ -11,8 +11,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from dask.typing import Key
-
 from ferroflow_dask.lowering import COST_ANNOTATION, CPU, GPU, RANK_ANNOTATION, bundle_in
 from ferroflow_dask.plugin import seams
 from ferroflow_dask.plugin.devices import kind_of_worker
@@ -127,10 +125,10 @@ class TaskDescriber:
     """Describes tasks as they are now; O(dependencies) each."""
 
     def __init__(
-        self, scheduler: Scheduler, durations: Durations, comes_along: Callable[[Key], bool]
+        self, scheduler: Scheduler, durations: Durations, comes_with: Callable[[TaskState, TaskState], bool]
     ) -> None:
         self._scheduler = scheduler
-        self._comes_along = comes_along
+        self._comes_with = comes_with
         self._durations = durations
         self._numbers = count()
         #: Counts changes of the set of workers.
@@ -218,7 +216,7 @@ class TaskDescriber:
             if len(holders) == len(self._scheduler.workers):
                 continue  # it is everywhere: no worker is nearer than another
             n_readers = max(n_readers, len(dependency.dependents))
-            if self._comes_along(dependency.key):
+            if self._comes_with(ts, dependency):
                 n_inlined += 1
                 for holder in islice(holders, _HOLDERS):
                     inlined[holder.address] = inlined.get(holder.address, 0) + 1

@@ -95,9 +95,9 @@ class Inlining:
         """Forget a worker."""
         self._listening.discard(address)
 
-    def knows(self, key: Key) -> bool:
-        """Return whether a result comes with the tasks that need it."""
-        return key in self._known
+    def comes_with(self, ts: TaskState, needed: TaskState) -> bool:
+        """Return whether a result comes with a task that needs it."""
+        return needed.key in self._known and len(ts.dependencies) <= _MOST_INPUTS
 
     def value_of(self, key: Key) -> bytes | None:
         """Return a result, pickled, if it was told."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import pickle
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
@@ -28,7 +29,7 @@ TOPIC = "ferroflow-inlining"
 _DEEPEST = 3
 _ITEM_NBYTES = 8
 _FIXED = frozenset({int, float, complex, bool, type(None)})
-_SEQUENCES = frozenset({tuple, list})
+_CONTAINERS = frozenset({tuple, list, dict})
 
 
 def is_small(value: object, limit: int) -> bool:
@@ -50,15 +51,9 @@ def _left(value: Any, limit: int, depth: int) -> int:
     if kind.__module__ == "numpy":  # workers need not have it
         is_known = kind.__name__ == "ndarray" or any(base.__name__ == "generic" for base in kind.__mro__)
         return limit - int(value.nbytes) if is_known and not value.dtype.hasobject else -1
-    if depth and kind in _SEQUENCES:
-        items = value
-    elif depth and kind is dict:
-        items = [item for pair in value.items() for item in pair] if len(value) <= limit else value
-    else:
+    if not depth or kind not in _CONTAINERS or _ITEM_NBYTES * len(value) > limit:
         return -1
-    if _ITEM_NBYTES * len(items) > limit:
-        return -1
-    for item in items:
+    for item in chain.from_iterable(value.items()) if kind is dict else value:
         limit = _left(item, limit, depth - 1)
         if limit < 0:
             break

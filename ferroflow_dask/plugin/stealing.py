@@ -112,7 +112,7 @@ class FerroflowStealing(Tracking):
         self.messages = Messages(
             scheduler, self.durations, self._is_usual, ask_again, self._was_withdrawn, guarded=self._guarded
         )
-        self._describe = TaskDescriber(scheduler, self.durations, self.messages.inlining.knows)
+        self._describe = TaskDescriber(scheduler, self.durations, self.messages.inlining.comes_with)
         self._bypass = Bypass(
             scheduler, self._describe.known_cost, self.durations.nbytes, self.policy.places_queued
         )
