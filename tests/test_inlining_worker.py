@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from distributed.worker_state_machine import UpdateDataEvent
+from loose_workers import LooseWorker
 
 from ferroflow_dask.plugin import inlining_worker
 from ferroflow_dask.plugin.inlining_worker import INLINE, WorkerInlining, is_small
@@ -21,25 +22,12 @@ from ferroflow_dask.plugin.worker_plugins import by_value
 Point = namedtuple("Point", "x y")
 
 
-class Loose:
-    """What the plugin knows of a worker, without one: its state, and what it did."""
-
-    def __init__(self) -> None:
-        self.tasks: dict[Any, Any] = {}
-        self.data: dict[Any, Any] = {}
-        self.sent: list[dict[str, Any]] = []
-        self.stream_handlers: dict[str, Any] = {}
-        self.state: Any = self
+class Loose(LooseWorker):
+    """One that takes what it is told."""
 
     def handle_stimulus(self, event: UpdateDataEvent) -> None:
         for key, value in event.data.items():
             self.has(key, value)
-
-    def batched_send(self, message: dict[str, Any]) -> None:
-        self.sent.append(message)
-
-    def log_event(self, topic: str, message: Any) -> None:
-        """Say nothing."""
 
     def has(self, key: str, value: object, state: str = "memory", nbytes: int = 8) -> None:
         self.tasks[key] = SimpleNamespace(state=state, run_id=1, nbytes=nbytes)

@@ -10,31 +10,22 @@ from typing import Any
 
 import pytest
 from distributed.worker_state_machine import ComputeTaskEvent
+from loose_workers import LooseWorker
 
 from ferroflow_dask.plugin.successors_worker import CONFIRM, SEND, TAKEN_ON, WITHDRAW, WorkerSuccessors
 from ferroflow_dask.plugin.worker_plugins import by_value
 
 
-class Loose:
-    """What is kept for a worker, without one: its state, and what it did."""
+class Loose(LooseWorker):
+    """One that keeps what happens to it."""
 
     def __init__(self) -> None:
-        self.tasks: dict[Any, Any] = {}
-        self.data: dict[Any, Any] = {}
+        super().__init__()
         self.events: list[Any] = []
-        self.sent: list[dict[str, Any]] = []
-        self.stream_handlers: dict[str, Any] = {}
         self.loop = SimpleNamespace(asyncio_loop=SimpleNamespace(call_soon=lambda call, *args: call(*args)))
-        self.state: Any = self
 
     def handle_stimulus(self, event: Any) -> None:
         self.events.append(event)
-
-    def batched_send(self, message: dict[str, Any]) -> None:
-        self.sent.append(message)
-
-    def log_event(self, topic: str, message: Any) -> None:
-        """Say nothing."""
 
     def has(self, key: str, state: str, run_id: int = 1) -> None:
         self.tasks[key] = SimpleNamespace(state=state, run_id=run_id)

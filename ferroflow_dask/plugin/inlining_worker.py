@@ -25,6 +25,8 @@ logger = logging.getLogger("ferroflow_dask")
 INLINE, RESULT = "ferroflow-inline", "ferroflow-result"
 #: Under which workers tell that they understand it.
 TOPIC = "ferroflow-inlining"
+#: States of a task that may still end here.
+_UNDER_WAY = frozenset({"waiting", "ready", "constrained", "executing", "long-running"})
 #: Containers in each other that are looked at, and what each item counts for beside what it has [B].
 _DEEPEST = 3
 _ITEM_NBYTES = 8
@@ -122,13 +124,7 @@ class Inline:
 
     def transition(self, key: Key, start: str, finish: str, **_: Any) -> None:
         """Tell the result of a task, just before the state machine tells its end."""
-        if key not in self._asked or finish in (
-            "waiting",
-            "ready",
-            "constrained",
-            "executing",
-            "long-running",
-        ):
+        if key not in self._asked or finish in _UNDER_WAY:
             return
         limit = self._asked.pop(key)
         ts = self._state.tasks.get(key)
