@@ -10,6 +10,7 @@ import dask
 import jsonschema
 import pytest
 import yaml
+from distributed import Client
 
 from ferroflow_dask import config
 from ferroflow_dask.exceptions import UsageError
@@ -31,6 +32,23 @@ def test_the_schema_is_complete() -> None:
                 compare(value, schema["properties"][key])
 
     compare(DEFAULTS, SCHEMA)
+
+
+@pytest.mark.cluster
+def test_the_latency_is_read_once_when_the_plugin_starts(
+    thread_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    seconds = config.get_seconds
+
+    def noted(key: str) -> float:
+        read.append(key)
+        return seconds(key)
+
+    plugin = FerroflowPlugin()  # which checks the settings where the client is, too
+    monkeypatch.setattr(config, "get_seconds", noted)
+    thread_client.register_plugin(plugin)
+    assert read == ["latency"]
 
 
 def test_the_schema_refuses_unknown_settings() -> None:

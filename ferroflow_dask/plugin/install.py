@@ -49,7 +49,7 @@ class FerroflowPlugin(SchedulerPlugin):
     def __init__(self, policy: str | None = None, **options: Any) -> None:
         # What is wrong with options or settings is told here, not in the scheduler's log.
         configured_policy(policy, options)
-        _check_settings()
+        _latency_of_checked_settings()
         if unknown := config.unknown_settings():
             warnings.warn(f"ferroflow: {'; '.join(unknown)}", stacklevel=3)
         self.policy = policy
@@ -71,8 +71,7 @@ class FerroflowPlugin(SchedulerPlugin):
         if isinstance(present, FerroflowStealing) and present.installed_by is self:
             return  # a scheduler starts its plugins once more when it starts itself
         policy = configured_policy(self.policy, self.options)
-        latency_s = config.get_seconds("latency")
-        _check_settings()  # some are read again once everything is in place
+        latency_s = _latency_of_checked_settings()  # others are read again once everything is in place
         replaced = None if present is None else type(present)
         if isinstance(present, FerroflowStealing):
             replaced = present.replaced
@@ -87,11 +86,12 @@ class FerroflowPlugin(SchedulerPlugin):
             scheduler.plugins.pop(PLUGIN_NAME, None)  # distributed adds this one in its place now
 
 
-def _check_settings() -> None:
-    config.get_seconds("latency")
+def _latency_of_checked_settings() -> float:
+    """Return `ferroflow.latency` [s], once the settings that are not of a policy are known to make sense."""
     config.get_bytes("inline-limit")
     for name in ("low-latency-streams", "send-successors"):
         config.get_bool(name)
+    return config.get_seconds("latency")
 
 
 def install(target: Client | Cluster | Scheduler, policy: str | None = None, **options: Any) -> Any:
