@@ -12,9 +12,10 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import dask
 import onnx
 import pytest
-from command_line import FAILURE, SMALL, assert_one_line, command
+from command_line import FAILURE, SMALL, assert_one_line, command, ferroflow
 from distributed import Client
 from models import mlp
 
@@ -172,6 +173,32 @@ def test_one_may_look_at_a_cluster_without_workers(cluster: Cluster) -> None:
     assert (looked.returncode, looked.stderr) == (0, "")
     asked = command("explain", "nothing", "--connect", address)
     assert "no workers" not in asked.stderr
+
+
+def test_the_scheduler_is_that_of_dasks_setting_where_none_is_given(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.start_scheduler()
+    monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", cluster.address())
+    looked = command("top", "--for", "0.1")
+    assert (looked.returncode, looked.stderr) == (0, "")
+    asked = command("explain", "nothing")
+    assert_one_line(asked.returncode, asked.stderr, FAILURE, "ferroflow does not schedule this cluster")
+
+
+@pytest.mark.parametrize("asked", [("top",), ("explain", "nothing")], ids=["top", "explain"])
+def test_a_scheduler_that_is_configured_and_does_not_answer_is_told_as_such(asked: tuple[str, ...]) -> None:
+    with dask.config.set({"scheduler-address": "tcp://127.0.0.1:1"}):
+        told = ferroflow(*asked, "--timeout", "1")
+    message = "at 'tcp://127.0.0.1:1', as Dask's setting scheduler-address says, within 1 s"
+    assert_one_line(told.exit_code, told.stderr, FAILURE, message)
+
+
+def test_run_starts_a_cluster_of_its_own_whatever_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "tcp://127.0.0.1:1")
+    done = command("run", *SMALL, "--workers", "1", "--placement", "ops", "--json")
+    record = json.loads(done.stdout)
+    assert (record["workers"], record["processes"], record["executed_ops"]) == (1, True, 8)
 
 
 def test_a_workers_address_is_not_taken_for_a_schedulers(cluster: Cluster) -> None:

@@ -168,6 +168,15 @@ MLP = ("run", "--model", "mlp.onnx", "--policy", "sequential")
             "has no ops",
             id="no ops",
         ),
+        *(
+            pytest.param(
+                command,
+                USAGE,
+                "which scheduler.* --connect ADDRESS, like tcp://.* or set DASK_SCHEDULER_ADDRESS$",
+                id=f"{command[0]} without a scheduler",
+            )
+            for command in (("top",), ("explain", "k"))
+        ),
         pytest.param(("walk",), USAGE, "No such command 'walk'", id="unknown command"),
         pytest.param(
             ("run", *SMALL, "--policy", "random", "--steal-threshold", "3"),

@@ -50,8 +50,7 @@ scheduler_address = cluster_option(
     "--connect",
     "address",
     metavar="ADDRESS",
-    required=True,
-    help="Address of the scheduler, like tcp://10.0.0.1:8786.",
+    help="Address of the scheduler, like tcp://10.0.0.1:8786.  [default: DASK_SCHEDULER_ADDRESS]",
 )
 #: How long `--connect` waits.
 connect_timeout = cluster_option(

@@ -14,7 +14,7 @@ from ferroflow_dask.plugin import explain as decisions_about
 @click.argument("key")
 @scheduler_address
 @connect_timeout
-def explain(key: str, address: str, timeout: float) -> None:
+def explain(key: str, address: str | None, timeout: float) -> None:
     """Say where a task was placed and why, and which steals of it were asked for or declined.
 
     KEY is the task's key, as Dask's dashboard shows it.

@@ -121,7 +121,7 @@ def look_options(function: F) -> F:
     help="How long to show it [s]; until q or Ctrl-C if left out.",
 )
 @connect_timeout
-def top(address: str, seconds: float | None, timeout: float) -> None:
+def top(address: str | None, seconds: float | None, timeout: float) -> None:
     """Show what the workers of a running cluster do; a line a second where output is no terminal."""
     from ferroflow_dask.dashboard.remote import recording
     from ferroflow_dask.dashboard.terminal import watch

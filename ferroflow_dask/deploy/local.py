@@ -13,7 +13,7 @@ from distributed import Client, LocalCluster, Security
 from distributed.comm.core import connect as connect_comm
 
 from ferroflow_dask.deploy.interrupts import interrupts_deferred
-from ferroflow_dask.exceptions import ClusterError
+from ferroflow_dask.exceptions import ClusterError, UsageError
 
 #: What Dask has workers' memory allocators do: give back whatever is free.
 _DASKS_TRIM = 65536
@@ -68,12 +68,13 @@ def local_client(workers: int, threads: int = 1, processes: bool = True) -> Iter
 
 
 @contextmanager
-def connect(address: str, timeout_s: float = 10.0, *, needs_workers: bool = True) -> Iterator[Client]:
+def connect(address: str | None, timeout_s: float = 10.0, *, needs_workers: bool = True) -> Iterator[Client]:
     """Yield a client of a running scheduler.
 
     Parameters
     ----------
-    address : str
+    address : str or None
+        None for Dask's setting `scheduler-address`, as `distributed.Client()` takes it.
     timeout_s : float, optional
         For it to answer [s].
     needs_workers : bool, optional
@@ -84,13 +85,18 @@ def connect(address: str, timeout_s: float = 10.0, *, needs_workers: bool = True
     ClusterError
         Nothing answers at `address` within `timeout_s`, the address makes no sense, or no worker is
         there though one is needed.
+    UsageError
+        There is no address, and no such setting.
     """
+    where = ""
+    if address is None:
+        address, where = _configured_address(), ", as Dask's setting scheduler-address says,"
     try:
         who = asyncio.run(asyncio.wait_for(_ask_who(address, timeout_s), timeout_s))
     except (ImportError, OSError, RuntimeError, TimeoutError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ClusterError(
-            f"no scheduler answers at {address!r} within {timeout_s:g} s ({reason}); "
+            f"no scheduler answers at {address!r}{where} within {timeout_s:g} s ({reason}); "
             "give the address that it prints when it starts, like tcp://10.0.0.1:8786"
         ) from error
     if who != "Scheduler":
@@ -99,6 +105,15 @@ def connect(address: str, timeout_s: float = 10.0, *, needs_workers: bool = True
         if needs_workers and not client.nthreads():
             raise ClusterError(f"the scheduler at {address!r} has no workers; start some and run again")
         yield client
+
+
+def _configured_address() -> str:
+    address = dask.config.get("scheduler-address", None)
+    if not address:
+        raise UsageError(
+            "which scheduler? Give --connect ADDRESS, like tcp://10.0.0.1:8786, or set DASK_SCHEDULER_ADDRESS"
+        )
+    return str(address)  # a number in the environment is one in Dask's configuration
 
 
 async def _ask_who(address: str, timeout_s: float) -> str:
