@@ -91,6 +91,16 @@ def _load(path: str) -> Any:
         raise UsageError(f"--input {path!r} cannot be read as .npy or .npz: {error}{cure}") from error
 
 
+def check_outputs(path: str, graph: Graph) -> None:
+    """Raise `UsageError` where `write_outputs` would: an output of the graph is known to be no array."""
+    for name in graph.outputs:
+        if graph.spec(name).is_sequence:
+            raise UsageError(
+                f"--output {path!r} takes arrays, and output {name!r} of graph {graph.name!r} is a sequence; "
+                f"leave --output out, or get it in Python: load_onnx(file).bind(…).compute()[{name!r}]"
+            )
+
+
 def write_outputs(path: str, outputs: Mapping[str, Any]) -> None:
     """Write arrays by name to an `.npz` file.
 

@@ -125,6 +125,7 @@ def test_sequences_may_enter_and_leave():
         [helper.make_value_info("t", sequence)],
     )
     imported = load_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]))
-    assert imported.inputs["s"] == TensorSpec()
+    assert imported.inputs["s"] == TensorSpec(is_sequence=True)
+    assert (str(imported.inputs["s"]), imported.spec("t").is_sequence) == ("sequence", True)
     one = np.float32([1, 2])
     assert [v.tolist() for v in evaluate(imported, {"s": [one], "x": one + 2})["t"]] == [[1, 2], [3, 4]]

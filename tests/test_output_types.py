@@ -1,4 +1,4 @@
-"""Outputs of types that NumPy's files do not have are written with the same values."""
+"""Outputs of types that NumPy's files do not have are written with the same values, or refused at once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+import onnx
 import pytest
+from command_line import USAGE, answer, assert_one_line, ferroflow
+from models import model_of
+from onnx import TensorProto, helper
 
 from ferroflow_dask.array_files import write_outputs
 
@@ -34,3 +38,38 @@ def test_what_numpy_has_is_written_as_it_is(tmp_path: Path, dtype: str) -> None:
     write_outputs(str(tmp_path / "y.npz"), {"y": np.ones(3, dtype)})
     with np.load(tmp_path / "y.npz") as file:
         assert file["y"].dtype == dtype
+
+
+SEQUENCE = helper.make_node("SequenceConstruct", ["x", "x"], ["parts"])
+
+
+def model_with(folder: Path, *nodes: onnx.NodeProto) -> Path:
+    """Write a model of some nodes, whose output is that of the last one."""
+    inputs = {"x": (TensorProto.FLOAT, [4])}
+    onnx.save(model_of(nodes, inputs, [nodes[-1].output[0]]), folder / "m.onnx")
+    return folder / "m.onnx"
+
+
+@pytest.mark.parametrize("placing", [(), ("--policy", "sequential"), ("--batch", "2")], ids=" ".join)
+@pytest.mark.parametrize(
+    "nodes",
+    [(SEQUENCE,), (SEQUENCE, helper.make_node("Optional", ["parts"], ["perhaps"]))],
+    ids=["a sequence", "perhaps a sequence"],
+)
+def test_a_sequence_is_refused_before_anything_runs(
+    tmp_path: Path, nodes: tuple[onnx.NodeProto, ...], placing: tuple[str, ...]
+) -> None:
+    model, output = model_with(tmp_path, *nodes), nodes[-1].output[0]
+    told = ferroflow("run", "--model", model, "--output", tmp_path / "y.npz", *placing)
+    message = rf"y.npz' takes arrays, and output '{output}' .* is a sequence; leave --output out, or .*bind"
+    assert_one_line(told.exit_code, told.stderr, USAGE, message)
+    assert told.stdout == ""
+
+
+def test_an_optional_that_holds_an_array_is_written(tmp_path: Path) -> None:
+    model = model_with(tmp_path, helper.make_node("Optional", ["x"], ["perhaps"]))
+    np.save(tmp_path / "x.npy", np.float32([1, 2, 3, 4]))
+    files = ("--input", tmp_path / "x.npy", "--output", tmp_path / "y.npz")
+    answer("run", "--model", model, *files, "--policy", "sequential")
+    with np.load(tmp_path / "y.npz") as file:
+        np.testing.assert_array_equal(file["perhaps"], np.float32([1, 2, 3, 4]))

@@ -10,7 +10,7 @@ from typing import Any
 import click
 from distributed import Client
 
-from ferroflow_dask.array_files import read_inputs, write_outputs
+from ferroflow_dask.array_files import check_outputs, read_inputs, write_outputs
 from ferroflow_dask.bench import run_sequentially
 from ferroflow_dask.cli.batches import batches_in_words, draw_inputs, in_batches, run_batches
 from ferroflow_dask.cli.cluster_options import check_address, connect_timeout, refuse_given, size_options
@@ -125,6 +125,8 @@ def run(
     if batch is not None and devices is not None and devices.matmul_threshold is not None:
         raise UsageError("--gpu-matmul-threshold is for ops; --batch runs the whole model; leave one out")
     graph = load_graph(dag, model, seed, sizes)
+    if output is not None:
+        check_outputs(output, graph)
     given = read_inputs(graph, input_files) if input_files else None
 
     looks = Looks(is_live, report, trace)

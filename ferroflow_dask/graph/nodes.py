@@ -33,10 +33,13 @@ class TensorSpec:
         None where the value is no tensor (a sequence, an optional) or its type is unknown.
     shape : tuple of (int, str or None), or None
         None where not even the rank is known.
+    is_sequence : bool
+        Whether the value is known to be a list of others, or an optional one.
     """
 
     dtype: np.dtype[Any] | None = None
     shape: tuple[Dim, ...] | None = None
+    is_sequence: bool = False
 
     @classmethod
     def of(cls, dtype: DTypeLike, shape: tuple[Dim, ...]) -> TensorSpec:
@@ -68,6 +71,8 @@ class TensorSpec:
         return self.size * self.dtype.itemsize
 
     def __str__(self) -> str:
+        if self.is_sequence:
+            return "sequence"
         dtype = "?" if self.dtype is None else self.dtype.name.replace("object", "string")
         if self.shape is None:
             return f"{dtype}[…]"

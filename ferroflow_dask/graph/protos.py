@@ -17,7 +17,12 @@ def domain_from_name(name: str) -> str:
 
 
 def spec_from_type(type_proto: onnx.TypeProto) -> TensorSpec:
-    """Return the spec of an ONNX type; unknown for anything but dense tensors."""
+    """Return the spec of an ONNX type; unknown for anything but dense tensors and sequences."""
+    if type_proto.HasField("optional_type"):
+        held = spec_from_type(type_proto.optional_type.elem_type)
+        return held if held.is_sequence else UNKNOWN
+    if type_proto.HasField("sequence_type"):
+        return TensorSpec(is_sequence=True)
     if not type_proto.HasField("tensor_type") or not type_proto.tensor_type.elem_type:
         return UNKNOWN
     tensor = type_proto.tensor_type
