@@ -16,6 +16,8 @@ from ferroflow_dask.graph import Graph
 from ferroflow_dask.graph.inputs import check_dtype
 from ferroflow_dask.whole_files import replacing
 
+#: How .npy and .npz files begin.
+_MAGIC = (np.lib.format.MAGIC_PREFIX, b"PK\x03\x04", b"PK\x05\x06")
 #: What NumPy and zipfile raise over files that are none of theirs.
 _DAMAGED = (
     *(OSError, ValueError, EOFError, SyntaxError, RuntimeError, tokenize.TokenError),
@@ -81,14 +83,29 @@ def _check_dtypes(graph: Graph, path: str, arrays: Mapping[str, Any]) -> None:
 def _load(path: str) -> Any:
     try:
         with open(path, "rb") as file:
+            _check_magic(path, file.peek(len(_MAGIC[0])))
             loaded = np.load(file, allow_pickle=False)
             return dict(loaded) if isinstance(loaded, np.lib.npyio.NpzFile) else loaded
     except MemoryError as error:
         raise UsageError(f"--input {path!r} says that it is larger than memory: {error}") from error
+    except UsageError:
+        raise
     except _DAMAGED as error:
         has_objects = str(error).startswith("Object arrays")
         cure = "; save texts as array.astype(str), numbers with a dtype of theirs" if has_objects else ""
         raise UsageError(f"--input {path!r} cannot be read as .npy or .npz: {error}{cure}") from error
+
+
+def _check_magic(path: str, head: bytes) -> None:
+    """Raise `UsageError` where a file begins as no file of NumPy's does, which NumPy takes for a pickle."""
+    if head.startswith(_MAGIC) or not head:  # what is empty, NumPy tells
+        return
+    stem, ending = os.path.splitext(path)
+    array = f"numpy.loadtxt({path!r}, 'float32', delimiter=',')" if ending == ".csv" else "array"
+    raise UsageError(
+        f"--input {path!r} is no .npy or .npz file, which --input takes; write one by "
+        f"numpy.save({stem + '.npy'!r}, {array})"
+    )
 
 
 def check_outputs(path: str, graph: Graph) -> None:

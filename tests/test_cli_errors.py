@@ -29,6 +29,7 @@ def bad_files(mlp_files: Path) -> Path:
     (mlp_files / "text.onnx").write_text("this is no model")
     (mlp_files / "empty.onnx").write_bytes(b"")
     (mlp_files / "text.npy").write_text("this is no array")
+    (mlp_files / "x.csv").write_text("1.0,2.0\n3.0,4.0\n")
     onnx.save(with_unknown_operator(), mlp_files / "odd.onnx")
     texts = {"a": (TensorProto.STRING, ("n",))}
     onnx.save(model_of([helper.make_node("Identity", ["a"], ["s"])], texts, ["s"]), mlp_files / "texts.onnx")
@@ -220,7 +221,13 @@ MLP = ("run", "--model", "mlp.onnx", "--policy", "sequential")
         pytest.param(
             (*MLP, "--input", "nowhere.npy"), USAGE, "'nowhere.npy' cannot be read", id="no input file"
         ),
-        pytest.param((*MLP, "--input", "text.npy"), USAGE, "'text.npy' cannot be read", id="no array"),
+        pytest.param((*MLP, "--input", "text.npy"), USAGE, "'text.npy' is no .npy or", id="no array"),
+        pytest.param(
+            (*MLP, "--input", "x=x.csv"),
+            USAGE,
+            r"'x.csv' is no .npy or .npz file.* by numpy.save\('x.npy', numpy.loadtxt\('x.csv', .*\)\)$",
+            id="a table of text",
+        ),
         pytest.param(
             (*MLP, "--input", "pickled.npy"),
             USAGE,
