@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ferroflow_dask.exceptions import BindError, FerroflowError, UsageError
-from ferroflow_dask.graph import Graph
+from ferroflow_dask.graph import Graph, TensorSpec
 from ferroflow_dask.graph.inputs import check_dtype
 from ferroflow_dask.whole_files import replacing
 
@@ -40,13 +40,14 @@ def read_inputs(graph: Graph, files: Sequence[str]) -> dict[str, Any]:
     UsageError
         A file cannot be read, it is not said which input it holds, or two hold the same.
     """
-    if not graph.inputs:
+    specs = {**graph.inputs, **graph.defaults}
+    if not specs:
         raise UsageError(f"graph {graph.name!r} has no inputs; leave --input {files[0]!r} out")
     inputs: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for text in files:
         name, is_named, path = text.partition("=")
-        if not is_named or (name not in graph.inputs and os.path.isfile(text)):
+        if not is_named or (name not in specs and os.path.isfile(text)):
             name, path = "", text  # file names may have a =, too
         loaded = _load(path)
         if isinstance(loaded, dict):
@@ -56,26 +57,24 @@ def read_inputs(graph: Graph, files: Sequence[str]) -> dict[str, Any]:
                 )
         elif not name:
             if len(graph.inputs) != 1:
-                raise UsageError(
-                    f"--input {path!r} needs a name, like {next(iter(graph.inputs), 'x')}={path}"
-                )
+                raise UsageError(f"--input {path!r} needs a name, like {next(iter(specs))}={path}")
             name = next(iter(graph.inputs))
         arrays = loaded if isinstance(loaded, dict) else {name: loaded}
         if twice := [name for name in arrays if name in inputs]:
             raise UsageError(
                 f"--input {sources[twice[0]]!r} and --input {text!r} both give input {twice[0]!r}; give one"
             )
-        _check_dtypes(graph, path, arrays)
+        _check_dtypes(specs, path, arrays)
         inputs.update(arrays)
         sources.update(dict.fromkeys(arrays, text))
     return inputs
 
 
-def _check_dtypes(graph: Graph, path: str, arrays: Mapping[str, Any]) -> None:
+def _check_dtypes(specs: Mapping[str, TensorSpec], path: str, arrays: Mapping[str, Any]) -> None:
     for name, array in arrays.items():
-        if name in graph.inputs:
+        if name in specs:
             try:
-                check_dtype(name, array, graph.inputs[name])
+                check_dtype(name, array, specs[name])
             except BindError as error:
                 raise BindError(f"{str(error).replace('; pass ', '; save ')} in {path!r}") from error
 

@@ -147,8 +147,8 @@ def test_batches_on_the_command_line_take_all_inputs_as_rows() -> None:
     model = model_of([scale], {"x": (FLOAT, ("n", 4)), "k": (FLOAT, (4,))}, ["y"])
     inputs = {"x": np.ones((4, 4), np.float32), "k": np.ones(4, np.float32)}
     with pytest.raises(BindError, match=r"--batch takes all inputs as rows"):
-        in_batches(load_onnx(model), inputs, 2, lambda: 1, 0)
+        in_batches(load_onnx(model), inputs, 2, lambda: 1, seed=0)
     with pytest.raises(
         BindError, match=r"inputs of \[4, 6\] rows make no batches; --batch takes each of them"
     ):
-        in_batches(load_onnx(model), {**inputs, "x": np.ones((6, 4), np.float32)}, 2, lambda: 1, 0)
+        in_batches(load_onnx(model), {**inputs, "x": np.ones((6, 4), np.float32)}, 2, lambda: 1, seed=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import dask.array as da
@@ -36,7 +36,13 @@ def draw_inputs(graph: Graph, seed: int, rows: int | None = None) -> dict[str, A
 
 
 def in_batches(
-    graph: Graph, inputs: Mapping[str, Any] | None, batch: int, n_threads: Callable[[], int], seed: int
+    graph: Graph,
+    inputs: Mapping[str, Any] | None,
+    batch: int,
+    n_threads: Callable[[], int],
+    *,
+    seed: int,
+    whole: Collection[str] = (),
 ) -> dict[str, Any]:
     """Return the inputs as Dask arrays of batches, once it is known that they fit the graph.
 
@@ -50,25 +56,27 @@ def in_batches(
     n_threads : callable
         Returns for how many threads they are drawn.
     seed : int
+    whole : collection of str, optional
+        Inputs that go with every batch as they are.
     """
     if not graph.inputs:
         raise BindError(f"graph {graph.name!r} has no inputs, of which batches could be made")
     if inputs is None:
         inputs = draw_inputs(graph, seed, _BATCHES * n_threads() * batch)
-    rows = {len(value) if value.ndim else 0 for value in inputs.values()}
+    rows = {len(value) if value.ndim else 0 for name, value in inputs.items() if name not in whole}
     if len(rows) > 1:
         raise BindError(
             f"inputs of {sorted(rows)} rows make no batches; --batch takes each of them as rows, so all "
             "must have as many (in Python, map_batches takes others whole)"
         )
     arrays = {
-        name: da.from_array(value, chunks=(batch, *(-1,) * (value.ndim - 1)))
+        name: value if name in whole else da.from_array(value, chunks=(batch, *(-1,) * (value.ndim - 1)))
         for name, value in inputs.items()
     }
     try:
         graph.map_batches(arrays)
     except BindError as error:
-        if len(arrays) == 1:
+        if sum(name not in whole for name in arrays) == 1:
             raise
         raise BindError(
             f"{error} (--batch takes all inputs as rows; in Python, map_batches takes others whole)"
@@ -79,14 +87,16 @@ def in_batches(
 def run_batches(
     graph: Graph, arrays: Mapping[str, Any], client: Client, *, repeat: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Compute a model on batches of its inputs; return the outputs by name, and how fast it was.
+    """Compute a model on batches of those inputs that are Dask arrays; return outputs, and how fast it was.
 
     The inputs are on the cluster, and the model is open in the workers, before the clock starts.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sending large graph")  # it is what was asked for
-        arrays = dict(zip(arrays, client.persist(list(arrays.values())), strict=True))
-    wait(list(arrays.values()))
+        batched = {name: value for name, value in arrays.items() if isinstance(value, da.Array)}
+        batched = dict(zip(batched, client.persist(list(batched.values())), strict=True))
+    wait(list(batched.values()))
+    arrays = {**arrays, **batched}
     placed = place(graph, client)
     makespans_s, results = [], []
     for _ in range(repeat + 1):  # the first run opens the model
@@ -94,7 +104,7 @@ def run_batches(
         start = time.perf_counter()
         results = client.gather(client.compute(list(found.values()) if isinstance(found, dict) else [found]))
         makespans_s.append(time.perf_counter() - start)
-    first = next(iter(arrays.values()))
+    first = next(iter(batched.values()))
     n_rows, n_batches = len(first), len(first.chunks[0])
     median_s = statistics.median_low(makespans_s[1:])
     facts = {

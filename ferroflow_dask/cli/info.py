@@ -83,6 +83,7 @@ def info(
         "weight_bytes": sum(spec.nbytes or 0 for spec in constants),
         "flops": None if None in work else sum(operations or 0.0 for operations in work),
         "inputs": {name: str(spec) for name, spec in graph.inputs.items()},
+        "defaults": {name: str(spec) for name, spec in graph.defaults.items()},
         "outputs": {name: str(graph.spec(name)) for name in graph.outputs},
         "unsupported": dict(unsupported),
         "routing": dict(routing),

@@ -24,7 +24,8 @@ from ferroflow_dask.cli.looks import Looks, look_options
 from ferroflow_dask.cli.sections import cluster_option, graph_option, how_option, output_option, slurm_option
 from ferroflow_dask.cli.slurm import SlurmOptions, print_job_scripts, slurm_options
 from ferroflow_dask.exceptions import UsageError
-from ferroflow_dask.graph import check_inputs
+from ferroflow_dask.graph import Graph, check_inputs
+from ferroflow_dask.graph.defaults import with_inputs
 from ferroflow_dask.kernels import check_supported
 from ferroflow_dask.lowering import AUTO, check_placement
 from ferroflow_dask.policy import policy_names
@@ -120,14 +121,14 @@ def run(
     """Run a built-in graph or an ONNX model and say how fast it was."""
     _check_cluster(policy, address, slurm, prints_job_script)
     options = _policy_options(policy, seed, steal_threshold, no_adaptive_threshold)
-    _check_output(output)
     _check_placement(policy, placement, batch)
     if batch is not None and devices is not None and devices.matmul_threshold is not None:
         raise UsageError("--gpu-matmul-threshold is for ops; --batch runs the whole model; leave one out")
     graph = load_graph(dag, model, seed, sizes)
-    if output is not None:
-        check_outputs(output, graph)
+    _check_output(output, graph)
     given = read_inputs(graph, input_files) if input_files else None
+    whole = graph.defaults.keys() if graph.inputs else ()
+    graph = with_inputs(graph, given or ())
 
     looks = Looks(is_live, report, trace)
     looks.check(policy)
@@ -144,7 +145,7 @@ def run(
     # What cannot run is refused before a cluster is started for it.
     if batch is not None:
         check_supported(graph)
-        inputs = in_batches(graph, given, batch, where.n_threads, seed)
+        inputs = in_batches(graph, given, batch, where.n_threads, seed=seed, whole=whole)
     else:
         inputs = draw_inputs(graph, seed) if given is None else given
         check_inputs(graph, inputs)
@@ -197,11 +198,13 @@ def _check_cluster(
         raise UsageError("--job-script needs --cluster slurm")
 
 
-def _check_output(output: str | None) -> None:
-    if output is not None and not output.endswith(".npz"):
+def _check_output(output: str | None, graph: Graph) -> None:
+    if output is None:
+        return
+    if not output.endswith(".npz"):
         raise UsageError(f"--output {output!r} must end in .npz")
-    if output is not None:
-        check_folder("--output", output)
+    check_folder("--output", output)
+    check_outputs(output, graph)
 
 
 def _check_placement(policy: str, placement: str, batch: int | None) -> None:

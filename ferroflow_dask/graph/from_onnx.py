@@ -8,7 +8,7 @@ neither kernels nor Dask.
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,8 @@ def load_onnx(model: str | os.PathLike[str] | bytes | onnx.ModelProto, name: str
     Returns
     -------
     Graph
-        Sources are the inputs, then initializers, then `Constant` nodes. Functions of the model are
+        Sources are the inputs, then initializers, then `Constant` nodes. Initializers that are listed as
+        inputs, too, are the `Graph.defaults` of these. Functions of the model are
         expanded; sub-graphs (`If`, `Loop`, `Scan`) stay attributes of their ops, with the outer values
         they read in `Op.captured`, among them what were their own large weights.
 
@@ -120,6 +121,9 @@ class _Importer:
     def __init__(self, proto: onnx.ModelProto, folder: Path | None) -> None:
         self._reader = WeightReader(folder)
         self._values: dict[str, NDArray[Any]] = {}
+        self._listed = {entry.name: entry.type for entry in proto.graph.input}
+        initializers = (*proto.graph.initializer, *(entry.values for entry in proto.graph.sparse_initializer))
+        self._defaults = {tensor.name for tensor in initializers} & self._listed.keys()
         self._model = onnx.ModelProto(ir_version=proto.ir_version)
         self._model.opset_import.extend(proto.opset_import)
         self._model.functions.extend(proto.functions)
@@ -152,21 +156,20 @@ class _Importer:
         graph = self._model.graph
         graph.name = source.name or "graph"
         graph.input.extend(source.input)
-        listed = {entry.name for entry in source.input}
         graph.output.extend(source.output)
         graph.value_info.extend(source.value_info)
         for tensor in source.initializer:
-            self._keep(tensor.name, self._reader.array(tensor), listed)
+            self._keep(tensor.name, self._reader.array(tensor))
         for sparse in source.sparse_initializer:
-            self._keep(sparse.values.name, self._reader.dense(sparse), listed)
+            self._keep(sparse.values.name, self._reader.dense(sparse))
         for node in source.node:
             if is_constant(node) and self._is_large(value := self._reader.constant(node)):
-                self._keep(node.output[0], value, listed)
+                self._keep(node.output[0], value)
             else:
                 copy = graph.node.add()
                 copy.CopyFrom(node)
         for name, value in lift_weights(graph, self._reader, self._is_large):
-            self._keep(name, value, listed)
+            self._keep(name, value)
 
     def _clean(self) -> None:
         """Bring external data of tensors inside nodes into the copy, and give domains one name each."""
@@ -183,7 +186,7 @@ class _Importer:
                     if tensor.data_location == onnx.TensorProto.EXTERNAL:
                         tensor.CopyFrom(self._reader.loaded(tensor))
 
-    def _keep(self, name: str, value: NDArray[Any], listed: Container[str]) -> None:
+    def _keep(self, name: str, value: NDArray[Any]) -> None:
         if not name or name in self._values:
             raise ModelError(
                 f"has two initializers named {name!r}" if name else "has an initializer without name"
@@ -192,7 +195,7 @@ class _Importer:
         graph = self._model.graph
         if not self._is_large(value):
             graph.initializer.append(onnx.numpy_helper.from_array(value, name))
-        elif name not in listed:
+        elif name not in self._listed:
             element = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
             graph.input.append(onnx.helper.make_tensor_value_info(name, element, value.shape))
 
@@ -239,7 +242,9 @@ class _Importer:
             for i, entry in enumerate(e for e in self._model.graph.input if e.name not in self._values)
         ]
         for name, value in self._values.items():
-            sources.append(Source(len(sources), name, TensorSpec.of(value.dtype, value.shape), value))
+            declared = _spec(name, self._listed[name]) if name in self._defaults else None
+            spec = TensorSpec.of(value.dtype, value.shape)
+            sources.append(Source(len(sources), name, spec, value, declared=declared))
         return tuple(sources)
 
     def _ops(self, nodes: Iterable[onnx.NodeProto], first_id: int) -> tuple[Op, ...]:

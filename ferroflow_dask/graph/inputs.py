@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,9 @@ from ferroflow_dask.counts import checked_count
 from ferroflow_dask.exceptions import BindError, UsageError
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import TensorSpec
+
+#: How many inputs that have a default are named in an error.
+_DEFAULTS_SHOWN = 3
 
 
 def check_graph(function: str, graph: object) -> None:
@@ -39,7 +43,7 @@ def check_inputs(
         A name is unknown or missing, a dtype or a shape does not fit, or one symbolic dimension has
         two sizes.
     """
-    wanted = ", ".join(f"{name}: {spec}" for name, spec in graph.inputs.items()) or "nothing"
+    wanted = taken(graph)
     for name in inputs:
         if name not in graph.inputs:
             raise BindError(f"graph {graph.name!r} has no input {name!r}; it takes {wanted}")
@@ -57,6 +61,17 @@ def check_inputs(
         else:
             checked[name] = _check_input(name, value, spec, symbols)
     return checked
+
+
+def taken(graph: Graph) -> str:
+    """Return in words what may be given to a graph."""
+    wanted = ", ".join(f"{name}: {spec}" for name, spec in graph.inputs.items()) or "nothing"
+    if not graph.defaults:
+        return wanted
+    # Models of an old format list all of their weights.
+    shown = [f"{name}: {spec}" for name, spec in islice(graph.defaults.items(), _DEFAULTS_SHOWN)]
+    rest = ", …" if len(graph.defaults) > len(shown) else ""
+    return f"{wanted}; and, if given, {', '.join(shown)}{rest}"
 
 
 def _check_input(name: str, value: Any, spec: TensorSpec, symbols: dict[str, tuple[int, str]]) -> Any:

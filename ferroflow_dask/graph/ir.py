@@ -179,6 +179,11 @@ class Graph:
         """Sources that come with the graph, by name."""
         return {source.name: source.value for source in self.sources if not source.is_input}
 
+    @cached_property
+    def defaults(self) -> dict[str, TensorSpec]:
+        """Constants that may be bound like inputs, by name: what may be given in place of their values."""
+        return {source.name: source.declared for source in self.sources if source.declared is not None}
+
     @property
     def n_nodes(self) -> int:
         """Sources and ops together, as published tables count."""
@@ -204,8 +209,9 @@ class Graph:
         Parameters
         ----------
         **inputs
-            An array for each of `Graph.inputs`: NumPy's or Dask's, a delayed value, or a Future. Names that
-            are no Python identifiers are passed as `graph.bind(**{"gpu_0/data": x})`.
+            An array for each of `Graph.inputs`: NumPy's or Dask's, a delayed value, or a Future; and for any
+            of `Graph.defaults`. Names that are no Python identifiers are passed as
+            `graph.bind(**{"gpu_0/data": x})`.
 
         Returns
         -------
@@ -245,8 +251,9 @@ class Graph:
         ----------
         x : dask array, or mapping of str to array
             Batches are its chunks along the first dimension. Of a graph of several inputs a dict of them:
-            Dask arrays are batched alike, others go with every batch. Where the graph has one input, `x`
-            may also be a NumPy array, cut into batches of `batch` rows.
+            Dask arrays are batched alike, others go with every batch; any of `Graph.defaults` may be among
+            them. Where the graph has one input, `x` may also be a NumPy array, cut into batches of `batch`
+            rows.
         batch : int, optional
             Rows of a batch; if left out the chunks of `x`, or 32 for a NumPy array.
         providers : sequence of str, optional

@@ -88,7 +88,8 @@ class Source:
     """A value that is supplied, not computed: an input (no `value` yet) or a constant.
 
     `value` is a NumPy array, read-only in a graph, or, once the constants of a graph were placed on a cluster
-    (`is_placed`), the Dask Future of one; `known` is the array of a small one then.
+    (`is_placed`), the Dask Future of one; `known` is the array of a small one then. `declared` is what may be
+    given in place of a constant that is only the default of an input; None of other sources.
     """
 
     id: int
@@ -97,6 +98,7 @@ class Source:
     value: Any = None
     is_placed: bool = False
     known: Any = None
+    declared: TensorSpec | None = None
 
     @property
     def is_input(self) -> bool:

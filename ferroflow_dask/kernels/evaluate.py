@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from ferroflow_dask.exceptions import UsageError
+from ferroflow_dask.graph.defaults import with_inputs
 from ferroflow_dask.graph.inputs import check_inputs
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import Op
@@ -29,7 +30,7 @@ def evaluate(
     ----------
     graph : Graph
     inputs : mapping of str to array, optional
-        A value for each of `Graph.inputs`.
+        A value for each of `Graph.inputs`, and for any of `Graph.defaults`.
     providers : sequence of str, optional
         As in `compile_op`.
     on_op : callable, optional
@@ -63,6 +64,7 @@ def evaluate(
     >>> evaluate(builder.build(), {"x": np.float32([1, 2])}, providers=["array"])
     {'y': array([2., 4.], dtype=float32)}
     """
+    graph = with_inputs(graph, inputs or {})
     given = check_inputs(graph, inputs or {})
     if any(source.is_placed for source in graph.sources):
         raise UsageError(

@@ -14,7 +14,8 @@ from dask.typing import Key
 from ferroflow_dask.counts import as_count
 from ferroflow_dask.exceptions import BindError, UsageError
 from ferroflow_dask.graph.batching import BATCH
-from ferroflow_dask.graph.inputs import as_array, check_array
+from ferroflow_dask.graph.defaults import with_inputs
+from ferroflow_dask.graph.inputs import as_array, check_array, taken
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import TensorSpec
 from ferroflow_dask.kernels.registry import check_supported, provider_names
@@ -57,6 +58,8 @@ def _prepared(
     """Return the model, the inputs that are batched, and the others."""
     names = provider_names(providers)
     check_placed(graph)
+    if isinstance(x, Mapping):
+        graph = with_inputs(graph, x)
     check_supported(graph, names)
     given = _arrays(graph, x, batch)
     batched = {name: value for name, value in given.items() if isinstance(value, da.Array)}
@@ -67,7 +70,7 @@ def _prepared(
 
 def _arrays(graph: Graph, x: Any, batch: int | None) -> dict[str, Any]:
     """Return a value for each input, those to be batched as Dask arrays with equal chunks of whole rows."""
-    wanted = ", ".join(f"{name}: {spec}" for name, spec in graph.inputs.items()) or "nothing"
+    wanted = taken(graph)
     if batch is not None and not as_count(batch):
         raise UsageError(f"batch is {batch!r}; it must be a number of rows, at least 1")
     batch = as_count(batch)

@@ -17,6 +17,7 @@ from dask.typing import Key
 from ferroflow_dask.arguments import check_kind
 from ferroflow_dask.cost import AnalyticCost, ClusterProfile, CostModel, estimate
 from ferroflow_dask.exceptions import UnknownNameError, UsageError
+from ferroflow_dask.graph.defaults import with_inputs
 from ferroflow_dask.graph.inputs import check_graph, check_inputs
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import Op
@@ -155,9 +156,9 @@ def bind(
     ----------
     graph : Graph
     inputs : mapping of str to array, optional
-        A value for each of `Graph.inputs`: NumPy or Dask arrays, delayed values, or Futures; what is lazy
-        becomes one array on a worker, and is checked there where its dtype is not known before: then
-        computing raises BindError.
+        A value for each of `Graph.inputs`, and for any of `Graph.defaults`: NumPy or Dask arrays, delayed
+        values, or Futures; what is lazy becomes one array on a worker, and is checked there where its dtype
+        is not known before: then computing raises BindError.
     costs : CostModel, optional
         Where tasks' `ferroflow_cost` comes from; shapes and nominal rates if left out.
     providers : sequence of str, optional
@@ -199,6 +200,7 @@ def bind(
     check_kind("bind", inputs or {}, Mapping, "a dict of inputs by name, bind(graph, {'x': x})")
     if profile is not None:
         check_kind("bind", profile, ClusterProfile, "a ClusterProfile, as calibrate(client) returns one")
+    graph = with_inputs(graph, inputs or {})
     with _collector_at_rest():
         seconds = estimate(graph, costs or AnalyticCost())
         bundling = _bundling(graph, seconds, profile, placement)

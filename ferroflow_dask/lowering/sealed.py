@@ -76,12 +76,11 @@ def is_large(source: Source) -> bool:
 
 
 def _light(source: Source) -> Source:
-    """Return the source without its value if that is large."""
+    """Return the source without its value if that is large; who may give another one is settled by now."""
     if source.is_input:
         return source
-    if is_large(source):
-        return replace(source, value=None, is_placed=False)
-    return replace(source, value=source.array, is_placed=False)
+    value = None if is_large(source) else source.array
+    return replace(source, value=value, is_placed=False, declared=None)
 
 
 def runner_here(
