@@ -14,7 +14,7 @@ import yaml
 from command_line import USAGE, answer, assert_one_line, ferroflow
 from slurm_clusters import SCHEDULER
 
-from ferroflow_dask.deploy import job_kind, job_scripts, slurm_cluster, slurm_template
+from ferroflow_dask.deploy import default_section, job_kind, job_scripts, slurm_cluster, slurm_template
 from ferroflow_dask.deploy.job_settings import walltime_s
 from ferroflow_dask.exceptions import UsageError
 
@@ -184,6 +184,27 @@ def test_a_file_that_is_named_counts_alone(tmp_path: Path, also: dict[str, Any])
     for told in (script, submitted):
         asked = [line.split()[1] for line in told.splitlines() if line.startswith("#SBATCH")]
         assert asked == ["-J", "-n", "--cpus-per-task=1", "--mem=1G"]
+
+
+def test_the_section_of_dask_jobqueue_serves_where_there_is_no_other(tmp_path: Path) -> None:
+    def script(*more: str) -> Any:
+        return ferroflow("run", "--dag", "uniform", "--cluster", "slurm", "--job-script", *more)
+
+    own = {"cores": 2, "memory": "1 GiB", "queue": "short"}
+    file = write(tmp_path / "q.yaml", slurm=own)
+    told = script("--config", str(file))
+    assert "#SBATCH -p short" in told.stdout
+    assert told.stderr == "there is no section jobqueue.cpu; jobs are as jobqueue.slurm says\n"
+    with dask.config.set({f"jobqueue.slurm.{name}": value for name, value in own.items()}):
+        assert script().stdout == told.stdout
+        with slurm_cluster(scheduler_options=SCHEDULER) as cluster:
+            assert "#SBATCH -p short" in cluster.job_script()
+        for named, section in ((("--section", "cpu"), "cpu"), (("--gpu-jobs", "1"), "gpu")):
+            refused = script(*named)
+            message = f"no section jobqueue.{section} .* it has: slurm;"
+            assert_one_line(refused.exit_code, refused.stderr, USAGE, message)
+    write(file, slurm=own, cpu={"queue": "long"})
+    assert (script("--config", str(file)).stderr, default_section(file)) == ("", "cpu")
 
 
 def test_null_takes_off_what_slurm_says(tmp_path: Path) -> None:

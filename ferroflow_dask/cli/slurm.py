@@ -13,7 +13,15 @@ from distributed import Client
 
 from ferroflow_dask.cli.cluster_options import Duration, refuse_given, refuse_local_sizes
 from ferroflow_dask.cli.sections import slurm_option
-from ferroflow_dask.deploy import JobKind, job_kind, job_scripts, slurm_cluster, slurm_template
+from ferroflow_dask.deploy import (
+    DEFAULT_SECTION,
+    JobKind,
+    default_section,
+    job_kind,
+    job_scripts,
+    slurm_cluster,
+    slurm_template,
+)
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.plugin import check_workers
 
@@ -37,6 +45,8 @@ class SlurmOptions:
     is_encrypted : bool
     wait_s : float
         For workers to connect [s].
+    is_fallback : bool, optional
+        Whether `section` serves where nobody has named one, and there is no default one: the user is told.
     """
 
     jobs: int
@@ -46,6 +56,7 @@ class SlurmOptions:
     config_file: str | None
     is_encrypted: bool
     wait_s: float
+    is_fallback: bool = False
 
     def n_threads(self) -> int:
         """Return the threads of all workers."""
@@ -106,7 +117,7 @@ def slurm_options(function: F) -> F:
         jobs: int | None,
         gpu_jobs: int,
         config_file: str | None,
-        section: str,
+        section: str | None,
         gpu_section: str,
         is_encrypted: bool,
         job_timeout: float,
@@ -119,12 +130,20 @@ def slurm_options(function: F) -> F:
             n_jobs = (0 if gpu_jobs else 1) if jobs is None else jobs
             if not n_jobs + gpu_jobs:
                 raise UsageError("--cluster slurm needs jobs; give --jobs N or --gpu-jobs N")
-            slurm = SlurmOptions(
-                n_jobs, gpu_jobs, section, gpu_section, config_file, is_encrypted, job_timeout
-            )
             if others.get("address") is not None:
                 raise UsageError("--connect and --cluster slurm are two clusters; give one of them")
             refuse_local_sizes("--cluster slurm")
+            default = default_section(config_file) if n_jobs and section is None else DEFAULT_SECTION
+            slurm = SlurmOptions(
+                n_jobs,
+                gpu_jobs,
+                default if section is None else section,
+                gpu_section,
+                config_file,
+                is_encrypted,
+                job_timeout,
+                is_fallback=default != DEFAULT_SECTION,
+            )
         else:
             if jobs is not None or gpu_jobs:
                 raise UsageError("--jobs and --gpu-jobs need --cluster slurm")
@@ -162,7 +181,8 @@ _OPTIONS = (
         help="File to read instead of jobqueue.yaml in this folder or Dask's configuration.",
     ),
     slurm_option(
-        "--section", default="cpu", show_default=True, help="Section of that file for jobs without GPUs."
+        "--section",
+        help="Section of that file for jobs without GPUs.  [default: cpu; slurm where there is no cpu]",
     ),
     slurm_option(
         "--gpu-section", default="gpu", show_default=True, help="Section of that file for jobs with GPUs."
@@ -181,6 +201,7 @@ _OPTIONS = (
 @contextmanager
 def slurm_client(options: SlurmOptions) -> Iterator[Client]:
     """Submit jobs, wait for their workers and yield a client of them; they end with the context."""
+    _tell_section(options)
     with options.cluster() as cluster:
         cluster.scale(jobs=options.jobs, **({"gpu_jobs": options.gpu_jobs} if options.gpu_jobs else {}))
         submitted = ", ".join(str(job.job_id) for job in cluster.workers.values())
@@ -191,8 +212,15 @@ def slurm_client(options: SlurmOptions) -> Iterator[Client]:
             yield client
 
 
+def _tell_section(options: SlurmOptions) -> None:
+    if options.is_fallback:
+        told = f"there is no section jobqueue.{DEFAULT_SECTION}; jobs are as jobqueue.{options.section} says"
+        click.echo(told, err=True)
+
+
 def print_job_scripts(options: SlurmOptions) -> None:
     """Print the batch scripts of the jobs, one for each kind."""
+    _tell_section(options)
     click.echo("\n".join(options.job_scripts()), nl=False)
 
 

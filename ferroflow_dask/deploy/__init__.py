@@ -13,11 +13,20 @@ from ferroflow_dask.deploy.calibration import (
     save_profile,
 )
 from ferroflow_dask.deploy.cuda import DeviceChoice, device_client
-from ferroflow_dask.deploy.jobqueue import JobKind, job_kind, job_scripts, slurm_cluster, slurm_template
+from ferroflow_dask.deploy.jobqueue import (
+    DEFAULT_SECTION,
+    JobKind,
+    default_section,
+    job_kind,
+    job_scripts,
+    slurm_cluster,
+    slurm_template,
+)
 from ferroflow_dask.deploy.local import connect, local_client
 from ferroflow_dask.deploy.optimize import optimizations, optimize, optimize_graph
 
 __all__ = [
+    "DEFAULT_SECTION",
     "Calibration",
     "DeviceChoice",
     "JobKind",
@@ -25,6 +34,7 @@ __all__ = [
     "calibration_of",
     "connect",
     "count_gpus",
+    "default_section",
     "device_client",
     "job_kind",
     "job_scripts",

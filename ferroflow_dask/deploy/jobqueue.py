@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from ferroflow_dask.deploy.slurm import SlurmCluster
 
 _FILE = "jobqueue.yaml"
-#: Sections that sections of ours leave what they do not say to.
+#: The section of jobs without GPUs where none is named.
+DEFAULT_SECTION = "cpu"
+#: dask-jobqueue's own section, to which others leave what they do not say.
 _DEFAULTS = "slurm"
 #: Where dask-jobqueue finds what neither says: a section that is nobody's, see `slurm_job.Job`.
 OWN_SECTION = "_ferroflow"
@@ -102,7 +104,7 @@ def kind_of(kinds: Mapping[str, JobKind], name: str) -> JobKind:
 
 
 def slurm_cluster(
-    section: str = "cpu",
+    section: str | None = None,
     gpu_section: str | None = None,
     *,
     config_file: str | Path | None = None,
@@ -120,7 +122,8 @@ def slurm_cluster(
     Parameters
     ----------
     section : str, optional
-        The section of `jobqueue.yaml` that describes its jobs.
+        The section of `jobqueue.yaml` that describes its jobs. If left out, `cpu`, or, where there is none,
+        dask-jobqueue's own, `slurm`.
     gpu_section : str, optional
         The section that describes jobs with GPUs, which are scaled by themselves, beside the others.
     config_file : path, optional
@@ -156,7 +159,8 @@ def slurm_cluster(
     ...     cluster.wait_for_jobs()
     ...     client = cluster.get_client()
     """
-    kind, of_cluster = _described(section, config_file, job_arguments)
+    described = default_section(config_file) if section is None else section
+    kind, of_cluster = _described(described, config_file, job_arguments)
     gpu_kind = None if gpu_section is None else job_kind(gpu_section, config_file)
     # Made here, since a wrong policy is told before anything starts.
     plugins = [] if policy == "dask" else [FerroflowPlugin(policy)]
@@ -227,15 +231,25 @@ def _described(
     return JobKind(section, arguments), of_cluster
 
 
-def _section(section: str, config_file: str | Path | None) -> tuple[dict[str, Any], str]:
-    """Return the settings of a section, and the name of what they were read from."""
+def default_section(config_file: str | Path | None = None) -> str:
+    """Return the section that describes jobs without GPUs where none is named; see `slurm_cluster`."""
+    sections, _ = _sections(config_file)
+    return _DEFAULTS if DEFAULT_SECTION not in sections and _DEFAULTS in sections else DEFAULT_SECTION
+
+
+def _sections(config_file: str | Path | None) -> tuple[dict[str, Any], str]:
+    """Return the sections by name, and the name of what they were read from."""
     here = Path(_FILE)
     if config_file is not None:
-        sections, where = _read(Path(config_file)), str(config_file)
-    elif "DASK_CONFIG" not in os.environ and here.is_file():
-        sections, where = {**_configured(), **_read(here)}, f"./{_FILE}"
-    else:
-        sections, where = _configured(), os.environ.get("DASK_CONFIG", "Dask's configuration")
+        return _read(Path(config_file)), str(config_file)
+    if "DASK_CONFIG" not in os.environ and here.is_file():
+        return {**_configured(), **_read(here)}, f"./{_FILE}"
+    return _configured(), os.environ.get("DASK_CONFIG", "Dask's configuration")
+
+
+def _section(section: str, config_file: str | Path | None) -> tuple[dict[str, Any], str]:
+    """Return the settings of a section, and the name of what they were read from."""
+    sections, where = _sections(config_file)
     found = sections.get(section)
     if found is not None and not isinstance(found, Mapping):
         raise UsageError(
