@@ -43,6 +43,34 @@ def rows_of(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (
+            ("run", "--dag", "matmul-parallel", "--size", "m=64"),
+            "no option --size here; give --matrix-size 64",
+        ),
+        (("info", "--dag", "wide", "--size=n_fast=8"), "no option --size here; give --n-fast 8"),
+        (("run", "--dag", "matmul-parallel", "--m", "64"), "no option --m here; give --matrix-size 64"),
+        (
+            ("info", "--dag", "wide", "--size", "steps=4"),
+            "each size has its own, like --width 8: --help",
+        ),
+        (("run", "--dag", "wide", "--size"), "each size has its own, like --width 8: --help"),
+        (("bench", "run", "matmul-parallel", "--matrix-size", "64"), "--matrix-size here; give --size m=64"),
+        (("bench", "run", "matmul-parallel", "--size", "matrix-size=64"), "'matrix-size'; give --size m=64"),
+        (("bench", "run", "imbalanced", "--n-fast=8"), "--n-fast here; give --size n_fast=8"),
+        (("bench", "metg", "--width"), "--width here; give --size width=VALUE"),
+        (("bench", "run", "wide", "--size", "steps=3"), "has a size 'steps'; see: ferroflow bench list"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_sizes_as_other_commands_have_them_are_told_as_they_are_here(
+    asked: tuple[str, ...], told: str
+) -> None:
+    assert told in refusal(*asked)
+
+
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("bench") / "rows.jsonl"

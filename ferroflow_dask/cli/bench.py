@@ -25,6 +25,7 @@ from ferroflow_dask.bench.workloads import WORKLOADS, Workload, default_sizes, g
 from ferroflow_dask.cli.cluster_options import Duration, size_options
 from ferroflow_dask.cli.errors import Failure, Interrupted, OneLineErrors
 from ferroflow_dask.cli.files import check_folder
+from ferroflow_dask.cli.graph_options import argument_of, value_of
 from ferroflow_dask.cli.sections import SectionCommand
 from ferroflow_dask.cli.slurm import SlurmOptions, slurm_client, slurm_options
 from ferroflow_dask.exceptions import UsageError
@@ -48,6 +49,26 @@ _QUICK: Mapping[str, Mapping[str, Any]] = {
 }
 #: Task durations of a METG curve [ms], longest first.
 _METG_MS = (100.0, 50.0, 20.0, 10.0, 5.0, 2.0, 1.0)
+
+
+class SizeCommand(SectionCommand):
+    """A command with `--size`, which tells those who give sizes as `run` and `info` have them."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Refuse options that there are not, with the one that is meant."""
+        given = tuple(args)  # parsing empties the list
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            option = error.option_name
+            if not _is_size(name := argument_of(option)):
+                raise
+            value = value_of(option, given) or "VALUE"
+            raise UsageError(f"there is no option {option} here; give --size {name}={value}") from error
+
+
+def _is_size(name: str) -> bool:
+    return any(name in workload.defaults for workload in WORKLOADS.values())
 
 
 #: Options that all commands that run something have, with the same defaults.
@@ -136,7 +157,7 @@ def list_workloads() -> None:
         click.echo(f"{workload.name} ({workload.family}): {workload.summary}\n    {sizes or 'no sizes'}")
 
 
-@bench.command("run", cls=SectionCommand)
+@bench.command("run", cls=SizeCommand)
 @click.argument("workloads", nargs=-1, metavar="WORKLOAD…")
 @click.option(
     "--size",
@@ -153,7 +174,10 @@ def run_workloads(workloads: tuple[str, ...], sizes: tuple[str, ...], **options:
     given = _sizes(sizes)
     chosen = [get_workload(name) for name in dict.fromkeys(workloads)]
     if lost := [name for name in given if not any(name in workload.defaults for workload in chosen)]:
-        raise UsageError(f"none of {', '.join(workloads)} has a size {lost[0]!r}; see: ferroflow bench list")
+        name = argument_of(lost[0])
+        is_near = any(name in workload.defaults for workload in chosen)
+        told = f"give --size {name}={given[lost[0]]}" if is_near else "see: ferroflow bench list"
+        raise UsageError(f"none of {', '.join(workloads)} has a size {lost[0]!r}; {told}")
     _run(
         [
             (w, w.arguments({name: value for name, value in given.items() if name in w.defaults}))
@@ -172,7 +196,7 @@ def suite(is_quick: bool, **options: Any) -> None:
     _run([(w := get_workload(name), w.arguments(given)) for name, given in sizes.items()], **options)
 
 
-@bench.command(cls=SectionCommand)
+@bench.command(cls=SizeCommand)
 @click.option("--pattern", default="stencil_1d", show_default=True, help="Pattern of Task Bench.")
 @click.option("--size", "sizes", multiple=True, metavar="NAME=VALUE", help="Size of the pattern. Repeatable.")
 @click.option(

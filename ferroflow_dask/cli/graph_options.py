@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -40,13 +40,19 @@ _SIZES: tuple[tuple[str, type, str], ...] = (
 
 
 class GraphCommand(SectionCommand):
-    """A command with `graph_options`, which tells those who leave the option's name out."""
+    """A command with `graph_options`; it tells those who leave the option's name out, or give bench's."""
 
     allow_extra_args = True  # so that they are told here
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Refuse arguments without an option, with the call that is probably meant."""
-        rest = super().parse_args(ctx, args)
+        given = tuple(args)  # parsing empties the list
+        try:
+            rest = super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if (meant := _size_meant(error.option_name, given)) is None:
+                raise
+            raise UsageError(meant) from error
         if rest and (ctx.params["dag"] or ctx.params["model"]):
             raise UsageError(f"{rest[0]!r} belongs to no option; --help lists them")
         if rest:
@@ -56,6 +62,35 @@ class GraphCommand(SectionCommand):
                 f"{option} {rest[0]}"
             )
         return rest
+
+
+def _size_meant(option: str, args: Sequence[str]) -> str | None:
+    """Return what to tell of an option that there is not, if it is how `bench` and Python give sizes."""
+    name, value = option, value_of(option, args)
+    if option == "--size":
+        name, _, value = value.partition("=")
+    flag = _FLAG_OF.get(argument_of(name))
+    if flag is not None:
+        return f"there is no option {option} here; give {f'{flag} {value}'.rstrip()}"
+    if option == "--size":
+        return "there is no option --size here; each size has its own, like --width 8: --help lists them"
+    return None
+
+
+def argument_of(spelling: str) -> str:
+    """Return the argument of `generate` that a size is, however it is spelt; `bench` has sizes by these."""
+    name = spelling.lstrip("-").replace("-", "_")
+    return _FLAGS.get(name, name)
+
+
+def value_of(option: str, args: Sequence[str]) -> str:
+    """Return what follows an option on a command line; nothing where it comes last."""
+    for text, following in zip(args, (*args[1:], ""), strict=True):
+        if text == option:
+            return following
+        if text.startswith(f"{option}="):
+            return text.removeprefix(f"{option}=")
+    return ""
 
 
 def graph_options(function: F) -> F:
