@@ -116,29 +116,50 @@ def test_a_declined_steal_has_a_reason(
 
 
 @pytest.mark.parametrize(
-    ("queued", "held", "reason"),
+    ("queued", "held", "has_cost", "reason"),
     [
-        ([], {}, "finishes in 0.2 s (queue 0, transfer 0, run 0.2), first of 1"),
+        ([], {}, False, "finishes in 0.2 s (queue 0, transfer 0, run 0.2), first of 1"),
         (
             [0.3, 0.4],
             {"w1": 10**6},
+            True,
             "finishes in 0.523 s (queue 0.3, transfer 0.023, run 0.2), first of 2; next best w1 in 0.6 s",
+        ),
+        (
+            [0.3, 0.4],
+            {"w1": 10**6},
+            False,
+            "finishes in 0.6 s (queue 0.4, transfer 0, run 0.2), first of 2; "
+            "w0 in 0.523 s gains too little for data to be fetched to a busy worker",
+        ),
+        (
+            [0.3, 0.55],
+            {"w1": 10**6},
+            False,
+            "finishes in 0.523 s (queue 0.3, transfer 0.023, run 0.2), first of 2; next best w1 in 0.75 s",
         ),
         (
             [0.3, 0.31],
             {"w1": 10**6},
+            True,
             "finishes in 0.51 s (queue 0.31, transfer 0, run 0.2), first of 2; next best w0 in 0.523 s",
         ),
     ],
-    ids=["the only one", "though the input is elsewhere", "as it holds the input"],
+    ids=[
+        "the only one",
+        "though the input is elsewhere",
+        "an average is no reason to move data",
+        "unless it gains more than the task takes",
+        "as it holds the input",
+    ],
 )
 def test_a_placement_tells_what_was_considered(
-    queued: list[float], held: dict[str, int], reason: str
+    queued: list[float], held: dict[str, int], has_cost: bool, reason: str
 ) -> None:
     cluster = Cluster(make_policy("ferroflow"), workers=2)
     for i, cost_s in enumerate(queued):
         cluster.put(f"w{i}", cluster.task(("before", i), cost_s))
-    more = {"held": held, "input_bytes": sum(held.values()), "is_guess": not held}
+    more = {"held": held, "input_bytes": sum(held.values()), "is_guess": not held, "has_cost": has_cost}
     (assigned,) = cluster.tell(TaskReady(cluster.task("a", 0.2, **more)))
     assert isinstance(assigned, AssignTask)
     assert in_words(assigned.reason) == reason

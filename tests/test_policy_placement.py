@@ -129,17 +129,24 @@ def test_among_equal_workers_a_restricted_task_goes_to_the_one_that_holds_less()
 
 
 @pytest.mark.parametrize(
-    ("is_guess", "expected"),
+    ("knowledge", "expected"),
     [
-        (True, {"w0": 9, "w1": 1, "w2": 1, "w3": 1}),
-        (False, {"w0": 3, "w1": 3, "w2": 3, "w3": 3}),
+        ({"is_guess": True}, {"w0": 9, "w1": 1, "w2": 1, "w3": 1}),
+        ({}, {"w0": 4, "w1": 3, "w2": 3, "w3": 2}),
+        ({"has_cost": True}, {"w0": 3, "w1": 3, "w2": 3, "w3": 3}),
     ],
-    ids=["guessed: what cannot start elsewhere stays with its data", "known: spread"],
+    ids=[
+        "guessed: what cannot start elsewhere stays with its data",
+        "averaged: a task more stays than elsewhere",
+        "known: spread",
+    ],
 )
-def test_data_moves_for_known_durations_only(is_guess: bool, expected: dict[str, int]) -> None:
+def test_data_moves_as_far_as_durations_are_known(
+    knowledge: dict[str, bool], expected: dict[str, int]
+) -> None:
     cluster = ferroflow()
     held = {"held": {"w0": 100}, "input_bytes": 100}
-    assert Counter(cluster.ready(cluster.task(i, is_guess=is_guess, **held) for i in range(12))) == expected
+    assert Counter(cluster.ready(cluster.task(i, **held, **knowledge) for i in range(12))) == expected
 
 
 def test_long_tasks_of_a_graph_are_placed_first_and_short_ones_fill_the_gaps() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from math import inf
 
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.policy.events import (
@@ -54,6 +55,7 @@ _MESSAGES = 3
 #: Why a worker is chosen, and which one it was compared with.
 _FINISHES = "finishes in {:.4g} s (queue {:.4g}, transfer {:.4g}, run {:.4g}), first of {}"
 _FINISHES_BEFORE = _FINISHES + "; next best {} in {:.4g} s"
+_STAYS = _FINISHES + "; {} in {:.4g} s gains too little for data to be fetched to a busy worker"
 
 
 class StealingPolicy:
@@ -134,28 +136,34 @@ class StealingPolicy:
         best: tuple[float | int, ...] | None = None
         second: tuple[float | int, ...] | None = None
         chosen: WorkerView | None = None
-        n_running = 0
+        n_running, end_s, next_s = 0, inf, inf
         for worker in self._candidates(task, view):
             if worker.is_running:
                 n_running += 1
                 load = worker.load
+                missing = task.missing_bytes(worker.key)
                 transfer_s = view.transfer_s(task, worker.key)
                 run_s = task.cost_on(worker) / worker.speed
-                end_s = load[0] + transfer_s + run_s
+                here_s = load[0] + transfer_s + run_s
+                # Data are fetched to a worker that is busy as well only where that gains a task's length:
+                # averages are wrong by as much, and a worker that does run dry steals.
+                is_bet = missing > 0 and not (task.has_cost or worker.has_free_thread)
+                least_gain_s = run_s if is_bet else 0.0
                 # Locality, load and memory break ties.
-                finish = (end_s, task.missing_bytes(worker.key), *load[:2], worker.nbytes, load[2])
+                finish = (here_s + least_gain_s, missing, *load[:2], worker.nbytes, load[2])
                 if best is None or finish < best:
-                    second, beaten = best, chosen
-                    best, chosen, parts = finish, worker, (load[0], transfer_s, run_s)
+                    second, beaten, next_s = best, chosen, end_s
+                    best, chosen, end_s, parts = finish, worker, here_s, (load[0], transfer_s, run_s)
                 elif second is None or finish < second:
-                    second, beaten = finish, worker
+                    second, beaten, next_s = finish, worker, here_s
         if best is None or chosen is None:
             return
         if not (task.input_bytes or task.n_inlined):
             self._last = chosen.key
-        reason: Reason = (_FINISHES, best[0], *parts, n_running)
-        if second is not None and beaten is not None:
-            reason = (_FINISHES_BEFORE, best[0], *parts, n_running, beaten.key, second[0])
+        reason: Reason = (_FINISHES, end_s, *parts, n_running)
+        if beaten is not None:
+            text = _FINISHES_BEFORE if end_s <= next_s else _STAYS
+            reason = (text, end_s, *parts, n_running, beaten.key, next_s)
         yield AssignTask(task.key, chosen.key, reason)
 
     @staticmethod
