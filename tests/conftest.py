@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import Iterator
@@ -62,6 +63,27 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(dask.config, "PATH", str(tmp_path_factory.mktemp("config")))
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _garbage_of_this_file() -> Iterator[None]:
+    """Let collections of garbage look only at what this file makes, not at all tests and what others left.
+
+    A benchmark asks for all of it again and again, which then waits for the end of the file.
+    """
+    gc.collect()
+    gc.freeze()
+    asked = False
+
+    def unfreeze() -> None:
+        nonlocal asked
+        asked = True
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "unfreeze", unfreeze)
+        yield
+    if asked:
+        gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

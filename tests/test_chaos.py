@@ -68,7 +68,7 @@ def assert_balanced(cluster: Cluster) -> None:
 async def settled(futures: list[Any]) -> list[Any]:
     """Return the results once the scheduler has also heard of the last one."""
     await wait(futures)
-    return [await future for future in futures]
+    return list(await futures[0].client.gather(futures))
 
 
 def test_a_policy_that_fails_at_a_random_event_changes_no_result_and_costs_no_worker() -> None:
