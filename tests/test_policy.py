@@ -130,7 +130,7 @@ def test_a_declined_steal_has_a_reason(
             {"w1": 10**6},
             False,
             "finishes in 0.6 s (queue 0.4, transfer 0, run 0.2), first of 2; "
-            "w0 in 0.523 s gains too little for data to be fetched to a busy worker",
+            "w0 in 0.523 s gains too little for more data to be fetched to a busy worker",
         ),
         (
             [0.3, 0.55],

@@ -149,6 +149,21 @@ def test_data_moves_as_far_as_durations_are_known(
     assert Counter(cluster.ready(cluster.task(i, **held, **knowledge) for i in range(12))) == expected
 
 
+def test_of_two_busy_workers_that_each_lack_half_of_the_inputs_the_one_that_ends_first() -> None:
+    cluster = ferroflow()
+    for worker in (*cluster.view.workers, *["w1"] * 10):
+        task = cluster.task(len(cluster.tasks), cost_s=0.1)
+        cluster.put(worker, task)
+        cluster.view.observe(task.key, 0.2 if worker == "w1" else 0.1)
+        cluster.view.finish(task.key, cluster.now)
+    assert cluster.view.workers["w1"].speed == pytest.approx(0.5)
+    for worker, cost_s in (("w0", 0.5), ("w1", 0.125), ("w2", 9.0), ("w3", 9.0)):
+        cluster.put(worker, cluster.task(worker, cost_s))
+    halves = {"held": {"w0": 100, "w1": 100}, "input_bytes": 200}
+    # 0.5 + 0.2 against 0.25 + 0.4 s.
+    assert cluster.ready([cluster.task("a", cost_s=0.2, **halves)]) == ["w1"]
+
+
 def test_long_tasks_of_a_graph_are_placed_first_and_short_ones_fill_the_gaps() -> None:
     cluster = ferroflow()
     costs = [0.001] * 30 + [0.2] * 2

@@ -1,7 +1,8 @@
 """ferroflow's policy: earliest finish time at once, stealing when a worker runs dry.
 
 Placement considers the holders of a task's inputs and the least loaded worker of each kind, which is
-enough: no other worker has a thread for it earlier (StarPU's `dmda`; Augonnet et al. 2011).
+enough: no other worker has a thread for it earlier (StarPU's `dmda`; Augonnet et al. 2011). Where only
+averages are known of durations, a busy worker that lacks more of the inputs must gain a task's length.
 Stealing moves half of the surplus by time, as randomised work stealing does by count (Blumofe and
 Leiserson 1999; Berenbrink et al. 2003), the cheapest to move first.
 """
@@ -55,7 +56,7 @@ _MESSAGES = 3
 #: Why a worker is chosen, and which one it was compared with.
 _FINISHES = "finishes in {:.4g} s (queue {:.4g}, transfer {:.4g}, run {:.4g}), first of {}"
 _FINISHES_BEFORE = _FINISHES + "; next best {} in {:.4g} s"
-_STAYS = _FINISHES + "; {} in {:.4g} s gains too little for data to be fetched to a busy worker"
+_STAYS = _FINISHES + "; {} in {:.4g} s gains too little for more data to be fetched to a busy worker"
 
 
 class StealingPolicy:
@@ -136,34 +137,32 @@ class StealingPolicy:
         best: tuple[float | int, ...] | None = None
         second: tuple[float | int, ...] | None = None
         chosen: WorkerView | None = None
-        n_running, end_s, next_s = 0, inf, inf
-        for worker in self._candidates(task, view):
-            if worker.is_running:
-                n_running += 1
-                load = worker.load
-                missing = task.missing_bytes(worker.key)
-                transfer_s = view.transfer_s(task, worker.key)
-                run_s = task.cost_on(worker) / worker.speed
-                here_s = load[0] + transfer_s + run_s
-                # Data are fetched to a worker that is busy as well only where that gains a task's length:
-                # averages are wrong by as much, and a worker that does run dry steals.
-                is_bet = missing > 0 and not (task.has_cost or worker.has_free_thread)
-                least_gain_s = run_s if is_bet else 0.0
-                # Locality, load and memory break ties.
-                finish = (here_s + least_gain_s, missing, *load[:2], worker.nbytes, load[2])
-                if best is None or finish < best:
-                    second, beaten, next_s = best, chosen, end_s
-                    best, chosen, end_s, parts = finish, worker, here_s, (load[0], transfer_s, run_s)
-                elif second is None or finish < second:
-                    second, beaten, next_s = finish, worker, here_s
+        end_s = next_s = inf
+        candidates = [worker for worker in self._candidates(task, view) if worker.is_running]
+        all_missing = [task.missing_bytes(worker.key) for worker in candidates]
+        for worker, missing in zip(candidates, all_missing, strict=True):
+            load = worker.load
+            transfer_s = view.transfer_s(task, worker.key)
+            run_s = task.cost_on(worker) / worker.speed
+            here_s = load[0] + transfer_s + run_s
+            # More data than must be are fetched to a worker that is busy as well only where that gains a
+            # task's length: averages are wrong by as much, and a worker that does run dry steals.
+            is_bet = missing > min(all_missing) and not (task.has_cost or worker.has_free_thread)
+            # Locality, load and memory break ties.
+            finish = (here_s + run_s * is_bet, missing, *load[:2], worker.nbytes, load[2])
+            if best is None or finish < best:
+                second, beaten, next_s = best, chosen, end_s
+                best, chosen, end_s, parts = finish, worker, here_s, (load[0], transfer_s, run_s)
+            elif second is None or finish < second:
+                second, beaten, next_s = finish, worker, here_s
         if best is None or chosen is None:
             return
         if not (task.input_bytes or task.n_inlined):
             self._last = chosen.key
-        reason: Reason = (_FINISHES, end_s, *parts, n_running)
+        reason: Reason = (_FINISHES, end_s, *parts, len(candidates))
         if beaten is not None:
             text = _FINISHES_BEFORE if end_s <= next_s else _STAYS
-            reason = (text, end_s, *parts, n_running, beaten.key, next_s)
+            reason = (text, end_s, *parts, len(candidates), beaten.key, next_s)
         yield AssignTask(task.key, chosen.key, reason)
 
     @staticmethod
