@@ -48,7 +48,7 @@ def randomize(model: onnx.ModelProto, seed: int = 0) -> onnx.ModelProto:
     )
     _fit_last_layer(result, rng, entry, values)
     if result.ir_version >= 4:  # before, initializers had to be listed as inputs too
-        del graph.input[-len(values) :]
+        del graph.input[len(graph.input) - len(values) :]
     for name, value in values.items():
         graph.initializer.add(
             name=name, data_type=TensorProto.FLOAT, dims=value.shape, raw_data=value.tobytes()
