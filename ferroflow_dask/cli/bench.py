@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
@@ -61,14 +61,14 @@ class SizeCommand(SectionCommand):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             option = error.option_name
-            if not _is_size(name := argument_of(option)):
+            if not _is_size(name := argument_of(option), WORKLOADS.values()):
                 raise
             value = value_of(option, given) or "VALUE"
             raise UsageError(f"there is no option {option} here; give --size {name}={value}") from error
 
 
-def _is_size(name: str) -> bool:
-    return any(name in workload.defaults for workload in WORKLOADS.values())
+def _is_size(name: str, workloads: Iterable[Workload]) -> bool:
+    return any(name in workload.defaults for workload in workloads)
 
 
 #: Options that all commands that run something have, with the same defaults.
@@ -173,11 +173,7 @@ def run_workloads(workloads: tuple[str, ...], sizes: tuple[str, ...], **options:
         raise UsageError("name a workload; `ferroflow bench list` names all")
     given = _sizes(sizes)
     chosen = [get_workload(name) for name in dict.fromkeys(workloads)]
-    if lost := [name for name in given if not any(name in workload.defaults for workload in chosen)]:
-        name = argument_of(lost[0])
-        is_near = any(name in workload.defaults for workload in chosen)
-        told = f"give --size {name}={given[lost[0]]}" if is_near else "see: ferroflow bench list"
-        raise UsageError(f"none of {', '.join(workloads)} has a size {lost[0]!r}; {told}")
+    _check_sizes(given, chosen)
     _run(
         [
             (w, w.arguments({name: value for name, value in given.items() if name in w.defaults}))
@@ -217,6 +213,7 @@ def metg(pattern: str, sizes: tuple[str, ...], durations: tuple[float, ...], **o
         known = ", ".join(name for name, other in WORKLOADS.items() if other.family == "task-bench")
         raise UsageError(f"{pattern!r} is no pattern of Task Bench; choose one of: {known}")
     given = _sizes(sizes)
+    _check_sizes(given, [workload])
     if (ms := given.get("task_ms")) is not None:
         raise UsageError(f"--size task_ms={ms} would be ignored; durations are given by --task-ms")
     if (kernel := workload.arguments(given)["kernel"]) not in TIMED:
@@ -238,6 +235,15 @@ def _sizes(texts: Sequence[str]) -> dict[str, str]:
             raise UsageError(f"--size gives {name} as {sizes[name]} and as {value}; give it once")
         sizes[name] = value
     return sizes
+
+
+def _check_sizes(sizes: Mapping[str, str], workloads: Sequence[Workload]) -> None:
+    """Raise `UsageError` for a size that none of the workloads has, with the one that is meant."""
+    for lost in (name for name in sizes if not _is_size(name, workloads)):
+        is_near = _is_size(name := argument_of(lost), workloads)
+        told = f"give --size {name}={sizes[lost]}" if is_near else "see: ferroflow bench list"
+        names = ", ".join(workload.name for workload in workloads)
+        raise UsageError(f"none of {names} has a size {lost!r}; {told}")
 
 
 def _run(

@@ -84,10 +84,10 @@ def argument_of(spelling: str) -> str:
 
 
 def value_of(option: str, args: Sequence[str]) -> str:
-    """Return what follows an option on a command line; nothing where it comes last."""
+    """Return what follows an option on a command line; nothing where that is another option, or the end."""
     for text, following in zip(args, (*args[1:], ""), strict=True):
         if text == option:
-            return following
+            return "" if following.startswith("--") else following
         if text.startswith(f"{option}="):
             return text.removeprefix(f"{option}=")
     return ""
