@@ -11,12 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-import onnx
 
+from ferroflow_dask.graph.inference import inferred
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import Dim, Source, TensorSpec
-from ferroflow_dask.graph.protos import spec_from_type
-from ferroflow_dask.graph.to_onnx import to_onnx
 
 #: Names the dimension along which rows are independent.
 BATCH = "ferroflow_batch"
@@ -61,19 +59,16 @@ def batching_of(graph: Graph, batched: Mapping[str, TensorSpec]) -> Batching:
     rows = min(fixed)
     if len(fixed) == 1:
         freed = _freed(graph, batched, rows)
-        outputs = inferred(freed, _with_batch(freed, batched))
+        outputs = output_specs(freed, _with_batch(freed, batched))
         if all(_first(outputs[name]) == BATCH for name in freed.outputs):
             return Batching(freed, freed_of=rows)
     return Batching(graph, rows=rows)
 
 
-def inferred(graph: Graph, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+def output_specs(graph: Graph, inputs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
     """Return what ONNX can say of a graph's outputs, given more about its inputs."""
-    try:
-        model = onnx.shape_inference.infer_shapes(to_onnx(graph, inputs), data_prop=True)
-    except (onnx.shape_inference.InferenceError, ValueError):
-        return {name: graph.spec(name) for name in graph.outputs}
-    return {entry.name: spec_from_type(entry.type) for entry in model.graph.output}
+    found = inferred(graph, inputs)
+    return {name: found.get(name, graph.spec(name)) for name in graph.outputs}
 
 
 def _with_batch(graph: Graph, batched: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:

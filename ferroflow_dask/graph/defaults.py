@@ -9,12 +9,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
-import onnx
-
+from ferroflow_dask.graph.inference import inferred
 from ferroflow_dask.graph.ir import Graph
-from ferroflow_dask.graph.nodes import Source, TensorSpec
-from ferroflow_dask.graph.protos import spec_from_type
-from ferroflow_dask.graph.to_onnx import to_onnx
+from ferroflow_dask.graph.nodes import UNKNOWN, Source, TensorSpec
 
 #: Of each graph those with inputs in place of defaults, the same for the same names: workers know them open.
 _made: WeakKeyDictionary[Graph, dict[frozenset[str], Graph]] = WeakKeyDictionary()
@@ -39,24 +36,34 @@ def with_inputs(graph: Graph, given: Iterable[str]) -> Graph:
 
 
 def _opened(graph: Graph, names: Collection[str]) -> Graph:
-    sources = tuple(_as_input(source) if source.name in names else source for source in graph.sources)
-    opened = replace(graph, sources=sources, specs={})
+    sources = tuple(
+        _as_input(source, graph.defaults[source.name]) if source.name in names else source
+        for source in graph.sources
+    )
     # Shapes may have come of the very values that are not known any more, as that of a reshape does.
-    found = _inferred(opened)
-    kept = {value: replace(spec, shape=None) for value, spec in graph.specs.items()}
-    return replace(opened, specs={value: found.get(value, spec) for value, spec in kept.items()})
+    doubtful = _reached(graph, names)
+    opened = replace(graph, sources=sources, specs={})
+    found = inferred(opened)
+    specs = {
+        value: _of_both(found.get(value, UNKNOWN), spec) if value in doubtful else spec
+        for value, spec in graph.specs.items()
+    }
+    return replace(opened, specs=specs)
 
 
-def _as_input(source: Source) -> Source:
-    spec = TensorSpec() if source.declared is None else source.declared
+def _as_input(source: Source, spec: TensorSpec) -> Source:
     return replace(source, spec=spec, value=None, is_placed=False, known=None, declared=None)
 
 
-def _inferred(graph: Graph) -> dict[str, TensorSpec]:
-    """Return what ONNX can say of values that ops produce; of those with an unknown type it says nothing."""
-    try:
-        model = onnx.shape_inference.infer_shapes(to_onnx(graph), data_prop=True).graph
-    except (onnx.shape_inference.InferenceError, ValueError):
-        return {}
-    found = {entry.name: spec_from_type(entry.type) for entry in (*model.value_info, *model.output)}
-    return {name: spec for name, spec in found.items() if spec.dtype is not None}
+def _reached(graph: Graph, names: Collection[str]) -> set[str]:
+    """Return some values with all that are computed from them."""
+    reached = set(names)
+    for op in graph.topological_order:
+        if not reached.isdisjoint(op.operands):
+            reached.update(op.outputs)
+    return reached
+
+
+def _of_both(found: TensorSpec, before: TensorSpec) -> TensorSpec:
+    """Return what is found of a value, or its type as it was before where nothing is."""
+    return replace(before, shape=None) if found.dtype is None else found

@@ -16,7 +16,7 @@ from zict import LRU
 
 from ferroflow_dask.devices import host_value
 from ferroflow_dask.exceptions import BindError, FerroflowError, KernelError
-from ferroflow_dask.graph.batching import BATCH, Batching, batching_of, inferred
+from ferroflow_dask.graph.batching import BATCH, Batching, batching_of, output_specs
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import TensorSpec
 from ferroflow_dask.kernels.session import failed
@@ -244,7 +244,7 @@ def _output_specs(
     """Return dtype and shape of each output, its first dimension being the batch."""
     first: Any = BATCH if run.rows is None else run.rows
     specs = {name: TensorSpec(spec.dtype, (first, *(spec.shape or ())[1:])) for name, spec in batched.items()}
-    found = inferred(graph, specs)
+    found = output_specs(graph, specs)
     if all(_is_told(spec) and spec.shape and spec.shape[0] == first for spec in found.values()):
         return found
     # ONNX cannot tell: see what comes out when a few rows of zeros go in. Two numbers of rows, since one
