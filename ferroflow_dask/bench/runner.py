@@ -16,6 +16,7 @@ from ferroflow_dask.bench.record import RunRecord, versions
 from ferroflow_dask.cost import AnalyticCost, ClusterProfile, CostModel
 from ferroflow_dask.devices import DeviceUsage
 from ferroflow_dask.graph import FERROFLOW_DOMAIN, Graph, Op, bounds
+from ferroflow_dask.graph.defaults import with_inputs
 from ferroflow_dask.kernels import SESSIONS, evaluate, in_session, provider_counts
 from ferroflow_dask.lowering import BoundGraph, ExecutionReport, bind, executed, token_of
 from ferroflow_dask.lowering.clients import ask_workers
@@ -123,6 +124,7 @@ def run_on_cluster(
     on_submit : callable, optional
         Called with the bound graph once it was handed to the scheduler, to watch its progress.
     """
+    graph = with_inputs(graph, inputs)  # the one that `bind` computes, by which workers know their session
     threads = list(client.nthreads().values())
     before = device_usage(client)
     with counting_steals(client) as steals, counting_fetches(client) as fetched:
