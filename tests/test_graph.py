@@ -324,3 +324,4 @@ def test_html_names_inputs_and_escapes() -> None:
     html = builder.build()._repr_html_()
     assert "&lt;b&gt;" in html
     assert "x: float32[n, 2]" in html
+    assert "defaults</th><td style='text-align:left'>none<" in html

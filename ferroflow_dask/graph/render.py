@@ -6,6 +6,7 @@ import html
 import shutil
 import subprocess
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 
 from ferroflow_dask.exceptions import FerroflowError, UsageError
@@ -15,6 +16,8 @@ from ferroflow_dask.whole_files import replacing
 
 #: Formats that Graphviz writes for us; anything else is an error rather than a surprise.
 _RENDERED = (".pdf", ".png", ".svg")
+#: How many defaults and outputs a notebook shows.
+_SHOWN = 8
 
 
 def to_dot(graph: Graph) -> str:
@@ -87,15 +90,18 @@ def kind_counts(graph: Graph) -> dict[str, int]:
 
 
 def to_html(graph: Graph) -> str:
-    """Return a table with counts, inputs and outputs, as a notebook shows it."""
+    """Return a table with counts, inputs, defaults and outputs, as a notebook shows it."""
     depth = max(levels(graph).values(), default=0)
     rows = {
         "ops": f"{len(graph.ops)} in {depth} levels, {graph.n_edges} edges",
         "kinds": ", ".join(f"{kind} × {count}" for kind, count in kind_counts(graph).items()),
         "inputs": ", ".join(f"{name}: {spec}" for name, spec in graph.inputs.items()) or "none",
+        "defaults": ", ".join(f"{name}: {spec}" for name, spec in islice(graph.defaults.items(), _SHOWN))
+        + (", …" if len(graph.defaults) > _SHOWN else "")
+        or "none",
         "constants": f"{len(graph.constants)}",
-        "outputs": ", ".join(f"{name}: {graph.spec(name)}" for name in graph.outputs[:8])
-        + (", …" if len(graph.outputs) > 8 else ""),
+        "outputs": ", ".join(f"{name}: {graph.spec(name)}" for name in graph.outputs[:_SHOWN])
+        + (", …" if len(graph.outputs) > _SHOWN else ""),
     }
     left = "style='text-align:left'"
     body = "".join(
