@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import dask
 import pytest
 import yaml
-from command_line import USAGE, answer, assert_one_line, ferroflow
+from command_line import INTERRUPTED, USAGE, answer, assert_one_line, ferroflow
 from slurm_clusters import SCHEDULER
 
+from ferroflow_dask.cli.slurm import SlurmOptions
 from ferroflow_dask.deploy import default_section, job_kind, job_scripts, slurm_cluster, slurm_template
 from ferroflow_dask.deploy.job_settings import walltime_s
-from ferroflow_dask.exceptions import UsageError
+from ferroflow_dask.exceptions import FerroflowError, UsageError
 
 REPOSITORY = Path(__file__).parents[1]
 TEMPLATE = REPOSITORY / "jobqueue.yaml"
@@ -205,6 +208,37 @@ def test_the_section_of_dask_jobqueue_serves_where_there_is_no_other(tmp_path: P
             assert_one_line(refused.exit_code, refused.stderr, USAGE, message)
     write(file, slurm=own, cpu={"queue": "long"})
     assert (script("--config", str(file)).stderr, default_section(file)) == ("", "cpu")
+    # Beside others it has what they leave out, which may be no job at all.
+    write(file, slurm={"account": "a"}, narval=own)
+    refused = script("--config", str(file))
+    message = r"no section jobqueue\.cpu in .*; it has: narval, slurm;"
+    assert_one_line(refused.exit_code, refused.stderr, USAGE, message)
+
+
+def test_that_another_section_serves_is_told_once_and_before_anything_fails_by_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = "there is no section jobqueue.cpu; jobs are as jobqueue.slurm says\n"
+    file = write(tmp_path / "q.yaml", slurm={"account": "a"})
+    refused = ferroflow("run", "--dag", "uniform", "--cluster", "slurm", "--batch", "2", "--config", file)
+    assert refused.stderr.startswith(f"{told}ferroflow: ")
+    write(file, slurm={"cores": 2, "memory": "1 GiB"})
+
+    def run_plan(plan: Any, *, start: Any, **options: Any) -> Iterator[Any]:
+        for _ in range(2):  # as after a run that broke its cluster
+            with pytest.raises(FerroflowError, match="no Slurm here"), start():
+                pass
+        yield from ()
+        raise KeyboardInterrupt
+
+    def cluster(options: SlurmOptions) -> Any:
+        raise FerroflowError("no Slurm here")
+
+    monkeypatch.setattr(importlib.import_module("ferroflow_dask.cli.bench"), "run_plan", run_plan)
+    monkeypatch.setattr(SlurmOptions, "cluster", cluster)
+    where = ("--cluster", "slurm", "--config", file, "--output", tmp_path / "rows.jsonl")
+    stopped = ferroflow("bench", "run", "wide", *where)
+    assert (stopped.exit_code, stopped.stderr.count(told)) == (INTERRUPTED, 1)
 
 
 def test_null_takes_off_what_slurm_says(tmp_path: Path) -> None:

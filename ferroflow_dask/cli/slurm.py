@@ -45,8 +45,6 @@ class SlurmOptions:
     is_encrypted : bool
     wait_s : float
         For workers to connect [s].
-    is_fallback : bool, optional
-        Whether `section` serves where nobody has named one, and there is no default one: the user is told.
     """
 
     jobs: int
@@ -56,7 +54,6 @@ class SlurmOptions:
     config_file: str | None
     is_encrypted: bool
     wait_s: float
-    is_fallback: bool = False
 
     def n_threads(self) -> int:
         """Return the threads of all workers."""
@@ -133,16 +130,16 @@ def slurm_options(function: F) -> F:
             if others.get("address") is not None:
                 raise UsageError("--connect and --cluster slurm are two clusters; give one of them")
             refuse_local_sizes("--cluster slurm")
-            default = default_section(config_file) if n_jobs and section is None else DEFAULT_SECTION
+            if section is None:
+                section = _default_section(config_file) if n_jobs else DEFAULT_SECTION
             slurm = SlurmOptions(
                 n_jobs,
                 gpu_jobs,
-                default if section is None else section,
+                section,
                 gpu_section,
                 config_file,
                 is_encrypted,
                 job_timeout,
-                is_fallback=default != DEFAULT_SECTION,
             )
         else:
             if jobs is not None or gpu_jobs:
@@ -153,6 +150,15 @@ def slurm_options(function: F) -> F:
     for option in reversed(_OPTIONS):
         with_slurm = option(with_slurm)
     return with_slurm  # type: ignore[return-value]
+
+
+def _default_section(config_file: str | None) -> str:
+    """Return the section of jobs where none is named; the user is told where it is not the usual one."""
+    section = default_section(config_file)
+    if section != DEFAULT_SECTION:
+        told = f"there is no section jobqueue.{DEFAULT_SECTION}; jobs are as jobqueue.{section} says"
+        click.echo(told, err=True)
+    return section
 
 
 _OPTIONS = (
@@ -182,7 +188,7 @@ _OPTIONS = (
     ),
     slurm_option(
         "--section",
-        help="Section of that file for jobs without GPUs.  [default: cpu; slurm where there is no cpu]",
+        help="Section of that file for jobs without GPUs.  [default: cpu; slurm if there is no other]",
     ),
     slurm_option(
         "--gpu-section", default="gpu", show_default=True, help="Section of that file for jobs with GPUs."
@@ -201,7 +207,6 @@ _OPTIONS = (
 @contextmanager
 def slurm_client(options: SlurmOptions) -> Iterator[Client]:
     """Submit jobs, wait for their workers and yield a client of them; they end with the context."""
-    _tell_section(options)
     with options.cluster() as cluster:
         cluster.scale(jobs=options.jobs, **({"gpu_jobs": options.gpu_jobs} if options.gpu_jobs else {}))
         submitted = ", ".join(str(job.job_id) for job in cluster.workers.values())
@@ -212,15 +217,8 @@ def slurm_client(options: SlurmOptions) -> Iterator[Client]:
             yield client
 
 
-def _tell_section(options: SlurmOptions) -> None:
-    if options.is_fallback:
-        told = f"there is no section jobqueue.{DEFAULT_SECTION}; jobs are as jobqueue.{options.section} says"
-        click.echo(told, err=True)
-
-
 def print_job_scripts(options: SlurmOptions) -> None:
     """Print the batch scripts of the jobs, one for each kind."""
-    _tell_section(options)
     click.echo("\n".join(options.job_scripts()), nl=False)
 
 

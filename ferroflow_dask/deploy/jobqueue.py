@@ -29,7 +29,7 @@ _FILE = "jobqueue.yaml"
 #: The section of jobs without GPUs where none is named.
 DEFAULT_SECTION = "cpu"
 #: dask-jobqueue's own section, to which others leave what they do not say.
-_DEFAULTS = "slurm"
+_COMMON_SECTION = "slurm"
 #: Where dask-jobqueue finds what neither says: a section that is nobody's, see `slurm_job.Job`.
 OWN_SECTION = "_ferroflow"
 
@@ -122,8 +122,8 @@ def slurm_cluster(
     Parameters
     ----------
     section : str, optional
-        The section of `jobqueue.yaml` that describes its jobs. If left out, `cpu`, or, where there is none,
-        dask-jobqueue's own, `slurm`.
+        The section of `jobqueue.yaml` that describes its jobs. If left out, `cpu`, or dask-jobqueue's own,
+        `slurm`, where that is the only one.
     gpu_section : str, optional
         The section that describes jobs with GPUs, which are scaled by themselves, beside the others.
     config_file : path, optional
@@ -234,7 +234,8 @@ def _described(
 def default_section(config_file: str | Path | None = None) -> str:
     """Return the section that describes jobs without GPUs where none is named; see `slurm_cluster`."""
     sections, _ = _sections(config_file)
-    return _DEFAULTS if DEFAULT_SECTION not in sections and _DEFAULTS in sections else DEFAULT_SECTION
+    # Beside others it only has what they leave out.
+    return _COMMON_SECTION if sections.keys() == {_COMMON_SECTION} else DEFAULT_SECTION
 
 
 def _sections(config_file: str | Path | None) -> tuple[dict[str, Any], str]:
@@ -261,7 +262,7 @@ def _section(section: str, config_file: str | Path | None) -> tuple[dict[str, An
             f"there is no section jobqueue.{section} in {where}; {has}; "
             f"`ferroflow slurm template > {_FILE}` writes a file to start from"
         )
-    defaults = sections.get(_DEFAULTS)
+    defaults = sections.get(_COMMON_SECTION)
     known = defaults if isinstance(defaults, Mapping) else {}
     return {**known, **found}, where
 
