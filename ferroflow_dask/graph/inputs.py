@@ -155,10 +155,11 @@ def random_inputs(graph: Graph, seed: int = 0, rows: int | None = None) -> dict[
     drawn: dict[str, NDArray[Any]] = {}
     for name, spec in graph.inputs.items():
         if spec.dtype is None or spec.shape is None or spec.dtype.kind in "OSUV":
-            raise UsageError(
-                f"input {name!r} ({spec}) cannot be drawn at random; give its value, on the "
-                f"command line by --input {name}=FILE"
-            )
+            # NumPy's files hold no sequences.
+            how = f"in Python: load_onnx(file).bind({name}=[…])"
+            if not spec.is_sequence:
+                how = f"on the command line by --input {name}=FILE"
+            raise UsageError(f"input {name!r} ({spec}) cannot be drawn at random; give its value, {how}")
         shape = tuple(dim if isinstance(dim, int) else 1 for dim in spec.shape)
         if rows is not None:
             shape = (rows, *shape[1:])
