@@ -190,7 +190,23 @@ def test_the_scheduler_is_that_of_dasks_setting_where_none_is_given(
 def test_a_scheduler_that_is_configured_and_does_not_answer_is_told_as_such(asked: tuple[str, ...]) -> None:
     with dask.config.set({"scheduler-address": "tcp://127.0.0.1:1"}):
         told = ferroflow(*asked, "--timeout", "1")
-    message = "at 'tcp://127.0.0.1:1', as Dask's setting scheduler-address says, within 1 s"
+    message = (
+        "at 'tcp://127.0.0.1:1', as Dask's setting scheduler-address says, within 1 s"
+        ".*; --connect ADDRESS names another"
+    )
+    assert_one_line(told.exit_code, told.stderr, FAILURE, message)
+
+
+def test_a_worker_that_is_configured_for_a_scheduler_is_told_as_such(cluster: Cluster) -> None:
+    cluster.start_scheduler()
+    cluster.start_worker()
+    with Client(cluster.address(), set_as_default=False) as client:
+        (worker,) = client.nthreads()
+    with dask.config.set({"scheduler-address": worker}):
+        told = ferroflow("top")
+    message = (
+        "as Dask's setting scheduler-address says, there is a Worker; .*; --connect ADDRESS names another"
+    )
     assert_one_line(told.exit_code, told.stderr, FAILURE, message)
 
 

@@ -173,7 +173,7 @@ MLP = ("run", "--model", "mlp.onnx", "--policy", "sequential")
             pytest.param(
                 command,
                 USAGE,
-                "which scheduler.* --connect ADDRESS, like tcp://.* or set DASK_SCHEDULER_ADDRESS$",
+                "which scheduler.* or set DASK_SCHEDULER_ADDRESS; the option is --connect ADDRESS$",
                 id=f"{command[0]} without a scheduler",
             )
             for command in (("top",), ("explain", "k"))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
+from distributed import Client
 
 from ferroflow_dask.cli.sections import cluster_option
-from ferroflow_dask.exceptions import UsageError
+from ferroflow_dask.deploy import connect
+from ferroflow_dask.exceptions import ClusterError, UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -60,6 +63,21 @@ connect_timeout = cluster_option(
     show_default=True,
     help="How long to wait for --connect [s].",
 )
+
+
+@contextmanager
+def client_of(address: str | None, timeout_s: float) -> Iterator[Client]:
+    """Yield a client of the scheduler that `scheduler_address` names, or else Dask's setting."""
+    with ExitStack() as stack:
+        try:
+            client = stack.enter_context(connect(address, timeout_s, needs_workers=False))
+        except UsageError as error:
+            raise UsageError(f"{error}; the option is --connect ADDRESS") from error
+        except ClusterError as error:
+            if address is not None:
+                raise
+            raise ClusterError(f"{error}; --connect ADDRESS names another") from error
+        yield client
 
 
 def size_options(function: F) -> F:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ferroflow_dask.cli.cluster_options import connect_timeout, scheduler_address
-from ferroflow_dask.deploy import connect
+from ferroflow_dask.cli.cluster_options import client_of, connect_timeout, scheduler_address
 from ferroflow_dask.plugin import check_scheduler
 from ferroflow_dask.plugin import explain as decisions_about
 
@@ -19,7 +18,7 @@ def explain(key: str, address: str | None, timeout: float) -> None:
 
     KEY is the task's key, as Dask's dashboard shows it.
     """
-    with connect(address, timeout, needs_workers=False) as client:
+    with client_of(address, timeout) as client:
         check_scheduler(client)
         decisions = decisions_about(client, key)
     for decision in decisions:

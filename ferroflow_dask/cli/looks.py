@@ -14,10 +14,9 @@ from distributed import Client
 from rich.console import Console
 
 from ferroflow_dask.bench import versions
-from ferroflow_dask.cli.cluster_options import Duration, connect_timeout, scheduler_address
+from ferroflow_dask.cli.cluster_options import Duration, client_of, connect_timeout, scheduler_address
 from ferroflow_dask.cli.files import check_folder
 from ferroflow_dask.cli.sections import output_option
-from ferroflow_dask.deploy import connect
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.plugin import check_scheduler
 
@@ -127,7 +126,7 @@ def top(address: str | None, seconds: float | None, timeout: float) -> None:
     from ferroflow_dask.dashboard.terminal import watch
 
     until_s = float("inf") if seconds is None else time.monotonic() + seconds
-    with connect(address, timeout, needs_workers=False) as client:
+    with client_of(address, timeout) as client:
         check_scheduler(client)
         try:
             with recording(client, is_summary=True) as look:

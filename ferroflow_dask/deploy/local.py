@@ -91,19 +91,20 @@ def connect(address: str | None, timeout_s: float = 10.0, *, needs_workers: bool
     where = ""
     if address is None:
         address, where = _configured_address(), ", as Dask's setting scheduler-address says,"
+    told = f"{address!r}{where}"
     try:
         who = asyncio.run(asyncio.wait_for(_ask_who(address, timeout_s), timeout_s))
     except (ImportError, OSError, RuntimeError, TimeoutError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ClusterError(
-            f"no scheduler answers at {address!r}{where} within {timeout_s:g} s ({reason}); "
+            f"no scheduler answers at {told} within {timeout_s:g} s ({reason}); "
             "give the address that it prints when it starts, like tcp://10.0.0.1:8786"
         ) from error
     if who != "Scheduler":
-        raise ClusterError(f"at {address!r} there is a {who}; give the address of its scheduler")
+        raise ClusterError(f"at {told} there is a {who}; give the address of its scheduler")
     with Client(address, timeout=timeout_s) as client:
         if needs_workers and not client.nthreads():
-            raise ClusterError(f"the scheduler at {address!r} has no workers; start some and run again")
+            raise ClusterError(f"the scheduler at {told} has no workers; start some and run again")
         yield client
 
 
@@ -111,7 +112,7 @@ def _configured_address() -> str:
     address = dask.config.get("scheduler-address", None)
     if not address:
         raise UsageError(
-            "which scheduler? Give --connect ADDRESS, like tcp://10.0.0.1:8786, or set DASK_SCHEDULER_ADDRESS"
+            "which scheduler? Give its address, like tcp://10.0.0.1:8786, or set DASK_SCHEDULER_ADDRESS"
         )
     return str(address)  # a number in the environment is one in Dask's configuration
 
