@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from batches import rows
+from distributed import Client
 from models import model_of
 from onnx import TensorProto, helper
 
@@ -152,3 +153,16 @@ def test_batches_on_the_command_line_take_all_inputs_as_rows() -> None:
         BindError, match=r"inputs of \[4, 6\] rows make no batches; --batch takes each of them"
     ):
         in_batches(load_onnx(model), {**inputs, "x": np.ones((6, 4), np.float32)}, 2, lambda: 1, seed=0)
+
+
+def test_what_is_tried_out_may_be_on_a_cluster_without_the_model(process_client: Client) -> None:
+    add, take = (
+        helper.make_node("Add", ["x", "b"], ["s"]),
+        helper.make_node("Compress", ["s", "which"], ["y"], axis=1),
+    )
+    inputs = {"x": (FLOAT, ("n", 3)), "b": (FLOAT, (3,))}
+    which = {"which": np.array([True, False, True])}
+    model = load_onnx(model_of([add, take], inputs, ["y"], initializers=which))
+    x, b = np.ones((6, 3), np.float32), np.arange(3, dtype=np.float32)
+    y = model.map_batches({"x": da.from_array(x, (2, -1)), "b": process_client.scatter(b, broadcast=True)})
+    np.testing.assert_array_equal(process_client.compute(y).result(), (x + b)[:, ::2])

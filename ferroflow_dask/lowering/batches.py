@@ -136,9 +136,7 @@ def _write(model: BatchModel, batched: Mapping[str, Any], others: Mapping[str, A
     weights = [Dict(dict(model.weights))] if are_placed else []
     sent = model.run if are_placed else LoadedModel(model.run, model.weights)
     tasks: dict[Key, GraphNode] = {model_key: DataNode(model_key, sent)}
-    checked_others = _checked_others(model, others, run)
-    tasks.update((task.key, task) for task in checked_others.values() if isinstance(task, Task))
-    arguments = [TaskRef(one.key) if isinstance(one, Task) else one for one in checked_others.values()]
+    arguments = _checked_others(model, others)
     first, single = next(iter(batched.values())), next(iter(model.specs.values()))
     for i in range(len(first.chunks[0])):
         chunks = [TaskRef((value.name, i, *(0,) * (value.ndim - 1))) for value in batched.values()]
@@ -153,15 +151,15 @@ def _write(model: BatchModel, batched: Mapping[str, Any], others: Mapping[str, A
     }
 
 
-def _checked_others(model: BatchModel, others: Mapping[str, Any], run: str) -> dict[str, Any]:
-    """Return the values that go with every batch: the tasks that check them in place of Futures."""
+def _checked_others(model: BatchModel, others: Mapping[str, Any]) -> list[Any]:
+    """Return the values that go with every batch; Futures are checked in its task, so that none is copied."""
     specs = model.run.graph.inputs
-    return {
-        name: Task((f"check-input-{run}", name), checked, value, name, specs[name], {})
+    return [
+        Task(None, checked, value, name, specs[name], {})
         if isinstance(value, TaskRef) and specs[name].dtype is not None
         else value
         for name, value in others.items()
-    }
+    ]
 
 
 def _chunks_of(first: Any, spec: TensorSpec) -> tuple[tuple[int, ...], ...]:

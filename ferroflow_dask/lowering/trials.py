@@ -136,8 +136,9 @@ def _are_alike(one: Any, other: Any, rtol: float = _RTOL) -> bool:
 
 
 def try_out(run: RunModel, weights: Mapping[str, Any], *arrays: Any) -> tuple[Any, ...]:
-    """Run a model once, where its weights are."""
-    placed = next((value for value in weights.values() if isinstance(value, TaskRef)), None)
+    """Run a model once, where its weights are, and inputs that are on a cluster."""
+    values = (*weights.values(), *arrays)
+    placed = next((value for value in values if isinstance(value, TaskRef)), None)
     if placed is None:
         return run(weights, *arrays).values
     client = placed.client  # type: ignore[attr-defined] # of a Future
