@@ -7,12 +7,14 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import dask.array as da
 import numpy as np
 import onnx
 import pytest
 from agreement import assert_equal_to_reference, assert_same
 from command_line import USAGE, answer, assert_one_line, ferroflow
+from dask._task_spec import Task
 from distributed import Client
 from models import model_of, reference
 from numpy.typing import NDArray
@@ -20,10 +22,14 @@ from onnx import TensorProto
 from onnx.helper import make_node as node
 
 from ferroflow_dask import Graph, bind, load_onnx, place
+from ferroflow_dask.bench import run_on_cluster
+from ferroflow_dask.cli.batches import in_batches, run_batches
 from ferroflow_dask.cost import ClusterProfile
 from ferroflow_dask.exceptions import BindError
+from ferroflow_dask.graph import random_inputs
 from ferroflow_dask.graph.defaults import with_inputs
 from ferroflow_dask.kernels import evaluate
+from ferroflow_dask.lowering.placement import is_placed_key
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 #: Below and above the size [B] from which on weights travel beside a graph.
@@ -114,6 +120,120 @@ def test_shapes_that_came_of_a_default_are_not_kept() -> None:
     ] * 2
 
 
+def test_shapes_that_a_default_does_not_reach_are_kept() -> None:
+    nodes = [
+        node("NonZero", ["x"], ["places"]),  # of how many, only the model says
+        node("Cast", ["places"], ["p"], to=FLOAT),
+        node("Mul", ["p", "w"], ["y"]),
+    ]
+    model = model_of(
+        nodes, {"x": (FLOAT, [6]), "w": (FLOAT, ["n"])}, ["y"], initializers={"w": np.ones(1, np.float32)}
+    )
+    model.graph.value_info.append(onnx.helper.make_tensor_value_info("places", INT64, [1, 6]))
+    graph = load_onnx(model)
+    opened = with_inputs(graph, ["w"])
+    assert [graph.spec(name).shape for name in ("places", "p")] == [(1, 6), (1, 6)]
+    assert [opened.spec(name) for name in ("places", "p")] == [graph.spec(name) for name in ("places", "p")]
+
+
+def test_indices_of_a_slice_may_be_given() -> None:
+    inputs = {"x": (FLOAT, [6]), **{name: (INT64, [1]) for name in ("starts", "ends")}}
+    values = {"starts": np.int64([1]), "ends": np.int64([3])}
+    nodes = [node("Slice", ["x", "starts", "ends"], ["s"]), node("Relu", ["s"], ["y"])]
+    model = model_of(nodes, inputs, [], initializers=values)
+    model.graph.output.append(onnx.helper.make_tensor_value_info("y", FLOAT, ["n"]))
+    graph = load_onnx(model)
+    x = np.arange(6, dtype=np.float32)
+    assert graph.spec("s").shape == (2,)
+    assert not with_inputs(graph, ["ends"]).spec("s").is_static
+    for more in ({}, {"ends": np.int64([6])}, {"starts": np.int64([5]), "ends": np.int64([6])}):
+        assert_equal_to_reference(model, graph, x=x, **more)
+        bound = bind(graph, {"x": x, **more}, placement="ops")
+        assert_same(bound.compute(scheduler="sync")["y"], reference(model, {"x": x, **more})["y"])
+
+
+def test_a_body_of_an_if_may_read_a_default() -> None:
+    def branch(op_type: str) -> onnx.GraphProto:
+        out = onnx.helper.make_tensor_value_info(op_type, FLOAT, [3])
+        return onnx.helper.make_graph([node(op_type, ["x", "w"], [op_type])], op_type, [], [out])
+
+    fork = node("If", ["c"], ["y"], then_branch=branch("Add"), else_branch=branch("Mul"))
+    inputs = {"x": (FLOAT, [3]), "c": (TensorProto.BOOL, []), "w": (FLOAT, [3])}
+    model = model_of([fork], inputs, ["y"], initializers={"w": np.float32([1, 2, 3])})
+    graph = load_onnx(model)
+    x, w = np.float32([4, 5, 6]), np.float32([7, 8, 9])
+    for c in (np.array(True), np.array(False)):
+        assert_equal_to_reference(model, graph, x=x, c=c)
+        assert_equal_to_reference(model, graph, x=x, c=c, w=w)
+        for placement in ("ops", "whole"):
+            bound = bind(graph, {"x": x, "c": c, "w": w}, placement=placement)
+            assert_same(bound.compute(scheduler="sync")["y"], x + w if c else x * w)
+
+
+def test_of_many_defaults_some_are_named() -> None:
+    names = [f"w{i}" for i in range(9)]
+    total = node("Sum", ["x", *names], ["y"])
+    inputs = {name: (FLOAT, [2]) for name in ("x", *names)}
+    graph = load_onnx(model_of([total], inputs, ["y"], initializers=dict.fromkeys(names, np.float32([1, 2]))))
+    message = r"and, if given, w0: float32\[2\], w1: float32\[2\], w2: float32\[2\], …$"
+    with pytest.raises(BindError, match=message):
+        graph.bind(z=1)
+    html = graph._repr_html_()
+    assert "w0: float32[2]" in html
+    assert "w7: float32[2], …<" in html
+
+
+@pytest.mark.parametrize("error", [TypeError, KeyError, RuntimeError])
+def test_a_graph_that_onnx_cannot_hold_is_bound_all_the_same(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*arguments: Any) -> Any:
+        raise error("it cannot be written")
+
+    graph = load_onnx(layer(3))
+    with monkeypatch.context() as patch:
+        patch.setattr("ferroflow_dask.graph.inference.to_onnx", failing)
+        opened = with_inputs(graph, ["w"])
+    assert [str(opened.spec(name)) for name in "rmy"] == ["float32[rows, 3]", *["float32[…]"] * 2]
+
+
+@pytest.mark.cluster
+def test_a_record_knows_the_session_of_a_graph_with_a_given_default(process_client: Client) -> None:
+    graph = load_onnx(layer(3))
+    x, w = given(3)
+    run = run_on_cluster(
+        graph, {"x": x, "w": w}, process_client, policy="dask", processes=True, placement="whole"
+    )
+    assert run.record.in_session
+
+
+@pytest.mark.cluster
+def test_what_goes_whole_with_batches_is_on_the_workers_before_the_clock_starts(
+    process_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the tasks that are timed have it, nor one of the workers alone."""
+    width = 100_000
+    x, w = given(width)
+    graph = with_inputs(load_onnx(layer(width)), ["w"])
+    compute = process_client.compute
+    placed: list[int] = []
+
+    def watched(collections: Any) -> Any:
+        tasks = {key: task for one in collections for key, task in dict(one.__dask_graph__()).items()}
+        assert len(cloudpickle.dumps(tasks)) < w.nbytes
+        read = set().union(*(task.dependencies for task in tasks.values() if isinstance(task, Task)))
+        # Of other keys Dask's active memory manager would leave one copy.
+        placed.append(sum(map(is_placed_key, read)))
+        return compute(collections)
+
+    monkeypatch.setattr(process_client, "compute", watched)
+    arrays = in_batches(load_onnx(layer(width)), {"x": x, "w": w}, 2, lambda: 1, seed=0)
+    with process_client.as_current():
+        outputs, _ = run_batches(graph, arrays, process_client, repeat=1)
+    assert_same(outputs["y"], reference(layer(width), {"x": x, "w": w})["y"])
+    assert placed == [2, 2]  # `b`, which is a constant, and `w`
+
+
 def test_the_graph_with_an_input_for_its_default_is_made_once() -> None:
     graph: Graph = pickle.loads(pickle.dumps(load_onnx(layer(3))))
     assert with_inputs(graph, ["x", "z"]) is graph
@@ -163,6 +283,28 @@ def test_the_command_line_takes_it(files: Path, how: tuple[str, ...]) -> None:
     x, w = given(3)
     with np.load(files / "y.npz") as written:
         assert_same(written["y"], reference(layer(3), {"x": x, "w": w})["y"])
+
+
+@pytest.mark.parametrize("how", [("--policy", "sequential"), ("--batch", "2")], ids=["", "in batches"])
+def test_inputs_are_drawn_beside_a_default_that_is_given(files: Path, how: tuple[str, ...]) -> None:
+    local = ("--workers", "1", "--no-processes") if "--batch" in how else ()
+    told = answer("run", "--model", "layer.onnx", "--input", "w=w.npy", "--output", "y.npz", *how, *local)
+    assert "inputs were drawn at random" in told.stderr
+    _, w = given(3)
+    with np.load(files / "y.npz") as written:
+        y = written["y"]
+    drawn = random_inputs(load_onnx(layer(3)), 0, len(y))["x"]
+    assert_same(y, reference(layer(3), {"x": drawn, "w": w})["y"])
+
+
+def test_batches_take_as_rows_what_has_no_default() -> None:
+    nodes = [node("Mul", ["x", "k"], ["m"]), node("Mul", ["m", "w"], ["y"])]
+    inputs = {"x": (FLOAT, ["n", 4]), "k": (FLOAT, [4]), "w": (FLOAT, [4])}
+    graph = load_onnx(model_of(nodes, inputs, ["y"], initializers={"w": np.ones(4, np.float32)}))
+    ones = np.ones(4, np.float32)
+    values = {"x": np.ones((4, 4), np.float32), "k": ones, "w": 2 * ones}
+    with pytest.raises(BindError, match="--batch takes all inputs without a default as rows"):
+        in_batches(graph, values, 2, lambda: 1, seed=0)
 
 
 def test_the_command_line_tells_of_it(files: Path) -> None:

@@ -66,6 +66,24 @@ def test_a_sequence_is_refused_before_anything_runs(
     assert told.stdout == ""
 
 
+def test_where_to_write_is_looked_at_before_the_model(tmp_path: Path) -> None:
+    lost = ("run", "--model", tmp_path / "lost.onnx", "--output")
+    for output, message in (("y.npy", r"y\.npy' must end in \.npz"), ("no/y.npz", "--output .*no")):
+        told = ferroflow(*lost, tmp_path / output)
+        assert_one_line(told.exit_code, told.stderr, USAGE, message)
+
+
+def test_a_sequence_that_would_be_drawn_is_to_be_given_in_python(tmp_path: Path) -> None:
+    sequence = helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, None)
+    y = helper.make_tensor_value_info("y", TensorProto.INT64, [])
+    graph = helper.make_graph([helper.make_node("SequenceLength", ["s"], ["y"])], "g", [sequence], [y])
+    opsets = [helper.make_opsetid("", 18)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "m.onnx")
+    told = ferroflow("run", "--model", tmp_path / "m.onnx")
+    message = r"'s' .* cannot be drawn at random; .*: load_onnx\(file\)\.bind\(s=\[…\]\)$"
+    assert_one_line(told.exit_code, told.stderr, USAGE, message)
+
+
 def test_an_optional_that_holds_an_array_is_written(tmp_path: Path) -> None:
     model = model_with(tmp_path, helper.make_node("Optional", ["x"], ["perhaps"]))
     np.save(tmp_path / "x.npy", np.float32([1, 2, 3, 4]))

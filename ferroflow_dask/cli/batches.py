@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import dask.array as da
@@ -16,6 +16,7 @@ from ferroflow_dask.exceptions import BindError, FerroflowError, UsageError
 from ferroflow_dask.graph import Graph, random_inputs
 from ferroflow_dask.lowering import place
 from ferroflow_dask.lowering.batches import how_batched
+from ferroflow_dask.lowering.placement import on_all_workers
 
 #: Batches for each thread of the cluster, where inputs are drawn at random.
 _BATCHES = 4
@@ -35,34 +36,34 @@ def draw_inputs(graph: Graph, seed: int, rows: int | None = None) -> dict[str, A
         ) from error
 
 
+def are_drawn(graph: Graph, given: Mapping[str, Any]) -> bool:
+    """Return whether a graph's inputs are drawn at random: none is given but, maybe, in place of defaults."""
+    return bool(graph.inputs) and graph.inputs.keys().isdisjoint(given)
+
+
 def in_batches(
-    graph: Graph,
-    inputs: Mapping[str, Any] | None,
-    batch: int,
-    n_threads: Callable[[], int],
-    *,
-    seed: int,
-    whole: Collection[str] = (),
+    graph: Graph, given: Mapping[str, Any], batch: int, n_threads: Callable[[], int], *, seed: int
 ) -> dict[str, Any]:
     """Return the inputs as Dask arrays of batches, once it is known that they fit the graph.
 
     Parameters
     ----------
     graph : Graph
-    inputs : mapping of str to array, or None
-        None to draw some at random.
+        Its defaults are constants; those in whose place something is given go with every batch as they are.
+    given : mapping of str to array
+        If these are no inputs but such defaults, the inputs are drawn at random.
     batch : int
         Rows.
     n_threads : callable
         Returns for how many threads they are drawn.
     seed : int
-    whole : collection of str, optional
-        Inputs that go with every batch as they are.
     """
-    if not graph.inputs:
+    if not (graph.inputs or given):
         raise BindError(f"graph {graph.name!r} has no inputs, of which batches could be made")
-    if inputs is None:
-        inputs = draw_inputs(graph, seed, _BATCHES * n_threads() * batch)
+    inputs = dict(given)
+    if are_drawn(graph, given):
+        inputs = {**draw_inputs(graph, seed, _BATCHES * n_threads() * batch), **given}
+    whole = graph.defaults.keys() if graph.inputs else ()
     rows = {len(value) if value.ndim else 0 for name, value in inputs.items() if name not in whole}
     if len(rows) > 1:
         raise BindError(
@@ -76,10 +77,11 @@ def in_batches(
     try:
         graph.map_batches(arrays)
     except BindError as error:
-        if sum(name not in whole for name in arrays) == 1:
+        if len(graph.inputs) == 1:
             raise
+        which = "all inputs without a default" if whole else "all inputs"
         raise BindError(
-            f"{error} (--batch takes all inputs as rows; in Python, map_batches takes others whole)"
+            f"{error} (--batch takes {which} as rows; in Python, map_batches takes others whole)"
         ) from error
     return arrays
 
@@ -89,14 +91,16 @@ def run_batches(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Compute a model on batches of those inputs that are Dask arrays; return outputs, and how fast it was.
 
-    The inputs are on the cluster, and the model is open in the workers, before the clock starts.
+    The inputs are on the cluster, those that go whole with every batch on all workers, and the model is open
+    there, before the clock starts.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sending large graph")  # it is what was asked for
         batched = {name: value for name, value in arrays.items() if isinstance(value, da.Array)}
         batched = dict(zip(batched, client.persist(list(batched.values())), strict=True))
     wait(list(batched.values()))
-    arrays = {**arrays, **batched}
+    whole = {name: value for name, value in arrays.items() if name not in batched}
+    arrays = {**batched, **(on_all_workers(whole, client) if whole else {})}
     placed = place(graph, client)
     makespans_s, results = [], []
     for _ in range(repeat + 1):  # the first run opens the model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ from distributed import Client
 
 from ferroflow_dask.array_files import check_outputs, read_inputs, write_outputs
 from ferroflow_dask.bench import run_sequentially
-from ferroflow_dask.cli.batches import batches_in_words, draw_inputs, in_batches, run_batches
+from ferroflow_dask.cli.batches import are_drawn, batches_in_words, draw_inputs, in_batches, run_batches
 from ferroflow_dask.cli.cluster_options import check_address, connect_timeout, refuse_given, size_options
 from ferroflow_dask.cli.clusters import PLAIN_POLICIES, Where, client_for, policy_installed
 from ferroflow_dask.cli.devices import Devices, device_options
@@ -41,7 +41,8 @@ _OF_CLUSTERS = ("workers", "threads", "processes", "address", "timeout", "cluste
     "input_files",
     multiple=True,
     metavar="[NAME=]FILE",
-    help="A .npy file for an input, or a .npz; drawn at random if left out.",
+    help="A .npy file for an input, or in place of a default (`info` lists both), or a .npz. Without any for "
+    "the inputs, these are drawn at random; defaults are the model's.",
 )
 @how_option(
     "--policy",
@@ -124,11 +125,12 @@ def run(
     _check_placement(policy, placement, batch)
     if batch is not None and devices is not None and devices.matmul_threshold is not None:
         raise UsageError("--gpu-matmul-threshold is for ops; --batch runs the whole model; leave one out")
+    _check_output(output)
     graph = load_graph(dag, model, seed, sizes)
-    _check_output(output, graph)
-    given = read_inputs(graph, input_files) if input_files else None
-    whole = graph.defaults.keys() if graph.inputs else ()
-    graph = with_inputs(graph, given or ())
+    if output is not None:
+        check_outputs(output, graph)
+    given = read_inputs(graph, input_files) if input_files else {}
+    is_random = are_drawn(graph, given)
 
     looks = Looks(is_live, report, trace)
     looks.check(policy)
@@ -143,13 +145,8 @@ def run(
             yield client
 
     # What cannot run is refused before a cluster is started for it.
-    if batch is not None:
-        check_supported(graph)
-        inputs = in_batches(graph, given, batch, where.n_threads, seed=seed, whole=whole)
-    else:
-        inputs = draw_inputs(graph, seed) if given is None else given
-        check_inputs(graph, inputs)
-        check_supported(graph)
+    inputs = _fitting_inputs(graph, given, seed, batch, where.n_threads)
+    graph = with_inputs(graph, given)
     if prints_job_script and slurm is not None:
         print_job_scripts(slurm)
         return
@@ -180,12 +177,27 @@ def run(
                 keep(graph.name, in_words(runs))
         click.echo(as_object(runs) if as_json else "\n".join(in_words(runs)))
         outputs = runs[-1].outputs
-    if graph.inputs and not input_files:
+    if is_random:
         click.echo(f"inputs were drawn at random (seed {seed}); give your own with --input", err=True)
     if output is not None:
         write_outputs(output, outputs)
     if looks.unwritten:
         raise click.exceptions.Exit(Failure.exit_code)
+
+
+def _fitting_inputs(
+    graph: Graph, given: Mapping[str, Any], seed: int, batch: int | None, n_threads: Callable[[], int]
+) -> dict[str, Any]:
+    """Return the inputs that a graph is computed for, once it is known that it can be."""
+    opened = with_inputs(graph, given)
+    if batch is not None:
+        check_supported(opened)
+        return in_batches(graph, given, batch, n_threads, seed=seed)
+    drawn = draw_inputs(graph, seed) if are_drawn(graph, given) else {}
+    inputs = {**drawn, **given}
+    check_inputs(opened, inputs)
+    check_supported(opened)
+    return inputs
 
 
 def _check_cluster(
@@ -198,13 +210,12 @@ def _check_cluster(
         raise UsageError("--job-script needs --cluster slurm")
 
 
-def _check_output(output: str | None, graph: Graph) -> None:
+def _check_output(output: str | None) -> None:
     if output is None:
         return
     if not output.endswith(".npz"):
         raise UsageError(f"--output {output!r} must end in .npz")
     check_folder("--output", output)
-    check_outputs(output, graph)
 
 
 def _check_placement(policy: str, placement: str, batch: int | None) -> None:

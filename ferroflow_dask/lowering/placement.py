@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -67,16 +68,21 @@ def place(graph: Graph, client: Client) -> Graph:
         raise ClusterError(
             f"there are no workers to place graph {graph.name!r} on; start some and place it again"
         )
-    # Each has a key of its own: equal constants stay two, as the graph has them.
-    keys = {source.id: f"{_PREFIX}{uuid.uuid4().hex}" for source in constants}
-    futures = client.scatter({keys[source.id]: source.value for source in constants}, broadcast=True)
-    placed = {source.id: futures[keys[source.id]] for source in constants}
+    placed = on_all_workers({source.id: source.value for source in constants}, client)
     return replace(
         graph,
         sources=tuple(
             _placed(source, placed[source.id]) if source.id in placed else source for source in graph.sources
         ),
     )
+
+
+def on_all_workers(values: Mapping[Any, Any], client: Client) -> dict[Any, Future[Any]]:
+    """Copy values to every worker, where they stay as long as the Futures that are returned; see `place`."""
+    # Each has a key of its own: equal constants stay two, as the graph has them.
+    keys = {name: f"{_PREFIX}{uuid.uuid4().hex}" for name in values}
+    futures = client.scatter({keys[name]: value for name, value in values.items()}, broadcast=True)
+    return {name: futures[key] for name, key in keys.items()}
 
 
 def check_placed(graph: Graph) -> None:
