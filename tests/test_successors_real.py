@@ -14,6 +14,7 @@ import pytest
 from dask._task_spec import Task
 from distributed import Client, Event, KilledWorker, LocalCluster, Worker
 from one_loop import Cluster, on_cluster, wait_for
+from waiting import soon
 
 from ferroflow_dask import explain, install, uninstall
 
@@ -176,3 +177,5 @@ def test_chains_on_processes_and_the_task_that_ends_them_is_named() -> None:
         killing = client.get({"good": (increment, 0), "bad": (end_the_process, "good")}, "bad", sync=False)
         with pytest.raises(KilledWorker, match="'bad'"):
             killing.result(timeout=60)
+        # To close a cluster while a nanny starts a worker anew may take forever.
+        assert soon(lambda: len(client.nthreads()) == 2, 60)
