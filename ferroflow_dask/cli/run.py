@@ -145,8 +145,7 @@ def run(
             yield client
 
     # What cannot run is refused before a cluster is started for it.
-    inputs = _fitting_inputs(graph, given, seed, batch, where.n_threads)
-    graph = with_inputs(graph, given)
+    graph, inputs = _fitting(graph, given, seed, batch, where.n_threads)
     if prints_job_script and slurm is not None:
         print_job_scripts(slurm)
         return
@@ -185,19 +184,19 @@ def run(
         raise click.exceptions.Exit(Failure.exit_code)
 
 
-def _fitting_inputs(
+def _fitting(
     graph: Graph, given: Mapping[str, Any], seed: int, batch: int | None, n_threads: Callable[[], int]
-) -> dict[str, Any]:
-    """Return the inputs that a graph is computed for, once it is known that it can be."""
+) -> tuple[Graph, dict[str, Any]]:
+    """Return the graph that takes what is given, with all its inputs, once it is known that it can run."""
     opened = with_inputs(graph, given)
     if batch is not None:
         check_supported(opened)
-        return in_batches(graph, given, batch, n_threads, seed=seed)
+        return opened, in_batches(graph, given, batch, n_threads, seed=seed)
     drawn = draw_inputs(graph, seed) if are_drawn(graph, given) else {}
     inputs = {**drawn, **given}
     check_inputs(opened, inputs)
     check_supported(opened)
-    return inputs
+    return opened, inputs
 
 
 def _check_cluster(

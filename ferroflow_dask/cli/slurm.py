@@ -133,13 +133,7 @@ def slurm_options(function: F) -> F:
             if section is None:
                 section = _default_section(config_file) if n_jobs else DEFAULT_SECTION
             slurm = SlurmOptions(
-                n_jobs,
-                gpu_jobs,
-                section,
-                gpu_section,
-                config_file,
-                is_encrypted,
-                job_timeout,
+                n_jobs, gpu_jobs, section, gpu_section, config_file, is_encrypted, job_timeout
             )
         else:
             if jobs is not None or gpu_jobs:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from ferroflow_dask.arguments import check_kind
 from ferroflow_dask.counts import checked_count
 from ferroflow_dask.exceptions import BindError, UsageError
 from ferroflow_dask.graph.ir import Graph
-from ferroflow_dask.graph.nodes import TensorSpec
+from ferroflow_dask.graph.nodes import TensorSpec, with_specs
 
 #: How many inputs that have a default are named in an error.
 _DEFAULTS_SHOWN = 3
@@ -65,13 +64,11 @@ def check_inputs(
 
 def taken(graph: Graph) -> str:
     """Return in words what may be given to a graph."""
-    wanted = ", ".join(f"{name}: {spec}" for name, spec in graph.inputs.items()) or "nothing"
+    wanted = with_specs(graph.inputs) or "nothing"
     if not graph.defaults:
         return wanted
     # Models of an old format list all of their weights.
-    shown = [f"{name}: {spec}" for name, spec in islice(graph.defaults.items(), _DEFAULTS_SHOWN)]
-    rest = ", …" if len(graph.defaults) > len(shown) else ""
-    return f"{wanted}; and, if given, {', '.join(shown)}{rest}"
+    return f"{wanted}; and, if given, {with_specs(graph.defaults, _DEFAULTS_SHOWN)}"
 
 
 def _check_input(name: str, value: Any, spec: TensorSpec, symbols: dict[str, tuple[int, str]]) -> Any:

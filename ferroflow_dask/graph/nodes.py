@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,12 @@ class TensorSpec:
 
 #: Spec of a value of which nothing is known.
 UNKNOWN = TensorSpec()
+
+
+def with_specs(specs: Mapping[str, TensorSpec], most: int | None = None) -> str:
+    """Return values with their specs in words, no more than so many of them."""
+    shown = ", ".join(f"{name}: {spec}" for name, spec in islice(specs.items(), most))
+    return shown if most is None or len(specs) <= most else f"{shown}, …"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

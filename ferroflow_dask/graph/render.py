@@ -6,12 +6,12 @@ import html
 import shutil
 import subprocess
 from collections import Counter
-from itertools import islice
 from pathlib import Path
 
 from ferroflow_dask.exceptions import FerroflowError, UsageError
 from ferroflow_dask.graph.analysis import levels
 from ferroflow_dask.graph.ir import Graph
+from ferroflow_dask.graph.nodes import with_specs
 from ferroflow_dask.whole_files import replacing
 
 #: Formats that Graphviz writes for us; anything else is an error rather than a surprise.
@@ -95,13 +95,10 @@ def to_html(graph: Graph) -> str:
     rows = {
         "ops": f"{len(graph.ops)} in {depth} levels, {graph.n_edges} edges",
         "kinds": ", ".join(f"{kind} × {count}" for kind, count in kind_counts(graph).items()),
-        "inputs": ", ".join(f"{name}: {spec}" for name, spec in graph.inputs.items()) or "none",
-        "defaults": ", ".join(f"{name}: {spec}" for name, spec in islice(graph.defaults.items(), _SHOWN))
-        + (", …" if len(graph.defaults) > _SHOWN else "")
-        or "none",
+        "inputs": with_specs(graph.inputs) or "none",
+        "defaults": with_specs(graph.defaults, _SHOWN) or "none",
         "constants": f"{len(graph.constants)}",
-        "outputs": ", ".join(f"{name}: {graph.spec(name)}" for name in graph.outputs[:_SHOWN])
-        + (", …" if len(graph.outputs) > _SHOWN else ""),
+        "outputs": with_specs({name: graph.spec(name) for name in graph.outputs}, _SHOWN),
     }
     left = "style='text-align:left'"
     body = "".join(

@@ -139,15 +139,16 @@ class StealingPolicy:
         chosen: WorkerView | None = None
         end_s = next_s = inf
         candidates = [worker for worker in self._candidates(task, view) if worker.is_running]
-        all_missing = [task.missing_bytes(worker.key) for worker in candidates]
-        for worker, missing in zip(candidates, all_missing, strict=True):
+        least_missing = min((task.missing_bytes(worker.key) for worker in candidates), default=0)
+        for worker in candidates:
             load = worker.load
+            missing = task.missing_bytes(worker.key)
             transfer_s = view.transfer_s(task, worker.key)
             run_s = task.cost_on(worker) / worker.speed
             here_s = load[0] + transfer_s + run_s
             # More data than must be are fetched to a worker that is busy as well only where that gains a
             # task's length: averages are wrong by as much, and a worker that does run dry steals.
-            is_bet = missing > min(all_missing) and not (task.has_cost or worker.has_free_thread)
+            is_bet = missing > least_missing and not (task.has_cost or worker.has_free_thread)
             # Locality, load and memory break ties.
             finish = (here_s + run_s * is_bet, missing, *load[:2], worker.nbytes, load[2])
             if best is None or finish < best:
