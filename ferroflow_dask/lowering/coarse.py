@@ -175,6 +175,42 @@ def longest_first(costs_s: Sequence[float], n_bundles: int) -> list[list[int]]:
     return [bundle for bundle in bundles if bundle]
 
 
+def tapered(
+    costs_s: Sequence[float], shares: Iterable[Sequence[int]], least_s: float, most_s: float
+) -> list[list[int]]:
+    """Cut each thread's share of the work into bundles, of which the last ones are small.
+
+    As costs are known, a thread can compute its own share, and none is late; as they can be wrong, what has
+    not begun can run elsewhere. Each bundle is half of what is left, as in `factored`, and has some of the
+    costly items and some of the cheap ones: none is all of what was said to be short.
+
+    Parameters
+    ----------
+    costs_s : sequence of float
+        [s]
+    shares : iterable of sequence of int
+        Items, in each share the costliest first.
+    least_s, most_s : float
+        What a bundle should last: as many come before the halving as `most_s` asks for, and nothing is halved
+        to less than `least_s` [s].
+    """
+
+    def sum_s(items: Sequence[int]) -> float:
+        return sum(costs_s[item] for item in items)
+
+    rounds: list[list[list[int]]] = []
+    for share in filter(None, shares):
+        n_full = min(len(share), max(1, math.ceil(sum_s(share) / most_s)))
+        bundles = [list(share[i::n_full]) for i in range(n_full)]
+        while len(bundles[-1]) > 1 and sum_s(bundles[-1]) >= 2 * least_s:
+            last = bundles.pop()
+            bundles += last[::2], last[1::2]
+        rounds += [[] for _ in range(len(bundles) - len(rounds))]
+        for i, bundle in enumerate(bundles):
+            rounds[i].append(bundle)
+    return [bundle for bundles in rounds for bundle in bundles]
+
+
 def factored(n_items: int, n_threads: int, most: int) -> list[list[int]]:
     """Share items of unknown cost out in rounds of a bundle for each thread, each round half of the rest.
 

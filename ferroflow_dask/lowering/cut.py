@@ -6,13 +6,13 @@ itself among them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from math import inf
 from statistics import fmean
 
 from ferroflow_dask.cost import ClusterProfile
-from ferroflow_dask.lowering.coarse import CoarseGraph, factored, longest_first
+from ferroflow_dask.lowering.coarse import CoarseGraph, factored, longest_first, tapered
 from ferroflow_dask.lowering.predict import Cut, Prediction, Work, predict
 
 #: A piece of whose cost nothing is known is taken to last as long as a task costs, times this.
@@ -22,8 +22,12 @@ MEMORY_SHARE = 0.25
 #: Pieces that last as long as the scheduler takes to feed all threads, times this, travel alone: they can be
 #: stolen then, and a cost that is wrong does less harm.
 _ALONE = 5.0
-#: Among numbers of bundles that are as good as this, the largest is taken: it forgives errors in costs.
+#: Among numbers of bundles that are as good as this, the largest is taken, and among cuts the first: both
+#: forgive errors in costs.
 _SLACK = 1.05
+#: Bundles last at least as long as the scheduler takes to feed all threads, times this, when a thread's share
+#: is cut into several in case costs are wrong.
+_TAPER = 4.0
 #: What bundles of short pieces last at most, where threads are given several then [s]: one can be stolen, and
 #: computed again, while others run, and clusters that grow with the work see how much there is.
 _LONGEST_S = 1.0
@@ -55,7 +59,7 @@ def best_cut(
         if len(cut) < len(work.costs_s) and not fits(cut):
             continue
         prediction = predict(work, cut, cluster)
-        if best is None or prediction.makespan_s < best[1].makespan_s:
+        if best is None or prediction.makespan_s * _SLACK < best[1].makespan_s:
             best = (cut, prediction)
         if best[1].makespan_s <= good_s:
             break
@@ -100,10 +104,15 @@ def _pack(
     if is_guess and n_bundles > 1:
         mean_s = fmean(short_s)
         most = max(1, int(_LONGEST_S / mean_s)) if mean_s else len(short)
-        packed = factored(len(short), cluster.n_threads, most)
+        shares = factored(len(short), cluster.n_threads, most)
+        return alone + [[short[i] for i in share] for share in shares]
+    if n_bundles == cluster.n_threads:  # what is alone is part of a thread's share
+        shares = longest_first(costs_s, n_bundles)
+        shares = [[i for i in share if costs_s[i] < alone_s] for share in shares]
     else:
-        packed = longest_first(short_s, n_bundles)
-    return alone + [[short[i] for i in items] for items in packed]
+        shares = [[short[i] for i in share] for share in longest_first(short_s, n_bundles)]
+    least_s = _TAPER * cluster.n_threads * cluster.task_s if n_bundles > 1 else inf
+    return alone + tapered(costs_s, shares, least_s, _LONGEST_S)
 
 
 def _n_bundles(costs_s: Sequence[float], is_joined: bool, cluster: ClusterProfile) -> int:
@@ -118,8 +127,7 @@ def _n_bundles(costs_s: Sequence[float], is_joined: bool, cluster: ClusterProfil
 
     times_s = [makespan_s(n) for n in numbers]
     good_s = _SLACK * min(times_s)
-    best = next(n for n in reversed(numbers) if times_s[n - 1] <= good_s)
-    return min(len(costs_s), best * max(1, math.ceil(work_s / (best * _LONGEST_S))))
+    return next(n for n in reversed(numbers) if times_s[n - 1] <= good_s)
 
 
 def _by_level(coarse: CoarseGraph, order: Sequence[int], cluster: ClusterProfile, is_guess: bool) -> Cut:

@@ -1,0 +1,171 @@
+"""How graphs are cut into bundles: as the cluster wants it, and so that wrong costs do little harm."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from math import inf
+from statistics import median
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ferroflow_dask import Graph, generate
+from ferroflow_dask.cost import AnalyticCost, ClusterProfile, estimate
+from ferroflow_dask.graph.analysis import ranks_of
+from ferroflow_dask.lowering import COST_ANNOTATION, RANK_ANNOTATION
+from ferroflow_dask.lowering.bundles import bundle
+from ferroflow_dask.lowering.coarse import factored, longest_first, tapered
+from ferroflow_dask.virtual import VirtualCluster, VirtualTask
+
+FOUR = ClusterProfile((1,) * 4)
+EIGHT = ClusterProfile((1,) * 8)
+
+
+def sizes(graph: Graph, cluster: ClusterProfile, costs: Any = None) -> list[int]:
+    seconds = estimate(graph, costs or AnalyticCost())
+    return sorted((len(one) for one in bundle(graph, seconds, cluster).bundles), reverse=True)
+
+
+def test_short_siblings_are_shared_out_evenly_and_long_ones_travel_alone() -> None:
+    # A bundle for each op that is worth a task of its own; other threads share the rest, each in halves.
+    assert sizes(generate("imbalanced"), EIGHT) == [25] * 8 + [1] * 4
+    seconds = estimate(generate("xlarge-wide"), AnalyticCost())
+    found = bundle(generate("xlarge-wide"), seconds, EIGHT).bundles
+    work = sorted((sum(seconds[op.id] for op in one) for one in found), reverse=True)
+    rounds = [work[i : i + 8] for i in range(0, len(work), 8)]
+    assert len(rounds[-1]) == 8
+    for one, following in itertools.pairwise(rounds):
+        assert one[0] - one[-1] <= 0.005  # the longest op
+        assert sum(following) == pytest.approx(sum(one) / (1 if following is rounds[-1] else 2), rel=0.1)
+
+
+def test_one_thread_gets_one_bundle() -> None:
+    assert sizes(generate("xlarge-transformer"), ClusterProfile((1,))) == [384]
+
+
+def test_a_chain_is_one_bundle_and_chains_are_one_each() -> None:
+    assert sizes(generate("matmul-chain", n_ops=30), EIGHT) == [30]
+    assert sizes(generate("matmul-parallel", n_branches=16, m=512), EIGHT) == [8] * 16
+
+
+def test_what_is_too_short_to_share_is_one_bundle() -> None:
+    assert sizes(generate("transformer", seq_len=8, d_model=16, n_heads=4), EIGHT) == [12]
+
+
+def test_guesses_give_bundles_of_decreasing_sizes_neighbours_apart() -> None:
+    graph = generate("imbalanced")
+    cut = bundle(graph, {}, EIGHT)
+    found = [len(one) for one in cut.bundles]
+    assert found == sorted(found, reverse=True)
+    assert found[0] > 4 * found[-1]
+    first = {op.id for op in graph.live_ops[:8]}
+    assert all(len(first & {op.id for op in one}) <= 1 for one in cut.bundles)
+
+
+def test_no_bundle_needs_more_memory_than_a_worker_has() -> None:
+    graph = generate("matmul-parallel", n_branches=8, ops_per_branch=4, m=256)  # 256 KiB a value
+    seconds = dict.fromkeys((op.id for op in graph.ops), 1e-5)
+    roomy = replace(FOUR, memory_nbytes=2**34)
+    tight = replace(FOUR, memory_nbytes=2**22)
+    assert len(bundle(graph, seconds, roomy).bundles) == 1
+    for one in bundle(graph, seconds, tight).bundles:
+        branches = Counter(op.inputs[1] for op in one)
+        assert len(one) == 1 or len(branches) < 8
+    assert len(bundle(graph, seconds, tight).bundles) > 1
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=50), st.integers(1, 8))
+def test_longest_first_is_within_grahams_bound(costs_s: list[float], n: int) -> None:
+    bundles = longest_first(costs_s, n)
+    assert sorted(i for items in bundles for i in items) == list(range(len(costs_s)))
+    best = max(*costs_s, sum(costs_s) / n)
+    assert max(sum(costs_s[i] for i in items) for items in bundles) <= (2 - 1 / n) * best + 1e-9
+
+
+@given(st.integers(1, 500), st.integers(1, 16), st.integers(1, 50))
+def test_factoring_halves_what_is_left_each_round(n_items: int, n_threads: int, most: int) -> None:
+    bundles = factored(n_items, n_threads, most)
+    assert sorted(i for items in bundles for i in items) == list(range(n_items))
+    found = [len(items) for items in bundles]
+    assert found == sorted(found, reverse=True)
+    assert found[0] == min(most, -(-n_items // (2 * n_threads)))
+
+
+@given(st.lists(st.floats(0, 1), max_size=200), st.integers(1, 16), st.floats(0, 1), st.floats(0.01, 10))
+def test_tapering_keeps_shares_apart(
+    costs_s: list[float], n_shares: int, least_s: float, most_s: float
+) -> None:
+    shares = longest_first(costs_s, n_shares)
+    bundles = tapered(costs_s, shares, least_s, most_s)
+    assert sorted(i for items in bundles for i in items) == list(range(len(costs_s)))
+    assert all(any(set(items) <= set(share) for share in shares) for items in bundles)
+
+
+def test_each_bundle_is_half_of_what_is_left_and_of_each_kind() -> None:
+    costs_s = [8.0] * 16 + [1.0] * 16
+    bundles = tapered(costs_s, longest_first(costs_s, 2), least_s=9.0, most_s=inf)
+    assert [sorted(costs_s[i] for i in items) for items in bundles] == [
+        [1.0] * n + [8.0] * n for n in (4, 4, 2, 2, 1, 1, 1, 1)
+    ]
+
+
+def test_long_shares_are_cut_into_bundles_of_the_longest_first() -> None:
+    bundles = tapered([1.0] * 64, [range(32), range(32, 64)], least_s=4.0, most_s=8.0)
+    assert [len(items) for items in bundles] == [8] * 6 + [4] * 4
+
+
+#: Ops whose sizes differ little, much, and by level.
+MIXED: dict[str, dict[str, Any]] = {
+    "imbalanced": {},
+    "skewed": {},
+    "large-wide": {},
+    "wide": {"width": 64, "depth": 5, "skew": 0.25},
+}
+
+
+def makespan_s(
+    graph: Graph, seconds: Mapping[int, float], thought: Mapping[int, float], task_s: float
+) -> float:
+    """Return how long ops take that are cut, ordered and placed by what was thought of them [s]."""
+    profile = ClusterProfile((1,) * 8, task_s=task_s)
+    bundles = bundle(graph, thought, profile).bundles
+    made_by = {value: i for i, one in enumerate(bundles) for op in one for value in op.outputs}
+    before = [
+        sorted({made_by[v] for op in one for v in op.operands if made_by.get(v, i) != i})
+        for i, one in enumerate(bundles)
+    ]
+    costs_s = [sum(thought[op.id] for op in one) for one in bundles]
+    cluster = VirtualCluster(8, service_s=task_s / 2, validate=False)
+    cluster.submit(
+        {
+            i: VirtualTask(
+                sum(seconds[op.id] for op in one),
+                tuple(before[i]),
+                annotations={COST_ANNOTATION: cost_s, RANK_ANNOTATION: rank_s},
+            )
+            for i, (one, cost_s, rank_s) in enumerate(
+                zip(bundles, costs_s, ranks_of(costs_s, before), strict=True)
+            )
+        }
+    )
+    return cluster.run()
+
+
+@pytest.mark.parametrize("task_s", [2e-4, 1e-3, 2e-3])
+@pytest.mark.parametrize("name", MIXED)
+def test_costs_wrong_by_factors_up_to_ten_cost_little(name: str, task_s: float) -> None:
+    graph = generate(name, **MIXED[name])
+    seconds = estimate(graph, AnalyticCost())
+    best_s = makespan_s(graph, seconds, seconds, task_s)
+    found = []
+    for seed in range(10):
+        rng = random.Random(seed)
+        thought = {op: cost_s * 10 ** rng.uniform(-1, 1) for op, cost_s in seconds.items()}
+        found.append(makespan_s(graph, seconds, thought, task_s) / best_s)
+    assert median(found) <= 1.25
