@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -25,13 +24,11 @@ from ferroflow_dask.exceptions import KernelError, UnknownNameError, UsageError
 from ferroflow_dask.graph import TOPOLOGIES, Op, bounds, random_inputs
 from ferroflow_dask.lowering import RANK_ANNOTATION, executed_here
 from ferroflow_dask.lowering.bundles import bundle
-from ferroflow_dask.lowering.coarse import factored, longest_first
 from ferroflow_dask.lowering.collection import BoundGraph, bind
 from ferroflow_dask.lowering.predict import Work, predict
 from ferroflow_dask.lowering.tasks import exported, lower
 
 FOUR = ClusterProfile((1,) * 4)
-EIGHT = ClusterProfile((1,) * 8)
 #: Sizes at which each built-in graph runs in a moment.
 SMALL: dict[str, dict[str, Any]] = {
     "imbalanced": {"n_heavy": 2, "heavy_ms": 3.0, "n_fast": 30, "fast_ms": 0.1},
@@ -164,59 +161,6 @@ def test_any_graph_on_any_cluster_gives_the_same(
     assert executed_here(bound.run).executed_ops == len(graph.live_ops)
 
 
-# How graphs are cut
-
-
-def sizes(graph: Graph, cluster: ClusterProfile, costs: Any = None) -> list[int]:
-    seconds = estimate(graph, costs or AnalyticCost())
-    return sorted((len(one) for one in bundle(graph, seconds, cluster).bundles), reverse=True)
-
-
-def test_short_siblings_are_shared_out_evenly_and_long_ones_travel_alone() -> None:
-    # As many bundles as threads, and one for each op that is worth a task of its own.
-    assert sizes(generate("imbalanced"), EIGHT) == [25] * 8 + [1] * 4
-    seconds = estimate(generate("xlarge-wide"), AnalyticCost())
-    by_work = bundle(generate("xlarge-wide"), seconds, EIGHT)
-    assert len(by_work.bundles) == 8
-    work = [sum(seconds[op.id] for op in one) for one in by_work.bundles]
-    assert max(work) - min(work) <= 0.005  # the longest op
-
-
-def test_one_thread_gets_one_bundle() -> None:
-    assert sizes(generate("xlarge-transformer"), ClusterProfile((1,))) == [384]
-
-
-def test_a_chain_is_one_bundle_and_chains_are_one_each() -> None:
-    assert sizes(generate("matmul-chain", n_ops=30), EIGHT) == [30]
-    assert sizes(generate("matmul-parallel", n_branches=16, m=512), EIGHT) == [8] * 16
-
-
-def test_what_is_too_short_to_share_is_one_bundle() -> None:
-    assert sizes(generate("transformer", seq_len=8, d_model=16, n_heads=4), EIGHT) == [12]
-
-
-def test_guesses_give_bundles_of_decreasing_sizes_neighbours_apart() -> None:
-    graph = generate("imbalanced")
-    cut = bundle(graph, {}, EIGHT)
-    found = [len(one) for one in cut.bundles]
-    assert found == sorted(found, reverse=True)
-    assert found[0] > 4 * found[-1]
-    first = {op.id for op in graph.live_ops[:8]}
-    assert all(len(first & {op.id for op in one}) <= 1 for one in cut.bundles)
-
-
-def test_no_bundle_needs_more_memory_than_a_worker_has() -> None:
-    graph = generate("matmul-parallel", n_branches=8, ops_per_branch=4, m=256)  # 256 KiB a value
-    seconds = dict.fromkeys((op.id for op in graph.ops), 1e-5)
-    roomy = replace(FOUR, memory_nbytes=2**34)
-    tight = replace(FOUR, memory_nbytes=2**22)
-    assert len(bundle(graph, seconds, roomy).bundles) == 1
-    for one in bundle(graph, seconds, tight).bundles:
-        branches = Counter(op.inputs[1] for op in one)
-        assert len(one) == 1 or len(branches) < 8
-    assert len(bundle(graph, seconds, tight).bundles) > 1
-
-
 @settings(max_examples=40)
 @given(graphs(), st.integers(1, 6))
 def test_bundles_are_a_partition_in_an_order_that_can_run(graph: Graph, workers: int) -> None:
@@ -228,23 +172,6 @@ def test_bundles_are_a_partition_in_an_order_that_can_run(graph: Graph, workers:
         for op in one:
             assert known.issuperset(op.operands)
             known.update(op.outputs)
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=50), st.integers(1, 8))
-def test_longest_first_is_within_grahams_bound(costs_s: list[float], n: int) -> None:
-    bundles = longest_first(costs_s, n)
-    assert sorted(i for items in bundles for i in items) == list(range(len(costs_s)))
-    best = max(*costs_s, sum(costs_s) / n)
-    assert max(sum(costs_s[i] for i in items) for items in bundles) <= (2 - 1 / n) * best + 1e-9
-
-
-@given(st.integers(1, 500), st.integers(1, 16), st.integers(1, 50))
-def test_factoring_halves_what_is_left_each_round(n_items: int, n_threads: int, most: int) -> None:
-    bundles = factored(n_items, n_threads, most)
-    assert sorted(i for items in bundles for i in items) == list(range(n_items))
-    found = [len(items) for items in bundles]
-    assert found == sorted(found, reverse=True)
-    assert found[0] == min(most, -(-n_items // (2 * n_threads)))
 
 
 # Predictions
@@ -379,3 +306,21 @@ def test_processes_give_the_same_and_count_every_op(process_client: Client) -> N
     assert executed(process_client, bound.run).executed_ops == len(graph.live_ops)
     assert len(futures) < len(graph.outputs)
     assert_same(process_client.compute(bound, sync=True), evaluate(graph))
+
+
+def test_small_sources_travel_in_bundles_and_large_ones_are_tasks() -> None:
+    builder = GraphBuilder("sources")
+    x = builder.input("x", "float32", (256,))
+    small = builder.constant(np.float32([2]), "small")
+    large = builder.constant(np.ones(257, np.float32), "large")
+    sums = [builder.op("Add", builder.op("Mul", x, small), small), builder.op("Mul", large, small)]
+    # What is asked for has a key, however small it is.
+    builder.output(sum=sums[0], product=sums[1], small=small)
+    graph = builder.build()
+    inputs = {"x": np.arange(256, dtype=np.float32)}
+    bound = bind(graph, inputs, profile=FOUR)
+    n_bundles = bound.prediction.n_tasks if bound.prediction else 0
+    assert bound.n_tasks == n_bundles + 2  # `large`, and `small`, which is an output
+    assert_same(run(bound), evaluate(graph, inputs))
+    # Of ops that are tasks one by one, all sources are tasks.
+    assert bind(graph, inputs).n_tasks == len(graph.live_ops) + 3

@@ -15,6 +15,7 @@ import pytest
 from distributed.worker_state_machine import UpdateDataEvent
 from loose_workers import LooseWorker
 
+from ferroflow_dask.lowering import Results
 from ferroflow_dask.plugin import inlining_worker
 from ferroflow_dask.plugin.inlining_worker import INLINE, WorkerInlining, is_small
 from ferroflow_dask.plugin.worker_plugins import by_value
@@ -100,6 +101,13 @@ def test_what_is_large_in_memory_or_pickled_is_not_told(nbytes: int, size: int) 
     worker.has("t", b"x" * size, nbytes=nbytes)
     plugin.transition("t", "executing", "memory")
     assert worker.sent == []
+
+
+def test_what_bundles_yield_counts_for_what_it_holds() -> None:
+    arrays = np.zeros(8), np.float32(1)
+    assert is_small(Results(arrays), 100)
+    assert not is_small(Results(arrays), 75)
+    assert not is_small(Results((*arrays, Point(1, 2))), 1000)
 
 
 def test_an_actor_is_not_told() -> None:

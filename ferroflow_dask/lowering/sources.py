@@ -76,17 +76,31 @@ def checked(value: Any, name: str, spec: TensorSpec, sizes: Mapping[str, tuple[i
     return array
 
 
+#: Arrays of at most so many bytes travel in the tasks that read them, if they may: a task of its own costs
+#: a message to each worker and back, and what waits for it a round trip.
+_EMBEDDED_NBYTES = 1024
+
+
 class SourceReferences:
     """References to sources; makes the task of each source that is not on the cluster yet.
 
     A source is a task of its own, so that Dask moves it to a worker once however many ops read it. So is
     the check of an input whose dtype nobody knows until it is computed: a kernel would take any.
+
+    Parameters
+    ----------
+    graph : Graph
+    inputs : mapping of str to array
+    run : str
+    embeds : bool, optional
+        Whether small arrays are no tasks.
     """
 
-    def __init__(self, graph: Graph, inputs: Mapping[str, Any], run: str) -> None:
+    def __init__(self, graph: Graph, inputs: Mapping[str, Any], run: str, *, embeds: bool = False) -> None:
         self._sources = {source.name: source for source in graph.sources}
         self._inputs = inputs
         self._run = run
+        self._embeds = embeds
         self.nodes: dict[Key, GraphNode] = {}
         #: Inputs that are Dask collections, each of one key.
         self.collections: list[Any] = []
@@ -96,6 +110,15 @@ class SourceReferences:
         for name, spec in graph.inputs.items():
             if isinstance(getattr(inputs[name], "dtype", None), np.dtype):
                 check_array(name, inputs[name], spec, self._sizes)
+
+    def argument(self, name: str) -> Any:
+        """Return what a task that reads a source is given: a reference, or a small array itself."""
+        source = self._sources[name]
+        value = self._inputs[name] if source.is_input else source.array
+        is_array = type(value) is np.ndarray and not value.dtype.hasobject
+        if self._embeds and is_array and value.nbytes <= _EMBEDDED_NBYTES:
+            return value
+        return self[name]
 
     def __getitem__(self, name: str) -> TaskRef:
         source = self._sources[name]

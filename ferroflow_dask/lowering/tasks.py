@@ -151,7 +151,7 @@ def lower(
         Whether all ops, which are the only bundle then, run as one piece.
     """
     groups = [(op,) for op in graph.live_ops] if bundles is None else bundles
-    sources = SourceReferences(graph, inputs, run)
+    sources = SourceReferences(graph, inputs, run, embeds=bundles is not None)
     wanted = exported(graph, groups)
     places: dict[str, Place] = {}
     keys: list[Key] = []
@@ -166,9 +166,9 @@ def lower(
         for item, value in enumerate(values):
             places[value] = (key, item if len(values) > 1 else None)
 
-    def place_of(value: str) -> tuple[TaskRef, int | None]:
+    def place_of(value: str) -> tuple[Any, int | None]:
         key, item = places.get(value, (None, None))
-        return (sources[value], None) if key is None else (TaskRef(key), item)
+        return (sources.argument(value), None) if key is None else (TaskRef(key), item)
 
     context = _Context(run, graph, providers, place_of, is_whole)
     tasks: dict[Key, GraphNode] = {}
@@ -225,21 +225,21 @@ class _Context:
     run: str
     graph: Graph
     providers: tuple[str, ...]
-    place_of: Callable[[str], tuple[TaskRef, int | None]]
+    place_of: Callable[[str], tuple[Any, int | None]]
     is_whole: bool
 
 
 def _call(
     ops: Sequence[Op], exports: Sequence[str], context: _Context
-) -> tuple[Callable[..., Any], list[TaskRef]]:
-    """Return the function of a task, and where its arguments are."""
+) -> tuple[Callable[..., Any], list[Any]]:
+    """Return the function of a task, and its arguments: small arrays, and references to others."""
     if context.is_whole:
         call = whole(context.graph, context.run, context.providers, tuple(exports))
         return call, [context.place_of(value)[0] for value in (*call.inputs, *call.weights)]
     return _one(ops[0], context) if len(ops) == 1 else _several(ops, exports, context)
 
 
-def _one(op: Op, context: _Context) -> tuple[Callable[..., Any], list[TaskRef]]:
+def _one(op: Op, context: _Context) -> tuple[Callable[..., Any], list[Any]]:
     places = [context.place_of(value) for value in op.operands]
     items = tuple(item for _, item in places)
     call = ExecuteOp(context.run, op, _opsets_of(op, context.graph), context.providers, items)
@@ -248,16 +248,20 @@ def _one(op: Op, context: _Context) -> tuple[Callable[..., Any], list[TaskRef]]:
 
 def _several(
     ops: Sequence[Op], exports: Sequence[str], context: _Context
-) -> tuple[Callable[..., Any], list[TaskRef]]:
+) -> tuple[Callable[..., Any], list[Any]]:
     made = {value for op in ops for value in op.outputs}
     arguments = list(dict.fromkeys(value for op in ops for value in op.operands if value not in made))
     places = [context.place_of(value) for value in arguments]
     # Several arguments may be items of one result, which comes once.
-    results = {reference.key: reference for reference, _ in places}
-    number = {key: i for i, key in enumerate(results)}
-    items = tuple((number[reference.key], item) for reference, item in places)
+    given = {_identity(result): result for result, _ in places}
+    number = {identity: i for i, identity in enumerate(given)}
+    items = tuple((number[_identity(result)], item) for result, item in places)
     plan = make_plan(context.graph, ops, arguments, exports)
-    return ExecuteBundle(context.run, plan, context.providers, items), list(results.values())
+    return ExecuteBundle(context.run, plan, context.providers, items), list(given.values())
+
+
+def _identity(argument: Any) -> Hashable:
+    return argument.key if isinstance(argument, TaskRef) else id(argument)
 
 
 def _annotations(

@@ -32,6 +32,8 @@ _DEEPEST = 3
 _ITEM_NBYTES = 8
 _FIXED = frozenset({int, float, complex, bool, type(None)})
 _CONTAINERS = frozenset({tuple, list, dict})
+#: What our own bundles yield, which holds a tuple.
+_RESULTS = ("ferroflow_dask.lowering.execution", "Results")
 
 
 def is_small(value: object, limit: int) -> bool:
@@ -53,6 +55,8 @@ def _left(value: Any, limit: int, depth: int) -> int:
     if kind.__module__ == "numpy":  # workers need not have it
         is_known = kind.__name__ == "ndarray" or any(base.__name__ == "generic" for base in kind.__mro__)
         return limit - int(value.nbytes) if is_known and not value.dtype.hasobject else -1
+    if (kind.__module__, kind.__name__) == _RESULTS:
+        value, kind = value.values, tuple
     if not depth or kind not in _CONTAINERS or _ITEM_NBYTES * len(value) > limit:
         return -1
     for item in chain.from_iterable(value.items()) if kind is dict else value:
