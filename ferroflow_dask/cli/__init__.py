@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import click
 
 import ferroflow_dask
-from ferroflow_dask.cli.bench import bench
-from ferroflow_dask.cli.calibrate import calibrate
 from ferroflow_dask.cli.errors import OneLineErrors
-from ferroflow_dask.cli.explain import explain
-from ferroflow_dask.cli.info import info
-from ferroflow_dask.cli.looks import top
-from ferroflow_dask.cli.report import report
-from ferroflow_dask.cli.run import run
-from ferroflow_dask.cli.slurm import slurm
+
+#: The module of each command, which has its name. What a command needs is imported when it is given.
+_COMMANDS = {
+    "bench": "bench",
+    "calibrate": "calibrate",
+    "explain": "explain",
+    "info": "info",
+    "report": "report",
+    "run": "run",
+    "slurm": "slurm",
+    "top": "looks",
+}
 
 
-@click.group(cls=OneLineErrors, name="ferroflow", context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(OneLineErrors):
+    """A group whose commands are imported by name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - part of click's interface
+        """Return the names of the commands."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - likewise
+        """Return a command, if there is one of the name."""
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = getattr(import_module(f"ferroflow_dask.cli.{_COMMANDS[cmd_name]}"), cmd_name)
+        return command
+
+
+@click.group(cls=_Commands, name="ferroflow", context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(ferroflow_dask.__version__, prog_name="ferroflow")
 def main() -> None:
     """Run tensor DAGs and ONNX models on Dask, scheduled by ferroflow's policy."""
-
-
-for _command in (run, info, explain, calibrate, bench, report, slurm, top):
-    main.add_command(_command)

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import dask.array as da
 from distributed import Client, wait
 
 from ferroflow_dask.bench.markdown import count
@@ -17,6 +16,7 @@ from ferroflow_dask.graph import Graph, random_inputs
 from ferroflow_dask.lowering import place
 from ferroflow_dask.lowering.batches import how_batched
 from ferroflow_dask.lowering.placement import on_all_workers
+from ferroflow_dask.lowering.sources import is_dask_array
 
 #: Batches for each thread of the cluster, where inputs are drawn at random.
 _BATCHES = 4
@@ -70,8 +70,10 @@ def in_batches(
             f"inputs of {sorted(rows)} rows make no batches; --batch takes each of them as rows, so all "
             "must have as many (in Python, map_batches takes others whole)"
         )
+    from dask.array import from_array
+
     arrays = {
-        name: value if name in whole else da.from_array(value, chunks=(batch, *(-1,) * (value.ndim - 1)))
+        name: value if name in whole else from_array(value, chunks=(batch, *(-1,) * (value.ndim - 1)))
         for name, value in inputs.items()
     }
     try:
@@ -96,7 +98,7 @@ def run_batches(
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sending large graph")  # it is what was asked for
-        batched = {name: value for name, value in arrays.items() if isinstance(value, da.Array)}
+        batched = {name: value for name, value in arrays.items() if is_dask_array(value)}
         batched = dict(zip(batched, client.persist(list(batched.values())), strict=True))
     wait(list(batched.values()))
     whole = {name: value for name, value in arrays.items() if name not in batched}

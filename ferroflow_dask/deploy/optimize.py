@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any, TypeVar
 
-from dask.array.optimization import optimize as optimize_array
-from dask.bag.core import optimize as optimize_bag
 from dask.base import is_dask_collection
-from dask.delayed import optimize as optimize_delayed
 from dask.typing import Key
 from distributed import Client
 
@@ -35,11 +33,11 @@ from ferroflow_dask.plugin import (
 
 C = TypeVar("C")
 
-#: Dask's own optimization of collections, by the setting that replaces it. (Data frames have none.)
-_DASKS: Mapping[str, Callable[..., Any]] = {
-    "array_optimize": optimize_array,
-    "bag_optimize": optimize_bag,
-    "delayed_optimize": optimize_delayed,
+#: Where Dask's own optimization of collections is, by the setting that replaces it. (Data frames have none.)
+_DASKS: Mapping[str, str] = {
+    "array_optimize": "dask.array.optimization",
+    "bag_optimize": "dask.bag.core",
+    "delayed_optimize": "dask.delayed",
 }
 
 
@@ -164,7 +162,7 @@ class _Optimization:
     profile: ClusterProfile
 
     def __call__(self, dsk: Any, keys: Any, **options: Any) -> Any:
-        optimized = _DASKS[self.setting](dsk, keys, **options)
+        optimized = import_module(_DASKS[self.setting]).optimize(dsk, keys, **options)
         known = _known(learned_in_this_process(self.scheduler_id))
         threads = threads_in_this_process(self.scheduler_id)
         if not known or not threads or is_annotated(dsk):

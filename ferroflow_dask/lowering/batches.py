@@ -6,7 +6,6 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import dask.array as da
 from dask._task_spec import DataNode, Dict, GraphNode, Task, TaskRef
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.typing import Key
@@ -22,7 +21,7 @@ from ferroflow_dask.kernels.registry import check_supported, provider_names
 from ferroflow_dask.lowering.execution import Results
 from ferroflow_dask.lowering.model import BatchModel, LoadedModel, RunModel, batch_model
 from ferroflow_dask.lowering.placement import check_placed
-from ferroflow_dask.lowering.sources import check_sizes, checked, is_lazy, no_array
+from ferroflow_dask.lowering.sources import check_sizes, checked, is_dask_array, is_lazy, no_array
 from ferroflow_dask.lowering.trials import row_shape
 
 #: Rows of a batch where nobody says how many.
@@ -62,7 +61,7 @@ def _prepared(
         graph = with_inputs(graph, x)
     check_supported(graph, names)
     given = _arrays(graph, x, batch)
-    batched = {name: value for name, value in given.items() if isinstance(value, da.Array)}
+    batched = {name: value for name, value in given.items() if is_dask_array(value)}
     known = {name: TensorSpec(value.dtype, (BATCH, *value.shape[1:])) for name, value in batched.items()}
     others = {name: value for name, value in given.items() if name not in batched}
     return batch_model(graph, known, others, names), batched, others
@@ -78,16 +77,16 @@ def _arrays(graph: Graph, x: Any, batch: int | None) -> dict[str, Any]:
         if len(graph.inputs) != 1:
             raise BindError(f"graph {graph.name!r} takes {wanted}; give a dict of arrays")
         name = next(iter(graph.inputs))
-        x = {name: x if isinstance(x, da.Array) else _as_batches(name, x, batch)}
+        x = {name: x if is_dask_array(x) else _as_batches(name, x, batch)}
     for name in (*x, *graph.inputs):
         if name not in graph.inputs or name not in x:
             what = "is missing" if name in graph.inputs else "is none of them"
             raise BindError(f"graph {graph.name!r} takes {wanted}; {name!r} {what}")
     arrays = {
-        name: x[name] if isinstance(x[name], da.Array) else _other(name, x[name], spec)
+        name: x[name] if is_dask_array(x[name]) else _other(name, x[name], spec)
         for name, spec in graph.inputs.items()
     }
-    batched = {name: value for name, value in arrays.items() if isinstance(value, da.Array)}
+    batched = {name: value for name, value in arrays.items() if is_dask_array(value)}
     if not batched:
         raise BindError("no input is a Dask array; wrap what is to be batched in dask.array.from_array")
     rows: Any = None
@@ -107,7 +106,9 @@ def _as_batches(name: str, value: Any, batch: int | None) -> Any:
     array = as_array(name, value)
     if not array.ndim:
         raise BindError(f"input {name!r} has shape (); its first dimension must be the batch")
-    return da.from_array(array, chunks=(batch or _ROWS, *(-1,) * (array.ndim - 1)))
+    from dask.array import from_array  # takes long to import
+
+    return from_array(array, chunks=(batch or _ROWS, *(-1,) * (array.ndim - 1)))
 
 
 def _other(name: str, value: Any, spec: TensorSpec) -> Any:
@@ -130,6 +131,8 @@ def _check(name: str, value: Any, spec: TensorSpec) -> None:
 
 def _write(model: BatchModel, batched: Mapping[str, Any], others: Mapping[str, Any]) -> Any:
     """Return the outputs as Dask arrays: a task for each batch."""
+    from dask.array import Array
+
     run = uuid.uuid4().hex
     model_key, name = f"model-{run}", f"map_batches-{run}"
     are_placed = any(isinstance(value, TaskRef) for value in model.weights.values())  # Futures are
@@ -144,7 +147,7 @@ def _write(model: BatchModel, batched: Mapping[str, Any], others: Mapping[str, A
         tasks[key] = Task(key, _run, TaskRef(model_key), *weights, *chunks, *arguments)
     graph = HighLevelGraph.from_collections(name, tasks, dependencies=list(batched.values()))
     if len(model.specs) == 1:
-        return da.Array(graph, name, _chunks_of(first, single), dtype=single.dtype)
+        return Array(graph, name, _chunks_of(first, single), dtype=single.dtype)
     return {
         output: _output(graph, name, item, first, spec)
         for item, (output, spec) in enumerate(model.specs.items())
@@ -171,9 +174,11 @@ def _key(name: str, i: int, spec: TensorSpec) -> Key:
 
 
 def _output(graph: HighLevelGraph, name: str, item: int, first: Any, spec: TensorSpec) -> Any:
+    from dask.array import Array
+
     own = f"{name}-{item}"
     keys = [_key(own, i, spec) for i in range(len(first.chunks[0]))]
     tasks = {key: Task(key, _item, TaskRef((name, i)), item) for i, key in enumerate(keys)}
     layers = {**graph.layers, own: MaterializedLayer(tasks)}
     dependencies = {**graph.dependencies, own: {name}}
-    return da.Array(HighLevelGraph(layers, dependencies), own, _chunks_of(first, spec), dtype=spec.dtype)
+    return Array(HighLevelGraph(layers, dependencies), own, _chunks_of(first, spec), dtype=spec.dtype)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
-import dask.array as da
 import numpy as np
 from dask._task_spec import DataNode, GraphNode, Task, TaskRef
 from dask.base import is_dask_collection
@@ -24,10 +24,16 @@ def is_lazy(value: Any) -> bool:
     return isinstance(value, TaskRef) or bool(is_dask_collection(value))
 
 
+def is_dask_array(value: Any) -> bool:
+    """Return whether a value is a Dask array; who has one has imported what takes long to."""
+    core = sys.modules.get("dask.array.core")
+    return core is not None and isinstance(value, core.Array)
+
+
 def check_lazy(inputs: Mapping[str, Any]) -> None:
     """Raise `BindError` for what Dask computes and no task can take as one array."""
     for name, value in inputs.items():
-        if isinstance(value, da.Array):
+        if is_dask_array(value):
             check_sizes(name, value)
         elif is_dask_collection(value) and _is_frame(value):
             raise no_array(name, value)
@@ -128,7 +134,7 @@ class SourceReferences:
             return future
         if isinstance(value, TaskRef):
             return self._checked(source, value)  # a Future, too
-        if isinstance(value, da.Array):
+        if is_dask_array(value):
             return TaskRef(self._key_of(name, value))
         if is_dask_collection(value):
             return self._checked(source, TaskRef(self._key_of(name, value)))
@@ -147,7 +153,7 @@ class SourceReferences:
 
     def _key_of(self, name: str, value: Any) -> Key:
         if name not in self._keys:
-            whole = value.rechunk(-1) if isinstance(value, da.Array) else value
+            whole = value.rechunk(-1) if is_dask_array(value) else value
             keys = list(flatten([whole.__dask_keys__()]))
             if len(keys) != 1:
                 raise BindError(
