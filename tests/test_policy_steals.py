@@ -52,6 +52,16 @@ def test_a_short_task_behind_one_that_overruns_is_taken() -> None:
     assert steals(cluster.tell(WorkerIdle("w1"))) == ["stuck"]
 
 
+@pytest.mark.parametrize(("n_asked", "is_stolen"), [(0, True), (1, True), (3, False)])
+def test_what_was_asked_for_before_has_to_gain_more(n_asked: int, is_stolen: bool) -> None:
+    cluster = ferroflow()
+    cluster.put("w0", cluster.task("first", 0.02), cluster.task("moved", 0.01, n_asked=n_asked))
+    assert steals(cluster.tell(WorkerIdle("w1"))) == ["moved"] * is_stolen
+    # However often: of a worker that is stuck it goes.
+    cluster.now = 1.0
+    assert steals(cluster.tell(WorkerIdle("w2"))) == ["moved"] * (not is_stolen)
+
+
 def test_work_does_not_go_back_and_forth() -> None:
     cluster = ferroflow()
     cluster.put("w0", *(cluster.task(i, 0.1) for i in range(9)))

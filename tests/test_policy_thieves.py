@@ -106,7 +106,7 @@ def test_silence_no_longer_than_that_of_messages_is_no_overrun() -> None:
     cluster = ferroflow()
     answered(cluster, 0.03)
     cluster.put("w0", *(cluster.task(i, 0.002) for i in range(9)))
-    cluster.now += 0.04
+    cluster.now += 0.1
     assert cluster.tell(WorkerIdle("w1")) == []
     cluster.now += 0.2
     assert steals(cluster.tell(WorkerIdle("w1"))) != []

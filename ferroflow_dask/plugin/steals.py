@@ -82,6 +82,7 @@ class Steals(WorkStealing):
             return None
         task.is_movable = False  # until the answer is here
         task.asked_at = now
+        task.n_asked += 1
         self._bypass.sent(task)  # the request has taken it off, as what becomes long-running is
         self.view.assign(task, thief.address, now)
         self.steals["asked"] += 1

@@ -51,6 +51,8 @@ _SHORTEST_S = 5e-4
 _WORTH_FETCHING_S = 1e-3
 #: A worker whose task runs over by this is stuck, and even short tasks are taken from it [s].
 _STUCK_S = 0.03
+#: So many times as late as steals are here a task must be to be late itself, and not only news of it.
+_LATE = 4.0
 #: What two workers may differ in load by, in one-way messages, before a short task goes elsewhere.
 _MESSAGES = 3
 #: Why a worker is chosen, and which one it was compared with.
@@ -209,7 +211,7 @@ class StealingPolicy:
             if victim is thief:
                 continue
             overrun_s = victim.overrun_s(now)
-            if overrun_s < margin_s:  # messages are as late as that here
+            if overrun_s < _LATE * margin_s:  # messages are as late as that here
                 overrun_s = 0.0
             free_s = victim.wait_s + overrun_s
             reason = ""
@@ -258,8 +260,10 @@ class StealingPolicy:
             thief_end_s = thief.wait_s + transfer_s + margin_s + task.cost_on(thief) / thief.speed
             # A free thread takes what ends there earlier. After that the victim must stay the later
             # one of the two, or work would only change sides: so half of the surplus moves, by time.
+            # What was moved before has to gain more each time, for these times were wrong then.
             told = f"in {thief_end_s:.4g} s instead of {victim_end_s:.4g} s"
-            if thief_end_s >= (victim_end_s if thief.has_free_thread else victim_start_s):
+            least_gain_s = margin_s * (2**task.n_asked - 1)
+            if thief_end_s + least_gain_s >= (victim_end_s if thief.has_free_thread else victim_start_s):
                 if not thief.has_free_thread:
                     return
                 data = f", for data that take {transfer_s:.4g} s" if transfer_s else ""
