@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from models import light_models, randomize
 from numpy.testing import assert_array_equal
 
-from ferroflow_dask import Graph, GraphBuilder, evaluate, executed, generate, load_onnx
+from ferroflow_dask import Graph, GraphBuilder, evaluate, executed, generate, load_onnx, place
 from ferroflow_dask.cost import AnalyticCost, ClusterProfile, MeasuredCost, estimate
 from ferroflow_dask.exceptions import KernelError, UnknownNameError, UsageError
 from ferroflow_dask.graph import TOPOLOGIES, Op, bounds, random_inputs
@@ -308,19 +308,54 @@ def test_processes_give_the_same_and_count_every_op(process_client: Client) -> N
     assert_same(process_client.compute(bound, sync=True), evaluate(graph))
 
 
-def test_small_sources_travel_in_bundles_and_large_ones_are_tasks() -> None:
+# A session has its constants; and ops that are tasks one by one have all sources as such.
+@pytest.mark.parametrize(("placement", "n_sources"), [("whole", 1), ("bundles", 2), ("ops", 4)])
+def test_small_sources_travel_in_bundles_and_large_ones_are_tasks(placement: str, n_sources: int) -> None:
     builder = GraphBuilder("sources")
-    x = builder.input("x", "float32", (256,))
+    x, z = builder.input("x", "float32", (256,)), builder.input("z", "float32", (256,))
     small = builder.constant(np.float32([2]), "small")
     large = builder.constant(np.ones(257, np.float32), "large")
-    sums = [builder.op("Add", builder.op("Mul", x, small), small), builder.op("Mul", large, small)]
+    sums = [builder.op("Add", builder.op("Mul", x, small), z), builder.op("Mul", large, small)]
     # What is asked for has a key, however small it is.
     builder.output(sum=sums[0], product=sums[1], small=small)
     graph = builder.build()
-    inputs = {"x": np.arange(256, dtype=np.float32)}
-    bound = bind(graph, inputs, profile=FOUR)
-    n_bundles = bound.prediction.n_tasks if bound.prediction else 0
-    assert bound.n_tasks == n_bundles + 2  # `large`, and `small`, which is an output
+    inputs = dict.fromkeys(("x", "z"), np.arange(256, dtype=np.float32))
+    bound = bind(graph, inputs, profile=FOUR, placement=placement)
+    assert bound.prediction is not None
+    assert bound.n_tasks == bound.prediction.n_tasks + n_sources
     assert_same(run(bound), evaluate(graph, inputs))
-    # Of ops that are tasks one by one, all sources are tasks.
-    assert bind(graph, inputs).n_tasks == len(graph.live_ops) + 3
+    assert list(run(bound.only("product"))) == ["product"]
+
+
+def test_small_sources_are_a_task_where_very_many_read_them() -> None:
+    builder = GraphBuilder("readers")
+    x = builder.input("x", "float32", (256,))
+    ends = {f"y{i}": builder.op("Add", x, x) for i in range(1200)}
+    builder.output(**ends)
+    graph = builder.build()
+    x_given = {"x": np.zeros(256, np.float32)}
+    each = [[op] for op in graph.live_ops]
+    lowered = lower(graph, x_given, "many", providers=("array",), costs={}, bundles=each)
+    n_dependent = sum(bool(task.dependencies) for task in dict(lowered.dsk).values())
+    # Each reads it twice.
+    assert 0 < 1200 - n_dependent <= 512
+    assert lowered.n_tasks == 1201
+
+
+def test_text_and_objects_are_sources_of_their_own() -> None:
+    builder = GraphBuilder("text")
+    x = builder.input("x", "object", (2,))
+    builder.output(y=builder.op("StringNormalizer", x, case_change_action="UPPER"))
+    graph = builder.build()
+    inputs = {"x": np.array(["a", "b"], object)}
+    bound = bind(graph, inputs, profile=FOUR)
+    assert bound.n_tasks == 2
+    assert_same(run(bound), {"y": np.array(["A", "B"], object)})
+
+
+def test_small_constants_that_are_placed_are_waited_for_by_no_bundle(ferroflow_client: Client) -> None:
+    graph = generate("imbalanced", **SMALL["imbalanced"])
+    bound = bind(place(graph, ferroflow_client), {}, profile=FOUR)
+    assert bound.n_tasks == len(bound.__dask_graph__())  # no Future among them
+    assert not any(task.dependencies for task in dict(bound.__dask_graph__()).values())
+    assert_same(ferroflow_client.compute(bound).result(), evaluate(graph))

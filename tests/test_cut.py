@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from math import inf
+from math import inf, nan
 from statistics import median
 from typing import Any
 
@@ -15,8 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ferroflow_dask import Graph, generate
+from ferroflow_dask import Graph, bind, generate
 from ferroflow_dask.cost import AnalyticCost, ClusterProfile, estimate
+from ferroflow_dask.exceptions import UsageError
+from ferroflow_dask.graph import Op, bounds
 from ferroflow_dask.graph.analysis import ranks_of
 from ferroflow_dask.lowering import COST_ANNOTATION, RANK_ANNOTATION
 from ferroflow_dask.lowering.bundles import bundle
@@ -105,6 +107,11 @@ def test_tapering_keeps_shares_apart(
     bundles = tapered(costs_s, shares, least_s, most_s)
     assert sorted(i for items in bundles for i in items) == list(range(len(costs_s)))
     assert all(any(set(items) <= set(share) for share in shares) for items in bundles)
+    lasting_s = [sum(costs_s[i] for i in items) for items in bundles]
+    assert max(lasting_s, default=0.0) <= most_s + max(costs_s, default=0.0) + 1e-9
+    for share in shares:
+        *_, last = (i for i, items in enumerate(bundles) if set(items) <= set(share))
+        assert len(bundles[last]) == 1 or lasting_s[last] < 2 * least_s + 1e-9
 
 
 def test_each_bundle_is_half_of_what_is_left_and_of_each_kind() -> None:
@@ -169,3 +176,24 @@ def test_costs_wrong_by_factors_up_to_ten_cost_little(name: str, task_s: float) 
         thought = {op: cost_s * 10 ** rng.uniform(-1, 1) for op, cost_s in seconds.items()}
         found.append(makespan_s(graph, seconds, thought, task_s) / best_s)
     assert median(found) <= 1.25
+    assert max(found) <= 1.6
+    assert best_s <= 1.15 * bounds(graph, seconds).makespan(8) + 0.02
+
+
+@pytest.mark.parametrize("n_heavy", [0, 4, 6, 7, 8, 15])
+def test_what_is_thought_to_be_short_runs_everywhere_if_it_is_not(n_heavy: int) -> None:
+    # All ops take 10 ms. Some were thought to take 100 ms, and to keep most threads busy.
+    graph = generate("imbalanced", n_heavy=n_heavy, heavy_ms=100.0, n_fast=60, fast_ms=1.0)
+    thought = estimate(graph, AnalyticCost())
+    seconds = dict.fromkeys(thought, 0.01)
+    assert makespan_s(graph, seconds, thought, 1e-3) <= 1.6 * sum(seconds.values()) / 8
+
+
+def test_a_cost_that_is_no_duration_is_refused() -> None:
+    class Wrong:
+        def seconds(self, op: Op, graph: Graph) -> float | None:
+            return nan
+
+    told = "Wrong says that op 'fast_1' takes nan s; it must be a number, at least 0, or None"
+    with pytest.raises(UsageError, match=told):
+        bind(generate("wide", width=1, depth=1), {}, costs=Wrong(), profile=EIGHT)

@@ -41,8 +41,13 @@ def test_the_command_is_also_one_of_dasks() -> None:
 
 
 def test_importing_the_package_is_silent_and_leaves_heavy_libraries_alone() -> None:
-    heavy = {"onnxruntime", "bokeh", "dask_jobqueue", "dask.array", "dask.bag", "pandas"}
-    code = f"import sys, ferroflow_dask.cli; print(*{heavy} & set(sys.modules))"
+    heavy = {"onnxruntime", "bokeh", "dask_jobqueue", "dask.array", "dask.bag", "pandas", "xarray"}
+    code = (
+        "import click, sys; from ferroflow_dask.cli import main\n"
+        "context = click.Context(main); commands = main.list_commands(context)\n"
+        "assert len(commands) == 8 and all(main.get_command(context, name) for name in commands)\n"
+        f"print(*{heavy} & set(sys.modules))"
+    )
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
     )

@@ -25,14 +25,14 @@ _COMMANDS = {
 class _Commands(OneLineErrors):
     """A group whose commands are imported by name."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - part of click's interface
+    def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands."""
-        return list(_COMMANDS)
+        return sorted({*super().list_commands(ctx), *_COMMANDS})
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - likewise
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command, if there is one of the name."""
         if cmd_name not in _COMMANDS:
-            return None
+            return super().get_command(ctx, cmd_name)
         command: click.Command = getattr(import_module(f"ferroflow_dask.cli.{_COMMANDS[cmd_name]}"), cmd_name)
         return command
 

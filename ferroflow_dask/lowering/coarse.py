@@ -191,8 +191,8 @@ def tapered(
     shares : iterable of sequence of int
         Items, in each share the costliest first.
     least_s, most_s : float
-        What a bundle should last: as many come before the halving as `most_s` asks for, and nothing is halved
-        to less than `least_s` [s].
+        What a bundle should last: a share is cut into as many as `most_s` asks for, and the last of them is
+        halved as long as the halves last `least_s` on average [s].
     """
 
     def sum_s(items: Sequence[int]) -> float:

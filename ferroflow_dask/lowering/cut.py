@@ -1,7 +1,7 @@
 """Cut work into bundles, so that the predicted makespan is least.
 
-Of a few ways to cut, the one is taken that `predict` finds fastest on the cluster at hand, each piece by
-itself among them.
+Of a few ways to cut, each piece by itself among them, the one is taken that `predict` finds fastest on the
+cluster at hand: of those that are about as good as each other, the first.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ MEMORY_SHARE = 0.25
 #: Pieces that last as long as the scheduler takes to feed all threads, times this, travel alone: they can be
 #: stolen then, and a cost that is wrong does less harm.
 _ALONE = 5.0
-#: Among numbers of bundles that are as good as this, the largest is taken, and among cuts the first: both
-#: forgive errors in costs.
+#: Among numbers of bundles that are as good as this, the largest is taken: it forgives errors in costs. A
+#: cut must be better by this than those before it, which are of fewer tasks as a rule.
 _SLACK = 1.05
-#: Bundles last at least as long as the scheduler takes to feed all threads, times this, when a thread's share
-#: is cut into several in case costs are wrong.
+#: A thread's share is halved, in case costs are wrong, as long as bundles last as long as the scheduler takes
+#: to feed all threads, times this. It has no time for that where there are very many threads.
 _TAPER = 4.0
 #: What bundles of short pieces last at most, where threads are given several then [s]: one can be stolen, and
 #: computed again, while others run, and clusters that grow with the work see how much there is.
@@ -38,7 +38,7 @@ _GOOD = 1.05
 def best_cut(
     work: Work, cluster: ClusterProfile, is_guess: bool, fits: Callable[[Cut], bool]
 ) -> tuple[Cut, Prediction]:
-    """Return the best of the cuts that fit; O(pieces · log pieces).
+    """Return the best of the cuts that fit, or one nearly as good; O(pieces · log pieces).
 
     Parameters
     ----------
@@ -106,13 +106,16 @@ def _pack(
         most = max(1, int(_LONGEST_S / mean_s)) if mean_s else len(short)
         shares = factored(len(short), cluster.n_threads, most)
         return alone + [[short[i] for i in share] for share in shares]
+    most_s = _LONGEST_S
     if n_bundles == cluster.n_threads:  # what is alone is part of a thread's share
         shares = longest_first(costs_s, n_bundles)
         shares = [[i for i in share if costs_s[i] < alone_s] for share in shares]
+        if alone:  # few threads may share all the others: should these be long, they are for all threads
+            most_s = min(most_s, _SLACK * sum(short_s) / n_bundles)
     else:
         shares = [[short[i] for i in share] for share in longest_first(short_s, n_bundles)]
     least_s = _TAPER * cluster.n_threads * cluster.task_s if n_bundles > 1 else inf
-    return alone + tapered(costs_s, shares, least_s, _LONGEST_S)
+    return alone + tapered(costs_s, shares, least_s, most_s)
 
 
 def _n_bundles(costs_s: Sequence[float], is_joined: bool, cluster: ClusterProfile) -> int:

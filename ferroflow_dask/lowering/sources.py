@@ -26,8 +26,9 @@ def is_lazy(value: Any) -> bool:
 
 def is_dask_array(value: Any) -> bool:
     """Return whether a value is a Dask array; who has one has imported what takes long to."""
-    core = sys.modules.get("dask.array.core")
-    return core is not None and isinstance(value, core.Array)
+    # Another thread may be importing it.
+    kind = getattr(sys.modules.get("dask.array"), "Array", None)
+    return kind is not None and isinstance(value, kind)
 
 
 def check_lazy(inputs: Mapping[str, Any]) -> None:
@@ -83,15 +84,17 @@ def checked(value: Any, name: str, spec: TensorSpec, sizes: Mapping[str, tuple[i
 
 
 #: Arrays of at most so many bytes travel in the tasks that read them, if they may: a task of its own costs
-#: a message to each worker and back, and what waits for it a round trip.
-_EMBEDDED_NBYTES = 1024
+#: a message to each worker and back, and what waits for it a round trip. At most so many bytes travel so in
+#: all tasks of a graph together.
+_EMBEDDED_NBYTES, _ALL_EMBEDDED_NBYTES = 1024, 2**20
 
 
 class SourceReferences:
     """References to sources; makes the task of each source that is not on the cluster yet.
 
-    A source is a task of its own, so that Dask moves it to a worker once however many ops read it. So is
-    the check of an input whose dtype nobody knows until it is computed: a kernel would take any.
+    A source is a task of its own, so that Dask moves it to a worker once however many ops read it; unless it
+    is small, and what reads it are bundles. A task is also the check of an input whose dtype nobody knows
+    until it is computed: a kernel would take any.
 
     Parameters
     ----------
@@ -106,7 +109,7 @@ class SourceReferences:
         self._sources = {source.name: source for source in graph.sources}
         self._inputs = inputs
         self._run = run
-        self._embeds = embeds
+        self._left_nbytes = _ALL_EMBEDDED_NBYTES if embeds else 0
         self.nodes: dict[Key, GraphNode] = {}
         #: Inputs that are Dask collections, each of one key.
         self.collections: list[Any] = []
@@ -122,7 +125,8 @@ class SourceReferences:
         source = self._sources[name]
         value = self._inputs[name] if source.is_input else source.array
         is_array = type(value) is np.ndarray and not value.dtype.hasobject
-        if self._embeds and is_array and value.nbytes <= _EMBEDDED_NBYTES:
+        if is_array and value.nbytes <= _EMBEDDED_NBYTES and value.nbytes < self._left_nbytes:
+            self._left_nbytes -= value.nbytes
             return value
         return self[name]
 

@@ -105,7 +105,8 @@ class LoweredGraph:
         For each output the key of the task that yields it, and which item of its result it is; None for
         all of it.
     n_tasks : int
-        One per bundle, and one per source that is not on the cluster yet or has to be checked there.
+        One per bundle, and one per source that is not on the cluster yet or has to be checked there; none
+        for those that travel in bundles.
     """
 
     dsk: HighLevelGraph

@@ -51,8 +51,8 @@ _SHORTEST_S = 5e-4
 _WORTH_FETCHING_S = 1e-3
 #: A worker whose task runs over by this is stuck, and even short tasks are taken from it [s].
 _STUCK_S = 0.03
-#: So many times as late as steals are here a task must be to be late itself, and not only news of it.
-_LATE = 4.0
+#: So many times as late as answers are here a task must be to be late itself, and not only news of it.
+_LATE = 3.0
 #: What two workers may differ in load by, in one-way messages, before a short task goes elsewhere.
 _MESSAGES = 3
 #: Why a worker is chosen, and which one it was compared with.
@@ -141,10 +141,10 @@ class StealingPolicy:
         chosen: WorkerView | None = None
         end_s = next_s = inf
         candidates = [worker for worker in self._candidates(task, view) if worker.is_running]
-        least_missing = min((task.missing_bytes(worker.key) for worker in candidates), default=0)
-        for worker in candidates:
+        all_missing = [task.missing_bytes(worker.key) for worker in candidates]
+        least_missing = min(all_missing, default=0)
+        for worker, missing in zip(candidates, all_missing, strict=True):
             load = worker.load
-            missing = task.missing_bytes(worker.key)
             transfer_s = view.transfer_s(task, worker.key)
             run_s = task.cost_on(worker) / worker.speed
             here_s = load[0] + transfer_s + run_s
@@ -205,13 +205,13 @@ class StealingPolicy:
 
     def _steal(self, thief: WorkerView, view: ClusterView, now: float) -> Iterator[Instruction]:
         adaptive = self.threshold_of(thief.key)
-        threshold, margin_s = adaptive.value, view.steal_s(now)
+        threshold, margin_s, late_s = adaptive.value, view.steal_s(now), view.late_s(now)
         n_held_back = n_tried = 0
         for victim in list(islice(view.crowded_from_most_loaded(), _LOOKED_AT)):
             if victim is thief:
                 continue
             overrun_s = victim.overrun_s(now)
-            if overrun_s < _LATE * margin_s:  # messages are as late as that here
+            if overrun_s < margin_s + _LATE * late_s:  # messages are as late as that here
                 overrun_s = 0.0
             free_s = victim.wait_s + overrun_s
             reason = ""

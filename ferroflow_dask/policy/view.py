@@ -108,7 +108,11 @@ class ClusterView:
 
     def steal_s(self, now: float) -> float:
         """Return the time from a request until its task can start at the thief [s]."""
-        return _STEAL_MESSAGES * self.latency_s + self._answers.late_s(now)
+        return _STEAL_MESSAGES * self.latency_s + self.late_s(now)
+
+    def late_s(self, now: float) -> float:
+        """Return by how much workers answer later than messages take [s]."""
+        return self._answers.late_s(now)
 
     def least_loaded(self) -> Iterator[WorkerView]:
         """Yield the least loaded running worker of each kind and speed, of those with a full device too."""
