@@ -189,6 +189,13 @@ def test_what_is_thought_to_be_short_runs_everywhere_if_it_is_not(n_heavy: int) 
     assert makespan_s(graph, seconds, thought, 1e-3) <= 1.6 * sum(seconds.values()) / 8
 
 
+@pytest.mark.parametrize("n_threads", [1, 2, 8])
+def test_what_takes_no_time_is_packed_beside_what_does(n_threads: int) -> None:
+    graph = generate("imbalanced", n_heavy=3, heavy_ms=100.0, n_fast=60, fast_ms=0.0)
+    cluster = ClusterProfile((1,) * n_threads, task_s=1e-3)
+    assert sizes(graph, cluster) == [60, 1, 1, 1]
+
+
 def test_a_cost_that_is_no_duration_is_refused() -> None:
     class Wrong:
         def seconds(self, op: Op, graph: Graph) -> float | None:

@@ -110,7 +110,8 @@ def _pack(
     if n_bundles == cluster.n_threads:  # what is alone is part of a thread's share
         shares = longest_first(costs_s, n_bundles)
         shares = [[i for i in share if costs_s[i] < alone_s] for share in shares]
-        if alone:  # few threads may share all the others: should these be long, they are for all threads
+        if alone and n_bundles > 1:
+            # Few threads may share all the others: should these be long, they are for all threads.
             most_s = min(most_s, _SLACK * sum(short_s) / n_bundles)
     else:
         shares = [[short[i] for i in share] for share in longest_first(short_s, n_bundles)]
