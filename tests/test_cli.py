@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import numpy as np
 import onnx
 import pytest
@@ -16,6 +17,7 @@ from models import mlp
 from onnx.reference import ReferenceEvaluator
 
 from ferroflow_dask.bench import RunRecord
+from ferroflow_dask.cli import main
 from ferroflow_dask.cli.clusters import PLAIN_POLICIES
 from ferroflow_dask.policy import policy_names
 
@@ -269,3 +271,10 @@ def test_the_package_is_a_program() -> None:
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "wide" in done.stdout
+
+
+def test_other_packages_may_add_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main, "commands", {})
+    main.add_command(click.Command("greet", callback=lambda: click.echo("hello"), help="Say hello."))
+    assert answer("greet").stdout == "hello\n"
+    assert "Say hello." in answer("--help").stdout
