@@ -36,7 +36,7 @@ def sizes(graph: Graph, cluster: ClusterProfile, costs: Any = None) -> list[int]
 
 def test_short_siblings_are_shared_out_evenly_and_long_ones_travel_alone() -> None:
     # A bundle for each op that is worth a task of its own; other threads share the rest, each in halves.
-    assert sizes(generate("imbalanced"), EIGHT) == [25] * 8 + [1] * 4
+    assert sizes(generate("imbalanced"), EIGHT) == [25] * 4 + [13] * 4 + [12] * 4 + [1] * 4
     seconds = estimate(generate("xlarge-wide"), AnalyticCost())
     found = bundle(generate("xlarge-wide"), seconds, EIGHT).bundles
     work = sorted((sum(seconds[op.id] for op in one) for one in found), reverse=True)

@@ -1,7 +1,7 @@
 """Cut work into bundles, so that the predicted makespan is least.
 
 Of a few ways to cut, each piece by itself among them, the one is taken that `predict` finds fastest on the
-cluster at hand: of those that are about as good as each other, the first.
+cluster at hand, with a handicap for each task.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ MEMORY_SHARE = 0.25
 #: Pieces that last as long as the scheduler takes to feed all threads, times this, travel alone: they can be
 #: stolen then, and a cost that is wrong does less harm.
 _ALONE = 5.0
-#: Among numbers of bundles that are as good as this, the largest is taken: it forgives errors in costs. A
-#: cut must be better by this than those before it, which are of fewer tasks as a rule.
+#: Among numbers of bundles that are as good as this, the largest is taken: it forgives errors in costs.
 _SLACK = 1.05
+#: Part of what the scheduler takes for a task that counts even where it should take it beside the work: that
+#: may turn out shorter, and scheduler and workers may share cores.
+_HANDICAP = 0.5
 #: A thread's share is halved, in case costs are wrong, as long as bundles last as long as the scheduler takes
 #: to feed all threads, times this. It has no time for that where there are very many threads.
-_TAPER = 4.0
+_TAPER = 2.0
 #: What bundles of short pieces last at most, where threads are given several then [s]: one can be stolen, and
 #: computed again, while others run, and clusters that grow with the work see how much there is.
 _LONGEST_S = 1.0
@@ -38,7 +40,7 @@ _GOOD = 1.05
 def best_cut(
     work: Work, cluster: ClusterProfile, is_guess: bool, fits: Callable[[Cut], bool]
 ) -> tuple[Cut, Prediction]:
-    """Return the best of the cuts that fit, or one nearly as good; O(pieces · log pieces).
+    """Return the best of the cuts that fit; O(pieces · log pieces).
 
     Parameters
     ----------
@@ -51,17 +53,19 @@ def best_cut(
         Returns whether a cut is admissible; each piece by itself is, always.
     """
     best: tuple[Cut, Prediction] | None = None
+    best_s = inf
     good_s = _GOOD * _bound_s(work.costs_s, cluster)
     for cut in _cuts(work, cluster, is_guess):
         # Not all are predicted: most are out of the question.
-        if best is not None and _least_s(cut, cluster) >= best[1].makespan_s:
+        handicap_s = _HANDICAP * len(cut) * cluster.task_s
+        if _least_s(cut, cluster) + handicap_s >= best_s:
             continue
         if len(cut) < len(work.costs_s) and not fits(cut):
             continue
         prediction = predict(work, cut, cluster)
-        if best is None or prediction.makespan_s * _SLACK < best[1].makespan_s:
-            best = (cut, prediction)
-        if best[1].makespan_s <= good_s:
+        if prediction.makespan_s + handicap_s < best_s:
+            best, best_s = (cut, prediction), prediction.makespan_s + handicap_s
+        if best is not None and best[1].makespan_s <= good_s:
             break
     assert best is not None  # each piece by itself always fits
     return best
