@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from dask._task_spec import Task
 from distributed import Client, Event, KilledWorker, LocalCluster, Worker
+from distributed.core import Status
 from one_loop import Cluster, on_cluster, wait_for
 from waiting import soon
 
@@ -179,3 +180,4 @@ def test_chains_on_processes_and_the_task_that_ends_them_is_named() -> None:
             killing.result(timeout=60)
         # To close a cluster while a nanny starts a worker anew may take forever.
         assert soon(lambda: len(client.nthreads()) == 2, 60)
+        assert soon(lambda: all(nanny.status is Status.running for nanny in local.workers.values()), 60)
