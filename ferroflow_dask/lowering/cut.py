@@ -56,8 +56,8 @@ def best_cut(
     best_s = inf
     good_s = _GOOD * _bound_s(work.costs_s, cluster)
     for cut in _cuts(work, cluster, is_guess):
-        # Not all are predicted: most are out of the question.
         handicap_s = _HANDICAP * len(cut) * cluster.task_s
+        # Not all are predicted: most are out of the question.
         if _least_s(cut, cluster) + handicap_s >= best_s:
             continue
         if len(cut) < len(work.costs_s) and not fits(cut):
