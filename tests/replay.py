@@ -10,6 +10,7 @@ from typing import Any
 from ferroflow_dask.policy import ClusterView, Policy, TaskView
 from ferroflow_dask.policy.events import Event, GraphArrived, TaskReady
 from ferroflow_dask.policy.instructions import Instruction, SetPriority
+from ferroflow_dask.policy.learned import Transfers
 
 _CHANGES = (
     "add_worker",
@@ -81,8 +82,8 @@ def recording_view(recording: Recording) -> type[ClusterView]:
     class RecordingView(ClusterView):
         is_inner = False
 
-        def __init__(self, latency_s: float) -> None:
-            super().__init__(latency_s=latency_s)
+        def __init__(self, latency_s: float, transfers: Transfers) -> None:
+            super().__init__(latency_s=latency_s, transfers=transfers)
             recording.latency_s = latency_s
 
     def noting(name: str) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from virtual_runs import pinned
 
@@ -16,19 +18,22 @@ def learned(cluster: VirtualCluster, name: str) -> float:
     return cluster.stealing.gauges()[name][1]
 
 
+def to_and_fro() -> dict[Any, VirtualTask]:
+    """Return tasks each of which needs what the one before has made on the other worker."""
+    return {
+        ("there", i): VirtualTask(
+            0.01, (("there", i - 1),) if i else (), nbytes=100_000, annotations={"workers": [i % 2]}
+        )
+        for i in range(N)
+    }
+
+
 @pytest.mark.parametrize("slowness", [1, 4])
 def test_how_much_slower_transfers_are_than_dask_believes(slowness: int) -> None:
     cluster = VirtualCluster(2, latency_s=0.0, bandwidth=1e6)
     cluster.scheduler.bandwidth *= slowness
-    # To and fro between the workers; each transfer is too small to be among those that Dask measures.
-    cluster.submit(
-        {
-            ("t", i): VirtualTask(
-                0.01, (("t", i - 1),) if i else (), nbytes=100_000, annotations={"workers": [i % 2]}
-            )
-            for i in range(N)
-        }
-    )
+    # Each transfer is too small to be among those that Dask measures.
+    cluster.submit(to_and_fro())
     assert learned(cluster, "transfer_slowness") == 1
     cluster.run()
     cluster.check()
@@ -62,3 +67,22 @@ def test_how_long_a_thread_waits_for_the_next_task(latency_s: float) -> None:
     cluster.check()
     # There and back, less what a worker takes between two tasks that it has, which here is nothing.
     assert learned(cluster, "round_trip_seconds") == pytest.approx(2 * latency_s - 0.0005, rel=0.01)
+
+
+def test_what_is_learned_of_tasks_and_network_outlives_the_plugin() -> None:
+    cluster = VirtualCluster(2, latency_s=0.001, bandwidth=1e6, saturation=1.0)
+    cluster.scheduler.bandwidth *= 4
+    cluster.submit({("t-0a1", i): VirtualTask(0.1, nbytes=8) for i in range(N)} | to_and_fro())
+    cluster.run()
+    cluster.check()
+    names = ("round_trip_seconds", "transfer_slowness")
+    before = [learned(cluster, name) for name in names]
+    assert before[0] != 0.003
+    assert before[1] != 1
+    assert isinstance(cluster.stealing, FerroflowStealing)
+    expected = cluster.stealing.durations.by_name()
+    cluster.stealing.teardown()
+    again = FerroflowStealing(cluster.scheduler, latency_s=0.001)
+    assert [again.gauges()[name][1] for name in names] == before
+    assert again.durations.by_name() == expected
+    again.teardown()

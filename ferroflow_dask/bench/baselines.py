@@ -13,7 +13,7 @@ from distributed.stealing import WorkStealing
 from ferroflow_dask.bench.references import REFERENCES
 from ferroflow_dask.exceptions import UnknownNameError
 from ferroflow_dask.plugin import FerroflowStealing
-from ferroflow_dask.plugin.durations import Durations
+from ferroflow_dask.plugin.knowledge import Knowledge
 from ferroflow_dask.plugin.settings import configured_policy
 from ferroflow_dask.plugin.swap import swap
 from ferroflow_dask.policy import Policy, policy_names
@@ -87,7 +87,7 @@ class _Memory:
     """What our policies have learned on a cluster; it outlives their turns."""
 
     policies: dict[str, Policy] = field(default_factory=dict)
-    durations: Durations = field(default_factory=Durations)
+    knowledge: Knowledge = field(default_factory=Knowledge)
 
 
 def _memory(dask_scheduler: Scheduler) -> _Memory:
@@ -104,7 +104,7 @@ async def _put_in_charge(dask_scheduler: Scheduler, name: str, seed: int) -> Non
         policy = memory.policies.setdefault(name, configured_policy(name, options))
 
         def make(scheduler: Scheduler) -> FerroflowStealing:
-            return FerroflowStealing(scheduler, policy, durations=memory.durations)
+            return FerroflowStealing(scheduler, policy, knowledge=memory.knowledge)
 
         await swap(dask_scheduler, make)
         return

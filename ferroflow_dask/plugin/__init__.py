@@ -9,7 +9,6 @@ from ferroflow_dask.plugin.devices import (
     use_devices,
     use_gpus,
 )
-from ferroflow_dask.plugin.durations import learned_in_this_process, threads_in_this_process
 from ferroflow_dask.plugin.explain import explain
 from ferroflow_dask.plugin.install import (
     FerroflowPlugin,
@@ -20,6 +19,7 @@ from ferroflow_dask.plugin.install import (
     learned,
     uninstall,
 )
+from ferroflow_dask.plugin.knowledge import learned_in_this_process, threads_in_this_process
 from ferroflow_dask.plugin.members import workers_of
 from ferroflow_dask.plugin.stealing import FerroflowStealing
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING
 
 from ferroflow_dask.lowering import KIND_ANNOTATION, bundle_in
 from ferroflow_dask.plugin import seams
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler, TaskState
+    from distributed.scheduler import TaskState
 
 #: Part of a new duration in the mean.
 _WEIGHT = 0.3
@@ -173,32 +172,6 @@ def _record(learned: OrderedDict[str, _Learned], name: str, seconds: float, nbyt
 def _usual(before_s: float, seconds: float) -> float:
     most_s = max(_HELD_UP * before_s, _NOTHING_S)
     return before_s + _WEIGHT * (min(seconds, most_s) - before_s)
-
-
-#: What tasks are like outlives the shell that has learned it.
-_of_schedulers: WeakKeyDictionary[Any, Durations] = WeakKeyDictionary()
-
-
-def durations_of(scheduler: Scheduler) -> Durations:
-    """Return what was learned on a scheduler, by whichever shells it has had."""
-    return _of_schedulers.setdefault(scheduler, Durations())
-
-
-def learned_in_this_process(scheduler_id: str) -> dict[str, tuple[float, float]]:
-    """Return `by_name` of a scheduler that runs in this process, empty if none with that id does."""
-    scheduler = _in_this_process(scheduler_id)
-    return {} if scheduler is None else _of_schedulers[scheduler].by_name()
-
-
-def threads_in_this_process(scheduler_id: str) -> tuple[int, ...]:
-    """Return the threads of each worker that such a scheduler has now."""
-    scheduler = _in_this_process(scheduler_id)
-    return () if scheduler is None else tuple(ws.nthreads for ws in scheduler.workers.values())
-
-
-def _in_this_process(scheduler_id: str) -> Scheduler | None:
-    # Virtual ones are nobody's to find.
-    return next((one for one in list(_of_schedulers) if getattr(one, "id", None) == scheduler_id), None)
 
 
 def _on_gpu(kind: str) -> str:

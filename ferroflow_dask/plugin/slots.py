@@ -35,6 +35,21 @@ _MOST_AHEAD = 32
 _MOST_AHEAD_NBYTES = 2**24
 
 
+class RoundTrip:
+    """The time from the end of a task to the start of the next one sent for it, once that is learned."""
+
+    __slots__ = ("seconds",)
+
+    def __init__(self) -> None:
+        #: [s]
+        self.seconds: float | None = None
+
+    def record(self, sample_s: float, guess_s: float) -> None:
+        """Learn from one, beginning with a guess [s]."""
+        before_s = guess_s if self.seconds is None else self.seconds
+        self.seconds = max(before_s + _WEIGHT * (sample_s - before_s), _SHORTEST_S)
+
+
 class Slots:
     """Sets how many queued tasks each worker is sent, by the length of the tasks at hand.
 
@@ -43,21 +58,32 @@ class Slots:
     scheduler : distributed.Scheduler
     durations : Durations
         What is known of how long tasks take.
-    round_trip_s : float
-        First guess of the time from the end of a task to the start of the next one sent for it [s].
+    round_trip : RoundTrip
+        What is known of the time that one takes.
+    guess_s : float
+        What one is taken to take until then [s].
     """
 
-    def __init__(self, scheduler: Scheduler, durations: Durations, round_trip_s: float) -> None:
+    def __init__(
+        self, scheduler: Scheduler, durations: Durations, round_trip: RoundTrip, guess_s: float
+    ) -> None:
         self._scheduler = scheduler
         self._durations = durations
         self._configured = self._set = scheduler.WORKER_SATURATION
         # Another number than Dask's own is somebody's decision.
         self._is_ours = self._configured == _DASKS
-        self.round_trip_s = round_trip_s
+        self._round_trip = round_trip
+        self._guess_s = guess_s
         # When a thread ended its last task, by its worker's clock.
         self._stopped_s: dict[tuple[str, int], float] = {}
         # Tasks of a thread since one has waited.
         self._n_in_a_row: dict[tuple[str, int], int] = {}
+
+    @property
+    def round_trip_s(self) -> float:
+        """From the end of a task to the start of the next one that is sent for it [s]."""
+        known_s = self._round_trip.seconds
+        return self._guess_s if known_s is None else known_s
 
     def finished(
         self, ts: TaskState, thread: tuple[str, int], start_s: float, stop_s: float, has_waited: bool = True
@@ -94,8 +120,7 @@ class Slots:
 
     def _learn(self, sample_s: float) -> None:
         if sample_s <= _LONGEST_S:
-            self.round_trip_s += _WEIGHT * (sample_s - self.round_trip_s)
-            self.round_trip_s = max(self.round_trip_s, _SHORTEST_S)
+            self._round_trip.record(sample_s, self._guess_s)
 
     def _n_ahead(self, worker: str) -> float:
         """Return how many tasks a thread of a worker has beyond the one that it runs, on average."""

@@ -26,9 +26,9 @@ from ferroflow_dask.plugin.bypass import Bypass
 from ferroflow_dask.plugin.describe import TaskDescriber
 from ferroflow_dask.plugin.device_reports import DeviceTotals
 from ferroflow_dask.plugin.devices import DEVICES_TOPIC, kind_of_worker
-from ferroflow_dask.plugin.durations import Durations, durations_of
 from ferroflow_dask.plugin.idle import IdleWorkers
 from ferroflow_dask.plugin.journal import Journal
+from ferroflow_dask.plugin.knowledge import Knowledge, knowledge_of
 from ferroflow_dask.plugin.messages import Messages
 from ferroflow_dask.plugin.passes import Passes
 from ferroflow_dask.plugin.polled import Polled
@@ -78,7 +78,7 @@ class FerroflowStealing(Tracking):
         What is put back when this shell fails or leaves; None if there was no stealing before.
     clock : callable, optional
         Returns the time [s]; the workers' wall clock if left out.
-    durations : Durations, optional
+    knowledge : Knowledge, optional
         What was learned before; what earlier shells on this scheduler have learned if left out.
     """
 
@@ -90,11 +90,13 @@ class FerroflowStealing(Tracking):
         replaced: type[WorkStealing] | None = WorkStealing,
         *,
         clock: Callable[[], float] = time,
-        durations: Durations | None = None,
+        knowledge: Knowledge | None = None,
     ) -> None:
         self.clock = clock
         self.policy = policy if policy is not None else configured_policy()
-        self.view = ClusterView(latency_s=config.get_seconds("latency") if latency_s is None else latency_s)
+        known = knowledge_of(scheduler) if knowledge is None else knowledge
+        latency_s = config.get_seconds("latency") if latency_s is None else latency_s
+        self.view = ClusterView(latency_s=latency_s, transfers=known.transfers)
         self.steals = {"asked": 0, "confirmed": 0, "refused": 0, "aborted": 0}
         self.flows = Counter()
         self.journal = Journal()
@@ -108,7 +110,7 @@ class FerroflowStealing(Tracking):
         ask_again = lambda: self._passes.ask()  # noqa: E731, PLW0108 -- there are no passes yet
         self._idle = IdleWorkers(scheduler, self.view, self._steal_for, self._may_steal, ask_again)
         self._passes = Passes(scheduler.loop, lambda: self._guarded(self._pass), self._idle.n_hopeful, clock)
-        self.durations = durations_of(scheduler) if durations is None else durations
+        self.durations = known.durations
         self.messages = Messages(
             scheduler, self.durations, self._is_usual, ask_again, self._was_withdrawn, guarded=self._guarded
         )
@@ -118,7 +120,7 @@ class FerroflowStealing(Tracking):
         )
         self._prices = Prices(self.durations, self.view.reprice)
         self._polled = Polled(scheduler, self.view)
-        self._slots = Slots(scheduler, self.durations, _MESSAGES * self.view.latency_s)
+        self._slots = Slots(scheduler, known.durations, known.round_trip, _MESSAGES * latency_s)
         self.device_totals = DeviceTotals()
         super().__init__(scheduler)
         for ws in scheduler.workers.values():

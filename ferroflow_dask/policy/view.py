@@ -39,14 +39,18 @@ class ClusterView:
         Between two workers, of different hosts where there are several [B/s].
     latency_s : float
         From a decision to its effect on a worker [s].
+    transfers : Transfers, optional
+        What was learned of transfers before.
     """
 
-    def __init__(self, bandwidth: float = 1e8, latency_s: float = 1e-3) -> None:
+    def __init__(
+        self, bandwidth: float = 1e8, latency_s: float = 1e-3, transfers: Transfers | None = None
+    ) -> None:
         self.bandwidth = bandwidth
         #: Between two workers of one host [B/s].
         self.host_bandwidth = bandwidth
         self.latency_s = latency_s
-        self._transfers = Transfers()
+        self._transfers = Transfers() if transfers is None else transfers
         # Of requests for a steal.
         self._answers = Answers()
         self.workers: dict[WorkerKey, WorkerView] = {}
