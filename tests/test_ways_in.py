@@ -76,6 +76,17 @@ def test_by_a_preload_of_the_client_in_the_configuration() -> None:
         check_that_it_works(client)
 
 
+def test_it_schedules_until_it_is_uninstalled_whoever_drops_the_plugin() -> None:
+    with cluster() as client:
+        install(client, "ring")
+        client.unregister_scheduler_plugin("ferroflow")
+        assert installed(client).policy == "ring"
+        check_that_it_works(client)
+        uninstall(client)
+        assert installed(client) is None
+        client.cluster.scheduler.validate_state()
+
+
 def test_a_plugin_shows_how_it_was_made() -> None:
     assert repr(FerroflowPlugin()) == "FerroflowPlugin()"
     assert (

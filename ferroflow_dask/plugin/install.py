@@ -268,9 +268,11 @@ def _follow(dask_scheduler: Scheduler, name: str) -> None:
 
 def _find(dask_scheduler: Scheduler) -> FerroflowPlugin | None:
     extension = dask_scheduler.extensions.get("stealing")
-    plugin = dask_scheduler.plugins.get(PLUGIN_NAME)
-    is_working = isinstance(extension, FerroflowStealing) and extension.error is None
-    return plugin if is_working and isinstance(plugin, FerroflowPlugin) else None
+    if not isinstance(extension, FerroflowStealing) or extension.error is not None:
+        return None
+    # Who takes the plugin off the scheduler's list takes nothing else away.
+    plugin = extension.installed_by
+    return plugin if isinstance(plugin, FerroflowPlugin) else None
 
 
 async def _find_on(scheduler: Scheduler) -> FerroflowPlugin | None:
