@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 from dask._task_spec import DataNode, GraphNode, Task, TaskRef
 from dask.base import is_dask_collection
 from dask.core import flatten
+from dask.delayed import Delayed
+from dask.highlevelgraph import HighLevelGraph
 from dask.typing import Key
 
 from ferroflow_dask.devices import is_on_device
@@ -89,6 +92,16 @@ def checked(value: Any, name: str, spec: TensorSpec, sizes: Mapping[str, tuple[i
 _EMBEDDED_NBYTES, _ALL_EMBEDDED_NBYTES = 1024, 2**20
 
 
+def _without_expressions(collection: Any) -> Delayed:
+    """Return what has one key, and is made by Dask's query planning, as a delayed value of the same key."""
+    collection = collection.optimize()
+    (key,) = flatten([collection.__dask_keys__()])
+    layer = f"input-{uuid.uuid4().hex}"
+    return Delayed(
+        key, HighLevelGraph.from_collections(layer, dict(collection.__dask_graph__())), layer=layer
+    )
+
+
 class SourceReferences:
     """References to sources; makes the task of each source that is not on the cluster yet.
 
@@ -164,6 +177,8 @@ class SourceReferences:
                     f"input {name!r} is a {type(value).__name__} of {len(keys)} parts; only Dask arrays, "
                     "delayed values and Futures become one array"
                 )
+            if not hasattr(whole, "__dask_layers__"):
+                whole = _without_expressions(whole)
             self.collections.append(whole)
-            self._keys[name] = keys[0]
+            (self._keys[name],) = flatten([whole.__dask_keys__()])
         return self._keys[name]

@@ -1,0 +1,50 @@
+"""Arrays as Dask makes them with `array.query-planning`, which counts when `dask.array` is imported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+SCRIPT = """
+import dask.array as da
+import numpy as np
+from distributed import Client
+
+import ferroflow_dask
+from ferroflow_dask import GraphBuilder
+from ferroflow_dask.exceptions import BindError
+
+assert da.array_expr_enabled()
+x = np.arange(32, dtype=np.float32).reshape(8, 4)
+lazy = (da.from_array(x, chunks=(2, 4)) + 1).astype(np.float32)
+builder = GraphBuilder("negated")
+builder.output(y=builder.op("Neg", builder.input("x", "float32", (8, 4))))
+graph = builder.build()
+
+with Client(n_workers=1, processes=False, dashboard_address=":0") as client:
+    ferroflow_dask.install(client)
+    for given in (lazy, lazy.rechunk(-1)):
+        (found,) = client.compute(graph.bind(x=given)).result().values()
+        np.testing.assert_array_equal(found, -(x + 1))
+    try:
+        graph.map_batches(lazy)
+    except BindError as error:
+        print(error)
+"""
+
+
+def test_one_array_can_be_given_and_batches_are_told_to_do_without() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env={**os.environ, "DASK_ARRAY__QUERY_PLANNING": "true"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (
+        "map_batches takes no arrays of Dask's query planning; set array.query-planning to false in Dask's "
+        "configuration, before dask.array is imported\n"
+    )
