@@ -7,15 +7,13 @@ each item of the answer and O(log P) for each worker that has changed since the 
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections import OrderedDict
-from collections.abc import Iterator
 from itertools import islice
 from math import inf
 
 from ferroflow_dask.policy.learned import Answers, Transfers
 from ferroflow_dask.policy.pace import Paces
-from ferroflow_dask.policy.queues import Key, Load, Priority, TaskView, WorkerKey, WorkerView
+from ferroflow_dask.policy.queues import Key, Priority, TaskView, WorkerKey, WorkerView
+from ferroflow_dask.policy.standings import Standings
 
 #: What fetching costs however little is fetched, in one-way messages: its own, which are under way at the
 #: same time whatever is fetched, and the work that it makes for two workers and the scheduler, for each
@@ -30,8 +28,8 @@ _STEAL_MESSAGES = 3
 _FULL_SHARE = 1 / 16
 
 
-class ClusterView:
-    """All workers, ordered by load among those that are equally fast.
+class ClusterView(Standings):
+    """All workers, and the tasks in their queues.
 
     Parameters
     ----------
@@ -46,6 +44,7 @@ class ClusterView:
     def __init__(
         self, bandwidth: float = 1e8, latency_s: float = 1e-3, transfers: Transfers | None = None
     ) -> None:
+        super().__init__()
         self.bandwidth = bandwidth
         #: Between two workers of one host [B/s].
         self.host_bandwidth = bandwidth
@@ -53,21 +52,8 @@ class ClusterView:
         self._transfers = Transfers() if transfers is None else transfers
         # Of requests for a steal.
         self._answers = Answers()
-        self.workers: dict[WorkerKey, WorkerView] = {}
-        self.assigned: dict[Key, tuple[TaskView, WorkerView]] = {}
-        # Sorted lists: at thousands of workers, moving their tails costs less than any cleverer order.
-        self._by_load: dict[tuple[str, float, bool], list[Load]] = {}
-        # The same by host, once there are several.
-        self._by_host: dict[str, dict[tuple[str, float, bool], list[Load]]] = {}
-        self._has_hosts = False
         self._paces = Paces()
-        self._crowded: list[Load] = []
-        self._idle: OrderedDict[WorkerKey, None] = OrderedDict()
-        self._n_chances = 0
-        self._by_turn: dict[int, WorkerView] = {}
-        self._next_turn = 0
-        # Workers to be filed anew before the next question: there are often several changes between two.
-        self._stale: list[WorkerView] = []
+        self.assigned: dict[Key, tuple[TaskView, WorkerView]] = {}
 
     # What a policy asks
 
@@ -118,93 +104,16 @@ class ClusterView:
         """Return by how much workers answer later than messages take [s]."""
         return self._answers.late_s(now)
 
-    def least_loaded(self) -> Iterator[WorkerView]:
-        """Yield the least loaded running worker of each kind and speed, of those with a full device too."""
-        self._settle()
-        for order in self._by_load.values():
-            if order:
-                yield self._by_turn[order[0][2]]
-
-    def least_loaded_for(self, task: TaskView) -> list[WorkerView]:
-        """Return the least loaded workers, as above, after those of the host with most of the inputs.
-
-        Such a host is told apart once there have been several.
-        """
-        self._settle()
-        beside: dict[tuple[str, float, bool], list[Load]] = {}
-        if task.near and self._by_host:
-            beside = self._by_host.get(max(task.near, key=task.near.__getitem__), beside)
-        orders = (*beside.values(), *self._by_load.values())
-        return [self._by_turn[order[0][2]] for order in orders if order]
-
-    def crowded_from_most_loaded(self) -> Iterator[WorkerView]:
-        """Yield workers that have more tasks than threads, the most loaded first."""
-        self._settle()
-        for load in reversed(self._crowded):
-            yield self._by_turn[load[2]]
-
-    @property
-    def has_crowded(self) -> bool:
-        """Whether any worker has more tasks than threads."""
-        self._settle()
-        return bool(self._crowded)
-
-    @property
-    def n_idle(self) -> int:
-        """Number of running workers with a free thread."""
-        self._settle()
-        return len(self._idle)
-
-    @property
-    def n_chances(self) -> int:
-        """How often a worker has come to have a free thread, or a task to wait for one."""
-        self._settle()
-        return self._n_chances
-
-    def first_idle(self, limit: int) -> list[WorkerKey]:
-        """Return up to `limit` running workers with a free thread, the one that became so last in front.
-
-        It may find what those that have looked before may not take.
-        """
-        self._settle()
-        return list(islice(self._idle, limit))
-
-    @property
-    def running(self) -> tuple[WorkerView, ...]:
-        """Workers that may be given tasks, in the order in which they joined."""
-        return tuple(worker for worker in self.workers.values() if worker.is_running)
-
     # How it is kept up to date
-
-    def to_end_of_idle(self, key: WorkerKey) -> None:
-        """Let the other idle workers come before this one."""
-        self._settle()
-        if key in self._idle:
-            self._idle.move_to_end(key)
 
     def add_worker(self, key: WorkerKey, nthreads: int, kind: str = "cpu", host: str = "") -> None:
         """Add a worker with an empty queue."""
-        worker = WorkerView(key, self._next_turn, nthreads, kind, host)
-        if not self._has_hosts and next(iter(self.workers.values()), worker).host != host:
-            self._settle()
-            for other in self.workers.values():
-                self._unfile(other)
-            self._has_hosts = True
-            for other in self.workers.values():
-                self._file(other)
-        self.workers[key] = worker
-        self._take_turn(worker)
-        self._file(worker)
+        self._join(WorkerView(key, self._next_turn, nthreads, kind, host))
 
     def remove_worker(self, key: WorkerKey) -> None:
         """Remove a worker and release the tasks in its queue."""
-        self._settle()
-        worker = self.workers.pop(key)
-        self._unfile(worker)
-        self._idle.pop(key, None)
         self._paces.forget(key)
-        del self._by_turn[worker.turn]
-        for task in worker.queue:
+        for task in self._leave(key).queue:
             del self.assigned[task.key]
 
     def set_running(self, key: WorkerKey, is_running: bool) -> None:
@@ -366,57 +275,3 @@ class ClusterView:
             worker.queue.add(following)
         # An empty queue is exactly zero: sums of floats would leave dust that decides ties.
         worker.backlog_s = max(0.0, worker.backlog_s - task.cost_s) if worker.queue else 0.0
-
-    def _take_turn(self, worker: WorkerView) -> None:
-        self._by_turn.pop(worker.turn, None)
-        worker.turn = self._next_turn
-        self._by_turn[worker.turn] = worker
-        self._next_turn += 1
-
-    def _touch(self, worker: WorkerView) -> None:
-        if not worker.is_stale:
-            worker.is_stale = True
-            self._stale.append(worker)
-
-    def _settle(self) -> None:
-        if self._stale:
-            for worker in self._stale:
-                self._unfile(worker)
-                self._file(worker)
-                worker.is_stale = False
-            self._stale.clear()
-
-    def _unfile(self, worker: WorkerView) -> None:
-        load, worker.filed = worker.filed, None
-        assert load is not None
-        if worker.is_running:
-            _take_out(self._by_load[worker.group], load)
-            if self._has_hosts:
-                orders = self._by_host[worker.host]
-                _take_out(orders[worker.group], load)
-                if not orders[worker.group]:
-                    del orders[worker.group]
-                if not orders:
-                    del self._by_host[worker.host]
-        if load[1] > 1:
-            _take_out(self._crowded, load)
-
-    def _file(self, worker: WorkerView) -> None:
-        load = worker.filed = worker.load
-        if worker.is_running:
-            insort(self._by_load.setdefault(worker.group, []), load)
-            if self._has_hosts:
-                insort(self._by_host.setdefault(worker.host, {}).setdefault(worker.group, []), load)
-        if load[1] > 1:  # tasks per thread
-            insort(self._crowded, load)
-        if worker.is_running and load[1] < 1:
-            if worker.key not in self._idle:
-                self._idle[worker.key] = None
-                self._idle.move_to_end(worker.key, last=False)
-                self._n_chances += 1
-        else:
-            self._idle.pop(worker.key, None)
-
-
-def _take_out(loads: list[Load], load: Load) -> None:
-    del loads[bisect_left(loads, load)]
