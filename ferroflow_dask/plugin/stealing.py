@@ -31,27 +31,23 @@ from ferroflow_dask.plugin.journal import Journal
 from ferroflow_dask.plugin.knowledge import Knowledge, knowledge_of
 from ferroflow_dask.plugin.messages import Messages
 from ferroflow_dask.plugin.passes import Passes
+from ferroflow_dask.plugin.placing import Placing
 from ferroflow_dask.plugin.polled import Polled
 from ferroflow_dask.plugin.prices import Prices
 from ferroflow_dask.plugin.replicas import keep_placed, restore_replicas
 from ferroflow_dask.plugin.settings import configured_policy
 from ferroflow_dask.plugin.slots import Slots
-from ferroflow_dask.plugin.steals import RESTRICTED
 from ferroflow_dask.plugin.swap import restore
-from ferroflow_dask.plugin.tracking import Tracking
-from ferroflow_dask.policy import ClusterView, Policy, StealingPolicy, TaskView
+from ferroflow_dask.policy import ClusterView, Policy, StealingPolicy
 from ferroflow_dask.policy.events import (
-    Event,
     GraphArrived,
-    TaskReady,
     WorkerIdle,
     WorkerJoined,
     WorkerLeft,
 )
-from ferroflow_dask.policy.instructions import AssignTask, DeclineSteal, SetPriority, StealTask
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler, TaskState, WorkerState
+    from distributed.scheduler import Scheduler, TaskState
 
 logger = logging.getLogger("ferroflow_dask")
 
@@ -61,7 +57,7 @@ _MESSAGES = 3
 _LONGEST_INTERVAL_MS = 600_000
 
 
-class FerroflowStealing(Tracking):
+class FerroflowStealing(Placing):
     """Replacement of distributed's `WorkStealing` that asks a policy.
 
     A subclass, so that the dashboard, the metrics and the cluster dump find all that they read. It may
@@ -326,41 +322,7 @@ class FerroflowStealing(Tracking):
             self._guarded(self._describe.see_resources)
             self._guarded(self._idle.serve, self.clock())
 
-    # Placement
-
-    def _passes_queue(self, ts: TaskState) -> bool:
-        # Restrictions already keep a task out of Dask's queue.
-        if self._is_closed:  # who overrides what we had overridden may still ask
-            return False
-        return bool(
-            self._guarded(self.messages.successors.worker_of, ts) or self._guarded(self._bypass.admits, ts)
-        )
-
-    def _decide_worker(self, ts: TaskState) -> WorkerState | None:
-        # Actors and preferences ("loose" restrictions) are Dask's to place.
-        address = None if ts.actor or ts.loose_restrictions else self._guarded(self._place, ts)
-        ws = self.scheduler.workers.get(address) if address is not None else None
-        return ws if ws is not None else seams.stock_decision(self.scheduler, ts)
-
-    def _place(self, ts: TaskState) -> str | None:
-        planned = self._planned.pop(ts.key, None)
-        if planned is not None and self._is_running(planned):
-            if seams.may_run_on(self.scheduler, ts, self.scheduler.workers[planned]):
-                return planned
-            self.view.release(ts.key)  # it was restricted after it was planned
-        task = self._describe(ts)
-        if (ahead := self.messages.successors.worker_of(ts)) is not None:
-            self.view.assign(task, ahead, self.clock())
-            self.journal.note(
-                self.clock(), ts.key, "placed", ahead, "sent ahead with those that make its inputs"
-            )
-            return ahead
-        if task.allowed is not None and not task.allowed:
-            return None
-        self._polled.see_candidates(task, self.clock())
-        self._tell(TaskReady(task), [task])
-        chosen = self._planned.pop(ts.key, None)
-        return chosen if chosen is not None and self._is_running(chosen) else None
+    # Tasks that are sent ahead
 
     def _is_usual(self, address: str) -> bool:
         worker = self.view.workers.get(address)
@@ -370,10 +332,6 @@ class FerroflowStealing(Tracking):
         self.journal.note(
             self.clock(), key, "withdrawn", address, "it was sent ahead, and something came between"
         )
-
-    def _is_running(self, address: str) -> bool:
-        ws = self.scheduler.workers.get(address)
-        return ws is not None and ws in self.scheduler.running
 
     # Steals
 
@@ -397,34 +355,3 @@ class FerroflowStealing(Tracking):
         # Where `distributed.scheduler.work-stealing` is false, tasks are placed, and stay.
         callback = self.scheduler.periodic_callbacks.get("stealing") if self.replaced is not None else None
         return callback is not None and callback.callback_time <= _LONGEST_INTERVAL_MS and not self._is_closed
-
-    # The policy's answers
-
-    def _tell(self, event: Event, tasks: list[TaskView] | None = None) -> None:
-        """Hand an event to the policy and carry out each instruction before it gives the next."""
-        if self.error is not None:
-            return
-        now = self.clock()
-        by_key = {task.key: task for task in tasks or ()}
-        requests = []
-        for instruction in self.policy.handle(event, self.view, now):
-            match instruction:
-                case AssignTask(key, worker) if not by_key[key].may_run_on(worker):
-                    self.journal.note(now, key, "placement declined", worker, RESTRICTED)
-                case AssignTask(key, worker, reason):
-                    self.view.assign(by_key[key], worker, now)
-                    self._planned[key] = worker
-                    self.journal.note(now, key, "placed", worker, reason)
-                case DeclineSteal(key, victim, thief, reason):
-                    self._steal_declined(key, victim, thief, reason)
-                case SetPriority(key, order):
-                    ts = self.scheduler.tasks[key]
-                    ts.priority = (*(ts.priority or ())[:-1], order)
-                    self.view.set_priority(by_key[key], ts.priority)
-                case StealTask():
-                    request = self.ask_for(instruction)
-                    if request is not None:
-                        requests.append(request)
-        if requests:
-            self.log(("request", requests))
-            self.count += 1
