@@ -176,18 +176,13 @@ def longest_first(costs_s: Sequence[float], n_bundles: int) -> list[list[int]]:
 
 
 def tapered(
-    costs_s: Sequence[float],
-    shares: Iterable[Sequence[int]],
-    least_s: float,
-    most_s: float,
-    deviation: float,
+    costs_s: Sequence[float], shares: Iterable[Sequence[int]], least_s: float, most_s: float
 ) -> list[list[int]]:
     """Cut each thread's share of the work into bundles, of which the last ones are small.
 
     As costs are known, a thread can compute its own share, and none is late; as they can be wrong, what has
-    not begun can run elsewhere. The first bundle is what every thread has to do however wrong they are, each
-    of the others half of what is left, as in `factored`. Each has some of the costly items and some of the
-    cheap ones: none is all of what was said to be short.
+    not begun can run elsewhere. Each bundle is half of what is left, as in `factored`, and has some of the
+    costly items and some of the cheap ones: none is all of what was said to be short.
 
     Parameters
     ----------
@@ -197,48 +192,23 @@ def tapered(
         Items, in each share the costliest first.
     least_s, most_s : float
         What a bundle should last: a share is cut into as many as `most_s` asks for, and the last of them is
-        divided as long as the parts last `least_s` on average [s].
-    deviation : float
-        Standard deviation of what an item takes, of what it should take.
+        halved as long as the halves last `least_s` on average [s].
     """
 
     def sum_s(items: Sequence[int]) -> float:
         return sum(costs_s[item] for item in items)
 
-    shares = [share for share in shares if share]
-    doubt = _doubt([costs_s[item] for share in shares for item in share], len(shares), deviation)
     rounds: list[list[list[int]]] = []
-    for share in shares:
+    for share in filter(None, shares):
         n_full = min(len(share), max(1, math.ceil(sum_s(share) / most_s)))
         bundles = [list(share[i::n_full]) for i in range(n_full)]
-        part = min(0.5, doubt * n_full)
-        while len(bundles[-1]) > 1 and part * sum_s(bundles[-1]) >= least_s:
-            bundles += _divided(bundles.pop(), part)
-            part = 0.5
+        while len(bundles[-1]) > 1 and sum_s(bundles[-1]) >= 2 * least_s:
+            last = bundles.pop()
+            bundles += last[::2], last[1::2]
         rounds += [[] for _ in range(len(bundles) - len(rounds))]
         for i, bundle in enumerate(bundles):
             rounds[i].append(bundle)
     return [bundle for bundles in rounds for bundle in bundles]
-
-
-def _doubt(costs_s: Sequence[float], n_threads: int, deviation: float) -> float:
-    """Return the part of equal shares that may turn out to be too much for some of the threads.
-
-    Hummel, Schonberg and Flynn (see `factored`) for the first of their rounds, with the number of items of
-    one cost whose sum would be as certain as the one of items of these costs.
-    """
-    squares = sum(cost_s**2 for cost_s in costs_s)
-    if not squares:
-        return 0.0
-    b = n_threads * deviation / 2 * math.sqrt(squares) / sum(costs_s)
-    return 1 - 1 / (1 + b**2 + b * math.sqrt(b**2 + 2))
-
-
-def _divided(items: Sequence[int], part: float) -> tuple[list[int], list[int]]:
-    """Return items without, and with only, a part of them that is spread evenly; at least one is in each."""
-    n_last = min(len(items) - 1, max(1, int(part * len(items))))
-    last = {(2 * i + 1) * len(items) // (2 * n_last) for i in range(n_last)}
-    return [item for i, item in enumerate(items) if i not in last], [items[i] for i in sorted(last)]
 
 
 def factored(n_items: int, n_threads: int, most: int) -> list[list[int]]:

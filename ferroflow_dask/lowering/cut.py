@@ -27,10 +27,8 @@ _SLACK = 1.05
 #: Part of what the scheduler takes for a task that counts even where it should take it beside the work: that
 #: may turn out shorter, and scheduler and workers may share cores.
 _HANDICAP = 0.5
-#: Standard deviation of what an op takes, of what it should take: factors of up to 10 either way have 1.16.
-_DEVIATION = 1.0
-#: A thread's share is divided, in case costs are wrong, as long as bundles last as long as the scheduler
-#: takes to feed all threads, times this. It has no time for that where there are very many threads.
+#: A thread's share is halved, in case costs are wrong, as long as bundles last as long as the scheduler takes
+#: to feed all threads, times this. It has no time for that where there are very many threads.
 _TAPER = 2.0
 #: What bundles of short pieces last at most, where threads are given several then [s]: one can be stolen, and
 #: computed again, while others run, and clusters that grow with the work see how much there is.
@@ -122,7 +120,7 @@ def _pack(
     else:
         shares = [[short[i] for i in share] for share in longest_first(short_s, n_bundles)]
     least_s = _TAPER * cluster.n_threads * cluster.task_s if n_bundles > 1 else inf
-    return alone + tapered(costs_s, shares, least_s, most_s, _DEVIATION)
+    return alone + tapered(costs_s, shares, least_s, most_s)
 
 
 def _n_bundles(costs_s: Sequence[float], is_joined: bool, cluster: ClusterProfile) -> int:
