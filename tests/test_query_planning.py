@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 SCRIPT = """
+import dask
 import dask.array as da
 import numpy as np
 from distributed import Client
@@ -27,10 +28,16 @@ with Client(n_workers=1, processes=False, dashboard_address=":0") as client:
     for given in (lazy, lazy.rechunk(-1)):
         (found,) = client.compute(graph.bind(x=given)).result().values()
         np.testing.assert_array_equal(found, -(x + 1))
-    try:
-        graph.map_batches(lazy)
-    except BindError as error:
-        print(error)
+    with dask.annotate(priority=5):
+        bound = graph.bind(x=lazy)
+    annotated = [layer.annotations for layer in bound.__dask_graph__().layers.values()]
+    assert annotated[0] is None
+    assert annotated[-1]["priority"] == 5
+    for given in (lazy, x):
+        try:
+            graph.map_batches(given)
+        except BindError as error:
+            print(error)
 """
 
 
@@ -44,7 +51,11 @@ def test_one_array_can_be_given_and_batches_are_told_to_do_without() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == (
-        "map_batches takes no arrays of Dask's query planning; set array.query-planning to false in Dask's "
-        "configuration, before dask.array is imported\n"
+    assert (
+        done.stdout
+        == (
+            "map_batches does not work with Dask's query planning of arrays; set array.query-planning to false "
+            "in Dask's configuration, before dask.array is imported\n"
+        )
+        * 2
     )

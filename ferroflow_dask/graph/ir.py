@@ -269,7 +269,7 @@ class Graph:
         ------
         BindError
             A name, shape or dtype does not fit, an output has no batch dimension, or rows depend on each
-            other.
+            other; or `array.query-planning` is on in Dask's configuration.
         KernelNotFoundError
             No provider has one of the operators.
 

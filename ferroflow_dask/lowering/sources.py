@@ -12,7 +12,7 @@ from dask._task_spec import DataNode, GraphNode, Task, TaskRef
 from dask.base import is_dask_collection
 from dask.core import flatten
 from dask.delayed import Delayed
-from dask.highlevelgraph import HighLevelGraph
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.typing import Key
 
 from ferroflow_dask.devices import is_on_device
@@ -93,13 +93,13 @@ _EMBEDDED_NBYTES, _ALL_EMBEDDED_NBYTES = 1024, 2**20
 
 
 def _without_expressions(collection: Any) -> Delayed:
-    """Return what has one key, and is made by Dask's query planning, as a delayed value of the same key."""
+    """Return an array of one chunk, made by Dask's query planning, as a delayed value of the same key."""
     collection = collection.optimize()
     (key,) = flatten([collection.__dask_keys__()])
-    layer = f"input-{uuid.uuid4().hex}"
-    return Delayed(
-        key, HighLevelGraph.from_collections(layer, dict(collection.__dask_graph__())), layer=layer
-    )
+    name = f"input-{uuid.uuid4().hex}"
+    layer = MaterializedLayer(collection.__dask_graph__())
+    layer.annotations = None  # those around `bind` are not for what its inputs are computed from
+    return Delayed(key, HighLevelGraph({name: layer}, {name: set()}), layer=name)
 
 
 class SourceReferences:
@@ -177,7 +177,7 @@ class SourceReferences:
                     f"input {name!r} is a {type(value).__name__} of {len(keys)} parts; only Dask arrays, "
                     "delayed values and Futures become one array"
                 )
-            if not hasattr(whole, "__dask_layers__"):
+            if is_dask_array(whole) and not hasattr(whole, "__dask_layers__"):
                 whole = _without_expressions(whole)
             self.collections.append(whole)
             (self._keys[name],) = flatten([whole.__dask_keys__()])

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Knowledge:
     """What tasks are like, and the network.
 
-    Not the workers, which join anew, nor how late they answer, which is of the moment.
+    Not how fast workers are, nor how late they answer, which may be of the moment.
     """
 
     durations: Durations = field(default_factory=Durations)
