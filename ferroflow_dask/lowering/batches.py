@@ -89,8 +89,8 @@ def _arrays(graph: Graph, x: Any, batch: int | None) -> dict[str, Any]:
     batched = {name: value for name, value in arrays.items() if is_dask_array(value)}
     if not all(hasattr(value, "__dask_layers__") for value in batched.values()):
         raise BindError(
-            "map_batches does not work with Dask's query planning of arrays; set array.query-planning to false "
-            "in Dask's configuration, before dask.array is imported"
+            "map_batches does not work with Dask's query planning of arrays; set array.query-planning to "
+            "false in Dask's configuration, before dask.array is imported"
         )
     if not batched:
         raise BindError("no input is a Dask array; wrap what is to be batched in dask.array.from_array")
