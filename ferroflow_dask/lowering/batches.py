@@ -21,7 +21,14 @@ from ferroflow_dask.kernels.registry import check_supported, provider_names
 from ferroflow_dask.lowering.execution import Results
 from ferroflow_dask.lowering.model import BatchModel, LoadedModel, RunModel, batch_model
 from ferroflow_dask.lowering.placement import check_placed
-from ferroflow_dask.lowering.sources import check_sizes, checked, is_dask_array, is_lazy, no_array
+from ferroflow_dask.lowering.sources import (
+    check_sizes,
+    checked,
+    is_dask_array,
+    is_expression,
+    is_lazy,
+    no_array,
+)
 from ferroflow_dask.lowering.trials import row_shape
 
 #: Rows of a batch where nobody says how many.
@@ -87,7 +94,7 @@ def _arrays(graph: Graph, x: Any, batch: int | None) -> dict[str, Any]:
         for name, spec in graph.inputs.items()
     }
     batched = {name: value for name, value in arrays.items() if is_dask_array(value)}
-    if not all(hasattr(value, "__dask_layers__") for value in batched.values()):
+    if any(is_expression(value) for value in batched.values()):
         raise BindError(
             "map_batches does not work with Dask's query planning of arrays; set array.query-planning to "
             "false in Dask's configuration, before dask.array is imported"

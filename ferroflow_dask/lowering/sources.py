@@ -34,6 +34,11 @@ def is_dask_array(value: Any) -> bool:
     return kind is not None and isinstance(value, kind)
 
 
+def is_expression(array: Any) -> bool:
+    """Return whether a Dask array is one of `array.query-planning`, which has no graph of layers."""
+    return not hasattr(array, "__dask_layers__")
+
+
 def check_lazy(inputs: Mapping[str, Any]) -> None:
     """Raise `BindError` for what Dask computes and no task can take as one array."""
     for name, value in inputs.items():
@@ -170,15 +175,17 @@ class SourceReferences:
 
     def _key_of(self, name: str, value: Any) -> Key:
         if name not in self._keys:
-            whole = value.rechunk(-1) if is_dask_array(value) else value
+            whole = value
+            if is_dask_array(value):
+                whole = value.rechunk(-1)
+                if is_expression(whole):
+                    whole = _without_expressions(whole)
             keys = list(flatten([whole.__dask_keys__()]))
             if len(keys) != 1:
                 raise BindError(
                     f"input {name!r} is a {type(value).__name__} of {len(keys)} parts; only Dask arrays, "
                     "delayed values and Futures become one array"
                 )
-            if is_dask_array(whole) and not hasattr(whole, "__dask_layers__"):
-                whole = _without_expressions(whole)
             self.collections.append(whole)
-            (self._keys[name],) = flatten([whole.__dask_keys__()])
+            self._keys[name] = keys[0]
         return self._keys[name]

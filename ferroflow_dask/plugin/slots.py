@@ -10,6 +10,7 @@ a task that needs many of them, are made ahead, and so many bytes of them at mos
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ferroflow_dask.plugin import seams
@@ -35,19 +36,17 @@ _MOST_AHEAD = 32
 _MOST_AHEAD_NBYTES = 2**24
 
 
+@dataclass(slots=True)
 class RoundTrip:
-    """The time from the end of a task to the start of the next one sent for it, once that is learned."""
+    """The time from the end of a task to the start of the next one sent for it; None until it is learned.
 
-    __slots__ = ("seconds",)
+    Parameters
+    ----------
+    seconds : float or None
+        [s]
+    """
 
-    def __init__(self) -> None:
-        #: [s]
-        self.seconds: float | None = None
-
-    def record(self, sample_s: float, guess_s: float) -> None:
-        """Learn from one, beginning with a guess [s]."""
-        before_s = guess_s if self.seconds is None else self.seconds
-        self.seconds = max(before_s + _WEIGHT * (sample_s - before_s), _SHORTEST_S)
+    seconds: float | None = None
 
 
 class Slots:
@@ -120,7 +119,8 @@ class Slots:
 
     def _learn(self, sample_s: float) -> None:
         if sample_s <= _LONGEST_S:
-            self._round_trip.record(sample_s, self._guess_s)
+            before_s = self.round_trip_s
+            self._round_trip.seconds = max(before_s + _WEIGHT * (sample_s - before_s), _SHORTEST_S)
 
     def _n_ahead(self, worker: str) -> float:
         """Return how many tasks a thread of a worker has beyond the one that it runs, on average."""
