@@ -4,7 +4,7 @@ What is raised on purpose is a `FerroflowError`; its kinds are in `ferroflow_das
 """
 
 from ferroflow_dask import config as _config
-from ferroflow_dask.cost import ClusterProfile
+from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.deploy import calibrate, optimizations, optimize, optimize_graph, slurm_cluster
 from ferroflow_dask.exceptions import FerroflowError
 from ferroflow_dask.graph import Graph, GraphBuilder, generate, load_onnx

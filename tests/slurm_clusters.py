@@ -15,7 +15,7 @@ from distributed.core import Status
 from real_slurm import queue
 
 from ferroflow_dask import slurm_cluster
-from ferroflow_dask.plugin import workers_of
+from ferroflow_dask.clients import workers_of
 
 #: Jobs come within a second or two; the rest is for a machine that does other things as well.
 _WAIT_S = 60.0

@@ -13,8 +13,8 @@ from distributed import Client
 from distributed.utils import key_split
 from measured import THREADS, Cluster, build
 
+from ferroflow_dask.annotations import COST_ANNOTATION
 from ferroflow_dask.bench.workloads import WORKLOADS
-from ferroflow_dask.lowering import COST_ANNOTATION
 
 
 @pytest.fixture(scope="module")

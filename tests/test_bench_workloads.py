@@ -14,13 +14,13 @@ from conftest import checked_client
 from distributed.utils import key_split
 from measured import THREADS, Cluster, Ran, build
 
+from ferroflow_dask.annotations import COST_ANNOTATION, RANK_ANNOTATION
 from ferroflow_dask.bench.workloads import WORKLOADS, Workload, get_workload
 from ferroflow_dask.bench.workloads.dags import DAGS, duration_prefix, numpy_outputs, with_checkpoints
 from ferroflow_dask.bench.workloads.scenarios import SCENARIOS
 from ferroflow_dask.bench.workloads.task_bench import TASK_BENCH
 from ferroflow_dask.exceptions import KernelNotFoundError, ResultError, UnknownNameError, UsageError
 from ferroflow_dask.graph import TOPOLOGIES, Graph, GraphBuilder, bounds, generate
-from ferroflow_dask.lowering import COST_ANNOTATION, RANK_ANNOTATION
 
 WAYS = [(name, lowering) for name, workload in WORKLOADS.items() for lowering in workload.lowerings]
 OURS = (*DAGS, *TASK_BENCH, *SCENARIOS)

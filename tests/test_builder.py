@@ -10,7 +10,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from ferroflow_dask import bind
-from ferroflow_dask.cost import ClusterProfile
+from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.exceptions import GraphError
 from ferroflow_dask.graph import GraphBuilder
 from ferroflow_dask.graph.to_onnx import to_onnx

@@ -19,13 +19,15 @@ from models import light_models, randomize
 from numpy.testing import assert_array_equal
 
 from ferroflow_dask import Graph, GraphBuilder, evaluate, executed, generate, load_onnx, place
-from ferroflow_dask.cost import AnalyticCost, ClusterProfile, MeasuredCost, estimate
+from ferroflow_dask.annotations import RANK_ANNOTATION
+from ferroflow_dask.bundling.predict import Work, predict
+from ferroflow_dask.cluster_profile import ClusterProfile
+from ferroflow_dask.cost import AnalyticCost, MeasuredCost, estimate
 from ferroflow_dask.exceptions import KernelError, UnknownNameError, UsageError
 from ferroflow_dask.graph import TOPOLOGIES, Op, bounds, random_inputs
-from ferroflow_dask.lowering import RANK_ANNOTATION, executed_here
+from ferroflow_dask.lowering import executed_here
 from ferroflow_dask.lowering.bundles import bundle
 from ferroflow_dask.lowering.collection import BoundGraph, bind
-from ferroflow_dask.lowering.predict import Work, predict
 from ferroflow_dask.lowering.tasks import exported, lower
 
 FOUR = ClusterProfile((1,) * 4)

@@ -21,7 +21,8 @@ from in_charge import until
 
 from ferroflow_dask import optimizations, optimize, optimize_graph
 from ferroflow_dask.cli import main
-from ferroflow_dask.cost import ClusterProfile
+from ferroflow_dask.clients import workers_of
+from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.deploy import (
     calibrate,
     calibration,
@@ -36,7 +37,7 @@ from ferroflow_dask.deploy import (
 from ferroflow_dask.devices import DeviceRunner
 from ferroflow_dask.devices.emulated import EmulatedDevice
 from ferroflow_dask.exceptions import ClusterError
-from ferroflow_dask.plugin import install, uninstall, workers_of
+from ferroflow_dask.plugin import install, uninstall
 
 #: The package has a function of the same name.
 install_module = importlib.import_module("ferroflow_dask.plugin.install")

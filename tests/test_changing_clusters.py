@@ -14,7 +14,8 @@ from one_loop import wait_for
 from waiting import soon
 
 from ferroflow_dask import GraphBuilder, generate, install, load_onnx, optimizations, optimize, place
-from ferroflow_dask.cost import AnalyticCost, ClusterProfile, estimate
+from ferroflow_dask.cluster_profile import ClusterProfile
+from ferroflow_dask.cost import AnalyticCost, estimate
 from ferroflow_dask.deploy import load_profile, profile_of, save_profile
 from ferroflow_dask.exceptions import ClusterError, KernelError, UsageError
 from ferroflow_dask.graph import Graph

@@ -15,7 +15,7 @@ from onnx.helper import make_node as node
 from onnx.helper import make_tensor_value_info as info
 
 from ferroflow_dask import Graph, GraphBuilder, evaluate, load_onnx, place
-from ferroflow_dask.cost import ClusterProfile
+from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.lowering import PLACEMENTS, bind
 
 ONE = ClusterProfile((1,))

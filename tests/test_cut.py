@@ -16,13 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ferroflow_dask import Graph, bind, generate
-from ferroflow_dask.cost import AnalyticCost, ClusterProfile, estimate
+from ferroflow_dask.annotations import COST_ANNOTATION, RANK_ANNOTATION
+from ferroflow_dask.bundling.coarse import factored, longest_first, tapered
+from ferroflow_dask.cluster_profile import ClusterProfile
+from ferroflow_dask.cost import AnalyticCost, estimate
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.graph import Op, bounds
-from ferroflow_dask.graph.analysis import ranks_of
-from ferroflow_dask.lowering import COST_ANNOTATION, RANK_ANNOTATION
 from ferroflow_dask.lowering.bundles import bundle
-from ferroflow_dask.lowering.coarse import factored, longest_first, tapered
+from ferroflow_dask.ranks import ranks_of
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
 
 FOUR = ClusterProfile((1,) * 4)

@@ -14,6 +14,7 @@ from waiting import soon
 
 import ferroflow_dask
 from ferroflow_dask import bind, evaluate, executed, generate, install, place
+from ferroflow_dask.clients import workers_of
 from ferroflow_dask.cost import AnalyticCost
 from ferroflow_dask.deploy import DeviceChoice, count_gpus, device_client
 from ferroflow_dask.deploy.cuda import as_the_driver_counts
@@ -21,7 +22,7 @@ from ferroflow_dask.devices import DeviceUsage
 from ferroflow_dask.exceptions import KernelError
 from ferroflow_dask.graph import Graph, GraphBuilder
 from ferroflow_dask.graph.nodes import Op
-from ferroflow_dask.plugin import device_usage, gpu_workers, installed, workers_of
+from ferroflow_dask.plugin import device_usage, gpu_workers, installed
 
 pytestmark = pytest.mark.cluster
 

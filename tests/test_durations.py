@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ferroflow_dask.lowering import KIND_ANNOTATION
+from ferroflow_dask.annotations import KIND_ANNOTATION
 from ferroflow_dask.plugin.durations import Durations
 from ferroflow_dask.plugin.knowledge import learned_in_this_process
 from ferroflow_dask.policy.pace import Paces

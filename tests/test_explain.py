@@ -11,8 +11,8 @@ from in_charge import stealing_of
 from one_loop import Cluster, on_cluster, pause
 
 from ferroflow_dask import explain, install
+from ferroflow_dask.clients import workers_of
 from ferroflow_dask.exceptions import ClusterError, UsageError
-from ferroflow_dask.plugin import workers_of
 from ferroflow_dask.plugin.journal import Journal
 
 pytestmark = pytest.mark.cluster

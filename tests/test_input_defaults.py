@@ -22,14 +22,14 @@ from onnx import TensorProto
 from onnx.helper import make_node as node
 
 from ferroflow_dask import Graph, bind, load_onnx, place
+from ferroflow_dask.annotations import is_placed_key
 from ferroflow_dask.bench import run_on_cluster
 from ferroflow_dask.cli.batches import in_batches, run_batches
-from ferroflow_dask.cost import ClusterProfile
+from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.exceptions import BindError
 from ferroflow_dask.graph import random_inputs
 from ferroflow_dask.graph.defaults import with_inputs
 from ferroflow_dask.kernels import evaluate
-from ferroflow_dask.lowering.placement import is_placed_key
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 #: Below and above the size [B] from which on weights travel beside a graph.

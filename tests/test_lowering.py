@@ -16,19 +16,12 @@ from distributed import Client
 from numpy.testing import assert_array_equal
 
 from ferroflow_dask import BoundGraph, Graph, GraphBuilder, evaluate, executed, generate, place
-from ferroflow_dask.cost import ClusterProfile
+from ferroflow_dask.annotations import COST_ANNOTATION, CPU, GPU, KIND_ANNOTATION, RANK_ANNOTATION
+from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.exceptions import BindError, KernelError, KernelNotFoundError, UsageError
 from ferroflow_dask.graph import Op, Source, upward_ranks
 from ferroflow_dask.graph.nodes import UNKNOWN
-from ferroflow_dask.lowering import (
-    COST_ANNOTATION,
-    CPU,
-    GPU,
-    KIND_ANNOTATION,
-    PLACEMENTS,
-    RANK_ANNOTATION,
-    executed_here,
-)
+from ferroflow_dask.lowering import PLACEMENTS, executed_here
 from ferroflow_dask.lowering.collection import bind
 
 RNG = np.random.default_rng(0)

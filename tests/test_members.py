@@ -11,9 +11,9 @@ from distributed import Client
 from one_loop import Cluster, on_cluster
 
 import ferroflow_dask
+from ferroflow_dask.clients import ask_workers, workers_of
 from ferroflow_dask.exceptions import UsageError
-from ferroflow_dask.lowering.clients import ask_workers
-from ferroflow_dask.plugin import gpu_workers, workers_of
+from ferroflow_dask.plugin import gpu_workers
 
 pytestmark = pytest.mark.cluster
 

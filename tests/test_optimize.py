@@ -22,11 +22,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ferroflow_dask import optimizations, optimize
-from ferroflow_dask.cost import ClusterProfile
+from ferroflow_dask.bundling.dask_graphs import Learned, bundle_tasks, optimize_for, pack_graph
+from ferroflow_dask.bundling.sequence import BundleTask
+from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.deploy import profile_of
 from ferroflow_dask.exceptions import ClusterError
-from ferroflow_dask.lowering.foreign import Learned, bundle_tasks, optimize_for, pack_graph
-from ferroflow_dask.lowering.sequence import BundleTask
 from ferroflow_dask.plugin import learned
 
 FOUR = ClusterProfile((1,) * 4)

@@ -15,8 +15,8 @@ import pytest
 from distributed import Client, wait
 from test_optimize import COLLECTIONS, FOUR, All
 
-from ferroflow_dask.lowering import bundle_in
-from ferroflow_dask.lowering.foreign import Learned, optimize_for, pack_graph
+from ferroflow_dask.bundling.dask_graphs import Learned, optimize_for, pack_graph
+from ferroflow_dask.bundling.sequence import bundle_in
 from ferroflow_dask.plugin import learned
 from ferroflow_dask.plugin.describe import declared_cost
 

@@ -15,9 +15,9 @@ from dask.utils import key_split
 from distributed import Client, get_worker, wait
 from test_optimize import COLLECTIONS, FOUR, All, combine, n_tasks, tree
 
-from ferroflow_dask.lowering.fixed import is_alone
-from ferroflow_dask.lowering.foreign import Learned, bundle_tasks, optimize_for, pack_graph
-from ferroflow_dask.lowering.sequence import BundleTask
+from ferroflow_dask.bundling.dask_graphs import Learned, bundle_tasks, optimize_for, pack_graph
+from ferroflow_dask.bundling.fixed import is_alone
+from ferroflow_dask.bundling.sequence import BundleTask
 
 
 class BarrierTask(Task):

@@ -12,7 +12,7 @@ from dask.order import order
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ferroflow_dask.lowering.ordering import in_order
+from ferroflow_dask.bundling.ordering import in_order
 
 
 def together(*values: Any) -> tuple[Any, ...]:

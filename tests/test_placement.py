@@ -17,7 +17,7 @@ from numpy.testing import assert_allclose
 from onnx import TensorProto
 
 from ferroflow_dask import bind, evaluate, executed, generate, load_onnx, place
-from ferroflow_dask.cost import ClusterProfile
+from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.exceptions import KernelError, UsageError
 from ferroflow_dask.graph import Graph, random_inputs
 from ferroflow_dask.lowering import PLACEMENTS, predictions_of

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from distributed import Client, Scheduler, SpecCluster, Worker
 
-from ferroflow_dask.cost import ClusterProfile
+from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.deploy import Calibration, calibration, calibration_of, rates
 from ferroflow_dask.deploy.rates import measure_rates, medians, spread
 

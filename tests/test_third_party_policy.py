@@ -16,9 +16,9 @@ from one_loop import Cluster, on_cluster
 from test_policy_contract import CONTRACT, Make
 
 from ferroflow_dask import FerroflowStealing, explain, install, uninstall
+from ferroflow_dask.annotations import RANK_ANNOTATION
 from ferroflow_dask.cli import main
 from ferroflow_dask.exceptions import UsageError
-from ferroflow_dask.lowering import RANK_ANNOTATION
 from ferroflow_dask.plugin import installed
 from ferroflow_dask.plugin.swap import swap
 from ferroflow_dask.policy import ClusterView, make_policy, policy_names

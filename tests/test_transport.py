@@ -16,10 +16,10 @@ from distributed import Client
 from distributed.protocol import deserialize, serialize
 from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
 
+from ferroflow_dask.bundling.results import Results
 from ferroflow_dask.devices import DeviceRunner, Resident, attach, detach
 from ferroflow_dask.devices.emulated import EmulatedArray, EmulatedDevice, UnplannedAccessError
 from ferroflow_dask.exceptions import KernelError, UsageError
-from ferroflow_dask.lowering.execution import Results
 
 LOW_PRECISION = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e5m2fnuz", "int4")
 

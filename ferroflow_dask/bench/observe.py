@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from distributed import Client
 from distributed.diagnostics.plugin import SchedulerPlugin, WorkerPlugin
 
-from ferroflow_dask.lowering.clients import ask_workers
+from ferroflow_dask.clients import ask_workers
 
 if TYPE_CHECKING:
     from distributed import Worker

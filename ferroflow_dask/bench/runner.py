@@ -13,13 +13,14 @@ from distributed import Client, futures_of
 
 from ferroflow_dask.bench.observe import FetchCounter, StealCounter
 from ferroflow_dask.bench.record import RunRecord, versions
-from ferroflow_dask.cost import AnalyticCost, ClusterProfile, CostModel
+from ferroflow_dask.clients import ask_workers
+from ferroflow_dask.cluster_profile import ClusterProfile
+from ferroflow_dask.cost import AnalyticCost, CostModel
 from ferroflow_dask.devices import DeviceUsage
 from ferroflow_dask.graph import FERROFLOW_DOMAIN, Graph, Op, bounds
 from ferroflow_dask.graph.defaults import with_inputs
 from ferroflow_dask.kernels import SESSIONS, evaluate, in_session, provider_counts
 from ferroflow_dask.lowering import BoundGraph, ExecutionReport, bind, executed, token_of
-from ferroflow_dask.lowering.clients import ask_workers
 from ferroflow_dask.plugin import device_usage
 
 if TYPE_CHECKING:

@@ -12,13 +12,15 @@ import click
 from dask.utils import format_bytes
 from distributed import Client
 
+from ferroflow_dask.annotations import GPU
 from ferroflow_dask.bench import Run, RunRecord, run_on_cluster, warm_up
 from ferroflow_dask.bench.markdown import NOTHING, count
 from ferroflow_dask.bench.progress import progress_bar
-from ferroflow_dask.cost import AnalyticCost, ClusterProfile, MeasuredCost
+from ferroflow_dask.cluster_profile import ClusterProfile
+from ferroflow_dask.cost import AnalyticCost, MeasuredCost
 from ferroflow_dask.deploy import count_gpus, load_durations, profile_of, profiles_file, save_durations
 from ferroflow_dask.graph import Graph
-from ferroflow_dask.lowering import AUTO, GPU, bind, place
+from ferroflow_dask.lowering import AUTO, bind, place
 
 _IN_WORDS = {"whole": "whole", "bundles": "in bundles", "ops": "op by op"}
 

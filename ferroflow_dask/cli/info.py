@@ -14,7 +14,8 @@ from ferroflow_dask.cli.cluster_options import threads_option
 from ferroflow_dask.cli.files import check_folder
 from ferroflow_dask.cli.graph_options import GraphCommand, graph_options, graph_sizes, load_graph
 from ferroflow_dask.cli.sections import cluster_option, device_option, output_option
-from ferroflow_dask.cost import AnalyticCost, ClusterProfile, estimate, flops
+from ferroflow_dask.cluster_profile import ClusterProfile
+from ferroflow_dask.cost import AnalyticCost, estimate, flops
 from ferroflow_dask.graph import Graph, levels
 from ferroflow_dask.graph.analysis import is_large_product
 from ferroflow_dask.graph.render import kind_counts

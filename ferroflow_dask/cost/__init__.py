@@ -1,14 +1,12 @@
-"""What an op costs before it has run, and what the cluster is like that runs it."""
+"""Costs of ops: analytic estimates and measured durations."""
 
 from ferroflow_dask.cost.analytic import AnalyticCost, flops
 from ferroflow_dask.cost.kind import kind_name, kind_of
 from ferroflow_dask.cost.measured import MeasuredCost
 from ferroflow_dask.cost.model import CostModel, estimate
-from ferroflow_dask.cost.profile import ClusterProfile
 
 __all__ = [
     "AnalyticCost",
-    "ClusterProfile",
     "CostModel",
     "MeasuredCost",
     "estimate",

@@ -14,8 +14,8 @@ from dask.utils import key_split
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.metrics import time
 
+from ferroflow_dask.annotations import CPU, GPU
 from ferroflow_dask.dashboard.progress import GraphProgress
-from ferroflow_dask.lowering import CPU, GPU
 from ferroflow_dask.plugin import FerroflowStealing, has_gpu
 from ferroflow_dask.plugin.describe import declared_cost
 from ferroflow_dask.plugin.journal import Decision

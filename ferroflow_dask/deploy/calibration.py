@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 from distributed import Client, Future, wait
 
-from ferroflow_dask.cost import ClusterProfile
+from ferroflow_dask.clients import ask_workers, check_synchronous, workers_of
+from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.deploy.rates import (
     FASTEST,
     Rates,
@@ -41,8 +42,7 @@ from ferroflow_dask.deploy.rates import (
 )
 from ferroflow_dask.devices import attached
 from ferroflow_dask.exceptions import ClusterError, UsageError
-from ferroflow_dask.lowering.clients import ask_workers, check_synchronous
-from ferroflow_dask.plugin import check_workers, gpu_workers, installed, workers_of
+from ferroflow_dask.plugin import check_workers, gpu_workers, installed
 from ferroflow_dask.whole_files import write_text
 
 if TYPE_CHECKING:

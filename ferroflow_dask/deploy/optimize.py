@@ -11,11 +11,7 @@ from dask.base import is_dask_collection
 from dask.typing import Key
 from distributed import Client
 
-from ferroflow_dask.cost import ClusterProfile
-from ferroflow_dask.deploy.calibration import profile_of
-from ferroflow_dask.exceptions import ClusterError, UsageError
-from ferroflow_dask.lowering.clients import check_synchronous
-from ferroflow_dask.lowering.foreign import (
+from ferroflow_dask.bundling.dask_graphs import (
     Learned,
     PackedGraph,
     bundle_graph,
@@ -23,6 +19,10 @@ from ferroflow_dask.lowering.foreign import (
     optimize_for,
     pack_graph,
 )
+from ferroflow_dask.clients import check_synchronous
+from ferroflow_dask.cluster_profile import ClusterProfile
+from ferroflow_dask.deploy.calibration import profile_of
+from ferroflow_dask.exceptions import ClusterError, UsageError
 from ferroflow_dask.plugin import (
     check_workers,
     installed,

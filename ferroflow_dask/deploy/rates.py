@@ -18,8 +18,8 @@ from itertools import chain, islice, zip_longest
 import numpy as np
 from distributed import Client, get_worker, wait
 
+from ferroflow_dask.clients import workers_of
 from ferroflow_dask.lowering import device_here
-from ferroflow_dask.plugin import workers_of
 
 #: Of workers by address: numbers by name, [FLOP/s] and [B/s].
 Rates = Mapping[str, Mapping[str, float]]

@@ -6,11 +6,12 @@ All functions are linear in ops plus edges.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import Op
+from ferroflow_dask.ranks import ranks_of
 
 #: op id → cost [s]
 Costs = Mapping[int, float]
@@ -47,24 +48,6 @@ def upward_ranks(graph: Graph, costs: Costs) -> dict[int, float]:
     """
     ranks = ranks_of([costs[op.id] for op in graph.live_ops], graph.live_edges)
     return dict(zip(graph.live_position, ranks, strict=True))
-
-
-def ranks_of(costs: Sequence[float], before: Sequence[Iterable[int]]) -> list[float]:
-    """Return the upward ranks of nodes that are numbered in an order in which they can run.
-
-    Parameters
-    ----------
-    costs : sequence of float
-        Of each node.
-    before : sequence of iterable of int
-        Those that each node waits for.
-    """
-    ranks = [0.0] * len(costs)
-    for node in range(len(costs) - 1, -1, -1):
-        ranks[node] += costs[node]
-        for earlier in before[node]:
-            ranks[earlier] = max(ranks[earlier], ranks[node])
-    return ranks
 
 
 def levels(graph: Graph) -> dict[int, int]:

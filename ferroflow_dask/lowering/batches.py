@@ -10,6 +10,7 @@ from dask._task_spec import DataNode, Dict, GraphNode, Task, TaskRef
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.typing import Key
 
+from ferroflow_dask.bundling.results import Results
 from ferroflow_dask.counts import as_count
 from ferroflow_dask.exceptions import BindError, UsageError
 from ferroflow_dask.graph.batching import BATCH
@@ -18,7 +19,6 @@ from ferroflow_dask.graph.inputs import as_array, check_array, taken
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import TensorSpec
 from ferroflow_dask.kernels.registry import check_supported, provider_names
-from ferroflow_dask.lowering.execution import Results
 from ferroflow_dask.lowering.model import BatchModel, LoadedModel, RunModel, batch_model
 from ferroflow_dask.lowering.placement import check_placed
 from ferroflow_dask.lowering.sources import (

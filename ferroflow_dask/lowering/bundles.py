@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 
-from ferroflow_dask.cost import ClusterProfile
+from ferroflow_dask.bundling.cut import GUESS, MEMORY_SHARE, best_cut
+from ferroflow_dask.bundling.predict import Cut, Prediction, Work, predict
+from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.exceptions import UnknownNameError
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import FERROFLOW_DOMAIN, Op, TensorSpec
-from ferroflow_dask.lowering.cut import GUESS, MEMORY_SHARE, best_cut
-from ferroflow_dask.lowering.predict import Cut, Prediction, Work, predict
 from ferroflow_dask.lowering.tasks import exported
 
 #: All ops as one piece of work, in one session where a provider has such; in bundles; or each by itself.

@@ -15,7 +15,10 @@ from dask.threaded import get as threaded_get
 from dask.typing import Key
 
 from ferroflow_dask.arguments import check_kind
-from ferroflow_dask.cost import AnalyticCost, ClusterProfile, CostModel, estimate
+from ferroflow_dask.bundling.predict import Prediction
+from ferroflow_dask.bundling.results import Place
+from ferroflow_dask.cluster_profile import ClusterProfile
+from ferroflow_dask.cost import AnalyticCost, CostModel, estimate
 from ferroflow_dask.exceptions import UnknownNameError, UsageError
 from ferroflow_dask.graph.defaults import with_inputs
 from ferroflow_dask.graph.inputs import check_graph, check_inputs
@@ -24,9 +27,8 @@ from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.kernels.registry import check_supported, provider_names
 from ferroflow_dask.lowering.bundles import Bundling, bundle, check_placement
 from ferroflow_dask.lowering.placement import check_placed
-from ferroflow_dask.lowering.predict import Prediction
 from ferroflow_dask.lowering.sources import check_lazy, is_lazy
-from ferroflow_dask.lowering.tasks import GpuCosts, Place, by_place, lower, op_type_prefix
+from ferroflow_dask.lowering.tasks import GpuCosts, host_values, lower, op_type_prefix
 
 
 class BoundGraph(DaskMethodsMixin):
@@ -89,7 +91,7 @@ class BoundGraph(DaskMethodsMixin):
     __dask_scheduler__ = staticmethod(threaded_get)
 
     def __dask_postcompute__(self) -> tuple[Callable[..., dict[str, Any]], tuple[Any, ...]]:
-        return by_place, (self.places,)
+        return host_values, (self.places,)
 
     def __dask_postpersist__(self) -> tuple[Callable[..., BoundGraph], tuple[Any, ...]]:
         return _persisted, (self.run, self.places, self._graph, (self.placement, self.predictions))
@@ -101,7 +103,7 @@ class BoundGraph(DaskMethodsMixin):
 
     def by_name(self, results: Sequence[Any]) -> dict[str, Any]:
         """Return the outputs, given the results of `__dask_keys__()`."""
-        return by_place(results, self.places)
+        return host_values(results, self.places)
 
     def only(self, *names: str) -> BoundGraph:
         """Return the collection of some of the outputs; what they do not need is not computed.

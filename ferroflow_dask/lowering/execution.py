@@ -14,19 +14,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dask.sizeof import sizeof
 from distributed import get_worker
 
+from ferroflow_dask.annotations import KIND_ANNOTATION
+from ferroflow_dask.bundling.results import Results
+from ferroflow_dask.clients import ask_workers, check_synchronous
 from ferroflow_dask.devices import DeviceRunner, attached, drain, host_value, is_on_device, register_spilled
 from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.kernels import Plan, compile_op, single
-from ferroflow_dask.lowering.clients import ask_workers, check_synchronous
 
 if TYPE_CHECKING:
     from distributed import Client
-
-#: What a task is like: those of one kind take equally long, and their durations are learned together.
-KIND_ANNOTATION = "ferroflow_kind"
 
 #: Runs whose executions a process remembers; older ones are forgotten.
 _REMEMBERED_RUNS = 16
@@ -189,38 +187,10 @@ class ExecuteOp:
         return (type(self).__qualname__, self.run, self.op.id)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Results:
-    """What a bundle yields where more than one value is wanted of it.
-
-    No tuple, which Dask would take apart to send each item by itself: equal items are sent once.
-    """
-
-    values: tuple[Any, ...]
-
-    def __getitem__(self, item: int) -> Any:
-        """Return one of the values."""
-        return self.values[item]
-
-    def __getattr__(self, name: str) -> Any:
-        # dask-cuda knows by this attribute what to spill from a device, where it is not told otherwise.
-        if name == "__cuda_array_interface__":
-            for value in self.values:
-                if is_on_device(value):
-                    return getattr(value, name)
-        raise AttributeError(name)
-
-
-def _nbytes(results: Results) -> int:
-    distinct = {id(value): value for value in results.values}
-    return sum(sizeof(value) for value in distinct.values())
-
-
 def _is_spilled(results: Results) -> bool:
     return any(map(is_on_device, results.values))
 
 
-sizeof.register(Results, _nbytes)
 register_spilled(Results, _is_spilled)
 
 

@@ -14,13 +14,13 @@ from dask.base import tokenize
 from dask.sizeof import sizeof
 from zict import LRU
 
+from ferroflow_dask.bundling.results import Results
 from ferroflow_dask.devices import host_value
 from ferroflow_dask.exceptions import BindError, FerroflowError, KernelError
 from ferroflow_dask.graph.batching import BATCH, Batching, batching_of, output_specs
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import TensorSpec
 from ferroflow_dask.kernels.session import failed
-from ferroflow_dask.lowering.execution import Results
 from ferroflow_dask.lowering.sealed import Sealed, is_large, runner_here
 from ferroflow_dask.lowering.trials import agree, are_rows_independent, nothing, row_shape, try_out
 

@@ -7,23 +7,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ferroflow_dask.annotations import PLACED_PREFIX
+from ferroflow_dask.clients import check_synchronous
 from ferroflow_dask.exceptions import ClusterError, UsageError
 from ferroflow_dask.graph.inputs import check_graph
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import Source
-from ferroflow_dask.lowering.clients import check_synchronous
 
 if TYPE_CHECKING:
     from distributed import Client, Future
-
-
-#: How the keys of placed values begin; what follows is unique.
-_PREFIX = "ferroflow-placed-"
-
-
-def is_placed_key(key: object) -> bool:
-    """Return whether a key is that of a value which `place` has put on all workers."""
-    return isinstance(key, str) and key.startswith(_PREFIX)
 
 
 def place(graph: Graph, client: Client) -> Graph:
@@ -80,7 +72,7 @@ def place(graph: Graph, client: Client) -> Graph:
 def on_all_workers(values: Mapping[Any, Any], client: Client) -> dict[Any, Future[Any]]:
     """Copy values to every worker, where they stay as long as the Futures that are returned; see `place`."""
     # Each has a key of its own: equal constants stay two, as the graph has them.
-    keys = {name: f"{_PREFIX}{uuid.uuid4().hex}" for name in values}
+    keys = {name: f"{PLACED_PREFIX}{uuid.uuid4().hex}" for name in values}
     futures = client.scatter({keys[name]: value for name, value in values.items()}, broadcast=True)
     return {name: futures[key] for name, key in keys.items()}
 

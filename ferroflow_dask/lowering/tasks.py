@@ -1,7 +1,7 @@
 """Write a graph as Dask tasks: keys, dependencies, annotations.
 
 Here are the tasks of ops; `sources` has those of inputs and constants, `batches` those of models on chunks,
-and `foreign` with `sequence` rewrites the tasks of others.
+and the package `bundling` rewrites the tasks of others.
 """
 
 from __future__ import annotations
@@ -15,41 +15,32 @@ from dask.base import get_annotations
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.typing import Key
 
+from ferroflow_dask.annotations import (
+    BUNDLE_PREFIX,
+    COST_ANNOTATION,
+    CPU,
+    GPU,
+    KIND_ANNOTATION,
+    RANK_ANNOTATION,
+)
+from ferroflow_dask.bundling.results import Place, by_place
 from ferroflow_dask.cost import kind_name
 from ferroflow_dask.devices import host_value
-from ferroflow_dask.graph.analysis import is_large_product, ranks_of
+from ferroflow_dask.graph.analysis import is_large_product
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.kernels import has_subgraph, make_plan
-from ferroflow_dask.lowering.execution import KIND_ANNOTATION, ExecuteBundle, ExecuteOp
+from ferroflow_dask.lowering.execution import ExecuteBundle, ExecuteOp
 from ferroflow_dask.lowering.sources import SourceReferences
 from ferroflow_dask.lowering.whole import whole
-
-#: Expected duration of a task on one thread [s]. Any Dask code may set it with `dask.annotate`. Where
-#: workers have GPUs, a dict of the durations on workers of either kind, None where it is not known; a kind
-#: that is left out gets none of the tasks as long as there is one of the other.
-COST_ANNOTATION = "ferroflow_cost"
-#: What kinds of workers are called.
-CPU, GPU = "cpu", "gpu"
-#: Upward rank of a task [s]: what still has to run once it starts.
-RANK_ANNOTATION = "ferroflow_rank"
-
-#: Names the tasks of several ops.
-BUNDLE_PREFIX = "bundle"
-
-#: Key of the task that yields a value, and which item of its result the value is; None for all of it.
-Place = tuple[Key, int | None]
+from ferroflow_dask.ranks import ranks_of
 
 K = TypeVar("K", bound=Hashable)
 
 
-def by_place(results: Sequence[Any], places: Mapping[K, Place]) -> dict[K, Any]:
-    """Return what was asked for, given the results of its tasks in the order in which they come first."""
-    by_key = dict(zip(dict.fromkeys(key for key, _ in places.values()), results, strict=True))
-    return {
-        name: host_value(by_key[key] if item is None else by_key[key][item])
-        for name, (key, item) in places.items()
-    }
+def host_values(results: Sequence[Any], places: Mapping[K, Place]) -> dict[K, Any]:
+    """Return the wanted values on the host; see `by_place`."""
+    return {name: host_value(value) for name, value in by_place(results, places).items()}
 
 
 def op_type_prefix(op: Op) -> str:

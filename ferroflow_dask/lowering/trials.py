@@ -15,7 +15,7 @@ from ferroflow_dask.graph.protos import nested_nodes, subgraphs
 from ferroflow_dask.kernels.model import DRAWN
 
 if TYPE_CHECKING:
-    from ferroflow_dask.lowering.execution import Results
+    from ferroflow_dask.bundling.results import Results
     from ferroflow_dask.lowering.model import RunModel
 
 

@@ -6,10 +6,11 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from ferroflow_dask.bundling.results import Results
 from ferroflow_dask.exceptions import FerroflowError
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.kernels.session import failed
-from ferroflow_dask.lowering.execution import Results, device_here, record
+from ferroflow_dask.lowering.execution import device_here, record
 from ferroflow_dask.lowering.sealed import Sealed, is_large, runner_here, sealed_of
 
 

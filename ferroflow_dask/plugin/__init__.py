@@ -20,7 +20,6 @@ from ferroflow_dask.plugin.install import (
     uninstall,
 )
 from ferroflow_dask.plugin.knowledge import learned_in_this_process, threads_in_this_process
-from ferroflow_dask.plugin.members import workers_of
 from ferroflow_dask.plugin.stealing import FerroflowStealing
 
 __all__ = [
@@ -42,5 +41,4 @@ __all__ = [
     "uninstall",
     "use_devices",
     "use_gpus",
-    "workers_of",
 ]

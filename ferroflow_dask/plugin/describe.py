@@ -11,7 +11,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from ferroflow_dask.lowering import COST_ANNOTATION, CPU, GPU, RANK_ANNOTATION, bundle_in
+from ferroflow_dask.annotations import COST_ANNOTATION, CPU, GPU, RANK_ANNOTATION
+from ferroflow_dask.bundling.sequence import bundle_in
 from ferroflow_dask.plugin import seams
 from ferroflow_dask.plugin.devices import kind_of_worker
 from ferroflow_dask.plugin.durations import Durations

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 from distributed import Client, WorkerPlugin
 from tornado.ioloop import PeriodicCallback
 
+from ferroflow_dask.annotations import CPU, GPU
+from ferroflow_dask.clients import ask_workers, check_synchronous, workers_of
 from ferroflow_dask.devices import Device, DeviceRunner, DeviceUsage, attach, attached, detach, usage_here
 from ferroflow_dask.devices.cuda import check_precision
 from ferroflow_dask.exceptions import ClusterError
-from ferroflow_dask.lowering import CPU, GPU
-from ferroflow_dask.lowering.clients import ask_workers, check_synchronous
 from ferroflow_dask.plugin.device_reports import DEVICE_METRIC, reporting
-from ferroflow_dask.plugin.members import workers_of
 
 if TYPE_CHECKING:
     from distributed import Worker

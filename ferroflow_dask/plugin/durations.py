@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ferroflow_dask.lowering import KIND_ANNOTATION, bundle_in
+from ferroflow_dask.annotations import KIND_ANNOTATION
+from ferroflow_dask.bundling.sequence import bundle_in
 from ferroflow_dask.plugin import seams
 
 if TYPE_CHECKING:

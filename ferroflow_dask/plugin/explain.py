@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
 
+from ferroflow_dask.clients import check_open
 from ferroflow_dask.exceptions import ClusterError, UsageError
-from ferroflow_dask.lowering.clients import check_open
 from ferroflow_dask.plugin.install import find_installed
 from ferroflow_dask.plugin.journal import Decision
 from ferroflow_dask.plugin.stealing import FerroflowStealing

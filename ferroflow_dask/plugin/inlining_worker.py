@@ -33,7 +33,7 @@ _ITEM_NBYTES = 8
 _FIXED = frozenset({int, float, complex, bool, type(None)})
 _CONTAINERS = frozenset({tuple, list, dict})
 #: What our own bundles yield, which holds a tuple.
-_RESULTS = ("ferroflow_dask.lowering.execution", "Results")
+_RESULTS = ("ferroflow_dask.bundling.results", "Results")
 
 
 def is_small(value: object, limit: int) -> bool:

@@ -12,8 +12,8 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from packaging.version import Version
 
 from ferroflow_dask import config
+from ferroflow_dask.clients import answers, check_open
 from ferroflow_dask.exceptions import ClusterError
-from ferroflow_dask.lowering.clients import answers, check_open
 from ferroflow_dask.plugin import seams
 from ferroflow_dask.plugin.settings import configured_policy
 from ferroflow_dask.plugin.stealing import FerroflowStealing

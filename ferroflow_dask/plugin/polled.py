@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ferroflow_dask.lowering import GPU
+from ferroflow_dask.annotations import GPU
 from ferroflow_dask.plugin import seams
 from ferroflow_dask.plugin.device_reports import memory_of
 from ferroflow_dask.plugin.links import Links

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from distributed.active_memory_manager import ReduceReplicas
 
-from ferroflow_dask.lowering import is_placed_key
+from ferroflow_dask.annotations import is_placed_key
 
 if TYPE_CHECKING:
     from distributed.active_memory_manager import ActiveMemoryManagerExtension, SuggestionGenerator

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dask.typing import Key
 from distributed.stealing import InFlightInfo
 
-from ferroflow_dask.lowering import GPU, KIND_ANNOTATION, RANK_ANNOTATION
+from ferroflow_dask.annotations import GPU, KIND_ANNOTATION, RANK_ANNOTATION
 from ferroflow_dask.plugin.describe import declared_cost
 from ferroflow_dask.plugin.durations import Durations
 from ferroflow_dask.plugin.prices import Prices

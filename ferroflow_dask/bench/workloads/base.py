@@ -16,8 +16,8 @@ from ferroflow_dask.exceptions import UsageError
 if TYPE_CHECKING:
     from distributed import Client, Future
 
+    from ferroflow_dask.bundling.predict import Prediction
     from ferroflow_dask.graph import Graph
-    from ferroflow_dask.lowering import Prediction
 
 
 class Cluster(Protocol):

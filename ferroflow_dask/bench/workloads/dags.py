@@ -19,12 +19,15 @@ from distributed import futures_of
 from numpy.typing import NDArray
 
 from ferroflow_dask.bench.workloads.base import Cluster, Instance, Request, Workload
-from ferroflow_dask.cost import AnalyticCost, ClusterProfile, MeasuredCost, estimate
+from ferroflow_dask.bundling.predict import Prediction
+from ferroflow_dask.bundling.results import Place
+from ferroflow_dask.cluster_profile import ClusterProfile
+from ferroflow_dask.cost import AnalyticCost, MeasuredCost, estimate
 from ferroflow_dask.deploy import calibrate
 from ferroflow_dask.exceptions import KernelNotFoundError, ResultError, UnknownNameError, UsageError
 from ferroflow_dask.graph import FERROFLOW_DOMAIN, TOPOLOGIES, Graph, Op, bounds, generate
-from ferroflow_dask.lowering import Prediction, bind, executed, place
-from ferroflow_dask.lowering.tasks import Place, by_place, op_type_prefix
+from ferroflow_dask.lowering import bind, executed, place
+from ferroflow_dask.lowering.tasks import host_values, op_type_prefix
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -258,7 +261,7 @@ def _build(name: str, lowerings: Mapping[str, _Lowering], request: Request) -> I
         return [futures[key] for key in bound.__dask_keys__()]
 
     def collect(client: Client, futures: Sequence[Future[Any]]) -> Sequence[Any]:
-        return list(by_place(client.gather(list(futures)), submitted[0].places).values())
+        return list(host_values(client.gather(list(futures)), submitted[0].places).values())
 
     def count_executed(client: Client) -> int:
         report = executed(client, submitted[0].run)

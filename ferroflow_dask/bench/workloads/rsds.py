@@ -18,6 +18,7 @@ import numpy as np
 from dask.base import annotate
 from dask.delayed import delayed
 
+from ferroflow_dask.annotations import COST_ANNOTATION
 from ferroflow_dask.bench.workloads import texts
 from ferroflow_dask.bench.workloads.base import Instance, Request, Workload
 from ferroflow_dask.bench.workloads.collection import (
@@ -30,7 +31,6 @@ from ferroflow_dask.bench.workloads.collection import (
     share,
     token,
 )
-from ferroflow_dask.lowering.tasks import COST_ANNOTATION
 
 # merge, merge_slow, tree: many small tasks
 

@@ -22,13 +22,13 @@ from dask.base import annotate, tokenize
 from dask.typing import Key
 from distributed import get_worker
 
+from ferroflow_dask.annotations import COST_ANNOTATION
 from ferroflow_dask.bench.workloads.base import Cluster, Instance, Request, Workload
 from ferroflow_dask.bench.workloads.collection import Recipe, block, instance, random_array, random_values
 from ferroflow_dask.bench.workloads.sizes import check_sizes
+from ferroflow_dask.clients import workers_of
 from ferroflow_dask.exceptions import ResultError, UnknownNameError
-from ferroflow_dask.lowering import COST_ANNOTATION
 from ferroflow_dask.lowering.tasks import PerKey
-from ferroflow_dask.plugin import workers_of
 
 if TYPE_CHECKING:
     from distributed import Client, Future

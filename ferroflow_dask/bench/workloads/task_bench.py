@@ -30,13 +30,13 @@ from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.typing import Key
 
+from ferroflow_dask.annotations import COST_ANNOTATION
 from ferroflow_dask.bench.workloads.base import Cluster, Instance, Request, Workload
 from ferroflow_dask.bench.workloads.sizes import check_sizes
-from ferroflow_dask.cost import ClusterProfile
+from ferroflow_dask.bundling.dask_graphs import PackedGraph
+from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.deploy import optimize_graph, profile_of
 from ferroflow_dask.exceptions import ResultError, UnknownNameError
-from ferroflow_dask.lowering import COST_ANNOTATION
-from ferroflow_dask.lowering.foreign import PackedGraph
 
 if TYPE_CHECKING:
     from distributed import Client, Future

@@ -10,8 +10,8 @@ import heapq
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ferroflow_dask.cost import ClusterProfile
-from ferroflow_dask.graph.analysis import ranks_of
+from ferroflow_dask.cluster_profile import ClusterProfile
+from ferroflow_dask.ranks import ranks_of
 
 
 @dataclass(frozen=True, slots=True)

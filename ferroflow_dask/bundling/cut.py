@@ -11,9 +11,9 @@ from functools import partial
 from math import inf
 from statistics import fmean
 
-from ferroflow_dask.cost import ClusterProfile
-from ferroflow_dask.lowering.coarse import CoarseGraph, factored, longest_first, tapered
-from ferroflow_dask.lowering.predict import Cut, Prediction, Work, predict
+from ferroflow_dask.bundling.coarse import CoarseGraph, factored, longest_first, tapered
+from ferroflow_dask.bundling.predict import Cut, Prediction, Work, predict
+from ferroflow_dask.cluster_profile import ClusterProfile
 
 #: A piece of whose cost nothing is known is taken to last as long as a task costs, times this.
 GUESS = 4.0

@@ -16,18 +16,15 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.typing import Key
 from dask.utils import key_split
 
-from ferroflow_dask.cost import ClusterProfile
-from ferroflow_dask.lowering.cut import GUESS, MEMORY_SHARE, best_cut
-from ferroflow_dask.lowering.fixed import Tasks, fixed_tasks, is_alone
-from ferroflow_dask.lowering.futures import futures_in
-from ferroflow_dask.lowering.ordering import in_order
-from ferroflow_dask.lowering.predict import Cut, Work
-from ferroflow_dask.lowering.sequence import NO_WORK, BundleTask, sequence_of, unfused
-from ferroflow_dask.lowering.tasks import (
-    BUNDLE_PREFIX,
-    Place,
-    by_place,
-)
+from ferroflow_dask.annotations import BUNDLE_PREFIX
+from ferroflow_dask.bundling.cut import GUESS, MEMORY_SHARE, best_cut
+from ferroflow_dask.bundling.fixed import Tasks, fixed_tasks, is_alone
+from ferroflow_dask.bundling.futures import futures_in
+from ferroflow_dask.bundling.ordering import in_order
+from ferroflow_dask.bundling.predict import Cut, Work
+from ferroflow_dask.bundling.results import Place, by_place
+from ferroflow_dask.bundling.sequence import NO_WORK, BundleTask, sequence_of, unfused
+from ferroflow_dask.cluster_profile import ClusterProfile
 
 C = TypeVar("C")
 

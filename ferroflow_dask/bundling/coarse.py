@@ -12,7 +12,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from ferroflow_dask.lowering.predict import Work
+from ferroflow_dask.bundling.predict import Work
 
 #: Decides how siblings, given by their costs [s], are shared out: a list of their positions for each bundle.
 #: Is told whether something comes before or after them.

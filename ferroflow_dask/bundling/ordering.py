@@ -6,7 +6,7 @@ from dask._task_spec import Task
 from dask.order import order
 from dask.typing import Key
 
-from ferroflow_dask.lowering.fixed import Tasks
+from ferroflow_dask.bundling.fixed import Tasks
 
 #: Chains for each task up to which a graph is one of chains. In others Dask's order, which also goes by how
 #: many tasks a result needs, is kept to the letter: results may pile up higher by another.

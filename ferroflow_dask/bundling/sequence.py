@@ -14,7 +14,7 @@ from dask._task_spec import Alias, DataNode, GraphNode, Task, TaskRef
 from dask.typing import Key
 from dask.utils import key_split
 
-from ferroflow_dask.lowering.execution import Results
+from ferroflow_dask.bundling.results import Results
 
 #: Data in the graph, other names for results.
 NO_WORK = (DataNode, Alias)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dask._task_spec import Alias, DataNode, Dict, GraphNode, List, NestedContainer, Set, Task, Tuple
 from dask.typing import Key
 
-from ferroflow_dask.lowering.sequence import NO_WORK, BundleTask, ExecuteTasks, UnfusedTask, is_call
+from ferroflow_dask.bundling.sequence import NO_WORK, BundleTask, ExecuteTasks, UnfusedTask, is_call
 
 Tasks = Mapping[Key, GraphNode]
 

@@ -1,4 +1,4 @@
-"""Which clients may be used where, and what workers answer."""
+"""Clients of a cluster: checks of what a caller passes, and questions to scheduler and workers."""
 
 from __future__ import annotations
 
@@ -56,4 +56,16 @@ def ask_workers(
     for answer in found.values():
         if isinstance(answer, Exception):
             raise answer
+    return found
+
+
+def workers_of(client: Client) -> Mapping[str, Mapping[str, Any]]:
+    """Return what the scheduler knows of each worker, by address.
+
+    `Client.scheduler_info` returns what the client remembers, and between its asking and its returning the
+    client may have refreshed that without any workers, as it does every two seconds.
+    """
+    check_synchronous(client, "workers_of")
+    scheduler: Any = client.scheduler
+    found: Mapping[str, Any] = client.sync(scheduler.identity, n_workers=-1)["workers"]
     return found

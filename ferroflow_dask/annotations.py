@@ -1,0 +1,29 @@
+"""Task annotations and key prefixes: what tasks, the scheduler plugin and workers agree on.
+
+This module is pure Python and imports nothing, so that a scheduler can use it without Dask's graph classes.
+"""
+
+from __future__ import annotations
+
+#: Expected duration of a task on one thread [s]. Any Dask code may set it with `dask.annotate`. Where some
+#: workers have GPUs, it may be a dict of durations by worker kind (`CPU`, `GPU`), None for an unknown one.
+#: A worker kind that is left out gets none of the tasks as long as there is a worker of the other kind.
+COST_ANNOTATION = "ferroflow_cost"
+#: Upward rank of a task [s]: its duration plus the longest chain of tasks that depends on it.
+RANK_ANNOTATION = "ferroflow_rank"
+#: Operator kind of a task. Tasks of one kind take equally long, and their durations are learned together.
+KIND_ANNOTATION = "ferroflow_kind"
+
+#: Worker kinds.
+CPU, GPU = "cpu", "gpu"
+
+#: Key prefix of tasks that run several tasks or ops.
+BUNDLE_PREFIX = "bundle"
+
+#: Key prefix of values that `place` has copied to all workers; a unique part follows.
+PLACED_PREFIX = "ferroflow-placed-"
+
+
+def is_placed_key(key: object) -> bool:
+    """Return whether a key belongs to a value that `place` has copied to all workers."""
+    return isinstance(key, str) and key.startswith(PLACED_PREFIX)

@@ -1,0 +1,52 @@
+"""Results of tasks that yield several values, and where in them each value is."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from dask.sizeof import sizeof
+from dask.typing import Key
+
+#: Key of the task that yields a value, and the item of its result that is the value; None for all of it.
+Place = tuple[Key, int | None]
+
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Results:
+    """The result of a bundle from which several values are wanted.
+
+    It is no tuple: Dask would take a tuple apart and send each item by itself, equal items several times.
+    """
+
+    values: tuple[Any, ...]
+
+    def __getitem__(self, item: int) -> Any:
+        """Return one of the values."""
+        return self.values[item]
+
+    def __getattr__(self, name: str) -> Any:
+        # By default dask-cuda looks for this attribute to find what to spill from a device.
+        if name == "__cuda_array_interface__":
+            for value in self.values:
+                found = getattr(value, name, None)
+                if found is not None:
+                    return found
+        raise AttributeError(name)
+
+
+def _nbytes(results: Results) -> int:
+    distinct = {id(value): value for value in results.values}
+    return sum(sizeof(value) for value in distinct.values())
+
+
+sizeof.register(Results, _nbytes)
+
+
+def by_place(results: Sequence[Any], places: Mapping[K, Place]) -> dict[K, Any]:
+    """Return the wanted values, given the results of their tasks, in the order of `places`."""
+    by_key = dict(zip(dict.fromkeys(key for key, _ in places.values()), results, strict=True))
+    return {name: by_key[key] if item is None else by_key[key][item] for name, (key, item) in places.items()}
