@@ -28,8 +28,8 @@ from ferroflow_dask.bench import bench_row
 from ferroflow_dask.cost import AnalyticCost
 from ferroflow_dask.deploy import DeviceChoice, device_client, local_client
 from ferroflow_dask.devices import drain
+from ferroflow_dask.devices.workers import device_usage
 from ferroflow_dask.lowering import device_here
-from ferroflow_dask.plugin import device_usage
 
 OUTPUT = Path("gpu.jsonl")
 INVOCATION = uuid.uuid4().hex

@@ -6,18 +6,18 @@ What is raised on purpose is a `FerroflowError`; its kinds are in `ferroflow_das
 from ferroflow_dask import config as _config
 from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.deploy import calibrate, optimizations, optimize, optimize_graph, slurm_cluster
+from ferroflow_dask.devices.workers import use_gpus
 from ferroflow_dask.exceptions import FerroflowError
 from ferroflow_dask.graph import Graph, GraphBuilder, generate, load_onnx
 from ferroflow_dask.kernels import evaluate
 from ferroflow_dask.lowering import BoundGraph, bind, executed, place
-from ferroflow_dask.plugin import (
+from ferroflow_dask.scheduler import (
     FerroflowPlugin,
     FerroflowStealing,
     explain,
     install,
     installed,
     uninstall,
-    use_gpus,
 )
 
 _config.load_defaults()

@@ -17,8 +17,8 @@ import warnings
 from distributed import Client, Scheduler
 
 from ferroflow_dask.exceptions import FerroflowError
-from ferroflow_dask.plugin import install, installed
-from ferroflow_dask.plugin.install import follow_streams
+from ferroflow_dask.scheduler import install, installed
+from ferroflow_dask.scheduler.installation import follow_streams
 
 
 async def dask_setup(target: Scheduler | Client) -> None:

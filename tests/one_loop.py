@@ -13,8 +13,8 @@ from distributed import Client, Event, Scheduler, Worker
 from distributed.stealing import WorkStealing
 
 from ferroflow_dask import FerroflowPlugin
-from ferroflow_dask.plugin.swap import PLUGIN_NAME
 from ferroflow_dask.policy.instructions import StealTask
+from ferroflow_dask.scheduler.extension import PLUGIN_NAME
 
 
 def pause(i: int, seconds: float = 0.02) -> int:
@@ -59,7 +59,10 @@ class Cluster:
 
     def ask(self, ts: Any, victim: Worker, thief: Worker) -> None:
         """Ask for a steal as the policy would."""
-        assert self.stealing.ask_for(StealTask(ts.key, victim.address, thief.address, "test")) is not None
+        assert (
+            self.stealing._steal_protocol.request(StealTask(ts.key, victim.address, thief.address, "test"))
+            is not None
+        )
 
     def seen(self) -> list[int]:
         return [self.stealing.view.workers[worker.address].n_tasks for worker in self.workers]

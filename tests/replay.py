@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ferroflow_dask.policy import ClusterView, Policy, TaskView
+from ferroflow_dask.policy.estimators import Transfers
 from ferroflow_dask.policy.events import Event, GraphArrived, TaskReady
 from ferroflow_dask.policy.instructions import Instruction, SetPriority
-from ferroflow_dask.policy.learned import Transfers
 
 _CHANGES = (
     "add_worker",

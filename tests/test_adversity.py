@@ -10,11 +10,11 @@ import pytest
 from distributed.diagnostics.plugin import SchedulerPlugin
 from one_loop import Cluster, on_cluster
 
-from ferroflow_dask.plugin import swap as swap_module
-from ferroflow_dask.plugin.swap import swap
 from ferroflow_dask.policy import ClusterView
 from ferroflow_dask.policy.events import Event, GraphArrived
 from ferroflow_dask.policy.instructions import AssignTask, Instruction, SetPriority
+from ferroflow_dask.scheduler import steal_exchange
+from ferroflow_dask.scheduler.steal_exchange import exchange
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
 
 KNOWN = {"ferroflow_cost": 0.2}
@@ -99,7 +99,7 @@ def test_restrictions_that_come_while_a_task_waits_hold_for_steals() -> None:
 
 @pytest.mark.cluster
 def test_a_worker_that_does_not_answer_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swap_module, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(steal_exchange, "_PATIENCE_S", 0.05)
 
     async def test(cluster: Cluster) -> None:
         victim, thief = cluster.workers
@@ -112,7 +112,7 @@ def test_a_worker_that_does_not_answer_holds_nobody_up(monkeypatch: pytest.Monke
         if not cluster.stealing.in_flight:
             cluster.ask(there[-1], victim, thief)
         assert cluster.stealing.in_flight
-        await swap(cluster.scheduler, None)
+        await exchange(cluster.scheduler, None)
         assert "stealing" not in cluster.scheduler.extensions
         for request in asked:  # it goes on
             answer(**request)
@@ -184,4 +184,4 @@ def test_one_of_many_readers_is_described_without_a_look_at_the_others() -> None
     cluster.submit({("t", i): VirtualTask(0.1, dependencies=("source",)) for i in range(100)})
     tasks = cluster.scheduler.tasks
     tasks["source"].dependents = TooMany(tasks["source"].dependents)
-    assert cluster.stealing._describe(tasks["t", 0]).n_readers == 100
+    assert cluster.stealing.task_views(tasks["t", 0]).n_readers == 100

@@ -37,10 +37,10 @@ from ferroflow_dask.deploy import (
 from ferroflow_dask.devices import DeviceRunner
 from ferroflow_dask.devices.emulated import EmulatedDevice
 from ferroflow_dask.exceptions import ClusterError
-from ferroflow_dask.plugin import install, uninstall
+from ferroflow_dask.scheduler import install, uninstall
 
 #: The package has a function of the same name.
-install_module = importlib.import_module("ferroflow_dask.plugin.install")
+install_module = importlib.import_module("ferroflow_dask.scheduler.installation")
 
 pytestmark = pytest.mark.cluster
 LOCAL = ("--workers", "2", "--no-processes")

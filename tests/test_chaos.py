@@ -16,10 +16,10 @@ from distributed.stealing import WorkStealing
 from one_loop import Cluster, on_cluster
 
 from ferroflow_dask import FerroflowStealing, generate, install, uninstall
-from ferroflow_dask.plugin.inlining_worker import RESULT
 from ferroflow_dask.policy import ClusterView, StealingPolicy
 from ferroflow_dask.policy.events import Event
 from ferroflow_dask.policy.instructions import Instruction
+from ferroflow_dask.scheduler.inlining.worker import RESULT
 
 pytestmark = [
     pytest.mark.cluster,
@@ -59,7 +59,7 @@ def assert_balanced(cluster: Cluster) -> None:
     if isinstance(stealing, FerroflowStealing):
         assert stealing.error is None
         assert not stealing.view.assigned
-        assert not stealing._planned
+        assert not stealing.placement.planned
         assert stealing.view.workers.keys() == scheduler.workers.keys()
         assert {worker.backlog_s for worker in stealing.view.workers.values()} <= {0.0}
     scheduler.validate_state()

@@ -20,7 +20,7 @@ from distributed import Client
 from models import mlp
 
 from ferroflow_dask import install
-from ferroflow_dask.plugin import installed
+from ferroflow_dask.scheduler import installed
 
 pytestmark = pytest.mark.cluster
 

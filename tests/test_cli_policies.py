@@ -11,7 +11,7 @@ from command_line import FAILURE, SMALL, answer, assert_one_line, ferroflow
 from distributed import Client, KilledWorker
 
 from ferroflow_dask.cli import clusters
-from ferroflow_dask.plugin import uninstall
+from ferroflow_dask.scheduler import uninstall
 
 #: The module, which the command of that name hides.
 run_command = import_module("ferroflow_dask.cli.run")

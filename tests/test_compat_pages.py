@@ -82,8 +82,8 @@ def test_what_was_learned_is_among_the_metrics(watched: Client) -> None:
     steals = stealing_of(watched).steals
     for outcome in ("asked", "confirmed", "refused", "aborted"):
         assert shown[f'dask_scheduler_ferroflow_steals_total{{outcome="{outcome}"}}'] == steals[outcome]
-    for outcome, n in stealing_of(watched).messages.successors.outcomes.items():
-        assert shown[f'dask_scheduler_ferroflow_successors_total{{outcome="{outcome}"}}'] == n
+    for outcome, n in stealing_of(watched).messages.prefetch.outcomes.items():
+        assert shown[f'dask_scheduler_ferroflow_prefetched_tasks_total{{outcome="{outcome}"}}'] == n
     for what, n in stealing_of(watched).messages.inlining.counts.items():
         assert shown[f'dask_scheduler_ferroflow_small_results_total{{what="{what}"}}'] == n
     assert shown["dask_scheduler_ferroflow_steal_threshold"] >= 1

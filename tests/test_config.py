@@ -14,7 +14,7 @@ from distributed import Client
 
 from ferroflow_dask import config
 from ferroflow_dask.exceptions import UsageError
-from ferroflow_dask.plugin import FerroflowPlugin
+from ferroflow_dask.scheduler import FerroflowPlugin
 
 DEFAULTS = yaml.safe_load((files("ferroflow_dask") / "ferroflow.yaml").read_text(encoding="utf-8"))
 SCHEMA = yaml.safe_load((files("ferroflow_dask") / "ferroflow-schema.yaml").read_text(encoding="utf-8"))
@@ -116,8 +116,8 @@ def test_what_is_no_list_of_names_is_told(value: object) -> None:
     ids=repr,
 )
 def test_switches_are_booleans_or_words_for_them(value: object, expected: bool) -> None:
-    with dask.config.set({"ferroflow.low-latency-streams": value}):
-        assert config.get_bool("low-latency-streams") is expected
+    with dask.config.set({"ferroflow.low-latency-messages": value}):
+        assert config.get_bool("low-latency-messages") is expected
 
 
 @pytest.mark.parametrize("value", [None, "", "maybe", 2, 0.5, []], ids=repr)
@@ -131,8 +131,8 @@ def test_what_is_no_switch_is_told(value: object) -> None:
 
 def test_a_switch_of_the_streams_is_read_before_anything_is_installed() -> None:
     with (
-        dask.config.set({"ferroflow.low-latency-streams": "maybe"}),
-        pytest.raises(UsageError, match="low-latency-streams is 'maybe'"),
+        dask.config.set({"ferroflow.low-latency-messages": "maybe"}),
+        pytest.raises(UsageError, match="low-latency-messages is 'maybe'"),
     ):
         FerroflowPlugin()
 
@@ -153,7 +153,7 @@ def test_times_are_read_with_or_without_unit(value: str | float, seconds: float)
     [
         (
             {"ferroflow.low-latency-stream": False},
-            "no setting ferroflow.low-latency-stream; did you mean ferroflow.low-latency-streams?",
+            "no setting ferroflow.low-latency-stream; did you mean ferroflow.low-latency-messages?",
         ),
         (
             {"ferroflow.stealing.treshold": 3, "ferroflow.polcy": "ring"},
@@ -183,5 +183,5 @@ def test_settings_of_policies_of_others_are_left_to_them() -> None:
 def test_settings_as_environment_variables_have_them_are_known() -> None:
     variables = {"DASK_FERROFLOW__LOW_LATENCY_STREAMS": "False", "DASK_FERROFLOW__STEALING__THRESHOLD": "3"}
     with dask.config.set(dask.config.collect_env(variables)):
-        assert config.get_bool("low-latency-streams") is False
+        assert config.get_bool("low-latency-messages") is False
         FerroflowPlugin()

@@ -18,10 +18,10 @@ from ferroflow_dask import bind, calibrate, evaluate, generate, install, load_on
 from ferroflow_dask.deploy import DeviceChoice, device_client
 from ferroflow_dask.deploy.cuda import as_the_driver_counts
 from ferroflow_dask.devices import DeviceRunner
+from ferroflow_dask.devices.workers import device_usage, gpu_workers
 from ferroflow_dask.exceptions import ClusterError
 from ferroflow_dask.graph import GraphBuilder
 from ferroflow_dask.kernels import make_plan
-from ferroflow_dask.plugin import device_usage, gpu_workers
 
 #: A product of two 1024² matrices is wrong by no more in single precision, and by some 3e-4 in TF32.
 FP32_ERROR = 5e-6

@@ -19,10 +19,11 @@ from ferroflow_dask.cost import AnalyticCost
 from ferroflow_dask.deploy import DeviceChoice, count_gpus, device_client
 from ferroflow_dask.deploy.cuda import as_the_driver_counts
 from ferroflow_dask.devices import DeviceUsage
+from ferroflow_dask.devices.workers import device_usage, gpu_workers
 from ferroflow_dask.exceptions import KernelError
 from ferroflow_dask.graph import Graph, GraphBuilder
 from ferroflow_dask.graph.nodes import Op
-from ferroflow_dask.plugin import device_usage, gpu_workers, installed
+from ferroflow_dask.scheduler import installed
 
 pytestmark = pytest.mark.cluster
 
@@ -317,7 +318,7 @@ def test_a_worker_that_is_not_told_to_use_its_gpu_is_an_ordinary_one() -> None:
         def learned(dask_scheduler: Any) -> tuple[str, int]:
             extension = dask_scheduler.extensions["stealing"]
             (worker,) = extension.view.workers.values()
-            return worker.kind, len(extension.durations._usual_s)
+            return worker.kind, len(extension.costs._usual_s)
 
         assert client.run_on_scheduler(learned) == ("cpu", 1)
 

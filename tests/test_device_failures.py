@@ -14,10 +14,10 @@ from slow_devices import slow_device
 from zict import Buffer
 
 from ferroflow_dask.devices import DeviceRunner, Resident
+from ferroflow_dask.devices.workers import _spilling
 from ferroflow_dask.exceptions import KernelError
 from ferroflow_dask.graph import Graph, GraphBuilder
 from ferroflow_dask.kernels import make_plan
-from ferroflow_dask.plugin.devices import _spilling
 
 SHAPE = (8, 8)
 

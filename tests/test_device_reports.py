@@ -11,9 +11,8 @@ from distributed import Client, Worker
 from in_charge import cluster_of, scheduler_of, until
 
 from ferroflow_dask import bind, generate, place
-from ferroflow_dask.plugin import device_usage
-from ferroflow_dask.plugin.device_reports import DEVICE_METRIC, DeviceTotals, report_of
-from ferroflow_dask.plugin.devices import DeviceSpec, use_devices
+from ferroflow_dask.device_reports import DEVICE_METRIC, DeviceTotals, report_of
+from ferroflow_dask.devices.workers import DeviceSpec, device_usage, use_devices
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
 
 MEMORY_NBYTES = 10**8

@@ -16,10 +16,10 @@ from zict import LRU
 from ferroflow_dask import bind, evaluate, executed, install, load_onnx, place
 from ferroflow_dask.deploy import DeviceChoice, device_client
 from ferroflow_dask.devices import DeviceUsage
+from ferroflow_dask.devices.workers import device_usage
 from ferroflow_dask.graph import Graph, GraphBuilder
 from ferroflow_dask.kernels import onnxruntime as sessions
 from ferroflow_dask.kernels import session
-from ferroflow_dask.plugin import device_usage
 
 pytestmark = pytest.mark.cluster
 

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from ferroflow_dask.annotations import KIND_ANNOTATION
-from ferroflow_dask.plugin.durations import Durations
-from ferroflow_dask.plugin.knowledge import learned_in_this_process
-from ferroflow_dask.policy.pace import Paces
+from ferroflow_dask.policy.estimators import Paces
+from ferroflow_dask.scheduler.cost_model import CostModel, learned_in_this_process
 from ferroflow_dask.virtual import VirtualCluster
 
 
@@ -29,9 +28,9 @@ def learned(
     kind: str | None = None,
     group: str | None = None,
     nbytes: int = 8,
-    into: Durations | None = None,
-) -> Durations:
-    durations = Durations() if into is None else into
+    into: CostModel | None = None,
+) -> CostModel:
+    durations = CostModel() if into is None else into
     for each_s in seconds:
         durations.record(task(kind=kind, group=group), each_s, nbytes)
     return durations
@@ -53,7 +52,7 @@ def test_of_a_name_the_mean_tells_of_long_ones_and_what_is_usual_does_not() -> N
     durations = learned(*[0.01] * 5, 1.0)
     assert durations.of(task()) is None
     assert durations.usual(task()) == pytest.approx(0.019)
-    assert durations.by_name()["f"][0] == pytest.approx(0.307)
+    assert durations.by_prefix()["f"][0] == pytest.approx(0.307)
     assert durations.usual(task("g")) is None
 
 
@@ -106,7 +105,7 @@ def test_how_long_one_may_be_a_group_tells_once_it_has_had_many() -> None:
 def test_of_groups_as_many_are_kept_as_of_names_and_none_that_is_its_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ferroflow_dask.plugin.durations._KEPT", 2)
+    monkeypatch.setattr("ferroflow_dask.scheduler.cost_model._KEPT", 2)
     durations = learned(1.0)
     assert not durations.has_group(task())
     for group in ("f-1", "f-2", "f-1", "f-3"):
@@ -116,7 +115,7 @@ def test_of_groups_as_many_are_kept_as_of_names_and_none_that_is_its_name(
 
 
 def test_no_worker_is_fast_because_another_was_held_up() -> None:
-    durations, paces = Durations(), Paces()
+    durations, paces = CostModel(), Paces()
 
     def run(worker: int, seconds: float) -> float:
         expected_s = durations.usual(task(kind="k")) or seconds

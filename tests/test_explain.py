@@ -13,7 +13,7 @@ from one_loop import Cluster, on_cluster, pause
 from ferroflow_dask import explain, install
 from ferroflow_dask.clients import workers_of
 from ferroflow_dask.exceptions import ClusterError, UsageError
-from ferroflow_dask.plugin.journal import Journal
+from ferroflow_dask.scheduler.decisions import DecisionLog
 
 pytestmark = pytest.mark.cluster
 
@@ -84,8 +84,8 @@ def test_what_cannot_be_told_is_said(thread_client: Client) -> None:
 def test_the_journal_is_bounded(thread_client: Client) -> None:
     install(thread_client)
     thread_client.gather(thread_client.map(pause, range(5), seconds=0.0, pure=False))
-    assert len(stealing_of(thread_client).journal._decisions) >= 5
-    journal = Journal(kept=2)
+    assert len(stealing_of(thread_client).decisions._decisions) >= 5
+    journal = DecisionLog(kept=2)
     for i in range(3):
         journal.note(float(i), ("a", i), "placed", "w0", "of course")
     assert not list(journal.about(str(("a", 0))))

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ferroflow_dask.plugin.idle import IdleWorkers
 from ferroflow_dask.policy import ClusterView, TaskView
+from ferroflow_dask.scheduler.idle_workers import IdleWorkers
 
 A, B, C, D = "abcd"
 

@@ -8,8 +8,8 @@ import dask
 import pytest
 from virtual_runs import L, chain, run
 
-from ferroflow_dask.plugin import inlining
 from ferroflow_dask.policy import ClusterView, TaskView
+from ferroflow_dask.scheduler.inlining import scheduler as inlining
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
 
 OFF = {"ferroflow.inline-limit": 0}
@@ -146,9 +146,9 @@ def test_what_is_told_of_another_run_or_by_another_worker_is_not_believed() -> N
     run_id = cluster.scheduler.tasks["t"].run_id
     first, second = (worker.state.address for worker in cluster.workers)
     for key, number, worker in (("t", run_id, second), ("t", run_id + 1, first), ("u", run_id, first)):
-        of(cluster).told(key, number, b"", worker)
+        of(cluster).received(key, number, b"", worker)
     assert of(cluster).counts["told"] == 0
-    of(cluster).told("t", run_id, b"", first)
+    of(cluster).received("t", run_id, b"", first)
     assert of(cluster).counts["told"] == 1
 
 

@@ -11,8 +11,8 @@ from distributed import Client, LocalCluster
 from one_loop import Cluster, comes, on_cluster
 
 from ferroflow_dask import install, uninstall
-from ferroflow_dask.plugin.inlining import Inlining
-from ferroflow_dask.plugin.inlining_worker import RESULT
+from ferroflow_dask.scheduler.inlining.scheduler import Inlining
+from ferroflow_dask.scheduler.inlining.worker import RESULT
 
 OFF = {"ferroflow.inline-limit": 0}
 

@@ -16,9 +16,9 @@ from distributed.worker_state_machine import UpdateDataEvent
 from loose_workers import LooseWorker
 
 from ferroflow_dask.bundling.results import Results
-from ferroflow_dask.plugin import inlining_worker
-from ferroflow_dask.plugin.inlining_worker import INLINE, WorkerInlining, is_small
-from ferroflow_dask.plugin.worker_plugins import by_value
+from ferroflow_dask.scheduler.inlining import worker as inlining_worker
+from ferroflow_dask.scheduler.inlining.worker import INLINE, WorkerInlining, is_small
+from ferroflow_dask.scheduler.worker_plugins import by_value
 
 Point = namedtuple("Point", "x y")
 

@@ -80,9 +80,9 @@ def test_what_is_learned_of_tasks_and_network_outlives_the_plugin() -> None:
     assert before[0] != 0.003
     assert before[1] != 1
     assert isinstance(cluster.stealing, FerroflowStealing)
-    expected = cluster.stealing.durations.by_name()
+    expected = cluster.stealing.costs.by_prefix()
     cluster.stealing.teardown()
     again = FerroflowStealing(cluster.scheduler, latency_s=0.001)
     assert [again.gauges()[name][1] for name in names] == before
-    assert again.durations.by_name() == expected
+    assert again.costs.by_prefix() == expected
     again.teardown()

@@ -9,7 +9,7 @@ import pytest
 from distributed import Client, Scheduler, SpecCluster, Worker
 from in_charge import in_charge, stealing_of, until, workers_of
 
-from ferroflow_dask.plugin.links import Links
+from ferroflow_dask.scheduler.network import Links
 
 HOSTS = ("10.0.0.1", "10.0.0.2")
 A, B, C = "tcp://10.0.0.1:1", "tcp://10.0.0.1:2", "tcp://10.0.0.2:1"

@@ -12,8 +12,8 @@ from one_loop import Cluster, on_cluster
 
 import ferroflow_dask
 from ferroflow_dask.clients import ask_workers, workers_of
+from ferroflow_dask.devices.workers import gpu_workers
 from ferroflow_dask.exceptions import UsageError
-from ferroflow_dask.plugin import gpu_workers
 
 pytestmark = pytest.mark.cluster
 

@@ -27,7 +27,7 @@ from ferroflow_dask.bundling.sequence import BundleTask
 from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.deploy import profile_of
 from ferroflow_dask.exceptions import ClusterError
-from ferroflow_dask.plugin import learned
+from ferroflow_dask.scheduler import learned
 
 FOUR = ClusterProfile((1,) * 4)
 CALLS: Counter[Any] = Counter()

@@ -17,8 +17,8 @@ from test_optimize import COLLECTIONS, FOUR, All
 
 from ferroflow_dask.bundling.dask_graphs import Learned, optimize_for, pack_graph
 from ferroflow_dask.bundling.sequence import bundle_in
-from ferroflow_dask.plugin import learned
-from ferroflow_dask.plugin.describe import declared_cost
+from ferroflow_dask.scheduler import learned
+from ferroflow_dask.scheduler.task_view import declared_cost
 
 
 class Except(All):

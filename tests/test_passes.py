@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ferroflow_dask.plugin.passes import Passes
+from ferroflow_dask.scheduler.idle_workers import Passes
 from ferroflow_dask.virtual.clock import VirtualLoop, VirtualTime
 
 

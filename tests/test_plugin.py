@@ -21,8 +21,8 @@ from in_charge import until
 from ferroflow_dask import FerroflowStealing, generate, install, uninstall
 from ferroflow_dask.deploy import local_client
 from ferroflow_dask.exceptions import UnknownNameError, UsageError
-from ferroflow_dask.plugin import metrics
 from ferroflow_dask.policy import StealingPolicy
+from ferroflow_dask.scheduler import metrics
 
 pytestmark = pytest.mark.cluster
 

@@ -132,7 +132,7 @@ def test_a_plugin_that_is_there_before_the_scheduler_runs_reaches_the_workers() 
     async def test(cluster: Cluster) -> None:
         for worker in cluster.workers:
             await comes(lambda worker=worker: any("ferroflow" in name for name in worker.plugins))
-            assert type(worker.batched_stream.interval).__name__ == "Pause"
+            assert type(worker.batched_stream.interval).__name__ == "Interval"
 
     on_cluster(test, plugin=False, plugins=[FerroflowPlugin()])
 

@@ -18,9 +18,6 @@ from one_loop import Cluster, on_cluster, pause, wait_for
 
 from ferroflow_dask import FerroflowPlugin, FerroflowStealing, generate
 from ferroflow_dask.exceptions import UsageError
-from ferroflow_dask.plugin import seams
-from ferroflow_dask.plugin.install import _restore
-from ferroflow_dask.plugin.swap import PLUGIN_NAME
 from ferroflow_dask.policy import ClusterView, StealingPolicy
 from ferroflow_dask.policy.events import (
     Event,
@@ -32,6 +29,9 @@ from ferroflow_dask.policy.events import (
     WorkerIdle,
 )
 from ferroflow_dask.policy.instructions import Instruction
+from ferroflow_dask.scheduler import _distributed
+from ferroflow_dask.scheduler.extension import PLUGIN_NAME
+from ferroflow_dask.scheduler.installation import _restore
 
 pytestmark = [
     pytest.mark.cluster,
@@ -234,7 +234,7 @@ def test_inputs_held_by_all_workers_make_no_worker_nearer() -> None:
         everywhere = (await cluster.client.scatter([np.zeros(1000)], broadcast=True))[0]
         somewhere = await cluster.client.scatter(np.ones(1000), workers=[cluster.workers[0].address])
         future = cluster.client.submit(lambda *_: time.sleep(0.2), everywhere, somewhere)
-        task = cluster.stealing._describe(await cluster.processing(future))
+        task = cluster.stealing.task_views(await cluster.processing(future))
         assert task.held == {cluster.workers[0].address: task.input_bytes}
         assert task.input_bytes < 9000
         await future
@@ -258,10 +258,10 @@ def test_inputs_on_their_way_to_a_worker_are_not_missing_there(monkeypatch: pyte
         ts = await cluster.processing(fetching)
         long = cluster.client.submit(pause, 0, seconds=0.3, workers=[holder], pure=False)
         reader = cluster.client.submit(np.sum, large, workers=[holder], pure=False)
-        task = cluster.stealing._describe(await cluster.processing(reader))
+        task = cluster.stealing.task_views(await cluster.processing(reader))
         assert (task.missing_bytes(holder), task.missing_bytes(other)) == (0, 0)
         assert (task.held, task.coming) == ({holder: task.input_bytes}, {other: task.input_bytes})
-        assert cluster.stealing._describe(ts).coming == {}  # for itself that is nothing special
+        assert cluster.stealing.task_views(ts).coming == {}  # for itself that is nothing special
         assert cluster.stealing.view.workers[other].incoming_nbytes == task.input_bytes
         may_arrive.set()
         assert await cluster.client.gather([fetching, reader, long]) == [1e6, 1e6, 0]
@@ -354,7 +354,7 @@ def test_an_answer_that_cannot_be_handled_loses_no_task(monkeypatch: pytest.Monk
         assert len(cluster.scheduler.workers) == 2
         cluster.assert_stock()
 
-    monkeypatch.setattr(seams, "hand_over", broken)
+    monkeypatch.setattr(_distributed, "hand_over", broken)
     on_cluster(test)
 
 

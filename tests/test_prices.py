@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ferroflow_dask.plugin.durations import Durations
-from ferroflow_dask.plugin.prices import Prices
+from ferroflow_dask.scheduler.cost_model import CostModel
+from ferroflow_dask.scheduler.repricing import Repricing
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
 
 #: Of two groups with one name: what tasks of the first take, and those of the second [s].
@@ -22,8 +22,8 @@ class Tasks:
         self.prefix = SimpleNamespace(name="f", duration_average=-1.0)
         self.told: dict[str, float] = {}
         self.n_told = 0
-        self.durations = Durations()
-        self.prices = Prices(self.durations, self._reprice)
+        self.durations = CostModel()
+        self.prices = Repricing(self.durations, self._reprice)
         self.sent: dict[str, list[Any]] = {}
 
     def _reprice(self, key: Any, seconds: float) -> None:

@@ -7,15 +7,15 @@ from hypothesis import given, settings
 from random_clusters import Story, stories
 from replay import RecordedPolicy, Recording, recording_view, replay
 
-from ferroflow_dask.plugin import stealing
 from ferroflow_dask.policy import make_policy
 from ferroflow_dask.policy.instructions import AssignTask, DeclineSteal, SetPriority, StealTask
+from ferroflow_dask.scheduler import extension
 
 
 def recorded(story: Story, name: str) -> Recording:
     recording = Recording()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stealing, "ClusterView", recording_view(recording))
+        patch.setattr(extension, "ClusterView", recording_view(recording))
         cluster = story.cluster(RecordedPolicy(make_policy(name), recording))
         cluster.run()
         cluster.check()

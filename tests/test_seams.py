@@ -8,7 +8,7 @@ import pytest
 from distributed import scheduler, stealing
 from distributed.stealing import WorkStealing
 
-from ferroflow_dask.plugin import seams
+from ferroflow_dask.scheduler import _distributed
 
 OWNERS = {
     "Scheduler": scheduler.Scheduler,
@@ -18,7 +18,7 @@ OWNERS = {
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"), [(owner, name) for owner, names in seams.REQUIRED.items() for name in names]
+    ("owner", "name"), [(owner, name) for owner, names in _distributed.REQUIRED.items() for name in names]
 )
 def test_the_name_exists(owner: str, name: str) -> None:
     found = getattr(OWNERS[owner], name)
@@ -26,8 +26,8 @@ def test_the_name_exists(owner: str, name: str) -> None:
 
 
 def test_workers_answers_mean_what_we_take_them_for() -> None:
-    assert seams.GIVEN_UP == stealing._WORKER_STATE_CONFIRM
-    assert seams.STARTED == stealing._WORKER_STATE_REJECT
+    assert _distributed.GIVEN_UP == stealing._WORKER_STATE_CONFIRM
+    assert _distributed.STARTED == stealing._WORKER_STATE_REJECT
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from slurm_clusters import client_of, n_workers, no_jobs, ours, sections, soon
 
 import ferroflow_dask
 from ferroflow_dask.exceptions import ClusterError, UsageError
-from ferroflow_dask.plugin import installed
+from ferroflow_dask.scheduler import installed
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("slurm")]
 

@@ -11,7 +11,7 @@ from distributed import Event, Worker
 from one_loop import Cluster, comes, on_cluster, wait_for
 
 from ferroflow_dask import install, uninstall
-from ferroflow_dask.plugin import seams
+from ferroflow_dask.scheduler import _distributed
 
 pytestmark = pytest.mark.cluster
 
@@ -37,7 +37,7 @@ async def all_busy(cluster: Cluster) -> AsyncIterator[None]:
 def asked(cluster: Cluster, ts: Any) -> str:
     """Ask for a task that waits on the first worker, for the second; return the number of the request."""
     victim, thief = (cluster.scheduler.workers[worker.address] for worker in cluster.workers)
-    if hasattr(cluster.stealing, "ask_for"):
+    if hasattr(cluster.stealing, "placement"):
         cluster.ask(ts, *cluster.workers)
     else:
         cluster.stealing.move_task_request(ts, victim, thief)
@@ -59,13 +59,13 @@ def test_who_asked_stays_until_the_answers_are_there(
     leave: Any, is_ours: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     placed_anew: list[Any] = []
-    reschedule = seams.reschedule
+    reschedule = _distributed.reschedule
 
     def noted(scheduler: Any, ts: Any, stimulus_id: str) -> None:
         placed_anew.append(ts.key)
         reschedule(scheduler, ts, stimulus_id)
 
-    monkeypatch.setattr(seams, "reschedule", noted)
+    monkeypatch.setattr(_distributed, "reschedule", noted)
 
     async def test(cluster: Cluster) -> None:
         async with all_busy(cluster):
@@ -120,7 +120,7 @@ def test_a_task_that_was_placed_anew_meanwhile_is_not_moved_again() -> None:
         async with steal_in_flight(cluster) as (future, ts, stimulus_id):
             # By somebody else, who tells nobody of it.
             states = (cluster.scheduler.workers[worker.address] for worker in cluster.workers)
-            seams.hand_over(cluster.scheduler, ts, *states)
+            _distributed.hand_over(cluster.scheduler, ts, *states)
             answer(cluster, ts, "ready", stimulus_id, victim)
             assert cluster.stealing.error is None
             assert not cluster.stealing.in_flight

@@ -17,9 +17,17 @@ from distributed.comm import CommClosedError
 from one_loop import Cluster, on_cluster
 
 from ferroflow_dask import FerroflowPlugin, install, uninstall
-from ferroflow_dask.plugin import streams
-from ferroflow_dask.plugin.streams import TOPIC, Load, Pause, WorkerLoad, WorkerStreams, restore, shorten
-from ferroflow_dask.plugin.worker_plugins import by_value
+from ferroflow_dask.scheduler.batching import worker as streams
+from ferroflow_dask.scheduler.batching.worker import (
+    TOPIC,
+    Load,
+    Interval,
+    WorkerLoad,
+    WorkerBatching,
+    restore,
+    shorten,
+)
+from ferroflow_dask.scheduler.worker_plugins import by_value
 
 #: What Dask waits between two batches to a worker and back [s].
 DASKS = (0.005, 0.002)
@@ -35,7 +43,7 @@ def intervals(cluster: Cluster) -> list[tuple[Any, Any]]:
 
 
 def are_short(cluster: Cluster) -> bool:
-    return all(type(pause).__name__ == "Pause" for pair in intervals(cluster) for pause in pair)
+    return all(type(pause).__name__ == "Interval" for pair in intervals(cluster) for pause in pair)
 
 
 def are_dasks(cluster: Cluster) -> bool:
@@ -43,7 +51,7 @@ def are_dasks(cluster: Cluster) -> bool:
 
 
 def ours(plugins: Iterable[str]) -> list[str]:
-    return [name for name in plugins if "ferroflow-streams" in name]
+    return [name for name in plugins if "ferroflow-batching" in name]
 
 
 async def comes(condition: Callable[[Cluster], bool], cluster: Cluster) -> None:
@@ -57,7 +65,7 @@ def test_all_streams_are_shortened_and_given_back() -> None:
     async def test(cluster: Cluster) -> None:
         await comes(are_short, cluster)
         async with Worker(cluster.scheduler.address, nthreads=1) as late:
-            assert type(late.batched_stream.interval).__name__ == "Pause"
+            assert type(late.batched_stream.interval).__name__ == "Interval"
             cluster.workers.append(late)
             await comes(are_short, cluster)
             assert await cluster.client.gather(cluster.map(50, 0.0)) == list(range(50))
@@ -107,7 +115,7 @@ def test_a_worker_that_leaves_while_it_is_told_is_no_error(
             assert not ours(cluster.scheduler.worker_plugins)
         await asyncio.sleep(0.05)  # what was raised would be logged a little later
 
-    others = {"ferroflow.send-successors": False, "ferroflow.inline-limit": 0}
+    others = {"ferroflow.prefetch": False, "ferroflow.inline-limit": 0}
     on_cluster(test, plugin=False, config=others)
     assert "Traceback" not in caplog.text
 
@@ -119,7 +127,7 @@ def test_a_setting_leaves_them_alone() -> None:
         assert are_dasks(cluster)
         assert not ours(cluster.scheduler.worker_plugins)
 
-    on_cluster(test, config={"ferroflow.low-latency-streams": False})
+    on_cluster(test, config={"ferroflow.low-latency-messages": False})
 
 
 def told(scheduler: Any) -> set[str]:
@@ -140,21 +148,21 @@ def test_clients_have_short_streams_too() -> None:
         await install(cluster.client)
         async with Client(cluster.scheduler.address, asynchronous=True) as late:
             for client in (cluster.client, late):
-                await comes(lambda _, client=client: isinstance(between(client)[1], Pause), cluster)
-            await comes(lambda _: isinstance(between(cluster.client)[0], Pause), cluster)
+                await comes(lambda _, client=client: isinstance(between(client)[1], Interval), cluster)
+            await comes(lambda _: isinstance(between(cluster.client)[0], Interval), cluster)
             assert between(late)[0] == DASKS_CLIENT[0]  # nobody has told it
             assert await late.submit(sum, [1, 2]) == 3
             await install(cluster.client, policy="ring")
-            await comes(lambda _: isinstance(between(cluster.client)[0], Pause), cluster)
+            await comes(lambda _: isinstance(between(cluster.client)[0], Interval), cluster)
             await uninstall(late)
             for client in (cluster.client, late):
                 await comes(lambda _, client=client: between(client) == DASKS_CLIENT, cluster)
             await install(cluster.client)
-            await comes(lambda _: isinstance(between(cluster.client)[0], Pause), cluster)
+            await comes(lambda _: isinstance(between(cluster.client)[0], Interval), cluster)
             await uninstall(cluster.client)
             assert between(cluster.client) == DASKS_CLIENT
             await install(late)
-            await comes(lambda _: isinstance(between(late)[0], Pause), cluster)
+            await comes(lambda _: isinstance(between(late)[0], Interval), cluster)
             assert between(cluster.client)[0] == DASKS_CLIENT[0]  # which does not take part any more
         await comes(lambda cluster: late.id not in cluster.scheduler.client_comms, cluster)
         assert late.id not in told(cluster.scheduler)
@@ -173,7 +181,7 @@ def test_a_failure_gives_all_ends_back() -> None:
             return cluster.scheduler.client_comms[cluster.client.id].interval
 
         await install(cluster.client)
-        await comes(lambda _: isinstance(here(), Pause) and isinstance(there(), Pause), cluster)
+        await comes(lambda _: isinstance(here(), Interval) and isinstance(there(), Interval), cluster)
         await comes(are_short, cluster)
         cluster.stealing.fail(ZeroDivisionError("the policy is broken"))
         await comes(lambda _: (here(), there()) == DASKS_CLIENT, cluster)
@@ -197,7 +205,7 @@ def test_an_interval_of_somebody_else_stays() -> None:
 
 
 def test_workers_need_not_have_the_package() -> None:
-    payload = by_value(WorkerStreams())
+    payload = by_value(WorkerBatching())
     script = """
 import sys, pickle, types
 sys.modules["ferroflow_dask"] = None  # importing it raises
@@ -303,4 +311,4 @@ def test_time_at_work_is_not_that_asleep() -> None:
 @pytest.mark.parametrize(("load", "share"), [(0.0, 0.0), (0.8, 0.0), (0.9, 0.5), (1.0, 1.0), (1.2, 1.0)])
 def test_pauses_grow_with_the_load(load: float, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Load, "at", lambda self, now_s: load)
-    assert 10.0 + Pause(Load(), 0.004) == pytest.approx(10.0 + share * 0.004)
+    assert 10.0 + Interval(Load(), 0.004) == pytest.approx(10.0 + share * 0.004)

@@ -21,7 +21,7 @@ def cluster_of(graph: dict[Any, VirtualTask], workers: int = 1, **options: Any) 
 def outcomes(cluster: VirtualCluster) -> dict[str, int]:
     """Return what became of the tasks that were sent ahead, as far as there were any."""
     stealing: Any = cluster.stealing
-    return {outcome: n for outcome, n in stealing.messages.successors.outcomes.items() if n}
+    return {outcome: n for outcome, n in stealing.messages.prefetch.outcomes.items() if n}
 
 
 def test_a_chain_pays_for_its_messages_once() -> None:
@@ -130,7 +130,7 @@ def test_a_task_is_tried_again() -> None:
     assert cluster.record.n_started == {"a": 2, "b": 1}
     assert outcomes(cluster)["withdrawn"] == 1
     stealing: Any = cluster.stealing
-    assert [decision.what for decision in stealing.journal.about("b")] == ["withdrawn", "placed"]
+    assert [decision.what for decision in stealing.decisions.about("b")] == ["withdrawn", "placed"]
 
 
 def test_a_task_that_was_sent_ahead_fails_as_any_other() -> None:

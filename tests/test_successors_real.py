@@ -33,7 +33,7 @@ def test_a_leading_task_is_stolen() -> None:
         while cluster.scheduler.tasks.get(following.key) is None:
             await asyncio.sleep(0.005)
         # Nothing follows a task that waits; here it is sent all the same, as if there had been time.
-        successors = cluster.stealing.messages.successors
+        successors = cluster.stealing.messages.prefetch
         successors._send(cluster.scheduler.tasks[following.key], ts.processing_on)
         cluster.ask(ts, cluster.workers[0], cluster.workers[1])
         while successors.n_ahead:
@@ -52,7 +52,7 @@ class OtherTask(Task):
 
 def test_only_plain_calls_lead_and_follow_and_are_led_to() -> None:
     async def test(cluster: Cluster) -> None:
-        successors = cluster.stealing.messages.successors
+        successors = cluster.stealing.messages.prefetch
         event = await Event(name="go", client=cluster.client)
         for cls in (Task, OtherTask):
             graph = {}
@@ -89,7 +89,7 @@ def test_shuffles_find_their_tasks_where_they_look_for_them() -> None:
         return np.ones((20, 20))
 
     settings: dict[str, Any] = {
-        "ferroflow.low-latency-streams": False,  # so that what goes another way comes first
+        "ferroflow.low-latency-messages": False,  # so that what goes another way comes first
         "array.rechunk.method": "p2p",
         "distributed.p2p.storage.disk": False,
         "optimization.fuse.active": False,
@@ -111,19 +111,19 @@ def test_workers_are_told_as_they_join_and_until_it_is_uninstalled() -> None:
     async def test(cluster: Cluster) -> None:
         def listening() -> list[bool]:
             return [
-                any("ferroflow-successors" in name for name in worker.plugins) for worker in cluster.workers
+                any("ferroflow-prefetch" in name for name in worker.plugins) for worker in cluster.workers
             ]
 
         async with Worker(cluster.scheduler.address, nthreads=1) as late:
             cluster.workers.append(late)
-            while len(cluster.stealing.messages.successors._listening) < 3 or not all(listening()):
+            while len(cluster.stealing.messages.prefetch._supporting) < 3 or not all(listening()):
                 await asyncio.sleep(0.005)
             event = await Event(name="go", client=cluster.client)
             first = cluster.client.submit(wait_for, 1, event, workers=[late.address])
             last = cluster.client.submit(lambda i: i + 1, first)
-            while not cluster.stealing.messages.successors.n_ahead:
+            while not cluster.stealing.messages.prefetch.n_ahead:
                 await asyncio.sleep(0.005)
-            successors = cluster.stealing.messages.successors
+            successors = cluster.stealing.messages.prefetch
             await uninstall(cluster.scheduler)
             assert successors.n_ahead == 0
             assert "_task_to_msg" not in vars(cluster.scheduler)
@@ -139,12 +139,10 @@ def test_workers_are_told_as_they_join_and_until_it_is_uninstalled() -> None:
 def test_a_setting_turns_it_off() -> None:
     async def test(cluster: Cluster) -> None:
         await asyncio.sleep(0.1)
-        assert not any(
-            "ferroflow-successors" in name for worker in cluster.workers for name in worker.plugins
-        )
+        assert not any("ferroflow-prefetch" in name for worker in cluster.workers for name in worker.plugins)
         assert "_task_to_msg" not in vars(cluster.scheduler)
 
-    on_cluster(test, config={"ferroflow.send-successors": False, "ferroflow.inline-limit": 0})
+    on_cluster(test, config={"ferroflow.prefetch": False, "ferroflow.inline-limit": 0})
 
 
 @pytest.mark.cluster
@@ -169,7 +167,7 @@ def test_chains_on_processes_and_the_task_that_ends_them_is_named() -> None:
         graph |= {f"k{i}": (increment, f"k{i - 1}") for i in range(1, 200)}
         assert client.get(graph, "k199") == 200
         counts = client.run_on_scheduler(
-            lambda dask_scheduler: dask_scheduler.extensions["stealing"].messages.successors.outcomes
+            lambda dask_scheduler: dask_scheduler.extensions["stealing"].messages.prefetch.outcomes
         )
         assert counts["confirmed"] > 100
         kept = client.get({"first": (increment, 0), "second": (increment, "first")}, "second", sync=False)

@@ -12,8 +12,8 @@ import pytest
 from distributed.worker_state_machine import ComputeTaskEvent
 from loose_workers import LooseWorker
 
-from ferroflow_dask.plugin.successors_worker import CONFIRM, SEND, TAKEN_ON, WITHDRAW, WorkerSuccessors
-from ferroflow_dask.plugin.worker_plugins import by_value
+from ferroflow_dask.scheduler.prefetch.worker import CONFIRM, SEND, TAKEN_ON, WITHDRAW, WorkerPrefetch
+from ferroflow_dask.scheduler.worker_plugins import by_value
 
 
 class Loose(LooseWorker):
@@ -38,7 +38,7 @@ class Loose(LooseWorker):
 
 
 def plugged(worker: Loose) -> Any:
-    plugin = WorkerSuccessors()
+    plugin = WorkerPrefetch()
     plugin.setup(worker)  # type: ignore[arg-type]
     return plugin
 
@@ -134,7 +134,7 @@ worker.stream_handlers["ferroflow-send"](awaits=[("a", 1)], key="b", nbytes={"a"
 plugin.teardown(worker)
 print(*worker.stream_handlers)
 """
-    payload = by_value(WorkerSuccessors())
+    payload = by_value(WorkerPrefetch())
     done = subprocess.run(
         [sys.executable, "-c", script], input=payload, capture_output=True, timeout=60, check=True
     )

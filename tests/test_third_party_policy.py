@@ -19,11 +19,11 @@ from ferroflow_dask import FerroflowStealing, explain, install, uninstall
 from ferroflow_dask.annotations import RANK_ANNOTATION
 from ferroflow_dask.cli import main
 from ferroflow_dask.exceptions import UsageError
-from ferroflow_dask.plugin import installed
-from ferroflow_dask.plugin.swap import swap
 from ferroflow_dask.policy import ClusterView, make_policy, policy_names
 from ferroflow_dask.policy.events import Event, GraphArrived, TaskReady, WorkerIdle
 from ferroflow_dask.policy.instructions import AssignTask, Instruction, StealTask
+from ferroflow_dask.scheduler import installed
+from ferroflow_dask.scheduler.steal_exchange import exchange
 
 MODULE = '''
 from ferroflow_dask.policy.events import TaskReady
@@ -99,14 +99,14 @@ def test_it_keeps_the_contract(package: ModuleType, keeps: Callable[[Make], None
 @pytest.mark.parametrize("more", [{}, {"ferroflow_cost": 0.02, RANK_ANNOTATION: 1.0}], ids=["", "ranked"])
 def test_none_can_break_restrictions(more: dict[str, Any]) -> None:
     async def test(cluster: Cluster) -> None:
-        await swap(cluster.scheduler, lambda scheduler: FerroflowStealing(scheduler, Careless()))
+        await exchange(cluster.scheduler, lambda scheduler: FerroflowStealing(scheduler, Careless()))
         # Of those that are there before it, the view has them by address.
         theirs, other = sorted(cluster.workers, key=lambda worker: worker.address)
         first = theirs.address
         with dask.annotate(**more):
             futures = cluster.map(10, workers=[first])
         await cluster.client.gather(futures)
-        journal = cluster.stealing.journal
+        journal = cluster.stealing.decisions
         assert {future.key for future in futures} <= set(theirs.data)
         assert not set(other.data)
         for future in futures:

@@ -299,7 +299,7 @@ def leave_a_task_in_the_view(cluster: VirtualCluster) -> None:
     cluster.submit(independent(2))
     cluster.run()
     view = cluster.stealing.view
-    view.assign(cluster.stealing._describe(cluster.scheduler.tasks["t", 0]), *view.workers, 0.0)
+    view.assign(cluster.stealing.task_views(cluster.scheduler.tasks["t", 0]), *view.workers, 0.0)
 
 
 @pytest.mark.parametrize(

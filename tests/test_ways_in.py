@@ -22,13 +22,13 @@ from distributed.scheduler import DEFAULT_EXTENSIONS
 
 from ferroflow_dask import FerroflowPlugin, FerroflowStealing, install, uninstall
 from ferroflow_dask.exceptions import ClusterError
-from ferroflow_dask.plugin import installed, seams
+from ferroflow_dask.scheduler import _distributed, installed
 
 pytestmark = pytest.mark.cluster
 
 PRELOAD = "ferroflow_dask.preload"
 #: The module, not the function of the same name.
-install_module = importlib.import_module("ferroflow_dask.plugin.install")
+install_module = importlib.import_module("ferroflow_dask.scheduler.installation")
 
 
 def pause(i: int) -> int:
@@ -193,7 +193,7 @@ def test_configuration_alone_never_breaks_a_program(monkeypatch: pytest.MonkeyPa
 def test_where_upstream_lacks_a_name_dask_goes_on(
     thread_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(seams.REQUIRED, "WorkerState", ("renamed_upstream",))
+    monkeypatch.setitem(_distributed.REQUIRED, "WorkerState", ("renamed_upstream",))
     with pytest.raises(ClusterError, match=r"lacks WorkerState\.renamed_upstream; Dask goes on"):
         install(thread_client)
     assert thread_client.submit(add, 1, 2).result() == 3
@@ -230,8 +230,8 @@ def test_workers_need_nothing_of_ours_for_plain_dask() -> None:
                     ours = sorted(name for name in plugins if name.startswith("ferroflow"))
                 assert [name.rstrip("-0123456789") for name in ours] == [
                     "ferroflow-inlining",
-                    "ferroflow-streams",
-                    "ferroflow-successors",
+                    "ferroflow-batching",
+                    "ferroflow-prefetch",
                 ]
                 assert await client.submit(add, 1, 2) == 3
             finally:

@@ -12,11 +12,11 @@ from distributed.stealing import WorkStealing
 
 from ferroflow_dask.bench.references import REFERENCES
 from ferroflow_dask.exceptions import UnknownNameError
-from ferroflow_dask.plugin import FerroflowStealing
-from ferroflow_dask.plugin.knowledge import Knowledge
-from ferroflow_dask.plugin.settings import configured_policy
-from ferroflow_dask.plugin.swap import swap
 from ferroflow_dask.policy import Policy, policy_names
+from ferroflow_dask.scheduler import FerroflowStealing
+from ferroflow_dask.scheduler.cost_model import Learned
+from ferroflow_dask.scheduler.settings import configured_policy
+from ferroflow_dask.scheduler.steal_exchange import exchange
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
@@ -87,7 +87,7 @@ class _Memory:
     """What our policies have learned on a cluster; it outlives their turns."""
 
     policies: dict[str, Policy] = field(default_factory=dict)
-    knowledge: Knowledge = field(default_factory=Knowledge)
+    learned: Learned = field(default_factory=Learned)
 
 
 def _memory(dask_scheduler: Scheduler) -> _Memory:
@@ -104,13 +104,13 @@ async def _put_in_charge(dask_scheduler: Scheduler, name: str, seed: int) -> Non
         policy = memory.policies.setdefault(name, configured_policy(name, options))
 
         def make(scheduler: Scheduler) -> FerroflowStealing:
-            return FerroflowStealing(scheduler, policy, knowledge=memory.knowledge)
+            return FerroflowStealing(scheduler, policy, learned=memory.learned)
 
-        await swap(dask_scheduler, make)
+        await exchange(dask_scheduler, make)
         return
     settings: dict[str, Any] = {} if baseline.interval is None else {_INTERVAL: baseline.interval}
     with dask.config.set(settings):
-        await swap(dask_scheduler, WorkStealing if baseline.steals else None)
+        await exchange(dask_scheduler, WorkStealing if baseline.steals else None)
 
 
 def _is_in_charge(dask_scheduler: Scheduler, name: str) -> bool:

@@ -17,11 +17,11 @@ from ferroflow_dask.clients import ask_workers
 from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.cost import AnalyticCost, CostModel
 from ferroflow_dask.devices import DeviceUsage
+from ferroflow_dask.devices.workers import device_usage
 from ferroflow_dask.graph import FERROFLOW_DOMAIN, Graph, Op, bounds
 from ferroflow_dask.graph.defaults import with_inputs
 from ferroflow_dask.kernels import SESSIONS, evaluate, in_session, provider_counts
 from ferroflow_dask.lowering import BoundGraph, ExecutionReport, bind, executed, token_of
-from ferroflow_dask.plugin import device_usage
 
 if TYPE_CHECKING:
     from distributed import Worker

@@ -22,7 +22,7 @@ from ferroflow_dask.deploy import (
     save_profile,
 )
 from ferroflow_dask.deploy.rates import Rates
-from ferroflow_dask.plugin import check_scheduler, install, installed, uninstall
+from ferroflow_dask.scheduler import check_scheduler, install, installed, uninstall
 
 #: Rates of workers that differ by no more than this factor are told as one.
 _ALIKE = 1.2

@@ -14,17 +14,10 @@ from distributed import Client, KilledWorker
 from ferroflow_dask.cli.devices import Devices
 from ferroflow_dask.cli.slurm import SlurmOptions, slurm_client
 from ferroflow_dask.deploy import DeviceChoice, connect, count_gpus, device_client, local_client
+from ferroflow_dask.device_reports import GPU_RESOURCE
+from ferroflow_dask.devices.workers import gpu_workers, use_devices
 from ferroflow_dask.exceptions import ClusterError
-from ferroflow_dask.plugin import (
-    GPU_RESOURCE,
-    check_scheduler,
-    check_workers,
-    gpu_workers,
-    install,
-    installed,
-    uninstall,
-    use_devices,
-)
+from ferroflow_dask.scheduler import check_scheduler, check_workers, install, installed, uninstall
 
 #: Policies that need no plugin: no cluster at all, and Dask as it is.
 PLAIN_POLICIES = ("sequential", "dask")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from ferroflow_dask.cli.cluster_options import client_of, connect_timeout, scheduler_address
-from ferroflow_dask.plugin import check_scheduler
-from ferroflow_dask.plugin import explain as decisions_about
+from ferroflow_dask.scheduler import check_scheduler
+from ferroflow_dask.scheduler import explain as decisions_about
 
 
 @click.command()

@@ -18,7 +18,7 @@ from ferroflow_dask.cli.cluster_options import Duration, client_of, connect_time
 from ferroflow_dask.cli.files import check_folder
 from ferroflow_dask.cli.sections import output_option
 from ferroflow_dask.exceptions import UsageError
-from ferroflow_dask.plugin import check_scheduler
+from ferroflow_dask.scheduler import check_scheduler
 
 F = TypeVar("F", bound=Callable[..., Any])
 

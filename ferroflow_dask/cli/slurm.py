@@ -23,7 +23,7 @@ from ferroflow_dask.deploy import (
     slurm_template,
 )
 from ferroflow_dask.exceptions import UsageError
-from ferroflow_dask.plugin import check_workers
+from ferroflow_dask.scheduler import check_workers
 
 F = TypeVar("F", bound=Callable[..., Any])
 

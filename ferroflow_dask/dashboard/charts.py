@@ -180,7 +180,7 @@ class Decisions(Figure):
     def refresh(self) -> None:
         """Bring the table up to date."""
         stealing = self.recorder.stealing
-        n_noted = 0 if stealing is None else stealing.journal.n_noted
+        n_noted = 0 if stealing is None else stealing.decisions.n_noted
         if n_noted == self._n_seen:
             return
         self._n_seen = n_noted

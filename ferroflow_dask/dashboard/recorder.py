@@ -16,9 +16,10 @@ from distributed.metrics import time
 
 from ferroflow_dask.annotations import CPU, GPU
 from ferroflow_dask.dashboard.progress import GraphProgress
-from ferroflow_dask.plugin import FerroflowStealing, has_gpu
-from ferroflow_dask.plugin.describe import declared_cost
-from ferroflow_dask.plugin.journal import Decision
+from ferroflow_dask.device_reports import has_gpu
+from ferroflow_dask.scheduler import FerroflowStealing
+from ferroflow_dask.scheduler.decisions import Decision
+from ferroflow_dask.scheduler.task_view import declared_cost
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
@@ -134,7 +135,7 @@ class Recorder(SchedulerPlugin):
         self.progress = GraphProgress(self._expected_s)
         self._stolen: set[Key] = set()
         stealing = self.stealing
-        self._n_noted = 0 if stealing is None else stealing.journal.n_noted
+        self._n_noted = 0 if stealing is None else stealing.decisions.n_noted
         self._n_confirmed = 0 if stealing is None else stealing.steals["confirmed"]
         self._seen = (time(), 0, 0)
         unfinished = [
@@ -183,10 +184,10 @@ class Recorder(SchedulerPlugin):
         # Of each task that ran: the journal is read only when there was another steal.
         if stealing is not None and stealing.steals["confirmed"] != self._n_confirmed:
             self._n_confirmed = stealing.steals["confirmed"]
-            n_new = stealing.journal.n_noted - self._n_noted
-            self._n_noted = stealing.journal.n_noted
+            n_new = stealing.decisions.n_noted - self._n_noted
+            self._n_noted = stealing.decisions.n_noted
             if n_new > 0:  # else it is another shell's
-                self._stolen.update(stealing.journal.keys(n_new, _STOLEN))
+                self._stolen.update(stealing.decisions.keys(n_new, _STOLEN))
 
     def _expected_s(self, ts: TaskState) -> float:
         declared = [seconds for kind in (CPU, GPU) if (seconds := declared_cost(ts, kind)) is not None]
@@ -255,7 +256,7 @@ class Recorder(SchedulerPlugin):
     def decisions(self, n: int) -> list[Decision]:
         """Return the last decisions, oldest first."""
         stealing = self.stealing
-        return [] if stealing is None else stealing.journal.last(n)
+        return [] if stealing is None else stealing.decisions.last(n)
 
     def recording(self, is_summary: bool = False) -> Recording:
         """Return what was noted; as a summary the last samples and what is now, no ops, flows or levels."""

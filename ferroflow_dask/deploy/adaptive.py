@@ -14,8 +14,8 @@ from distributed.deploy.adaptive import Adaptive
 
 from ferroflow_dask.counts import checked_count
 from ferroflow_dask.deploy.jobqueue import JobKind, kind_of
+from ferroflow_dask.device_reports import GPU_RESOURCE
 from ferroflow_dask.exceptions import UsageError
-from ferroflow_dask.plugin import GPU_RESOURCE
 
 if TYPE_CHECKING:
     from distributed.core import Status

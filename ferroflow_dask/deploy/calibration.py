@@ -41,8 +41,9 @@ from ferroflow_dask.deploy.rates import (
     thread_rates,
 )
 from ferroflow_dask.devices import attached
+from ferroflow_dask.devices.workers import gpu_workers
 from ferroflow_dask.exceptions import ClusterError, UsageError
-from ferroflow_dask.plugin import check_workers, gpu_workers, installed
+from ferroflow_dask.scheduler import check_workers, installed
 from ferroflow_dask.whole_files import write_text
 
 if TYPE_CHECKING:

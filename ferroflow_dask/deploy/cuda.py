@@ -20,10 +20,11 @@ from zict import Buffer, Func
 
 from ferroflow_dask.bundling.results import Results
 from ferroflow_dask.deploy.local import CLUSTER_OPTIONS, worker_environment
+from ferroflow_dask.device_reports import GPU_RESOURCE
 from ferroflow_dask.devices import Resident
 from ferroflow_dask.devices.cuda import check_precision, count_devices
+from ferroflow_dask.devices.workers import DeviceSpec, use_devices
 from ferroflow_dask.exceptions import ClusterError, UsageError
-from ferroflow_dask.plugin import GPU_RESOURCE, DeviceSpec, use_devices
 
 _DEVICES = "cpu, cuda, cuda:N (the GPU with that number), auto, emulated"
 _EMULATED_NBYTES = 2**31

@@ -20,7 +20,7 @@ from distributed import Security
 from ferroflow_dask.counts import as_count
 from ferroflow_dask.deploy.job_settings import job_arguments
 from ferroflow_dask.exceptions import UnknownNameError, UsageError
-from ferroflow_dask.plugin import FerroflowPlugin
+from ferroflow_dask.scheduler import FerroflowPlugin
 
 if TYPE_CHECKING:
     from ferroflow_dask.deploy.slurm import SlurmCluster

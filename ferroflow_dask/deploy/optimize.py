@@ -23,7 +23,7 @@ from ferroflow_dask.clients import check_synchronous
 from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.deploy.calibration import profile_of
 from ferroflow_dask.exceptions import ClusterError, UsageError
-from ferroflow_dask.plugin import (
+from ferroflow_dask.scheduler import (
     check_workers,
     installed,
     learned,

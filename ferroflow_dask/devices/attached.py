@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ferroflow_dask.devices.device import DeviceUsage
+from ferroflow_dask.device_reports import DeviceUsage
 from ferroflow_dask.devices.runner import DeviceRunner
 from ferroflow_dask.devices.spilling import tell_dask_cuda
 

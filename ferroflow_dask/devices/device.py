@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import threading
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import fields
 from typing import Any, Protocol
 
 import numpy as np
 
+from ferroflow_dask.device_reports import DeviceUsage
 from ferroflow_dask.kernels import ExecutionProvider
 
 HostArray = np.ndarray[Any, np.dtype[Any]]
@@ -94,59 +95,8 @@ class Device(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceUsage:
-    """What was done on devices.
-
-    Parameters
-    ----------
-    ops : int
-        Ops that ran there.
-    batches : int
-        Calls that computed several products at once.
-    batched_ops : int
-        Ops in them.
-    host_ops : int
-        Ops that had no kernel for a device and ran beside one.
-    to_device, to_host : int
-        Arrays that crossed.
-    nbytes_to_device, nbytes_to_host : int
-        Their bytes [B].
-    used_nbytes : int
-        Memory that is taken now [B].
-    """
-
-    ops: int = 0
-    batches: int = 0
-    batched_ops: int = 0
-    host_ops: int = 0
-    to_device: int = 0
-    to_host: int = 0
-    nbytes_to_device: int = 0
-    nbytes_to_host: int = 0
-    used_nbytes: int = 0
-
-    @property
-    def mean_batch(self) -> float:
-        """Ops in a batch."""
-        return self.batched_ops / self.batches if self.batches else 0.0
-
-    def plus(self, other: DeviceUsage) -> DeviceUsage:
-        """Return the sum of two devices'."""
-        return DeviceUsage(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(DeviceUsage)))
-
-    def since(self, before: DeviceUsage) -> DeviceUsage:
-        """Return what was done after `before`; the memory is that of now."""
-        counts = {f.name: getattr(self, f.name) - getattr(before, f.name) for f in fields(DeviceUsage)}
-        return DeviceUsage(**{**counts, "used_nbytes": self.used_nbytes})
-
-    def as_dict(self) -> dict[str, float]:
-        """Return the numbers by name."""
-        return {**asdict(self), "mean_batch": self.mean_batch}
-
-
 class Counters:
-    """Counts what `DeviceUsage` tells, from any thread."""
+    """Thread-safe counters of the fields of `DeviceUsage`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ferroflow_dask.devices.device import Counters, Device, DeviceUsage, Event, HostArray
+from ferroflow_dask.device_reports import DeviceUsage
+from ferroflow_dask.devices.device import Counters, Device, Event, HostArray
 from ferroflow_dask.devices.enqueue import DeviceKernel, Part, PlanRun, told
 from ferroflow_dask.devices.order import Order
 from ferroflow_dask.devices.resident import Resident, host_value

@@ -1,11 +1,12 @@
-"""What every policy is, and how one is found by name."""
+"""Policy interface: the abstract base class of all policies, and look-up by name."""
 
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from importlib.metadata import entry_points
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from ferroflow_dask.exceptions import UnknownNameError, UsageError
 from ferroflow_dask.policy.events import Event
@@ -16,16 +17,19 @@ from ferroflow_dask.policy.view import ClusterView
 ENTRY_POINT_GROUP = "ferroflow_dask.policies"
 
 
-class Policy(Protocol):
-    """Decides where tasks run; a pure function of events, the view and time.
+class Policy(ABC):
+    """Decides where tasks run: a pure function of the event, the view and the time.
 
-    A policy reads no clock and no global random generator, and mutates nothing but itself. The
-    same events in the same order give the same instructions.
+    A policy reads no clock and no global random generator, and changes nothing but itself. The same events
+    in the same order give the same instructions. Only `handle` must be written.
     """
 
-    #: Whether the policy also places tasks that Dask would keep in its queue on the scheduler.
-    places_queued: ClassVar[bool]
+    #: Whether the policy also places root tasks that Dask would keep in the scheduler's queue.
+    places_queued: ClassVar[bool] = False
+    #: Whether a task may be prefetched to the worker that holds or makes all of its inputs.
+    keeps_successors: ClassVar[bool] = False
 
+    @abstractmethod
     def handle(self, event: Event, view: ClusterView, now: float) -> Iterator[Instruction]:
         """Yield instructions in answer to an event.
 
@@ -35,13 +39,16 @@ class Policy(Protocol):
         view : ClusterView
             Up to date with the event, and with each instruction once it was yielded.
         now : float
-            Time of the event [s] on any clock that only goes forward.
+            Time of the event [s], on any clock that never goes back.
         """
-        ...
+
+    def gauges(self) -> dict[str, tuple[str, float]]:
+        """Return numbers to show in the metrics: by name, a help text and the value; none by default."""
+        return {}
 
 
 def policy_names() -> list[str]:
-    """Return the names that `make_policy` knows."""
+    """Return the names that `make_policy` accepts."""
     return sorted({*_builtin(), *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
 
 
@@ -58,16 +65,16 @@ def make_policy(name: str, **options: Any) -> Policy:
     Raises
     ------
     UnknownNameError
-        There is no such policy.
+        No policy has this name.
     UsageError
-        The policy does not take these options, or the package that offers it cannot be imported.
+        The policy does not accept an option, or the package that offers it cannot be imported.
     """
     cls: Any = _builtin().get(name) or _from_other_packages(name)
     parameters = inspect.signature(cls).parameters
     for option in options:
         if option not in parameters:
-            takes = ", ".join(parameters) or "none"
-            raise UsageError(f"policy {name!r} does not take the option {option!r}; it takes: {takes}")
+            accepted = ", ".join(parameters) or "none"
+            raise UsageError(f"options of policy {name!r} must be among: {accepted}; got {option!r}")
     policy: Policy = cls(**options)
     return policy
 
@@ -77,14 +84,12 @@ def _from_other_packages(name: str) -> Any:
         try:
             return point.load()
         except (ImportError, AttributeError) as error:
-            raise UsageError(f"policy {name!r} is offered as {point.value}, which fails: {error}") from error
+            raise UsageError(f"policy {name!r} cannot be imported from {point.value}: {error}") from error
     raise UnknownNameError.of("policy", name, policy_names())
 
 
-def _builtin() -> dict[str, Any]:
-    from ferroflow_dask.policy.random import RandomPolicy
-    from ferroflow_dask.policy.ring import RingPolicy
-    from ferroflow_dask.policy.static import StaticPolicy
+def _builtin() -> dict[str, type[Policy]]:
+    from ferroflow_dask.policy.baselines import RandomPolicy, RingPolicy, StaticPolicy
     from ferroflow_dask.policy.stealing import StealingPolicy
 
     return {

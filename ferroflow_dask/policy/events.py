@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ferroflow_dask.policy.queues import Key, TaskView, WorkerKey
+from ferroflow_dask.policy.state import Key, TaskView, WorkerKey
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ferroflow_dask.policy.queues import Key, WorkerKey
+from ferroflow_dask.policy.state import Key, WorkerKey
 
 #: Words, or a format string and what it is filled with: every task has a reason, few are ever read.
 Reason = str | tuple[str | float, ...]

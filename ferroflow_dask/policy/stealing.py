@@ -14,6 +14,7 @@ from itertools import islice
 from math import inf
 
 from ferroflow_dask.exceptions import UsageError
+from ferroflow_dask.policy.base import Policy
 from ferroflow_dask.policy.events import (
     Event,
     GraphArrived,
@@ -31,7 +32,7 @@ from ferroflow_dask.policy.instructions import (
     SetPriority,
     StealTask,
 )
-from ferroflow_dask.policy.queues import Key, TaskView, WorkerKey, WorkerView
+from ferroflow_dask.policy.state import Key, TaskView, WorkerKey, WorkerView
 from ferroflow_dask.policy.threshold import AdaptiveThreshold
 from ferroflow_dask.policy.view import ClusterView
 
@@ -61,7 +62,7 @@ _FINISHES_BEFORE = _FINISHES + "; next best {} in {:.4g} s"
 _STAYS = _FINISHES + "; {} in {:.4g} s gains too little for more data to be fetched to a busy worker"
 
 
-class StealingPolicy:
+class StealingPolicy(Policy):
     """Place by earliest finish time, correct by stealing.
 
     Parameters
@@ -72,8 +73,7 @@ class StealingPolicy:
         Whether each thief's threshold follows the success of its steals.
     """
 
-    places_queued = False
-    #: What its inputs' worker can start at once, that worker gets: no other one has it sooner.
+    #: No other worker can start a task sooner than the one that holds or makes all of its inputs.
     keeps_successors = True
 
     def __init__(self, threshold: int = 1, adaptive: bool = True) -> None:

@@ -10,10 +10,9 @@ from __future__ import annotations
 from itertools import islice
 from math import inf
 
-from ferroflow_dask.policy.learned import Answers, Transfers
-from ferroflow_dask.policy.pace import Paces
-from ferroflow_dask.policy.queues import Key, Priority, TaskView, WorkerKey, WorkerView
-from ferroflow_dask.policy.standings import Standings
+from ferroflow_dask.policy.estimators import Answers, Paces, Transfers
+from ferroflow_dask.policy.load_order import LoadOrder
+from ferroflow_dask.policy.state import Key, Priority, TaskView, WorkerKey, WorkerView
 
 #: What fetching costs however little is fetched, in one-way messages: its own, which are under way at the
 #: same time whatever is fetched, and the work that it makes for two workers and the scheduler, for each
@@ -28,7 +27,7 @@ _STEAL_MESSAGES = 3
 _FULL_SHARE = 1 / 16
 
 
-class ClusterView(Standings):
+class ClusterView(LoadOrder):
     """All workers, and the tasks in their queues.
 
     Parameters
@@ -222,7 +221,8 @@ class ClusterView(Standings):
         if entry is None or entry[0].is_guess:
             return
         task, worker = entry
-        speed = self._paces.record(worker.key, task.cost_s if expected_s is None else expected_s, seconds)
+        self._paces.record(worker.key, task.cost_s if expected_s is None else expected_s, seconds)
+        speed = self._paces.speed(worker.key)
         if speed != worker.speed:
             self._unfile(worker)
             worker.speed = speed

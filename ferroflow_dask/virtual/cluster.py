@@ -10,11 +10,11 @@ from dask.typing import Key
 from distributed.stealing import WorkStealing
 
 from ferroflow_dask.exceptions import UsageError
-from ferroflow_dask.plugin import FerroflowStealing
-from ferroflow_dask.plugin.inlining_worker import RESULT
-from ferroflow_dask.plugin.inlining_worker import TOPIC as INLINING_TOPIC
-from ferroflow_dask.plugin.successors_worker import TOPIC as SUCCESSORS_TOPIC
 from ferroflow_dask.policy import Policy
+from ferroflow_dask.scheduler import FerroflowStealing
+from ferroflow_dask.scheduler.inlining.worker import RESULT
+from ferroflow_dask.scheduler.inlining.worker import TOPIC as INLINING_TOPIC
+from ferroflow_dask.scheduler.prefetch.worker import TOPIC as PREFETCH_TOPIC
 from ferroflow_dask.virtual.check import check_end
 from ferroflow_dask.virtual.clock import VirtualLoop, VirtualTime
 from ferroflow_dask.virtual.extension import install_stealing
@@ -163,7 +163,7 @@ class VirtualCluster:
         to_worker = Stream(self.time, latency_s, down_s, worker.receive)
         self.scheduler.join(address, name, nthreads, resources or {}, to_worker)
         if isinstance(self.stealing, FerroflowStealing):
-            for topic in (SUCCESSORS_TOPIC, INLINING_TOPIC):
+            for topic in (PREFETCH_TOPIC, INLINING_TOPIC):
                 self.scheduler.log_worker_event(address, topic, {})  # that it listens
         ws = self.scheduler.workers[address]
         ws.metrics = {"bandwidth": {"workers": worker.bandwidths}}  # what its heartbeats would tell

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dask
 from distributed.stealing import WorkStealing
 
-from ferroflow_dask.plugin import FerroflowStealing
 from ferroflow_dask.policy import Policy, make_policy
+from ferroflow_dask.scheduler import FerroflowStealing
 from ferroflow_dask.virtual.clock import VirtualTime
 from ferroflow_dask.virtual.upstream import VirtualScheduler, start_stealing
 
@@ -58,5 +58,5 @@ def _make(
         return policy(scheduler)
     chosen = make_policy(policy) if isinstance(policy, str) else policy
     stealing = FerroflowStealing(scheduler, chosen, latency_s, clock=time)
-    stealing.messages.change_tasks(stealing.keeps_successors)
+    stealing.messages.change_tasks(chosen.keeps_successors)
     return stealing

@@ -28,8 +28,8 @@ from distributed.worker_state_machine import (
 )
 
 from ferroflow_dask.exceptions import SimulationError
-from ferroflow_dask.plugin.inlining_worker import INLINE, Inline
-from ferroflow_dask.plugin.successors_worker import Held
+from ferroflow_dask.scheduler.inlining.worker import InlinedResults
+from ferroflow_dask.scheduler.prefetch.worker import PrefetchedTasks
 from ferroflow_dask.virtual.clock import VirtualTime
 from ferroflow_dask.virtual.network import Network, Stream
 from ferroflow_dask.virtual.record import Execution, Outcome, Record, Transfer
@@ -104,12 +104,14 @@ class VirtualWorker:
         self._link_free_at = 0.0
         self._host = get_address_host(state.address)
         self._is_search_due = False
-        self._held = Held(state, self._handle, partial(self._later, 0.0), to_scheduler.send)
+        self._held = PrefetchedTasks(state, self._handle, partial(self._later, 0.0), to_scheduler.send)
         plugins: dict[str, Any] = state.plugins
         plugins["ferroflow"] = self._held
-        self._inline = Inline(state, self._handle, to_scheduler.send, lambda *_: True)
+        self._inline = InlinedResults(state, self._handle, to_scheduler.send, lambda *_: True)
         plugins["ferroflow-inlining"] = self._inline
-        self._handlers = {**self._held.handlers, INLINE: self._inline.take}
+        self._handlers: dict[str, Callable[..., None]] = {}
+        self._held.handlers.add(self._handlers)
+        self._inline.handlers.add(self._handlers)
 
     @property
     def n_held(self) -> int:
@@ -136,7 +138,7 @@ class VirtualWorker:
             handler(**fields)
 
     def set_running(self, is_running: bool) -> None:
-        """Pause or go on, as `Worker.status` does: tell the scheduler first."""
+        """Interval or go on, as `Worker.status` does: tell the scheduler first."""
         stimulus_id = f"worker-status-change-{self._time.now}"
         status = Status.running if is_running else Status.paused
         self.to_scheduler.send(

@@ -1,0 +1,130 @@
+"""Estimators: how much longer messages and transfers take than expected, and how fast workers are."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Hashable
+from math import exp2, log2
+
+#: Weight of earlier transfers when a new one is measured, and the weight of the prior [s].
+_TRANSFERS_KEPT = 0.9
+_FIRST_GUESS_S = 0.01
+#: Bounds of the ratio of measured to expected transfer times.
+_LEAST_SLOWNESS, _MOST_SLOWNESS = 1.0, 20.0
+#: Largest delay that one answer counts for [s]: a task that holds the interpreter lock delays its worker's answer.
+_LATEST_S = 0.05
+#: Weight of a new answer, and the half-life of the mean delay [s]: delays that make steals rare must not
+#: keep them rare.
+_ANSWER_WEIGHT = 0.2
+_ANSWERS_HALVED_S = 1.0
+#: Tasks of a worker that its pace is computed from, and the least number of them.
+_REMEMBERED = 7
+_ENOUGH = 3
+#: Shorter tasks measure overheads rather than the worker [s].
+_SHORTEST_S = 2e-3
+#: Bound on the pace of one task, in octaves: durations of one prefix may have a long tail.
+_MOST_OCTAVES = 5.0
+
+
+class Transfers:
+    """Ratio of measured to expected transfer times; serialization makes transfers slower than the link."""
+
+    def __init__(self) -> None:
+        self._took_s = self._expected_s = _FIRST_GUESS_S
+
+    @property
+    def slowness(self) -> float:
+        """Ratio of measured to expected transfer times."""
+        return min(max(self._took_s / self._expected_s, _LEAST_SLOWNESS), _MOST_SLOWNESS)
+
+    def record(self, seconds: float, expected_s: float) -> None:
+        """Learn from a transfer: its measured and its expected time [s].
+
+        Sums are compared: a transfer for several tasks is reported with one of them only.
+        """
+        self._took_s = _TRANSFERS_KEPT * self._took_s + seconds
+        self._expected_s = _TRANSFERS_KEPT * self._expected_s + expected_s
+
+
+class Answers:
+    """Mean delay of workers' answers to steal requests; it decays with time."""
+
+    def __init__(self) -> None:
+        self._late_s = self._at = 0.0
+
+    def late_s(self, now: float) -> float:
+        """Return the mean delay of an answer beyond the latency of its messages [s]."""
+        return self._late_s * exp2(-max(0.0, now - self._at) / _ANSWERS_HALVED_S)
+
+    def record(self, late_s: float, now: float) -> None:
+        """Learn from the delay of one answer [s]."""
+        known_s = self.late_s(now)
+        self._late_s = known_s + _ANSWER_WEIGHT * (min(max(late_s, 0.0), _LATEST_S) - known_s)
+        self._at = now
+
+
+class Paces:
+    """Speed of each worker relative to the median worker, in powers of two.
+
+    A worker's pace is the median of log2(measured / expected) over its last tasks, so one task that imports
+    a library, or one rare long task, does not count. The median pace of all workers is the common error of
+    the expectations. A worker is faster or slower than usual only if its pace differs from that median by
+    more than the durations of its own tasks differ.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[Hashable, deque[float]] = {}
+        self._paces = _SortedValues()
+        self._spreads = _SortedValues()
+
+    def record(self, worker: Hashable, expected_s: float, measured_s: float) -> None:
+        """Learn from a task that finished; the median of all workers may move, too."""
+        if expected_s < _SHORTEST_S or measured_s < _SHORTEST_S:
+            return
+        octaves = max(-_MOST_OCTAVES, min(_MOST_OCTAVES, log2(measured_s / expected_s)))
+        last = self._last.setdefault(worker, deque(maxlen=_REMEMBERED))
+        last.append(octaves)
+        ordered = sorted(last)
+        self._paces.put(worker, ordered[(len(ordered) - 1) // 2])
+        n_outliers = len(ordered) // 5  # at either end
+        self._spreads.put(worker, ordered[-1 - n_outliers] - ordered[n_outliers])
+
+    def speed(self, worker: Hashable) -> float:
+        """Return the speed of a worker relative to the median worker."""
+        if len(self._last.get(worker, ())) < _ENOUGH:
+            return 1.0
+        octaves = self._paces.of[worker] - self._paces.median
+        chance = max(self._spreads.of[worker], self._spreads.median)
+        if abs(octaves) <= chance:
+            return 1.0
+        return float(2.0 ** -round(octaves))
+
+    def forget(self, worker: Hashable) -> None:
+        """Drop a worker that left."""
+        if worker in self._last:
+            self._paces.drop(worker)
+            self._spreads.drop(worker)
+            del self._last[worker]
+
+
+class _SortedValues:
+    """One value for each worker, and their median: the smaller one of two in the middle."""
+
+    def __init__(self) -> None:
+        self.of: dict[Hashable, float] = {}
+        self._sorted: list[float] = []
+
+    @property
+    def median(self) -> float:
+        return self._sorted[(len(self._sorted) - 1) // 2]
+
+    def put(self, worker: Hashable, value: float) -> None:
+        if self.of.get(worker) != value:
+            self.drop(worker)
+            self.of[worker] = value
+            insort(self._sorted, value)
+
+    def drop(self, worker: Hashable) -> None:
+        if worker in self.of:
+            del self._sorted[bisect_left(self._sorted, self.of.pop(worker))]

@@ -1,0 +1,353 @@
+"""Private names of distributed: the only module of `scheduler` that uses them, behind functions of ours.
+
+`missing_names` checks all of them when the plugin is installed; `tests/test_seams.py` is the contract test that
+names what an upgrade of distributed has taken away.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Collection, Iterable
+from functools import lru_cache
+from typing import Any
+
+from dask._task_spec import GraphNode, Task
+from dask.typing import Key
+from distributed.batched import BatchedSend
+from distributed.comm.addressing import get_address_host
+from distributed.protocol.serialize import Serialized
+from distributed.scheduler import Scheduler, TaskState, WorkerState, heartbeat_interval
+from distributed.stealing import WorkStealing, fast_tasks
+
+from ferroflow_dask.scheduler.changes import Change, ItemChange
+
+#: Names that the plugin reads, calls or overrides, by the class that defines them.
+REQUIRED: dict[type, tuple[str, ...]] = {
+    Scheduler: (
+        "_get_prefix_duration",
+        "_reschedule",
+        "_task_to_msg",
+        "acquire_resources",
+        "check_idle_saturated",
+        "decide_worker_non_rootish",
+        "is_rootish",
+        "register_worker_plugin",
+        "request_remove_replicas",
+        "release_resources",
+        "send_task_to_worker",
+        "stimulus_queue_slots_maybe_opened",
+        "subscribe_topic",
+        "unregister_worker_plugin",
+        "unsubscribe_topic",
+        "valid_workers",
+        "worker_send",
+    ),
+    WorkerState: ("_network_occ", "add_to_processing", "needs_what", "remove_from_processing"),
+    WorkStealing: (
+        "_add_to_in_flight",
+        "_remove_from_in_flight",
+        "move_task_confirm",
+        "move_task_request",
+        "put_key_in_stealable",
+        "remove_key_from_stealable",
+    ),
+}
+#: Attributes that the constructor of a scheduler sets, and request handlers that it registers.
+ATTRIBUTES = (
+    "WORKER_SATURATION",
+    "allowed_failures",
+    "client_comms",
+    "extensions",
+    "idle_task_count",
+    "periodic_callbacks",
+    "queued",
+    "stream_comms",
+    "stream_handlers",
+    "worker_plugins",
+)
+HANDLERS = ("gather",)
+
+#: Replies of a worker to a steal request (distributed.stealing). In any other state the worker does not know
+#: the task, and the scheduler must place it again.
+GIVEN_UP = frozenset({"ready", "constrained", "waiting"})
+STARTED = frozenset({"memory", "executing", "long-running", "cancelled", "resumed"})
+
+
+def missing_names(scheduler: Scheduler | None = None) -> list[str]:
+    """Return the required names that this distributed lacks; those of instances if a scheduler is given."""
+    missing = [
+        f"{owner.__name__}.{name}"
+        for owner, names in REQUIRED.items()
+        for name in names
+        if not hasattr(owner, name)
+    ]
+    if "interval" not in BatchedSend.__init__.__code__.co_names:
+        missing.append("BatchedSend.interval")
+    if scheduler is not None:
+        missing += [f"Scheduler.{name}" for name in ATTRIBUTES if not hasattr(scheduler, name)]
+        missing += [f"Scheduler.handlers[{name!r}]" for name in HANDLERS if name not in scheduler.handlers]
+    return missing
+
+
+def _override(scheduler: Scheduler, name: str, function: Callable[..., Any]) -> Change:
+    # distributed calls these methods through the instance, so an attribute of the instance is enough.
+    return ItemChange(f"Scheduler.{name}", vars(scheduler), name, function)
+
+
+def placement_changes(
+    scheduler: Scheduler,
+    decide: Callable[[TaskState], WorkerState | None],
+    passes_queue: Callable[[TaskState], bool],
+) -> Iterable[Change]:
+    """Return the changes by which `decide` places tasks.
+
+    `decide` places the tasks that Dask would not queue, and those for which `passes_queue` is true.
+    """
+    stock_is_rootish = scheduler.is_rootish
+    yield _override(scheduler, "is_rootish", lambda ts: not passes_queue(ts) and stock_is_rootish(ts))
+    yield _override(scheduler, "decide_worker_non_rootish", decide)
+
+
+def message_changes(
+    scheduler: Scheduler,
+    message: Callable[[TaskState], dict[str, Any] | None],
+    may_drop: Callable[[Key, str], bool],
+) -> Iterable[Change]:
+    """Return the changes to the messages that workers get.
+
+    Parameters
+    ----------
+    scheduler : distributed.Scheduler
+    message : callable
+        Returns the message for a task; None for Dask's own.
+    may_drop : callable
+        Returns whether a worker, by its address, may be asked to drop its replica of a key.
+    """
+    stock_task_to_msg, stock_remove = scheduler._task_to_msg, scheduler.request_remove_replicas
+
+    def task_to_msg(ts: TaskState) -> dict[str, Any]:
+        return message(ts) or stock_task_to_msg(ts)
+
+    def request_remove_replicas(addr: str, keys: list[Key], *, stimulus_id: str) -> None:
+        dropped = [key for key in keys if may_drop(key, addr)]
+        if dropped:
+            stock_remove(addr, dropped, stimulus_id=stimulus_id)
+
+    yield _override(scheduler, "_task_to_msg", task_to_msg)
+    yield _override(scheduler, "request_remove_replicas", request_remove_replicas)
+
+
+def gather_change(scheduler: Scheduler, value_of: Callable[[Key], bytes | None]) -> Change:
+    """Return the change that answers clients' `gather` with pickled values where `value_of` has them."""
+    stock = scheduler.handlers["gather"]
+
+    async def gather(keys: Collection[Key], serializers: list[str] | None = None) -> dict[str, Any]:
+        here = {} if serializers else {key: value for key in keys if (value := value_of(key)) is not None}
+        others = [key for key in keys if key not in here]
+        answer: dict[str, Any] = await stock(keys=others, serializers=serializers)
+        if answer["status"] == "OK":
+            header = {"serializer": "pickle", "writeable": ()}
+            answer["data"] |= {key: Serialized(header, [value]) for key, value in here.items()}
+        return answer
+
+    return ItemChange("Scheduler.handlers['gather']", scheduler.handlers, "gather", gather)
+
+
+def begin_steal(stealing: WorkStealing, ts: TaskState, victim: WorkerState, thief: WorkerState) -> bool:
+    """Send a steal request; return whether it was sent."""
+    return stealing.move_task_request(ts, victim, thief).startswith("steal-")
+
+
+def end_steal(stealing: WorkStealing, ts: TaskState) -> Any:
+    """Take a task out of the steals in flight; return that steal, None if there is none."""
+    return stealing._remove_from_in_flight(ts)
+
+
+def start_now(extension: WorkStealing) -> None:
+    """Start an extension; `WorkStealing.start` is a coroutine that never waits."""
+    starting = extension.start()
+    try:
+        starting.send(None)
+    except StopIteration:
+        return
+    starting.close()
+    raise RuntimeError(f"{type(extension).__name__}.start must not wait")
+
+
+def early_message(scheduler: Scheduler, ts: TaskState, ws: WorkerState) -> dict[str, Any]:
+    """Return the message that sends a worker a task before all of its inputs exist.
+
+    An input that does not exist yet has a size of -1 and the worker itself as its holder. The worker reads
+    neither, since it has the input by the time it starts the task.
+    """
+    run_id, validate = ts.run_id, scheduler.validate
+    scheduler.validate = False  # validation asserts that all inputs exist
+    try:
+        message = type(scheduler)._task_to_msg(scheduler, ts)
+    finally:
+        scheduler.validate = validate
+        ts.run_id = run_id  # messages about the earlier run are still valid
+    message["who_has"] = {key: there or (ws.address,) for key, there in message["who_has"].items()}
+    return message
+
+
+def would_queue(scheduler: Scheduler, ts: TaskState) -> bool:
+    """Return whether Dask would keep a task in its queue until a worker has a free slot."""
+    return bool(type(scheduler).is_rootish(scheduler, ts))
+
+
+def stock_decision(scheduler: Scheduler, ts: TaskState) -> WorkerState | None:
+    """Return the worker that Dask would choose for a task."""
+    return type(scheduler).decide_worker_non_rootish(scheduler, ts)
+
+
+def prefix_duration(scheduler: Scheduler, ts: TaskState) -> float:
+    """Return Dask's average duration of a task's prefix, or its default [s]."""
+    return float(scheduler._get_prefix_duration(ts.prefix))
+
+
+def prefix_average(ts: TaskState) -> float | None:
+    """Return Dask's average duration of a task's prefix [s]; None before any has finished."""
+    average_s = float(ts.prefix.duration_average)
+    return None if average_s < 0 else average_s
+
+
+def is_on_its_way_to(ws: WorkerState, needed: TaskState) -> bool:
+    """Return whether a result is in flight to a worker, or will be, for a task that it has."""
+    return needed in ws.needs_what
+
+
+def incoming_nbytes(ws: WorkerState) -> int:
+    """Return the bytes in flight to a worker for the tasks that it has [B]."""
+    return int(ws._network_occ) if ws.needs_what else 0  # distributed lets it drift when sizes are corrected
+
+
+@lru_cache(maxsize=2**16)
+def host_of(address: str) -> str:
+    """Return the host of a worker's address."""
+    return str(get_address_host(address))
+
+
+def heartbeat_s(scheduler: Scheduler) -> float:
+    """Return the interval of each worker's heartbeats [s]."""
+    return float(heartbeat_interval(len(scheduler.workers)))
+
+
+def measured_bandwidths(ws: WorkerState) -> dict[str, tuple[float, int]]:
+    """Return the transfers in a worker's last heartbeat by source: sum of bandwidths [B/s] and count."""
+    measured: dict[str, tuple[float, int]] = ws.metrics.get("bandwidth", {}).get("workers", {})
+    return measured
+
+
+def is_kept_anyway(ts: TaskState) -> bool:
+    """Return whether a result stays in memory until most of its group exist, for one task that reads all."""
+    readers, most = ts.dependents, len(ts.group) / 2
+    return not readers or any(len(reader.dependencies) >= most for reader in readers)
+
+
+def is_used_soon(ts: TaskState, n: int) -> bool:
+    """Return whether a dependent of this task waits for at most `n` inputs."""
+    return any(len(dependent.waiting_on or ()) <= n for dependent in ts.dependents)
+
+
+def is_never_stolen(ts: TaskState) -> bool:
+    """Return whether Dask never steals tasks of this prefix, such as the splits of a shuffle."""
+    return ts.prefix.name in fast_tasks
+
+
+def valid_workers(scheduler: Scheduler, restrictions: Any) -> set[WorkerState] | None:
+    """Return the running workers that restrictions allow; None for all.
+
+    Parameters
+    ----------
+    scheduler : distributed.Scheduler
+    restrictions : object
+        Has the attributes of a `TaskState` that hold restrictions.
+    """
+    return scheduler.valid_workers(restrictions)
+
+
+def is_in_process(scheduler: Scheduler) -> bool:
+    """Return whether clients and workers share this process, so that results are passed as objects."""
+    return str(getattr(scheduler, "address", "")).startswith("inproc")
+
+
+def is_plain(ts: TaskState) -> bool:
+    """Return whether a task only calls a function; the barrier of a P2P shuffle is a task of another type."""
+    return type(ts.run_spec) is Task and not ts.actor
+
+
+def is_ordinary(ts: TaskState) -> bool:
+    """Return whether a task is no actor and has a type of Dask's own, not one of P2P shuffles or others."""
+    return type(ts.run_spec).__module__ == GraphNode.__module__ and not ts.actor
+
+
+def is_restricted(ts: TaskState) -> bool:
+    """Return whether a task has restrictions."""
+    return bool(ts.worker_restrictions or ts.host_restrictions or ts.resource_restrictions)
+
+
+def may_run_on(scheduler: Scheduler, ts: TaskState, ws: WorkerState) -> bool:
+    """Return whether the present restrictions of a task allow a running worker."""
+    if not is_restricted(ts):
+        return True
+    valid = None if ts.loose_restrictions else scheduler.valid_workers(ts)
+    return valid is None or ws in valid
+
+
+def can_run(scheduler: Scheduler, ts: TaskState, ws: WorkerState) -> bool:
+    """Return whether a worker is running, is allowed by a task's restrictions, and has its resources."""
+    needed = (ts.resource_restrictions or {}).items()
+    has_them = all(ws.resources.get(name, 0) >= amount for name, amount in needed)
+    return ws in scheduler.running and has_them and may_run_on(scheduler, ts, ws)
+
+
+def take_blame_back(scheduler: Scheduler, key: Key) -> None:
+    """Decrease the number of dead workers that Dask counts for a task."""
+    ts = scheduler.tasks.get(key)
+    if ts is not None and ts.suspicious:
+        ts.suspicious -= 1
+        ts.prefix.suspicious -= 1
+
+
+def hand_over(scheduler: Scheduler, ts: TaskState, victim: WorkerState, thief: WorkerState) -> None:
+    """Move a task from the victim to the thief, with its resources.
+
+    Stock stealing leaves the resources with the victim, which then has too few for ever.
+    """
+    scheduler.release_resources(ts, victim)
+    victim.remove_from_processing(ts)
+    ts.processing_on = thief
+    thief.add_to_processing(ts)
+    scheduler.acquire_resources(ts, thief)
+    scheduler.send_task_to_worker(thief.address, ts)
+
+
+def reschedule(scheduler: Scheduler, ts: TaskState, stimulus_id: str) -> None:
+    """Let the scheduler place a task again."""
+    scheduler._reschedule(ts.key, stimulus_id=stimulus_id)
+
+
+def reschedule_from(scheduler: Scheduler, key: Key, worker: str, stimulus_id: str) -> None:
+    """Let the scheduler place a task again if it is still processing on `worker`."""
+    ts = scheduler.tasks.get(key)
+    if ts is not None and ts.processing_on is not None and ts.processing_on.address == worker:
+        reschedule(scheduler, ts, stimulus_id)
+
+
+def warn_clients(scheduler: Scheduler, message: str) -> None:
+    """Show a warning in every client, as `distributed.warn` does from a worker."""
+    scheduler.log_event("warn", {"message": pickle.dumps(message), "category": pickle.dumps(UserWarning)})
+
+
+def check_idle(scheduler: Scheduler, ws: WorkerState) -> None:
+    """Let Dask update its sets of idle and saturated workers; safe within a transition."""
+    scheduler.check_idle_saturated(ws)
+
+
+def slots_may_have_opened(scheduler: Scheduler, *workers: WorkerState, stimulus_id: str) -> None:
+    """Let the scheduler send queued tasks to workers whose number of tasks has changed."""
+    for ws in workers:
+        if scheduler.workers.get(ws.address) is ws:
+            scheduler.check_idle_saturated(ws)
+    scheduler.stimulus_queue_slots_maybe_opened(stimulus_id=stimulus_id)

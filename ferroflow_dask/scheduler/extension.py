@@ -1,0 +1,499 @@
+"""Stealing extension: stands where Dask's stealing stood, and connects distributed's hooks to the policy.
+
+The extension owns the state and the collaborators; each hook hands its event to one of them. Three rules keep
+the scheduler safe. Steals are never requested inside a transition, which is re-entrant: an event asks for a
+pass, which the event loop runs after the transitions. No hook raises: an exception of the plugin ends the
+plugin, not the scheduler. Every change to Dask is an entry of `changes`, so all of them can be undone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from functools import wraps
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from dask.typing import Key
+from distributed.metrics import time
+from distributed.stealing import WorkStealing
+
+from ferroflow_dask import config
+from ferroflow_dask.device_reports import DEVICES_TOPIC, DeviceTotals, kind_of_worker
+from ferroflow_dask.policy import ClusterView, Policy
+from ferroflow_dask.policy.events import WorkerIdle, WorkerJoined, WorkerLeft
+from ferroflow_dask.scheduler import _distributed, metrics, replicas, steal_exchange
+from ferroflow_dask.scheduler.changes import ATTEMPTS, FAILURES, CallChange, Changes, Guard
+from ferroflow_dask.scheduler.cost_model import Learned, learned_on
+from ferroflow_dask.scheduler.decisions import DecisionLog
+from ferroflow_dask.scheduler.idle_workers import IdleWorkers, Passes
+from ferroflow_dask.scheduler.network import NetworkView
+from ferroflow_dask.scheduler.placement import Placement
+from ferroflow_dask.scheduler.queue_bypass import QueueBypass
+from ferroflow_dask.scheduler.queue_depth import QueueDepth
+from ferroflow_dask.scheduler.repricing import Repricing
+from ferroflow_dask.scheduler.settings import configured_policy
+from ferroflow_dask.scheduler.steal_protocol import StealProtocol
+from ferroflow_dask.scheduler.task_events import TaskEvents
+from ferroflow_dask.scheduler.task_view import TaskViews
+from ferroflow_dask.scheduler.worker_messages import WorkerMessages
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler, TaskState, WorkerState
+
+logger = logging.getLogger("ferroflow_dask")
+
+#: Entry points through which other packages, and our dashboard, change the scheduler together with the plugin.
+#: Each is a function of the scheduler that returns a `changes.Change`.
+ENTRY_POINT_GROUP = "ferroflow_dask.scheduler_changes"
+#: A longer `distributed.scheduler.work-stealing-interval` means that the user wants no stealing [s].
+_LONGEST_INTERVAL_S = 600.0
+#: One-way messages from the end of a task to the start of the next, at least.
+_MESSAGES = 3
+
+#: Name under which `FerroflowPlugin` is registered; a scheduler has at most one.
+PLUGIN_NAME = "ferroflow"
+
+Hook = TypeVar("Hook", bound=Callable[..., Any])
+
+
+def _guarded(hook: Hook) -> Hook:
+    """Make a hook that never raises; see `changes.Guard`, which does the same for functions."""
+
+    @wraps(hook)
+    def run(self: FerroflowStealing, *args: Any, **kwargs: Any) -> Any:
+        if self.guard.error is not None:
+            return None
+        try:
+            return hook(self, *args, **kwargs)
+        except FAILURES as error:
+            self.guard.fail(error)
+            return None
+
+    return cast(Hook, run)
+
+
+class FerroflowStealing(WorkStealing):
+    """Replacement of distributed's `WorkStealing` that asks a policy.
+
+    A subclass, so that the dashboard, the metrics and the cluster dump find all attributes that they read. It
+    may also be the value of `distributed.scheduler.DEFAULT_EXTENSIONS["stealing"]`.
+
+    Parameters
+    ----------
+    scheduler : distributed.Scheduler
+    policy : Policy, optional
+        The policy of the setting `ferroflow.policy` if left out.
+    latency_s : float, optional
+        The setting `ferroflow.latency` if left out [s].
+    replaced : type of WorkStealing or None, optional
+        Class of the extension that is put back when this one fails or is uninstalled; None for no stealing.
+    clock : callable, optional
+        Returns the time [s]; the wall clock of workers if left out.
+    learned : Learned, optional
+        What earlier extensions on this scheduler have learned if left out.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        policy: Policy | None = None,
+        latency_s: float | None = None,
+        replaced: type[WorkStealing] | None = WorkStealing,
+        *,
+        clock: Callable[[], float] = time,
+        learned: Learned | None = None,
+    ) -> None:
+        self.clock = clock
+        self.policy = configured_policy() if policy is None else policy
+        self.replaced = replaced
+        self.guard = Guard(self._failed)
+        #: The scheduler plugin that installed this extension, if one did.
+        self.installed_by: object = None
+        self.changes = Changes()
+        self._is_closed = False
+        learned = learned_on(scheduler) if learned is None else learned
+        latency_s = config.get_seconds("latency") if latency_s is None else latency_s
+        self.costs = learned.costs
+        self.view = ClusterView(latency_s=latency_s, transfers=learned.transfers)
+        self.decisions = DecisionLog(clock)
+        self.device_totals = DeviceTotals()
+        self.messages = WorkerMessages(
+            scheduler,
+            learned.costs,
+            self._is_usual,
+            self.ask_pass,
+            self._was_withdrawn,
+            self.changes,
+            self.guard,
+        )
+        self.task_views = TaskViews(scheduler, learned.costs, self.messages.inlining.comes_with)
+        self._queue_bypass = QueueBypass(
+            scheduler, self.task_views.known_cost, learned.costs.nbytes, self.policy.places_queued
+        )
+        self._repricing = Repricing(learned.costs, self.view.reprice)
+        self._network = NetworkView(scheduler, self.view)
+        self._queue_depth = QueueDepth(scheduler, learned, _MESSAGES * latency_s)
+        self._steal_protocol = StealProtocol(
+            scheduler,
+            self,
+            self.view,
+            clock,
+            self.decisions,
+            self.task_views,
+            self._queue_bypass,
+            self.messages.prefetch,
+        )
+        self.placement = Placement(
+            scheduler,
+            self.policy,
+            self.view,
+            clock,
+            self.decisions,
+            self.task_views,
+            self._network,
+            self.messages.prefetch,
+            self._queue_bypass,
+            self._steal_protocol,
+        )
+        self._idle_workers = IdleWorkers(
+            scheduler, self.view, self._steal_for, self._may_steal, self.ask_pass
+        )
+        self._passes = Passes(scheduler.loop, self._pass, self._idle_workers.n_hopeful, clock)
+        self._task_events = TaskEvents(
+            self.view,
+            clock,
+            learned.costs,
+            self.decisions,
+            self.placement,
+            self._steal_protocol,
+            self._queue_bypass,
+            self._queue_depth,
+            self._repricing,
+            self.messages,
+            self.ask_pass,
+        )
+        self._exchange = steal_exchange.StealingExchange(scheduler, self, replaced)
+        super().__init__(scheduler)
+        try:
+            self._take_over()
+        except FAILURES:
+            steal_exchange.remove(scheduler, self)
+            raise
+
+    def _take_over(self) -> None:
+        """Follow the tasks that are processing, and place tasks from now on."""
+        if self.error is not None:  # a hook failed when the constructor of `WorkStealing` called it
+            raise self.error
+        for ws in self.scheduler.workers.values():
+            for ts in ws.processing:
+                if ts not in ws.long_running:
+                    task = self.task_views(ts)
+                    self.view.assign(task, ws.address, self.clock())
+                    self._task_events.sent(ts, task)
+        depth = CallChange("Scheduler.WORKER_SATURATION", lambda: None, self._queue_depth.restore)
+        self.changes.make(depth)
+        for change in _distributed.placement_changes(self.scheduler, self._decide_worker, self._passes_queue):
+            self.changes.make(change)
+
+    # Life cycle
+
+    async def start(self, scheduler: Any = None) -> None:
+        """Serve idle workers, and make the other changes to Dask; called by distributed and by `exchange`."""
+        await super().start(scheduler)
+        if self._is_closed:
+            return
+        self.messages.open(self.policy.keeps_successors)
+        self.changes.make(replicas.placed_replicas_change(self.scheduler))
+        self.changes.make(metrics.collector_change(self))
+        for point in entry_points(group=ENTRY_POINT_GROUP):
+            try:
+                self.changes.make(point.load()(self.scheduler))
+            except FAILURES:
+                logger.warning("ferroflow: %s is not available", point.name, exc_info=True)
+
+    def teardown(self) -> None:
+        """Detach; called by distributed when the scheduler closes, and by `exchange`."""
+        super().teardown()
+        self.detach()
+
+    def detach(self) -> None:
+        """Stop, and undo all changes to Dask but the exchange of the extension."""
+        self._is_closed = True
+        self._passes.close()
+        self.changes.undo_all()
+
+    @property
+    def error(self) -> BaseException | None:
+        """The failure that ended the plugin; None while there is none."""
+        return self.guard.error
+
+    def fail(self, error: BaseException) -> None:
+        """End the plugin: from now on Dask schedules."""
+        self.guard.fail(error)
+
+    def _failed(self) -> None:
+        # Changes are undone by the event loop, never inside a transition.
+        self.scheduler.loop.add_callback(self._recover)
+
+    def _recover(self) -> None:
+        message = f"ferroflow: {self.error!r}; Dask's own scheduling takes over"
+        logger.warning("%s", message, exc_info=self.error)
+        self.leave()
+        _repeated(lambda: _distributed.warn_clients(self.scheduler, message))
+
+    def leave(self) -> None:
+        """Undo all changes to Dask: its own stealing is back when this returns, whatever fails on the way."""
+        _repeated(self.detach)
+        _repeated(self._exchange.undo)
+        if not self.changes.names and not self._exchange.is_applied:
+            self.scheduler.plugins.pop(PLUGIN_NAME, None)  # it is kept as long as another call may repair
+
+    async def settled(self) -> None:
+        """Wait until the changes on workers are made or undone."""
+        for change in self.messages.on_workers:
+            await change.settled()
+
+    # Hooks of SchedulerPlugin: the scheduler's events
+
+    def add_worker(self, scheduler: Any = None, worker: Any = None) -> None:
+        """Note a worker that joined."""
+        super().add_worker(scheduler, worker)
+        self._worker_joined(worker)
+
+    @_guarded
+    def _worker_joined(self, address: str) -> None:
+        ws = self.scheduler.workers[address]
+        self.view.add_worker(address, ws.nthreads, kind_of_worker(ws), ws.host)
+        self.view.set_running(address, ws in self.scheduler.running)  # it may not be ready yet
+        self.task_views.workers_changed()
+        self.messages.worker_joined(address)
+        self.placement.handle(WorkerJoined(address))
+        self.ask_pass()
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
+        """Note a worker that left."""
+        super().remove_worker(scheduler, worker, **kwargs)
+        self._worker_left(worker)
+
+    @_guarded
+    def _worker_left(self, address: str) -> None:
+        if address in self.view.workers:
+            self.view.remove_worker(address)
+            self._steal_protocol.worker_left(address)
+            self._queue_depth.left(address)
+            self.messages.worker_left(address)
+            self.task_views.workers_changed()
+            self.placement.handle(WorkerLeft(address))
+
+    @_guarded
+    def add_client(self, scheduler: Scheduler, client: str) -> None:
+        """Note a client that connects."""
+        self.messages.batching.client_joins(client)
+
+    @_guarded
+    def remove_client(self, scheduler: Scheduler, client: str) -> None:
+        """Note a client that disconnected."""
+        self.messages.batching.client_left(client)
+
+    @_guarded
+    def update_graph(self, scheduler: Scheduler, *, tasks: list[Key], **kwargs: Any) -> None:
+        """Let the policy order a new graph, and place the tasks that can start at once."""
+        if not self.scheduler.queued:
+            self._queue_depth.adapt(self.clock())
+        self.placement.graph_arrived([self.scheduler.tasks[key] for key in tasks])
+        if self.placement.planned:
+            self.ask_pass()
+
+    def transition(self, key: Key, start: Any, finish: Any, *args: Any, **kwargs: Any) -> None:
+        """Follow a task's transition."""
+        steal = None
+        if start == "processing":  # also after a failure: `stop` waits for the steals in flight
+            steal = _distributed.end_steal(self, self.scheduler.tasks[key])
+        self._transition(key, start, finish, kwargs, steal)
+
+    @_guarded
+    def _transition(self, key: Key, start: str, finish: str, details: dict[str, Any], steal: Any) -> None:
+        self._task_events.changed(self.scheduler.tasks.get(key), key, start, finish, details, steal)
+
+    @_guarded
+    def log_event(self, topic: str, msg: Any) -> None:
+        """Note events for which there is no hook: workers' states, their plugins, and their devices."""
+        if topic == DEVICES_TOPIC and isinstance(msg, dict):
+            self._device_reported(msg)
+            return
+        self.messages.event(topic, msg)
+        action = msg.get("action") if isinstance(msg, dict) else None
+        if topic not in self.view.workers:
+            return
+        if action == "remove-worker" and msg.get("expected") is False:
+            self._steal_protocol.take_blame_back(topic, msg.get("processing-tasks", ()))
+        if action in ("worker-status-change", "remove-worker"):
+            self.view.set_running(topic, msg.get("status") == "running")
+            self.task_views.workers_changed()
+            self.ask_pass()
+
+    def _device_reported(self, msg: dict[str, Any]) -> None:
+        kind, seconds, address = msg.get("kind"), msg.get("seconds"), msg.get("worker")
+        if isinstance(kind, str) and isinstance(seconds, float) and seconds >= 0:
+            self.costs.record_on_device(kind, seconds)
+        elif isinstance(address, str) and address in self.view.workers:  # a device was attached or detached
+            self.view.set_kind(address, kind_of_worker(self.scheduler.workers[address]))
+            self.task_views.workers_changed()
+
+    def restart(self, scheduler: Any) -> None:
+        """Forget all tasks: the cluster restarts."""
+        super().restart(scheduler)
+        self._steal_protocol.restarted()
+        for key in list(self.view.assigned):
+            self.view.release(key)
+        self.placement.planned.clear()
+        self._queue_bypass.clear()
+        self._repricing.clear()
+        self.messages.clear()
+
+    # Methods that the scheduler and distributed's stealing call by name
+
+    @_guarded
+    def remove_key_from_stealable(self, ts: TaskState) -> None:
+        """Note that a task left its worker's threads because it became long-running."""
+        self.view.release(ts.key)
+        self._queue_bypass.left(ts.key)
+        self.ask_pass()
+
+    def put_key_in_stealable(self, ts: TaskState) -> None:
+        """Do nothing: the queues of the view replace the stock tables."""
+
+    def balance(self) -> None:
+        """Serve idle workers now, even after `stop`; called periodically."""
+        if self.replaced is not None and not self._is_closed:
+            self._balance()
+
+    @_guarded
+    def _balance(self) -> None:
+        self.task_views.see_resources()
+        self._idle_workers.serve(self.clock())
+
+    def move_task_confirm(self, *, key: str, state: str, stimulus_id: str, worker: str | None = None) -> None:
+        """Take a worker's answer to a steal request; an exception here would close the worker's stream."""
+        if self.error is None:
+            self._answered(key, state, stimulus_id, worker)
+        if self.error is not None and state in _distributed.GIVEN_UP and worker is not None:
+            # The plugin has failed, and no worker has the task.
+            ts = self.scheduler.tasks.get(key)
+            if ts is not None:
+                _distributed.end_steal(self, ts)
+            _distributed.reschedule_from(self.scheduler, key, worker, stimulus_id)
+
+    @_guarded
+    def _answered(self, key: Key, state: str, stimulus_id: str, worker: str | None) -> None:
+        has_ended, event = self._steal_protocol.answered(key, state, stimulus_id, worker)
+        if event is not None:
+            self.placement.handle(event)
+        if has_ended:
+            self.ask_pass()
+
+    # Placement
+
+    def _passes_queue(self, ts: TaskState) -> bool:
+        # Another plugin that has wrapped this function may call it after `detach`.
+        return not self._is_closed and bool(self._may_pass_queue(ts))
+
+    @_guarded
+    def _may_pass_queue(self, ts: TaskState) -> bool:
+        return self.placement.passes_queue(ts)
+
+    def _decide_worker(self, ts: TaskState) -> WorkerState | None:
+        # Dask places actors and tasks with preferences ("loose" restrictions).
+        is_stock = self._is_closed or ts.actor or ts.loose_restrictions
+        address = None if is_stock else self._place(ts)
+        ws = self.scheduler.workers.get(address) if address is not None else None
+        return ws if ws is not None else _distributed.stock_decision(self.scheduler, ts)
+
+    @_guarded
+    def _place(self, ts: TaskState) -> str | None:
+        return self.placement.worker_of(ts)
+
+    # Idle workers
+
+    def ask_pass(self) -> None:
+        """Ask for a pass over idle workers after the present turn of the event loop."""
+        self._passes.ask()
+
+    @_guarded
+    def _pass(self) -> int | None:
+        """Serve idle workers if that may find work; return how many found nothing to steal."""
+        self.placement.discard_planned()
+        now = self.clock()
+        self._queue_depth.adapt(now)
+        self.messages.prefetch.send()
+        return self._idle_workers.serve_hopeful(now)
+
+    def _steal_for(self, address: str) -> bool:
+        self._network.update_workers([address], self.clock())
+        asked_before = self.steals["asked"]
+        self.placement.handle(WorkerIdle(address))
+        return self.steals["asked"] > asked_before
+
+    def _may_steal(self) -> bool:
+        # Where `distributed.scheduler.work-stealing` is false, tasks are placed, and stay.
+        is_started = "stealing" in self.scheduler.periodic_callbacks and self.replaced is not None
+        return is_started and self._callback_time <= _LONGEST_INTERVAL_S and not self._is_closed
+
+    def _is_usual(self, address: str) -> bool:
+        worker = self.view.workers.get(address)
+        return worker is not None and worker.speed >= 1 and not self.task_views.has_gpus
+
+    def _was_withdrawn(self, key: Key, address: str) -> None:
+        self.decisions.note(key, "withdrawn", address, "it was prefetched, and its placement changed")
+
+    # What metrics, the dashboard and tests read
+
+    @property
+    def flows(self) -> Counter[tuple[str, str]]:
+        """Confirmed steals by victim and thief."""
+        return self._steal_protocol.flows
+
+    @property
+    def steals(self) -> dict[str, int]:
+        """Steal requests, and how they ended."""
+        return self._steal_protocol.counts
+
+    def gauges(self) -> dict[str, tuple[str, float]]:
+        """Return what was learned, by name: a help text and the value. Shown among Dask's metrics."""
+        workers = self.view.workers.values()
+        learned = {
+            "round_trip_seconds": (
+                "From the end of a task to the next one sent",
+                self._queue_depth.round_trip_s,
+            ),
+            "slots_per_thread": ("Queued tasks sent to each thread", self.scheduler.WORKER_SATURATION),
+            "slow_workers": ("Workers slower than usual", sum(worker.speed < 1 for worker in workers)),
+            "steal_seconds": ("From a steal's request to the task's start", self.view.steal_s(self.clock())),
+            "transfer_slowness": (
+                "Ratio of measured to expected transfer times",
+                self.view.transfer_slowness,
+            ),
+        }
+        return learned | self.policy.gauges()
+
+    def kept(self) -> dict[str, list[Key]]:
+        """Return the tasks that are kept account of, by purpose; none once all have ended."""
+        return {
+            "are in the view": list(self.view.assigned),
+            "are planned": list(self.placement.planned),
+            "may be repriced": self._repricing.keys(),
+            "count for the queue bypass": self._queue_bypass.keys(),
+            "are prefetched": self.messages.prefetch.keys(),
+        }
+
+
+def _repeated(step: Callable[[], object]) -> None:
+    """Call a step of the recovery, again if it fails: each step continues where it was."""
+    for _ in range(ATTEMPTS):
+        try:
+            step()
+            return
+        except FAILURES:
+            logger.warning("ferroflow: a step of the recovery failed", exc_info=True)

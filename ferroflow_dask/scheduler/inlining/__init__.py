@@ -1,0 +1,1 @@
+"""Inlining: small results travel through the scheduler, together with the tasks that read them."""

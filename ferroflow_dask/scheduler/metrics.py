@@ -1,0 +1,93 @@
+"""Metrics: steals, prefetched tasks, inlined results and devices on Dask's Prometheus page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import dask
+from distributed import Status
+
+from ferroflow_dask.scheduler.changes import CallChange, Change
+
+if TYPE_CHECKING:
+    from ferroflow_dask.scheduler.extension import FerroflowStealing
+
+
+class _Collector:
+    """The one collector of this process: shows the extension that was installed last.
+
+    Dask's own numbers are those of the scheduler that started last, too.
+    """
+
+    def __init__(self) -> None:
+        #: In the order of installation.
+        self.extensions: WeakKeyDictionary[FerroflowStealing, None] = WeakKeyDictionary()
+
+    def describe(self) -> list[Any]:
+        """Return nothing, so that registering needs no extension."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the present numbers."""
+        running = [one for one in self.extensions if one.scheduler.status == Status.running]
+        if not running:
+            return
+        extension = running[-1]
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        namespace = dask.config.get("distributed.dashboard.prometheus.namespace")
+        prefix = f"{namespace}_scheduler_ferroflow" if namespace else "scheduler_ferroflow"
+        steals = CounterMetricFamily(
+            f"{prefix}_steals", "Steal requests, and how they ended", labels=["outcome"]
+        )
+        for outcome, n in extension.steals.items():
+            steals.add_metric([outcome], n)
+        yield steals
+        prefetched = CounterMetricFamily(
+            f"{prefix}_prefetched_tasks",
+            "Tasks sent before their inputs existed, and how that ended",
+            labels=["outcome"],
+        )
+        for outcome, n in extension.messages.prefetch.outcomes.items():
+            prefetched.add_metric([outcome], n)
+        yield prefetched
+        results = CounterMetricFamily(
+            f"{prefix}_inlined_results",
+            "Results that workers sent to the scheduler, and that it sent with a task",
+            labels=["what"],
+        )
+        for what, n in extension.messages.inlining.counts.items():
+            results.add_metric([what], n)
+        yield results
+        counters, of_devices = extension.device_totals.of(extension.scheduler.workers.values())
+        for name, (help_text, value) in counters.items():
+            yield CounterMetricFamily(f"{prefix}_{name}", help_text, value=value)
+        for name, (help_text, value) in (extension.gauges() | of_devices).items():
+            yield GaugeMetricFamily(f"{prefix}_{name}", help_text, value=value)
+
+
+_COLLECTOR = _Collector()
+_is_registered = False
+
+
+def collector_change(extension: FerroflowStealing) -> Change:
+    """Return the change that shows an extension's metrics, if prometheus_client is installed."""
+    return CallChange("Prometheus collector", lambda: _show(extension), lambda: _hide(extension))
+
+
+def _show(extension: FerroflowStealing) -> None:
+    global _is_registered  # noqa: PLW0603 -- prometheus_client's registry belongs to the process, too
+    try:
+        from prometheus_client import REGISTRY
+    except ImportError:
+        return
+    if not _is_registered:
+        REGISTRY.register(_COLLECTOR)
+        _is_registered = True
+    _COLLECTOR.extensions[extension] = None
+
+
+def _hide(extension: FerroflowStealing) -> None:
+    _COLLECTOR.extensions.pop(extension, None)

@@ -1,0 +1,110 @@
+"""Scheduler plugin: installs the stealing extension on a scheduler, and uninstalls it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from distributed import Scheduler
+from distributed.diagnostics.plugin import SchedulerPlugin
+
+from ferroflow_dask import config
+from ferroflow_dask.exceptions import ClusterError
+from ferroflow_dask.scheduler import _distributed
+from ferroflow_dask.scheduler.extension import PLUGIN_NAME, FerroflowStealing
+from ferroflow_dask.scheduler.settings import configured_policy
+from ferroflow_dask.scheduler.steal_exchange import STEALING, drain, exchange
+
+
+class FerroflowPlugin(SchedulerPlugin):
+    """Scheduler plugin that replaces Dask's stealing extension by ferroflow's.
+
+    Parameters
+    ----------
+    policy : str, optional
+        Name of the policy; the setting `ferroflow.policy` of the scheduler if left out.
+    **options
+        Arguments of the policy, such as `seed` of the random one; they override the configuration.
+
+    See Also
+    --------
+    install : registers the plugin through a client or a cluster.
+    """
+
+    name = PLUGIN_NAME
+
+    def __init__(self, policy: str | None = None, **options: Any) -> None:
+        # Bad options and settings raise here, not in the scheduler's log.
+        configured_policy(policy, options)
+        _checked_latency_s()
+        if unknown := config.unknown_settings():
+            warnings.warn(f"ferroflow: {'; '.join(unknown)}", stacklevel=3)
+        self.policy = policy
+        self.options = options
+        #: What the plugin has put on a scheduler.
+        self.extension: FerroflowStealing | None = None
+
+    def __repr__(self) -> str:
+        """Return the call that makes the plugin."""
+        given = ({} if self.policy is None else {"policy": self.policy}) | self.options
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"policy": self.policy, "options": self.options, "extension": None}
+
+    async def start(self, scheduler: Scheduler) -> None:
+        """Install the extension, wholly or not at all; called by distributed when it registers the plugin."""
+        if missing := _distributed.missing_names(scheduler):
+            raise ClusterError(f"this distributed lacks {', '.join(missing)}; Dask keeps scheduling")
+        present = scheduler.extensions.get(STEALING)
+        if isinstance(present, FerroflowStealing) and present.installed_by is self:
+            return  # a scheduler that starts starts its plugins again
+        policy = configured_policy(self.policy, self.options)
+        latency_s = _checked_latency_s()
+        replaced = None if present is None else type(present)
+        if isinstance(present, FerroflowStealing):
+            replaced = present.replaced
+
+        def make(scheduler: Scheduler) -> FerroflowStealing:
+            self.extension = FerroflowStealing(scheduler, policy, latency_s, replaced)
+            self.extension.installed_by = self
+            return self.extension
+
+        await exchange(scheduler, make)
+        if scheduler.plugins.get(PLUGIN_NAME) is not self:
+            scheduler.plugins.pop(PLUGIN_NAME, None)  # distributed registers this plugin next
+
+
+async def install_on(scheduler: Scheduler, plugin: FerroflowPlugin) -> None:
+    """Install the plugin on a scheduler in this process."""
+    await plugin.start(scheduler)
+    scheduler.add_plugin(plugin, name=PLUGIN_NAME)
+
+
+async def uninstall_from(scheduler: Scheduler) -> None:
+    """Undo all changes to a scheduler, those that an earlier attempt has left included."""
+    ours = scheduler.extensions.get(STEALING)
+    if isinstance(ours, FerroflowStealing):
+        await drain(scheduler, ours)
+    else:
+        ours = getattr(scheduler.plugins.get(PLUGIN_NAME), "extension", None)
+    if isinstance(ours, FerroflowStealing):
+        ours.leave()
+        await ours.settled()
+
+
+def installed_on(scheduler: Scheduler) -> FerroflowPlugin | None:
+    """Return the plugin that schedules, also if it was taken off the scheduler's list of plugins."""
+    extension = scheduler.extensions.get(STEALING)
+    if not isinstance(extension, FerroflowStealing) or extension.error is not None:
+        return None
+    plugin = extension.installed_by
+    return plugin if isinstance(plugin, FerroflowPlugin) else None
+
+
+def _checked_latency_s() -> float:
+    """Return the setting `ferroflow.latency` [s] after a check of all settings that are not a policy's."""
+    config.get_bytes("inline-limit")
+    for name in ("low-latency-messages", "prefetch"):
+        config.get_bool(name)
+    return config.get_seconds("latency")

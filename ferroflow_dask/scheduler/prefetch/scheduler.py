@@ -1,0 +1,278 @@
+"""Scheduler's end of prefetch: which tasks are sent before their inputs exist, confirmed or withdrawn.
+
+Dask sends a task once the scheduler knows that its inputs exist. Between two tasks of a chain lies a round
+trip, in which the worker idles. If all inputs of a task exist or are being made on one worker without other
+tasks in its queue, the task will run there anyway. So it is prefetched, and its own successor with it.
+
+For the scheduler it stays a task that waits for its inputs. When they exist, it is placed on that worker, and a
+confirmation is sent instead of the task. If the placement has changed, the task is withdrawn, though it may have
+run by then. The worker reports a prefetched task after the ends of its inputs, in the same stream, so messages
+arrive in the order of the tasks. Tasks that call the scheduler themselves, like those of P2P shuffles, are not
+prefetched. distributed's run ids tell withdrawn runs from valid ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dask.typing import Key
+
+from ferroflow_dask.scheduler import _distributed
+from ferroflow_dask.scheduler.inlining.scheduler import Inlining
+from ferroflow_dask.scheduler.prefetch.worker import CLOSE, CONFIRM, SEND, WITHDRAW
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler, TaskState, WorkerState
+
+#: Length of a chain that is prefetched: more tasks than run in a round trip.
+_MOST_AHEAD = 8
+#: Tasks with more inputs or dependents are not prefetched.
+_MOST_LINKS = 16
+
+
+@dataclass(frozen=True)
+class _Ahead:
+    """A prefetched task: its worker and its run id."""
+
+    worker: str
+    run_id: int
+
+
+class Prefetch:
+    """Sends tasks before their inputs exist, from `open` to `close`; O(links of a task) for each change.
+
+    Parameters
+    ----------
+    scheduler : distributed.Scheduler
+    is_usual : callable
+        Returns whether a worker, by its address, is as fast as others, so that a task with local inputs
+        finishes nowhere sooner.
+    ask_pass : callable
+        Asks for a call of `send` after the present transitions.
+    was_withdrawn : callable
+        Called with the key of a task that was prefetched in vain, and the worker's address.
+    inlining : Inlining
+        Sends small inputs with the tasks.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        is_usual: Callable[[str], bool],
+        ask_pass: Callable[[], None],
+        was_withdrawn: Callable[[Key, str], None],
+        inlining: Inlining,
+    ) -> None:
+        self._scheduler = scheduler
+        self._is_usual = is_usual
+        self._ask_pass = ask_pass
+        self._was_withdrawn = was_withdrawn
+        self._inlining = inlining
+        self.is_open = False
+        self._supporting: set[str] = set()
+        self._ahead: dict[Key, _Ahead] = {}
+        # Tasks on workers whose dependents are to be looked at, in order.
+        self._new: dict[Key, None] = {}
+        #: Prefetched tasks that are processing.
+        self.early: set[Key] = set()
+        # Tasks that were prefetched to workers that died: they may have ended the worker.
+        self._doubtful: set[Key] = set()
+        #: Prefetched tasks by outcome: placed there, placed elsewhere, or lost with the worker.
+        self.outcomes = {"confirmed": 0, "withdrawn": 0, "lost": 0}
+
+    def open(self) -> None:
+        """Prefetch from now on, to workers that announce that they support it."""
+        self.is_open = True
+
+    def close(self) -> None:
+        """Withdraw all prefetched tasks that are not confirmed, and send the workers the last message."""
+        self.is_open = False
+        for key in list(self._ahead):
+            self._withdraw(key)
+        for address in list(self._supporting):
+            self._supporting.discard(address)
+            if address in self._scheduler.stream_comms:
+                self._scheduler.worker_send(address, {"op": CLOSE})
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all tasks."""
+        self.outcomes["lost"] += len(self._ahead)
+        self._ahead.clear()
+        self._new.clear()
+        self.early.clear()
+        self._doubtful.clear()
+
+    def supports(self, address: str) -> None:
+        """Note that a worker supports prefetched tasks."""
+        if self.is_open and address in self._scheduler.workers:
+            self._supporting.add(address)
+            for ts in self._scheduler.workers[address].processing:
+                self._look_after(ts.key)
+
+    def left(self, address: str) -> None:
+        """Forget a worker and the tasks that were prefetched to it."""
+        self._supporting.discard(address)
+        for key in [key for key, ahead in self._ahead.items() if ahead.worker == address]:
+            self._withdraw(key)
+
+    @property
+    def n_ahead(self) -> int:
+        """Number of prefetched tasks that are not placed yet."""
+        return len(self._ahead)
+
+    def keys(self) -> list[Key]:
+        """Return the prefetched tasks, placed or not."""
+        return [*self._ahead, *self.early]
+
+    def changed(self, key: Key, start: str, finish: str) -> None:
+        """Note a task's transition, whatever it is."""
+        if self._supporting and finish == "processing":
+            self._look_after(key)
+        elif self._supporting and finish == "waiting":
+            waiting_on = self._scheduler.tasks[key].waiting_on or ()
+            for needed in waiting_on if len(waiting_on) <= _MOST_LINKS else ():
+                if needed.state == "processing":
+                    self._look_after(needed.key)
+        ahead = self._ahead.get(key) if start == "waiting" else None
+        if ahead is not None:
+            ts = self._scheduler.tasks.get(key)
+            ws = ts.processing_on if ts is not None else None
+            if finish == "processing" and ws is not None and ws.address == ahead.worker:
+                del self._ahead[key]
+                self.early.add(key)
+                self.outcomes["confirmed"] += 1
+            else:
+                self._withdraw(key)
+        elif start == "processing":
+            self.early.discard(key)
+        if finish in ("released", "waiting", "erred"):
+            self.moved(key)
+        if finish in ("memory", "erred", "forgotten"):
+            self._doubtful.discard(key)
+
+    def _look_after(self, key: Key) -> None:
+        self._new[key] = None
+        self._ask_pass()
+
+    def moved(self, key: Key) -> None:
+        """Note that a task leaves its worker: the tasks prefetched after it are withdrawn."""
+        for dependent in self._ahead_of(key):
+            self._withdraw(dependent)
+
+    def worker_of(self, ts: TaskState) -> str | None:
+        """Return the worker that a ready task was prefetched to, if the task can run there."""
+        ahead = self._ahead.get(ts.key)
+        ws = self._scheduler.workers.get(ahead.worker) if ahead is not None else None
+        if ws is None or ws not in self._scheduler.running:
+            return None
+        return ws.address if _distributed.may_run_on(self._scheduler, ts, ws) else None
+
+    def send(self) -> None:
+        """Prefetch the dependents of tasks that started processing; must not be called within a transition."""
+        new, self._new = self._new, {}
+        for key in new:
+            ts = self._scheduler.tasks.get(key)
+            if ts is not None and ts.state == "processing" and self._has_time(ts):
+                self._send_after(ts)
+
+    def _has_time(self, ts: TaskState) -> bool:
+        ws = ts.processing_on
+        assert ws is not None
+        return (
+            ws.address in self._supporting
+            and ws in self._scheduler.running
+            and len(ws.processing) <= ws.nthreads
+            and self._is_usual(ws.address)
+        )
+
+    def _send_after(self, ts: TaskState) -> None:
+        ws = ts.processing_on
+        assert ws is not None
+        for _ in range(_MOST_AHEAD):
+            # If a prefetched task kills the worker, Dask counts that once against the task before it.
+            if len(ts.dependents) > _MOST_LINKS or not self._scheduler.allowed_failures:
+                return
+            sent = [other for other in ts.dependents if other.key in self._ahead]
+            following = sent or [other for other in ts.dependents if self._follows(other, ws)]
+            if not following:
+                return
+            ts = min(following, key=lambda other: other.priority or ())
+            if not sent:
+                self._send(ts, ws)
+
+    def _follows(self, ts: TaskState, ws: WorkerState) -> bool:
+        return (
+            ts.state == "waiting"
+            and ts.key not in self._doubtful
+            and len(ts.dependencies) <= _MOST_LINKS
+            and len(ts.dependents) <= _MOST_LINKS
+            and not _distributed.is_restricted(ts)
+            and all(map(_distributed.is_plain, (ts, *ts.dependents)))
+            and all(self._will_be_on(ws, needed) for needed in ts.dependencies)
+        )
+
+    def _will_be_on(self, ws: WorkerState, needed: TaskState) -> bool:
+        if needed.state == "memory":
+            return ws in (needed.who_has or ()) or self._inlining.comes_to(ws, needed.key)
+        if needed.state == "processing":
+            return needed.processing_on is ws and _distributed.is_plain(needed)
+        ahead = self._ahead.get(needed.key)
+        return ahead is not None and ahead.worker == ws.address
+
+    def _send(self, ts: TaskState, ws: WorkerState) -> None:
+        message = _distributed.early_message(self._scheduler, ts, ws)
+        awaits = [
+            (needed.key, self._run_of(needed)) for needed in ts.dependencies if needed.state != "memory"
+        ]
+        self._ahead[ts.key] = _Ahead(ws.address, message["run_id"])
+        self._inlining.before(ts, ws)
+        self._scheduler.worker_send(ws.address, message | {"op": SEND, "awaits": awaits})
+
+    def _run_of(self, ts: TaskState) -> int | None:
+        return self._ahead[ts.key].run_id if ts.key in self._ahead else ts.run_id
+
+    def message(self, ts: TaskState) -> dict[str, Any] | None:
+        """Return the confirmation that replaces the message of a prefetched task; None for other tasks."""
+        ahead = self._ahead.get(ts.key)
+        if ahead is None or ts.processing_on is None or ts.processing_on.address != ahead.worker:
+            return None
+        ts.run_id = ahead.run_id
+        return {"op": CONFIRM, "key": ts.key, "run_id": ahead.run_id, "stimulus_id": "ferroflow-confirm"}
+
+    def may_drop(self, key: Key, address: str) -> bool:
+        """Return whether a worker needs its replica of a key for no prefetched task."""
+        return all(self._ahead[dependent].worker != address for dependent in self._ahead_of(key))
+
+    def _ahead_of(self, key: Key) -> list[Key]:
+        """Return the prefetched dependents of a task."""
+        ts = self._scheduler.tasks.get(key) if self._ahead else None
+        return [other.key for other in ts.dependents if other.key in self._ahead] if ts is not None else []
+
+    def _withdraw(self, key: Key) -> None:
+        if key not in self._ahead:
+            return
+        address = self._ahead[key].worker
+        runs = self._take_back(key)
+        for withdrawn, _ in runs:
+            self._was_withdrawn(withdrawn, address)
+        if address not in self._scheduler.stream_comms:
+            self.outcomes["lost"] += len(runs)
+            self._doubtful.update(key for key, _ in runs)
+            return
+        self.outcomes["withdrawn"] += len(runs)
+        message = {"op": WITHDRAW, "runs": runs, "stimulus_id": "ferroflow-withdraw"}
+        self._scheduler.worker_send(address, message)
+        for withdrawn, _ in runs:
+            self._inlining.took_back(withdrawn, address)
+
+    def _take_back(self, key: Key) -> list[tuple[Key, int]]:
+        """Forget a prefetched task and those prefetched after it, which come first in the result."""
+        ahead = self._ahead.pop(key)
+        runs = []
+        for dependent in self._ahead_of(key):
+            if dependent in self._ahead:  # else it depends on another one, too
+                runs += self._take_back(dependent)
+        return [*runs, (key, ahead.run_id)]

@@ -1,0 +1,47 @@
+"""Replicas of placed values: what `place` has copied to all workers stays there.
+
+Dask's active memory manager keeps one replica of a value that no task waits for, and drops the others every
+two seconds. For weights, each call of a model would fetch them again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from distributed.active_memory_manager import ReduceReplicas
+
+from ferroflow_dask.annotations import is_placed_key
+from ferroflow_dask.scheduler.changes import CallChange, Change
+
+if TYPE_CHECKING:
+    from distributed.active_memory_manager import ActiveMemoryManagerExtension, SuggestionGenerator
+    from distributed.scheduler import Scheduler
+
+
+class KeepPlaced(ReduceReplicas):
+    """Dask's policy `ReduceReplicas` for all keys but placed ones."""
+
+    def run(self) -> SuggestionGenerator:
+        """Suggest which replicas to drop; called by the active memory manager."""
+        for suggestion in super().run():
+            if not is_placed_key(suggestion.ts.key):
+                yield suggestion
+
+
+def placed_replicas_change(scheduler: Scheduler) -> Change:
+    """Return the change that exempts placed values from Dask's reduction of replicas."""
+    return CallChange(
+        "active memory manager's ReduceReplicas",
+        lambda: _exchange(scheduler, ReduceReplicas, KeepPlaced),
+        lambda: _exchange(scheduler, KeepPlaced, ReduceReplicas),
+    )
+
+
+def _exchange(scheduler: Scheduler, old: type[ReduceReplicas], new: type[ReduceReplicas]) -> None:
+    manager: ActiveMemoryManagerExtension | None = scheduler.extensions.get("amm")
+    if manager is None:
+        return
+    for policy in list(manager.policies):
+        if type(policy) is old:  # not a subclass of another package
+            manager.policies.remove(policy)
+            manager.add_policy(new())

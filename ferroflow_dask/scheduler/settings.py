@@ -1,0 +1,29 @@
+"""Settings: the policy that the configuration asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ferroflow_dask import config
+from ferroflow_dask.policy import Policy, make_policy
+
+
+def configured_policy(name: str | None = None, options: Mapping[str, Any] | None = None) -> Policy:
+    """Make a policy from the configuration.
+
+    Parameters
+    ----------
+    name : str, optional
+        `ferroflow.policy` if left out.
+    options : mapping, optional
+        Override what the configuration says of that policy.
+    """
+    name = name or config.get("policy")
+    configured: dict[str, Any] = {}
+    if name == "ferroflow":
+        configured = {
+            "threshold": config.get("stealing.threshold"),
+            "adaptive": config.get_bool("stealing.adaptive"),
+        }
+    return make_policy(name, **{**configured, **(options or {})})
