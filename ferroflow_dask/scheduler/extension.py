@@ -367,7 +367,7 @@ class FerroflowStealing(WorkStealing):
 
     def balance(self) -> None:
         """Serve idle workers now, even after `stop`; called periodically."""
-        if self.replaced is not None and not self._is_closed:
+        if self._wants_steals:
             self._balance()
 
     @_guarded
@@ -436,10 +436,14 @@ class FerroflowStealing(WorkStealing):
         self.placement.handle(WorkerIdle(address))
         return self.steals["asked"] > asked_before
 
+    @property
+    def _wants_steals(self) -> bool:
+        # If `distributed.scheduler.work-stealing` is false, tasks are placed, and stay.
+        is_on = self.replaced is not None and not self._is_closed
+        return is_on and self._callback_time <= _LONGEST_INTERVAL_S
+
     def _may_steal(self) -> bool:
-        # Where `distributed.scheduler.work-stealing` is false, tasks are placed, and stay.
-        is_started = "stealing" in self.scheduler.periodic_callbacks and self.replaced is not None
-        return is_started and self._callback_time <= _LONGEST_INTERVAL_S and not self._is_closed
+        return self._wants_steals and "stealing" in self.scheduler.periodic_callbacks
 
     def _is_usual(self, address: str) -> bool:
         worker = self.view.workers.get(address)
