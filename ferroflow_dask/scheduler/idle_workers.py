@@ -168,6 +168,6 @@ class IdleWorkers:
                 break
         self._n_chances = self._view.n_chances
         self._quiet_until = now if n_found else now + _QUIET_S
-        if not n_fruitless:
+        if n_found and not n_fruitless:
             self._ask_again()
         return n_fruitless
