@@ -7,6 +7,7 @@ each item of the answer and O(log P) for each worker that has changed since the 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from itertools import islice
 from math import inf
 
@@ -52,6 +53,8 @@ class ClusterView(LoadOrder):
         # Of requests for a steal.
         self._answers = Answers()
         self._paces = Paces()
+        # Workers of another speed than usual, the one that was updated longest ago first.
+        self._unusual: OrderedDict[WorkerKey, None] = OrderedDict()
         self.assigned: dict[Key, tuple[TaskView, WorkerView]] = {}
 
     # What a policy asks
@@ -112,6 +115,7 @@ class ClusterView(LoadOrder):
     def remove_worker(self, key: WorkerKey) -> None:
         """Remove a worker and release the tasks in its queue."""
         self._paces.forget(key)
+        self._unusual.pop(key, None)
         for task in self._leave(key).queue:
             del self.assigned[task.key]
 
@@ -222,11 +226,24 @@ class ClusterView(LoadOrder):
             return
         task, worker = entry
         self._paces.record(worker.key, task.cost_s if expected_s is None else expected_s, seconds)
+        self._update_speed(worker)
+        # The median of all workers may have moved. A worker that is thought slow may get no tasks, and would
+        # stay slow for ever; one of them at a time keeps this O(log P).
+        unusual = next(iter(self._unusual), None)
+        if unusual is not None:
+            self._unusual.move_to_end(unusual)
+            self._update_speed(self.workers[unusual])
+
+    def _update_speed(self, worker: WorkerView) -> None:
         speed = self._paces.speed(worker.key)
         if speed != worker.speed:
             self._unfile(worker)
             worker.speed = speed
             self._file(worker)
+            if speed == 1:
+                del self._unusual[worker.key]
+            else:
+                self._unusual[worker.key] = None
 
     def observe_transfer(self, key: Key, seconds: float) -> None:
         """Learn from how long a worker has fetched for a task that is in its queue [s].
