@@ -1,24 +1,32 @@
-"""ferroflow's scheduling for Dask, and tensor DAGs and ONNX models on it.
+"""ferroflow's work-stealing scheduler for Dask, and tensor graphs and ONNX models as Dask tasks.
 
-What is raised on purpose is a `FerroflowError`; its kinds are in `ferroflow_dask.exceptions`.
+Public names are loaded on first use, so that ``import ferroflow_dask`` loads neither onnx nor bokeh. Errors
+that this package raises on purpose are `FerroflowError`; `ferroflow_dask.exceptions` has the subclasses.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from ferroflow_dask import config as _config
-from ferroflow_dask.cluster_profile import ClusterProfile
-from ferroflow_dask.deploy import calibrate, optimizations, optimize, optimize_graph, slurm_cluster
-from ferroflow_dask.devices.workers import use_gpus
-from ferroflow_dask.exceptions import FerroflowError
-from ferroflow_dask.graph import Graph, GraphBuilder, generate, load_onnx
-from ferroflow_dask.kernels import evaluate
-from ferroflow_dask.lowering import BoundGraph, bind, executed, place
-from ferroflow_dask.scheduler import (
-    FerroflowPlugin,
-    FerroflowStealing,
-    explain,
-    install,
-    installed,
-    uninstall,
-)
+
+if TYPE_CHECKING:
+    from ferroflow_dask.cluster_profile import ClusterProfile
+    from ferroflow_dask.deploy.calibration import calibrate
+    from ferroflow_dask.deploy.jobqueue import slurm_cluster
+    from ferroflow_dask.deploy.optimize import optimizations, optimize, optimize_graph
+    from ferroflow_dask.devices.workers import use_gpus
+    from ferroflow_dask.exceptions import FerroflowError
+    from ferroflow_dask.graph.builder import GraphBuilder
+    from ferroflow_dask.graph.from_onnx import load_onnx
+    from ferroflow_dask.graph.generate import generate
+    from ferroflow_dask.graph.ir import Graph
+    from ferroflow_dask.kernels.evaluate import evaluate
+    from ferroflow_dask.lowering.collection import BoundGraph, bind
+    from ferroflow_dask.lowering.execution import executed
+    from ferroflow_dask.lowering.placement import place
+    from ferroflow_dask.scheduler.extension import FerroflowStealing
+    from ferroflow_dask.scheduler.installation import explain, install, installed, uninstall
+    from ferroflow_dask.scheduler.plugin import FerroflowPlugin
 
 _config.load_defaults()
 
@@ -49,3 +57,37 @@ __all__ = [
     "uninstall",
     "use_gpus",
 ]
+
+#: The module of each public name. Tests check it against `__all__`, mypy checks the imports above.
+_MODULES = {
+    "cluster_profile": ["ClusterProfile"],
+    "deploy.calibration": ["calibrate"],
+    "deploy.jobqueue": ["slurm_cluster"],
+    "deploy.optimize": ["optimizations", "optimize", "optimize_graph"],
+    "exceptions": ["FerroflowError"],
+    "graph.builder": ["GraphBuilder"],
+    "graph.from_onnx": ["load_onnx"],
+    "graph.generate": ["generate"],
+    "graph.ir": ["Graph"],
+    "kernels.evaluate": ["evaluate"],
+    "lowering.collection": ["BoundGraph", "bind"],
+    "lowering.execution": ["executed"],
+    "lowering.placement": ["place"],
+    "devices.workers": ["use_gpus"],
+    "scheduler.extension": ["FerroflowStealing"],
+    "scheduler.installation": ["explain", "install", "installed", "uninstall"],
+    "scheduler.plugin": ["FerroflowPlugin"],
+}
+_MODULE_OF = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_MODULE_OF[name]), name)
+    globals()[name] = value  # later look-ups do not come here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
