@@ -69,7 +69,7 @@ def main():
     given = ferroflow_dask.load_onnx(options.model)
     ((name, spec),) = given.inputs.items()
     rows = random_rows(options.rows, spec)
-    batching = batching_of(given, {name: spec})
+    batching = batching_of(given.graph, {name: spec})
     if batching.rows is not None:
         parser.error(f"{options.model}: {batching}")
     with tempfile.TemporaryDirectory() as folder:
@@ -80,10 +80,10 @@ def main():
         measure(given, path, rows, options)
 
 
-def measure(graph, path, rows, options):
+def measure(model, path, rows, options):
     with LocalCluster(n_workers=2, threads_per_worker=1) as cluster, Client(cluster) as client:
         ferroflow_dask.install(client)
-        graph = ferroflow_dask.place(graph, client)  # as the others' workers, which read them from a file
+        model = model.place(client)  # as the others' workers, which read them from a file
         x = client.persist(da.from_array(rows, chunks=(options.batch, *rows.shape[1:])))
         wait(x)
         session = open_session(path, 2)
@@ -102,7 +102,7 @@ def measure(graph, path, rows, options):
             return client.compute(y).result()
 
         def by_map_batches():
-            return client.compute(graph.map_batches(x)).result()
+            return client.compute(model.map_batches(x)).result()
 
         ways = {
             "one session, 2 threads": in_one_session,

@@ -92,19 +92,19 @@ def products(client, case, repeat):
     branches, ops_per_branch, m, precision, asked = case
     n_ops = branches * ops_per_branch
     arguments = {"n_branches": branches, "ops_per_branch": ops_per_branch, "m": m, "precision": precision}
-    graph = ferroflow_dask.generate(
+    model = ferroflow_dask.generate(
         "matmul-parallel", n_branches=branches, ops_per_branch=ops_per_branch, m=m
     )
-    placed = ferroflow_dask.place(graph, client)
+    placed = model.place(client)
     profile = ferroflow_dask.calibrate(client)
-    x, w = (np.asarray(value) for value in graph.constants.values())
+    x, w = (np.asarray(value) for value in model.graph.constants.values())
     x_there, w_there = client.scatter([x, w], hash=False)
     spent = {"device": [], "ferroflow": [], "dask": []}
     for repetition in range(-1, repeat):  # the first warms up
         seconds = client.submit(without_dask, x_there, w_there, branches, ops_per_branch, pure=False).result()
         before = device_usage(client)
         start = time.perf_counter()
-        bound = ferroflow_dask.bind(placed, profile=profile, placement="bundles")
+        bound = placed.bind(profile=profile, placement="bundles")
         outputs = client.persist(bound)
         wait(outputs)
         client.run(drain)
@@ -186,7 +186,7 @@ def batches(options):
     """Compare a ResNet-50 of random weights on one GPU and on CPU workers with onnxruntime."""
     n = 16 if options.emulated else options.images
     chunk = 8 if options.emulated else 64
-    graph = ferroflow_dask.load_onnx(resnet50())
+    model = ferroflow_dask.load_onnx(resnet50())
     images = np.random.default_rng(0).standard_normal((n, 3, 224, 224), dtype=np.float32)
     rates, answers = {}, {}
     for name, cpus in (("GPU", 0), ("CPU", options.cpus)):
@@ -198,7 +198,7 @@ def batches(options):
                 x = client.persist(da.from_array(images, chunks=(chunk, 3, 224, 224), name=False))
                 wait(x)
                 start = time.perf_counter()
-                answers[name] = client.compute(graph.map_batches(x)).result()
+                answers[name] = client.compute(model.map_batches(x)).result()
                 seconds = time.perf_counter() - start
                 if repetition >= 0:
                     spent.append(seconds)
@@ -239,7 +239,7 @@ def resnet50():
     return model
 
 
-def mixed_graph(n_slow, n_products, m):
+def mixed_model(n_slow, n_products, m):
     """Return ops that no GPU helps and products, side by side."""
     builder = ferroflow_dask.GraphBuilder("mixed")
     root = builder.constant(np.float32([1]), name="root")
@@ -259,7 +259,7 @@ def mixed_graph(n_slow, n_products, m):
 def mixed(options):
     """Time a graph with work for both: on a GPU alone, on CPUs alone, and on both together."""
     n_slow, n_products, m = (8, 16, 128) if options.emulated else (64, 256, 2048)
-    graph = mixed_graph(n_slow, n_products, m)
+    model = mixed_model(n_slow, n_products, m)
     seconds = {}
     for name, has_gpu, cpus in (
         ("GPU", True, 0),
@@ -269,13 +269,13 @@ def mixed(options):
         with cluster(options.emulated, cpus) if has_gpu else local_client(cpus) as client:
             ferroflow_dask.install(client)
             profile = ferroflow_dask.calibrate(client)
-            placed = ferroflow_dask.place(graph, client)
+            placed = model.place(client)
             on_cpu = AnalyticCost(profile.flop_rate, profile.memory_bandwidth)
             on_gpu = AnalyticCost(profile.gpu_flop_rate, profile.gpu_memory_bandwidth) if has_gpu else None
             spent = []
             for repetition in range(-1, options.repeat):
                 start = time.perf_counter()
-                outputs = client.persist(ferroflow_dask.bind(placed, costs=on_cpu, gpu_costs=on_gpu))
+                outputs = client.persist(placed.bind(costs=on_cpu, gpu_costs=on_gpu))
                 wait(outputs)
                 client.run(drain)
                 if repetition >= 0:

@@ -16,14 +16,9 @@ if TYPE_CHECKING:
     from ferroflow_dask.deploy.optimize import optimizations, optimize, optimize_graph
     from ferroflow_dask.devices.workers import use_gpus
     from ferroflow_dask.exceptions import FerroflowError
-    from ferroflow_dask.graph.builder import GraphBuilder
-    from ferroflow_dask.graph.from_onnx import load_onnx
-    from ferroflow_dask.graph.generate import generate
     from ferroflow_dask.graph.ir import Graph
-    from ferroflow_dask.kernels.evaluate import evaluate
-    from ferroflow_dask.lowering.collection import BoundGraph, bind
     from ferroflow_dask.lowering.execution import executed
-    from ferroflow_dask.lowering.placement import place
+    from ferroflow_dask.model import GraphBuilder, Model, generate, load_onnx
     from ferroflow_dask.scheduler.extension import FerroflowStealing
     from ferroflow_dask.scheduler.installation import explain, install, installed, uninstall
     from ferroflow_dask.scheduler.plugin import FerroflowPlugin
@@ -33,16 +28,14 @@ _config.load_defaults()
 __version__ = "0.1.0"
 
 __all__ = [
-    "BoundGraph",
     "ClusterProfile",
     "FerroflowError",
     "FerroflowPlugin",
     "FerroflowStealing",
     "Graph",
     "GraphBuilder",
-    "bind",
+    "Model",
     "calibrate",
-    "evaluate",
     "executed",
     "explain",
     "generate",
@@ -52,7 +45,6 @@ __all__ = [
     "optimizations",
     "optimize",
     "optimize_graph",
-    "place",
     "slurm_cluster",
     "uninstall",
     "use_gpus",
@@ -65,14 +57,9 @@ _MODULES = {
     "deploy.jobqueue": ["slurm_cluster"],
     "deploy.optimize": ["optimizations", "optimize", "optimize_graph"],
     "exceptions": ["FerroflowError"],
-    "graph.builder": ["GraphBuilder"],
-    "graph.from_onnx": ["load_onnx"],
-    "graph.generate": ["generate"],
     "graph.ir": ["Graph"],
-    "kernels.evaluate": ["evaluate"],
-    "lowering.collection": ["BoundGraph", "bind"],
     "lowering.execution": ["executed"],
-    "lowering.placement": ["place"],
+    "model": ["GraphBuilder", "Model", "generate", "load_onnx"],
     "devices.workers": ["use_gpus"],
     "scheduler.extension": ["FerroflowStealing"],
     "scheduler.installation": ["explain", "install", "installed", "uninstall"],

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from ferroflow_dask import Graph, GraphBuilder
 from ferroflow_dask.cost import AnalyticCost
 from ferroflow_dask.cost.analytic import flops
+from ferroflow_dask.graph import Builder, Graph
 from ferroflow_dask.graph.nodes import FERROFLOW_DOMAIN, Op, TensorSpec
 
 Shape = tuple[int | str, ...]
 
 
 def of_one_op(op_type: str, shapes: Sequence[Shape], domain: str = "", **attributes: Any) -> tuple[Op, Graph]:
-    builder = GraphBuilder()
+    builder = Builder()
     names = [builder.input(f"x{i}", shape=shape) for i, shape in enumerate(shapes)]
     builder.output(y=builder.op(op_type, *names, domain=domain, **attributes))
-    graph = builder.build()
+    graph = builder.to_graph()
     return graph.live_ops[-1], graph
 
 

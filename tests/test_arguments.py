@@ -10,7 +10,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from ferroflow_dask import (
-    bind,
+    Model,
     calibrate,
     explain,
     generate,
@@ -19,14 +19,13 @@ from ferroflow_dask import (
     optimizations,
     optimize,
     optimize_graph,
-    place,
     uninstall,
     use_gpus,
 )
 from ferroflow_dask.exceptions import UsageError
 
 X = da.zeros(4, chunks=2)
-GRAPH = generate("wide", width=2, depth=2)
+MODEL = generate("wide", width=2, depth=2)
 
 OF_CLIENTS: dict[str, Callable[[Any], Any]] = {
     "install": install,
@@ -35,7 +34,7 @@ OF_CLIENTS: dict[str, Callable[[Any], Any]] = {
     "explain": lambda client: explain(client, "x"),
     "calibrate": calibrate,
     "use_gpus": use_gpus,
-    "place": lambda client: place(GRAPH, client),
+    "place": MODEL.place,
     "optimize": lambda client: optimize(X, client),
     "optimize_graph": lambda client: optimize_graph({"x": 1}, "x", client),
     "optimizations": optimizations,
@@ -64,8 +63,8 @@ def closed(cluster: LocalCluster) -> Client:
 @pytest.mark.parametrize("function", OF_CLIENTS)
 @pytest.mark.parametrize(
     ("value", "told"),
-    [(None, "None"), ("tcp://127.0.0.1:8786", "'tcp://127.0.0.1:8786'"), (X, "a Array"), (GRAPH, "a Graph")],
-    ids=["nothing", "an address", "an array", "a graph"],
+    [(None, "None"), ("tcp://127.0.0.1:8786", "'tcp://127.0.0.1:8786'"), (X, "a Array"), (MODEL, "a Model")],
+    ids=["nothing", "an address", "an array", "a model"],
 )
 def test_what_is_no_client_is_told(function: str, value: object, told: str) -> None:
     with pytest.raises(UsageError, match=rf"^{function} takes a distributed.Client.* and not {told}$"):
@@ -94,16 +93,19 @@ def test_a_cluster_that_is_closed_is_told() -> None:
     [
         (lambda client: optimize(client, X), "optimize takes a distributed.Client.* and not a Array"),
         (lambda client: optimize([X, X], client), "optimize takes one Dask collection.* and not a list;"),
-        (lambda client: place(client, GRAPH), "place takes a distributed.Client.* and not a Graph"),
-        (lambda client: place("mlp.onnx", client), "place takes a Graph, as load_onnx.* and not 'mlp.onnx'"),
-        (lambda client: bind("mlp.onnx", {}), "bind takes a Graph, as load_onnx.* and not 'mlp.onnx'"),
-        (lambda client: bind(GRAPH, [1]), "bind takes a dict of inputs by name.* and not a list"),
+        (lambda client: MODEL.place(MODEL), "place takes a distributed.Client.* and not a Model"),
+        (lambda client: Model("mlp.onnx"), "Model takes a Graph; load_onnx.* and not 'mlp.onnx'"),
+        (lambda client: MODEL.bind([1]), "bind takes a dict of inputs by name.* and not a list"),
+        (lambda client: MODEL.evaluate([1]), "evaluate takes a dict of inputs by name.* and not a list"),
         (
-            lambda client: bind(GRAPH, providers="array"),
+            lambda client: MODEL.bind(providers="array"),
             r"providers is 'array'; it must be a list.*: \['array'\]",
         ),
-        (lambda client: bind(GRAPH, profile=3), "bind takes a ClusterProfile, as calibrate.* and not 3"),
-        (lambda client: bind(GRAPH, profile=client), "bind takes a ClusterProfile.* and not a Client"),
+        (
+            lambda client: MODEL.bind(profile=3),
+            "bind takes a ClusterProfile, as calibrate.* and not 3",
+        ),
+        (lambda client: MODEL.bind(profile=client), "bind takes a ClusterProfile.* and not a Client"),
     ],
 )
 def test_what_is_something_else_is_told(call: Callable[[Any], Any], told: str, client: Client) -> None:

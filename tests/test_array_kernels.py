@@ -16,11 +16,10 @@ from models import light_models, randomize
 from onnx import TensorProto, helper
 from strict_arrays import StrictArray, values_of
 
-from ferroflow_dask import load_onnx
 from ferroflow_dask.devices.emulated import EmulatedDevice
 from ferroflow_dask.devices.runner import DeviceRunner
 from ferroflow_dask.exceptions import KernelError, KernelNotFoundError
-from ferroflow_dask.graph import Graph
+from ferroflow_dask.graph import Graph, graph_from_onnx
 from ferroflow_dask.kernels import compile_op, evaluate, make_plan
 from ferroflow_dask.kernels.array import ArrayProvider
 from ferroflow_dask.kernels.array.libraries import erf, sliding_windows
@@ -189,7 +188,7 @@ def test_onnx_node_tests_pass_or_are_declined():
         pytest.skip("this release of onnx keeps its node tests in files")
     n_passed, failed = 0, []
     for case in cases:
-        graph = load_onnx(case.model)
+        graph = graph_from_onnx(case.model)
         if not graph.live_ops or not all(provider.supports(op, graph.opsets) for op in graph.live_ops):
             continue
         try:
@@ -225,7 +224,7 @@ def architectures(*names: str) -> Any:
 
 
 def with_an_image(path: Path) -> tuple[Graph, dict[str, Any]]:
-    graph = load_onnx(randomize(onnx.load(path), seed=1))
+    graph = graph_from_onnx(randomize(onnx.load(path), seed=1))
     (name,) = graph.inputs
     return graph, {name: np.random.default_rng(1).standard_normal((1, 3, 224, 224), np.float32)}
 

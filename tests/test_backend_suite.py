@@ -22,9 +22,10 @@ from agreement import assert_same
 from distributed import Client
 from onnx.reference import ReferenceEvaluator
 
-from ferroflow_dask import bind, load_onnx
 from ferroflow_dask.exceptions import FerroflowError
+from ferroflow_dask.graph import graph_from_onnx
 from ferroflow_dask.kernels import find_provider
+from ferroflow_dask.lowering import bind_graph
 
 pytestmark = pytest.mark.cluster
 KINDS = ("node", "simple", "pytorch-operator", "pytorch-converted")
@@ -100,9 +101,9 @@ def by_reference(model: onnx.ModelProto, inputs: dict[str, Any]) -> list[Any]:
 
 def on_cluster(client: Client) -> Callable[[onnx.ModelProto, dict[str, Any]], list[Any]]:
     def run(model: onnx.ModelProto, inputs: dict[str, Any]) -> list[Any]:
-        graph = load_onnx(model)
+        graph = graph_from_onnx(model)
         given = {name: value for name, value in inputs.items() if name in graph.inputs}
-        return list(client.compute(bind(graph, given)).result().values())
+        return list(client.compute(bind_graph(graph, given)).result().values())
 
     return run
 
@@ -141,7 +142,7 @@ def test_whatever_onnxruntime_or_the_reference_passes_passes(thread_client: Clie
             if reason and not all(alone.values()):
                 worse.append(f"{case.name}: {reason}")
             try:
-                graph = load_onnx(model)
+                graph = graph_from_onnx(model)
                 providers.update(find_provider(op, graph.opsets) for op in graph.live_ops)
             except FerroflowError:
                 providers["none"] += 1

@@ -14,8 +14,7 @@ from onnx.helper import make_node as node
 from onnx.helper import make_tensor_value_info as info
 
 from ferroflow_dask.exceptions import FerroflowError, ModelError
-from ferroflow_dask.graph import Graph
-from ferroflow_dask.graph.from_onnx import load_onnx
+from ferroflow_dask.graph import Graph, graph_from_onnx
 
 FLOAT = TensorProto.FLOAT
 
@@ -95,29 +94,29 @@ def test_bad_models_are_answered_with_one_line_that_names_the_file(tmp_path, con
     path = tmp_path / "bad.onnx"
     path.write_bytes(content)
     with pytest.raises(ModelError) as error:
-        load_onnx(path)
+        graph_from_onnx(path)
     text = str(error.value)
     assert text.startswith(f"{path}: ")
     assert message in text
     assert "\n" not in text
     with pytest.raises(ModelError, match=r"^model: "):
-        load_onnx(content)
+        graph_from_onnx(content)
 
 
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(ModelError, match=r"nope\.onnx: there is no such file$"):
-        load_onnx(tmp_path / "nope.onnx")
+        graph_from_onnx(tmp_path / "nope.onnx")
 
 
 def test_a_folder_is_no_file(tmp_path):
     with pytest.raises(ModelError, match=r"is a folder; give the \.onnx file in it$"):
-        load_onnx(tmp_path)
+        graph_from_onnx(tmp_path)
 
 
 def test_a_file_below_a_file(tmp_path):
     (tmp_path / "f").write_bytes(b"")
     with pytest.raises(ModelError, match="cannot be read: Not a directory"):
-        load_onnx(tmp_path / "f" / "m.onnx")
+        graph_from_onnx(tmp_path / "f" / "m.onnx")
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -127,4 +126,4 @@ def test_flipped_bytes_give_a_graph_or_an_error_of_ours(seed):
     for position in rng.integers(len(content), size=3):
         content[position] = rng.integers(256)
     with contextlib.suppress(FerroflowError):
-        assert isinstance(load_onnx(bytes(content)), Graph)
+        assert isinstance(graph_from_onnx(bytes(content)), Graph)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ferroflow_dask import Graph, GraphBuilder, evaluate, generate
 from ferroflow_dask.bench import references
 from ferroflow_dask.bench.plan import Plan, make_cases
 from ferroflow_dask.bench.references import Ray, Threads, make_reference, measure
@@ -17,13 +16,15 @@ from ferroflow_dask.bench.schema import Shape
 from ferroflow_dask.bench.suite import run_plan
 from ferroflow_dask.bench.workloads import Instance, get_workload
 from ferroflow_dask.exceptions import KernelError, UsageError
+from ferroflow_dask.graph import Builder, Graph, generate_graph
+from ferroflow_dask.kernels import evaluate
 
 SHAPE = Shape(2, 1, processes=False)
 
 
 @pytest.mark.parametrize("dag", ["wide", "transformer", "matmul-parallel"])
 def test_threads_compute_what_one_after_another_gives(dag: str) -> None:
-    graph = generate(dag, seed=3)
+    graph = generate_graph(dag, seed=3)
     with Threads(SHAPE) as threads:
         outputs, seconds = threads.compute(graph, threads.place(graph))
     expected = evaluate(graph)
@@ -34,10 +35,10 @@ def test_threads_compute_what_one_after_another_gives(dag: str) -> None:
 
 
 def test_an_op_that_fails_ends_the_run() -> None:
-    builder = GraphBuilder("bad")
+    builder = Builder("bad")
     x = builder.constant(np.zeros((2, 3), dtype=np.float32))
     builder.output(y=builder.op("Reshape", x, builder.constant(np.array([7], dtype=np.int64))))
-    graph = builder.build()
+    graph = builder.to_graph()
     with Threads(SHAPE) as threads, pytest.raises(KernelError):
         threads.compute(graph, threads.place(graph))
 
@@ -45,7 +46,7 @@ def test_an_op_that_fails_ends_the_run() -> None:
 @pytest.mark.timeout(60)
 def test_an_op_whose_results_cannot_be_taken_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(references, "run_op", lambda *_: ((), 0.0))
-    graph = generate("wide", width=2, depth=2)
+    graph = generate_graph("wide", width=2, depth=2)
     with Threads(SHAPE) as threads, pytest.raises(ValueError, match="argument 2 is shorter"):
         threads.compute(graph, threads.place(graph))
 
@@ -61,7 +62,7 @@ def test_after_an_op_that_fails_no_other_disturbs_the_run_that_comes_next(
         raise ArithmeticError("broken on purpose")
 
     monkeypatch.setattr(references, "run_op", failing)
-    graph = generate("wide", width=4, depth=2)
+    graph = generate_graph("wide", width=4, depth=2)
     with Threads(Shape(1, 1, processes=False)) as threads, pytest.raises(ArithmeticError):
         threads.compute(graph, threads.place(graph))
     assert n_runs == 1
@@ -80,7 +81,7 @@ def test_a_check_that_fails_breaks_the_run() -> None:
     def check(results: Any) -> None:
         raise ArithmeticError("broken on purpose")
 
-    instance = Instance(lambda client: [], check, 4, graph=generate("wide", width=2, depth=2))
+    instance = Instance(lambda client: [], check, 4, graph=generate_graph("wide", width=2, depth=2))
     with Threads(SHAPE) as threads:
         measurement = measure(threads, instance)
     assert measurement.status == "failed: ArithmeticError: broken on purpose"
@@ -94,7 +95,7 @@ def test_a_wrong_run_is_broken(what: str) -> None:
 
         raise ResultError("not this")
 
-    graph = generate("wide", width=2, depth=2)
+    graph = generate_graph("wide", width=2, depth=2)
     n_ops = 5 if what == "an op too few" else 4
     instance = Instance(lambda client: [], check, n_ops=n_ops, graph=graph)
     with Threads(SHAPE) as threads:
@@ -117,7 +118,9 @@ def test_constants_are_placed_before_the_clock_starts(monkeypatch: pytest.Monkey
             return super().compute(graph, placed)
 
     monkeypatch.setattr(references, "time", SimpleNamespace(perf_counter=lambda: now_s))
-    instance = Instance(lambda client: [], lambda results: None, 4, graph=generate("wide", width=2, depth=2))
+    instance = Instance(
+        lambda client: [], lambda results: None, 4, graph=generate_graph("wide", width=2, depth=2)
+    )
     with Far(SHAPE) as far:
         measurement = measure(far, instance)
     assert (measurement.status, measurement.makespan_s) == ("ok", 1.0)
@@ -151,19 +154,19 @@ def test_without_ray_one_line_says_so() -> None:
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_a_run_that_takes_too_long_on_ray_is_ended() -> None:
-    graph = generate("imbalanced", n_heavy=1, heavy_ms=60_000, n_fast=1)
+    graph = generate_graph("imbalanced", n_heavy=1, heavy_ms=60_000, n_fast=1)
     with Ray(SHAPE, timeout_s=2.0) as ray:
         instance = Instance(lambda client: [], lambda results: None, 3, graph=graph)
         assert measure(ray, instance).status == "failed: ResultError: no result within 2 s"
         ray.renew()
-        fast = generate("wide", width=2, depth=2)
+        fast = generate_graph("wide", width=2, depth=2)
         assert measure(ray, Instance(lambda client: [], lambda results: None, 4, graph=fast)).status == "ok"
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_ray_computes_what_one_after_another_gives() -> None:
-    graph = generate("transformer", seed=3)
+    graph = generate_graph("transformer", seed=3)
     with Ray(SHAPE) as ray:
         outputs, seconds = ray.compute(graph, ray.place(graph))
     for name, value in evaluate(graph).items():

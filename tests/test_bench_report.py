@@ -17,7 +17,7 @@ from ferroflow_dask.bench.rows import read_rows
 from ferroflow_dask.bench.schema import BenchRecord
 from ferroflow_dask.bench.statistics import Estimate
 from ferroflow_dask.exceptions import UsageError
-from ferroflow_dask.graph import bounds, generate
+from ferroflow_dask.graph import bounds, generate_graph
 
 DATA = Path(__file__).parent / "data"
 SIZES = ("width", "steps", "task_ms", "kernel", "n", "iterations", "output_bytes")
@@ -276,7 +276,7 @@ def test_numbers_keep_three_digits_and_cells_cannot_break_a_table() -> None:
 @pytest.mark.parametrize("name", ["imbalanced", "large-wide", "xlarge-wide"])
 def test_published_bounds_are_those_of_our_graphs(name: str) -> None:
     dag = FERROFLOW[name]
-    graph = generate(name, **dag.arguments)
+    graph = generate_graph(name, **dag.arguments)
     limits = bounds(graph, {op.id: op.attributes["duration"] for op in graph.live_ops})
     for run in dag.runs:
         bound_s = max(limits.work / run.workers, limits.critical_path)

@@ -20,7 +20,7 @@ from ferroflow_dask.bench.workloads.dags import DAGS, duration_prefix, numpy_out
 from ferroflow_dask.bench.workloads.scenarios import SCENARIOS
 from ferroflow_dask.bench.workloads.task_bench import TASK_BENCH
 from ferroflow_dask.exceptions import KernelNotFoundError, ResultError, UnknownNameError, UsageError
-from ferroflow_dask.graph import TOPOLOGIES, Graph, GraphBuilder, bounds, generate
+from ferroflow_dask.graph import TOPOLOGIES, Builder, Graph, bounds, generate_graph
 
 WAYS = [(name, lowering) for name, workload in WORKLOADS.items() for lowering in workload.lowerings]
 OURS = (*DAGS, *TASK_BENCH, *SCENARIOS)
@@ -230,7 +230,7 @@ def test_every_built_in_graph_is_a_workload_of_its_own_sizes() -> None:
 
 @pytest.mark.parametrize("workload", DAGS, ids=[workload.name for workload in DAGS])
 def test_a_graph_has_bounds_and_names_by_duration_where_its_ops_declare_durations(workload: Workload) -> None:
-    graph = generate(workload.name, **workload.arguments({}, is_small=True))
+    graph = generate_graph(workload.name, **workload.arguments({}, is_small=True))
     instance = build(workload)
     assert instance.n_ops == len(graph.ops)
     durations = {op.id: op.attributes.get("duration") for op in graph.ops}
@@ -257,7 +257,7 @@ def test_lowerings_differ_in_the_root_and_in_names(lowering: str, ran: Runs) -> 
     [(0.001, "slow_1ms"), (0.005, "slow_4ms"), (0.2, "slow_256ms"), (0.0002, "slow_0.25ms"), (0, "slow_0ms")],
 )
 def test_names_by_duration_go_by_powers_of_two(duration: float, prefix: str) -> None:
-    graph = generate("imbalanced", n_heavy=1, heavy_ms=duration * 1e3, n_fast=0)
+    graph = generate_graph("imbalanced", n_heavy=1, heavy_ms=duration * 1e3, n_fast=0)
     assert duration_prefix(graph.ops[0]) == prefix
 
 
@@ -291,9 +291,9 @@ def test_a_product_in_half_of_the_digits_fails_the_check(ran: Runs) -> None:
 
 
 def unknown_to_all() -> Graph:
-    builder = GraphBuilder()
+    builder = Builder()
     builder.output(y=builder.op("Softsign", builder.constant(np.float32([1]), "x")))
-    return builder.build()
+    return builder.to_graph()
 
 
 def test_the_reference_knows_the_built_in_graphs_only() -> None:
@@ -308,7 +308,7 @@ def in_double_precision(graph: Graph) -> Graph:
 def test_a_deep_transformer_is_checked_block_by_block_since_rounding_errors_grow_with_depth() -> None:
     workload = WORKLOADS["xlarge-transformer"]
     arguments = {"layers": 32}
-    graph = generate(workload.name, seed=1, **workload.arguments(arguments, is_small=True))
+    graph = generate_graph(workload.name, seed=1, **workload.arguments(arguments, is_small=True))
     exact = numpy_outputs(in_double_precision(with_checkpoints(graph)))
     results = [value.astype(np.float32) for value in exact.values()]
     assert len(results) == 32
@@ -324,7 +324,7 @@ def test_a_deep_transformer_is_checked_block_by_block_since_rounding_errors_grow
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_only_stacked_blocks_have_stages(name: str) -> None:
     sizes = WORKLOADS[name].arguments({}, is_small=True)
-    graph = generate(name, **sizes)
+    graph = generate_graph(name, **sizes)
     stages = with_checkpoints(graph).outputs[: -len(graph.outputs)]
     assert len(stages) == sizes.get("layers", 1) - 1
     assert with_checkpoints(graph).outputs[len(stages) :] == graph.outputs

@@ -9,35 +9,36 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from ferroflow_dask import bind
+from ferroflow_dask import Model
 from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.exceptions import GraphError
-from ferroflow_dask.graph import GraphBuilder
+from ferroflow_dask.graph import Builder
 from ferroflow_dask.graph.to_onnx import to_onnx
+from ferroflow_dask.lowering import bind_graph
 
 
 def test_the_builder_infers_shapes_as_onnx_does() -> None:
-    builder = GraphBuilder()
+    builder = Builder()
     x = builder.input("x", "float32", ("batch", 3, 8, 8))
     w = builder.constant(np.zeros((4, 3, 3, 3), "float32"))
     pooled = builder.op("MaxPool", builder.op("Conv", x, w), kernel_shape=[2, 2], strides=[2, 2])
     builder.output(y=builder.op("Flatten", pooled, axis=1))
-    assert str(builder.build().spec("y")) == "float32[batch, 36]"
+    assert str(builder.to_graph().spec("y")) == "float32[batch, 36]"
 
 
 def test_the_builder_reads_shapes_from_small_constants() -> None:
-    builder = GraphBuilder()
+    builder = Builder()
     x = builder.input("x", "float32", (4, 6))
     builder.output(y=builder.op("Reshape", x, builder.constant(np.int64([3, 8]))))
-    assert str(builder.build().spec("y")) == "float32[3, 8]"
+    assert str(builder.to_graph().spec("y")) == "float32[3, 8]"
 
 
 def test_an_op_may_have_several_outputs() -> None:
-    builder = GraphBuilder()
+    builder = Builder()
     x = builder.input("x", "float32", (4, 6))
     a, b = builder.op("Split", x, outputs=2, axis=1, num_outputs=2)
     builder.output(a=a, b=b)
-    assert [str(builder.build().spec(name)) for name in "ab"] == ["float32[4, 3]", "float32[4, 3]"]
+    assert [str(builder.to_graph().spec(name)) for name in "ab"] == ["float32[4, 3]", "float32[4, 3]"]
 
 
 @pytest.mark.parametrize(
@@ -54,14 +55,16 @@ def test_an_op_may_have_several_outputs() -> None:
         ),
         pytest.param(lambda b: b.op("Relu", "x", foo=object()), "op 'relu_1'", id="attributes need a type"),
         pytest.param(lambda b: b.output("y"), "no value 'y'", id="an output must exist"),
-        pytest.param(lambda b: b.build(), "no output", id="there must be an output"),
+        pytest.param(lambda b: b.to_graph(), "no output", id="there must be an output"),
         pytest.param(
-            lambda b: b.output("x", y="x") or b.build(), "marked as two outputs", id="one value, one output"
+            lambda b: b.output("x", y="x") or b.to_graph(),
+            "marked as two outputs",
+            id="one value, one output",
         ),
     ],
 )
 def test_the_builder_refuses(build: object, message: str) -> None:
-    builder = GraphBuilder()
+    builder = Builder()
     builder.input("x", "float32", (4, 6))
     with pytest.raises(GraphError, match=message):
         build(builder)  # type: ignore[operator]
@@ -82,31 +85,31 @@ def test_the_builder_refuses(build: object, message: str) -> None:
 )
 def test_the_builder_refuses_inputs(dtype: str, shape: Any, message: str) -> None:
     with pytest.raises(GraphError, match=message):
-        GraphBuilder().input("x", dtype, shape)
+        Builder().input("x", dtype, shape)
 
 
 def test_dimensions_may_be_numpys_integers_and_strings_are_objects() -> None:
-    builder = GraphBuilder()
+    builder = Builder()
     builder.output(builder.input("x", str, (np.int64(2), None, "n")))
-    spec = builder.build().inputs["x"]
+    spec = builder.to_graph().inputs["x"]
     assert (spec.dtype, spec.shape) == (np.dtype(object), (2, None, "n"))
     assert type(spec.shape[0]) is int
 
 
 def test_a_constant_of_no_type_of_onnx_is_refused() -> None:
     with pytest.raises(GraphError, match="constant 'day': ONNX has no dtype 'datetime64"):
-        GraphBuilder().constant(np.array("2020-01-01", "datetime64[D]"), "day")
+        Builder().constant(np.array("2020-01-01", "datetime64[D]"), "day")
 
 
 def test_a_source_keeps_its_name_where_it_is_an_output_under_another() -> None:
-    builder = GraphBuilder()
+    builder = Builder()
     x, c = builder.input("x", "float32", (2,)), builder.constant(np.float32([3]), "c")
     builder.output(features=x, three=c, y=builder.op("Add", x, c, name="identity_3"))
-    graph = builder.build()
+    graph = builder.to_graph()
     assert list(graph.inputs) == ["x"]
     assert list(graph.constants) == ["c"]
     assert str(graph.spec("features")) == "float32[2]"
-    found = graph.bind(x=np.float32([1, 2])).compute(scheduler="sync")
+    found = Model(graph).bind(x=np.float32([1, 2])).compute(scheduler="sync")
     assert {name: value.tolist() for name, value in found.items()} == {
         "features": [1, 2],
         "three": [3],
@@ -115,12 +118,12 @@ def test_a_source_keeps_its_name_where_it_is_an_output_under_another() -> None:
 
 
 def test_sources_and_outputs_may_have_any_name() -> None:
-    builder = GraphBuilder()
+    builder = Builder()
     builder.output(y=builder.op("Neg", builder.input("self", "float32", (1,))))
-    assert builder.build().bind(self=np.float32([1])).compute(scheduler="sync") == {"y": [-1]}
-    builder = GraphBuilder()
+    assert Model(builder.to_graph()).bind(self=np.float32([1])).compute(scheduler="sync") == {"y": [-1]}
+    builder = Builder()
     builder.output(self=builder.op("Neg", builder.input("x", "float32", (1,))))
-    assert builder.build().outputs == ("self",)
+    assert builder.to_graph().outputs == ("self",)
 
 
 def branch(op_type: str, *reads: str) -> onnx.GraphProto:
@@ -132,25 +135,27 @@ def branch(op_type: str, *reads: str) -> onnx.GraphProto:
 @pytest.mark.parametrize("placement", ["ops", "bundles", "whole"])
 @pytest.mark.parametrize("is_output", [False, True], ids=["inner", "also an output"])
 def test_sub_graphs_read_what_was_added_before(is_output: bool, placement: str) -> None:
-    builder = GraphBuilder()
+    builder = Builder()
     x, flag = builder.input("x", "float32", ("n",)), builder.input("flag", "bool", ())
     hidden = builder.op("Exp", x, name="hidden")
     chosen = builder.op("If", flag, then_branch=branch("Add", "hidden", "x"), else_branch=branch("Neg", "x"))
     assert builder.sinks == (chosen,)
     builder.output(y=chosen, **({"h": hidden} if is_output else {}))
-    graph = builder.build()
+    graph = builder.to_graph()
     assert graph.producers["y"].captured == ("hidden", "x")
     assert str(graph.spec("y")) == "float32[n]"
     inputs = {"x": np.float32([1, 2]), "flag": np.array(True)}
     expected = ReferenceEvaluator(to_onnx(graph)).run(None, inputs)
-    found = bind(graph, inputs, profile=ClusterProfile((1,)), placement=placement).compute(scheduler="sync")
+    found = bind_graph(graph, inputs, profile=ClusterProfile((1,)), placement=placement).compute(
+        scheduler="sync"
+    )
     assert list(found) == list(graph.outputs)
     for value, name in zip(expected, graph.outputs, strict=True):
         np.testing.assert_allclose(found[name], value, rtol=1e-6)
 
 
 def test_what_a_sub_graph_reads_must_exist() -> None:
-    builder = GraphBuilder()
+    builder = Builder()
     flag = builder.input("flag", "bool", ())
     with pytest.raises(GraphError, match="op 'if_1' reads 'hidden', which was not added before it"):
         builder.op("If", flag, then_branch=branch("Abs", "hidden"), else_branch=branch("Neg", "hidden"))

@@ -18,16 +18,26 @@ from hypothesis import strategies as st
 from models import light_models, randomize
 from numpy.testing import assert_array_equal
 
-from ferroflow_dask import Graph, GraphBuilder, evaluate, executed, generate, load_onnx, place
+from ferroflow_dask import executed
 from ferroflow_dask.annotations import RANK_ANNOTATION
 from ferroflow_dask.bundling.predict import Work, predict
 from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.cost import AnalyticCost, MeasuredCost, estimate
 from ferroflow_dask.exceptions import KernelError, UnknownNameError, UsageError
-from ferroflow_dask.graph import TOPOLOGIES, Op, bounds, random_inputs
-from ferroflow_dask.lowering import executed_here
+from ferroflow_dask.graph import (
+    TOPOLOGIES,
+    Builder,
+    Graph,
+    Op,
+    bounds,
+    generate_graph,
+    graph_from_onnx,
+    random_inputs,
+)
+from ferroflow_dask.kernels import evaluate
+from ferroflow_dask.lowering import bind_graph, executed_here, place
 from ferroflow_dask.lowering.bundles import bundle
-from ferroflow_dask.lowering.collection import BoundGraph, bind
+from ferroflow_dask.lowering.collection import BoundGraph
 from ferroflow_dask.lowering.tasks import exported, lower
 
 FOUR = ClusterProfile((1,) * 4)
@@ -77,8 +87,8 @@ def test_every_built_in_graph_is_tested() -> None:
     "cluster", [ClusterProfile((1,)), FOUR, ClusterProfile((4,) * 8)], ids=["1", "4", "32"]
 )
 def test_a_built_in_graph_gives_the_same(name: str, costs: Any, cluster: ClusterProfile) -> None:
-    graph = generate(name, seed=3, **SMALL[name])
-    bound = bind(graph, {}, costs=costs, profile=cluster)
+    graph = generate_graph(name, seed=3, **SMALL[name])
+    bound = bind_graph(graph, {}, costs=costs, profile=cluster)
     assert_same(run(bound), evaluate(graph))
     assert executed_here(bound.run).executed_ops == len(graph.live_ops)
     assert bound.n_tasks <= len(graph.live_ops) + len(graph.sources)
@@ -86,9 +96,9 @@ def test_a_built_in_graph_gives_the_same(name: str, costs: Any, cluster: Cluster
 
 @pytest.mark.parametrize("path", light_models(), ids=lambda path: path.stem)
 def test_an_architecture_gives_the_same(path: Any) -> None:
-    graph = load_onnx(randomize(onnx.load(path)))
+    graph = graph_from_onnx(randomize(onnx.load(path)))
     inputs = random_inputs(graph, 0)
-    bound = bind(graph, inputs, profile=FOUR)
+    bound = bind_graph(graph, inputs, profile=FOUR)
     assert_same(run(bound), evaluate(graph, inputs))
     assert executed_here(bound.run).executed_ops == len(graph.live_ops)
 
@@ -96,7 +106,7 @@ def test_an_architecture_gives_the_same(path: Any) -> None:
 @st.composite
 def graphs(draw: Callable[..., Any]) -> Graph:
     """Draw a graph of sums, some of them with two outputs, some outputs of the graph in its middle."""
-    builder = GraphBuilder("random")
+    builder = Builder("random")
     values = [builder.input("x", "float32", (2,)), builder.constant(np.float32([1, 2]), "one")]
     for _ in range(draw(st.integers(1, 25))):
         operand = st.sampled_from(values[-12:])
@@ -108,7 +118,7 @@ def graphs(draw: Callable[..., Any]) -> Graph:
     builder.output(
         **{f"y{i}": value for i, value in enumerate(draw(st.sets(st.sampled_from(values), min_size=1)))}
     )
-    return builder.build()
+    return builder.to_graph()
 
 
 @settings(max_examples=60)
@@ -131,12 +141,12 @@ def test_any_convex_cut_gives_the_same(graph: Graph, rng: Any) -> None:
 
 
 def test_what_no_one_else_needs_never_leaves_its_bundle() -> None:
-    builder = GraphBuilder("residual")
+    builder = Builder("residual")
     x = builder.input("x", "float32", (2,))
     outside = builder.op("Neg", x)
     inside = builder.op("Relu", x)
     builder.output(y=builder.op("Add", inside, outside))
-    graph = builder.build()
+    graph = builder.to_graph()
     first, *others = graph.live_ops
     lowered = lower(
         graph, {"x": np.float32([1, -2])}, "", providers=("array",), costs={}, bundles=[[first], others]
@@ -158,7 +168,7 @@ def test_any_graph_on_any_cluster_gives_the_same(
         def seconds(self, op: Op, graph: Graph) -> float | None:
             return seconds[op.id]
 
-    bound = bind(graph, x, costs=Drawn(), profile=ClusterProfile((1,) * workers, task_s=task_s))
+    bound = bind_graph(graph, x, costs=Drawn(), profile=ClusterProfile((1,) * workers, task_s=task_s))
     assert_same(run(bound), evaluate(graph, x))
     assert executed_here(bound.run).executed_ops == len(graph.live_ops)
 
@@ -190,21 +200,21 @@ def work_of(graph: Graph, seconds: dict[int, float]) -> Work:
 
 def test_a_prediction_is_not_below_what_is_possible() -> None:
     for name, given_sizes in SMALL.items():
-        graph = generate(name, **given_sizes)
+        graph = generate_graph(name, **given_sizes)
         seconds = estimate(graph, AnalyticCost())
         least_s = bounds(graph, seconds).makespan(4)
         prediction = predict(work_of(graph, seconds), [[i] for i in range(len(graph.live_ops))], FOUR)
         assert prediction.makespan_s >= least_s
         assert bundle(graph, seconds, FOUR).prediction.makespan_s <= prediction.makespan_s
-        assert bind(graph, {}, profile=FOUR).prediction is not None
+        assert bind_graph(graph, {}, profile=FOUR).prediction is not None
 
 
 def test_a_prediction_counts_what_moves() -> None:
-    builder = GraphBuilder("two branches")
+    builder = Builder("two branches")
     x = builder.constant(np.zeros((100, 100), np.float32))
     left, right = builder.op("Relu", x), builder.op("Abs", x)
     builder.output(y=builder.op("Add", left, right))
-    graph = builder.build()
+    graph = builder.to_graph()
     seconds = dict.fromkeys((op.id for op in graph.ops), 1.0)
     two = ClusterProfile((1, 1), task_s=0.1, round_trip_s=0.2, submit_s=0.3, bandwidth=1e5)
     apart = predict(work_of(graph, seconds), [[0], [1], [2]], two)
@@ -227,8 +237,8 @@ def test_a_profile_is_checked() -> None:
 
 
 def test_costs_are_learned_by_operator_and_shape() -> None:
-    graph = generate("matmul-parallel", n_branches=2, ops_per_branch=2, m=4)
-    other = generate("matmul-parallel", n_branches=2, ops_per_branch=2, m=8)
+    graph = generate_graph("matmul-parallel", n_branches=2, ops_per_branch=2, m=4)
+    other = generate_graph("matmul-parallel", n_branches=2, ops_per_branch=2, m=8)
     measured = MeasuredCost()
     assert estimate(graph, measured) == {}
     measured.observe(graph, {op.id: 0.5 for op in graph.ops[:1]})
@@ -248,20 +258,20 @@ def test_costs_are_learned_by_operator_and_shape() -> None:
 
 
 def test_an_op_that_fails_in_a_bundle_is_named_and_what_ran_before_is_counted() -> None:
-    builder = GraphBuilder("fails")
+    builder = Builder("fails")
     x = builder.input("x", "float32", (None,))
     first = builder.op("Relu", x)
     builder.output(y=builder.op("Reshape", first, builder.constant(np.int64([7, 7])), name="the bad one"))
-    bound = bind(builder.build(), {"x": np.zeros(5, np.float32)}, profile=ClusterProfile((1,)))
+    bound = bind_graph(builder.to_graph(), {"x": np.zeros(5, np.float32)}, profile=ClusterProfile((1,)))
     with pytest.raises(KernelError, match=r"op 'the bad one' \(Reshape\) failed on \(float32\[5\]"):
         run(bound)
     assert executed_here(bound.run).executed_ops == 1
 
 
 def test_some_outputs_alone_cost_only_what_they_need() -> None:
-    graph = generate("matmul-parallel", n_branches=4, ops_per_branch=3, m=64)
+    graph = generate_graph("matmul-parallel", n_branches=4, ops_per_branch=3, m=64)
     slow = replace(FOUR, task_s=1e-6, round_trip_s=1e-6)
-    bound = bind(graph, {}, profile=slow)
+    bound = bind_graph(graph, {}, profile=slow)
     name = graph.outputs[0]
     only = bound.only(name)
     assert_same(run(only), {name: evaluate(graph)[name]})
@@ -278,7 +288,7 @@ def test_some_outputs_alone_cost_only_what_they_need() -> None:
 
 @pytest.mark.cluster
 def test_a_retry_runs_the_bundle_again(ferroflow_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = generate("wide", width=1, depth=5)
+    graph = generate_graph("wide", width=1, depth=5)
     n_slept = 0
 
     def sleep(seconds: float) -> None:
@@ -288,10 +298,10 @@ def test_a_retry_runs_the_bundle_again(ferroflow_client: Client, monkeypatch: py
             raise OSError("once")
 
     monkeypatch.setattr("ferroflow_dask.kernels.synthetic.time", SimpleNamespace(sleep=sleep))
-    bound = bind(graph, {}, profile=ClusterProfile((1,)))
+    bound = bind_graph(graph, {}, profile=ClusterProfile((1,)))
     assert_same(ferroflow_client.compute(bound, retries=1).result(), evaluate(graph))
     assert executed(ferroflow_client, bound.run).executed_ops == 2 + len(graph.live_ops)
-    failing = bind(graph, {}, profile=ClusterProfile((1,)))
+    failing = bind_graph(graph, {}, profile=ClusterProfile((1,)))
     n_slept = 0
     with pytest.raises(KernelError, match=r"failed on .* once"):
         ferroflow_client.compute(failing).result()
@@ -299,8 +309,8 @@ def test_a_retry_runs_the_bundle_again(ferroflow_client: Client, monkeypatch: py
 
 @pytest.mark.cluster
 def test_processes_give_the_same_and_count_every_op(process_client: Client) -> None:
-    graph = generate("imbalanced", **SMALL["imbalanced"])
-    bound = bind(graph, {}, profile=ClusterProfile((1, 1)))
+    graph = generate_graph("imbalanced", **SMALL["imbalanced"])
+    bound = bind_graph(graph, {}, profile=ClusterProfile((1, 1)))
     persisted = process_client.persist(bound)
     futures = {future.key: future for future in futures_of(persisted)}
     found = bound.by_name(process_client.gather([futures[key] for key in bound.__dask_keys__()]))
@@ -313,16 +323,16 @@ def test_processes_give_the_same_and_count_every_op(process_client: Client) -> N
 # A session has its constants; and ops that are tasks one by one have all sources as such.
 @pytest.mark.parametrize(("placement", "n_sources"), [("whole", 1), ("bundles", 2), ("ops", 4)])
 def test_small_sources_travel_in_bundles_and_large_ones_are_tasks(placement: str, n_sources: int) -> None:
-    builder = GraphBuilder("sources")
+    builder = Builder("sources")
     x, z = builder.input("x", "float32", (256,)), builder.input("z", "float32", (256,))
     small = builder.constant(np.float32([2]), "small")
     large = builder.constant(np.ones(257, np.float32), "large")
     sums = [builder.op("Add", builder.op("Mul", x, small), z), builder.op("Mul", large, small)]
     # What is asked for has a key, however small it is.
     builder.output(sum=sums[0], product=sums[1], small=small)
-    graph = builder.build()
+    graph = builder.to_graph()
     inputs = dict.fromkeys(("x", "z"), np.arange(256, dtype=np.float32))
-    bound = bind(graph, inputs, profile=FOUR, placement=placement)
+    bound = bind_graph(graph, inputs, profile=FOUR, placement=placement)
     assert bound.prediction is not None
     assert bound.n_tasks == bound.prediction.n_tasks + n_sources
     assert_same(run(bound), evaluate(graph, inputs))
@@ -330,11 +340,11 @@ def test_small_sources_travel_in_bundles_and_large_ones_are_tasks(placement: str
 
 
 def test_small_sources_are_a_task_where_very_many_read_them() -> None:
-    builder = GraphBuilder("readers")
+    builder = Builder("readers")
     x = builder.input("x", "float32", (256,))
     ends = {f"y{i}": builder.op("Add", x, x) for i in range(1200)}
     builder.output(**ends)
-    graph = builder.build()
+    graph = builder.to_graph()
     x_given = {"x": np.zeros(256, np.float32)}
     each = [[op] for op in graph.live_ops]
     lowered = lower(graph, x_given, "many", providers=("array",), costs={}, bundles=each)
@@ -345,19 +355,19 @@ def test_small_sources_are_a_task_where_very_many_read_them() -> None:
 
 
 def test_text_and_objects_are_sources_of_their_own() -> None:
-    builder = GraphBuilder("text")
+    builder = Builder("text")
     x = builder.input("x", "object", (2,))
     builder.output(y=builder.op("StringNormalizer", x, case_change_action="UPPER"))
-    graph = builder.build()
+    graph = builder.to_graph()
     inputs = {"x": np.array(["a", "b"], object)}
-    bound = bind(graph, inputs, profile=FOUR)
+    bound = bind_graph(graph, inputs, profile=FOUR)
     assert bound.n_tasks == 2
     assert_same(run(bound), {"y": np.array(["A", "B"], object)})
 
 
 def test_small_constants_that_are_placed_are_waited_for_by_no_bundle(ferroflow_client: Client) -> None:
-    graph = generate("imbalanced", **SMALL["imbalanced"])
-    bound = bind(place(graph, ferroflow_client), {}, profile=FOUR)
+    graph = generate_graph("imbalanced", **SMALL["imbalanced"])
+    bound = bind_graph(place(graph, ferroflow_client), {}, profile=FOUR)
     assert bound.n_tasks == len(bound.__dask_graph__())  # no Future among them
     assert not any(task.dependencies for task in dict(bound.__dask_graph__()).values())
     assert_same(ferroflow_client.compute(bound).result(), evaluate(graph))

@@ -13,12 +13,13 @@ from distributed import Client, Event
 from one_loop import wait_for
 from waiting import soon
 
-from ferroflow_dask import GraphBuilder, generate, install, load_onnx, optimizations, optimize, place
+from ferroflow_dask import Model, install, optimizations, optimize
 from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.cost import AnalyticCost, estimate
 from ferroflow_dask.deploy import load_profile, profile_of, save_profile
 from ferroflow_dask.exceptions import ClusterError, KernelError, UsageError
-from ferroflow_dask.graph import Graph
+from ferroflow_dask.graph import Builder, Graph, generate_graph, graph_from_onnx
+from ferroflow_dask.lowering import place
 from ferroflow_dask.lowering.bundles import bundle
 
 
@@ -96,18 +97,18 @@ def test_without_workers_collections_stay_and_placing_is_told_so(ferroflow_clien
     with dask.config.set(optimizations(client)):
         future = client.compute(collection)
         with pytest.raises(ClusterError, match="there are no workers to place graph 'wide' on"):
-            place(generate("wide", width=2, depth=2), client)
+            place(generate_graph("wide", width=2, depth=2), client)
         client.cluster.scale(1)
         assert future.result() == sum(range(61))
     client.cluster.scale(3)  # as the fixture started it
 
 
 def long_siblings(n: int) -> Graph:
-    builder = GraphBuilder("siblings")
+    builder = Builder("siblings")
     root = builder.constant(np.float32([1]), name="root")
     outputs = [builder.op("Slow", root, domain="ferroflow", duration=0.001) for _ in range(n)]
     builder.output(y=builder.op("Sum", *outputs))
-    return builder.build()
+    return builder.to_graph()
 
 
 @pytest.mark.parametrize(("n_threads", "n_expected"), [(1, 5), (2, 8), (4, 12), (8, 16)])
@@ -128,26 +129,26 @@ def test_no_bundle_of_short_ops_is_longer_than_a_second(n_threads: int, n_expect
 @pytest.mark.cluster
 def test_a_graph_that_a_closed_client_has_placed_is_told() -> None:
     with Client(n_workers=1, processes=False, dashboard_address=":0") as client:
-        placed = place(generate("matmul-chain", n_ops=2, m=4), client)
-        assert placed.bind().compute()
+        placed = place(generate_graph("matmul-chain", n_ops=2, m=4), client)
+        assert Model(placed).bind().compute()
     with pytest.raises(
         UsageError, match=r"constants of graph .* placed by a client that is closed; place the"
     ):
-        placed.bind()
+        Model(placed).bind()
 
 
 def test_an_output_that_is_a_sequence_has_no_batches() -> None:
-    builder = GraphBuilder("sequence")
+    builder = Builder("sequence")
     x = builder.input("x", "float32", ("batch", 2))
     builder.output(parts=builder.op("SplitToSequence", x, axis=0))
     with pytest.raises((KernelError, UsageError), match=r"output 'parts' .* is a sequence of tensors"):
-        builder.build().map_batches(np.zeros((4, 2), np.float32))
+        Model(builder.to_graph()).map_batches(np.zeros((4, 2), np.float32))
 
 
 @pytest.mark.parametrize("model", [None, 3, [1]])
 def test_what_is_no_model_is_told(model: Any) -> None:
     with pytest.raises(UsageError, match=r"load_onnx takes a file's path, .* and not"):
-        load_onnx(model)
+        graph_from_onnx(model)
 
 
 @pytest.mark.cluster

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 from distributed import Client
 
-from ferroflow_dask import Graph, GraphBuilder, place
+from ferroflow_dask import GraphBuilder, Model
 from ferroflow_dask.exceptions import BindError
-from ferroflow_dask.lowering.collection import bind
 
 X = np.float32([1, 2])
 
 
-def sums() -> Graph:
+def sums() -> Model:
     builder = GraphBuilder("sums")
     x = builder.input("x", "float32", (2,))
     seven = builder.constant(np.float32([7]), "seven")
@@ -35,7 +34,7 @@ def test_collections_of_some_outputs_are_not_one() -> None:
 
 def test_annotations_of_the_context_are_those_of_all_tasks() -> None:
     with dask.annotate(retries=3, ferroflow_cost=7.0):
-        bound = bind(sums(), {"x": X})
+        bound = sums().bind(x=X)
     sources, ops = bound.__dask_graph__().layers.values()
     assert sources.annotations["retries"] == ops.annotations["retries"] == 3
     assert callable(ops.annotations["ferroflow_cost"])  # what is known of each op says more
@@ -43,7 +42,7 @@ def test_annotations_of_the_context_are_those_of_all_tasks() -> None:
 
 @pytest.mark.cluster
 def test_placed_constants_live_as_long_as_what_reads_them(thread_client: Client) -> None:
-    first = dask.delayed(lambda outputs: outputs["more"])(place(sums(), thread_client).bind(x=X))
+    first = dask.delayed(lambda outputs: outputs["more"])(sums().place(thread_client).bind(x=X))
     gc.collect()
     np.testing.assert_equal(thread_client.compute(first).result(), [8, 9])
 
@@ -56,7 +55,7 @@ def test_the_collector_of_garbage_is_left_as_it_was(is_enabled: bool, inputs: di
     (gc.enable if is_enabled else gc.disable)()
     try:
         with refusal:
-            bind(sums(), inputs)
+            sums().bind(inputs)
         found = gc.isenabled()
     finally:
         (gc.enable if was_enabled else gc.disable)()

@@ -14,9 +14,10 @@ from onnx import TensorProto
 from onnx.helper import make_node as node
 from onnx.helper import make_tensor_value_info as info
 
-from ferroflow_dask import Graph, GraphBuilder, evaluate, load_onnx, place
 from ferroflow_dask.cluster_profile import ClusterProfile
-from ferroflow_dask.lowering import PLACEMENTS, bind
+from ferroflow_dask.graph import Builder, Graph, graph_from_onnx
+from ferroflow_dask.kernels import evaluate
+from ferroflow_dask.lowering import PLACEMENTS, bind_graph, place
 
 ONE = ClusterProfile((1,))
 X = np.zeros(3, np.float32)
@@ -25,11 +26,11 @@ W = np.float32([1, 2, 3])
 
 def weighted(w: Any = W) -> Graph:
     """Return x + w, with w and a reshaped w among the outputs."""
-    builder = GraphBuilder("g")
+    builder = Builder("g")
     x, weight = builder.input("x", "float32", (3,)), builder.constant(w, name="w")
     rows = builder.op("Reshape", weight, builder.constant([3, 1], name="shape"))
     builder.output("w", y=builder.op("Add", x, weight), rows=rows)
-    return builder.build()
+    return builder.to_graph()
 
 
 def change_all(results: dict[str, Any]) -> None:
@@ -49,7 +50,7 @@ def test_changing_results_changes_no_later_run(providers):
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_changing_what_dask_computed_changes_no_later_run(placement):
     graph = weighted(W.copy())
-    change_all(bind(graph, {"x": X}, placement=placement, profile=ONE).compute(scheduler="sync"))
+    change_all(bind_graph(graph, {"x": X}, placement=placement, profile=ONE).compute(scheduler="sync"))
     assert_array_equal(evaluate(graph, {"x": X})["y"], W)
 
 
@@ -57,7 +58,7 @@ def test_changing_what_dask_computed_changes_no_later_run(placement):
 def test_changing_results_changes_nothing_in_a_worker_of_the_same_process(thread_client, placement):
     graph = place(weighted(W.copy()), thread_client)
     for _ in range(2):
-        results = bind(graph, {"x": X}, placement=placement, profile=ONE).compute()
+        results = bind_graph(graph, {"x": X}, placement=placement, profile=ONE).compute()
         assert_array_equal(results["y"], W)
         change_all(results)
 
@@ -78,9 +79,9 @@ TRANSPOSED_STRINGS = np.array([["a", "b"], ["c", "d"]], object).T
     "value", [W, np.float32([[1, 2], [3, 4]])[:, 1], TRANSPOSED_STRINGS], ids=["plain", "strided", "strings"]
 )
 def test_constants_are_read_only_after_pickling(value, protocol):
-    builder = GraphBuilder()
+    builder = Builder()
     builder.output(builder.constant(value, name="w"))
-    graph = pickle.loads(pickle.dumps(builder.build(), protocol))
+    graph = pickle.loads(pickle.dumps(builder.to_graph(), protocol))
     assert not graph.constants["w"].flags.writeable
     assert_array_equal(graph.constants["w"], value)
 
@@ -106,7 +107,7 @@ def test_constants_of_a_model_are_read_only_in_whatever_form_it_has_them():
     model.graph.initializer.append(onnx.helper.make_tensor("listed", TensorProto.FLOAT, [3], [4, 5, 6]))
     model.graph.output[2].CopyFrom(info("listed", TensorProto.FLOAT, [3]))
     model.graph.output[0].CopyFrom(info("y", TensorProto.FLOAT, [3]))
-    graph = load_onnx(model)
+    graph = graph_from_onnx(model)
     expected = reference(model, {"x": X})
     change_all(evaluate(graph, {"x": X}))
     for name, value in evaluate(graph, {"x": X}).items():

@@ -14,14 +14,15 @@ import pytest
 from distributed import Client, wait
 from models import light_models, mlp, randomize
 
-from ferroflow_dask import bind, calibrate, evaluate, generate, install, load_onnx, place, use_gpus
+from ferroflow_dask import Model, calibrate, install, use_gpus
 from ferroflow_dask.deploy import DeviceChoice, device_client
 from ferroflow_dask.deploy.cuda import as_the_driver_counts
 from ferroflow_dask.devices import DeviceRunner
 from ferroflow_dask.devices.workers import device_usage, gpu_workers
 from ferroflow_dask.exceptions import ClusterError
-from ferroflow_dask.graph import GraphBuilder
-from ferroflow_dask.kernels import make_plan
+from ferroflow_dask.graph import Builder, generate_graph, graph_from_onnx
+from ferroflow_dask.kernels import evaluate, make_plan
+from ferroflow_dask.lowering import bind_graph, place
 
 #: A product of two 1024² matrices is wrong by no more in single precision, and by some 3e-4 in TF32.
 FP32_ERROR = 5e-6
@@ -74,7 +75,7 @@ def test_a_device_that_is_not_there() -> None:
 def test_a_plan() -> None:
     from ferroflow_dask.devices.cuda import CudaDevice
 
-    graph = generate("matmul-parallel", n_branches=4, ops_per_branch=8, m=256)
+    graph = generate_graph("matmul-parallel", n_branches=4, ops_per_branch=8, m=256)
     names = list(graph.constants)
     plan = make_plan(graph, graph.live_ops, names, list(graph.outputs))
     runner = DeviceRunner(CudaDevice())
@@ -104,12 +105,12 @@ def gpu_client() -> Iterator[Client]:
 
 
 def as_computed(client: Client, graph: Any, **options: Any) -> dict[str, Any]:
-    found: dict[str, Any] = client.compute(bind(place(graph, client), {}, **options)).result()
+    found: dict[str, Any] = client.compute(bind_graph(place(graph, client), {}, **options)).result()
     return found
 
 
 def test_a_cluster_of_a_gpu_and_cpus(gpu_client: Client) -> None:
-    graph = generate("matmul-parallel", n_branches=4, ops_per_branch=4, m=512)
+    graph = generate_graph("matmul-parallel", n_branches=4, ops_per_branch=4, m=512)
     before = device_usage(gpu_client)
     found = as_computed(gpu_client, graph, gpu_matmul_threshold=1)
     for name, expected in evaluate(graph).items():
@@ -123,7 +124,7 @@ def test_a_cluster_of_a_gpu_and_cpus(gpu_client: Client) -> None:
 def test_more_than_the_device_keeps() -> None:
     dask_cuda = pytest.importorskip("dask_cuda")
     n, nbytes, kept_nbytes = 50, 4 * 1024 * 1024, 64_000_000
-    builder = GraphBuilder("many")
+    builder = Builder("many")
     a = builder.constant(np.full((1024, 1024), 0.5, np.float32), name="a")
     values = [a]
     for _ in range(n):
@@ -140,7 +141,7 @@ def test_more_than_the_device_keeps() -> None:
     ):
         use_gpus(client)
         install(client)
-        results = client.persist(bind(place(builder.build(), client), {}))  # it has no other workers
+        results = client.persist(bind_graph(place(builder.to_graph(), client), {}))  # it has no other workers
         wait(results)
         usage = device_usage(client)
         assert (usage.ops, usage.host_ops) == (n, 0)
@@ -155,10 +156,10 @@ def test_a_model_in_a_session_of_cudas(gpu_client: Client) -> None:
     execution = "CUDAExecutionProvider"
     if execution not in onnxruntime.get_available_providers():
         pytest.skip("onnxruntime-gpu does not stand in onnxruntime's place")
-    graph = load_onnx(mlp())
+    graph = graph_from_onnx(mlp())
     x = np.random.default_rng(0).standard_normal((8, 784), dtype=np.float32)
     before = device_usage(gpu_client)
-    y = graph.map_batches(da.from_array(x, chunks=(4, -1)))
+    y = Model(graph).map_batches(da.from_array(x, chunks=(4, -1)))
     found = gpu_client.compute(y, workers=gpu_workers(gpu_client)).result()
     (expected,) = evaluate(graph, {"x": x}).values()
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)  # which TF32 fails
@@ -168,10 +169,10 @@ def test_a_model_in_a_session_of_cudas(gpu_client: Client) -> None:
 
 @pytest.mark.parametrize("path", light_models(), ids=lambda path: path.stem)
 def test_models(gpu_client: Client, path: Any) -> None:
-    graph = load_onnx(randomize(onnx.load(path)))  # all weights of one kind are equal in the file
+    graph = graph_from_onnx(randomize(onnx.load(path)))  # all weights of one kind are equal in the file
     (name,) = graph.inputs
     images = np.random.default_rng(0).standard_normal((2, 3, 224, 224), dtype=np.float32)
-    y = graph.map_batches(da.from_array(images, chunks=(1, -1, -1, -1)))
+    y = Model(graph).map_batches(da.from_array(images, chunks=(1, -1, -1, -1)))
     found = gpu_client.compute(y, workers=gpu_workers(gpu_client)).result()
     expected = np.concatenate([next(iter(evaluate(graph, {name: x[None]}).values())) for x in images])
     near = 1e-3 * np.abs(expected).max()

@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ferroflow_dask import Graph, bind, generate
 from ferroflow_dask.annotations import COST_ANNOTATION, RANK_ANNOTATION
 from ferroflow_dask.bundling.coarse import factored, longest_first, tapered
 from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.cost import AnalyticCost, estimate
 from ferroflow_dask.exceptions import UsageError
-from ferroflow_dask.graph import Op, bounds
+from ferroflow_dask.graph import Graph, Op, bounds, generate_graph
+from ferroflow_dask.lowering import bind_graph
 from ferroflow_dask.lowering.bundles import bundle
 from ferroflow_dask.ranks import ranks_of
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
@@ -37,9 +37,9 @@ def sizes(graph: Graph, cluster: ClusterProfile, costs: Any = None) -> list[int]
 
 def test_short_siblings_are_shared_out_evenly_and_long_ones_travel_alone() -> None:
     # A bundle for each op that is worth a task of its own; other threads share the rest, each in halves.
-    assert sizes(generate("imbalanced"), EIGHT) == [25] * 4 + [13] * 4 + [12] * 4 + [1] * 4
-    seconds = estimate(generate("xlarge-wide"), AnalyticCost())
-    found = bundle(generate("xlarge-wide"), seconds, EIGHT).bundles
+    assert sizes(generate_graph("imbalanced"), EIGHT) == [25] * 4 + [13] * 4 + [12] * 4 + [1] * 4
+    seconds = estimate(generate_graph("xlarge-wide"), AnalyticCost())
+    found = bundle(generate_graph("xlarge-wide"), seconds, EIGHT).bundles
     work = sorted((sum(seconds[op.id] for op in one) for one in found), reverse=True)
     rounds = [work[i : i + 8] for i in range(0, len(work), 8)]
     assert len(rounds[-1]) == 8
@@ -49,20 +49,20 @@ def test_short_siblings_are_shared_out_evenly_and_long_ones_travel_alone() -> No
 
 
 def test_one_thread_gets_one_bundle() -> None:
-    assert sizes(generate("xlarge-transformer"), ClusterProfile((1,))) == [384]
+    assert sizes(generate_graph("xlarge-transformer"), ClusterProfile((1,))) == [384]
 
 
 def test_a_chain_is_one_bundle_and_chains_are_one_each() -> None:
-    assert sizes(generate("matmul-chain", n_ops=30), EIGHT) == [30]
-    assert sizes(generate("matmul-parallel", n_branches=16, m=512), EIGHT) == [8] * 16
+    assert sizes(generate_graph("matmul-chain", n_ops=30), EIGHT) == [30]
+    assert sizes(generate_graph("matmul-parallel", n_branches=16, m=512), EIGHT) == [8] * 16
 
 
 def test_what_is_too_short_to_share_is_one_bundle() -> None:
-    assert sizes(generate("transformer", seq_len=8, d_model=16, n_heads=4), EIGHT) == [12]
+    assert sizes(generate_graph("transformer", seq_len=8, d_model=16, n_heads=4), EIGHT) == [12]
 
 
 def test_guesses_give_bundles_of_decreasing_sizes_neighbours_apart() -> None:
-    graph = generate("imbalanced")
+    graph = generate_graph("imbalanced")
     cut = bundle(graph, {}, EIGHT)
     found = [len(one) for one in cut.bundles]
     assert found == sorted(found, reverse=True)
@@ -72,7 +72,7 @@ def test_guesses_give_bundles_of_decreasing_sizes_neighbours_apart() -> None:
 
 
 def test_no_bundle_needs_more_memory_than_a_worker_has() -> None:
-    graph = generate("matmul-parallel", n_branches=8, ops_per_branch=4, m=256)  # 256 KiB a value
+    graph = generate_graph("matmul-parallel", n_branches=8, ops_per_branch=4, m=256)  # 256 KiB a value
     seconds = dict.fromkeys((op.id for op in graph.ops), 1e-5)
     roomy = replace(FOUR, memory_nbytes=2**34)
     tight = replace(FOUR, memory_nbytes=2**22)
@@ -168,7 +168,7 @@ def makespan_s(
 @pytest.mark.parametrize("task_s", [2e-4, 1e-3, 2e-3])
 @pytest.mark.parametrize("name", MIXED)
 def test_costs_wrong_by_factors_up_to_ten_cost_little(name: str, task_s: float) -> None:
-    graph = generate(name, **MIXED[name])
+    graph = generate_graph(name, **MIXED[name])
     seconds = estimate(graph, AnalyticCost())
     best_s = makespan_s(graph, seconds, seconds, task_s)
     found = []
@@ -184,7 +184,7 @@ def test_costs_wrong_by_factors_up_to_ten_cost_little(name: str, task_s: float) 
 @pytest.mark.parametrize("n_heavy", [0, 4, 6, 7, 8, 15])
 def test_what_is_thought_to_be_short_runs_everywhere_if_it_is_not(n_heavy: int) -> None:
     # All ops take 10 ms. Some were thought to take 100 ms, and to keep most threads busy.
-    graph = generate("imbalanced", n_heavy=n_heavy, heavy_ms=100.0, n_fast=60, fast_ms=1.0)
+    graph = generate_graph("imbalanced", n_heavy=n_heavy, heavy_ms=100.0, n_fast=60, fast_ms=1.0)
     thought = estimate(graph, AnalyticCost())
     seconds = dict.fromkeys(thought, 0.01)
     assert makespan_s(graph, seconds, thought, 1e-3) <= 1.6 * sum(seconds.values()) / 8
@@ -192,7 +192,7 @@ def test_what_is_thought_to_be_short_runs_everywhere_if_it_is_not(n_heavy: int) 
 
 @pytest.mark.parametrize("n_threads", [1, 2, 8])
 def test_what_takes_no_time_is_packed_beside_what_does(n_threads: int) -> None:
-    graph = generate("imbalanced", n_heavy=3, heavy_ms=100.0, n_fast=60, fast_ms=0.0)
+    graph = generate_graph("imbalanced", n_heavy=3, heavy_ms=100.0, n_fast=60, fast_ms=0.0)
     cluster = ClusterProfile((1,) * n_threads, task_s=1e-3)
     assert sizes(graph, cluster) == [60, 1, 1, 1]
 
@@ -204,4 +204,4 @@ def test_a_cost_that_is_no_duration_is_refused() -> None:
 
     told = "Wrong says that op 'fast_1' takes nan s; it must be a number, at least 0, or None"
     with pytest.raises(UsageError, match=told):
-        bind(generate("wide", width=1, depth=1), {}, costs=Wrong(), profile=EIGHT)
+        bind_graph(generate_graph("wide", width=1, depth=1), {}, costs=Wrong(), profile=EIGHT)

@@ -18,12 +18,13 @@ from kernel_cases import expected_of, op_of
 from models import light_models
 from onnx import TensorProto, helper
 
-from ferroflow_dask import Graph, bind, evaluate, load_onnx
 from ferroflow_dask.exceptions import KernelError
-from ferroflow_dask.kernels import compile_op, make_plan
+from ferroflow_dask.graph import Graph, graph_from_onnx
+from ferroflow_dask.kernels import compile_op, evaluate, make_plan
 from ferroflow_dask.kernels.onnxruntime import open_graph
 from ferroflow_dask.kernels.registry import provider_names
 from ferroflow_dask.kernels.segments import plans
+from ferroflow_dask.lowering import bind_graph
 
 Values = Mapping[str, Any]
 Way = Callable[[Graph, Values], dict[str, Any]]
@@ -66,7 +67,7 @@ def op_by_op(graph: Graph, values: Values) -> dict[str, Any]:
 
 
 def as_whole(graph: Graph, values: Values) -> dict[str, Any]:
-    found: dict[str, Any] = bind(graph, values, placement="whole").compute(scheduler="sync")
+    found: dict[str, Any] = bind_graph(graph, values, placement="whole").compute(scheduler="sync")
     return found
 
 
@@ -111,7 +112,7 @@ def test_results_are_those_of_onnx(
     values = dict(zip(names, operands, strict=True))
     if nested:
         node, values = inside(node), {**values, "yes": np.array(True)}
-    graph = load_onnx(model_of(node, **values))
+    graph = graph_from_onnx(model_of(node, **values))
     (expected,) = expected_of(op_of(op_type, operands, **attributes), {"": 21}, operands)
     assert_same(way(graph, values)["y"], expected, 0, 0)
     assert isinstance(open_graph(graph, {}, 1), str)
@@ -129,14 +130,14 @@ def test_results_are_those_of_onnx(
 )
 def test_a_mean_of_integers_is_exact(values: list[int], expected: int, way: Way) -> None:
     x = np.int64(values)
-    graph = load_onnx(model_of(helper.make_node("ReduceMean", ["x"], ["y"], keepdims=0), x=x))
+    graph = graph_from_onnx(model_of(helper.make_node("ReduceMean", ["x"], ["y"], keepdims=0), x=x))
     assert way(graph, {"x": x})["y"].item() == expected
 
 
 @WAYS
 def test_squares_of_32_bits_wrap_around(way: Way) -> None:
     x = np.int32([16777217, 2])
-    graph = load_onnx(model_of(helper.make_node("ReduceSumSquare", ["x"], ["y"], keepdims=0), x=x))
+    graph = graph_from_onnx(model_of(helper.make_node("ReduceSumSquare", ["x"], ["y"], keepdims=0), x=x))
     assert_same(way(graph, {"x": x})["y"], np.array(33554437, np.int32))
 
 
@@ -158,7 +159,7 @@ def divided(op_type: str, dtype: str, way: str, nested: bool, fmod: int) -> None
     values = {"x": x, "by": by}
     if nested:
         node, values = inside(node), {**values, "yes": np.array(True)}
-    graph = load_onnx(model_of(node, **values))
+    graph = graph_from_onnx(model_of(node, **values))
     found = {"op_by_op": op_by_op, "as_whole": as_whole, "in_segments": in_segments}[way](graph, values)["y"]
     (expected,) = expected_of(op_of(op_type, [x, by], **attributes), {"": 21}, [x, by])
     assert_same(found, expected)
@@ -197,11 +198,13 @@ def test_the_least_integer_is_divided_in_a_process_that_goes_on(way: str, nested
 def test_divisions_that_cannot_fail_are_part_of_a_session(
     operands: Values, constants: Values, is_open: bool
 ) -> None:
-    graph = load_onnx(model_of(helper.make_node("Div", ["x", "by"], ["y"]), constants=constants, **operands))
+    graph = graph_from_onnx(
+        model_of(helper.make_node("Div", ["x", "by"], ["y"]), constants=constants, **operands)
+    )
     session = open_graph(graph, {}, 1)
     assert session == "Div is not what ONNX describes" or is_open
     assert isinstance(session, str) != is_open
-    beside = load_onnx(model_of(helper.make_node("Div", ["x", "by"], ["y"]), x=SMALL, by=SMALL))
+    beside = graph_from_onnx(model_of(helper.make_node("Div", ["x", "by"], ["y"]), x=SMALL, by=SMALL))
     assert isinstance(open_graph(beside, constants, 1), str) != (is_open and "by" in constants)
 
 
@@ -256,7 +259,9 @@ def test_what_is_exact_is_part_of_a_session(nodes: list[onnx.NodeProto]) -> None
     x = np.ones((1, 1), F)
     constants = {"zero": np.int64([0]), "one": np.int64([1])}
     read = {name for node in nodes for name in node.input}
-    graph = load_onnx(model_of(*nodes, constants={k: v for k, v in constants.items() if k in read}, x=x))
+    graph = graph_from_onnx(
+        model_of(*nodes, constants={k: v for k, v in constants.items() if k in read}, x=x)
+    )
     session = open_graph(graph, {}, 1)
     assert not isinstance(session, str), session
     assert_same(session({**graph.constants, "x": x})["y"], evaluate(graph, {"x": x})["y"])
@@ -264,7 +269,7 @@ def test_what_is_exact_is_part_of_a_session(nodes: list[onnx.NodeProto]) -> None
 
 @pytest.mark.parametrize("path", light_models(), ids=lambda path: path.stem)
 def test_a_published_architecture_is_a_session(path: Path) -> None:
-    graph = load_onnx(path)
+    graph = graph_from_onnx(path)
     session = open_graph(graph, {}, 1)
     assert not isinstance(session, str), session
 
@@ -279,7 +284,7 @@ def joined() -> Graph:
         helper.make_node("Concat", ["z", "folded"], ["y"], axis=0),
     ]
     x, shape = np.ones((1, 6), F), np.int64([6])
-    return load_onnx(model_of(*nodes, constants={"z": F([1, 2])}, x=x, shape=shape))
+    return graph_from_onnx(model_of(*nodes, constants={"z": F([1, 2])}, x=x, shape=shape))
 
 
 @WAYS
@@ -298,12 +303,12 @@ def test_what_has_other_axes_is_not_joined_in_a_branch_either(way: Way) -> None:
     fold = helper.make_node("Reshape", ["any", "shape"], ["x"])
     values = {"z": F([1, 2]), "any": np.ones((0, 6), F), "shape": np.int64([0, 6]), "yes": np.array(True)}
     with pytest.raises(KernelError, match=r"\(If\) failed"):
-        way(load_onnx(model_of(fold, node, **values)), values)
+        way(graph_from_onnx(model_of(fold, node, **values)), values)
 
 
 def test_what_has_the_same_axes_is_joined_by_onnxruntime_in_a_branch() -> None:
     values = {"x": np.ones((2, 3), F), "yes": np.array(True)}
-    graph = load_onnx(model_of(inside(helper.make_node("Concat", ["x", "x"], ["z"], axis=0)), **values))
+    graph = graph_from_onnx(model_of(inside(helper.make_node("Concat", ["x", "x"], ["z"], axis=0)), **values))
     assert evaluate(graph, values, providers=["onnxruntime"])["y"].shape == (4, 3)
     assert not isinstance(open_graph(graph, {}, 1), str)
 
@@ -315,7 +320,7 @@ def test_a_vector_is_no_matrix(way: Way) -> None:
         helper.make_node("Gemm", ["folded", "w"], ["y"]),
     ]
     x = np.ones((1, 6), F)
-    graph = load_onnx(model_of(*nodes, constants={"w": np.ones((6, 2), F)}, x=x, shape=np.int64([6])))
+    graph = graph_from_onnx(model_of(*nodes, constants={"w": np.ones((6, 2), F)}, x=x, shape=np.int64([6])))
     assert way(graph, {"x": x, "shape": np.int64([1, 6])})["y"].tolist() == [[6, 6]]
     with pytest.raises(KernelError, match=r"\(Gemm\) failed on \(float32\[6\], float32\[6, 2\]"):
         way(graph, {"x": x, "shape": np.int64([6])})
@@ -328,14 +333,14 @@ def test_no_axes_are_none_of_them(way: Way, nested: bool) -> None:
     values = {"x": np.ones((1, 2), F), "axes": np.int64([])}
     if nested:
         node, values = inside(node), {**values, "yes": np.array(True)}
-    assert way(load_onnx(model_of(node, **values)), values)["y"].shape == (1, 2)
+    assert way(graph_from_onnx(model_of(node, **values)), values)["y"].shape == (1, 2)
 
 
 def test_results_of_a_plan_do_not_depend_on_what_it_was_run_on_before() -> None:
     plans.clear()
     nodes = [helper.make_node("Squeeze", ["x", "axes"], ["s"]), helper.make_node("Neg", ["s"], ["y"])]
     x = np.ones((1, 2), F)
-    graph = load_onnx(model_of(*nodes, x=x, axes=np.int64([0])))
+    graph = graph_from_onnx(model_of(*nodes, x=x, axes=np.int64([0])))
     for axes, shape in (([0], (2,)), ([0], (2,)), ([], (1, 2))):
         assert run(graph, {"x": x, "axes": np.int64(axes)})["y"].shape == shape
 
@@ -349,7 +354,7 @@ def test_equal_ops_of_other_types_are_left_out_of_segments() -> None:
     ]
     for dtype in (np.float64, np.float64, np.int64, np.int64):
         x = LARGE.astype(dtype)
-        graph = load_onnx(model_of(*nodes, x=x))
+        graph = graph_from_onnx(model_of(*nodes, x=x))
         assert run(graph, {"x": x})["y"] == -x.sum()
 
 
@@ -370,7 +375,7 @@ def transformed() -> tuple[onnx.NodeProto, dict[str, Any]]:
 @WAYS
 def test_what_attributes_tell_counts_in_a_branch_too(of: Callable[[], Any], way: Way) -> None:
     node, values = of()
-    graph = load_onnx(model_of(inside(node), **values, yes=np.array(True)))
+    graph = graph_from_onnx(model_of(inside(node), **values, yes=np.array(True)))
     found = way(graph, {**values, "yes": np.array(True)})["y"]
     operands = [values.get(name) for name in node.input]
     attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
@@ -390,7 +395,7 @@ def test_operators_of_other_domains_leave_a_model_one_session() -> None:
     domains = {"ai.onnx.ml": 3}
     model = models.model_of(nodes, {"x": (1, (1, 2))}, ["y"], initializers=constants, domains=domains)
     model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", 1, (1, 1)))
-    graph = load_onnx(model)
+    graph = graph_from_onnx(model)
     session = open_graph(graph, {}, 1)
     assert not isinstance(session, str), session
     assert evaluate(graph, {"x": np.float32([[1, 2]])})["y"].tolist() == [[18]]

@@ -13,7 +13,7 @@ from distributed import Client, Future, LocalCluster, futures_of, wait
 from waiting import soon
 
 import ferroflow_dask
-from ferroflow_dask import bind, evaluate, executed, generate, install, place
+from ferroflow_dask import Model, executed, install
 from ferroflow_dask.clients import workers_of
 from ferroflow_dask.cost import AnalyticCost
 from ferroflow_dask.deploy import DeviceChoice, count_gpus, device_client
@@ -21,8 +21,10 @@ from ferroflow_dask.deploy.cuda import as_the_driver_counts
 from ferroflow_dask.devices import DeviceUsage
 from ferroflow_dask.devices.workers import device_usage, gpu_workers
 from ferroflow_dask.exceptions import KernelError
-from ferroflow_dask.graph import Graph, GraphBuilder
+from ferroflow_dask.graph import Builder, Graph, generate_graph
 from ferroflow_dask.graph.nodes import Op
+from ferroflow_dask.kernels import evaluate
+from ferroflow_dask.lowering import bind_graph, place
 from ferroflow_dask.scheduler import installed
 
 pytestmark = pytest.mark.cluster
@@ -60,12 +62,12 @@ def assert_right(found: dict[str, Any], graph: Graph) -> None:
 
 @pytest.mark.parametrize("placement", ["ops", "bundles", "whole"])
 def test_arrays_stay_on_the_device_from_source_to_output(gpu_client: Client, placement: str) -> None:
-    graph = generate("matmul-parallel", n_branches=4, ops_per_branch=6, m=64)
+    graph = generate_graph("matmul-parallel", n_branches=4, ops_per_branch=6, m=64)
     profile = ferroflow_dask.calibrate(gpu_client)
     assert profile.n_gpus == 1
     placed = place(graph, gpu_client)
     before = usage_of(gpu_client)
-    bound = bind(placed, {}, profile=profile, placement=placement)
+    bound = bind_graph(placed, {}, profile=profile, placement=placement)
     found = gpu_client.compute(bound).result()
     assert_right(found, graph)
     assert all(type(value) is np.ndarray for value in found.values())
@@ -79,28 +81,28 @@ def test_arrays_stay_on_the_device_from_source_to_output(gpu_client: Client, pla
 
 
 def test_what_is_read_on_the_host_crosses_once(gpu_client: Client) -> None:
-    builder = GraphBuilder("two")
+    builder = Builder("two")
     a = builder.constant(np.eye(32, dtype=np.float32), name="a")
     first = builder.op("MatMul", a, a)
     builder.output(y=first, z=builder.op("Relu", first))
-    graph = builder.build()
+    graph = builder.to_graph()
     before = usage_of(gpu_client)
-    bound = bind(graph, {})
+    bound = bind_graph(graph, {})
     assert_right(gpu_client.compute(bound).result(), graph)
     usage = usage_of(gpu_client).since(before)
     assert (usage.to_device, usage.to_host) == (1, 2)
 
 
 def test_an_input_that_is_on_the_device_is_checked_there(gpu_client: Client) -> None:
-    builder = GraphBuilder("squares")
+    builder = Builder("squares")
     square = builder.op("MatMul", *[builder.input("x", "float32", (32, 32))] * 2)
     builder.output(y=builder.op("MatMul", square, square))
-    graph, eye = builder.build(), np.eye(32, dtype=np.float32)
-    squared = gpu_client.persist(graph.bind(x=eye))
+    graph, eye = builder.to_graph(), np.eye(32, dtype=np.float32)
+    squared = gpu_client.persist(Model(graph).bind(x=eye))
     key, _ = squared.places["y"]
     wait(squared)
     before = usage_of(gpu_client)
-    bound = graph.bind(x=Future(key, gpu_client))
+    bound = Model(graph).bind(x=Future(key, gpu_client))
     np.testing.assert_array_equal(gpu_client.compute(bound).result()["y"], eye)
     usage = usage_of(gpu_client).since(before)
     assert (usage.to_device, usage.to_host) == (0, 1)  # the result
@@ -108,7 +110,7 @@ def test_an_input_that_is_on_the_device_is_checked_there(gpu_client: Client) -> 
 
 def slow_and_large(n_slow: int, n_products: int, m: int) -> Graph:
     """Return sleeping ops and products side by side."""
-    builder = GraphBuilder("mixed")
+    builder = Builder("mixed")
     root = builder.constant(np.float32([1]), name="root")
     matrix = builder.constant(np.eye(m, dtype=np.float32), name="matrix")
     outputs = {}
@@ -117,7 +119,7 @@ def slow_and_large(n_slow: int, n_products: int, m: int) -> Graph:
     for i in range(n_products):
         outputs[f"product{i}"] = builder.op("MatMul", matrix, matrix)
     builder.output(**outputs)
-    return builder.build()
+    return builder.to_graph()
 
 
 def where_ops_ran(client: Client, run: str) -> tuple[set[int], set[int]]:
@@ -138,7 +140,7 @@ class Costs:
 def test_each_op_goes_where_it_ends_first(mixed_client: Client) -> None:
     graph = slow_and_large(8, 8, 256)
     placed = place(graph, mixed_client)
-    bound = bind(placed, {}, costs=Costs(0.05, 100.0), gpu_costs=Costs(100.0, 0.01))
+    bound = bind_graph(placed, {}, costs=Costs(0.05, 100.0), gpu_costs=Costs(100.0, 0.01))
     assert_right(mixed_client.compute(bound).result(), graph)
     on_cpu, on_gpu = where_ops_ran(mixed_client, bound.run)
     products = {op.id for op in graph.live_ops if op.op_type == "MatMul"}
@@ -150,7 +152,7 @@ def test_each_op_goes_where_it_ends_first(mixed_client: Client) -> None:
 def test_a_threshold_overrides_costs(mixed_client: Client, threshold: int) -> None:
     graph = slow_and_large(4, 4, 256)
     placed = place(graph, mixed_client)
-    bound = bind(placed, {}, gpu_costs=FAST, gpu_matmul_threshold=threshold)
+    bound = bind_graph(placed, {}, gpu_costs=FAST, gpu_matmul_threshold=threshold)
     assert_right(mixed_client.compute(bound).result(), graph)
     _, on_gpu = where_ops_ran(mixed_client, bound.run)
     products = {op.id for op in graph.live_ops if op.op_type == "MatMul"}
@@ -158,24 +160,24 @@ def test_a_threshold_overrides_costs(mixed_client: Client, threshold: int) -> No
 
 
 def test_idle_cpus_take_work_from_a_gpu_that_has_too_much(mixed_client: Client) -> None:
-    builder = GraphBuilder("long")
+    builder = Builder("long")
     root = builder.constant(np.float32([1]), name="root")
     builder.output(
         **{f"y{i}": builder.op("Slow", root, domain="ferroflow", duration=0.03) for i in range(30)}
     )
-    graph = builder.build()
+    graph = builder.to_graph()
     placed = place(graph, mixed_client)
 
     # That a GPU is told to be faster, and is not.
-    bound = bind(placed, {}, costs=Costs(0.03, 0), gpu_costs=Costs(0.01, 0))
+    bound = bind_graph(placed, {}, costs=Costs(0.03, 0), gpu_costs=Costs(0.01, 0))
     assert_right(mixed_client.compute(bound).result(), graph)
     by_worker = mixed_client.run(lambda dask_worker: dask_worker.state.executed_count)
     assert sum(count > 0 for count in by_worker.values()) == 3
 
 
 def test_workers_learn_durations_from_the_device(mixed_client: Client) -> None:
-    graph = generate("matmul-chain", n_ops=3, m=128)
-    bound = bind(place(graph, mixed_client), {}, gpu_costs=FAST, gpu_matmul_threshold=1)
+    graph = generate_graph("matmul-chain", n_ops=3, m=128)
+    bound = bind_graph(place(graph, mixed_client), {}, gpu_costs=FAST, gpu_matmul_threshold=1)
     mixed_client.compute(bound).result()
 
     def learned(dask_scheduler: Any) -> list[str]:
@@ -194,7 +196,7 @@ def test_workers_learn_durations_from_the_device(mixed_client: Client) -> None:
 )
 def test_more_results_than_the_device_holds_are_spilled(n: int, m: int, memory_nbytes: int) -> None:
     nbytes = 4 * m * m
-    builder = GraphBuilder("many")
+    builder = Builder("many")
     a = builder.constant(np.full((m, m), 0.5, np.float32), name="a")
     values = [a]
     for _ in range(n):
@@ -202,7 +204,7 @@ def test_more_results_than_the_device_holds_are_spilled(n: int, m: int, memory_n
     builder.output(**{f"y{i}": value for i, value in enumerate(values[1:])})
     with device_client(EMULATED, workers=0, emulated={"memory_nbytes": memory_nbytes}) as client:
         install(client)
-        kept = client.persist(bind(place(builder.build(), client), {}))
+        kept = client.persist(bind_graph(place(builder.to_graph(), client), {}))
         wait(kept)
         usage = usage_of(client)
         assert usage.used_nbytes <= memory_nbytes < n * nbytes
@@ -214,7 +216,7 @@ def test_more_results_than_the_device_holds_are_spilled(n: int, m: int, memory_n
 
 def test_a_gpu_worker_is_lost(mixed_client: Client) -> None:
     graph = slow_and_large(20, 20, 128)
-    bound = bind(place(graph, mixed_client), {}, gpu_costs=FAST)
+    bound = bind_graph(place(graph, mixed_client), {}, gpu_costs=FAST)
     future = mixed_client.compute(bound)
     (gpu,) = gpu_workers(mixed_client)
 
@@ -233,22 +235,22 @@ def test_a_gpu_worker_is_lost(mixed_client: Client) -> None:
 
 def test_what_cannot_fit_is_an_error_and_no_wait() -> None:
     n = 2_500_000 // 4
-    builder = GraphBuilder("too large together")
+    builder = Builder("too large together")
     x = builder.constant(np.ones(n, np.float32), name="x")
     parts = [builder.op("Add", x, x) for _ in range(6)]
     builder.output(y=builder.op("Concat", *parts, axis=0, name="all"))
-    graph = builder.build()
+    graph = builder.to_graph()
     with device_client(EMULATED, workers=0, emulated={"memory_nbytes": 10_000_000}) as client:
         install(client)
         # Each part fits, and is spilled for the next; all of them and the result do not.
         with pytest.raises(KernelError, match=r"op 'all' \(Concat\), of .* B of operands, ran out of memory"):
-            client.compute(bind(graph, {})).result(timeout=60)
-        found = client.compute(bind(products_of(8), {})).result(timeout=60)
+            client.compute(bind_graph(graph, {})).result(timeout=60)
+        found = client.compute(bind_graph(products_of(8), {})).result(timeout=60)
         assert_right(found, products_of(8))
 
 
 def products_of(m: int) -> Graph:
-    return generate("matmul-chain", n_ops=2, m=m)
+    return generate_graph("matmul-chain", n_ops=2, m=m)
 
 
 @pytest.mark.parametrize("message", ["hello", {"kind": 3}, {"kind": "x", "seconds": -1.0}, {}])
@@ -256,23 +258,23 @@ def test_what_anybody_says_of_devices_takes_no_policy_off(mixed_client: Client, 
     mixed_client.log_event("ferroflow-devices", message)
     assert installed(mixed_client) is not None
     graph = products_of(8)
-    assert_right(mixed_client.compute(bind(graph, {})).result(), graph)
+    assert_right(mixed_client.compute(bind_graph(graph, {})).result(), graph)
 
 
 def test_batches_leave_no_log_on_the_device(gpu_client: Client) -> None:
-    builder = GraphBuilder("model", opset=21)
+    builder = Builder("model", opset=21)
     x = builder.input("x", "float32", ("n", 4))
     builder.output(y=builder.op("Relu", x))
-    graph = builder.build()
+    graph = builder.to_graph()
     given = np.random.default_rng(0).standard_normal((40, 4), dtype=np.float32)
-    found = gpu_client.compute(graph.map_batches(da.from_array(given, chunks=(4, 4)))).result()
+    found = gpu_client.compute(Model(graph).map_batches(da.from_array(given, chunks=(4, 4)))).result()
     np.testing.assert_array_equal(found, np.maximum(given, 0))
     assert executed(gpu_client, "").executed_ops == 0
 
 
 def test_other_code_reads_results_on_a_device_as_arrays(gpu_client: Client) -> None:
-    graph = generate("matmul-chain", n_ops=2, m=16)
-    kept = gpu_client.persist(bind(place(graph, gpu_client), {}))
+    graph = generate_graph("matmul-chain", n_ops=2, m=16)
+    kept = gpu_client.persist(bind_graph(place(graph, gpu_client), {}))
     (future,) = futures_of(kept)
     (expected,) = evaluate(graph).values()
     np.testing.assert_allclose(
@@ -283,7 +285,7 @@ def test_other_code_reads_results_on_a_device_as_arrays(gpu_client: Client) -> N
 def test_a_device_that_fails_gets_another_process() -> None:
     with device_client(EMULATED, workers=0) as client:
         install(client)
-        graph = generate("matmul-chain", n_ops=2, m=16)
+        graph = generate_graph("matmul-chain", n_ops=2, m=16)
         placed = place(graph, client)
         before = client.run(os.getpid)
 
@@ -296,14 +298,14 @@ def test_a_device_that_fails_gets_another_process() -> None:
 
         client.run(break_device)
         with pytest.raises(KernelError, match=r"\(MatMul\) failed on emulated: unspecified launch failure"):
-            client.compute(bind(placed, {})).result()
+            client.compute(bind_graph(placed, {})).result()
 
         def is_another() -> bool:
             present = client.run(os.getpid, on_error="ignore")  # it may be closing just now
             return bool(count_gpus(client) and present) and not present.items() & before.items()
 
         assert soon(is_another, 90)  # a worker may take 30 s to close
-        assert_right(client.compute(bind(place(graph, client), {})).result(), graph)
+        assert_right(client.compute(bind_graph(place(graph, client), {})).result(), graph)
 
 
 def test_a_worker_that_is_not_told_to_use_its_gpu_is_an_ordinary_one() -> None:
@@ -312,8 +314,8 @@ def test_a_worker_that_is_not_told_to_use_its_gpu_is_an_ordinary_one() -> None:
         Client(cluster) as client,
     ):
         install(client)
-        graph = generate("matmul-chain", n_ops=3, m=16)
-        assert_right(client.compute(bind(place(graph, client), {})).result(), graph)
+        graph = generate_graph("matmul-chain", n_ops=3, m=16)
+        assert_right(client.compute(bind_graph(place(graph, client), {})).result(), graph)
 
         def learned(dask_scheduler: Any) -> tuple[str, int]:
             extension = dask_scheduler.extensions["stealing"]
@@ -338,11 +340,11 @@ def test_gpus_are_named_as_the_driver_does(
 
 class TestCosts:
     def annotations(self, **options: Any) -> dict[str, Any]:
-        builder = GraphBuilder("unknown shapes")
+        builder = Builder("unknown shapes")
         x = builder.input("x", "float32", ("n", 16))
         y = builder.op("NonZero", builder.op("MatMul", x, builder.constant(np.ones((16, 16), np.float32))))
         builder.output(y=builder.op("Cast", y, to=1))
-        bound = bind(builder.build(), {"x": np.ones((4, 16), np.float32)}, **options)
+        bound = bind_graph(builder.to_graph(), {"x": np.ones((4, 16), np.float32)}, **options)
         layers = bound.__dask_graph__().layers.values()
         (found,) = [layer.annotations["ferroflow_cost"] for layer in layers if layer.annotations]
         return {key[0].partition("-")[0]: cost for key, cost in found.items()}

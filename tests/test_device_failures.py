@@ -16,7 +16,7 @@ from zict import Buffer
 from ferroflow_dask.devices import DeviceRunner, Resident
 from ferroflow_dask.devices.workers import _spilling
 from ferroflow_dask.exceptions import KernelError
-from ferroflow_dask.graph import Graph, GraphBuilder
+from ferroflow_dask.graph import Builder, Graph
 from ferroflow_dask.kernels import make_plan
 
 SHAPE = (8, 8)
@@ -38,19 +38,19 @@ def in_a_thread(call: Callable[[], Any]) -> Any:
 
 
 def of_one(op_type: str, *constants: Any, **attributes: Any) -> Graph:
-    builder = GraphBuilder("one")
+    builder = Builder("one")
     x = builder.input("x0", "float32", SHAPE)
     more = [builder.constant(np.int64(value), name=f"c{i}") for i, value in enumerate(constants)]
     builder.output(y=builder.op(op_type, x, *more, **attributes))
-    return builder.build()
+    return builder.to_graph()
 
 
 def of_a_batch() -> Graph:
-    builder = GraphBuilder("batch")
+    builder = Builder("batch")
     xs = [builder.input(f"x{i}", "float32", SHAPE) for i in range(4)]
     right = builder.input("right", "float32", SHAPE)
     builder.output(**{f"y{i}": builder.op("MatMul", x, right) for i, x in enumerate(xs)})
-    return builder.build()
+    return builder.to_graph()
 
 
 @pytest.mark.parametrize(
@@ -65,10 +65,10 @@ def of_a_batch() -> Graph:
 def test_what_another_stream_made_stays_until_it_is_read(graph: Graph) -> None:
     device = slow_device()
     runner = DeviceRunner(device)
-    double = GraphBuilder("double")
+    double = Builder("double")
     x = double.input("x0", "float32", SHAPE)
     double.output(y=double.op("Add", x, x))
-    twice = double.build()
+    twice = double.to_graph()
     ones = [np.full(SHAPE, i + 1.0, np.float32) for i in range(len(graph.inputs))]
     made = in_a_thread(lambda: [run(runner, twice, [one])[0] for one in ones])
     runner.drain()
@@ -113,13 +113,13 @@ def test_a_device_that_fails_is_found_out_by_looking() -> None:
 def test_of_several_that_may_have_done_it_the_number_is_told() -> None:
     device = slow_device()
     runner = DeviceRunner(device)
-    builder = GraphBuilder("chain")
+    builder = Builder("chain")
     x = builder.input("x0", "float32", SHAPE)
     for _ in range(3):
         x = builder.op("Relu", x)
     builder.output(y=x)
     device.pending_error = RuntimeError("unspecified launch failure")
-    (found,) = run(runner, builder.build(), [np.ones(SHAPE, np.float32)])
+    (found,) = run(runner, builder.to_graph(), [np.ones(SHAPE, np.float32)])
     with pytest.raises(KernelError, match=r"\(Relu\), or one of 2 steps after it, failed on emulated"):
         found.to_host()
 

@@ -11,7 +11,7 @@ from test_devices import PROVIDERS, ignore, run
 from ferroflow_dask.devices import DeviceRunner
 from ferroflow_dask.devices.emulated import EmulatedDevice
 from ferroflow_dask.exceptions import KernelError
-from ferroflow_dask.graph import Graph, GraphBuilder
+from ferroflow_dask.graph import Builder, Graph
 from ferroflow_dask.kernels import evaluate, make_plan
 
 #: Of a product, and how many of them are alike.
@@ -22,7 +22,7 @@ class Drawn:
     """Builds a graph of constants that are all different."""
 
     def __init__(self) -> None:
-        self.builder = GraphBuilder("gemms", opset=13)
+        self.builder = Builder("gemms", opset=13)
         self._rng = np.random.default_rng(0)
         self._n = 0
 
@@ -75,7 +75,7 @@ def test_gemms_that_are_alike_go_out_together(
             inputs.append(same_c if "c" in shared else drawn.value(*c_shape))
         outputs[f"y{i}"] = drawn.builder.op("Gemm", *inputs, **attributes)
     drawn.builder.output(**outputs)
-    assert sizes(check(drawn.builder.build())) == [ALIKE]
+    assert sizes(check(drawn.builder.to_graph())) == [ALIKE]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_gemms_that_differ_do_not(other: dict[str, Any]) -> None:
         inputs = [*drawn.operands(attributes, n=n), *([] if c_shape is None else [drawn.value(*c_shape)])]
         outputs[f"y{i}"] = drawn.builder.op("Gemm", *inputs, name=f"{i % 2}-{i}", **attributes)
     drawn.builder.output(**outputs)
-    graph = drawn.builder.build()
+    graph = drawn.builder.to_graph()
     name_of = {op.id: op.name for op in graph.live_ops}
     calls = check(graph)
     assert sizes(calls) == [ALIKE, ALIKE]
@@ -108,7 +108,7 @@ def test_layers_side_by_side_are_a_batch_each() -> None:
         values = [drawn.builder.op("Gemm", value, weight, value, transB=1, beta=0.5) for value in values]
         square = drawn.builder.op("MatMul", weight, weight)  # the same shapes, and no Gemm
     drawn.builder.output(**{f"y{i}": value for i, value in enumerate(values)}, square=square)
-    calls = check(drawn.builder.build())
+    calls = check(drawn.builder.to_graph())
     assert [n for n in sizes(calls) if n == ALIKE] == [ALIKE] * 3
 
 
@@ -130,7 +130,7 @@ def test_the_device_multiplies_for_gemms_as_for_other_products(n_alike: int, sha
     attributes = {"transA": 1, "transB": 1}
     given = [drawn.builder.op("Gemm", *drawn.operands(attributes), **attributes) for _ in range(n_alike)]
     drawn.builder.output(**{f"y{i}": value for i, value in enumerate(given)})
-    check(drawn.builder.build(), device)
+    check(drawn.builder.to_graph(), device)
     assert device.products == [shapes]
 
 
@@ -146,7 +146,7 @@ def test_batches_of_gemms_take_no_more_than_their_part_of_the_memory(
         for i in range(6)
     }
     drawn.builder.output(**outputs)
-    graph = drawn.builder.build()
+    graph = drawn.builder.to_graph()
     one = 4 * (K * m + K * n + 4 * m * n)  # operands, C times beta, the product and its sum with that
     assert sizes(check(graph, EmulatedDevice(memory_nbytes=8 * (2 * one + 4)))) == [2, 2, 2]
     assert sizes(check(graph, EmulatedDevice(memory_nbytes=8 * (2 * one - 4)))) == [1] * 6
@@ -170,7 +170,7 @@ def test_what_is_no_gemm_is_an_error_in_a_batch_too(c: Any, error: str) -> None:
     builder.output(
         **{f"y{i}": builder.op("Gemm", *drawn.operands({}, m=1), given, name=f"g{i}") for i in range(2)}
     )
-    graph = builder.build()
+    graph = builder.to_graph()
     plan = make_plan(graph, graph.live_ops, [*graph.constants, "c"], list(graph.outputs))
     with pytest.raises(KernelError, match=error):
         DeviceRunner(EmulatedDevice()).run(plan, [*graph.constants.values(), c], PROVIDERS, ignore)

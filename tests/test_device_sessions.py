@@ -13,13 +13,14 @@ from distributed import Client
 from models import mlp
 from zict import LRU
 
-from ferroflow_dask import bind, evaluate, executed, install, load_onnx, place
+from ferroflow_dask import Model, executed, install
 from ferroflow_dask.deploy import DeviceChoice, device_client
 from ferroflow_dask.devices import DeviceUsage
 from ferroflow_dask.devices.workers import device_usage
-from ferroflow_dask.graph import Graph, GraphBuilder
+from ferroflow_dask.graph import Builder, Graph, graph_from_onnx
+from ferroflow_dask.kernels import evaluate, session
 from ferroflow_dask.kernels import onnxruntime as sessions
-from ferroflow_dask.kernels import session
+from ferroflow_dask.lowering import bind_graph, place
 
 pytestmark = pytest.mark.cluster
 
@@ -37,7 +38,7 @@ def client() -> Iterator[Client]:
 
 @pytest.fixture
 def graph() -> Graph:
-    return load_onnx(mlp())
+    return graph_from_onnx(mlp())
 
 
 def usage_of(client: Client) -> DeviceUsage:
@@ -48,7 +49,7 @@ def usage_of(client: Client) -> DeviceUsage:
 
 def test_batches_cross_once_each_way_and_weights_stay(client: Client, graph: Graph) -> None:
     before = usage_of(client)
-    found = client.compute(graph.map_batches(da.from_array(X, chunks=(4, -1)))).result()
+    found = client.compute(Model(graph).map_batches(da.from_array(X, chunks=(4, -1)))).result()
     (expected,) = evaluate(graph, {"x": X}).values()
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     usage = usage_of(client).since(before)
@@ -61,7 +62,7 @@ def test_batches_cross_once_each_way_and_weights_stay(client: Client, graph: Gra
 def test_a_whole_graph_is_one_session_there(client: Client, graph: Graph, is_placed: bool) -> None:
     before = usage_of(client)
     placed = place(graph, client) if is_placed else graph
-    bound = bind(placed, {"x": X}, placement="whole")
+    bound = bind_graph(placed, {"x": X}, placement="whole")
     found = client.compute(bound).result()
     for name, expected in evaluate(graph, {"x": X}).items():
         np.testing.assert_allclose(found[name], expected, rtol=1e-4, atol=1e-5)
@@ -76,7 +77,7 @@ def test_without_such_a_session_the_device_computes_by_itself(graph: Graph) -> N
     options = {"execution_provider": (CUDA, {})}
     with device_client(DeviceChoice("emulated"), workers=0, emulated=options) as client:
         install(client)
-        found = client.compute(bind(graph, {"x": X}, placement="whole")).result()
+        found = client.compute(bind_graph(graph, {"x": X}, placement="whole")).result()
         for name, expected in evaluate(graph, {"x": X}).items():
             np.testing.assert_allclose(found[name], expected, rtol=1e-4, atol=1e-5)
         usage = usage_of(client)
@@ -100,10 +101,10 @@ def test_another_precision_is_another_session(graph: Graph, monkeypatch: pytest.
 
 
 def test_a_list_of_axes_that_is_empty_is_for_no_session() -> None:
-    builder = GraphBuilder("squeeze")
+    builder = Builder("squeeze")
     x = builder.input("x", "float32", (1, "n"))
     builder.output(y=builder.op("Squeeze", x, builder.constant(np.int64([]), "axes")))
-    assert sessions.open_graph(builder.build(), {}, 1) == "Squeeze is not what ONNX describes"
+    assert sessions.open_graph(builder.to_graph(), {}, 1) == "Squeeze is not what ONNX describes"
 
 
 def test_why_there_is_no_session_is_told(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from slow_devices import slow_device
 from ferroflow_dask.devices import DeviceRunner, Resident
 from ferroflow_dask.devices.emulated import EmulatedDevice, UnplannedAccessError
 from ferroflow_dask.exceptions import KernelError, KernelNotFoundError
-from ferroflow_dask.graph import Graph, GraphBuilder, generate
+from ferroflow_dask.graph import Builder, Graph, generate_graph
 from ferroflow_dask.kernels import evaluate, make_plan
 
 PROVIDERS = ("synthetic", "array", "onnxruntime", "reference")
@@ -36,7 +36,7 @@ def run(runner: DeviceRunner, graph: Graph, note: Any = ignore, **more: Any) -> 
 
 
 def products(n_branches: int, ops_per_branch: int, m: int = 16) -> Graph:
-    return generate("matmul-parallel", n_branches=n_branches, ops_per_branch=ops_per_branch, m=m)
+    return generate_graph("matmul-parallel", n_branches=n_branches, ops_per_branch=ops_per_branch, m=m)
 
 
 def assert_right(found: dict[str, Any], graph: Graph) -> None:
@@ -63,7 +63,7 @@ def test_what_crosses_to_and_from_the_device_is_sources_and_outputs(device: Emul
 
 def mixed_shapes() -> tuple[Graph, int]:
     """Return products of two shapes and a chain, and how many batches they make."""
-    builder = GraphBuilder("mixed")
+    builder = Builder("mixed")
     rng = np.random.default_rng(0)
 
     def matrix(name: str, m: int, n: int) -> str:
@@ -78,7 +78,7 @@ def mixed_shapes() -> tuple[Graph, int]:
     alone = builder.op("MatMul", builder.op("MatMul", b, a), b)
     outputs["z"] = builder.op("Add", alone, b)
     builder.output(**outputs)
-    return builder.build(), 3
+    return builder.to_graph(), 3
 
 
 def test_exactly_the_ready_products_of_equal_shape_go_out_together(device: EmulatedDevice) -> None:
@@ -163,10 +163,10 @@ def test_another_stream_waits_for_what_it_reads(device: EmulatedDevice) -> None:
     runner = DeviceRunner(device)
     graph = products(1, 3)
     (made,) = run(runner, graph).values()
-    builder = GraphBuilder("next")
+    builder = Builder("next")
     x = builder.input("x", "float32", made.shape)
     builder.output(y=builder.op("Relu", x))
-    following = builder.build()
+    following = builder.to_graph()
     plan = make_plan(following, following.live_ops, ["x"], ["y"])
     found: list[Any] = []
     errors: list[BaseException] = []
@@ -236,12 +236,12 @@ class TestTheEmulation:
 
 
 def test_an_op_without_a_kernel_for_the_device_runs_beside_it(device: EmulatedDevice) -> None:
-    builder = GraphBuilder("sorting", opset=21)
+    builder = Builder("sorting", opset=21)
     a = builder.constant(np.float32([[3, 1, 2]]), name="a")
     doubled = builder.op("Add", a, a)
     rounded = builder.op("Det", builder.op("MatMul", builder.op("Transpose", doubled, perm=[1, 0]), doubled))
     builder.output(y=rounded)
-    graph = builder.build()
+    graph = builder.to_graph()
     runner = DeviceRunner(device)
     noted: list[bool] = []
     found = run(runner, graph, lambda _ids, _s, is_on_device: noted.append(is_on_device))
@@ -252,21 +252,21 @@ def test_an_op_without_a_kernel_for_the_device_runs_beside_it(device: EmulatedDe
 
 
 def test_types_that_no_device_knows_stay_on_the_host(device: EmulatedDevice) -> None:
-    builder = GraphBuilder("words", opset=21)
+    builder = Builder("words", opset=21)
     words = builder.constant(np.array(["a", "b"], object), name="words")
     builder.output(y=builder.op("Identity", words))
-    graph = builder.build()
+    graph = builder.to_graph()
     runner = DeviceRunner(device)
     assert list(run(runner, graph)["y"]) == ["a", "b"]
     assert runner.usage().to_device == 0
 
 
 def test_a_small_part_of_a_large_array_does_not_keep_it(device: EmulatedDevice) -> None:
-    builder = GraphBuilder("part", opset=21)
+    builder = Builder("part", opset=21)
     a = builder.constant(np.ones((1000, 100), np.float32), name="a")
     ends = [builder.constant(np.int64([value]), name=f"c{value}") for value in (0, 1)]
     builder.output(y=builder.op("Slice", builder.op("Add", a, a), *ends))
-    (found,) = run(DeviceRunner(device), builder.build()).values()
+    (found,) = run(DeviceRunner(device), builder.to_graph()).values()
     gc.collect()
     assert found.nbytes == 400
     assert device.used_nbytes() <= 400 + 400_000  # and the constant
@@ -303,11 +303,11 @@ def test_exports_of_a_batch_have_spilled_what_is_in_their_way() -> None:
 
 
 def test_an_operator_that_nobody_has_is_named(device: EmulatedDevice) -> None:
-    builder = GraphBuilder("strange")
+    builder = Builder("strange")
     a = builder.constant(np.float32([1]), name="a")
     builder.output(y=builder.op("Nonsense", a, domain="elsewhere"))
     with pytest.raises(KernelNotFoundError, match="Nonsense"):
-        run(DeviceRunner(device), builder.build())
+        run(DeviceRunner(device), builder.to_graph())
 
 
 def test_what_fails_late_names_the_op(device: EmulatedDevice) -> None:
@@ -320,10 +320,10 @@ def test_what_fails_late_names_the_op(device: EmulatedDevice) -> None:
 
 
 def test_an_op_that_fails_at_once_is_named(device: EmulatedDevice) -> None:
-    builder = GraphBuilder("wrong")
+    builder = Builder("wrong")
     a = builder.input("a", "float32", ("m", "n"))
     builder.output(y=builder.op("Add", a, builder.constant(np.ones(4, np.float32), name="b"), name="sum"))
-    graph = builder.build()
+    graph = builder.to_graph()
     plan = make_plan(graph, graph.live_ops, ["a", "b"], ["y"])
     with pytest.raises(KernelError, match=r"op 'sum' \(Add\) failed on \(float32\[2, 3\], float32\[4\]\)"):
         DeviceRunner(device).run(plan, [np.ones((2, 3), np.float32), graph.constants["b"]], PROVIDERS, ignore)
@@ -337,7 +337,7 @@ class TestOutOfMemory:
         device = EmulatedDevice(memory_nbytes=8 * self.nbytes)
         runner = DeviceRunner(device)
         for seed in range(4):  # each leaves its operands on the device
-            graph = generate("matmul-chain", n_ops=2, m=self.m, seed=seed)
+            graph = generate_graph("matmul-chain", n_ops=2, m=self.m, seed=seed)
             assert_right(run(runner, graph), graph)
 
     def test_results_are_spilled(self) -> None:
@@ -352,7 +352,7 @@ class TestOutOfMemory:
             return True
 
         runner = DeviceRunner(device, spill)
-        graphs = [generate("matmul-chain", n_ops=2, m=self.m, seed=seed) for seed in range(9)]
+        graphs = [generate_graph("matmul-chain", n_ops=2, m=self.m, seed=seed) for seed in range(9)]
         for graph in graphs:
             kept.extend(run(runner, graph).values())
         for graph, found in zip(graphs, spilled, strict=False):
@@ -361,7 +361,7 @@ class TestOutOfMemory:
 
     def test_nothing_left_to_spill(self) -> None:
         device = EmulatedDevice(memory_nbytes=2 * self.nbytes)
-        graph = generate("matmul-chain", n_ops=2, m=self.m)
+        graph = generate_graph("matmul-chain", n_ops=2, m=self.m)
         with pytest.raises(KernelError) as caught:
             run(DeviceRunner(device), graph)
         op, both = f"op {graph.live_ops[0].name!r} (MatMul)", f"{2 * self.nbytes:,}"

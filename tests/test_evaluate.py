@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from ferroflow_dask.exceptions import BindError
-from ferroflow_dask.graph import GraphBuilder, Op, generate
+from ferroflow_dask.graph import Builder, Op, generate_graph
 from ferroflow_dask.kernels import compile_op, evaluate
 
 
 def test_every_op_runs_once_inside_the_hook():
-    graph = generate("transformer", seq_len=2, d_model=4, n_heads=2)
+    graph = generate_graph("transformer", seq_len=2, d_model=4, n_heads=2)
     entered: Counter[str] = Counter()
     left: Counter[str] = Counter()
 
@@ -48,17 +48,17 @@ def test_values_are_dropped_after_their_last_reader(monkeypatch):
         return run
 
     monkeypatch.setattr(sys.modules["ferroflow_dask.kernels.evaluate"], "compile_op", recording)
-    evaluate(generate("matmul-chain", n_ops=10, m=3))
+    evaluate(generate_graph("matmul-chain", n_ops=10, m=3))
     assert len(alive) == 10
     assert most == 2  # the one being read and the one being made
 
 
 def test_an_output_that_other_ops_read_survives():
-    builder = GraphBuilder()
+    builder = Builder()
     x = builder.input("x", "float32", (2,))
     y = builder.op("Relu", x)
     builder.output(x=x, y=y, z=builder.op("Add", y, y))
-    actual = evaluate(builder.build(), {"x": np.float32([-1, 2])})
+    actual = evaluate(builder.to_graph(), {"x": np.float32([-1, 2])})
     assert list(actual) == ["x", "y", "z"]
     assert {name: value.tolist() for name, value in actual.items()} == {
         "x": [-1, 2],
@@ -75,7 +75,7 @@ def test_an_output_that_other_ops_read_survives():
     ],
 )
 def test_inputs_must_be_those_of_the_graph(inputs, message):
-    builder = GraphBuilder("g")
+    builder = Builder("g")
     builder.output(y=builder.op("Relu", builder.input("x", "float32", (2,))))
     with pytest.raises(BindError, match=message):
-        evaluate(builder.build(), inputs)
+        evaluate(builder.to_graph(), inputs)

@@ -17,7 +17,7 @@ from onnx.helper import make_node as node
 from onnx.helper import make_tensor_value_info as info
 
 from ferroflow_dask.exceptions import ModelError
-from ferroflow_dask.graph.from_onnx import load_onnx
+from ferroflow_dask.graph import graph_from_onnx
 from ferroflow_dask.kernels import evaluate
 
 FLOAT, BOOL = TensorProto.FLOAT, TensorProto.BOOL
@@ -43,7 +43,7 @@ def relocate(path: Path, **entries: str) -> None:
 
 
 def test_weights_in_other_files_are_read(external):
-    graph = load_onnx(external / "m.onnx")
+    graph = graph_from_onnx(external / "m.onnx")
     assert graph.constants["w0"].shape == (32, 784)
     assert_equal_to_reference(mlp(), graph, x=np.ones((2, 784), np.float32))
 
@@ -52,12 +52,12 @@ def test_weights_in_a_folder_below_are_read(external):
     (external / "data").mkdir()
     shutil.copy(external / "weights.bin", external / "data" / "w")
     relocate(external / "m.onnx", location="data/w")
-    assert len(load_onnx(external / "m.onnx").constants) == 6
+    assert len(graph_from_onnx(external / "m.onnx").constants) == 6
 
 
 def test_a_path_relative_to_the_current_folder_is_enough(external, monkeypatch):
     monkeypatch.chdir(external)
-    assert len(load_onnx("m.onnx").constants) == 6
+    assert len(graph_from_onnx("m.onnx").constants) == 6
 
 
 def test_external_tensors_inside_nodes_and_sub_graphs_are_read(tmp_path):
@@ -77,7 +77,7 @@ def test_external_tensors_inside_nodes_and_sub_graphs_are_read(tmp_path):
     graph = helper.make_graph(nodes, "g", [info("c", BOOL, [])], [info("y", FLOAT, [2])])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
-    imported = load_onnx(tmp_path / "m.onnx")
+    imported = graph_from_onnx(tmp_path / "m.onnx")
     for c in (True, False):
         assert evaluate(imported, {"c": np.array(c)})["y"].tolist() == [6, 8]
 
@@ -106,13 +106,13 @@ def test_no_file_outside_the_model_folder_is_read(external, location):
     with pytest.raises(
         ModelError, match=r"m\.onnx: weight 'w0' .*outside the model's folder; it is not read"
     ):
-        load_onnx(external / "m.onnx")
+        graph_from_onnx(external / "m.onnx")
 
 
 def test_a_link_that_stays_inside_the_folder_is_followed(external):
     (external / "link.bin").symlink_to("weights.bin")
     relocate(external / "m.onnx", location="link.bin")
-    assert len(load_onnx(external / "m.onnx").constants) == 6
+    assert len(graph_from_onnx(external / "m.onnx").constants) == 6
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_link_that_stays_inside_the_folder_is_followed(external):
 def test_damaged_external_data(external, damage, message):
     damage(external)
     with pytest.raises(ModelError, match=message) as error:
-        load_onnx(external / "m.onnx")
+        graph_from_onnx(external / "m.onnx")
     assert "\n" not in str(error.value)
 
 
@@ -147,4 +147,4 @@ def test_external_data_needs_a_path(external):
     with pytest.raises(
         ModelError, match=r"^model: weight 'w0' is in the file 'weights.bin'; give the model by its path"
     ):
-        load_onnx(content)
+        graph_from_onnx(content)

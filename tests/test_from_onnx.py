@@ -13,8 +13,7 @@ from onnx import TensorProto
 from onnx.helper import make_node as node
 
 from ferroflow_dask.exceptions import ModelError
-from ferroflow_dask.graph import Graph, TensorSpec, from_onnx
-from ferroflow_dask.graph.from_onnx import load_onnx
+from ferroflow_dask.graph import Graph, TensorSpec, from_onnx, graph_from_onnx
 from ferroflow_dask.kernels import evaluate
 
 
@@ -45,7 +44,7 @@ ARCHITECTURES = {
 
 @pytest.mark.parametrize("path", light_models(), ids=lambda path: path.stem)
 def test_published_architectures_have_their_layers(path):
-    graph = load_onnx(path)
+    graph = graph_from_onnx(path)
     assert graph.name == path.stem
     assert len(graph.ops) == len(onnx.load(path).graph.node)
     assert {kind: kinds(graph)[kind] for kind in ARCHITECTURES[path.stem]} == ARCHITECTURES[path.stem]
@@ -64,7 +63,7 @@ def test_every_architecture_is_covered():
 def test_an_architecture_with_random_weights_tells_inputs_apart_as_onnx_reference_does(name):
     (path,) = (path for path in light_models() if path.stem == name)
     model = randomize(onnx.load(path), seed=1)
-    graph = load_onnx(model)
+    graph = graph_from_onnx(model)
     (data,) = graph.inputs
     outputs = []
     for seed in (0, 1):
@@ -80,7 +79,7 @@ def test_an_architecture_with_random_weights_tells_inputs_apart_as_onnx_referenc
 def test_a_perceptron_from_its_file(tmp_path):
     model = mlp(seed=2)
     onnx.save(model, tmp_path / "mlp.onnx")
-    graph = load_onnx(tmp_path / "mlp.onnx")
+    graph = graph_from_onnx(tmp_path / "mlp.onnx")
     assert (graph.name, graph.outputs, kinds(graph)) == ("mlp", ("y",), {"Gemm": 3, "Relu": 2})
     assert graph.inputs == {"x": TensorSpec.of("float32", ("batch", 784))}
     assert graph.spec("y") == TensorSpec.of("float32", ("batch", 10))
@@ -96,8 +95,8 @@ def test_a_model_is_a_path_or_bytes_or_a_message(tmp_path, form):
     onnx.save(model, path)
     given = {"path": path, "text": str(path), "bytes": path.read_bytes(), "message": model}[form]
     before = model.SerializeToString(deterministic=True)
-    assert len(load_onnx(given).ops) == 5
-    assert load_onnx(given, name="mine").name == "mine"
+    assert len(graph_from_onnx(given).ops) == 5
+    assert graph_from_onnx(given, name="mine").name == "mine"
     assert model.SerializeToString(deterministic=True) == before
 
 
@@ -110,7 +109,7 @@ def test_weights_withheld_from_checker_and_inference_are_all_there(monkeypatch, 
         onnx.checker, "check_model", lambda model: (checked.append(model.ByteSize()), check(model))
     )
     model = mlp()
-    graph = load_onnx(model)
+    graph = graph_from_onnx(model)
     assert graph.spec("h1").shape == ("batch", 32)
     assert_equal_to_reference(model, graph, x=np.ones((2, 784), np.float32))
     assert (checked[0] > 100_000) == (limit == 10**9)
@@ -125,13 +124,13 @@ def test_shapes_that_small_weights_decide_are_inferred():
         ["y"],
         initializers={"w": weight, "shape": np.int64([3, -1])},
     )
-    assert load_onnx(model).spec("y").shape == (3, 1024)
+    assert graph_from_onnx(model).spec("y").shape == (3, 1024)
 
 
 def test_a_weight_larger_than_the_limit_of_messages_is_no_obstacle(monkeypatch):
     model = mlp()
     monkeypatch.setattr(onnx.checker, "MAXIMUM_PROTOBUF", 10_000)
-    assert len(load_onnx(model).ops) == 5
+    assert len(graph_from_onnx(model).ops) == 5
     monkeypatch.setattr(onnx.checker, "MAXIMUM_PROTOBUF", 100)
     with pytest.raises(ModelError, match="more than 2 GiB of weights inside functions or sub-graphs"):
-        load_onnx(model)
+        graph_from_onnx(model)

@@ -20,7 +20,7 @@ from onnx.helper import make_tensor_value_info as info
 from onnx.reference import ReferenceEvaluator
 
 from ferroflow_dask.exceptions import ModelError
-from ferroflow_dask.graph.from_onnx import load_onnx
+from ferroflow_dask.graph import graph_from_onnx
 from ferroflow_dask.kernels import evaluate
 
 FLOAT, BOOL = TensorProto.FLOAT, TensorProto.BOOL
@@ -87,7 +87,7 @@ def assert_equal_to_onnxruntime(model: onnx.ModelProto) -> dict[str, Any]:
     expected = dict(
         zip((out.name for out in session.get_outputs()), session.run(None, {"x": X}), strict=True)
     )
-    graph = load_onnx(model)
+    graph = graph_from_onnx(model)
     for providers in (None, ["reference"]):
         actual = evaluate(graph, {"x": X}, providers=providers)
         assert list(actual) == list(expected)
@@ -176,7 +176,7 @@ def test_a_default_may_be_a_tensor_in_another_file(tmp_path):
     constant = referring(node("Constant", [], ["c"]), AttributeProto.TENSOR, value="offset")
     shift = function("Shift", [constant, node("Add", ["a", "c"], ["b"])], offset=tensor)
     onnx.save(model_of([call("Shift", ["x"], ["y"])], shift), tmp_path / "model.onnx")
-    graph = load_onnx(tmp_path / "model.onnx")
+    graph = graph_from_onnx(tmp_path / "model.onnx")
     assert evaluate(graph, {"x": X})["y"].tolist() == [-1, 1, 3, 7]
 
 
@@ -185,7 +185,7 @@ def test_a_damaged_default_is_refused():
     model = model_of([call("Act", ["x"], ["y"])], act)
     model.functions[0].attribute_proto[0].i = 3  # a float and an integer at once
     with pytest.raises(ModelError, match="is not valid ONNX"):
-        load_onnx(model)
+        graph_from_onnx(model)
 
 
 def scale(name: str, version: int, domain: str = "ai.onnx.ml") -> FunctionProto:
@@ -196,13 +196,13 @@ def scale(name: str, version: int, domain: str = "ai.onnx.ml") -> FunctionProto:
 def test_a_function_may_use_operators_of_a_domain_that_the_model_does_not_import():
     model = model_of([call("Scale", ["x"], ["y"])], scale("Scale", 3))
     assert assert_equal_to_onnxruntime(model)["y"].tolist() == [-6, -4, -2, 4]
-    assert load_onnx(model).opsets == {"": 21, "acme": 1, "ai.onnx.ml": 3}
+    assert graph_from_onnx(model).opsets == {"": 21, "acme": 1, "ai.onnx.ml": 3}
 
 
 def test_a_function_may_use_onnx_operators_where_the_model_imports_functions_only():
     model = model_of([call("Act", ["x"], ["y"])], ACT, imports={"acme": 1})
     assert assert_equal_to_onnxruntime(model)["y"].tolist() == [-1, -0.5, 0, 3]
-    assert load_onnx(model).opsets == {"": 21, "acme": 1}
+    assert graph_from_onnx(model).opsets == {"": 21, "acme": 1}
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_functions_may_import_other_versions_where_the_operators_are_the_same(im
     both = function("Both", [call("First", ["a"], ["h"]), call("Second", ["h"], ["b"])], imports={"acme": 1})
     model = model_of([call("Both", ["x"], ["y"])], first, second, both, imports=imports)
     expected = 2 * (2 * (X - 1) - 1)
-    assert evaluate(load_onnx(model), {"x": X})["y"].tolist() == expected.tolist()
+    assert evaluate(graph_from_onnx(model), {"x": X})["y"].tolist() == expected.tolist()
 
 
 def test_operators_that_nobody_can_compare_are_not_taken_for_those_of_another_version():
@@ -230,7 +230,7 @@ def test_operators_that_nobody_can_compare_are_not_taken_for_those_of_another_ve
         "'other', the model version 1"
     )
     with pytest.raises(ModelError, match=message):
-        load_onnx(model)
+        graph_from_onnx(model)
 
 
 PASS = function("Pass", [node("Neg", ["a"], ["b"])], ("a", "b"))
@@ -264,7 +264,7 @@ def test_an_input_of_a_function_may_be_its_output(nodes, functions, outputs):
         for changed in (model, *model.functions):
             for entry in changed.opset_import:
                 entry.version = imports.get(entry.domain, entry.version)
-        graph = load_onnx(model)
+        graph = graph_from_onnx(model)
         expected = ReferenceEvaluator(model).run(None, {"x": X})
         for name, value in zip(outputs, expected, strict=True):
             assert_same(evaluate(graph, {"x": X})[name], value)
@@ -273,7 +273,7 @@ def test_an_input_of_a_function_may_be_its_output(nodes, functions, outputs):
 def test_an_input_of_a_function_may_be_its_output_where_nobody_imports_onnx_operators():
     scaled = function("Scaled", list(scale("S", 3).node), ("a", "b"), imports={"ai.onnx.ml": 3})
     model = model_of([call("Scaled", ["x"], ["y", "z"])], scaled, outputs=("y", "z"), imports={"acme": 1})
-    graph = load_onnx(model)
+    graph = graph_from_onnx(model)
     found = evaluate(graph, {"x": X})
     for name, value in zip(("y", "z"), ReferenceEvaluator(model).run(None, {"x": X}), strict=True):
         assert_same(found[name], value)

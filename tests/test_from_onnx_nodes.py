@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from onnx.helper import make_node as node
 from onnx.helper import make_tensor_value_info as info
 
-from ferroflow_dask.graph.from_onnx import load_onnx
+from ferroflow_dask.graph import graph_from_onnx
 from ferroflow_dask.kernels import evaluate
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -25,14 +25,14 @@ def test_ops_without_a_name_get_one_and_equal_names_are_told_apart():
         node("Relu", ["b"], ["c"], name="act"),
         node("Relu", ["c"], ["y"], name="relu_1"),
     ]
-    graph = load_onnx(model_of(nodes, {"x": (FLOAT, [2])}, ["y"]))
+    graph = graph_from_onnx(model_of(nodes, {"x": (FLOAT, [2])}, ["y"]))
     assert [op.name for op in graph.ops] == ["relu_1_2", "act", "act_2", "relu_1"]
     assert [op.id for op in graph.ops] == [1, 2, 3, 4]
 
 
 def test_optional_inputs_and_outputs_left_out_stay_empty():
     nodes = [node("Clip", ["x", "", "high"], ["c"]), node("Dropout", ["c"], ["y", ""])]
-    graph = load_onnx(model_of(nodes, {"x": (FLOAT, [2])}, ["y"], initializers={"high": np.float32(1)}))
+    graph = graph_from_onnx(model_of(nodes, {"x": (FLOAT, [2])}, ["y"], initializers={"high": np.float32(1)}))
     assert graph.ops[0].inputs == ("x", "", "high")
     assert graph.ops[1].outputs == ("y", "")
     assert evaluate(graph, {"x": np.float32([-5, 5])})["y"].tolist() == [-5, 1]
@@ -41,7 +41,7 @@ def test_optional_inputs_and_outputs_left_out_stay_empty():
 def test_the_long_name_of_the_default_domain_is_the_short_one():
     model = model_of([node("Relu", ["x"], ["y"])], {"x": (FLOAT, [1])}, ["y"])
     model.graph.node[0].domain = model.opset_import[0].domain = "ai.onnx"
-    graph = load_onnx(model)
+    graph = graph_from_onnx(model)
     assert graph.opsets == {"": 18}
     assert evaluate(graph, {"x": np.float32([-1])})["y"] == 0
 
@@ -63,7 +63,7 @@ def test_functions_are_expanded_with_their_attributes_and_constants():
         {"x": (FLOAT, [2])}, ["y"], domains={"acme": 1}, functions=[inner, outer],
     )  # fmt: skip
     model.graph.output[0].CopyFrom(info("y", FLOAT, [2]))
-    graph = load_onnx(model)
+    graph = graph_from_onnx(model)
     assert Counter(op.kind for op in graph.ops) == {"Add": 2, "Mul": 2}
     assert sorted(float(value) for value in graph.constants.values()) == [0.5, 3.0]
     assert_equal_to_reference(model, graph, x=np.float32([1, -2]))
@@ -71,7 +71,7 @@ def test_functions_are_expanded_with_their_attributes_and_constants():
 
 def test_values_that_sub_graphs_capture_are_operands():
     model = if_model()
-    graph = load_onnx(model)
+    graph = graph_from_onnx(model)
     (op,) = (op for op in graph.ops if op.op_type == "If")
     assert op.inputs == ("c",)
     assert sorted(op.captured) == ["a", "b", "c"]
@@ -92,6 +92,6 @@ def test_a_loop_reads_its_captured_weight():
     initializers = {"n": np.int64(6), "w": weight}
     model = model_of([loop], {"x": (FLOAT, [1, 2])}, ["y"], initializers=initializers)
     model.graph.output[0].CopyFrom(info("y", FLOAT, [1, 2]))
-    graph = load_onnx(model)
+    graph = graph_from_onnx(model)
     assert graph.ops[0].captured == ("w",)
     assert evaluate(graph, {"x": np.float32([[0, 1]])})["y"].tolist() == [[8, 13]]

@@ -9,8 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.helper import make_node as node
 from onnx.helper import make_tensor_value_info as info
 
-from ferroflow_dask.graph import TensorSpec
-from ferroflow_dask.graph.from_onnx import load_onnx
+from ferroflow_dask.graph import TensorSpec, graph_from_onnx
 from ferroflow_dask.kernels import evaluate
 
 FLOAT, BOOL = TensorProto.FLOAT, TensorProto.BOOL
@@ -25,14 +24,14 @@ def test_initializers_that_are_also_listed_as_inputs_are_no_inputs():
         opset=8,
         ir_version=3,
     )
-    graph = load_onnx(model)
+    graph = graph_from_onnx(model)
     assert list(graph.inputs) == ["x"]
     assert graph.constants["w"].tolist() == [1, 2]
 
 
 def test_dimensions_keep_their_names_or_stay_unknown():
     model = model_of([node("Relu", ["x"], ["y"])], {"x": (FLOAT, ["batch", None, 3])}, ["y"])
-    graph = load_onnx(model)
+    graph = graph_from_onnx(model)
     assert graph.inputs["x"].shape == ("batch", None, 3)
     assert graph.spec("y").shape[::2] == ("batch", 3)
 
@@ -61,7 +60,7 @@ def test_dimensions_keep_their_names_or_stay_unknown():
 )
 def test_constant_nodes_become_sources(attribute, expected):
     model = model_of([node("Constant", [], ["c"], **attribute), node("Identity", ["c"], ["y"])], {}, ["y"])
-    graph = load_onnx(model)
+    graph = graph_from_onnx(model)
     assert [op.kind for op in graph.ops] == ["Identity"]
     value = graph.constants["c"]
     assert value.dtype == expected.dtype
@@ -76,7 +75,7 @@ def test_sparse_initializers_become_dense(indices):
     model = model_of([node("Add", ["x", "s"], ["y"])], {"x": (FLOAT, [2, 2])}, ["y"])
     model.graph.sparse_initializer.append(sparse_tensor([7, 8], indices, [2, 2], "s"))
     model.graph.output[0].CopyFrom(info("y", FLOAT, [2, 2]))
-    graph = load_onnx(model)
+    graph = graph_from_onnx(model)
     assert graph.constants["s"].tolist() == [[0, 7], [0, 8]]
     assert evaluate(graph, {"x": np.ones((2, 2), np.float32)})["y"].tolist() == [[1, 8], [1, 9]]
 
@@ -89,7 +88,7 @@ def test_weights_keep_their_dtype(element):
     model = model_of([node("Identity", ["w"], ["y"])], {}, ["y"], opset=21, ir_version=10)
     model.graph.initializer.append(helper.make_tensor("w", element, [3], [1, 0, 1]))
     model.graph.output[0].CopyFrom(info("y", element, [3]))
-    graph = load_onnx(model)
+    graph = graph_from_onnx(model)
     assert graph.constants["w"].dtype == dtype == graph.spec("y").dtype
     assert evaluate(graph)["y"].astype(int).tolist() == [1, 0, 1]
 
@@ -98,7 +97,7 @@ def test_strings_are_objects():
     model = model_of([node("Identity", ["w"], ["y"])], {}, ["y"])
     model.graph.initializer.append(helper.make_tensor("w", TensorProto.STRING, [2], [b"a", "é".encode()]))
     model.graph.output[0].CopyFrom(info("y", TensorProto.STRING, [2]))
-    assert evaluate(load_onnx(model))["y"].tolist() == ["a", "é"]
+    assert evaluate(graph_from_onnx(model))["y"].tolist() == ["a", "é"]
 
 
 def test_outputs_may_be_inputs_or_initializers_and_inputs_may_be_unused():
@@ -110,7 +109,7 @@ def test_outputs_may_be_inputs_or_initializers_and_inputs_may_be_unused():
     )
     model.graph.output[0].CopyFrom(info("x", FLOAT, [2]))
     model.graph.output[1].CopyFrom(info("w", FLOAT, [1]))
-    graph = load_onnx(model)
+    graph = graph_from_onnx(model)
     assert graph.outputs == ("x", "w", "r")
     result = evaluate(graph, {"x": np.float32([-1, 1]), "unused": np.float32([0])})
     assert {name: value.tolist() for name, value in result.items()} == {"x": [-1, 1], "w": [3], "r": [0, 1]}
@@ -124,7 +123,7 @@ def test_sequences_may_enter_and_leave():
         [helper.make_value_info("s", sequence), info("x", FLOAT, [2])],
         [helper.make_value_info("t", sequence)],
     )
-    imported = load_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]))
+    imported = graph_from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]))
     assert imported.inputs["s"] == TensorSpec(is_sequence=True)
     assert (str(imported.inputs["s"]), imported.spec("t").is_sequence) == ("sequence", True)
     one = np.float32([1, 2])

@@ -8,17 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ferroflow_dask import Model, generate
 from ferroflow_dask.exceptions import FerroflowError, GraphError, UnknownNameError, UsageError
 from ferroflow_dask.graph import (
     TOPOLOGIES,
+    Builder,
     Graph,
-    GraphBuilder,
     Op,
     Source,
     TensorSpec,
     bounds,
     critical_path,
-    generate,
+    generate_graph,
     levels,
     random_inputs,
     upward_ranks,
@@ -71,7 +72,7 @@ def test_live_ops_are_those_that_outputs_need() -> None:
 
 
 def test_a_graph_survives_pickling() -> None:
-    graph = generate("transformer", seq_len=4, d_model=8, n_heads=2)
+    graph = generate_graph("transformer", seq_len=4, d_model=8, n_heads=2)
     copy = pickle.loads(pickle.dumps(graph))
     assert [op.name for op in copy.ops] == [op.name for op in graph.ops]
     assert copy.spec(copy.outputs[0]) == graph.spec(graph.outputs[0])
@@ -79,7 +80,7 @@ def test_a_graph_survives_pickling() -> None:
 
 
 def test_mappings_of_a_graph_are_read_only() -> None:
-    graph = generate("resnet", channels=4)
+    graph = generate_graph("resnet", channels=4)
     with pytest.raises(TypeError):
         graph.specs["x"] = TensorSpec()  # type: ignore[index]
 
@@ -168,7 +169,7 @@ TABLE = [
 def test_built_in_graphs_have_the_published_size(
     name: str, arguments: dict[str, int], expected: tuple[int, ...]
 ) -> None:
-    graph = generate(name, **arguments)
+    graph = generate_graph(name, **arguments)
     costs = {
         op.id: op.attributes["duration"] * 1e3 if op.op_type == "Slow" else float(op.op_type == "MatMul")
         for op in graph.ops
@@ -180,7 +181,7 @@ def test_built_in_graphs_have_the_published_size(
 
 
 def test_wide_has_the_published_ids_and_edges() -> None:
-    graph = generate("wide", width=3, depth=2, skew=0.34)
+    graph = generate_graph("wide", width=3, depth=2, skew=0.34)
     assert [(op.id, op.inputs, op.attributes["duration"]) for op in graph.ops] == [
         (1, ("root",), 0.005),
         (2, ("slow_1",), 0.005),
@@ -192,7 +193,7 @@ def test_wide_has_the_published_ids_and_edges() -> None:
 
 
 def test_matmul_parallel_has_the_published_ids_and_edges() -> None:
-    graph = generate("matmul-parallel", n_branches=2, ops_per_branch=2, m=4)
+    graph = generate_graph("matmul-parallel", n_branches=2, ops_per_branch=2, m=4)
     ids = {**{s.name: s.id for s in graph.sources}, **{op.name: op.id for op in graph.ops}}
     assert [(op.id, [ids[v] for v in op.inputs]) for op in graph.ops] == [
         (2, [0, 1]),
@@ -203,14 +204,16 @@ def test_matmul_parallel_has_the_published_ids_and_edges() -> None:
 
 
 def test_stacked_transformer_layers_read_the_last_norm_of_the_one_before() -> None:
-    graph = generate("large-transformer", layers=2, seq_len=4, d_model=8, n_heads=2)
+    graph = generate_graph("large-transformer", layers=2, seq_len=4, d_model=8, n_heads=2)
     assert [source.id for source in graph.sources] == [0, 1, 2, 3, 4, 5, 18, 19, 20, 21, 22]
     first_of_second = next(op for op in graph.ops if op.id == 23)
     assert graph.producers[first_of_second.inputs[0]].id == 17
 
 
 def test_sources_are_seeded_and_differ() -> None:
-    one, same, other = (generate("transformer", seq_len=4, d_model=8, n_heads=2, seed=s) for s in (0, 0, 1))
+    one, same, other = (
+        generate_graph("transformer", seq_len=4, d_model=8, n_heads=2, seed=s) for s in (0, 0, 1)
+    )
     np.testing.assert_array_equal(one.constants["Wq"], same.constants["Wq"])
     assert not np.allclose(one.constants["Wq"], other.constants["Wq"])
     assert not np.allclose(one.constants["Wq"], one.constants["Wk"])
@@ -254,22 +257,22 @@ def test_generate_refuses(
     name: str, arguments: dict[str, float], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        generate(name, **arguments)
+        generate_graph(name, **arguments)
 
 
 def test_sizes_may_be_numpys() -> None:
     sizes = {"n": np.int64(4), "factor": np.float32(2)}
-    assert [op.attributes["duration"] for op in generate("skewed", seed=np.int64(1), **sizes).ops] == [
+    assert [op.attributes["duration"] for op in generate_graph("skewed", seed=np.int64(1), **sizes).ops] == [
         *(0.001, 0.001),
         *(0.002, 0.002),
     ]
 
 
 def test_random_inputs_follow_seed_and_spec() -> None:
-    builder = GraphBuilder()
+    builder = Builder()
     builder.output(builder.op("Identity", builder.input("x", "float32", ("batch", 3))))
     builder.output(builder.op("Identity", builder.input("i", "int64", (2,))))
-    graph = builder.build()
+    graph = builder.to_graph()
     drawn, again, other = random_inputs(graph, 1), random_inputs(graph, 1), random_inputs(graph, 2)
     assert drawn["x"].shape == (1, 3)
     assert drawn["i"].dtype == np.int64
@@ -285,18 +288,18 @@ def test_random_inputs_follow_seed_and_spec() -> None:
 @pytest.mark.parametrize("name", sorted(TOPOLOGIES))
 def test_dot_has_a_line_for_each_node_and_edge(name: str) -> None:
     sizes = {"layers": 2} if "layers" in TOPOLOGIES[name].defaults else {}
-    graph = generate(name, **sizes)
-    dot = graph.visualize()
+    graph = generate_graph(name, **sizes)
+    dot = Model(graph).visualize()
     assert dot.count("[shape=box") == len(graph.ops)
     assert dot.count("[shape=ellipse") == len(graph.sources)
     assert dot.count(" -> ") == graph.n_edges
 
 
 def test_visualize_writes_dot_and_refuses_unknown_suffixes(tmp_path: Path) -> None:
-    graph = generate("resnet", channels=2)
-    assert graph.visualize(str(tmp_path / "g.dot")) == (tmp_path / "g.dot").read_text(encoding="utf-8")
+    graph = generate_graph("resnet", channels=2)
+    assert Model(graph).visualize(str(tmp_path / "g.dot")) == (tmp_path / "g.dot").read_text(encoding="utf-8")
     with pytest.raises(UsageError, match="choose a suffix"):
-        graph.visualize(str(tmp_path / "g.jpeg"))
+        Model(graph).visualize(str(tmp_path / "g.jpeg"))
 
 
 @pytest.mark.parametrize("suffix", ["dot", "svg"])
@@ -307,7 +310,7 @@ def test_a_drawing_that_cannot_be_written_is_told_in_one_line(
     (tmp_path / "dot").chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     with pytest.raises(FerroflowError, match=r"'.*/nowhere/g\..*' cannot be written: No such file"):
-        generate("wide").visualize(str(tmp_path / "nowhere" / f"g.{suffix}"))
+        Model(generate_graph("wide")).visualize(str(tmp_path / "nowhere" / f"g.{suffix}"))
 
 
 def test_what_graphviz_says_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,13 +318,13 @@ def test_what_graphviz_says_is_told_in_one_line(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "dot").chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     with pytest.raises(FerroflowError, match=r"g.svg' cannot be drawn: Graphviz's dot says: first second$"):
-        generate("wide").visualize(str(tmp_path / "g.svg"))
+        Model(generate_graph("wide")).visualize(str(tmp_path / "g.svg"))
 
 
 def test_html_names_inputs_and_escapes() -> None:
-    builder = GraphBuilder("<b>")
+    builder = Builder("<b>")
     builder.output(y=builder.op("Relu", builder.input("x", "float32", ("n", 2))))
-    html = builder.build()._repr_html_()
+    html = Model(builder.to_graph())._repr_html_()
     assert "&lt;b&gt;" in html
     assert "x: float32[n, 2]" in html
     assert "defaults</th><td style='text-align:left'>none<" in html

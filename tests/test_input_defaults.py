@@ -21,15 +21,16 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 from onnx.helper import make_node as node
 
-from ferroflow_dask import Graph, bind, load_onnx, place
+from ferroflow_dask import Model
 from ferroflow_dask.annotations import is_placed_key
 from ferroflow_dask.bench import run_on_cluster
 from ferroflow_dask.cli.batches import in_batches, run_batches
 from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.exceptions import BindError
-from ferroflow_dask.graph import random_inputs
+from ferroflow_dask.graph import Graph, graph_from_onnx, random_inputs
 from ferroflow_dask.graph.defaults import with_inputs
 from ferroflow_dask.kernels import evaluate
+from ferroflow_dask.lowering import bind_graph, place
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 #: Below and above the size [B] from which on weights travel beside a graph.
@@ -56,7 +57,7 @@ def given(width: int) -> tuple[NDArray[Any], NDArray[Any]]:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_default_counts_until_another_value_is_given(width: int, ir_version: int) -> None:
     model = layer(width, ir_version)
-    graph = load_onnx(model)
+    graph = graph_from_onnx(model)
     x, w = given(width)
     assert list(graph.inputs) == ["x"]
     assert list(graph.defaults) == (["w", "b"] if ir_version == 3 else ["w"])
@@ -70,10 +71,12 @@ def test_a_default_counts_until_another_value_is_given(width: int, ir_version: i
 @pytest.mark.parametrize("providers", [None, ["array", "reference"]], ids=["session", "op by op"])
 def test_bound_graphs_take_it(width: int, placement: str, providers: list[str] | None) -> None:
     model = layer(width)
-    graph = load_onnx(model)
+    graph = graph_from_onnx(model)
     x, w = given(width)
     for inputs in ({"x": x, "w": w}, {"x": x}):
-        bound = bind(graph, inputs, placement=placement, profile=ClusterProfile((1, 1)), providers=providers)
+        bound = bind_graph(
+            graph, inputs, placement=placement, profile=ClusterProfile((1, 1)), providers=providers
+        )
         assert bound.placement == placement
         assert_same(bound.compute(scheduler="sync")["y"], reference(model, inputs)["y"])
 
@@ -81,11 +84,11 @@ def test_bound_graphs_take_it(width: int, placement: str, providers: list[str] |
 @pytest.mark.parametrize("width", WIDTHS)
 def test_batches_take_it_whole(width: int) -> None:
     model = layer(width)
-    graph = load_onnx(model)
+    graph = graph_from_onnx(model)
     x, w = given(width)
-    y = graph.map_batches({"x": da.from_array(x, (2, -1)), "w": w})
+    y = Model(graph).map_batches({"x": da.from_array(x, (2, -1)), "w": w})
     assert_same(y.compute(scheduler="sync"), reference(model, {"x": x, "w": w})["y"])
-    default = graph.map_batches(da.from_array(x, (2, -1)))
+    default = Model(graph).map_batches(da.from_array(x, (2, -1)))
     assert_same(default.compute(scheduler="sync"), reference(model, {"x": x})["y"])
 
 
@@ -93,14 +96,14 @@ def test_batches_take_it_whole(width: int) -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_placed_default_gives_way(process_client: Client, width: int) -> None:
     model = layer(width)
-    graph = place(load_onnx(model), process_client)
+    graph = place(graph_from_onnx(model), process_client)
     x, w = given(width)
     for inputs in ({"x": x, "w": w}, {"x": x}):
         expected = reference(model, inputs)["y"]
         for placement in ("ops", "whole"):
-            bound = bind(graph, inputs, placement=placement)
+            bound = bind_graph(graph, inputs, placement=placement)
             assert_same(process_client.compute(bound).result()["y"], expected)
-        batches = graph.map_batches({**inputs, "x": da.from_array(x, (2, -1))})
+        batches = Model(graph).map_batches({**inputs, "x": da.from_array(x, (2, -1))})
         assert_same(process_client.compute(batches).result(), expected)
 
 
@@ -110,7 +113,7 @@ def test_shapes_that_came_of_a_default_are_not_kept() -> None:
         nodes, {"x": (FLOAT, [6]), "shape": (INT64, ["n"])}, [], initializers={"shape": np.int64([2, 3])}
     )
     model.graph.output.append(onnx.helper.make_tensor_value_info("y", FLOAT, ["a", "b"]))
-    graph = load_onnx(model)
+    graph = graph_from_onnx(model)
     assert graph.spec("r").shape == (2, 3)
     x = np.arange(6, dtype=np.float32)
     assert_equal_to_reference(model, graph, x=x, shape=np.int64([3, 2]))
@@ -130,7 +133,7 @@ def test_shapes_that_a_default_does_not_reach_are_kept() -> None:
         nodes, {"x": (FLOAT, [6]), "w": (FLOAT, ["n"])}, ["y"], initializers={"w": np.ones(1, np.float32)}
     )
     model.graph.value_info.append(onnx.helper.make_tensor_value_info("places", INT64, [1, 6]))
-    graph = load_onnx(model)
+    graph = graph_from_onnx(model)
     opened = with_inputs(graph, ["w"])
     assert [graph.spec(name).shape for name in ("places", "p")] == [(1, 6), (1, 6)]
     assert [opened.spec(name) for name in ("places", "p")] == [graph.spec(name) for name in ("places", "p")]
@@ -142,13 +145,13 @@ def test_indices_of_a_slice_may_be_given() -> None:
     nodes = [node("Slice", ["x", "starts", "ends"], ["s"]), node("Relu", ["s"], ["y"])]
     model = model_of(nodes, inputs, [], initializers=values)
     model.graph.output.append(onnx.helper.make_tensor_value_info("y", FLOAT, ["n"]))
-    graph = load_onnx(model)
+    graph = graph_from_onnx(model)
     x = np.arange(6, dtype=np.float32)
     assert graph.spec("s").shape == (2,)
     assert not with_inputs(graph, ["ends"]).spec("s").is_static
     for more in ({}, {"ends": np.int64([6])}, {"starts": np.int64([5]), "ends": np.int64([6])}):
         assert_equal_to_reference(model, graph, x=x, **more)
-        bound = bind(graph, {"x": x, **more}, placement="ops")
+        bound = bind_graph(graph, {"x": x, **more}, placement="ops")
         assert_same(bound.compute(scheduler="sync")["y"], reference(model, {"x": x, **more})["y"])
 
 
@@ -160,13 +163,13 @@ def test_a_body_of_an_if_may_read_a_default() -> None:
     fork = node("If", ["c"], ["y"], then_branch=branch("Add"), else_branch=branch("Mul"))
     inputs = {"x": (FLOAT, [3]), "c": (TensorProto.BOOL, []), "w": (FLOAT, [3])}
     model = model_of([fork], inputs, ["y"], initializers={"w": np.float32([1, 2, 3])})
-    graph = load_onnx(model)
+    graph = graph_from_onnx(model)
     x, w = np.float32([4, 5, 6]), np.float32([7, 8, 9])
     for c in (np.array(True), np.array(False)):
         assert_equal_to_reference(model, graph, x=x, c=c)
         assert_equal_to_reference(model, graph, x=x, c=c, w=w)
         for placement in ("ops", "whole"):
-            bound = bind(graph, {"x": x, "c": c, "w": w}, placement=placement)
+            bound = bind_graph(graph, {"x": x, "c": c, "w": w}, placement=placement)
             assert_same(bound.compute(scheduler="sync")["y"], x + w if c else x * w)
 
 
@@ -174,11 +177,13 @@ def test_of_many_defaults_some_are_named() -> None:
     names = [f"w{i}" for i in range(9)]
     total = node("Sum", ["x", *names], ["y"])
     inputs = {name: (FLOAT, [2]) for name in ("x", *names)}
-    graph = load_onnx(model_of([total], inputs, ["y"], initializers=dict.fromkeys(names, np.float32([1, 2]))))
+    graph = graph_from_onnx(
+        model_of([total], inputs, ["y"], initializers=dict.fromkeys(names, np.float32([1, 2])))
+    )
     message = r"and, if given, w0: float32\[2\], w1: float32\[2\], w2: float32\[2\], …$"
     with pytest.raises(BindError, match=message):
-        graph.bind(z=1)
-    html = graph._repr_html_()
+        Model(graph).bind(z=1)
+    html = Model(graph)._repr_html_()
     assert "w0: float32[2]" in html
     assert "w7: float32[2], …<" in html
 
@@ -190,7 +195,7 @@ def test_a_graph_that_onnx_cannot_hold_is_bound_all_the_same(
     def failing(*arguments: Any) -> Any:
         raise error("it cannot be written")
 
-    graph = load_onnx(layer(3))
+    graph = graph_from_onnx(layer(3))
     with monkeypatch.context() as patch:
         patch.setattr("ferroflow_dask.graph.inference.to_onnx", failing)
         opened = with_inputs(graph, ["w"])
@@ -199,7 +204,7 @@ def test_a_graph_that_onnx_cannot_hold_is_bound_all_the_same(
 
 @pytest.mark.cluster
 def test_a_record_knows_the_session_of_a_graph_with_a_given_default(process_client: Client) -> None:
-    graph = load_onnx(layer(3))
+    graph = graph_from_onnx(layer(3))
     x, w = given(3)
     run = run_on_cluster(
         graph, {"x": x, "w": w}, process_client, policy="dask", processes=True, placement="whole"
@@ -214,7 +219,7 @@ def test_what_goes_whole_with_batches_is_on_the_workers_before_the_clock_starts(
     """Neither the tasks that are timed have it, nor one of the workers alone."""
     width = 100_000
     x, w = given(width)
-    graph = with_inputs(load_onnx(layer(width)), ["w"])
+    graph = with_inputs(graph_from_onnx(layer(width)), ["w"])
     compute = process_client.compute
     placed: list[int] = []
 
@@ -227,7 +232,7 @@ def test_what_goes_whole_with_batches_is_on_the_workers_before_the_clock_starts(
         return compute(collections)
 
     monkeypatch.setattr(process_client, "compute", watched)
-    arrays = in_batches(load_onnx(layer(width)), {"x": x, "w": w}, 2, lambda: 1, seed=0)
+    arrays = in_batches(graph_from_onnx(layer(width)), {"x": x, "w": w}, 2, lambda: 1, seed=0)
     with process_client.as_current():
         outputs, _ = run_batches(graph, arrays, process_client, repeat=1)
     assert_same(outputs["y"], reference(layer(width), {"x": x, "w": w})["y"])
@@ -235,7 +240,7 @@ def test_what_goes_whole_with_batches_is_on_the_workers_before_the_clock_starts(
 
 
 def test_the_graph_with_an_input_for_its_default_is_made_once() -> None:
-    graph: Graph = pickle.loads(pickle.dumps(load_onnx(layer(3))))
+    graph: Graph = pickle.loads(pickle.dumps(graph_from_onnx(layer(3))))
     assert with_inputs(graph, ["x", "z"]) is graph
     assert with_inputs(graph, ["x", "w"]) is with_inputs(graph, ["w"])
     assert list(with_inputs(graph, ["w"]).inputs) == ["x", "w"]
@@ -251,10 +256,10 @@ def test_the_graph_with_an_input_for_its_default_is_made_once() -> None:
     ids=["dtype", "shape", "a constant"],
 )
 def test_what_does_not_fit_is_refused(inputs: dict[str, Any], message: str) -> None:
-    graph = load_onnx(layer(3))
+    graph = graph_from_onnx(layer(3))
     x = np.zeros((1, 3), np.float32)
     with pytest.raises(BindError, match=message):
-        graph.bind(x=x, **inputs)
+        Model(graph).bind(x=x, **inputs)
     with pytest.raises(BindError, match=message):
         evaluate(graph, {"x": x, **inputs})
 
@@ -293,14 +298,14 @@ def test_inputs_are_drawn_beside_a_default_that_is_given(files: Path, how: tuple
     _, w = given(3)
     with np.load(files / "y.npz") as written:
         y = written["y"]
-    drawn = random_inputs(load_onnx(layer(3)), 0, len(y))["x"]
+    drawn = random_inputs(graph_from_onnx(layer(3)), 0, len(y))["x"]
     assert_same(y, reference(layer(3), {"x": drawn, "w": w})["y"])
 
 
 def test_batches_take_as_rows_what_has_no_default() -> None:
     nodes = [node("Mul", ["x", "k"], ["m"]), node("Mul", ["m", "w"], ["y"])]
     inputs = {"x": (FLOAT, ["n", 4]), "k": (FLOAT, [4]), "w": (FLOAT, [4])}
-    graph = load_onnx(model_of(nodes, inputs, ["y"], initializers={"w": np.ones(4, np.float32)}))
+    graph = graph_from_onnx(model_of(nodes, inputs, ["y"], initializers={"w": np.ones(4, np.float32)}))
     ones = np.ones(4, np.float32)
     values = {"x": np.ones((4, 4), np.float32), "k": ones, "w": 2 * ones}
     with pytest.raises(BindError, match="--batch takes all inputs without a default as rows"):

@@ -12,8 +12,8 @@ from agreement import assert_same
 from kernel_cases import normal_from, op_of
 from onnx.helper import make_graph, make_node, make_opsetid, make_tensor_value_info
 
-from ferroflow_dask import load_onnx
 from ferroflow_dask.exceptions import KernelError
+from ferroflow_dask.graph import graph_from_onnx
 from ferroflow_dask.kernels import compile_op, evaluate
 
 #: Gates, and the names of the activations for each direction.
@@ -143,7 +143,7 @@ def test_in_a_sub_graph_too():
     )
     model = onnx.helper.make_model(graph, opset_imports=[make_opsetid("", 14)], ir_version=8)
     _, expected, _ = compile_op(op, {"": 14}, ["onnxruntime"])(*values)
-    assert_same(evaluate(load_onnx(model), inputs)["y"], expected.astype(np.float64))
+    assert_same(evaluate(graph_from_onnx(model), inputs)["y"], expected.astype(np.float64))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 from zict import LRU
 
 from ferroflow_dask.exceptions import KernelError, KernelNotFoundError, UnknownNameError
-from ferroflow_dask.graph import FERROFLOW_DOMAIN, Graph, Op, generate
+from ferroflow_dask.graph import FERROFLOW_DOMAIN, Graph, Op, generate_graph
 from ferroflow_dask.kernels import check_supported, compile_op, find_provider, registry
 from ferroflow_dask.kernels.provider import DeclinedError
 
@@ -45,7 +45,7 @@ def test_check_supported_names_the_first_op_without_a_kernel():
     graph = Graph("g", (), ops, ("z",), opsets={"": 18, "acme": 1})
     with pytest.raises(KernelNotFoundError, match="'odd'"):
         check_supported(graph)
-    check_supported(generate("transformer", seq_len=2, d_model=4, n_heads=2))
+    check_supported(generate_graph("transformer", seq_len=2, d_model=4, n_heads=2))
 
 
 def test_an_unknown_provider_is_answered_with_those_there_are():

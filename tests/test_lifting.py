@@ -13,9 +13,9 @@ from onnx import TensorProto
 from onnx.helper import make_graph, make_node, make_tensor_value_info
 from onnx.numpy_helper import from_array
 
-from ferroflow_dask import load_onnx
+from ferroflow_dask.graph import graph_from_onnx
 from ferroflow_dask.kernels import evaluate
-from ferroflow_dask.lowering import bind
+from ferroflow_dask.lowering import bind_graph
 
 SIDE = 40
 X = np.random.default_rng(0).standard_normal((2, SIDE), dtype=np.float32)
@@ -72,13 +72,13 @@ def test_large_weights_are_the_graphs(make, c, d):
     )
     before = model.SerializeToString(deterministic=True)
     expected = reference(model, inputs)
-    graph = load_onnx(model)
+    graph = graph_from_onnx(model)
     assert model.SerializeToString(deterministic=True) == before
     op = graph.ops[0]
     assert max(value.ByteSize() for value in op.attributes.values()) < 1000
     assert set(op.captured) & set(graph.constants)
     found = [evaluate(graph, inputs), evaluate(graph, inputs, providers=["reference"])]
-    found += [bind(graph, inputs, placement=how).compute(scheduler="sync") for how in ("whole", "ops")]
+    found += [bind_graph(graph, inputs, placement=how).compute(scheduler="sync") for how in ("whole", "ops")]
     for values in found:
         for name, value in expected.items():
             assert_same(values[name], value)
@@ -90,6 +90,6 @@ def test_a_weight_that_is_a_branchs_result_stays_there():
     other = branch("other", [make_node("Identity", ["x"], ["other_out"])])
     node = make_node("If", ["c"], ["y"], then_branch=then, else_branch=other)
     model = model_of([node], {"x": (TensorProto.FLOAT, [2, SIDE]), "c": (TensorProto.BOOL, [])}, ["y"])
-    graph = load_onnx(model)
+    graph = graph_from_onnx(model)
     assert not graph.constants
     assert_same(evaluate(graph, {"x": X, "c": np.array(True)})["y"], FIRST)

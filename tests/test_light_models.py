@@ -12,8 +12,10 @@ from distributed import Client
 from models import light_models, randomize
 from onnx.reference import ReferenceEvaluator
 
-from ferroflow_dask import executed, install, load_onnx, place, uninstall
+from ferroflow_dask import Model, executed, install, uninstall
+from ferroflow_dask.graph import graph_from_onnx
 from ferroflow_dask.kernels.corrections import LRN
+from ferroflow_dask.lowering import place
 
 #: The evaluator takes Softmax and BatchNormalization of old opsets for new ones, so it is given the same
 #: model in this one; LRN it does not compute in any (test_kernel_corrections shows that ours is right).
@@ -39,7 +41,7 @@ def expected_output(model: onnx.ModelProto, name: str, x: np.ndarray[Any, Any]) 
 @pytest.mark.parametrize("path", light_models(), ids=lambda path: path.stem)
 def test_an_architecture_on_processes_matches_onnx_reference(path: Path, process_client: Client) -> None:
     model = randomize(onnx.load(path), seed=1)
-    graph = load_onnx(model, name=path.stem)
+    graph = graph_from_onnx(model, name=path.stem)
     (name,) = graph.inputs
     one, other = (
         np.random.default_rng(seed).standard_normal((1, 3, 224, 224), np.float32) for seed in (1, 2)
@@ -48,7 +50,7 @@ def test_an_architecture_on_processes_matches_onnx_reference(path: Path, process
     placed = place(graph, process_client)
     outputs = []
     for x in (one, other):
-        bound = placed.bind(**{name: x})
+        bound = Model(placed).bind(**{name: x})
         assert bound.n_tasks == len(graph.live_ops) + 1  # the input is a task too
         (output,) = process_client.compute(bound).result().values()
         assert executed(process_client, bound.run).executed_ops == len(graph.live_ops)

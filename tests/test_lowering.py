@@ -15,14 +15,14 @@ import pytest
 from distributed import Client
 from numpy.testing import assert_array_equal
 
-from ferroflow_dask import BoundGraph, Graph, GraphBuilder, evaluate, executed, generate, place
+from ferroflow_dask import Model, executed
 from ferroflow_dask.annotations import COST_ANNOTATION, CPU, GPU, KIND_ANNOTATION, RANK_ANNOTATION
 from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.exceptions import BindError, KernelError, KernelNotFoundError, UsageError
-from ferroflow_dask.graph import Op, Source, upward_ranks
+from ferroflow_dask.graph import Builder, Graph, Op, Source, generate_graph, upward_ranks
 from ferroflow_dask.graph.nodes import UNKNOWN
-from ferroflow_dask.lowering import PLACEMENTS, executed_here
-from ferroflow_dask.lowering.collection import bind
+from ferroflow_dask.kernels import evaluate
+from ferroflow_dask.lowering import PLACEMENTS, BoundGraph, bind_graph, executed_here, place
 
 RNG = np.random.default_rng(0)
 UNKNOWN_ROWS = da.ones((4, 3), dtype="f4")[da.arange(4) > 1]
@@ -37,41 +37,41 @@ class Nothing:
 
 
 def two_layer() -> Graph:
-    builder = GraphBuilder("two-layer")
+    builder = Builder("two-layer")
     x = builder.input("x", "float32", ("batch", 3))
     hidden = builder.op("MatMul", x, builder.constant(RNG.random((3, 4), dtype=np.float32), "w"))
     builder.output(y=builder.op("Relu", hidden), hidden=hidden)
-    return builder.build()
+    return builder.to_graph()
 
 
 def split_in_two() -> Graph:
-    builder = GraphBuilder("split")
+    builder = Builder("split")
     first, second = builder.op(
         "Split", builder.input("x", "float32", (2, 6)), outputs=2, axis=1, num_outputs=2
     )
     builder.output(first=first, total=builder.op("Add", first, second))
-    return builder.build()
+    return builder.to_graph()
 
 
 def passed_through() -> Graph:
-    builder = GraphBuilder("passed through")
+    builder = Builder("passed through")
     x = builder.input("x", "float32", (2,))
     builder.output(x, doubled=builder.op("Add", x, x), c=builder.constant(np.float32([7]), "seven"))
-    return builder.build()
+    return builder.to_graph()
 
 
 def passed_through_of_five() -> Graph:
-    builder = GraphBuilder("passed through")
+    builder = Builder("passed through")
     x = builder.input("x", "float32", (5, 3))
     builder.output(x, doubled=builder.op("Add", x, x))
-    return builder.build()
+    return builder.to_graph()
 
 
 def optional_left_out() -> Graph:
-    builder = GraphBuilder("clip")
+    builder = Builder("clip")
     x = builder.input("x", "float32", (5,))
     builder.output(y=builder.op("Clip", x, "", builder.constant(np.float32(0.5))))
-    return builder.build()
+    return builder.to_graph()
 
 
 CASES: list[tuple[Callable[[], Graph], dict[str, Any]]] = [
@@ -79,7 +79,7 @@ CASES: list[tuple[Callable[[], Graph], dict[str, Any]]] = [
     (split_in_two, {"x": RNG.random((2, 6), dtype=np.float32)}),
     (passed_through, {"x": np.float32([1, 2])}),
     (optional_left_out, {"x": RNG.standard_normal(5, dtype=np.float32)}),
-    (lambda: generate("transformer", seq_len=4, d_model=8, n_heads=2), {}),
+    (lambda: generate_graph("transformer", seq_len=4, d_model=8, n_heads=2), {}),
 ]
 
 
@@ -95,7 +95,7 @@ def test_any_dask_scheduler_gives_the_sequential_result(
     make: Callable[[], Graph], inputs: dict[str, Any], scheduler: str
 ) -> None:
     graph = make()
-    bound = graph.bind(**inputs)
+    bound = Model(graph).bind(**inputs)
     assert_same(bound.compute(scheduler=scheduler), evaluate(graph, inputs))
     assert executed_here(bound.run).executed_ops == len(graph.live_ops)
 
@@ -106,7 +106,7 @@ def test_a_cluster_gives_the_sequential_result(
     make: Callable[[], Graph], inputs: dict[str, Any], process_client: Client
 ) -> None:
     graph = make()
-    bound = graph.bind(**inputs)
+    bound = Model(graph).bind(**inputs)
     assert_same(process_client.compute(bound).result(), evaluate(graph, inputs))
     assert executed(process_client, bound.run).executed_ops == len(graph.live_ops)
 
@@ -119,7 +119,7 @@ def test_placed_constants_give_the_sequential_result(
     graph = make()
     placed = place(graph, process_client)
     for _ in range(2):
-        assert_same(process_client.compute(placed.bind(**inputs)).result(), evaluate(graph, inputs))
+        assert_same(process_client.compute(Model(placed).bind(**inputs)).result(), evaluate(graph, inputs))
 
 
 @pytest.mark.cluster
@@ -129,7 +129,7 @@ def test_placed_constants_are_on_every_worker_before_the_graph_is_computed(proce
     placed = place(graph, process_client)
     (future,) = placed.constants.values()
     assert len(process_client.who_has([future])[future.key]) == 2
-    _, tasks = placed.bind(x=np.zeros((1, 3), "float32")).__dask_graph__().layers.values()
+    _, tasks = Model(placed).bind(x=np.zeros((1, 3), "float32")).__dask_graph__().layers.values()
     assert not any(key[0].startswith("source") for key in tasks)
 
 
@@ -147,7 +147,9 @@ def test_dask_compute_takes_several_graphs_and_other_collections(process_client:
     x = np.float32([[1, 2, 3]])
     graph = two_layer()
     with process_client.as_current():
-        first, second, array = dask.compute(graph.bind(x=x), graph.bind(x=2 * x), da.ones(10, chunks=5).sum())
+        first, second, array = dask.compute(
+            Model(graph).bind(x=x), Model(graph).bind(x=2 * x), da.ones(10, chunks=5).sum()
+        )
     assert_same(first, evaluate(graph, {"x": x}))
     assert_same(second, evaluate(graph, {"x": 2 * x}))
     assert array == 10
@@ -157,7 +159,7 @@ def test_dask_compute_takes_several_graphs_and_other_collections(process_client:
 def test_a_persisted_graph_stays_on_the_cluster_and_computes_to_the_same(process_client: Client) -> None:
     inputs = {"x": RNG.random((5, 3), dtype=np.float32)}
     graph = two_layer()
-    persisted = process_client.persist(graph.bind(**inputs))
+    persisted = process_client.persist(Model(graph).bind(**inputs))
     assert isinstance(persisted, BoundGraph)
     assert_same(process_client.compute(persisted).result(), evaluate(graph, inputs))
     assert executed(process_client, persisted.run).executed_ops == 2  # not again
@@ -166,14 +168,14 @@ def test_a_persisted_graph_stays_on_the_cluster_and_computes_to_the_same(process
 def test_keys_are_readable_and_unique_to_each_binding() -> None:
     graph = two_layer()
     x = np.zeros((1, 3), "float32")
-    first, second = graph.bind(x=x), graph.bind(x=x)
+    first, second = Model(graph).bind(x=x), Model(graph).bind(x=x)
     assert {key[0].split("-")[0] for key in first.__dask_keys__()} == {"relu", "matmul"}
     assert set(first.__dask_keys__()).isdisjoint(second.__dask_keys__())
 
 
 def test_equal_ops_are_not_merged() -> None:
-    graph = generate("matmul-parallel", n_branches=4, ops_per_branch=3, m=4)
-    bound = graph.bind()
+    graph = generate_graph("matmul-parallel", n_branches=4, ops_per_branch=3, m=4)
+    bound = Model(graph).bind()
     bound.compute(scheduler="sync")
     report = executed_here(bound.run)
     assert report.executed_ops == 12
@@ -182,26 +184,28 @@ def test_equal_ops_are_not_merged() -> None:
 
 
 def test_ops_that_no_output_needs_are_not_run() -> None:
-    builder = GraphBuilder()
+    builder = Builder()
     x = builder.input("x", "float32", (2,))
     builder.op("Relu", x, name="dead")
     builder.output(y=builder.op("Neg", x))
-    bound = builder.build().bind(x=np.float32([1, 2]))
+    bound = Model(builder.to_graph()).bind(x=np.float32([1, 2]))
     bound.compute(scheduler="sync")
     assert executed_here(bound.run).executed_ops == 1
 
 
 def test_a_source_is_one_task_however_many_ops_read_it() -> None:
-    bound = generate("imbalanced").bind()
+    bound = Model(generate_graph("imbalanced")).bind()
     sources, ops = bound.__dask_graph__().layers.values()
     assert len(sources) == 1
     assert len(ops) == 204
 
 
 def test_tasks_carry_cost_and_upward_rank() -> None:
-    graph = generate("wide", width=2, depth=3, skew=0.5)
+    graph = generate_graph("wide", width=2, depth=3, skew=0.5)
     layer = next(
-        layer for name, layer in graph.bind().__dask_graph__().layers.items() if name.startswith("ops-")
+        layer
+        for name, layer in Model(graph).bind().__dask_graph__().layers.items()
+        if name.startswith("ops-")
     )
     costs = {op.id: op.attributes["duration"] for op in graph.ops}
     ranks = upward_ranks(graph, costs)
@@ -211,7 +215,7 @@ def test_tasks_carry_cost_and_upward_rank() -> None:
 
 
 def test_of_ops_that_are_alike_to_dask_the_first_starts_first() -> None:
-    bound = bind(generate("imbalanced"), costs=Nothing())
+    bound = bind_graph(generate_graph("imbalanced"), costs=Nothing())
     dsk = dict(bound.__dask_graph__())
     order = dask.order.order(dsk)
     ops = [key for key in dsk if str(key[0]).startswith("slow-")]
@@ -219,23 +223,23 @@ def test_of_ops_that_are_alike_to_dask_the_first_starts_first() -> None:
 
 
 def test_without_costs_tasks_carry_their_kind_only() -> None:
-    bound = bind(generate("resnet", channels=2), costs=Nothing())
+    bound = bind_graph(generate_graph("resnet", channels=2), costs=Nothing())
     annotations = [layer.annotations for layer in bound.__dask_graph__().layers.values() if layer.annotations]
     assert [list(annotation) for annotation in annotations] == [[KIND_ANNOTATION]]
 
 
 def test_ops_of_one_kind_have_operator_attributes_and_shapes_in_common() -> None:
     def kinds(graph: Graph) -> dict[str, str]:
-        bound = graph.bind()
+        bound = Model(graph).bind()
         (annotations,) = (
             layer.annotations for layer in bound.__dask_graph__().layers.values() if layer.annotations
         )
         of_keys = annotations[KIND_ANNOTATION].values()
         return {op.name: kind for op, kind in zip(graph.live_ops, of_keys, strict=True)}
 
-    slow = kinds(generate("imbalanced", n_heavy=2, n_fast=2))
+    slow = kinds(generate_graph("imbalanced", n_heavy=2, n_fast=2))
     assert slow["heavy_1"] == slow["heavy_2"] != slow["fast_3"] == slow["fast_4"]
-    small, large = (kinds(generate("matmul-chain", n_ops=2, m=m)) for m in (2, 3))
+    small, large = (kinds(generate_graph("matmul-chain", n_ops=2, m=m)) for m in (2, 3))
     assert len(set(small.values())) == len(set(large.values())) == 1
     assert set(small.values()).isdisjoint(large.values())
 
@@ -250,10 +254,10 @@ def test_ops_of_one_kind_have_operator_attributes_and_shapes_in_common() -> None
     ],
 )
 def test_products_from_a_threshold_on_run_on_gpus(op_type: str, threshold: int, kinds: set[str]) -> None:
-    builder = GraphBuilder()
+    builder = Builder()
     a, b = builder.constant(np.ones((5, 5), "f4")), builder.constant(np.ones((5, 5), "f4"))
     builder.output(y=builder.op(op_type, a, b))
-    bound = bind(builder.build(), gpu_matmul_threshold=threshold)
+    bound = bind_graph(builder.to_graph(), gpu_matmul_threshold=threshold)
     (annotation,) = bound.__dask_graph__().layers[f"ops-{bound.run}"].annotations[COST_ANNOTATION].values()
     assert set(annotation) == kinds
 
@@ -292,13 +296,13 @@ def test_products_from_a_threshold_on_run_on_gpus(op_type: str, threshold: int, 
     ],
 )
 def test_bind_refuses(inputs: dict[str, Any], message: str) -> None:
-    builder = GraphBuilder("g")
+    builder = Builder("g")
     x = builder.input("x", "float32", ("batch", 3))
     if "w" in inputs:
         x = builder.op("Add", x, builder.input("w", "float32", ("batch", 3)))
     builder.output(y=builder.op("Relu", x))
     with pytest.raises(BindError, match=message):
-        builder.build().bind(**inputs)
+        Model(builder.to_graph()).bind(**inputs)
 
 
 X = RNG.random((5, 3), dtype=np.float32)
@@ -316,7 +320,7 @@ LAZY: dict[str, Callable[[Any], Any]] = {
 def test_inputs_may_be_lazy(kind: str, make: Callable[[], Graph], thread_client: Client) -> None:
     graph = make()
     expected = evaluate(graph, {"x": X})
-    bound = graph.bind(x=LAZY[kind](thread_client))
+    bound = Model(graph).bind(x=LAZY[kind](thread_client))
     for found in (thread_client.compute(bound).result(), thread_client.persist(bound).compute()):
         for name, value in expected.items():
             assert_array_equal(found[name], value)
@@ -341,26 +345,26 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
 @pytest.mark.parametrize("wrong", WRONG)
 def test_lazy_inputs_are_checked_once_they_are_computed(wrong: str, placement: str) -> None:
     make, message = WRONG[wrong]
-    bound = bind(two_layer(), {"x": dask.delayed(make)()}, profile=ONE, placement=placement)
+    bound = bind_graph(two_layer(), {"x": dask.delayed(make)()}, profile=ONE, placement=placement)
     with pytest.raises(BindError, match=message):
         bound.compute(scheduler="sync")
     with pytest.raises(BindError, match=message):  # as if it had been here
-        two_layer().bind(x=make())
+        Model(two_layer()).bind(x=make())
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_lazy_inputs_that_fit_give_the_same_in_every_placement(placement: str) -> None:
     graph = passed_through_of_five()
-    bound = bind(graph, {"x": dask.delayed(X.copy)()}, profile=ONE, placement=placement)
+    bound = bind_graph(graph, {"x": dask.delayed(X.copy)()}, profile=ONE, placement=placement)
     assert_same(bound.compute(scheduler="sync"), evaluate(graph, {"x": X}))
     assert bound.n_tasks == 3  # the delayed value, its check, and the only op
 
 
 def test_a_lazy_input_has_the_symbolic_dimensions_of_those_that_are_here() -> None:
-    builder = GraphBuilder("g")
+    builder = Builder("g")
     x, w = (builder.input(name, "float32", ("batch", 3)) for name in "xw")
     builder.output(y=builder.op("Add", x, w))
-    bound = builder.build().bind(x=dask.delayed(X[:1].copy)(), w=X)
+    bound = Model(builder.to_graph()).bind(x=dask.delayed(X[:1].copy)(), w=X)
     with pytest.raises(BindError, match="dimension 'batch' is 5 in input 'w' and 1 in 'x'"):
         bound.compute(scheduler="sync")
 
@@ -370,14 +374,14 @@ def test_futures_are_checked_on_their_worker(process_client: Client) -> None:
     graph = two_layer()
     wrong, right = process_client.scatter([X.astype("f8"), X])
     with pytest.raises(BindError, match="'x' has dtype float64, the graph takes float32"):
-        process_client.compute(graph.bind(x=wrong)).result()
-    assert_same(process_client.compute(graph.bind(x=right)).result(), evaluate(graph, {"x": X}))
+        process_client.compute(Model(graph).bind(x=wrong)).result()
+    assert_same(process_client.compute(Model(graph).bind(x=right)).result(), evaluate(graph, {"x": X}))
 
 
 def test_lazy_sequences_are_left_to_the_kernel() -> None:
     concat = Op(1, "concat", "ConcatFromSequence", ("s",), ("y",), attributes={"axis": 0})
     graph = Graph("g", (Source(0, "s", UNKNOWN),), (concat,), ("y",), opsets={"": 21})
-    bound = graph.bind(s=dask.delayed([X, X]))
+    bound = Model(graph).bind(s=dask.delayed([X, X]))
     assert_array_equal(bound.compute(scheduler="sync")["y"], np.concatenate([X, X]))
 
 
@@ -387,18 +391,18 @@ def test_only_binding_takes_lazy_inputs() -> None:
 
 
 def test_an_op_without_kernel_is_refused_before_anything_runs() -> None:
-    builder = GraphBuilder()
+    builder = Builder()
     builder.output(y=builder.op("Frobnicate", builder.input("x"), domain="my.domain"))
     with pytest.raises(KernelNotFoundError, match=r"frobnicate_1.*my\.domain\.Frobnicate"):
-        builder.build().bind(x=np.float32(1))
+        Model(builder.to_graph()).bind(x=np.float32(1))
 
 
 @pytest.mark.cluster
 def test_an_op_that_fails_is_named_and_the_cluster_lives_on(process_client: Client) -> None:
-    builder = GraphBuilder()
+    builder = Builder()
     shape = builder.input("shape", "int64", (2,))
     builder.output(y=builder.op("Reshape", builder.constant(np.zeros(6, "f4")), shape, name="reshaped"))
-    graph = builder.build()
+    graph = builder.to_graph()
     with pytest.raises(KernelError, match="reshaped"):
-        process_client.compute(graph.bind(shape=np.int64([4, 4]))).result()
-    assert process_client.compute(graph.bind(shape=np.int64([2, 3]))).result()["y"].shape == (2, 3)
+        process_client.compute(Model(graph).bind(shape=np.int64([4, 4]))).result()
+    assert process_client.compute(Model(graph).bind(shape=np.int64([2, 3]))).result()["y"].shape == (2, 3)

@@ -24,8 +24,8 @@ from onnx import TensorProto, helper
 from ferroflow_dask import load_onnx
 from ferroflow_dask.exceptions import BindError, KernelError, KernelNotFoundError, UsageError
 from ferroflow_dask.kernels import session as sessions
-from ferroflow_dask.lowering import model as models
-from ferroflow_dask.lowering.model import LoadedModel
+from ferroflow_dask.lowering import batch_model as models
+from ferroflow_dask.lowering.batch_model import LoadedModel
 
 #: The quick ones of the nine, all of which can be freed.
 FREED = [
@@ -300,7 +300,7 @@ def test_a_model_stays_open_whatever_the_values_of_other_inputs() -> None:
         np.testing.assert_allclose(y.compute(scheduler="sync"), x @ w, rtol=1e-5)
         tokens.add(token_in(y))
     assert len(tokens) == 1
-    (prepared,) = models._prepared[graph].values()
+    (prepared,) = models._prepared[graph.graph].values()
     assert len(prepared.by_values) == models._VALUES_KEPT
 
 

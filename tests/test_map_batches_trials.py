@@ -13,11 +13,11 @@ from distributed import Client
 from models import model_of
 from onnx import TensorProto, helper
 
-from ferroflow_dask import Graph, load_onnx
+from ferroflow_dask import load_onnx
 from ferroflow_dask.cli.batches import in_batches
 from ferroflow_dask.exceptions import BindError
 from ferroflow_dask.lowering import trials
-from ferroflow_dask.lowering.batches import how_batched
+from ferroflow_dask.lowering.batches import how_batched, map_batches
 
 TRY_OUT = trials.try_out
 X = da.zeros((6, 3), chunks=2, dtype=np.float32)
@@ -54,11 +54,11 @@ DEPENDENT = {
 def test_a_model_whose_rows_depend_on_each_other_is_refused(model: onnx.ModelProto) -> None:
     dtype = helper.tensor_dtype_to_np_dtype(model.graph.input[0].type.tensor_type.elem_type)
     x = da.from_array(rows(8, 3).astype(dtype), chunks=4)
-    for ask in (Graph.map_batches, how_batched):
+    for ask in (map_batches, how_batched):
         with pytest.raises(
             BindError, match=r"^rows of model 'test' depend on each other .* with bind, or without --batch$"
         ):
-            ask(load_onnx(model), x)
+            ask(load_onnx(model).graph, x)
 
 
 NOT_TRIED = {
@@ -148,11 +148,11 @@ def test_batches_on_the_command_line_take_all_inputs_as_rows() -> None:
     model = model_of([scale], {"x": (FLOAT, ("n", 4)), "k": (FLOAT, (4,))}, ["y"])
     inputs = {"x": np.ones((4, 4), np.float32), "k": np.ones(4, np.float32)}
     with pytest.raises(BindError, match=r"--batch takes all inputs as rows"):
-        in_batches(load_onnx(model), inputs, 2, lambda: 1, seed=0)
+        in_batches(load_onnx(model).graph, inputs, 2, lambda: 1, seed=0)
     with pytest.raises(
         BindError, match=r"inputs of \[4, 6\] rows make no batches; --batch takes each of them"
     ):
-        in_batches(load_onnx(model), {**inputs, "x": np.ones((6, 4), np.float32)}, 2, lambda: 1, seed=0)
+        in_batches(load_onnx(model).graph, {**inputs, "x": np.ones((6, 4), np.float32)}, 2, lambda: 1, seed=0)
 
 
 def test_what_is_tried_out_may_be_on_a_cluster_without_the_model(process_client: Client) -> None:

@@ -48,7 +48,7 @@ CALLS: dict[str, Callable[[Client], Any]] = {
     "optimizations": ferroflow_dask.optimizations,
     "optimize": lambda client: ferroflow_dask.optimize(dask.delayed(sum)([1]), client),
     "optimize_graph": lambda client: ferroflow_dask.optimize_graph({"x": 1}, "x", client),
-    "place": lambda client: ferroflow_dask.place(ferroflow_dask.generate("uniform", n=1, dim=2), client),
+    "place": ferroflow_dask.generate("uniform", n=1, dim=2).place,
     "use_gpus": ferroflow_dask.use_gpus,
     "workers_of": workers_of,
 }

@@ -21,9 +21,10 @@ from models import if_model, mlp, model_of
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from ferroflow_dask import bind, install, load_onnx
+from ferroflow_dask import install
 from ferroflow_dask.exceptions import FerroflowError
-from ferroflow_dask.graph import random_inputs
+from ferroflow_dask.graph import graph_from_onnx, random_inputs
+from ferroflow_dask.lowering import bind_graph
 
 pytestmark = pytest.mark.cluster
 N_MUTANTS = int(os.environ.get("FERROFLOW_MUTANTS", "500"))
@@ -195,9 +196,9 @@ def test_a_mutant_is_an_error_of_ours_or_a_right_result(process_client: Client) 
         for seed in range(N_MUTANTS):
             content = mutant(seed)
             try:
-                graph = load_onnx(content)
+                graph = graph_from_onnx(content)
                 inputs = random_inputs(graph, seed)
-                found = list(process_client.compute(bind(graph, inputs)).result(timeout=120).values())
+                found = list(process_client.compute(bind_graph(graph, inputs)).result(timeout=120).values())
             except FerroflowError as error:
                 ended[type(error).__name__] += 1
                 ended["long"] += "\n" in str(error)

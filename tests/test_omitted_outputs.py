@@ -15,10 +15,10 @@ from models import model_of, reference
 from onnx import TensorProto
 from onnx.helper import make_graph, make_node, make_tensor_value_info
 
-from ferroflow_dask import load_onnx
+from ferroflow_dask.graph import graph_from_onnx
 from ferroflow_dask.kernels import evaluate, make_plan
 from ferroflow_dask.kernels.model import name_omitted_outputs
-from ferroflow_dask.lowering import bind
+from ferroflow_dask.lowering import bind_graph
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 X = np.arange(8, dtype=np.float32).reshape(2, 4) - 3
@@ -92,9 +92,9 @@ def run(left_out: str) -> None:
     # `onnx.reference` joins what it has seen along the wrong axis.
     is_loop = proto.graph.node[1].op_type == "Loop"
     expected = {"y": np.abs(np.stack([2 * X, 3 * X]))} if is_loop else reference(proto, inputs)
-    graph = load_onnx(proto)
+    graph = graph_from_onnx(proto)
     inputs = {name: inputs[name] for name in graph.inputs}
-    found = [evaluate(graph, inputs), bind(graph, inputs, placement="whole").compute(scheduler="sync")]
+    found = [evaluate(graph, inputs), bind_graph(graph, inputs, placement="whole").compute(scheduler="sync")]
     plan = make_plan(graph, graph.live_ops, [*inputs, *graph.constants], list(graph.outputs))
     for _ in range(2):  # from the second time on in segments
         values = plan.run(

@@ -13,7 +13,7 @@ from agreement import assert_same
 from onnx import TensorProto
 
 from ferroflow_dask.exceptions import KernelError, KernelNotFoundError
-from ferroflow_dask.graph.from_onnx import load_onnx
+from ferroflow_dask.graph import graph_from_onnx
 from ferroflow_dask.kernels import evaluate
 
 #: Node tests whose expectations our default kernels do not meet, with the reason.
@@ -49,7 +49,7 @@ def check_node_case(case: Any) -> None:
         return onnx.numpy_helper.to_array(value) if isinstance(value, TensorProto) else value
 
     names = [entry.name for entry in case.model.graph.input]
-    graph = load_onnx(case.model)
+    graph = graph_from_onnx(case.model)
     for inputs, outputs in case.data_sets:
         actual = evaluate(graph, dict(zip(names, map(array, inputs), strict=False)))
         for one, other in zip(actual.values(), map(array, outputs), strict=True):

@@ -8,9 +8,8 @@ import pytest
 from dask._task_spec import Task, TaskRef
 from dask.order import order
 
-from ferroflow_dask import Graph, generate
 from ferroflow_dask.cost import AnalyticCost, estimate
-from ferroflow_dask.graph import upward_ranks
+from ferroflow_dask.graph import Graph, generate_graph, upward_ranks
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
 
 WORKERS = 8
@@ -70,7 +69,7 @@ def run(policy: str, tasks: dict[Any, VirtualTask]) -> tuple[int, float]:
     ids=["many long chains", "few of many chains are long", "stacked blocks"],
 )
 def test_ranks_save_time_and_cost_no_memory(name: str, sizes: dict[str, Any], part: float) -> None:
-    tasks = tasks_of(generate(name, **sizes))
+    tasks = tasks_of(generate_graph(name, **sizes))
     most_of_dask, makespan_of_dask = run("dask", tasks)
     most, makespan_s = run("ferroflow", tasks)
     assert most <= 1.05 * most_of_dask

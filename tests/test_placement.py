@@ -16,11 +16,12 @@ from models import light_models, mlp, model_of, randomize
 from numpy.testing import assert_allclose
 from onnx import TensorProto
 
-from ferroflow_dask import bind, evaluate, executed, generate, load_onnx, place
+from ferroflow_dask import executed
 from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.exceptions import KernelError, UsageError
-from ferroflow_dask.graph import Graph, random_inputs
-from ferroflow_dask.lowering import PLACEMENTS, predictions_of
+from ferroflow_dask.graph import Graph, generate_graph, graph_from_onnx, random_inputs
+from ferroflow_dask.kernels import evaluate
+from ferroflow_dask.lowering import PLACEMENTS, bind_graph, place, predictions_of
 
 FOUR = ClusterProfile((1,) * 4)
 SOME_MODELS = [path for path in light_models() if path.stem.endswith(("alexnet", "squeezenet", "resnet50"))]
@@ -34,19 +35,19 @@ def parallel(n: int) -> Graph:
     nodes.append(onnx.helper.make_node("Sum", [f"y{i}" for i in range(n)], ["y"]))
     x, y = (onnx.helper.make_tensor_value_info(name, 1, [1024, 1024]) for name in "xy")
     graph = onnx.helper.make_graph(nodes, "parallel", [x], [y], [weight])
-    return load_onnx(
+    return graph_from_onnx(
         onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=8)
     )
 
 
 @pytest.mark.parametrize("path", SOME_MODELS, ids=lambda path: path.stem)
 def test_each_placement_gives_the_same_numbers(path: Path, process_client: Client) -> None:
-    graph = load_onnx(randomize(onnx.load(path)))
+    graph = graph_from_onnx(randomize(onnx.load(path)))
     inputs = random_inputs(graph, 0)
     expected = evaluate(graph, inputs)
     placed = place(graph, process_client)
     for placement in PLACEMENTS:
-        bound = bind(placed, inputs, profile=FOUR, placement=placement)
+        bound = bind_graph(placed, inputs, profile=FOUR, placement=placement)
         assert bound.placement == placement
         outputs = process_client.compute(bound).result()
         assert list(outputs) == list(expected)
@@ -57,28 +58,28 @@ def test_each_placement_gives_the_same_numbers(path: Path, process_client: Clien
 
 
 def test_whole_is_one_task_and_what_it_reads() -> None:
-    graph = load_onnx(mlp())
-    bound = bind(graph, {"x": np.zeros((2, 784), np.float32)}, placement="whole")
+    graph = graph_from_onnx(mlp())
+    bound = bind_graph(graph, {"x": np.zeros((2, 784), np.float32)}, placement="whole")
     n_large = sum(not source.is_input and not source.is_small for source in graph.sources)
     assert bound.n_tasks == 1 + 1 + n_large
     assert bound.compute(scheduler="sync")["y"].shape == (2, 10)
 
 
 def test_auto_takes_what_is_predicted_to_be_fastest() -> None:
-    chain = load_onnx(mlp())
+    chain = graph_from_onnx(mlp())
     x = {"x": np.zeros((2, 784), np.float32)}
-    assert bind(chain, x, profile=FOUR, placement="auto").placement == "whole"
+    assert bind_graph(chain, x, profile=FOUR, placement="auto").placement == "whole"
     wide = parallel(16)
-    bound = bind(wide, random_inputs(wide, 0), profile=FOUR, placement="auto")
+    bound = bind_graph(wide, random_inputs(wide, 0), profile=FOUR, placement="auto")
     assert bound.placement == "bundles"
     assert bound.predictions["bundles"].makespan_s < 0.8 * bound.predictions["whole"].makespan_s
     assert bound.prediction == bound.predictions["bundles"]
 
 
 def test_ferroflows_own_ops_are_whole_only_if_that_is_asked_for() -> None:
-    graph = generate("wide", width=2, depth=2)
-    assert bind(graph, {}, profile=ClusterProfile((1,)), placement="auto").placement == "bundles"
-    bound = bind(graph, {}, placement="whole")
+    graph = generate_graph("wide", width=2, depth=2)
+    assert bind_graph(graph, {}, profile=ClusterProfile((1,)), placement="auto").placement == "bundles"
+    bound = bind_graph(graph, {}, placement="whole")
     outputs = bound.compute(scheduler="sync")
     for name, value in evaluate(graph).items():
         assert_allclose(outputs[name], value)
@@ -87,25 +88,25 @@ def test_ferroflows_own_ops_are_whole_only_if_that_is_asked_for() -> None:
 def test_a_model_that_does_not_fit_a_worker_is_not_whole() -> None:
     wide = parallel(16)
     small = ClusterProfile((1,), memory_nbytes=2**24)
-    assert bind(wide, random_inputs(wide, 0), profile=small, placement="auto").placement == "bundles"
+    assert bind_graph(wide, random_inputs(wide, 0), profile=small, placement="auto").placement == "bundles"
 
 
 def test_all_placements_are_predicted() -> None:
-    found = predictions_of(generate("imbalanced"), {}, FOUR)
+    found = predictions_of(generate_graph("imbalanced"), {}, FOUR)
     assert list(found) == list(PLACEMENTS)
     assert found["whole"].n_tasks == 1
     assert found["ops"].n_tasks == 204
 
 
 def test_an_error_in_a_whole_model_names_it() -> None:
-    graph = load_onnx(
+    graph = graph_from_onnx(
         model_of(
             [onnx.helper.make_node("Reshape", ["x", "shape"], ["y"])],
             {"x": (TensorProto.FLOAT, ["n"]), "shape": (TensorProto.INT64, [2])},
             ["y"],
         )
     )
-    bound = bind(graph, {"x": np.zeros(5, np.float32), "shape": np.array([2, 2])}, placement="whole")
+    bound = bind_graph(graph, {"x": np.zeros(5, np.float32), "shape": np.array([2, 2])}, placement="whole")
     with pytest.raises(KernelError, match=r"model '.*' failed on \(x: float32\(5,\)"):
         bound.compute(scheduler="sync")
 
@@ -120,7 +121,7 @@ def test_an_error_in_a_whole_model_names_it() -> None:
 )
 def test_placements_that_make_no_sense(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        bind(generate("uniform", n=2, dim=2), {}, **options)
+        bind_graph(generate_graph("uniform", n=2, dim=2), {}, **options)
     assert message in str(caught.value)
 
 

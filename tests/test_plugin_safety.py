@@ -305,7 +305,7 @@ def test_when_the_policy_fails_dask_takes_over(
         assert await cluster.client.gather(cluster.pinned(60, 0.005)) == list(range(60))
         for _ in range(3):
             for value in (await cluster.client.compute(graph.bind())).values():
-                np.testing.assert_array_equal(value, graph.constants["root"])
+                np.testing.assert_array_equal(value, graph.graph.constants["root"])
         assert failing.after <= 0
         assert len(cluster.scheduler.workers) == 3
         cluster.scheduler.validate_state()

@@ -12,11 +12,11 @@ from models import model_of
 from onnx import TensorProto
 from onnx.helper import make_graph, make_node, make_tensor_value_info
 
-from ferroflow_dask import Graph, GraphBuilder, load_onnx
+from ferroflow_dask.graph import Builder, Graph, graph_from_onnx
 from ferroflow_dask.graph.to_onnx import to_onnx
 from ferroflow_dask.kernels import evaluate, make_plan
 from ferroflow_dask.kernels.segments import plans
-from ferroflow_dask.lowering import bind
+from ferroflow_dask.lowering import bind_graph
 
 X = np.full((1, 30), 0.5, np.float32)
 
@@ -34,12 +34,12 @@ DRAWN: dict[str, tuple[bool, dict[str, Any]]] = {
 def graph_of(op_type: str, *seeds: dict[str, float]) -> Graph:
     """One op for each of the seeds, which yield y0, y1, …, each between others that may share a session."""
     reads, attributes = DRAWN[op_type]
-    builder = GraphBuilder("drawn")
+    builder = Builder("drawn")
     operands = [builder.op("Abs", builder.input("x", "float32", (1, 30)))] if reads else []
     for i, seed in enumerate(seeds):
         value = builder.op(op_type, *operands, **attributes, **seed)
         builder.output(**{f"y{i}": builder.op("Abs", value)})
-    return builder.build()
+    return builder.to_graph()
 
 
 def inputs_of(graph: Graph) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def test_a_seed_gives_the_same_numbers_in_every_run(op_type):
     assert (expected["y0"] == expected["y1"]).all()
     assert (expected["y0"] != expected["y2"]).any()
     found = [evaluate(graph, inputs) for _ in range(2)]
-    found += [bind(graph, inputs, placement="whole").compute(scheduler="sync") for _ in range(2)]
+    found += [bind_graph(graph, inputs, placement="whole").compute(scheduler="sync") for _ in range(2)]
     plans.clear()
     plan = make_plan(graph, graph.live_ops, [*inputs], list(graph.outputs))
     for _ in range(3):
@@ -80,9 +80,9 @@ def test_a_seed_in_a_branch_gives_the_same_numbers_in_every_run(placement):
         return make_graph([make_node("RandomUniform", [], [name], shape=[9], seed=seed)], name, [], [result])
 
     node = make_node("If", ["c"], ["y"], then_branch=branch("then", 3.0), else_branch=branch("other", 4.0))
-    graph = load_onnx(model_of([node], {"c": (TensorProto.BOOL, [])}, ["y"]))
+    graph = graph_from_onnx(model_of([node], {"c": (TensorProto.BOOL, [])}, ["y"]))
     found = [
-        bind(graph, {"c": np.array(True)}, placement=placement).compute(scheduler="sync")["y"]
+        bind_graph(graph, {"c": np.array(True)}, placement=placement).compute(scheduler="sync")["y"]
         for _ in range(3)
     ]
     assert found[0].tolist() == found[1].tolist() == found[2].tolist()

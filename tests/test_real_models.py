@@ -14,8 +14,10 @@ import onnxruntime
 import pytest
 from distributed import Client
 
-from ferroflow_dask import ClusterProfile, Graph, bind, install, load_onnx, place
+from ferroflow_dask import ClusterProfile, Model, install
+from ferroflow_dask.graph import Graph, graph_from_onnx
 from ferroflow_dask.kernels.onnxruntime import open_graph
+from ferroflow_dask.lowering import bind_graph, place
 
 pytestmark = pytest.mark.cluster
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -37,19 +39,19 @@ MODELS: dict[str, tuple[str, str, tuple[int, ...]]] = {
 
 
 def in_batches(graph: Graph, x: Any) -> Any:
-    return graph.map_batches(da.from_array(x, chunks=(2, *x.shape[1:])))
+    return Model(graph).map_batches(da.from_array(x, chunks=(2, *x.shape[1:])))
 
 
 def as_one_task(graph: Graph, x: Any) -> Any:
-    return bind(graph, {next(iter(graph.inputs)): x}, placement="whole")
+    return bind_graph(graph, {next(iter(graph.inputs)): x}, placement="whole")
 
 
 def in_bundles(graph: Graph, x: Any) -> Any:
-    return bind(graph, {next(iter(graph.inputs)): x}, profile=ClusterProfile((1, 1)))
+    return bind_graph(graph, {next(iter(graph.inputs)): x}, profile=ClusterProfile((1, 1)))
 
 
 def op_by_op(graph: Graph, x: Any) -> Any:
-    return bind(graph, {next(iter(graph.inputs)): x})
+    return bind_graph(graph, {next(iter(graph.inputs)): x})
 
 
 @pytest.mark.parametrize("placement", [in_batches, as_one_task, in_bundles, op_by_op])
@@ -57,7 +59,7 @@ def op_by_op(graph: Graph, x: Any) -> Any:
 def test_a_model_gives_what_onnxruntime_gives(name: str, placement: Any, process_client: Client) -> None:
     package, pattern, shape = MODELS[name]
     path = model_file(package, pattern)
-    graph = place(load_onnx(path), process_client)
+    graph = place(graph_from_onnx(path), process_client)
     ((input_name, spec),) = graph.inputs.items()
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, shape).astype(spec.dtype) if name == "magika" else rng.random(shape, np.float32)
@@ -74,7 +76,7 @@ def test_a_model_gives_what_onnxruntime_gives(name: str, placement: Any, process
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_is_one_session(name: str) -> None:
-    session = open_graph(load_onnx(model_file(*MODELS[name][:2])), {}, 1)
+    session = open_graph(graph_from_onnx(model_file(*MODELS[name][:2])), {}, 1)
     assert not isinstance(session, str), session
 
 

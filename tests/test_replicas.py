@@ -9,17 +9,18 @@ import pytest
 from distributed import Client
 from waiting import soon
 
-from ferroflow_dask import install, place, uninstall
-from ferroflow_dask.graph import Graph, GraphBuilder
+from ferroflow_dask import Model, install, uninstall
+from ferroflow_dask.graph import Builder, Graph
+from ferroflow_dask.lowering import place
 
 pytestmark = pytest.mark.cluster
 
 
 def layer() -> Graph:
-    builder = GraphBuilder("layer")
+    builder = Builder("layer")
     weights = builder.constant(np.arange(4096.0).reshape(64, 64), name="weights")
     builder.output(y=builder.op("MatMul", builder.input("x", "float64", (1, 64)), weights))
-    return builder.build()
+    return builder.to_graph()
 
 
 def n_copies(client: Client, key: str) -> int:
@@ -40,7 +41,7 @@ def test_placed_values_stay_on_all_workers_until_the_plugin_goes(process_client:
     other = process_client.scatter(1, broadcast=True)  # of others' values one copy stays, as ever
     assert soon(lambda: n_copies(process_client, other.key) == 1, 30)
     assert n_copies(process_client, key) == 2
-    result = process_client.compute(graph.bind(x=np.ones((1, 64)))).result()["y"]
+    result = process_client.compute(Model(graph).bind(x=np.ones((1, 64)))).result()["y"]
     np.testing.assert_array_equal(result, layer().constants["weights"].sum(axis=0, keepdims=True))
     uninstall(process_client)
     assert soon(lambda: n_copies(process_client, key) == 1, 30)

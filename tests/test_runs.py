@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from distributed import Client
 
-from ferroflow_dask import Graph, generate, install, place, uninstall
+from ferroflow_dask import Model, install, uninstall
 from ferroflow_dask.bench import Run, machine, record, run_on_cluster, run_sequentially
 from ferroflow_dask.bench.runner import counting_fetches
-from ferroflow_dask.graph import FERROFLOW_DOMAIN, TOPOLOGIES, Op
+from ferroflow_dask.graph import FERROFLOW_DOMAIN, TOPOLOGIES, Graph, Op, generate_graph
+from ferroflow_dask.lowering import place
 
 #: Small enough for all pairs to take a minute, large enough for every worker to get work.
 SIZES: dict[str, dict[str, Any]] = {
@@ -85,7 +86,7 @@ def test_every_built_in_graph_is_run() -> None:
 
 @pytest.mark.parametrize("dag", sorted(SIZES))
 def test_sequential_gives_numpys_result(dag: str) -> None:
-    graph = generate(dag, seed=3, **SIZES[dag])
+    graph = generate_graph(dag, seed=3, **SIZES[dag])
     check(graph, run_sequentially(graph, {}), "sequential")
 
 
@@ -101,7 +102,7 @@ def policy_client(request: pytest.FixtureRequest, process_client: Client) -> Ite
 @pytest.mark.parametrize("dag", sorted(SIZES))
 def test_policies_on_processes_give_numpys_result(dag: str, policy_client: tuple[str, Client]) -> None:
     policy, client = policy_client
-    graph = generate(dag, seed=3, **SIZES[dag])
+    graph = generate_graph(dag, seed=3, **SIZES[dag])
     run = run_on_cluster(place(graph, client), {}, client, policy=policy, processes=True)
     check(graph, run, policy)
     assert run.record.dask_tasks == len(graph.ops)
@@ -111,8 +112,8 @@ def test_policies_on_processes_give_numpys_result(dag: str, policy_client: tuple
 @pytest.mark.cluster
 def test_static_uses_every_worker_in_turn(process_client: Client) -> None:
     install(process_client, "static")
-    graph = generate("wide", width=6, depth=1)
-    persisted = process_client.persist(place(graph, process_client).bind())
+    graph = generate_graph("wide", width=6, depth=1)
+    persisted = process_client.persist(Model(place(graph, process_client)).bind())
     holders = process_client.who_has(list(persisted.__dask_graph__().to_dict().values()))
     process_client.gather(list(persisted.__dask_graph__().to_dict().values()))
     holders = process_client.who_has(list(persisted.__dask_graph__().to_dict().values()))
@@ -136,7 +137,7 @@ def test_static_uses_every_worker_in_turn(process_client: Client) -> None:
 def test_a_bound_is_told_only_where_the_ops_have_times(
     dag: str, sizes: dict[str, Any], placement: str, is_known: bool, thread_client: Client
 ) -> None:
-    graph = generate(dag, **sizes)
+    graph = generate_graph(dag, **sizes)
     run = run_on_cluster(graph, {}, thread_client, policy="dask", processes=False, placement=placement)
     assert run.record.placement == placement
     assert (run.record.efficiency is not None) == (run.record.bound_ops_per_s is not None) == is_known

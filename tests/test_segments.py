@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import light_models, randomize
 
-from ferroflow_dask import Graph, GraphBuilder, evaluate, load_onnx
 from ferroflow_dask.exceptions import KernelError
-from ferroflow_dask.kernels import Plan, make_plan
+from ferroflow_dask.graph import Builder, Graph, graph_from_onnx
+from ferroflow_dask.kernels import Plan, evaluate, make_plan
 from ferroflow_dask.kernels.segments import Member, Segment, plans, segments_of
 
 PROVIDERS = ("synthetic", "array", "onnxruntime", "reference")
@@ -67,19 +67,19 @@ def bits(values: list[Any]) -> list[tuple[Any, ...]]:
 
 
 def chain(*kinds: str, dtype: str = "float32") -> Graph:
-    builder = GraphBuilder("chain")
+    builder = Builder("chain")
     value = builder.input("x", dtype, ("n",))
     for i, kind in enumerate(kinds):
         value = builder.op(kind, value, name=f"{kind.lower()}-{i}")
     builder.output(y=value)
-    return builder.build()
+    return builder.to_graph()
 
 
 @pytest.mark.parametrize(
     "path", [p for p in light_models() if p.stem.endswith(FEW_WEIGHTS)], ids=lambda p: p.stem
 )
 def test_an_architecture_gives_the_same_bits(path: Any, alone: list[str]) -> None:
-    graph = load_onnx(randomize(onnx.load(path)))
+    graph = graph_from_onnx(randomize(onnx.load(path)))
     plan, constants = planned(graph)
     x = np.random.default_rng(0).standard_normal((1, 3, 224, 224), dtype=np.float32)
     first = run(plan, x, *constants)
@@ -101,13 +101,13 @@ def test_an_architecture_gives_the_same_bits(path: Any, alone: list[str]) -> Non
 )
 def test_any_values_give_the_same_bits(kinds: list[str], dtype: str) -> None:
     plans.clear()
-    builder = GraphBuilder("any")
+    builder = Builder("any")
     values = [builder.input("x", dtype, ("n",))]
     for i, kind in enumerate(kinds):
         operands = values[-1:] if kind != "Add" else [values[-1], values[i // 2]]
         values.append(builder.op(kind, *operands))
     builder.output(**{f"y{i}": value for i, value in enumerate(values[1:])})
-    plan, _ = planned(builder.build())
+    plan, _ = planned(builder.to_graph())
     x = np.tile(SPECIAL, 7).astype(dtype)
     first = bits(run(plan, x))
     assert bits(run(plan, x)) == first
@@ -122,11 +122,11 @@ def test_a_negative_zero_is_the_same_to_all_that_may_compute_it() -> None:
 
 
 def test_one_that_fails_is_named_in_later_runs_too(alone: list[str]) -> None:
-    builder = GraphBuilder("reshape")
+    builder = Builder("reshape")
     shape = builder.constant(np.int64([2, 2]), "shape")
     value = builder.op("Abs", builder.input("x", "float32", ("n",)), name="first")
     builder.output(y=builder.op("Sqrt", builder.op("Reshape", value, shape, name="fold"), name="last"))
-    plan, constants = planned(builder.build())
+    plan, constants = planned(builder.to_graph())
     for _ in range(2):
         run(plan, np.ones(4, np.float32), *constants)
     alone.clear()
@@ -139,10 +139,10 @@ def test_one_that_fails_is_named_in_later_runs_too(alone: list[str]) -> None:
 
 
 def test_vectors_are_no_matrices_in_later_runs_either() -> None:
-    builder = GraphBuilder("gemm")
+    builder = Builder("gemm")
     x, w = (builder.input(name, "float32", ("n", "n")) for name in "xw")
     builder.output(y=builder.op("Sqrt", builder.op("Gemm", builder.op("Abs", x), w, name="product")))
-    plan, _ = planned(builder.build())
+    plan, _ = planned(builder.to_graph())
     square = np.eye(3, dtype=np.float32)
     for _ in range(2):
         run(plan, square, square)
@@ -151,10 +151,10 @@ def test_vectors_are_no_matrices_in_later_runs_either() -> None:
 
 
 def test_what_has_other_axes_is_not_joined_in_later_runs_either() -> None:
-    builder = GraphBuilder("join")
+    builder = Builder("join")
     a, b = (builder.op("Abs", builder.input(name, "float32", ("n",))) for name in "ab")
     builder.output(y=builder.op("Sqrt", builder.op("Concat", a, b, axis=0, name="both")))
-    plan, _ = planned(builder.build())
+    plan, _ = planned(builder.to_graph())
     for _ in range(2):
         run(plan, np.ones(2, np.float32), np.ones(3, np.float32))
     with pytest.raises(KernelError, match="op 'both'"):  # onnxruntime would end the process
@@ -162,13 +162,13 @@ def test_what_has_other_axes_is_not_joined_in_later_runs_either() -> None:
 
 
 def test_half_precision_is_rounded_after_each_op(alone: list[str]) -> None:
-    builder = GraphBuilder("half")
+    builder = Builder("half")
     value = builder.input("x", "float32", ("n",))
     value = builder.op("Cast", value, to=onnx.TensorProto.FLOAT16, name="down")
     for i in range(3):
         value = builder.op("Exp", value, name=f"exp-{i}")
     builder.output(y=builder.op("Cast", value, to=onnx.TensorProto.FLOAT, name="up"))
-    plan, _ = planned(builder.build())
+    plan, _ = planned(builder.to_graph())
     x = np.random.default_rng(0).random(100, dtype=np.float32)
     first = bits(run(plan, x))
     alone.clear()

@@ -61,11 +61,11 @@ def test_four_jobs_run_a_graph_and_a_model_by_our_policy(tmp_path: Path) -> None
         bound = imbalanced.bind()
         outputs = client.compute(bound).result()
         assert {name: value.tolist() for name, value in outputs.items()} == {
-            name: value.tolist() for name, value in ferroflow_dask.evaluate(imbalanced).items()
+            name: value.tolist() for name, value in imbalanced.evaluate().items()
         }
         assert ferroflow_dask.executed(client, bound.run).executed_ops == 23 - 1
         y = client.compute(model.bind(x=x)).result()["y"]
-        np.testing.assert_allclose(y, ferroflow_dask.evaluate(model, {"x": x})["y"], rtol=1e-5)
+        np.testing.assert_allclose(y, model.evaluate(x=x)["y"], rtol=1e-5)
         placed = [
             decision for key in bound.__dask_keys__() for decision in ferroflow_dask.explain(client, key)
         ]

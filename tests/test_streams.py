@@ -20,10 +20,10 @@ from ferroflow_dask import FerroflowPlugin, install, uninstall
 from ferroflow_dask.scheduler.batching import worker as streams
 from ferroflow_dask.scheduler.batching.worker import (
     TOPIC,
-    Load,
     Interval,
-    WorkerLoad,
+    Load,
     WorkerBatching,
+    WorkerLoad,
     restore,
     shorten,
 )

@@ -21,7 +21,7 @@ from ferroflow_dask.devices.workers import device_usage
 from ferroflow_dask.graph import FERROFLOW_DOMAIN, Graph, Op, bounds
 from ferroflow_dask.graph.defaults import with_inputs
 from ferroflow_dask.kernels import SESSIONS, evaluate, in_session, provider_counts
-from ferroflow_dask.lowering import BoundGraph, ExecutionReport, bind, executed, token_of
+from ferroflow_dask.lowering import BoundGraph, ExecutionReport, bind_graph, executed, token_of
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -130,7 +130,7 @@ def run_on_cluster(
     before = device_usage(client)
     with counting_steals(client) as steals, counting_fetches(client) as fetched:
         start = time.perf_counter()
-        bound = bind(
+        bound = bind_graph(
             graph,
             inputs,
             costs=costs,

@@ -14,7 +14,7 @@ from ferroflow_dask.bench.markdown import count
 from ferroflow_dask.exceptions import BindError, FerroflowError, UsageError
 from ferroflow_dask.graph import Graph, random_inputs
 from ferroflow_dask.lowering import place
-from ferroflow_dask.lowering.batches import how_batched
+from ferroflow_dask.lowering.batches import how_batched, map_batches
 from ferroflow_dask.lowering.placement import on_all_workers
 from ferroflow_dask.lowering.sources import is_dask_array
 
@@ -77,7 +77,7 @@ def in_batches(
         for name, value in inputs.items()
     }
     try:
-        graph.map_batches(arrays)
+        map_batches(graph, arrays)
     except BindError as error:
         if len(graph.inputs) == 1:
             raise
@@ -106,7 +106,7 @@ def run_batches(
     placed = place(graph, client)
     makespans_s, results = [], []
     for _ in range(repeat + 1):  # the first run opens the model
-        found = placed.map_batches(arrays)
+        found = map_batches(placed, arrays)
         start = time.perf_counter()
         results = client.gather(client.compute(list(found.values()) if isinstance(found, dict) else [found]))
         makespans_s.append(time.perf_counter() - start)

@@ -10,7 +10,7 @@ import click
 
 from ferroflow_dask.cli.sections import SectionCommand, graph_option, size_option
 from ferroflow_dask.exceptions import UsageError
-from ferroflow_dask.graph import TOPOLOGIES, Graph, generate, load_onnx
+from ferroflow_dask.graph import TOPOLOGIES, Graph, generate_graph, graph_from_onnx
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -128,14 +128,14 @@ def load_graph(dag: str | None, model: str | None, seed: int, sizes: Mapping[str
         raise UsageError("give either --dag NAME or --model FILE")
     if dag is not None:
         try:
-            return generate(dag, seed=seed, **given)
+            return generate_graph(dag, seed=seed, **given)
         except UsageError as error:
             raise UsageError(_ARGUMENT.sub(lambda found: _FLAG_OF[found[0]], str(error))) from error
     if given:
         raise UsageError(
             f"--model takes no sizes, but {', '.join(_FLAG_OF[name] for name in given)} was given"
         )
-    return load_onnx(str(model))
+    return graph_from_onnx(str(model))
 
 
 def _flag(name: str) -> str:

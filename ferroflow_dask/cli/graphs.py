@@ -20,7 +20,7 @@ from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.cost import AnalyticCost, MeasuredCost
 from ferroflow_dask.deploy import count_gpus, load_durations, profile_of, profiles_file, save_durations
 from ferroflow_dask.graph import Graph
-from ferroflow_dask.lowering import AUTO, bind, place
+from ferroflow_dask.lowering import AUTO, bind_graph, place
 
 _IN_WORDS = {"whole": "whole", "bundles": "in bundles", "ops": "op by op"}
 
@@ -57,9 +57,10 @@ def run_graph(
     warm_up(client, graph)
     placed = place(graph, client)
     if placement == AUTO:
-        placement = bind(placed, inputs, costs=told_costs, profile=cluster, placement=placement).placement
+        bound = bind_graph(placed, inputs, costs=told_costs, profile=cluster, placement=placement)
+        placement = bound.placement
     if placement == "whole":  # opens it
-        client.compute(bind(placed, inputs, costs=told_costs, placement=placement)).result()
+        client.compute(bind_graph(placed, inputs, costs=told_costs, placement=placement)).result()
     runs = []
     for _ in range(repeat):
         with progress_bar(client, is_shown=shows_progress) as watch:

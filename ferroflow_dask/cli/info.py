@@ -18,7 +18,7 @@ from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.cost import AnalyticCost, estimate, flops
 from ferroflow_dask.graph import Graph, levels
 from ferroflow_dask.graph.analysis import is_large_product
-from ferroflow_dask.graph.render import kind_counts
+from ferroflow_dask.graph.render import kind_counts, to_dot, write
 from ferroflow_dask.kernels import provider_counts
 from ferroflow_dask.lowering import predictions_of
 
@@ -92,7 +92,7 @@ def info(
         "predicted_s": {} if unsupported else _predicted_s(graph, ClusterProfile((threads,) * workers)),
     }
     if dot is not None:
-        graph.visualize(dot)
+        write(to_dot(graph), dot)
     if as_json:
         click.echo(json.dumps(facts))
         return

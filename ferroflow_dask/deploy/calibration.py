@@ -78,7 +78,7 @@ def calibrate(client: Client) -> ClusterProfile:
     Examples
     --------
     >>> profile = calibrate(client)  # doctest: +SKIP
-    >>> client.compute(bind(model, {"x": x}, profile=profile)).result()  # doctest: +SKIP
+    >>> client.compute(model.bind(x=x, profile=profile)).result()  # doctest: +SKIP
     """
     return calibration_of(client).profile
 

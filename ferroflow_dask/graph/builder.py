@@ -28,8 +28,8 @@ DEFAULT_OPSET = 21
 _SHAPE_SIZE = 64
 
 
-class GraphBuilder:
-    """Collect inputs, constants and ops, then `build` the graph.
+class Builder:
+    """Collect inputs, constants and ops of a `Graph`.
 
     Parameters
     ----------
@@ -40,11 +40,11 @@ class GraphBuilder:
     Examples
     --------
     >>> import numpy as np
-    >>> builder = GraphBuilder("layer")
+    >>> builder = Builder("layer")
     >>> x = builder.input("x", "float32", ("batch", 3))
     >>> w = builder.constant(np.eye(3, dtype="float32"), name="w")
     >>> builder.output(y=builder.op("Relu", builder.op("MatMul", x, w)))
-    >>> graph = builder.build()
+    >>> graph = builder.to_graph()
     >>> graph
     <Graph 'layer': 2 ops, 2 sources, 3 edges, outputs ['y']>
     >>> print(graph.spec("y"))
@@ -214,7 +214,7 @@ class GraphBuilder:
                 raise GraphError(f"output {alias!r}: there is no value {value!r}")
             self._outputs[alias] = value
 
-    def build(self) -> Graph:
+    def to_graph(self) -> Graph:
         """Return the graph.
 
         Raises

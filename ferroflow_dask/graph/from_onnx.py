@@ -40,16 +40,12 @@ _LARGE = 4096
 _INPUT_KINDS = frozenset({"tensor_type", "sequence_type", "optional_type"})
 
 
-def load_onnx(model: str | os.PathLike[str] | bytes | onnx.ModelProto, name: str | None = None) -> Graph:
-    """Import an ONNX model with its real weights.
+def graph_from_onnx(
+    model: str | os.PathLike[str] | bytes | onnx.ModelProto, name: str | None = None
+) -> Graph:
+    """Import an ONNX model with its weights as a graph.
 
-    Parameters
-    ----------
-    model : str, path, bytes or ModelProto
-        A file, the content of one, or the message. Weights kept in other files are found only where a
-        file is given, and only inside its folder.
-    name : str, optional
-        Name of the graph; the file's, or that of the model's graph, if left out.
+    The parameters and errors are those of `ferroflow_dask.load_onnx`.
 
     Returns
     -------
@@ -58,14 +54,6 @@ def load_onnx(model: str | os.PathLike[str] | bytes | onnx.ModelProto, name: str
         inputs, too, are the `Graph.defaults` of these. Functions of the model are
         expanded; sub-graphs (`If`, `Loop`, `Scan`) stay attributes of their ops, with the outer values
         they read in `Op.captured`, among them what were their own large weights.
-
-    Raises
-    ------
-    UsageError
-        It is none of these.
-    ModelError
-        The file is missing, is no ONNX model, is damaged or not valid, or weights are missing or lie
-        outside its folder. The message is one line that names the file.
     """
     wanted = "a file's path, the bytes of one, or an onnx.ModelProto"
     check_kind("load_onnx", model, (str, os.PathLike, bytes, onnx.ModelProto), wanted)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ferroflow_dask.counts import checked_count
 from ferroflow_dask.exceptions import UnknownNameError, UsageError
-from ferroflow_dask.graph.builder import GraphBuilder
+from ferroflow_dask.graph.builder import Builder
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import FERROFLOW_DOMAIN, TensorSpec
 
@@ -30,7 +30,7 @@ _MILLISECOND = 1e-3
 class _Writer:
     """A builder with the handful of calls that the topologies are written in."""
 
-    builder: GraphBuilder
+    builder: Builder
     rng: np.random.Generator
 
     def token(self, name: str) -> str:
@@ -81,7 +81,7 @@ class _Writer:
     def finish(self) -> Graph:
         """Mark the values that nothing reads as outputs and build."""
         self.builder.output(*self.builder.sinks)
-        return self.builder.build()
+        return self.builder.to_graph()
 
 
 def _wide(w: _Writer, width: int, depth: int, skew: float) -> None:
@@ -198,48 +198,8 @@ _COUNTS: Mapping[str, int] = {
 }
 
 
-def generate(name: str, *, seed: int = 0, **arguments: Any) -> Graph:
-    """Build one of the built-in graphs.
-
-    Parameters
-    ----------
-    name : str
-        One of those below.
-    seed : int, optional
-        Seed of the random sources.
-    **arguments
-        Sizes of that graph; those left out take the published ones:
-
-        - `imbalanced`: `n_heavy=4`, `heavy_ms=200` [ms], `n_fast=200`, `fast_ms=1` [ms]
-        - `wide`: `width=8` chains of `depth=5` ops of 1 ms, those of the part `skew=0.25` of 5 ms
-        - `large-wide`: `width=320`, `depth=1`, `skew=0.47`
-        - `xlarge-wide`: `width=1280`, `depth=1`, `skew=0.003`
-        - `skewed`: `n=100` ops, half of them 1 ms, half `factor=10` [ms]
-        - `transformer`: `seq_len=128`, `d_model=512`, `n_heads=8`
-        - `large-transformer`: the same with `layers=8`
-        - `xlarge-transformer`: the same with `layers=32`
-        - `resnet`: `channels=64`
-        - `matmul-chain`: `n_ops=50` products of (`m=512`, m) matrices
-        - `matmul-parallel`: `n_branches=16` chains of `ops_per_branch=8` products, `m=512`
-        - `uniform`: `n=50` products, `dim=64`
-
-    Returns
-    -------
-    Graph
-        Its sources are constants, its outputs the values that no op reads.
-
-    Raises
-    ------
-    UnknownNameError
-        There is no such graph.
-    UsageError
-        An argument that the graph does not have, or a value out of range.
-
-    Examples
-    --------
-    >>> generate("wide", width=8, depth=5, skew=0.25)
-    <Graph 'wide': 40 ops, 1 sources, 40 edges, outputs ['slow_5', 'slow_10', 'fast_15', 'fast_20']…>
-    """
+def generate_graph(name: str, *, seed: int = 0, **arguments: Any) -> Graph:
+    """Return one of the built-in graphs; `ferroflow_dask.generate` documents names and arguments."""
     topology = TOPOLOGIES.get(name)
     if topology is None:
         raise UnknownNameError.of("DAG", name, TOPOLOGIES)
@@ -249,7 +209,7 @@ def generate(name: str, *, seed: int = 0, **arguments: Any) -> Graph:
                 f"DAG {name!r} has no argument {argument!r}; it takes: {', '.join(topology.defaults)}"
             )
     sizes = {**topology.defaults, **{name: _checked(name, value) for name, value in arguments.items()}}
-    writer = _Writer(GraphBuilder(name), np.random.default_rng(_checked("seed", seed)))
+    writer = _Writer(Builder(name), np.random.default_rng(_checked("seed", seed)))
     try:
         topology.write(writer, **sizes)
     except (MemoryError, OverflowError) as error:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ferroflow_dask.arguments import check_kind
 from ferroflow_dask.counts import checked_count
 from ferroflow_dask.exceptions import BindError, UsageError
 from ferroflow_dask.graph.ir import Graph
@@ -16,11 +15,6 @@ from ferroflow_dask.graph.nodes import TensorSpec, with_specs
 
 #: How many inputs that have a default are named in an error.
 _DEFAULTS_SHOWN = 3
-
-
-def check_graph(function: str, graph: object) -> None:
-    """Raise `UsageError` where a function is given something else for a graph, as a model's file."""
-    check_kind(function, graph, Graph, "a Graph, as load_onnx(file) or generate(name) makes one")
 
 
 def check_inputs(

@@ -7,19 +7,14 @@ operator takes, how it is computed, or where.
 from __future__ import annotations
 
 import graphlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
-
-from numpy.typing import ArrayLike
+from typing import Any
 
 from ferroflow_dask.exceptions import GraphError
 from ferroflow_dask.graph.nodes import UNKNOWN, Op, Source, TensorSpec
-
-if TYPE_CHECKING:
-    from ferroflow_dask.lowering.collection import BoundGraph
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +42,10 @@ class Graph:
 
     See Also
     --------
-    ferroflow_dask.GraphBuilder : builds a graph op by op.
-    ferroflow_dask.generate : the built-in graphs.
-    ferroflow_dask.load_onnx : imports a model.
+    ferroflow_dask.graph.Builder : builds a graph op by op.
+    ferroflow_dask.graph.generate_graph : returns one of the built-in graphs.
+    ferroflow_dask.graph.graph_from_onnx : imports an ONNX model.
+    ferroflow_dask.Model : computes a graph with Dask.
     """
 
     name: str
@@ -202,99 +198,6 @@ class Graph:
     @cached_property
     def _source_specs(self) -> dict[str, TensorSpec]:
         return {source.name: source.spec for source in self.sources}
-
-    def bind(self, /, **inputs: ArrayLike) -> BoundGraph:
-        """Give the inputs their values and get a Dask collection; see `ferroflow_dask.bind` for options.
-
-        Parameters
-        ----------
-        **inputs
-            An array for each of `Graph.inputs`: NumPy's or Dask's, a delayed value, or a Future; and for any
-            of `Graph.defaults`. Names that are no Python identifiers are passed as
-            `graph.bind(**{"gpu_0/data": x})`.
-
-        Returns
-        -------
-        BoundGraph
-            A Dask collection: `.compute()`, `.persist()`, `client.compute(…)` and `dask.compute(…)`
-            yield the outputs by name.
-
-        Raises
-        ------
-        BindError
-            A name, shape or dtype does not fit; the message lists what the graph takes.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> from ferroflow_dask import GraphBuilder
-        >>> builder = GraphBuilder("double")
-        >>> x = builder.input("x", "float32", ("batch",))
-        >>> builder.output(y=builder.op("Add", x, x))
-        >>> builder.build().bind(x=np.float32([1, 2])).compute(scheduler="sync")
-        {'y': array([2., 4.], dtype=float32)}
-        """
-        from ferroflow_dask.lowering import bind
-
-        return bind(self, inputs)
-
-    def map_batches(self, x: Any, *, batch: int | None = None, providers: Sequence[str] | None = None) -> Any:
-        """Compute the graph on each batch of Dask arrays, lazily: a whole model in each worker.
-
-        Weights travel to each worker once; a worker keeps the last four models open. What a row gives must
-        not depend on other rows, or on its place among them. This is tried out on two random rows, here or
-        where the constants are, once for each graph and values of inputs that go with every batch; not where
-        rows are fed one at a time, where the graph draws random numbers or quantizes by the range of a batch,
-        and not with constants on the cluster of an asynchronous client.
-
-        Parameters
-        ----------
-        x : dask array, or mapping of str to array
-            Batches are its chunks along the first dimension. Of a graph of several inputs a dict of them:
-            Dask arrays are batched alike, others go with every batch; any of `Graph.defaults` may be among
-            them. Where the graph has one input, `x` may also be a NumPy array, cut into batches of `batch`
-            rows.
-        batch : int, optional
-            Rows of a batch; if left out the chunks of `x`, or 32 for a NumPy array.
-        providers : sequence of str, optional
-            Kernel providers; `ferroflow.kernels.providers` if left out. With onnxruntime among them the
-            graph is one session, otherwise it is computed op by op.
-
-        Returns
-        -------
-        dask array, or dict of str to dask array
-            The output, or the outputs by name where there are several.
-
-        Raises
-        ------
-        BindError
-            A name, shape or dtype does not fit, an output has no batch dimension, or rows depend on each
-            other; or `array.query-planning` is on in Dask's configuration.
-        KernelNotFoundError
-            No provider has one of the operators.
-
-        Examples
-        --------
-        >>> y = load_onnx("model.onnx").map_batches(x)  # doctest: +SKIP
-        >>> client.compute(y).result()  # doctest: +SKIP
-        """
-        from ferroflow_dask.lowering import map_batches
-
-        return map_batches(self, x, batch=batch, providers=providers)
-
-    def visualize(self, filename: str | None = None) -> str:
-        """Return the graph in DOT; with a `filename`, write it there too (see `render.write`)."""
-        from ferroflow_dask.graph import render
-
-        dot = render.to_dot(self)
-        if filename is not None:
-            render.write(dot, filename)
-        return dot
-
-    def _repr_html_(self) -> str:
-        from ferroflow_dask.graph import render
-
-        return render.to_html(self)
 
     def __repr__(self) -> str:
         return (

@@ -104,4 +104,4 @@ def to_html(graph: Graph) -> str:
     body = "".join(
         f"<tr><th {left}>{head}</th><td {left}>{html.escape(cell)}</td></tr>" for head, cell in rows.items()
     )
-    return f"<table><caption>Graph {html.escape(graph.name)}</caption>{body}</table>"
+    return f"<table><caption>Model {html.escape(graph.name)}</caption>{body}</table>"

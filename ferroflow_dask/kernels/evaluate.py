@@ -57,11 +57,11 @@ def evaluate(
     Examples
     --------
     >>> import numpy as np
-    >>> from ferroflow_dask.graph import GraphBuilder
-    >>> builder = GraphBuilder("double")
+    >>> from ferroflow_dask.graph import Builder
+    >>> builder = Builder("double")
     >>> x = builder.input("x", "float32", ("batch",))
     >>> builder.output(y=builder.op("Add", x, x))
-    >>> evaluate(builder.build(), {"x": np.float32([1, 2])}, providers=["array"])
+    >>> evaluate(builder.to_graph(), {"x": np.float32([1, 2])}, providers=["array"])
     {'y': array([2., 4.], dtype=float32)}
     """
     graph = with_inputs(graph, inputs or {})

@@ -2,7 +2,7 @@
 
 from ferroflow_dask.lowering.batches import map_batches
 from ferroflow_dask.lowering.bundles import AUTO, PLACEMENTS, check_placement, predictions_of
-from ferroflow_dask.lowering.collection import BoundGraph, bind
+from ferroflow_dask.lowering.collection import BoundGraph, bind_graph
 from ferroflow_dask.lowering.execution import ExecutionReport, device_here, executed, executed_here
 from ferroflow_dask.lowering.placement import place
 from ferroflow_dask.lowering.sealed import token_of
@@ -12,7 +12,7 @@ __all__ = [
     "PLACEMENTS",
     "BoundGraph",
     "ExecutionReport",
-    "bind",
+    "bind_graph",
     "check_placement",
     "device_here",
     "executed",

@@ -19,7 +19,7 @@ from ferroflow_dask.graph.inputs import as_array, check_array, taken
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import TensorSpec
 from ferroflow_dask.kernels.registry import check_supported, provider_names
-from ferroflow_dask.lowering.model import BatchModel, LoadedModel, RunModel, batch_model
+from ferroflow_dask.lowering.batch_model import BatchModel, LoadedModel, RunModel, batch_model
 from ferroflow_dask.lowering.placement import check_placed
 from ferroflow_dask.lowering.sources import (
     check_sizes,
@@ -47,7 +47,7 @@ def _item(results: Results, item: int) -> Any:
 def map_batches(
     graph: Graph, x: Any, *, batch: int | None = None, providers: Sequence[str] | None = None
 ) -> Any:
-    """Compute a model on each batch of Dask arrays, lazily; see `Graph.map_batches`."""
+    """Compute a model on each batch of Dask arrays, lazily; see `ferroflow_dask.Model.map_batches`."""
     model, batched, others = _prepared(graph, x, batch, providers)
     return _write(model, batched, others)
 

@@ -21,7 +21,7 @@ from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.cost import AnalyticCost, CostModel, estimate
 from ferroflow_dask.exceptions import UnknownNameError, UsageError
 from ferroflow_dask.graph.defaults import with_inputs
-from ferroflow_dask.graph.inputs import check_graph, check_inputs
+from ferroflow_dask.graph.inputs import check_inputs
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.kernels.registry import check_supported, provider_names
@@ -34,7 +34,7 @@ from ferroflow_dask.lowering.tasks import GpuCosts, host_values, lower, op_type_
 class BoundGraph(DaskMethodsMixin):
     """The outputs of a graph, to be computed by Dask.
 
-    Made by `Graph.bind`. `compute()`, `persist()`, `visualize()`, `client.compute(…)` and
+    Made by `Model.bind`. `compute()`, `persist()`, `visualize()`, `client.compute(…)` and
     `dask.compute(…)` work as on any Dask collection; computing yields a dict of outputs by name.
 
     Attributes
@@ -140,7 +140,7 @@ def _persisted(
     return BoundGraph(run, dsk, places, n_tasks=0, graph=graph, placement=placement, predictions=predictions)
 
 
-def bind(
+def bind_graph(
     graph: Graph,
     inputs: Mapping[str, Any] | None = None,
     *,
@@ -154,52 +154,17 @@ def bind(
 ) -> BoundGraph:
     """Give a graph's inputs their values and lower it to Dask tasks.
 
+    Most parameters and the errors are those of `ferroflow_dask.Model.bind`.
+
     Parameters
     ----------
     graph : Graph
     inputs : mapping of str to array, optional
-        A value for each of `Graph.inputs`, and for any of `Graph.defaults`: NumPy or Dask arrays, delayed
-        values, or Futures; what is lazy becomes one array on a worker, and is checked there where its dtype
-        is not known before: then computing raises BindError.
-    costs : CostModel, optional
-        Where tasks' `ferroflow_cost` comes from; shapes and nominal rates if left out.
-    providers : sequence of str, optional
-        Kernel providers in the order in which they are asked; `ferroflow.kernels.providers` if left out.
     prefix : callable, optional
-        Names the tasks of an op.
-    profile : ClusterProfile, optional
-        Cut the graph for this cluster, which `calibrate` has measured: ops that are too short for a task
-        of their own are bundled. One task for each op if left out.
-    placement : str, optional
-        `whole` (one task, and one session of onnxruntime where it has all operators), `bundles`, `ops`
-        (a task for each) or `auto`: what is predicted to be fastest on the cluster. `bundles` and `auto`
-        need `profile`; `bundles` if that is given, `ops` if not.
-    gpu_costs : CostModel, optional
-        What ops cost on workers with GPUs, for graphs that are computed where some workers have GPUs and
-        some have none.
-    gpu_matmul_threshold : int, optional
-        Elements of the result from which on matrix products run on GPUs, and nothing else does; where each
-        op ends first if left out.
-
-    Returns
-    -------
-    BoundGraph
-        A Dask collection: `.compute()`, `.persist()`, `client.compute(…)` and `dask.compute(…)` yield the
-        outputs by name.
-
-    Raises
-    ------
-    UsageError
-        There is no such placement, or it needs a profile; graph, inputs or profile are something else; or
-        the client that has placed the graph's constants is closed.
-    BindError
-        A name, shape or dtype does not fit.
-    KernelNotFoundError
-        No provider has one of the operators.
+        Returns the key prefix of the tasks of an op; the operator's name by default.
     """
-    check_graph("bind", graph)
     check_placed(graph)
-    check_kind("bind", inputs or {}, Mapping, "a dict of inputs by name, bind(graph, {'x': x})")
+    check_kind("bind", inputs or {}, Mapping, "a dict of inputs by name, bind({'x': x})")
     if profile is not None:
         check_kind("bind", profile, ClusterProfile, "a ClusterProfile, as calibrate(client) returns one")
     graph = with_inputs(graph, inputs or {})

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from ferroflow_dask.annotations import PLACED_PREFIX
 from ferroflow_dask.clients import check_synchronous
 from ferroflow_dask.exceptions import ClusterError, UsageError
-from ferroflow_dask.graph.inputs import check_graph
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import Source
 
@@ -21,38 +20,10 @@ if TYPE_CHECKING:
 def place(graph: Graph, client: Client) -> Graph:
     """Copy the constants of a graph to every worker and return a graph that refers to the copies.
 
-    The graph that is given stays as it is: go on with the one that is returned.
-
-    Without it constants travel inside the Dask graph, which is right for small ones and slow for the
-    weights of a model (Dask warns of graphs over 10 MB). Where the plugin is installed the copies stay; else
-    Dask's active memory manager leaves one of those that no task waits for.
-
-    Parameters
-    ----------
-    graph : Graph
-    client : distributed.Client
-        A synchronous client; the returned graph can be computed on its cluster, as long as it is open.
-
-    Returns
-    -------
-    Graph
-        The same with its constants on the cluster, where they stay as long as it lives; the given graph if
-        it has none that are not there yet.
-
-    Raises
-    ------
-    ClusterError
-        There are no workers.
-    UsageError
-        The client is asynchronous, closed, or none; or the graph is none.
-
-    Examples
-    --------
-    >>> model = place(load_onnx("model.onnx"), client)  # doctest: +SKIP
-    >>> client.compute(model.bind(x=x)).result()  # doctest: +SKIP
+    See `ferroflow_dask.Model.place`. A graph whose constants are all placed, or that has none, is returned as
+    it is.
     """
     check_synchronous(client, "place")
-    check_graph("place", graph)
     constants = [source for source in graph.sources if not (source.is_input or source.is_placed)]
     if not constants:
         return graph

@@ -16,7 +16,7 @@ from ferroflow_dask.kernels.model import DRAWN
 
 if TYPE_CHECKING:
     from ferroflow_dask.bundling.results import Results
-    from ferroflow_dask.lowering.model import RunModel
+    from ferroflow_dask.lowering.batch_model import RunModel
 
 
 def agree(

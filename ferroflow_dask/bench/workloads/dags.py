@@ -25,8 +25,8 @@ from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.cost import AnalyticCost, MeasuredCost, estimate
 from ferroflow_dask.deploy import calibrate
 from ferroflow_dask.exceptions import KernelNotFoundError, ResultError, UnknownNameError, UsageError
-from ferroflow_dask.graph import FERROFLOW_DOMAIN, TOPOLOGIES, Graph, Op, bounds, generate
-from ferroflow_dask.lowering import bind, executed, place
+from ferroflow_dask.graph import FERROFLOW_DOMAIN, TOPOLOGIES, Graph, Op, bounds, generate_graph
+from ferroflow_dask.lowering import bind_graph, executed, place
 from ferroflow_dask.lowering.tasks import host_values, op_type_prefix
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class _Known:
 #: Outputs of this many graphs are kept, so that repetitions need not compute them again.
 @lru_cache(maxsize=32)
 def _known(name: str, arguments: tuple[tuple[str, Any], ...], seed: int) -> _Known:
-    graph = with_checkpoints(generate(name, seed=seed, **dict(arguments)))
+    graph = with_checkpoints(generate_graph(name, seed=seed, **dict(arguments)))
     outputs, n_ops = numpy_outputs(graph), len(graph.live_ops)
     if name not in _SLEEPING:
         return _Known(outputs, n_ops, None, None)
@@ -236,7 +236,7 @@ def _build(name: str, lowerings: Mapping[str, _Lowering], request: Request) -> I
         raise UnknownNameError.of("lowering", request.lowering, lowerings)
     known = _known(name, tuple(sorted(request.arguments.items())), request.seed)
     # Not the graph that `_known` has looked at: it would remember orders that a user's does not.
-    plain = generate(name, seed=request.seed, **request.arguments)
+    plain = generate_graph(name, seed=request.seed, **request.arguments)
     graph = with_checkpoints(plain)
     # Shapes and nominal rates stand in where durations are not declared, as for any user of `bind`.
     declared = None if request.costs == "known" else _NothingKnown()
@@ -255,7 +255,7 @@ def _build(name: str, lowerings: Mapping[str, _Lowering], request: Request) -> I
             raise UsageError(f"the constants of {name!r} are not on the cluster; call `prepare` first")
         profile = clusters[0].profile if clusters else None
         costs = clusters[0].measured if clusters and request.costs == "learned" else declared
-        bound = bind(ready[0], {}, costs=costs, prefix=lowering.prefix, profile=profile)
+        bound = bind_graph(ready[0], {}, costs=costs, prefix=lowering.prefix, profile=profile)
         submitted[:] = [_Submitted(bound.run, bound.places, bound.prediction)]
         futures = {future.key: future for future in futures_of(client.persist(bound))}
         return [futures[key] for key in bound.__dask_keys__()]

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from dask.typing import Key
 
 from ferroflow_dask.scheduler import _distributed
-from ferroflow_dask.scheduler.cost_model import CostModel
 from ferroflow_dask.scheduler.changes import Change
+from ferroflow_dask.scheduler.cost_model import CostModel
 from ferroflow_dask.scheduler.inlining.worker import CLOSE, CLOSED, INLINE, RESULT
 
 if TYPE_CHECKING:

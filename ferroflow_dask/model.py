@@ -1,0 +1,411 @@
+"""Models: graphs that users load, build or generate, and compute with Dask.
+
+A `Graph` is data and knows nothing of Dask. A `Model` has one and lowers it to Dask tasks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ferroflow_dask.arguments import check_kind
+from ferroflow_dask.exceptions import UsageError
+from ferroflow_dask.graph.builder import Builder
+from ferroflow_dask.graph.from_onnx import graph_from_onnx
+from ferroflow_dask.graph.generate import generate_graph
+from ferroflow_dask.graph.ir import Graph
+from ferroflow_dask.graph.nodes import TensorSpec
+from ferroflow_dask.graph.render import to_dot, to_html, write
+from ferroflow_dask.kernels.evaluate import evaluate
+from ferroflow_dask.lowering.batches import map_batches
+from ferroflow_dask.lowering.collection import BoundGraph, bind_graph
+from ferroflow_dask.lowering.placement import place
+
+if TYPE_CHECKING:
+    from distributed import Client
+    from onnx import ModelProto
+
+    from ferroflow_dask.cluster_profile import ClusterProfile
+    from ferroflow_dask.cost import CostModel
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Model:
+    """A graph with the methods that compute it.
+
+    Parameters
+    ----------
+    graph : Graph
+
+    See Also
+    --------
+    ferroflow_dask.load_onnx : imports an ONNX model.
+    ferroflow_dask.GraphBuilder : builds a model op by op.
+    ferroflow_dask.generate : returns one of the built-in models.
+    """
+
+    graph: Graph
+
+    def __post_init__(self) -> None:
+        check_kind("Model", self.graph, Graph, "a Graph; load_onnx(file) and generate(name) return Models")
+
+    @property
+    def name(self) -> str:
+        """Name of the graph."""
+        return self.graph.name
+
+    @property
+    def inputs(self) -> dict[str, TensorSpec]:
+        """Inputs that must be bound, by name."""
+        return self.graph.inputs
+
+    @property
+    def defaults(self) -> dict[str, TensorSpec]:
+        """Constants that may be bound like inputs, by name."""
+        return self.graph.defaults
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the outputs."""
+        return self.graph.outputs
+
+    def bind(
+        self,
+        inputs: Mapping[str, Any] | None = None,
+        /,
+        *,
+        profile: ClusterProfile | None = None,
+        placement: str | None = None,
+        costs: CostModel | None = None,
+        gpu_costs: CostModel | None = None,
+        gpu_matmul_threshold: int | None = None,
+        providers: Sequence[str] | None = None,
+        **named: Any,
+    ) -> BoundGraph:
+        """Give the inputs their values and return a Dask collection of the outputs.
+
+        Parameters
+        ----------
+        inputs : mapping of str to array, optional
+            Inputs by name. An input whose name is no Python identifier, or that of an option, is given here.
+        profile : ClusterProfile, optional
+            The cluster that the graph is cut for, as `calibrate` returns it: ops that are too short for a
+            task of their own are bundled. If left out, each op is a task.
+        placement : str, optional
+            `whole` (one task, and one onnxruntime session if it has all operators), `bundles`, `ops` (a task
+            for each op) or `auto` (the one that is predicted to be fastest). `bundles` and `auto` need
+            `profile`. The default is `bundles` with a profile and `ops` without.
+        costs : CostModel, optional
+            Expected durations of ops, for the tasks' `ferroflow_cost`. By default they are estimated from
+            shapes and nominal rates.
+        gpu_costs : CostModel, optional
+            Expected durations of ops on workers with GPUs, for clusters where only some workers have GPUs.
+        gpu_matmul_threshold : int, optional
+            Matrix products with at least this many elements in their result run on GPUs, all other ops on
+            CPUs. By default each op runs where it is predicted to end first.
+        providers : sequence of str, optional
+            Kernel providers, the preferred one first; `ferroflow.kernels.providers` if left out.
+        **named
+            Inputs by name: a NumPy or Dask array, a delayed value or a Future for each of `Model.inputs`, and
+            for any of `Model.defaults`. Lazy values become one array on a worker. If its dtype is unknown
+            until then, the worker checks it, and computing may raise `BindError`.
+
+        Returns
+        -------
+        BoundGraph
+            A Dask collection: `.compute()`, `.persist()`, `client.compute(…)` and `dask.compute(…)` yield the
+            outputs by name.
+
+        Raises
+        ------
+        BindError
+            A name, shape or dtype does not fit; the message lists the inputs.
+        KernelNotFoundError
+            No provider has one of the operators.
+        UsageError
+            An argument is of the wrong type, there is no such placement, it needs a profile, an input is
+            given twice, or the client that placed the constants is closed.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> builder = GraphBuilder("double")
+        >>> x = builder.input("x", "float32", ("batch",))
+        >>> builder.output(y=builder.op("Add", x, x))
+        >>> model = builder.build()
+        >>> model.bind(x=np.float32([1, 2])).compute(scheduler="sync")
+        {'y': array([2., 4.], dtype=float32)}
+        >>> model.bind({"x": np.float32([3])}, placement="whole").compute(scheduler="sync")
+        {'y': array([6.], dtype=float32)}
+        """
+        given = _by_name("bind", inputs, named)
+        options: dict[str, Any] = {
+            "profile": profile,
+            "placement": placement,
+            "costs": costs,
+            "gpu_costs": gpu_costs,
+            "gpu_matmul_threshold": gpu_matmul_threshold,
+            "providers": providers,
+        }
+        for option, value in options.items():
+            is_input = option in self.inputs or option in self.defaults
+            if value is not None and is_input and option not in given:
+                raise UsageError(
+                    f"{option!r} is an input of model {self.name!r} and an option of bind; give the input in "
+                    f"a dict: bind({{{option!r}: {option}}})"
+                )
+        return bind_graph(self.graph, given, **options)
+
+    def map_batches(self, x: Any, *, batch: int | None = None, providers: Sequence[str] | None = None) -> Any:
+        """Compute the model on each batch of Dask arrays, lazily: each worker runs the whole model.
+
+        Weights travel to each worker once; a worker keeps the last four models open. The rows of a batch must
+        not depend on each other, or on their place in the batch. Two random rows are checked for that, once
+        for each model and values of inputs that go with every batch; dependent rows raise `BindError`. Rows
+        are not checked if they are fed one at a time, if the model draws random numbers or quantizes by the
+        range of a batch, or if its constants are on the cluster of an asynchronous client.
+
+        Parameters
+        ----------
+        x : dask array, or mapping of str to array
+            Batches are its chunks along the first dimension. For several inputs, a dict: Dask arrays are
+            batched alike, other arrays go with every batch; any of `Model.defaults` may be among them. If the
+            model has one input, `x` may also be a NumPy array, which is cut into batches of `batch` rows.
+        batch : int, optional
+            Rows of a batch. The default is the chunks of `x`, or 32 for a NumPy array.
+        providers : sequence of str, optional
+            Kernel providers; `ferroflow.kernels.providers` if left out. If onnxruntime is among them the
+            model is one session, otherwise it is computed op by op.
+
+        Returns
+        -------
+        dask array, or dict of str to dask array
+            The output, or the outputs by name if there are several.
+
+        Raises
+        ------
+        BindError
+            A name, shape or dtype does not fit, an output has no batch dimension, rows depend on each other,
+            or `array.query-planning` is on in Dask's configuration.
+        KernelNotFoundError
+            No provider has one of the operators.
+
+        Examples
+        --------
+        >>> y = load_onnx("model.onnx").map_batches(x)  # doctest: +SKIP
+        >>> client.compute(y).result()  # doctest: +SKIP
+        """
+        return map_batches(self.graph, x, batch=batch, providers=providers)
+
+    def place(self, client: Client) -> Model:
+        """Copy the constants to every worker and return a model that refers to the copies.
+
+        This model is not changed. Without placement, constants travel inside the Dask graph. That is right
+        for small constants and slow for the weights of a large model (Dask warns about graphs over 10 MB).
+        If the plugin is installed, all copies stay; otherwise Dask's active memory manager keeps one copy of
+        a constant that no task waits for.
+
+        Parameters
+        ----------
+        client : distributed.Client
+            A synchronous client. The returned model can be computed on its cluster while it is open.
+
+        Returns
+        -------
+        Model
+            The constants stay on the cluster as long as it lives.
+
+        Raises
+        ------
+        ClusterError
+            There are no workers.
+        UsageError
+            `client` is asynchronous, closed, or no client.
+
+        Examples
+        --------
+        >>> model = load_onnx("model.onnx").place(client)  # doctest: +SKIP
+        >>> client.compute(model.bind(x=x)).result()  # doctest: +SKIP
+        """
+        return Model(place(self.graph, client))
+
+    def evaluate(
+        self,
+        inputs: Mapping[str, Any] | None = None,
+        /,
+        *,
+        providers: Sequence[str] | None = None,
+        **named: Any,
+    ) -> dict[str, Any]:
+        """Compute the model in this process, one op after another, and return the outputs by name.
+
+        Parameters
+        ----------
+        inputs : mapping of str to array, optional
+            Inputs by name, as for `bind`.
+        providers : sequence of str, optional
+            Kernel providers, as for `bind`.
+        **named
+            Inputs by name.
+
+        Raises
+        ------
+        BindError
+            A name, shape or dtype does not fit.
+        KernelNotFoundError
+            No provider has one of the operators.
+        KernelError
+            An op failed.
+        UsageError
+            The constants were placed on a cluster, or an input is given twice.
+
+        Examples
+        --------
+        >>> generate("uniform", n=1, dim=2).evaluate()["matmul_0"].shape
+        (2, 2)
+        """
+        return evaluate(self.graph, _by_name("evaluate", inputs, named), providers=providers)
+
+    def visualize(self, filename: str | None = None) -> str:
+        """Return the graph in Graphviz's DOT language; with a `filename`, also write it.
+
+        Parameters
+        ----------
+        filename : str, optional
+            With the suffix .dot, or .svg, .png or .pdf, which Graphviz's program `dot` renders.
+
+        Raises
+        ------
+        UsageError
+            The file has another suffix, or Graphviz is not installed.
+        FerroflowError
+            The file cannot be written, or Graphviz failed.
+        """
+        dot = to_dot(self.graph)
+        if filename is not None:
+            write(dot, filename)
+        return dot
+
+    def _repr_html_(self) -> str:
+        return to_html(self.graph)
+
+    def __repr__(self) -> str:
+        return f"<Model{repr(self.graph).removeprefix('<Graph')}"
+
+
+def _by_name(function: str, inputs: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs that a method got as a mapping and as keywords."""
+    given = {} if inputs is None else inputs
+    check_kind(function, given, Mapping, f"a dict of inputs by name, {function}({{'x': x}})")
+    twice = given.keys() & named.keys()
+    if twice:
+        raise UsageError(f"input {min(twice)!r} is given twice, in the dict and as a keyword")
+    return {**given, **named}
+
+
+class GraphBuilder(Builder):
+    """Collect inputs, constants and ops, then `build` a model.
+
+    Parameters
+    ----------
+    name : str, optional
+    opset : int, optional
+        Version of ONNX's operator set that the ops are written in.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> builder = GraphBuilder("layer")
+    >>> x = builder.input("x", "float32", ("batch", 3))
+    >>> w = builder.constant(np.eye(3, dtype="float32"), name="w")
+    >>> builder.output(y=builder.op("Relu", builder.op("MatMul", x, w)))
+    >>> model = builder.build()
+    >>> model
+    <Model 'layer': 2 ops, 2 sources, 3 edges, outputs ['y']>
+    >>> print(model.graph.spec("y"))
+    float32[batch, 3]
+    """
+
+    def build(self) -> Model:
+        """Return the model.
+
+        Raises
+        ------
+        GraphError
+            No output was marked, or two outputs carry one value or one name.
+        """
+        return Model(self.to_graph())
+
+
+def load_onnx(model: str | os.PathLike[str] | bytes | ModelProto, name: str | None = None) -> Model:
+    """Import an ONNX model with its weights.
+
+    Parameters
+    ----------
+    model : str, path, bytes or ModelProto
+        A file, the content of a file, or the message. Weights in other files are found only if a file is
+        given, and only inside its folder.
+    name : str, optional
+        Name of the model. The default is the file's, or that of the message's graph.
+
+    Returns
+    -------
+    Model
+        Initializers that are also listed as inputs are its `defaults`. Functions of the model are expanded.
+
+    Raises
+    ------
+    UsageError
+        `model` is of another type.
+    ModelError
+        The file is missing, is no ONNX model, is damaged or not valid, or weights are missing or lie
+        outside its folder. The message is one line that names the file.
+    """
+    return Model(graph_from_onnx(model, name))
+
+
+def generate(name: str, *, seed: int = 0, **arguments: Any) -> Model:
+    """Return one of the built-in models.
+
+    Parameters
+    ----------
+    name : str
+        One of the names below.
+    seed : int, optional
+        Seed of the random constants.
+    **arguments
+        Sizes of that model; the published ones if left out:
+
+        - `imbalanced`: `n_heavy=4`, `heavy_ms=200` [ms], `n_fast=200`, `fast_ms=1` [ms]
+        - `wide`: `width=8` chains of `depth=5` ops of 1 ms, those of the part `skew=0.25` of 5 ms
+        - `large-wide`: `width=320`, `depth=1`, `skew=0.47`
+        - `xlarge-wide`: `width=1280`, `depth=1`, `skew=0.003`
+        - `skewed`: `n=100` ops, half of them 1 ms, half `factor=10` [ms]
+        - `transformer`: `seq_len=128`, `d_model=512`, `n_heads=8`
+        - `large-transformer`: the same with `layers=8`
+        - `xlarge-transformer`: the same with `layers=32`
+        - `resnet`: `channels=64`
+        - `matmul-chain`: `n_ops=50` products of (`m=512`, m) matrices
+        - `matmul-parallel`: `n_branches=16` chains of `ops_per_branch=8` products, `m=512`
+        - `uniform`: `n=50` products, `dim=64`
+
+    Returns
+    -------
+    Model
+        It has no inputs. Its outputs are the values that no op reads.
+
+    Raises
+    ------
+    UnknownNameError
+        There is no such model.
+    UsageError
+        The model does not have an argument, or a value is out of range.
+
+    Examples
+    --------
+    >>> generate("wide", width=8, depth=5, skew=0.25)
+    <Model 'wide': 40 ops, 1 sources, 40 edges, outputs ['slow_5', 'slow_10', 'fast_15', 'fast_20']…>
+    """
+    return Model(generate_graph(name, seed=seed, **arguments))

@@ -1,0 +1,87 @@
+"""Models: the public way to compute a graph, by keywords or by a dict of inputs."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ferroflow_dask import ClusterProfile, GraphBuilder, Model, generate
+from ferroflow_dask.exceptions import BindError, UsageError
+from ferroflow_dask.lowering import BoundGraph
+
+X = np.float32([1, 2])
+Y = np.float32([3, 4])
+
+
+def difference(first: str = "x", second: str = "y") -> Model:
+    """Return a model of two inputs, which yields what the first is more than the second."""
+    builder = GraphBuilder("difference")
+    builder.output(d=builder.op("Sub", *(builder.input(name, "float32", (2,)) for name in (first, second))))
+    return builder.build()
+
+
+def test_a_model_shows_its_graph() -> None:
+    model = difference()
+    assert repr(model) == "<Model 'difference': 1 ops, 2 sources, 2 edges, outputs ['d']>"
+    assert model.name == "difference"
+    assert {name: str(spec) for name, spec in model.inputs.items()} == {"x": "float32[2]", "y": "float32[2]"}
+    assert model.outputs == ("d",)
+    assert model.defaults == {}
+    assert "<caption>Model difference</caption>" in model._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("positional", "keywords"),
+    [
+        pytest.param((), {"x": X, "y": Y}, id="keywords"),
+        pytest.param(({"x": X, "y": Y},), {}, id="a dict"),
+        pytest.param(({"y": Y},), {"x": X}, id="both"),
+    ],
+)
+def test_inputs_are_given_by_name(positional: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    model = difference()
+    bound = model.bind(*positional, **keywords)
+    assert isinstance(bound, BoundGraph)
+    assert bound.compute(scheduler="sync")["d"].tolist() == [-2, -2]
+    assert model.evaluate(*positional, **keywords)["d"].tolist() == [-2, -2]
+
+
+@pytest.mark.parametrize("names", [("gpu_0/data", "self"), ("inputs", "named"), ("costs", "profile")])
+def test_a_dict_takes_names_that_keywords_cannot(names: tuple[str, str]) -> None:
+    model = difference(*names)
+    given = dict(zip(names, (X, Y), strict=True))
+    found = model.bind(given, profile=ClusterProfile((1,))).compute(scheduler="sync")
+    assert found["d"].tolist() == model.evaluate(given)["d"].tolist() == [-2, -2]
+
+
+def test_an_input_named_like_an_option_is_refused_as_a_keyword() -> None:
+    with pytest.raises(UsageError, match=r"'costs' is an input .*: bind\(\{'costs': costs\}\)"):
+        difference("costs").bind(costs=X, y=Y)
+
+
+@pytest.mark.parametrize("function", ["bind", "evaluate"])
+def test_an_input_given_twice_is_refused(function: str) -> None:
+    with pytest.raises(UsageError, match="'x' is given twice, in the dict and as a keyword"):
+        getattr(difference(), function)({"x": X, "y": Y}, x=X)
+
+
+def test_a_missing_input_is_named() -> None:
+    with pytest.raises(BindError, match="input 'y' of graph 'difference' is missing"):
+        difference().bind(x=X)
+
+
+def test_a_model_is_pickled_with_its_graph() -> None:
+    model = generate("uniform", n=2, dim=2)
+    copy = pickle.loads(pickle.dumps(model))
+    assert repr(copy) == repr(model)
+    for name, value in model.evaluate().items():
+        np.testing.assert_array_equal(copy.evaluate()[name], value)
+
+
+def test_a_builder_can_build_the_graph_alone() -> None:
+    builder = GraphBuilder("one")
+    builder.output(y=builder.op("Neg", builder.constant(X)))
+    assert repr(builder.to_graph()) == "<Graph 'one': 1 ops, 1 sources, 1 edges, outputs ['y']>"
