@@ -10,12 +10,12 @@ import pytest
 from bench_rows import row, rows, section
 
 from ferroflow_dask.bench.comparison import cases_of, policies_of
+from ferroflow_dask.bench.estimates import Estimate
 from ferroflow_dask.bench.markdown import number, table
 from ferroflow_dask.bench.published import FERROFLOW, TASK_BENCH_METG_S, published_table
 from ferroflow_dask.bench.report import report
 from ferroflow_dask.bench.rows import read_rows
 from ferroflow_dask.bench.schema import BenchRecord
-from ferroflow_dask.bench.statistics import Estimate
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.graph import bounds, generate_graph
 

@@ -19,7 +19,7 @@ from ferroflow_dask.devices import DeviceUsage
 from ferroflow_dask.devices.workers import device_usage
 from ferroflow_dask.graph import Builder, Graph, graph_from_onnx
 from ferroflow_dask.kernels import evaluate, session
-from ferroflow_dask.kernels import onnxruntime as sessions
+from ferroflow_dask.kernels import ort_provider as sessions
 from ferroflow_dask.lowering import bind_graph, place
 
 pytestmark = pytest.mark.cluster

@@ -17,7 +17,7 @@ from onnx.helper import make_graph, make_node, make_tensor_value_info
 
 from ferroflow_dask.graph import graph_from_onnx
 from ferroflow_dask.kernels import evaluate, make_plan
-from ferroflow_dask.kernels.model import name_omitted_outputs
+from ferroflow_dask.kernels.op_model import name_omitted_outputs
 from ferroflow_dask.lowering import bind_graph
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL

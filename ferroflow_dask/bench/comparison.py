@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ferroflow_dask.bench.estimates import Estimate, median, ratio_of_medians, span
 from ferroflow_dask.bench.schema import OK, BenchRecord, Shape, written
-from ferroflow_dask.bench.statistics import Estimate, median, ratio_of_medians, span
 
 #: The policy that all others are measured by, and the same once more.
 STOCK, AGAIN = "dask", "dask-again"

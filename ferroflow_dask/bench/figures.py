@@ -16,8 +16,8 @@ from bokeh.palettes import Colorblind
 from bokeh.plotting import figure
 
 from ferroflow_dask.bench.comparison import AGAIN, STOCK, Case, Sample, is_ours, policies_of
+from ferroflow_dask.bench.estimates import Estimate, median
 from ferroflow_dask.bench.metg import THRESHOLD, Curve
-from ferroflow_dask.bench.statistics import Estimate, median
 
 _PERCENT, _MS_PER_S = 100, 1e3
 #: Sizes [pixels]: of one of three figures side by side, of one alone, of a bar with the gap to the next,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ferroflow_dask.bench.comparison import STOCK, Case, Defaults, named, policies_of
+from ferroflow_dask.bench.estimates import ENOUGH, Estimate, geometric_mean
 from ferroflow_dask.bench.markdown import BROKEN, NOTHING, table, text
-from ferroflow_dask.bench.statistics import ENOUGH, Estimate, geometric_mean
 
 _WHAT = (
     "Each line is over the cases in which all policies with a mean in it have a speed-up. A workload of "

@@ -25,13 +25,13 @@ from ferroflow_dask.bench.comparison import (
     named,
     policies_of,
 )
+from ferroflow_dask.bench.estimates import ENOUGH, Estimate
 from ferroflow_dask.bench.markdown import BROKEN, NOTHING, count, number, percent, table, text
 from ferroflow_dask.bench.means import means
 from ferroflow_dask.bench.metg import metg_from_rows, metg_table
 from ferroflow_dask.bench.published import published_table
 from ferroflow_dask.bench.rows import Rows
 from ferroflow_dask.bench.schema import OK, BenchRecord
-from ferroflow_dask.bench.statistics import ENOUGH, Estimate
 from ferroflow_dask.exceptions import UsageError
 
 #: Signs of an interval that lies wholly above or below 1; not told by colour.

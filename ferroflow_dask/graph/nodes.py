@@ -48,11 +48,6 @@ class TensorSpec:
         return cls(np.dtype(dtype), tuple(shape))
 
     @property
-    def is_static(self) -> bool:
-        """Whether every dimension is a number."""
-        return self.shape is not None and all(isinstance(dim, int) for dim in self.shape)
-
-    @property
     def size(self) -> int | None:
         """Number of elements, or None while a dimension is unknown."""
         if self.shape is None:

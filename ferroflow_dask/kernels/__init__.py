@@ -1,7 +1,7 @@
 """Kernels: what computes an op, and who provides it."""
 
 from ferroflow_dask.kernels.evaluate import evaluate
-from ferroflow_dask.kernels.model import has_subgraph
+from ferroflow_dask.kernels.op_model import has_subgraph
 from ferroflow_dask.kernels.plan import Plan, make_plan, single
 from ferroflow_dask.kernels.provider import DeclinedError, ExecutionProvider, Kernel, Provider
 from ferroflow_dask.kernels.registry import (

@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 from ferroflow_dask.graph.nodes import FERROFLOW_DOMAIN, Op, TensorSpec
 from ferroflow_dask.graph.protos import type_from_spec
 from ferroflow_dask.kernels.corrections import CORRECTIONS
-from ferroflow_dask.kernels.model import one_node_model
+from ferroflow_dask.kernels.op_model import one_node_model
 from ferroflow_dask.kernels.operands import mixed_types
 from ferroflow_dask.kernels.provider import Kernel
 

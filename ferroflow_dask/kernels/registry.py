@@ -21,7 +21,7 @@ from ferroflow_dask import config
 from ferroflow_dask.exceptions import KernelError, KernelNotFoundError, UnknownNameError, UsageError
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import Op
-from ferroflow_dask.kernels.model import has_subgraph
+from ferroflow_dask.kernels.op_model import has_subgraph
 from ferroflow_dask.kernels.operands import mixed_types
 from ferroflow_dask.kernels.provider import DeclinedError, Kernel, Provider, opset_version
 
@@ -42,7 +42,7 @@ def _array() -> Provider:
 
 
 def _onnxruntime() -> Provider:
-    from ferroflow_dask.kernels.onnxruntime import OnnxRuntimeProvider
+    from ferroflow_dask.kernels.ort_provider import OnnxRuntimeProvider
 
     return OnnxRuntimeProvider()
 

@@ -1,7 +1,7 @@
 """Neighbouring ops of a plan as one onnxruntime session, from the second time on that the plan is run.
 
 That saves what lies between their kernels, which for small ops is most of the time, and changes no bit of
-their results: see `onnxruntime.open_segment`. To open a session takes longer than to run its ops once, so
+their results: see `ort_provider.open_segment`. To open a session takes longer than to run its ops once, so
 the first run of a plan goes op by op. It tells how the ops share the time of a session, too.
 """
 
@@ -126,7 +126,7 @@ class Repeated:
         return [each_s / total_s if total_s else 1 / len(alone_s) for each_s in alone_s]
 
     def _open(self, segment: Segment, types: Sequence[tuple[np.dtype[Any], int]]) -> Session | None:
-        from ferroflow_dask.kernels.onnxruntime import open_segment
+        from ferroflow_dask.kernels.ort_provider import open_segment
 
         ops = []
         for kernel, inputs, outputs, _ in self._steps[segment.start : segment.stop]:
@@ -142,7 +142,7 @@ def _name(value: int) -> str:
 
 def _member(op: Op, provider: str) -> Member:
     from ferroflow_dask.kernels.deviations import rank_of_results, reads_ranks
-    from ferroflow_dask.kernels.onnxruntime import may_join
+    from ferroflow_dask.kernels.ort_provider import may_join
 
     return Member(may_join(op, provider), provider == PROVIDER, rank_of_results(op), reads_ranks(op))
 

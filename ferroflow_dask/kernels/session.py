@@ -111,7 +111,7 @@ def _session(
     graph: Graph, constants: Mapping[str, Any], execution: ExecutionProvider | None = None
 ) -> Runner | None:
     try:
-        from ferroflow_dask.kernels.onnxruntime import open_graph
+        from ferroflow_dask.kernels.ort_provider import open_graph
     except ImportError:
         return None
     session = open_graph(graph, constants, n_threads(), execution)

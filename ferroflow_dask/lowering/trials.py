@@ -12,7 +12,7 @@ from ferroflow_dask.exceptions import KernelError, UsageError
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import TensorSpec
 from ferroflow_dask.graph.protos import nested_nodes, subgraphs
-from ferroflow_dask.kernels.model import DRAWN
+from ferroflow_dask.kernels.op_model import DRAWN
 
 if TYPE_CHECKING:
     from ferroflow_dask.bundling.results import Results

@@ -21,7 +21,7 @@ from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.graph.protos import node_from_op
 from ferroflow_dask.graph.to_onnx import to_onnx
 from ferroflow_dask.kernels.deviations import check_operands, deviation, differs
-from ferroflow_dask.kernels.model import (
+from ferroflow_dask.kernels.op_model import (
     DRAWN,
     IR_VERSION,
     declared_opset,
