@@ -12,20 +12,20 @@ from ferroflow_dask.exceptions import UsageError
 
 
 def check_open(target: Any, function: str, *, or_cluster: bool = False) -> None:
-    """Raise `UsageError` unless a client, or else a cluster or a scheduler, is given, which is not closed."""
-    if not (or_cluster and hasattr(target, "scheduler_address")):  # not all clusters have one base class
+    """Raise `UsageError` unless `target` is an open client or, with `or_cluster`, cluster or scheduler."""
+    if not (or_cluster and hasattr(target, "scheduler_address")):  # clusters have no common base class
         kinds, more = ((Client, Scheduler), ", a cluster or a Scheduler") if or_cluster else (Client, "")
         check_kind(function, target, kinds, f"a distributed.Client{more}; Client(address) makes one")
     status = getattr(target, "status", None)
-    status = getattr(status, "name", status)  # clusters have an enumeration
+    status = getattr(status, "name", status)  # of clusters it is an enumeration
     if status in ("closed", "closing"):
         raise UsageError(f"{function} needs a {type(target).__name__} that is open, and this one is {status}")
 
 
 def check_synchronous(client: Client, function: str) -> None:
-    """Raise `UsageError` where a client's methods return awaitables, which a function does not await.
+    """Raise `UsageError` unless `client` is an open, synchronous client.
 
-    And where it is no client, or closed.
+    The methods of an asynchronous client return awaitables, which our functions do not await.
     """
     check_open(client, function)
     if client.asynchronous:
@@ -37,10 +37,13 @@ def check_synchronous(client: Client, function: str) -> None:
 
 
 def answers(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what workers answered, given the result of `Client.run` with ``on_error="return"``.
+    """Return the answers of the workers that could be reached.
 
-    A worker that cannot be reached, since it is leaving or has died, has no answer. What a function raised in
-    a worker is an answer.
+    Parameters
+    ----------
+    found : mapping of str to object
+        The result of `Client.run` with ``on_error="return"``. A worker that is leaving or has died has an
+        `OSError` there. Any other exception was raised by the function and is an answer.
     """
     return {address: answer for address, answer in found.items() if not isinstance(answer, OSError)}
 
@@ -48,9 +51,10 @@ def answers(found: Mapping[str, Any]) -> dict[str, Any]:
 def ask_workers(
     client: Client, function: Callable[..., Any], *args: object, workers: list[str] | None = None
 ) -> dict[str, Any]:
-    """Return what a function returns in each worker, or in those named, without the ones that left meanwhile.
+    """Call a function in each worker, or in the given ones, and return its results by address.
 
-    What it raises in a worker is raised.
+    Workers that left in the meantime are left out. An exception that the function raises in a worker is
+    raised here.
     """
     found = answers(client.run(function, *args, workers=workers, on_error="return"))
     for answer in found.values():
@@ -60,10 +64,10 @@ def ask_workers(
 
 
 def workers_of(client: Client) -> Mapping[str, Mapping[str, Any]]:
-    """Return what the scheduler knows of each worker, by address.
+    """Return the scheduler's information about each worker, by address.
 
-    `Client.scheduler_info` returns what the client remembers, and between its asking and its returning the
-    client may have refreshed that without any workers, as it does every two seconds.
+    `Client.scheduler_info` is not enough: it returns the client's cached copy. The client refreshes that copy
+    every two seconds without any workers, which may happen during the call.
     """
     check_synchronous(client, "workers_of")
     scheduler: Any = client.scheduler

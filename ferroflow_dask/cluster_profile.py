@@ -1,4 +1,4 @@
-"""What a cluster is like, in the numbers that decide how work is cut: threads, overheads, rates."""
+"""Cluster profile: the threads, overheads and rates by which work is cut into tasks."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ class ClusterProfile:
     Parameters
     ----------
     threads : tuple of int
-        Of each worker.
+        Threads of each worker.
     task_s : float
-        What one more Dask task adds to a run of many, with all threads free to take it [s]: the part of
-        the overhead that is not shared out among workers.
+        Time that one more Dask task adds to a run of many tasks while all threads are free [s]: the overhead
+        that workers do not share.
     round_trip_s : float
-        From the end of a task to the start of one that needs its result, on the same worker [s].
+        Time from the end of a task to the start of a dependent on the same worker [s].
     submit_s : float
-        From `compute` of a graph of one task that does nothing to its result [s].
+        Time from `compute` of one task that does nothing to its result [s].
     bandwidth : float
-        Between two workers: of one host or of two, whichever is slower [B/s].
+        Between two workers of one host or of two hosts, whichever is slower [B/s].
     memory_nbytes : int
-        Of the worker that has the least [B]; 0 if there is no limit.
+        Memory of the worker that has the least [B]; 0 if there is no limit.
     flop_rate : float
-        Of one thread, in a product of two matrices in single precision; the median of some workers [FLOP/s].
+        Of one thread in a single-precision matrix product; the median of several workers [FLOP/s].
     memory_bandwidth : float
-        Of one thread, copying an array; the median of some workers [B/s].
+        Of one thread that copies an array; the median of several workers [B/s].
     n_gpus : int
-        Workers with a GPU, the first ones in `threads`.
+        Number of workers with a GPU. They come first in `threads`.
     gpu_flop_rate, gpu_memory_bandwidth : float
-        Likewise, of one of these GPUs.
+        The same rates of one GPU.
     """
 
     threads: tuple[int, ...]

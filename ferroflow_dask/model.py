@@ -263,8 +263,8 @@ class Model:
 
         Examples
         --------
-        >>> generate("uniform", n=1, dim=2).evaluate()["matmul_0"].shape
-        (2, 2)
+        >>> {name: y.shape for name, y in generate("uniform", n=1, dim=2).evaluate().items()}
+        {'matmul_2': (2, 2)}
         """
         return evaluate(self.graph, _by_name("evaluate", inputs, named), providers=providers)
 

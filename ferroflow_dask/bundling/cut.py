@@ -1,7 +1,7 @@
 """Cut work into bundles, so that the predicted makespan is least.
 
-Of a few ways to cut, each piece by itself among them, the one is taken that `predict` finds fastest on the
-cluster at hand, with a handicap for each task.
+`best_cut` compares a few ways to cut, one of them without bundles. It returns the one for which `predict`
+finds the least makespan on the given cluster, with a handicap for each task.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from ferroflow_dask.bundling.coarse import CoarseGraph, factored, longest_first,
 from ferroflow_dask.bundling.predict import Cut, Prediction, Work, predict
 from ferroflow_dask.cluster_profile import ClusterProfile
 
-#: A piece of whose cost nothing is known is taken to last as long as a task costs, times this.
+#: Assumed cost of a piece with unknown cost, in units of a task's overhead.
 GUESS = 4.0
-#: Part of a worker's memory that a bundle may need.
+#: Fraction of a worker's memory that a bundle may need.
 MEMORY_SHARE = 0.25
-#: Pieces that last as long as the scheduler takes to feed all threads, times this, travel alone: they can be
-#: stolen then, and a cost that is wrong does less harm.
+#: Pieces of at least this duration are not bundled, in units of the time in which the scheduler feeds all
+#: threads: they can be stolen one by one, and a wrong cost does less harm.
 _ALONE = 5.0
-#: Among numbers of bundles that are as good as this, the largest is taken: it forgives errors in costs.
+#: The largest number of bundles whose makespan is within this factor of the best: it tolerates wrong costs.
 _SLACK = 1.05
-#: Part of what the scheduler takes for a task that counts even where it should take it beside the work: that
-#: may turn out shorter, and scheduler and workers may share cores.
+#: Fraction of the scheduler's time for a task that counts even if it overlaps with the work: the work may be
+#: shorter than predicted, and scheduler and workers may share cores.
 _HANDICAP = 0.5
-#: A thread's share is halved, in case costs are wrong, as long as bundles last as long as the scheduler takes
-#: to feed all threads, times this. It has no time for that where there are very many threads.
+#: The last bundle of a thread's share is halved, in case costs are wrong, while the halves last at least this
+#: long, in units of the time in which the scheduler feeds all threads.
 _TAPER = 2.0
-#: What bundles of short pieces last at most, where threads are given several then [s]: one can be stolen, and
-#: computed again, while others run, and clusters that grow with the work see how much there is.
+#: Upper bound of the duration of a bundle of short pieces [s]: some bundles can be stolen or computed again
+#: while others run, and adaptive clusters see how much work is left.
 _LONGEST_S = 1.0
-#: A cut that comes as near to what no cut can beat is taken without a look at others.
+#: A cut within this factor of the lower bound is returned without comparing others.
 _GOOD = 1.05
 
 

@@ -1,4 +1,4 @@
-"""Bundles for graphs that are not ours: the short tasks of any Dask collection shipped together."""
+"""Bundles for any Dask graph: short tasks of collections and graphs are fused and grouped."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ C = TypeVar("C")
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What tasks of a name have been like so far.
+    """Learned averages of a task prefix.
 
     Parameters
     ----------
     duration_s : float
-        [s]
+        Duration of a task [s].
     nbytes : float
-        Of a result [B].
+        Size of a result [B].
     """
 
     duration_s: float
@@ -51,18 +51,18 @@ _NOTHING = Learned(0.0)
 def optimize_for(collection: C, cluster: ClusterProfile, learned: Mapping[str, Learned]) -> C:
     """Return a collection that computes the same in fewer tasks.
 
-    After Dask's own optimization, chains of tasks are fused and short ones grouped, as many together as
-    is predicted to be fastest and as a worker has memory for. Keys that the collection asks for stay, except
-    a data frame's, which are new. Tasks of which nothing is known stay by themselves, and those of a P2P
-    shuffle, with all that they read, as they are. Collections with annotations, and data frames that would
-    not have fewer tasks, are returned as they are.
+    After Dask's own optimization, chains of tasks are fused and short tasks are grouped. The number of tasks
+    in a bundle is the one with the least predicted makespan that fits in a worker's memory. The collection
+    keeps its keys, except a data frame, which gets new ones. Tasks with an unknown prefix are not bundled.
+    The tasks of a P2P shuffle, and all tasks that they depend on, are not changed. Collections with
+    annotations, and data frames that would not have fewer tasks, are returned unchanged.
 
     Parameters
     ----------
     collection : Dask collection
     cluster : ClusterProfile
     learned : mapping of str to Learned
-        By the name that Dask gives tasks (`dask.utils.key_split`).
+        By task prefix (`dask.utils.key_split`).
     """
     given: Any = collection
     # Data frames are expressions, which optimize themselves; dask.optimize cannot lower all of them.
@@ -70,11 +70,11 @@ def optimize_for(collection: C, cluster: ClusterProfile, learned: Mapping[str, L
     if not is_expression and is_annotated(given.__dask_graph__()):
         return collection
     optimized: Any = given.optimize() if is_expression else optimize(given)[0]
-    # Dask's optimization leaves Futures out, too.
+    # Dask's optimization drops Futures, too.
     held = () if is_expression else (given.__dask_graph__(),)
     dsk, keys = optimized.__dask_graph__(), optimized.__dask_keys__()
     bundled = bundle_graph(dsk, keys, cluster, learned, held, are_kept=not is_expression)
-    # What is made of the tasks of a data frame has a task more for each of its keys, which are new.
+    # A rebuilt data frame has one more task for each of its keys, which are new.
     if is_expression and len(bundled.layer) + len(list(flatten(keys))) >= len(dsk):
         return collection
     rebuilt: C = _rebuild(optimized, bundled, is_expression)
@@ -82,7 +82,7 @@ def optimize_for(collection: C, cluster: ClusterProfile, learned: Mapping[str, L
 
 
 def is_annotated(dsk: Mapping[Key, Any]) -> bool:
-    """Return whether somebody has said something about tasks, which bundles could not keep to."""
+    """Return whether layers have annotations; a bundle could not honor those of its tasks."""
     return isinstance(dsk, HighLevelGraph) and any(layer.annotations for layer in dsk.layers.values())
 
 
@@ -95,10 +95,10 @@ def bundle_graph(
     *,
     are_kept: bool = True,
 ) -> PackedGraph:
-    """Cut the tasks of any graph of Dask's into bundles; `keys` may be nested. See `optimize_for`.
+    """Cut the tasks of any Dask graph into bundles; `keys` may be nested. See `optimize_for`.
 
-    Each of the `keys` has a task to itself, and unless `are_kept` is False, that task is called so. Futures
-    that tasks read, of the graph or else of those `held`, stay under their own keys.
+    Each of the `keys` gets a task of its own, under that key unless `are_kept` is False. Futures that tasks
+    read, from the graph or from the graphs `held`, stay under their own keys.
     """
     graph, wanted = dict(dsk), set(flatten(keys))
     tasks = convert_legacy_graph(graph)
@@ -109,7 +109,7 @@ def bundle_graph(
 def _with_futures(
     packed: PackedGraph, tasks: Tasks, wanted: Collection[Key], graphs: Iterable[Mapping[Key, Any]]
 ) -> PackedGraph:
-    """Return a graph that has the Futures that tasks read: whoever holds the graph, holds their results."""
+    """Add the Futures that tasks read to a graph, so that the graph keeps their results alive."""
     read = {key for task in tasks.values() for key in task.dependencies}
     futures = futures_in(graphs, (read | {*wanted}) - tasks.keys())
     layer = packed.layer
@@ -117,7 +117,7 @@ def _with_futures(
 
 
 def _rebuild(collection: Any, packed: PackedGraph, is_expression: bool) -> Any:
-    """Return a collection with other tasks."""
+    """Return a collection with the tasks of a packed graph."""
     graph = dict(packed.layer)
     if is_expression:
         from dask.dataframe import from_graph
@@ -125,8 +125,8 @@ def _rebuild(collection: Any, packed: PackedGraph, is_expression: bool) -> Any:
         keys = [packed.places[key][0] for key in flatten(collection.__dask_keys__())]
         return from_graph(graph, collection._meta, collection.divisions, keys, "bundled")
     rebuild, arguments = collection.__dask_postpersist__()
-    # Collections know how to take tasks without layers, which is what dask.optimize gives them. They are
-    # optimized by Dask once more.
+    # `dask.optimize` rebuilds collections in the same way, from tasks without layers. Dask optimizes the
+    # result again.
     return rebuild({key: unfused(task) for key, task in graph.items()}, *arguments)
 
 
@@ -138,14 +138,14 @@ def graph_of(layer: MaterializedLayer) -> HighLevelGraph:
 
 @dataclass(frozen=True, slots=True)
 class PackedGraph:
-    """A graph in fewer tasks, the results of which may hold several of the values that are asked for.
+    """A graph in fewer tasks, whose results may hold several of the wanted values.
 
     Parameters
     ----------
     layer : MaterializedLayer
     places : mapping of Key to (Key, int or None)
-        For each key that is asked for the task that yields it, and which item of its result it is; None
-        for all of it.
+        For each wanted key, the task that yields its value, and the item of that task's result; None for all
+        of it.
     """
 
     layer: MaterializedLayer
@@ -158,11 +158,11 @@ class PackedGraph:
 
     @property
     def keys(self) -> list[Key]:
-        """The tasks to ask for, each once."""
+        """Keys of the tasks that yield wanted values, each once."""
         return list(dict.fromkeys(task for task, _ in self.places.values()))
 
     def values(self, results: Sequence[Any]) -> dict[Key, Any]:
-        """Return what was asked for, given the results of `keys`."""
+        """Return the wanted values by key, given the results of `keys`."""
         return by_place(results, self.places)
 
 
@@ -176,8 +176,8 @@ def bundle_tasks(
 def pack_graph(
     dsk: Mapping[Key, Any], keys: Any, cluster: ClusterProfile, learned: Mapping[str, Learned]
 ) -> PackedGraph:
-    """Cut the tasks of any graph of Dask's into bundles, those in the nested `keys` like all others."""
-    # A key may be a tuple, of which flatten takes the parts.
+    """Cut the tasks of any Dask graph into bundles, including the tasks of the nested `keys`."""
+    # `flatten` would take a tuple, which may be a key, apart.
     graph, wanted = dict(dsk), dict.fromkeys(flatten(keys if isinstance(keys, list) else [keys]))
     tasks = convert_legacy_graph(graph)
     packed = _pack(tasks, wanted, (), cluster, learned, kept=())
@@ -193,13 +193,13 @@ def _pack(
     *,
     kept: Collection[Key],
 ) -> PackedGraph:
-    """Cut a graph so that the values `wanted` can be had of it.
+    """Cut a graph into bundles that yield the values `wanted`.
 
-    Those `apart` each have a task to themselves; what is `kept`, of these, is under its own key.
+    Each key in `apart` gets a task of its own, under the same key if it is also in `kept`.
     """
     functions = {id(task.func): task.func for task in tasks.values() if isinstance(task, Task)}
     if any(map(iscoroutinefunction, functions.values())):
-        # They run on the workers' event loops, which bundles do not.
+        # Coroutines run on the workers' event loops; a bundle could not await them.
         return PackedGraph(MaterializedLayer(tasks), {key: (key, None) for key in wanted})
     keys = in_order(tasks)
     position = {key: i for i, key in enumerate(keys)}
@@ -233,8 +233,8 @@ def _known(task: GraphNode, learned: Mapping[str, Learned]) -> Learned | None:
 def _token(
     groups: Sequence[Sequence[Key]], exports: Sequence[Sequence[Key]], are_kept: Sequence[bool]
 ) -> str:
-    """Return a name for a cut, the same whenever the same tasks, by their keys, are cut alike."""
-    # Of all bundles together, since the names of those that a bundle reads are part of what it is.
+    """Return a token that is the same whenever tasks of the same keys are cut alike."""
+    # One token for all bundles: a bundle depends on the keys of other bundles.
     return hashlib.blake2s(repr((groups, exports, are_kept)).encode(), digest_size=16).hexdigest()
 
 
@@ -259,7 +259,7 @@ def _write(
     written: dict[Hashable, GraphNode] = {}
     for i, keys in enumerate(groups):
         if not exports[i]:
-            continue  # nobody wants it
+            continue  # no task or client needs its results
         inside = set(keys)
         needed = [key for own in keys for key in tasks[own].dependencies if key not in inside]
         places = {key: place.get(key, (key, None)) for key in needed}
@@ -281,6 +281,6 @@ def _write(
 
 
 def _name(keys: Sequence[Key], run: str, i: int) -> Key:
-    """Return a key for what no task has been before, since Dask takes tasks of one key for the same."""
-    # Dask learns by names: what is one task is called as it was, and others by no task's name.
+    """Return a new key: Dask takes tasks of one key for the same task."""
+    # Dask learns durations by prefix: a single task keeps its prefix, and bundles have their own.
     return (f"{BUNDLE_PREFIX if len(keys) > 1 else key_split(keys[0])}-{run}", i)

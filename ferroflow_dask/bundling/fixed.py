@@ -1,4 +1,4 @@
-"""Tasks of Dask's that stay as they are: those that others look up by their key, and what they go with."""
+"""Tasks that must not be bundled or rewritten: Dask looks them up by key or inspects them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from ferroflow_dask.bundling.sequence import NO_WORK, BundleTask, ExecuteTasks, 
 
 Tasks = Mapping[Key, GraphNode]
 
-#: What may be written anew. Of other classes somebody knows more than can be seen of a task: distributed
-#: finds the barrier of a P2P shuffle by its key, and reads from it what the shuffle is.
+#: Task classes that may be rewritten. Other classes carry more than a function and arguments: distributed
+#: finds the barrier task of a P2P shuffle by its key and reads the shuffle's specification from it.
 _PLAIN = frozenset({Task, UnfusedTask, BundleTask, DataNode, Alias, NestedContainer, List, Tuple, Set, Dict})
 
-#: Functions of these packages look at the task that they run in.
+#: Functions of these packages inspect the task that they run in.
 _AWARE = ("distributed", "dask.graph_manipulation")
 
 
 def fixed_tasks(tasks: Tasks) -> set[Key]:
-    """Return the tasks that must stay as they are, under their keys: O(edges).
+    """Return the keys of the tasks that must not be rewritten; O(edges).
 
-    Those of classes that are not known, those that read them, and whatever any of these needs: a task stays
-    the same under its key only if all that it reads does.
+    These are tasks of unknown classes, their dependents, and all tasks that any of these depends on: a task
+    means the same under its key only if its dependencies do.
     """
     special = {key for key, task in tasks.items() if type(task) not in _PLAIN}
     if not special:
@@ -39,7 +39,7 @@ def fixed_tasks(tasks: Tasks) -> set[Key]:
 
 
 def is_alone(task: GraphNode) -> bool:
-    """Return whether a task is put together with no others."""
+    """Return whether a task must not share a bundle with others."""
     if isinstance(task, NO_WORK):
         return False
     if not is_call(task) or task.data_producer or isinstance(task.func, ExecuteTasks):
@@ -52,7 +52,7 @@ def _module(task: Task) -> str:
 
 
 def _parts(task: Task) -> Iterator[Task]:
-    """Yield a task, or the tasks that Dask has fused to it."""
+    """Yield a task, or the tasks that Dask has fused into it."""
     if task.has_subgraph():
         for part in task.args[0].values():
             if isinstance(part, Task):

@@ -1,6 +1,6 @@
-"""The Futures in a graph of Dask's: as long as somebody has them, their results stay on the cluster.
+"""Futures in a Dask graph: a bundled graph must hold them, so that their results stay on the cluster.
 
-What distributed calls a Future is to Dask's graphs a reference to a task that has other uses, too.
+In a Dask graph a distributed Future is a `TaskRef`, as other references to tasks are.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dask.typing import Key
 
 
 def futures_in(graphs: Iterable[Mapping[Key, Any]], keys: Collection[Key]) -> dict[Key, Any]:
-    """Return the Futures in some graphs by their keys.
+    """Return the Futures in graphs by key.
 
     Parameters
     ----------
     graphs : iterable of mapping
-        Later ones are looked at only for what was not in those before.
+        A later graph is searched only for Futures that the earlier ones do not have.
     keys : collection of Key
-        Of the Futures that are wanted.
+        Keys of the wanted Futures.
     """
     missing = set(keys)
     found: dict[Key, Any] = {}
@@ -46,7 +46,7 @@ def futures_in(graphs: Iterable[Mapping[Key, Any]], keys: Collection[Key]) -> di
 
 
 def _parts(graphs: Iterable[Mapping[Key, Any]]) -> Iterator[Mapping[Key, Any]]:
-    """Yield graphs layer by layer, those last that have to be written as tasks for it."""
+    """Yield graphs layer by layer, materialized layers first: iterating over others writes their tasks."""
     for graph in graphs:
         if isinstance(graph, HighLevelGraph):
             yield from sorted(graph.layers.values(), key=lambda layer: not layer.is_materialized())

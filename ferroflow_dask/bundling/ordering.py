@@ -1,4 +1,4 @@
-"""The order in which Dask would run tasks, with chains and loose tasks left out of the search."""
+"""Dask's static order of tasks, computed faster for graphs of chains and of independent tasks."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dask.typing import Key
 
 from ferroflow_dask.bundling.fixed import Tasks
 
-#: Chains for each task up to which a graph is one of chains. In others Dask's order, which also goes by how
-#: many tasks a result needs, is kept to the letter: results may pile up higher by another.
+#: Ratio of chains to tasks up to which each chain is ordered as one node. In other graphs the order is
+#: exactly Dask's, which also considers how many tasks need a result: another order may use more memory.
 _FEW = 0.5
 
 
 def in_order(tasks: Tasks) -> list[Key]:
     """Return the keys of a graph in the order of `dask.order`.
 
-    That takes longer than all else that cutting a graph does. But tasks of a chain come one after the other
-    anyway, so of a graph of chains it is asked where these go; and tasks that neither read nor are read go
-    last, as given.
+    `dask.order` takes longer than all other steps of bundling together. The tasks of a chain follow each
+    other anyway, so in a graph of chains only the chains are ordered. Tasks without dependencies and
+    dependents come last, in the given order.
 
     Raises
     ------
     RuntimeError
-        Tasks need each other in a circle.
+        Tasks depend on each other in a cycle.
     """
     readers: dict[Key, list[Key]] = {key: [] for key in tasks}
     n_read = dict.fromkeys(tasks, 0)
@@ -32,7 +32,7 @@ def in_order(tasks: Tasks) -> list[Key]:
             if needed in readers:
                 readers[needed].append(key)
                 n_read[key] += 1
-    # What is no task, Dask's order puts where it is read.
+    # `dask.order` puts data nodes where they are read.
     following = {
         key: found[0]
         for key, found in readers.items()
@@ -47,10 +47,10 @@ def in_order(tasks: Tasks) -> list[Key]:
             while chain[-1] in following:
                 chain.append(following[chain[-1]])
             chains[chain[-1]] = chain
-    has_circle = sum(map(len, chains.values())) < len(linked)  # a circle has no first task
+    has_circle = sum(map(len, chains.values())) < len(linked)  # a cycle has no first task
     if has_circle or len(chains) > _FEW * len(linked):
         chains = {key: [key] for key in linked}
-    # A chain reads what its first task reads, and goes by the name of its last, which others read.
+    # A chain has the dependencies of its first task, and the key of its last one, which other tasks read.
     turn = order({last: tasks[chain[0]] for last, chain in chains.items()})
     ordered = [key for last in sorted(chains, key=turn.__getitem__) for key in chains[last]]
     return ordered + [key for key in tasks if key not in linked]

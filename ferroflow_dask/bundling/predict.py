@@ -1,7 +1,7 @@
-"""How long work should take on a cluster as it is cut, by list scheduling.
+"""Predicted makespan of a cut on a cluster, by list scheduling.
 
-R. L. Graham's list schedule (1969) with what Dask adds: a scheduler that handles one task after another,
-a round trip before what waits for a result can start, and the transfer of results between workers.
+R. L. Graham's list schedule (1969), plus the overheads of Dask: the scheduler handles one task at a time, a
+dependent starts a round trip after its dependencies, and results are transferred between workers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ferroflow_dask.ranks import ranks_of
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What should happen.
+    """The expected run of a cut.
 
     Parameters
     ----------
@@ -24,7 +24,7 @@ class Prediction:
         From `compute` to the last result [s].
     n_tasks : int
     nbytes_moved : int
-        Results that are fetched from another worker [B]; those of unknown size count as nothing.
+        Size of the results that are fetched from another worker [B]; unknown sizes count as 0.
     """
 
     makespan_s: float
@@ -32,26 +32,26 @@ class Prediction:
     nbytes_moved: int
 
 
-#: For each bundle its pieces, ascending; in an order in which the bundles can run.
+#: The pieces of each bundle, ascending. The bundles are in an order in which they can run.
 Cut = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is to be cut: pieces, in an order in which they can run.
+    """Pieces of work, in an order in which they can run, to be cut into bundles.
 
     Parameters
     ----------
     edges : sequence of sequence of int
-        For each piece those before it that it reads from.
+        For each piece the earlier pieces that it reads from.
     costs_s : sequence of float
         Duration of each piece [s].
     nbytes : callable
-        Returns the size of a piece's result; 0 if it is unknown [B].
+        Returns the size of a piece's result [B]; 0 if it is unknown.
     alone : collection of int, optional
-        Pieces that must stay by themselves.
+        Pieces that must not share a bundle.
     last : collection of int, optional
-        Pieces that end a chain, and are packed with no others: their results are asked for by name.
+        Pieces that end a chain and are not packed with siblings: their results are wanted under their keys.
     """
 
     edges: Sequence[Sequence[int]]
@@ -70,7 +70,7 @@ def predict(work: Work, cut: Cut, cluster: ClusterProfile) -> Prediction:
         for earlier in needed:
             followers[earlier].append(task)
     missing = [len(needed) for needed in inputs]
-    # The scheduler sends the ready task of the highest rank as soon as it has time.
+    # The scheduler sends the ready task of the highest rank as soon as it is free.
     ready = [(0.0, -rank_s[task], task) for task, n in enumerate(missing) if not n]
     heapq.heapify(ready)
     threads = _Threads(cluster.threads)
@@ -88,7 +88,7 @@ def predict(work: Work, cut: Cut, cluster: ClusterProfile) -> Prediction:
             fetch_s = cluster.round_trip_s + sum(away) / cluster.bandwidth if away else 0.0
             return max(threads.free_s(worker), now_s) + fetch_s
 
-        # Where inputs are, or where a thread is free first: no other worker can start it earlier.
+        # Either a holder of inputs or the worker with the first free thread can start it earliest.
         nearest = {threads.first_free(), *(place[earlier] for earlier in inputs[task])}
         worker = min(nearest, key=lambda worker: (start_on(worker), worker))
         moved += sum(nbytes for earlier, nbytes in inputs[task].items() if place[earlier] != worker)
@@ -104,15 +104,15 @@ def predict(work: Work, cut: Cut, cluster: ClusterProfile) -> Prediction:
 
 
 class _Threads:
-    """When the threads of each worker are free."""
+    """Times at which the threads of each worker become free."""
 
     def __init__(self, threads: Sequence[int]) -> None:
         self._free_s = [[0.0] * n for n in threads]
-        # May hold times that are over; those are dropped when they come up.
+        # It may hold outdated times, which are dropped when they come up.
         self._earliest = [(0.0, worker) for worker in range(len(threads))]
 
     def free_s(self, worker: int) -> float:
-        """Return when a thread of a worker is free [s]."""
+        """Return when the first thread of a worker is free [s]."""
         return self._free_s[worker][0]
 
     def first_free(self) -> int:
@@ -128,7 +128,7 @@ class _Threads:
 
 
 def _tasks(work: Work, cut: Cut) -> tuple[list[float], list[dict[int, int]]]:
-    """Return each bundle's duration [s], and the bytes that it reads of each bundle that it waits for."""
+    """Return each bundle's duration [s], and the bytes that it reads from each bundle that it depends on."""
     edges, costs_s = work.edges, work.costs_s
     task_of = [0] * len(edges)
     for task, pieces in enumerate(cut):

@@ -1,6 +1,7 @@
-"""Some tasks of Dask's as the function of one: small to send, and run one after another.
+"""Several Dask tasks as the function of one task: small to send, run one after another.
 
-Dask's `Task` objects take some 20 µs each to unpickle, which they would be on the scheduler and on a worker.
+A Dask `Task` object takes about 20 µs to unpickle, on the scheduler and again on a worker. A step of
+`ExecuteTasks` is a tuple, which is faster.
 """
 
 from __future__ import annotations
@@ -16,36 +17,36 @@ from dask.utils import key_split
 
 from ferroflow_dask.bundling.results import Results
 
-#: Data in the graph, other names for results.
+#: Graph nodes that compute nothing: data, and aliases of other keys.
 NO_WORK = (DataNode, Alias)
 
-#: Function, arguments (None where a value goes), which values go where, and those that nobody reads later.
-#: A value that comes from elsewhere has the number of its argument; those that steps make follow.
+#: Index of the function; its arguments (None for each value); positions and numbers of the values; numbers of
+#: the values that no later step reads. Numbers count the arguments first, then the results of steps.
 Step = tuple[int, tuple[Any, ...], tuple[tuple[int, int], ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExecuteTasks:
-    """The function of a Dask task: run some tasks one after another.
+    """Run several tasks one after another; the function of a Dask task.
 
     Parameters
     ----------
     functions : tuple of callable
-        Those that steps call, each once.
+        The functions that steps call, each once.
     steps : tuple of Step
         In an order in which they can run.
     keys : tuple of Key
-        Of the task in each step.
+        Key of the task of each step.
     arguments : tuple of (int, int or None)
-        For each value that they need of others the number of the result that it is in, and which item of
-        it, None for all of it.
+        For each value from another task: the number of the result that has it, and the item of that result;
+        None for all of it.
     exports : tuple of int
-        The values that are wanted.
+        Numbers of the values that are returned.
     stands_for : mapping of str to int, optional
-        How many tasks of which names run: they, not the name of the Dask task, are learned of. None where
-        it is one, under its own name.
+        Number of tasks by task prefix. Durations are learned for these prefixes and not for the bundle's.
+        None for a single task, which keeps its own prefix.
     cost_s : float, optional
-        How long they should take [s]. None where it is one.
+        Expected duration [s]. None for a single task.
     """
 
     functions: tuple[Callable[..., Any], ...]
@@ -57,7 +58,7 @@ class ExecuteTasks:
     cost_s: float | None = None
 
     def __call__(self, *results: Any) -> Any:
-        """Return the result that is wanted, or `Results` of several."""
+        """Return the exported value, or `Results` of several."""
         values = [results[i] if item is None else results[i][item] for i, item in self.arguments]
         functions = self.functions
         for at, (function, arguments, read, gone) in enumerate(self.steps):
@@ -76,49 +77,50 @@ class ExecuteTasks:
         return outputs[0] if len(outputs) == 1 else Results(outputs)
 
     def __dask_tokenize__(self) -> tuple[object, ...]:
-        # Dask knows tasks by their keys; what they should take is no part of what they do.
+        # Keys identify tasks; expected durations do not change what they compute.
         return (type(self).__qualname__, self.keys, self.arguments, self.exports)
 
 
 def bundle_in(task: object) -> ExecuteTasks | None:
-    """Return what a task of Dask's runs if it stands for several."""
-    # Dask's optimizations copy tasks, with annotations left behind, but keep their functions.
+    """Return the function of a Dask task if it runs several tasks, otherwise None."""
+    # Dask's optimizations copy tasks without their annotations, but with their functions.
     function = getattr(task, "func", None)
     is_bundle = isinstance(function, ExecuteTasks) and function.stands_for is not None
     return function if is_bundle else None
 
 
 class UnfusedTask(Task):
-    """A task that Dask makes no part of another.
+    """A task that Dask does not fuse with others.
 
-    Dask optimizes collections when they are computed, those that have been optimized, too. What it fuses once
-    more has another name than it would have had, and under the same key reads other tasks.
+    Dask optimizes a collection again when it is computed. Tasks that it fused then would have other keys than
+    those of the optimized collection, or read other tasks under the same key.
     """
 
     __slots__ = ()
 
     @property
     def block_fusion(self) -> bool:
-        """Whether `fuse_linear_task_spec` leaves it alone."""
+        """Whether `fuse_linear_task_spec` must not fuse the task."""
         return True
 
 
 class BundleTask(UnfusedTask):
     """A task that calls `ExecuteTasks`.
 
-    Dask's bags give iterators to what is fused with the only task that reads them; a bundle may read twice.
+    Dask's bags pass an iterator to a fused task that is the only reader. A bundle may read a value twice,
+    which an iterator does not allow.
     """
 
     __slots__ = ()
 
 
 def is_call(task: GraphNode) -> TypeGuard[Task]:
-    """Return whether a task is no more than its function and arguments."""
+    """Return whether a task consists of a function and its arguments only."""
     return type(task) in (Task, UnfusedTask)
 
 
 def unfused(task: GraphNode) -> GraphNode:
-    """Return a task that Dask leaves as it is, with the same key, which does the same."""
+    """Return an equal task, under the same key, that Dask does not fuse with others."""
     if type(task) is not Task:
         return task
     return UnfusedTask(task.key, task.func, *task.args, _data_producer=task.data_producer, **task.kwargs)
@@ -126,7 +128,7 @@ def unfused(task: GraphNode) -> GraphNode:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _CallTask:
-    """A task whose arguments are more than values: called with those of `needed`."""
+    """A task with nested arguments, called with the values of the keys in `needed`."""
 
     task: GraphNode
     needed: tuple[Key, ...]
@@ -145,18 +147,18 @@ def sequence_of(
     exports: Sequence[Key],
     cost_s: float,
 ) -> ExecuteTasks:
-    """Return the function that runs some tasks.
+    """Return a function that runs several tasks one after another.
 
     Parameters
     ----------
     tasks : sequence of GraphNode
         In an order in which they can run.
     arguments : mapping of Key to (int, int or None)
-        Where they find what they need of others, as in `ExecuteTasks`.
+        Where the results of other tasks are found; see `ExecuteTasks.arguments`.
     exports : sequence of Key
-        The tasks whose results are wanted.
+        The tasks whose results are returned.
     cost_s : float
-        How long they should take [s].
+        Expected duration [s].
     """
     number = {key: i for i, key in enumerate([*arguments, *(task.key for task in tasks)])}
     functions: dict[int, tuple[int, Callable[..., Any]]] = {}
@@ -190,7 +192,7 @@ def _names(tasks: Sequence[GraphNode]) -> dict[str, int]:
 
 
 def _call(task: GraphNode) -> tuple[Callable[..., Any], tuple[Any, ...], list[tuple[int, Key]]]:
-    """Return a function, its arguments, and which of them are results of which tasks."""
+    """Return a task's function, its arguments, and which of them are results of which tasks."""
     if isinstance(task, DataNode):
         return _same, (task.value,), []
     if isinstance(task, Alias):
