@@ -121,11 +121,11 @@ def run_on_cluster(
     costs : CostModel, optional
         Of the ops; shapes and nominal rates if left out.
     placement, gpu_costs, gpu_matmul_threshold
-        As in `bind`.
+        As in `bind_graph`.
     on_submit : callable, optional
         Called with the bound graph once it was handed to the scheduler, to watch its progress.
     """
-    graph = with_inputs(graph, inputs)  # the one that `bind` computes, by which workers know their session
+    graph = with_inputs(graph, inputs)  # as `bind_graph` does: workers know their session by it
     threads = list(client.nthreads().values())
     before = device_usage(client)
     with counting_steals(client) as steals, counting_fetches(client) as fetched:
