@@ -81,7 +81,7 @@ class RandomPolicy(FixedPlacement):
 
 
 class RingPolicy(StaticPolicy):
-    """ferroflow's own rule: round robin, then an idle worker steals one task from the next worker in the ring.
+    """ferroflow's own rule: round robin, then an idle worker steals one task of the next one in the ring.
 
     The rule knows neither costs nor data. Its adaptive threshold counts an attempt that finds nothing as a
     failure, so the end of every run raises it. O(P) per decision.

@@ -12,7 +12,8 @@ _TRANSFERS_KEPT = 0.9
 _FIRST_GUESS_S = 0.01
 #: Bounds of the ratio of measured to expected transfer times.
 _LEAST_SLOWNESS, _MOST_SLOWNESS = 1.0, 20.0
-#: Largest delay that one answer counts for [s]: a task that holds the interpreter lock delays its worker's answer.
+#: Largest delay that one answer counts for [s]: a task that holds the interpreter lock delays its worker's
+#: answer.
 _LATEST_S = 0.05
 #: Weight of a new answer, and the half-life of the mean delay [s]: delays that make steals rare must not
 #: keep them rare.

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ferroflow_dask")
 
-#: Entry points through which other packages, and our dashboard, change the scheduler together with the plugin.
-#: Each is a function of the scheduler that returns a `changes.Change`.
+#: Entry points through which other packages, and our dashboard, change the scheduler together with the
+#: plugin. Each is a function of the scheduler that returns a `changes.Change`.
 ENTRY_POINT_GROUP = "ferroflow_dask.scheduler_changes"
 #: A longer `distributed.scheduler.work-stealing-interval` means that the user wants no stealing [s].
 _LONGEST_INTERVAL_S = 600.0
@@ -122,11 +122,11 @@ class FerroflowStealing(WorkStealing):
         self.messages = WorkerMessages(
             scheduler,
             learned.costs,
-            self._is_usual,
-            self.ask_pass,
-            self._was_withdrawn,
-            self.changes,
-            self.guard,
+            is_usual=self._is_usual,
+            ask_pass=self.ask_pass,
+            was_withdrawn=self._was_withdrawn,
+            changes=self.changes,
+            guard=self.guard,
         )
         self.task_views = TaskViews(scheduler, learned.costs, self.messages.inlining.comes_with)
         self._queue_bypass = QueueBypass(
@@ -139,23 +139,23 @@ class FerroflowStealing(WorkStealing):
             scheduler,
             self,
             self.view,
-            clock,
-            self.decisions,
-            self.task_views,
-            self._queue_bypass,
-            self.messages.prefetch,
+            clock=clock,
+            decisions=self.decisions,
+            task_views=self.task_views,
+            queue_bypass=self._queue_bypass,
+            prefetch=self.messages.prefetch,
         )
         self.placement = Placement(
             scheduler,
             self.policy,
             self.view,
-            clock,
-            self.decisions,
-            self.task_views,
-            self._network,
-            self.messages.prefetch,
-            self._queue_bypass,
-            self._steal_protocol,
+            clock=clock,
+            decisions=self.decisions,
+            task_views=self.task_views,
+            network=self._network,
+            prefetch=self.messages.prefetch,
+            queue_bypass=self._queue_bypass,
+            steals=self._steal_protocol,
         )
         self._idle_workers = IdleWorkers(
             scheduler, self.view, self._steal_for, self._may_steal, self.ask_pass
@@ -164,15 +164,15 @@ class FerroflowStealing(WorkStealing):
         self._task_events = TaskEvents(
             self.view,
             clock,
-            learned.costs,
-            self.decisions,
-            self.placement,
-            self._steal_protocol,
-            self._queue_bypass,
-            self._queue_depth,
-            self._repricing,
-            self.messages,
-            self.ask_pass,
+            costs=learned.costs,
+            decisions=self.decisions,
+            placement=self.placement,
+            steals=self._steal_protocol,
+            queue_bypass=self._queue_bypass,
+            queue_depth=self._queue_depth,
+            repricing=self._repricing,
+            messages=self.messages,
+            ask_pass=self.ask_pass,
         )
         self._exchange = steal_exchange.StealingExchange(scheduler, self, replaced)
         super().__init__(scheduler)

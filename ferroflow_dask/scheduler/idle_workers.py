@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 #: Time until a pass without an event, at first and at most [s].
 _FIRST_LOOK_S = 0.01
 _LAST_LOOK_S = 0.64
-#: A pass that comes later than this was delayed by other work of the event loop. It first waits until messages
-#: that arrived meanwhile are read; otherwise workers would seem silent that are not [s].
+#: A pass that comes later than this was delayed by other work of the event loop. It first waits until
+#: messages that arrived meanwhile are read; otherwise workers would seem silent that are not [s].
 _LATE_S = 0.01
 _READ_S = 0.002
 #: Idle workers served in one pass, and those among them that find nothing to steal: they bound the time of a
@@ -29,9 +29,9 @@ _QUIET_S = 5e-3
 class Passes:
     """Runs passes on the scheduler's event loop, never inside the call that asks for one.
 
-    There is no event for a task that runs longer than expected. So while some workers are idle and others have
-    waiting tasks, passes are also run by the clock: soon until each idle worker had its turn, then at doubling
-    intervals until an event.
+    There is no event for a task that runs longer than expected. So while some workers are idle and others
+    have waiting tasks, passes are also run by the clock: soon until each idle worker had its turn, then at
+    doubling intervals until an event.
 
     Parameters
     ----------

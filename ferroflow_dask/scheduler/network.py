@@ -40,8 +40,8 @@ class _LinkClass:
 class Links:
     """Measured bandwidths of links within a host and between hosts.
 
-    Dask keeps the mean over all links. It also keeps one for each pair of workers, but adds a heartbeat's sum to
-    it as if it were a mean.
+    Dask keeps the mean over all links. It also keeps one for each pair of workers, but adds a heartbeat's sum
+    to it as if it were a mean.
 
     Parameters
     ----------

@@ -49,6 +49,7 @@ class Placement:
         scheduler: Scheduler,
         policy: Policy,
         view: ClusterView,
+        *,
         clock: Callable[[], float],
         decisions: DecisionLog,
         task_views: TaskViews,

@@ -1,8 +1,9 @@
 """Queue bypass: which root tasks are placed at once instead of waiting in the scheduler's queue.
 
-Dask keeps tasks of large groups in a queue and sends one whenever a worker has a free slot. Tasks with a known
-cost are placed at once, with two exceptions. A task must not overtake: tasks on a worker take slots, and no slot
-would open for an earlier task in the queue. And results must not pile up, which the queue is there to prevent.
+Dask keeps tasks of large groups in a queue and sends one whenever a worker has a free slot. Tasks with a
+known cost are placed at once, with two exceptions. A task must not overtake: tasks on a worker take slots,
+and no slot would open for an earlier task in the queue. And results must not pile up, which the queue is
+there to prevent.
 """
 
 from __future__ import annotations

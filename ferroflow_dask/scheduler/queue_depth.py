@@ -1,9 +1,10 @@
 """Queue depth: how many queued root tasks each worker gets beyond those that its threads run.
 
-Dask sends a worker a fixed number of tasks per thread (`distributed.scheduler.worker-saturation`). A thread that
-has finished waits a round trip for its next task, which for short tasks is most of the time. So each thread gets
-as many tasks as run in one round trip; for long tasks that is Dask's number. Dask's queue saves memory, and still
-does: only tasks whose results stay in memory anyway are sent early, up to a number of bytes.
+Dask sends a worker a fixed number of tasks per thread (`distributed.scheduler.worker-saturation`). A thread
+that has finished waits a round trip for its next task, which for short tasks is most of the time. So each
+thread gets as many tasks as run in one round trip; for long tasks that is Dask's number. Dask's queue saves
+memory, and still does: only tasks whose results stay in memory anyway are sent early, up to a number of
+bytes.
 """
 
 from __future__ import annotations

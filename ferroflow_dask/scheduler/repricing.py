@@ -14,8 +14,8 @@ from ferroflow_dask.scheduler.cost_model import CostModel
 if TYPE_CHECKING:
     from distributed.scheduler import TaskState
 
-#: Factor by which an expectation must change before tasks are repriced, and the inverse of the part of them that
-#: must have finished since the last time: so each finished task costs O(1), however an average varies.
+#: Factor by which an expectation must change before tasks are repriced, and the inverse of the part of them
+#: that must have finished since the last time: so each finished task costs O(1), however an average varies.
 _FACTOR = 1.5
 _ONE_IN = 8
 

@@ -56,6 +56,7 @@ class StealProtocol:
         scheduler: Scheduler,
         stealing: WorkStealing,
         view: ClusterView,
+        *,
         clock: Callable[[], float],
         decisions: DecisionLog,
         task_views: TaskViews,

@@ -53,6 +53,7 @@ class TaskEvents:
         self,
         view: ClusterView,
         clock: Callable[[], float],
+        *,
         costs: CostModel,
         decisions: DecisionLog,
         placement: Placement,
@@ -127,7 +128,8 @@ class TaskEvents:
 
         1. A steal in flight is aborted: the task was the victim's all the time.
         2. The task's group loses it from the tasks to be repriced.
-        3. If it finished: the view learns the transfer time, and the worker's speed from the duration; the cost
+        3. If it finished: the view learns the transfer time, and the worker's speed from the duration; the
+        cost
            model learns the duration and the size. Durations on devices are reported separately.
         4. The view's queue of the worker and the queue bypass drop the task.
         5. If it finished: its group is repriced, the round trip is measured, and the policy gets the event.

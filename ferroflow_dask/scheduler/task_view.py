@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 #: Holders of one input that are looked at: enough to find a near one.
 _HOLDERS = 16
-#: Dependents of one input, or workers, that are searched for transfers of it in flight, and the least size for
-#: which this is done [B].
+#: Dependents of one input, or workers, that are searched for transfers of it in flight, and the least size
+#: for which this is done [B].
 _READERS = 16
 _LEAST_NBYTES = 2**16
 #: Longer declared durations are mistakes [s]: thirty years.
@@ -267,7 +267,7 @@ class TaskViews:
         )
 
     def _fetching(self, needed: TaskState, ts: TaskState) -> Iterator[str]:
-        """Yield workers to which a result is in flight for a task other than `ts`; not all if there are many."""
+        """Yield workers to which a result is in flight for another task; not all if there are many."""
         workers: Iterable[WorkerState | None]
         if len(needed.dependents) > _READERS:
             workers = islice(self._scheduler.workers.values(), _READERS)

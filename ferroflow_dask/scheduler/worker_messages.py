@@ -50,6 +50,7 @@ class WorkerMessages:
         self,
         scheduler: Scheduler,
         costs: CostModel,
+        *,
         is_usual: Callable[[str], bool],
         ask_pass: Callable[[], None],
         was_withdrawn: Callable[[Key, str], None],
@@ -135,7 +136,7 @@ class WorkerMessages:
         self.inlining.changed(key, finish)
 
     def _message(self, ts: TaskState) -> dict[str, Any] | None:
-        """Return the message that replaces a task's, if any; else send the inlined results that precede it."""
+        """Return the message that replaces a task's, if any; else send its inlined inputs first."""
         message = self.prefetch.message(ts)
         if message is None and ts.processing_on is not None:
             self.inlining.before(ts, ts.processing_on)

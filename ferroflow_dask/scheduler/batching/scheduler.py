@@ -1,8 +1,9 @@
-"""Scheduler's end of batching: messages are sent at once while the event loop has time, in batches under load.
+"""Scheduler's end of batching: messages are sent at once, and in batches while the event loop is busy.
 
-Dask waits 5 ms between two batches from the scheduler to a worker and 2 ms on the way back, which for tasks of a
-few milliseconds is most of their time; between a client and the scheduler it waits 10 ms and 2 ms. Batches save
-work for both ends, so the interval grows back to Dask's own as the sending event loop runs out of time.
+Dask waits 5 ms between two batches from the scheduler to a worker and 2 ms on the way back, which for tasks
+of a few milliseconds is most of their time; between a client and the scheduler it waits 10 ms and 2 ms.
+Batches save work for both ends, so the interval grows back to Dask's own as the sending event loop runs out
+of time.
 """
 
 from __future__ import annotations

@@ -72,7 +72,8 @@ def _busy_s() -> float:
 class Interval:
     """Interval between two batches of a stream, computed whenever it is added to a time.
 
-    `distributed.batched.BatchedSend` adds its interval to the time of each batch, and uses it for nothing else.
+    `distributed.batched.BatchedSend` adds its interval to the time of each batch, and uses it for nothing
+    else.
 
     Parameters
     ----------
@@ -89,7 +90,7 @@ class Interval:
         """Return when the next batch may leave [s]."""
         try:
             load = self._load.at(now_s)
-        except (Exception, asyncio.CancelledError):  # an exception here would stop the stream for ever
+        except (Exception, asyncio.CancelledError):  # noqa: BLE001 -- an exception here would stop the stream for ever
             load = 1.0
         return now_s + self.longest_s * min(1.0, max(0.0, (load - _BUSY) / (1 - _BUSY)))
 

@@ -1,10 +1,10 @@
 """Scheduler's end of inlining: keeps small results, and sends them with the tasks that read them.
 
-In Dask a worker fetches a result from the worker that holds it. Request and answer take one to two milliseconds
-of both workers' time, however small the result is. So workers send small results to the scheduler just before
-they report the task, if they may be read elsewhere, and the scheduler sends them just before a task that reads
-them, as Ray inlines small objects (Moritz et al. 2018). Large results are fetched as ever. The scheduler keeps
-results as bytes and never unpickles them.
+In Dask a worker fetches a result from the worker that holds it. Request and answer take one to two
+milliseconds of both workers' time, however small the result is. So workers send small results to the
+scheduler just before they report the task, if they may be read elsewhere, and the scheduler sends them just
+before a task that reads them, as Ray inlines small objects (Moritz et al. 2018). Large results are fetched as
+ever. The scheduler keeps results as bytes and never unpickles them.
 """
 
 from __future__ import annotations
@@ -194,8 +194,8 @@ class Inlining:
 class ResultHandlers(Change):
     """Stream handlers of the results that workers send.
 
-    After `undo`, results in flight are ignored until each worker has sent its last message; an operation without
-    a handler would close the worker's stream.
+    After `undo`, results in flight are ignored until each worker has sent its last message; an operation
+    without a handler would close the worker's stream.
 
     Parameters
     ----------

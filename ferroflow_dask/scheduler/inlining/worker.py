@@ -41,7 +41,7 @@ _RESULTS = ("ferroflow_dask.bundling.results", "Results")
 
 
 def is_small(value: object, limit: int) -> bool:
-    """Return whether a value is plain data in host memory of at most `limit` bytes, so that a copy can replace it.
+    """Return whether a value is plain host data of at most `limit` bytes, so that a copy can replace it.
 
     `dask.sizeof` differs from the pickled size, for instance for broadcast arrays and nested lists.
     """

@@ -4,11 +4,11 @@ Dask sends a task once the scheduler knows that its inputs exist. Between two ta
 trip, in which the worker idles. If all inputs of a task exist or are being made on one worker without other
 tasks in its queue, the task will run there anyway. So it is prefetched, and its own successor with it.
 
-For the scheduler it stays a task that waits for its inputs. When they exist, it is placed on that worker, and a
-confirmation is sent instead of the task. If the placement has changed, the task is withdrawn, though it may have
-run by then. The worker reports a prefetched task after the ends of its inputs, in the same stream, so messages
-arrive in the order of the tasks. Tasks that call the scheduler themselves, like those of P2P shuffles, are not
-prefetched. distributed's run ids tell withdrawn runs from valid ones.
+For the scheduler it stays a task that waits for its inputs. When they exist, it is placed on that worker, and
+a confirmation is sent instead of the task. If the placement has changed, the task is withdrawn, though it may
+have run by then. The worker reports a prefetched task after the ends of its inputs, in the same stream, so
+messages arrive in the order of the tasks. Tasks that call the scheduler themselves, like those of P2P
+shuffles, are not prefetched. distributed's run ids tell withdrawn runs from valid ones.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class Prefetch:
         return ws.address if _distributed.may_run_on(self._scheduler, ts, ws) else None
 
     def send(self) -> None:
-        """Prefetch the dependents of tasks that started processing; must not be called within a transition."""
+        """Prefetch the dependents of tasks that started processing; not within a transition."""
         new, self._new = self._new, {}
         for key in new:
             ts = self._scheduler.tasks.get(key)

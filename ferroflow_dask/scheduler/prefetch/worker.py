@@ -1,8 +1,8 @@
 """Worker's end of prefetch: keeps tasks until their inputs exist on this worker, then starts them.
 
 The worker's state machine gets such a task by the message that the scheduler would have sent, once all inputs
-are in memory; for the state machine, the task only comes early. This module is sent to workers by value and must
-not import this package, except `worker_handlers`.
+are in memory; for the state machine, the task only comes early. This module is sent to workers by value and
+must not import this package, except `worker_handlers`.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class PrefetchedTasks:
         Parameters
         ----------
         awaits : pairs of key and int
-            The inputs that do not exist yet, each with its run id: the result of an earlier run is about to be
-            dropped.
+            The inputs that do not exist yet, each with its run id: the result of an earlier run is about to
+            be dropped.
         **message
             The message that computes the task.
         """
@@ -87,7 +87,7 @@ class PrefetchedTasks:
             self._start(key)
 
     def confirm(self, key: Key, run_id: int, stimulus_id: str) -> None:
-        """Start a task that is still kept; ask the scheduler to place it again if this worker does not have it."""
+        """Start a task that is kept; ask the scheduler to place it again if it is not on this worker."""
         if key in self._messages:
             self._compute(self._messages[key])
         elif (ts := self._state.tasks.get(key)) is None or ts.run_id != run_id or ts.state not in TAKEN_ON:
