@@ -1,4 +1,4 @@
-"""What the documentation shows is what happens: doctests, README and examples."""
+"""Documentation: doctests, the examples of README.md and docs/, and the example programs run as shown."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ import importlib
 import os
 import pkgutil
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-import dask
+import click
 import pytest
 import yaml
+from distributed import Client
 
 import ferroflow_dask
+from ferroflow_dask.cli import main
 
 REPOSITORY = Path(__file__).parent.parent
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+PAGES = ["README.md", *sorted(str(page.relative_to(REPOSITORY)) for page in REPOSITORY.glob("docs/*.md"))]
 MODULES = sorted(
     module.name for module in pkgutil.walk_packages(ferroflow_dask.__path__, prefix="ferroflow_dask.")
 )
@@ -78,24 +83,117 @@ def test_the_example_of_batches_compares_equal_results(tmp_path: Path) -> None:
     ]
 
 
-def test_the_readme_shows_the_example_as_it_is() -> None:
+def blocks(page: str, *languages: str) -> list[tuple[str, str]]:
+    """Return language and text of the code blocks of a page, without those that are marked as not run."""
+    text = (REPOSITORY / page).read_text(encoding="utf-8")
+    found = re.findall(r"(<!-- not run: .+ -->\n)?^```(\w+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    return [(language, body) for mark, language, body in found if language in languages and not mark]
+
+
+def test_a_page_shows_the_example_as_it_is() -> None:
     code = (REPOSITORY / "examples/existing_dask_code.py").read_text(encoding="utf-8")
-    shown = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    body = code.split('"""\n', 1)[1].strip()
-    assert body in [block.strip() for block in shown]
+    body = code.split('"""\n', 1)[1]
+    assert ("python", body.lstrip()) in blocks("docs/existing-dask-code.md", "python")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_shell_commands_and_python_are_in_blocks_of_known_languages(page: str) -> None:
+    languages = re.findall(r"^```(\w*)\n.*?^```$", (REPOSITORY / page).read_text("utf-8"), re.DOTALL | re.M)
+    assert set(languages) <= {"console", "pycon", "python", "yaml"}
+
+
+def fit(data: float, i: int) -> float:
+    return data * i
 
 
 @pytest.mark.cluster
-def test_what_the_readme_shows_in_python_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python", "pycon")])
+def test_the_python_examples_of_a_page_run(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ferroflow_client: Client
+) -> None:
     run(tmp_path, str(REPOSITORY / "examples/mlp.py"))
     monkeypatch.chdir(tmp_path)
-    sessions = "\n".join(re.findall(r"```pycon\n(.*?)```", README, re.DOTALL))
-    test = doctest.DocTestParser().get_doctest(sessions, {}, "README.md", "README.md", 0)
+    names: dict[str, Any] = {"__name__": "docs", "ferroflow_dask": ferroflow_dask, "fit": fit, "data": 1.0}
+    names |= {"client": ferroflow_client, "cluster": ferroflow_client.cluster}
     runner = doctest.DocTestRunner(verbose=False)
-    with dask.config.set(scheduler="threads"):  # Dask's default, whatever clients other tests have left
-        runner.run(test)
-    assert runner.tries >= 10
+    for language, code in blocks(page, "python", "pycon"):
+        if language == "python":
+            exec(compile(code, page, "exec"), names)
+            if names["client"] is not ferroflow_client:
+                names.pop("client").close()
+                names["client"] = ferroflow_client
+        else:
+            test = doctest.DocTestParser().get_doctest(code, names, page, page, 0)
+            runner.run(test, clear_globs=False)
+            names |= test.globs
     assert runner.failures == 0
+
+
+def commands(page: str) -> list[str]:
+    shown = "".join(body for _, body in blocks(page, "console"))
+    lines = re.findall(r"^\$ (.+)$", shown, re.MULTILINE)
+    return [part.strip() for line in lines for part in line.split("&&")]
+
+
+@pytest.mark.parametrize(
+    ("page", "command"),
+    [(page, line) for page in PAGES for line in commands(page) if line.startswith("ferroflow ")],
+)
+def test_commands_that_are_shown_have_these_options(
+    page: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("mlp.onnx", "light_resnet50.onnx", "x.npy"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(command.partition(" > ")[0])[1:]
+    context = click.Context(main)
+    found: click.Command = main
+    while isinstance(found, click.Group):
+        _, next_command, words = found.resolve_command(context, words)
+        assert next_command is not None
+        found = next_command
+    found.make_context(str(found.name), words, parent=context)
+
+
+def test_options_in_the_table_of_run_are_its_options() -> None:
+    table = (REPOSITORY / "docs/command-line.md").read_text(encoding="utf-8")
+    section = table.partition("## Options of `run`")[2].partition("\n## ")[0]
+    shown = set(re.findall(r"`(--[a-z-]+)", section))
+    command = main.get_command(click.Context(main), "run")
+    assert command is not None
+    options = {name for param in command.params for name in (*param.opts, *param.secondary_opts)}
+    assert len(shown) > 20
+    assert shown <= options
+
+
+def settings_of(defaults: dict[str, Any], prefix: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in defaults.items():
+        name = f"{prefix}.{key}"
+        found |= settings_of(value, name) if isinstance(value, dict) else {name: value}
+    return found
+
+
+def test_the_page_of_settings_has_each_with_its_default() -> None:
+    text = (REPOSITORY / "ferroflow_dask/ferroflow.yaml").read_text(encoding="utf-8")
+    defaults = settings_of(yaml.safe_load(text)["ferroflow"], "ferroflow")
+    table = (REPOSITORY / "docs/configuration.md").read_text(encoding="utf-8")
+    shown = dict(re.findall(r"^\| `(ferroflow\.[\w.-]+)` \| `([^`]*)` \|", table, re.MULTILINE))
+    assert shown == {name: written(value) for name, value in defaults.items()}
+
+
+def written(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ", ".join(value) if isinstance(value, list) else str(value)
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md"])
+def test_settings_that_are_mentioned_exist(page: str) -> None:
+    text = (REPOSITORY / page).read_text(encoding="utf-8")
+    defaults = (REPOSITORY / "ferroflow_dask/ferroflow.yaml").read_text(encoding="utf-8")
+    known = settings_of(yaml.safe_load(defaults)["ferroflow"], "ferroflow")
+    assert set(re.findall(r"`(ferroflow\.[\w.-]+)`", text)) <= known.keys()
 
 
 def test_the_readmes_commands_are_those_that_ci_gives() -> None:
