@@ -1,10 +1,14 @@
-"""Batch inference of an ONNX model: ferroflow's `map_batches` beside what one would write without it.
+"""Batch inference of an ONNX model: compare `map_batches` with plain onnxruntime and with `map_blocks`.
 
     python batches.py MODEL.onnx --rows 64 --batch 8
 
-All compute the same rows with the same onnxruntime, in turns: one session with two threads; Dask's
-`map_blocks` on two workers, each of which keeps a session; and `map_batches` on the same workers. A model
-whose batch is fixed is freed of that for all of them. Printed are medians and ranges.
+Three programs compute the same rows with the same onnxruntime, in turn:
+
+- one session with two threads,
+- Dask's `map_blocks` on two workers, with a session in each worker,
+- `map_batches` on the same workers.
+
+If the model has a fixed batch size, all three use a copy without it. The script prints medians and ranges.
 """
 
 import argparse
@@ -32,7 +36,7 @@ def open_session(path, n_threads):
 
 
 def block(x, path):
-    """Compute a block where it is; each worker keeps its session."""
+    """Compute a block on its worker, in the session of this worker."""
     worker = get_worker()
     if not hasattr(worker, "session"):
         worker.session = open_session(path, 1)
@@ -41,7 +45,7 @@ def block(x, path):
 
 
 def random_rows(n, spec):
-    """Return random numbers of a dtype: integers as bytes are."""
+    """Return random rows; integers lie between 0 and 255."""
     rng = np.random.default_rng(0)
     shape = (n, *(dim if isinstance(dim, int) else 1 for dim in spec.shape[1:]))
     if spec.dtype.kind == "f":
@@ -50,7 +54,7 @@ def random_rows(n, spec):
 
 
 def with_weights(graph):
-    """Return a model with its large constants in it."""
+    """Return an ONNX model that contains its large constants."""
     model = to_onnx(graph)
     for i, tensor in enumerate(model.graph.initializer):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
@@ -110,7 +114,7 @@ def measure(model, path, rows, options):
             "map_batches, 2 workers": by_map_batches,
         }
         rates = {way: [] for way in ways}
-        for repetition in range(-1, options.repeat):  # the first one opens sessions
+        for repetition in range(-1, options.repeat):  # the first repetition opens sessions
             for way, compute in ways.items():
                 start = time.perf_counter()
                 found = compute()

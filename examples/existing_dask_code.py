@@ -1,4 +1,4 @@
-"""Existing Dask code, before and after `install`: eight models are fitted to one data set."""
+"""Existing Dask code: fit eight models to one data set, before and after `install`."""
 
 import time
 

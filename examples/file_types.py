@@ -1,6 +1,9 @@
-"""Tell what files are, with magika's model on a Dask cluster.
+"""Detect file types with magika's model on a Dask cluster.
 
-pip install magika, python file_types.py FILE…
+    pip install magika
+    python file_types.py FILE…
+
+The package magika contains the model.
 """
 
 import json
@@ -15,7 +18,7 @@ import ferroflow_dask
 
 
 def magika_folder() -> Path:
-    """Return where magika keeps its newest model."""
+    """Return the folder of magika's newest model."""
     spec = find_spec("magika")
     if spec is None or spec.origin is None:
         sys.exit("the model comes with magika: pip install magika")
@@ -23,7 +26,7 @@ def magika_folder() -> Path:
 
 
 def features(path: Path, config: dict) -> list[int]:
-    """Return what the model reads of a file: its first and last bytes but for white space."""
+    """Return the model's input for a file: its first and last bytes, without outer white space."""
     content = path.read_bytes()
     block = config["block_size"]
     first = content[:block].lstrip()[: config["beg_size"]]

@@ -1,11 +1,13 @@
-"""What a GPU gives, measured in one call of a few minutes: run this on a machine that has one.
+"""GPU measurements: matrix products, batch inference and a mixed graph, in a few minutes.
 
-    python examples/gpu.py                # writes gpu.jsonl and prints what it finds
+    python examples/gpu.py                # writes gpu.jsonl and prints a summary
     ferroflow report gpu.jsonl
 
-The clock of a run of products starts with the un-lowered graph, constants placed, and stops when all outputs
-are resident and the device is synchronised; gathering them is told apart. Rates are compared with what the
-same device does in the same process without Dask. `--emulated` tries the script out where there is no GPU.
+A run of products starts with the un-lowered graph and placed constants. It ends when all outputs are on the
+device and the device is synchronised. The time to gather the outputs is printed separately. The rates are
+compared with the same device in the same process without Dask. `--emulated` runs the script without a GPU.
+
+Tested on an emulated device only.
 """
 
 import argparse
@@ -34,7 +36,7 @@ from ferroflow_dask.lowering import device_here
 OUTPUT = Path("gpu.jsonl")
 INVOCATION = uuid.uuid4().hex
 MODEL = Path(onnx.__file__).parent / "backend/test/data/light/light_resnet50.onnx"
-#: Products: branches, ops in each, size, precision, and what part of the device's own rate is asked for.
+#: Products: branches, ops per branch, size, precision, and the required share of the rate without Dask.
 PRODUCTS = (
     (16, 64, 2048, "fp32", 0.90),
     (16, 64, 4096, "fp32", 0.95),
@@ -42,14 +44,14 @@ PRODUCTS = (
     (16, 64, 2048, "tf32", 0.60),
 )
 SMALL = ((4, 16, 128, "fp32", 0.0), (4, 16, 128, "tf32", 0.0))
-#: Largest error of an output against double precision, in the Frobenius norm and relative. TF32 has ten bits
-#: of mantissa: 64 products in it are wrong by some 2e-3.
+#: Largest relative error of an output against double precision, in the Frobenius norm. TF32 has ten bits of
+#: mantissa, so 64 products in TF32 have an error of about 2e-3.
 TOLERANCE = {"fp32": 2e-4, "tf32": 2e-2}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--emulated", action="store_true", help="small sizes on a device that is none")
+    parser.add_argument("--emulated", action="store_true", help="small sizes on an emulated device")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--cpus", type=int, default=8, help="CPU workers of the mixed graph and of batches")
     parser.add_argument("--images", type=int, default=512)
@@ -66,7 +68,7 @@ def main() -> None:
 
 @contextmanager
 def cluster(is_emulated, cpus, precision="fp32"):
-    """Start a GPU worker and so many CPU workers."""
+    """Start a GPU worker and `cpus` CPU workers."""
     choice = DeviceChoice("emulated") if is_emulated else DeviceChoice("cuda", 0, precision)
     with device_client(choice, cpus) as client:
         ferroflow_dask.install(client)
@@ -100,7 +102,7 @@ def products(client, case, repeat):
     x, w = (np.asarray(value) for value in model.graph.constants.values())
     x_there, w_there = client.scatter([x, w], hash=False)
     spent = {"device": [], "ferroflow": [], "dask": []}
-    for repetition in range(-1, repeat):  # the first warms up
+    for repetition in range(-1, repeat):  # the first run warms up
         seconds = client.submit(without_dask, x_there, w_there, branches, ops_per_branch, pure=False).result()
         before = device_usage(client)
         start = time.perf_counter()
@@ -131,7 +133,7 @@ def products(client, case, repeat):
 
 
 def without_dask(x, w, branches, ops_per_branch):
-    """Return how long the device takes for the same products, one launch each [s]."""
+    """Return the device's time for the same products without Dask, one launch per product [s]."""
     device = device_here().device
     with device.use():
         a, b = device.to_device(x), device.to_device(w)
@@ -148,7 +150,7 @@ def without_dask(x, w, branches, ops_per_branch):
 
 
 def error_of(x, w, ops_per_branch, found):
-    """Return by how much an output is wrong, against double precision on the device."""
+    """Return the relative error of an output against double precision on the device."""
     device = device_here().device
     with device.use():
         value, b = (device.to_device(array.astype(np.float64)) for array in (x, w))
@@ -159,7 +161,7 @@ def error_of(x, w, ops_per_branch, found):
 
 
 def stock_dask_cuda(client, x, w, branches, ops_per_branch):
-    """Return how long Dask as it is takes with arrays of CuPy, a task for each product [s]; None without."""
+    """Return the time of stock Dask with CuPy arrays, one task per product [s]; None without CuPy."""
     try:
         import cupy
     except ImportError:
@@ -193,8 +195,8 @@ def batches(options):
         with cluster(options.emulated, 0) if name == "GPU" else local_client(cpus) as client:
             ferroflow_dask.install(client)
             spent = []
-            for repetition in range(-1, options.repeat):  # the first warms up
-                # Other copies each time: what a device has read before would not cross again.
+            for repetition in range(-1, options.repeat):  # the first run warms up
+                # New copies for each run: the device keeps arrays that it has read.
                 x = client.persist(da.from_array(images, chunks=(chunk, 3, 224, 224), name=False))
                 wait(x)
                 start = time.perf_counter()
@@ -207,7 +209,7 @@ def batches(options):
                         client, "light_resnet50", arguments, "ferroflow", repetition, seconds=seconds, ops=n
                     )
             rates[name] = n / np.median(spent)
-    # Of what tells images apart: most of each answer is the same for all of them.
+    # The error relative to the differences between images: most of each answer is equal for all images.
     own = answers["CPU"] - answers["CPU"].mean(axis=0)
     error = np.linalg.norm(answers["GPU"] - answers["CPU"]) / np.linalg.norm(own)
     assert error < 1e-3, f"light_resnet50: outputs are wrong by {error:.2g}"
@@ -218,7 +220,7 @@ def batches(options):
 
 
 def resnet50():
-    """Return a ResNet-50 up to its logits, with random weights: in the file all of one kind are equal."""
+    """Return a ResNet-50 up to its logits, with random weights. The file has constant weights only."""
     model = onnx.load(MODEL)
     rng = np.random.default_rng(0)
     shapes = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
@@ -227,20 +229,20 @@ def resnet50():
     constants = [node for node in model.graph.node if node.op_type == "ConstantOfShape"]
     for node in constants:
         shape = shapes[node.input[0]]
-        if node.output[0] in factors:  # variances too, so none may be near 0
+        if node.output[0] in factors:  # variances are among them, so no value may be near 0
             weight = rng.uniform(0.8, 1.2, shape)
         else:  # He et al., "Delving Deep into Rectifiers", 2015
             weight = rng.standard_normal(shape) * (2 / np.prod(shape[1:])) ** 0.5
         model.graph.initializer.append(numpy_helper.from_array(weight.astype(np.float32), node.output[0]))
         model.graph.node.remove(node)
-    softmax = model.graph.node.pop()  # it would hide all logits but the largest
+    softmax = model.graph.node.pop()  # a softmax hides all logits except the largest
     model.graph.output[0].name = softmax.input[0]
-    model.ir_version = 8  # from 4 on, weights need not be inputs
+    model.ir_version = 8  # since IR version 4, weights need not be inputs
     return model
 
 
-def mixed_model(n_slow, n_products, m):
-    """Return ops that no GPU helps and products, side by side."""
+def mixed_graph(n_slow, n_products, m):
+    """Return a graph with sleeping ops and matrix products, which do not depend on each other."""
     builder = ferroflow_dask.GraphBuilder("mixed")
     root = builder.constant(np.float32([1]), name="root")
     rng = np.random.default_rng(0)
@@ -257,7 +259,7 @@ def mixed_model(n_slow, n_products, m):
 
 
 def mixed(options):
-    """Time a graph with work for both: on a GPU alone, on CPUs alone, and on both together."""
+    """Time the mixed graph on a GPU, on CPUs, and on both."""
     n_slow, n_products, m = (8, 16, 128) if options.emulated else (64, 256, 2048)
     model = mixed_model(n_slow, n_products, m)
     seconds = {}

@@ -1,4 +1,4 @@
-"""Write mlp.onnx (Gemm ×3, Relu ×2, [batch, 784] → [batch, 10], seeded weights) and x.npy for it."""
+"""Write mlp.onnx (Gemm ×3, Relu ×2, [batch, 784] → [batch, 10], seeded weights) and its input x.npy."""
 
 import sys
 

@@ -1,7 +1,9 @@
-"""Read the text of an image, with RapidOCR's three models on a Dask cluster.
+"""Read the text in an image with RapidOCR's three models on a Dask cluster.
 
-pip install rapidocr-onnxruntime, python read_text.py IMAGE. What comes before and after the models is
-RapidOCR's; each batch that it asks a model about is computed by a worker.
+    pip install rapidocr-onnxruntime
+    python read_text.py IMAGE
+
+RapidOCR prepares the image and decodes the results. The workers compute the batches of the three models.
 """
 
 import sys
@@ -15,7 +17,7 @@ import ferroflow_dask
 
 
 class OnCluster:
-    """A model where RapidOCR expects an onnxruntime session."""
+    """Replacement for RapidOCR's onnxruntime session: computes on the cluster."""
 
     def __init__(self, session: Any, path: Path, client: Client) -> None:
         self._session = session  # knows the characters
@@ -23,7 +25,7 @@ class OnCluster:
         self._client = client
 
     def __call__(self, x: Any) -> list[Any]:
-        """Return what the session would, computed two rows at a time."""
+        """Return the outputs of the session, computed in batches of two rows."""
         parts = [x[i : i + 2] for i in range(0, len(x), 2)]
         there = self._client.scatter(parts)
         arrays = [

@@ -1,7 +1,7 @@
-"""How DAGs scale over SLURM jobs, in ferroflow's layout: run this on a login node.
+"""Scaling of built-in graphs over SLURM jobs: run this script on a login node.
 
-Each number of jobs is measured on a cluster of its own, stock Dask and ferroflow taking turns. Every run adds
-a row to the file; what it has already is not run again, so an interrupted measurement goes on.
+The script starts one cluster per number of jobs and runs stock Dask and ferroflow in turn. Each run adds a
+row to the output file. Runs that the file contains are skipped, so you can continue an interrupted measurement.
 
     python examples/scaling.py 2 4 8
     ferroflow report scaling.jsonl

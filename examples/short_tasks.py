@@ -1,8 +1,8 @@
-"""Short tasks on four workers, by Dask and with ferroflow: seconds, the median of some runs.
+"""Short tasks on four workers: median times [s] of Dask and of ferroflow.
 
-    python short_tasks.py            # --quick: a tenth of the tasks, once
+    python short_tasks.py            # --quick: a tenth of the tasks, one run
 
-With ferroflow, collections go through `optimize`, which is part of what is measured.
+With ferroflow, collections go through `optimize`, and the times include it.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def mean_and_sum(n_chunks, run):
     return x.mean() + x.sum()
 
 
-#: A number for each run of any kind: under the keys of a run before, Dask may still have its results.
+#: A new number for each run, because Dask may still hold results under the keys of an earlier run.
 runs = count()
 
 
@@ -66,7 +66,7 @@ def seconds(repeat, prepare, function):
         start = time.perf_counter()
         function(argument)
         spent.append(time.perf_counter() - start)
-    return statistics.median(spent[1:])  # in the first, what tasks take is learned, and the cluster measured
+    return statistics.median(spent[1:])  # the first run learns durations and measures the cluster
 
 
 if __name__ == "__main__":

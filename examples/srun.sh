@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Scheduler, client and workers inside one job, for sites that forbid long processes on login nodes:
+# Run scheduler, client and workers in one job, for sites that forbid long processes on login nodes:
 #
 #   sbatch --ntasks=10 --time=01:00:00 examples/srun.sh
 #
-# Of N tasks one is the scheduler, one runs the program below, and N - 2 are workers (dask-jobqueue's
-# SLURMRunner). -K1: if one fails, the others do not wait for it for ever.
+# dask-jobqueue's SLURMRunner uses one Slurm task for the scheduler, one for the program below, and the rest for
+# workers. `srun -K1` ends the job if one Slurm task fails; otherwise the others would wait for it.
 #SBATCH --ntasks=4
 #SBATCH --cpus-per-task=1
 #SBATCH --time=00:10:00
