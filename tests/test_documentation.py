@@ -41,7 +41,7 @@ def test_examples_in_docstrings_hold(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_every_module_says_what_it_owns(name: str) -> None:
+def test_every_module_has_a_docstring(name: str) -> None:
     assert importlib.import_module(name).__doc__
 
 
@@ -75,8 +75,10 @@ def test_the_example_runs(name: str, arguments: tuple[str, ...], pattern: str, t
 def test_the_example_of_batches_compares_equal_results(tmp_path: Path) -> None:
     run(tmp_path, str(REPOSITORY / "examples/mlp.py"))
     sizes = ("--rows", "8", "--batch", "3", "--repeat", "1")
-    told = run(tmp_path, str(REPOSITORY / "examples/batches.py"), "mlp.onnx", *sizes)
-    assert re.findall(r"^(one session|map_blocks|map_batches).*: [\d,.]+ rows/s \(", told, re.MULTILINE) == [
+    printed = run(tmp_path, str(REPOSITORY / "examples/batches.py"), "mlp.onnx", *sizes)
+    assert re.findall(
+        r"^(one session|map_blocks|map_batches).*: [\d,.]+ rows/s \(", printed, re.MULTILINE
+    ) == [
         "one session",
         "map_blocks",
         "map_batches",
@@ -97,7 +99,7 @@ def test_a_page_shows_the_example_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_shell_commands_and_python_are_in_blocks_of_known_languages(page: str) -> None:
+def test_code_blocks_have_a_known_language(page: str) -> None:
     languages = re.findall(r"^```(\w*)\n.*?^```$", (REPOSITORY / page).read_text("utf-8"), re.DOTALL | re.M)
     assert set(languages) <= {"console", "pycon", "python", "yaml"}
 
@@ -139,7 +141,7 @@ def commands(page: str) -> list[str]:
     ("page", "command"),
     [(page, line) for page in PAGES for line in commands(page) if line.startswith("ferroflow ")],
 )
-def test_commands_that_are_shown_have_these_options(
+def test_a_shown_command_parses(
     page: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("mlp.onnx", "light_resnet50.onnx", "x.npy"):
@@ -196,7 +198,7 @@ def test_settings_that_are_mentioned_exist(page: str) -> None:
     assert set(re.findall(r"`(ferroflow\.[\w.-]+)`", text)) <= known.keys()
 
 
-def test_the_readmes_commands_are_those_that_ci_gives() -> None:
+def test_ci_runs_the_commands_of_the_readme() -> None:
     ci = (REPOSITORY / ".ci/run").read_text(encoding="utf-8")
     for command in (
         "pip install . && ferroflow run --dag imbalanced --workers 8",
