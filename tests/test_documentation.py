@@ -88,7 +88,7 @@ def test_the_example_of_batches_compares_equal_results(tmp_path: Path) -> None:
 def blocks(page: str, *languages: str) -> list[tuple[str, str]]:
     """Return language and text of the code blocks of a page, without those that are marked as not run."""
     text = (REPOSITORY / page).read_text(encoding="utf-8")
-    found = re.findall(r"(<!-- not run: .+ -->\n)?^```(\w+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    found = re.findall(r"(<!-- not run: [^\n]+ -->\n)?^```(\w+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     return [(language, body) for mark, language, body in found if language in languages and not mark]
 
 
