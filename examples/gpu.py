@@ -241,8 +241,8 @@ def resnet50():
     return model
 
 
-def mixed_graph(n_slow, n_products, m):
-    """Return a graph with sleeping ops and matrix products, which do not depend on each other."""
+def mixed_model(n_slow, n_products, m):
+    """Return a model with sleeping ops and matrix products, which do not depend on each other."""
     builder = ferroflow_dask.GraphBuilder("mixed")
     root = builder.constant(np.float32([1]), name="root")
     rng = np.random.default_rng(0)

@@ -23,10 +23,10 @@ if __name__ == "__main__":
     with SLURMRunner(scheduler_file="scheduler-{job_id}.json") as runner, Client(runner) as client:
         client.wait_for_workers(runner.n_workers)
         ferroflow_dask.install(client)
-        graph = ferroflow_dask.generate("imbalanced")
+        model = ferroflow_dask.generate("imbalanced")
         start = time.perf_counter()
-        client.compute(graph.bind()).result()
+        client.compute(model.bind()).result()
         seconds = time.perf_counter() - start
-        print(f"{len(graph.live_ops)} ops in {seconds:.3f} s on {runner.n_workers} workers")
+        print(f"{len(model.graph.live_ops)} ops in {seconds:.3f} s on {runner.n_workers} workers")
 PYTHON
 srun -K1 python "$program"
