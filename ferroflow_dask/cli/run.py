@@ -70,9 +70,11 @@ _OF_CLUSTERS = ("workers", "threads", "processes", "address", "timeout", "cluste
     "--repeat", type=click.IntRange(min=1), default=1, show_default=True, help="Runs; the median is shown."
 )
 @how_option(
-    "--steal-threshold", type=click.IntRange(min=1), help="Waiting tasks that a victim must have, at first."
+    "--steal-threshold",
+    type=click.IntRange(min=1),
+    help="Policy ring: waiting tasks that a victim must exceed at first.",
 )
-@how_option("--no-adaptive-threshold", is_flag=True, help="Keep the steal threshold as it is.")
+@how_option("--no-adaptive-threshold", is_flag=True, help="Policy ring: keep the steal threshold constant.")
 @size_options
 @cluster_option(
     "--connect", "address", metavar="ADDRESS", help="Use a running cluster, like tcp://10.0.0.1:8786."
@@ -236,8 +238,9 @@ def _policy_options(policy: str, seed: int, threshold: int | None, is_fixed: boo
         options["threshold"] = threshold
     if is_fixed:
         options["adaptive"] = False
-    if options and policy != "ferroflow":
+    if options and policy != "ring":
         raise UsageError(
-            f"--steal-threshold and --no-adaptive-threshold are of policy 'ferroflow', not {policy!r}"
+            f"--steal-threshold and --no-adaptive-threshold need the policy 'ring', got {policy!r}; "
+            "add --policy ring"
         )
     return {"seed": seed} if policy == "random" else options

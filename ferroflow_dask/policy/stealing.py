@@ -13,16 +13,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from math import inf
 
-from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.policy.base import Policy
 from ferroflow_dask.policy.events import (
     Event,
     GraphArrived,
-    StealConfirmed,
-    StealRefused,
     TaskReady,
     WorkerIdle,
-    WorkerLeft,
 )
 from ferroflow_dask.policy.instructions import (
     AssignTask,
@@ -33,7 +29,6 @@ from ferroflow_dask.policy.instructions import (
     StealTask,
 )
 from ferroflow_dask.policy.state import Key, TaskView, WorkerKey, WorkerView
-from ferroflow_dask.policy.threshold import AdaptiveThreshold
 from ferroflow_dask.policy.view import ClusterView
 
 #: Victims that one idle worker tries, most loaded first, and tasks tried of each: they bound the cost of a
@@ -63,27 +58,12 @@ _STAYS = _FINISHES + "; {} in {:.4g} s gains too little for more data to be fetc
 
 
 class StealingPolicy(Policy):
-    """Place by earliest finish time, correct by stealing.
-
-    Parameters
-    ----------
-    threshold : int, optional
-        Waiting tasks that a victim must have, at first.
-    adaptive : bool, optional
-        Whether each thief's threshold follows the success of its steals.
-    """
+    """Place by earliest finish time, correct by stealing."""
 
     #: No other worker can start a task sooner than the one that holds or makes all of its inputs.
     keeps_successors = True
 
-    def __init__(self, threshold: int = 1, adaptive: bool = True) -> None:
-        if not (isinstance(threshold, int) and threshold >= 1):
-            raise UsageError(
-                f"threshold is {threshold!r}; it must be a whole number, at least 1 waiting task"
-            )
-        self._initial_threshold = threshold
-        self._adaptive = adaptive
-        self.thresholds: dict[WorkerKey, AdaptiveThreshold] = {}
+    def __init__(self) -> None:
         # Where the last task without inputs went.
         self._last: WorkerKey | None = None
 
@@ -93,8 +73,6 @@ class StealingPolicy(Policy):
             case TaskReady(task):
                 yield from self._place(task, view)
             case GraphArrived(tasks, ready):
-                for threshold in self.thresholds.values():
-                    threshold.reset()
                 yield from self._order(tasks)
                 # Costliest rest first, so that long tasks are placed before short ones fill the gaps.
                 known = [task for task in tasks if task.has_cost and task.key in ready]
@@ -102,24 +80,8 @@ class StealingPolicy(Policy):
                     yield from self._place(task, view)
             case WorkerIdle(worker):
                 yield from self._steal(view.workers[worker], view, now)
-            case StealConfirmed(_, _, thief) | StealRefused(_, _, thief):
-                if thief in view.workers:
-                    self.threshold_of(thief).record(isinstance(event, StealConfirmed), len(view.workers))
-            case WorkerLeft(worker):
-                self.thresholds.pop(worker, None)
             case _:
                 pass
-
-    def threshold_of(self, worker: WorkerKey) -> AdaptiveThreshold:
-        """Return the threshold that a worker steals by."""
-        if worker not in self.thresholds:
-            self.thresholds[worker] = AdaptiveThreshold(self._initial_threshold, self._adaptive)
-        return self.thresholds[worker]
-
-    def gauges(self) -> dict[str, tuple[str, float]]:
-        """Return what was learned, by name, each with what it means."""
-        values = [threshold.value for threshold in self.thresholds.values()] or [self._initial_threshold]
-        return {"steal_threshold": ("Largest of the thieves' thresholds, in waiting tasks", max(values))}
 
     @staticmethod
     def _order(tasks: Iterable[TaskView]) -> Iterator[Instruction]:
@@ -204,9 +166,8 @@ class StealingPolicy(Policy):
         return None if is_ahead else worker
 
     def _steal(self, thief: WorkerView, view: ClusterView, now: float) -> Iterator[Instruction]:
-        adaptive = self.threshold_of(thief.key)
-        threshold, margin_s, late_s = adaptive.value, view.steal_s(now), view.late_s(now)
-        n_held_back = n_tried = 0
+        margin_s, late_s = view.steal_s(now), view.late_s(now)
+        n_tried = 0
         for victim in list(islice(view.crowded_from_most_loaded(), _LOOKED_AT)):
             if victim is thief:
                 continue
@@ -215,10 +176,7 @@ class StealingPolicy(Policy):
                 overrun_s = 0.0
             free_s = victim.wait_s + overrun_s
             reason = ""
-            if victim.n_waiting < threshold:
-                reason = f"{victim.n_waiting} tasks wait there; the threshold is {threshold}"
-                n_held_back += 1
-            elif free_s <= margin_s:
+            if free_s <= margin_s:
                 reason = f"the victim is done in {free_s:.4g} s; a steal takes {margin_s:.4g} s"
             else:
                 moves = _moves(victim, thief, view, is_stuck=overrun_s > _STUCK_S)
@@ -234,8 +192,6 @@ class StealingPolicy(Policy):
             n_tried += 1
             if n_tried == _VICTIMS or not thief.has_free_thread:
                 break
-        if n_held_back and n_held_back == n_tried:
-            adaptive.held_back()
 
     @staticmethod
     def _steal_from(

@@ -19,11 +19,4 @@ def configured_policy(name: str | None = None, options: Mapping[str, Any] | None
     options : mapping, optional
         Override what the configuration says of that policy.
     """
-    name = name or config.get("policy")
-    configured: dict[str, Any] = {}
-    if name == "ferroflow":
-        configured = {
-            "threshold": config.get("stealing.threshold"),
-            "adaptive": config.get_bool("stealing.adaptive"),
-        }
-    return make_policy(name, **{**configured, **(options or {})})
+    return make_policy(name or config.get("policy"), **(options or {}))
