@@ -138,7 +138,7 @@ class VirtualWorker:
             handler(**fields)
 
     def set_running(self, is_running: bool) -> None:
-        """Interval or go on, as `Worker.status` does: tell the scheduler first."""
+        """Pause or go on, as `Worker.status` does: tell the scheduler first."""
         stimulus_id = f"worker-status-change-{self._time.now}"
         status = Status.running if is_running else Status.paused
         self.to_scheduler.send(
