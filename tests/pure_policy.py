@@ -10,7 +10,7 @@ from ferroflow_dask.policy.instructions import AssignTask, DeclineSteal, Instruc
 
 
 class Cluster:
-    """A view and a policy, with instructions carried out as a shell must: each before the next."""
+    """A view and a policy, with instructions carried out as the plugin must: each before the next."""
 
     def __init__(self, policy: Policy, workers: int = 4, nthreads: int = 1, latency_s: float = 1e-3) -> None:
         self.policy = policy

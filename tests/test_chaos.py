@@ -76,16 +76,16 @@ def test_a_policy_that_fails_at_a_random_event_changes_no_result_and_costs_no_wo
         failed = 0
         for seed in range(FAILURES):
             await install(cluster.client)
-            shell = cluster.stealing
-            shell.policy = FailingOnce(np.random.default_rng(seed))
+            extension = cluster.stealing
+            extension.policy = FailingOnce(np.random.default_rng(seed))
             graph = cluster.client.compute(GRAPH.bind())
             assert await settled(cluster.pinned(20, 0.001)) == list(range(20))
             for value in (await graph).values():
-                np.testing.assert_array_equal(value, GRAPH.graph.constants["root"])
-            if shell.error is None:
+                np.testing.assert_array_equal(value, GRAPH.constants["root"])
+            if extension.error is None:
                 await uninstall(cluster.client)
-            failed += shell.error is not None
-            while cluster.stealing is shell:
+            failed += extension.error is not None
+            while cluster.stealing is extension:
                 await asyncio.sleep(0.001)
             cluster.assert_stock()
             assert len(cluster.scheduler.workers) == 3
@@ -109,11 +109,11 @@ def test_installing_and_leaving_over_and_over_leaves_nothing_behind() -> None:
             )
 
         before = traces()
-        shells: list[weakref.ref[Any]] = []
+        extensions: list[weakref.ref[Any]] = []
         for _ in range(SWAPS):
             running = cluster.pinned(12, 0.001)
             await install(cluster.client)
-            shells.append(weakref.ref(cluster.stealing))
+            extensions.append(weakref.ref(cluster.stealing))
             more = cluster.pinned(12, 0.001)
             await uninstall(cluster.client)
             assert await settled(running + more) == [*range(12), *range(12)]
@@ -122,7 +122,7 @@ def test_installing_and_leaving_over_and_over_leaves_nothing_behind() -> None:
         assert_balanced(cluster)
         del running, more
         gc.collect()
-        assert sum(shell() is not None for shell in shells) <= 1
+        assert sum(extension() is not None for extension in extensions) <= 1
 
     on_cluster(test, plugin=False, limit_s=200)
 
@@ -144,22 +144,22 @@ def test_workers_that_leave_in_the_middle_of_a_steal_lose_no_task() -> None:
 
     async def test(cluster: Cluster) -> None:
         nonlocal in_flight
-        shell = cluster.stealing
+        extension = cluster.stealing
         async with AsyncExitStack() as newcomers:
             for seed in range(DEPARTURES):
                 rng = np.random.default_rng(seed)
                 futures = cluster.pinned(24, 0.002)
                 await cluster.processing(futures[0])
-                while not shell.in_flight and any(future.status == "pending" for future in futures):
+                while not extension.in_flight and any(future.status == "pending" for future in futures):
                     await asyncio.sleep(0)
                 for _ in range(int(rng.integers(0, 3))):
                     await asyncio.sleep(0)
-                in_flight += bool(shell.in_flight)
+                in_flight += bool(extension.in_flight)
                 await leave(cluster, rng)
                 newcomer = await newcomers.enter_async_context(Worker(cluster.scheduler.address, nthreads=1))
                 cluster.workers.append(newcomer)
                 assert await settled(futures) == list(range(24))
-                assert cluster.stealing is shell
+                assert cluster.stealing is extension
                 assert_balanced(cluster)
 
     on_cluster(test, resources=(None, None, None), limit_s=280)

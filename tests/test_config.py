@@ -129,7 +129,7 @@ def test_what_is_no_switch_is_told(value: object) -> None:
         FerroflowPlugin()
 
 
-def test_a_switch_of_the_streams_is_read_before_anything_is_installed() -> None:
+def test_the_switch_of_batching_is_read_before_anything_is_installed() -> None:
     with (
         dask.config.set({"ferroflow.low-latency-messages": "maybe"}),
         pytest.raises(UsageError, match="low-latency-messages is 'maybe'"),
@@ -181,7 +181,7 @@ def test_settings_of_policies_of_others_are_left_to_them() -> None:
 
 
 def test_settings_as_environment_variables_have_them_are_known() -> None:
-    variables = {"DASK_FERROFLOW__LOW_LATENCY_STREAMS": "False", "DASK_FERROFLOW__STEALING__THRESHOLD": "3"}
+    variables = {"DASK_FERROFLOW__LOW_LATENCY_MESSAGES": "False", "DASK_FERROFLOW__STEALING__THRESHOLD": "3"}
     with dask.config.set(dask.config.collect_env(variables)):
         assert config.get_bool("low-latency-messages") is False
         FerroflowPlugin()

@@ -72,21 +72,22 @@ def test_an_asynchronous_client_awaits_it() -> None:
 
 
 def test_what_cannot_be_told_is_said(thread_client: Client) -> None:
-    with pytest.raises(ClusterError, match="ferroflow does not schedule this cluster"):
+    with pytest.raises(ClusterError, match="explain needs the plugin"):
         explain(thread_client, "x")
     install(thread_client)
-    with pytest.raises(UsageError, match="nothing is known of a task 'x'"):
+    with pytest.raises(UsageError, match="key must be that of a recent task, got 'x'"):
         explain(thread_client, "x")
     refused = ferroflow("explain", "x", "--connect", thread_client.scheduler.address)
-    assert_one_line(refused.exit_code, refused.stderr, USAGE, "nothing is known of a task 'x'")
+    assert_one_line(refused.exit_code, refused.stderr, USAGE, "key must be that of a recent task, got 'x'")
 
 
-def test_the_journal_is_bounded(thread_client: Client) -> None:
+def test_the_decisions_are_bounded(thread_client: Client) -> None:
     install(thread_client)
     thread_client.gather(thread_client.map(pause, range(5), seconds=0.0, pure=False))
     assert len(stealing_of(thread_client).decisions._decisions) >= 5
-    journal = DecisionLog(kept=2)
+    times = iter([0.0, 1.0, 2.0])
+    decisions = DecisionLog(lambda: next(times), kept=2)
     for i in range(3):
-        journal.note(float(i), ("a", i), "placed", "w0", "of course")
-    assert not list(journal.about(str(("a", 0))))
-    assert [decision.time for decision in journal.about("('a', 2)")] == [2.0]
+        decisions.note(("a", i), "placed", "w0", "of course")
+    assert not list(decisions.about(str(("a", 0))))
+    assert [decision.time for decision in decisions.about("('a', 2)")] == [2.0]

@@ -34,12 +34,12 @@ def sum_of_two(nbytes: int) -> dict[Any, VirtualTask]:
 def test_an_input_comes_with_its_task() -> None:
     cluster = run(sum_of_two(8), workers=2)
     assert cluster.record.transfers == []
-    assert of(cluster).counts == {"told": 3, "sent": 1}  # the sum for the client
+    assert of(cluster).counts == {"received": 3, "sent": 1}  # the sum for the client
     assert cluster.record.makespan_s == 4 * L + 2 * 0.5  # each level is sent and reported
     with dask.config.set(OFF):
         cluster = run(sum_of_two(8), workers=2)
     assert len(cluster.record.transfers) == 1
-    assert of(cluster).counts == {"told": 0, "sent": 0}
+    assert of(cluster).counts == {"received": 0, "sent": 0}
     assert cluster.record.makespan_s > 4 * L + 2 * 0.5
 
 
@@ -55,7 +55,7 @@ def test_many_inputs_are_fetched_in_one_go_and_not_told(n: int, comes_along: boo
         i: VirtualTask(0.5, nbytes=8, annotations={"workers": [i % 2]}) for i in range(n)
     }
     cluster = run(graph | {"sum": VirtualTask(0.5, tuple(graph))}, workers=2)
-    assert of(cluster).counts["told"] == (n if comes_along else 0) + 1  # the sum for the client
+    assert of(cluster).counts["received"] == (n if comes_along else 0) + 1  # the sum for the client
     assert bool(of(cluster).counts["sent"]) is comes_along
     assert bool(cluster.record.transfers) is not comes_along
 
@@ -65,7 +65,7 @@ def test_what_stays_on_its_worker_is_not_told() -> None:
     cluster.submit(chain(20), keep=[])
     cluster.submit(chain(20))
     cluster.run()
-    assert of(cluster).counts["told"] == 1  # the end, which a client wants
+    assert of(cluster).counts["received"] == 1  # the end, which a client wants
 
 
 def test_a_worker_is_sent_a_result_once_and_many_tasks_find_it_there() -> None:
@@ -104,7 +104,7 @@ def test_where_results_are_large_none_is_asked_for(nbytes: int, is_asked: bool) 
 def test_the_oldest_are_forgotten_and_then_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inlining, "_KEPT_NBYTES", 1)
     cluster = run(sum_of_two(8), workers=2)
-    assert of(cluster).counts == {"told": 3, "sent": 0}
+    assert of(cluster).counts == {"received": 3, "sent": 0}
     assert len(cluster.record.transfers) == 1
     assert of(cluster)._nbytes == 0
 
@@ -135,7 +135,7 @@ def test_workers_that_do_not_listen_fetch() -> None:
     cluster.submit(sum_of_two(8))
     cluster.run()
     cluster.check()
-    assert of(cluster).counts == {"told": 0, "sent": 0}
+    assert of(cluster).counts == {"received": 0, "sent": 0}
     assert len(cluster.record.transfers) == 1
 
 
@@ -147,9 +147,9 @@ def test_what_is_told_of_another_run_or_by_another_worker_is_not_believed() -> N
     first, second = (worker.state.address for worker in cluster.workers)
     for key, number, worker in (("t", run_id, second), ("t", run_id + 1, first), ("u", run_id, first)):
         of(cluster).received(key, number, b"", worker)
-    assert of(cluster).counts["told"] == 0
+    assert of(cluster).counts["received"] == 0
     of(cluster).received("t", run_id, b"", first)
-    assert of(cluster).counts["told"] == 1
+    assert of(cluster).counts["received"] == 1
 
 
 def test_what_dies_with_its_worker_is_made_anew_and_told_anew() -> None:

@@ -23,7 +23,7 @@ def total(*numbers: float) -> float:
 
 async def listen(cluster: Cluster) -> Any:
     inlining = cluster.stealing.messages.inlining
-    await comes(lambda: len(inlining._listening) == len(cluster.workers))
+    await comes(lambda: len(inlining._supporting) == len(cluster.workers))
     return inlining
 
 
@@ -44,7 +44,7 @@ def test_inputs_come_with_tasks_and_results_to_clients() -> None:
         both = placed(cluster, total, first, second, worker=0)
         assert await cluster.client.gather([first, second, both]) == [0, 1, 1]
         assert n_sent(cluster) == 0
-        assert inlining.counts == {"told": 3, "sent": 1}
+        assert inlining.counts == {"received": 3, "sent": 1}
         states = cluster.scheduler.tasks
         assert [len(states[future.key].who_has) for future in (first, second)] == [1, 2]
         assert second.key in cluster.workers[0].data
@@ -113,7 +113,7 @@ def test_once_uninstalled_all_is_as_before_and_late_messages_harm_nobody() -> No
         assert await cluster.client.gather(slow) == [0, 1]
         assert n_sent(cluster) > n
         assert len(cluster.scheduler.workers) == 2
-        assert (inlining.counts["told"], inlining._known) == (0, {})
+        assert (inlining.counts["received"], inlining._known) == (0, {})
         await comes(
             lambda: not any("ferroflow" in name for worker in cluster.workers for name in worker.plugins)
         )
@@ -121,7 +121,7 @@ def test_once_uninstalled_all_is_as_before_and_late_messages_harm_nobody() -> No
     on_cluster(test)
 
 
-@pytest.mark.parametrize("name", ["before", "told"])
+@pytest.mark.parametrize("name", ["before", "received"])
 def test_what_fails_leaves_dask_in_charge(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError(f"{name} is broken")
@@ -156,5 +156,5 @@ def test_a_tree_on_processes() -> None:
         counts = client.run_on_scheduler(
             lambda dask_scheduler: dask_scheduler.extensions["stealing"].messages.inlining.counts
         )
-        assert counts["told"] > 100
+        assert counts["received"] > 100
         assert counts["sent"] > 0

@@ -90,7 +90,7 @@ def test_other_values_are_not_told(value: object) -> None:
     worker.has("t", value)
     plugin.transition("t", "executing", "memory")
     assert worker.sent == []
-    assert len(plugin._inline) == 0
+    assert len(plugin._results) == 0
 
 
 @pytest.mark.parametrize(("nbytes", "size"), [(101, 1), (8, 90)])
@@ -131,7 +131,7 @@ def test_what_nobody_asked_for_or_takes_back_or_does_not_come_is_not_told() -> N
     worker.take(limit=1000)
     for finish in ("waiting", "ready", "executing"):
         plugin.transition("t", "released", finish)
-    assert len(plugin._inline) == 1
+    assert len(plugin._results) == 1
     plugin.transition("t", "executing", "error")
     plugin.transition("t", "executing", "memory")
     assert worker.sent == []
@@ -164,7 +164,7 @@ def test_what_cannot_be_unpickled_is_told_and_fetched(monkeypatch: pytest.Monkey
     worker.take(x=b"no pickle", y=pickle.dumps(1))
     assert worker.data == {"y": 1}
     assert [message["keys"] for message in worker.sent] == [["y"]]
-    assert warnings == [("ferroflow: result of %r cannot be unpickled here", "x")]
+    assert warnings == [("ferroflow: result of %r cannot be unpickled on this worker", "x")]
 
 
 def test_what_was_asked_before_the_plugin_came_again_is_still_told() -> None:

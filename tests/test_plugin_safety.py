@@ -31,7 +31,7 @@ from ferroflow_dask.policy.events import (
 from ferroflow_dask.policy.instructions import Instruction
 from ferroflow_dask.scheduler import _distributed
 from ferroflow_dask.scheduler.extension import PLUGIN_NAME
-from ferroflow_dask.scheduler.installation import _restore
+from ferroflow_dask.scheduler.plugin import uninstall_from
 
 pytestmark = [
     pytest.mark.cluster,
@@ -52,7 +52,7 @@ def test_after_leaving_nothing_is_stolen_and_nothing_lost() -> None:
         await cluster.processing(short[-1])
         await asyncio.sleep(0.05)  # a look at the overrunning task is due
         asked = old.steals["asked"]
-        await _restore(cluster.scheduler)
+        await uninstall_from(cluster.scheduler)
         cluster.assert_stock()
         assert await cluster.client.gather(long + short) == [0, *range(5)]
         assert old.steals["asked"] == asked
@@ -69,8 +69,8 @@ def test_installing_twice_at_once_leaves_one() -> None:
         futures = cluster.pinned(60, 0.005)
         await cluster.processing(futures[0])
         await asyncio.gather(*(cluster.client.register_plugin(FerroflowPlugin()) for _ in range(3)))
-        shells = [p for p in cluster.scheduler.plugins.values() if isinstance(p, WorkStealing)]
-        assert shells == [cluster.stealing]
+        extensions = [p for p in cluster.scheduler.plugins.values() if isinstance(p, WorkStealing)]
+        assert extensions == [cluster.stealing]
         assert await cluster.client.gather(futures) == list(range(60))
 
     on_cluster(test)
@@ -79,7 +79,7 @@ def test_installing_twice_at_once_leaves_one() -> None:
 def test_uninstall_also_works_when_the_plugin_was_unregistered_by_name() -> None:
     async def test(cluster: Cluster) -> None:
         await cluster.client.unregister_scheduler_plugin(PLUGIN_NAME)
-        await _restore(cluster.scheduler)
+        await uninstall_from(cluster.scheduler)
         cluster.assert_stock()
 
     on_cluster(test)
@@ -91,7 +91,7 @@ def test_what_is_on_workers_can_be_stolen_by_dask_afterwards() -> None:
         futures = cluster.pinned(40)
         for future in futures:
             await cluster.processing(future)
-        await _restore(cluster.scheduler)
+        await uninstall_from(cluster.scheduler)
         cluster.assert_stock()
         cluster.stealing.balance()
         assert cluster.stealing.in_flight
@@ -107,7 +107,7 @@ def test_where_there_was_no_stealing_tasks_stay_and_none_is_put_back() -> None:
         cluster.stealing.balance()
         assert await cluster.client.gather(futures) == list(range(20))
         assert cluster.stealing.steals["asked"] == 0
-        await _restore(cluster.scheduler)
+        await uninstall_from(cluster.scheduler)
         assert "stealing" not in cluster.scheduler.extensions
         assert await cluster.client.submit(pause, 3) == 3
 
@@ -328,14 +328,14 @@ def test_a_failure_with_a_steal_in_flight_whose_task_goes_away_ends_with_dask_in
         victim, thief = cluster.workers
         running, waiting = cluster.map(2, 0.3, workers=[victim.address])
         ts = await cluster.processing(waiting)
-        shell = cluster.stealing
+        extension = cluster.stealing
         cluster.scheduler.set_restrictions({ts.key: None})  # till now nobody else could ask for it
-        shell.view.assigned[ts.key][0].allowed = None
+        extension.view.assigned[ts.key][0].allowed = None
         cluster.ask(ts, victim, thief)
-        shell.fail(ZeroDivisionError("the policy is broken"))
+        extension.fail(ZeroDivisionError("the policy is broken"))
         cluster.scheduler.client_releases_keys([waiting.key], client=cluster.client.id, stimulus_id="test")
         assert await running == 0
-        while cluster.stealing is shell:
+        while cluster.stealing is extension:
             await asyncio.sleep(0.005)
         cluster.assert_stock()
 
@@ -347,10 +347,10 @@ def test_an_answer_that_cannot_be_handled_loses_no_task(monkeypatch: pytest.Monk
         raise ZeroDivisionError("handing over is broken")
 
     async def test(cluster: Cluster) -> None:
-        shell = cluster.stealing
+        extension = cluster.stealing
         futures = cluster.pinned(20)
         assert await cluster.client.gather(futures) == list(range(20))
-        assert isinstance(shell.error, ZeroDivisionError)
+        assert isinstance(extension.error, ZeroDivisionError)
         assert len(cluster.scheduler.workers) == 2
         cluster.assert_stock()
 

@@ -106,13 +106,13 @@ def test_none_can_break_restrictions(more: dict[str, Any]) -> None:
         with dask.annotate(**more):
             futures = cluster.map(10, workers=[first])
         await cluster.client.gather(futures)
-        journal = cluster.stealing.decisions
+        decisions = cluster.stealing.decisions
         assert {future.key for future in futures} <= set(theirs.data)
         assert not set(other.data)
         for future in futures:
-            told = [(one.what, one.worker) for one in journal.about(future.key) if one.what == "placed"]
+            told = [(one.what, one.worker) for one in decisions.about(future.key) if one.what == "placed"]
             assert told == [("placed", first)]
-        declined = {decision.what for decision in journal.last(1000) if decision.worker != first}
+        declined = {decision.what for decision in decisions.last(1000) if decision.worker != first}
         assert declined == {"placement declined", "steal declined"}
         assert cluster.stealing.steals["asked"] == 0
         assert cluster.stealing.error is None

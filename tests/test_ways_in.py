@@ -18,7 +18,7 @@ from typing import Any
 import dask
 import pytest
 from distributed import Client, LocalCluster, Scheduler
-from distributed.scheduler import DEFAULT_EXTENSIONS
+from distributed.scheduler import DEFAULT_EXTENSIONS, WorkerState
 
 from ferroflow_dask import FerroflowPlugin, FerroflowStealing, install, uninstall
 from ferroflow_dask.exceptions import ClusterError
@@ -42,10 +42,10 @@ def check_that_it_works(client: Client) -> None:
     futures = client.map(pause, range(40), workers=[first], allow_other_workers=True, pure=False)
     assert client.gather(futures) == list(range(40))
     scheduler = client.cluster.scheduler
-    shells = [plugin for plugin in scheduler.plugins.values() if isinstance(plugin, FerroflowStealing)]
-    assert shells == [scheduler.extensions["stealing"]]
-    assert shells[0].steals["confirmed"] > 0
-    assert shells[0].error is None
+    extensions = [plugin for plugin in scheduler.plugins.values() if isinstance(plugin, FerroflowStealing)]
+    assert extensions == [scheduler.extensions["stealing"]]
+    assert extensions[0].steals["confirmed"] > 0
+    assert extensions[0].error is None
 
 
 @contextmanager
@@ -193,8 +193,8 @@ def test_configuration_alone_never_breaks_a_program(monkeypatch: pytest.MonkeyPa
 def test_where_upstream_lacks_a_name_dask_goes_on(
     thread_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(_distributed.REQUIRED, "WorkerState", ("renamed_upstream",))
-    with pytest.raises(ClusterError, match=r"lacks WorkerState\.renamed_upstream; Dask goes on"):
+    monkeypatch.setitem(_distributed.REQUIRED, WorkerState, ("renamed_upstream",))
+    with pytest.raises(ClusterError, match=r"lacks WorkerState\.renamed_upstream; Dask keeps scheduling"):
         install(thread_client)
     assert thread_client.submit(add, 1, 2).result() == 3
 
@@ -229,8 +229,8 @@ def test_workers_need_nothing_of_ours_for_plain_dask() -> None:
                     (plugins,) = (await client.run(lambda dask_worker: list(dask_worker.plugins))).values()
                     ours = sorted(name for name in plugins if name.startswith("ferroflow"))
                 assert [name.rstrip("-0123456789") for name in ours] == [
-                    "ferroflow-inlining",
                     "ferroflow-batching",
+                    "ferroflow-inlining",
                     "ferroflow-prefetch",
                 ]
                 assert await client.submit(add, 1, 2) == 3

@@ -33,10 +33,10 @@ def test_a_leading_task_is_stolen() -> None:
         while cluster.scheduler.tasks.get(following.key) is None:
             await asyncio.sleep(0.005)
         # Nothing follows a task that waits; here it is sent all the same, as if there had been time.
-        successors = cluster.stealing.messages.prefetch
-        successors._send(cluster.scheduler.tasks[following.key], ts.processing_on)
+        prefetch = cluster.stealing.messages.prefetch
+        prefetch._send(cluster.scheduler.tasks[following.key], ts.processing_on)
         cluster.ask(ts, cluster.workers[0], cluster.workers[1])
-        while successors.n_ahead:
+        while prefetch.n_ahead:
             await asyncio.sleep(0.005)
         await event.set()
         assert await cluster.client.gather([blocking, leading, following]) == [0, 1, 2]
@@ -52,7 +52,7 @@ class OtherTask(Task):
 
 def test_only_plain_calls_lead_and_follow_and_are_led_to() -> None:
     async def test(cluster: Cluster) -> None:
-        successors = cluster.stealing.messages.prefetch
+        prefetch = cluster.stealing.messages.prefetch
         event = await Event(name="go", client=cluster.client)
         for cls in (Task, OtherTask):
             graph = {}
@@ -68,13 +68,13 @@ def test_only_plain_calls_lead_and_follow_and_are_led_to() -> None:
                 future = cluster.client.get(graph, third.key, sync=False)
                 await cluster.processing(SimpleNamespace(key=first.key))
                 if cls is Task:
-                    while successors.n_ahead < 2:
+                    while prefetch.n_ahead < 2:
                         await asyncio.sleep(0.005)
                 else:
                     await asyncio.sleep(
                         0.02
                     )  # it would come with the pass that follows, within a millisecond
-                    assert successors.n_ahead == 0
+                    assert prefetch.n_ahead == 0
                 await event.set()
                 assert await future == 1
                 await event.clear()
@@ -123,9 +123,9 @@ def test_workers_are_told_as_they_join_and_until_it_is_uninstalled() -> None:
             last = cluster.client.submit(lambda i: i + 1, first)
             while not cluster.stealing.messages.prefetch.n_ahead:
                 await asyncio.sleep(0.005)
-            successors = cluster.stealing.messages.prefetch
+            prefetch = cluster.stealing.messages.prefetch
             await uninstall(cluster.scheduler)
-            assert successors.n_ahead == 0
+            assert prefetch.n_ahead == 0
             assert "_task_to_msg" not in vars(cluster.scheduler)
             await event.set()
             assert await last == 2
@@ -172,7 +172,7 @@ def test_chains_on_processes_and_the_task_that_ends_them_is_named() -> None:
         assert counts["confirmed"] > 100
         kept = client.get({"first": (increment, 0), "second": (increment, "first")}, "second", sync=False)
         assert kept.result(timeout=30) == 2
-        assert "sent ahead" in str(explain(client, "second"))
+        assert "prefetched" in str(explain(client, "second"))
         if Version(distributed.__version__) < Version("2026.8"):
             return  # its nannies may hang as they start a worker anew, and closing the cluster with them
         # The worker may end before it has told that the first task has ended: for once, that is suspected.

@@ -17,9 +17,9 @@ from distributed.comm import CommClosedError
 from one_loop import Cluster, on_cluster
 
 from ferroflow_dask import FerroflowPlugin, install, uninstall
-from ferroflow_dask.scheduler.batching import worker as streams
+from ferroflow_dask.scheduler.batching import worker as batching
+from ferroflow_dask.scheduler.batching.scheduler import TOPIC
 from ferroflow_dask.scheduler.batching.worker import (
-    TOPIC,
     Interval,
     Load,
     WorkerBatching,
@@ -299,13 +299,13 @@ def loads(load: Load, passed: list[tuple[float, float]], monkeypatch: pytest.Mon
 
 
 def test_time_at_work_is_not_that_asleep() -> None:
-    ran_s, busy_s = time.thread_time(), streams._busy_s()
+    ran_s, busy_s = time.thread_time(), batching._busy_s()
     while time.thread_time() < ran_s + 0.05:
         pass
-    assert streams._busy_s() - busy_s > 0.03  # what is under way is told some milliseconds late
-    start_s, busy_s = time.perf_counter(), streams._busy_s()
+    assert batching._busy_s() - busy_s > 0.03  # what is under way is told some milliseconds late
+    start_s, busy_s = time.perf_counter(), batching._busy_s()
     time.sleep(0.1)
-    assert streams._busy_s() - busy_s < time.perf_counter() - start_s - 0.05
+    assert batching._busy_s() - busy_s < time.perf_counter() - start_s - 0.05
 
 
 @pytest.mark.parametrize(("load", "share"), [(0.0, 0.0), (0.8, 0.0), (0.9, 0.5), (1.0, 1.0), (1.2, 1.0)])

@@ -10,18 +10,12 @@ from distributed.stealing import WorkStealing
 
 from ferroflow_dask.scheduler import _distributed
 
-OWNERS = {
-    "Scheduler": scheduler.Scheduler,
-    "WorkerState": scheduler.WorkerState,
-    "WorkStealing": WorkStealing,
-}
-
 
 @pytest.mark.parametrize(
     ("owner", "name"), [(owner, name) for owner, names in _distributed.REQUIRED.items() for name in names]
 )
-def test_the_name_exists(owner: str, name: str) -> None:
-    found = getattr(OWNERS[owner], name)
+def test_the_name_exists(owner: type, name: str) -> None:
+    found = getattr(owner, name)
     assert callable(found) or inspect.ismemberdescriptor(found)
 
 
