@@ -18,7 +18,7 @@ from distributed import Client, Scheduler
 
 from ferroflow_dask.exceptions import FerroflowError
 from ferroflow_dask.scheduler import install, installed
-from ferroflow_dask.scheduler.installation import follow_streams
+from ferroflow_dask.scheduler.installation import follow_batching
 
 
 async def dask_setup(target: Scheduler | Client) -> None:
@@ -31,6 +31,6 @@ async def dask_setup(target: Scheduler | Client) -> None:
         if isinstance(target, Scheduler) or await installed(target) is None:
             await install(target)
         else:
-            await follow_streams(target)  # which are this client's own
+            await follow_batching(target)  # which are this client's own
     except FerroflowError as error:
         warnings.warn(f"ferroflow is not installed: {error}", stacklevel=2)

@@ -181,12 +181,12 @@ class Recorder(SchedulerPlugin):
 
     def _note_steals(self) -> None:
         stealing = self.stealing
-        # Of each task that ran: the journal is read only when there was another steal.
+        # Of each task that ran: the decisions are read only when there was another steal.
         if stealing is not None and stealing.steals["confirmed"] != self._n_confirmed:
             self._n_confirmed = stealing.steals["confirmed"]
             n_new = stealing.decisions.n_noted - self._n_noted
             self._n_noted = stealing.decisions.n_noted
-            if n_new > 0:  # else it is another shell's
+            if n_new > 0:  # else it is another extension's
                 self._stolen.update(stealing.decisions.keys(n_new, _STOLEN))
 
     def _expected_s(self, ts: TaskState) -> float:

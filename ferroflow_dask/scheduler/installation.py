@@ -193,10 +193,10 @@ async def _with_own_client(cluster: Cluster, action: Callable[..., Any], *argume
 async def _install(client: Client, plugin: FerroflowPlugin) -> None:
     await _check_scheduler(client)
     await client.register_plugin(plugin)
-    await follow_streams(client)
+    await follow_batching(client)
 
 
-async def follow_streams(client: Client) -> None:
+async def follow_batching(client: Client) -> None:
     """Let a client send its messages without batching, as long as the plugin is installed."""
     if follow(client):
         await client.run_on_scheduler(_follow_on_scheduler, client=client.id)
