@@ -107,12 +107,12 @@ def recording_view(recording: Recording) -> type[ClusterView]:
     return RecordingView
 
 
-class RecordedPolicy:
+class RecordedPolicy(Policy):
     """Hands events on to a policy, and notes them and its instructions."""
 
     def __init__(self, policy: Policy, recording: Recording) -> None:
         self._policy, self._recording = policy, recording
-        self.places_queued = policy.places_queued
+        self.places_queued = policy.places_queued  # type: ignore[misc] -- of one instance
 
     def handle(self, event: Event, view: ClusterView, now: float) -> Iterator[Instruction]:
         entries = self._recording.entries

@@ -10,7 +10,7 @@ import pytest
 from distributed.diagnostics.plugin import SchedulerPlugin
 from one_loop import Cluster, on_cluster
 
-from ferroflow_dask.policy import ClusterView
+from ferroflow_dask.policy import ClusterView, Policy
 from ferroflow_dask.policy.events import Event, GraphArrived
 from ferroflow_dask.policy.instructions import AssignTask, Instruction, SetPriority
 from ferroflow_dask.scheduler import steal_exchange
@@ -121,7 +121,7 @@ def test_a_worker_that_does_not_answer_holds_nobody_up(monkeypatch: pytest.Monke
     on_cluster(test)
 
 
-class PlaceThenOrder:
+class PlaceThenOrder(Policy):
     """A policy that orders tasks after it has placed them."""
 
     places_queued = True
