@@ -121,6 +121,21 @@ def test_once_uninstalled_all_is_as_before_and_late_messages_harm_nobody() -> No
     on_cluster(test)
 
 
+def test_a_result_that_arrives_after_uninstall_costs_no_worker() -> None:
+    async def test(cluster: Cluster) -> None:
+        await listen(cluster)
+        await uninstall(cluster.scheduler)
+        for worker in cluster.workers:  # which were asked before
+            worker.batched_send({"op": RESULT, "key": "t", "run_id": 1, "value": b""})
+        addresses = [worker.address for worker in cluster.workers]
+        numbers = [cluster.client.submit(total, 1, workers=[address], pure=False) for address in addresses]
+        assert await cluster.client.gather(numbers) == [1, 1]  # reported after the message
+        assert list(cluster.scheduler.workers) == addresses
+        assert cluster.scheduler.total_nthreads == 2
+
+    on_cluster(test, limit_s=20)
+
+
 @pytest.mark.parametrize("name", ["before", "received"])
 def test_what_fails_leaves_dask_in_charge(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> None:
@@ -128,13 +143,13 @@ def test_what_fails_leaves_dask_in_charge(name: str, monkeypatch: pytest.MonkeyP
 
     async def test(cluster: Cluster) -> None:
         await listen(cluster)
-        monkeypatch.setattr(Inlining, name, broken)
         first, second = (placed(cluster, total, i, worker=i) for i in (0, 1))
         assert await placed(cluster, total, first, second, worker=0) == 1
         await comes(lambda: type(cluster.stealing).__name__ == "WorkStealing")
         assert "_task_to_msg" not in vars(cluster.scheduler)
         assert len(cluster.scheduler.workers) == 2
 
+    monkeypatch.setattr(Inlining, name, broken)
     with pytest.warns(UserWarning, match=f"{name} is broken"):
         on_cluster(test)
 
