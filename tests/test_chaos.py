@@ -77,7 +77,7 @@ def test_a_policy_that_fails_at_a_random_event_changes_no_result_and_costs_no_wo
         for seed in range(FAILURES):
             await install(cluster.client)
             extension = cluster.stealing
-            extension.policy = FailingOnce(np.random.default_rng(seed))
+            extension.placement.policy = FailingOnce(np.random.default_rng(seed))
             graph = cluster.client.compute(GRAPH.bind())
             assert await settled(cluster.pinned(20, 0.001)) == list(range(20))
             for value in (await graph).values():

@@ -301,7 +301,7 @@ def test_when_the_policy_fails_dask_takes_over(
     graph = generate("wide", width=20, depth=2, skew=0.2)
 
     async def test(cluster: Cluster) -> None:
-        cluster.stealing.policy = failing
+        cluster.stealing.placement.policy = failing
         assert await cluster.client.gather(cluster.pinned(60, 0.005)) == list(range(60))
         for _ in range(3):
             for value in (await cluster.client.compute(graph.bind())).values():
@@ -360,7 +360,7 @@ def test_an_answer_that_cannot_be_handled_loses_no_task(monkeypatch: pytest.Monk
 
 def test_failing_where_no_plugin_put_us_leaves_dask_in_charge() -> None:
     async def test(cluster: Cluster) -> None:
-        cluster.stealing.policy = Failing(TaskReady)
+        cluster.stealing.placement.policy = Failing(TaskReady)
         root = cluster.client.submit(pause, 1, 0.0)
         assert await cluster.client.submit(pause, root) == 1
         cluster.assert_stock()

@@ -75,7 +75,7 @@ def test_an_unknown_policy_lists_the_known() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("static", {"threshold": 2}, "policy 'static' does not take the option 'threshold'; it takes: none"),
+        ("static", {"threshold": 2}, "options of policy 'static' must be among: none; got 'threshold'"),
         ("ferroflow", {"threshold": 0}, "threshold is 0; it must be a whole number"),
         ("ferroflow", {"threshold": "x"}, "threshold is 'x'"),
     ],

@@ -1,14 +1,19 @@
-"""Tasks that are sent ahead of their inputs: when they are, what it saves, and what may come between."""
+"""Prefetch of tasks before their inputs exist: when they are, what it saves, and what may come between."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
+import dask
 import pytest
 from distributed.diagnostics.plugin import SchedulerPlugin
 from virtual_runs import L, chain, finished
 
+from ferroflow_dask.policy import ClusterView, StealingPolicy
+from ferroflow_dask.policy.events import Event, TaskFinished
+from ferroflow_dask.policy.instructions import Instruction
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
 
 
@@ -247,3 +252,32 @@ def test_a_task_is_restricted_after_it_was_sent_ahead() -> None:
     assert outcomes(cluster) == {"withdrawn": 1}
     (ts,) = other.has_what
     assert ts.key == "b"
+
+
+class FailingAtTheEndOfATask(StealingPolicy):
+    """Raises when the n-th task has finished."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.n = n
+
+    def handle(self, event: Event, view: ClusterView, now: float) -> Iterator[Instruction]:
+        if isinstance(event, TaskFinished):
+            self.n -= 1
+            if self.n == 0:
+                raise ZeroDivisionError("the policy is broken")
+        yield from super().handle(event, view, now)
+
+
+@pytest.mark.parametrize("duration_s", [0.0008, 0.001, 0.5])
+@pytest.mark.parametrize("n", [1, 3])
+def test_after_a_failure_prefetched_tasks_run_by_dask_to_their_end(n: int, duration_s: float) -> None:
+    with dask.config.set({"ferroflow.inline-limit": 0}):
+        cluster = VirtualCluster(2, policy=FailingAtTheEndOfATask(n), latency_s=0.002)
+        cluster.submit(chain(8, duration_s))
+        cluster.run(until=20.0)
+    stealing: Any = cluster.stealing
+    assert isinstance(stealing.error, ZeroDivisionError)
+    assert outcomes(cluster)["withdrawn"] > 0
+    assert cluster.scheduler.tasks["c", 7].state == "memory"
+    assert max(cluster.record.n_started.values()) <= 3
