@@ -41,8 +41,9 @@ class Stream:
     time : VirtualTime
     latency_s : float
         From leaving to arriving [s].
-    interval_s : float
-        Messages leave together, at most once in so long; 0 sends each at once [s].
+    interval : float
+        Messages leave together, at most once in so long; 0 sends each at once [s]. As in `BatchedSend`, the
+        attribute may be exchanged for any object that can be added to a time.
     deliver : callable
         Takes each message, a dictionary, in the order in which they were sent.
     """
@@ -51,18 +52,18 @@ class Stream:
         self,
         time: VirtualTime,
         latency_s: float,
-        interval_s: float,
+        interval: float,
         deliver: Callable[[dict[str, Any]], None],
     ) -> None:
         self._time = time
         self._latency_s = latency_s
-        self._interval_s = interval_s
+        self.interval = interval
         self._deliver = deliver
         self._leaves = -math.inf
 
     def send(self, *messages: Mapping[str, Any]) -> None:
         """Send messages."""
         if self._time.now > self._leaves:  # else a batch is still waiting to leave
-            self._leaves = max(self._time.now, self._leaves + self._interval_s)
+            self._leaves = max(self._time.now, self._leaves + self.interval)
         for message in messages:
             self._time.at(self._leaves + self._latency_s, self._deliver, dict(message))
