@@ -523,9 +523,14 @@ class Run:
 
     def _problems(self) -> Iterator[str]:
         scheduler: Any = self.cluster.scheduler
+        if self.injector.injection is not None and not self.injector.has_fired:
+            yield "the fault did not strike"
         yield from (f"an exception reached the event loop: {_story(e)}" for e in self.cluster.loop.errors)
-        has_failed = self.injector.has_fired or self.mode not in ("install", "run")
-        if has_failed:
+        if self.mode == "install" and self.injector.has_fired and self.raised is None:
+            yield "the installation has hidden the fault"
+        if self.mode != "install" and self.raised is not None:
+            yield f"an exception reached the caller: {_story(self.raised)}"
+        if self.injector.has_fired or self.mode not in ("install", "run"):
             yield from (f"not restored: {one}" for one in differences(self.before, inventory(scheduler)))
             if not self.mode.startswith(("leave", "install")) and not self._has_warned():
                 yield "no warning"

@@ -310,7 +310,10 @@ class FerroflowStealing(WorkStealing):
         """Follow a task's transition."""
         steal = None
         if start == "processing":  # also after a failure: `stop` waits for the steals in flight
-            steal = _distributed.end_steal(self, self.scheduler.tasks[key])
+            try:
+                steal = _distributed.end_steal(self, self.scheduler.tasks[key])
+            except FAILURES as error:
+                self.fail(error)
         self._transition(key, start, finish, kwargs, steal)
 
     @_guarded
@@ -381,10 +384,13 @@ class FerroflowStealing(WorkStealing):
             self._answered(key, state, stimulus_id, worker)
         if self.error is not None and state in _distributed.GIVEN_UP and worker is not None:
             # The plugin has failed, and no worker has the task.
-            ts = self.scheduler.tasks.get(key)
-            if ts is not None:
-                _distributed.end_steal(self, ts)
-            _distributed.reschedule_from(self.scheduler, key, worker, stimulus_id)
+            _repeated(lambda: self._place_again(key, worker, stimulus_id))
+
+    def _place_again(self, key: Key, worker: str, stimulus_id: str) -> None:
+        ts = self.scheduler.tasks.get(key)
+        if ts is not None:
+            _distributed.end_steal(self, ts)
+        _distributed.reschedule_from(self.scheduler, key, worker, stimulus_id)
 
     @_guarded
     def _answered(self, key: Key, state: str, stimulus_id: str, worker: str | None) -> None:
