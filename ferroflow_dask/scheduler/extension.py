@@ -160,7 +160,9 @@ class FerroflowStealing(WorkStealing):
         self._idle_workers = IdleWorkers(
             scheduler, self.view, self._steal_for, self._may_steal, self.ask_pass
         )
-        self._passes = Passes(scheduler.loop, self._pass, self._idle_workers.n_hopeful, clock)
+        self._passes = Passes(
+            scheduler.loop, self._pass, self._idle_workers.n_hopeful, clock, self.guard
+        )
         self._task_events = TaskEvents(
             self.view,
             clock,

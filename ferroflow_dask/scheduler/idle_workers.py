@@ -43,6 +43,8 @@ class Passes:
         Returns how many workers are idle while others have waiting tasks; 0 ends the passes by the clock.
     clock : callable
         Returns the time [s].
+    guard : callable, optional
+        Returns a function guarded; the event loop calls guarded functions only.
     """
 
     def __init__(
@@ -51,11 +53,13 @@ class Passes:
         run: Callable[[], int | None],
         n_hopeful: Callable[[], int],
         clock: Callable[[], float],
+        guard: Callable[[Callable[..., None]], Callable[..., None]] = lambda function: function,
     ) -> None:
         self._loop = loop
         self._run = run
         self._n_hopeful = n_hopeful
         self._clock = clock
+        self._guarded_pass, self._guarded_look = guard(self._pass), guard(self._look)
         self._is_asked_for = False
         self._is_closed = False
         # The pass by the clock that is due: its number, its time, and its interval [s]; 0 if none is.
@@ -68,7 +72,7 @@ class Passes:
         """Ask for a pass after the present turn of the event loop."""
         if not (self._is_asked_for or self._is_closed):
             self._is_asked_for = True
-            self._loop.add_callback(self._pass)
+            self._loop.add_callback(self._guarded_pass)
 
     def close(self) -> None:
         """Run no pass from now on."""
@@ -84,7 +88,7 @@ class Passes:
         if number != self._number:
             return
         if not was_late and self._clock() - self._due_at > _LATE_S:
-            self._loop.call_later(_READ_S, self._look, number, True)
+            self._loop.call_later(_READ_S, self._guarded_look, number, True)
             return
         self._armed_s = 0.0
         self._run_once()
@@ -101,7 +105,7 @@ class Passes:
             return
         self._number += 1
         self._armed_s, self._due_at = self._look_s, self._clock() + self._look_s
-        self._loop.call_later(self._look_s, self._look, self._number)
+        self._loop.call_later(self._look_s, self._guarded_look, self._number)
         if self._n_fruitless >= n_hopeful:  # each had its turn
             self._n_fruitless = 0
             self._look_s = min(2 * self._look_s, _LAST_LOOK_S)
