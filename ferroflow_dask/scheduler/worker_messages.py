@@ -88,7 +88,7 @@ class WorkerMessages:
             self._put_on_workers(WorkerBatching(), "ferroflow-batching")
 
     def _put_on_workers(self, plugin: WorkerPlugin, name: str) -> None:
-        change = WorkerPluginChange(self._scheduler, plugin, name)
+        change = WorkerPluginChange(self._scheduler, plugin, name, self._guard.fail)
         self.on_workers.append(change)
         self._changes.make(change)
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +18,12 @@ import cloudpickle
 from distributed import Status, WorkerPlugin
 
 from ferroflow_dask.scheduler import worker_handlers
-from ferroflow_dask.scheduler.changes import Change
+from ferroflow_dask.scheduler.changes import ATTEMPTS, FAILURES, Change
 
 if TYPE_CHECKING:
     from distributed import Scheduler
+
+logger = logging.getLogger("ferroflow_dask")
 
 #: Each registration has a number, so that a late removal does not remove a newer plugin.
 _numbers = itertools.count(1)
@@ -37,13 +41,22 @@ class WorkerPluginChange(Change):
     plugin : distributed.WorkerPlugin
     name : str
         Name of the plugin on workers; a number is added.
+    failed : callable
+        Called with the error if the plugin cannot be registered.
     """
 
-    def __init__(self, scheduler: Scheduler, plugin: WorkerPlugin, name: str) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        plugin: WorkerPlugin,
+        name: str,
+        failed: Callable[[BaseException], None],
+    ) -> None:
         super().__init__(f"worker plugin {name}")
         self._scheduler = scheduler
         self._plugin = plugin
         self._plugin_name = f"{name}-{next(_numbers)}"
+        self._failed = failed
         self._is_wanted = False
         self._lock = asyncio.Lock()
 
@@ -55,13 +68,25 @@ class WorkerPluginChange(Change):
     def apply(self) -> None:
         """Register the plugin once the event loop comes to it."""
         self._is_wanted = True
-        self._scheduler.loop.add_callback(self.settled)
+        self._scheduler.loop.add_callback(self._settle)
 
     def undo(self) -> None:
         """Unregister the plugin once the event loop comes to it."""
         if self._is_wanted:
             self._is_wanted = False
-            self._scheduler.loop.add_callback(self.settled)
+            self._scheduler.loop.add_callback(self._settle)
+
+    async def _settle(self) -> None:
+        """Call `settled` where no caller takes its errors: a plugin that is to be removed is tried again."""
+        for _ in range(ATTEMPTS):
+            try:
+                await self.settled()
+                return
+            except FAILURES as error:
+                if self._is_wanted:
+                    self._failed(error)
+                    return
+                logger.warning("ferroflow: %s could not be removed", self.name, exc_info=True)
 
     async def settled(self) -> None:
         """Register or unregister the plugin; return when the workers are as wanted."""
