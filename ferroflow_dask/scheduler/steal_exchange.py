@@ -52,8 +52,7 @@ class StealingExchange(Change):
         if self.is_applied:
             give_up_steals(self._scheduler, self._ours)
             remove(self._scheduler, self._ours)
-            if self._replaced is not None:
-                put(self._scheduler, self._replaced(self._scheduler))
+            put(self._scheduler, self._replaced)
 
 
 async def drain(scheduler: Scheduler, extension: WorkStealing) -> None:
@@ -81,24 +80,22 @@ async def exchange(scheduler: Scheduler, make: Callable[[Scheduler], WorkStealin
     """
     while True:
         old = scheduler.extensions.get(STEALING)
-        if old is not None:
-            await drain(scheduler, old)
-        if scheduler.extensions.get(STEALING) is old:  # else another exchange came first
-            break
-    if old is not None:
-        remove(scheduler, old)
-    if make is None:
-        return
-    try:
-        put(scheduler, make(scheduler))
-    except FAILURES:
-        present = scheduler.extensions.get(STEALING)
-        if present is not None:
-            remove(scheduler, present)
-        stock = getattr(old, "replaced", None if old is None else type(old))
-        if stock is not None:
-            put(scheduler, stock(scheduler))
-        raise
+        try:
+            if old is not None:
+                await drain(scheduler, old)
+            if scheduler.extensions.get(STEALING) is not old:  # another exchange came first
+                continue
+            if old is not None:
+                remove(scheduler, old)
+            put(scheduler, make)
+            return
+        except FAILURES:
+            # The failed step may have been any: `old` may be stopped, but registered.
+            if old is not None and scheduler.extensions.get(STEALING) in (old, None):
+                give_up_steals(scheduler, old)
+                remove(scheduler, old)
+                put(scheduler, getattr(old, "replaced", type(old)))
+            raise
 
 
 def give_up_steals(scheduler: Scheduler, extension: WorkStealing) -> None:
@@ -116,12 +113,22 @@ def remove(scheduler: Scheduler, extension: WorkStealing) -> None:
     extension.teardown()
 
 
-def put(scheduler: Scheduler, extension: WorkStealing) -> None:
-    """Register and start an extension, and show it the tasks that are processing."""
-    scheduler.extensions[STEALING] = extension
-    for ws in scheduler.workers.values():
-        for ts in ws.processing - ws.long_running:
-            # Stock stealing divides by the duration of a task with dependencies.
-            if not ts.dependencies or _distributed.prefix_duration(scheduler, ts):
-                extension.put_key_in_stealable(ts)
-    _distributed.start_now(extension)
+def put(scheduler: Scheduler, make: Callable[[Scheduler], WorkStealing] | None) -> None:
+    """Register and start the extension that `make` returns, if any, wholly or not at all.
+
+    The extension is shown the tasks that are processing.
+    """
+    if make is None:
+        return
+    extension = make(scheduler)
+    try:
+        scheduler.extensions[STEALING] = extension
+        for ws in scheduler.workers.values():
+            for ts in ws.processing - ws.long_running:
+                # Stock stealing divides by the duration of a task with dependencies.
+                if not ts.dependencies or _distributed.prefix_duration(scheduler, ts):
+                    extension.put_key_in_stealable(ts)
+        _distributed.start_now(extension)
+    except FAILURES:
+        remove(scheduler, extension)
+        raise
