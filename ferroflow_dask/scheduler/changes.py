@@ -44,7 +44,10 @@ class Guard:
         """Note a failure; from now on, guarded functions do nothing."""
         if self.error is None:
             self.error = error
-            self._on_failure()
+            try:
+                self._on_failure()
+            except FAILURES:  # it must not reach Dask; the periodic callback of the extension recovers, too
+                logger.warning("ferroflow: the recovery is delayed", exc_info=True)
 
     def __call__(self, function: Callable[..., Any], default: Any = None) -> Callable[..., Any]:
         """Return the function guarded: it returns `default` when it fails, and after any failure."""

@@ -113,6 +113,7 @@ class FerroflowStealing(WorkStealing):
         self.installed_by: object = None
         self.changes = Changes()
         self._is_closed = False
+        self._has_warned = False
         learned = learned_on(scheduler) if learned is None else learned
         latency_s = config.get_seconds("latency") if latency_s is None else latency_s
         self.costs = learned.costs
@@ -240,10 +241,12 @@ class FerroflowStealing(WorkStealing):
         self.scheduler.loop.add_callback(self._recover)
 
     def _recover(self) -> None:
-        message = f"ferroflow: {self.error!r}; Dask's own scheduling takes over"
-        logger.warning("%s", message, exc_info=self.error)
+        if not self._has_warned:
+            message = f"ferroflow: {self.error!r}; Dask's own scheduling takes over"
+            logger.warning("%s", message, exc_info=self.error)
+            _repeated(lambda: _distributed.warn_clients(self.scheduler, message))
+            self._has_warned = True
         self.leave()
-        _repeated(lambda: _distributed.warn_clients(self.scheduler, message))
 
     def leave(self) -> None:
         """Undo all changes to Dask: its own stealing is back when this returns, whatever fails on the way."""
@@ -372,7 +375,9 @@ class FerroflowStealing(WorkStealing):
 
     def balance(self) -> None:
         """Serve idle workers now, even after `stop`; called periodically."""
-        if self._wants_steals:
+        if self.error is not None:
+            self._recover()  # the call by the event loop has failed, or is still to come
+        elif self._wants_steals:
             self._balance()
 
     @_guarded
