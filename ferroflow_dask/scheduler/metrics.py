@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -9,10 +10,12 @@ from weakref import WeakKeyDictionary
 import dask
 from distributed import Status
 
-from ferroflow_dask.scheduler.changes import CallChange, Change
+from ferroflow_dask.scheduler.changes import FAILURES, CallChange, Change
 
 if TYPE_CHECKING:
     from ferroflow_dask.scheduler.extension import FerroflowStealing
+
+logger = logging.getLogger("ferroflow_dask")
 
 
 class _Collector:
@@ -30,7 +33,13 @@ class _Collector:
         return []
 
     def collect(self) -> Iterator[Any]:
-        """Yield the present numbers."""
+        """Yield the present numbers; a failure is logged, since Dask's own metrics are on the same page."""
+        try:
+            yield from list(self._families())
+        except FAILURES:
+            logger.warning("ferroflow: metrics are not available", exc_info=True)
+
+    def _families(self) -> Iterator[Any]:
         running = [one for one in self.extensions if one.scheduler.status == Status.running]
         if not running:
             return
