@@ -77,11 +77,6 @@ class Record(SchedulerPlugin):
         """Time of the last completion [s]; 0 without any."""
         return self.completions[-1].time if self.completions else 0.0
 
-    @property
-    def transferred_bytes(self) -> int:
-        """Bytes that workers sent each other [B]."""
-        return sum(transfer.nbytes for transfer in self.transfers)
-
     def timeline(self) -> list[tuple[Key, int, float, float]]:
         """Return (key, worker, start [s], stop [s]) of each execution, in the order in which they began."""
         rows = ((e.key, e.worker, e.start, e.stop) for e in self.executions)

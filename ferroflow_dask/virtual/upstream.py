@@ -61,21 +61,6 @@ REQUIRED: dict[type, tuple[str, ...]] = {
     WorkerState: ("_hash", "actors", "clean", "has_what", "occupancy", "processing", "used_resources"),
     WorkStealing: ("_callback_time", "_in_flight_event", "balance"),
 }
-#: Attributes that `Scheduler.__init__` sets, that methods of `REQUIRED` read, and that are set here instead.
-ATTRIBUTES = (
-    "_broker",
-    "_last_time",
-    "_no_workers_since",
-    "_workers_added_total",
-    "_workers_removed_total",
-    "allowed_failures",
-    "client_comms",
-    "generation",
-    "loop",
-    "periodic_callbacks",
-    "stream_comms",
-    "stream_handlers",
-)
 
 
 class VirtualScheduler(Scheduler):
