@@ -278,9 +278,11 @@ def counted(name: str, calls: Counter[str]) -> Callable[[Any], Any]:
 
 def test_jobs_that_fail_are_tried_no_more_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: Counter[str] = Counter()
-    monkeypatch.setattr("ferroflow_dask.deploy.slurm._POLL_S", 0.2)
-    for name in ("slurm.SlurmCluster._look", "adaptive.JobAdaptive.target"):
-        monkeypatch.setattr(f"ferroflow_dask.deploy.{name}", counted(f"ferroflow_dask.deploy.{name}", looks))
+    monkeypatch.setattr("ferroflow_dask.deploy.slurm.cluster._POLL_S", 0.2)
+    for name in ("cluster.SlurmCluster._look", "adaptive.JobAdaptive.target"):
+        monkeypatch.setattr(
+            f"ferroflow_dask.deploy.slurm.{name}", counted(f"ferroflow_dask.deploy.slurm.{name}", looks)
+        )
     with ours(tmp_path, python="/nowhere/python") as cluster:
         cluster.scale(jobs=1)
         with pytest.raises(

@@ -18,7 +18,7 @@ from slurm_clusters import SCHEDULER
 
 from ferroflow_dask.cli.slurm import SlurmOptions
 from ferroflow_dask.deploy import default_section, job_kind, job_scripts, slurm_cluster, slurm_template
-from ferroflow_dask.deploy.job_settings import walltime_s
+from ferroflow_dask.deploy.slurm.settings import walltime_s
 from ferroflow_dask.exceptions import FerroflowError, UsageError
 
 REPOSITORY = Path(__file__).parents[1]

@@ -1,4 +1,4 @@
-"""Names of dask-jobqueue and distributed that `deploy.slurm` and `deploy.adaptive` use and that may go."""
+"""Names of dask-jobqueue and distributed that `deploy.slurm` uses and that may go."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from ferroflow_dask.deploy import job_kind, job_scripts, slurm_cluster
-from ferroflow_dask.deploy.job_settings import job_arguments
+from ferroflow_dask.deploy.slurm.settings import job_arguments
 from ferroflow_dask.exceptions import FerroflowError, UsageError
 
 TEMPLATE = Path(__file__).parents[1] / "jobqueue.yaml"

@@ -18,7 +18,7 @@ from slurm_clusters import SCHEDULER, sections, soon
 from ferroflow_dask import slurm_cluster
 from ferroflow_dask.cli.slurm import SlurmOptions
 from ferroflow_dask.deploy import JobKind
-from ferroflow_dask.deploy.adaptive import job_limits
+from ferroflow_dask.deploy.slurm.adaptive import job_limits
 from ferroflow_dask.exceptions import ClusterError, UsageError
 
 pytestmark = pytest.mark.cluster
@@ -110,7 +110,7 @@ def test_workers_under_other_names_are_told(cluster: Any, monkeypatch: pytest.Mo
     async def planned() -> None:
         cluster.set_jobs("cpu", 1)
 
-    monkeypatch.setattr("ferroflow_dask.deploy.slurm_waiting.states_of", states_of)
+    monkeypatch.setattr("ferroflow_dask.deploy.slurm.waiting.states_of", states_of)
     cluster.sync(planned)  # as if Slurm had it
     (name,) = cluster.worker_spec
     workers = cluster.sync(added)
@@ -193,7 +193,7 @@ def test_jobs_wait_for_what_time_cures(
     async def states_of(job_ids: list[str]) -> dict[str, tuple[str, str]]:
         return dict.fromkeys(job_ids, (state, reason))
 
-    monkeypatch.setattr("ferroflow_dask.deploy.slurm.states_of", states_of)
+    monkeypatch.setattr("ferroflow_dask.deploy.slurm.cluster.states_of", states_of)
     assert keeps_a_job(cluster) == is_kept
 
 
@@ -201,7 +201,7 @@ def test_jobs_are_kept_while_slurm_does_not_answer(cluster: Any, monkeypatch: py
     async def states_of(job_ids: list[str]) -> None:
         return None
 
-    monkeypatch.setattr("ferroflow_dask.deploy.slurm.states_of", states_of)
+    monkeypatch.setattr("ferroflow_dask.deploy.slurm.cluster.states_of", states_of)
     assert keeps_a_job(cluster)
     assert not cluster.failures
 
@@ -248,7 +248,7 @@ def test_a_job_whose_workers_have_left_is_told_of_as_far_as_it_is_known(
     async def states_of(job_ids: list[str]) -> dict[str, tuple[str, str]] | None:
         return states
 
-    monkeypatch.setattr("ferroflow_dask.deploy.slurm.states_of", states_of)
+    monkeypatch.setattr("ferroflow_dask.deploy.slurm.cluster.states_of", states_of)
     job = Submitted()
     cluster.sync(cluster._note_loss, job)
     assert [*cluster.failures] == [f"all workers of job 1 (ff-cpu) have left: {told}"]
@@ -262,7 +262,7 @@ def test_failures_count_anew_when_a_worker_connects(cluster: Any, monkeypatch: p
     async def added() -> Worker:
         return await Worker(cluster.scheduler_address, nthreads=1, dashboard=False)
 
-    monkeypatch.setattr("ferroflow_dask.deploy.slurm.states_of", states_of)
+    monkeypatch.setattr("ferroflow_dask.deploy.slurm.cluster.states_of", states_of)
     for _ in range(10):
         assert not keeps_a_job(cluster)
     assert cluster.has_given_up

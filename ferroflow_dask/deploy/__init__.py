@@ -13,7 +13,9 @@ from ferroflow_dask.deploy.calibration import (
     save_profile,
 )
 from ferroflow_dask.deploy.cuda import DeviceChoice, device_client
-from ferroflow_dask.deploy.jobqueue import (
+from ferroflow_dask.deploy.local import connect, local_client
+from ferroflow_dask.deploy.optimize import optimizations, optimize, optimize_graph
+from ferroflow_dask.deploy.slurm import (
     DEFAULT_SECTION,
     JobKind,
     default_section,
@@ -22,8 +24,6 @@ from ferroflow_dask.deploy.jobqueue import (
     slurm_cluster,
     slurm_template,
 )
-from ferroflow_dask.deploy.local import connect, local_client
-from ferroflow_dask.deploy.optimize import optimizations, optimize, optimize_graph
 
 __all__ = [
     "DEFAULT_SECTION",

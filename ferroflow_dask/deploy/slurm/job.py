@@ -1,4 +1,4 @@
-"""A batch job of dask-jobqueue, and what is told of one."""
+"""Batch jobs: submission through dask-jobqueue, batch scripts, and the state that Slurm reports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from dask_jobqueue.slurm import SLURMJob
 from distributed import Security
 from distributed.core import Status
 
-from ferroflow_dask.deploy.jobqueue import OWN_SECTION, JobKind
+from ferroflow_dask.deploy.slurm.kinds import JobKind
+from ferroflow_dask.deploy.slurm.sections import OWN_SECTION
 from ferroflow_dask.exceptions import ClusterError
 
 #: Jobs that Slurm knows in one of these states have yet to start, run, or come to an end.
@@ -114,7 +115,7 @@ def _defaults() -> dict[str, Any]:
     return {**yaml.safe_load(text)["jobqueue"]["slurm"], "walltime": None}
 
 
-def job_scripts(
+def scripts_of(
     kinds: Sequence[JobKind],
     security: Security | None = None,
     *,
@@ -122,7 +123,7 @@ def job_scripts(
     protocol: str | None = None,
     scheduler_options: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """Return the batch scripts of a cluster's jobs, with a scheduler and names that stand for others."""
+    """Return the batch scripts of a cluster's jobs, with placeholders for addresses and names."""
     if protocol is None and security is not None:
         protocol = "tls://"  # as JobQueueCluster has it
     scheme = (scheduler_options or {}).get("protocol") or protocol or _scheme()

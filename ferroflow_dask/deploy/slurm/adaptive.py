@@ -1,28 +1,25 @@
-"""Adaptive scaling that thinks in jobs, of one kind.
+"""Adaptive scaling in units of jobs of one kind.
 
-`distributed.deploy.Adaptive` asks for and gives up workers. Where a job has several, that would give up jobs
-whose other workers are needed, and ask for them again.
+`distributed.deploy.Adaptive` adds and removes workers. If a job has several workers, removing one would end
+the others, which may be needed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Generator, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Generator, Iterable, Mapping, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from distributed.deploy.adaptive import Adaptive
 
 from ferroflow_dask.counts import checked_count
-from ferroflow_dask.deploy.jobqueue import JobKind, kind_of
-from ferroflow_dask.device_reports import GPU_RESOURCE
+from ferroflow_dask.deploy.slurm.kinds import JobKind, kind_of
 from ferroflow_dask.exceptions import UsageError
 
 if TYPE_CHECKING:
     from distributed.core import Status
     from distributed.scheduler import Scheduler, TaskState
     from tornado.ioloop import IOLoop
-
-    from ferroflow_dask.deploy.slurm import SlurmCluster
 
 
 def job_limits(kinds: Mapping[str, JobKind], given: Mapping[str, int | None]) -> dict[str, tuple[int, float]]:
@@ -68,16 +65,62 @@ def _check_order(limits: Mapping[str, int], unit: str) -> None:
         raise UsageError(f"minimum{unit} is {least} and maximum{unit} {most}; no number is in between")
 
 
+class ScaledCluster(Protocol):
+    """The part of `SlurmCluster` that adaptive scaling needs."""
+
+    scheduler: Any
+    scheduler_comm: Any
+    loop: IOLoop | None
+    worker_spec: MutableMapping[str, Any]
+    workers: Mapping[str, Any]
+
+    @property
+    def status(self) -> Status:
+        """Status of the cluster."""
+
+    @property
+    def may_submit(self) -> bool:
+        """Whether jobs may be submitted."""
+
+    @property
+    def kinds(self) -> Mapping[str, JobKind]:
+        """The kinds of jobs."""
+
+    @property
+    def adaptives(self) -> Sequence[JobAdaptive]:
+        """The `JobAdaptive` of each kind."""
+
+    def jobs_of(self, kind: str) -> list[str]:
+        """Return the names of the jobs of a kind that should exist."""
+
+    def workers_of(self, jobs: Iterable[str]) -> list[str]:
+        """Return the names of the workers of some jobs."""
+
+    def job_of(self, worker: object) -> str:
+        """Return the job of a worker, both by name."""
+
+    def connected_jobs(self) -> set[str]:
+        """Return the jobs of which a worker has connected."""
+
+    def set_jobs(self, kind: str, number: int) -> None:
+        """Plan a number of jobs of a kind."""
+
+    async def correct_and_log(self) -> None:
+        """Submit and cancel jobs as planned."""
+
+    async def _correct_state(self) -> None: ...
+
+
 class JobsOfKind:
-    """The jobs of one kind in a cluster, as `Adaptive` sees a cluster.
+    """The jobs of one kind in a cluster, with the interface that `Adaptive` expects of a cluster.
 
     Parameters
     ----------
-    cluster : SlurmCluster
+    cluster : ScaledCluster
     kind : str
     """
 
-    def __init__(self, cluster: SlurmCluster, kind: str) -> None:
+    def __init__(self, cluster: ScaledCluster, kind: str) -> None:
         self.whole = cluster
         self.kind = kind
 

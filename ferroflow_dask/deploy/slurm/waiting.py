@@ -1,16 +1,13 @@
-"""Waiting for the workers of a cluster's jobs, and what is told of those that do not come."""
+"""Waiting for the workers of a cluster's jobs, and the error if some do not connect."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
-from ferroflow_dask.deploy.slurm_job import Job, in_words, states_of
+from ferroflow_dask.deploy.slurm.job import Job, in_words, states_of
 from ferroflow_dask.exceptions import ClusterError
-
-if TYPE_CHECKING:
-    from ferroflow_dask.deploy.slurm import SlurmCluster
 
 #: Time between two looks at the workers [s].
 _POLL_S = 0.1
@@ -18,7 +15,33 @@ _POLL_S = 0.1
 _MOST_NAMES = 8
 
 
-async def all_connected(cluster: SlurmCluster, timeout: float) -> None:
+class AwaitedCluster(Protocol):
+    """The part of `SlurmCluster` that waiting needs."""
+
+    @property
+    def worker_spec(self) -> Mapping[str, Any]:
+        """Jobs that should exist, by name."""
+
+    @property
+    def workers(self) -> Mapping[str, Job]:
+        """Jobs that were submitted, by name."""
+
+    @property
+    def scheduler_info(self) -> Mapping[str, Any]:
+        """The scheduler's identity, with the workers that have connected."""
+
+    @property
+    def given_up(self) -> Sequence[str]:
+        """Why jobs are not submitted any more."""
+
+    def workers_of(self, jobs: Iterable[str]) -> list[str]:
+        """Return the names of the workers of some jobs."""
+
+    def job_of(self, worker: object) -> str:
+        """Return the job of a worker, both by name."""
+
+
+async def all_connected(cluster: AwaitedCluster, timeout: float) -> None:
     """Return once all workers of all jobs have connected; see `SlurmCluster.wait_for_jobs`."""
     clock = asyncio.get_running_loop().time
     deadline = clock() + timeout
@@ -41,7 +64,7 @@ async def all_connected(cluster: SlurmCluster, timeout: float) -> None:
 
 
 async def _told_of(jobs: Sequence[Job]) -> str:
-    """Return what Slurm says of jobs that were waited for."""
+    """Describe the states of late jobs, as Slurm reports them."""
     states = await states_of([job.job_id for job in jobs if job.job_id is not None])
     if states is None:
         return "Slurm does not answer"
@@ -50,7 +73,7 @@ async def _told_of(jobs: Sequence[Job]) -> str:
 
 
 def _others(names: Collection[str]) -> str:
-    """Return which workers are there that nobody waits for, as the end of a message; nothing if none are."""
+    """Return the end of a message with the unexpected names of connected workers, if any."""
     shown, n_more = sorted(names)[:_MOST_NAMES], len(names) - _MOST_NAMES
     more = f" and {n_more} more" if n_more > 0 else ""
     return f"; connected under other names: {', '.join(shown)}{more}" if shown else ""

@@ -1,9 +1,9 @@
-"""dask-jobqueue's `SLURMCluster`, with jobs of two kinds and what it gets wrong cured.
+"""`SlurmCluster`: dask-jobqueue's `SLURMCluster` with two kinds of jobs and corrections.
 
-It touches names of dask-jobqueue and of `distributed.SpecCluster` that are not public, as do `slurm_job` and
-`adaptive` (`tests/test_slurm_seams.py` names them). Cured are, in dask-jobqueue 0.9: a rejected submission
-that is only logged, a lost job that is not replaced, jobs that end before their workers connect, and `adapt`
-that thinks in workers where jobs come and go.
+This module, `job` and `adaptive` use private names of dask-jobqueue and of `distributed.SpecCluster`;
+`tests/test_slurm_seams.py` lists them. Corrected are, in dask-jobqueue 0.9: a rejected submission is only
+logged, a lost job is not replaced, jobs that end before their workers connect are not noticed, and `adapt`
+counts workers instead of jobs.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from distributed.core import Status
 from distributed.deploy.cluster import Cluster
 from tornado.ioloop import PeriodicCallback
 
-from ferroflow_dask.deploy.adaptive import JobAdaptive, JobsOfKind, job_limits
-from ferroflow_dask.deploy.jobqueue import JobKind, kind_of
-from ferroflow_dask.deploy.slurm_job import ALIVE, HOPELESS, Job, end_of_log, in_words, states_of
-from ferroflow_dask.deploy.slurm_waiting import all_connected
+from ferroflow_dask.deploy.slurm.adaptive import JobAdaptive, JobsOfKind, job_limits
+from ferroflow_dask.deploy.slurm.job import ALIVE, HOPELESS, Job, end_of_log, in_words, states_of
+from ferroflow_dask.deploy.slurm.kinds import JobKind, kind_of
+from ferroflow_dask.deploy.slurm.waiting import all_connected
 from ferroflow_dask.exceptions import ClusterError
 
 logger = logging.getLogger("ferroflow_dask")

@@ -1,6 +1,6 @@
-"""What a section of `jobqueue.yaml` may say, in dask-jobqueue's schema, and the arguments that come of it.
+"""Settings of a section of `jobqueue.yaml`: checks, and conversion to arguments of dask-jobqueue.
 
-It does not know where sections are read from, and starts nothing.
+This module does not read files and starts nothing.
 """
 
 from __future__ import annotations

@@ -1,0 +1,79 @@
+"""Kinds of jobs: the arguments of dask-jobqueue that jobs with and without GPUs have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import dask
+
+from ferroflow_dask.counts import as_count
+from ferroflow_dask.exceptions import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class JobKind:
+    """Jobs that one section describes.
+
+    Parameters
+    ----------
+    section : str
+        Name of the section in the configuration.
+    arguments : mapping
+        Arguments of `dask_jobqueue.slurm.SLURMJob`.
+    """
+
+    section: str
+    arguments: Mapping[str, Any]
+
+    @property
+    def processes(self) -> int:
+        """Number of workers of a job."""
+        return int(self.arguments["processes"])
+
+    @property
+    def threads(self) -> int:
+        """Number of threads of each worker."""
+        return max(1, int(self.arguments["cores"]) // self.processes)
+
+    def options(self, common: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a job, with those that the cluster gives to jobs of all kinds."""
+        return {**common, **self.arguments}
+
+    def n_jobs(
+        self,
+        n: int | None = None,
+        jobs: int | None = None,
+        memory: str | None = None,
+        cores: int | None = None,
+    ) -> int | None:
+        """Return the number of jobs that together have what is given; None if nothing is given."""
+        for number in (n, jobs):
+            if number is not None and as_count(number) is None:
+                raise UsageError(f"a cluster cannot have {number!r} jobs or workers")
+        numbers = [] if jobs is None else [jobs]
+        if n is not None:
+            numbers.append(math.ceil(n / self.processes))
+        if memory is not None:
+            each = dask.utils.parse_bytes(self.arguments["memory"])
+            numbers.append(math.ceil(dask.utils.parse_bytes(memory) / each))
+        if cores is not None:
+            numbers.append(math.ceil(cores / self.arguments["cores"]))
+        if any(number < 0 for number in numbers):
+            raise UsageError(f"a cluster cannot have {min(numbers)} jobs")
+        return max(numbers, default=None)
+
+
+def kind_of(kinds: Mapping[str, JobKind], name: str) -> JobKind:
+    """Return the kind of a cluster's jobs with this name.
+
+    Raises
+    ------
+    UsageError
+        The cluster has no jobs of this kind.
+    """
+    if name not in kinds:
+        raise UsageError("this cluster has no jobs with GPUs; give slurm_cluster a gpu_section")
+    return kinds[name]
