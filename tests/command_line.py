@@ -15,8 +15,8 @@ from ferroflow_dask.cli import main
 
 #: A graph of eight short ops.
 SMALL = ("--dag", "wide", "--width", "4", "--depth", "2")
-#: Exit statuses: what the user gave is not allowed, what failed later, and Ctrl-C.
-USAGE, FAILURE, INTERRUPTED = 2, 1, 130
+#: Exit statuses: wrong input, later failures, SIGINT (Ctrl-C) and SIGTERM.
+USAGE, FAILURE, INTERRUPTED, TERMINATED = 2, 1, 130, 143
 
 
 def ferroflow(*arguments: str | Path) -> Result:

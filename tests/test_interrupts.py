@@ -1,19 +1,26 @@
-"""Ctrl-C: one line and status 130, whatever a command is doing, and no process stays."""
+"""SIGINT and SIGTERM: a command prints one line, exits with the signal's status and leaves no process."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from pathlib import Path
 
+import psutil
 import pytest
-from command_line import INTERRUPTED, assert_one_line
+from command_line import INTERRUPTED, TERMINATED, assert_one_line, ferroflow
+from real_slurm import queue
+from slurm_clusters import no_jobs, sections
+from waiting import soon
 
-from ferroflow_dask.deploy.interrupts import interrupts_deferred
+from ferroflow_dask.deploy.interrupts import Terminated, interrupts_deferred, signals_raised
 
-#: A terminal sends the signal to all processes of a group.
+#: Runs a command and sends a signal at a moment: to its process group, as a terminal does, or to it alone.
 SCRIPT = """
 import multiprocessing, os, signal, sys, threading, time
 from distributed import Client
@@ -26,37 +33,126 @@ def is_computing():
     clients = [client for client in list(Client._instances) if client.status == "running"]
     return any(any(client.processing().values()) for client in clients)
 
-def interrupt(is_time):
+def send(is_time, to, number):
     while not is_time():
         time.sleep(0.001)
-    os.killpg(0, signal.SIGINT)
+    os.kill(os.getpid(), number) if to == "process" else os.killpg(0, number)
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
-threading.Thread(target=interrupt, args=[globals()[sys.argv.pop(1)]], daemon=True).start()
+is_time, to, number = globals()[sys.argv.pop(1)], sys.argv.pop(1), int(sys.argv.pop(1))
+threading.Thread(target=send, args=[is_time, to, number], daemon=True).start()
 main()
 """
-LONG = ("run", "--dag", "imbalanced", "--heavy-ms", "60000", "--workers", "2")
+#: Far more than a test waits for.
+LONG = ("run", "--dag", "imbalanced", "--n-heavy", "400", "--heavy-ms", "500", "--policy", "dask")
+STATUS = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
+
+
+def start(*command: str, folder: Path | None = None) -> subprocess.Popen[str]:
+    """Start a command in a session of its own."""
+    return subprocess.Popen(
+        [sys.executable, *command],
+        cwd=folder,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def living(session: int) -> list[psutil.Process]:
+    """Return the processes of a session that have not ended."""
+    found = []
+    for process in psutil.process_iter(["status"]):
+        try:
+            is_of_it = os.getsid(process.pid) == session
+        except OSError:
+            continue
+        if is_of_it and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("when", ["is_starting", "is_computing"])
-def test_an_interrupted_run_says_so_in_one_line(when: str) -> None:
-    arguments = (*LONG, "--policy", "dask")
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, when, *arguments],
-        start_new_session=True,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert_one_line(done.returncode, done.stderr, INTERRUPTED, "^ferroflow: interrupted$")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("when", "to"), [("is_starting", "process"), ("is_computing", "group")])
+def test_a_local_run_ends_in_one_line(when: str, to: str, number: signal.Signals) -> None:
+    run = start("-c", SCRIPT, when, to, f"{number:d}", *LONG, "--workers", "2")
+    _, stderr = run.communicate(timeout=60)
+    assert_one_line(run.returncode, stderr, STATUS[number], "^ferroflow: interrupted$")
+    assert soon(lambda: not living(run.pid), 30)
+
+
+@pytest.mark.cluster
+@pytest.mark.usefixtures("slurm")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("when", ["submitted", "is_computing"])
+def test_a_slurm_run_cancels_its_jobs_and_ends_in_one_line(
+    tmp_path: Path, when: str, number: signal.Signals
+) -> None:
+    sections(tmp_path, **{"scheduler-options": {"host": "127.0.0.1", "dashboard_address": ":0"}})
+    arguments = (*LONG, "--cluster", "slurm")
+    if when == "submitted":
+        run = start("-m", "ferroflow_dask", *arguments, folder=tmp_path)
+        assert run.stderr is not None
+        submitted = run.stderr.readline()
+        run.send_signal(number)
+        _, stderr = run.communicate(timeout=60)
+    else:
+        run = start("-c", SCRIPT, when, "group", f"{number:d}", *arguments, folder=tmp_path)
+        _, stderr = run.communicate(timeout=60)
+        submitted, _, stderr = stderr.partition("\n")
+    assert submitted.startswith("submitted ")
+    assert_one_line(run.returncode, stderr, STATUS[number], "^ferroflow: interrupted$")
+    assert no_jobs(), queue()
+    assert not living(run.pid)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("arguments", "called"),
+    [
+        (("run", "--dag", "wide"), "run.client_for"),
+        (("calibrate",), "calibrate.local_client"),
+        (("top", "--connect", "tcp://127.0.0.1:1"), "looks.client_of"),
+        (("bench", "run", "wide", "--output", "rows.jsonl"), "bench.run_plan"),
+    ],
+    ids=["run", "calibrate", "top", "bench"],
+)
+def test_every_command_that_takes_long_ends_in_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    called: str,
+    number: signal.Signals,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    module, _, name = called.partition(".")
+    command = importlib.import_module(f"ferroflow_dask.cli.{module}")
+    monkeypatch.setattr(command, name, lambda *_, **__: signal.raise_signal(number))
+    before = [signal.getsignal(other) for other in STATUS]
+    done = ferroflow(*arguments)
+    assert_one_line(done.exit_code, done.stderr, STATUS[number], "^ferroflow: interrupted($|; 0 of )")
+    assert [signal.getsignal(other) for other in STATUS] == before
+
+
+def test_a_signal_that_a_destructor_swallows_is_raised_again() -> None:
+    class Fragile:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    def wait() -> None:
+        Fragile()
+        threading.Event().wait(30)
+
+    with signals_raised(), pytest.raises(Terminated):
+        wait()
 
 
 def test_an_interrupt_is_deferred_to_the_end_of_a_start() -> None:
     seen: list[str] = []
 
-    def start() -> None:
+    def begin() -> None:
         with interrupts_deferred():
             os.kill(os.getpid(), signal.SIGINT)
             asked = [sys.executable, "-c", "import signal; print(*map(int, signal.pthread_sigmask(0, [])))"]
@@ -64,22 +160,43 @@ def test_an_interrupt_is_deferred_to_the_end_of_a_start() -> None:
 
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        start()
+        begin()
     assert seen == [str(int(signal.SIGINT))]  # blocked in what was started meanwhile
     assert signal.getsignal(signal.SIGINT) is before
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_a_start_without_an_interrupt_or_in_another_thread_is_as_any() -> None:
-    def start() -> None:
+    def begin() -> None:
         with interrupts_deferred():
             found.append(signal.getsignal(signal.SIGINT))
 
     found: list[object] = []
-    thread = threading.Thread(target=start)
+    thread = threading.Thread(target=begin)
     thread.start()
     thread.join()
     assert found == [signal.getsignal(signal.SIGINT)]
-    start()
+    begin()
     assert found[0] != found[1]
     assert signal.getsignal(signal.SIGINT) is found[0]
+
+
+def slow(seen: list[str]) -> None:
+    with interrupts_deferred():
+        signal.raise_signal(signal.SIGTERM)
+        seen.append("goes on")
+
+
+def failing(seen: list[str]) -> None:
+    with interrupts_deferred():
+        signal.raise_signal(signal.SIGTERM)
+        seen.append("goes on")
+        raise RuntimeError("sbatch was terminated, too")
+
+
+@pytest.mark.parametrize("begin", [slow, failing])
+def test_termination_is_deferred_even_if_the_start_fails(begin: Callable[[list[str]], None]) -> None:
+    seen: list[str] = []
+    with signals_raised(), pytest.raises(Terminated):
+        begin(seen)
+    assert seen == ["goes on"]

@@ -262,6 +262,8 @@ def test_sections_are_the_same_once_dask_jobqueue_is_imported(tmp_path: Path) ->
 
 
 FIRST_AND_SECOND = """
+import signal
+
 import dask
 from ferroflow_dask.deploy import job_kind, job_scripts
 from ferroflow_dask.exceptions import UsageError
@@ -280,6 +282,8 @@ for section in ("slurm", "_ferroflow"):
         print(job_kind(section))
     except UsageError as error:
         assert "has none" in str(error), error
+# The import of dask-jobqueue makes Ctrl-C end the process with status 0.
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 """
 
 

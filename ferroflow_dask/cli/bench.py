@@ -285,9 +285,9 @@ def _run(
                 append_row(output, row)
                 done.add(identity_of(row))
                 advance(row)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             raise Interrupted(
-                f"interrupted; {len(done)} of {len(wanted)} runs are in {output}; the same command goes on"
+                error, f"; {len(done)} of {len(wanted)} runs are in {output}; the same command goes on"
             ) from None
     written = read_rows([output])
     rows = [row for row in written if identity_of(row) in wanted]

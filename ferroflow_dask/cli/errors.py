@@ -1,4 +1,7 @@
-"""How commands fail: one line on stderr; status 2 for wrong input, 130 for Ctrl-C, 1 for all else."""
+"""Errors of commands: one line on stderr and an exit status.
+
+The status is 2 for wrong input, 130 for SIGINT (Ctrl-C), 143 for SIGTERM and 1 for other failures.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Any
 
 import click
 
+from ferroflow_dask.deploy.interrupts import number_of, signals_raised
 from ferroflow_dask.exceptions import FerroflowError, UsageError
 
 #: Raised by click from 8.2 on.
@@ -16,7 +20,7 @@ _HELP: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 
 class Failure(click.ClickException):
-    """Something failed; told in one line."""
+    """A failure, printed as one line."""
 
     exit_code = 1
 
@@ -26,45 +30,56 @@ class Failure(click.ClickException):
 
 
 class Refusal(Failure):
-    """What the user gave is not allowed; told in one line, without usage text."""
+    """Wrong input, printed as one line without usage text."""
 
     exit_code = 2
 
 
 class Interrupted(Failure):
-    """Ctrl-C; told in one line, and with the status that shells have for it."""
+    """SIGINT or SIGTERM, printed as one line; the exit status is the one that shells use for the signal.
 
-    exit_code = 130
+    Parameters
+    ----------
+    error : KeyboardInterrupt
+    details : str, optional
+        End of the line.
+    """
+
+    def __init__(self, error: KeyboardInterrupt, details: str = "") -> None:
+        super().__init__(f"interrupted{details}")
+        # click has it on the class only.
+        self.exit_code = 128 + number_of(error)  # type: ignore[misc]
 
     def show(self, file: Any = None) -> None:
-        """Print the one line, on a terminal below the ^C that it shows."""
+        """Print the line, on a terminal below the ^C that the terminal shows."""
         if sys.stderr.isatty():
             click.echo(file=file, err=True)
         super().show(file)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Return whether a record is not of how distributed ends tasks of its own when results are given up."""
+    """Return False for records of `AllExit`, which distributed raises when a client drops results."""
     return record.exc_info is None or type(record.exc_info[1]).__name__ != "AllExit"
 
 
 class OneLineErrors(click.Group):
-    """A group whose commands tell each error in one line."""
+    """A group whose commands print each error as one line."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Tell an unknown option in one line."""
+        """Report an unknown option in one line."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             raise Refusal(error.format_message()) from error
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command and tell what is wrong in one line."""
+        """Run the command and report an error in one line."""
         logging.getLogger("asyncio").addFilter(_is_news)
         try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise Interrupted("interrupted") from None
+            with signals_raised():
+                return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise Interrupted(error) from None
         except UsageError as error:
             raise Refusal(str(error)) from error
         except FerroflowError as error:

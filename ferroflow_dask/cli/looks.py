@@ -117,7 +117,7 @@ def look_options(function: F) -> F:
     "seconds",
     type=Duration(),
     default=None,
-    help="How long to show it [s]; until q or Ctrl-C if left out.",
+    help="How long to show it [s]; by default until q or Ctrl-C.",
 )
 @connect_timeout
 def top(address: str | None, seconds: float | None, timeout: float) -> None:
@@ -128,8 +128,5 @@ def top(address: str | None, seconds: float | None, timeout: float) -> None:
     until_s = float("inf") if seconds is None else time.monotonic() + seconds
     with client_of(address, timeout) as client:
         check_scheduler(client)
-        try:
-            with recording(client, is_summary=True) as look:
-                watch(look, Console(), lambda: time.monotonic() > until_s)
-        except KeyboardInterrupt:
-            return
+        with recording(client, is_summary=True) as look:
+            watch(look, Console(), lambda: time.monotonic() > until_s)

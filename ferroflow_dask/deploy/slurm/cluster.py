@@ -30,6 +30,7 @@ from ferroflow_dask.deploy.slurm.waiting import all_connected
 from ferroflow_dask.exceptions import ClusterError
 
 logger = logging.getLogger("ferroflow_dask")
+scheduler_logger = logging.getLogger("distributed.scheduler")
 
 #: Time between two looks at jobs whose workers have not connected [s].
 _POLL_S = 5.0
@@ -41,6 +42,11 @@ _WORKER = re.compile(r"(?P<job>.+-(?:cpu|gpu)-\d+)(?:-\d+)?")
 _COMMON = ("config_name", "interface", "protocol", "security")
 #: Files with what workers of an encrypted cluster need.
 _KEYS = ("_job_ca_file", "_job_cert", "_job_key")
+
+
+def _is_no_broadcast(record: logging.LogRecord) -> bool:
+    """Return False for failed broadcasts: a closing scheduler sends one to workers of cancelled jobs."""
+    return not str(record.msg).startswith("broadcast to")
 
 
 class SlurmCluster(SLURMCluster):
@@ -404,7 +410,11 @@ class SlurmCluster(SLURMCluster):
 
     async def _close(self) -> None:
         self._stop_adapting("the cluster closes")
-        await super()._close()
+        scheduler_logger.addFilter(_is_no_broadcast)
+        try:
+            await super()._close()
+        finally:
+            scheduler_logger.removeFilter(_is_no_broadcast)
         for name in _KEYS:  # dask-jobqueue leaves open, and on disk, what it wrote of certificates
             if (file := getattr(self, name, None)) is not None:
                 file.close()

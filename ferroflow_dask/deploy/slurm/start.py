@@ -1,6 +1,7 @@
 """Clusters of SLURM jobs, from the sections of `jobqueue.yaml` that describe the jobs.
 
-dask-jobqueue starts the jobs. Its import writes a file into the home folder, so the functions import it.
+dask-jobqueue starts the jobs. The functions import it, because its import writes a file into the home folder
+and replaces the handler of SIGINT.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distributed import Security
 
+from ferroflow_dask.deploy.interrupts import handlers_restored
 from ferroflow_dask.deploy.slurm.sections import default_section, described, job_kind
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.scheduler import FerroflowPlugin
@@ -82,7 +84,8 @@ def slurm_cluster(
     plugins = [] if policy == "dask" else [FerroflowPlugin(policy)]
     options = {**of_cluster.pop("scheduler_options", {}), **(scheduler_options or {})}
     options["plugins"] = [*options.get("plugins", ()), *plugins]
-    from ferroflow_dask.deploy.slurm.cluster import SlurmCluster
+    with handlers_restored():
+        from ferroflow_dask.deploy.slurm.cluster import SlurmCluster
 
     return SlurmCluster(
         kind,
@@ -119,6 +122,7 @@ def job_scripts(
     """
     found = [described(section, config_file, {}) for section in sections]
     _, of_cluster = found[0]
-    from ferroflow_dask.deploy.slurm.job import scripts_of
+    with handlers_restored():
+        from ferroflow_dask.deploy.slurm.job import scripts_of
 
     return scripts_of([kind for kind, _ in found], _certificates(security), **of_cluster)
