@@ -1,4 +1,4 @@
-"""Clusters on this machine, and clients of clusters that are there already."""
+"""Clusters on this machine, and clients of running clusters."""
 
 from __future__ import annotations
 
@@ -9,31 +9,32 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import dask
-from distributed import Client, LocalCluster, Security
+from distributed import Client, LocalCluster, Security, Worker
 from distributed.comm.core import connect as connect_comm
 
 from ferroflow_dask.deploy.interrupts import interrupts_deferred
 from ferroflow_dask.exceptions import ClusterError, UsageError
 
-#: What Dask has workers' memory allocators do: give back whatever is free.
+#: Dask's setting of workers' memory allocators, by which they return free memory to the operating system.
 _DASKS_TRIM = 65536
-#: Free memory that a worker of ours keeps [B]. By Dask's setting each array of more than 128 KiB comes fresh
-#: from the operating system and is filled page by page, which for a matrix product of 512 × 512 takes as long
-#: as the product.
+#: Free memory that a worker keeps [B]. With Dask's setting the operating system allocates each array of more
+#: than 128 KiB anew, page by page. For a matrix product of 512 × 512 this takes as long as the product.
 _KEPT_FREE = 2**26
-#: Of clusters that a command starts for itself.
+_LOOPBACK = "127.0.0.1:0"
+#: Options of clusters that a command starts for itself.
 CLUSTER_OPTIONS: Mapping[str, Any] = {
-    "dashboard_address": ":0",  # any free port: the default one may belong to another cluster
+    # Not reachable from other hosts. Any free port, since another cluster may have the default one.
+    "dashboard_address": _LOOPBACK,
     "scheduler_kwargs": {"dashboard": False},
-    # A heartbeat that meets the end of the cluster is logged as an error, with a traceback; what goes wrong
-    # in a run is raised by its results.
+    # distributed logs a heartbeat that fails at the end of the cluster as an error with a traceback. Failures
+    # of a run are raised when its results are read.
     "silence_logs": logging.CRITICAL,
 }
 _ENVIRONMENT = "distributed.nanny.pre-spawn-environ"
 
 
 def worker_environment() -> AbstractContextManager[object]:
-    """Start worker processes with our allocator's settings in place of Dask's own."""
+    """Start worker processes with ferroflow's settings of the memory allocator instead of Dask's."""
     context: AbstractContextManager[object] = dask.config.set({_ENVIRONMENT: _environment()})
     return context
 
@@ -41,26 +42,42 @@ def worker_environment() -> AbstractContextManager[object]:
 def _environment() -> dict[str, Any]:
     configured: dict[str, Any] = dict(dask.config.get(_ENVIRONMENT))
     if configured.get("MALLOC_TRIM_THRESHOLD_") != _DASKS_TRIM:
-        return configured  # somebody has decided
+        return configured  # the user has changed it
     return {**configured, "MALLOC_TRIM_THRESHOLD_": _KEPT_FREE, "MALLOC_MMAP_THRESHOLD_": _KEPT_FREE}
+
+
+class _LoopbackWorker(Worker):
+    """A worker in this process, whose HTTP server is not reachable from other hosts.
+
+    Workers in other processes have a `host`, which `LocalCluster` does not accept without processes.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "dashboard_address": _LOOPBACK})
 
 
 @contextmanager
 def local_client(workers: int, threads: int = 1, processes: bool = True) -> Iterator[Client]:
-    """Start workers on this machine and yield a client of them; both end with the context.
+    """Start workers on this machine and yield a client; both are closed with the context.
+
+    All ports, that of the dashboard included, are open on the loopback interface only.
 
     Parameters
     ----------
     workers, threads : int
     processes : bool, optional
-        Whether each worker is a process of its own, or all share this one.
+        Whether each worker is a process. If False, all are threads of this process.
     """
     with ExitStack() as stack:
         stack.enter_context(worker_environment())
         with interrupts_deferred():
             cluster = stack.enter_context(
                 LocalCluster(
-                    n_workers=workers, threads_per_worker=threads, processes=processes, **CLUSTER_OPTIONS
+                    n_workers=workers,
+                    threads_per_worker=threads,
+                    processes=processes,
+                    worker_class=None if processes else _LoopbackWorker,
+                    **CLUSTER_OPTIONS,
                 )
             )
             client = stack.enter_context(Client(cluster))
@@ -74,19 +91,19 @@ def connect(address: str | None, timeout_s: float = 10.0, *, needs_workers: bool
     Parameters
     ----------
     address : str or None
-        None for Dask's setting `scheduler-address`, as `distributed.Client()` takes it.
+        None for Dask's setting `scheduler-address`, which `distributed.Client()` uses too.
     timeout_s : float, optional
-        For it to answer [s].
+        Time that the scheduler may take to answer [s].
     needs_workers : bool, optional
-        Whether it is of no use without workers.
+        Whether to raise an error if the scheduler has no workers.
 
     Raises
     ------
     ClusterError
-        Nothing answers at `address` within `timeout_s`, the address makes no sense, or no worker is
-        there though one is needed.
+        No scheduler answers at `address` within `timeout_s`, the address is not valid, or the scheduler has
+        no workers although `needs_workers`.
     UsageError
-        There is no address, and no such setting.
+        There is neither an address nor the setting.
     """
     where = ""
     if address is None:
@@ -118,8 +135,7 @@ def _configured_address() -> str:
 
 
 async def _ask_who(address: str, timeout_s: float) -> str:
-    # A Client waits without limit for what accepts a connection and then says nothing of use, like a
-    # web server. Asking first, with a limit, finds that out.
+    # A Client waits forever for a server that accepts a connection and does not answer, like a web server.
     comm = await connect_comm(address, timeout=timeout_s, **Security().get_connection_args("client"))
     try:
         await comm.write({"op": "identity", "reply": True})
