@@ -72,10 +72,38 @@ MLP = ("run", "--model", "mlp.onnx", "--policy", "sequential")
         pytest.param(("run",), USAGE, "give either --dag NAME or --model FILE", id="neither DAG nor model"),
         pytest.param((*MLP, "--dag", "wide"), USAGE, "give either --dag", id="both DAG and model"),
         pytest.param(
-            ("run", *SMALL, "--workers", "0"), USAGE, "'--workers': 0 is not in the range", id="workers 0"
+            ("run", *SMALL, "--workers", "0"),
+            USAGE,
+            "--workers must be from 1 to 1,024 .*, got 0$",
+            id="workers 0",
+        ),
+        *(
+            pytest.param(arguments, USAGE, message, id=f"too many: {' '.join(arguments)}")
+            for arguments, message in [
+                (
+                    ("run", *SMALL, "--workers", "1000000000000"),
+                    r"--workers must be from 1 to 1,024 \(they share this host.*\), got 1,000,000,000,000$",
+                ),
+                (("calibrate", "--threads", "9999"), "--threads must be from 1 to 4,096 .*, got 9,999$"),
+                (
+                    ("bench", "run", "wide", "--workers", "999", "--threads", "9"),
+                    "--workers × --threads must be at most 4,096 .*, got 999 × 9$",
+                ),
+                (
+                    ("run", *SMALL, "--cluster", "slurm", "--jobs", "200000"),
+                    r"--jobs must be from 0 to 100,000 \(.*MaxJobCount.*\), got 200,000$",
+                ),
+                (
+                    ("bench", "run", "wide", "--cluster", "slurm", "--gpu-jobs", "200000"),
+                    "--gpu-jobs must be from 0 to 100,000 .*, got 200,000$",
+                ),
+            ]
         ),
         pytest.param(
-            ("run", *SMALL, "--threads", "-1"), USAGE, "'--threads': -1 is not", id="negative threads"
+            ("run", *SMALL, "--threads", "-1"),
+            USAGE,
+            "--threads must be from 1 to 4,096 .*, got -1$",
+            id="negative threads",
         ),
         pytest.param(
             ("run", "--dag", "wide", "--width", "-3"), USAGE, "--width is -3; it must", id="negative width"

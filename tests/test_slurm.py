@@ -92,7 +92,7 @@ def test_scaling_down_takes_the_jobs_that_have_not_started(tmp_path: Path) -> No
         assert client.run_on_scheduler(_times_computed, keys=keys) == [1] * 40
         with pytest.raises(UsageError, match=r"no jobs with GPUs.* a gpu_section"):
             cluster.scale(gpu_jobs=1)
-        with pytest.raises(UsageError, match="cannot have -1 jobs"):
+        with pytest.raises(UsageError, match="jobs must be a whole number from 0 up, got -1"):
             cluster.scale(jobs=-1)
 
 

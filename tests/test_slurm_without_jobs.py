@@ -43,13 +43,15 @@ def test_sections_are_named_as_on_the_command_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"gpu_jobs": -1}, "cannot have -1 jobs"),
-        ({"jobs": 2, "gpu_jobs": -1}, "cannot have -1 jobs"),
-        ({"jobs": -1}, "cannot have -1 jobs"),
-        ({"n": -1}, "cannot have -1 jobs"),
-        ({"cores": -4}, "cannot have -4 jobs"),
-        ({"jobs": 1.5}, "cannot have 1.5 jobs"),
-        ({"gpu_jobs": "2"}, "cannot have '2' jobs"),
+        ({"gpu_jobs": -1}, "jobs must be a whole number from 0 up, got -1"),
+        ({"jobs": 2, "gpu_jobs": -1}, "jobs must be a whole number from 0 up, got -1"),
+        ({"jobs": -1}, "jobs must be a whole number from 0 up, got -1"),
+        ({"n": -1}, "n must be a whole number from 0 up, got -1"),
+        ({"cores": -4}, "jobs must be from 0 to 100,000 .*, got -4"),
+        ({"jobs": 10**12}, r"jobs must be from 0 to 100,000 \(.* MaxJobCount.*\), got 1,000,000,000,000$"),
+        ({"memory": "1000 PiB"}, "jobs must be from 0 to 100,000 .*, got "),
+        ({"jobs": 1.5}, "jobs must be a whole number from 0 up, got 1.5"),
+        ({"gpu_jobs": "2"}, "jobs must be a whole number from 0 up, got '2'"),
     ],
     ids=str,
 )

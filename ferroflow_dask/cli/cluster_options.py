@@ -1,10 +1,11 @@
-"""Options of the commands that start a local cluster or connect to a running one."""
+"""Options of commands that start a local cluster or connect to a running one."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import wraps
 from typing import Any, TypeVar
 
 import click
@@ -19,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Duration(click.FloatRange):
-    """Durations above 0, of which neither infinity nor NaN is one.
+    """Finite durations above 0.
 
     Parameters
     ----------
@@ -38,11 +39,47 @@ class Duration(click.FloatRange):
         return number
 
 
+class Count(click.IntRange):
+    """Whole numbers of things that a command starts, with a limit.
+
+    Parameters
+    ----------
+    least, most : int
+    reason : str
+        Reason for the limit.
+    """
+
+    def __init__(self, least: int, most: int, reason: str) -> None:
+        super().__init__(min=least, max=most)
+        self._allowed = range(least, most + 1)
+        self._told = f"from {least:,} to {most:,} ({reason})"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number that a text is."""
+        number = click.INT.convert(value, param, ctx)
+        if number not in self._allowed:
+            name = value if param is None else max(param.opts, key=len)
+            raise UsageError(f"{name} must be {self._told}, got {number:,}")
+        return number
+
+
+#: Largest local clusters. Hosts with more than a thousand cores are rare.
+_MOST_WORKERS, _MOST_THREADS = 1024, 4096
+_ONE_HOST = "they share this host; --connect and --cluster slurm use others"
+
 _workers_option = cluster_option(
-    "--workers", type=click.IntRange(min=1), default=4, show_default=True, help="Local workers to start."
+    "--workers",
+    type=Count(1, _MOST_WORKERS, _ONE_HOST),
+    default=4,
+    show_default=True,
+    help=f"Local workers to start, at most {_MOST_WORKERS:,}.",
 )
 threads_option = cluster_option(
-    "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Threads of each worker."
+    "--threads",
+    type=Count(1, _MOST_THREADS, _ONE_HOST),
+    default=1,
+    show_default=True,
+    help=f"Threads of each worker, at most {_MOST_THREADS:,} in all.",
 )
 _processes_option = cluster_option(
     "--processes/--no-processes", default=True, show_default=True, help="One process for each worker."
@@ -82,7 +119,17 @@ def client_of(address: str | None, timeout_s: float) -> Iterator[Client]:
 
 def size_options(function: F) -> F:
     """Add the options that give the size of a local cluster."""
-    return _workers_option(threads_option(_processes_option(function)))
+
+    @wraps(function)
+    def with_size(*, workers: int, threads: int, **others: Any) -> Any:
+        if workers * threads > _MOST_THREADS:
+            raise UsageError(
+                f"--workers × --threads must be at most {_MOST_THREADS:,} ({_ONE_HOST}), "
+                f"got {workers:,} × {threads:,}"
+            )
+        return function(workers=workers, threads=threads, **others)
+
+    return _workers_option(threads_option(_processes_option(with_size)))  # type: ignore[return-value]
 
 
 def is_given(name: str) -> bool:

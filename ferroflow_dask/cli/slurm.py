@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 from distributed import Client
 
-from ferroflow_dask.cli.cluster_options import Duration, refuse_given, refuse_local_sizes
+from ferroflow_dask.cli.cluster_options import Count, Duration, refuse_given, refuse_local_sizes
 from ferroflow_dask.cli.sections import slurm_option
 from ferroflow_dask.deploy import (
     DEFAULT_SECTION,
@@ -23,6 +23,7 @@ from ferroflow_dask.deploy import (
     slurm_template,
 )
 from ferroflow_dask.deploy.interrupts import interrupts_deferred
+from ferroflow_dask.deploy.slurm.kinds import MOST_JOBS, MOST_JOBS_REASON
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.scheduler import check_workers
 
@@ -156,6 +157,7 @@ def _default_section(config_file: str | None) -> str:
     return section
 
 
+_JOBS = Count(0, MOST_JOBS, MOST_JOBS_REASON)
 _OPTIONS = (
     slurm_option(
         "--cluster",
@@ -165,14 +167,16 @@ _OPTIONS = (
         help="Where workers run: local, or slurm, in jobs as jobqueue.yaml describes them.",
     ),
     slurm_option(
-        "--jobs", type=click.IntRange(min=0), help="Jobs to submit.  [default: 1; 0 with --gpu-jobs]"
+        "--jobs",
+        type=_JOBS,
+        help=f"Jobs to submit, at most {MOST_JOBS:,}.  [default: 1; 0 with --gpu-jobs]",
     ),
     slurm_option(
         "--gpu-jobs",
-        type=click.IntRange(min=0),
+        type=_JOBS,
         default=0,
         show_default=True,
-        help="Jobs with GPUs to submit.",
+        help=f"Jobs with GPUs to submit, at most {MOST_JOBS:,}.",
     ),
     slurm_option(
         "--config",

@@ -12,6 +12,10 @@ import dask
 from ferroflow_dask.counts import as_count
 from ferroflow_dask.exceptions import UsageError
 
+#: Jobs of a cluster.
+MOST_JOBS = 100_000
+MOST_JOBS_REASON = "Slurm's own default limit, MaxJobCount, is 10,000"
+
 
 @dataclass(frozen=True, slots=True)
 class JobKind:
@@ -50,9 +54,9 @@ class JobKind:
         cores: int | None = None,
     ) -> int | None:
         """Return the number of jobs that together have what is given; None if nothing is given."""
-        for number in (n, jobs):
+        for name, number in (("n", n), ("jobs", jobs)):
             if number is not None and as_count(number) is None:
-                raise UsageError(f"a cluster cannot have {number!r} jobs or workers")
+                raise UsageError(f"{name} must be a whole number from 0 up, got {number!r}")
         numbers = [] if jobs is None else [jobs]
         if n is not None:
             numbers.append(math.ceil(n / self.processes))
@@ -61,8 +65,9 @@ class JobKind:
             numbers.append(math.ceil(dask.utils.parse_bytes(memory) / each))
         if cores is not None:
             numbers.append(math.ceil(cores / self.arguments["cores"]))
-        if any(number < 0 for number in numbers):
-            raise UsageError(f"a cluster cannot have {min(numbers)} jobs")
+        for number in numbers:
+            if not 0 <= number <= MOST_JOBS:
+                raise UsageError(f"jobs must be from 0 to {MOST_JOBS:,} ({MOST_JOBS_REASON}), got {number:,}")
         return max(numbers, default=None)
 
 
