@@ -85,8 +85,10 @@ def test_a_local_run_ends_in_one_line(when: str, to: str, number: signal.Signals
 
 @pytest.mark.cluster
 @pytest.mark.usefixtures("slurm")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("when", ["submitted", "is_computing"])
+@pytest.mark.parametrize(
+    ("when", "number"),
+    [("submitted", signal.SIGINT), ("is_computing", signal.SIGINT), ("is_computing", signal.SIGTERM)],
+)
 def test_a_slurm_run_cancels_its_jobs_and_ends_in_one_line(
     tmp_path: Path, when: str, number: signal.Signals
 ) -> None:

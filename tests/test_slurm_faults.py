@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import dask
 import pytest
@@ -115,14 +116,36 @@ def test_the_walltime_ends_in_mid_run(tmp_path: Path) -> None:
 class TestTraps:
     """Each trap of `dask_jobqueue.SLURMCluster`, seen there first."""
 
-    def test_a_lost_job_of_several_workers_is_never_replaced(self, tmp_path: Path) -> None:
-        # Ours: test_a_job_that_is_cancelled_in_mid_run[2].
-        with plain(tmp_path, **TWO_WORKERS) as cluster, client_of(cluster) as client:
-            cluster.adapt(minimum_jobs=1, maximum_jobs=1, interval="200ms")
-            assert soon(lambda: n_workers(client) == 2)
-            ask("scancel", *job_ids(cluster))
-            assert soon(lambda: n_workers(client) == 0)
-            assert not soon(lambda: n_workers(client) == 2, _REPLACED_S)
+    def test_lost_jobs_and_workers_are_never_replaced(self, tmp_path: Path) -> None:
+        with ExitStack() as stack:
+            cases: dict[str, dict[str, Any]] = {
+                # The first one that is waited for, as it leaves by itself.
+                # Ours: test_workers_that_leave_before_the_walltime_ends.
+                "scale, at the end of a lifetime": {"worker_extra_args": ["--lifetime", "8s"]},
+                # Ours: test_a_job_that_is_cancelled_in_mid_run[2].
+                "adapt with several workers": TWO_WORKERS,
+                # Ours: test_a_job_that_is_cancelled_in_mid_run[1].
+                "scale": {},
+            }
+            clusters = {
+                name: stack.enter_context(plain(tmp_path, job_name=f"lost-{i}", **arguments))
+                for i, (name, arguments) in enumerate(cases.items())
+            }
+            clients = {name: stack.enter_context(client_of(cluster)) for name, cluster in clusters.items()}
+            for name, cluster in clusters.items():
+                if name.startswith("adapt"):
+                    cluster.adapt(minimum_jobs=1, maximum_jobs=1, interval="200ms")
+                else:
+                    cluster.scale(jobs=1)
+            for name, client in clients.items():
+                wanted = cases[name].get("processes", 1)
+                assert soon(lambda client=client, wanted=wanted: n_workers(client) == wanted), name
+            for name, cluster in clusters.items():
+                if "lifetime" not in name:
+                    ask("scancel", *job_ids(cluster))
+            for name, client in clients.items():
+                assert soon(lambda client=client: n_workers(client) == 0), name
+            assert not soon(lambda: any(map(n_workers, clients.values())), _REPLACED_S)
 
     def test_adapt_gives_up_jobs_whose_results_are_held(self, tmp_path: Path) -> None:
         # Ours: test_adapt_comes_and_goes_in_whole_jobs_and_keeps_what_is_held.
@@ -148,15 +171,6 @@ class TestTraps:
             names = {str(worker["name"]) for worker in cluster.scheduler_info["workers"].values()}
             assert names == cluster.plan
 
-    def test_a_dead_job_is_not_replaced_under_scale(self, tmp_path: Path) -> None:
-        # Ours: test_a_job_that_is_cancelled_in_mid_run[1].
-        with plain(tmp_path) as cluster, client_of(cluster) as client:
-            cluster.scale(jobs=1)
-            assert soon(lambda: n_workers(client) == 1)
-            ask("scancel", *job_ids(cluster))
-            assert soon(lambda: n_workers(client) == 0)
-            assert not soon(lambda: n_workers(client) == 1, _REPLACED_S)
-
     def test_a_refused_job_is_only_logged_and_breaks_close(self, tmp_path: Path) -> None:
         broken = ExitStack()
         cluster = broken.enter_context(plain(tmp_path, queue="nowhere"))
@@ -168,14 +182,3 @@ class TestTraps:
             with pytest.raises(ClusterError, match="invalid partition"):
                 cluster.scale(jobs=1)
             assert not cluster.worker_spec
-
-    def test_workers_whose_lifetime_is_over_are_not_replaced_under_scale(self, tmp_path: Path) -> None:
-        # Ours: test_workers_that_leave_before_the_walltime_ends.
-        with (
-            plain(tmp_path, worker_extra_args=["--lifetime", "8s"]) as cluster,
-            client_of(cluster) as client,
-        ):
-            cluster.scale(jobs=1)
-            assert soon(lambda: n_workers(client) == 1)
-            assert soon(lambda: n_workers(client) == 0)
-            assert not soon(lambda: n_workers(client) == 1, _REPLACED_S)
