@@ -22,9 +22,11 @@ from ferroflow_dask.kernels import evaluate
 SHAPE = Shape(2, 1, processes=False)
 
 
-@pytest.mark.parametrize("dag", ["wide", "transformer", "matmul-parallel"])
-def test_threads_compute_what_one_after_another_gives(dag: str) -> None:
-    graph = generate_graph(dag, seed=3)
+@pytest.mark.parametrize(
+    ("dag", "sizes"), [("wide", {}), ("transformer", {"d_model": 64}), ("matmul-parallel", {"m": 64})]
+)
+def test_threads_compute_what_one_after_another_gives(dag: str, sizes: dict[str, Any]) -> None:
+    graph = generate(dag, seed=3, **sizes)
     with Threads(SHAPE) as threads:
         outputs, seconds = threads.compute(graph, threads.place(graph))
     expected = evaluate(graph)

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from command_line import assert_one_line
 from models import mlp
-from real_slurm import ask, queue
+from real_slurm import ask, queue, states
 from slurm_clusters import client_of, n_workers, no_jobs, ours, sections, soon
 
 import ferroflow_dask
@@ -302,14 +302,16 @@ def test_srun_example(tmp_path: Path) -> None:
     script = Path(__file__).parents[1] / "examples" / "srun.sh"
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(
-        ["sbatch", "--wait", "--ntasks=4", f"--output={tmp_path}/out.txt", str(script)],
+        ["sbatch", "--parsable", "--ntasks=4", f"--output={tmp_path}/out.txt", str(script)],
         cwd=tmp_path,
         env=environment,
         capture_output=True,
         text=True,
-        check=False,
+        check=True,
         timeout=120,
     )
+    job = done.stdout.strip()
+    assert soon(lambda: job not in queue(), 120)  # `sbatch --wait` would look ever less often
     told = (tmp_path / "out.txt").read_text()
-    assert done.returncode == 0, f"{done.stderr}\n{told}"
+    assert states()[job] == "COMPLETED", told
     assert re.search(r"204 ops in \d\.\d+ s on 2 workers", told)
