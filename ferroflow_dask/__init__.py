@@ -12,8 +12,8 @@ from ferroflow_dask import config as _config
 if TYPE_CHECKING:
     from ferroflow_dask.cluster_profile import ClusterProfile
     from ferroflow_dask.deploy.calibration import calibrate
-    from ferroflow_dask.deploy.jobqueue import slurm_cluster
     from ferroflow_dask.deploy.optimize import optimizations, optimize, optimize_graph
+    from ferroflow_dask.deploy.slurm.start import slurm_cluster
     from ferroflow_dask.devices.workers import use_gpus
     from ferroflow_dask.exceptions import FerroflowError
     from ferroflow_dask.graph.ir import Graph
@@ -54,7 +54,7 @@ __all__ = [
 _MODULES = {
     "cluster_profile": ["ClusterProfile"],
     "deploy.calibration": ["calibrate"],
-    "deploy.jobqueue": ["slurm_cluster"],
+    "deploy.slurm.start": ["slurm_cluster"],
     "deploy.optimize": ["optimizations", "optimize", "optimize_graph"],
     "exceptions": ["FerroflowError"],
     "graph.ir": ["Graph"],

@@ -11,7 +11,6 @@ import asyncio
 import functools
 import importlib
 import inspect
-import logging
 import pkgutil
 import sys
 from collections import Counter
@@ -31,7 +30,6 @@ import ferroflow_dask.scheduler
 from ferroflow_dask.device_reports import DEVICES_TOPIC
 from ferroflow_dask.scheduler import FerroflowPlugin, FerroflowStealing, metrics
 from ferroflow_dask.scheduler import plugin as plugin_module
-from ferroflow_dask.scheduler.batching.scheduler import TOPIC as BATCHING_TOPIC
 from ferroflow_dask.scheduler.inlining.worker import RESULT
 from ferroflow_dask.scheduler.inlining.worker import TOPIC as INLINING_TOPIC
 from ferroflow_dask.scheduler.plugin import install_on
@@ -199,9 +197,7 @@ def inventory(scheduler: Any) -> dict[str, object]:
         "periodic callbacks": {
             name: callback.callback_time for name, callback in scheduler.periodic_callbacks.items()
         },
-        "subscriptions": {
-            (name, who) for name, topic in broker._topics.items() for who in topic.subscribers
-        },
+        "subscriptions": {(name, who) for name, topic in broker._topics.items() for who in topic.subscribers},
         "worker plugins": sorted(scheduler.worker_plugins),
         "saturation": scheduler.WORKER_SATURATION,
         "intervals of workers' streams": {_interval(stream) for stream in scheduler.stream_comms.values()},
@@ -217,7 +213,9 @@ _OF_THE_HARNESS = frozenset({"_no_workers_since"})
 
 
 def _rules(application: Any) -> list[Any]:
-    return [] if application is None else [r for g in application.default_router.rules for r in g.target.rules]
+    return (
+        [] if application is None else [r for g in application.default_router.rules for r in g.target.rules]
+    )
 
 
 def _interval(stream: Any) -> object:
@@ -485,7 +483,9 @@ class Run:
         scheduler: Any = self.cluster.scheduler
         ts = scheduler.tasks[key]
         if ts.processing_on is not None:
-            scheduler.handle_long_running(key, ts.processing_on.address, ts.run_id, 0.001, stimulus_id="secede")
+            scheduler.handle_long_running(
+                key, ts.processing_on.address, ts.run_id, 0.001, stimulus_id="secede"
+            )
 
     def _add_client(self) -> None:
         scheduler: Any = self.cluster.scheduler

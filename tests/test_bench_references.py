@@ -26,7 +26,7 @@ SHAPE = Shape(2, 1, processes=False)
     ("dag", "sizes"), [("wide", {}), ("transformer", {"d_model": 64}), ("matmul-parallel", {"m": 64})]
 )
 def test_threads_compute_what_one_after_another_gives(dag: str, sizes: dict[str, Any]) -> None:
-    graph = generate(dag, seed=3, **sizes)
+    graph = generate_graph(dag, seed=3, **sizes)
     with Threads(SHAPE) as threads:
         outputs, seconds = threads.compute(graph, threads.place(graph))
     expected = evaluate(graph)

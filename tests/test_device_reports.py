@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 from distributed import Client, Worker
-from ferroflow_dask.plugin.device_reports import DEVICE_METRIC, DeviceTotals, report_of
-from ferroflow_dask.plugin.devices import DeviceSpec, use_devices
 from in_charge import cluster_of, scheduler_of, until
 
-from ferroflow_dask.devices.workers import device_usage
+from ferroflow_dask.device_reports import DEVICE_METRIC, DeviceTotals, report_of
+from ferroflow_dask.devices.workers import DeviceSpec, device_usage, use_devices
 from ferroflow_dask.graph import generate_graph
 from ferroflow_dask.lowering import bind_graph, place
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from ferroflow_dask.policy.threshold import AdaptiveThreshold
 from pure_policy import Cluster, ferroflow, steals
 
 from ferroflow_dask.policy import make_policy
 from ferroflow_dask.policy.events import GraphArrived, StealConfirmed, StealRefused, WorkerIdle, WorkerLeft
-from ferroflow_dask.policy.threshold import AdaptiveThreshold
 
 
 def test_an_idle_worker_takes_half_of_the_surplus_by_time() -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from ferroflow_dask.policy.threshold import AdaptiveThreshold
 
 from ferroflow_dask.policy import ClusterView, TaskView
-from ferroflow_dask.policy.threshold import AdaptiveThreshold
 
 
 def cluster(nthreads: int, *keys: str) -> ClusterView:

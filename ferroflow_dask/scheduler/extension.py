@@ -161,9 +161,7 @@ class FerroflowStealing(WorkStealing):
         self._idle_workers = IdleWorkers(
             scheduler, self.view, self._steal_for, self._may_steal, self.ask_pass
         )
-        self._passes = Passes(
-            scheduler.loop, self._pass, self._idle_workers.n_hopeful, clock, self.guard
-        )
+        self._passes = Passes(scheduler.loop, self._pass, self._idle_workers.n_hopeful, clock, self.guard)
         self._task_events = TaskEvents(
             self.view,
             clock,
@@ -323,7 +321,8 @@ class FerroflowStealing(WorkStealing):
 
     @_guarded
     def _transition(self, key: Key, start: str, finish: str, details: dict[str, Any], steal: Any) -> None:
-        self._task_events.changed(self.scheduler.tasks.get(key), key, start, finish, details, steal)
+        ts = self.scheduler.tasks.get(key)
+        self._task_events.changed(ts, key, start, finish, details=details, steal=steal)
 
     @_guarded
     def log_event(self, topic: str, msg: Any) -> None:

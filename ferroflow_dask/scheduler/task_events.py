@@ -77,7 +77,14 @@ class TaskEvents:
         self._ask_pass = ask_pass
 
     def changed(
-        self, ts: TaskState | None, key: Key, start: str, finish: str, details: dict[str, Any], steal: Any
+        self,
+        ts: TaskState | None,
+        key: Key,
+        start: str,
+        finish: str,
+        *,
+        details: dict[str, Any],
+        steal: Any,
     ) -> None:
         """Follow a transition.
 

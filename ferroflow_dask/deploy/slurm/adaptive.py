@@ -14,6 +14,7 @@ from distributed.deploy.adaptive import Adaptive
 
 from ferroflow_dask.counts import checked_count
 from ferroflow_dask.deploy.slurm.kinds import JobKind, kind_of
+from ferroflow_dask.device_reports import GPU_RESOURCE
 from ferroflow_dask.exceptions import UsageError
 
 if TYPE_CHECKING:
