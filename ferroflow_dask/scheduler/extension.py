@@ -32,7 +32,6 @@ from ferroflow_dask.scheduler.network import NetworkView
 from ferroflow_dask.scheduler.placement import Placement
 from ferroflow_dask.scheduler.queue_bypass import QueueBypass
 from ferroflow_dask.scheduler.queue_depth import QueueDepth
-from ferroflow_dask.scheduler.repricing import Repricing
 from ferroflow_dask.scheduler.settings import configured_policy
 from ferroflow_dask.scheduler.steal_protocol import StealProtocol
 from ferroflow_dask.scheduler.task_events import TaskEvents
@@ -133,7 +132,6 @@ class FerroflowStealing(WorkStealing):
         self._queue_bypass = QueueBypass(
             scheduler, self.task_views.known_cost, learned.costs.nbytes, self.policy.places_queued
         )
-        self._repricing = Repricing(learned.costs, self.view.reprice)
         self._network = NetworkView(scheduler, self.view)
         self._queue_depth = QueueDepth(scheduler, learned, _MESSAGES * latency_s)
         self._steal_protocol = StealProtocol(
@@ -171,7 +169,6 @@ class FerroflowStealing(WorkStealing):
             steals=self._steal_protocol,
             queue_bypass=self._queue_bypass,
             queue_depth=self._queue_depth,
-            repricing=self._repricing,
             messages=self.messages,
             ask_pass=self.ask_pass,
         )
@@ -192,7 +189,7 @@ class FerroflowStealing(WorkStealing):
                 if ts not in ws.long_running:
                     task = self.task_views(ts)
                     self.view.assign(task, ws.address, self.clock())
-                    self._task_events.sent(ts, task)
+                    self._queue_bypass.sent(task)
         depth = CallChange("Scheduler.WORKER_SATURATION", lambda: None, self._queue_depth.restore)
         self.changes.make(depth)
         for change in _distributed.placement_changes(self.scheduler, self._decide_worker, self._passes_queue):
@@ -357,7 +354,6 @@ class FerroflowStealing(WorkStealing):
             self.view.release(key)
         self.placement.planned.clear()
         self._queue_bypass.clear()
-        self._repricing.clear()
         self.messages.clear()
 
     # Methods that the scheduler and distributed's stealing call by name
@@ -499,7 +495,6 @@ class FerroflowStealing(WorkStealing):
         return {
             "are in the view": list(self.view.assigned),
             "are planned": list(self.placement.planned),
-            "may be repriced": self._repricing.keys(),
             "count for the queue bypass": self._queue_bypass.keys(),
             "are prefetched": self.messages.prefetch.keys(),
         }

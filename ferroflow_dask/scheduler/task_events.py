@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dask.typing import Key
 
 from ferroflow_dask.annotations import GPU, KIND_ANNOTATION, RANK_ANNOTATION
-from ferroflow_dask.policy import ClusterView, TaskView
+from ferroflow_dask.policy import ClusterView
 from ferroflow_dask.policy.events import TaskFinished
 from ferroflow_dask.scheduler.task_view import declared_cost
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ferroflow_dask.scheduler.placement import Placement
     from ferroflow_dask.scheduler.queue_bypass import QueueBypass
     from ferroflow_dask.scheduler.queue_depth import QueueDepth
-    from ferroflow_dask.scheduler.repricing import Repricing
     from ferroflow_dask.scheduler.steal_protocol import StealProtocol
     from ferroflow_dask.scheduler.worker_messages import WorkerMessages
 
@@ -43,7 +42,6 @@ class TaskEvents:
     steals : StealProtocol
     queue_bypass : QueueBypass
     queue_depth : QueueDepth
-    repricing : Repricing
     messages : WorkerMessages
     ask_pass : callable
         Asks for a pass over idle workers after the present transitions.
@@ -60,7 +58,6 @@ class TaskEvents:
         steals: StealProtocol,
         queue_bypass: QueueBypass,
         queue_depth: QueueDepth,
-        repricing: Repricing,
         messages: WorkerMessages,
         ask_pass: Callable[[], None],
     ) -> None:
@@ -72,7 +69,6 @@ class TaskEvents:
         self._steals = steals
         self._queue_bypass = queue_bypass
         self._queue_depth = queue_depth
-        self._repricing = repricing
         self._messages = messages
         self._ask_pass = ask_pass
 
@@ -119,14 +115,8 @@ class TaskEvents:
             reason = "by Dask: from its queue, or by restrictions or preferences"
             self._decisions.note(ts.key, "placed", ws.address, reason)
             self._view.assign(self._placement.task_views(ts), ws.address, self._clock())
-        self.sent(ts, self._view.assigned[ts.key][0])
+        self._queue_bypass.sent(self._view.assigned[ts.key][0])
         self._ask_pass()
-
-    def sent(self, ts: TaskState, task: TaskView) -> None:
-        """Note that a task is on a worker."""
-        self._queue_bypass.sent(task)
-        if not task.has_cost:
-            self._repricing.sent(ts)
 
     def _left_processing(
         self, ts: TaskState, finish: str, details: dict[str, Any], steal: InFlightInfo | None
@@ -134,13 +124,11 @@ class TaskEvents:
         """Do everything that follows when a task leaves its worker, in this order.
 
         1. A steal in flight is aborted: the task was the victim's all the time.
-        2. The task's group loses it from the tasks to be repriced.
-        3. If it finished: the view learns the transfer time, and the worker's speed from the duration; the
-        cost
-           model learns the duration and the size. Durations on devices are reported separately.
-        4. The view's queue of the worker and the queue bypass drop the task.
-        5. If it finished: its group is repriced, the round trip is measured, and the policy gets the event.
-        6. A pass over idle workers is asked for.
+        2. If it finished: the view learns the transfer time, and the worker's speed from the duration; the
+           cost model learns the duration and the size. Durations on devices are reported separately.
+        3. The view's queue of the worker and the queue bypass drop the task.
+        4. If it finished: the round trip is measured, and the policy gets the event.
+        5. A pass over idle workers is asked for.
         """
         if steal is not None:
             self._steals.overtaken(ts, steal["victim"])
@@ -151,7 +139,6 @@ class TaskEvents:
                 spent_s += span["stop"] - span["start"]
             elif span["action"] == "transfer":
                 fetched_s += span["stop"] - span["start"]
-        self._repricing.left(ts)
         if finish == "memory":
             self._view.observe_transfer(ts.key, fetched_s)
             if not self._is_reported_later(ts, details["worker"]):
@@ -161,7 +148,6 @@ class TaskEvents:
         self._view.finish(ts.key, self._clock())
         self._queue_bypass.left(ts.key)
         if finish == "memory":
-            self._repricing.finished(ts)
             if spans:
                 thread = (details["worker"], details.get("thread") or 0)
                 has_waited = ts.key not in self._messages.prefetch.early
