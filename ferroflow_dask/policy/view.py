@@ -206,16 +206,13 @@ class ClusterView(LoadOrder):
         worker.due_nbytes += task.output_bytes
         self.assigned[task.key] = (task, worker)
 
-    def observe(self, key: Key, seconds: float, expected_s: float | None = None) -> None:
-        """Learn from how long a task that is in a queue has taken [s].
-
-        Its worker is judged by what was expected, which is the task's cost unless something else is.
-        """
+    def observe(self, key: Key, seconds: float) -> None:
+        """Learn a worker's speed from the duration of one of its tasks [s] and the task's cost."""
         entry = self.assigned.get(key)
         if entry is None or entry[0].is_guess:
             return
         task, worker = entry
-        self._paces.record(worker.key, task.cost_s if expected_s is None else expected_s, seconds)
+        self._paces.record(worker.key, task.cost_s, seconds)
         self._update_speed(worker)
         # The median of all workers may have moved. A worker that is thought slow may get no tasks, and would
         # stay slow for ever; one of them at a time keeps this O(log P).

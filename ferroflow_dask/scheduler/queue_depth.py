@@ -118,15 +118,16 @@ class QueueDepth:
 
     def _ahead(self, ts: TaskState) -> int:
         # A task behind a long one cannot run elsewhere at once.
-        duration_s, nbytes = self._learned.costs.longest_but_one(ts) or (_LONGEST_S, 0.0)
-        if duration_s > self.round_trip_s:
+        duration_s = _distributed.prefix_average(ts)
+        if duration_s is None or duration_s > self.round_trip_s:
             return 0
         # Whole tasks, so that small changes of the mean change nothing.
         ahead = min(_MOST_AHEAD, math.ceil(self.round_trip_s / max(duration_s, _SHORTEST_S)))
         # Results that are read soon must not be made faster than they are read, or they pile up.
         if _distributed.is_used_soon(ts, ahead):
             return 0
-        return min(ahead, int(_MOST_AHEAD_NBYTES / nbytes)) if nbytes > 0 else ahead
+        nbytes = self._learned.costs.nbytes(ts)
+        return min(ahead, int(_MOST_AHEAD_NBYTES / nbytes)) if nbytes else ahead
 
     def restore(self) -> None:
         """Set the configured number."""

@@ -10,7 +10,6 @@ from dask.typing import Key
 from ferroflow_dask.annotations import GPU, KIND_ANNOTATION, RANK_ANNOTATION
 from ferroflow_dask.policy import ClusterView
 from ferroflow_dask.policy.events import TaskFinished
-from ferroflow_dask.scheduler.task_view import declared_cost
 
 if TYPE_CHECKING:
     from distributed.scheduler import TaskState
@@ -142,8 +141,7 @@ class TaskEvents:
         if finish == "memory":
             self._view.observe_transfer(ts.key, fetched_s)
             if not self._is_reported_later(ts, details["worker"]):
-                expected_s = self._costs.usual(ts) if declared_cost(ts) is None else None
-                self._view.observe(ts.key, spent_s, expected_s)
+                self._view.observe(ts.key, spent_s)
                 self._costs.record(ts, spent_s, details["nbytes"])
         self._view.finish(ts.key, self._clock())
         self._queue_bypass.left(ts.key)

@@ -205,15 +205,15 @@ class TaskViews:
     def __call__(self, ts: TaskState) -> TaskView:
         """Return the view of a task as it is now.
 
-        Its cost is the declared one, else the one learned for its kind, else the one expected from its group
-        and prefix, else Dask's default.
+        Its cost is the declared one, else the one learned for its kind, else Dask's average of its prefix,
+        else Dask's default.
         """
         cost = self.known_cost(ts)
         rank = _rank(ts)
         costs_s = self._costs_by_kind(ts, cost)
         if cost is None and costs_s:
             cost = min(costs_s.values())
-        expected_s = self._costs.expected(ts) if cost is None else cost
+        expected_s = _distributed.prefix_average(ts) if cost is None else cost
         held: dict[str, int] = {}
         coming: dict[str, int] = {}
         n_held: dict[str, int] = {}
