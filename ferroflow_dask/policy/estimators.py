@@ -1,4 +1,4 @@
-"""Estimators: how much longer messages and transfers take than expected, and how fast workers are."""
+"""Estimators: how late workers answer, and how fast workers are."""
 
 from __future__ import annotations
 
@@ -7,11 +7,6 @@ from collections import deque
 from collections.abc import Hashable
 from math import exp2, log2
 
-#: Weight of earlier transfers when a new one is measured, and the weight of the prior [s].
-_TRANSFERS_KEPT = 0.9
-_FIRST_GUESS_S = 0.01
-#: Bounds of the ratio of measured to expected transfer times.
-_LEAST_SLOWNESS, _MOST_SLOWNESS = 1.0, 20.0
 #: Largest delay that one answer counts for [s]: a task that holds the interpreter lock delays its worker's
 #: answer.
 _LATEST_S = 0.05
@@ -26,26 +21,6 @@ _ENOUGH = 3
 _SHORTEST_S = 2e-3
 #: Bound on the pace of one task, in octaves: durations of one prefix may have a long tail.
 _MOST_OCTAVES = 5.0
-
-
-class Transfers:
-    """Ratio of measured to expected transfer times; serialization makes transfers slower than the link."""
-
-    def __init__(self) -> None:
-        self._took_s = self._expected_s = _FIRST_GUESS_S
-
-    @property
-    def slowness(self) -> float:
-        """Ratio of measured to expected transfer times."""
-        return min(max(self._took_s / self._expected_s, _LEAST_SLOWNESS), _MOST_SLOWNESS)
-
-    def record(self, seconds: float, expected_s: float) -> None:
-        """Learn from a transfer: its measured and its expected time [s].
-
-        Sums are compared: a transfer for several tasks is reported with one of them only.
-        """
-        self._took_s = _TRANSFERS_KEPT * self._took_s + seconds
-        self._expected_s = _TRANSFERS_KEPT * self._expected_s + expected_s
 
 
 class Answers:

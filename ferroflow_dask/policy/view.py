@@ -11,7 +11,7 @@ from collections import OrderedDict
 from itertools import islice
 from math import inf
 
-from ferroflow_dask.policy.estimators import Answers, Paces, Transfers
+from ferroflow_dask.policy.estimators import Answers, Paces
 from ferroflow_dask.policy.load_order import LoadOrder
 from ferroflow_dask.policy.state import Key, Priority, TaskView, WorkerKey, WorkerView
 
@@ -37,19 +37,14 @@ class ClusterView(LoadOrder):
         Between two workers, of different hosts where there are several [B/s].
     latency_s : float
         From a decision to its effect on a worker [s].
-    transfers : Transfers, optional
-        What was learned of transfers before.
     """
 
-    def __init__(
-        self, bandwidth: float = 1e8, latency_s: float = 1e-3, transfers: Transfers | None = None
-    ) -> None:
+    def __init__(self, bandwidth: float = 1e8, latency_s: float = 1e-3) -> None:
         super().__init__()
         self.bandwidth = bandwidth
         #: Between two workers of one host [B/s].
         self.host_bandwidth = bandwidth
         self.latency_s = latency_s
-        self._transfers = Transfers() if transfers is None else transfers
         # Of requests for a steal.
         self._answers = Answers()
         self._paces = Paces()
@@ -77,20 +72,13 @@ class ClusterView(LoadOrder):
             return inline_s + spill_s
         incoming_s = self._sent_s(there.incoming_nbytes, there.near_part * there.incoming_nbytes)
         fetch_s = inline_s + spill_s + max(0.0, incoming_s - there.wait_s)
-        if missing > 0:
-            fetch_s += self.transfer_slowness * self._foreseen_fetch_s(task, there, missing)
-        return fetch_s
-
-    @property
-    def transfer_slowness(self) -> float:
-        """How many times as long as the bandwidth says transfers take; learned."""
-        return self._transfers.slowness
+        return fetch_s + self._fetch_s(task, there, missing) if missing > 0 else fetch_s
 
     def _inline_s(self, task: TaskView, worker: WorkerKey) -> float:
         n_missing = task.n_inlined - task.inlined.get(worker, 0)
         return (1 + n_missing * _INLINE_WORK) * self.latency_s if n_missing else 0.0
 
-    def _foreseen_fetch_s(self, task: TaskView, worker: WorkerView, missing: int) -> float:
+    def _fetch_s(self, task: TaskView, worker: WorkerView, missing: int) -> float:
         fetch_s = (_FETCH_MESSAGES + _FETCH_WORK * task.n_peers(worker.key)) * self.latency_s
         return fetch_s + self._sent_s(missing, task.near_bytes(worker))
 
@@ -231,21 +219,6 @@ class ClusterView(LoadOrder):
                 del self._unusual[worker.key]
             else:
                 self._unusual[worker.key] = None
-
-    def observe_transfer(self, key: Key, seconds: float) -> None:
-        """Learn from how long a worker has fetched for a task that is in its queue [s].
-
-        What is fetched in one go for several tasks is told for one of them; for the others that is 0.
-        Nothing is learned from those that lacked nothing, unless they were told for others.
-        """
-        entry = self.assigned.get(key)
-        if entry is None:
-            return
-        task, worker = entry
-        missing = task.missing_bytes(worker.key)
-        if missing > 0 or seconds > 0:
-            foreseen_s = self._foreseen_fetch_s(task, worker, missing) if missing > 0 else 0.0
-            self._transfers.record(seconds, foreseen_s)
 
     def observe_answer(self, key: Key, now: float) -> None:
         """Learn from how long the answer to a request for a task that is in a queue has taken.

@@ -15,7 +15,6 @@ from weakref import WeakKeyDictionary
 
 from ferroflow_dask.annotations import KIND_ANNOTATION
 from ferroflow_dask.bundling.sequence import bundle_in
-from ferroflow_dask.policy.estimators import Transfers
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
@@ -135,13 +134,11 @@ class Learned:
     Parameters
     ----------
     costs : CostModel
-    transfers : Transfers
     round_trip_s : float or None
         Time from the end of a task to the start of the next one that is sent for it [s]; None until measured.
     """
 
     costs: CostModel = field(default_factory=CostModel)
-    transfers: Transfers = field(default_factory=Transfers)
     round_trip_s: float | None = None
 
 

@@ -116,7 +116,7 @@ class FerroflowStealing(WorkStealing):
         learned = learned_on(scheduler) if learned is None else learned
         latency_s = config.get_seconds("latency") if latency_s is None else latency_s
         self.costs = learned.costs
-        self.view = ClusterView(latency_s=latency_s, transfers=learned.transfers)
+        self.view = ClusterView(latency_s=latency_s)
         self.decisions = DecisionLog(clock)
         self.device_totals = DeviceTotals()
         self.messages = WorkerMessages(
@@ -483,10 +483,6 @@ class FerroflowStealing(WorkStealing):
             "slots_per_thread": ("Queued tasks sent to each thread", self.scheduler.WORKER_SATURATION),
             "slow_workers": ("Workers slower than usual", sum(worker.speed < 1 for worker in workers)),
             "steal_seconds": ("From a steal's request to the task's start", self.view.steal_s(self.clock())),
-            "transfer_slowness": (
-                "Ratio of measured to expected transfer times",
-                self.view.transfer_slowness,
-            ),
         }
         return learned | self.policy.gauges()
 

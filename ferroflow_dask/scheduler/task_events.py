@@ -123,7 +123,7 @@ class TaskEvents:
         """Do everything that follows when a task leaves its worker, in this order.
 
         1. A steal in flight is aborted: the task was the victim's all the time.
-        2. If it finished: the view learns the transfer time, and the worker's speed from the duration; the
+        2. If it finished: the view learns the worker's speed from the duration; the
            cost model learns the duration and the size. Durations on devices are reported separately.
         3. The view's queue of the worker and the queue bypass drop the task.
         4. If it finished: the round trip is measured, and the policy gets the event.
@@ -131,18 +131,14 @@ class TaskEvents:
         """
         if steal is not None:
             self._steals.overtaken(ts, steal["victim"])
-        spans, spent_s, fetched_s = [], 0.0, 0.0
+        spans, spent_s = [], 0.0
         for span in details.get("startstops") or ():
             if span["action"] == "compute":
                 spans.append((span["start"], span["stop"]))
                 spent_s += span["stop"] - span["start"]
-            elif span["action"] == "transfer":
-                fetched_s += span["stop"] - span["start"]
-        if finish == "memory":
-            self._view.observe_transfer(ts.key, fetched_s)
-            if not self._is_reported_later(ts, details["worker"]):
-                self._view.observe(ts.key, spent_s)
-                self._costs.record(ts, spent_s, details["nbytes"])
+        if finish == "memory" and not self._is_reported_later(ts, details["worker"]):
+            self._view.observe(ts.key, spent_s)
+            self._costs.record(ts, spent_s, details["nbytes"])
         self._view.finish(ts.key, self._clock())
         self._queue_bypass.left(ts.key)
         if finish == "memory":
