@@ -64,8 +64,6 @@ class TaskView:
         Whether a thread was free for it when it was sent, or has become so.
     asked_at : float
         When its worker was last asked to give it up [s].
-    n_asked : int
-        How often a worker was asked to give it up.
     is_movable : bool
         False for tasks that must stay where they are: started ones, actors.
     is_guess : bool
@@ -96,7 +94,6 @@ class TaskView:
     sent: int = 0
     has_started: bool = False
     asked_at: float = 0.0
-    n_asked: int = 0
     is_movable: bool = True
     is_guess: bool = False
     costs_s: Mapping[str, float] = field(default_factory=dict)

@@ -45,8 +45,6 @@ _MOVES = 96
 _SHORTEST_S = 5e-4
 #: What all readers of some data take together, so that it is fetched where nobody else needs it [s].
 _WORTH_FETCHING_S = 1e-3
-#: A worker whose task runs over by this is stuck, and even short tasks are taken from it [s].
-_STUCK_S = 0.03
 #: So many times as late as answers are here a task must be to be late itself, and not only news of it.
 _LATE = 3.0
 #: What two workers may differ in load by, in one-way messages, before a short task goes elsewhere.
@@ -179,7 +177,7 @@ class StealingPolicy(Policy):
             if free_s <= margin_s:
                 reason = f"the victim is done in {free_s:.4g} s; a steal takes {margin_s:.4g} s"
             else:
-                moves = _moves(victim, thief, view, is_stuck=overrun_s > _STUCK_S)
+                moves = _moves(victim, thief, view)
                 if not moves:
                     reason = "no task there may move here, and is long enough"
                     yield DeclineSteal(victim.last_waiting.key, victim.key, thief.key, reason)
@@ -203,8 +201,6 @@ class StealingPolicy(Policy):
         overrun_s: float,
         margin_s: float,
     ) -> Iterator[Instruction]:
-        # What is too short for a steal is taken from the stuck only, and no more than they hold up.
-        n_short = int(overrun_s / max(margin_s, _SHORTEST_S))
         declined: DeclineSteal | None = None
         has_stolen = False
         for task in moves:
@@ -216,41 +212,32 @@ class StealingPolicy(Policy):
             thief_end_s = thief.wait_s + transfer_s + margin_s + task.cost_on(thief) / thief.speed
             # A free thread takes what ends there earlier. After that the victim must stay the later
             # one of the two, or work would only change sides: so half of the surplus moves, by time.
-            # What was moved before has to gain more each time, for these times were wrong then.
             told = f"in {thief_end_s:.4g} s instead of {victim_end_s:.4g} s"
-            least_gain_s = margin_s * (2**task.n_asked - 1)
-            if thief_end_s + least_gain_s >= (victim_end_s if thief.has_free_thread else victim_start_s):
+            if thief_end_s >= (victim_end_s if thief.has_free_thread else victim_start_s):
                 if not thief.has_free_thread:
                     return
                 data = f", for data that take {transfer_s:.4g} s" if transfer_s else ""
                 reason = f"would end {told}{data}"
                 declined = declined or DeclineSteal(task.key, victim.key, thief.key, reason)
                 continue  # another may be shorter here, or longer there
-            if task.cost_s < _SHORTEST_S:
-                n_short -= 1
-                if n_short < 0:
-                    return
             has_stolen = True
             yield StealTask(task.key, victim.key, thief.key, f"ends {told}")
         if declined is not None and not has_stolen:
             yield declined
 
 
-def _moves(victim: WorkerView, thief: WorkerView, view: ClusterView, is_stuck: bool) -> list[TaskView]:
-    """Return as many of a victim's last tasks as a thief may take, cheapest to move first.
-
-    What is too short for a steal is left where it is, unless that is stuck.
-    """
+def _moves(victim: WorkerView, thief: WorkerView, view: ClusterView) -> list[TaskView]:
+    """Return the last waiting tasks of a victim that a thief may take, cheapest to move first."""
     n_most = max(1, _MOVES // max(1, view.n_idle))
     last = islice(victim.waiting_from_last(), _TASKS_LOOKED_AT)
-    found = (task for task in last if _may_move(task, thief) and (is_stuck or task.cost_s >= _SHORTEST_S))
+    found = (task for task in last if _may_move(task, thief))
     # Of equal ones, the last comes first.
     moves = sorted(islice(found, min(_TASKS, 4 * n_most)), key=lambda task: view.transfer_s(task, thief.key))
     return moves[:n_most]
 
 
 def _may_move(task: TaskView, thief: WorkerView) -> bool:
-    return task.is_movable and task.may_run_on(thief.key)
+    return task.is_movable and task.cost_s >= _SHORTEST_S and task.may_run_on(thief.key)
 
 
 def _depth_first(tasks: Sequence[TaskView]) -> Iterator[TaskView]:

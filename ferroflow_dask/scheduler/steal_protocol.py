@@ -101,7 +101,6 @@ class StealProtocol:
             return None
         task.is_movable = False  # until the answer arrives
         task.asked_at = now
-        task.n_asked += 1
         self._queue_bypass.sent(task)  # distributed's request has called `remove_key_from_stealable`
         self._view.assign(task, thief.address, now)
         self.counts["asked"] += 1
