@@ -1,19 +1,12 @@
-"""Estimators: how late workers answer, and how fast workers are."""
+"""Estimators: the speed of each worker, learned from the durations of its tasks."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Hashable
-from math import exp2, log2
+from math import log2
 
-#: Largest delay that one answer counts for [s]: a task that holds the interpreter lock delays its worker's
-#: answer.
-_LATEST_S = 0.05
-#: Weight of a new answer, and the half-life of the mean delay [s]: delays that make steals rare must not
-#: keep them rare.
-_ANSWER_WEIGHT = 0.2
-_ANSWERS_HALVED_S = 1.0
 #: Tasks of a worker that its pace is computed from, and the least number of them.
 _REMEMBERED = 7
 _ENOUGH = 3
@@ -21,23 +14,6 @@ _ENOUGH = 3
 _SHORTEST_S = 2e-3
 #: Bound on the pace of one task, in octaves: durations of one prefix may have a long tail.
 _MOST_OCTAVES = 5.0
-
-
-class Answers:
-    """Mean delay of workers' answers to steal requests; it decays with time."""
-
-    def __init__(self) -> None:
-        self._late_s = self._at = 0.0
-
-    def late_s(self, now: float) -> float:
-        """Return the mean delay of an answer beyond the latency of its messages [s]."""
-        return self._late_s * exp2(-max(0.0, now - self._at) / _ANSWERS_HALVED_S)
-
-    def record(self, late_s: float, now: float) -> None:
-        """Learn from the delay of one answer [s]."""
-        known_s = self.late_s(now)
-        self._late_s = known_s + _ANSWER_WEIGHT * (min(max(late_s, 0.0), _LATEST_S) - known_s)
-        self._at = now
 
 
 class Paces:

@@ -62,8 +62,6 @@ class TaskView:
         Grows with every task that is given to a worker.
     has_started : bool
         Whether a thread was free for it when it was sent, or has become so.
-    asked_at : float
-        When its worker was last asked to give it up [s].
     is_movable : bool
         False for tasks that must stay where they are: started ones, actors.
     is_guess : bool
@@ -93,7 +91,6 @@ class TaskView:
     allowed: Collection[WorkerKey] | None = None
     sent: int = 0
     has_started: bool = False
-    asked_at: float = 0.0
     is_movable: bool = True
     is_guess: bool = False
     costs_s: Mapping[str, float] = field(default_factory=dict)

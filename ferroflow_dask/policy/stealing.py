@@ -45,8 +45,6 @@ _MOVES = 96
 _SHORTEST_S = 5e-4
 #: What all readers of some data take together, so that it is fetched where nobody else needs it [s].
 _WORTH_FETCHING_S = 1e-3
-#: So many times as late as answers are here a task must be to be late itself, and not only news of it.
-_LATE = 3.0
 #: What two workers may differ in load by, in one-way messages, before a short task goes elsewhere.
 _MESSAGES = 3
 #: Why a worker is chosen, and which one it was compared with.
@@ -164,13 +162,13 @@ class StealingPolicy(Policy):
         return None if is_ahead else worker
 
     def _steal(self, thief: WorkerView, view: ClusterView, now: float) -> Iterator[Instruction]:
-        margin_s, late_s = view.steal_s(now), view.late_s(now)
+        margin_s = view.steal_s
         n_tried = 0
         for victim in list(islice(view.crowded_from_most_loaded(), _LOOKED_AT)):
             if victim is thief:
                 continue
             overrun_s = victim.overrun_s(now)
-            if overrun_s < margin_s + _LATE * late_s:  # messages are as late as that here
+            if overrun_s < margin_s:  # the message that it has finished may be in flight
                 overrun_s = 0.0
             free_s = victim.wait_s + overrun_s
             reason = ""

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from itertools import islice
 from math import inf
 
-from ferroflow_dask.policy.estimators import Answers, Paces
+from ferroflow_dask.policy.estimators import Paces
 from ferroflow_dask.policy.load_order import LoadOrder
 from ferroflow_dask.policy.state import Key, Priority, TaskView, WorkerKey, WorkerView
 
@@ -45,8 +45,6 @@ class ClusterView(LoadOrder):
         #: Between two workers of one host [B/s].
         self.host_bandwidth = bandwidth
         self.latency_s = latency_s
-        # Of requests for a steal.
-        self._answers = Answers()
         self._paces = Paces()
         # Workers of another speed than usual, the one that was updated longest ago first.
         self._unusual: OrderedDict[WorkerKey, None] = OrderedDict()
@@ -86,13 +84,10 @@ class ClusterView(LoadOrder):
         # What is on a worker's own host it fetches from there.
         return near / self.host_bandwidth + (nbytes - near) / self.bandwidth
 
-    def steal_s(self, now: float) -> float:
-        """Return the time from a request until its task can start at the thief [s]."""
-        return _STEAL_MESSAGES * self.latency_s + self.late_s(now)
-
-    def late_s(self, now: float) -> float:
-        """Return by how much workers answer later than messages take [s]."""
-        return self._answers.late_s(now)
+    @property
+    def steal_s(self) -> float:
+        """Time from a steal request until the task can start at the thief [s]."""
+        return _STEAL_MESSAGES * self.latency_s
 
     # How it is kept up to date
 
@@ -219,16 +214,6 @@ class ClusterView(LoadOrder):
                 del self._unusual[worker.key]
             else:
                 self._unusual[worker.key] = None
-
-    def observe_answer(self, key: Key, now: float) -> None:
-        """Learn from how long the answer to a request for a task that is in a queue has taken.
-
-        A cluster that is short of cores answers late, and there a steal has to win more.
-        """
-        entry = self.assigned.get(key)
-        if entry is not None:
-            one_way_s = (now - entry[0].asked_at) / 2
-            self._answers.record(_STEAL_MESSAGES * (one_way_s - self.latency_s), now)
 
     def finish(self, key: Key, now: float) -> None:
         """Take a task that ended out of its worker's queue."""

@@ -482,7 +482,6 @@ class FerroflowStealing(WorkStealing):
             ),
             "slots_per_thread": ("Queued tasks sent to each thread", self.scheduler.WORKER_SATURATION),
             "slow_workers": ("Workers slower than usual", sum(worker.speed < 1 for worker in workers)),
-            "steal_seconds": ("From a steal's request to the task's start", self.view.steal_s(self.clock())),
         }
         return learned | self.policy.gauges()
 

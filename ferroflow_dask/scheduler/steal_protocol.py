@@ -100,7 +100,6 @@ class StealProtocol:
             self._view.assign(task, victim.address, now)
             return None
         task.is_movable = False  # until the answer arrives
-        task.asked_at = now
         self._queue_bypass.sent(task)  # distributed's request has called `remove_key_from_stealable`
         self._view.assign(task, thief.address, now)
         self.counts["asked"] += 1
@@ -133,7 +132,6 @@ class StealProtocol:
             self._stealing.log((reason, key, state, worker, stimulus_id))
             return False, None
         _distributed.end_steal(self._stealing, ts)
-        self._view.observe_answer(key, self._clock())
         victim, thief = pending["victim"], pending["thief"]
         if ts.processing_on is not victim:
             self._ended(key, "aborted", thief, "the task was placed again meanwhile")
