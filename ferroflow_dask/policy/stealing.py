@@ -50,7 +50,6 @@ _MESSAGES = 3
 #: Why a worker is chosen, and which one it was compared with.
 _FINISHES = "finishes in {:.4g} s (queue {:.4g}, transfer {:.4g}, run {:.4g}), first of {}"
 _FINISHES_BEFORE = _FINISHES + "; next best {} in {:.4g} s"
-_STAYS = _FINISHES + "; {} in {:.4g} s gains too little for more data to be fetched to a busy worker"
 
 
 class StealingPolicy(Policy):
@@ -99,18 +98,13 @@ class StealingPolicy(Policy):
         chosen: WorkerView | None = None
         end_s = next_s = inf
         candidates = [worker for worker in self._candidates(task, view) if worker.is_running]
-        all_missing = [task.missing_bytes(worker.key) for worker in candidates]
-        least_missing = min(all_missing, default=0)
-        for worker, missing in zip(candidates, all_missing, strict=True):
+        for worker in candidates:
             load = worker.load
             transfer_s = view.transfer_s(task, worker.key)
             run_s = task.cost_on(worker) / worker.speed
             here_s = load[0] + transfer_s + run_s
-            # More data than must be are fetched to a worker that is busy as well only where that gains a
-            # task's length: averages are wrong by as much, and a worker that does run dry steals.
-            is_bet = missing > least_missing and not (task.has_cost or worker.has_free_thread)
             # Locality, load and memory break ties.
-            finish = (here_s + run_s * is_bet, missing, *load[:2], worker.nbytes, load[2])
+            finish = (here_s, task.missing_bytes(worker.key), *load[:2], worker.nbytes, load[2])
             if best is None or finish < best:
                 second, beaten, next_s = best, chosen, end_s
                 best, chosen, end_s, parts = finish, worker, here_s, (load[0], transfer_s, run_s)
@@ -122,8 +116,7 @@ class StealingPolicy(Policy):
             self._last = chosen.key
         reason: Reason = (_FINISHES, end_s, *parts, len(candidates))
         if beaten is not None:
-            text = _FINISHES_BEFORE if end_s <= next_s else _STAYS
-            reason = (text, end_s, *parts, len(candidates), beaten.key, next_s)
+            reason = (_FINISHES_BEFORE, end_s, *parts, len(candidates), beaten.key, next_s)
         yield AssignTask(task.key, chosen.key, reason)
 
     @staticmethod
