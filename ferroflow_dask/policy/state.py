@@ -54,8 +54,6 @@ class TaskView:
         How many of the inputs that come with the task, if it goes elsewhere, each worker holds.
     n_inlined : int
         How many such inputs there are; they do not count among the others.
-    n_readers : int
-        How many tasks read the one of them that most tasks read.
     allowed : collection of workers, or None
         Where the task may run; None means anywhere. It may change with the workers that there are.
     sent : int
@@ -87,7 +85,6 @@ class TaskView:
     n_inputs: int = 0
     inlined: Mapping[WorkerKey, int] = field(default_factory=dict)
     n_inlined: int = 0
-    n_readers: int = 1
     allowed: Collection[WorkerKey] | None = None
     sent: int = 0
     has_started: bool = False

@@ -43,8 +43,6 @@ _TASKS_LOOKED_AT = 256
 _MOVES = 96
 #: Shorter tasks are run in the time that a steal takes of the scheduler and of the two workers [s].
 _SHORTEST_S = 5e-4
-#: What all readers of some data take together, so that it is fetched where nobody else needs it [s].
-_WORTH_FETCHING_S = 1e-3
 #: What two workers may differ in load by, in one-way messages, before a short task goes elsewhere.
 _MESSAGES = 3
 #: Why a worker is chosen, and which one it was compared with.
@@ -125,14 +123,8 @@ class StealingPolicy(Policy):
             return [view.workers[key] for key in task.allowed if key in view.workers]
         near = (*task.held, *task.coming, *task.inlined)
         candidates = {key: view.workers[key] for key in near if key in view.workers}
-        if candidates and task.cost_s * task.n_readers < _WORTH_FETCHING_S:
-            return candidates.values()
-        # A guessed duration is no reason to move data: where nothing is known, the inputs' holders keep
-        # what cannot start at once elsewhere, until the first tasks have told how long they take.
-        may_wait = not (task.is_guess and candidates)
         for worker in view.least_loaded_for(task):
-            if may_wait or worker.has_free_thread:
-                candidates.setdefault(worker.key, worker)
+            candidates.setdefault(worker.key, worker)
         return candidates.values()
 
     def _beside_the_last(self, task: TaskView, view: ClusterView) -> WorkerView | None:

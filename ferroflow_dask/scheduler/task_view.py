@@ -219,12 +219,11 @@ class TaskViews:
         n_held: dict[str, int] = {}
         inlined: dict[str, int] = {}
         near: dict[str, int] | None = {} if len(self._scheduler.host_info) > 1 else None
-        total = n_inputs = n_inlined = n_readers = 0
+        total = n_inputs = n_inlined = 0
         for dependency in ts.dependencies:
             holders = dependency.who_has or ()
             if len(holders) == len(self._scheduler.workers):
                 continue  # every worker has it: no worker is nearer than another
-            n_readers = max(n_readers, len(dependency.dependents))
             if self._comes_with(ts, dependency):
                 n_inlined += 1
                 for holder in islice(holders, _HOLDERS):
@@ -259,7 +258,6 @@ class TaskViews:
             n_inputs=n_inputs,
             inlined=inlined or _NOTHING,
             n_inlined=n_inlined,
-            n_readers=n_readers,
             allowed=self._allowed_of(ts),
             is_movable=not (ts.actor or _distributed.is_never_stolen(ts)),
             is_guess=expected_s is None,
