@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import dask
@@ -75,19 +76,56 @@ class Cluster:
             process.wait(timeout=30)
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    started = Cluster(tmp_path)
-    yield started
-    started.close()
+@contextmanager
+def started(folder: Path) -> Iterator[Cluster]:
+    cluster = Cluster(folder)
+    try:
+        yield cluster
+    finally:
+        cluster.close()
 
 
-@pytest.fixture
-def bare_site(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A scheduler and a worker."""
+    with started(tmp_path_factory.mktemp("cluster")) as cluster:
+        cluster.start_scheduler()
+        cluster.start_worker()
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def no_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A scheduler without workers."""
+    with started(tmp_path_factory.mktemp("no_workers")) as cluster:
+        cluster.start_scheduler()
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def no_package(tmp_path_factory: pytest.TempPathFactory, bare_site: Path) -> Iterator[Cluster]:
+    """A scheduler and a worker, both without this package."""
+    with started(tmp_path_factory.mktemp("no_package")) as cluster:
+        cluster.start_scheduler(bare_site)
+        cluster.start_worker(bare_site)
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory, bare_site: Path) -> Iterator[Cluster]:
+    """A scheduler and two workers, one of them without this package."""
+    with started(tmp_path_factory.mktemp("mixed")) as cluster:
+        cluster.start_scheduler()
+        cluster.start_worker()
+        cluster.start_worker(bare_site)
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def bare_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A site-packages in which all is installed but this package: links to everything else."""
     site = next(Path(path) for path in sys.path if path.endswith("site-packages"))
-    bare = tmp_path / "site"
-    bare.mkdir()
+    bare = tmp_path_factory.mktemp("site")
     for entry in site.iterdir():
         if not entry.name.startswith(("ferroflow", "_ferroflow", "_editable", "__editable__")):
             (bare / entry.name).symlink_to(entry)
@@ -95,8 +133,6 @@ def bare_site(tmp_path: Path) -> Path:
 
 
 def test_a_running_cluster_is_used_and_left_as_it_was(cluster: Cluster) -> None:
-    cluster.start_scheduler()
-    cluster.start_worker()
     address = cluster.address()
     for policy in ("ferroflow", "dask"):
         done = command("run", *SMALL, "--connect", address, "--policy", policy, "--json")
@@ -112,16 +148,12 @@ def test_random_batches_are_as_many_as_the_running_cluster_has_work_for(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     onnx.save(mlp(), tmp_path / "mlp.onnx")
-    cluster.start_scheduler()
-    cluster.start_worker()
     batches = ("--model", str(tmp_path / "mlp.onnx"), "--batch", "3", "--json")
     facts = json.loads(command("run", *batches, "--connect", cluster.address()).stdout)
     assert (facts["threads"], facts["batches"], facts["rows"]) == (1, 4, 12)
 
 
 def test_a_cluster_on_which_ferroflow_is_installed_stays_so(cluster: Cluster) -> None:
-    cluster.start_scheduler()
-    cluster.start_worker()
     address = cluster.address()
     with Client(address, set_as_default=False) as client:
         install(client, threshold=3)
@@ -133,42 +165,31 @@ def test_a_cluster_on_which_ferroflow_is_installed_stays_so(cluster: Cluster) ->
 
 
 @pytest.mark.parametrize("policy", ["ferroflow", "dask"])
-def test_a_cluster_without_the_package_is_told_in_one_line(
-    cluster: Cluster, bare_site: Path, policy: str
-) -> None:
-    cluster.start_scheduler(bare_site)
-    cluster.start_worker(bare_site)
-    address = cluster.address()
+def test_a_cluster_without_the_package_is_told_in_one_line(no_package: Cluster, policy: str) -> None:
+    address = no_package.address()
     done = command("run", *SMALL, "--connect", address, "--policy", policy)
     message = "the scheduler at .* has no package ferroflow-dask; run there, in a clone: pip install ."
     assert_one_line(done.returncode, done.stderr, FAILURE, message)
-    assert cluster.address() == address  # it lives on
+    assert no_package.address() == address  # it lives on
 
 
 @pytest.mark.parametrize("asked", [("run", *SMALL), ("calibrate",)], ids=["run", "calibrate"])
-def test_workers_without_the_package_are_told_in_one_line(
-    asked: tuple[str, ...], cluster: Cluster, bare_site: Path
-) -> None:
-    cluster.start_scheduler()
-    cluster.start_worker()
-    cluster.start_worker(bare_site)
-    address = cluster.address()
+def test_workers_without_the_package_are_told_in_one_line(asked: tuple[str, ...], mixed: Cluster) -> None:
+    address = mixed.address()
     done = command(*asked, "--connect", address)
     assert_one_line(
         done.returncode, done.stderr, FAILURE, "the worker at tcp://.* has no package ferroflow-dask"
     )
-    assert cluster.address() == address
+    assert mixed.address() == address
 
 
-def test_a_cluster_without_workers_is_told_in_one_line(cluster: Cluster) -> None:
-    cluster.start_scheduler()
-    done = command("run", *SMALL, "--connect", cluster.address())
+def test_a_cluster_without_workers_is_told_in_one_line(no_workers: Cluster) -> None:
+    done = command("run", *SMALL, "--connect", no_workers.address())
     assert_one_line(done.returncode, done.stderr, FAILURE, "has no workers; start some")
 
 
-def test_one_may_look_at_a_cluster_without_workers(cluster: Cluster) -> None:
-    cluster.start_scheduler()
-    address = cluster.address()
+def test_one_may_look_at_a_cluster_without_workers(no_workers: Cluster) -> None:
+    address = no_workers.address()
     looked = command("top", "--connect", address, "--for", "0.1")
     assert (looked.returncode, looked.stderr) == (0, "")
     asked = command("explain", "nothing", "--connect", address)
@@ -176,10 +197,9 @@ def test_one_may_look_at_a_cluster_without_workers(cluster: Cluster) -> None:
 
 
 def test_the_scheduler_is_that_of_dasks_setting_where_none_is_given(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    no_workers: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster.start_scheduler()
-    monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", cluster.address())
+    monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", no_workers.address())
     looked = command("top", "--for", "0.1")
     assert (looked.returncode, looked.stderr) == (0, "")
     asked = command("explain", "nothing")
@@ -198,8 +218,6 @@ def test_a_scheduler_that_is_configured_and_does_not_answer_is_told_as_such(aske
 
 
 def test_a_worker_that_is_configured_for_a_scheduler_is_told_as_such(cluster: Cluster) -> None:
-    cluster.start_scheduler()
-    cluster.start_worker()
     with Client(cluster.address(), set_as_default=False) as client:
         (worker,) = client.nthreads()
     with dask.config.set({"scheduler-address": worker}):
@@ -218,8 +236,6 @@ def test_run_starts_a_cluster_of_its_own_whatever_is_configured(monkeypatch: pyt
 
 
 def test_a_workers_address_is_not_taken_for_a_schedulers(cluster: Cluster) -> None:
-    cluster.start_scheduler()
-    cluster.start_worker()
     with Client(cluster.address(), set_as_default=False) as client:
         (worker,) = client.nthreads()
     done = command("run", *SMALL, "--connect", worker)
