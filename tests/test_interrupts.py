@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -46,6 +46,14 @@ main()
 #: Far more than a test waits for.
 LONG = ("run", "--dag", "imbalanced", "--n-heavy", "400", "--heavy-ms", "500", "--policy", "dask")
 STATUS = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
+
+
+@pytest.fixture(autouse=True)
+def _sigint_is_not_ignored() -> Iterator[None]:
+    """Let the signal end this process and those that it starts, also where tests run in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def start(*command: str, folder: Path | None = None) -> subprocess.Popen[str]:
