@@ -156,12 +156,12 @@ def test_random_batches_are_as_many_as_the_running_cluster_has_work_for(
 def test_a_cluster_on_which_ferroflow_is_installed_stays_so(cluster: Cluster) -> None:
     address = cluster.address()
     with Client(address, set_as_default=False) as client:
-        install(client, threshold=3)
+        install(client, "ring", threshold=3)
         for policy in ("dask", "static"):
             assert command("run", *SMALL, "--connect", address, "--policy", policy).returncode == 0
         plugin = installed(client)
         assert plugin is not None
-        assert (plugin.policy, plugin.options) == (None, {"threshold": 3})
+        assert (plugin.policy, plugin.options) == ("ring", {"threshold": 3})
 
 
 @pytest.mark.parametrize("policy", ["ferroflow", "dask"])
@@ -203,7 +203,7 @@ def test_the_scheduler_is_that_of_dasks_setting_where_none_is_given(
     looked = command("top", "--for", "0.1")
     assert (looked.returncode, looked.stderr) == (0, "")
     asked = command("explain", "nothing")
-    assert_one_line(asked.returncode, asked.stderr, FAILURE, "ferroflow does not schedule this cluster")
+    assert_one_line(asked.returncode, asked.stderr, FAILURE, "explain needs the plugin")
 
 
 @pytest.mark.parametrize("asked", [("top",), ("explain", "nothing")], ids=["top", "explain"])

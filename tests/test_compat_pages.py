@@ -85,13 +85,13 @@ def test_what_was_learned_is_among_the_metrics(watched: Client) -> None:
     for outcome, n in stealing_of(watched).messages.prefetch.outcomes.items():
         assert shown[f'dask_scheduler_ferroflow_prefetched_tasks_total{{outcome="{outcome}"}}'] == n
     for what, n in stealing_of(watched).messages.inlining.counts.items():
-        assert shown[f'dask_scheduler_ferroflow_small_results_total{{what="{what}"}}'] == n
+        assert shown[f'dask_scheduler_ferroflow_inlined_results_total{{what="{what}"}}'] == n
     assert shown["dask_scheduler_ferroflow_steal_threshold"] >= 1
     assert shown["dask_scheduler_ferroflow_slow_workers"] >= 0
     assert shown["dask_scheduler_ferroflow_round_trip_seconds"] > 0
     view = stealing_of(watched).view
     assert shown["dask_scheduler_ferroflow_steal_seconds"] >= 3 * view.latency_s
-    view._transfers._took_s, view._transfers._foreseen_s = 7.0, 2.0
+    view._transfers._took_s, view._transfers._expected_s = 7.0, 2.0
     assert ours()["dask_scheduler_ferroflow_transfer_slowness"] == 3.5
 
 

@@ -173,7 +173,7 @@ def test_a_page_that_fails_leaves_the_scheduler_alone(
     with caplog.at_level(logging.WARNING, "ferroflow_dask"):
         ferroflow_dask.install(client)
     busy(client)
-    assert "ferroflow's page is not on the dashboard" in caplog.text
+    assert "ferroflow: dashboard is not available" in caplog.text
 
 
 @pytest.mark.parametrize(

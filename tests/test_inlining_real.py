@@ -124,9 +124,10 @@ def test_once_uninstalled_all_is_as_before_and_late_messages_harm_nobody() -> No
 def test_a_result_that_arrives_after_uninstall_costs_no_worker() -> None:
     async def test(cluster: Cluster) -> None:
         await listen(cluster)
-        await uninstall(cluster.scheduler)
-        for worker in cluster.workers:  # which were asked before
+        leaving = asyncio.create_task(uninstall(cluster.scheduler))
+        for worker in cluster.workers:  # which were asked before; this comes before their answers to anything
             worker.batched_send({"op": RESULT, "key": "t", "run_id": 1, "value": b""})
+        await leaving
         addresses = [worker.address for worker in cluster.workers]
         numbers = [cluster.client.submit(total, 1, workers=[address], pure=False) for address in addresses]
         assert await cluster.client.gather(numbers) == [1, 1]  # reported after the message
