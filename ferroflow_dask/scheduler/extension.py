@@ -247,6 +247,9 @@ class FerroflowStealing(WorkStealing):
         """Undo all changes to Dask: its own stealing is back when this returns, whatever fails on the way."""
         _repeated(self.detach)
         _repeated(self._exchange.undo)
+        _repeated(self._forget_plugin)
+
+    def _forget_plugin(self) -> None:
         if not self.changes.names and not self._exchange.is_applied:
             self.scheduler.plugins.pop(PLUGIN_NAME, None)  # it is kept as long as another call may repair
 
