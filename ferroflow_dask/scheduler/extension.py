@@ -246,10 +246,10 @@ class FerroflowStealing(WorkStealing):
     def leave(self) -> None:
         """Undo all changes to Dask: its own stealing is back when this returns, whatever fails on the way."""
         _repeated(self.detach)
-        _repeated(self._exchange.undo)
-        _repeated(self._forget_plugin)
+        _repeated(self._exchange_back)
 
-    def _forget_plugin(self) -> None:
+    def _exchange_back(self) -> None:
+        self._exchange.undo()
         if not self.changes.names and not self._exchange.is_applied:
             self.scheduler.plugins.pop(PLUGIN_NAME, None)  # it is kept as long as another call may repair
 
