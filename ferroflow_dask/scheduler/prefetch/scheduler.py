@@ -90,12 +90,20 @@ class Prefetch:
         """Withdraw all prefetched tasks that are not confirmed, and send the workers the last message."""
         self.is_open = False
         for key in list(self._ahead):
-            self._withdraw(key)
+            if not self._is_confirmed(key):
+                self._withdraw(key)
         for address in list(self._supporting):
             self._supporting.discard(address)
             if address in self._scheduler.stream_comms:
                 self._scheduler.worker_send(address, {"op": CLOSE})
         self.clear()
+
+    def _is_confirmed(self, key: Key) -> bool:
+        # After a failure between the confirmation of a task and the hook that follows, `_ahead` still has it.
+        ts, ahead = self._scheduler.tasks.get(key), self._ahead.get(key)
+        if ts is None or ts.processing_on is None or ahead is None:
+            return False
+        return (ts.processing_on.address, ts.run_id) == (ahead.worker, ahead.run_id)
 
     def clear(self) -> None:
         """Forget all tasks."""
