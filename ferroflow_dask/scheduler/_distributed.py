@@ -6,6 +6,7 @@ contract test that names what an upgrade of distributed has taken away.
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 from collections.abc import Callable, Collection, Iterable
 from functools import lru_cache
@@ -161,6 +162,16 @@ def begin_steal(stealing: WorkStealing, ts: TaskState, victim: WorkerState, thie
 def end_steal(stealing: WorkStealing, ts: TaskState) -> Any:
     """Take a task out of the steals in flight; return that steal, None if there is none."""
     return stealing._remove_from_in_flight(ts)
+
+
+async def stop(extension: WorkStealing, patience_s: float) -> None:
+    """Stop an extension, and wait until its steals in flight have ended; raise `TimeoutError` if they do not.
+
+    `WorkStealing.stop` removes the periodic callback that the scheduler has when a task of the event loop comes to
+    it. By then it may be that of another extension, which a recovery has put back.
+    """
+    WorkStealing.teardown(extension)
+    await asyncio.wait_for(extension._in_flight_event.wait(), patience_s)
 
 
 def start_now(extension: WorkStealing) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -60,10 +59,10 @@ async def drain(scheduler: Scheduler, extension: WorkStealing) -> None:
 
     Tasks for which a worker does not answer in time are placed again.
     """
-    # `stop` waits for ever if stealing was never started; then no steal is in flight.
+    # If stealing was never started, no steal is in flight, and the wait would not end.
     if STEALING in scheduler.periodic_callbacks or extension.in_flight:
         try:
-            await asyncio.wait_for(extension.stop(), _PATIENCE_S)
+            await _distributed.stop(extension, _PATIENCE_S)
         except TimeoutError:
             give_up_steals(scheduler, extension)
 
