@@ -1,8 +1,9 @@
 """Fault injection: one function of the plugin raises at one of its calls.
 
 `code_of_functions` lists the functions. `Injector` counts the calls of one function and raises at the n-th,
-at the start of the function's body. `inventory` describes everything on a scheduler that the plugin may change:
-equal inventories mean that nothing of the plugin is left. `virtual_faults` and `real_faults` run clusters.
+at the start of the function's body. `inventory` describes everything on a scheduler that the plugin may
+change: equal inventories mean that nothing of the plugin is left. `virtual_faults` and `real_faults` run
+clusters.
 """
 
 from __future__ import annotations

@@ -167,8 +167,8 @@ def end_steal(stealing: WorkStealing, ts: TaskState) -> Any:
 async def stop(extension: WorkStealing, patience_s: float) -> None:
     """Stop an extension, and wait until its steals in flight have ended; raise `TimeoutError` if they do not.
 
-    `WorkStealing.stop` removes the periodic callback that the scheduler has when the event loop comes to it. By
-    then it may be that of another extension, which a recovery has put back.
+    `WorkStealing.stop` removes the periodic callback that the scheduler has when the event loop comes to it.
+    By then it may be that of another extension, which a recovery has put back.
     """
     WorkStealing.teardown(extension)
     await asyncio.wait_for(extension._in_flight_event.wait(), patience_s)
