@@ -22,7 +22,6 @@ class LoadOrder:
         self._has_hosts = False
         self._crowded: list[Load] = []
         self._idle: OrderedDict[WorkerKey, None] = OrderedDict()
-        self._n_chances = 0
         self._by_turn: dict[int, WorkerView] = {}
         self._next_turn = 0
         # Workers to be filed anew before the next question: there are often several changes between two.
@@ -64,12 +63,6 @@ class LoadOrder:
         """Number of running workers with a free thread."""
         self._settle()
         return len(self._idle)
-
-    @property
-    def n_chances(self) -> int:
-        """How often a worker has come to have a free thread, or a task to wait for one."""
-        self._settle()
-        return self._n_chances
 
     def first_idle(self, limit: int) -> list[WorkerKey]:
         """Return up to `limit` running workers with a free thread, the one that became so last in front.
@@ -156,7 +149,6 @@ class LoadOrder:
             if worker.key not in self._idle:
                 self._idle[worker.key] = None
                 self._idle.move_to_end(worker.key, last=False)
-                self._n_chances += 1
         else:
             self._idle.pop(worker.key, None)
 

@@ -180,7 +180,6 @@ class ClusterView(LoadOrder):
         task.cost_s = task.cost_on(worker)
         task.sent = worker.turn
         task.has_started = worker.has_free_thread
-        self._n_chances += not task.has_started
         missing = task.missing_bytes(key)
         if missing > 0:
             worker.expect(missing, task.near_bytes(worker))

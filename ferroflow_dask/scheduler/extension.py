@@ -159,7 +159,7 @@ class FerroflowStealing(WorkStealing):
         self._idle_workers = IdleWorkers(
             scheduler, self.view, self._steal_for, self._may_steal, self.ask_pass
         )
-        self._passes = Passes(scheduler.loop, self._pass, self._idle_workers.n_hopeful, clock, self.guard)
+        self._passes = Passes(scheduler.loop, self._pass, self._idle_workers.n_hopeful, self.guard)
         self._task_events = TaskEvents(
             self.view,
             clock,
@@ -381,7 +381,7 @@ class FerroflowStealing(WorkStealing):
     @_guarded
     def _balance(self) -> None:
         self.task_views.see_resources()
-        self._idle_workers.serve(self.clock())
+        self._idle_workers.serve()
 
     def move_task_confirm(self, *, key: str, state: str, stimulus_id: str, worker: str | None = None) -> None:
         """Take a worker's answer to a steal request; an exception here would close the worker's stream."""
@@ -433,13 +433,12 @@ class FerroflowStealing(WorkStealing):
         self._passes.ask()
 
     @_guarded
-    def _pass(self) -> int | None:
-        """Serve idle workers if that may find work; return how many found nothing to steal."""
+    def _pass(self) -> None:
         self.placement.discard_planned()
-        now = self.clock()
-        self._queue_depth.adapt(now)
+        self._queue_depth.adapt(self.clock())
         self.messages.prefetch.send()
-        return self._idle_workers.serve_hopeful(now)
+        if self._idle_workers.n_hopeful():
+            self._idle_workers.serve()
 
     def _steal_for(self, address: str) -> bool:
         self._network.update_workers([address], self.clock())
