@@ -38,12 +38,10 @@ class TaskView:
         Whether `cost_s` was declared, or learned of tasks of the same kind, rather than of the same name.
     held : mapping of worker to int
         Bytes of the task's inputs on each worker that holds any [B].
-    coming : mapping of worker to int
-        Bytes of the task's inputs that are on their way to a worker, for another task there [B].
     near : mapping of host to int, or None
         Bytes of the task's inputs that some worker of a host holds [B]; None if there is one host only.
     n_held : mapping of worker to int
-        How many of the task's inputs each worker holds, or is being sent.
+        How many of the task's inputs each worker holds.
     input_bytes : int
         Bytes of all inputs [B].
     output_bytes : int
@@ -77,7 +75,6 @@ class TaskView:
     rank_s: float | None = None
     has_cost: bool = False
     held: Mapping[WorkerKey, int] = field(default_factory=dict)
-    coming: Mapping[WorkerKey, int] = field(default_factory=dict)
     near: Mapping[str, int] | None = None
     n_held: Mapping[WorkerKey, int] = field(default_factory=dict)
     input_bytes: int = 0
@@ -103,7 +100,7 @@ class TaskView:
 
     def missing_bytes(self, worker: WorkerKey) -> int:
         """Return the bytes of inputs that would have to be sent to `worker` [B]."""
-        return self.input_bytes - self.held.get(worker, 0) - self.coming.get(worker, 0)
+        return self.input_bytes - self.held.get(worker, 0)
 
     def near_bytes(self, worker: WorkerView) -> int:
         """Return how many of the missing bytes another worker of the same host has [B].
@@ -113,8 +110,7 @@ class TaskView:
         missing = self.missing_bytes(worker.key)
         if self.near is None:
             return missing
-        there = self.held.get(worker.key, 0) + self.coming.get(worker.key, 0)
-        return max(0, min(missing, self.near.get(worker.host, 0) - there))
+        return max(0, min(missing, self.near.get(worker.host, 0) - self.held.get(worker.key, 0)))
 
     def n_peers(self, worker: WorkerKey) -> int:
         """Return from how many others `worker` has to fetch inputs, at least one."""

@@ -121,7 +121,7 @@ class StealingPolicy(Policy):
     def _candidates(task: TaskView, view: ClusterView) -> Iterable[WorkerView]:
         if task.allowed is not None:
             return [view.workers[key] for key in task.allowed if key in view.workers]
-        near = (*task.held, *task.coming, *task.inlined)
+        near = (*task.held, *task.inlined)
         candidates = {key: view.workers[key] for key in near if key in view.workers}
         for worker in view.least_loaded_for(task):
             candidates.setdefault(worker.key, worker)

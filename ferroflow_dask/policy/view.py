@@ -61,16 +61,14 @@ class ClusterView(LoadOrder):
         """
         inline_s = self._inline_s(task, worker) if task.n_inlined else 0.0
         missing = max(0, task.missing_bytes(worker))
-        is_fetching = missing > 0 or worker in task.coming
-        if not (is_fetching or task.output_bytes):
+        if not (missing or task.output_bytes):
             return inline_s
         there = self.workers[worker]
         spill_s = there.spill_s(missing + task.output_bytes)
-        if not is_fetching:
+        if not missing:
             return inline_s + spill_s
         incoming_s = self._sent_s(there.incoming_nbytes, there.near_part * there.incoming_nbytes)
-        fetch_s = inline_s + spill_s + max(0.0, incoming_s - there.wait_s)
-        return fetch_s + self._fetch_s(task, there, missing) if missing > 0 else fetch_s
+        return inline_s + spill_s + max(0.0, incoming_s - there.wait_s) + self._fetch_s(task, there, missing)
 
     def _inline_s(self, task: TaskView, worker: WorkerKey) -> float:
         n_missing = task.n_inlined - task.inlined.get(worker, 0)

@@ -223,11 +223,6 @@ def prefix_average(ts: TaskState) -> float | None:
     return None if average_s < 0 else average_s
 
 
-def is_on_its_way_to(ws: WorkerState, needed: TaskState) -> bool:
-    """Return whether a result is in flight to a worker, or will be, for a task that it has."""
-    return needed in ws.needs_what
-
-
 def incoming_nbytes(ws: WorkerState) -> int:
     """Return the bytes in flight to a worker for the tasks that it has [B]."""
     return int(ws._network_occ) if ws.needs_what else 0  # distributed lets it drift when sizes are corrected

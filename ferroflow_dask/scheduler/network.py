@@ -111,4 +111,4 @@ class NetworkView:
             best = task.allowed
             if best is None:
                 best = [worker.key for worker in self._view.least_loaded_for(task)]
-            self.update_workers({*task.held, *task.coming, *best}, now)
+            self.update_workers({*task.held, *best}, now)

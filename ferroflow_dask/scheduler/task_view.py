@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count, islice
 from numbers import Real
@@ -19,14 +19,10 @@ from ferroflow_dask.scheduler import _distributed
 from ferroflow_dask.scheduler.cost_model import CostModel
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler, TaskState, WorkerState
+    from distributed.scheduler import Scheduler, TaskState
 
 #: Holders of one input that are looked at: enough to find a near one.
 _HOLDERS = 16
-#: Dependents of one input, or workers, that are searched for transfers of it in flight, and the least size
-#: for which this is done [B].
-_READERS = 16
-_LEAST_NBYTES = 2**16
 #: Longer declared durations are mistakes [s]: thirty years.
 _LONGEST_S = 1e9
 _BOTH = frozenset((CPU, GPU))
@@ -215,7 +211,6 @@ class TaskViews:
             cost = min(costs_s.values())
         expected_s = _distributed.prefix_average(ts) if cost is None else cost
         held: dict[str, int] = {}
-        coming: dict[str, int] = {}
         n_held: dict[str, int] = {}
         inlined: dict[str, int] = {}
         near: dict[str, int] | None = {} if len(self._scheduler.host_info) > 1 else None
@@ -239,9 +234,6 @@ class TaskViews:
                 if near is not None and holder.host not in hosts:
                     hosts.add(holder.host)
                     near[holder.host] = near.get(holder.host, 0) + nbytes
-            for address in self._fetching(dependency, ts) if nbytes >= _LEAST_NBYTES else ():
-                coming[address] = coming.get(address, 0) + nbytes
-                n_held[address] = n_held.get(address, 0) + 1
         return TaskView(
             ts.key,
             cost_s=_distributed.prefix_duration(self._scheduler, ts) if expected_s is None else expected_s,
@@ -250,7 +242,6 @@ class TaskViews:
             rank_s=cost if rank is None else rank,
             has_cost=cost is not None,
             held=held or _NOTHING,
-            coming=coming or _NOTHING,
             near=near,
             n_held=n_held or _NOTHING,
             input_bytes=total,
@@ -263,17 +254,6 @@ class TaskViews:
             is_guess=expected_s is None,
             costs_s=costs_s,
         )
-
-    def _fetching(self, needed: TaskState, ts: TaskState) -> Iterator[str]:
-        """Yield workers to which a result is in flight for another task; not all if there are many."""
-        workers: Iterable[WorkerState | None]
-        if len(needed.dependents) > _READERS:
-            workers = islice(self._scheduler.workers.values(), _READERS)
-        else:
-            workers = {other.processing_on for other in needed.dependents}
-        for ws in workers:
-            if ws is not None and ws is not ts.processing_on and _distributed.is_on_its_way_to(ws, needed):
-                yield ws.address
 
     def _allowed_of(self, ts: TaskState) -> AllowedWorkers | None:
         kinds = declared_kinds(ts) if self.has_gpus else frozenset()
