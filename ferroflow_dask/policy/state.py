@@ -37,7 +37,7 @@ class TaskView:
     has_cost : bool
         Whether `cost_s` was declared, or learned of tasks of the same kind, rather than of the same name.
     held : mapping of worker to int
-        Bytes of the task's inputs on each worker that holds any [B].
+        Bytes of the task's inputs on each worker that holds any [B]; an inlined input has none.
     near : mapping of host to int, or None
         Bytes of the task's inputs that some worker of a host holds [B]; None if there is one host only.
     n_held : mapping of worker to int
@@ -48,10 +48,6 @@ class TaskView:
         Bytes of its result, where that is known and there are devices it may have to fit on [B].
     n_inputs : int
         How many inputs there are.
-    inlined : mapping of worker to int
-        How many of the inputs that come with the task, if it goes elsewhere, each worker holds.
-    n_inlined : int
-        How many such inputs there are; they do not count among the others.
     allowed : collection of workers, or None
         Where the task may run; None means anywhere. It may change with the workers that there are.
     sent : int
@@ -80,8 +76,6 @@ class TaskView:
     input_bytes: int = 0
     output_bytes: int = 0
     n_inputs: int = 0
-    inlined: Mapping[WorkerKey, int] = field(default_factory=dict)
-    n_inlined: int = 0
     allowed: Collection[WorkerKey] | None = None
     sent: int = 0
     has_started: bool = False

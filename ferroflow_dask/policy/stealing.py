@@ -110,7 +110,7 @@ class StealingPolicy(Policy):
                 second, beaten, next_s = finish, worker, here_s
         if best is None or chosen is None:
             return
-        if not (task.input_bytes or task.n_inlined):
+        if not task.held:
             self._last = chosen.key
         reason: Reason = (_FINISHES, end_s, *parts, len(candidates))
         if beaten is not None:
@@ -121,8 +121,7 @@ class StealingPolicy(Policy):
     def _candidates(task: TaskView, view: ClusterView) -> Iterable[WorkerView]:
         if task.allowed is not None:
             return [view.workers[key] for key in task.allowed if key in view.workers]
-        near = (*task.held, *task.inlined)
-        candidates = {key: view.workers[key] for key in near if key in view.workers}
+        candidates = {key: view.workers[key] for key in task.held if key in view.workers}
         for worker in view.least_loaded_for(task):
             candidates.setdefault(worker.key, worker)
         return candidates.values()
@@ -133,7 +132,7 @@ class StealingPolicy(Policy):
         What needs neighbours' results finds them in one place then. It costs nothing as long as the worker
         is ahead of the others by less than the time that messages take.
         """
-        if task.input_bytes or task.n_inlined or task.is_guess:
+        if task.held or task.is_guess:
             return None
         worker = view.workers.get(self._last or "")
         if worker is None or not worker.is_running:

@@ -20,8 +20,6 @@ from ferroflow_dask.policy.state import Key, Priority, TaskView, WorkerKey, Work
 #: worker that is asked. (Without that work, array and frame workloads lose 5 to 20 % to moving data about.)
 _FETCH_MESSAGES = 5
 _FETCH_WORK = 8
-#: The work that each input makes which comes with a task, in one-way messages, beyond one that they all take.
-_INLINE_WORK = 1 / 16
 #: What a steal takes, in one-way messages: request, answer, task.
 _STEAL_MESSAGES = 3
 #: A device with less than this part of its memory free is nearly full.
@@ -59,20 +57,15 @@ class ClusterView(LoadOrder):
         that are there. Where they, or the result, go over the free memory of the worker's device, others
         have to be spilled before.
         """
-        inline_s = self._inline_s(task, worker) if task.n_inlined else 0.0
         missing = max(0, task.missing_bytes(worker))
         if not (missing or task.output_bytes):
-            return inline_s
+            return 0.0
         there = self.workers[worker]
         spill_s = there.spill_s(missing + task.output_bytes)
         if not missing:
-            return inline_s + spill_s
+            return spill_s
         incoming_s = self._sent_s(there.incoming_nbytes, there.near_part * there.incoming_nbytes)
-        return inline_s + spill_s + max(0.0, incoming_s - there.wait_s) + self._fetch_s(task, there, missing)
-
-    def _inline_s(self, task: TaskView, worker: WorkerKey) -> float:
-        n_missing = task.n_inlined - task.inlined.get(worker, 0)
-        return (1 + n_missing * _INLINE_WORK) * self.latency_s if n_missing else 0.0
+        return spill_s + max(0.0, incoming_s - there.wait_s) + self._fetch_s(task, there, missing)
 
     def _fetch_s(self, task: TaskView, worker: WorkerView, missing: int) -> float:
         fetch_s = (_FETCH_MESSAGES + _FETCH_WORK * task.n_peers(worker.key)) * self.latency_s

@@ -212,17 +212,15 @@ class TaskViews:
         expected_s = _distributed.prefix_average(ts) if cost is None else cost
         held: dict[str, int] = {}
         n_held: dict[str, int] = {}
-        inlined: dict[str, int] = {}
         near: dict[str, int] | None = {} if len(self._scheduler.host_info) > 1 else None
-        total = n_inputs = n_inlined = 0
+        total = n_inputs = 0
         for dependency in ts.dependencies:
             holders = dependency.who_has or ()
             if len(holders) == len(self._scheduler.workers):
                 continue  # every worker has it: no worker is nearer than another
             if self._comes_with(ts, dependency):
-                n_inlined += 1
                 for holder in islice(holders, _HOLDERS):
-                    inlined[holder.address] = inlined.get(holder.address, 0) + 1
+                    held.setdefault(holder.address, 0)
                 continue
             nbytes = dependency.get_nbytes()
             total += nbytes
@@ -247,8 +245,6 @@ class TaskViews:
             input_bytes=total,
             output_bytes=int(self._costs.nbytes(ts) or 0) if self.has_gpus else 0,
             n_inputs=n_inputs,
-            inlined=inlined or _NOTHING,
-            n_inlined=n_inlined,
             allowed=self._allowed_of(ts),
             is_movable=not (ts.actor or _distributed.is_never_stolen(ts)),
             is_guess=expected_s is None,
