@@ -122,7 +122,7 @@ class StealingPolicy(Policy):
         if task.allowed is not None:
             return [view.workers[key] for key in task.allowed if key in view.workers]
         candidates = {key: view.workers[key] for key in task.held if key in view.workers}
-        for worker in view.least_loaded_for(task):
+        for worker in view.least_loaded():
             candidates.setdefault(worker.key, worker)
         return candidates.values()
 
