@@ -19,12 +19,9 @@ class GraphArrived:
     ----------
     tasks : tuple of TaskView
         Its tasks, in the order that the submitter's priorities give.
-    ready : frozenset
-        Keys of those that can start at once.
     """
 
     tasks: tuple[TaskView, ...]
-    ready: frozenset[Key]
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,12 +65,8 @@ class StealingPolicy(Policy):
         match event:
             case TaskReady(task):
                 yield from self._place(task, view)
-            case GraphArrived(tasks, ready):
+            case GraphArrived(tasks):
                 yield from self._order(tasks)
-                # Costliest rest first, so that long tasks are placed before short ones fill the gaps.
-                known = [task for task in tasks if task.has_cost and task.key in ready]
-                for task in sorted(known, key=lambda task: -(task.rank_s or 0.0)):
-                    yield from self._place(task, view)
             case WorkerIdle(worker):
                 yield from self._steal(view.workers[worker], view, now)
             case _:

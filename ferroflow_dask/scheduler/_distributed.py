@@ -202,11 +202,6 @@ def early_message(scheduler: Scheduler, ts: TaskState, ws: WorkerState) -> dict[
     return message
 
 
-def would_queue(scheduler: Scheduler, ts: TaskState) -> bool:
-    """Return whether Dask would keep a task in its queue until a worker has a free slot."""
-    return bool(type(scheduler).is_rootish(scheduler, ts))
-
-
 def stock_decision(scheduler: Scheduler, ts: TaskState) -> WorkerState | None:
     """Return the worker that Dask would choose for a task."""
     return type(scheduler).decide_worker_non_rootish(scheduler, ts)
@@ -243,12 +238,6 @@ def measured_bandwidths(ws: WorkerState) -> dict[str, tuple[float, int]]:
     """Return the transfers in a worker's last heartbeat by source: sum of bandwidths [B/s] and count."""
     measured: dict[str, tuple[float, int]] = ws.metrics.get("bandwidth", {}).get("workers", {})
     return measured
-
-
-def is_kept_anyway(ts: TaskState) -> bool:
-    """Return whether a result stays in memory until most of its group exist, for one task that reads all."""
-    readers, most = ts.dependents, len(ts.group) / 2
-    return not readers or any(len(reader.dependencies) >= most for reader in readers)
 
 
 def is_used_soon(ts: TaskState, n: int) -> bool:

@@ -30,7 +30,6 @@ from ferroflow_dask.scheduler.decisions import DecisionLog
 from ferroflow_dask.scheduler.idle_workers import IdleWorkers, Passes
 from ferroflow_dask.scheduler.network import NetworkView
 from ferroflow_dask.scheduler.placement import Placement
-from ferroflow_dask.scheduler.queue_bypass import QueueBypass
 from ferroflow_dask.scheduler.queue_depth import QueueDepth
 from ferroflow_dask.scheduler.settings import configured_policy
 from ferroflow_dask.scheduler.steal_protocol import StealProtocol
@@ -129,9 +128,6 @@ class FerroflowStealing(WorkStealing):
             guard=self.guard,
         )
         self.task_views = TaskViews(scheduler, learned.costs, self.messages.inlining.comes_with)
-        self._queue_bypass = QueueBypass(
-            scheduler, self.task_views.known_cost, learned.costs.nbytes, self.policy.places_queued
-        )
         self._network = NetworkView(scheduler, self.view)
         self._queue_depth = QueueDepth(scheduler, learned, _MESSAGES * latency_s)
         self._steal_protocol = StealProtocol(
@@ -141,7 +137,6 @@ class FerroflowStealing(WorkStealing):
             clock=clock,
             decisions=self.decisions,
             task_views=self.task_views,
-            queue_bypass=self._queue_bypass,
             prefetch=self.messages.prefetch,
         )
         self.placement = Placement(
@@ -153,7 +148,6 @@ class FerroflowStealing(WorkStealing):
             task_views=self.task_views,
             network=self._network,
             prefetch=self.messages.prefetch,
-            queue_bypass=self._queue_bypass,
             steals=self._steal_protocol,
         )
         self._idle_workers = IdleWorkers(
@@ -167,7 +161,6 @@ class FerroflowStealing(WorkStealing):
             decisions=self.decisions,
             placement=self.placement,
             steals=self._steal_protocol,
-            queue_bypass=self._queue_bypass,
             queue_depth=self._queue_depth,
             messages=self.messages,
             ask_pass=self.ask_pass,
@@ -187,9 +180,7 @@ class FerroflowStealing(WorkStealing):
         for ws in self.scheduler.workers.values():
             for ts in ws.processing:
                 if ts not in ws.long_running:
-                    task = self.task_views(ts)
-                    self.view.assign(task, ws.address, self.clock())
-                    self._queue_bypass.sent(task)
+                    self.view.assign(self.task_views(ts), ws.address, self.clock())
         depth = CallChange("Scheduler.WORKER_SATURATION", lambda: None, self._queue_depth.restore)
         self.changes.make(depth)
         for change in _distributed.placement_changes(self.scheduler, self._decide_worker, self._passes_queue):
@@ -302,12 +293,10 @@ class FerroflowStealing(WorkStealing):
 
     @_guarded
     def update_graph(self, scheduler: Scheduler, *, tasks: list[Key], **kwargs: Any) -> None:
-        """Let the policy order a new graph, and place the tasks that can start at once."""
+        """Let the policy order a new graph."""
         if not self.scheduler.queued:
             self._queue_depth.adapt(self.clock())
         self.placement.graph_arrived([self.scheduler.tasks[key] for key in tasks])
-        if self.placement.planned:
-            self.ask_pass()
 
     def transition(self, key: Key, start: Any, finish: Any, *args: Any, **kwargs: Any) -> None:
         """Follow a task's transition."""
@@ -355,8 +344,6 @@ class FerroflowStealing(WorkStealing):
         self._steal_protocol.restarted()
         for key in list(self.view.assigned):
             self.view.release(key)
-        self.placement.planned.clear()
-        self._queue_bypass.clear()
         self.messages.clear()
 
     # Methods that the scheduler and distributed's stealing call by name
@@ -365,7 +352,6 @@ class FerroflowStealing(WorkStealing):
     def remove_key_from_stealable(self, ts: TaskState) -> None:
         """Note that a task left its worker's threads because it became long-running."""
         self.view.release(ts.key)
-        self._queue_bypass.left(ts.key)
         self.ask_pass()
 
     def put_key_in_stealable(self, ts: TaskState) -> None:
@@ -434,7 +420,6 @@ class FerroflowStealing(WorkStealing):
 
     @_guarded
     def _pass(self) -> None:
-        self.placement.discard_planned()
         self._queue_depth.adapt(self.clock())
         self.messages.prefetch.send()
         if self._idle_workers.n_hopeful():
@@ -491,8 +476,6 @@ class FerroflowStealing(WorkStealing):
         """Return the tasks that are kept account of, by purpose; none once all have ended."""
         return {
             "are in the view": list(self.view.assigned),
-            "are planned": list(self.placement.planned),
-            "count for the queue bypass": self._queue_bypass.keys(),
             "are prefetched": self.messages.prefetch.keys(),
         }
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from ferroflow_dask.scheduler.decisions import DecisionLog
     from ferroflow_dask.scheduler.prefetch.scheduler import Prefetch
-    from ferroflow_dask.scheduler.queue_bypass import QueueBypass
     from ferroflow_dask.scheduler.task_view import TaskViews
 
 #: Logger of distributed's stealing.
@@ -47,7 +46,6 @@ class StealProtocol:
         Returns the time [s].
     decisions : DecisionLog
     task_views : TaskViews
-    queue_bypass : QueueBypass
     prefetch : Prefetch
     """
 
@@ -60,7 +58,6 @@ class StealProtocol:
         clock: Callable[[], float],
         decisions: DecisionLog,
         task_views: TaskViews,
-        queue_bypass: QueueBypass,
         prefetch: Prefetch,
     ) -> None:
         #: Requests, and how they ended: given up by the victim, refused by it, or aborted because the task
@@ -74,7 +71,6 @@ class StealProtocol:
         self._clock = clock
         self._decisions = decisions
         self._task_views = task_views
-        self._queue_bypass = queue_bypass
         self._prefetch = prefetch
 
     def request(self, steal: StealTask) -> tuple[Any, ...] | None:
@@ -100,7 +96,6 @@ class StealProtocol:
             self._view.assign(task, victim.address, now)
             return None
         task.is_movable = False  # until the answer arrives
-        self._queue_bypass.sent(task)  # distributed's request has called `remove_key_from_stealable`
         self._view.assign(task, thief.address, now)
         self.counts["asked"] += 1
         self._decisions.note(steal.key, "steal asked", steal.thief, steal.reason)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from ferroflow_dask.scheduler.cost_model import CostModel
     from ferroflow_dask.scheduler.decisions import DecisionLog
     from ferroflow_dask.scheduler.placement import Placement
-    from ferroflow_dask.scheduler.queue_bypass import QueueBypass
     from ferroflow_dask.scheduler.queue_depth import QueueDepth
     from ferroflow_dask.scheduler.steal_protocol import StealProtocol
     from ferroflow_dask.scheduler.worker_messages import WorkerMessages
@@ -39,7 +38,6 @@ class TaskEvents:
     decisions : DecisionLog
     placement : Placement
     steals : StealProtocol
-    queue_bypass : QueueBypass
     queue_depth : QueueDepth
     messages : WorkerMessages
     ask_pass : callable
@@ -55,7 +53,6 @@ class TaskEvents:
         decisions: DecisionLog,
         placement: Placement,
         steals: StealProtocol,
-        queue_bypass: QueueBypass,
         queue_depth: QueueDepth,
         messages: WorkerMessages,
         ask_pass: Callable[[], None],
@@ -66,7 +63,6 @@ class TaskEvents:
         self._decisions = decisions
         self._placement = placement
         self._steals = steals
-        self._queue_bypass = queue_bypass
         self._queue_depth = queue_depth
         self._messages = messages
         self._ask_pass = ask_pass
@@ -101,20 +97,16 @@ class TaskEvents:
         elif finish == "processing":
             assert ts is not None
             self._entered_processing(ts)
-        elif finish in ("released", "erred", "forgotten"):
-            self._queue_bypass.left(key)
         self._messages.changed(key, start, finish)
 
     def _entered_processing(self, ts: TaskState) -> None:
         ws = ts.processing_on
         assert ws is not None
-        self._placement.planned.pop(ts.key, None)
         entry = self._view.assigned.get(ts.key)
         if entry is None or entry[1].key != ws.address:
             reason = "by Dask: from its queue, or by restrictions or preferences"
             self._decisions.note(ts.key, "placed", ws.address, reason)
             self._view.assign(self._placement.task_views(ts), ws.address, self._clock())
-        self._queue_bypass.sent(self._view.assigned[ts.key][0])
         self._ask_pass()
 
     def _left_processing(
@@ -125,7 +117,7 @@ class TaskEvents:
         1. A steal in flight is aborted: the task was the victim's all the time.
         2. If it finished: the view learns the worker's speed from the duration; the
            cost model learns the duration and the size. Durations on devices are reported separately.
-        3. The view's queue of the worker and the queue bypass drop the task.
+        3. The view's queue of the worker drops the task.
         4. If it finished: the round trip is measured, and the policy gets the event.
         5. A pass over idle workers is asked for.
         """
@@ -140,7 +132,6 @@ class TaskEvents:
             self._view.observe(ts.key, spent_s)
             self._costs.record(ts, spent_s, details["nbytes"])
         self._view.finish(ts.key, self._clock())
-        self._queue_bypass.left(ts.key)
         if finish == "memory":
             if spans:
                 thread = (details["worker"], details.get("thread") or 0)
