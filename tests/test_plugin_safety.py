@@ -342,6 +342,19 @@ def test_a_failure_with_a_steal_in_flight_whose_task_goes_away_ends_with_dask_in
     on_cluster(test)
 
 
+def test_a_late_recovery_keeps_the_plugin_that_was_installed_since() -> None:
+    async def test(cluster: Cluster) -> None:
+        old = cluster.stealing
+        await cluster.client.register_plugin(FerroflowPlugin("ring"))
+        old.leave()
+        assert cluster.stealing is not old
+        assert cluster.scheduler.plugins[PLUGIN_NAME] is cluster.stealing.installed_by
+        await uninstall_from(cluster.scheduler)
+        cluster.assert_stock()
+
+    on_cluster(test)
+
+
 def test_an_answer_that_cannot_be_handled_loses_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError("handing over is broken")

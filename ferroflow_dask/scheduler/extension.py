@@ -223,8 +223,8 @@ class FerroflowStealing(WorkStealing):
         self.guard.fail(error)
 
     def _failed(self) -> None:
-        # First, since Dask now sends these tasks itself. Each end of a task with two run ids is stale, so that it
-        # is placed again for ever. A withdrawal is only a message, safe within a transition.
+        # First, since Dask now sends these tasks itself. Each end of a task with two run ids is stale, and Dask
+        # places the task again for ever. A withdrawal is only a message, safe within a transition.
         _repeated(self.messages.prefetch.close)
         # Changes are undone by the event loop, never inside a transition.
         self.scheduler.loop.add_callback(self._recover)
@@ -244,8 +244,10 @@ class FerroflowStealing(WorkStealing):
 
     def _exchange_back(self) -> None:
         self._exchange.undo()
-        if not self.changes.names and not self._exchange.is_applied:
-            self.scheduler.plugins.pop(PLUGIN_NAME, None)  # it is kept as long as another call may repair
+        if not self.changes.names and not self._exchange.is_applied:  # else another call may repair
+            plugin = self.scheduler.plugins.get(PLUGIN_NAME)
+            if getattr(plugin, "extension", None) in (None, self):  # not that of an installation since
+                self.scheduler.plugins.pop(PLUGIN_NAME, None)
 
     async def settled(self) -> None:
         """Wait until the changes on workers are made or undone."""
