@@ -81,7 +81,7 @@ def test_a_policy_that_fails_at_a_random_event_changes_no_result_and_costs_no_wo
             graph = cluster.client.compute(GRAPH.bind())
             assert await settled(cluster.pinned(20, 0.001)) == list(range(20))
             for value in (await graph).values():
-                np.testing.assert_array_equal(value, GRAPH.constants["root"])
+                np.testing.assert_array_equal(value, GRAPH.graph.constants["root"])
             if extension.error is None:
                 await uninstall(cluster.client)
             failed += extension.error is not None
