@@ -223,8 +223,8 @@ class FerroflowStealing(WorkStealing):
         self.guard.fail(error)
 
     def _failed(self) -> None:
-        # First, since Dask now sends these tasks itself. Each end of a task with two run ids is stale, and Dask
-        # places the task again for ever. A withdrawal is only a message, safe within a transition.
+        # First, since Dask now sends these tasks itself. A task with two run ids never ends: each of its ends
+        # is stale, and it is placed again. A withdrawal is only a message, safe within a transition.
         _repeated(self.messages.prefetch.close)
         # Changes are undone by the event loop, never inside a transition.
         self.scheduler.loop.add_callback(self._recover)
