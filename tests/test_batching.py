@@ -171,6 +171,23 @@ def test_clients_have_short_streams_too() -> None:
 
 
 @pytest.mark.cluster
+def test_a_client_keeps_its_short_interval_when_another_client_installs_again() -> None:
+    async def test(cluster: Cluster) -> None:
+        def is_short(client: Client) -> bool:
+            return isinstance(client.scheduler_comm.interval, Interval)
+
+        await install(cluster.client)
+        await comes(lambda _: is_short(cluster.client), cluster)
+        async with Client(cluster.scheduler.address, asynchronous=True) as other:
+            await install(other, policy="ring")
+            await comes(lambda _: is_short(cluster.client) and is_short(other), cluster)
+        await uninstall(cluster.client)
+        assert not told(cluster.scheduler)
+
+    on_cluster(test, plugin=False, limit_s=30)
+
+
+@pytest.mark.cluster
 @pytest.mark.filterwarnings("default:ferroflow:UserWarning")
 def test_a_failure_gives_all_ends_back() -> None:
     async def test(cluster: Cluster) -> None:

@@ -62,12 +62,15 @@ class FerroflowPlugin(SchedulerPlugin):
         policy = configured_policy(self.policy, self.options)
         latency_s = _checked_latency_s()
         replaced = None if present is None else type(present)
+        followers: frozenset[str] = frozenset()
         if isinstance(present, FerroflowStealing):
             replaced = present.replaced
+            followers = present.messages.batching.followers
 
         def make(scheduler: Scheduler) -> FerroflowStealing:
             self.extension = FerroflowStealing(scheduler, policy, latency_s, replaced)
             self.extension.installed_by = self
+            self.extension.messages.batching.inherit(followers)
             return self.extension
 
         await exchange(scheduler, make)

@@ -88,6 +88,8 @@ class Batching:
             self.worker_joined(address)
         for client in self._scheduler.client_comms:
             self._client_joined(client)
+        for client in self._followers & set(self._scheduler.client_comms):
+            self.followed_by(client)
 
     def worker_joined(self, address: str) -> None:
         """Shorten the interval of the messages to a worker."""
@@ -129,6 +131,15 @@ class Batching:
         self._tell_clients()
         for client in list(self._followers):
             self._unsubscribe(client)
+
+    @property
+    def followers(self) -> frozenset[str]:
+        """Clients that are told whether messages are sent at once, by their ids."""
+        return frozenset(self._followers)
+
+    def inherit(self, followers: frozenset[str]) -> None:
+        """Tell the followers of an earlier installation, too, from `change` on."""
+        self._followers.update(followers)
 
     def followed_by(self, client: str) -> None:
         """Tell a client the present state, and every change until `uninstall`."""
