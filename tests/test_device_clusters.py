@@ -181,7 +181,7 @@ def test_workers_learn_durations_from_the_device(mixed_client: Client) -> None:
     mixed_client.compute(bound).result()
 
     def learned(dask_scheduler: Any) -> list[str]:
-        known = dask_scheduler.extensions["stealing"].costs._usual_s
+        known = dask_scheduler.extensions["stealing"].costs._kinds_s
         return [kind for kind in known if kind.startswith("MatMul") and kind.endswith("on a GPU")]
 
     assert soon(lambda: mixed_client.run_on_scheduler(learned), within_s=10)  # a little after they have ended
@@ -320,7 +320,7 @@ def test_a_worker_that_is_not_told_to_use_its_gpu_is_an_ordinary_one() -> None:
         def learned(dask_scheduler: Any) -> tuple[str, int]:
             extension = dask_scheduler.extensions["stealing"]
             (worker,) = extension.view.workers.values()
-            return worker.kind, len(extension.costs._usual_s)
+            return worker.kind, len(extension.costs._kinds_s)
 
         assert client.run_on_scheduler(learned) == ("cpu", 1)
 
