@@ -51,7 +51,7 @@ class Cluster:
         return chosen
 
     def arrive(self, tasks: list[TaskView]) -> list[Instruction]:
-        return self.tell(GraphArrived(tuple(tasks), frozenset(task.key for task in tasks)))
+        return self.tell(GraphArrived(tuple(tasks)))
 
     def put(self, worker: str, *tasks: TaskView) -> None:
         for task in tasks:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ferroflow_dask.policy import ClusterView, Policy, TaskView
-from ferroflow_dask.policy.estimators import Transfers
 from ferroflow_dask.policy.events import Event, GraphArrived, TaskReady
 from ferroflow_dask.policy.instructions import Instruction, SetPriority
 
@@ -23,10 +22,7 @@ _CHANGES = (
     "set_incoming",
     "to_end_of_idle",
     "assign",
-    "reprice",
     "observe",
-    "observe_transfer",
-    "observe_answer",
     "finish",
     "release",
     "_settle",  # who idles since when depends on when that is asked
@@ -61,7 +57,7 @@ class Recording:
         allowed = values.pop("allowed")
         if allowed is not None:
             self._allowed[id(allowed)] = allowed
-        values |= {name: dict(values[name]) for name in ("held", "coming")}
+        values |= {name: dict(values[name]) for name in ("held",)}
         return Snapshot(id(task), values, None if allowed is None else id(allowed))
 
     def note_allowed(self) -> None:
@@ -82,8 +78,8 @@ def recording_view(recording: Recording) -> type[ClusterView]:
     class RecordingView(ClusterView):
         is_inner = False
 
-        def __init__(self, latency_s: float, transfers: Transfers) -> None:
-            super().__init__(latency_s=latency_s, transfers=transfers)
+        def __init__(self, latency_s: float) -> None:
+            super().__init__(latency_s=latency_s)
             recording.latency_s = latency_s
 
     def noting(name: str) -> Any:

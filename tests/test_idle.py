@@ -39,23 +39,23 @@ def test_those_that_find_nothing_let_others_come_first_and_two_of_them_end_a_tur
     asked: list[str] = []
     idle, view, again = served("abcd", lambda worker: asked.append(worker) or False)
     assert view.first_idle(9) == [A, B, C, D]
-    assert idle.serve(0.0) == 2
+    idle.serve()
     assert asked == [A, B]
     assert view.first_idle(9) == [C, D, A, B]
-    idle.serve(1.0)
+    idle.serve()
     assert asked == [A, B, C, D]
     assert not again
 
 
 def test_after_a_turn_in_which_all_found_work_there_is_another() -> None:
     idle, _, again = served("ab", lambda _: True)
-    assert idle.serve(0.0) == 0
+    idle.serve()
     assert again == ["again"]
 
 
 def test_after_a_turn_in_which_one_found_nothing_there_is_none() -> None:
     idle, _, again = served("ab", lambda worker: worker == A)
-    assert idle.serve(0.0) == 1
+    idle.serve()
     assert not again
 
 
@@ -67,29 +67,3 @@ def test_after_a_turn_in_which_one_found_nothing_there_is_none() -> None:
 def test_there_is_hope_where_idle_workers_may_steal(hopeless: dict[str, bool], n: int) -> None:
     idle, _, _ = served("ab", never, **hopeless)
     assert idle.n_hopeful() == n
-    assert idle.serve_hopeful(0.0) == (n or None)
-
-
-def test_where_nothing_was_found_nobody_looks_for_a_moment() -> None:
-    asked: list[str] = []
-    idle, _, _ = served("a", lambda worker: asked.append(worker) or False)
-    for now, n_asked in [(1.0, 1), (1.004, 1), (1.006, 2)]:
-        idle.serve_hopeful(now)
-        assert len(asked) == n_asked
-
-
-def test_a_task_that_comes_to_wait_ends_the_moment() -> None:
-    asked: list[str] = []
-    idle, view, _ = served("a", lambda worker: asked.append(worker) or False)
-    idle.serve_hopeful(1.0)
-    view.assign(TaskView("new", 1.0, (9,)), "crowded", 1.001)
-    idle.serve_hopeful(1.002)
-    assert asked == [A, A]
-
-
-def test_where_somebody_found_work_others_look_at_once() -> None:
-    asked: list[str] = []
-    idle, _, _ = served("ab", lambda worker: asked.append(worker) or worker == A)
-    idle.serve_hopeful(1.0)
-    idle.serve_hopeful(1.0)
-    assert len(asked) == 4

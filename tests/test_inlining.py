@@ -8,7 +8,6 @@ import dask
 import pytest
 from virtual_runs import L, chain, run
 
-from ferroflow_dask.policy import ClusterView, TaskView
 from ferroflow_dask.scheduler.inlining import scheduler as inlining
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
 
@@ -170,12 +169,3 @@ def test_what_dies_with_its_worker_is_made_anew_and_told_anew() -> None:
     cluster.check()
     started = [execution.key for execution in cluster.record.executions]
     assert [started.count(i) for i in (0, 1)] == [2, 2]
-
-
-def test_a_copy_that_comes_along_costs_a_message_and_no_more_than_it_must() -> None:
-    view = ClusterView(latency_s=1.0)
-    for worker in "ab":
-        view.add_worker(worker, 1)
-    task = TaskView("t", 1.0, (0,), inlined={"a": 2, "b": 1}, n_inlined=2)
-    assert view.transfer_s(task, "a") == 0.0
-    assert 1.0 < view.transfer_s(task, "b") < 2.0

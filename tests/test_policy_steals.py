@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from ferroflow_dask.policy.threshold import AdaptiveThreshold
 from pure_policy import Cluster, ferroflow, steals
 
+from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.policy import make_policy
-from ferroflow_dask.policy.events import GraphArrived, StealConfirmed, StealRefused, WorkerIdle, WorkerLeft
+from ferroflow_dask.policy.baselines import AdaptiveThreshold
+from ferroflow_dask.policy.events import StealRefused, WorkerIdle, WorkerLeft
 
 
 def test_an_idle_worker_takes_half_of_the_surplus_by_time() -> None:
@@ -52,16 +53,6 @@ def test_a_short_task_behind_one_that_overruns_is_taken() -> None:
     assert steals(cluster.tell(WorkerIdle("w1"))) == ["stuck"]
 
 
-@pytest.mark.parametrize(("n_asked", "is_stolen"), [(0, True), (1, True), (3, False)])
-def test_what_was_asked_for_before_has_to_gain_more(n_asked: int, is_stolen: bool) -> None:
-    cluster = ferroflow()
-    cluster.put("w0", cluster.task("first", 0.02), cluster.task("moved", 0.01, n_asked=n_asked))
-    assert steals(cluster.tell(WorkerIdle("w1"))) == ["moved"] * is_stolen
-    # However often: of a worker that is stuck it goes.
-    cluster.now = 1.0
-    assert steals(cluster.tell(WorkerIdle("w2"))) == ["moved"] * (not is_stolen)
-
-
 def test_work_does_not_go_back_and_forth() -> None:
     cluster = ferroflow()
     cluster.put("w0", *(cluster.task(i, 0.1) for i in range(9)))
@@ -84,16 +75,8 @@ def test_some_tasks_are_never_stolen(more: dict[str, object], what: str) -> None
     assert cluster.tell(WorkerIdle("w1")) == [], what
 
 
-def test_a_victim_needs_as_many_waiting_tasks_as_the_threshold_says() -> None:
-    cluster = ferroflow(threshold=4)
-    cluster.put("w0", *(cluster.task(i, 0.5) for i in range(4)))
-    assert cluster.tell(WorkerIdle("w1")) == []
-    cluster.put("w0", cluster.task("one more", 0.5))
-    assert steals(cluster.tell(WorkerIdle("w1"))) != []
-
-
 def test_a_worker_that_left_is_neither_victim_nor_candidate() -> None:
-    cluster = ferroflow(threshold=1)
+    cluster = ferroflow()
     cluster.put("w0", *(cluster.task(i, 0.5) for i in range(4)))
     cluster.view.remove_worker("w0")
     cluster.tell(WorkerLeft("w0"))
@@ -129,14 +112,6 @@ def test_the_rings_threshold_is_a_ratchet() -> None:
     assert len(cluster.tell(WorkerIdle("w1"))) == 1
 
 
-@pytest.mark.parametrize(("now", "n"), [(0.02, 0), (0.2, 3)], ids=["a little late", "stuck"])
-def test_even_short_tasks_leave_a_worker_that_is_stuck(now: float, n: int) -> None:
-    cluster = ferroflow()
-    cluster.put("w0", *(cluster.task(i, 1e-5) for i in range(4)))
-    cluster.now = now
-    assert len(cluster.tell(WorkerIdle("w1"))) == n
-
-
 # The adaptive threshold
 
 
@@ -151,54 +126,29 @@ def test_refusals_raise_the_threshold_up_to_a_quarter_of_the_workers() -> None:
     assert record(AdaptiveThreshold(), *[False] * 200) == 8
 
 
-def test_success_brings_the_threshold_back_down() -> None:
+def test_a_fixed_threshold_stays() -> None:
+    assert record(AdaptiveThreshold(2, adaptive=False), *[False] * 50) == 2
+
+
+def test_threshold_after_success_comes_down() -> None:
     threshold = AdaptiveThreshold()
     raised = record(threshold, *[False] * 20)
     assert record(threshold, *[True] * 60) < raised
     assert record(threshold, *[True] * 60) == 1
 
 
-def test_a_fixed_threshold_stays() -> None:
-    assert record(AdaptiveThreshold(2, adaptive=False), *[False] * 50) == 2
-
-
-def test_the_policy_learns_from_refusals_and_starts_afresh_with_a_graph() -> None:
-    cluster = ferroflow()
+@pytest.mark.parametrize(("options", "value"), [({}, 3), ({"threshold": 2}, 4), ({"adaptive": False}, 1)])
+def test_ring_threshold_follows_its_options(options: dict[str, object], value: int) -> None:
+    cluster = Cluster(make_policy("ring", **options))
     for _ in range(10):
         cluster.tell(StealRefused("k", "w0", "w1"))
-    policy = cluster.policy
-    assert policy.threshold_of("w1").value == 3  # type: ignore[attr-defined]
-    assert policy.threshold_of("w2").value == 1  # type: ignore[attr-defined]
-    cluster.tell(StealConfirmed("k", "w0", "gone"))  # a thief that left meanwhile
-    cluster.tell(GraphArrived((), frozenset()))
-    assert policy.threshold_of("w1").value == 1  # type: ignore[attr-defined]
-
-
-def test_the_threshold_of_a_worker_goes_with_it() -> None:
-    cluster = ferroflow()
-    for _ in range(10):
-        cluster.tell(StealRefused("k", "w0", "w1"))
-    policy = cluster.policy
-    assert policy.gauges()["steal_threshold"][1] == 3  # type: ignore[attr-defined]
+    assert cluster.policy.gauges()["steal_threshold"][1] == value
     cluster.view.remove_worker("w1")
     cluster.tell(WorkerLeft("w1"))
-    assert policy.gauges()["steal_threshold"][1] == 1  # type: ignore[attr-defined]
-    cluster.view.add_worker("w1", 1)
-    assert policy.threshold_of("w1").value == 1  # type: ignore[attr-defined]
+    assert cluster.policy.gauges()["steal_threshold"][1] == options.get("threshold", 1)
 
 
-def test_a_threshold_comes_down_only_where_it_alone_kept_a_thief_from_trying() -> None:
-    cluster = ferroflow()
-    threshold = cluster.policy.threshold_of("w2")  # type: ignore[attr-defined]
-    record(threshold, *[False] * 10)
-    assert threshold.value == 3
-    cluster.put("w0", cluster.task("runs", 9.0), cluster.task("waits", 9.0))
-    cluster.put("w1", *(cluster.task(i, 1e-4) for i in range(9)))  # more than that, soon done
-    for _ in range(9):
-        assert cluster.tell(WorkerIdle("w2")) == []
-    assert {instruction.victim for instruction in cluster.declined} == {"w0", "w1"}
-    assert threshold.value == 3
-    cluster.view.remove_worker("w1")
-    for _ in range(2):
-        assert cluster.tell(WorkerIdle("w2")) == []
-    assert threshold.value == 2
+@pytest.mark.parametrize("threshold", [0, 1.5, "2"])
+def test_ring_with_a_bad_threshold_raises(threshold: object) -> None:
+    with pytest.raises(UsageError, match=r"threshold must be an integer of at least 1 waiting task, got"):
+        make_policy("ring", threshold=threshold)

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import islice
 
-from ferroflow_dask.policy.state import Load, WorkerKey, WorkerView
+from ferroflow_dask.policy.state import Load, TaskView, WorkerKey, WorkerView
 
 
 class LoadOrder:
@@ -17,6 +17,9 @@ class LoadOrder:
         self.workers: dict[WorkerKey, WorkerView] = {}
         # Sorted lists: at thousands of workers, moving their tails costs less than any cleverer order.
         self._by_load: dict[tuple[str, float, bool], list[Load]] = {}
+        # The same by host, once there are several.
+        self._by_host: dict[str, dict[tuple[str, float, bool], list[Load]]] = {}
+        self._has_hosts = False
         self._crowded: list[Load] = []
         self._idle: OrderedDict[WorkerKey, None] = OrderedDict()
         self._by_turn: dict[int, WorkerView] = {}
@@ -30,6 +33,18 @@ class LoadOrder:
         for order in self._by_load.values():
             if order:
                 yield self._by_turn[order[0][2]]
+
+    def least_loaded_for(self, task: TaskView) -> list[WorkerView]:
+        """Return the least loaded workers, as above, after those of the host with most of the inputs.
+
+        Such a host is told apart once there have been several.
+        """
+        self._settle()
+        beside: dict[tuple[str, float, bool], list[Load]] = {}
+        if task.near and self._by_host:
+            beside = self._by_host.get(max(task.near, key=task.near.__getitem__), beside)
+        orders = (*beside.values(), *self._by_load.values())
+        return [self._by_turn[order[0][2]] for order in orders if order]
 
     def crowded_from_most_loaded(self) -> Iterator[WorkerView]:
         """Yield workers that have more tasks than threads, the most loaded first."""
@@ -69,6 +84,13 @@ class LoadOrder:
             self._idle.move_to_end(key)
 
     def _join(self, worker: WorkerView) -> None:
+        if not self._has_hosts and next(iter(self.workers.values()), worker).host != worker.host:
+            self._settle()
+            for other in self.workers.values():
+                self._unfile(other)
+            self._has_hosts = True
+            for other in self.workers.values():
+                self._file(other)
         self.workers[worker.key] = worker
         self._take_turn(worker)
         self._file(worker)
@@ -105,6 +127,13 @@ class LoadOrder:
         assert load is not None
         if worker.is_running:
             _take_out(self._by_load[worker.group], load)
+            if self._has_hosts:
+                orders = self._by_host[worker.host]
+                _take_out(orders[worker.group], load)
+                if not orders[worker.group]:
+                    del orders[worker.group]
+                if not orders:
+                    del self._by_host[worker.host]
         if load[1] > 1:
             _take_out(self._crowded, load)
 
@@ -112,6 +141,8 @@ class LoadOrder:
         load = worker.filed = worker.load
         if worker.is_running:
             insort(self._by_load.setdefault(worker.group, []), load)
+            if self._has_hosts:
+                insort(self._by_host.setdefault(worker.host, {}).setdefault(worker.group, []), load)
         if load[1] > 1:  # tasks per thread
             insort(self._crowded, load)
         if worker.is_running and load[1] < 1:

@@ -118,8 +118,12 @@ class StealingPolicy(Policy):
         if task.allowed is not None:
             return [view.workers[key] for key in task.allowed if key in view.workers]
         candidates = {key: view.workers[key] for key in task.held if key in view.workers}
-        for worker in view.least_loaded():
-            candidates.setdefault(worker.key, worker)
+        # A guessed duration is no reason to move data: until the first task of a prefix has finished, holders
+        # of inputs keep the tasks that could not start at once elsewhere.
+        may_wait = not (task.is_guess and candidates)
+        for worker in view.least_loaded_for(task):
+            if may_wait or worker.has_free_thread:
+                candidates.setdefault(worker.key, worker)
         return candidates.values()
 
     def _beside_the_last(self, task: TaskView, view: ClusterView) -> WorkerView | None:

@@ -179,6 +179,16 @@ class ClusterView(LoadOrder):
         worker.due_nbytes += task.output_bytes
         self.assigned[task.key] = (task, worker)
 
+    def reprice(self, key: Key, cost_s: float) -> None:
+        """Correct the expected duration of a task in a queue, which was a guess [s]."""
+        entry = self.assigned.get(key)
+        if entry is not None:
+            task, worker = entry
+            self._touch(worker)
+            worker.backlog_s += cost_s - task.cost_s
+            task.cost_s = cost_s
+            task.is_guess = False
+
     def observe(self, key: Key, seconds: float) -> None:
         """Learn a worker's speed from the duration of one of its tasks [s] and the task's cost."""
         entry = self.assigned.get(key)

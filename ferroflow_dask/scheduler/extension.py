@@ -349,6 +349,7 @@ class FerroflowStealing(WorkStealing):
         self._steal_protocol.restarted()
         for key in list(self.view.assigned):
             self.view.release(key)
+        self._task_events.guessed.clear()
         self.messages.clear()
 
     # Methods that the scheduler and distributed's stealing call by name
@@ -481,6 +482,7 @@ class FerroflowStealing(WorkStealing):
         """Return the tasks that are kept account of, by purpose; none once all have ended."""
         return {
             "are in the view": list(self.view.assigned),
+            "have guessed durations": [key for keys in self._task_events.guessed.values() for key in keys],
             "are prefetched": self.messages.prefetch.keys(),
         }
 

@@ -110,5 +110,5 @@ class NetworkView:
         if task.input_bytes or task.output_bytes:
             best = task.allowed
             if best is None:
-                best = [worker.key for worker in self._view.least_loaded()]
+                best = [worker.key for worker in self._view.least_loaded_for(task)]
             self.update_workers({*task.held, *best}, now)

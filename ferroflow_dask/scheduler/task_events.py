@@ -10,6 +10,7 @@ from dask.typing import Key
 from ferroflow_dask.annotations import GPU, KIND_ANNOTATION, RANK_ANNOTATION
 from ferroflow_dask.policy import ClusterView
 from ferroflow_dask.policy.events import TaskFinished
+from ferroflow_dask.scheduler import _distributed
 
 if TYPE_CHECKING:
     from distributed.scheduler import TaskState
@@ -66,6 +67,8 @@ class TaskEvents:
         self._queue_depth = queue_depth
         self._messages = messages
         self._ask_pass = ask_pass
+        #: Processing tasks of unknown duration, by prefix, until the first task of the prefix has finished.
+        self.guessed: dict[str, set[Key]] = {}
 
     def changed(
         self,
@@ -107,6 +110,8 @@ class TaskEvents:
             reason = "by Dask: from its queue, or by restrictions or preferences"
             self._decisions.note(ts.key, "placed", ws.address, reason)
             self._view.assign(self._placement.task_views(ts), ws.address, self._clock())
+        if self._view.assigned[ts.key][0].is_guess:
+            self.guessed.setdefault(ts.prefix.name, set()).add(ts.key)
         self._ask_pass()
 
     def _left_processing(
@@ -117,7 +122,8 @@ class TaskEvents:
         1. A steal in flight is aborted: the task was the victim's all the time.
         2. If it finished: the view learns the worker's speed from the duration; the
            cost model learns the duration and the size. Durations on devices are reported separately.
-        3. The view's queue of the worker drops the task.
+        3. The view's queue of the worker drops the task. If it is the first of its prefix that finished, the
+           others on workers get its duration in place of Dask's guess.
         4. If it finished: the round trip is measured, and the policy gets the event.
         5. A pass over idle workers is asked for.
         """
@@ -132,6 +138,7 @@ class TaskEvents:
             self._view.observe(ts.key, spent_s)
             self._costs.record(ts, spent_s, details["nbytes"])
         self._view.finish(ts.key, self._clock())
+        self._correct_guesses(ts, finish)
         if finish == "memory":
             if spans:
                 thread = (details["worker"], details.get("thread") or 0)
@@ -139,6 +146,18 @@ class TaskEvents:
                 self._queue_depth.finished(ts, thread, spans[0][0], spans[-1][1], has_waited)
             self._placement.handle(TaskFinished(ts.key, details["worker"], spent_s, details["nbytes"]))
         self._ask_pass()
+
+    def _correct_guesses(self, ts: TaskState, finish: str) -> None:
+        guessed = self.guessed.get(ts.prefix.name)
+        if guessed is None:
+            return
+        guessed.discard(ts.key)
+        average_s = _distributed.prefix_average(ts) if finish == "memory" else None
+        if average_s is not None:
+            for key in guessed:
+                self._view.reprice(key, average_s)
+        if average_s is not None or not guessed:
+            del self.guessed[ts.prefix.name]
 
     def _is_reported_later(self, ts: TaskState, address: str) -> bool:
         # Lowered tasks return once their work is enqueued on a device; its duration is reported afterwards.
