@@ -44,6 +44,17 @@ class LastWorkerPolicy(Policy):
             workers = [worker for worker in view.running if event.task.may_run_on(worker.key)]
             if workers:
                 yield AssignTask(event.task.key, workers[-1].key, f"the last; {self.label}")
+
+
+class Lookalike:
+    """Has the method of a policy, and is none."""
+
+    def handle(self, event, view, now):
+        return iter(())
+
+
+def make():
+    return LastWorkerPolicy()
 '''
 
 
@@ -75,6 +86,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         "[ferroflow_dask.policies]\n"
         "last = somebodys_policies:LastWorkerPolicy\n"
         "missing = somebodys_other_policies:Policy\n"
+        "lookalike = somebodys_policies:Lookalike\n"
+        "function = somebodys_policies:make\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     return pytest.importorskip("somebodys_policies")
@@ -88,6 +101,18 @@ def test_it_is_listed_and_made(package: ModuleType) -> None:
         make_policy("last", seed=1)
     with pytest.raises(UsageError, match="imported from somebodys_other_policies:Policy: No module"):
         make_policy("missing")
+
+
+@pytest.mark.parametrize(
+    ("name", "got"), [("lookalike", "<class .*Lookalike'>"), ("function", "<function make at .*>")]
+)
+def test_it_must_be_a_subclass_of_policy(package: ModuleType, name: str, got: str) -> None:
+    assert package
+    with pytest.raises(
+        UsageError,
+        match=rf"^policy '{name}' must be a subclass of ferroflow_dask\.policy\.Policy, got {got}$",
+    ):
+        make_policy(name)
 
 
 @pytest.mark.parametrize("keeps", CONTRACT, ids=lambda keeps: keeps.__name__)

@@ -67,9 +67,12 @@ def make_policy(name: str, **options: Any) -> Policy:
     UnknownNameError
         No policy has this name.
     UsageError
-        The policy does not accept an option, or the package that offers it cannot be imported.
+        The policy does not accept an option, or the package that offers it cannot be imported or offers
+        something that is no subclass of `Policy`.
     """
     cls: Any = _builtin().get(name) or _from_other_packages(name)
+    if not (isinstance(cls, type) and issubclass(cls, Policy)):
+        raise UsageError(f"policy {name!r} must be a subclass of ferroflow_dask.policy.Policy, got {cls!r}")
     parameters = inspect.signature(cls).parameters
     for option in options:
         if option not in parameters:
