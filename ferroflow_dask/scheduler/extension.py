@@ -104,7 +104,7 @@ class FerroflowStealing(WorkStealing):
         learned: Learned | None = None,
     ) -> None:
         self.clock = clock
-        self.policy = configured_policy() if policy is None else policy
+        policy = configured_policy() if policy is None else policy
         self.replaced = replaced
         self.guard = Guard(self._failed)
         #: The scheduler plugin that installed this extension, if one did.
@@ -141,7 +141,7 @@ class FerroflowStealing(WorkStealing):
         )
         self.placement = Placement(
             scheduler,
-            self.policy,
+            policy,
             self.view,
             clock=clock,
             decisions=self.decisions,
@@ -185,6 +185,11 @@ class FerroflowStealing(WorkStealing):
         self.changes.make(depth)
         for change in _distributed.placement_changes(self.scheduler, self._decide_worker, self._passes_queue):
             self.changes.make(change)
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that is asked, the one of `placement`."""
+        return self.placement.policy
 
     # Life cycle
 
