@@ -23,9 +23,9 @@ HERE = ("run", *SMALL, "--workers", "1", "--no-processes")
     ("options", "policy", "expected"),
     [
         ("", "ferroflow", {}),
-        ("--steal-threshold 2", "ferroflow", {"threshold": 2}),
-        ("--no-adaptive-threshold", "ferroflow", {"adaptive": False}),
-        ("--steal-threshold 2 --no-adaptive-threshold", "ferroflow", {"threshold": 2, "adaptive": False}),
+        ("--steal-threshold 2", "ring", {"threshold": 2}),
+        ("--no-adaptive-threshold", "ring", {"adaptive": False}),
+        ("--steal-threshold 2 --no-adaptive-threshold", "ring", {"threshold": 2, "adaptive": False}),
         ("--seed 7", "ferroflow", {}),
         ("--seed 7", "random", {"seed": 7}),
         ("--seed 7", "ring", {}),

@@ -123,8 +123,8 @@ def test_switches_are_booleans_or_words_for_them(value: object, expected: bool) 
 @pytest.mark.parametrize("value", [None, "", "maybe", 2, 0.5, []], ids=repr)
 def test_what_is_no_switch_is_told(value: object) -> None:
     with (
-        dask.config.set({"ferroflow.stealing.adaptive": value}),
-        pytest.raises(UsageError, match=r"ferroflow\.stealing\.adaptive is .*; it must be true or false"),
+        dask.config.set({"ferroflow.low-latency-messages": value}),
+        pytest.raises(UsageError, match=r"ferroflow\.low-latency-messages is .*; it must be true or false"),
     ):
         FerroflowPlugin()
 
@@ -156,8 +156,8 @@ def test_times_are_read_with_or_without_unit(value: str | float, seconds: float)
             "no setting ferroflow.low-latency-stream; did you mean ferroflow.low-latency-messages?",
         ),
         (
-            {"ferroflow.stealing.treshold": 3, "ferroflow.polcy": "ring"},
-            "no setting ferroflow.stealing.treshold; did you mean ferroflow.stealing.threshold?; "
+            {"ferroflow.kernels.provider": ["array"], "ferroflow.polcy": "ring"},
+            "no setting ferroflow.kernels.provider; did you mean ferroflow.kernels.providers?; "
             "there is no setting ferroflow.polcy; did you mean ferroflow.policy?",
         ),
     ],
@@ -181,7 +181,9 @@ def test_settings_of_policies_of_others_are_left_to_them() -> None:
 
 
 def test_settings_as_environment_variables_have_them_are_known() -> None:
-    variables = {"DASK_FERROFLOW__LOW_LATENCY_MESSAGES": "False", "DASK_FERROFLOW__STEALING__THRESHOLD": "3"}
+    variables = {"DASK_FERROFLOW__LOW_LATENCY_MESSAGES": "False", "DASK_FERROFLOW__INLINE_LIMIT": "3"}
     with dask.config.set(dask.config.collect_env(variables)):
         assert config.get_bool("low-latency-messages") is False
+        assert config.get_bytes("inline-limit") == 3
+        assert config.unknown_settings() == []
         FerroflowPlugin()

@@ -37,6 +37,7 @@ def loaded_by(module: str) -> set[str]:
         "ferroflow_dask.bundling",
         "ferroflow_dask.bundling.dask_graphs",
         "ferroflow_dask.policy",
+        "ferroflow_dask.scheduler",
     ],
 )
 def test_the_import_loads_no_heavy_package(module: str) -> None:

@@ -114,10 +114,10 @@ def test_our_metrics_come_and_go_with_us(thread_client: Client) -> None:
         return prometheus_client.generate_latest().count(b"# HELP dask_scheduler_ferroflow_")
 
     assert n_ours() == 0
-    install(thread_client)
-    assert n_ours() == 9
+    install(thread_client, "ring")
+    assert n_ours() == 7
     install(thread_client, "static")
-    assert n_ours() == 8  # it has no threshold
+    assert n_ours() == 6  # it has no threshold
     uninstall(thread_client)
     assert n_ours() == 0
 
@@ -125,7 +125,7 @@ def test_our_metrics_come_and_go_with_us(thread_client: Client) -> None:
 @pytest.mark.usefixtures("_no_other_cluster")
 def test_of_two_clusters_the_one_that_stays_goes_on_showing(thread_client: Client) -> None:
     prometheus_client = pytest.importorskip("prometheus_client")
-    install(thread_client)
+    install(thread_client, "ring")
     with local_client(1, 1, processes=False) as other:
         install(other, "static")
         uninstall(other)
@@ -136,7 +136,7 @@ def test_of_two_clusters_the_one_that_stays_goes_on_showing(thread_client: Clien
 
 def test_a_second_install_replaces_the_first(thread_client: Client) -> None:
     install(thread_client, "static")
-    install(thread_client, threshold=3)
+    install(thread_client)
     assert isinstance(stealing_of(thread_client).policy, StealingPolicy)
     assert sum(isinstance(p, WorkStealing) for p in scheduler_of(thread_client).plugins.values()) == 1
     uninstall(thread_client)
@@ -376,22 +376,3 @@ def test_restart_forgets_all_tasks(process_client: Client) -> None:
 
     assert process_client.run_on_scheduler(left) == (2, 0)
     uninstall(process_client)
-
-
-def test_guesses_are_corrected_once_a_duration_is_known(patient_client: Client) -> None:
-    def longest_s(dask_scheduler: Any) -> float:
-        assigned = dask_scheduler.extensions["stealing"].view.assigned.values()
-        return float(max(task.cost_s for task, _ in assigned))
-
-    def only_the_first_ends(i: int, event: Event) -> int:
-        return held(i, event) if i else pause(i)
-
-    install(patient_client)
-    first, is_seen = next(iter(patient_client.nthreads())), Event()
-    futures = patient_client.map(
-        only_the_first_ends, range(40), event=is_seen, workers=[first], allow_other_workers=True, pure=False
-    )
-    wait(futures[:1])
-    assert patient_client.run_on_scheduler(longest_s) < 0.25  # not the 0.5 s of the unknown
-    is_seen.set()
-    patient_client.gather(futures)

@@ -76,16 +76,14 @@ def test_how_far_ahead_workers_are_fed(tasks: dict[Any, VirtualTask], is_ahead: 
 
 
 @pytest.mark.parametrize(
-    ("tasks", "is_queued"),
-    [(pairs(), True), (into_one(), False), (results(), False)],
-    ids=["used in pairs", "one needs all", "kept by a client"],
+    "tasks", [pairs(), into_one(), results()], ids=["used in pairs", "one needs all", "kept by a client"]
 )
-def test_results_of_known_costs_do_not_pile_up(tasks: dict[Any, VirtualTask], is_queued: bool) -> None:
+def test_results_of_known_costs_do_not_pile_up(tasks: dict[Any, VirtualTask]) -> None:
     large = {
         key: VirtualTask(0.1, task.dependencies, nbytes=2**24, annotations={"ferroflow_cost": 0.1})
         for key, task in tasks.items()
     }
-    assert (most_at_once(large) <= STOCK) is is_queued
+    assert most_at_once(large) <= STOCK
 
 
 @pytest.mark.parametrize("saturation", [1.0, 3.0])

@@ -89,9 +89,7 @@ def test_it_schedules_until_it_is_uninstalled_whoever_drops_the_plugin() -> None
 
 def test_a_plugin_shows_how_it_was_made() -> None:
     assert repr(FerroflowPlugin()) == "FerroflowPlugin()"
-    assert (
-        repr(FerroflowPlugin("ferroflow", threshold=2)) == "FerroflowPlugin(policy='ferroflow', threshold=2)"
-    )
+    assert repr(FerroflowPlugin("ring", threshold=2)) == "FerroflowPlugin(policy='ring', threshold=2)"
 
 
 def test_by_the_configured_policy() -> None:
