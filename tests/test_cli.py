@@ -100,6 +100,8 @@ def test_processes_and_threads_are_as_asked() -> None:
         "--threads",
         "2",
         "--json",
+        "--policy",
+        "ring",
         "--steal-threshold",
         "2",
         "--no-adaptive-threshold",

@@ -86,13 +86,12 @@ def test_what_was_learned_is_among_the_metrics(watched: Client) -> None:
         assert shown[f'dask_scheduler_ferroflow_prefetched_tasks_total{{outcome="{outcome}"}}'] == n
     for what, n in stealing_of(watched).messages.inlining.counts.items():
         assert shown[f'dask_scheduler_ferroflow_inlined_results_total{{what="{what}"}}'] == n
-    assert shown["dask_scheduler_ferroflow_steal_threshold"] >= 1
-    assert shown["dask_scheduler_ferroflow_slow_workers"] >= 0
     assert shown["dask_scheduler_ferroflow_round_trip_seconds"] > 0
-    view = stealing_of(watched).view
-    assert shown["dask_scheduler_ferroflow_steal_seconds"] >= 3 * view.latency_s
-    view._transfers._took_s, view._transfers._expected_s = 7.0, 2.0
-    assert ours()["dask_scheduler_ferroflow_transfer_slowness"] == 3.5
+    stealing = stealing_of(watched)
+    assert shown["dask_scheduler_ferroflow_slots_per_thread"] == stealing.scheduler.WORKER_SATURATION
+    n_slow = sum(worker.speed < 1 for worker in stealing.view.workers.values())
+    assert shown["dask_scheduler_ferroflow_slow_workers"] == n_slow
+    assert "dask_scheduler_ferroflow_steal_threshold" not in shown  # the policy `ring` has one
 
 
 def unpacked(path: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from dask._task_spec import Task
 from distributed import Client, Event, KilledWorker, LocalCluster, Worker
-from one_loop import Cluster, on_cluster, wait_for
+from one_loop import Cluster, comes, on_cluster, wait_for
 from packaging.version import Version
 from waiting import soon
 
@@ -36,12 +36,16 @@ def test_a_leading_task_is_stolen() -> None:
         prefetch = cluster.stealing.messages.prefetch
         prefetch._send(cluster.scheduler.tasks[following.key], ts.processing_on)
         cluster.ask(ts, cluster.workers[0], cluster.workers[1])
-        while prefetch.n_ahead:
-            await asyncio.sleep(0.005)
+        there = cluster.workers[0].state.tasks
+        await comes(lambda: not prefetch.n_ahead and following.key not in there)  # it was withdrawn
         await event.set()
         assert await cluster.client.gather([blocking, leading, following]) == [0, 1, 2]
         assert cluster.stealing.steals["confirmed"] == 1
-        assert following.key not in cluster.workers[0].state.tasks
+        assert leading.key in cluster.workers[1].state.tasks
+        # The result of the leading task comes with it to any worker: the policy decides anew.
+        (placed,) = (one for one in cluster.stealing.decisions.about(following.key) if one.what == "placed")
+        assert "prefetched" not in placed.reason
+        assert following.key in next(w for w in cluster.workers if w.address == placed.worker).data
 
     on_cluster(test, config={"distributed.scheduler.work-stealing": False})
 
