@@ -59,7 +59,6 @@ def assert_balanced(cluster: Cluster) -> None:
     if isinstance(stealing, FerroflowStealing):
         assert stealing.error is None
         assert not stealing.view.assigned
-        assert not stealing.placement.planned
         assert stealing.view.workers.keys() == scheduler.workers.keys()
         assert {worker.backlog_s for worker in stealing.view.workers.values()} <= {0.0}
     scheduler.validate_state()
