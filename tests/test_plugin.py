@@ -143,6 +143,17 @@ def test_a_second_install_replaces_the_first(thread_client: Client) -> None:
     assert_stock(thread_client)
 
 
+def test_the_policy_that_is_shown_is_the_one_that_is_asked(thread_client: Client) -> None:
+    install(thread_client, "ring")
+    stealing = stealing_of(thread_client)
+    assert stealing.policy is stealing.placement.policy
+    with pytest.raises(AttributeError, match="policy"):
+        stealing.policy = StealingPolicy()
+    stealing.placement.policy = other = StealingPolicy()
+    assert stealing.policy is other
+    uninstall(thread_client)
+
+
 def test_uninstall_of_what_is_not_there_does_nothing(thread_client: Client) -> None:
     uninstall(thread_client)
     assert_stock(thread_client)
