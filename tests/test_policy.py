@@ -101,9 +101,7 @@ def test_options_of_another_policy_are_refused(name: str, options: dict[str, int
     ],
     ids=["too soon", "too short", "nothing may move", "too much data"],
 )
-def test_a_declined_steal_has_a_reason(
-    costs: list[float], more: dict[str, object], reason: str
-) -> None:
+def test_a_declined_steal_has_a_reason(costs: list[float], more: dict[str, object], reason: str) -> None:
     cluster = Cluster(make_policy("ferroflow"), workers=2)
     cluster.put("w0", *(cluster.task(i, cost, **more) for i, cost in enumerate(costs)))
     assert cluster.tell(WorkerIdle("w1")) == []

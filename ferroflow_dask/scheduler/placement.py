@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from ferroflow_dask.scheduler.steal_protocol import StealProtocol
     from ferroflow_dask.scheduler.task_view import TaskViews
 
-#: Why an instruction of a policy is not carried out.
+#: Reasons why an instruction of a policy is not carried out.
 RESTRICTED = "the policy chose this worker, but the task's restrictions exclude it"
+NOT_READY = "the policy may assign a task in answer to its TaskReady event only"
 
 
 class Placement:
@@ -64,7 +65,9 @@ class Placement:
 
     def passes_queue(self, ts: TaskState) -> bool:
         """Return whether a task is placed at once, though Dask would queue it."""
-        return self.policy.places_queued or self._prefetch.worker_of(ts) is not None
+        if self.policy.places_queued or self._prefetch.worker_of(ts) is not None:
+            return True
+        return self.task_views.depends_on_kind(ts)  # Dask's queue knows no kinds of workers
 
     def worker_of(self, ts: TaskState) -> str | None:
         """Return the worker for a ready task, by its address; None leaves the decision to Dask."""
@@ -103,6 +106,8 @@ class Placement:
         requests = []
         for instruction in self.policy.handle(event, self._view, now):
             match instruction:
+                case AssignTask(key, worker) if not isinstance(event, TaskReady) or event.task.key != key:
+                    self._decisions.note(key, "placement declined", worker, NOT_READY)
                 case AssignTask(key, worker) if not by_key[key].may_run_on(worker):
                     self._decisions.note(key, "placement declined", worker, RESTRICTED)
                 case AssignTask(key, worker, reason):

@@ -183,6 +183,10 @@ class TaskViews:
         found = {CPU: on_cpu, GPU: on_gpu}
         return {kind: seconds for kind, seconds in found.items() if seconds is not None}
 
+    def depends_on_kind(self, ts: TaskState) -> bool:
+        """Return whether a task's durations on CPU and GPU workers of this cluster are known."""
+        return self.has_gpus and len(self._costs_by_kind(ts, self.known_cost(ts))) > 1
+
     def has_rank(self, ts: TaskState) -> bool:
         """Return whether a task has an upward rank, or a known cost that stands for it."""
         return _rank(ts) is not None or self.known_cost(ts) is not None
