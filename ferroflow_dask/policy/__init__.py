@@ -1,6 +1,7 @@
 """Policies: pure decisions about where tasks run, shared by the scheduler plugin and by simulators."""
 
-from ferroflow_dask.policy.base import Policy, make_policy, policy_names
+from ferroflow_dask.policy.base import Policy
+from ferroflow_dask.policy.registry import make_policy, policy_names
 from ferroflow_dask.policy.state import TaskView, WorkerView
 from ferroflow_dask.policy.stealing import StealingPolicy
 from ferroflow_dask.policy.view import ClusterView

@@ -154,6 +154,11 @@ def gather_change(scheduler: Scheduler, value_of: Callable[[Key], bytes | None])
     return ItemChange("Scheduler.handlers['gather']", scheduler.handlers, "gather", gather)
 
 
+def interval_s(stealing: WorkStealing) -> float:
+    """Return the time between two rounds of stealing by the clock [s]."""
+    return float(stealing._callback_time)
+
+
 def begin_steal(stealing: WorkStealing, ts: TaskState, victim: WorkerState, thief: WorkerState) -> bool:
     """Send a steal request; return whether it was sent."""
     return stealing.move_task_request(ts, victim, thief).startswith("steal-")

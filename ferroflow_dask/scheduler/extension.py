@@ -446,7 +446,7 @@ class FerroflowStealing(WorkStealing):
     def _wants_steals(self) -> bool:
         # If `distributed.scheduler.work-stealing` is false, tasks are placed, and stay.
         is_on = self.replaced is not None and not self._is_closed
-        return is_on and self._callback_time <= _LONGEST_INTERVAL_S
+        return is_on and _distributed.interval_s(self) <= _LONGEST_INTERVAL_S
 
     def _may_steal(self) -> bool:
         return self._wants_steals and "stealing" in self.scheduler.periodic_callbacks
