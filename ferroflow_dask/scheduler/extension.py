@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import wraps
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -91,6 +91,8 @@ class FerroflowStealing(WorkStealing):
         Returns the time [s]; the wall clock of workers if left out.
     learned : Learned, optional
         What earlier extensions on this scheduler have learned if left out.
+    followers : collection of str, optional
+        Clients that are told whether messages are sent at once, by their ids.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class FerroflowStealing(WorkStealing):
         *,
         clock: Callable[[], float] = time,
         learned: Learned | None = None,
+        followers: Collection[str] = (),
     ) -> None:
         self.clock = clock
         policy = configured_policy() if policy is None else policy
@@ -126,6 +129,7 @@ class FerroflowStealing(WorkStealing):
             was_withdrawn=self._was_withdrawn,
             changes=self.changes,
             guard=self.guard,
+            followers=followers,
         )
         self.task_views = TaskViews(scheduler, learned.costs, self.messages.inlining.comes_with)
         self._network = NetworkView(scheduler, self.view)

@@ -68,9 +68,8 @@ class FerroflowPlugin(SchedulerPlugin):
             followers = present.messages.batching.followers
 
         def make(scheduler: Scheduler) -> FerroflowStealing:
-            self.extension = FerroflowStealing(scheduler, policy, latency_s, replaced)
+            self.extension = FerroflowStealing(scheduler, policy, latency_s, replaced, followers=followers)
             self.extension.installed_by = self
-            self.extension.messages.batching.inherit(followers)
             return self.extension
 
         await exchange(scheduler, make)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
@@ -44,6 +44,8 @@ class WorkerMessages:
     changes : Changes
         Registry of the changes.
     guard : Guard
+    followers : collection of str, optional
+        Clients that followed an earlier installation.
     """
 
     def __init__(
@@ -56,13 +58,14 @@ class WorkerMessages:
         was_withdrawn: Callable[[Key, str], None],
         changes: Changes,
         guard: Guard,
+        followers: Collection[str] = (),
     ) -> None:
         self._scheduler = scheduler
         self._changes = changes
         self._guard = guard
         #: The changes on workers, which are made and undone by coroutines.
         self.on_workers: list[WorkerPluginChange] = []
-        self.batching = Batching(scheduler, guard)
+        self.batching = Batching(scheduler, guard, followers)
         self.inlining = Inlining(scheduler, costs)
         self.prefetch = Prefetch(scheduler, is_usual, ask_pass, was_withdrawn, self.inlining)
 

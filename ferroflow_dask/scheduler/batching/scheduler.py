@@ -8,6 +8,7 @@ of time.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -67,15 +68,17 @@ class Batching:
     ----------
     scheduler : distributed.Scheduler
     guard : Guard
+    followers : collection of str, optional
+        Clients that followed an earlier installation.
     """
 
-    def __init__(self, scheduler: Scheduler, guard: Guard) -> None:
+    def __init__(self, scheduler: Scheduler, guard: Guard, followers: Collection[str] = ()) -> None:
         self._scheduler = scheduler
         self._guard = guard
         self._load = Load()
         #: By address of the worker, or id of the client, at the other end.
         self._intervals: dict[str, tuple[BatchedSend, Interval]] = {}
-        self._followers: set[str] = set()
+        self._followers = set(followers)
         self._is_open = False
 
     def change(self) -> Change:
@@ -136,10 +139,6 @@ class Batching:
     def followers(self) -> frozenset[str]:
         """Clients that are told whether messages are sent at once, by their ids."""
         return frozenset(self._followers)
-
-    def inherit(self, followers: frozenset[str]) -> None:
-        """Tell the followers of an earlier installation, too, from `change` on."""
-        self._followers.update(followers)
 
     def followed_by(self, client: str) -> None:
         """Tell a client the present state, and every change until `uninstall`."""
