@@ -13,6 +13,13 @@ import pytest
 from ferroflow_dask.scheduler.changes import ATTEMPTS, CallChange, Changes, Guard, ItemChange
 
 
+@pytest.fixture(autouse=True)
+def _propagates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `caplog` see the logger, which a command in the same process may have configured."""
+    monkeypatch.setattr(logging.getLogger("ferroflow_dask"), "propagate", True)
+    monkeypatch.setattr(logging.getLogger("ferroflow_dask"), "disabled", False)
+
+
 class Fallible:
     """Notes what is called in a list shared with others; raises a given error the first `n_errors` times."""
 

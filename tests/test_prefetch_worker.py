@@ -12,7 +12,7 @@ import pytest
 from distributed.worker_state_machine import ComputeTaskEvent
 from loose_workers import LooseWorker
 
-from ferroflow_dask.scheduler.prefetch.worker import CONFIRM, SEND, TAKEN_ON, WITHDRAW, WorkerPrefetch
+from ferroflow_dask.scheduler.prefetch.worker import CLOSE, CONFIRM, SEND, TAKEN_ON, WITHDRAW, WorkerPrefetch
 from ferroflow_dask.scheduler.worker_plugins import by_value
 
 
@@ -138,5 +138,5 @@ print(*worker.stream_handlers)
     done = subprocess.run(
         [sys.executable, "-c", script], input=payload, capture_output=True, timeout=60, check=True
     )
-    assert done.stdout.decode().split() == [SEND, CONFIRM, WITHDRAW]
+    assert done.stdout.decode().split() == [SEND, CONFIRM, WITHDRAW, CLOSE]
     assert pickle.loads(payload)
