@@ -63,7 +63,7 @@ def test_other_policies_place_every_task_themselves(policy: str) -> None:
 
 def test_slow_workers_get_nothing_ahead() -> None:
     cluster = VirtualCluster(2, latency_s=L, bandwidth=math.inf, speeds={0: 1 / 8})
-    cluster.submit({("t", i): VirtualTask(0.1) for i in range(60)})
+    cluster.submit({("t", i): VirtualTask(0.1) for i in range(300)})
     cluster.run()
     before = outcomes(cluster)
     cluster.submit({"a": VirtualTask(0.1, annotations={"workers": [0]}), "b": VirtualTask(0.1, ("a",))})
