@@ -155,20 +155,17 @@ class StealingPolicy(Policy):
             if overrun_s < margin_s:  # the message that it has finished may be in flight
                 overrun_s = 0.0
             free_s = victim.wait_s + overrun_s
-            reason = ""
             if free_s <= margin_s:
                 reason = f"the victim is done in {free_s:.4g} s; a steal takes {margin_s:.4g} s"
-            else:
-                moves = _moves(victim, thief, view)
-                if not moves:
-                    reason = "no task there may move here, and is long enough"
-                    yield DeclineSteal(victim.last_waiting.key, victim.key, thief.key, reason)
-                    continue  # the next one may have some
+                yield DeclineSteal(victim.last_waiting.key, victim.key, thief.key, reason)
+            elif moves := _moves(victim, thief, view):
                 yield from self._steal_from(
                     victim, thief, moves, view, overrun_s=overrun_s, margin_s=margin_s
                 )
-            if reason:
+            else:
+                reason = "no task there may move here, and is long enough"
                 yield DeclineSteal(victim.last_waiting.key, victim.key, thief.key, reason)
+                continue  # the next one may have some
             n_tried += 1
             if n_tried == _VICTIMS or not thief.has_free_thread:
                 break

@@ -26,6 +26,21 @@ ATTEMPTS = 3
 _ABSENT = object()
 
 
+def attempt(step: Callable[[], object], failed: str) -> bool:
+    """Call a step that undoes something, again if it fails; return whether it has succeeded.
+
+    Each failure is logged as `failed`.
+    """
+    for _ in range(ATTEMPTS):
+        try:
+            step()
+        except FAILURES:
+            logger.warning("ferroflow: %s", failed, exc_info=True)
+        else:
+            return True
+    return False
+
+
 class Guard:
     """Runs code of the plugin so that an exception in it ends the plugin, not the scheduler.
 
@@ -191,14 +206,8 @@ class Changes:
 
     def undo(self, change: Change) -> None:
         """Undo one change, with several attempts; a change that cannot be undone stays in the registry."""
-        for _ in range(ATTEMPTS):
-            try:
-                change.undo()
-            except FAILURES:
-                logger.warning("ferroflow: %s could not be restored", change.name, exc_info=True)
-            else:
-                self._made = [other for other in self._made if other is not change]
-                return
+        if attempt(change.undo, f"{change.name} could not be restored"):
+            self._made = [other for other in self._made if other is not change]
 
     def undo_all(self) -> None:
         """Undo all changes, the latest first."""

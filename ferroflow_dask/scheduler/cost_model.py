@@ -129,7 +129,7 @@ def _kind(ts: TaskState) -> str | None:
 
 @dataclass(slots=True, eq=False)
 class Learned:
-    """Everything that is learned on one scheduler, except the momentary speed and delay of workers.
+    """Everything that is learned on one scheduler, except the momentary speeds of workers.
 
     Parameters
     ----------

@@ -24,7 +24,7 @@ from ferroflow_dask.device_reports import DEVICES_TOPIC, DeviceTotals, kind_of_w
 from ferroflow_dask.policy import ClusterView, Policy
 from ferroflow_dask.policy.events import WorkerIdle, WorkerJoined, WorkerLeft
 from ferroflow_dask.scheduler import _distributed, metrics, replicas, steal_exchange
-from ferroflow_dask.scheduler.changes import ATTEMPTS, FAILURES, CallChange, Changes, Guard
+from ferroflow_dask.scheduler.changes import FAILURES, CallChange, Changes, Guard, attempt
 from ferroflow_dask.scheduler.cost_model import Learned, learned_on
 from ferroflow_dask.scheduler.decisions import DecisionLog
 from ferroflow_dask.scheduler.idle_workers import IdleWorkers, Passes
@@ -49,6 +49,8 @@ ENTRY_POINT_GROUP = "ferroflow_dask.scheduler_changes"
 _LONGEST_INTERVAL_S = 600.0
 #: One-way messages from the end of a task to the start of the next, at least.
 _MESSAGES = 3
+#: Logged for each failure in the recovery; the step is tried again.
+_STEP_FAILED = "a step of the recovery failed"
 
 #: Name under which `FerroflowPlugin` is registered; a scheduler has at most one.
 PLUGIN_NAME = "ferroflow"
@@ -234,7 +236,7 @@ class FerroflowStealing(WorkStealing):
     def _failed(self) -> None:
         # First, since Dask now sends these tasks itself. A task with two run ids never ends: each of its ends
         # is stale, and it is placed again. A withdrawal is only a message, safe within a transition.
-        _repeated(self.messages.prefetch.close)
+        attempt(self.messages.prefetch.close, _STEP_FAILED)
         # Changes are undone by the event loop, never inside a transition.
         self.scheduler.loop.add_callback(self._recover)
 
@@ -242,14 +244,14 @@ class FerroflowStealing(WorkStealing):
         if not self._has_warned:
             message = f"ferroflow: {self.error!r}; Dask's own scheduling takes over"
             logger.warning("%s", message, exc_info=self.error)
-            _repeated(lambda: _distributed.warn_clients(self.scheduler, message))
+            attempt(lambda: _distributed.warn_clients(self.scheduler, message), _STEP_FAILED)
             self._has_warned = True
         self.leave()
 
     def leave(self) -> None:
         """Undo all changes to Dask: its own stealing is back when this returns, whatever fails on the way."""
-        _repeated(self.detach)
-        _repeated(self._exchange_back)
+        attempt(self.detach, _STEP_FAILED)
+        attempt(self._exchange_back, _STEP_FAILED)
 
     def _exchange_back(self) -> None:
         self._exchange.undo()
@@ -390,7 +392,7 @@ class FerroflowStealing(WorkStealing):
             self._answered(key, state, stimulus_id, worker)
         if self.error is not None and state in _distributed.GIVEN_UP and worker is not None:
             # The plugin has failed, and no worker has the task.
-            _repeated(lambda: self._place_again(key, worker, stimulus_id))
+            attempt(lambda: self._place_again(key, worker, stimulus_id), _STEP_FAILED)
 
     def _place_again(self, key: Key, worker: str, stimulus_id: str) -> None:
         ts = self.scheduler.tasks.get(key)
@@ -494,13 +496,3 @@ class FerroflowStealing(WorkStealing):
             "have guessed durations": [key for keys in self._task_events.guessed.values() for key in keys],
             "are prefetched": self.messages.prefetch.keys(),
         }
-
-
-def _repeated(step: Callable[[], object]) -> None:
-    """Call a step of the recovery, again if it fails: each step continues where it was."""
-    for _ in range(ATTEMPTS):
-        try:
-            step()
-            return
-        except FAILURES:
-            logger.warning("ferroflow: a step of the recovery failed", exc_info=True)

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ferroflow_dask")
 
+#: Help texts of the counters.
+_STEALS = "Steal requests, and how they ended"
+_PREFETCHED = "Tasks sent before their inputs existed, and how that ended"
+_INLINED = "Results that workers sent to the scheduler, and that it sent with a task"
+
 
 class _Collector:
     """The one collector of this process: shows the extension that was installed last.
@@ -48,28 +53,16 @@ class _Collector:
 
         namespace = dask.config.get("distributed.dashboard.prometheus.namespace")
         prefix = f"{namespace}_scheduler_ferroflow" if namespace else "scheduler_ferroflow"
-        steals = CounterMetricFamily(
-            f"{prefix}_steals", "Steal requests, and how they ended", labels=["outcome"]
-        )
-        for outcome, n in extension.steals.items():
-            steals.add_metric([outcome], n)
-        yield steals
-        prefetched = CounterMetricFamily(
-            f"{prefix}_prefetched_tasks",
-            "Tasks sent before their inputs existed, and how that ended",
-            labels=["outcome"],
-        )
-        for outcome, n in extension.messages.prefetch.outcomes.items():
-            prefetched.add_metric([outcome], n)
-        yield prefetched
-        results = CounterMetricFamily(
-            f"{prefix}_inlined_results",
-            "Results that workers sent to the scheduler, and that it sent with a task",
-            labels=["what"],
-        )
-        for what, n in extension.messages.inlining.counts.items():
-            results.add_metric([what], n)
-        yield results
+        messages = extension.messages
+        for name, help_text, label, counts in (
+            ("steals", _STEALS, "outcome", extension.steals),
+            ("prefetched_tasks", _PREFETCHED, "outcome", messages.prefetch.outcomes),
+            ("inlined_results", _INLINED, "what", messages.inlining.counts),
+        ):
+            family = CounterMetricFamily(f"{prefix}_{name}", help_text, labels=[label])
+            for kind, n in counts.items():
+                family.add_metric([kind], n)
+            yield family
         counters, of_devices = extension.device_totals.of(extension.scheduler.workers.values())
         for name, (help_text, value) in counters.items():
             yield CounterMetricFamily(f"{prefix}_{name}", help_text, value=value)

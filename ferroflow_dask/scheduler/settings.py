@@ -17,6 +17,6 @@ def configured_policy(name: str | None = None, options: Mapping[str, Any] | None
     name : str, optional
         `ferroflow.policy` if left out.
     options : mapping, optional
-        Override what the configuration says of that policy.
+        Arguments of the policy.
     """
     return make_policy(name or config.get("policy"), **(options or {}))

@@ -9,7 +9,6 @@ ever. The scheduler keeps results as bytes and never unpickles them.
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,14 +18,12 @@ from typing import TYPE_CHECKING, Any
 from dask.typing import Key
 
 from ferroflow_dask.scheduler import _distributed
-from ferroflow_dask.scheduler.changes import ATTEMPTS, FAILURES, Change
+from ferroflow_dask.scheduler.changes import Change, attempt
 from ferroflow_dask.scheduler.cost_model import CostModel
 from ferroflow_dask.scheduler.inlining.worker import CLOSE, CLOSED, INLINE, RESULT
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState, WorkerState
-
-logger = logging.getLogger("ferroflow_dask")
 
 #: A task with more inputs fetches them, from each worker in one request.
 _MOST_INPUTS = 32
@@ -238,12 +235,8 @@ class ResultHandlers(Change):
     def _worker_closed(self, worker: str) -> None:
         if self._pending is not None:
             self._pending.discard(worker)
-            for _ in range(ATTEMPTS):
-                try:
-                    self._remove_if_closed()
-                    return
-                except FAILURES:  # it would close the worker's stream
-                    logger.warning("ferroflow: %s could not be restored", self.name, exc_info=True)
+            # An exception would close the worker's stream.
+            attempt(self._remove_if_closed, f"{self.name} could not be restored")
 
     def _remove_if_closed(self) -> None:
         if any(address in self._scheduler.workers for address in self._pending or ()):
