@@ -236,7 +236,7 @@ class FerroflowStealing(WorkStealing):
     def _failed(self) -> None:
         # First, since Dask now sends these tasks itself. A task with two run ids never ends: each of its ends
         # is stale, and it is placed again. A withdrawal is only a message, safe within a transition.
-        attempt(self.messages.prefetch.close, _STEP_FAILED)
+        attempt(self.messages.prefetch.withdraw_all, _STEP_FAILED)
         # Changes are undone by the event loop, never inside a transition.
         self.scheduler.loop.add_callback(self._recover)
 

@@ -87,16 +87,23 @@ class Prefetch:
         self.is_open = True
 
     def close(self) -> None:
-        """Withdraw all prefetched tasks that are not confirmed, and send the workers the last message."""
+        """Withdraw prefetched tasks as `withdraw_all` does, and send the workers the last message."""
         self.is_open = False
-        for key in list(self._ahead):
-            if not self._is_confirmed(key):
-                self._withdraw(key)
+        self.withdraw_all()
         for address in list(self._supporting):
             self._supporting.discard(address)
             if address in self._scheduler.stream_comms:
                 self._scheduler.worker_send(address, {"op": CLOSE})
         self.clear()
+
+    def withdraw_all(self) -> None:
+        """Withdraw all prefetched tasks that are not confirmed; safe within a transition.
+
+        The scheduler sends the confirmations of a transition after it. Workers must still understand them.
+        """
+        for key in list(self._ahead):
+            if not self._is_confirmed(key):
+                self._withdraw(key)
 
     def _is_confirmed(self, key: Key) -> bool:
         # After a failure between the confirmation of a task and the hook that follows, `_ahead` still has it.
