@@ -180,7 +180,7 @@ class ClusterView(LoadOrder):
         self.assigned[task.key] = (task, worker)
 
     def reprice(self, key: Key, cost_s: float) -> None:
-        """Correct the expected duration of a task in a queue, which was a guess [s]."""
+        """Correct the expected duration of a task in a queue [s]."""
         entry = self.assigned.get(key)
         if entry is not None:
             task, worker = entry

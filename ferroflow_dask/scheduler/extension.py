@@ -360,7 +360,7 @@ class FerroflowStealing(WorkStealing):
         self._steal_protocol.restarted()
         for key in list(self.view.assigned):
             self.view.release(key)
-        self._task_events.guessed.clear()
+        self._task_events.averaged.clear()
         self.messages.clear()
 
     # Methods that the scheduler and distributed's stealing call by name
@@ -493,6 +493,8 @@ class FerroflowStealing(WorkStealing):
         """Return the tasks that are kept account of, by purpose; none once all have ended."""
         return {
             "are in the view": list(self.view.assigned),
-            "have guessed durations": [key for keys in self._task_events.guessed.values() for key in keys],
+            "have average durations": [
+                key for one in self._task_events.averaged.values() for key in one.keys
+            ],
             "are prefetched": self.messages.prefetch.keys(),
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
@@ -25,6 +26,35 @@ if TYPE_CHECKING:
 
 #: Annotations of the tasks of lowered graphs, whose ops run on a worker's device if it has one.
 _LOWERED = frozenset((KIND_ANNOTATION, RANK_ANNOTATION))
+
+#: Expected durations are corrected when the average has changed by this factor.
+_FACTOR = 2.0
+#: But not before one task in so many has finished since, so that each task costs O(1) corrections.
+_ONE_IN = 8
+
+
+@dataclass(slots=True)
+class _Averaged:
+    """Processing tasks of a prefix that are expected to take Dask's average.
+
+    Parameters
+    ----------
+    average_s : float or None
+        The average when it was last corrected [s]; None for Dask's default.
+    """
+
+    average_s: float | None
+    #: In the order in which they were sent: the order of a set differs from run to run.
+    keys: dict[Key, None] = field(default_factory=dict)
+    n_finished: int = 0
+
+    def finished(self, average_s: float) -> bool:
+        """Note that a task finished; return whether the others must be corrected."""
+        self.n_finished += 1
+        if self.average_s is None:
+            return True
+        has_changed = max(average_s, self.average_s) > _FACTOR * min(average_s, self.average_s)
+        return has_changed and _ONE_IN * self.n_finished >= len(self.keys)
 
 
 class TaskEvents:
@@ -67,8 +97,8 @@ class TaskEvents:
         self._queue_depth = queue_depth
         self._messages = messages
         self._ask_pass = ask_pass
-        #: Processing tasks of unknown duration, by prefix, until the first task of the prefix has finished.
-        self.guessed: dict[str, set[Key]] = {}
+        #: Processing tasks whose durations are Dask's averages or its default, by prefix.
+        self.averaged: dict[str, _Averaged] = {}
 
     def changed(
         self,
@@ -110,8 +140,10 @@ class TaskEvents:
             reason = "by Dask: from its queue, or by restrictions or preferences"
             self._decisions.note(ts.key, "placed", ws.address, reason)
             self._view.assign(self._placement.task_views(ts), ws.address, self._clock())
-        if self._view.assigned[ts.key][0].is_guess:
-            self.guessed.setdefault(ts.prefix.name, set()).add(ts.key)
+        task = self._view.assigned[ts.key][0]
+        if not task.has_cost:
+            average_s = _distributed.prefix_average(ts)
+            self.averaged.setdefault(ts.prefix.name, _Averaged(average_s)).keys[ts.key] = None
         self._ask_pass()
 
     def _left_processing(
@@ -122,8 +154,8 @@ class TaskEvents:
         1. A steal in flight is aborted: the task was the victim's all the time.
         2. If it finished: the view learns the worker's speed from the duration; the
            cost model learns the duration and the size. Durations on devices are reported separately.
-        3. The view's queue of the worker drops the task. If it is the first of its prefix that finished, the
-           others on workers get its duration in place of Dask's guess.
+        3. The view's queue of the worker drops the task. If Dask's average of its prefix has changed much,
+           the expected durations of the others on workers follow it.
         4. If it finished: the round trip is measured, and the policy gets the event.
         5. A pass over idle workers is asked for.
         """
@@ -138,7 +170,7 @@ class TaskEvents:
             self._view.observe(ts.key, spent_s)
             self._costs.record(ts, spent_s, details["nbytes"])
         self._view.finish(ts.key, self._clock())
-        self._correct_guesses(ts, finish)
+        self._correct_averages(ts, finish)
         if finish == "memory":
             if spans:
                 thread = (details["worker"], details.get("thread") or 0)
@@ -147,17 +179,18 @@ class TaskEvents:
             self._placement.handle(TaskFinished(ts.key, details["worker"], spent_s, details["nbytes"]))
         self._ask_pass()
 
-    def _correct_guesses(self, ts: TaskState, finish: str) -> None:
-        guessed = self.guessed.get(ts.prefix.name)
-        if guessed is None:
+    def _correct_averages(self, ts: TaskState, finish: str) -> None:
+        averaged = self.averaged.get(ts.prefix.name)
+        if averaged is None:
             return
-        guessed.discard(ts.key)
+        averaged.keys.pop(ts.key, None)
         average_s = _distributed.prefix_average(ts) if finish == "memory" else None
-        if average_s is not None:
-            for key in guessed:
+        if average_s is not None and averaged.finished(average_s):
+            averaged.average_s, averaged.n_finished = average_s, 0
+            for key in averaged.keys:
                 self._view.reprice(key, average_s)
-        if average_s is not None or not guessed:
-            del self.guessed[ts.prefix.name]
+        if not averaged.keys:
+            del self.averaged[ts.prefix.name]
 
     def _is_reported_later(self, ts: TaskState, address: str) -> bool:
         # Lowered tasks return once their work is enqueued on a device; its duration is reported afterwards.
