@@ -17,7 +17,7 @@ from distributed.metrics import time
 from ferroflow_dask.annotations import CPU, GPU
 from ferroflow_dask.dashboard.progress import GraphProgress
 from ferroflow_dask.device_reports import has_gpu
-from ferroflow_dask.scheduler import FerroflowStealing
+from ferroflow_dask.scheduler import FerroflowStealing, extension_on
 from ferroflow_dask.scheduler.decisions import Decision
 from ferroflow_dask.scheduler.task_view import declared_cost
 
@@ -201,8 +201,7 @@ class Recorder(SchedulerPlugin):
     @property
     def stealing(self) -> FerroflowStealing | None:
         """Ours, if it is in place."""
-        extension = self._scheduler.extensions.get("stealing")
-        return extension if isinstance(extension, FerroflowStealing) else None
+        return extension_on(self._scheduler)
 
     @property
     def n_threads(self) -> int:

@@ -1,7 +1,7 @@
 """Scheduler plugin: connects distributed's scheduler to a policy."""
 
 from ferroflow_dask.scheduler.cost_model import learned_in_this_process, threads_in_this_process
-from ferroflow_dask.scheduler.extension import FerroflowStealing
+from ferroflow_dask.scheduler.extension import FerroflowStealing, extension_on
 from ferroflow_dask.scheduler.installation import (
     check_scheduler,
     check_workers,
@@ -19,6 +19,7 @@ __all__ = [
     "check_scheduler",
     "check_workers",
     "explain",
+    "extension_on",
     "install",
     "installed",
     "learned",

@@ -498,3 +498,9 @@ class FerroflowStealing(WorkStealing):
             ],
             "are prefetched": self.messages.prefetch.keys(),
         }
+
+
+def extension_on(scheduler: Scheduler) -> FerroflowStealing | None:
+    """Return the extension of a scheduler if it is ours; it may have failed."""
+    extension = scheduler.extensions.get(steal_exchange.STEALING)
+    return extension if isinstance(extension, FerroflowStealing) else None

@@ -13,9 +13,8 @@ from ferroflow_dask.clients import answers, check_open
 from ferroflow_dask.exceptions import ClusterError, UsageError
 from ferroflow_dask.scheduler.batching.scheduler import TOPIC, follow, unfollow
 from ferroflow_dask.scheduler.decisions import Decision
-from ferroflow_dask.scheduler.extension import FerroflowStealing
+from ferroflow_dask.scheduler.extension import extension_on
 from ferroflow_dask.scheduler.plugin import FerroflowPlugin, install_on, installed_on, uninstall_from
-from ferroflow_dask.scheduler.steal_exchange import STEALING
 
 if TYPE_CHECKING:
     from dask.typing import Key
@@ -171,8 +170,8 @@ async def _explain(client: Client, key: Key) -> list[Decision]:
 
 
 def _decisions_about(dask_scheduler: Scheduler, name: str) -> list[Decision]:
-    extension = dask_scheduler.extensions[STEALING]
-    assert isinstance(extension, FerroflowStealing)
+    extension = extension_on(dask_scheduler)
+    assert extension is not None
     return list(extension.decisions.about(name))
 
 
@@ -224,8 +223,8 @@ async def _learned(client: Client) -> dict[str, tuple[float, float]]:
 
 
 def _learned_on_scheduler(dask_scheduler: Scheduler) -> dict[str, tuple[float, float]]:
-    extension = dask_scheduler.extensions.get(STEALING)
-    return extension.costs.by_prefix() if isinstance(extension, FerroflowStealing) else {}
+    extension = extension_on(dask_scheduler)
+    return {} if extension is None else extension.costs.by_prefix()
 
 
 async def _uninstall_on_scheduler(dask_scheduler: Scheduler, client: str) -> None:
@@ -234,8 +233,8 @@ async def _uninstall_on_scheduler(dask_scheduler: Scheduler, client: str) -> Non
 
 
 def _follow_on_scheduler(dask_scheduler: Scheduler, client: str) -> None:
-    extension = dask_scheduler.extensions.get(STEALING)
-    if isinstance(extension, FerroflowStealing):
+    extension = extension_on(dask_scheduler)
+    if extension is not None:
         extension.messages.batching.followed_by(client)
 
 

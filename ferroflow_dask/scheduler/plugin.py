@@ -11,7 +11,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from ferroflow_dask import config
 from ferroflow_dask.exceptions import ClusterError
 from ferroflow_dask.scheduler import _distributed
-from ferroflow_dask.scheduler.extension import PLUGIN_NAME, FerroflowStealing
+from ferroflow_dask.scheduler.extension import PLUGIN_NAME, FerroflowStealing, extension_on
 from ferroflow_dask.scheduler.settings import configured_policy
 from ferroflow_dask.scheduler.steal_exchange import STEALING, drain, exchange
 
@@ -85,20 +85,20 @@ async def install_on(scheduler: Scheduler, plugin: FerroflowPlugin) -> None:
 
 async def uninstall_from(scheduler: Scheduler) -> None:
     """Undo all changes to a scheduler, those that an earlier attempt has left included."""
-    ours = scheduler.extensions.get(STEALING)
-    if isinstance(ours, FerroflowStealing):
-        await drain(scheduler, ours)
-    else:
-        ours = getattr(scheduler.plugins.get(PLUGIN_NAME), "extension", None)
-    if isinstance(ours, FerroflowStealing):
-        ours.leave()
-        await ours.settled()
+    extension = extension_on(scheduler)
+    if extension is not None:
+        await drain(scheduler, extension)
+    else:  # an attempt before may have put Dask's back, and left changes
+        extension = getattr(scheduler.plugins.get(PLUGIN_NAME), "extension", None)
+    if extension is not None:
+        extension.leave()
+        await extension.settled()
 
 
 def installed_on(scheduler: Scheduler) -> FerroflowPlugin | None:
     """Return the plugin that schedules, also if it was taken off the scheduler's list of plugins."""
-    extension = scheduler.extensions.get(STEALING)
-    if not isinstance(extension, FerroflowStealing) or extension.error is not None:
+    extension = extension_on(scheduler)
+    if extension is None or extension.error is not None:
         return None
     plugin = extension.installed_by
     return plugin if isinstance(plugin, FerroflowPlugin) else None
