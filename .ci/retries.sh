@@ -1,4 +1,4 @@
-# Tests of real clusters share the cores with each other and with whatever else the machine does. A test that fails may
+# Tests of real clusters share the cores with each other and with other programs. A test that fails may
 # run once more, by itself. All such tests are named at the end, and few are allowed.
 
 most_retried=3
@@ -9,7 +9,7 @@ report_retried() {
     names=$(cat "$scratch"/retried-* 2> /dev/null || true)
     if [ -z "$names" ]; then return; fi
     n_retried=$(wc -l <<< "$names")
-    echo "== RETRIED: $n_retried failed beside others, at most $most_retried may"
+    echo "== RETRIED: $n_retried failed while others ran, at most $most_retried may"
     # shellcheck disable=SC2001
     sed 's/^/   /' <<< "$names"
     if [ "$n_retried" -gt "$most_retried" ]; then

@@ -1,4 +1,4 @@
-"""Registry of changes: every change to Dask is undone, in reverse order, whatever fails on the way."""
+"""Registry of changes: every change to Dask is undone, in reverse order, even if some undo fails."""
 
 from __future__ import annotations
 

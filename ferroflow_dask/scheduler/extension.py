@@ -249,7 +249,7 @@ class FerroflowStealing(WorkStealing):
         self.leave()
 
     def leave(self) -> None:
-        """Undo all changes to Dask: its own stealing is back when this returns, whatever fails on the way."""
+        """Undo all changes to Dask: its own stealing is back when this returns, even if steps fail."""
         attempt(self.detach, _STEP_FAILED)
         attempt(self._exchange_back, _STEP_FAILED)
 

@@ -1,6 +1,6 @@
 """Steal protocol: requests to victims and their answers, on top of distributed's stealing.
 
-A task that a victim has given up is never lost, whatever happens meanwhile.
+A task that a victim has given up is never lost.
 """
 
 from __future__ import annotations

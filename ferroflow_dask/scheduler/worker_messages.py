@@ -134,7 +134,7 @@ class WorkerMessages:
             self.inlining.supports(msg.get("worker", ""))
 
     def changed(self, key: Key, start: str, finish: str) -> None:
-        """Note a task's transition, whatever it is."""
+        """Note any transition of a task."""
         self.prefetch.changed(key, start, finish)
         self.inlining.changed(key, finish)
 

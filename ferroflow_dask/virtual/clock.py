@@ -6,7 +6,6 @@ import heapq
 import math
 from collections.abc import Callable
 from functools import partial
-from inspect import iscoroutine
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -98,28 +97,18 @@ class VirtualTime:
 
 
 class VirtualLoop:
-    """What a scheduler's extensions use of an event loop: callbacks, now and later.
-
-    Nothing waits here, so the coroutine of a callback is dropped. Ours has one, which puts Dask's own
-    stealing back after a failure: here the failure is what is looked for, and nothing comes after it.
-    """
+    """The part of an event loop that extensions of a scheduler use: callbacks, now and later."""
 
     def __init__(self, time: VirtualTime) -> None:
         self._time = time
 
     def add_callback(self, callback: Callable[..., Any], *args: Any) -> None:
         """Run a callback once the present call is over."""
-        self._time.after(0.0, self._call, callback, *args, background=self._time.is_background)
+        self._time.after(0.0, callback, *args, background=self._time.is_background)
 
     def call_later(self, delay: float, callback: Callable[..., Any], *args: Any) -> None:
         """Run a callback in `delay` seconds, in the background."""
-        self._time.after(delay, self._call, callback, *args, background=True)
-
-    @staticmethod
-    def _call(callback: Callable[..., Any], *args: Any) -> None:
-        result = callback(*args)
-        if iscoroutine(result):
-            result.close()
+        self._time.after(delay, callback, *args, background=True)
 
 
 class Periodic:

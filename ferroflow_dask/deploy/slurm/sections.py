@@ -32,8 +32,8 @@ _OF_CLUSTER = ("shared_temp_directory", "scheduler_options", "protocol")
 def slurm_template() -> str:
     """Return the text of a commented `jobqueue.yaml` to start from."""
     package = Path(__file__).parents[2]
-    beside = (package / _FILE, package.parent / _FILE)  # of an installed package, and of a working tree
-    return next(path for path in beside if path.is_file()).read_text(encoding="utf-8")
+    places = (package / _FILE, package.parent / _FILE)  # of an installed package, and of a working tree
+    return next(path for path in places if path.is_file()).read_text(encoding="utf-8")
 
 
 def job_kind(section: str, config_file: str | Path | None = None) -> JobKind:

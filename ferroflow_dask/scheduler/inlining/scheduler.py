@@ -122,7 +122,7 @@ class Inlining:
         return [key for key in self._known if key not in self._scheduler.tasks]
 
     def changed(self, key: Key, finish: str) -> None:
-        """Note a task's transition, whatever it is."""
+        """Note any transition of a task."""
         if finish != "memory":
             self._forget(key)
 

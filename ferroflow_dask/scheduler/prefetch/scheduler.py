@@ -143,7 +143,7 @@ class Prefetch:
         return [*self._ahead, *self.early]
 
     def changed(self, key: Key, start: str, finish: str) -> None:
-        """Note a task's transition, whatever it is."""
+        """Note any transition of a task."""
         if self._supporting and finish == "processing":
             self._look_after(key)
         elif self._supporting and finish == "waiting":
