@@ -22,6 +22,7 @@ _CHANGES = (
     "set_incoming",
     "to_end_of_idle",
     "assign",
+    "reprice",
     "observe",
     "finish",
     "release",

@@ -6,6 +6,7 @@ import heapq
 import math
 from collections.abc import Callable
 from functools import partial
+from inspect import iscoroutine
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -97,18 +98,27 @@ class VirtualTime:
 
 
 class VirtualLoop:
-    """The part of an event loop that extensions of a scheduler use: callbacks, now and later."""
+    """The part of an event loop that extensions of a scheduler use: callbacks, now and later.
+
+    Virtual workers have no plugins to register, so the coroutines that register and remove them are closed.
+    """
 
     def __init__(self, time: VirtualTime) -> None:
         self._time = time
 
     def add_callback(self, callback: Callable[..., Any], *args: Any) -> None:
         """Run a callback once the present call is over."""
-        self._time.after(0.0, callback, *args, background=self._time.is_background)
+        self._time.after(0.0, self._call, callback, *args, background=self._time.is_background)
 
     def call_later(self, delay: float, callback: Callable[..., Any], *args: Any) -> None:
         """Run a callback in `delay` seconds, in the background."""
-        self._time.after(delay, callback, *args, background=True)
+        self._time.after(delay, self._call, callback, *args, background=True)
+
+    @staticmethod
+    def _call(callback: Callable[..., Any], *args: Any) -> None:
+        result = callback(*args)
+        if iscoroutine(result):
+            result.close()
 
 
 class Periodic:
