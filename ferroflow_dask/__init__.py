@@ -12,7 +12,6 @@ from ferroflow_dask import config as _config
 if TYPE_CHECKING:
     from ferroflow_dask.cluster_profile import ClusterProfile
     from ferroflow_dask.deploy.calibration import calibrate
-    from ferroflow_dask.deploy.optimize import optimizations, optimize, optimize_graph
     from ferroflow_dask.deploy.slurm.start import slurm_cluster
     from ferroflow_dask.devices.workers import use_gpus
     from ferroflow_dask.exceptions import FerroflowError
@@ -42,9 +41,6 @@ __all__ = [
     "install",
     "installed",
     "load_onnx",
-    "optimizations",
-    "optimize",
-    "optimize_graph",
     "slurm_cluster",
     "uninstall",
     "use_gpus",
@@ -55,7 +51,6 @@ _MODULES = {
     "cluster_profile": ["ClusterProfile"],
     "deploy.calibration": ["calibrate"],
     "deploy.slurm.start": ["slurm_cluster"],
-    "deploy.optimize": ["optimizations", "optimize", "optimize_graph"],
     "exceptions": ["FerroflowError"],
     "graph.ir": ["Graph"],
     "lowering.execution": ["executed"],

@@ -14,6 +14,9 @@ RANK_ANNOTATION = "ferroflow_rank"
 #: Operator kind of a task. Tasks of one kind take equally long, and their durations are learned together.
 KIND_ANNOTATION = "ferroflow_kind"
 
+#: False for tasks that must not be bundled with others.
+BUNDLE_ANNOTATION = "ferroflow_bundle"
+
 #: Worker kinds.
 CPU, GPU = "cpu", "gpu"
 

@@ -86,6 +86,17 @@ def get_bool(key: str) -> bool:
     return found
 
 
+def is_bundling(value: object = None) -> bool:
+    """Return whether graphs are bundled, by `auto` or `off`; the setting `ferroflow.bundle` if left out."""
+    chosen = get("bundle") if value is None else value
+    # YAML reads the word `off` as False.
+    word = {False: "off", True: "auto"}.get(chosen, chosen) if isinstance(chosen, bool) else chosen
+    if word not in ("auto", "off"):
+        source = "the setting ferroflow.bundle" if value is None else "bundle"
+        raise UsageError(f"{source} must be 'auto' or 'off', got {chosen!r}; install(client, bundle='off')")
+    return word == "auto"
+
+
 def get_names(key: str) -> tuple[str, ...]:
     """Return the list of names `ferroflow.<key>`."""
     value = get(key)

@@ -13,7 +13,7 @@ from distributed.stealing import WorkStealing
 from ferroflow_dask.bench.references import REFERENCES
 from ferroflow_dask.exceptions import UnknownNameError
 from ferroflow_dask.policy import Policy, policy_names
-from ferroflow_dask.scheduler import FerroflowStealing
+from ferroflow_dask.scheduler import FerroflowStealing, extension_on
 from ferroflow_dask.scheduler.cost_model import Learned
 from ferroflow_dask.scheduler.settings import configured_policy
 from ferroflow_dask.scheduler.steal_exchange import exchange
@@ -52,9 +52,14 @@ BASELINES = {
 }
 
 
+#: Our policies as they are measured: the policy, and whether graphs are bundled.
+_BUNDLING = "ferroflow"
+_WITHOUT_BUNDLES = f"{_BUNDLING}-tasks"
+
+
 def names() -> tuple[str, ...]:
     """Return the names of all that can be measured."""
-    return (*BASELINES, *policy_names(), *REFERENCES)
+    return (*BASELINES, *policy_names(), _WITHOUT_BUNDLES, *REFERENCES)
 
 
 def check_name(name: str) -> None:
@@ -101,12 +106,17 @@ async def _put_in_charge(dask_scheduler: Scheduler, name: str, seed: int) -> Non
     if baseline is None:
         options = {"seed": seed} if name == "random" else {}
         memory = _memory(dask_scheduler)
-        policy = memory.policies.setdefault(name, configured_policy(name, options))
+        chosen = _BUNDLING if name == _WITHOUT_BUNDLES else name
+        policy = memory.policies.setdefault(name, configured_policy(chosen, options))
+        bundle = "auto" if name == _BUNDLING else "off"
 
         def make(scheduler: Scheduler) -> FerroflowStealing:
-            return FerroflowStealing(scheduler, policy, learned=memory.learned)
+            return FerroflowStealing(scheduler, policy, learned=memory.learned, bundle=bundle)
 
         await exchange(dask_scheduler, make)
+        extension = extension_on(dask_scheduler)
+        assert extension is not None
+        await extension.settled()  # graphs are bundled once the workers have announced themselves
         return
     settings: dict[str, Any] = {} if baseline.interval is None else {_INTERVAL: baseline.interval}
     with dask.config.set(settings):

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from inspect import iscoroutinefunction
 
 from dask._task_spec import Alias, DataNode, Dict, GraphNode, List, NestedContainer, Set, Task, Tuple
 from dask.typing import Key
 
-from ferroflow_dask.bundling.sequence import NO_WORK, BundleTask, ExecuteTasks, UnfusedTask, is_call
+from ferroflow_dask.bundling.sequence import NO_WORK, ExecuteTasks, is_call
 
 Tasks = Mapping[Key, GraphNode]
 
 #: Task classes that may be rewritten. Other classes carry more than a function and arguments: distributed
 #: finds the barrier task of a P2P shuffle by its key and reads the shuffle's specification from it.
-_PLAIN = frozenset({Task, UnfusedTask, BundleTask, DataNode, Alias, NestedContainer, List, Tuple, Set, Dict})
+_PLAIN = frozenset({Task, DataNode, Alias, NestedContainer, List, Tuple, Set, Dict})
 
 #: Functions of these packages inspect the task that they run in.
 _AWARE = ("distributed", "dask.graph_manipulation")
@@ -44,7 +45,8 @@ def is_alone(task: GraphNode) -> bool:
         return False
     if not is_call(task) or task.data_producer or isinstance(task.func, ExecuteTasks):
         return True
-    return any(_module(part).startswith(_AWARE) for part in _parts(task))
+    # Coroutines run on the workers' event loops; a bundle could not await them.
+    return any(_module(part).startswith(_AWARE) or iscoroutinefunction(part.func) for part in _parts(task))
 
 
 def _module(task: Task) -> str:

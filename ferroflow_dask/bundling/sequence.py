@@ -76,10 +76,6 @@ class ExecuteTasks:
         outputs = tuple(values[number] for number in self.exports)
         return outputs[0] if len(outputs) == 1 else Results(outputs)
 
-    def __dask_tokenize__(self) -> tuple[object, ...]:
-        # Keys identify tasks; expected durations do not change what they compute.
-        return (type(self).__qualname__, self.keys, self.arguments, self.exports)
-
 
 def bundle_in(task: object) -> ExecuteTasks | None:
     """Return the function of a Dask task if it runs several tasks, otherwise None."""
@@ -89,41 +85,9 @@ def bundle_in(task: object) -> ExecuteTasks | None:
     return function if is_bundle else None
 
 
-class UnfusedTask(Task):
-    """A task that Dask does not fuse with others.
-
-    Dask optimizes a collection again when it is computed. Tasks that it fused then would have other keys than
-    those of the optimized collection, or read other tasks under the same key.
-    """
-
-    __slots__ = ()
-
-    @property
-    def block_fusion(self) -> bool:
-        """Whether `fuse_linear_task_spec` must not fuse the task."""
-        return True
-
-
-class BundleTask(UnfusedTask):
-    """A task that calls `ExecuteTasks`.
-
-    Dask's bags pass an iterator to a fused task that is the only reader. A bundle may read a value twice,
-    which an iterator does not allow.
-    """
-
-    __slots__ = ()
-
-
 def is_call(task: GraphNode) -> TypeGuard[Task]:
     """Return whether a task consists of a function and its arguments only."""
-    return type(task) in (Task, UnfusedTask)
-
-
-def unfused(task: GraphNode) -> GraphNode:
-    """Return an equal task, under the same key, that Dask does not fuse with others."""
-    if type(task) is not Task:
-        return task
-    return UnfusedTask(task.key, task.func, *task.args, _data_producer=task.data_producer, **task.kwargs)
+    return type(task) is Task
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,7 +14,6 @@ from ferroflow_dask.deploy.calibration import (
 )
 from ferroflow_dask.deploy.cuda import DeviceChoice, device_client
 from ferroflow_dask.deploy.local import connect, local_client
-from ferroflow_dask.deploy.optimize import optimizations, optimize, optimize_graph
 from ferroflow_dask.deploy.slurm import (
     DEFAULT_SECTION,
     JobKind,
@@ -41,9 +40,6 @@ __all__ = [
     "load_durations",
     "load_profile",
     "local_client",
-    "optimizations",
-    "optimize",
-    "optimize_graph",
     "profile_of",
     "profiles_file",
     "save_durations",

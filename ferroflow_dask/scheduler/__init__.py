@@ -1,6 +1,5 @@
 """Scheduler plugin: connects distributed's scheduler to a policy."""
 
-from ferroflow_dask.scheduler.cost_model import learned_in_this_process, threads_in_this_process
 from ferroflow_dask.scheduler.extension import FerroflowStealing, extension_on
 from ferroflow_dask.scheduler.installation import (
     check_scheduler,
@@ -23,7 +22,5 @@ __all__ = [
     "install",
     "installed",
     "learned",
-    "learned_in_this_process",
-    "threads_in_this_process",
     "uninstall",
 ]

@@ -25,16 +25,21 @@ from ferroflow_dask.scheduler.changes import Change, ItemChange
 #: Names that the plugin reads, calls or overrides, by the class that defines them.
 REQUIRED: dict[type, tuple[str, ...]] = {
     Scheduler: (
+        "_find_lost_dependencies",
         "_get_prefix_duration",
         "_reschedule",
         "_task_to_msg",
+        "_transition",
+        "_transitions",
         "acquire_resources",
         "check_idle_saturated",
         "decide_worker_non_rootish",
         "is_rootish",
+        "new_task",
         "register_worker_plugin",
         "request_remove_replicas",
         "release_resources",
+        "send_all",
         "send_task_to_worker",
         "stimulus_queue_slots_maybe_opened",
         "subscribe_topic",
@@ -58,6 +63,7 @@ ATTRIBUTES = (
     "WORKER_SATURATION",
     "allowed_failures",
     "client_comms",
+    "computations",
     "extensions",
     "idle_task_count",
     "periodic_callbacks",
@@ -67,6 +73,7 @@ ATTRIBUTES = (
     "worker_plugins",
 )
 HANDLERS = ("gather",)
+STREAM_HANDLERS = ("reschedule", "task-erred", "update-graph")
 
 #: Replies of a worker to a steal request (distributed.stealing). In any other state the worker does not know
 #: the task, and the scheduler must place it again.
@@ -87,6 +94,11 @@ def missing_names(scheduler: Scheduler | None = None) -> list[str]:
     if scheduler is not None:
         missing += [f"Scheduler.{name}" for name in ATTRIBUTES if not hasattr(scheduler, name)]
         missing += [f"Scheduler.handlers[{name!r}]" for name in HANDLERS if name not in scheduler.handlers]
+        missing += [
+            f"Scheduler.stream_handlers[{name!r}]"
+            for name in STREAM_HANDLERS
+            if name not in scheduler.stream_handlers
+        ]
     return missing
 
 

@@ -136,10 +136,13 @@ class Learned:
     costs : CostModel
     round_trip_s : float or None
         Time from the end of a task to the start of the next one that is sent for it [s]; None until measured.
+    talking : set of str
+        Prefixes of tasks that asked for their worker or for a client. They are never bundled.
     """
 
     costs: CostModel = field(default_factory=CostModel)
     round_trip_s: float | None = None
+    talking: set[str] = field(default_factory=set)
 
 
 _of_schedulers: WeakKeyDictionary[Any, Learned] = WeakKeyDictionary()
@@ -148,20 +151,3 @@ _of_schedulers: WeakKeyDictionary[Any, Learned] = WeakKeyDictionary()
 def learned_on(scheduler: Scheduler) -> Learned:
     """Return what was learned on a scheduler, by all extensions that it has had."""
     return _of_schedulers.setdefault(scheduler, Learned())
-
-
-def learned_in_this_process(scheduler_id: str) -> dict[str, tuple[float, float]]:
-    """Return `CostModel.by_prefix` of a scheduler in this process; empty if there is none."""
-    scheduler = _in_this_process(scheduler_id)
-    return {} if scheduler is None else _of_schedulers[scheduler].costs.by_prefix()
-
-
-def threads_in_this_process(scheduler_id: str) -> tuple[int, ...]:
-    """Return the threads of each worker of a scheduler in this process; empty if there is none."""
-    scheduler = _in_this_process(scheduler_id)
-    return () if scheduler is None else tuple(ws.nthreads for ws in scheduler.workers.values())
-
-
-def _in_this_process(scheduler_id: str) -> Scheduler | None:
-    # Virtual schedulers have no id.
-    return next((one for one in list(_of_schedulers) if getattr(one, "id", None) == scheduler_id), None)

@@ -27,6 +27,7 @@ from ferroflow_dask.scheduler import _distributed, metrics, replicas, steal_exch
 from ferroflow_dask.scheduler.changes import FAILURES, CallChange, Changes, Guard, attempt
 from ferroflow_dask.scheduler.cost_model import Learned, learned_on
 from ferroflow_dask.scheduler.decisions import DecisionLog
+from ferroflow_dask.scheduler.graphs.graphs import Graphs
 from ferroflow_dask.scheduler.idle_workers import IdleWorkers, Passes
 from ferroflow_dask.scheduler.network import NetworkView
 from ferroflow_dask.scheduler.placement import Placement
@@ -95,6 +96,8 @@ class FerroflowStealing(WorkStealing):
         What earlier extensions on this scheduler have learned if left out.
     followers : collection of str, optional
         Clients that are told whether messages are sent at once, by their ids.
+    bundle : str, optional
+        `auto` to bundle graphs, or `off`; the setting `ferroflow.bundle` if left out.
     """
 
     def __init__(
@@ -107,8 +110,10 @@ class FerroflowStealing(WorkStealing):
         clock: Callable[[], float] = time,
         learned: Learned | None = None,
         followers: Collection[str] = (),
+        bundle: str | None = None,
     ) -> None:
         self.clock = clock
+        self.bundles_graphs = config.is_bundling(bundle)
         policy = configured_policy() if policy is None else policy
         self.replaced = replaced
         self.guard = Guard(self._failed)
@@ -132,6 +137,14 @@ class FerroflowStealing(WorkStealing):
             changes=self.changes,
             guard=self.guard,
             followers=followers,
+        )
+        self.graphs = Graphs(
+            scheduler,
+            learned,
+            withdraw=self.messages.prefetch.withdraw,
+            note=lambda key, what, reason: self.decisions.note(key, what, "", reason),
+            changes=self.changes,
+            guard=self.guard,
         )
         self.task_views = TaskViews(scheduler, learned.costs, self.messages.inlining.comes_with)
         self._network = NetworkView(scheduler, self.view)
@@ -205,6 +218,8 @@ class FerroflowStealing(WorkStealing):
         if self._is_closed:
             return
         self.messages.open(self.policy.keeps_successors)
+        if self.bundles_graphs:
+            self.graphs.open()
         self.changes.make(replicas.placed_replicas_change(self.scheduler))
         self.changes.make(metrics.collector_change(self))
         for point in entry_points(group=ENTRY_POINT_GROUP):
@@ -262,7 +277,7 @@ class FerroflowStealing(WorkStealing):
 
     async def settled(self) -> None:
         """Wait until the changes on workers are made or undone."""
-        for change in self.messages.on_workers:
+        for change in (*self.messages.on_workers, *self.graphs.on_workers):
             await change.settled()
 
     # Hooks of SchedulerPlugin: the scheduler's events
@@ -294,6 +309,7 @@ class FerroflowStealing(WorkStealing):
             self._steal_protocol.worker_left(address)
             self._queue_depth.left(address)
             self.messages.worker_left(address)
+            self.graphs.worker_left(address)
             self.task_views.workers_changed()
             self.placement.handle(WorkerLeft(address))
 
@@ -310,6 +326,7 @@ class FerroflowStealing(WorkStealing):
     @_guarded
     def update_graph(self, scheduler: Scheduler, *, tasks: list[Key], **kwargs: Any) -> None:
         """Let the policy order a new graph."""
+        self.graphs.created()
         if not self.scheduler.queued:
             self._queue_depth.adapt(self.clock())
         self.placement.graph_arrived([self.scheduler.tasks[key] for key in tasks])
@@ -327,6 +344,8 @@ class FerroflowStealing(WorkStealing):
     @_guarded
     def _transition(self, key: Key, start: str, finish: str, details: dict[str, Any], steal: Any) -> None:
         ts = self.scheduler.tasks.get(key)
+        if finish == "forgotten":
+            self.graphs.bundles.forget(key)
         self._task_events.changed(ts, key, start, finish, details=details, steal=steal)
 
     @_guarded
@@ -336,11 +355,16 @@ class FerroflowStealing(WorkStealing):
             self._device_reported(msg)
             return
         self.messages.event(topic, msg)
+        self.graphs.event(topic, msg)
         action = msg.get("action") if isinstance(msg, dict) else None
         if topic not in self.view.workers:
             return
         if action == "remove-worker" and msg.get("expected") is False:
-            self._steal_protocol.take_blame_back(topic, msg.get("processing-tasks", ()))
+            processing = list(msg.get("processing-tasks", ()))
+            self._steal_protocol.take_blame_back(topic, processing)
+            # After the transitions that follow.
+            split = self.guard(self.graphs.bundles.split_suspicious)
+            self.scheduler.loop.add_callback(split, processing)
         if action in ("worker-status-change", "remove-worker"):
             self.view.set_running(topic, msg.get("status") == "running")
             self.task_views.workers_changed()
@@ -362,6 +386,7 @@ class FerroflowStealing(WorkStealing):
             self.view.release(key)
         self._task_events.averaged.clear()
         self.messages.clear()
+        self.graphs.bundles.clear()
 
     # Methods that the scheduler and distributed's stealing call by name
 
@@ -496,6 +521,7 @@ class FerroflowStealing(WorkStealing):
             "have average durations": [
                 key for one in self._task_events.averaged.values() for key in one.keys
             ],
+            "are bundles": list(self.graphs.bundles.keys()),
             "are prefetched": self.messages.prefetch.keys(),
         }
 

@@ -26,7 +26,13 @@ _DISTRIBUTION = "ferroflow-dask"
 OLDEST_DISTRIBUTED = Version("2026.7.1")
 
 
-def install(target: Client | Cluster | Scheduler, policy: str | None = None, **options: Any) -> Any:
+def install(
+    target: Client | Cluster | Scheduler,
+    policy: str | None = None,
+    *,
+    bundle: str | None = None,
+    **options: Any,
+) -> Any:
     """Install the plugin on a running cluster.
 
     Existing code needs no change: the policy schedules `client.compute()`, `client.submit()`,
@@ -40,10 +46,13 @@ def install(target: Client | Cluster | Scheduler, policy: str | None = None, **o
     ----------
     target : distributed.Client, a cluster or a distributed.Scheduler
         Any Dask cluster. The scheduler needs the same version of this package. Workers need it only for
-        graphs, models, `calibrate` and `optimize`.
+        graphs, models, `calibrate` and bundles.
     policy : str, optional
         `ferroflow`, `ring`, `static` or `random`; the setting `ferroflow.policy` of the scheduler if left
         out. All settings of the plugin are read where the scheduler runs.
+    bundle : str, optional
+        `auto` to run short tasks of a graph together in one task, or `off`; the setting `ferroflow.bundle` of
+        the scheduler if left out.
     **options
         Arguments of the policy, such as `seed` of the random one; they override the configuration.
 
@@ -70,7 +79,7 @@ def install(target: Client | Cluster | Scheduler, policy: str | None = None, **o
     6
     """
     check_open(target, "install", or_cluster=True)
-    plugin = FerroflowPlugin(policy, **options)
+    plugin = FerroflowPlugin(policy, bundle=bundle, **options)
     if isinstance(target, Scheduler):
         return install_on(target, plugin)
     return _through_client(target, _install, plugin)

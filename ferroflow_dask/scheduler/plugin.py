@@ -23,6 +23,8 @@ class FerroflowPlugin(SchedulerPlugin):
     ----------
     policy : str, optional
         Name of the policy; the setting `ferroflow.policy` of the scheduler if left out.
+    bundle : str, optional
+        `auto` to run short tasks of a graph together, or `off`; the setting `ferroflow.bundle` if left out.
     **options
         Arguments of the policy, such as `seed` of the random one; they override the configuration.
 
@@ -33,24 +35,27 @@ class FerroflowPlugin(SchedulerPlugin):
 
     name = PLUGIN_NAME
 
-    def __init__(self, policy: str | None = None, **options: Any) -> None:
+    def __init__(self, policy: str | None = None, *, bundle: str | None = None, **options: Any) -> None:
         # Bad options and settings raise here, not in the scheduler's log.
         configured_policy(policy, options)
         _checked_latency_s()
+        config.is_bundling(bundle)
         if unknown := config.unknown_settings():
             warnings.warn(f"ferroflow: {'; '.join(unknown)}", stacklevel=3)
         self.policy = policy
+        self.bundle = bundle
         self.options = options
         #: What the plugin has put on a scheduler.
         self.extension: FerroflowStealing | None = None
 
     def __repr__(self) -> str:
         """Return the call that makes the plugin."""
-        given = ({} if self.policy is None else {"policy": self.policy}) | self.options
+        own = {"policy": self.policy, "bundle": self.bundle}
+        given = {name: value for name, value in own.items() if value is not None} | self.options
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"policy": self.policy, "options": self.options, "extension": None}
+        return {"policy": self.policy, "bundle": self.bundle, "options": self.options, "extension": None}
 
     async def start(self, scheduler: Scheduler) -> None:
         """Install the extension, wholly or not at all; called by distributed when it registers the plugin."""
@@ -68,7 +73,9 @@ class FerroflowPlugin(SchedulerPlugin):
             followers = present.messages.batching.followers
 
         def make(scheduler: Scheduler) -> FerroflowStealing:
-            self.extension = FerroflowStealing(scheduler, policy, latency_s, replaced, followers=followers)
+            self.extension = FerroflowStealing(
+                scheduler, policy, latency_s, replaced, followers=followers, bundle=self.bundle
+            )
             self.extension.installed_by = self
             return self.extension
 

@@ -31,11 +31,8 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.typing import Key
 
 from ferroflow_dask.annotations import COST_ANNOTATION
-from ferroflow_dask.bench.workloads.base import Cluster, Instance, Request, Workload
+from ferroflow_dask.bench.workloads.base import Instance, Request, Workload
 from ferroflow_dask.bench.workloads.sizes import check_sizes
-from ferroflow_dask.bundling.dask_graphs import PackedGraph
-from ferroflow_dask.cluster_profile import ClusterProfile
-from ferroflow_dask.deploy import optimize_graph, profile_of
 from ferroflow_dask.exceptions import ResultError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -45,8 +42,6 @@ _MILLISECOND = 1e-3
 #: After so many steps `spread` and `random_nearest` repeat; Task Bench's default.
 _PERIOD = 3
 _INFINITY = math.inf
-#: Ours alone: points are shipped in bundles, cut by what has been learned of them.
-_BUNDLED = "bundled"
 
 
 # Patterns
@@ -257,21 +252,9 @@ def _build(name: str, request: Request) -> Instance:
     results = [point for point in points if point not in read]
     keys: list[Key] = [(group, t, i) for t, i in results]
 
-    profiles: list[ClusterProfile] = []
-    packed: list[PackedGraph] = []
-
-    def prepare(cluster: Cluster) -> None:
-        profiles[:] = [profile_of(cluster.client)[0]]
-
     def submit(client: Client) -> Sequence[Future[Any]]:
-        packed[:] = [optimize_graph(tasks, keys, client, profile=profile) for profile in profiles]
-        graph, asked = (packed[0].dsk, packed[0].keys) if packed else (dsk, keys)
-        futures: Sequence[Future[Any]] = client.get(graph, asked, sync=False)
+        futures: Sequence[Future[Any]] = client.get(dsk, keys, sync=False)
         return futures
-
-    def collect(client: Client, futures: Sequence[Future[Any]]) -> Sequence[Any]:
-        found = client.gather(list(futures))
-        return list(packed[0].values(found).values()) if packed else found
 
     def count_executed(client: Client) -> int:
         return sum(client.run(_take_ran, task.salt).values())
@@ -283,9 +266,7 @@ def _build(name: str, request: Request) -> Instance:
         n_ops=len(points),
         t1_s=sum(durations_s.values()) if is_timed else None,
         t_inf_s=_longest_chain_s(dependences, durations_s) if is_timed else None,
-        collect=collect,
         count_executed=count_executed,
-        prepare=prepare if request.lowering == _BUNDLED else None,
     )
 
 
@@ -372,7 +353,6 @@ def _workload(pattern: str) -> Workload:
         build=partial(_build, pattern),
         defaults={**_SIZES, **own},
         small={**_SMALL, **({"radix": _SMALL_RADIX} if "radix" in own else {})},
-        own_lowerings=(_BUNDLED,),
         family="task-bench",
     )
 

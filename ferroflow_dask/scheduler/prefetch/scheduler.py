@@ -103,7 +103,7 @@ class Prefetch:
         """
         for key in list(self._ahead):
             if not self._is_confirmed(key):
-                self._withdraw(key)
+                self.withdraw(key)
 
     def _is_confirmed(self, key: Key) -> bool:
         # After a failure between the confirmation of a task and the hook that follows, `_ahead` still has it.
@@ -131,7 +131,7 @@ class Prefetch:
         """Forget a worker and the tasks that were prefetched to it."""
         self._supporting.discard(address)
         for key in [key for key, ahead in self._ahead.items() if ahead.worker == address]:
-            self._withdraw(key)
+            self.withdraw(key)
 
     @property
     def n_ahead(self) -> int:
@@ -160,7 +160,7 @@ class Prefetch:
                 self.early.add(key)
                 self.outcomes["confirmed"] += 1
             else:
-                self._withdraw(key)
+                self.withdraw(key)
         elif start == "processing":
             self.early.discard(key)
         if finish in ("released", "waiting", "erred"):
@@ -175,7 +175,7 @@ class Prefetch:
     def moved(self, key: Key) -> None:
         """Note that a task leaves its worker: the tasks prefetched after it are withdrawn."""
         for dependent in self._ahead_of(key):
-            self._withdraw(dependent)
+            self.withdraw(dependent)
 
     def worker_of(self, ts: TaskState) -> str | None:
         """Return the worker that a ready task was prefetched to, if the task can run there."""
@@ -266,7 +266,8 @@ class Prefetch:
         ts = self._scheduler.tasks.get(key) if self._ahead else None
         return [other.key for other in ts.dependents if other.key in self._ahead] if ts is not None else []
 
-    def _withdraw(self, key: Key) -> None:
+    def withdraw(self, key: Key) -> None:
+        """Withdraw a task if it was prefetched."""
         if key not in self._ahead:
             return
         address = self._ahead[key].worker

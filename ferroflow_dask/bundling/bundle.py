@@ -1,0 +1,49 @@
+"""Bundle: the tasks that one task runs, and how it is split into them again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from dask._task_spec import GraphNode
+from dask.typing import Key
+
+from ferroflow_dask.bundling.results import Place
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bundle:
+    """The tasks that one task runs.
+
+    Parameters
+    ----------
+    tasks : tuple of GraphNode
+        As they were given, in an order in which they can run.
+    exports : tuple of Key
+        The tasks whose values the bundle returns: the value of one, `Results` of several.
+    places : mapping of Key to (Key, int or None)
+        For each value that the tasks read from outside: the task that yields it, and the item of that task's
+        result; None for all of it.
+    """
+
+    tasks: tuple[GraphNode, ...]
+    exports: tuple[Key, ...]
+    places: Mapping[Key, Place]
+
+    def is_plain(self, name: Key) -> bool:
+        """Return whether the bundle is one task that runs as it was given, under its own key."""
+        return (
+            len(self.tasks) == 1
+            and self.tasks[0].key == name
+            and all(place == (key, None) for key, place in self.places.items())
+        )
+
+    def after_split(self, other: Key, exports: tuple[Key, ...]) -> Bundle:
+        """Return the bundle that reads the exports of another one from their own tasks."""
+        return replace(
+            self,
+            places={
+                key: (exports[item or 0], None) if task == other else (task, item)
+                for key, (task, item) in self.places.items()
+            },
+        )

@@ -1,0 +1,180 @@
+"""Bundled graphs: short tasks of any Dask graph are fused and grouped."""
+
+from __future__ import annotations
+
+import uuid
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from dask._task_spec import GraphNode, Task, TaskRef
+from dask.typing import Key
+from dask.utils import key_split
+
+from ferroflow_dask.annotations import BUNDLE_PREFIX
+from ferroflow_dask.bundling.bundle import Bundle
+from ferroflow_dask.bundling.cut import GUESS, MEMORY_SHARE, best_cut
+from ferroflow_dask.bundling.fixed import Tasks, fixed_tasks, is_alone
+from ferroflow_dask.bundling.ordering import in_order
+from ferroflow_dask.bundling.predict import Cut, Work
+from ferroflow_dask.bundling.results import Place
+from ferroflow_dask.bundling.sequence import NO_WORK, sequence_of
+from ferroflow_dask.cluster_profile import ClusterProfile
+
+
+@dataclass(frozen=True, slots=True)
+class Averages:
+    """Learned averages of a task prefix.
+
+    Parameters
+    ----------
+    duration_s : float
+        Duration of a task [s].
+    nbytes : float
+        Size of a result [B].
+    """
+
+    duration_s: float
+    nbytes: float = 0.0
+
+
+_NOTHING = Averages(0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class BundledGraph:
+    """A graph in fewer tasks.
+
+    Parameters
+    ----------
+    tasks : dict of Key to GraphNode
+    bundles : dict of Key to Bundle
+        For each task that differs from the given graph: the tasks that it runs.
+    """
+
+    tasks: dict[Key, GraphNode]
+    bundles: dict[Key, Bundle]
+
+
+def bundle_graph(
+    tasks: Tasks,
+    wanted: Collection[Key],
+    cluster: ClusterProfile,
+    learned: Mapping[str, Averages],
+    alone: Collection[Key] = frozenset(),
+) -> BundledGraph:
+    """Cut a graph into bundles; O(tasks · log tasks + edges).
+
+    Chains of tasks are fused and short tasks are grouped. The number of tasks in a bundle is the one with the
+    least predicted makespan that fits in a worker's memory. Tasks with an unknown prefix stay separate. The
+    tasks of a P2P shuffle, and all tasks that they depend on, are not changed.
+
+    Parameters
+    ----------
+    tasks : mapping of Key to GraphNode
+        Dependencies that are not in it exist already, under their own keys.
+    wanted : collection of Key
+        Each gets a task of its own, under its own key.
+    cluster : ClusterProfile
+    learned : mapping of str to Learned
+        By task prefix (`dask.utils.key_split`).
+    alone : collection of Key, optional
+        Tasks that stay separate.
+    """
+    keys = in_order(tasks)
+    position = {key: i for i, key in enumerate(keys)}
+    prefixes = [key_split(key) for key in keys]
+    known = [
+        _NOTHING if isinstance(tasks[key], NO_WORK) else learned.get(prefix)
+        for key, prefix in zip(keys, prefixes, strict=True)
+    ]
+    nbytes = [int(one.nbytes) if one is not None else 0 for one in known]
+    costs_s = [one.duration_s if one is not None else GUESS * cluster.task_s for one in known]
+    separate = fixed_tasks(tasks).union(alone)
+    work = Work(
+        [[position[needed] for needed in tasks[key].dependencies if needed in position] for key in keys],
+        costs_s,
+        nbytes.__getitem__,
+        alone=frozenset(
+            i for i, key in enumerate(keys) if known[i] is None or key in separate or is_alone(tasks[key])
+        ),
+        last=frozenset(position[key] for key in wanted if key in position),
+    )
+    most = MEMORY_SHARE * cluster.memory_nbytes or float("inf")
+
+    def fits(cut: Cut) -> bool:
+        return all(len(pieces) == 1 or sum(nbytes[i] for i in pieces) <= most for pieces in cut)
+
+    cut, _ = best_cut(work, cluster, is_guess=False, fits=fits)
+    bundles = _bundles(cut, keys, tasks, wanted, list(zip(prefixes, costs_s, strict=True)))
+    cost_of = dict(zip(keys, costs_s, strict=True))
+    written: dict[Key, GraphNode] = {}
+    rewritten: dict[Key, Bundle] = {}
+    for name, bundle in bundles.items():
+        if bundle.is_plain(name):
+            written[name] = bundle.tasks[0]
+        else:
+            written[name] = written_task(name, bundle, sum(cost_of[task.key] for task in bundle.tasks))
+            rewritten[name] = bundle
+    return BundledGraph(written, rewritten)
+
+
+def _bundles(
+    cut: Cut,
+    keys: Sequence[Key],
+    tasks: Tasks,
+    wanted: Collection[Key],
+    shares: Sequence[tuple[str, float]],
+) -> dict[Key, Bundle]:
+    """Return the bundles of a cut by the key of their task, in an order in which they can run.
+
+    `shares` has the prefix of each task and its expected duration [s].
+    """
+    group_of = {keys[i]: n for n, pieces in enumerate(cut) for i in pieces}
+    read = {
+        needed
+        for key, task in tasks.items()
+        for needed in task.dependencies
+        if needed in group_of and group_of[needed] != group_of[key]
+    }
+    token = uuid.uuid4().hex
+    place: dict[Key, Place] = {}
+    found: dict[Key, Bundle] = {}
+    for n, pieces in enumerate(cut):
+        inside = [keys[i] for i in pieces]
+        exports = tuple(key for key in inside if key in read or key in wanted)
+        if not exports:
+            continue  # no task or client needs its results
+        if len(inside) == 1 or (len(exports) == 1 and exports[0] in wanted):
+            name = exports[0]
+        else:
+            name = (f"{BUNDLE_PREFIX}-{_main_prefix([shares[i] for i in pieces])}-{token}", n)
+        own = set(inside)
+        needed = dict.fromkeys(key for one in inside for key in tasks[one].dependencies if key not in own)
+        found[name] = Bundle(
+            tuple(tasks[key] for key in inside), exports, {key: place.get(key, (key, None)) for key in needed}
+        )
+        for item, key in enumerate(exports):
+            place[key] = (name, item if len(exports) > 1 else None)
+    return found
+
+
+def _main_prefix(shares: Sequence[tuple[str, float]]) -> str:
+    """Return the prefix of the tasks that take the longest together.
+
+    Dask learns by prefix: a bundle has another one than the tasks inside.
+    """
+    total_s: defaultdict[str, float] = defaultdict(float)
+    for prefix, cost_s in shares:
+        total_s[prefix] += cost_s
+    return max(total_s, key=total_s.__getitem__)
+
+
+def written_task(name: Key, bundle: Bundle, cost_s: float) -> Task:
+    """Return the Dask task of a bundle with an expected duration [s]."""
+    results = {
+        result: n for n, result in enumerate(dict.fromkeys(task for task, _ in bundle.places.values()))
+    }
+    arguments = {key: (results[result], item) for key, (result, item) in bundle.places.items()}
+    call = sequence_of(bundle.tasks, arguments, bundle.exports, cost_s)
+    return Task(name, call, *map(TaskRef, results))

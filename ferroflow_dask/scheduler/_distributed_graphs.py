@@ -1,0 +1,149 @@
+"""Private names of distributed for graphs: materialize, compare with the scheduler's tasks, replace a task.
+
+`_distributed.REQUIRED` lists the names, so that they are checked when the plugin is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+from dask._expr import LLGExpr
+from dask._task_spec import GraphNode, convert_legacy_graph, cull
+from dask.typing import Key
+from distributed.protocol.serialize import Serialized, deserialize
+
+from ferroflow_dask.scheduler.changes import Change, ItemChange
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler, TaskState
+
+
+def deserialized(expr: Any) -> Any:
+    """Return the expression that a client sent."""
+    return deserialize(expr.header, expr.frames)
+
+
+def in_this_process(header: dict[str, Any]) -> Serialized:
+    """Return a serialized object that consists of a header."""
+    return Serialized(header, [])
+
+
+def materialized(expr: Any, keys: Collection[Key]) -> dict[Key, GraphNode]:
+    """Return the graph of an expression, as `Scheduler.update_graph` makes it."""
+    tasks: dict[Key, GraphNode] = convert_legacy_graph(expr.__dask_graph__())
+    # Other expressions remove the tasks that the keys do not need.
+    return cull(tasks, {*keys}) if isinstance(expr, LLGExpr) else tasks
+
+
+def comparison_change(
+    scheduler: Scheduler, about_to_compare: Callable[[dict[Key, GraphNode]], None]
+) -> Change:
+    """Return the change that calls a function just before a graph is compared with the scheduler's tasks.
+
+    The function may change the graph. Dask creates the tasks in the same turn of the event loop.
+    """
+    stock = scheduler._find_lost_dependencies
+
+    def find_lost_dependencies(dsk: dict[Key, GraphNode], keys: set[Key]) -> set[Key]:
+        about_to_compare(dsk)
+        lost: set[Key] = stock(dsk, keys)
+        return lost
+
+    name = "_find_lost_dependencies"
+    return ItemChange(f"Scheduler.{name}", vars(scheduler), name, find_lost_dependencies)
+
+
+def replace_task(
+    scheduler: Scheduler,
+    ts: TaskState,
+    specs: Mapping[Key, GraphNode],
+    readers: Mapping[Key, GraphNode],
+    stimulus_id: str,
+) -> None:
+    """Replace a task that has not ended by several others, which then run.
+
+    Parameters
+    ----------
+    scheduler : distributed.Scheduler
+    ts : TaskState
+        If it is not one of `specs`, it is forgotten.
+    specs : mapping of Key to GraphNode
+        The other tasks, each after those that it depends on. Keys that the scheduler has already stay as they
+        are, except that of `ts`.
+    readers : mapping of Key to GraphNode
+        New definitions of the dependents of `ts`, which do not depend on it.
+    stimulus_id : str
+    """
+    client_msgs: dict[Any, Any] = {}
+    worker_msgs: dict[Any, Any] = {}
+    if ts.state != "released":
+        # The recommendations are computed anew below, for the tasks as they are then.
+        _, client_msgs, worker_msgs = scheduler._transition(ts.key, "released", stimulus_id)
+    computation = next((one for one in reversed(scheduler.computations) if ts.group in one.groups), None)
+    created = []
+    for key, spec in specs.items():
+        if key not in scheduler.tasks:
+            new = scheduler.new_task(key, spec, "released", computation=computation)
+            new.priority, new.annotations = ts.priority, dict(ts.annotations or {})
+            created.append(new)
+    recommendations: dict[Key, Any] = {}
+    if ts.key in specs:
+        _redefine(scheduler, ts, specs[ts.key])
+        if ts.waiters or ts.who_wants:
+            recommendations[ts.key] = "waiting"
+    for new in created:
+        _depend(scheduler, new, specs[new.key])
+    for key, spec in readers.items():
+        reader = scheduler.tasks[key]
+        _redefine(scheduler, reader, spec)
+        if reader.state == "waiting":
+            recommendations |= _wait_for_inputs(reader)
+    if ts.key not in specs:
+        _drop_dependencies(ts)
+        recommendations[ts.key] = "forgotten"
+    for one in (*created, ts):
+        failed = next((dts for dts in one.dependencies if dts.exception_blame), None)
+        if failed is not None:  # another graph has computed it, and failed
+            one.exception_blame = failed.exception_blame
+            recommendations[one.key] = "erred"
+    spans = scheduler.extensions.get("spans")
+    if spans is not None and created:
+        spans.observe_tasks(created, code=(), span_metadata={"collections": []})
+    scheduler._transitions(recommendations, client_msgs, worker_msgs, stimulus_id)
+    scheduler.send_all(client_msgs, worker_msgs)
+    scheduler.stimulus_queue_slots_maybe_opened(stimulus_id=stimulus_id)
+
+
+def _depend(scheduler: Scheduler, ts: TaskState, spec: GraphNode) -> None:
+    for key in spec.dependencies:
+        ts.add_dependency(scheduler.tasks[key])
+
+
+def _drop_dependencies(ts: TaskState) -> None:
+    for dts in ts.dependencies:
+        dts.dependents.discard(ts)
+        if dts.waiters:
+            dts.waiters.discard(ts)
+    ts.dependencies.clear()
+
+
+def _redefine(scheduler: Scheduler, ts: TaskState, spec: GraphNode) -> None:
+    _drop_dependencies(ts)
+    ts.run_spec = spec
+    _depend(scheduler, ts, spec)
+
+
+def _wait_for_inputs(ts: TaskState) -> dict[Key, Any]:
+    """Let a waiting task wait for the inputs that it has now; return recommendations."""
+    recommendations: dict[Key, Any] = {}
+    ts.waiting_on = {dts for dts in ts.dependencies if not dts.who_has}
+    for dts in ts.dependencies:
+        if dts.state == "released":
+            recommendations[dts.key] = "waiting"  # which adds its waiters
+        else:
+            dts.waiters = {*(dts.waiters or ()), ts}
+        if dts.exception_blame:
+            ts.exception_blame = dts.exception_blame
+            return {ts.key: "erred"}
+    return recommendations if ts.waiting_on else {ts.key: "processing"}

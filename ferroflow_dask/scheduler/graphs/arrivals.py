@@ -1,0 +1,246 @@
+"""Arriving graphs: the scheduler bundles each graph that a client submits before it creates the tasks.
+
+The handler of `update-graph` deserializes the graph as Dask does and hands it back as an `Arrival`. Dask
+materializes an arrival in its offload thread, which bundles the graph there. Dask then compares the result
+with its tasks and creates new ones in one turn of the event loop. Other clients may have acted since the
+bundling, so at the beginning of that turn the arrival is compared with the tasks again. If anything has
+changed, the graph runs as it came.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from dask._task_spec import GraphNode, cull
+from dask.order import order
+from dask.typing import Key
+from distributed.protocol.serialize import register_serialization_family
+
+from ferroflow_dask.annotations import BUNDLE_ANNOTATION
+from ferroflow_dask.bundling.bundle import Bundle
+from ferroflow_dask.bundling.graphs import Averages, BundledGraph, bundle_graph
+from ferroflow_dask.scheduler import _distributed_graphs
+from ferroflow_dask.scheduler.changes import FAILURES, Change, ItemChange
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler
+
+    from ferroflow_dask.scheduler.graphs.bundles import Bundles
+    from ferroflow_dask.scheduler.graphs.overheads import Overheads
+
+logger = logging.getLogger("ferroflow_dask")
+
+#: Smaller graphs run as they come [tasks].
+_FEWEST = 10
+#: Annotations that the tasks of a bundle pass on to it, if all tasks of the graph have the same value.
+_INHERITED = frozenset({"priority", "span"})
+#: Serialization family of arrivals, which never leave the process.
+_FAMILY = "ferroflow-arrival"
+_HANDLER = "update-graph"
+
+_arriving: ContextVar[Arrival | None] = ContextVar("ferroflow-arriving", default=None)
+
+
+def _never_dumped(_: Any, **__: Any) -> Any:
+    raise NotImplementedError
+
+
+register_serialization_family(_FAMILY, _never_dumped, lambda header, _: header["arrival"])
+
+
+class Arrival:
+    """A graph from its arrival until its tasks are created; stands for its expression.
+
+    Parameters
+    ----------
+    expr : object
+        The expression that the client sent.
+    keys : collection of Key
+        What the client wants.
+    tasks : mapping
+        The scheduler's tasks.
+    bundle : callable
+        Bundles a graph of some wanted keys and separate tasks; returns tasks and bundles.
+    """
+
+    def __init__(
+        self,
+        expr: Any,
+        keys: Collection[Key],
+        tasks: Mapping[Key, Any],
+        bundle: Callable[[dict[Key, GraphNode], Collection[Key], Collection[Key]], BundledGraph],
+    ) -> None:
+        self._expr = expr
+        self._keys = frozenset(keys)
+        self._tasks = tasks
+        self._bundle = bundle
+        self._graph: dict[Key, GraphNode] = {}
+        self._present: dict[Key, bool] = {}
+        self._annotations: dict[str, dict[Key, Any]] = {}
+        #: Position of each task in Dask's static order; filled when the arrival is materialized.
+        self.order: dict[Key, int] = {}
+        #: The bundles that the graph has become.
+        self.bundles: dict[Key, Bundle] = {}
+
+    def __dask_graph__(self) -> dict[Key, GraphNode]:
+        """Return the graph, bundled if that is possible; called by Dask in its offload thread."""
+        graph = _distributed_graphs.materialized(self._expr, self._keys)
+        self._graph = graph
+        self._annotations = {name: dict(by_key) for name, by_key in self._expr.__dask_annotations__().items()}
+        self._expr = None
+        if len(graph) >= _FEWEST and len(graph) > len(self._keys):
+            try:
+                graph = self._bundled(graph)
+            except FAILURES:
+                logger.warning("ferroflow: a graph could not be bundled and runs as it came", exc_info=True)
+                self.bundles = {}
+        self.order.update(order(graph))
+        return dict(graph)
+
+    def __dask_annotations__(self) -> dict[str, dict[Key, Any]]:
+        """Return the annotations by type and key; called by Dask after `__dask_graph__`."""
+        return self._annotations
+
+    def _bundled(self, graph: dict[Key, GraphNode]) -> dict[Key, GraphNode]:
+        self._present = self._present_now()
+        # Tasks that exist stay as they are: Dask warns of a key with other dependencies than before.
+        missing = {key: task for key, task in graph.items() if not self._present.get(key)}
+        wanted = {key for key in self._keys if key in missing} | {
+            key for key in self._present if key in missing
+        }
+        missing = cull(missing, wanted)
+        inherited, alone = _annotated(self._annotations, missing)
+        found = self._bundle(missing, wanted, alone)
+        self.bundles = found.bundles
+        for name, value in inherited.items():
+            self._annotations[name] |= dict.fromkeys(found.bundles, value)
+        return found.tasks if found.bundles else graph
+
+    def _present_now(self) -> dict[Key, bool]:
+        """Return the graph's keys that the scheduler has, and whether it has their definition."""
+        tasks = self._tasks
+        return {key: tasks[key].run_spec is not None for key in self._graph if key in tasks}
+
+    def settle(self, dsk: dict[Key, GraphNode]) -> None:
+        """Compare with the scheduler's tasks again; let the graph run as it came if they have changed."""
+        if self.bundles and self._present_now() != self._present:
+            logger.info("ferroflow: tasks have changed while their graph was bundled; it runs as it came")
+            self.bundles = {}
+            dsk.clear()
+            dsk.update(self._graph)
+            self.order.clear()
+            self.order.update(order(dsk))
+        self._graph = {}
+
+
+def _annotated(
+    annotations: Mapping[str, Mapping[Key, Any]], graph: Mapping[Key, GraphNode]
+) -> tuple[dict[str, Any], set[Key]]:
+    """Return the annotations that bundles inherit, and the tasks that stay separate for their own."""
+    inherited: dict[str, Any] = {}
+    alone: set[Key] = set()
+    for name, by_key in annotations.items():
+        own = {key: value for key, value in by_key.items() if key in graph and value is not None}
+        if name == BUNDLE_ANNOTATION:
+            own = {key: value for key, value in own.items() if value is False}
+        elif name in _INHERITED and len(own) == len(graph):
+            value = next(iter(own.values()))
+            if all(other == value for other in own.values()):
+                inherited[name] = value
+                continue
+        alone.update(own)
+    return inherited, alone
+
+
+class GraphArrivals:
+    """Bundles the graphs that arrive.
+
+    Parameters
+    ----------
+    scheduler : distributed.Scheduler
+    bundles : Bundles
+    overheads : Overheads
+        The cluster for which graphs are cut.
+    learned : callable
+        Returns what was learned of the task prefixes that may be bundled.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        bundles: Bundles,
+        overheads: Overheads,
+        learned: Callable[[], Mapping[str, Averages]],
+    ) -> None:
+        self._scheduler = scheduler
+        self._stock = scheduler.stream_handlers[_HANDLER]
+        self._bundles = bundles
+        self._overheads = overheads
+        self._learned = learned
+        self._is_open = True
+
+    def changes(self) -> Iterable[Change]:
+        """Return the changes to the scheduler."""
+        handlers = self._scheduler.stream_handlers
+        yield ItemChange(f"Scheduler.stream_handlers[{_HANDLER!r}]", handlers, _HANDLER, self._arrived)
+        yield _distributed_graphs.comparison_change(self._scheduler, self._compared)
+
+    def close(self) -> None:
+        """Let graphs run as they come, even if another plugin still calls the handler."""
+        self._is_open = False
+
+    async def _arrived(self, *, expr_ser: Any, keys: Collection[Key], **options: Any) -> None:
+        # A coroutine function: Dask's stream handling waits for it before the client's next message.
+        arrival = self._arrival_of(expr_ser, keys, options) if self._is_open else None
+        if arrival is None:
+            await self._stock(expr_ser=expr_ser, keys=keys, **options)
+            return
+        expr_ser = _distributed_graphs.in_this_process({"serializer": _FAMILY, "arrival": arrival})
+        token = _arriving.set(arrival)
+        try:
+            await self._stock(expr_ser=expr_ser, keys=keys, **{**options, "internal_priority": arrival.order})
+        finally:
+            _arriving.reset(token)
+
+    def _arrival_of(self, expr_ser: Any, keys: Collection[Key], options: Mapping[str, Any]) -> Arrival | None:
+        # `client.map` and `client.submit` give each task a priority, and a client wants all of them.
+        if (
+            options.get("internal_priority")
+            or options.get("actors")
+            or isinstance(options.get("user_priority"), dict)
+        ):
+            return None
+        annotations = options.get("annotations") or {}
+        if any(
+            callable(value) or (name not in _INHERITED and (name != BUNDLE_ANNOTATION or value is False))
+            for name, value in annotations.items()
+        ):
+            return None
+        try:
+            return Arrival(
+                _distributed_graphs.deserialized(expr_ser), keys, self._scheduler.tasks, self._bundled
+            )
+        except FAILURES:  # Dask reports it
+            return None
+
+    def _bundled(
+        self, graph: dict[Key, GraphNode], wanted: Collection[Key], alone: Collection[Key]
+    ) -> BundledGraph:
+        return bundle_graph(graph, wanted, self._overheads.profile(), self._learned(), alone)
+
+    def _compared(self, dsk: dict[Key, GraphNode]) -> None:
+        """Note that Dask is about to compare a graph with its tasks; nothing waits until it has."""
+        arrival = _arriving.get()
+        if arrival is not None:
+            arrival.settle(dsk)
+        # A task that was rewritten has other dependencies than the graph says.
+        for key in self._bundles.keys() & dsk.keys():
+            del dsk[key]
+
+    def created(self) -> dict[Key, Bundle]:
+        """Return the bundles of the graph whose tasks Dask has just created."""
+        arrival = _arriving.get()
+        return {} if arrival is None else arrival.bundles

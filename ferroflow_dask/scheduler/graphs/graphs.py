@@ -1,0 +1,97 @@
+"""Graphs on the scheduler: the collaborator of the extension that bundles and splits them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from dask.typing import Key
+
+from ferroflow_dask.bundling.graphs import Averages
+from ferroflow_dask.scheduler.changes import CallChange, Changes, Guard
+from ferroflow_dask.scheduler.graphs.arrivals import GraphArrivals
+from ferroflow_dask.scheduler.graphs.bundles import Bundles
+from ferroflow_dask.scheduler.graphs.overheads import Overheads
+from ferroflow_dask.scheduler.graphs.worker import TOPIC, WorkerBundles
+from ferroflow_dask.scheduler.worker_plugins import WorkerPluginChange
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler
+
+    from ferroflow_dask.scheduler.cost_model import Learned
+
+_VERSION = version("ferroflow-dask")
+
+
+class Graphs:
+    """Bundles arriving graphs from `open` until the registry of changes undoes it.
+
+    Parameters
+    ----------
+    scheduler : distributed.Scheduler
+    learned : Learned
+    withdraw, note : callable
+        As in `Bundles`.
+    changes : Changes
+    guard : Guard
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        learned: Learned,
+        *,
+        withdraw: Callable[[Key], None],
+        note: Callable[[Key, str, str], None],
+        changes: Changes,
+        guard: Guard,
+    ) -> None:
+        self._scheduler = scheduler
+        self._learned = learned
+        self._changes = changes
+        self._guard = guard
+        #: Workers that can run bundles.
+        self._capable: set[str] = set()
+        self._arrivals: GraphArrivals | None = None
+        self.bundles = Bundles(scheduler, withdraw, note, guard)
+        #: The change on workers, which is made and undone by a coroutine.
+        self.on_workers: list[WorkerPluginChange] = []
+
+    def open(self) -> None:
+        """Bundle graphs from now on."""
+        overheads = Overheads(self._scheduler, self._learned)
+        self._arrivals = GraphArrivals(self._scheduler, self.bundles, overheads, self.learned)
+        self._changes.make(CallChange("bundled graphs", lambda: None, self._arrivals.close))
+        for change in (*self.bundles.changes(), *self._arrivals.changes()):
+            self._changes.make(change)
+        plugin = WorkerPluginChange(self._scheduler, WorkerBundles(), "ferroflow-bundles", self._guard.fail)
+        self.on_workers.append(plugin)
+        self._changes.make(plugin)
+
+    def learned(self) -> Mapping[str, Averages]:
+        """Return what is known of the prefixes that may be bundled; called in Dask's offload thread."""
+        if not self._capable.issuperset(list(self._scheduler.workers)):
+            return {}  # a worker cannot run bundles
+        known = self._learned.costs.by_prefix()
+        for prefix in list(self._learned.talking):
+            known.pop(prefix, None)
+        return {prefix: Averages(*values) for prefix, values in known.items()}
+
+    def event(self, topic: str, msg: Any) -> None:
+        """Note what a worker announces."""
+        if topic != TOPIC or not isinstance(msg, dict):
+            return
+        if isinstance(prefix := msg.get("prefix"), str):
+            self._learned.talking.add(prefix)
+        elif msg.get("version") == _VERSION:
+            self._capable.add(str(msg.get("worker")))
+
+    def worker_left(self, address: str) -> None:
+        """Forget a worker."""
+        self._capable.discard(address)
+
+    def created(self) -> None:
+        """Note the bundles of the graph whose tasks Dask has just created."""
+        if self._arrivals is not None:
+            self.bundles.add(self._arrivals.created())

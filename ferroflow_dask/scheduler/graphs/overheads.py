@@ -1,0 +1,45 @@
+"""Overheads of a cluster, as its scheduler knows them: the numbers by which graphs are cut."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ferroflow_dask.cluster_profile import ClusterProfile
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler
+
+    from ferroflow_dask.scheduler.cost_model import Learned
+
+#: Threads for which graphs are cut while there are no workers: an adaptive cluster starts some [threads].
+_THREADS_TO_COME = (1,) * 4
+
+
+class Overheads:
+    """The cluster of a scheduler as a `ClusterProfile`; may be read by any thread.
+
+    Parameters
+    ----------
+    scheduler : distributed.Scheduler
+    learned : Learned
+        Has the measured round trip.
+    """
+
+    def __init__(self, scheduler: Scheduler, learned: Learned) -> None:
+        self._scheduler = scheduler
+        self._learned = learned
+        self._threads: tuple[int, ...] = _THREADS_TO_COME
+
+    def profile(self) -> ClusterProfile:
+        """Return the cluster as it is now; with the workers that it had last if it has none."""
+        workers = list(self._scheduler.workers.values())
+        if workers:
+            self._threads = tuple(ws.nthreads for ws in workers)
+        limits = [ws.memory_limit for ws in workers if ws.memory_limit]
+        default = ClusterProfile(self._threads)
+        return ClusterProfile(
+            self._threads,
+            round_trip_s=self._learned.round_trip_s or default.round_trip_s,
+            bandwidth=float(self._scheduler.bandwidth) or default.bandwidth,
+            memory_nbytes=min(limits, default=0),
+        )
