@@ -1,0 +1,297 @@
+"""Bundled graphs give the same values in fewer tasks, under the same keys, and run each task once."""
+
+from __future__ import annotations
+
+import operator
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array as da
+import dask.bag as db
+import numpy as np
+import pytest
+from dask._task_spec import Alias, DataNode, Task, TaskRef, convert_legacy_graph
+from dask.utils import key_split
+from dask_graphs import (
+    CALLS,
+    COLLECTIONS,
+    FOUR,
+    Graph,
+    Known,
+    assert_consistent,
+    chain,
+    combine,
+    graph_of,
+    inner_keys,
+    tree,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ferroflow_dask.annotations import BUNDLE_PREFIX
+from ferroflow_dask.bundling.graphs import Averages, BundledGraph, bundle_graph
+from ferroflow_dask.bundling.results import Results
+from ferroflow_dask.bundling.sequence import bundle_in
+from ferroflow_dask.cluster_profile import ClusterProfile
+
+DURATIONS = pytest.mark.parametrize(
+    "learned", [{}, Known(1e-5), Known(1e-3), Known(1.0)], ids=["unknown", "10 µs", "1 ms", "1 s"]
+)
+
+
+def bundled(collection: Any, learned: Any, cluster: ClusterProfile = FOUR) -> BundledGraph:
+    tasks, keys = graph_of(collection)
+    found = bundle_graph(tasks, keys, cluster, learned)
+    assert_consistent(tasks, {*keys}, found)
+    return found
+
+
+def assert_same_values(found: BundledGraph, collection: Any) -> None:
+    tasks, keys = graph_of(collection)
+    for value, expected in zip(dask.get(found.tasks, keys), dask.get(tasks, keys), strict=True):
+        np.testing.assert_array_equal(value, expected)
+
+
+# Values
+
+
+@DURATIONS
+@pytest.mark.parametrize("name", COLLECTIONS)
+def test_a_bundled_collection_has_the_same_values_in_no_more_tasks(name: str, learned: Any) -> None:
+    collection = COLLECTIONS[name]()
+    found = bundled(collection, learned)
+    assert_same_values(found, collection)
+    tasks, _ = graph_of(collection)
+    assert len(found.tasks) <= len(tasks)
+    if learned.get("any") == Averages(1e-5) and name != "chunks":  # all of its keys are wanted
+        assert len(found.tasks) < len(tasks)
+
+
+#: Computations on a frame with the columns `name` and `value` in ten partitions.
+OF_FRAMES: dict[str, Callable[[Any], Any]] = {
+    "groups": lambda frame: frame.groupby("name").value.mean(),
+    "rolling": lambda frame: frame.value.rolling(7).sum(),
+    "of delayed": lambda frame: pytest.importorskip("dask.dataframe").from_delayed(frame.to_delayed()).sum(),
+    "shuffled by tasks": lambda frame: frame.shuffle("name", shuffle_method="tasks").map_partitions(
+        lambda part: part.value.cumsum()
+    ),
+    "sorted": lambda frame: frame.set_index("value", divisions=[0, 30, 99], shuffle_method="tasks").name,
+}
+
+
+@pytest.mark.parametrize("name", OF_FRAMES)
+def test_bundled_data_frames_have_the_same_values_in_fewer_tasks(name: str) -> None:
+    pd = pytest.importorskip("pandas")
+    dd = pytest.importorskip("dask.dataframe")
+    frame = pd.DataFrame({"name": list("abcd") * 25, "value": range(100)})
+    tasks, keys = graph_of(OF_FRAMES[name](dd.from_pandas(frame, npartitions=10)))
+    found = bundle_graph(tasks, keys, FOUR, Known(1e-4))
+    assert_consistent(tasks, {*keys}, found)
+    assert len(found.tasks) < len(tasks)
+    for part, expected in zip(dask.get(found.tasks, keys), dask.get(tasks, keys), strict=True):
+        pd.testing.assert_series_equal(part, expected)
+
+
+def test_files_are_written_once(tmp_path: Path) -> None:
+    written = db.from_sequence(map(str, range(40)), npartitions=8).map(str.upper)
+    parts = dask.delayed(list)(written.to_textfiles(str(tmp_path / "*.txt"), compute=False))
+    tasks, keys = graph_of(parts)
+    found = bundle_graph(tasks, keys, FOUR, Known(1e-5))
+    assert len(found.tasks) < len(tasks)
+    dask.get(found.tasks, keys)
+    lines = [path.read_text().split() for path in sorted(tmp_path.iterdir())]
+    assert lines == [[str(i) for i in range(start, start + 5)] for start in range(0, 40, 5)]
+
+
+def test_each_task_runs_once() -> None:
+    tasks, keys = graph_of(tree(6))
+    found = bundle_graph(tasks, keys, FOUR, Known(2e-3))
+    assert found.bundles
+    CALLS.clear()
+    dask.get(found.tasks, keys)
+    assert CALLS.pop(None) == 63
+    assert dict.fromkeys(range(64), 1) == CALLS
+
+
+def test_arguments_of_all_kinds_arrive() -> None:
+    def collect(*args: Any, **kwargs: Any) -> Any:
+        return args, kwargs
+
+    one, two = dask.delayed(combine)("x", 1), dask.delayed(combine)("y", 2)
+    nested = dask.delayed(collect)(1, [one, {"two": two}], None, one, last=two, plain=(3,))
+    again = dask.delayed(collect)(nested, nested=[nested], data=dask.delayed(np.arange(3)))
+    tasks, keys = graph_of(again)
+    for learned in (Known(1e-5), Known(1e-3)):
+        found = bundle_graph(tasks, keys, FOUR, learned)
+        assert found.bundles
+        assert repr(dask.get(found.tasks, keys)) == repr(dask.get(tasks, keys))
+
+
+def test_an_error_names_the_task_in_its_bundle() -> None:
+    broken = dask.delayed(operator.truediv)(dask.delayed(combine)("x", 1), 0, dask_key_name="the-bad-one")
+    tasks, keys = graph_of(dask.delayed(combine)("y", broken))
+    found = bundle_graph(tasks, keys, FOUR, Known(1e-5))
+    assert len(found.tasks) == 1
+    with pytest.raises(ZeroDivisionError) as raised:
+        dask.get(found.tasks, keys)
+    assert any("'the-bad-one'" in note for note in raised.value.__notes__)
+
+
+# The cut
+
+
+def test_short_tasks_become_few_and_long_or_unknown_tasks_stay() -> None:
+    assert len(bundled(tree(6), Known(1e-5)).tasks) == 1
+    assert 1 < len(bundled(tree(6), Known(2e-3)).tasks) < 64
+    assert len(bundled(tree(3), Known(10.0)).tasks) > 8
+    tasks, keys = graph_of(tree(3))
+    assert bundle_graph(tasks, keys, FOUR, {}) == BundledGraph(tasks, {})
+
+
+def test_a_prefix_of_which_nothing_is_known_stays_separate() -> None:
+    tasks = chain("short", Task("new", combine, 0), 9)
+    tasks |= {"other": Task("other", combine, 0, TaskRef("short-3"), TaskRef("short-8"))}
+    found = bundle_graph(tasks, {"other"}, FOUR, Known(1e-5, except_for={"new": None, "other": None}))
+    assert_consistent(tasks, {"other"}, found)
+    assert found.tasks["new"] is tasks["new"]
+    assert len(found.bundles["other"].tasks) == 1  # it reads other tasks than before
+    assert len(found.tasks) == 4
+
+
+def test_no_bundle_needs_more_memory_than_a_quarter_of_a_workers() -> None:
+    collection = tree(6)  # of 127 tasks
+    found = {
+        nbytes: bundled(collection, Known(1e-4, nbytes=100.0), replace(FOUR, memory_nbytes=nbytes))
+        for nbytes in (4000, 16_000, 64_000)
+    }
+    largest = {nbytes: max(map(len, inner_keys(each)), default=1) for nbytes, each in found.items()}
+    assert largest[64_000] == 127
+    assert 1 < largest[16_000] <= 40
+    assert largest[4000] <= 10
+    assert_same_values(found[16_000], collection)
+
+
+def test_a_result_larger_than_a_workers_share_stays_separate() -> None:
+    tasks = chain("n", Task("big", combine, 0), 9)
+    learned = Known(1e-5, except_for={"big": Averages(1e-5, 5000.0)})
+    found = bundle_graph(tasks, {"n-8"}, replace(FOUR, memory_nbytes=4000), learned)
+    assert found.tasks["big"] is tasks["big"]
+
+
+def test_tasks_that_are_to_stay_separate_do() -> None:
+    tasks = chain("n", Task("first", combine, 0), 20)
+    alone = {"n-3", "n-11"}
+    found = bundle_graph(tasks, {"n-19"}, FOUR, Known(1e-5), alone)
+    assert_consistent(tasks, {"n-19"}, found)
+    assert len(found.tasks) == 5
+    assert all(len(found.bundles[key].tasks) == 1 for key in alone)
+    assert dask.get(found.tasks, "n-19") == dask.get(tasks, "n-19")
+
+
+@pytest.mark.parametrize("name", COLLECTIONS)
+def test_equal_graphs_are_cut_alike_and_their_bundles_have_different_keys(name: str) -> None:
+    tasks, keys = graph_of(COLLECTIONS[name]())
+    first, second = (bundle_graph(tasks, keys, FOUR, Known(duration_s)) for duration_s in (1e-5, 1.1e-5))
+    assert inner_keys(first) == inner_keys(second)
+    # The scheduler may still have the first one. A task that has its bundle to itself keeps its key.
+    several = [{key for key, one in each.bundles.items() if len(one.tasks) > 1} for each in (first, second)]
+    assert several[0] & several[1] <= {*keys}
+
+
+# Keys
+
+
+def test_a_bundle_has_another_prefix_than_its_tasks_named_for_those_that_take_longest() -> None:
+    tasks = chain("light", Task("heavy-0", combine, 0), 5)
+    tasks["end"] = Task("end", combine, None, TaskRef("light-4"))
+    learned = Known(1e-5, except_for={"heavy": Averages(1e-3), "end": None})
+    found = bundle_graph(tasks, {"end"}, FOUR, learned)
+    (key,) = found.tasks.keys() - {"end"}
+    assert key_split(key) == f"{BUNDLE_PREFIX}-heavy"
+
+
+def test_a_bundle_has_the_number_of_its_tasks_by_prefix_and_their_duration() -> None:
+    tasks, keys = graph_of(tree(6))
+    found = bundle_graph(tasks, keys, FOUR, Known(2e-3))
+    bundles = [bundle for bundle in map(bundle_in, found.tasks.values()) if bundle is not None]
+    stood_for = [dict(bundle.stands_for or {}) for bundle in bundles]
+    assert sum(each["combine"] for each in stood_for) == 127 - (len(found.tasks) - len(bundles))
+    for bundle, each in zip(bundles, stood_for, strict=True):
+        assert bundle.cost_s == pytest.approx(2e-3 * each["combine"])
+
+
+def test_wanted_keys_stay_and_a_graph_of_only_wanted_keys_is_not_changed() -> None:
+    tasks, keys = graph_of(da.arange(100, chunks=10) * 2)
+    found = bundle_graph(tasks, keys, FOUR, Known(1e-5))
+    assert {*keys} <= found.tasks.keys()
+    independent: Graph = {f"n-{i}": Task(f"n-{i}", combine, i) for i in range(20)}
+    assert bundle_graph(independent, independent.keys(), FOUR, Known(1e-5)) == BundledGraph(independent, {})
+
+
+def test_a_key_may_be_a_tuple() -> None:
+    tasks = convert_legacy_graph({("n", 0): (operator.neg, 1), "other": (operator.neg, ("n", 0))})
+    for wanted in ({("n", 0)}, {"other"}, {("n", 0), "other"}):
+        found = bundle_graph(tasks, wanted, FOUR, Known(1e-5))
+        assert {key: dask.get(found.tasks, key) for key in wanted} == {
+            key: {("n", 0): -1, "other": 1}[key] for key in wanted
+        }
+
+
+def test_values_that_exist_already_are_read_under_their_own_keys() -> None:
+    tasks = chain("n", Task("first", combine, 0, TaskRef("there"), TaskRef(("x", 0))), 20)
+    found = bundle_graph(tasks, {"n-19"}, FOUR, Known(1e-5))
+    assert [task.dependencies for task in found.tasks.values()] == [{"there", ("x", 0)}]
+    values = {"there": DataNode("there", 4), ("x", 0): DataNode(("x", 0), 5)}
+    assert dask.get({**values, **found.tasks}, "n-19") == dask.get({**values, **tasks}, "n-19")
+
+
+def test_a_bundle_is_small_to_send() -> None:
+    tasks, keys = graph_of(tree(7))
+    (bundle,) = bundle_graph(tasks, keys, FOUR, Known(1e-6)).tasks.values()
+    alone = sum(len(pickle.dumps(task)) for task in tasks.values())
+    assert len(pickle.dumps(bundle)) < alone / 2
+
+
+# Any graph
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Graph:
+    """Draw a graph of calls, aliases and data, some of which read values that are not in it."""
+    tasks: Graph = {}
+    for i in range(draw(st.integers(1, 25))):
+        key = f"n-{i}" if draw(st.booleans()) else f"long-{i}"
+        earlier = st.sampled_from([*tasks, "outside"])
+        needed = draw(st.lists(earlier, max_size=3, unique=True))
+        kinds = [Task(key, combine, i, *map(TaskRef, needed))]
+        if len(needed) == 1:
+            kinds.append(Alias(key, needed[0]))
+        elif not needed:
+            kinds.append(DataNode(key, i))
+        tasks[key] = draw(st.sampled_from(kinds))
+    return tasks
+
+
+@settings(max_examples=100)
+@given(graphs(), st.data(), st.integers(1, 6))
+def test_any_graph_has_the_same_values(tasks: Graph, data: st.DataObject, workers: int) -> None:
+    keys = st.sampled_from(sorted(tasks))
+    wanted, alone = data.draw(st.sets(keys, min_size=1)), data.draw(st.sets(keys))
+    kinds = [{}, Known(1e-5), Known(1e-3), Known(1.0), Known(1e-5, except_for={"long": Averages(1.0)})]
+    learned = data.draw(st.sampled_from(kinds))
+    found = bundle_graph(tasks, wanted, ClusterProfile((1,) * workers), learned, alone)
+    assert_consistent(tasks, wanted, found)
+    assert not any(inner & alone for inner in inner_keys(found) if len(inner) > 1)
+    outside = {"outside": DataNode("outside", 100)}
+    expected = {**tasks, **outside}
+    for key in wanted:
+        assert dask.get({**found.tasks, **outside}, key) == dask.get(expected, key)
+    for key in found.bundles.keys() - tasks.keys():
+        value = dask.get({**found.tasks, **outside}, key)
+        exports = found.bundles[key].exports
+        values = value.values if isinstance(value, Results) else (value,)
+        assert values == tuple(dask.get(expected, export) for export in exports)

@@ -1,0 +1,234 @@
+"""Tasks that bundling does not change: P2P shuffles with their inputs, coroutines, and users of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import sleep
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from assume_short import AllShort
+from dask._task_spec import Task, TaskRef
+from dask.utils import key_split
+from dask_graphs import (
+    CALLS,
+    COLLECTIONS,
+    FOUR,
+    Graph,
+    Known,
+    assert_consistent,
+    chain,
+    combine,
+    graph_of,
+    tree,
+)
+from distributed import Client, get_worker, wait
+
+from ferroflow_dask import install
+from ferroflow_dask.bundling.fixed import is_alone
+from ferroflow_dask.bundling.graphs import Averages, bundle_graph
+from ferroflow_dask.scheduler import extension_on, learned
+from ferroflow_dask.scheduler.graphs.graphs import Graphs
+
+
+class BarrierTask(Task):
+    """A task that distributed looks up on the scheduler."""
+
+    __slots__ = ()
+
+
+def test_a_task_of_an_unknown_class_and_all_that_it_reads_or_that_reads_it_do_not_change() -> None:
+    before = chain("before", Task("first", combine, 1), 3)
+    barrier: Any = BarrierTask("barrier", combine, 2, TaskRef("before-2"))
+    other = chain("other", Task("second", combine, 4), 3)
+    reader = Task("reader", combine, 3, TaskRef("barrier"), TaskRef("other-2"))
+    tasks = {**before, "barrier": barrier, **other, **chain("after", reader, 3)}
+    found = bundle_graph(tasks, {"after-2"}, FOUR, Known(1e-5))
+    assert_consistent(tasks, {"after-2"}, found)
+    fixed = {*before, "barrier", *other, "reader"}
+    assert found.tasks.keys() == {*fixed, "after-2"}
+    assert found.bundles.keys() == {"after-2"}
+    assert dask.get(found.tasks, "after-2") == dask.get(tasks, "after-2")
+
+
+async def later() -> int:
+    return 1
+
+
+#: Tasks that need the event loop, or the task that they run in.
+ALONE = {
+    "a task that asks for its worker": Task("aware", get_worker),
+    "one that Dask has fused with another": Task.fuse(
+        Task("ready", combine, 1), Task("aware", get_worker, TaskRef("ready"))
+    ),
+    "a coroutine": Task("aware", later),
+    "a coroutine that Dask has fused with another": Task.fuse(
+        Task("ready", combine, 1), Task("aware", later, TaskRef("ready"))
+    ),
+}
+
+
+@pytest.mark.parametrize("aware", ALONE.values(), ids=ALONE)
+def test_some_tasks_run_alone_while_others_are_bundled(aware: Task) -> None:
+    before = chain("before", Task("first", combine, 1), 3)
+    after = chain("after", Task("reader", combine, 3, TaskRef("aware"), TaskRef("before-2")), 3)
+    assert is_alone(aware)
+    assert not any(map(is_alone, (*before.values(), *after.values())))
+    tasks: Graph = {**before, "aware": aware, **after}
+    found = bundle_graph(tasks, {"after-2"}, FOUR, Known(1e-5))
+    assert_consistent(tasks, {"after-2"}, found)
+    assert found.tasks["aware"] is aware
+    assert len(found.bundles["after-2"].tasks) > 1
+    assert len(found.tasks) <= 3
+
+
+def test_a_task_that_shares_no_bundle_but_reads_from_one_keeps_its_key_and_prefix() -> None:
+    tasks = chain("short", Task("first", combine, 1), 3)
+    tasks |= {
+        "long-1": Task("long-1", combine, 1, TaskRef("short-1")),
+        "last": Task("last", combine, 1, TaskRef("long-1"), TaskRef("short-2")),
+    }
+    found = bundle_graph(tasks, {"last"}, FOUR, Known(1e-5, except_for={"long": Averages(10.0)}))
+    assert_consistent(tasks, {"last"}, found)
+    (key,) = (key for key in found.tasks if key_split(key) == "long")
+    assert key == "long-1"
+    assert dask.get(found.tasks, "last") == dask.get(tasks, "last")
+
+
+@pytest.mark.parametrize(
+    "learned",
+    [{}, Known(1e-5), Known(1e-3), Known(1.0), Known(1e-5, except_for={"sum": Averages(1.0), "add": None})],
+    ids=["unknown", "10 µs", "1 ms", "1 s", "some 1 s, some unknown"],
+)
+@pytest.mark.parametrize("name", COLLECTIONS)
+def test_each_task_is_the_given_one_unless_it_is_noted(name: str, learned: Any) -> None:
+    tasks, keys = graph_of(COLLECTIONS[name]())
+    found = bundle_graph(tasks, keys, FOUR, learned)
+    assert_consistent(tasks, {*keys}, found)
+
+
+# On clusters
+
+
+def frame(n: int) -> Any:
+    pd, dd = pytest.importorskip("pandas"), pytest.importorskip("dask.dataframe")
+    data = pd.DataFrame({"name": list("abcd") * 25, "value": np.arange(100.0)})
+    return dd.from_pandas(data, npartitions=n)
+
+
+def abs_sum(part: Any) -> Any:
+    return part.value.abs().sum()
+
+
+#: Collections with P2P shuffles, on clusters.
+SHUFFLED: dict[str, Callable[[], Any]] = {
+    "shuffle": lambda: frame(4).shuffle("value"),
+    "sum of shuffled": lambda: frame(4).shuffle("value").map_partitions(abs_sum, meta=(None, float)).sum(),
+    "groupby": lambda: frame(20).groupby("name").value.agg("mean"),
+    "nunique": lambda: frame(4).name.nunique() + 1,
+    "split out": lambda: frame(4).groupby("value").agg({"value": "sum"}, split_out=4),
+    "join": lambda: frame(4).merge(frame(5), on="value", shuffle_method="p2p", broadcast=False),
+    "rechunk": lambda: da.arange(400, chunks=20).reshape(20, 20).rechunk((20, 1), method="p2p").sum(axis=0),
+}
+
+
+@pytest.fixture
+def all_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the scheduler take all tasks for short, also on their first run."""
+    monkeypatch.setattr(Graphs, "learned", lambda self: AllShort(frozenset(self._learned.talking)))
+
+
+def bundle_counts(client: Client) -> dict[str, int]:
+    """Return the numbers of bundles that the scheduler has created and split, and of the tasks in them."""
+
+    def counts(dask_scheduler: Any) -> dict[str, int]:
+        extension = extension_on(dask_scheduler)
+        return {} if extension is None else dict(extension.graphs.bundles.counts)
+
+    found: dict[str, int] = client.run_on_scheduler(counts)
+    return found
+
+
+def rows_of(result: Any) -> Any:
+    """Return rows in an order that does not depend on partitions."""
+    if isinstance(result, (int, float, np.ndarray, np.generic)):
+        return result
+    table = result.to_frame("value") if result.ndim == 1 else result
+    return sorted(map(tuple, table.add_prefix("of_").reset_index().values.tolist()))
+
+
+def n_collisions(client: Client) -> int:
+    """Return how many arriving tasks had other dependencies than the scheduler's task of the same key."""
+    events = [event for _, event in client.get_events("scheduler")]
+    return sum(event["metrics"]["key_collisions"] for event in events if event.get("metrics"))
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("name", SHUFFLED)
+def test_p2p_shuffles_give_the_same_with_bundles(name: str, thread_client: Client, all_short: None) -> None:
+    collection = SHUFFLED[name]()
+    expected = rows_of(collection.compute())
+    install(thread_client)
+    for _ in range(2):
+        np.testing.assert_array_equal(rows_of(collection.compute()), expected)
+    assert n_collisions(thread_client) == 0
+    assert bundle_counts(thread_client)["split"] == 0
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("name", ["array", "bag", "groups of a bag"])
+def test_the_same_graph_with_and_without_bundles_in_turn(
+    name: str, thread_client: Client, all_short: None
+) -> None:
+    collection = COLLECTIONS[name]()
+    for first, second in (("off", "auto"), ("auto", "auto"), ("auto", "off")):
+        install(thread_client, bundle=first)
+        held = thread_client.persist(collection)
+        wait(held)
+        assert (bundle_counts(thread_client)["created"] > 0) == (first == "auto")
+        expected = held.compute()
+        if second != first:
+            install(thread_client, bundle=second)
+        # One after another, and at once.
+        np.testing.assert_array_equal(thread_client.compute(collection, sync=True), expected)
+        for found in thread_client.gather([thread_client.compute(collection) for _ in range(4)]):
+            np.testing.assert_array_equal(found, expected)
+        # Only the extension that has rewritten a task can hide that its dependencies are others.
+        assert second == "off" or n_collisions(thread_client) == 0
+        del held
+
+
+@pytest.mark.cluster
+def test_results_of_inner_tasks_that_a_client_holds_are_read(thread_client: Client, all_short: None) -> None:
+    install(thread_client)
+    whole = tree(4)
+    held = thread_client.compute(whole)
+    wait(held)
+    CALLS.clear()
+    part = dask.delayed(combine)("part", whole, 1)
+    assert thread_client.compute(part, sync=True) == held.result() + 2
+    assert CALLS == {"part": 1}
+    assert n_collisions(thread_client) == 0
+
+
+def nap(x: int) -> int:
+    sleep(1e-3)
+    return x
+
+
+@pytest.mark.cluster
+def test_a_bundle_of_many_tasks_does_not_make_their_average_duration_long(ferroflow_client: Client) -> None:
+    def nap_s() -> float:
+        last = dask.delayed(nap)(1)
+        for _ in range(99):
+            last = dask.delayed(nap)(last)  # all in one bundle, under the key of the last
+        ferroflow_client.compute(last, sync=True)
+        return float(learned(ferroflow_client)["nap"][0])
+
+    before_s = nap_s()
+    assert bundle_counts(ferroflow_client)["tasks"] == 0  # nothing was known of them
+    assert before_s != nap_s() < 10 * before_s
+    assert bundle_counts(ferroflow_client)["tasks"] == 100
