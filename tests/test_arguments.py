@@ -16,9 +16,6 @@ from ferroflow_dask import (
     generate,
     install,
     installed,
-    optimizations,
-    optimize,
-    optimize_graph,
     uninstall,
     use_gpus,
 )
@@ -35,9 +32,6 @@ OF_CLIENTS: dict[str, Callable[[Any], Any]] = {
     "calibrate": calibrate,
     "use_gpus": use_gpus,
     "place": MODEL.place,
-    "optimize": lambda client: optimize(X, client),
-    "optimize_graph": lambda client: optimize_graph({"x": 1}, "x", client),
-    "optimizations": optimizations,
 }
 
 
@@ -91,8 +85,6 @@ def test_a_cluster_that_is_closed_is_told() -> None:
 @pytest.mark.parametrize(
     ("call", "told"),
     [
-        (lambda client: optimize(client, X), "optimize takes a distributed.Client.* and not a Array"),
-        (lambda client: optimize([X, X], client), "optimize takes one Dask collection.* and not a list;"),
         (lambda client: MODEL.place(MODEL), "place takes a distributed.Client.* and not a Model"),
         (lambda client: Model("mlp.onnx"), "Model takes a Graph; load_onnx.* and not 'mlp.onnx'"),
         (lambda client: MODEL.bind([1]), "bind takes a dict of inputs by name.* and not a list"),

@@ -6,20 +6,17 @@ import errno
 import importlib
 import json
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
-import dask
 import pytest
 from click.testing import CliRunner
 from distributed import Client, Future, LocalCluster, Scheduler, SpecCluster, Worker, wait
 from in_charge import until
 
-from ferroflow_dask import optimizations, optimize, optimize_graph
 from ferroflow_dask.cli import main
 from ferroflow_dask.clients import workers_of
 from ferroflow_dask.cluster_profile import ClusterProfile
@@ -288,19 +285,8 @@ def test_a_cluster_without_workers_is_refused() -> None:
         calibrate(client)
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        calibrate,
-        optimizations,
-        lambda client: optimize(dask.delayed(sum)([1]), client),
-        lambda client: optimize_graph({"x": (sum, [1])}, "x", client),
-        lambda client: optimize_graph({"x": (sum, [1])}, "x", client, profile=ClusterProfile((1,))),
-    ],
-    ids=["calibrate", "optimizations", "optimize", "optimize_graph", "optimize_graph with a profile"],
-)
 def test_workers_that_lack_the_package_are_told(
-    call: Callable[[Client], Any], ferroflow_client: Client, monkeypatch: pytest.MonkeyPatch
+    ferroflow_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_profile(ferroflow_client, ClusterProfile((1,) * 3))  # that it is known makes no difference
 
@@ -309,7 +295,7 @@ def test_workers_that_lack_the_package_are_told(
 
     monkeypatch.setattr(install_module, "answers", one_lacks_it)
     with pytest.raises(ClusterError, match="the worker at tcp://there:1 has no package ferroflow-dask; run"):
-        call(ferroflow_client)
+        calibrate(ferroflow_client)
 
 
 def test_the_command_keeps_what_run_then_uses() -> None:

@@ -9,8 +9,7 @@ import pytest
 
 from ferroflow_dask.annotations import KIND_ANNOTATION
 from ferroflow_dask.policy.estimators import Paces
-from ferroflow_dask.scheduler.cost_model import CostModel, learned_in_this_process
-from ferroflow_dask.virtual import VirtualCluster
+from ferroflow_dask.scheduler.cost_model import CostModel
 
 
 def task(name: str = "f", kind: str | None = None, group: str | None = None, average_s: float = -1.0) -> Any:
@@ -65,12 +64,6 @@ def test_no_worker_is_fast_because_another_was_held_up() -> None:
     run(0, 2.0)
     assert {run(1, 0.01) for _ in range(7)} == {1.0}  # right after that
     assert [paces.speed(worker) for worker in range(4)] == [1.0] * 4
-
-
-def test_virtual_schedulers_of_this_process_are_nobodys_to_find() -> None:
-    cluster = VirtualCluster(1)
-    assert learned_in_this_process("Scheduler-1") == {}
-    cluster.check()  # it was there
 
 
 def test_by_prefix_returns_means() -> None:

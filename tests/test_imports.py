@@ -35,7 +35,7 @@ def loaded_by(module: str) -> set[str]:
         "ferroflow_dask.annotations",
         "ferroflow_dask.clients",
         "ferroflow_dask.bundling",
-        "ferroflow_dask.bundling.dask_graphs",
+        "ferroflow_dask.bundling.graphs",
         "ferroflow_dask.policy",
         "ferroflow_dask.scheduler",
     ],
