@@ -185,7 +185,7 @@ def test_a_result_larger_than_a_workers_share_stays_separate() -> None:
 def test_tasks_that_are_to_stay_separate_do() -> None:
     tasks = chain("n", Task("first", combine, 0), 20)
     alone = {"n-3", "n-11"}
-    found = bundle_graph(tasks, {"n-19"}, FOUR, Known(1e-5), alone)
+    found = bundle_graph(tasks, {"n-19"}, FOUR, Known(1e-5), alone=alone)
     assert_consistent(tasks, {"n-19"}, found)
     assert len(found.tasks) == 5
     assert all(len(found.bundles[key].tasks) == 1 for key in alone)
@@ -283,7 +283,7 @@ def test_any_graph_has_the_same_values(tasks: Graph, data: st.DataObject, worker
     wanted, alone = data.draw(st.sets(keys, min_size=1)), data.draw(st.sets(keys))
     kinds = [{}, Known(1e-5), Known(1e-3), Known(1.0), Known(1e-5, except_for={"long": Averages(1.0)})]
     learned = data.draw(st.sampled_from(kinds))
-    found = bundle_graph(tasks, wanted, ClusterProfile((1,) * workers), learned, alone)
+    found = bundle_graph(tasks, wanted, ClusterProfile((1,) * workers), learned, alone=alone)
     assert_consistent(tasks, wanted, found)
     assert not any(inner & alone for inner in inner_keys(found) if len(inner) > 1)
     outside = {"outside": DataNode("outside", 100)}
