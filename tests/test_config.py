@@ -129,6 +129,32 @@ def test_what_is_no_switch_is_told(value: object) -> None:
         FerroflowPlugin()
 
 
+@pytest.mark.parametrize(
+    ("value", "expected"), [("auto", True), ("off", False), (False, False), (True, True)], ids=repr
+)
+def test_bundling_is_auto_or_off_which_yaml_reads_as_false(value: object, expected: bool) -> None:
+    with dask.config.set({"ferroflow.bundle": value}):
+        assert config.is_bundling() is expected
+    assert config.is_bundling(value) is expected
+
+
+@pytest.mark.parametrize("value", ["on", "never", 2, 1.5, []], ids=repr)
+def test_another_word_for_bundling_is_refused_by_the_setting_and_by_the_plugin(value: object) -> None:
+    told = rf"must be 'auto' or 'off', got {re.escape(repr(value))}; install\(client, bundle='off'\)"
+    with pytest.raises(UsageError, match=f"^bundle {told}"):
+        FerroflowPlugin(bundle=value)  # type: ignore[arg-type]
+    with (
+        dask.config.set({"ferroflow.bundle": value}),
+        pytest.raises(UsageError, match=f"^the setting ferroflow.bundle {told}"),
+    ):
+        FerroflowPlugin()
+
+
+def test_the_plugin_shows_whether_it_was_told_to_bundle() -> None:
+    assert repr(FerroflowPlugin()) == "FerroflowPlugin()"
+    assert repr(FerroflowPlugin("ring", bundle="off")) == "FerroflowPlugin(policy='ring', bundle='off')"
+
+
 def test_the_switch_of_batching_is_read_before_anything_is_installed() -> None:
     with (
         dask.config.set({"ferroflow.low-latency-messages": "maybe"}),

@@ -1,0 +1,30 @@
+"""Policies that `bench` measures, and which of them bundle graphs."""
+
+from __future__ import annotations
+
+import pytest
+from distributed import Client
+
+from ferroflow_dask.bench.baselines import is_in_charge, names, put_in_charge
+from ferroflow_dask.scheduler import extension_on
+
+
+def test_names_are_unique_and_include_our_policy_without_bundles() -> None:
+    assert len(set(names())) == len(names())
+    assert {"dask", "ferroflow", "ferroflow-tasks"} <= {*names()}
+
+
+@pytest.mark.cluster
+def test_only_our_policy_bundles_graphs_and_not_under_its_other_name(thread_client: Client) -> None:
+    scheduler = thread_client.cluster.scheduler
+    for policy, bundles in (("ferroflow", True), ("ferroflow-tasks", False), ("ring", False)):
+        for _ in range(2):
+            put_in_charge(thread_client, policy, seed=0)
+            assert is_in_charge(thread_client, policy)
+            extension = extension_on(scheduler)
+            assert extension is not None
+            assert extension.bundles_graphs is bundles
+            # Each change is made in the same cluster: no worker may end with it.
+            assert thread_client.submit(len, "abc", pure=False).result(timeout=30) == 3
+    put_in_charge(thread_client, "dask", seed=0)
+    assert extension_on(scheduler) is None
