@@ -34,7 +34,7 @@ def assume_short() -> None:
     from ferroflow_dask.scheduler.graphs.graphs import Graphs
 
     def learned(self: Graphs) -> Mapping[str, Averages]:
-        return AllShort(frozenset(self._learned.talking))
+        return AllShort(frozenset(self._learned.separate))
 
     Graphs.learned = learned  # type: ignore[method-assign]
 

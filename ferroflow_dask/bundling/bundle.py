@@ -38,12 +38,6 @@ class Bundle:
             and all(place == (key, None) for key, place in self.places.items())
         )
 
-    def after_split(self, other: Key, exports: tuple[Key, ...]) -> Bundle:
-        """Return the bundle that reads the exports of another one from their own tasks."""
-        return replace(
-            self,
-            places={
-                key: (exports[item or 0], None) if task == other else (task, item)
-                for key, (task, item) in self.places.items()
-            },
-        )
+    def reading(self, moved: Mapping[Place, Place]) -> Bundle:
+        """Return the bundle that reads some values from other places."""
+        return replace(self, places={key: moved.get(place, place) for key, place in self.places.items()})

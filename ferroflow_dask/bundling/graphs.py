@@ -61,7 +61,9 @@ def bundle_graph(
     wanted: Collection[Key],
     cluster: ClusterProfile,
     learned: Mapping[str, Averages],
+    *,
     alone: Collection[Key] = frozenset(),
+    places: Mapping[Key, Place] | None = None,
 ) -> BundledGraph:
     """Cut a graph into bundles; O(tasks · log tasks + edges).
 
@@ -80,6 +82,8 @@ def bundle_graph(
         By task prefix (`dask.utils.key_split`).
     alone : collection of Key, optional
         Tasks that stay separate.
+    places : mapping of Key to (Key, int or None), optional
+        For dependencies that exist as items of another task's result: that task and the item.
     """
     keys = in_order(tasks)
     position = {key: i for i, key in enumerate(keys)}
@@ -106,31 +110,32 @@ def bundle_graph(
         return all(len(pieces) == 1 or sum(nbytes[i] for i in pieces) <= most for pieces in cut)
 
     cut, _ = best_cut(work, cluster, is_guess=False, fits=fits)
-    bundles = _bundles(cut, keys, tasks, wanted, list(zip(prefixes, costs_s, strict=True)))
-    cost_of = dict(zip(keys, costs_s, strict=True))
+    groups = [[keys[i] for i in pieces] for pieces in cut]
+    shares = dict(zip(keys, zip(prefixes, costs_s, strict=True), strict=True))
+    bundles = _bundles(groups, tasks, wanted, shares, places or {})
     written: dict[Key, GraphNode] = {}
     rewritten: dict[Key, Bundle] = {}
     for name, bundle in bundles.items():
         if bundle.is_plain(name):
             written[name] = bundle.tasks[0]
         else:
-            written[name] = written_task(name, bundle, sum(cost_of[task.key] for task in bundle.tasks))
+            written[name] = written_task(name, bundle, sum(shares[task.key][1] for task in bundle.tasks))
             rewritten[name] = bundle
     return BundledGraph(written, rewritten)
 
 
 def _bundles(
-    cut: Cut,
-    keys: Sequence[Key],
+    groups: Sequence[Sequence[Key]],
     tasks: Tasks,
     wanted: Collection[Key],
-    shares: Sequence[tuple[str, float]],
+    shares: Mapping[Key, tuple[str, float]],
+    places: Mapping[Key, Place],
 ) -> dict[Key, Bundle]:
     """Return the bundles of a cut by the key of their task, in an order in which they can run.
 
     `shares` has the prefix of each task and its expected duration [s].
     """
-    group_of = {keys[i]: n for n, pieces in enumerate(cut) for i in pieces}
+    group_of = {key: n for n, inside in enumerate(groups) for key in inside}
     read = {
         needed
         for key, task in tasks.items()
@@ -138,17 +143,16 @@ def _bundles(
         if needed in group_of and group_of[needed] != group_of[key]
     }
     token = uuid.uuid4().hex
-    place: dict[Key, Place] = {}
+    place = dict(places)
     found: dict[Key, Bundle] = {}
-    for n, pieces in enumerate(cut):
-        inside = [keys[i] for i in pieces]
+    for n, inside in enumerate(groups):
         exports = tuple(key for key in inside if key in read or key in wanted)
         if not exports:
             continue  # no task or client needs its results
         if len(inside) == 1 or (len(exports) == 1 and exports[0] in wanted):
             name = exports[0]
         else:
-            name = (f"{BUNDLE_PREFIX}-{_main_prefix([shares[i] for i in pieces])}-{token}", n)
+            name = (f"{BUNDLE_PREFIX}-{_main_prefix([shares[key] for key in inside])}-{token}", n)
         own = set(inside)
         needed = dict.fromkeys(key for one in inside for key in tasks[one].dependencies if key not in own)
         found[name] = Bundle(

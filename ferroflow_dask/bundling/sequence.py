@@ -6,8 +6,9 @@ A Dask `Task` object takes about 20 µs to unpickle, on the scheduler and again 
 
 from __future__ import annotations
 
+from ast import literal_eval
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -58,8 +59,15 @@ class ExecuteTasks:
     cost_s: float | None = None
 
     def __call__(self, *results: Any) -> Any:
-        """Return the exported value, or `Results` of several."""
+        """Return the exported value, or `Results` of several.
+
+        Raises
+        ------
+        LazyValueError
+            A value from another task, or one that is returned, is an iterator.
+        """
         values = [results[i] if item is None else results[i][item] for i, item in self.arguments]
+        self._check_lazy(range(len(values)), values)
         functions = self.functions
         for at, (function, arguments, read, gone) in enumerate(self.steps):
             operands = list(arguments)
@@ -73,8 +81,43 @@ class ExecuteTasks:
             del operands
             for number in gone:
                 values[number] = None
+        self._check_lazy(self.exports, values)
         outputs = tuple(values[number] for number in self.exports)
         return outputs[0] if len(outputs) == 1 else Results(outputs)
+
+    def _check_lazy(self, numbers: Iterable[int], values: Sequence[Any]) -> None:
+        """Raise an error if some of the values are iterators.
+
+        Dask's bags pass an iterator from a task to its only reader. If the bundle of the reader runs again
+        for another graph, the iterator is exhausted. The scheduler splits the bundle instead.
+        """
+        if self.stands_for is None:
+            return
+        n_arguments = len(self.arguments)
+        for number in numbers:
+            if not hasattr(type(values[number]), "__next__"):
+                continue
+            readers = [
+                key
+                for key, (_, _, read, _) in zip(self.keys, self.steps, strict=True)
+                if any(n == number for _, n in read)
+            ]
+            lazy = readers if number < n_arguments else [self.keys[number - n_arguments]]
+            raise LazyValueError(tuple(sorted({key_split(key) for key in lazy})))
+
+
+class LazyValueError(Exception):
+    """A bundle reads or returns an iterator.
+
+    Its argument is the tuple of the prefixes of the tasks that must run separately.
+    """
+
+    @classmethod
+    def prefixes_in(cls, text: str) -> tuple[str, ...]:
+        """Return the prefixes in the text of an exception; none if it is another exception."""
+        if not text.startswith(f"{cls.__name__}(("):
+            return ()
+        return tuple(literal_eval(text.removeprefix(cls.__name__)))
 
 
 def bundle_in(task: object) -> ExecuteTasks | None:

@@ -136,13 +136,14 @@ class Learned:
     costs : CostModel
     round_trip_s : float or None
         Time from the end of a task to the start of the next one that is sent for it [s]; None until measured.
-    talking : set of str
-        Prefixes of tasks that asked for their worker or for a client. They are never bundled.
+    separate : set of str
+        Prefixes of tasks that are never bundled: they asked for their worker or for a client, or iterators
+        are passed between them.
     """
 
     costs: CostModel = field(default_factory=CostModel)
     round_trip_s: float | None = None
-    talking: set[str] = field(default_factory=set)
+    separate: set[str] = field(default_factory=set)
 
 
 _of_schedulers: WeakKeyDictionary[Any, Learned] = WeakKeyDictionary()

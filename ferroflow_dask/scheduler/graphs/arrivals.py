@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from dask._task_spec import GraphNode, cull
+from dask._task_spec import GraphNode
 from dask.order import order
 from dask.typing import Key
 from distributed.protocol.serialize import register_serialization_family
@@ -22,8 +22,10 @@ from distributed.protocol.serialize import register_serialization_family
 from ferroflow_dask.annotations import BUNDLE_ANNOTATION
 from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.bundling.graphs import Averages, BundledGraph, bundle_graph
+from ferroflow_dask.bundling.results import Place
 from ferroflow_dask.scheduler import _distributed_graphs
 from ferroflow_dask.scheduler.changes import FAILURES, Change, ItemChange
+from ferroflow_dask.scheduler.graphs.sharing import Sharing
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
@@ -60,23 +62,27 @@ class Arrival:
         The expression that the client sent.
     keys : collection of Key
         What the client wants.
-    tasks : mapping
-        The scheduler's tasks.
+    scheduler : distributed.Scheduler
+    bundles : Bundles
+        The bundles that the scheduler has.
     bundle : callable
-        Bundles a graph of some wanted keys and separate tasks; returns tasks and bundles.
+        Bundles a graph, given its wanted keys, its separate tasks and the places of values of other graphs.
     """
 
     def __init__(
         self,
         expr: Any,
         keys: Collection[Key],
-        tasks: Mapping[Key, Any],
-        bundle: Callable[[dict[Key, GraphNode], Collection[Key], Collection[Key]], BundledGraph],
+        scheduler: Scheduler,
+        bundles: Bundles,
+        bundle: Callable[..., BundledGraph],
     ) -> None:
         self._expr = expr
         self._keys = frozenset(keys)
-        self._tasks = tasks
+        self._tasks = scheduler.tasks
+        self._bundles = bundles
         self._bundle = bundle
+        self._sharing = Sharing()
         self._graph: dict[Key, GraphNode] = {}
         self._present: dict[Key, bool] = {}
         self._annotations: dict[str, dict[Key, Any]] = {}
@@ -91,7 +97,8 @@ class Arrival:
         self._graph = graph
         self._annotations = {name: dict(by_key) for name, by_key in self._expr.__dask_annotations__().items()}
         self._expr = None
-        if len(graph) >= _FEWEST and len(graph) > len(self._keys):
+        is_small = len(graph) < _FEWEST or len(graph) == len(self._keys)
+        if not is_small or self._bundles.hold_some(graph):
             try:
                 graph = self._bundled(graph)
             except FAILURES:
@@ -108,16 +115,19 @@ class Arrival:
         self._present = self._present_now()
         # Tasks that exist stay as they are: Dask warns of a key with other dependencies than before.
         missing = {key: task for key, task in graph.items() if not self._present.get(key)}
-        wanted = {key for key in self._keys if key in missing} | {
-            key for key in self._present if key in missing
-        }
-        missing = cull(missing, wanted)
+        wanted = {key for key in (*self._keys, *self._present) if key in missing}
+        sharing = self._bundles.share(missing, wanted)
+        missing = sharing.tasks
+        if not missing:
+            return graph
         inherited, alone = _annotated(self._annotations, missing)
-        found = self._bundle(missing, wanted, alone)
-        self.bundles = found.bundles
+        found = self._bundle(missing, wanted, alone, sharing.places)
+        if not found.bundles:
+            return graph
+        self.bundles, self._sharing = found.bundles, sharing
         for name, value in inherited.items():
             self._annotations[name] |= dict.fromkeys(found.bundles, value)
-        return found.tasks if found.bundles else graph
+        return found.tasks
 
     def _present_now(self) -> dict[Key, bool]:
         """Return the graph's keys that the scheduler has, and whether it has their definition."""
@@ -126,13 +136,16 @@ class Arrival:
 
     def settle(self, dsk: dict[Key, GraphNode]) -> None:
         """Compare with the scheduler's tasks again; let the graph run as it came if they have changed."""
-        if self.bundles and self._present_now() != self._present:
-            logger.info("ferroflow: tasks have changed while their graph was bundled; it runs as it came")
-            self.bundles = {}
-            dsk.clear()
-            dsk.update(self._graph)
-            self.order.clear()
-            self.order.update(order(dsk))
+        if self.bundles:
+            if self._present_now() != self._present or not self._bundles.is_valid(self._sharing):
+                logger.info("ferroflow: tasks have changed while their graph was bundled; it runs as it came")
+                self.bundles = {}
+                dsk.clear()
+                dsk.update(self._graph)
+                self.order.clear()
+                self.order.update(order(dsk))
+            else:
+                self._bundles.carry_out(self._sharing)
         self._graph = {}
 
 
@@ -220,16 +233,20 @@ class GraphArrivals:
         ):
             return None
         try:
-            return Arrival(
-                _distributed_graphs.deserialized(expr_ser), keys, self._scheduler.tasks, self._bundled
-            )
+            expr = _distributed_graphs.deserialized(expr_ser)
+            return Arrival(expr, keys, self._scheduler, self._bundles, self._bundled)
         except FAILURES:  # Dask reports it
             return None
 
     def _bundled(
-        self, graph: dict[Key, GraphNode], wanted: Collection[Key], alone: Collection[Key]
+        self,
+        graph: dict[Key, GraphNode],
+        wanted: Collection[Key],
+        alone: Collection[Key],
+        places: Mapping[Key, Place],
     ) -> BundledGraph:
-        return bundle_graph(graph, wanted, self._overheads.profile(), self._learned(), alone)
+        cluster, learned = self._overheads.profile(), self._learned()
+        return bundle_graph(graph, wanted, cluster, learned, alone=alone, places=places)
 
     def _compared(self, dsk: dict[Key, GraphNode]) -> None:
         """Note that Dask is about to compare a graph with its tasks; nothing waits until it has."""

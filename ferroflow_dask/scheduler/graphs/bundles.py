@@ -10,24 +10,33 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dask._task_spec import Alias, GraphNode
+from dask._task_spec import Alias, GraphNode, cull
 from dask.typing import Key
 from dask.utils import key_split
 
 from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.bundling.graphs import written_task
+from ferroflow_dask.bundling.results import Place
+from ferroflow_dask.bundling.sequence import LazyValueError, bundle_in
 from ferroflow_dask.scheduler import _distributed_graphs
 from ferroflow_dask.scheduler.changes import Change, Guard, ItemChange
+from ferroflow_dask.scheduler.graphs.sharing import Sharing
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler
+    from distributed.scheduler import Scheduler, TaskState
 
 #: Operations of messages from workers: a task raised an exception, or `distributed.Reschedule`.
 _ERRED, _RESCHEDULE = "task-erred", "reschedule"
 #: States from which a bundle is not split: it has ended, or its tasks do not exist yet.
 _ENDED = frozenset({"memory", "erred", "forgotten"})
+#: States of a task that no worker has.
+_UNSENT = frozenset({"released", "waiting", "queued", "no-worker"})
+#: First part of the key under which a graph reads a value of a bundle of another graph.
+_VALUE = "ferroflow-value"
 
 
 class Bundles:
@@ -36,27 +45,35 @@ class Bundles:
     Parameters
     ----------
     scheduler : distributed.Scheduler
+    guard : Guard
     withdraw : callable
         Withdraws a prefetched task, by its key.
     note : callable
         Notes a decision about a task: its key, what was decided and why.
-    guard : Guard
+    separate : callable
+        Takes the prefixes of tasks that must not be bundled again.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
+        guard: Guard,
+        *,
         withdraw: Callable[[Key], None],
         note: Callable[[Key, str, str], None],
-        guard: Guard,
+        separate: Callable[[Iterable[str]], None],
     ) -> None:
         self._scheduler = scheduler
+        self._guard = guard
         self._withdraw = withdraw
         self._note = note
-        self._guard = guard
+        self._separate = separate
         self._bundles: dict[Key, Bundle] = {}
-        #: Bundles of several tasks that were created, the tasks in them, and bundles that were split.
-        self.counts = {"created": 0, "tasks": 0, "split": 0}
+        # For each task in a bundle: the latest bundle that holds it.
+        self._holders: dict[Key, Key] = {}
+        #: Bundles of several tasks that were created, the tasks in them, bundles that were split, values that
+        #: other graphs read from bundles, and tasks that ran again for another graph.
+        self.counts = {"created": 0, "tasks": 0, "split": 0, "shared": 0, "again": 0}
 
     def __len__(self) -> int:
         return len(self._bundles)
@@ -70,30 +87,114 @@ class Bundles:
         for key, bundle in bundles.items():
             self._bundles[key] = bundle
             if len(bundle.tasks) > 1:
+                self._holders |= {task.key: key for task in bundle.tasks if task.key != key}
                 self.counts["created"] += 1
                 self.counts["tasks"] += len(bundle.tasks)
                 self._note(key, "bundled", in_words(bundle))
 
     def forget(self, key: Key) -> None:
         """Forget a task."""
-        self._bundles.pop(key, None)
+        bundle = self._bundles.pop(key, None)
+        for task in bundle.tasks if bundle is not None else ():
+            if self._holders.get(task.key) == key:
+                del self._holders[task.key]
 
     def clear(self) -> None:
         """Forget all tasks."""
         self._bundles.clear()
+        self._holders.clear()
 
     def holding(self, name: str) -> list[Key]:
         """Return the bundles that hold a task, by the text of its key; O(tasks in bundles)."""
-        return [
-            key for key, bundle in self._bundles.items() if any(str(one.key) == name for one in bundle.tasks)
-        ]
+        return [holder for key, holder in self._holders.items() if str(key) == name]
+
+    # Values that another graph reads
+
+    def hold_some(self, keys: Iterable[Key]) -> bool:
+        """Return whether a bundle holds some of the tasks; may be called by any thread."""
+        return any(key in self._holders for key in keys)
+
+    def share(self, graph: dict[Key, GraphNode], wanted: set[Key]) -> Sharing:
+        """Plan what a graph reads from bundles; may be called by any thread."""
+        tasks, held = dict(graph), set()
+        values: dict[Key, tuple[Key, Key]] = {}
+        for key in graph:
+            holder = self._holders.get(key)
+            bundle = None if holder is None else self._bundles.get(holder)
+            if holder is None or bundle is None:
+                continue
+            if key in bundle.exports or self._may_export(holder):
+                values[_VALUE, key] = (holder, key)
+                tasks[key] = Alias(key, (_VALUE, key))
+            else:
+                held.add(key)
+        tasks = cull(tasks, wanted)
+        read = {needed for task in tasks.values() for needed in task.dependencies}
+        values = {value: place for value, place in values.items() if value in read}
+        exports: dict[Key, tuple[Key, ...]] = {}
+        for holder, key in values.values():
+            present = exports.setdefault(holder, self._bundles[holder].exports)
+            if key not in present:
+                exports[holder] = (*present, key)
+        places: dict[Key, Place] = {
+            value: _place(holder, key, exports[holder]) for value, (holder, key) in values.items()
+        }
+        return Sharing(tasks, places, exports, len(held & tasks.keys()))
+
+    def _may_export(self, key: Key) -> bool:
+        """Return whether a bundle can still return more values."""
+        bundle, ts = self._bundles[key], self._scheduler.tasks.get(key)
+        if ts is None or ts.state not in _UNSENT or any(task.key == key for task in bundle.tasks):
+            return False  # a bundle under the key of one of its tasks returns the value of that task
+        return all(reader.key in self._bundles for reader in list(ts.dependents))
+
+    def is_valid(self, sharing: Sharing) -> bool:
+        """Return whether a plan can be carried out."""
+        for key, exports in sharing.exports.items():
+            bundle = self._bundles.get(key)
+            if bundle is None or exports[: len(bundle.exports)] != bundle.exports:
+                return False
+            if exports != bundle.exports and not self._may_export(key):
+                return False
+        return True
+
+    def carry_out(self, sharing: Sharing) -> None:
+        """Let bundles return the values that a plan needs."""
+        self.counts["shared"] += len(sharing.places)
+        self.counts["again"] += sharing.n_again
+        for key, exports in sharing.exports.items():
+            bundle, ts = self._bundles[key], self._scheduler.tasks[key]
+            if exports == bundle.exports:
+                continue
+            self._withdraw(key)
+            self._bundles[key] = replace(bundle, exports=exports)
+            ts.run_spec = written_task(key, self._bundles[key], _cost_s(ts))
+            if len(bundle.exports) == 1:
+                self._move_readers(ts, {(key, None): (key, 0)})
+
+    def _move_readers(self, ts: TaskState, moved: Mapping[Place, Place]) -> dict[Key, GraphNode]:
+        """Let the readers of a bundle read from other places; return their definitions."""
+        specs: dict[Key, GraphNode] = {}
+        for reader in ts.dependents:
+            key = reader.key
+            self._withdraw(key)
+            own = self._bundles[key] = self._bundles[key].reading(moved)
+            if own.is_plain(key):
+                del self._bundles[key]
+                specs[key] = own.tasks[0]
+            else:
+                specs[key] = written_task(key, own, _cost_s(reader))
+            reader.run_spec = specs[key]
+        return specs
+
+    # Bundles that are split
 
     def changes(self) -> Iterable[Change]:
         """Return the changes to the scheduler."""
         handlers = self._scheduler.stream_handlers
         for operation in (_ERRED, _RESCHEDULE):
             stock = handlers[operation]
-            split = self._guard(self._split_instead, default=False)
+            split = self._guard(partial(self._split_instead, operation), default=False)
 
             # Defaults bind the values of this round.
             def handle(key: Key, stock: Any = stock, split: Any = split, **message: Any) -> Any:
@@ -101,21 +202,42 @@ class Bundles:
 
             yield ItemChange(f"Scheduler.stream_handlers[{operation!r}]", handlers, operation, handle)
 
-    def _split_instead(self, key: Key, message: Mapping[str, Any]) -> bool:
+    def _split_instead(self, operation: str, key: Key, message: Mapping[str, Any]) -> bool:
         """Split the bundle that a worker's message is about; return whether that replaces Dask's handling."""
         ts = self._scheduler.tasks.get(key)
         if ts is None or ts.state != "processing" or ts.processing_on is None:
             return False
         if ts.run_id != message.get("run_id", ts.run_id) or ts.processing_on.address != message.get("worker"):
             return False  # Dask ignores the end of an earlier run
-        return self.split(key, str(message.get("stimulus_id")))
+        self._separate(LazyValueError.prefixes_in(str(message.get("exception_text"))))
+        stimulus_id = str(message.get("stimulus_id"))
+        if self.split(key, stimulus_id):
+            return True
+        if operation == _ERRED and not ts.retries:
+            self._split_readers(ts, stimulus_id)
+        return False
 
     def split_suspicious(self, keys: Iterable[Key]) -> None:
         """Split the bundles among tasks whose worker died, as one of their tasks may have ended it."""
         for key in keys:
             ts = self._scheduler.tasks.get(key)
-            if ts is not None and ts.suspicious:
-                self.split(key, "ferroflow-split")
+            if ts is None or not ts.suspicious or self.split(key, "ferroflow-split"):
+                continue
+            if ts.suspicious >= self._scheduler.allowed_failures:  # with the next worker it errs
+                self._split_readers(ts, "ferroflow-split")
+
+    def _split_readers(self, ts: TaskState, stimulus_id: str) -> None:
+        """Split the bundles that would fail as a whole, but only partly depend on a failing task."""
+        stack, seen = [ts], {ts}
+        while stack:
+            failing = stack.pop()
+            for reader in list(failing.dependents):
+                bundle = self._bundles.get(reader.key)
+                if bundle is not None and len(bundle.exports) > 1:
+                    self.split(reader.key, stimulus_id)
+            new = [reader for reader in failing.dependents if reader not in seen]
+            seen.update(new)
+            stack += new
 
     def split(self, key: Key, stimulus_id: str) -> bool:
         """Let the tasks of a bundle run one by one; return False if the key is not that of a bundle.
@@ -128,42 +250,43 @@ class Bundles:
         inner = {task.key for task in bundle.tasks}
         if key not in inner and any(reader.key not in self._bundles for reader in ts.dependents):
             return False  # a reader of an earlier installation cannot be rewritten
-        for dependent in ts.dependents:
-            self._withdraw(dependent.key)
-        self._withdraw(key)
-        del self._bundles[key]
+        self.forget(key)
         self.counts["split"] += 1
         self._note(key, "split", "a task in it failed; its tasks run one by one")
-        specs = dict(self._specs(key, bundle))
+        self._withdraw(key)
         readers: dict[Key, GraphNode] = {}
         if key not in inner:
-            for dependent in ts.dependents:
-                own = self._bundles[dependent.key] = self._bundles[dependent.key].after_split(
-                    key, bundle.exports
-                )
-                cost_s = getattr(getattr(dependent.run_spec, "func", None), "cost_s", None)
-                readers[dependent.key] = written_task(dependent.key, own, cost_s or 0.0)
-                if own.is_plain(dependent.key):
-                    readers[dependent.key] = own.tasks[0]
-                    del self._bundles[dependent.key]
+            moved = {_place(key, one, bundle.exports): (one, None) for one in bundle.exports}
+            readers = self._move_readers(ts, moved)
+        specs = dict(self._specs(bundle))
+        for one in specs.keys() & readers.keys():  # another graph has given the value its own key
+            self.forget(one)
+            readers[one] = specs[one]
         _distributed_graphs.replace_task(self._scheduler, ts, specs, readers, stimulus_id)
         return True
 
-    def _specs(self, key: Key, bundle: Bundle) -> Iterable[tuple[Key, GraphNode]]:
+    def _specs(self, bundle: Bundle) -> Iterable[tuple[Key, GraphNode]]:
         """Yield the tasks that replace a bundle, by key, each after those that it reads."""
         renamed: dict[Key, Key | GraphNode] = {}
         for outer, (holder, item) in bundle.places.items():
             if (holder, item) == (outer, None):
                 continue
-            # A task of this key may exist for another graph, and may have another value.
-            name: Key = outer
-            if outer in self._scheduler.tasks:
-                renamed[outer] = name = (f"{key_split(outer)}-{uuid.uuid4().hex}", 0)
+            # A task of the outer key may exist for another graph, with another value.
+            renamed[outer] = name = (f"{key_split(outer)}-{uuid.uuid4().hex}", 0)
             reading = Bundle((Alias(name, outer),), (name,), {outer: (holder, item)})
             self._bundles[name] = reading
             yield name, written_task(name, reading, 0.0)
         for task in bundle.tasks:
             yield task.key, task.substitute(renamed) if renamed.keys() & task.dependencies else task
+
+
+def _place(bundle: Key, key: Key, exports: tuple[Key, ...]) -> Place:
+    return bundle, exports.index(key) if len(exports) > 1 else None
+
+
+def _cost_s(ts: TaskState) -> float:
+    bundle = bundle_in(ts.run_spec)
+    return (bundle.cost_s if bundle is not None else None) or 0.0
 
 
 def in_words(bundle: Bundle) -> str:

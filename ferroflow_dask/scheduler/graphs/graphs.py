@@ -54,7 +54,9 @@ class Graphs:
         #: Workers that can run bundles.
         self._capable: set[str] = set()
         self._arrivals: GraphArrivals | None = None
-        self.bundles = Bundles(scheduler, withdraw, note, guard)
+        self.bundles = Bundles(
+            scheduler, guard, withdraw=withdraw, note=note, separate=learned.separate.update
+        )
         #: The change on workers, which is made and undone by a coroutine.
         self.on_workers: list[WorkerPluginChange] = []
 
@@ -74,7 +76,7 @@ class Graphs:
         if not self._capable.issuperset(list(self._scheduler.workers)):
             return {}  # a worker cannot run bundles
         known = self._learned.costs.by_prefix()
-        for prefix in list(self._learned.talking):
+        for prefix in list(self._learned.separate):
             known.pop(prefix, None)
         return {prefix: Averages(*values) for prefix, values in known.items()}
 
@@ -83,7 +85,7 @@ class Graphs:
         if topic != TOPIC or not isinstance(msg, dict):
             return
         if isinstance(prefix := msg.get("prefix"), str):
-            self._learned.talking.add(prefix)
+            self._learned.separate.add(prefix)
         elif msg.get("version") == _VERSION:
             self._capable.add(str(msg.get("worker")))
 
