@@ -35,6 +35,7 @@ MOST_CALLS = 5
 
 #: Modules whose functions run on workers, in a process of their own.
 ON_WORKERS = (
+    "ferroflow_dask.scheduler.graphs.worker",
     "ferroflow_dask.scheduler.inlining.worker",
     "ferroflow_dask.scheduler.prefetch.worker",
     "ferroflow_dask.scheduler.worker_handlers",
@@ -45,6 +46,7 @@ _GUARD = "it is the guard itself"
 _HANDLER = "distributed calls it as a stream handler; it hands over to functions that are injected"
 _STOCK = "it only calls the method of Dask that it stands for"
 _LOOP = "the event loop calls it and logs its error; it hands over to functions that are injected"
+_EXPRESSION = "Dask calls it as a method of a client's expression, and gives its error to the client"
 _PAGE = "the HTTP server calls it; the page is not available once"
 #: Functions that cannot be protected from a fault at their very start, with the reason.
 BOUNDARY = {
@@ -62,6 +64,11 @@ BOUNDARY = {
     "scheduler._distributed:message_changes.<locals>.request_remove_replicas": _HOOK,
     "scheduler._distributed:gather_change.<locals>.gather": _HOOK,
     "scheduler._distributed:stock_decision": _STOCK,
+    "scheduler._distributed_graphs:comparison_change.<locals>.find_lost_dependencies": _HOOK,
+    "scheduler._distributed_graphs:materialized": "it runs the client's code, whose errors the client gets",
+    "scheduler.graphs.arrivals:Arrival.__dask_annotations__": _EXPRESSION,
+    "scheduler.graphs.arrivals:Arrival.__dask_graph__": _EXPRESSION,
+    "scheduler.graphs.arrivals:GraphArrivals._arrived": _HANDLER,
     "scheduler.inlining.scheduler:ResultHandlers._ignored": _HANDLER,
     "scheduler.inlining.scheduler:ResultHandlers._worker_closed": _HANDLER,
     "scheduler.replicas:KeepPlaced.run": "the active memory manager calls it; one round has no suggestions",
@@ -78,6 +85,9 @@ BOUNDARY = {
 }
 #: Functions in which an error ends nothing, with the reason; the plugin goes on.
 HANDLED = {
+    "Arrival.__init__": "the graph runs as it came",
+    "Arrival._bundled": "the graph runs as it came",
+    "deserialized": "the graph runs as it came, and Dask reports what cannot be deserialized",
     "Interval.__radd__": "messages are batched as by Dask for once",
     "_Collector._families": "metrics are not available, which is logged",
     "Batching.followed_by": "the client that called has the error",

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+import uuid
 import warnings
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import dask
+import distributed.worker
+import pytest
+from assume_short import AllShort
 from distributed import Client, LocalCluster
+from distributed.utils import offload
 from fault_injection import Injector, differences, inventory, story
 from in_charge import until
 from one_loop import Cluster, comes, on_cluster, pause
@@ -18,16 +23,20 @@ from one_loop import Cluster, comes, on_cluster, pause
 from ferroflow_dask import install, uninstall
 from ferroflow_dask.scheduler import FerroflowStealing
 from ferroflow_dask.scheduler.changes import FAILURES
+from ferroflow_dask.scheduler.graphs.graphs import Graphs
+from ferroflow_dask.scheduler.graphs.worker import TOPIC as BUNDLES_TOPIC
 from ferroflow_dask.scheduler.inlining.worker import TOPIC as INLINING_TOPIC
 from ferroflow_dask.scheduler.prefetch.worker import TOPIC as PREFETCH_TOPIC
 
-_TOPICS = (PREFETCH_TOPIC, INLINING_TOPIC)
+_TOPICS = (BUNDLES_TOPIC, PREFETCH_TOPIC, INLINING_TOPIC)
 #: When a fault may strike: during the installation, from then on, or from the start of the uninstallation on.
 MODES = ("install", "run", "uninstall")
 #: Time limit of one run, the start of the cluster included [s].
 LIMIT_S = 30.0
 #: Time until messages in flight have arrived [s].
 _SETTLED_S = 2.0
+#: Tasks of a chain that is bundled: all tasks are taken to be short [tasks].
+_N_BUNDLED = 12
 _CONFIG = {
     "distributed.scheduler.work-stealing-interval": "50ms",
     "distributed.scheduler.active-memory-manager.start": False,
@@ -40,11 +49,11 @@ def add(*numbers: int) -> int:
 
 def expected() -> list[int]:
     """Return the results of the workload."""
-    return [*range(30), 6 * 8, *(i + 48 for i in range(10)), sum(range(20))]
+    return [*range(30), 6 * 8, *(i + 48 for i in range(10)), sum(range(20)), _N_BUNDLED + 1]
 
 
 def workload(client: Any, first: str) -> list[Any]:
-    """Submit tasks that prefer one worker, chains that join, readers of small results, and declared costs."""
+    """Submit tasks that prefer one worker, chains, readers of small results, declared costs, and a graph."""
     futures = client.map(
         pause, range(30), seconds=0.003, workers=[first], allow_other_workers=True, pure=False
     )
@@ -55,7 +64,11 @@ def workload(client: Any, first: str) -> list[Any]:
     with dask.annotate(ferroflow_cost=0.002):
         read = [client.submit(add, join, i, pure=False) for i in range(10)]
         costs = client.map(pause, range(20), seconds=0.002, pure=False)
-    return [*futures, join, *read, client.submit(add, *costs, pure=False)]
+    name = f"graph-{uuid.uuid4().hex}"
+    graph = {(name, i): (add, 1, (name, i - 1)) if i else (add, 1) for i in range(_N_BUNDLED)}
+    leaf = (name, "last")
+    bundled = client.get({**graph, leaf: (add, 1, (name, _N_BUNDLED - 1))}, [leaf], sync=False)
+    return [*futures, join, *read, client.submit(add, *costs, pure=False), *bundled]
 
 
 def worker_inventory(dask_worker: Any) -> dict[str, object]:
@@ -64,6 +77,7 @@ def worker_inventory(dask_worker: Any) -> dict[str, object]:
         "plugins": sorted(dask_worker.plugins),
         "stream handlers": sorted(dask_worker.stream_handlers),
         "interval": str(dask_worker.batched_stream.interval),
+        "variable of the current worker": type(distributed.worker._worker_cvar).__name__,
     }
 
 
@@ -77,13 +91,17 @@ def run_on_one_loop(mode: str, injector: Injector) -> list[str]:
                 problems.append(problem)
         finally:
             sys.settrace(None)
+            await offload(sys.settrace, None)
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore")
+        patch.setattr(Graphs, "learned", lambda _: AllShort())
         try:
             on_cluster(test, (None, None, None), _CONFIG, plugin=False, limit_s=LIMIT_S)
         except TimeoutError:
             problems.append(f"no end after {LIMIT_S:g} s")
+        except FAILURES as error:
+            problems.append(f"an error reached the client: {story(error)}")
     return problems
 
 
@@ -114,6 +132,7 @@ async def _problems(mode: str, injector: Injector, cluster: Cluster) -> AsyncIte
         await comes(lambda: all(len(_announced(scheduler, topic)) == len(addresses) for topic in _TOPICS))
     if mode == "run":
         sys.settrace(injector.trace)
+        await offload(sys.settrace, injector.trace)  # arriving graphs are bundled in another thread
     results = await client.gather(workload(client, addresses[0]))
     if results != expected():
         yield f"wrong results: {results}"

@@ -65,6 +65,20 @@ def test_on_one_event_loop(mode: str) -> None:
 
 
 @pytest.mark.cluster
+def test_each_function_that_an_arriving_graph_calls() -> None:
+    counting = Injector(None, _CODES)
+    assert real_faults.run_on_one_loop("run", counting) == []
+    found = {}
+    for injection in injections(counting.calls):
+        is_chosen = (injection.error, injection.n) == (RuntimeError, 1)
+        if not is_chosen or "graphs" not in injection.function.partition(":")[0]:
+            continue
+        if problems := real_faults.run_on_one_loop("run", Injector(injection, _CODES)):
+            found[str(injection)] = problems
+    assert found == {}
+
+
+@pytest.mark.cluster
 def test_in_processes() -> None:
     functions = (
         "placement:Placement.worker_of",

@@ -90,6 +90,7 @@ class Cluster(VirtualCluster):
         scheduler: Any = self.scheduler
         self.loop = scheduler.loop = LoggingLoop(self.time)
         scheduler.handlers = {"gather": _gather}
+        scheduler.stream_handlers["update-graph"] = _update_graph
         scheduler.worker_plugins = {}
         scheduler.broadcast = self._broadcast
         scheduler.extensions["amm"] = ActiveMemoryManagerExtension(
@@ -118,6 +119,10 @@ class Cluster(VirtualCluster):
         for topic in (PREFETCH_TOPIC, INLINING_TOPIC):
             if plugin.startswith(topic):
                 self.scheduler.log_worker_event(address, topic, {})
+
+
+async def _update_graph(**_: Any) -> None:
+    """Stand for Dask's handler; graphs in virtual time do not come from clients."""
 
 
 async def _gather(keys: Any, serializers: Any = None) -> dict[str, Any]:
