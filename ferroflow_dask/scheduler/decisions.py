@@ -30,9 +30,10 @@ class Decision:
     key : Key
     what : str
         `placed`, `steal asked`, `steal declined`, `steal confirmed`, `steal refused`, `steal aborted`,
-        `withdrawn` for a prefetched task, or `placement declined` where a policy ignored restrictions.
+        `withdrawn` for a prefetched task, `placement declined` where a policy ignored restrictions, `bundled`
+        for a task that runs several tasks, or `split` where these run one by one after all.
     worker : str
-        The worker that is to run the task; for declined actions, the worker that might have.
+        The worker that is to run the task; for declined actions, the worker that might have; "" for bundles.
     reason : str
     """
 
@@ -43,7 +44,7 @@ class Decision:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.what} · {self.worker} · {self.reason}"
+        return " · ".join(filter(None, (self.what, self.worker, self.reason)))
 
 
 class DecisionLog:

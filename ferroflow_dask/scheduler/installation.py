@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from distributed import Client, Scheduler
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from distributed.deploy.cluster import Cluster
 
 _DISTRIBUTION = "ferroflow-dask"
+_TIME = attrgetter("time")
 #: The release that dask-cuda 26.10 pins.
 OLDEST_DISTRIBUTED = Version("2026.7.1")
 
@@ -141,8 +143,8 @@ def check_workers(client: Client) -> Any:
 def explain(client: Client, key: Key | Future[Any]) -> Any:
     """Return the decisions about a task with their reasons, oldest first.
 
-    The placement, each steal that was asked for and how it ended, and each that was declined. The scheduler
-    keeps the last 50,000 decisions.
+    The placement, each steal that was asked for and how it ended, and each that was declined. For a task in a
+    bundle these are the decisions about the bundle. The scheduler keeps the last 50,000 decisions.
 
     Parameters
     ----------
@@ -181,7 +183,8 @@ async def _explain(client: Client, key: Key) -> list[Decision]:
 def _decisions_about(dask_scheduler: Scheduler, name: str) -> list[Decision]:
     extension = extension_on(dask_scheduler)
     assert extension is not None
-    return list(extension.decisions.about(name))
+    names = [name, *map(str, extension.graphs.bundles.holding(name))]
+    return sorted((one for each in names for one in extension.decisions.about(each)), key=_TIME)
 
 
 def _through_client(target: Client | Cluster, action: Callable[..., Any], *arguments: Any) -> Any:

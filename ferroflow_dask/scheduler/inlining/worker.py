@@ -158,8 +158,10 @@ class WorkerInlining(WorkerPlugin):
         """Register the handler; called by distributed on each worker."""
         # Results that an earlier plugin of this kind was asked for are still sent.
         earlier = getattr(worker.stream_handlers.get(INLINE), "__self__", None)
-        self._results: InlinedResults = earlier or InlinedResults(
-            worker.state, worker.handle_stimulus, worker.batched_send
+        self._results: InlinedResults = (
+            InlinedResults(worker.state, worker.handle_stimulus, worker.batched_send)
+            if earlier is None  # one without results is false
+            else earlier
         )
         self._results.handlers.add(worker.stream_handlers)
         worker.log_event(TOPIC, {})  # distributed adds the worker

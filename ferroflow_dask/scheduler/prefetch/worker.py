@@ -154,11 +154,15 @@ class WorkerPrefetch(WorkerPlugin):
         """Register the handlers; called by distributed on each worker."""
         # Tasks that an earlier plugin of this kind has kept are still confirmed or withdrawn.
         earlier = getattr(worker.stream_handlers.get(SEND), "__self__", None)
-        self._tasks: PrefetchedTasks = earlier or PrefetchedTasks(
-            worker.state,
-            worker.handle_stimulus,
-            worker.loop.asyncio_loop.call_soon,  # type: ignore[attr-defined]
-            worker.batched_send,
+        self._tasks: PrefetchedTasks = (
+            PrefetchedTasks(
+                worker.state,
+                worker.handle_stimulus,
+                worker.loop.asyncio_loop.call_soon,  # type: ignore[attr-defined]
+                worker.batched_send,
+            )
+            if earlier is None  # one without tasks is false
+            else earlier
         )
         self._tasks.handlers.add(worker.stream_handlers)
         worker.log_event(TOPIC, {})  # distributed adds the worker
