@@ -15,6 +15,7 @@ from dask._task_spec import GraphNode, Task, TaskRef, convert_legacy_graph
 from dask.core import flatten
 
 from ferroflow_dask.bundling.graphs import Averages, BundledGraph
+from ferroflow_dask.bundling.results import Place
 from ferroflow_dask.cluster_profile import ClusterProfile
 
 FOUR = ClusterProfile((1,) * 4)
@@ -117,8 +118,11 @@ def inner_keys(found: BundledGraph) -> set[frozenset[Any]]:
     return {frozenset(task.key for task in bundle.tasks) for bundle in found.bundles.values()}
 
 
-def assert_consistent(tasks: Graph, wanted: set[Any], found: BundledGraph) -> None:
+def assert_consistent(
+    tasks: Graph, wanted: set[Any], found: BundledGraph, places: Mapping[Any, Place] | None = None
+) -> None:
     """Check a bundled graph: each needed task is in it once, wanted keys stay, each change is noted."""
+    places = places or {}
     assert wanted <= found.tasks.keys()
     assert found.bundles.keys() <= found.tasks.keys()
     plain = found.tasks.keys() - found.bundles.keys()
@@ -128,6 +132,7 @@ def assert_consistent(tasks: Graph, wanted: set[Any], found: BundledGraph) -> No
     assert set(inside.values()) <= {1}
     assert inside.keys() <= tasks.keys()
     outside = {key for task in tasks.values() for key in task.dependencies} - tasks.keys()
+    outside = {places.get(key, (key, None))[0] for key in outside}
     for key, task in found.tasks.items():
         assert task.key == key
         assert task.dependencies <= found.tasks.keys() | outside
@@ -142,4 +147,4 @@ def assert_consistent(tasks: Graph, wanted: set[Any], found: BundledGraph) -> No
                 assert exports[item or 0] == read
                 assert (item is None) == (len(exports) == 1)
             else:
-                assert (holder, item) == (read, None)
+                assert (holder, item) == places.get(read, (read, None))

@@ -35,12 +35,15 @@ from hypothesis import strategies as st
 from ferroflow_dask.annotations import BUNDLE_PREFIX
 from ferroflow_dask.bundling.graphs import Averages, BundledGraph, bundle_graph
 from ferroflow_dask.bundling.results import Results
-from ferroflow_dask.bundling.sequence import bundle_in
+from ferroflow_dask.bundling.sequence import LazyValueError, bundle_in
 from ferroflow_dask.cluster_profile import ClusterProfile
 
 DURATIONS = pytest.mark.parametrize(
     "learned", [{}, Known(1e-5), Known(1e-3), Known(1.0)], ids=["unknown", "10 µs", "1 ms", "1 s"]
 )
+
+#: Collections whose tasks give each other iterators: on clusters the bundles that refuse these are split.
+LAZY = {"groups of a bag"}
 
 
 def bundled(collection: Any, learned: Any, cluster: ClusterProfile = FOUR) -> BundledGraph:
@@ -64,7 +67,11 @@ def assert_same_values(found: BundledGraph, collection: Any) -> None:
 def test_a_bundled_collection_has_the_same_values_in_no_more_tasks(name: str, learned: Any) -> None:
     collection = COLLECTIONS[name]()
     found = bundled(collection, learned)
-    assert_same_values(found, collection)
+    if found.bundles and name in LAZY:
+        with pytest.raises(LazyValueError):
+            assert_same_values(found, collection)
+    else:
+        assert_same_values(found, collection)
     tasks, _ = graph_of(collection)
     assert len(found.tasks) <= len(tasks)
     if learned.get("any") == Averages(1e-5) and name != "chunks":  # all of its keys are wanted
@@ -283,10 +290,12 @@ def test_any_graph_has_the_same_values(tasks: Graph, data: st.DataObject, worker
     wanted, alone = data.draw(st.sets(keys, min_size=1)), data.draw(st.sets(keys))
     kinds = [{}, Known(1e-5), Known(1e-3), Known(1.0), Known(1e-5, except_for={"long": Averages(1.0)})]
     learned = data.draw(st.sampled_from(kinds))
-    found = bundle_graph(tasks, wanted, ClusterProfile((1,) * workers), learned, alone=alone)
-    assert_consistent(tasks, wanted, found)
+    places = data.draw(st.sampled_from([{}, {"outside": ("holder", 1)}]))
+    cluster = ClusterProfile((1,) * workers)
+    found = bundle_graph(tasks, wanted, cluster, learned, alone=alone, places=places)
+    assert_consistent(tasks, wanted, found, places)
     assert not any(inner & alone for inner in inner_keys(found) if len(inner) > 1)
-    outside = {"outside": DataNode("outside", 100)}
+    outside = {"outside": DataNode("outside", 100), "holder": DataNode("holder", Results((0, 100)))}
     expected = {**tasks, **outside}
     for key in wanted:
         assert dask.get({**found.tasks, **outside}, key) == dask.get(expected, key)

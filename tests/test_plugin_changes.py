@@ -6,12 +6,14 @@ from typing import Any
 
 import dask
 import pytest
+from dask._task_spec import DataNode
 from distributed import SchedulerPlugin, Worker
 from distributed.scheduler import DEFAULT_EXTENSIONS
 from distributed.stealing import WorkStealing
 from one_loop import Cluster, comes, on_cluster
 
 from ferroflow_dask import FerroflowPlugin, install, uninstall
+from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
 
 pytestmark = pytest.mark.cluster
@@ -121,6 +123,8 @@ def test_a_restart_forgets_what_was_kept_of_tasks() -> None:
     cluster.submit({"root": VirtualTask(1.0), "end": VirtualTask(1.0, ("root",))}, "a")
     cluster.submit({"known": VirtualTask(1.0, annotations=known)}, "b")
     cluster.run(until=0.5)
+    # No client sends graphs to virtual clusters, where they would be bundled.
+    cluster.stealing.graphs.bundles.add({"root": Bundle((DataNode("root", 1),), ("root",), {})})
     cluster.scheduler.add_plugin(RestartsAsAGraphArrives(), name="restarts")
     cluster.submit({"planned": VirtualTask(1.0, annotations={**known, "ferroflow_rank": 1.0})}, "c")
     before, after = kept
