@@ -6,12 +6,14 @@ finds the least makespan on the given cluster, with a handicap for each task.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import inf
 from statistics import fmean
 
 from ferroflow_dask.bundling.coarse import CoarseGraph, factored, longest_first, tapered
+from ferroflow_dask.bundling.convex import convex_clusters
 from ferroflow_dask.bundling.predict import Cut, Prediction, Work, predict
 from ferroflow_dask.cluster_profile import ClusterProfile
 
@@ -33,6 +35,11 @@ _TAPER = 2.0
 #: Upper bound of the duration of a bundle of short pieces [s]: some bundles can be stolen or computed again
 #: while others run, and adaptive clusters see how much work is left.
 _LONGEST_S = 1.0
+#: Part of the longest bundle's duration by which it may last longer than predicted: costs are averages, and
+#: workers differ.
+_DOUBT = 0.2
+#: Numbers of clusters for each thread that are compared.
+_CLUSTERS = (1, 4)
 #: A cut within this factor of the lower bound is returned without comparing others.
 _GOOD = 1.05
 
@@ -56,7 +63,7 @@ def best_cut(
     best_s = inf
     good_s = _GOOD * _bound_s(work.costs_s, cluster)
     for cut in _cuts(work, cluster, is_guess):
-        handicap_s = _HANDICAP * len(cut) * cluster.task_s
+        handicap_s = _handicap_s(work, cut, cluster)
         # Not all are predicted: most are out of the question.
         if _least_s(cut, cluster) + handicap_s >= best_s:
             continue
@@ -65,7 +72,7 @@ def best_cut(
         prediction = predict(work, cut, cluster)
         if prediction.makespan_s + handicap_s < best_s:
             best, best_s = (cut, prediction), prediction.makespan_s + handicap_s
-        if best is not None and best[1].makespan_s <= good_s:
+        if best_s <= good_s:
             break
     assert best is not None  # each piece by itself always fits
     return best
@@ -80,13 +87,51 @@ def _cuts(work: Work, cluster: ClusterProfile, is_guess: bool) -> Iterator[Cut]:
     if n_pieces and not work.alone and len(work.last) < 2 and sum(work.costs_s) <= _LONGEST_S:
         yield [list(range(n_pieces))]
     yield _by_level(coarse, order, cluster, is_guess)
+    for n in () if is_guess else _CLUSTERS:
+        yield _clustered(work, cluster, n)
     yield [[i] for i in range(n_pieces)]
+
+
+def _clustered(work: Work, cluster: ClusterProfile, n: int) -> Cut:
+    """Return convex clusters of siblings, about `n` for each thread; chains of clusters are fused."""
+    size_s = min(_LONGEST_S, sum(work.costs_s) / (n * cluster.n_threads))
+
+    def pack(costs_s: Sequence[float], _: bool) -> list[list[int]]:
+        return longest_first(costs_s, max(1, math.ceil(sum(costs_s) / size_s)))
+
+    coarse = CoarseGraph(work)
+    coarse.reduce(pack)
+    siblings = [coarse.members[node] for node in coarse.sorted_nodes()]
+    groups = convex_clusters(_grouped(work, siblings), size_s, _LONGEST_S)
+    cut = [sorted(i for at in group for i in siblings[at]) for group in groups]
+    fused = CoarseGraph(_grouped(work, cut))
+    return [sorted(i for at in fused.members[node] for i in cut[at]) for node in fused.sorted_nodes()]
+
+
+def _grouped(work: Work, groups: Cut) -> Work:
+    """Return the work whose pieces are groups of pieces."""
+    group_of = {i: at for at, pieces in enumerate(groups) for i in pieces}
+    edges = [{group_of[j] for i in pieces for j in work.edges[i]} - {at} for at, pieces in enumerate(groups)]
+    return Work(
+        [sorted(needed) for needed in edges],
+        [sum(work.costs_s[i] for i in pieces) for pieces in groups],
+        lambda at: sum(work.nbytes(i) for i in groups[at]),
+        alone=frozenset(group_of[i] for i in work.alone),
+        last=frozenset(group_of[i] for i in work.last),
+    )
 
 
 def _bound_s(costs_s: Sequence[float], cluster: ClusterProfile) -> float:
     """Return what no cut of work of these costs is below [s]."""
     least_s = max(sum(costs_s) / cluster.n_threads, max(costs_s, default=0.0))
     return cluster.submit_s + cluster.task_s + least_s
+
+
+def _handicap_s(work: Work, cut: Cut, cluster: ClusterProfile) -> float:
+    """Return how much longer than predicted a cut may take [s]."""
+    longest_s = max((sum([work.costs_s[i] for i in pieces]) for pieces in cut), default=0.0)
+    doubt_s = longest_s - max(work.costs_s, default=0.0)
+    return _HANDICAP * len(cut) * cluster.task_s + _DOUBT * max(doubt_s, 0.0)
 
 
 def _least_s(cut: Cut, cluster: ClusterProfile) -> float:

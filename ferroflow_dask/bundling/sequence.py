@@ -6,17 +6,28 @@ A Dask `Task` object takes about 20 µs to unpickle, on the scheduler and again 
 
 from __future__ import annotations
 
-from ast import literal_eval
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
+from time import perf_counter
 from typing import Any, TypeGuard
 
 from dask._task_spec import Alias, DataNode, GraphNode, Task, TaskRef
 from dask.typing import Key
 from dask.utils import key_split
+from distributed import Reschedule, get_worker
 
 from ferroflow_dask.bundling.results import Results
+
+#: Topic under which workers report the prefixes of tasks that must run separately.
+TOPIC = "ferroflow-bundles"
+#: A bundle is late if it takes so many times its expected duration, and so much longer [s]. On a busy machine
+#: several times the expected duration is usual.
+_LATE, _LATE_S = 5.0, 0.25
+#: Bundles that gave up in this process, by the key of their last task.
+_given_up: dict[Key, None] = {}
+_KEPT = 10_000
 
 #: Graph nodes that compute nothing: data, and aliases of other keys.
 NO_WORK = (DataNode, Alias)
@@ -63,12 +74,14 @@ class ExecuteTasks:
 
         Raises
         ------
-        LazyValueError
-            A value from another task, or one that is returned, is an iterator.
+        distributed.Reschedule
+            The scheduler should split the bundle: it reads or returns an iterator, or it takes much longer
+            than expected.
         """
         values = [results[i] if item is None else results[i][item] for i, item in self.arguments]
         self._check_lazy(range(len(values)), values)
         functions = self.functions
+        late_s, half = self._late_s(), len(self.steps) // 2
         for at, (function, arguments, read, gone) in enumerate(self.steps):
             operands = list(arguments)
             for place, number in read:
@@ -81,15 +94,21 @@ class ExecuteTasks:
             del operands
             for number in gone:
                 values[number] = None
+            if at < half and perf_counter() > late_s:
+                self._give_up()
         self._check_lazy(self.exports, values)
         outputs = tuple(values[number] for number in self.exports)
         return outputs[0] if len(outputs) == 1 else Results(outputs)
 
+    def _late_s(self) -> float:
+        """Return the time after which the bundle takes much longer than expected [s]."""
+        return inf if self.cost_s is None else perf_counter() + _LATE * self.cost_s + _LATE_S
+
     def _check_lazy(self, numbers: Iterable[int], values: Sequence[Any]) -> None:
-        """Raise an error if some of the values are iterators.
+        """Give up if some of the values are iterators.
 
         Dask's bags pass an iterator from a task to its only reader. If the bundle of the reader runs again
-        for another graph, the iterator is exhausted. The scheduler splits the bundle instead.
+        for another graph, the iterator is exhausted.
         """
         if self.stands_for is None:
             return
@@ -103,21 +122,25 @@ class ExecuteTasks:
                 if any(n == number for _, n in read)
             ]
             lazy = readers if number < n_arguments else [self.keys[number - n_arguments]]
-            raise LazyValueError(tuple(sorted({key_split(key) for key in lazy})))
+            self._give_up({key_split(key) for key in lazy})
 
+    def _give_up(self, prefixes: Iterable[str] = ()) -> None:
+        """Ask the scheduler to split the bundle, once in each process; else the bundle runs on.
 
-class LazyValueError(Exception):
-    """A bundle reads or returns an iterator.
-
-    Its argument is the tuple of the prefixes of the tasks that must run separately.
-    """
-
-    @classmethod
-    def prefixes_in(cls, text: str) -> tuple[str, ...]:
-        """Return the prefixes in the text of an exception; none if it is another exception."""
-        if not text.startswith(f"{cls.__name__}(("):
-            return ()
-        return tuple(literal_eval(text.removeprefix(cls.__name__)))
+        Tasks of the given prefixes are not bundled again.
+        """
+        try:
+            worker = get_worker()
+        except ValueError:  # no worker runs it
+            return
+        if self.keys[-1] in _given_up:
+            return
+        _given_up[self.keys[-1]] = None
+        if len(_given_up) > _KEPT:
+            del _given_up[next(iter(_given_up))]
+        for prefix in prefixes:
+            worker.log_event(TOPIC, {"prefix": prefix})
+        raise Reschedule
 
 
 def bundle_in(task: object) -> ExecuteTasks | None:

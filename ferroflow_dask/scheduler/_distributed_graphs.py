@@ -102,6 +102,8 @@ def replace_task(
     if ts.key not in specs:
         _drop_dependencies(ts)
         recommendations[ts.key] = "forgotten"
+    # The reader of a new task may exist already, for another graph.
+    recommendations |= {new.key: "forgotten" for new in created if not new.dependents}
     for one in (*created, ts):
         failed = next((dts for dts in one.dependencies if dts.exception_blame), None)
         if failed is not None:  # another graph has computed it, and failed

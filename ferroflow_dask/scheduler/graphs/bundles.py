@@ -21,7 +21,7 @@ from dask.utils import key_split
 from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.bundling.graphs import written_task
 from ferroflow_dask.bundling.results import Place
-from ferroflow_dask.bundling.sequence import LazyValueError, bundle_in
+from ferroflow_dask.bundling.sequence import bundle_in
 from ferroflow_dask.scheduler import _distributed_graphs
 from ferroflow_dask.scheduler.changes import Change, Guard, ItemChange
 from ferroflow_dask.scheduler.graphs.sharing import Sharing
@@ -50,8 +50,6 @@ class Bundles:
         Withdraws a prefetched task, by its key.
     note : callable
         Notes a decision about a task: its key, what was decided and why.
-    separate : callable
-        Takes the prefixes of tasks that must not be bundled again.
     """
 
     def __init__(
@@ -61,13 +59,11 @@ class Bundles:
         *,
         withdraw: Callable[[Key], None],
         note: Callable[[Key, str, str], None],
-        separate: Callable[[Iterable[str]], None],
     ) -> None:
         self._scheduler = scheduler
         self._guard = guard
         self._withdraw = withdraw
         self._note = note
-        self._separate = separate
         self._bundles: dict[Key, Bundle] = {}
         # For each task in a bundle: the latest bundle that holds it.
         self._holders: dict[Key, Key] = {}
@@ -216,7 +212,6 @@ class Bundles:
             return False
         if ts.run_id != message.get("run_id", ts.run_id) or ts.processing_on.address != message.get("worker"):
             return False  # Dask ignores the end of an earlier run
-        self._separate(LazyValueError.prefixes_in(str(message.get("exception_text"))))
         stimulus_id = str(message.get("stimulus_id"))
         if self.split(key, stimulus_id):
             return True
@@ -259,7 +254,7 @@ class Bundles:
             return False  # a reader of an earlier installation cannot be rewritten
         self.forget(key)
         self.counts["split"] += 1
-        self._note(key, "split", "a task in it failed; its tasks run one by one")
+        self._note(key, "split", "its tasks run one by one")
         self._withdraw(key)
         readers: dict[Key, GraphNode] = {}
         if key not in inner:

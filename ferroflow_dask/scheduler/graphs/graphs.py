@@ -54,9 +54,7 @@ class Graphs:
         #: Workers that can run bundles.
         self._capable: set[str] = set()
         self._arrivals: GraphArrivals | None = None
-        self.bundles = Bundles(
-            scheduler, guard, withdraw=withdraw, note=note, separate=learned.separate.update
-        )
+        self.bundles = Bundles(scheduler, guard, withdraw=withdraw, note=note)
         #: The change on workers, which is made and undone by a coroutine.
         self.on_workers: list[WorkerPluginChange] = []
 
@@ -64,12 +62,20 @@ class Graphs:
         """Bundle graphs from now on."""
         overheads = Overheads(self._scheduler, self._learned)
         self._arrivals = GraphArrivals(self._scheduler, self.bundles, overheads, self.learned)
-        self._changes.make(CallChange("bundled graphs", lambda: None, self._arrivals.close))
+        self._changes.make(CallChange("bundled graphs", lambda: None, self._close))
         for change in (*self.bundles.changes(), *self._arrivals.changes()):
             self._changes.make(change)
         plugin = WorkerPluginChange(self._scheduler, WorkerBundles(), "ferroflow-bundles", self._guard.fail)
         self.on_workers.append(plugin)
         self._changes.make(plugin)
+
+    def _close(self) -> None:
+        """Let graphs run as they come, and split the bundles that have not ended: Dask cannot."""
+        if self._arrivals is not None:
+            self._arrivals.close()
+        for key in list(self.bundles.keys()):
+            self.bundles.split(key, "ferroflow-uninstall")
+        self.bundles.clear()
 
     def learned(self) -> Mapping[str, Averages]:
         """Return what is known of the prefixes that may be bundled; called in Dask's offload thread."""

@@ -1,0 +1,65 @@
+"""Convex clusters: work is grouped by a single walk, so that each group can start once its inputs exist."""
+
+from __future__ import annotations
+
+from ferroflow_dask.bundling.predict import Work
+
+
+def convex_clusters(work: Work, size_s: float, most_s: float) -> list[list[int]]:
+    """Group pieces into clusters; O(pieces + edges).
+
+    A piece joins the cluster that holds all its inputs. Pieces without inputs, and pieces whose inputs are in
+    different clusters, fill new clusters in the given order. Each cluster has a level, and reads only from
+    clusters of lower levels. So no cluster waits for itself, and none waits for pieces that only some of its
+    pieces need, apart from those of one level. On a stencil this gives trapezoids in time, as in
+    M. Frigo and V. Strumpen, "Cache oblivious stencil computations", 2005; on a tree it gives subtrees.
+
+    Parameters
+    ----------
+    work : Work
+        Neighbours in its order should be read together, as in Dask's static order.
+    size_s : float
+        A cluster is full when its pieces last so long [s], apart from those that join it.
+    most_s : float
+        No piece joins a cluster that lasts longer [s].
+
+    Returns
+    -------
+    list of list of int
+        The pieces of each cluster, ascending. The clusters are in an order in which they can run.
+    """
+    clusters: list[list[int]] = []
+    levels: list[int] = []
+    filled_s: list[float] = []
+    cost_s: list[float] = []
+    cluster_of: list[int] = []
+    is_open: dict[int, int] = {}  # by level
+    single = {*work.alone, *work.last}
+
+    def new(level: int) -> int:
+        clusters.append([])
+        levels.append(level)
+        filled_s.append(0.0)
+        cost_s.append(0.0)
+        return len(clusters) - 1
+
+    for i, needed in enumerate(work.edges):
+        sources = {cluster_of[j] for j in needed}
+        level = 1 + max((levels[cluster] for cluster in sources), default=-1)
+        duration_s = work.costs_s[i]
+        if i in single:
+            # It ends here what others read: clusters that read it are of a higher level.
+            cluster = new(level)
+        elif len(sources) == 1 and not single.intersection(needed) and cost_s[min(sources)] <= most_s:
+            (cluster,) = sources
+        else:
+            found = is_open.get(level)
+            if found is None or filled_s[found] + duration_s / 2 > size_s:
+                found = is_open[level] = new(level)
+            cluster = found
+            filled_s[cluster] += duration_s
+        clusters[cluster].append(i)
+        cost_s[cluster] += duration_s
+        cluster_of.append(cluster)
+    order = sorted(range(len(clusters)), key=lambda cluster: (levels[cluster], clusters[cluster][0]))
+    return [clusters[cluster] for cluster in order]
