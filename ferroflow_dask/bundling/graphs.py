@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -39,6 +40,7 @@ class Averages:
 
 
 _NOTHING = Averages(0.0)
+_NO_LETTERS = re.compile("[^A-Za-z-]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,8 @@ def _main_prefix(shares: Sequence[tuple[str, float]]) -> str:
     total_s: defaultdict[str, float] = defaultdict(float)
     for prefix, cost_s in shares:
         total_s[prefix] += cost_s
-    return max(total_s, key=total_s.__getitem__)
+    # `key_split` keeps only words of letters.
+    return _NO_LETTERS.sub("", max(total_s, key=total_s.__getitem__)) or "tasks"
 
 
 def written_task(name: Key, bundle: Bundle, cost_s: float) -> Task:

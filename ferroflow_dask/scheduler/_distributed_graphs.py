@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,12 @@ from dask._task_spec import GraphNode, convert_legacy_graph, cull
 from dask.typing import Key
 from distributed.protocol.serialize import Serialized, deserialize
 
-from ferroflow_dask.scheduler.changes import Change, ItemChange
+from ferroflow_dask.scheduler.changes import FAILURES, Change, ItemChange
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
+
+logger = logging.getLogger("ferroflow_dask")
 
 
 def deserialized(expr: Any) -> Any:
@@ -37,16 +40,30 @@ def materialized(expr: Any, keys: Collection[Key]) -> dict[Key, GraphNode]:
 
 
 def comparison_change(
-    scheduler: Scheduler, about_to_compare: Callable[[dict[Key, GraphNode]], None]
+    scheduler: Scheduler,
+    prepare: Callable[[dict[Key, GraphNode]], None],
+    restore: Callable[[dict[Key, GraphNode]], None],
 ) -> Change:
     """Return the change that calls a function just before a graph is compared with the scheduler's tasks.
 
-    The function may change the graph. Dask creates the tasks in the same turn of the event loop.
+    Dask creates the tasks in the same turn of the event loop.
+
+    Parameters
+    ----------
+    scheduler : distributed.Scheduler
+    prepare : callable
+        May change the graph.
+    restore : callable
+        Restores the graph that the client sent, after `prepare` has failed.
     """
     stock = scheduler._find_lost_dependencies
 
     def find_lost_dependencies(dsk: dict[Key, GraphNode], keys: set[Key]) -> set[Key]:
-        about_to_compare(dsk)
+        try:
+            prepare(dsk)
+        except FAILURES:
+            logger.warning("ferroflow: a graph could not be bundled and runs as it came", exc_info=True)
+            restore(dsk)
         lost: set[Key] = stock(dsk, keys)
         return lost
 

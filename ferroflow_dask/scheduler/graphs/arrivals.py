@@ -137,16 +137,22 @@ class Arrival:
     def settle(self, dsk: dict[Key, GraphNode]) -> None:
         """Compare with the scheduler's tasks again; let the graph run as it came if they have changed."""
         if self.bundles:
-            if self._present_now() != self._present or not self._bundles.is_valid(self._sharing):
-                logger.info("ferroflow: tasks have changed while their graph was bundled; it runs as it came")
-                self.bundles = {}
-                dsk.clear()
-                dsk.update(self._graph)
-                self.order.clear()
-                self.order.update(order(dsk))
-            else:
+            if self._present_now() == self._present and self._bundles.is_valid(self._sharing):
                 self._bundles.carry_out(self._sharing)
+            else:
+                logger.info("ferroflow: tasks have changed while their graph was bundled; it runs as it came")
+                self.restore(dsk)
         self._graph = {}
+
+    def restore(self, dsk: dict[Key, GraphNode]) -> None:
+        """Let the graph run as it came."""
+        if not self.bundles:
+            return
+        self.bundles = {}
+        dsk.clear()
+        dsk.update(self._graph)
+        self.order.clear()
+        self.order.update(order(dsk))
 
 
 def _annotated(
@@ -199,7 +205,7 @@ class GraphArrivals:
         """Return the changes to the scheduler."""
         handlers = self._scheduler.stream_handlers
         yield ItemChange(f"Scheduler.stream_handlers[{_HANDLER!r}]", handlers, _HANDLER, self._arrived)
-        yield _distributed_graphs.comparison_change(self._scheduler, self._compared)
+        yield _distributed_graphs.comparison_change(self._scheduler, self._prepare, self._restore)
 
     def close(self) -> None:
         """Let graphs run as they come, even if another plugin still calls the handler."""
@@ -207,14 +213,18 @@ class GraphArrivals:
 
     async def _arrived(self, *, expr_ser: Any, keys: Collection[Key], **options: Any) -> None:
         # A coroutine function: Dask's stream handling waits for it before the client's next message.
-        arrival = self._arrival_of(expr_ser, keys, options) if self._is_open else None
-        if arrival is None:
-            await self._stock(expr_ser=expr_ser, keys=keys, **options)
-            return
-        expr_ser = _distributed_graphs.in_this_process({"serializer": _FAMILY, "arrival": arrival})
+        arrival = None
+        try:
+            arrival = self._arrival_of(expr_ser, keys, options) if self._is_open else None
+            if arrival is not None:
+                header = {"serializer": _FAMILY, "arrival": arrival}
+                expr_ser = _distributed_graphs.in_this_process(header)
+                options["internal_priority"] = arrival.order
+        except FAILURES:  # an expression that cannot be deserialized is one: Dask reports it
+            logger.info("ferroflow: a graph runs as it came", exc_info=True)
         token = _arriving.set(arrival)
         try:
-            await self._stock(expr_ser=expr_ser, keys=keys, **{**options, "internal_priority": arrival.order})
+            await self._stock(expr_ser=expr_ser, keys=keys, **options)
         finally:
             _arriving.reset(token)
 
@@ -232,11 +242,8 @@ class GraphArrivals:
             for name, value in annotations.items()
         ):
             return None
-        try:
-            expr = _distributed_graphs.deserialized(expr_ser)
-            return Arrival(expr, keys, self._scheduler, self._bundles, self._bundled)
-        except FAILURES:  # Dask reports it
-            return None
+        expr = _distributed_graphs.deserialized(expr_ser)
+        return Arrival(expr, keys, self._scheduler, self._bundles, self._bundled)
 
     def _bundled(
         self,
@@ -248,14 +255,20 @@ class GraphArrivals:
         cluster, learned = self._overheads.profile(), self._learned()
         return bundle_graph(graph, wanted, cluster, learned, alone=alone, places=places)
 
-    def _compared(self, dsk: dict[Key, GraphNode]) -> None:
-        """Note that Dask is about to compare a graph with its tasks; nothing waits until it has."""
+    def _prepare(self, dsk: dict[Key, GraphNode]) -> None:
+        """Note that Dask is about to compare a graph with its tasks."""
         arrival = _arriving.get()
         if arrival is not None:
             arrival.settle(dsk)
         # A task that was rewritten has other dependencies than the graph says.
         for key in self._bundles.keys() & dsk.keys():
             del dsk[key]
+
+    @staticmethod
+    def _restore(dsk: dict[Key, GraphNode]) -> None:
+        arrival = _arriving.get()
+        if arrival is not None:
+            arrival.restore(dsk)
 
     def created(self) -> dict[Key, Bundle]:
         """Return the bundles of the graph whose tasks Dask has just created."""

@@ -163,31 +163,39 @@ class Bundles:
 
     def carry_out(self, sharing: Sharing) -> None:
         """Let bundles return the values that a plan needs."""
-        self.counts["shared"] += len(sharing.places)
-        self.counts["again"] += sharing.n_again
+        new: dict[Key, Bundle] = {}
         for key, exports in sharing.exports.items():
-            bundle, ts = self._bundles[key], self._scheduler.tasks[key]
+            bundle = self._bundles[key]
             if exports == bundle.exports:
                 continue
-            self._withdraw(key)
-            self._bundles[key] = replace(bundle, exports=exports)
-            ts.run_spec = written_task(key, self._bundles[key], _cost_s(ts))
+            new[key] = replace(new.get(key, bundle), exports=exports)
             if len(bundle.exports) == 1:
-                self._move_readers(ts, {(key, None): (key, 0)})
+                new |= self._moved_readers(self._scheduler.tasks[key], {(key, None): (key, 0)}, new)
+        self._rewrite(new)
+        self.counts["shared"] += len(sharing.places)
+        self.counts["again"] += sharing.n_again
 
-    def _move_readers(self, ts: TaskState, moved: Mapping[Place, Place]) -> dict[Key, GraphNode]:
-        """Let the readers of a bundle read from other places; return their definitions."""
+    def _moved_readers(
+        self, ts: TaskState, moved: Mapping[Place, Place], new: Mapping[Key, Bundle]
+    ) -> dict[Key, Bundle]:
+        """Return the readers of a bundle as they read from other places."""
+        keys = [reader.key for reader in ts.dependents]
+        return {key: new.get(key, self._bundles[key]).reading(moved) for key in keys}
+
+    def _rewrite(self, bundles: Mapping[Key, Bundle]) -> dict[Key, GraphNode]:
+        """Give tasks that have not run new definitions; return them."""
         specs: dict[Key, GraphNode] = {}
-        for reader in ts.dependents:
-            key = reader.key
+        for key, bundle in bundles.items():
+            cost_s = _cost_s(self._scheduler.tasks[key])
+            specs[key] = bundle.tasks[0] if bundle.is_plain(key) else written_task(key, bundle, cost_s)
             self._withdraw(key)
-            own = self._bundles[key] = self._bundles[key].reading(moved)
-            if own.is_plain(key):
+        # From here on nothing can fail halfway.
+        for key, spec in specs.items():
+            self._scheduler.tasks[key].run_spec = spec
+            if bundles[key].is_plain(key):
                 del self._bundles[key]
-                specs[key] = own.tasks[0]
             else:
-                specs[key] = written_task(key, own, _cost_s(reader))
-            reader.run_spec = specs[key]
+                self._bundles[key] = bundles[key]
         return specs
 
     # Bundles that are split
@@ -259,7 +267,7 @@ class Bundles:
         readers: dict[Key, GraphNode] = {}
         if key not in inner:
             moved = {_place(key, one, bundle.exports): (one, None) for one in bundle.exports}
-            readers = self._move_readers(ts, moved)
+            readers = self._rewrite(self._moved_readers(ts, moved, {}))
         specs = dict(self._specs(bundle))
         for one in specs.keys() & readers.keys():  # another graph has given the value its own key
             self.forget(one)
