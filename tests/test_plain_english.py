@@ -45,7 +45,8 @@ def sentences(text: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_avoided_words_are_not_on_the_page(page: str) -> None:
-    assert avoided_in(prose(page)) == []
+    # A heading may be a question.
+    assert avoided_in(re.sub(r"^#+ .*$", "", prose(page), flags=re.MULTILINE)) == []
 
 
 @pytest.mark.parametrize("word", AVOIDED)
