@@ -43,7 +43,7 @@ def is_alone(task: GraphNode) -> bool:
     """Return whether a task must not share a bundle with others."""
     if isinstance(task, NO_WORK):
         return False
-    if not is_call(task) or task.data_producer or isinstance(task.func, ExecuteTasks):
+    if not is_call(task) or isinstance(task.func, ExecuteTasks):
         return True
     # Coroutines run on the workers' event loops; a bundle could not await them.
     return any(_module(part).startswith(_AWARE) or iscoroutinefunction(part.func) for part in _parts(task))

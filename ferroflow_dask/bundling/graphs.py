@@ -184,4 +184,6 @@ def written_task(name: Key, bundle: Bundle, cost_s: float) -> Task:
     }
     arguments = {key: (results[result], item) for key, (result, item) in bundle.places.items()}
     call = sequence_of(bundle.tasks, arguments, bundle.exports, cost_s)
-    return Task(name, call, *map(TaskRef, results))
+    # Dask keeps tasks that produce data in its queue until workers have room for their results.
+    produces = any(getattr(task, "data_producer", False) for task in bundle.tasks)
+    return Task(name, call, *map(TaskRef, results), _data_producer=produces)

@@ -35,13 +35,16 @@ def in_this_process(header: dict[str, Any]) -> Serialized:
 def materialized(expr: Any, keys: Collection[Key]) -> dict[Key, GraphNode]:
     """Return the graph of an expression, as `Scheduler.update_graph` makes it."""
     tasks: dict[Key, GraphNode] = convert_legacy_graph(expr.__dask_graph__())
+    for key, task in tasks.items():
+        if task.key != key:  # data of a collection under the key of another
+            tasks[key] = task.substitute({}, key=key)
     # Other expressions remove the tasks that the keys do not need.
     return cull(tasks, {*keys}) if isinstance(expr, LLGExpr) else tasks
 
 
 def comparison_change(
     scheduler: Scheduler,
-    prepare: Callable[[dict[Key, GraphNode]], None],
+    prepare: Callable[[dict[Key, GraphNode], Collection[Key]], None],
     restore: Callable[[dict[Key, GraphNode]], None],
 ) -> Change:
     """Return the change that calls a function just before a graph is compared with the scheduler's tasks.
@@ -52,7 +55,7 @@ def comparison_change(
     ----------
     scheduler : distributed.Scheduler
     prepare : callable
-        May change the graph.
+        Takes the graph, which it may change, and the keys that the client wants.
     restore : callable
         Restores the graph that the client sent, after `prepare` has failed.
     """
@@ -60,7 +63,7 @@ def comparison_change(
 
     def find_lost_dependencies(dsk: dict[Key, GraphNode], keys: set[Key]) -> set[Key]:
         try:
-            prepare(dsk)
+            prepare(dsk, keys)
         except FAILURES:
             logger.warning("ferroflow: a graph could not be bundled and runs as it came", exc_info=True)
             restore(dsk)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from dask._task_spec import GraphNode
+from dask._task_spec import GraphNode, cull
 from dask.order import order
 from dask.typing import Key
 from distributed.protocol.serialize import register_serialization_family
@@ -115,7 +115,10 @@ class Arrival:
         self._present = self._present_now()
         # Tasks that exist stay as they are: Dask warns of a key with other dependencies than before.
         missing = {key: task for key, task in graph.items() if not self._present.get(key)}
-        wanted = {key for key in (*self._keys, *self._present) if key in missing}
+        keys = {key for key in self._keys if key in missing}
+        missing = cull(missing, keys)
+        # Tasks that exist without a definition get it from this graph.
+        wanted = keys | {key for key in self._present if key in missing}
         sharing = self._bundles.share(missing, wanted)
         missing = sharing.tasks
         if not missing:
@@ -255,14 +258,18 @@ class GraphArrivals:
         cluster, learned = self._overheads.profile(), self._learned()
         return bundle_graph(graph, wanted, cluster, learned, alone=alone, places=places)
 
-    def _prepare(self, dsk: dict[Key, GraphNode]) -> None:
+    def _prepare(self, dsk: dict[Key, GraphNode], keys: Collection[Key]) -> None:
         """Note that Dask is about to compare a graph with its tasks."""
         arrival = _arriving.get()
         if arrival is not None:
             arrival.settle(dsk)
         # A task that was rewritten has other dependencies than the graph says.
-        for key in self._bundles.keys() & dsk.keys():
-            del dsk[key]
+        rewritten = self._bundles.keys() & dsk.keys()
+        if rewritten:
+            for key in rewritten:
+                del dsk[key]
+            for key in dsk.keys() - cull(dsk, {*keys}).keys():
+                del dsk[key]
 
     @staticmethod
     def _restore(dsk: dict[Key, GraphNode]) -> None:

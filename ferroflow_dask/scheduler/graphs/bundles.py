@@ -81,6 +81,8 @@ class Bundles:
     def add(self, bundles: Mapping[Key, Bundle]) -> None:
         """Note the bundles of a graph, whose tasks were created."""
         for key, bundle in bundles.items():
+            if key not in self._scheduler.tasks:
+                continue
             self._bundles[key] = bundle
             if len(bundle.tasks) > 1:
                 self._holders |= {task.key: key for task in bundle.tasks if task.key != key}
