@@ -1,0 +1,101 @@
+"""Bundles that give up: they take much longer than expected, or they would pass an iterator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from bundled import CALLS, Bundling, add, apart, chain, fork, on_bundling_cluster, take_all_for_short, task
+from one_loop import comes
+
+from ferroflow_dask.bundling import sequence
+
+pytestmark = pytest.mark.cluster
+_notes_its_prefix = pytest.mark.xfail(
+    reason="a bundle that gives up asks for its worker, so its own prefix is noted, too", strict=True
+)
+
+
+@pytest.fixture(autouse=True)
+def _all_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    take_all_for_short(monkeypatch)
+    monkeypatch.setattr(sequence, "_given_up", {})
+
+
+def test_a_late_bundle_is_split_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter(range(1_000_000))
+    monkeypatch.setattr(sequence, "perf_counter", lambda: float(next(now)))
+
+    async def test(cluster: Bundling) -> None:
+        assert await cluster.values(*fork()[1]) == [13, 14, 15]
+        assert cluster.counts["split"] == 1
+        assert CALLS["inc-0"] == 2
+        assert CALLS["inc-11"] == 1
+        await cluster.is_empty()
+        assert await cluster.values(*fork()[1]) == [13, 14, 15]
+        assert cluster.counts["created"] == 2
+        assert cluster.counts["split"] == 1  # the second time it runs on
+
+    on_bundling_cluster(test)
+
+
+@_notes_its_prefix
+def test_a_late_bundle_does_not_make_the_prefix_of_its_output_separate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = iter(range(1_000_000))
+    monkeypatch.setattr(sequence, "perf_counter", lambda: float(next(now)))
+
+    async def test(cluster: Bundling) -> None:
+        assert await cluster.values(task("out-0", chain("inc", 0)[-1])) == [13]
+        assert cluster.counts["split"] == 1
+        assert not cluster.stealing.graphs._learned.separate
+
+    on_bundling_cluster(test)
+
+
+def iterate(key: str, *values: int) -> Any:
+    CALLS[key] += 1
+    return iter([*values])
+
+
+def drain(key: str, values: Any) -> int:
+    return add(key, *values)
+
+
+@_notes_its_prefix
+def test_a_bundle_that_would_read_an_iterator_is_split_and_its_reader_stays_separate() -> None:
+    async def test(cluster: Bundling) -> None:
+        def made() -> Any:
+            lazy = apart("lazy-0", 1, 2, function=iterate)
+            return chain("inc", task("drained-0", lazy, function=drain))[-1]
+
+        assert await cluster.values(made()) == [16]
+        assert cluster.counts["split"] == 1
+        assert CALLS["drained-0"] == 1
+        await comes(lambda: "drained" in cluster.stealing.graphs._learned.separate)
+        await cluster.is_empty()
+        cluster.forget_seen()
+        assert await cluster.values(made()) == [16]
+        assert cluster.keys == {"lazy-0", "drained-0", "inc-11"}
+        assert cluster.counts["split"] == 1
+
+    on_bundling_cluster(test, resources=(None,))
+
+
+def test_a_bundle_that_would_return_an_iterator_is_split_and_its_maker_stays_separate() -> None:
+    async def test(cluster: Bundling) -> None:
+        def made() -> Any:
+            lazy = task("lazy-0", chain("inc", 0)[-1], function=iterate)
+            return apart("drained-0", lazy, function=drain)
+
+        assert await cluster.values(made()) == [13]
+        assert cluster.counts["split"] == 1
+        await comes(lambda: "lazy" in cluster.stealing.graphs._learned.separate)
+        await cluster.is_empty()
+        cluster.forget_seen()
+        assert await cluster.values(made()) == [13]
+        assert cluster.keys == {cluster.bundle_of("inc"), "lazy-0", "drained-0"}
+        assert cluster.counts["split"] == 1
+
+    on_bundling_cluster(test, resources=(None,))
