@@ -322,16 +322,19 @@ def cluster(with_ferroflow: bool) -> Iterator[tuple[Client, Client]]:
         yield client, other
 
 
-def compare(seeds: range) -> tuple[list[str], Counter[str]]:
+def compare(seeds: range, tell: Callable[[str], object] = lambda _: None) -> tuple[list[str], Counter[str]]:
     """Run programs on both clusters; return a line for each difference, and counts of bundles."""
     wrong = []
     with cluster(False) as stock, cluster(True) as ours:
         for seed in seeds:
+            n_wrong = len(wrong)
             expected, found = run(seed, *stock), run(seed, *ours)
             if found != expected:
                 wrong.append(f"program {seed}: {found.differs_from(expected)}"[:1000])
             del expected, found
             wrong += [f"program {seed} left {left[:5]}" for left in map(settle, (stock[0], ours[0])) if left]
+            for one in wrong[n_wrong:]:
+                tell(one)
             extension = extension_on(ours[0].cluster.scheduler)
             if extension is None or extension.error is not None:
                 wrong.append(f"program {seed}: the plugin has failed")
@@ -343,6 +346,5 @@ def compare(seeds: range) -> tuple[list[str], Counter[str]]:
 if __name__ == "__main__":
     started = time.perf_counter()
     first = int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    differences, counted = compare(range(first, first + int(sys.argv[1])))
-    print("\n".join(differences))
+    differences, counted = compare(range(first, first + int(sys.argv[1])), tell=print)
     print(f"{len(differences)} differences, {dict(counted)}, {time.perf_counter() - started:.0f} s")
