@@ -287,12 +287,17 @@ def _result(future: Any, scheduler: Any) -> Any:
 def _plain(value: Any) -> Any:
     if isinstance(value, (pd.DataFrame, pd.Series)):
         # Partitions of a shuffle have their rows in any order.
-        return sorted(str(row) for row in value.round(6).reset_index().itertuples(index=False))
+        return sorted(str(row) for row in _rounded(value).reset_index().itertuples(index=False))
     if isinstance(value, np.ndarray):
         return np.round(value, 9).tolist()
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, list):
         return sorted(map(repr, value))
-    return round(float(value), 9)
+    return round(float(value), 9) if isinstance(value, (int, float, np.number)) else repr(value)
+
+
+def _rounded(value: Any) -> Any:
+    numeric = isinstance(value, pd.DataFrame) or pd.api.types.is_numeric_dtype(value)
+    return value.round(6) if numeric else value
 
 
 def settle(client: Client) -> list[str]:
