@@ -90,6 +90,7 @@ HANDLED = {
     "Bundles.keys": "the graph runs as it came",
     "GraphArrivals._arrival_of": "the graph runs as it came, and Dask reports what cannot be deserialized",
     "GraphArrivals._prepare": "the graph runs as it came",
+    "active_update": "the graph runs as it came",
     "in_this_process": "the graph runs as it came",
     "Interval.__radd__": "messages are batched as by Dask for once",
     "_Collector._families": "metrics are not available, which is logged",

@@ -61,6 +61,7 @@ REQUIRED: dict[type, tuple[str, ...]] = {
 #: Attributes that the constructor of a scheduler sets, and request handlers that it registers.
 ATTRIBUTES = (
     "WORKER_SATURATION",
+    "_active_graph_updates",
     "allowed_failures",
     "client_comms",
     "computations",

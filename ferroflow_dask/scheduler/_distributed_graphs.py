@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from dask._expr import LLGExpr
@@ -25,6 +26,16 @@ logger = logging.getLogger("ferroflow_dask")
 def deserialized(expr: Any) -> Any:
     """Return the expression that a client sent."""
     return deserialize(expr.header, expr.frames)
+
+
+@contextmanager
+def active_update(scheduler: Scheduler) -> Iterator[None]:
+    """Let the scheduler know that a graph is about to arrive, so that it is not idle."""
+    scheduler._active_graph_updates += 1
+    try:
+        yield
+    finally:
+        scheduler._active_graph_updates -= 1
 
 
 def in_this_process(header: dict[str, Any]) -> Serialized:

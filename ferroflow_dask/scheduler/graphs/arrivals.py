@@ -1,14 +1,14 @@
 """Arriving graphs: the scheduler bundles each graph that a client submits before it creates the tasks.
 
-The handler of `update-graph` deserializes the graph as Dask does and hands it back as an `Arrival`. Dask
-materializes an arrival in its offload thread, which bundles the graph there. Dask then compares the result
-with its tasks and creates new ones in one turn of the event loop. Other clients may have acted since the
-bundling, so at the beginning of that turn the arrival is compared with the tasks again. If anything has
-changed, the graph runs as it came.
+The handler of `update-graph` deserializes the graph as Dask does, bundles it in a thread, and hands it back
+to Dask as an `Arrival`. Dask then compares the result with its tasks and creates new ones in one turn of the
+event loop. Other clients may have acted since the bundling, so at the beginning of that turn the arrival is
+compared with the tasks again. If anything has changed, the graph runs as it came.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextvars import ContextVar
@@ -83,16 +83,24 @@ class Arrival:
         self._bundles = bundles
         self._bundle = bundle
         self._sharing = Sharing()
+        self._result: dict[Key, GraphNode] = {}
+        self._error: Exception | None = None
         self._graph: dict[Key, GraphNode] = {}
         self._present: dict[Key, bool] = {}
         self._annotations: dict[str, dict[Key, Any]] = {}
-        #: Position of each task in Dask's static order; filled when the arrival is materialized.
+        #: Position of each task in Dask's static order, after `prepare`.
         self.order: dict[Key, int] = {}
         #: The bundles that the graph has become.
         self.bundles: dict[Key, Bundle] = {}
 
-    def __dask_graph__(self) -> dict[Key, GraphNode]:
-        """Return the graph, bundled if that is possible; called by Dask in its offload thread."""
+    def prepare(self) -> None:
+        """Materialize the graph and bundle it if that is possible; may be called by any thread."""
+        try:
+            self._result = self._materialized()
+        except Exception as error:  # noqa: BLE001 -- raised again when Dask materializes the graph
+            self._error = error
+
+    def _materialized(self) -> dict[Key, GraphNode]:
         graph = _distributed_graphs.materialized(self._expr, self._keys)
         self._graph = graph
         self._annotations = {name: dict(by_key) for name, by_key in self._expr.__dask_annotations__().items()}
@@ -106,6 +114,12 @@ class Arrival:
                 self.bundles = {}
         self.order.update(order(graph))
         return dict(graph)
+
+    def __dask_graph__(self) -> dict[Key, GraphNode]:
+        """Return the graph, bundled if that is possible; called by Dask in its offload thread."""
+        if self._error is not None:
+            raise self._error
+        return self._result
 
     def __dask_annotations__(self) -> dict[str, dict[Key, Any]]:
         """Return the annotations by type and key; called by Dask after `__dask_graph__`."""
@@ -220,10 +234,14 @@ class GraphArrivals:
         try:
             arrival = self._arrival_of(expr_ser, keys, options) if self._is_open else None
             if arrival is not None:
+                # Dask's offload pool has one thread for all clients, which must not wait for a large graph.
+                with _distributed_graphs.active_update(self._scheduler):
+                    await asyncio.get_running_loop().run_in_executor(None, arrival.prepare)
                 header = {"serializer": _FAMILY, "arrival": arrival}
                 expr_ser = _distributed_graphs.in_this_process(header)
                 options["internal_priority"] = arrival.order
         except FAILURES:  # an expression that cannot be deserialized is one: Dask reports it
+            arrival = None
             logger.info("ferroflow: a graph runs as it came", exc_info=True)
         token = _arriving.set(arrival)
         try:
