@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -254,3 +255,25 @@ def test_a_bundle_is_split_if_its_worker_dies(tmp_path: Path) -> None:
         until(lambda: not scheduler.tasks)
         assert not len(bundles)
         client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.validate_state())
+
+
+@pytest.mark.xfail(reason="the split tasks wait for one that reads from a reader of the bundle", strict=True)
+def test_a_task_of_a_split_bundle_exists_for_a_graph_that_reads_from_it(gate: Gate) -> None:
+    async def test(cluster: Bundling) -> None:
+        inner = chain("inc", gate.task("first-0"), at_10=fail)
+        futures = cluster.client.compute([task(f"out-{i}", inner[8], inner[11], i) for i in range(3)])
+        await comes(gate.reached.is_set)
+        # A bundle of the second graph reads a value of the first one, and runs another of its tasks again.
+        last = chain("dec", task("both-0", inner[8], inner[3]))[-1]
+        futures += cluster.client.compute([task(f"more-{i}", last, inner[3], i) for i in range(3)])
+        await comes(lambda: "more-2" in cluster.keys)
+        # The third graph gives that task its own key, under which it reads from the second graph.
+        futures += cluster.client.compute([inner[3], task("same-0", inner[3])])
+        await comes(lambda: "same-0" in cluster.keys)
+        gate.open()
+        found = await asyncio.wait_for(outcomes(cluster, futures), 10)
+        assert [found[f"out-{i}"] for i in range(3)] == ["inc-10"] * 3
+        assert (found["inc-3"], found["same-0"]) == (5, 6)
+        assert [found[f"more-{i}"] for i in range(3)] == [34 + i for i in range(3)]
+
+    on_bundling_cluster(test)
