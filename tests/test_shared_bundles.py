@@ -209,3 +209,27 @@ def test_an_uninstalled_plugin_leaves_a_graph_in_flight_to_dask(gate: Gate) -> N
         assert cluster.keys == keys_of(total)
 
     on_bundling_cluster(test, plugin=False)
+
+
+@pytest.mark.xfail(reason="the bundles are created, but no plugin knows them", strict=True)
+def test_a_graph_runs_as_it_came_if_the_plugin_is_uninstalled_while_it_is_bundled(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock = arrivals.bundle_graph
+
+    def bundle_graph(*args: Any, **options: Any) -> Any:
+        gate.reached.set()
+        gate.opened.wait(20)
+        return stock(*args, **options)
+
+    monkeypatch.setattr(arrivals, "bundle_graph", bundle_graph)
+
+    async def test(cluster: Bundling) -> None:
+        futures = cluster.client.compute(fork()[1])
+        await comes(gate.reached.is_set)
+        await uninstall(cluster.client)
+        gate.open()
+        assert await cluster.client.gather(futures) == [13, 14, 15]
+        assert cluster.keys == keys_of(*fork()[1])
+
+    on_bundling_cluster(test)
