@@ -211,7 +211,6 @@ def test_an_uninstalled_plugin_leaves_a_graph_in_flight_to_dask(gate: Gate) -> N
     on_bundling_cluster(test, plugin=False)
 
 
-@pytest.mark.xfail(reason="the bundles are created, but no plugin knows them", strict=True)
 def test_a_graph_runs_as_it_came_if_the_plugin_is_uninstalled_while_it_is_bundled(
     gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
