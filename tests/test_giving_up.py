@@ -11,9 +11,6 @@ from one_loop import comes
 from ferroflow_dask.bundling import sequence
 
 pytestmark = pytest.mark.cluster
-_notes_its_prefix = pytest.mark.xfail(
-    reason="a bundle that gives up asks for its worker, so its own prefix is noted, too", strict=True
-)
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +36,6 @@ def test_a_late_bundle_is_split_once(monkeypatch: pytest.MonkeyPatch) -> None:
     on_bundling_cluster(test)
 
 
-@_notes_its_prefix
 def test_a_late_bundle_does_not_make_the_prefix_of_its_output_separate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -63,7 +59,6 @@ def drain(key: str, values: Any) -> int:
     return add(key, *values)
 
 
-@_notes_its_prefix
 def test_a_bundle_that_would_read_an_iterator_is_split_and_its_reader_stays_separate() -> None:
     async def test(cluster: Bundling) -> None:
         def made() -> Any:

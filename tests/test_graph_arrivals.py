@@ -278,7 +278,6 @@ def test_tasks_that_talk_to_dask_are_separate_from_the_next_graph_on(function: A
     on_bundling_cluster(test)
 
 
-@pytest.mark.xfail(reason="the prefix of the bundle is noted, not that of the task in it", strict=True)
 def test_a_task_that_talks_to_dask_for_the_first_time_in_a_bundle_is_noted() -> None:
     async def test(cluster: Bundling) -> None:
         assert await cluster.values(*fork(at_5=ask)[1]) == [13, 14, 15]

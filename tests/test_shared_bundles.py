@@ -88,7 +88,6 @@ def test_a_client_gets_a_value_that_a_bundle_of_another_graph_returns(gate: Gate
     on_bundling_cluster(test)
 
 
-@pytest.mark.xfail(reason="the second graph's alias hides the bundle that holds the task", strict=True)
 def test_three_graphs_read_a_value_that_a_bundle_returns(gate: Gate) -> None:
     async def test(cluster: Bundling) -> None:
         inner, outs = fork()

@@ -257,7 +257,6 @@ def test_a_bundle_is_split_if_its_worker_dies(tmp_path: Path) -> None:
         client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.validate_state())
 
 
-@pytest.mark.xfail(reason="the split tasks wait for one that reads from a reader of the bundle", strict=True)
 def test_a_task_of_a_split_bundle_exists_for_a_graph_that_reads_from_it(gate: Gate) -> None:
     async def test(cluster: Bundling) -> None:
         inner = chain("inc", gate.task("first-0"), at_10=fail)

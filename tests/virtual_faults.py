@@ -91,6 +91,7 @@ class Cluster(VirtualCluster):
         self.loop = scheduler.loop = LoggingLoop(self.time)
         scheduler.handlers = {"gather": _gather}
         scheduler.stream_handlers["update-graph"] = _update_graph
+        scheduler._active_graph_updates = 0
         scheduler.worker_plugins = {}
         scheduler.broadcast = self._broadcast
         scheduler.extensions["amm"] = ActiveMemoryManagerExtension(

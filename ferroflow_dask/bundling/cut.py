@@ -39,6 +39,8 @@ _LONGEST_S = 1.0
 #: Part of the longest bundle's duration by which it may last longer than predicted: costs are averages, and
 #: workers differ.
 _DOUBT = 0.2
+#: A cut may move so many times the bytes that single tasks move, and so many more [B].
+_MOST_MOVED, _FEW_NBYTES = 1.1, 2**20
 #: Numbers of clusters for each thread that are compared.
 _CLUSTERS = (1, 4)
 #: A cut within this factor of the lower bound is returned without comparing others.
@@ -62,6 +64,7 @@ def best_cut(
     """
     best: tuple[Cut, Prediction] | None = None
     best_s = inf
+    plain: Prediction | None = None
     good_s = _GOOD * _bound_s(work.costs_s, cluster)
     for cut in _cuts(work, cluster, is_guess):
         handicap_s = _handicap_s(work, cut, cluster)
@@ -71,6 +74,11 @@ def best_cut(
         if len(cut) < len(work.costs_s) and not fits(cut):
             continue
         prediction = predict(work, cut, cluster)
+        if prediction.nbytes_moved > _FEW_NBYTES and len(cut) < len(work.costs_s):
+            if plain is None:
+                plain = predict(work, [[i] for i in range(len(work.costs_s))], cluster)
+            if prediction.nbytes_moved > _MOST_MOVED * plain.nbytes_moved + _FEW_NBYTES:
+                continue
         if prediction.makespan_s + handicap_s < best_s:
             best, best_s = (cut, prediction), prediction.makespan_s + handicap_s
         if best_s <= good_s:

@@ -134,10 +134,10 @@ def _tasks(work: Work, cut: Cut) -> tuple[list[float], list[dict[int, int]]]:
     for task, pieces in enumerate(cut):
         for i in pieces:
             task_of[i] = task
-    inputs: list[dict[int, int]] = []
-    for task, pieces in enumerate(cut):
-        read: dict[int, int] = {}
-        for j in {j for i in pieces for j in edges[i] if task_of[j] != task}:
-            read[task_of[j]] = read.get(task_of[j], 0) + work.nbytes(j)
-        inputs.append(read)
+    sources = [{j for i in pieces for j in edges[i] if task_of[j] != task} for task, pieces in enumerate(cut)]
+    # A result of several values moves whole to each reader.
+    result_nbytes: dict[int, int] = {}
+    for j in set().union(*sources):
+        result_nbytes[task_of[j]] = result_nbytes.get(task_of[j], 0) + work.nbytes(j)
+    inputs = [{task_of[j]: result_nbytes[task_of[j]] for j in read} for read in sources]
     return [sum([costs_s[i] for i in pieces]) for pieces in cut], inputs

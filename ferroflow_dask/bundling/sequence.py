@@ -16,7 +16,8 @@ from typing import Any, TypeGuard
 from dask._task_spec import Alias, DataNode, GraphNode, Task, TaskRef
 from dask.typing import Key
 from dask.utils import key_split
-from distributed import Reschedule, get_worker
+from distributed import Reschedule
+from distributed.utils import thread_state  # type: ignore[attr-defined]
 
 from ferroflow_dask.bundling.results import Results
 
@@ -80,25 +81,33 @@ class ExecuteTasks:
         """
         values = [results[i] if item is None else results[i][item] for i, item in self.arguments]
         self._check_lazy(range(len(values)), values)
-        functions = self.functions
         late_s, half = self._late_s(), len(self.steps) // 2
-        for at, (function, arguments, read, gone) in enumerate(self.steps):
-            operands = list(arguments)
-            for place, number in read:
-                operands[place] = values[number]
-            try:
-                values.append(functions[function](*operands))
-            except Exception as error:
-                error.add_note(f"in task {self.keys[at]!r}, which ferroflow has bundled with others")
-                raise
-            del operands
-            for number in gone:
-                values[number] = None
-            if at < half and perf_counter() > late_s:
-                self._give_up()
+        try:
+            for at, step in enumerate(self.steps):
+                thread_state.ferroflow_key = self.keys[at]
+                self._run(at, step, values)
+                if at < half and perf_counter() > late_s:
+                    self._give_up()
+        finally:
+            thread_state.ferroflow_key = None
         self._check_lazy(self.exports, values)
         outputs = tuple(values[number] for number in self.exports)
         return outputs[0] if len(outputs) == 1 else Results(outputs)
+
+    def _run(self, at: int, step: Step, values: list[Any]) -> None:
+        """Run a task, append its value, and drop the values that no later task reads."""
+        function, arguments, read, gone = step
+        operands = list(arguments)
+        for place, number in read:
+            operands[place] = values[number]
+        try:
+            values.append(self.functions[function](*operands))
+        except Exception as error:
+            error.add_note(f"in task {self.keys[at]!r}, which ferroflow has bundled with others")
+            raise
+        del operands
+        for number in gone:
+            values[number] = None
 
     def _late_s(self) -> float:
         """Return the time after which the bundle takes much longer than expected [s]."""
@@ -129,9 +138,9 @@ class ExecuteTasks:
 
         Tasks of the given prefixes are not bundled again.
         """
-        try:
-            worker = get_worker()
-        except ValueError:  # no worker runs it
+        # `get_worker` would be noted as a call by the task.
+        worker = getattr(thread_state, "execution_state", {}).get("worker")
+        if worker is None:  # no worker runs it
             return
         if self.keys[-1] in _given_up:
             return

@@ -346,6 +346,8 @@ class FerroflowStealing(WorkStealing):
         ts = self.scheduler.tasks.get(key)
         if finish == "forgotten":
             self.graphs.bundles.forget(key)
+        elif finish == "memory":
+            self.graphs.bundles.completed(key)
         self._task_events.changed(ts, key, start, finish, details=details, steal=steal)
 
     @_guarded

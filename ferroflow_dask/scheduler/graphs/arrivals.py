@@ -87,6 +87,7 @@ class Arrival:
         self._error: Exception | None = None
         self._graph: dict[Key, GraphNode] = {}
         self._present: dict[Key, bool] = {}
+        self._failed: set[Key] = set()
         self._annotations: dict[str, dict[Key, Any]] = {}
         #: Position of each task in Dask's static order, after `prepare`.
         self.order: dict[Key, int] = {}
@@ -138,6 +139,9 @@ class Arrival:
         if not missing:
             return graph
         inherited, alone = _annotated(self._annotations, missing)
+        self._failed = self._failed_now()
+        # They fail, and the tasks that share a bundle with one would fail with it.
+        alone |= _readers_of(self._failed, missing)
         found = self._bundle(missing, wanted, alone, sharing.places)
         if not found.bundles:
             return graph
@@ -151,25 +155,47 @@ class Arrival:
         tasks = self._tasks
         return {key: tasks[key].run_spec is not None for key in self._graph if key in tasks}
 
+    def _failed_now(self) -> set[Key]:
+        """Return the keys of failed tasks that the graph reads."""
+        read = {key for task in self._graph.values() for key in task.dependencies}
+        return {key for key in read & self._tasks.keys() if self._tasks[key].exception_blame is not None}
+
     def settle(self, dsk: dict[Key, GraphNode]) -> None:
         """Compare with the scheduler's tasks again; let the graph run as it came if they have changed."""
         if self.bundles:
-            if self._present_now() == self._present and self._bundles.is_valid(self._sharing):
+            is_as_before = self._present_now() == self._present and self._failed_now() == self._failed
+            if is_as_before and self._bundles.is_valid(self._sharing):
                 self._bundles.carry_out(self._sharing)
             else:
                 logger.info("ferroflow: tasks have changed while their graph was bundled; it runs as it came")
                 self.restore(dsk)
         self._graph = {}
 
-    def restore(self, dsk: dict[Key, GraphNode]) -> None:
+    def restore(self, dsk: dict[Key, GraphNode] | None = None) -> None:
         """Let the graph run as it came."""
         if not self.bundles:
             return
         self.bundles = {}
+        dsk = self._result if dsk is None else dsk
         dsk.clear()
         dsk.update(self._graph)
         self.order.clear()
         self.order.update(order(dsk))
+
+
+def _readers_of(failed: set[Key], graph: Mapping[Key, GraphNode]) -> set[Key]:
+    """Return the tasks that depend on some keys, directly or not."""
+    readers: dict[Key, list[Key]] = {}
+    for key, task in graph.items() if failed else ():
+        for needed in task.dependencies:
+            readers.setdefault(needed, []).append(key)
+    found: set[Key] = set()
+    stack = list(failed)
+    while stack:
+        new = [key for key in readers.get(stack.pop(), ()) if key not in found]
+        found.update(new)
+        stack += new
+    return found
 
 
 def _annotated(
@@ -237,6 +263,8 @@ class GraphArrivals:
                 # Dask's offload pool has one thread for all clients, which must not wait for a large graph.
                 with _distributed_graphs.active_update(self._scheduler):
                     await asyncio.get_running_loop().run_in_executor(None, arrival.prepare)
+                if not self._is_open:  # the plugin was uninstalled meanwhile, and no code splits bundles
+                    arrival.restore()
                 header = {"serializer": _FAMILY, "arrival": arrival}
                 expr_ser = _distributed_graphs.in_this_process(header)
                 options["internal_priority"] = arrival.order
@@ -282,7 +310,7 @@ class GraphArrivals:
         if arrival is not None:
             arrival.settle(dsk)
         # A task that was rewritten has other dependencies than the graph says.
-        rewritten = self._bundles.keys() & dsk.keys()
+        rewritten = self._bundles.rewritten(dsk)
         if rewritten:
             for key in rewritten:
                 del dsk[key]

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, WeakSet
 
 from dask._task_spec import Alias, GraphNode, cull
 from dask.typing import Key
@@ -37,6 +38,10 @@ _ENDED = frozenset({"memory", "erred", "forgotten"})
 _UNSENT = frozenset({"released", "waiting", "queued", "no-worker"})
 #: First part of the key under which a graph reads a value of a bundle of another graph.
 _VALUE = "ferroflow-value"
+
+
+#: Tasks of earlier installations that differ from those of their graphs, by scheduler.
+_rewritten: WeakKeyDictionary[Any, WeakSet[TaskState]] = WeakKeyDictionary()
 
 
 class Bundles:
@@ -65,6 +70,8 @@ class Bundles:
         self._withdraw = withdraw
         self._note = note
         self._bundles: dict[Key, Bundle] = {}
+        # Bundles that have run. Workers may remember the inputs of their readers.
+        self._completed: set[Key] = set()
         # For each task in a bundle: the latest bundle that holds it.
         self._holders: dict[Key, Key] = {}
         #: Bundles of several tasks that were created, the tasks in them, bundles that were split, values that
@@ -78,6 +85,17 @@ class Bundles:
         """Return the keys of all tasks that differ from those of their graph."""
         return self._bundles.keys()
 
+    def rewritten(self, keys: Iterable[Key]) -> set[Key]:
+        """Return the tasks that differ from those of their graph, also those of earlier installations."""
+        earlier: Collection[Any] = _rewritten.get(self._scheduler, ())
+        tasks = self._scheduler.tasks
+        return {key for key in keys if key in self._bundles or (earlier and tasks.get(key) in earlier)}
+
+    def completed(self, key: Key) -> None:
+        """Note that a task has run."""
+        if key in self._bundles:
+            self._completed.add(key)
+
     def add(self, bundles: Mapping[Key, Bundle]) -> None:
         """Note the bundles of a graph, whose tasks were created."""
         for key, bundle in bundles.items():
@@ -85,7 +103,8 @@ class Bundles:
                 continue
             self._bundles[key] = bundle
             if len(bundle.tasks) > 1:
-                self._holders |= {task.key: key for task in bundle.tasks if task.key != key}
+                own = (task.key for task in bundle.tasks if not _is_value(task))
+                self._holders |= {inner: key for inner in own if inner != key}
                 self.counts["created"] += 1
                 self.counts["tasks"] += len(bundle.tasks)
                 self._note(key, "bundled", in_words(bundle))
@@ -100,13 +119,18 @@ class Bundles:
     def forget(self, key: Key) -> None:
         """Forget a task."""
         bundle = self._bundles.pop(key, None)
+        self._completed.discard(key)
         for task in bundle.tasks if bundle is not None else ():
             if self._holders.get(task.key) == key:
                 del self._holders[task.key]
 
     def clear(self) -> None:
-        """Forget all tasks."""
+        """Forget all tasks, except that they differ from those of their graphs."""
+        found = [self._scheduler.tasks[key] for key in self._bundles if key in self._scheduler.tasks]
+        if found:
+            _rewritten.setdefault(self._scheduler, WeakSet()).update(found)
         self._bundles.clear()
+        self._completed.clear()
         self._holders.clear()
 
     def holding(self, name: str) -> list[Key]:
@@ -149,7 +173,12 @@ class Bundles:
     def _may_export(self, key: Key) -> bool:
         """Return whether a bundle can still return more values."""
         bundle, ts = self._bundles[key], self._scheduler.tasks.get(key)
-        if ts is None or ts.state not in _UNSENT or any(task.key == key for task in bundle.tasks):
+        if (
+            ts is None
+            or ts.state not in _UNSENT
+            or key in self._completed
+            or any(task.key == key for task in bundle.tasks)
+        ):
             return False  # a bundle under the key of one of its tasks returns the value of that task
         return all(reader.key in self._bundles for reader in list(ts.dependents))
 
@@ -240,16 +269,11 @@ class Bundles:
 
     def _split_readers(self, ts: TaskState, stimulus_id: str) -> None:
         """Split the bundles that would fail as a whole, but only partly depend on a failing task."""
-        stack, seen = [ts], {ts}
-        while stack:
-            failing = stack.pop()
+        for failing in _dependents(ts):
             for reader in list(failing.dependents):
                 bundle = self._bundles.get(reader.key)
                 if bundle is not None and len(bundle.exports) > 1:
                     self.split(reader.key, stimulus_id)
-            new = [reader for reader in failing.dependents if reader not in seen]
-            seen.update(new)
-            stack += new
 
     def split(self, key: Key, stimulus_id: str) -> bool:
         """Let the tasks of a bundle run one by one; return False if the key is not that of a bundle.
@@ -259,37 +283,75 @@ class Bundles:
         bundle, ts = self._bundles.get(key), self._scheduler.tasks.get(key)
         if bundle is None or len(bundle.tasks) < 2 or ts is None or ts.state in _ENDED:
             return False
-        inner = {task.key for task in bundle.tasks}
-        if key not in inner and any(reader.key not in self._bundles for reader in ts.dependents):
+        if key in self._completed:
+            return False  # it has run without an error
+        is_kept = any(task.key == key for task in bundle.tasks)  # under the key of its only value
+        if not is_kept and any(reader.key not in self._bundles for reader in ts.dependents):
             return False  # a reader of an earlier installation cannot be rewritten
         self.forget(key)
         self.counts["split"] += 1
         self._note(key, "split", "its tasks run one by one")
         self._withdraw(key)
+        values = {reader.key for reader in ts.dependents if not is_kept and self._is_only_value(reader.key)}
+        # A task of the same key that depends on the bundle cannot stand for the one in it.
+        taken = {one.key for one in _dependents(ts)} - {key} - values
+        names = {task.key: _new_key(task.key) if task.key in taken else task.key for task in bundle.tasks}
         readers: dict[Key, GraphNode] = {}
-        if key not in inner:
-            moved = {_place(key, one, bundle.exports): (one, None) for one in bundle.exports}
+        if not is_kept:
+            moved = {_place(key, one, bundle.exports): (names[one], None) for one in bundle.exports}
             readers = self._rewrite(self._moved_readers(ts, moved, {}))
-        specs = dict(self._specs(bundle))
+        specs = dict(self._specs(bundle, names))
         for one in specs.keys() & readers.keys():  # another graph has given the value its own key
             self.forget(one)
             readers[one] = specs[one]
         _distributed_graphs.replace_task(self._scheduler, ts, specs, readers, stimulus_id)
         return True
 
-    def _specs(self, bundle: Bundle) -> Iterable[tuple[Key, GraphNode]]:
+    def _is_only_value(self, key: Key) -> bool:
+        """Return whether a task only gives a value of a bundle its own key."""
+        tasks = self._bundles[key].tasks
+        return len(tasks) == 1 and _is_value(tasks[0])
+
+    def _specs(self, bundle: Bundle, names: Mapping[Key, Key]) -> Iterable[tuple[Key, GraphNode]]:
         """Yield the tasks that replace a bundle, by key, each after those that it reads."""
-        renamed: dict[Key, Key | GraphNode] = {}
+        renamed: dict[Key, Key | GraphNode] = {key: name for key, name in names.items() if name != key}
         for outer, (holder, item) in bundle.places.items():
             if (holder, item) == (outer, None):
                 continue
             # A task of the outer key may exist for another graph, with another value.
-            renamed[outer] = name = (f"{key_split(outer)}-{uuid.uuid4().hex}", 0)
+            renamed[outer] = name = _new_key(outer)
             reading = Bundle((Alias(name, outer),), (name,), {outer: (holder, item)})
             self._bundles[name] = reading
             yield name, written_task(name, reading, 0.0)
         for task in bundle.tasks:
-            yield task.key, task.substitute(renamed) if renamed.keys() & task.dependencies else task
+            name = names[task.key]
+            if not renamed.keys() & {task.key, *task.dependencies}:
+                yield name, task
+                continue
+            if name == task.key:  # later graphs have other dependencies for this key, and leave it out
+                places: dict[Key, Place] = {key: (key, None) for key in task.dependencies}
+                self._bundles[name] = Bundle((task,), (name,), places)
+            yield name, task.substitute(renamed, key=name)
+
+
+def _dependents(ts: TaskState) -> Iterator[TaskState]:
+    """Yield a task, then the tasks that depend on it when the walk comes to them; O(edges)."""
+    stack, seen = [ts], {ts}
+    while stack:
+        one = stack.pop()
+        yield one
+        new = [reader for reader in one.dependents if reader not in seen]
+        seen.update(new)
+        stack += new
+
+
+def _is_value(task: GraphNode) -> bool:
+    """Return whether a task only stands for a value of a bundle of another graph."""
+    return isinstance(task, Alias) and isinstance(task.target, tuple) and task.target[:1] == (_VALUE,)
+
+
+def _new_key(key: Key) -> Key:
+    return (f"{key_split(key)}-{uuid.uuid4().hex}", 0)
 
 
 def _place(bundle: Key, key: Key, exports: tuple[Key, ...]) -> Place:

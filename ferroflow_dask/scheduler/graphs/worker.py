@@ -46,7 +46,8 @@ class NotingVariable:
         """Return the current worker."""
         worker = self.variable.get(*default)
         state = distributed.utils.thread_state  # type: ignore[attr-defined]
-        key = getattr(state, "key", None)  # only in the thread of a task
+        # Only in the thread of a task. A bundle sets the key of the task inside.
+        key = getattr(state, "ferroflow_key", None) or getattr(state, "key", None)
         if key is not None and (prefix := key_split(key)) not in self._noted:
             self._noted.add(prefix)
             worker.log_event(TOPIC, {"prefix": prefix})
