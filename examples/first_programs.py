@@ -123,7 +123,7 @@ PROGRAMS = {
     "resample": lambda: frame().x.resample("6h").mean(),
     "value counts": lambda: frame().name.value_counts(),
     "describe": lambda: frame().describe(),
-    "group-by": lambda: frame().groupby("name").x.sum(),
+    "group-by": lambda: frame().groupby("name").x.sum(split_out=1),
     "small join": lambda: joined(frame()),
     "word count": lambda: words(next(new)),
     "bag sum": lambda: db.range(20_000, npartitions=50).map(operator.add, next(new)).sum(),
