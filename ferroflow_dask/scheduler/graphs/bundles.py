@@ -39,7 +39,6 @@ _UNSENT = frozenset({"released", "waiting", "queued", "no-worker"})
 #: First part of the key under which a graph reads a value of a bundle of another graph.
 _VALUE = "ferroflow-value"
 
-
 #: Tasks of earlier installations that differ from those of their graphs, by scheduler.
 _rewritten: WeakKeyDictionary[Any, WeakSet[TaskState]] = WeakKeyDictionary()
 
@@ -269,7 +268,7 @@ class Bundles:
 
     def _split_readers(self, ts: TaskState, stimulus_id: str) -> None:
         """Split the bundles that would fail as a whole, but only partly depend on a failing task."""
-        for failing in _dependents(ts):
+        for failing in _dependents(ts) if self._bundles else ():
             for reader in list(failing.dependents):
                 bundle = self._bundles.get(reader.key)
                 if bundle is not None and len(bundle.exports) > 1:
