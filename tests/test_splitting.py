@@ -240,7 +240,8 @@ def end_worker_once(key: str, path: str, *values: int) -> int:
 
 def test_a_bundle_is_split_if_its_worker_dies(tmp_path: Path) -> None:
     path = str(tmp_path / "ended")
-    with checked_client(1, processes=True, set_as_default=False) as client:
+    # Two workers: a cluster gives up one that takes more than 15 s to restart.
+    with checked_client(2, processes=True, set_as_default=False) as client:
         install(client)
         inner = chain("inc", 0, 6)
         ending = dask.delayed(end_worker_once)("end-0", path, inner[-1], dask_key_name="end-0")
