@@ -14,6 +14,12 @@ from ferroflow_dask.scheduler.changes import ATTEMPTS, CallChange, Changes, Guar
 
 
 @pytest.fixture(autouse=True)
+def _all_records(caplog: pytest.LogCaptureFixture) -> None:
+    """Let `caplog` take all records: a cluster of another file may have raised the level of its handler."""
+    caplog.handler.setLevel(logging.NOTSET)
+
+
+@pytest.fixture(autouse=True)
 def _propagates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `caplog` see the logger, which a command in the same process may have configured."""
     monkeypatch.setattr(logging.getLogger("ferroflow_dask"), "propagate", True)

