@@ -327,7 +327,7 @@ def cluster(with_ferroflow: bool) -> Iterator[tuple[Client, Client]]:
         yield client, other
 
 
-def compare(seeds: range, tell: Callable[[str], object] = lambda _: None) -> tuple[list[str], Counter[str]]:
+def compare(seeds: range, report: Callable[[str], object] = lambda _: None) -> tuple[list[str], Counter[str]]:
     """Run programs on both clusters; return a line for each difference, and counts of bundles."""
     wrong = []
     with cluster(False) as stock, cluster(True) as ours:
@@ -339,7 +339,7 @@ def compare(seeds: range, tell: Callable[[str], object] = lambda _: None) -> tup
             del expected, found
             wrong += [f"program {seed} left {left[:5]}" for left in map(settle, (stock[0], ours[0])) if left]
             for one in wrong[n_wrong:]:
-                tell(one)
+                report(one)
             extension = extension_on(ours[0].cluster.scheduler)
             if extension is None or extension.error is not None:
                 wrong.append(f"program {seed}: the plugin has failed")
@@ -351,5 +351,5 @@ def compare(seeds: range, tell: Callable[[str], object] = lambda _: None) -> tup
 if __name__ == "__main__":
     started = time.perf_counter()
     first = int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    differences, counted = compare(range(first, first + int(sys.argv[1])), tell=print)
+    differences, counted = compare(range(first, first + int(sys.argv[1])), report=print)
     print(f"{len(differences)} differences, {dict(counted)}, {time.perf_counter() - started:.0f} s")

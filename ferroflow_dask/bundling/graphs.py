@@ -80,7 +80,7 @@ def bundle_graph(
     wanted : collection of Key
         Each gets a task of its own, under its own key.
     cluster : ClusterProfile
-    learned : mapping of str to Learned
+    learned : mapping of str to Averages
         By task prefix (`dask.utils.key_split`).
     alone : collection of Key, optional
         Tasks that stay separate.

@@ -47,7 +47,7 @@ _arriving: ContextVar[Arrival | None] = ContextVar("ferroflow-arriving", default
 
 
 def _never_dumped(_: Any, **__: Any) -> Any:
-    raise NotImplementedError
+    raise TypeError("an arriving graph never leaves the process")
 
 
 register_serialization_family(_FAMILY, _never_dumped, lambda header, _: header["arrival"])
@@ -87,6 +87,7 @@ class Arrival:
         self._error: Exception | None = None
         self._graph: dict[Key, GraphNode] = {}
         self._present: dict[Key, bool] = {}
+        self._outside: set[Key] = set()
         self._failed: set[Key] = set()
         self._annotations: dict[str, dict[Key, Any]] = {}
         #: Position of each task in Dask's static order, after `prepare`.
@@ -139,6 +140,8 @@ class Arrival:
         if not missing:
             return graph
         inherited, alone = _annotated(self._annotations, missing)
+        read = {key for task in graph.values() for key in task.dependencies}
+        self._outside = read - graph.keys()
         self._failed = self._failed_now()
         # They fail, and the tasks that share a bundle with one would fail with it.
         alone |= _readers_of(self._failed, missing)
@@ -156,9 +159,13 @@ class Arrival:
         return {key: tasks[key].run_spec is not None for key in self._graph if key in tasks}
 
     def _failed_now(self) -> set[Key]:
-        """Return the keys of failed tasks that the graph reads."""
-        read = {key for task in self._graph.values() for key in task.dependencies}
-        return {key for key in read & self._tasks.keys() if self._tasks[key].exception_blame is not None}
+        """Return the keys of failed tasks that the graph may read; O(tasks that exist already)."""
+        tasks = self._tasks
+        return {
+            key
+            for key in (*self._present, *self._outside)
+            if key in tasks and tasks[key].exception_blame is not None
+        }
 
     def settle(self, dsk: dict[Key, GraphNode]) -> None:
         """Compare with the scheduler's tasks again; let the graph run as it came if they have changed."""

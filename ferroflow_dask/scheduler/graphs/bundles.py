@@ -107,10 +107,10 @@ class Bundles:
                 self.counts["created"] += 1
                 self.counts["tasks"] += len(bundle.tasks)
                 self._note(key, "bundled", in_words(bundle))
-                self._tell_duration(key)
+                self._supply_duration(key)
 
-    def _tell_duration(self, key: Key) -> None:
-        """Tell Dask the expected duration of the first bundle of a prefix: adaptive scaling reads it."""
+    def _supply_duration(self, key: Key) -> None:
+        """Give Dask the expected duration of the first bundle of a prefix: adaptive scaling reads it."""
         ts = self._scheduler.tasks[key]
         if ts.prefix.duration_average < 0:
             ts.prefix.duration_average = _cost_s(ts)
