@@ -69,6 +69,7 @@ BOUNDARY = {
     "scheduler.graphs.arrivals:Arrival.__dask_annotations__": _EXPRESSION,
     "scheduler.graphs.arrivals:Arrival.__dask_graph__": _EXPRESSION,
     "scheduler.graphs.arrivals:GraphArrivals._arrived": _HANDLER,
+    "scheduler.graphs.bundles:Bundles.changes.<locals>.handle": _HANDLER,
     "scheduler.inlining.scheduler:ResultHandlers._ignored": _HANDLER,
     "scheduler.inlining.scheduler:ResultHandlers._worker_closed": _HANDLER,
     "scheduler.replicas:KeepPlaced.run": "the active memory manager calls it; one round has no suggestions",

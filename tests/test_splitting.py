@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from bundled import (
     add,
     apart,
     chain,
+    end_worker_once,
     fail,
     fail_once,
     fork,
@@ -228,14 +228,6 @@ def test_a_bundle_is_split_if_a_task_asks_for_another_worker() -> None:
         assert CALLS["inc-5"] == 1
 
     on_bundling_cluster(test)
-
-
-def end_worker_once(key: str, path: str, *values: int) -> int:
-    """End the worker's process, unless it has been ended already."""
-    if not Path(path).exists():
-        Path(path).touch()
-        os._exit(1)
-    return add(key, *values)
 
 
 def test_a_bundle_is_split_if_its_worker_dies(tmp_path: Path) -> None:
