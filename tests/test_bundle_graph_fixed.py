@@ -230,6 +230,7 @@ def test_a_bundle_of_many_tasks_does_not_make_their_average_duration_long(ferrof
         return float(learned(ferroflow_client)["nap"][0])
 
     before_s = nap_s()
-    assert bundle_counts(ferroflow_client)["tasks"] == 0  # nothing was known of them
+    n_first = bundle_counts(ferroflow_client)["tasks"]
+    assert n_first < 100  # nothing was known of them: some ran first
     assert before_s != nap_s() < 10 * before_s
-    assert bundle_counts(ferroflow_client)["tasks"] == 100
+    assert bundle_counts(ferroflow_client)["tasks"] == n_first + 100

@@ -27,11 +27,12 @@ def learned(
     kind: str | None = None,
     group: str | None = None,
     nbytes: int = 8,
+    worker: str = "a",
     into: CostModel | None = None,
 ) -> CostModel:
     costs = CostModel() if into is None else into
     for each_s in seconds:
-        costs.record(task(kind=kind, group=group), each_s, nbytes)
+        costs.record(task(kind=kind, group=group), each_s, nbytes, worker)
     return costs
 
 
@@ -55,7 +56,7 @@ def test_no_worker_is_fast_because_another_was_held_up() -> None:
 
     def run(worker: int, seconds: float) -> float:
         expected_s = costs.of_kind(task(kind="k")) or seconds
-        costs.record(task(kind="k"), seconds, 8)
+        costs.record(task(kind="k"), seconds, 8, "a")
         paces.record(worker, expected_s, seconds)
         return paces.speed(worker)
 
@@ -67,16 +68,25 @@ def test_no_worker_is_fast_because_another_was_held_up() -> None:
 
 
 def test_by_prefix_returns_means() -> None:
-    costs = learned(0.01, 1.0, nbytes=8)
+    costs = learned(5.0, 0.01, 1.0, nbytes=8)
     learned(0.01, nbytes=1000, into=costs)
     assert costs.by_prefix() == {"f": (pytest.approx(0.307 * 0.7 + 0.003), pytest.approx(8 + 0.3 * 992))}
     assert costs.nbytes(task()) == pytest.approx(8 + 0.3 * 992)
     assert costs.nbytes(task("g")) is None
 
 
+def test_the_first_task_of_a_prefix_on_a_worker_counts_only_while_there_is_no_other() -> None:
+    costs = learned(2.0)
+    learned(1.0, worker="b", into=costs)
+    assert costs.by_prefix()["f"][0] == pytest.approx(0.7 * 2 + 0.3)
+    learned(0.01, worker="b", into=costs)
+    learned(3.0, worker="c", into=costs)
+    assert costs.by_prefix()["f"][0] == 0.01
+
+
 def test_record_forgets_the_prefix_that_was_used_longest_ago(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ferroflow_dask.scheduler.cost_model._KEPT", 2)
     costs = CostModel()
     for name in ("f", "g", "f", "h"):
-        costs.record(task(name), 1.0, 8)
+        costs.record(task(name), 1.0, 8, "a")
     assert set(costs.by_prefix()) == {"f", "h"}

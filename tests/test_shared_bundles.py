@@ -24,8 +24,8 @@ from distributed.utils_test import captured_logger
 from one_loop import comes
 
 from ferroflow_dask import install, uninstall
-from ferroflow_dask.scheduler.graphs import arrivals
-from ferroflow_dask.scheduler.graphs.arrivals import Arrival
+from ferroflow_dask.scheduler.graphs import arrival
+from ferroflow_dask.scheduler.graphs.arrival import Arrival
 from ferroflow_dask.scheduler.graphs.bundles import Bundles
 
 pytestmark = pytest.mark.cluster
@@ -168,7 +168,7 @@ def test_a_graph_runs_as_it_came_after_a_change_of(
 
 @pytest.mark.parametrize(
     ("patched", "name"),
-    [(arrivals, "bundle_graph"), (Bundles, "carry_out"), (Bundles, "share")],
+    [(arrival, "bundle_graph"), (Bundles, "carry_out"), (Bundles, "share")],
     ids=["cut", "compared with tasks", "compared with bundles"],
 )
 def test_a_graph_runs_as_it_came_with_one_warning_if_it_cannot_be(
@@ -213,14 +213,14 @@ def test_an_uninstalled_plugin_leaves_a_graph_in_flight_to_dask(gate: Gate) -> N
 def test_a_graph_runs_as_it_came_if_the_plugin_is_uninstalled_while_it_is_bundled(
     gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stock = arrivals.bundle_graph
+    stock = arrival.bundle_graph
 
     def bundle_graph(*args: Any, **options: Any) -> Any:
         gate.reached.set()
         gate.opened.wait(20)
         return stock(*args, **options)
 
-    monkeypatch.setattr(arrivals, "bundle_graph", bundle_graph)
+    monkeypatch.setattr(arrival, "bundle_graph", bundle_graph)
 
     async def test(cluster: Bundling) -> None:
         futures = cluster.client.compute(fork()[1])

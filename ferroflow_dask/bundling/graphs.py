@@ -62,7 +62,7 @@ def bundle_graph(
     tasks: Tasks,
     wanted: Collection[Key],
     cluster: ClusterProfile,
-    learned: Mapping[str, Averages],
+    learned: Mapping[str, Averages | None],
     *,
     alone: Collection[Key] = frozenset(),
     places: Mapping[Key, Place] | None = None,
@@ -81,7 +81,7 @@ def bundle_graph(
         Each gets a task of its own, under its own key.
     cluster : ClusterProfile
     learned : mapping of str to Averages
-        By task prefix (`dask.utils.key_split`).
+        By task prefix (`dask.utils.key_split`); None for one that is never bundled.
     alone : collection of Key, optional
         Tasks that stay separate.
     places : mapping of Key to (Key, int or None), optional

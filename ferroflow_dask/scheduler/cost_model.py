@@ -28,6 +28,8 @@ _DELAYED = 4.0
 _NOTHING_S = 1e-3
 #: Kinds and prefixes that are remembered.
 _KEPT = 10_000
+#: Workers that are remembered for a prefix; the tasks of others do not count.
+_MOST_WORKERS = 100
 #: Bound on the ratio of a bundle's measured to its expected duration.
 _MOST = 10.0
 
@@ -38,6 +40,9 @@ class _Prefix:
 
     mean_s: float
     mean_nbytes: float
+    #: Workers that have run a task of the prefix; whether all did so for the first time.
+    workers: set[str]
+    is_cold: bool = True
 
 
 class CostModel:
@@ -56,24 +61,31 @@ class CostModel:
         kind = _kind(ts)
         return None if kind is None else self._kinds_s.get(_on_gpu(kind))
 
-    def record(self, ts: TaskState, seconds: float, nbytes: int) -> None:
-        """Learn the duration of a task that finished [s] and the size of its result [B]."""
+    def record(self, ts: TaskState, seconds: float, nbytes: int, worker: str) -> None:
+        """Learn the duration of a task that finished on a worker [s] and the size of its result [B]."""
         bundle = bundle_in(ts.run_spec)
         if bundle is not None:
             self._record_bundle(bundle.stands_for or {}, seconds)
             return
-        self._record_prefix(ts.prefix.name, seconds, nbytes)
+        self._record_prefix(ts.prefix.name, seconds, nbytes, worker)
         kind = _kind(ts)
         if kind is not None:
             self._record_kind(kind, seconds)
 
-    def _record_prefix(self, name: str, seconds: float, nbytes: int) -> None:
+    def _record_prefix(self, name: str, seconds: float, nbytes: int, worker: str) -> None:
         known = self._prefixes.get(name)
         if known is None:
-            self._prefixes[name] = _Prefix(seconds, float(nbytes))
+            known = self._prefixes[name] = _Prefix(seconds, float(nbytes), {worker})
         else:
-            known.mean_s += _WEIGHT * (seconds - known.mean_s)
             known.mean_nbytes += _WEIGHT * (nbytes - known.mean_nbytes)
+            # The first task of a prefix on a worker often takes longer, for imports and caches.
+            is_cold = worker not in known.workers
+            if len(known.workers) < _MOST_WORKERS:
+                known.workers.add(worker)
+            if known.is_cold and not is_cold:
+                known.mean_s, known.is_cold = seconds, False
+            elif known.is_cold or not is_cold:
+                known.mean_s += _WEIGHT * (seconds - known.mean_s)
         _keep(self._prefixes, name)
 
     def _record_kind(self, kind: str, seconds: float) -> None:

@@ -344,10 +344,7 @@ class FerroflowStealing(WorkStealing):
     @_guarded
     def _transition(self, key: Key, start: str, finish: str, details: dict[str, Any], steal: Any) -> None:
         ts = self.scheduler.tasks.get(key)
-        if finish == "forgotten":
-            self.graphs.bundles.forget(key)
-        elif finish == "memory":
-            self.graphs.bundles.completed(key)
+        self.graphs.changed(key, finish)
         self._task_events.changed(ts, key, start, finish, details=details, steal=steal)
 
     @_guarded

@@ -168,7 +168,7 @@ class TaskEvents:
                 spent_s += span["stop"] - span["start"]
         if finish == "memory" and not self._is_reported_later(ts, details["worker"]):
             self._view.observe(ts.key, spent_s)
-            self._costs.record(ts, spent_s, details["nbytes"])
+            self._costs.record(ts, spent_s, details["nbytes"], details["worker"])
         self._view.finish(ts.key, self._clock())
         self._correct_averages(ts, finish)
         if finish == "memory":

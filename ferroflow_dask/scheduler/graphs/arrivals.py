@@ -15,30 +15,24 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from dask._task_spec import GraphNode, cull
-from dask.order import order
 from dask.typing import Key
+from dask.utils import format_bytes
 from distributed.protocol.serialize import register_serialization_family
 
 from ferroflow_dask.annotations import BUNDLE_ANNOTATION
 from ferroflow_dask.bundling.bundle import Bundle
-from ferroflow_dask.bundling.graphs import Averages, BundledGraph, bundle_graph
-from ferroflow_dask.bundling.results import Place
 from ferroflow_dask.scheduler import _distributed_graphs
 from ferroflow_dask.scheduler.changes import FAILURES, Change, ItemChange
-from ferroflow_dask.scheduler.graphs.sharing import Sharing
+from ferroflow_dask.scheduler.graphs.arrival import INHERITED, Arrival, Knowledge
+from ferroflow_dask.scheduler.graphs.samples import Samples
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
 
     from ferroflow_dask.scheduler.graphs.bundles import Bundles
-    from ferroflow_dask.scheduler.graphs.overheads import Overheads
 
 logger = logging.getLogger("ferroflow_dask")
 
-#: Smaller graphs run as they come [tasks].
-_FEWEST = 10
-#: Annotations that the tasks of a bundle pass on to it, if all tasks of the graph have the same value.
-_INHERITED = frozenset({"priority", "span"})
 #: Serialization family of arrivals, which never leave the process.
 _FAMILY = "ferroflow-arrival"
 _HANDLER = "update-graph"
@@ -53,177 +47,6 @@ def _never_dumped(_: Any, **__: Any) -> Any:
 register_serialization_family(_FAMILY, _never_dumped, lambda header, _: header["arrival"])
 
 
-class Arrival:
-    """A graph from its arrival until its tasks are created; stands for its expression.
-
-    Parameters
-    ----------
-    expr : object
-        The expression that the client sent.
-    keys : collection of Key
-        What the client wants.
-    scheduler : distributed.Scheduler
-    bundles : Bundles
-        The bundles that the scheduler has.
-    bundle : callable
-        Bundles a graph, given its wanted keys, its separate tasks and the places of values of other graphs.
-    """
-
-    def __init__(
-        self,
-        expr: Any,
-        keys: Collection[Key],
-        scheduler: Scheduler,
-        bundles: Bundles,
-        bundle: Callable[..., BundledGraph],
-    ) -> None:
-        self._expr = expr
-        self._keys = frozenset(keys)
-        self._tasks = scheduler.tasks
-        self._bundles = bundles
-        self._bundle = bundle
-        self._sharing = Sharing()
-        self._result: dict[Key, GraphNode] = {}
-        self._error: Exception | None = None
-        self._graph: dict[Key, GraphNode] = {}
-        self._present: dict[Key, bool] = {}
-        self._outside: set[Key] = set()
-        self._failed: set[Key] = set()
-        self._annotations: dict[str, dict[Key, Any]] = {}
-        #: Position of each task in Dask's static order, after `prepare`.
-        self.order: dict[Key, int] = {}
-        #: The bundles that the graph has become.
-        self.bundles: dict[Key, Bundle] = {}
-
-    def prepare(self) -> None:
-        """Materialize the graph and bundle it if that is possible; may be called by any thread."""
-        try:
-            self._result = self._materialized()
-        except Exception as error:  # noqa: BLE001 -- raised again when Dask materializes the graph
-            self._error = error
-
-    def _materialized(self) -> dict[Key, GraphNode]:
-        graph = _distributed_graphs.materialized(self._expr, self._keys)
-        self._graph = graph
-        self._annotations = {name: dict(by_key) for name, by_key in self._expr.__dask_annotations__().items()}
-        self._expr = None
-        is_small = len(graph) < _FEWEST or len(graph) == len(self._keys)
-        if not is_small or self._bundles.hold_some(graph):
-            try:
-                graph = self._bundled(graph)
-            except FAILURES:
-                logger.warning("ferroflow: a graph could not be bundled and runs as it came", exc_info=True)
-                self.bundles = {}
-        self.order.update(order(graph))
-        return dict(graph)
-
-    def __dask_graph__(self) -> dict[Key, GraphNode]:
-        """Return the graph, bundled if that is possible; called by Dask in its offload thread."""
-        if self._error is not None:
-            raise self._error
-        return self._result
-
-    def __dask_annotations__(self) -> dict[str, dict[Key, Any]]:
-        """Return the annotations by type and key; called by Dask after `__dask_graph__`."""
-        return self._annotations
-
-    def _bundled(self, graph: dict[Key, GraphNode]) -> dict[Key, GraphNode]:
-        self._present = self._present_now()
-        # Tasks that exist stay as they are: Dask warns of a key with other dependencies than before.
-        missing = {key: task for key, task in graph.items() if not self._present.get(key)}
-        keys = {key for key in self._keys if key in missing}
-        missing = cull(missing, keys)
-        # Tasks that exist without a definition get it from this graph.
-        wanted = keys | {key for key in self._present if key in missing}
-        sharing = self._bundles.share(missing, wanted)
-        missing = sharing.tasks
-        if not missing:
-            return graph
-        inherited, alone = _annotated(self._annotations, missing)
-        read = {key for task in graph.values() for key in task.dependencies}
-        self._outside = read - graph.keys()
-        self._failed = self._failed_now()
-        # They fail, and the tasks that share a bundle with one would fail with it.
-        alone |= _readers_of(self._failed, missing)
-        found = self._bundle(missing, wanted, alone, sharing.places)
-        if not found.bundles:
-            return graph
-        self.bundles, self._sharing = found.bundles, sharing
-        for name, value in inherited.items():
-            self._annotations[name] |= dict.fromkeys(found.bundles, value)
-        return found.tasks
-
-    def _present_now(self) -> dict[Key, bool]:
-        """Return the graph's keys that the scheduler has, and whether it has their definition."""
-        tasks = self._tasks
-        return {key: tasks[key].run_spec is not None for key in self._graph if key in tasks}
-
-    def _failed_now(self) -> set[Key]:
-        """Return the keys of failed tasks that the graph may read; O(tasks that exist already)."""
-        tasks = self._tasks
-        return {
-            key
-            for key in (*self._present, *self._outside)
-            if key in tasks and tasks[key].exception_blame is not None
-        }
-
-    def settle(self, dsk: dict[Key, GraphNode]) -> None:
-        """Compare with the scheduler's tasks again; let the graph run as it came if they have changed."""
-        if self.bundles:
-            is_as_before = self._present_now() == self._present and self._failed_now() == self._failed
-            if is_as_before and self._bundles.is_valid(self._sharing):
-                self._bundles.carry_out(self._sharing)
-            else:
-                logger.info("ferroflow: tasks have changed while their graph was bundled; it runs as it came")
-                self.restore(dsk)
-        self._graph = {}
-
-    def restore(self, dsk: dict[Key, GraphNode] | None = None) -> None:
-        """Let the graph run as it came."""
-        if not self.bundles:
-            return
-        self.bundles = {}
-        dsk = self._result if dsk is None else dsk
-        dsk.clear()
-        dsk.update(self._graph)
-        self.order.clear()
-        self.order.update(order(dsk))
-
-
-def _readers_of(failed: set[Key], graph: Mapping[Key, GraphNode]) -> set[Key]:
-    """Return the tasks that depend on some keys, directly or not."""
-    readers: dict[Key, list[Key]] = {}
-    for key, task in graph.items() if failed else ():
-        for needed in task.dependencies:
-            readers.setdefault(needed, []).append(key)
-    found: set[Key] = set()
-    stack = list(failed)
-    while stack:
-        new = [key for key in readers.get(stack.pop(), ()) if key not in found]
-        found.update(new)
-        stack += new
-    return found
-
-
-def _annotated(
-    annotations: Mapping[str, Mapping[Key, Any]], graph: Mapping[Key, GraphNode]
-) -> tuple[dict[str, Any], set[Key]]:
-    """Return the annotations that bundles inherit, and the tasks that stay separate for their own."""
-    inherited: dict[str, Any] = {}
-    alone: set[Key] = set()
-    for name, by_key in annotations.items():
-        own = {key: value for key, value in by_key.items() if key in graph and value is not None}
-        if name == BUNDLE_ANNOTATION:
-            own = {key: value for key, value in own.items() if value is False}
-        elif name in _INHERITED and len(own) == len(graph):
-            value = next(iter(own.values()))
-            if all(other == value for other in own.values()):
-                inherited[name] = value
-                continue
-        alone.update(own)
-    return inherited, alone
-
-
 class GraphArrivals:
     """Bundles the graphs that arrive.
 
@@ -231,24 +54,26 @@ class GraphArrivals:
     ----------
     scheduler : distributed.Scheduler
     bundles : Bundles
-    overheads : Overheads
-        The cluster for which graphs are cut.
-    learned : callable
-        Returns what was learned of the task prefixes that may be bundled.
+    samples : Samples
+    knowledge : Knowledge
+    note : callable
+        Notes a decision about a task: its key, what was decided and why.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
         bundles: Bundles,
-        overheads: Overheads,
-        learned: Callable[[], Mapping[str, Averages]],
+        samples: Samples,
+        knowledge: Knowledge,
+        note: Callable[[Key, str, str], None],
     ) -> None:
         self._scheduler = scheduler
         self._stock = scheduler.stream_handlers[_HANDLER]
         self._bundles = bundles
-        self._overheads = overheads
-        self._learned = learned
+        self._samples = samples
+        self._knowledge = knowledge
+        self._note = note
         self._is_open = True
 
     def changes(self) -> Iterable[Change]:
@@ -261,28 +86,48 @@ class GraphArrivals:
         """Let graphs run as they come, even if another plugin still calls the handler."""
         self._is_open = False
 
-    async def _arrived(self, *, expr_ser: Any, keys: Collection[Key], **options: Any) -> None:
+    async def _arrived(self, *, client: str, expr_ser: Any, keys: Collection[Key], **options: Any) -> None:
         # A coroutine function: Dask's stream handling waits for it before the client's next message.
-        arrival = None
+        arrival, sampled = None, set[Key]()
         try:
             arrival = self._arrival_of(expr_ser, keys, options) if self._is_open else None
             if arrival is not None:
-                # Dask's offload pool has one thread for all clients, which must not wait for a large graph.
                 with _distributed_graphs.active_update(self._scheduler):
-                    await asyncio.get_running_loop().run_in_executor(None, arrival.prepare)
+                    # Dask's offload pool has one thread for all clients: none may wait for a large graph.
+                    loop = asyncio.get_running_loop()
+                    await loop.run_in_executor(None, arrival.materialize)
+                    if arrival.sample is not None and self._is_open:
+                        sampled = arrival.sample.tasks.keys() - set(keys)
+                        await self._run_sample(arrival, client, options)
+                    await loop.run_in_executor(None, arrival.prepare)
                 if not self._is_open:  # the plugin was uninstalled meanwhile, and no code splits bundles
                     arrival.restore()
-                header = {"serializer": _FAMILY, "arrival": arrival}
-                expr_ser = _distributed_graphs.in_this_process(header)
+                expr_ser = _in_this_process(arrival)
                 options["internal_priority"] = arrival.order
         except FAILURES:  # an expression that cannot be deserialized is one: Dask reports it
             arrival = None
             logger.info("ferroflow: a graph runs as it came", exc_info=True)
         token = _arriving.set(arrival)
         try:
-            await self._stock(expr_ser=expr_ser, keys=keys, **options)
+            await self._stock(client=client, expr_ser=expr_ser, keys=keys, **options)
         finally:
             _arriving.reset(token)
+            if sampled and client in self._scheduler.clients:
+                self._scheduler.client_releases_keys(keys=list(sampled), client=client)
+
+    async def _run_sample(self, arrival: Arrival, client: str, options: Mapping[str, Any]) -> None:
+        """Let a few tasks run, which the client wants until the others read their results."""
+        sample = arrival.sample
+        assert sample is not None
+
+        async def submit() -> None:
+            await self._stock(
+                client=client, expr_ser=_in_this_process(sample), keys={*sample.tasks}, **options
+            )
+
+        for key in sample.tasks:
+            self._note(key, "in a sample", "too little is known of its prefix")
+        await self._samples.run(sample, submit, arrival.expected_s)
 
     def _arrival_of(self, expr_ser: Any, keys: Collection[Key], options: Mapping[str, Any]) -> Arrival | None:
         # `client.map` and `client.submit` give each task a priority, and a client wants all of them.
@@ -294,22 +139,12 @@ class GraphArrivals:
             return None
         annotations = options.get("annotations") or {}
         if any(
-            callable(value) or (name not in _INHERITED and (name != BUNDLE_ANNOTATION or value is False))
+            callable(value) or (name not in INHERITED and (name != BUNDLE_ANNOTATION or value is False))
             for name, value in annotations.items()
         ):
             return None
         expr = _distributed_graphs.deserialized(expr_ser)
-        return Arrival(expr, keys, self._scheduler, self._bundles, self._bundled)
-
-    def _bundled(
-        self,
-        graph: dict[Key, GraphNode],
-        wanted: Collection[Key],
-        alone: Collection[Key],
-        places: Mapping[Key, Place],
-    ) -> BundledGraph:
-        cluster, learned = self._overheads.profile(), self._learned()
-        return bundle_graph(graph, wanted, cluster, learned, alone=alone, places=places)
+        return Arrival(expr, keys, self._scheduler, self._bundles, self._knowledge)
 
     def _prepare(self, dsk: dict[Key, GraphNode], keys: Collection[Key]) -> None:
         """Note that Dask is about to compare a graph with its tasks."""
@@ -333,4 +168,13 @@ class GraphArrivals:
     def created(self) -> dict[Key, Bundle]:
         """Return the bundles of the graph whose tasks Dask has just created."""
         arrival = _arriving.get()
-        return {} if arrival is None else arrival.bundles
+        if arrival is None:
+            return {}
+        for key, nbytes in arrival.shuffled.items():
+            self._note(key, "plain tasks", f"a P2P shuffle of {format_bytes(int(nbytes))}")
+        return arrival.bundles
+
+
+def _in_this_process(expression: Any) -> Any:
+    """Return an object that stands for an expression as Dask takes it from a client."""
+    return _distributed_graphs.in_this_process({"serializer": _FAMILY, "arrival": expression})

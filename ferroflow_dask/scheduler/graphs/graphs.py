@@ -10,9 +10,11 @@ from dask.typing import Key
 
 from ferroflow_dask.bundling.graphs import Averages
 from ferroflow_dask.scheduler.changes import CallChange, Changes, Guard
+from ferroflow_dask.scheduler.graphs.arrival import Knowledge
 from ferroflow_dask.scheduler.graphs.arrivals import GraphArrivals
 from ferroflow_dask.scheduler.graphs.bundles import Bundles
 from ferroflow_dask.scheduler.graphs.overheads import Overheads
+from ferroflow_dask.scheduler.graphs.samples import Samples
 from ferroflow_dask.scheduler.graphs.worker import TOPIC, WorkerBundles
 from ferroflow_dask.scheduler.worker_plugins import WorkerPluginChange
 
@@ -54,14 +56,17 @@ class Graphs:
         #: Workers that can run bundles.
         self._capable: set[str] = set()
         self._arrivals: GraphArrivals | None = None
+        self._note = note
+        self.samples = Samples(scheduler)
         self.bundles = Bundles(scheduler, guard, withdraw=withdraw, note=note)
         #: The change on workers, which is made and undone by a coroutine.
         self.on_workers: list[WorkerPluginChange] = []
 
     def open(self) -> None:
         """Bundle graphs from now on."""
-        overheads = Overheads(self._scheduler, self._learned)
-        self._arrivals = GraphArrivals(self._scheduler, self.bundles, overheads, self.learned)
+        cluster = Overheads(self._scheduler, self._learned).profile
+        knowledge = Knowledge(cluster, self.learned, lambda: bool(self._scheduler.idle))
+        self._arrivals = GraphArrivals(self._scheduler, self.bundles, self.samples, knowledge, self._note)
         self._changes.make(CallChange("bundled graphs", lambda: None, self._close))
         for change in (*self.bundles.changes(), *self._arrivals.changes()):
             self._changes.make(change)
@@ -77,14 +82,22 @@ class Graphs:
             self.bundles.split(key, "ferroflow-uninstall")
         self.bundles.clear()
 
-    def learned(self) -> Mapping[str, Averages]:
-        """Return what is known of the prefixes that may be bundled; called in Dask's offload thread."""
+    def learned(self) -> Mapping[str, Averages | None] | None:
+        """Return what is known of prefixes, as in `Knowledge`; may be called by any thread."""
         if not self._capable.issuperset(list(self._scheduler.workers)):
-            return {}  # a worker cannot run bundles
-        known = self._learned.costs.by_prefix()
-        for prefix in list(self._learned.separate):
-            known.pop(prefix, None)
-        return {prefix: Averages(*values) for prefix, values in known.items()}
+            return None
+        known: dict[str, Averages | None] = {
+            prefix: Averages(*values) for prefix, values in self._learned.costs.by_prefix().items()
+        }
+        return known | dict.fromkeys(list(self._learned.separate))
+
+    def changed(self, key: Key, finish: str) -> None:
+        """Note a transition of a task."""
+        if finish == "forgotten":
+            self.bundles.forget(key)
+        elif finish == "memory":
+            self.bundles.completed(key)
+        self.samples.changed(key)
 
     def event(self, topic: str, msg: Any) -> None:
         """Note what a worker announces."""

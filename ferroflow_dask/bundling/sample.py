@@ -1,0 +1,97 @@
+"""Sample of a graph: a few tasks of each unknown prefix, run first so that the others can be bundled."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Collection, Container
+
+from dask.core import toposort
+from dask.typing import Key
+from dask.utils import key_split
+
+from ferroflow_dask.bundling.fixed import Tasks
+from ferroflow_dask.bundling.sequence import NO_WORK
+
+#: Tasks of unknown prefixes for each thread below which they cost less than to wait for a sample.
+_FEWEST = 8
+#: Tasks of a prefix for each thread: the first one in a process often takes longer, for imports and caches.
+_WAVES = 2
+#: Part of a graph that a sample may be.
+_MOST = 0.2
+
+
+def sample_of(
+    tasks: Tasks,
+    known: Container[str],
+    n_threads: int,
+    *,
+    not_now: Collection[Key] = frozenset(),
+    sized: Collection[Key] = frozenset(),
+) -> set[Key]:
+    """Return the tasks that should run first, with all that they read; O(tasks + edges).
+
+    Parameters
+    ----------
+    tasks : mapping of Key to GraphNode
+        Dependencies that are not in it exist already.
+    known : container of str
+        Prefixes of which durations are known, or that are not bundled anyway.
+    n_threads : int
+    not_now : collection of Key, optional
+        Tasks that cannot run in a sample, nor can those that read them.
+    sized : collection of Key, optional
+        Tasks whose result sizes are needed, however few they are.
+
+    Returns
+    -------
+    set of Key
+        Empty if a sample does not pay.
+    """
+    unknown = {
+        key: prefix
+        for key, task in tasks.items()
+        if not isinstance(task, NO_WORK) and (prefix := key_split(key)) not in known
+    }
+    needed = {unknown[key] for key in sized if key in unknown}
+    if len(unknown) < _FEWEST * n_threads and not needed:
+        return set()
+    by_prefix: dict[str, list[Key]] = {}
+    # Dependencies first.
+    for key in toposort(
+        tasks, {key: [one for one in task.dependencies if one in tasks] for key, task in tasks.items()}
+    ):
+        if key in unknown:
+            by_prefix.setdefault(unknown[key], []).append(key)
+    most = max(int(_MOST * len(tasks)), _FEWEST)
+    sample: set[Key] = set()
+    n_sampled: Counter[str] = Counter()
+    # In turns, the last prefixes first: what their tasks read is in the sample already when its turn comes.
+    turns = deque(
+        (prefix, iter(keys))
+        for prefix, keys in reversed(by_prefix.items())
+        if prefix in needed or len(keys) > 2 * n_threads
+    )
+    while turns:
+        prefix, keys = turns.popleft()
+        key = next((key for key in keys if key not in sample), None)
+        if key is None or n_sampled[prefix] >= _WAVES * n_threads:
+            continue
+        new = _closure(key, tasks, sample, most - len(sample), not_now)
+        if new:
+            sample |= new
+            n_sampled.update(unknown[one] for one in new if one in unknown)
+            turns.append((prefix, keys))
+    return sample
+
+
+def _closure(key: Key, tasks: Tasks, present: set[Key], most: int, not_now: Collection[Key]) -> set[Key]:
+    """Return a task and all that it reads; nothing if these are too many or cannot run."""
+    found, stack = {key}, [key]
+    while stack:
+        one = stack.pop()
+        if one in not_now or len(found) > most:
+            return set()
+        new = [needed for needed in tasks[one].dependencies if needed in tasks and needed not in present]
+        stack += [needed for needed in new if needed not in found]
+        found.update(new)
+    return found if len(found) <= most else set()

@@ -1,0 +1,321 @@
+"""One arriving graph, from its arrival until Dask creates its tasks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from dask._task_spec import GraphNode, cull
+from dask.order import order
+from dask.typing import Key
+from dask.utils import key_split
+
+from ferroflow_dask.annotations import BUNDLE_ANNOTATION
+from ferroflow_dask.bundling import shuffles
+from ferroflow_dask.bundling.bundle import Bundle
+from ferroflow_dask.bundling.cut import MEMORY_SHARE
+from ferroflow_dask.bundling.graphs import Averages, bundle_graph
+from ferroflow_dask.bundling.sample import sample_of
+from ferroflow_dask.cluster_profile import ClusterProfile
+from ferroflow_dask.scheduler import _distributed_graphs
+from ferroflow_dask.scheduler.changes import FAILURES
+from ferroflow_dask.scheduler.graphs.samples import Sample
+from ferroflow_dask.scheduler.graphs.sharing import Sharing
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler
+
+    from ferroflow_dask.scheduler.graphs.bundles import Bundles
+
+logger = logging.getLogger("ferroflow_dask")
+
+#: Smaller graphs run as they come [tasks].
+_FEWEST = 10
+#: Most data of a P2P shuffle that becomes plain tasks [B].
+_MOST_SHUFFLED = 64 * 2**20
+#: Annotations that the tasks of a bundle pass on to it, if all tasks of the graph have the same value.
+INHERITED = frozenset({"priority", "span"})
+
+
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """What graphs are bundled by; the functions may be called by any thread.
+
+    Parameters
+    ----------
+    cluster : callable
+        Returns the cluster for which graphs are cut.
+    learned : callable
+        Returns what was learned of each task prefix, None for those that are never bundled. Returns None if
+        the workers cannot run bundles.
+    has_idle_threads : callable
+        Returns whether a sample would start at once.
+    """
+
+    cluster: Callable[[], ClusterProfile]
+    learned: Callable[[], Mapping[str, Averages | None] | None]
+    has_idle_threads: Callable[[], bool]
+
+
+class Arrival:
+    """A graph from its arrival until its tasks are created; stands for its expression.
+
+    `materialize` and `prepare` may be called by any thread, one after the other. In between, a sample runs.
+
+    Parameters
+    ----------
+    expr : object
+        The expression that the client sent.
+    keys : collection of Key
+        What the client wants.
+    scheduler : distributed.Scheduler
+    bundles : Bundles
+        The bundles that the scheduler has.
+    knowledge : Knowledge
+    """
+
+    def __init__(
+        self, expr: Any, keys: Collection[Key], scheduler: Scheduler, bundles: Bundles, knowledge: Knowledge
+    ) -> None:
+        self._expr = expr
+        self._keys = frozenset(keys)
+        self._tasks = scheduler.tasks
+        self._bundles = bundles
+        self._knowledge = knowledge
+        self._sharing = Sharing()
+        self._result: dict[Key, GraphNode] = {}
+        self._error: Exception | None = None
+        # As the client sent it, and with plain shuffles.
+        self._graph: dict[Key, GraphNode] = {}
+        self._plain: dict[Key, GraphNode] = {}
+        self._is_changed = False
+        self._present: dict[Key, bool] = {}
+        self._outside: set[Key] = set()
+        self._failed: set[Key] = set()
+        self._annotations: dict[str, dict[Key, Any]] = {}
+        #: What should run before `prepare`; after `materialize`.
+        self.sample: Sample | None = None
+        #: Position of each task in Dask's static order, after `prepare`.
+        self.order: dict[Key, int] = {}
+        #: The bundles that the graph has become.
+        self.bundles: dict[Key, Bundle] = {}
+        #: The outputs of shuffles that have become plain tasks, with the sizes of their data [B].
+        self.shuffled: dict[Key, float] = {}
+
+    def materialize(self) -> None:
+        """Materialize the graph, and choose a sample if too little is known of its tasks."""
+        try:
+            self._graph = _distributed_graphs.materialized(self._expr, self._keys)
+            by_type = self._expr.__dask_annotations__()
+            self._annotations = {name: dict(by_key) for name, by_key in by_type.items()}
+        except Exception as error:  # noqa: BLE001 -- raised again when Dask materializes the graph
+            self._error = error
+        self._expr = None
+        if len(self._graph) < _FEWEST or len(self._graph) == len(self._keys):
+            return
+        try:
+            self.sample = self._sampled()
+        except FAILURES:
+            logger.warning("ferroflow: a graph runs without a sample", exc_info=True)
+
+    def _sampled(self) -> Sample | None:
+        learned = self._knowledge.learned()
+        if learned is None or not self._knowledge.has_idle_threads() or self._bundles.hold_some(self._graph):
+            return None
+        graph = shuffles.unfused(self._graph)
+        parts, sized = shuffles.parts_and_inputs(graph)
+        missing = {key: task for key, task in graph.items() if key not in self._tasks}
+        missing = cull(missing, self._keys & missing.keys())
+        not_now = {
+            key
+            for key, task in missing.items()
+            if key in parts or not all(one in missing or self._is_in_memory(one) for one in task.dependencies)
+        }
+        n_threads = self._knowledge.cluster().n_threads
+        keys = sample_of(missing, learned, n_threads, not_now=not_now, sized=sized)
+        if not keys:
+            return None
+        self._graph = graph
+        return Sample({key: missing[key] for key in keys}, self._annotations)
+
+    def _is_in_memory(self, key: Key) -> bool:
+        ts = self._tasks.get(key)
+        return ts is not None and bool(ts.who_has)
+
+    def prepare(self) -> None:
+        """Bundle the graph if that is possible."""
+        if self._error is None:
+            try:
+                self._result = self._prepared()
+            except Exception as error:  # noqa: BLE001 -- raised again when Dask materializes the graph
+                self._error = error
+
+    def _prepared(self) -> dict[Key, GraphNode]:
+        graph = self._graph
+        try:
+            graph = self._plain = self._with_plain_shuffles(graph)
+            is_small = len(graph) < _FEWEST or len(graph) == len(self._keys)
+            if not is_small or self._bundles.hold_some(graph):
+                graph = self._bundled(graph)
+        except FAILURES:
+            logger.warning("ferroflow: a graph could not be bundled and runs as it came", exc_info=True)
+            self.bundles, self.shuffled, graph = {}, {}, self._graph
+        self._is_changed = bool(self.bundles or self.shuffled)
+        self.order.update(order(graph))
+        return dict(graph)
+
+    def __dask_graph__(self) -> dict[Key, GraphNode]:
+        """Return the graph, bundled if that is possible; called by Dask in its offload thread."""
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def __dask_annotations__(self) -> dict[str, dict[Key, Any]]:
+        """Return the annotations by type and key; called by Dask after `__dask_graph__`."""
+        return self._annotations
+
+    def expected_s(self) -> float:
+        """Return the expected duration of the graph by what is known now, overheads included [s]."""
+        learned, cluster = self._knowledge.learned() or {}, self._knowledge.cluster()
+        known = [one.duration_s for key in self._graph if (one := learned.get(key_split(key))) is not None]
+        mean_s = sum(known) / len(known) if known else 0.0
+        return len(self._graph) * max(mean_s / cluster.n_threads, cluster.task_s)
+
+    # Shuffles
+
+    def _with_plain_shuffles(self, graph: dict[Key, GraphNode]) -> dict[Key, GraphNode]:
+        learned = self._knowledge.learned()
+        if learned is None or not shuffles.has_p2p(graph):
+            return graph
+        most = min(_MOST_SHUFFLED, MEMORY_SHARE * (self._knowledge.cluster().memory_nbytes or inf))
+        nbytes: dict[Key, float] = {}
+
+        def is_replaced(group: list[shuffles.Shuffle]) -> bool:
+            outputs = {task.key for shuffle in group for task in shuffle.unpacks}
+            size = sum(self._nbytes(key, learned) for shuffle in group for key in shuffle.inputs)
+            if any(shuffle.barrier.key in self._tasks for shuffle in group):
+                return False  # the scheduler has them as P2P tasks
+            if size > most and self._tasks.keys().isdisjoint(outputs):
+                return False
+            nbytes.update(dict.fromkeys(outputs, size))
+            return True
+
+        found = shuffles.with_plain_tasks(shuffles.unfused(graph), is_replaced)
+        if not found.outputs:
+            return graph
+        self.shuffled = nbytes
+        for by_key in self._annotations.values():
+            by_key |= {new: by_key[old] for new, old in found.origins.items() if old in by_key}
+        return found.tasks
+
+    def _nbytes(self, key: Key, learned: Mapping[str, Averages | None]) -> float:
+        ts, averages = self._tasks.get(key), learned.get(key_split(key))
+        if ts is not None and ts.nbytes >= 0:
+            return float(ts.nbytes)
+        return averages.nbytes if averages is not None else inf
+
+    # Bundles
+
+    def _bundled(self, graph: dict[Key, GraphNode]) -> dict[Key, GraphNode]:
+        self._present = self._present_now()
+        # Tasks that exist stay as they are: Dask warns of a key with other dependencies than before.
+        missing = {key: task for key, task in graph.items() if not self._present.get(key)}
+        keys = {key for key in self._keys if key in missing}
+        missing = cull(missing, keys)
+        # Tasks that exist without a definition get it from this graph.
+        wanted = keys | {key for key in self._present if key in missing}
+        sharing = self._bundles.share(missing, wanted)
+        missing = sharing.tasks
+        if not missing:
+            return graph
+        inherited, alone = _annotated(self._annotations, missing)
+        read = {key for task in graph.values() for key in task.dependencies}
+        self._outside = read - graph.keys()
+        self._failed = self._failed_now()
+        # They fail, and the tasks that share a bundle with one would fail with it.
+        alone |= _readers_of(self._failed, missing)
+        learned = self._knowledge.learned()
+        if learned is None:
+            return graph
+        cluster = self._knowledge.cluster()
+        found = bundle_graph(missing, wanted, cluster, learned, alone=alone, places=sharing.places)
+        if not found.bundles:
+            return graph
+        self.bundles, self._sharing = found.bundles, sharing
+        for name, value in inherited.items():
+            self._annotations[name] |= dict.fromkeys(found.bundles, value)
+        return found.tasks
+
+    def _present_now(self) -> dict[Key, bool]:
+        """Return the graph's keys that the scheduler has, and whether it has their definition."""
+        tasks = self._tasks
+        return {key: tasks[key].run_spec is not None for key in self._plain if key in tasks}
+
+    def _failed_now(self) -> set[Key]:
+        """Return the keys of failed tasks that the graph may read; O(tasks that exist already)."""
+        tasks = self._tasks
+        return {
+            key
+            for key in (*self._present, *self._outside)
+            if key in tasks and tasks[key].exception_blame is not None
+        }
+
+    def settle(self, dsk: dict[Key, GraphNode]) -> None:
+        """Compare with the scheduler's tasks again; let the graph run as it came if they have changed."""
+        if self._is_changed:
+            is_as_before = self._present_now() == self._present and self._failed_now() == self._failed
+            if is_as_before and self._bundles.is_valid(self._sharing):
+                self._bundles.carry_out(self._sharing)
+            else:
+                logger.info("ferroflow: tasks have changed while their graph was bundled; it runs as it came")
+                self.restore(dsk)
+        self._graph, self._plain = {}, {}
+
+    def restore(self, dsk: dict[Key, GraphNode] | None = None) -> None:
+        """Let the graph run as it came."""
+        if not self._is_changed:
+            return
+        self._is_changed = False
+        self.bundles, self.shuffled = {}, {}
+        dsk = self._result if dsk is None else dsk
+        dsk.clear()
+        dsk.update(self._graph)
+        self.order.clear()
+        self.order.update(order(dsk))
+
+
+def _readers_of(failed: set[Key], graph: Mapping[Key, GraphNode]) -> set[Key]:
+    """Return the tasks that depend on some keys, directly or not."""
+    readers: dict[Key, list[Key]] = {}
+    for key, task in graph.items() if failed else ():
+        for needed in task.dependencies:
+            readers.setdefault(needed, []).append(key)
+    found: set[Key] = set()
+    stack = list(failed)
+    while stack:
+        new = [key for key in readers.get(stack.pop(), ()) if key not in found]
+        found.update(new)
+        stack += new
+    return found
+
+
+def _annotated(
+    annotations: Mapping[str, Mapping[Key, Any]], graph: Mapping[Key, GraphNode]
+) -> tuple[dict[str, Any], set[Key]]:
+    """Return the annotations that bundles inherit, and the tasks that stay separate for their own."""
+    inherited: dict[str, Any] = {}
+    alone: set[Key] = set()
+    for name, by_key in annotations.items():
+        own = {key: value for key, value in by_key.items() if key in graph and value is not None}
+        if name == BUNDLE_ANNOTATION:
+            own = {key: value for key, value in own.items() if value is False}
+        elif name in INHERITED and len(own) == len(graph):
+            value = next(iter(own.values()))
+            if all(other == value for other in own.values()):
+                inherited[name] = value
+                continue
+        alone.update(own)
+    return inherited, alone
