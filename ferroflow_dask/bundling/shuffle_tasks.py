@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from distributed.shuffle import _arrow, _shuffle
+from distributed.shuffle import _arrow
 
-#: Arrow tables by output partition.
-Pieces = dict[int, Any]
+#: The rows of an input partition, sorted by output partition, and the rows of each output partition. Slices of
+#: a table would each be sent with the buffers of the whole table.
+Pieces = tuple[Any, dict[int, slice]]
 #: Position of a chunk in an array.
 Index = tuple[int, ...]
 
@@ -36,12 +37,14 @@ def split_frame(frame: Any, column: str, partition: int, drop_column: bool) -> P
     from dask.dataframe.dispatch import to_pyarrow_table_dispatch
 
     table = to_pyarrow_table_dispatch(frame, preserve_index=True)
-    if not len(table):
-        return {}
     numbers = pa.array(np.full(len(table), partition, dtype=np.uint32))
-    table = table.append_column(_arrow._INPUT_PARTITION_ID_COLUMN, numbers)
-    pieces = _shuffle.split_by_partition(table, column, drop_column)
-    return {int(output): piece for output, piece in pieces.items()}
+    table = table.append_column(_arrow._INPUT_PARTITION_ID_COLUMN, numbers).sort_by(column)
+    outputs, starts = np.unique(np.asarray(table[column]), return_index=True)
+    stops = [*starts[1:].tolist(), len(table)]
+    rows = map(slice, starts.tolist(), stops)
+    return table.drop_columns([column]) if drop_column else table, dict(
+        zip(outputs.tolist(), rows, strict=True)
+    )
 
 
 def split_to_merge(
@@ -79,23 +82,19 @@ def split_to_merge(
     return split_frame(hashed, column, partition, drop_column)
 
 
-def gather_pieces(split: Sequence[Pieces]) -> dict[int, list[Any]]:
-    """Return the pieces of each output partition."""
-    gathered: dict[int, list[Any]] = {}
-    for pieces in split:
-        for output, piece in pieces.items():
-            gathered.setdefault(output, []).append(piece)
-    return gathered
+def gather_pieces(split: Sequence[Pieces]) -> Sequence[Pieces]:
+    """Return what the input partitions were split into."""
+    return split
 
 
 def unpack_frame(
-    gathered: Mapping[int, list[Any]], partition: int, meta: Any, column: str, drop_column: bool
+    gathered: Sequence[Pieces], partition: int, meta: Any, column: str, drop_column: bool
 ) -> Any:
     """Return an output partition.
 
     Parameters
     ----------
-    gathered : mapping of int to list of pyarrow.Table
+    gathered : sequence of Pieces
         From `gather_pieces`.
     partition : int
         Number of the output partition.
@@ -106,15 +105,16 @@ def unpack_frame(
     drop_column : bool
         Whether the output lacks `column`.
     """
-    pieces = gathered.get(partition)
-    if pieces is None:
+    found = [(table, rows[partition]) for table, rows in gathered if partition in rows]
+    if not found:
         return meta.drop(columns=column) if drop_column else meta.copy()
-    return _arrow.convert_shards(pieces, meta, column, drop_column)
+    shards = [table.slice(rows.start, rows.stop - rows.start) for table, rows in found]
+    return _arrow.convert_shards(shards, meta, column, drop_column)
 
 
 def unpack_merged(
-    left: tuple[Mapping[int, list[Any]], Any, str, bool],
-    right: tuple[Mapping[int, list[Any]], Any, str, bool],
+    left: tuple[Sequence[Pieces], Any, str, bool],
+    right: tuple[Sequence[Pieces], Any, str, bool],
     partition: int,
     options: Mapping[str, Any],
 ) -> Any:

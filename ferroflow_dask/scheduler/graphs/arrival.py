@@ -34,8 +34,10 @@ logger = logging.getLogger("ferroflow_dask")
 
 #: Smaller graphs run as they come [tasks].
 _FEWEST = 10
-#: Most data of a P2P shuffle that becomes plain tasks [B].
-_MOST_SHUFFLED = 64 * 2**20
+#: Most data of a P2P shuffle that becomes plain tasks [B], and the longest time to send them to a worker [s].
+#: Plain tasks send them to each worker, so their costs grow with the data. P2P costs some tenths of a second
+#: for no data, and less for each byte. On four workers of two cores both take equally long at 64 to 128 MB.
+_MOST_SHUFFLED, _MOST_SHUFFLED_S = 32 * 2**20, 0.25
 #: Annotations that the tasks of a bundle pass on to it, if all tasks of the graph have the same value.
 INHERITED = frozenset({"priority", "span"})
 
@@ -190,7 +192,12 @@ class Arrival:
         learned = self._knowledge.learned()
         if learned is None or not shuffles.has_p2p(graph):
             return graph
-        most = min(_MOST_SHUFFLED, MEMORY_SHARE * (self._knowledge.cluster().memory_nbytes or inf))
+        cluster = self._knowledge.cluster()
+        most = min(
+            _MOST_SHUFFLED,
+            _MOST_SHUFFLED_S * cluster.bandwidth,
+            MEMORY_SHARE * (cluster.memory_nbytes or inf),
+        )
         nbytes: dict[Key, float] = {}
 
         def is_replaced(group: list[shuffles.Shuffle]) -> bool:
