@@ -55,6 +55,12 @@ def fail_once(key: str, *values: int) -> int:
     return add(key, *values)
 
 
+def fail_first(key: str, *values: int) -> int:
+    """Raise an exception in the first of the tasks that call this function since `CALLS` was cleared."""
+    CALLS["fail_first"] += 1
+    return fail(key) if CALLS["fail_first"] == 1 else add(key, *values)
+
+
 def end_worker_once(key: str, path: str, *values: int) -> int:
     """End the worker's process, unless it has been ended already."""
     if not Path(path).exists():

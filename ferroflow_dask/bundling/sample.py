@@ -56,11 +56,14 @@ def sample_of(
     if len(unknown) < _FEWEST * n_threads and not needed:
         return set()
     by_prefix: dict[str, list[Key]] = {}
+    blocked = set(not_now)
     # Dependencies first.
     for key in toposort(
         tasks, {key: [one for one in task.dependencies if one in tasks] for key, task in tasks.items()}
     ):
-        if key in unknown:
+        if not blocked.isdisjoint(tasks[key].dependencies):
+            blocked.add(key)
+        if key in unknown and key not in blocked:
             by_prefix.setdefault(unknown[key], []).append(key)
     most = max(int(_MOST * len(tasks)), _FEWEST)
     sample: set[Key] = set()
@@ -76,7 +79,7 @@ def sample_of(
         key = next((key for key in keys if key not in sample), None)
         if key is None or n_sampled[prefix] >= _WAVES * n_threads:
             continue
-        new = _closure(key, tasks, sample, most - len(sample), not_now)
+        new = _closure(key, tasks, sample, most - len(sample))
         if new:
             sample |= new
             n_sampled.update(unknown[one] for one in new if one in unknown)
@@ -84,12 +87,12 @@ def sample_of(
     return sample
 
 
-def _closure(key: Key, tasks: Tasks, present: set[Key], most: int, not_now: Collection[Key]) -> set[Key]:
-    """Return a task and all that it reads; nothing if these are too many or cannot run."""
+def _closure(key: Key, tasks: Tasks, present: set[Key], most: int) -> set[Key]:
+    """Return a task and all that it reads; nothing if these are too many."""
     found, stack = {key}, [key]
     while stack:
         one = stack.pop()
-        if one in not_now or len(found) > most:
+        if len(found) > most:
             return set()
         new = [needed for needed in tasks[one].dependencies if needed in tasks and needed not in present]
         stack += [needed for needed in new if needed not in found]

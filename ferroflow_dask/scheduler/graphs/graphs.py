@@ -78,6 +78,7 @@ class Graphs:
         """Let graphs run as they come, and split the bundles that have not ended: Dask cannot."""
         if self._arrivals is not None:
             self._arrivals.close()
+        self.samples.close()
         for key in list(self.bundles.keys()):
             self.bundles.split(key, "ferroflow-uninstall")
         self.bundles.clear()

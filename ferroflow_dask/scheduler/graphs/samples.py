@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dask._task_spec import GraphNode
@@ -54,15 +55,23 @@ class Samples:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        #: For each task that is waited for: what its end sets.
-        self._waiting: dict[Key, asyncio.Event] = {}
+        #: Samples that run: several clients may have the same task in theirs.
+        self._running: list[_Running] = []
+        self._is_open = True
 
     def changed(self, key: Key) -> None:
         """Note that the state of a task has changed."""
-        event = self._waiting.get(key)
-        if event is not None and self._has_ended(key):
-            del self._waiting[key]
-            event.set()
+        for running in self._running:
+            if key in running.keys and self._has_ended(key):
+                running.keys.discard(key)
+                running.event.set()
+
+    def close(self) -> None:
+        """Wait for no sample any more: `changed` may not be called again."""
+        self._is_open = False
+        for running in self._running:
+            running.keys.clear()
+            running.event.set()
 
     def _has_ended(self, key: Key) -> bool:
         ts = self._scheduler.tasks.get(key)
@@ -82,22 +91,30 @@ class Samples:
             Returns the expected duration of the whole graph [s] by what is known now.
         """
         await submit()
-        event = asyncio.Event()
-        keys = {key for key in sample.tasks if not self._has_ended(key)}
-        self._waiting |= dict.fromkeys(keys, event)
+        if not self._is_open:
+            return
+        running = _Running({key for key in sample.tasks if not self._has_ended(key)})
+        self._running.append(running)
         clock = asyncio.get_running_loop().time
         deadline = clock() + _FIRST_S
         has_first = False
         try:
-            while not keys.isdisjoint(self._waiting):
+            while running.keys:
                 async with asyncio.timeout_at(deadline):
-                    await event.wait()
-                event.clear()
+                    await running.event.wait()
+                running.event.clear()
                 if not has_first:
                     has_first = True
                     deadline = clock() + max(_LEAST_S, _MOST_PART * expected_s())
         except TimeoutError:
             pass
         finally:
-            for key in keys:
-                self._waiting.pop(key, None)
+            self._running.remove(running)
+
+
+@dataclass(eq=False, slots=True)
+class _Running:
+    """Tasks of a sample that have not ended; the event is set whenever one ends."""
+
+    keys: set[Key]
+    event: asyncio.Event = field(default_factory=asyncio.Event)

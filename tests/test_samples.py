@@ -1,0 +1,351 @@
+"""Samples on the scheduler: what runs first of a graph of unknown tasks, and what may happen meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from bundled import (
+    CALLS,
+    Bundling,
+    Gate,
+    PlannedError,
+    add,
+    fail_first,
+    gates,
+    keys_of,
+    leaves,
+    on_bundling_cluster,
+    task,
+)
+from dask.utils import key_split
+from distributed import Client, Worker
+from one_loop import Cluster, comes, on_cluster
+
+from ferroflow_dask import explain, uninstall
+from ferroflow_dask.bundling import sequence
+from ferroflow_dask.scheduler.graphs import samples
+from ferroflow_dask.scheduler.graphs.arrival import Arrival
+from ferroflow_dask.scheduler.graphs.samples import Sample, Samples
+
+pytestmark = pytest.mark.cluster
+
+#: Chains of two tasks in a graph: for two threads, enough for a sample of four tasks of each prefix.
+N = 40
+VALUES = [i + 2 for i in range(N)]
+
+
+@pytest.fixture(autouse=True)
+def sampled(monkeypatch: pytest.MonkeyPatch) -> list[set[Any]]:
+    """Wait for samples and bundles however busy the machine is; return the keys of each sample that ran."""
+    monkeypatch.setattr(samples, "_FIRST_S", 100.0)  # longer than a test may take
+    monkeypatch.setattr(samples, "_LEAST_S", 100.0)
+    monkeypatch.setattr(sequence, "_LATE_S", 60.0)
+    CALLS.clear()
+    found: list[set[Any]] = []
+    stock = Samples.run
+
+    async def run(self: Samples, sample: Sample, *args: Any) -> None:
+        found.append(set(sample.tasks))
+        await stock(self, sample, *args)
+
+    monkeypatch.setattr(Samples, "run", run)
+    return found
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    with gates() as make:
+        yield make()
+
+
+def graph(load: Callable[..., Any] = task, **options: Any) -> list[Any]:
+    """Return tasks that each read one other task, which `load` makes."""
+    return [task(f"clean-{i}", load(f"load-{i}", i, **options)) for i in range(N)]
+
+
+def prefixes(keys: set[Any]) -> Counter[str]:
+    return Counter(map(key_split, keys))
+
+
+async def can_bundle(cluster: Bundling) -> None:
+    """Wait until all workers have announced that they can run bundles."""
+    await comes(lambda: cluster.stealing.graphs._capable >= set(cluster.scheduler.workers))
+
+
+async def are_created(cluster: Bundling, collections: list[Any]) -> None:
+    """Wait until all tasks of a graph exist on the scheduler, under their own keys."""
+    await comes(lambda: keys_of(*collections) <= set(cluster.scheduler.tasks))
+
+
+async def is_cancelled(cluster: Bundling) -> None:
+    """Wait until the scheduler has cancelled a graph and has no tasks."""
+    events = cluster.scheduler.get_events
+    await comes(lambda: "cancel" in {event["action"] for _, event in events(cluster.client.id)})
+    await cluster.is_empty()
+
+
+def on_capable_cluster(test: Callable[[Bundling], Any], **options: Any) -> None:
+    async def run(cluster: Bundling) -> None:
+        await can_bundle(cluster)
+        await test(cluster)
+
+    on_bundling_cluster(run, **options)
+
+
+# The first run
+
+
+def test_a_new_cluster_bundles_a_graph_and_runs_each_task_once(sampled: list[set[Any]]) -> None:
+    async def test(cluster: Bundling) -> None:
+        total = task("total-0", *graph())
+        assert await cluster.values(total) == [sum(VALUES) + 1]
+        assert [prefixes(keys) for keys in sampled] == [{"load": 4, "clean": 4}]
+        assert cluster.counts["created"] > 0
+        assert len(cluster.keys) < len(keys_of(total))
+        assert CALLS.keys() == keys_of(total)
+        assert set(CALLS.values()) == {1}
+
+    on_capable_cluster(test)
+
+
+def test_a_graph_of_known_tasks_has_no_sample(sampled: list[set[Any]]) -> None:
+    async def test(cluster: Bundling) -> None:
+        for _ in range(2):
+            assert await cluster.values(*graph()) == VALUES
+            await cluster.is_empty()
+        assert len(sampled) == 1
+
+    on_capable_cluster(test)
+
+
+def test_a_client_keeps_what_it_wants_of_a_sample_and_releases_the_rest(sampled: list[set[Any]]) -> None:
+    async def test(cluster: Bundling) -> None:
+        futures = cluster.client.compute(graph())
+        assert await cluster.client.gather(futures) == VALUES
+        (keys,) = sampled
+        wanted = {future.key for future in futures}
+        assert keys & wanted
+        assert keys - wanted
+        (state,) = (one for one in cluster.scheduler.clients.values() if one.wants_what)
+        await comes(lambda: {ts.key for ts in state.wants_what} == wanted)
+        cluster.scheduler.validate_state()
+        assert await cluster.client.gather(futures) == VALUES
+
+    on_capable_cluster(test)
+
+
+def test_a_task_of_a_sample_has_an_explanation(sampled: list[set[Any]]) -> None:
+    async def test(cluster: Bundling) -> None:
+        await cluster.values(*graph())
+        story = await explain(cluster.client, min(sampled[0]))
+        assert [decision.what for decision in story][:2] == ["in a sample", "placed"]
+        assert story[0].reason == "too little is known of its prefix"
+
+    on_capable_cluster(test)
+
+
+# Failures
+
+
+def test_the_error_of_a_task_in_a_sample_is_that_of_its_readers(sampled: list[set[Any]]) -> None:
+    async def test(cluster: Bundling) -> None:
+        futures = cluster.client.compute(graph(function=fail_first))
+        found = await cluster.client.gather(
+            [cluster.client.submit(add, "sum-0", 1, key="sum-0"), *futures], errors="skip"
+        )
+        errors = [future for future in futures if future.status == "error"]
+        (failed,) = errors
+        i = failed.key.partition("-")[2]
+        error = await failed.exception()
+        assert isinstance(error, PlannedError)
+        assert error.args == (f"load-{i}",)
+        assert f"load-{i}" in sampled[0]
+        assert cluster.scheduler.tasks[failed.key].exception_blame.key == f"load-{i}"
+        assert found == [2, *(value for value in VALUES if value != int(i) + 2)]
+        assert {n for key, n in CALLS.items() if key != "fail_first"} == {1}
+
+    on_capable_cluster(test)
+
+
+def test_a_sample_runs_again_elsewhere_if_its_worker_is_lost(gate: Gate, sampled: list[set[Any]]) -> None:
+    async def test(cluster: Bundling) -> None:
+        futures = cluster.client.compute(graph(gate.task))
+        await comes(gate.reached.is_set)
+        await cluster.workers[0].close(executor_wait=False)
+        gate.open()
+        assert await cluster.client.gather(futures) == VALUES
+        assert len(sampled) == 1
+
+    on_capable_cluster(test)
+
+
+# What happens while a sample runs
+
+
+def test_a_graph_runs_as_it_came_after_the_deadline(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "_FIRST_S", 0.05)
+
+    async def test(cluster: Bundling) -> None:
+        tasks = graph(gate.task)
+        futures = cluster.client.compute(tasks)
+        await are_created(cluster, tasks)
+        assert cluster.counts["created"] == 0
+        gate.open()
+        assert await cluster.client.gather(futures) == VALUES
+        assert set(CALLS.values()) == {1}
+
+    on_capable_cluster(test)
+
+
+def test_nothing_is_left_of_a_client_that_disappears(gate: Gate) -> None:
+    async def test(cluster: Bundling) -> None:
+        other = await Client(cluster.scheduler.address, asynchronous=True, set_as_default=False)
+        futures = other.compute(graph(gate.task))
+        await comes(gate.reached.is_set)
+        other.scheduler_comm.comm.abort()
+        await other._close(fast=True)
+        gate.open()
+        await comes(lambda: other.id not in cluster.scheduler.clients)
+        await cluster.is_empty()
+        assert await cluster.values(*graph()) == VALUES
+        del futures
+
+    on_capable_cluster(test)
+
+
+def test_futures_may_be_cancelled_at_once() -> None:
+    async def test(cluster: Bundling) -> None:
+        futures = cluster.client.compute(graph())
+        await cluster.client.cancel(futures)
+        assert {future.status for future in futures} == {"cancelled"}
+        await is_cancelled(cluster)
+        assert await cluster.values(task("total-0", *leaves("leaf"))) == [466]
+
+    on_capable_cluster(test)
+
+
+def test_futures_may_be_cancelled_while_a_sample_runs(gate: Gate) -> None:
+    async def test(cluster: Bundling) -> None:
+        futures = cluster.client.compute(graph(gate.task))
+        await comes(gate.reached.is_set)
+        await cluster.client.cancel(futures)
+        gate.open()
+        await is_cancelled(cluster)
+        assert await cluster.values(task("total-0", *leaves("leaf"))) == [466]
+
+    on_capable_cluster(test)
+
+
+def test_dask_runs_the_graph_if_the_plugin_is_uninstalled(gate: Gate) -> None:
+    async def test(cluster: Bundling) -> None:
+        tasks = graph(gate.task)
+        futures = cluster.client.compute(tasks)
+        await comes(gate.reached.is_set)
+        await uninstall(cluster.client)
+        cluster.assert_stock()
+        await are_created(cluster, tasks)  # the sample has not ended
+        gate.open()
+        assert await cluster.client.gather(futures) == VALUES
+        assert set(CALLS.values()) == {1}
+
+    on_capable_cluster(test)
+
+
+def test_a_scheduler_may_close(gate: Gate) -> None:
+    async def test(cluster: Cluster) -> None:
+        await can_bundle(Bundling(cluster.scheduler, cluster.workers, cluster.client))
+        futures = cluster.client.compute(graph(gate.task))
+        await comes(gate.reached.is_set)
+        gate.open()
+        await cluster.client.close()
+        await cluster.scheduler.close()
+        del futures
+
+    on_cluster(test, limit_s=30)
+
+
+def test_two_clients_may_wait_for_the_same_sample(
+    gate: Gate, sampled: list[set[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    barrier, stock = threading.Barrier(2), Arrival.materialize
+
+    def materialize(self: Arrival) -> None:
+        stock(self)
+        barrier.wait(20)
+
+    monkeypatch.setattr(Arrival, "materialize", materialize)
+
+    async def test(cluster: Bundling) -> None:
+        async with Client(cluster.scheduler.address, asynchronous=True, set_as_default=False) as other:
+            futures = [one.compute(graph(gate.task)) for one in (cluster.client, other)]
+            await comes(lambda: len(sampled) == 2)
+            await comes(gate.reached.is_set)
+            first, second = sampled
+            assert first == second
+            gate.open()
+            assert await cluster.client.gather(futures[0]) == VALUES
+            assert await other.gather(futures[1]) == VALUES
+            assert {CALLS[key] for key in first} == {1}
+            del futures
+
+    on_capable_cluster(test)
+
+
+# Graphs without a sample
+
+
+def test_there_is_no_sample_while_all_threads_are_busy(gate: Gate, sampled: list[set[Any]]) -> None:
+    async def test(cluster: Bundling) -> None:
+        busy = [gate.future(cluster.client, f"gate-{i}") for i in range(2)]
+        for future in busy:
+            await cluster.processing(future)
+        tasks = graph()
+        futures = cluster.client.compute(tasks)
+        await are_created(cluster, tasks)
+        gate.open()
+        assert await cluster.client.gather([*busy, *futures]) == [1, 1, *VALUES]
+        assert sampled == []
+
+    on_capable_cluster(test)
+
+
+def test_there_is_no_sample_without_workers(sampled: list[set[Any]]) -> None:
+    async def test(cluster: Bundling) -> None:
+        tasks = graph()
+        futures = cluster.client.compute(tasks)
+        await are_created(cluster, tasks)
+        async with Worker(cluster.scheduler.address, nthreads=1):
+            assert await cluster.client.gather(futures) == VALUES
+        assert sampled == []
+
+    on_bundling_cluster(test, resources=())
+
+
+def test_a_sample_waits_for_no_other_graph(
+    gate: Gate, sampled: list[set[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samples, "_LEAST_S", 0.1)  # some of its tasks are sent to the busy worker
+
+    async def test(cluster: Bundling) -> None:
+        future = gate.future(cluster.client)
+        await comes(gate.reached.is_set)
+        uses = [task(f"use-{i}", future, i) for i in range(N)]
+        futures = cluster.client.compute([*graph(), *(task(f"last-{i}", one) for i, one in enumerate(uses))])
+        await comes(lambda: {"use-0", "last-0"} & set(cluster.scheduler.tasks) or cluster.counts["created"])
+        assert [prefixes(keys) for keys in sampled] == [{"load": 4, "clean": 4}]
+        gate.open()
+        assert await cluster.client.gather(futures) == [*VALUES, *(i + 3 for i in range(N))]
+
+    on_capable_cluster(test)
+
+
+def test_leaves_that_the_client_wants_have_no_sample(sampled: list[set[Any]]) -> None:
+    async def test(cluster: Bundling) -> None:
+        assert await cluster.values(*leaves("leaf", N)) == [i + 1 for i in range(N)]
+        assert sampled == []
+
+    on_capable_cluster(test)
