@@ -79,14 +79,20 @@ def parts_and_inputs(graph: Graph) -> tuple[set[Key], set[Key]]:
 def unfused(graph: Graph) -> dict[Key, GraphNode]:
     """Take apart the tasks into which Dask has fused a part of a P2P shuffle."""
     tasks = dict(graph)
+    aliases: set[Key] = set()
     stack = [key for key, task in tasks.items() if _holds_part(task)]
     while stack:
         key = stack.pop()
         inner, output, *_ = tasks[key].args  # type: ignore[attr-defined]
         if output != key:
             tasks[key] = Alias(key, output)
+            if _name(inner[output]) in _TRANSFERS:
+                aliases.add(key)
         tasks |= inner  # in place of an alias of the fused task
         stack += [one for one, task in inner.items() if _holds_part(task)]
+    if aliases:  # barriers read transfers under their own keys
+        for key in aliases.difference(*(task.dependencies for task in tasks.values())):
+            del tasks[key]
     return tasks
 
 
@@ -169,15 +175,19 @@ def _groups(graph: Graph) -> Iterator[list[Shuffle]]:
         if name in _TRANSFERS:
             shuffles[task.args[_TRANSFERS[name]]].transfers.append(task)
         elif name in _UNPACKS:
-            ids = [task.args[i] for i in _UNPACKS[name]]
+            # Both sides of a join of a frame with itself are the same shuffle.
+            ids = {str(task.args[i]) for i in _UNPACKS[name]}
             for one in ids:
                 shuffles[one].unpacks.append(task)
                 partners[one].update(ids)
     for one, shuffle in shuffles.items():
         keys = {task.key for task in shuffle.transfers}
+        n_read_barrier = n_readers[shuffle.barrier.key]
         # Anything else may read what P2P tasks yield in a way that is not known here.
-        if keys != set(shuffle.barrier.dependencies) or n_readers[shuffle.barrier.key] != len(
-            shuffle.unpacks
+        if (
+            keys != set(shuffle.barrier.dependencies)
+            or any(n_readers[key] != 1 for key in keys)
+            or n_read_barrier != len(shuffle.unpacks)
         ):
             understood.discard(one)
     while shuffles:
@@ -197,7 +207,7 @@ def _is_supported(spec: Any) -> bool:
     if hasattr(spec, "meta"):
         try:
             check_dtype_support(spec.meta)
-        except TypeError:
+        except (TypeError, AttributeError):  # AttributeError if two columns have the same name
             return False
     return True
 

@@ -1,0 +1,247 @@
+"""P2P shuffles that become plain tasks: the same results, and the cases in which P2P stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dask
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from bundled import Bundling, on_bundling_cluster, take_all_for_short
+from dask._task_spec import Task, TaskRef, cull, execute_graph
+from distributed.shuffle._core import P2PBarrierTask
+from random_shuffles import assert_same, cluster, compare, graph_of, n_barriers
+
+from ferroflow_dask import FerroflowPlugin, explain
+from ferroflow_dask.bundling import shuffle_tasks, shuffles
+from ferroflow_dask.bundling.shuffles import Shuffle, has_p2p, unfused, with_plain_tasks
+from ferroflow_dask.scheduler.graphs import arrival
+
+N_PROGRAMS = 40
+
+
+@pytest.fixture(autouse=True)
+def p2p() -> Iterator[None]:
+    with dask.config.set({"dataframe.shuffle.method": "p2p", "array.rechunk.method": "p2p"}):
+        yield
+
+
+def frame(n: int = 4, **columns: Any) -> Any:
+    data = {"name": [*"abcd"] * 25, "value": np.arange(100.0), **columns}
+    return dd.from_pandas(pd.DataFrame(data), npartitions=n, sort=False)
+
+
+def shuffled(**columns: Any) -> Any:
+    return frame(**columns).shuffle("name")
+
+
+def joined(**columns: Any) -> Any:
+    other = frame(3).rename(columns={"value": "other"})
+    return frame(**columns).merge(other, on="name", shuffle_method="p2p", broadcast=False)
+
+
+def rechunked() -> Any:
+    return da.arange(400, chunks=20).reshape(20, 20).rechunk((20, 4)) + 1
+
+
+def always(_: list[Shuffle]) -> bool:
+    return True
+
+
+def barrier_in(graph: dict[Any, Any]) -> P2PBarrierTask:
+    return next(task for task in graph.values() if isinstance(task, P2PBarrierTask))
+
+
+@pytest.mark.cluster
+def test_random_programs_yield_the_same_as_by_p2p() -> None:
+    with cluster() as client:
+        differences, counts = compare(range(N_PROGRAMS), client)
+    assert not differences
+    assert counts["equal"] > N_PROGRAMS // 2
+
+
+# Graphs
+
+
+def test_fused_tasks_with_parts_of_a_shuffle_are_taken_apart() -> None:
+    graph, keys = graph_of(rechunked())
+    barrier = barrier_in(graph)
+    unpacks = [key for key, task in graph.items() if barrier.key in task.dependencies]
+    assert all(graph[key].has_subgraph() for key in unpacks)
+    found = unfused(graph)
+    assert not any(task.has_subgraph() for key, task in found.items() if barrier.key in task.dependencies)
+    plain = with_plain_tasks(found, always)
+    assert not has_p2p(plain.tasks)
+    assert {key for task in plain.tasks.values() for key in task.dependencies} <= plain.tasks.keys()
+    assert len(plain.outputs) == len(unpacks)
+    assert not plain.outputs & {*keys}  # what reads them has been fused with them
+    values = execute_graph(cull(plain.tasks, keys), keys=keys)
+    assert np.hstack([values[key] for key in keys]).ravel().tolist() == [*range(1, 401)]
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_both_sides_of_a_join_are_replaced_or_none(is_replaced: bool) -> None:
+    graph, _ = graph_of(joined())
+    groups: list[list[Shuffle]] = []
+
+    def decide(group: list[Shuffle]) -> bool:
+        groups.append(group)
+        return is_replaced
+
+    found = with_plain_tasks(unfused(graph), decide)
+    assert [len(group) for group in groups] == [2]
+    assert sorted(len(shuffle.inputs) for shuffle in groups[0]) == [3, 4]
+    assert n_barriers(found.tasks) == (0 if is_replaced else 2)
+    assert len(found.outputs) == (4 if is_replaced else 0)
+
+
+def test_a_join_of_a_frame_with_itself_is_replaced() -> None:
+    graph, keys = graph_of(frame().merge(frame(), on="name", shuffle_method="p2p", broadcast=False))
+    assert n_barriers(graph) == 1
+    found = with_plain_tasks(unfused(graph), always)
+    assert not has_p2p(found.tasks)
+    values = execute_graph(found.tasks, keys=keys)
+    assert sum(len(values[key]) for key in keys) == 4 * 25 * 25
+
+
+@pytest.mark.parametrize("make", [shuffled, joined])
+def test_a_shuffle_with_an_unknown_reader_stays_and_others_become_plain(make: Callable[[], Any]) -> None:
+    graph, other = graph_of(make())[0], graph_of(rechunked())[0]
+    barrier = barrier_in(graph)
+    for read in (barrier.key, *barrier.dependencies):
+        graph["reader"] = Task("reader", abs, TaskRef(read))
+        found = with_plain_tasks(unfused({**graph, **other}), always)
+        assert n_barriers(found.tasks) == n_barriers(graph)
+        assert graph.items() <= found.tasks.items()
+        assert len(found.outputs) == 5
+
+
+@pytest.mark.parametrize("refused", ["complex numbers", "two columns of one name"])
+def test_data_that_p2p_refuses_stays_so_that_its_error_is_raised(refused: str) -> None:
+    if refused == "complex numbers":
+        graph, _ = graph_of(joined(waves=np.full(100, 1j)))
+    else:
+        twice = frame(other=1).rename(columns={"value": "other"})
+        graph, _ = graph_of(twice.merge(frame(3), on="name", shuffle_method="p2p", broadcast=False))
+    assert with_plain_tasks(unfused(graph), always) == shuffles.PlainShuffles(graph)
+
+
+def test_outputs_and_origins_name_tasks_of_the_graph() -> None:
+    graph, _ = graph_of(shuffled())
+    found = with_plain_tasks(unfused(graph), always)
+    barrier = barrier_in(graph)
+    assert found.outputs == {key for key, task in graph.items() if barrier.key in task.dependencies}
+    assert found.origins.keys() == found.tasks.keys() - graph.keys()
+    assert {*found.origins.values()} == {barrier.key, *barrier.dependencies}
+    parts, inputs = shuffles.parts_and_inputs(graph)
+    assert parts == {barrier.key, *barrier.dependencies} == graph.keys() - found.tasks.keys()
+    assert inputs == {key for one in barrier.dependencies for key in graph[one].dependencies}
+
+
+# Functions
+
+
+@pytest.mark.parametrize("drop_column", [True, False])
+def test_an_output_without_rows_is_like_the_empty_input(drop_column: bool) -> None:
+    rows = pd.DataFrame({"value": [1.5, 2.5, 3.5], "_partitions": [2, 0, 2]}, index=[7, 8, 9])
+    parts = [
+        shuffle_tasks.split_frame(part, "_partitions", i, drop_column)
+        for i, part in enumerate((rows, rows[:0]))
+    ]
+    assert [sorted(places) for _, places in parts] == [[0, 2], []]
+    found = [shuffle_tasks.unpack_frame(parts, i, rows[:0], "_partitions", drop_column) for i in range(3)]
+    whole = rows.drop(columns="_partitions") if drop_column else rows
+    for one, expected in zip(found, (whole[1:2], whole[:0], whole[::2]), strict=True):
+        assert_same(one, expected)
+
+
+# Clusters
+
+
+def barriers(on: Bundling) -> set[str]:
+    """Return the keys of the P2P shuffles of all graphs since the last `forget_seen`."""
+    return {str(key) for key in on.keys if str(key).startswith("shuffle-barrier")}
+
+
+async def assert_yield(on: Bundling, collections: list[Any], expected: list[Any]) -> None:
+    for one, other in zip(collections, expected, strict=True):
+        assert_same((await on.values(one))[0], other)
+
+
+def on_cluster_with_stock_first(collections: list[Any], test: Callable[[Bundling, list[Any]], Any]) -> None:
+    """Run a test with what collections are without the plugin, which is then registered."""
+
+    async def run(on: Bundling) -> None:
+        expected = [(await on.values(one))[0] for one in collections]
+        assert barriers(on)
+        await on.is_empty()
+        await on.client.register_plugin(FerroflowPlugin())
+        on.forget_seen()
+        await test(on, expected)
+
+    on_bundling_cluster(run, plugin=False)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("most", [2**25, 0], ids=["little data", "too much data"])
+def test_the_second_run_of_little_data_has_no_p2p(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrival, "_MOST_SHUFFLED", most)
+    collections = [shuffled(), joined(), rechunked()]
+
+    async def test(on: Bundling, expected: list[Any]) -> None:
+        for _ in range(2):
+            on.forget_seen()
+            await assert_yield(on, collections, expected)
+        assert len(barriers(on)) == (0 if most else 4)
+
+    on_cluster_with_stock_first(collections, test)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("first", ["p2p", "plain"])
+def test_what_is_on_the_scheduler_stays_as_it_is_for_other_graphs(
+    first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_all_for_short(monkeypatch)
+    limits = {"p2p": 0, "plain": 2**30}
+    collection = shuffled()
+    lengths = collection.map_partitions(len, meta=(None, "i8"))
+
+    async def test(on: Bundling, expected: list[Any]) -> None:
+        monkeypatch.setattr(arrival, "_MOST_SHUFFLED", limits[first])
+        held = on.client.persist(collection)
+        assert_same(await on.client.compute(held), expected[0])
+        created = barriers(on)
+        assert bool(created) == (first == "p2p")
+        for limit in limits.values():
+            monkeypatch.setattr(arrival, "_MOST_SHUFFLED", limit)
+            on.forget_seen()
+            # The graph of the shuffle, not what is held of it.
+            await assert_yield(on, [lengths], expected[1:])
+            assert barriers(on) <= created
+            assert first == "plain" or not any("shuffle-gather" in str(key) for key in on.keys)
+        events = [event for _, event in on.scheduler.get_events("scheduler")]
+        assert not sum(event["metrics"]["key_collisions"] for event in events if event.get("metrics"))
+        del held
+
+    on_cluster_with_stock_first([collection, lengths], test)
+
+
+@pytest.mark.cluster
+def test_the_log_of_an_output_says_that_plain_tasks_return_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    take_all_for_short(monkeypatch)
+
+    async def test(on: Bundling) -> None:
+        held = on.client.persist(shuffled())
+        await on.client.compute(held)
+        assert not barriers(on)
+        decisions = await explain(on.client, next(key for key in on.keys if "p2pshuffle" in str(key)))
+        (reason,) = {one.reason for one in decisions if one.what == "plain tasks"}
+        assert reason.startswith("a P2P shuffle of ")
+        del held
+
+    on_bundling_cluster(test)
