@@ -88,11 +88,14 @@ BOUNDARY = {
 }
 #: Functions in which an error ends nothing, with the reason; the plugin goes on.
 HANDLED = {
-    "Arrival._bundled": "the graph runs as it came",
+    "Arrival.materialize": "the graph runs as it came, or without a sample",
+    "Arrival.prepare": "the graph runs as it came",
     "Arrival.settle": "the graph runs as it came",
     "Bundles.keys": "the graph runs as it came",
     "GraphArrivals._arrival_of": "the graph runs as it came, and Dask reports what cannot be deserialized",
     "GraphArrivals._prepare": "the graph runs as it came",
+    "GraphArrivals._run_sample": "the graph runs as it came, and the client releases its sample",
+    "_in_this_process": "the graph runs as it came",
     "active_update": "the graph runs as it came",
     "in_this_process": "the graph runs as it came",
     "Interval.__radd__": "messages are batched as by Dask for once",

@@ -7,7 +7,9 @@ import sys
 import time
 import uuid
 import warnings
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import dask
@@ -37,6 +39,8 @@ LIMIT_S = 30.0
 _SETTLED_S = 2.0
 #: Tasks of a chain that is bundled: all tasks are taken to be short [tasks].
 _N_BUNDLED = 12
+#: Tasks of a graph of which a sample runs first: enough for three threads [tasks].
+_N_SAMPLED = 30
 _CONFIG = {
     "distributed.scheduler.work-stealing-interval": "50ms",
     "distributed.scheduler.active-memory-manager.start": False,
@@ -47,13 +51,35 @@ def add(*numbers: int) -> int:
     return sum(numbers)
 
 
+class _Known(AllShort):
+    """Averages of all prefixes; but one is not known yet when a graph arrives."""
+
+    UNKNOWN = "sampled"
+
+    def __contains__(self, name: object) -> bool:
+        return name != self.UNKNOWN
+
+
 def expected() -> list[int]:
     """Return the results of the workload."""
-    return [*range(30), 6 * 8, *(i + 48 for i in range(10)), sum(range(20)), _N_BUNDLED + 1]
+    return [
+        sum(range(_N_SAMPLED)),
+        *range(30),
+        6 * 8,
+        *(i + 48 for i in range(10)),
+        sum(range(20)),
+        _N_BUNDLED + 1,
+    ]
 
 
 def workload(client: Any, first: str) -> list[Any]:
-    """Submit tasks that prefer one worker, chains, readers of small results, declared costs, and a graph."""
+    """Submit two graphs, and tasks that prefer one worker, chains, readers of small results, declared costs.
+
+    The first graph is of unknown tasks and arrives while all workers are idle, so that a sample runs.
+    """
+    name = f"{_Known.UNKNOWN}-{uuid.uuid4().hex}"
+    leaves: dict[Any, Any] = {(name, i): (add, i) for i in range(_N_SAMPLED)}
+    sampled = client.get({**leaves, (name, "sum"): (add, *leaves)}, [(name, "sum")], sync=False)
     futures = client.map(
         pause, range(30), seconds=0.003, workers=[first], allow_other_workers=True, pure=False
     )
@@ -68,7 +94,7 @@ def workload(client: Any, first: str) -> list[Any]:
     graph = {(name, i): (add, 1, (name, i - 1)) if i else (add, 1) for i in range(_N_BUNDLED)}
     leaf = (name, "last")
     bundled = client.get({**graph, leaf: (add, 1, (name, _N_BUNDLED - 1))}, [leaf], sync=False)
-    return [*futures, join, *read, client.submit(add, *costs, pure=False), *bundled]
+    return [*sampled, *futures, join, *read, client.submit(add, *costs, pure=False), *bundled]
 
 
 def worker_inventory(dask_worker: Any) -> dict[str, object]:
@@ -86,16 +112,18 @@ def run_on_one_loop(mode: str, injector: Injector) -> list[str]:
     problems: list[str] = []
 
     async def test(cluster: Cluster) -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
         try:
             async for problem in _problems(mode, injector, cluster):
                 problems.append(problem)
         finally:
             sys.settrace(None)
-            await offload(sys.settrace, None)
+            for thread in _threads():
+                await thread(sys.settrace, None)
 
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore")
-        patch.setattr(Graphs, "learned", lambda _: AllShort())
+        patch.setattr(Graphs, "learned", lambda _: _Known())
         try:
             on_cluster(test, (None, None, None), _CONFIG, plugin=False, limit_s=LIMIT_S)
         except TimeoutError:
@@ -103,6 +131,11 @@ def run_on_one_loop(mode: str, injector: Injector) -> list[str]:
         except FAILURES as error:
             problems.append(f"an error reached the client: {story(error)}")
     return problems
+
+
+def _threads() -> list[Callable[..., Any]]:
+    """Return functions that run others in the threads in which graphs are materialized and bundled."""
+    return [offload, partial(asyncio.get_running_loop().run_in_executor, None)]
 
 
 def _announced(scheduler: Any, topic: str) -> set[str]:
@@ -132,7 +165,8 @@ async def _problems(mode: str, injector: Injector, cluster: Cluster) -> AsyncIte
         await comes(lambda: all(len(_announced(scheduler, topic)) == len(addresses) for topic in _TOPICS))
     if mode == "run":
         sys.settrace(injector.trace)
-        await offload(sys.settrace, injector.trace)  # arriving graphs are bundled in another thread
+        for thread in _threads():
+            await thread(sys.settrace, injector.trace)
     results = await client.gather(workload(client, addresses[0]))
     if results != expected():
         yield f"wrong results: {results}"

@@ -27,7 +27,7 @@ from one_loop import Cluster, comes, on_cluster
 
 from ferroflow_dask import explain, uninstall
 from ferroflow_dask.bundling import sequence
-from ferroflow_dask.scheduler.graphs import samples
+from ferroflow_dask.scheduler.graphs import arrival, samples
 from ferroflow_dask.scheduler.graphs.arrival import Arrival
 from ferroflow_dask.scheduler.graphs.samples import Sample, Samples
 
@@ -179,6 +179,41 @@ def test_a_sample_runs_again_elsewhere_if_its_worker_is_lost(gate: Gate, sampled
         gate.open()
         assert await cluster.client.gather(futures) == VALUES
         assert len(sampled) == 1
+
+    on_capable_cluster(test)
+
+
+def broken(*_: Any, **__: Any) -> None:
+    raise ValueError("planned")
+
+
+@pytest.mark.parametrize(
+    ("patched", "name"),
+    [(arrival, "sample_of"), (samples, "_Running"), (Arrival, "expected_s"), (Arrival, "prepare")],
+    ids=[
+        "its sample is not found",
+        "its sample is not followed",
+        "its duration is not known",
+        "it is not cut",
+    ],
+)
+def test_a_graph_runs_although(patched: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patched, name, broken)
+
+    async def test(cluster: Bundling) -> None:
+        assert await cluster.values(*graph()) == VALUES
+        await cluster.is_empty()
+        assert await cluster.values(*graph()) == VALUES
+
+    on_capable_cluster(test)
+
+
+def test_a_graph_with_a_cycle_has_the_error_of_dask() -> None:
+    async def test(cluster: Bundling) -> None:
+        cycle: dict[str, Any] = {f"in-{i}": (add, "", f"in-{(i + 1) % N}") for i in range(N)}
+        (future,) = cluster.client.get({**cycle, "out-0": (add, "", "in-0")}, ["out-0"], sync=False)
+        with pytest.raises(RuntimeError, match="Cycle detected"):
+            await future
 
     on_capable_cluster(test)
 

@@ -148,12 +148,9 @@ class Arrival:
         return ts is not None and bool(ts.who_has)
 
     def prepare(self) -> None:
-        """Bundle the graph if that is possible."""
+        """Bundle the graph if that is possible; raise what Dask raises for a graph that it cannot order."""
         if self._error is None:
-            try:
-                self._result = self._prepared()
-            except Exception as error:  # noqa: BLE001 -- raised again when Dask materializes the graph
-                self._error = error
+            self._result = self._prepared()
 
     def _prepared(self) -> dict[Key, GraphNode]:
         graph = self._graph
