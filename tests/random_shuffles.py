@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import random
+import re
 import sys
 import time
 import warnings
@@ -36,8 +37,8 @@ _JOINS = ("inner", "left", "right", "outer")
 
 
 def first_rows(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the first two rows, with their sum as another column."""
-    return rows.head(2).assign(total=rows.i.sum())
+    """Return the first two rows, with the sum of a column as another one."""
+    return rows.head(2).assign(total=rows.d.sum())
 
 
 def of_chunk(chunk: Any) -> Any:
@@ -97,6 +98,10 @@ class Program:
         elif kind == 5:
             rows.index = pd.date_range("2024-01-01", periods=n, freq="h", tz="Europe/Berlin")
         self.note(f"{n} rows, index {kind}")
+        if self.rng.random() < 0.15:
+            self.note("a name of the columns, attributes")
+            rows = rows.rename_axis(columns="field")
+            rows.attrs = {"source": "random"}
         return rows
 
     def source(self) -> Any:
@@ -269,7 +274,7 @@ def _aggregated(p: Program, f: Any) -> Any:
 def _applied(p: Program, f: Any) -> Any:
     key = p.key()
     p.note(f"by {key}")
-    meta = f._meta.assign(total=f._meta.i)
+    meta = f._meta.drop(columns=key).assign(total=f._meta.d)
     return f.groupby(key, observed=True).apply(first_rows, meta=meta)
 
 
@@ -313,6 +318,7 @@ def assert_same(found: Any, expected: Any) -> None:
     if isinstance(expected, pd.DataFrame):
         options = {"check_index_type": "exact", "check_column_type": "exact"}
         pd.testing.assert_frame_equal(found, expected, check_exact=True, **options)
+        assert found.attrs == expected.attrs
         assert [*map(str, found.dtypes)] == [*map(str, expected.dtypes)]
         for i in range(expected.shape[1]):
             assert [*map(type, found.iloc[:, i])] == [*map(type, expected.iloc[:, i])]
@@ -367,7 +373,8 @@ def run(seed: int, client: Client) -> Outcome:
 
 
 def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:80].replace("\n", " ")
+    text = re.sub(r"[0-9a-f]{32}", "…", f"{type(error).__name__}: {error}")
+    return text[:80].replace("\n", " ")
 
 
 @contextmanager

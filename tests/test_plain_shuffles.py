@@ -21,7 +21,7 @@ from ferroflow_dask.bundling import shuffle_tasks, shuffles
 from ferroflow_dask.bundling.shuffles import Shuffle, has_p2p, unfused, with_plain_tasks
 from ferroflow_dask.scheduler.graphs import arrival
 
-N_PROGRAMS = 40
+N_PROGRAMS = 32
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,8 @@ def p2p() -> Iterator[None]:
 
 def frame(n: int = 4, **columns: Any) -> Any:
     data = {"name": [*"abcd"] * 25, "value": np.arange(100.0), **columns}
-    return dd.from_pandas(pd.DataFrame(data), npartitions=n, sort=False)
+    rows = pd.DataFrame(data).rename_axis(columns="field")  # P2P loses this name
+    return dd.from_pandas(rows, npartitions=n, sort=False)
 
 
 def shuffled(**columns: Any) -> Any:

@@ -36,6 +36,10 @@ def split_frame(frame: Any, column: str, partition: int, drop_column: bool) -> P
     import pyarrow as pa
     from dask.dataframe.dispatch import to_pyarrow_table_dispatch
 
+    if frame.columns.name is not None or getattr(frame, "attrs", None):
+        # The join inside P2P drops both.
+        frame = frame.rename_axis(columns=None)
+        frame.attrs = {}
     table = to_pyarrow_table_dispatch(frame, preserve_index=True)
     numbers = pa.array(np.full(len(table), partition, dtype=np.uint32))
     table = table.append_column(_arrow._INPUT_PARTITION_ID_COLUMN, numbers).sort_by(column)
