@@ -9,6 +9,7 @@ clusters.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -129,7 +130,9 @@ def _codes_in(module: ModuleType) -> Iterator[tuple[str, CodeType]]:
             for function in _functions_of(member):
                 qualname = f"{value.__qualname__}.{name}".strip(".")
                 code = function.__code__
-                if code.co_filename != "<string>" or name in _WRITTEN_BY_DATACLASS:
+                # All dataclasses share `__getstate__` and `__setstate__`, also those that workers unpickle.
+                is_own = code.co_filename not in ("<string>", dataclasses.__file__)
+                if is_own or name in _WRITTEN_BY_DATACLASS:
                     yield from _with_nested(qualname, code)
 
 
