@@ -12,8 +12,8 @@ from typing import Any
 
 from distributed.shuffle import _arrow
 
-#: The rows of an input partition, sorted by output partition, and the rows of each output partition. Slices of
-#: a table would each be sent with the buffers of the whole table.
+#: The rows of an input partition, sorted by output partition, and where those of each output partition are.
+#: Slices of a table would each be sent with the buffers of the whole table.
 Pieces = tuple[Any, dict[int, slice]]
 #: Position of a chunk in an array.
 Index = tuple[int, ...]

@@ -200,8 +200,9 @@ class Arrival:
         def is_replaced(group: list[shuffles.Shuffle]) -> bool:
             outputs = {task.key for shuffle in group for task in shuffle.unpacks}
             size = sum(self._nbytes(key, learned) for shuffle in group for key in shuffle.inputs)
-            if any(shuffle.barrier.key in self._tasks for shuffle in group):
-                return False  # the scheduler has them as P2P tasks
+            parts = {task.key for shuffle in group for task in (shuffle.barrier, *shuffle.transfers)}
+            if not parts.isdisjoint(self._tasks) or not parts.isdisjoint(self._keys):
+                return False  # the scheduler has them as P2P tasks, or the client wants one
             if size > most and self._tasks.keys().isdisjoint(outputs):
                 return False
             nbytes.update(dict.fromkeys(outputs, size))

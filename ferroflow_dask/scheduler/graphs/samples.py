@@ -13,7 +13,8 @@ from dask.typing import Key
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
 
-#: Longest wait for the first task of a sample [s]: new workers import the libraries of the tasks.
+#: Longest wait for the first task of a sample, and again from then on [s]: new workers import the libraries of
+#: the tasks.
 _FIRST_S = 2.0
 #: Longest wait from then on [s], and the same as part of the expected duration of the graph.
 _LEAST_S, _MOST_PART = 0.05, 0.05
@@ -105,7 +106,7 @@ class Samples:
                 running.event.clear()
                 if not has_first:
                     has_first = True
-                    deadline = clock() + max(_LEAST_S, _MOST_PART * expected_s())
+                    deadline = clock() + min(max(_LEAST_S, _MOST_PART * expected_s()), _FIRST_S)
         except TimeoutError:
             pass
         finally:
