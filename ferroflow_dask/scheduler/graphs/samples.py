@@ -13,10 +13,10 @@ from dask.typing import Key
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
 
-#: Longest wait for the first task of a sample, and again from then on [s]: new workers import the libraries of
-#: the tasks.
+#: Longest wait for the first task of a sample [s], as new workers import the libraries of the tasks; and again
+#: for the others.
 _FIRST_S = 2.0
-#: Longest wait from then on [s], and the same as part of the expected duration of the graph.
+#: Wait for the others: at least so long [s], and this part of the expected duration of the graph.
 _LEAST_S, _MOST_PART = 0.05, 0.05
 #: States of tasks that have not ended.
 _UNENDED = frozenset({"waiting", "no-worker", "queued", "processing"})
