@@ -13,8 +13,7 @@ from dask.typing import Key
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
 
-#: Longest wait for the first task of a sample [s], as new workers import the libraries of the tasks; and again
-#: for the others.
+#: Longest wait for the first task of a sample, as new workers import libraries, and again for the others [s].
 _FIRST_S = 2.0
 #: Wait for the others: at least so long [s], and this part of the expected duration of the graph.
 _LEAST_S, _MOST_PART = 0.05, 0.05
