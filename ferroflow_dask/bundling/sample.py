@@ -40,7 +40,7 @@ def sample_of(
     not_now : collection of Key, optional
         Tasks that cannot run in a sample, nor can those that read them.
     sized : collection of Key, optional
-        Tasks whose result sizes are needed, however few they are.
+        Tasks whose results have to be measured, unless they read more than half of the graph.
 
     Returns
     -------
@@ -52,8 +52,9 @@ def sample_of(
         for key, task in tasks.items()
         if not isinstance(task, NO_WORK) and (prefix := key_split(key)) not in known
     }
-    needed = {unknown[key] for key in sized if key in unknown}
-    if len(unknown) < _FEWEST * n_threads and not needed:
+    if len(unknown) < _FEWEST * n_threads:
+        unknown = {}
+    if not unknown and not sized:
         return set()
     by_prefix: dict[str, list[Key]] = {}
     blocked = set(not_now)
@@ -67,12 +68,13 @@ def sample_of(
             by_prefix.setdefault(unknown[key], []).append(key)
     most = max(int(_MOST * len(tasks)), _FEWEST)
     sample: set[Key] = set()
-    n_sampled: Counter[str] = Counter()
+    for key in sized:
+        if key in tasks and key not in blocked:
+            sample |= _closure(key, tasks, sample, max(most, len(tasks) // 2) - len(sample))
+    n_sampled = Counter(unknown[key] for key in sample if key in unknown)
     # In turns, the last prefixes first: what their tasks read is in the sample already when its turn comes.
     turns = deque(
-        (prefix, iter(keys))
-        for prefix, keys in reversed(by_prefix.items())
-        if prefix in needed or len(keys) > 2 * n_threads
+        (prefix, iter(keys)) for prefix, keys in reversed(by_prefix.items()) if len(keys) > 2 * n_threads
     )
     while turns:
         prefix, keys = turns.popleft()

@@ -9,12 +9,13 @@ each output is put together.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from dask._task_spec import Alias, GraphNode, List, Task, TaskRef
 from dask.typing import Key
+from dask.utils import key_split
 from distributed.shuffle._arrow import check_dtype_support
 from distributed.shuffle._core import P2PBarrierTask
 
@@ -30,6 +31,8 @@ _TRANSFERS = {
     "assign_index_merge_transfer": 4,
 }
 _UNPACKS = {"shuffle_unpack": (0,), "rechunk_unpack": (0,), "merge_unpack": (0, 1)}
+#: Prefixes of the tasks by which Dask merges chunks before a rechunk by P2P.
+_RECHUNKED = frozenset({"rechunk-merge", "rechunk-split"})
 _MODULES = ("distributed.shuffle.", "dask.dataframe.dask_expr.")
 _MERGE_OPTIONS = (
     "how",
@@ -58,10 +61,9 @@ class Shuffle:
     transfers: list[Task] = field(default_factory=list)
     unpacks: list[Task] = field(default_factory=list)
 
-    @property
-    def inputs(self) -> list[Key]:
-        """Keys of the data that are shuffled."""
-        return [task.args[0].key for task in self.transfers]
+    def sources(self, graph: Graph) -> list[Key]:
+        """Return the keys of the data that are shuffled."""
+        return _sources(graph, (task.args[0].key for task in self.transfers))
 
 
 def has_p2p(graph: Graph) -> bool:
@@ -69,11 +71,29 @@ def has_p2p(graph: Graph) -> bool:
     return any(isinstance(task, P2PBarrierTask) for task in graph.values())
 
 
-def parts_and_inputs(graph: Graph) -> tuple[set[Key], set[Key]]:
-    """Return the keys of the P2P tasks that come before outputs, and of the data that they shuffle."""
-    transfers = [task for task in graph.values() if isinstance(task, Task) and _name(task) in _TRANSFERS]
-    barriers = [key for key, task in graph.items() if isinstance(task, P2PBarrierTask)]
-    return {*barriers, *(task.key for task in transfers)}, {task.args[0].key for task in transfers}
+def _sources(graph: Graph, inputs: Iterable[Key]) -> list[Key]:
+    """Return the inputs of a shuffle; in place of those that Dask has rechunked before, what they consist of."""
+    found: dict[Key, None] = {}
+    stack = list(inputs)[::-1]
+    while stack:
+        key = stack.pop()
+        if key in graph and key_split(key) in _RECHUNKED:
+            stack += graph[key].dependencies
+        else:
+            found[key] = None
+    return list(found)
+
+
+def parts_and_sources(graph: Graph) -> tuple[set[Key], list[list[Key]]]:
+    """Return the keys of the P2P tasks that come before outputs, and those of the data of each shuffle."""
+    parts = {key for key, task in graph.items() if isinstance(task, P2PBarrierTask)}
+    inputs: defaultdict[Any, list[Key]] = defaultdict(list)
+    for task in graph.values():
+        name = _name(task)
+        if isinstance(task, Task) and name in _TRANSFERS:
+            parts.add(task.key)
+            inputs[task.args[_TRANSFERS[name]]].append(task.args[0].key)
+    return parts, [_sources(graph, keys) for keys in inputs.values()]
 
 
 def unfused(graph: Graph) -> dict[Key, GraphNode]:

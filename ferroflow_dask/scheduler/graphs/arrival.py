@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -38,6 +38,8 @@ _FEWEST = 10
 #: Plain tasks send them to each worker, so their costs grow with the data. P2P costs some tenths of a second
 #: for no data, and less for each byte. On four workers of two cores both take equally long at 64 to 128 MB.
 _MOST_SHUFFLED, _MOST_SHUFFLED_S = 32 * 2**20, 0.25
+#: Partitions or chunks of a shuffle that are measured.
+_MEASURED = 3
 #: Annotations that the tasks of a bundle pass on to it, if all tasks of the graph have the same value.
 INHERITED = frozenset({"priority", "span"})
 
@@ -116,8 +118,6 @@ class Arrival:
         except Exception as error:  # noqa: BLE001 -- raised again when Dask materializes the graph
             self._error = error
         self._expr = None
-        if len(self._graph) < _FEWEST or len(self._graph) == len(self._keys):
-            return
         try:
             self.sample = self._sampled()
         except FAILURES:
@@ -127,8 +127,13 @@ class Arrival:
         learned = self._knowledge.learned()
         if learned is None or not self._knowledge.has_idle_threads() or self._bundles.hold_some(self._graph):
             return None
+        is_small = len(self._graph) < _FEWEST or len(self._graph) == len(self._keys)
+        is_known = is_small or all(key_split(key) in learned for key in self._graph)
+        if is_known and not shuffles.has_p2p(self._graph):
+            return None
         graph = shuffles.unfused(self._graph)
-        parts, sized = shuffles.parts_and_inputs(graph)
+        parts, sources = shuffles.parts_and_sources(graph)
+        sized = [key for shuffle in sources for key in self._measured(shuffle, learned)]
         missing = {key: task for key, task in graph.items() if key not in self._tasks}
         missing = cull(missing, self._keys & missing.keys())
         not_now = {
@@ -189,26 +194,23 @@ class Arrival:
         learned = self._knowledge.learned()
         if learned is None or not shuffles.has_p2p(graph):
             return graph
-        cluster = self._knowledge.cluster()
-        most = min(
-            _MOST_SHUFFLED,
-            _MOST_SHUFFLED_S * cluster.bandwidth,
-            MEMORY_SHARE * (cluster.memory_nbytes or inf),
-        )
+        most = self._most_shuffled()
+        plain = shuffles.unfused(graph)
         nbytes: dict[Key, float] = {}
 
         def is_replaced(group: list[shuffles.Shuffle]) -> bool:
             outputs = {task.key for shuffle in group for task in shuffle.unpacks}
-            size = sum(self._nbytes(key, learned) for shuffle in group for key in shuffle.inputs)
+            size = sum(self._nbytes(shuffle.sources(plain)) for shuffle in group)
             parts = {task.key for shuffle in group for task in (shuffle.barrier, *shuffle.transfers)}
             if not parts.isdisjoint(self._tasks) or not parts.isdisjoint(self._keys):
                 return False  # the scheduler has them as P2P tasks, or the client wants one
-            if size > most and self._tasks.keys().isdisjoint(outputs):
+            is_plain = not outputs.isdisjoint(self._tasks) or self._bundles.hold_some(outputs)
+            if size > most and not is_plain:
                 return False
             nbytes.update(dict.fromkeys(outputs, size))
             return True
 
-        found = shuffles.with_plain_tasks(shuffles.unfused(graph), is_replaced)
+        found = shuffles.with_plain_tasks(plain, is_replaced)
         if not found.outputs:
             return graph
         self.shuffled = nbytes
@@ -216,11 +218,27 @@ class Arrival:
             by_key |= {new: by_key[old] for new, old in found.origins.items() if old in by_key}
         return found.tasks
 
-    def _nbytes(self, key: Key, learned: Mapping[str, Averages | None]) -> float:
-        ts, averages = self._tasks.get(key), learned.get(key_split(key))
-        if ts is not None and ts.nbytes >= 0:
-            return float(ts.nbytes)
-        return averages.nbytes if averages is not None else inf
+    def _most_shuffled(self) -> float:
+        """Return the size up to which a shuffle becomes plain tasks [B]."""
+        cluster = self._knowledge.cluster()
+        memory = MEMORY_SHARE * (cluster.memory_nbytes or inf)
+        return min(_MOST_SHUFFLED, _MOST_SHUFFLED_S * cluster.bandwidth, memory)
+
+    def _measured(self, sources: Sequence[Key], learned: Mapping[str, Averages | None]) -> Iterable[Key]:
+        """Return the data of a shuffle from which its size is estimated; none if it is surely large.
+
+        A prefix may stand for data of many sizes, so what was learned does not show that a shuffle is small.
+        """
+        known = [learned.get(key_split(key)) for key in sources]
+        if sum(one.nbytes for one in known if one is not None) > self._most_shuffled():
+            return ()
+        last = len(sources) - 1
+        return dict.fromkeys(sources[last * i // (_MEASURED - 1)] for i in range(_MEASURED))
+
+    def _nbytes(self, sources: Sequence[Key]) -> float:
+        """Return the size of data by that of those which exist [B]; infinite if none does."""
+        found = [ts.nbytes for key in sources if (ts := self._tasks.get(key)) is not None and ts.nbytes >= 0]
+        return sum(found) + (len(sources) - len(found)) * max(found) if found else inf
 
     # Bundles
 
