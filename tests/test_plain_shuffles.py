@@ -199,6 +199,7 @@ def test_the_second_run_of_little_data_has_no_p2p(most: int, monkeypatch: pytest
         for _ in range(2):
             on.forget_seen()
             await assert_yield(on, collections, expected)
+            await on.is_empty()
         assert len(barriers(on)) == (0 if most else 4)
 
     on_cluster_with_stock_first(collections, test)

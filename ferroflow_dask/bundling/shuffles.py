@@ -72,7 +72,7 @@ def has_p2p(graph: Graph) -> bool:
 
 
 def _sources(graph: Graph, inputs: Iterable[Key]) -> list[Key]:
-    """Return the inputs of a shuffle; in place of those that Dask has rechunked before, what they consist of."""
+    """Return the inputs of a shuffle; for those that Dask has rechunked before, what they consist of."""
     found: dict[Key, None] = {}
     stack = list(inputs)[::-1]
     while stack:
