@@ -70,7 +70,9 @@ def test_no_worker_is_fast_because_another_was_held_up() -> None:
 def test_by_prefix_returns_means() -> None:
     costs = learned(5.0, 0.01, 1.0, nbytes=8)
     learned(0.01, nbytes=1000, into=costs)
-    assert costs.by_prefix() == {"f": (pytest.approx(0.307 * 0.7 + 0.003), pytest.approx(8 + 0.3 * 992))}
+    assert costs.by_prefix() == {
+        "f": (pytest.approx(0.307 * 0.7 + 0.003), pytest.approx(8 + 0.3 * 992), 1000)
+    }
     assert costs.nbytes(task()) == pytest.approx(8 + 0.3 * 992)
     assert costs.nbytes(task("g")) is None
 

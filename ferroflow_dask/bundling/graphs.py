@@ -33,10 +33,13 @@ class Averages:
         Duration of a task [s].
     nbytes : float
         Size of a result [B].
+    most_nbytes : float
+        Size of the largest result of late [B].
     """
 
     duration_s: float
     nbytes: float = 0.0
+    most_nbytes: float = 0.0
 
 
 _NOTHING = Averages(0.0)

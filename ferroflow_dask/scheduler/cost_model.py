@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Weight of a new duration in the mean.
 _WEIGHT = 0.3
+#: The largest result size of a prefix, after each later result, as part of itself.
+_SHRINKING = 0.99
 #: A duration of more than this many times the mean of its kind was delayed by something else and counts as
 #: this.
 _DELAYED = 4.0
@@ -40,6 +42,8 @@ class _Prefix:
 
     mean_s: float
     mean_nbytes: float
+    #: Of the largest result; later ones make it smaller, slowly.
+    most_nbytes: float
     #: Workers that have run a task of the prefix; whether all did so for the first time.
     workers: set[str]
     is_cold: bool = True
@@ -75,9 +79,10 @@ class CostModel:
     def _record_prefix(self, name: str, seconds: float, nbytes: int, worker: str) -> None:
         known = self._prefixes.get(name)
         if known is None:
-            known = self._prefixes[name] = _Prefix(seconds, float(nbytes), {worker})
+            known = self._prefixes[name] = _Prefix(seconds, float(nbytes), float(nbytes), {worker})
         else:
             known.mean_nbytes += _WEIGHT * (nbytes - known.mean_nbytes)
+            known.most_nbytes = max(float(nbytes), _SHRINKING * known.most_nbytes)
             # The first task of a prefix on a worker often takes longer, for imports and caches.
             is_cold = worker not in known.workers
             if len(known.workers) < _MOST_WORKERS:
@@ -105,10 +110,11 @@ class CostModel:
             for prefix, _ in known:
                 prefix.mean_s *= 1 + _WEIGHT * (factor - 1)
 
-    def by_prefix(self) -> dict[str, tuple[float, float]]:
-        """Return the mean duration [s] and result size [B] of each prefix."""
+    def by_prefix(self) -> dict[str, tuple[float, float, float]]:
+        """Return the mean duration [s], and the mean and the largest result size [B], of each prefix."""
         # A copy, since threads other than the scheduler's may ask.
-        return {name: (known.mean_s, known.mean_nbytes) for name, known in list(self._prefixes.items())}
+        known = list(self._prefixes.items())
+        return {name: (one.mean_s, one.mean_nbytes, one.most_nbytes) for name, one in known}
 
     def of_kind(self, ts: TaskState) -> float | None:
         """Return the duration of tasks of the same kind [s]; None if none has run."""

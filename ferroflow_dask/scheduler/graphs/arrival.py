@@ -230,7 +230,7 @@ class Arrival:
         A prefix may stand for data of many sizes, so what was learned does not show that a shuffle is small.
         """
         known = [learned.get(key_split(key)) for key in sources]
-        if sum(one.nbytes for one in known if one is not None) > self._most_shuffled():
+        if sum(one.most_nbytes for one in known if one is not None) > self._most_shuffled():
             return ()
         last = len(sources) - 1
         return dict.fromkeys(sources[last * i // (_MEASURED - 1)] for i in range(_MEASURED))
