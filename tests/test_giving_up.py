@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import sleep
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.cluster
 def _all_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
     take_all_for_short(monkeypatch)
     monkeypatch.setattr(sequence, "_given_up", {})
+    monkeypatch.setattr(sequence, "_too_short_s", {})
 
 
 def test_a_late_bundle_is_split_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,6 +50,32 @@ def test_a_late_bundle_does_not_make_the_prefix_of_its_output_separate(
         assert not cluster.stealing.graphs._learned.separate
 
     on_bundling_cluster(test)
+
+
+def test_another_bundle_as_wrong_as_a_late_one_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sequence, "_LATE_S", 0.0)
+
+    async def test(cluster: Bundling) -> None:
+        assert await cluster.values(slow_chain(0)) == [12]
+        assert cluster.counts["split"] == 1
+        assert (CALLS["inc-0"], CALLS["inc-1"]) == (2, 1)
+        assert await cluster.values(slow_chain(100)) == [12]
+        assert cluster.counts["split"] == 2
+        assert CALLS["inc-100"] == 1
+
+    on_bundling_cluster(test, resources=(None,))
+
+
+def slow_chain(first: int) -> Any:
+    last = task(f"inc-{first}", 0, function=slow)
+    for i in range(first + 1, first + 12):
+        last = task(f"inc-{i}", last)
+    return last
+
+
+def slow(key: str, *values: int) -> int:
+    sleep(0.1)
+    return add(key, *values)
 
 
 def iterate(key: str, *values: int) -> Any:

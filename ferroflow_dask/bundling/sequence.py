@@ -28,6 +28,12 @@ TOPIC = "ferroflow-bundles"
 _LATE, _LATE_S = 5.0, 0.25
 #: Bundles that gave up in this process, by the key of their last task.
 _given_up: dict[Key, None] = {}
+#: Of late bundles of this process, by the prefixes of their tasks: the expected duration of a task, and when
+#: they gave up [s].
+_too_short_s: dict[frozenset[str], tuple[float, float]] = {}
+#: A bundle that expects up to so many times as much for a task is as wrong as a late one, for so long [s]:
+#: the late one may only have shared its cores with others.
+_AS_WRONG, _AS_WRONG_S = 2.0, 5.0
 _KEPT = 10_000
 
 #: Graph nodes that compute nothing: data, and aliases of other keys.
@@ -81,12 +87,15 @@ class ExecuteTasks:
         """
         values = [results[i] if item is None else results[i][item] for i, item in self.arguments]
         self._check_lazy(range(len(values)), values)
+        if self._is_as_wrong():
+            self._give_up()
         late_s, half = self._late_s(), len(self.steps) // 2
         try:
             for at, step in enumerate(self.steps):
                 thread_state.ferroflow_key = self.keys[at]
                 self._run(at, step, values)
                 if at < half and perf_counter() > late_s:
+                    self._note_late()
                     self._give_up()
         finally:
             thread_state.ferroflow_key = None
@@ -112,6 +121,22 @@ class ExecuteTasks:
     def _late_s(self) -> float:
         """Return the time after which the bundle takes much longer than expected [s]."""
         return inf if self.cost_s is None else perf_counter() + _LATE * self.cost_s + _LATE_S
+
+    def _note_late(self) -> None:
+        """Remember what was expected: other bundles of the graph should not start only to give up, too."""
+        assert self.stands_for is not None
+        assert self.cost_s is not None
+        _too_short_s[frozenset(self.stands_for)] = self.cost_s / len(self.steps), perf_counter()
+        if len(_too_short_s) > _KEPT:
+            del _too_short_s[next(iter(_too_short_s))]
+
+    def _is_as_wrong(self) -> bool:
+        """Return whether a bundle of the same prefixes was late that expected about as much."""
+        if not _too_short_s or self.stands_for is None or self.cost_s is None:
+            return False
+        each_s, when_s = _too_short_s.get(frozenset(self.stands_for), (0.0, 0.0))
+        is_recent = when_s + _AS_WRONG_S > perf_counter()
+        return is_recent and self.cost_s / len(self.steps) <= _AS_WRONG * each_s
 
     def _check_lazy(self, numbers: Iterable[int], values: Sequence[Any]) -> None:
         """Give up if some of the values are iterators.
