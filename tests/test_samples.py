@@ -22,7 +22,7 @@ from bundled import (
     task,
 )
 from dask.utils import key_split
-from distributed import Client, Worker
+from distributed import Client, Status, Worker
 from one_loop import Cluster, comes, on_cluster
 
 from ferroflow_dask import explain, uninstall
@@ -298,6 +298,7 @@ def test_a_scheduler_may_close(gate: Gate) -> None:
         gate.open()
         await cluster.client.close()
         await cluster.scheduler.close()
+        assert cluster.scheduler.status is Status.closed
         del futures
 
     on_cluster(test, limit_s=30)

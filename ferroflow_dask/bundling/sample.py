@@ -56,20 +56,15 @@ def sample_of(
         unknown = {}
     if not unknown and not sized:
         return set()
+    ready = _ready(tasks, not_now)
     by_prefix: dict[str, list[Key]] = {}
-    blocked = set(not_now)
-    # Dependencies first.
-    for key in toposort(
-        tasks, {key: [one for one in task.dependencies if one in tasks] for key, task in tasks.items()}
-    ):
-        if not blocked.isdisjoint(tasks[key].dependencies):
-            blocked.add(key)
-        if key in unknown and key not in blocked:
+    for key in ready:
+        if key in unknown:
             by_prefix.setdefault(unknown[key], []).append(key)
     most = max(int(_MOST * len(tasks)), _FEWEST)
     sample: set[Key] = set()
     for key in sized:
-        if key in tasks and key not in blocked:
+        if key in ready:
             sample |= _closure(key, tasks, sample, max(most, len(tasks) // 2) - len(sample))
     n_sampled = Counter(unknown[key] for key in sample if key in unknown)
     # In turns, the last prefixes first: what their tasks read is in the sample already when its turn comes.
@@ -78,15 +73,27 @@ def sample_of(
     )
     while turns:
         prefix, keys = turns.popleft()
-        key = next((key for key in keys if key not in sample), None)
-        if key is None or n_sampled[prefix] >= _WAVES * n_threads:
+        chosen = next((key for key in keys if key not in sample), None)
+        if chosen is None or n_sampled[prefix] >= _WAVES * n_threads:
             continue
-        new = _closure(key, tasks, sample, most - len(sample))
+        new = _closure(chosen, tasks, sample, most - len(sample))
         if new:
             sample |= new
             n_sampled.update(unknown[one] for one in new if one in unknown)
             turns.append((prefix, keys))
     return sample
+
+
+def _ready(tasks: Tasks, not_now: Collection[Key]) -> dict[Key, None]:
+    """Return the tasks that can run in a sample, dependencies first."""
+    dependencies = {key: [one for one in task.dependencies if one in tasks] for key, task in tasks.items()}
+    blocked, ready = set(not_now), dict[Key, None]()
+    for key in toposort(tasks, dependencies):
+        if key in blocked or not blocked.isdisjoint(tasks[key].dependencies):
+            blocked.add(key)
+        else:
+            ready[key] = None
+    return ready
 
 
 def _closure(key: Key, tasks: Tasks, present: set[Key], most: int) -> set[Key]:

@@ -127,8 +127,7 @@ class ExecuteTasks:
         assert self.stands_for is not None
         assert self.cost_s is not None
         _too_short_s[frozenset(self.stands_for)] = self.cost_s / len(self.steps), perf_counter()
-        if len(_too_short_s) > _KEPT:
-            del _too_short_s[next(iter(_too_short_s))]
+        _forget_oldest(_too_short_s)
 
     def _is_as_wrong(self) -> bool:
         """Return whether a bundle of the same prefixes was late that expected about as much."""
@@ -170,11 +169,15 @@ class ExecuteTasks:
         if self.keys[-1] in _given_up:
             return
         _given_up[self.keys[-1]] = None
-        if len(_given_up) > _KEPT:
-            del _given_up[next(iter(_given_up))]
+        _forget_oldest(_given_up)
         for prefix in prefixes:
             worker.log_event(TOPIC, {"prefix": prefix})
         raise Reschedule
+
+
+def _forget_oldest(noted: dict[Any, Any]) -> None:
+    if len(noted) > _KEPT:
+        del noted[next(iter(noted))]
 
 
 def bundle_in(task: object) -> ExecuteTasks | None:

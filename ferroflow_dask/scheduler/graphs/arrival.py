@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -100,6 +101,8 @@ class Arrival:
         self._outside: set[Key] = set()
         self._failed: set[Key] = set()
         self._annotations: dict[str, dict[Key, Any]] = {}
+        # Number of tasks by prefix, once there is a sample: counted in a thread, read in the event loop.
+        self._prefixes: Counter[str] = Counter()
         #: What should run before `prepare`; after `materialize`.
         self.sample: Sample | None = None
         #: Position of each task in Dask's static order, after `prepare`.
@@ -124,14 +127,18 @@ class Arrival:
             logger.warning("ferroflow: a graph runs without a sample", exc_info=True)
 
     def _sampled(self) -> Sample | None:
-        learned = self._knowledge.learned()
-        if learned is None or not self._knowledge.has_idle_threads() or self._bundles.hold_some(self._graph):
-            return None
+        has_p2p = shuffles.has_p2p(self._graph)
         is_small = len(self._graph) < _FEWEST or len(self._graph) == len(self._keys)
-        is_known = is_small or all(key_split(key) in learned for key in self._graph)
-        if is_known and not shuffles.has_p2p(self._graph):
+        if is_small and not has_p2p:
             return None
-        graph = shuffles.unfused(self._graph)
+        if not self._knowledge.has_idle_threads() or self._bundles.hold_some(self._graph):
+            return None
+        learned = self._knowledge.learned()
+        if learned is None:
+            return None
+        if not has_p2p and all(key_split(key) in learned for key in self._graph):
+            return None
+        graph = shuffles.unfused(self._graph) if has_p2p else self._graph
         parts, sources = shuffles.parts_and_sources(graph)
         sized = [key for shuffle in sources for key in self._measured(shuffle, learned)]
         missing = {key: task for key, task in graph.items() if key not in self._tasks}
@@ -146,6 +153,7 @@ class Arrival:
         if not keys:
             return None
         self._graph = graph
+        self._prefixes = Counter(map(key_split, graph))
         return Sample({key: missing[key] for key in keys}, self._annotations)
 
     def _is_in_memory(self, key: Key) -> bool:
@@ -184,15 +192,15 @@ class Arrival:
     def expected_s(self) -> float:
         """Return the expected duration of the graph by what is known now, overheads included [s]."""
         learned, cluster = self._knowledge.learned() or {}, self._knowledge.cluster()
-        known = [one.duration_s for key in self._graph if (one := learned.get(key_split(key))) is not None]
-        mean_s = sum(known) / len(known) if known else 0.0
-        return len(self._graph) * max(mean_s / cluster.n_threads, cluster.task_s)
+        known = [(one.duration_s, n) for name, n in self._prefixes.items() if (one := learned.get(name))]
+        n_known = sum(n for _, n in known)
+        mean_s = sum(n * each_s for each_s, n in known) / n_known if n_known else 0.0
+        return self._prefixes.total() * max(mean_s / cluster.n_threads, cluster.task_s)
 
     # Shuffles
 
     def _with_plain_shuffles(self, graph: dict[Key, GraphNode]) -> dict[Key, GraphNode]:
-        learned = self._knowledge.learned()
-        if learned is None or not shuffles.has_p2p(graph):
+        if not shuffles.has_p2p(graph) or self._knowledge.learned() is None:
             return graph
         most = self._most_shuffled()
         plain = shuffles.unfused(graph)
