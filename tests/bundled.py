@@ -108,9 +108,9 @@ def _function(i: int, functions: dict[str, Callable[..., Any]]) -> dict[str, Cal
 
 
 def fork(start: Any = 0, **functions: Callable[..., Any]) -> tuple[list[Any], list[Any]]:
-    """Return a chain, and three outputs that read its end: the chain is a bundle under a key of its own."""
+    """Return a chain, and three separate outputs that read its end: it is a bundle with a key of its own."""
     inner = chain("inc", start, **functions)
-    return inner, [task(f"out-{i}", inner[-1], i) for i in range(3)]
+    return inner, [apart(f"out-{i}", inner[-1], i) for i in range(3)]
 
 
 def keys_of(*collections: Any) -> set[Any]:

@@ -15,7 +15,7 @@ from dask._task_spec import GraphNode, Task, TaskRef, convert_legacy_graph
 from dask.core import flatten
 
 from ferroflow_dask.bundling.graphs import Averages, BundledGraph
-from ferroflow_dask.bundling.results import Place
+from ferroflow_dask.bundling.results import VALUE, Place
 from ferroflow_dask.cluster_profile import ClusterProfile
 
 FOUR = ClusterProfile((1,) * 4)
@@ -113,9 +113,16 @@ def graph_of(collection: Any) -> tuple[Graph, list[Any]]:
     return convert_legacy_graph(dict(optimized.__dask_graph__())), keys
 
 
+def delivered_keys(found: BundledGraph) -> set[Any]:
+    """Return the keys whose values bundles deliver: their tasks need not run."""
+    return {key for bundle in found.bundles.values() for key in bundle.delivered}
+
+
 def inner_keys(found: BundledGraph) -> set[frozenset[Any]]:
     """Return the keys of the tasks in each bundle."""
-    return {frozenset(task.key for task in bundle.tasks) for bundle in found.bundles.values()}
+    delivered = delivered_keys(found)
+    bundles = [bundle for key, bundle in found.bundles.items() if key not in delivered]
+    return {frozenset(task.key for task in bundle.tasks) for bundle in bundles}
 
 
 def assert_consistent(
@@ -127,7 +134,15 @@ def assert_consistent(
     assert found.bundles.keys() <= found.tasks.keys()
     plain = found.tasks.keys() - found.bundles.keys()
     assert all(found.tasks[key] is tasks[key] for key in plain)
-    inside = Counter(task.key for bundle in found.bundles.values() for task in bundle.tasks)
+    delivered = delivered_keys(found)
+    assert delivered <= wanted
+    bundles = {key: bundle for key, bundle in found.bundles.items() if key not in delivered}
+    for key in delivered:
+        ((read, (holder, item)),) = found.bundles[key].places.items()
+        assert read == (VALUE, key)
+        assert found.tasks[key].dependencies == {holder}
+        assert found.bundles[holder].exports[item] == key
+    inside = Counter(task.key for bundle in bundles.values() for task in bundle.tasks)
     inside.update(plain)
     assert set(inside.values()) <= {1}
     assert inside.keys() <= tasks.keys()
@@ -136,13 +151,13 @@ def assert_consistent(
     for key, task in found.tasks.items():
         assert task.key == key
         assert task.dependencies <= found.tasks.keys() | outside
-    for key, bundle in found.bundles.items():
+    for key, bundle in bundles.items():
         own = {task.key for task in bundle.tasks}
         assert set(bundle.exports) <= own
         assert bundle.places.keys() == {k for task in bundle.tasks for k in task.dependencies} - own
         assert found.tasks[key].dependencies == {holder for holder, _ in bundle.places.values()}
         for read, (holder, item) in bundle.places.items():
-            if holder in found.bundles:
+            if holder in bundles:
                 exports = found.bundles[holder].exports
                 assert exports[item or 0] == read
                 assert (item is None) == (len(exports) == 1)

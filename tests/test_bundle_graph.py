@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import dask
-import dask.array as da
 import dask.bag as db
 import numpy as np
 import pytest
@@ -25,6 +24,7 @@ from dask_graphs import (
     assert_consistent,
     chain,
     combine,
+    delivered_keys,
     graph_of,
     inner_keys,
     tree,
@@ -66,9 +66,10 @@ def test_a_bundled_collection_has_the_same_values_in_no_more_tasks(name: str, le
     found = bundled(collection, learned)
     assert_same_values(found, collection)
     tasks, _ = graph_of(collection)
-    assert len(found.tasks) <= len(tasks)
-    if learned.get("any") == Averages(1e-5) and name != "chunks":  # all of its keys are wanted
-        assert len(found.tasks) < len(tasks)
+    n_tasks = len(found.tasks.keys() - delivered_keys(found))
+    assert n_tasks <= len(tasks)
+    if learned.get("any") == Averages(1e-5):
+        assert n_tasks < len(tasks)
 
 
 #: Computations on a frame with the columns `name` and `value` in ten partitions.
@@ -91,7 +92,7 @@ def test_bundled_data_frames_have_the_same_values_in_fewer_tasks(name: str) -> N
     tasks, keys = graph_of(OF_FRAMES[name](dd.from_pandas(frame, npartitions=10)))
     found = bundle_graph(tasks, keys, FOUR, Known(1e-4))
     assert_consistent(tasks, {*keys}, found)
-    assert len(found.tasks) < len(tasks)
+    assert len(found.tasks.keys() - delivered_keys(found)) < len(tasks)
     for part, expected in zip(dask.get(found.tasks, keys), dask.get(tasks, keys), strict=True):
         pd.testing.assert_series_equal(part, expected)
 
@@ -101,7 +102,7 @@ def test_files_are_written_once(tmp_path: Path) -> None:
     parts = dask.delayed(list)(written.to_textfiles(str(tmp_path / "*.txt"), compute=False))
     tasks, keys = graph_of(parts)
     found = bundle_graph(tasks, keys, FOUR, Known(1e-5))
-    assert len(found.tasks) < len(tasks)
+    assert len(found.tasks.keys() - delivered_keys(found)) < len(tasks)
     dask.get(found.tasks, keys)
     lines = [path.read_text().split() for path in sorted(tmp_path.iterdir())]
     assert lines == [[str(i) for i in range(start, start + 5)] for start in range(0, 40, 5)]
@@ -224,12 +225,38 @@ def test_a_bundle_has_the_number_of_its_tasks_by_prefix_and_their_duration() -> 
         assert bundle.cost_s == pytest.approx(2e-3 * each["combine"])
 
 
-def test_wanted_keys_stay_and_a_graph_of_only_wanted_keys_is_not_changed() -> None:
-    tasks, keys = graph_of(da.arange(100, chunks=10) * 2)
-    found = bundle_graph(tasks, keys, FOUR, Known(1e-5))
-    assert {*keys} <= found.tasks.keys()
-    independent: Graph = {f"n-{i}": Task(f"n-{i}", combine, i) for i in range(20)}
-    assert bundle_graph(independent, independent.keys(), FOUR, Known(1e-5)) == BundledGraph(independent, {})
+def mapped(n_tasks: int) -> Graph:
+    """Return the graph of `client.map`: a client wants each of the tasks."""
+    return {f"n-{i}": Task(f"n-{i}", combine, i) for i in range(n_tasks)}
+
+
+@pytest.mark.parametrize("cost_s", [1e-5, 1e-3])
+def test_bundles_deliver_the_values_that_a_client_wants(cost_s: float) -> None:
+    tasks = mapped(1_000)
+    found = bundle_graph(tasks, tasks.keys(), FOUR, Known(cost_s))
+    assert_consistent(tasks, {*tasks}, found)
+    assert delivered_keys(found) == tasks.keys()
+    bundles = found.tasks.keys() - tasks.keys()
+    assert 1 <= len(bundles) <= 30
+    for key in bundles:  # neighbours
+        numbers = sorted(int(one.key.removeprefix("n-")) for one in found.bundles[key].tasks)
+        assert numbers == list(range(numbers[0], numbers[-1] + 1))
+
+
+def test_long_tasks_that_a_client_wants_stay_as_they_are() -> None:
+    tasks = mapped(100)
+    assert bundle_graph(tasks, tasks.keys(), FOUR, Known(1.0)) == BundledGraph(tasks, {})
+
+
+def test_a_bundle_returns_either_wanted_values_or_others() -> None:
+    tasks = mapped(400)
+    tasks |= {f"m-{i}": Task(f"m-{i}", combine, i) for i in range(400)}
+    tasks["all"] = Task("all", combine, 0, *map(TaskRef, [*tasks]))
+    wanted = {key for key in tasks if key[0] == "n"} | {"all"}
+    found = bundle_graph(tasks, wanted, FOUR, Known(1e-3))
+    assert_consistent(tasks, wanted, found)
+    for bundle in found.bundles.values():
+        assert not bundle.delivered or set(bundle.exports) <= wanted
 
 
 def test_a_key_may_be_a_tuple() -> None:

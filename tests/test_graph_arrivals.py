@@ -166,14 +166,8 @@ def test_a_graph_runs_as_it_came_if_it_is(name: str) -> None:
     on_bundling_cluster(test, resources=({"R": 1}, None))
 
 
-def test_mapped_functions_and_graphs_with_actors_run_as_they_came() -> None:
+def test_graphs_with_actors_run_as_they_came() -> None:
     async def test(cluster: Bundling) -> None:
-        names = [f"map-{i}" for i in range(20)]
-        assert await cluster.client.gather(cluster.client.map(add, names, range(20), key=names)) == [
-            i + 1 for i in range(20)
-        ]
-        assert cluster.keys == {*names}
-        cluster.forget_seen()
         actors = [task(f"actor-{i}", function=Mutable) for i in range(12)]
         last = task("last-0", *actors, function=Mutable)
         await cluster.client.compute(last, actors=True)

@@ -24,11 +24,14 @@ class Bundle:
     places : mapping of Key to (Key, int or None)
         For each value that the tasks read from outside: the task that yields it, and the item of that task's
         result; None for all of it.
+    delivered : tuple of Key, optional
+        The exports that tasks of the same keys stand for: clients want them.
     """
 
     tasks: tuple[GraphNode, ...]
     exports: tuple[Key, ...]
     places: Mapping[Key, Place]
+    delivered: tuple[Key, ...] = ()
 
     def is_plain(self, name: Key) -> bool:
         """Return whether the bundle is one task that runs as it was given, under its own key."""

@@ -11,12 +11,13 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 
 from ferroflow_dask.bundling.predict import Work
 
 #: Decides how siblings, given by their costs [s], are shared out: a list of their positions for each bundle.
-#: Is told whether something comes before or after them.
-Packing = Callable[[Sequence[float], bool], list[list[int]]]
+#: Is told whether something comes before or after them, and whether clients want their results.
+Packing = Callable[[Sequence[float], bool, bool], list[list[int]]]
 
 
 class CoarseGraph:
@@ -55,9 +56,11 @@ class CoarseGraph:
             self.after[node] = {chain[later] for later in after[i]} if after[i] else set()
         # Nodes that were packed beside others: what was shared out once stays so.
         self._packed: set[int] = set()
-        # Nodes that nothing may follow in a chain, and that may be packed with no others.
-        self._closed = {chain[i] for i in (*work.last, *work.alone)}
         self._alone = set(work.alone)
+        # Nodes that end with a result that clients want. They may be packed with others of them.
+        self._last = {chain[i] for i in work.last if i not in self._alone}
+        # Nodes that nothing may follow in a chain.
+        self._closed = self._last | self._alone
 
     def reduce(self, pack: Packing) -> None:
         """Fuse chains and pack siblings until neither is left."""
@@ -70,9 +73,9 @@ class CoarseGraph:
         """Return whether all of some nodes are what siblings were shared out to."""
         return self._packed.issuperset(nodes)
 
-    def may_be_packed(self, node: int) -> bool:
-        """Return whether a node may be put together with others."""
-        return node not in self._closed
+    def ends_chain(self, node: int) -> bool:
+        """Return whether a node is alone or clients want its result."""
+        return node in self._closed
 
     def sorted_nodes(self) -> list[int]:
         """Return the nodes so that each comes after those that it waits for, smallest first."""
@@ -104,24 +107,25 @@ class CoarseGraph:
         self.cost_s[node] += self.cost_s.pop(follower)
         del self.before[follower]
         self.after[node] = self.after.pop(follower)
-        if follower in self._closed:
+        if follower in self._last:
+            self._last.add(node)
             self._closed.add(node)
         for later in self.after[node]:
             self.before[later].remove(follower)
             self.before[later].add(node)
 
     def _pack_siblings(self, pack: Packing) -> bool:
-        groups: dict[tuple[frozenset[int], frozenset[int]], list[int]] = {}
+        groups: dict[tuple[frozenset[int], frozenset[int], bool], list[int]] = {}
         for node in self.members:
-            if node in self._closed:
+            if node in self._alone:
                 continue
-            signature = (frozenset(self.before[node]), frozenset(self.after[node]))
+            signature = (frozenset(self.before[node]), frozenset(self.after[node]), node in self._last)
             groups.setdefault(signature, []).append(node)
         is_changed = False
-        for (before, after), siblings in groups.items():
+        for (before, after, is_last), siblings in groups.items():
             if len(siblings) == 1 or self.are_packed(siblings):
                 continue
-            bundles = pack([self.cost_s[node] for node in siblings], bool(before or after))
+            bundles = pack([self.cost_s[node] for node in siblings], bool(before or after), is_last)
             is_changed |= len(bundles) < len(siblings)
             for bundle in bundles:
                 self._unite([siblings[i] for i in bundle])
@@ -175,8 +179,24 @@ def longest_first(costs_s: Sequence[float], n_bundles: int) -> list[list[int]]:
     return [bundle for bundle in bundles if bundle]
 
 
+def runs(costs_s: Sequence[float], n_bundles: int) -> list[list[int]]:
+    """Share items out among bundles of neighbours that cost about the same."""
+    bundles: list[list[int]] = [[] for _ in range(n_bundles)]
+    total_s, before_s = sum(costs_s), 0.0
+    for item, cost_s in enumerate(costs_s):
+        middle = (before_s + cost_s / 2) / total_s if total_s else item / len(costs_s)
+        bundles[min(int(middle * n_bundles), n_bundles - 1)].append(item)
+        before_s += cost_s
+    return [bundle for bundle in bundles if bundle]
+
+
 def tapered(
-    costs_s: Sequence[float], shares: Iterable[Sequence[int]], least_s: float, most_s: float
+    costs_s: Sequence[float],
+    shares: Iterable[Sequence[int]],
+    least_s: float,
+    most_s: float,
+    *,
+    is_in_order: bool = False,
 ) -> list[list[int]]:
     """Cut each thread's share of the work into bundles, of which the last ones are small.
 
@@ -193,6 +213,8 @@ def tapered(
     least_s, most_s : float
         What a bundle should last: a share is cut into as many as `most_s` asks for, and the last of them is
         halved as long as the halves last `least_s` on average [s].
+    is_in_order : bool, optional
+        Whether neighbours stay together.
     """
 
     def sum_s(items: Sequence[int]) -> float:
@@ -201,14 +223,20 @@ def tapered(
     rounds: list[list[list[int]]] = []
     for share in filter(None, shares):
         n_full = min(len(share), max(1, math.ceil(sum_s(share) / most_s)))
-        bundles = [list(share[i::n_full]) for i in range(n_full)]
+        bundles = _parts(share, n_full, is_in_order)
         while len(bundles[-1]) > 1 and sum_s(bundles[-1]) >= 2 * least_s:
-            last = bundles.pop()
-            bundles += last[::2], last[1::2]
+            bundles += _parts(bundles.pop(), 2, is_in_order)
         rounds += [[] for _ in range(len(bundles) - len(rounds))]
         for i, bundle in enumerate(bundles):
             rounds[i].append(bundle)
     return [bundle for bundles in rounds for bundle in bundles]
+
+
+def _parts(items: Sequence[int], n: int, is_in_order: bool) -> list[list[int]]:
+    if not is_in_order:
+        return [list(items[i::n]) for i in range(n)]
+    bounds = [len(items) * i // n for i in range(n + 1)]
+    return [list(items[start:stop]) for start, stop in pairwise(bounds)]
 
 
 def factored(n_items: int, n_threads: int, most: int) -> list[list[int]]:

@@ -13,7 +13,7 @@ from functools import partial
 from math import inf
 from statistics import fmean
 
-from ferroflow_dask.bundling.coarse import CoarseGraph, factored, longest_first, tapered
+from ferroflow_dask.bundling.coarse import CoarseGraph, factored, longest_first, runs, tapered
 from ferroflow_dask.bundling.convex import convex_clusters
 from ferroflow_dask.bundling.predict import Cut, Prediction, Work, predict
 from ferroflow_dask.cluster_profile import ClusterProfile
@@ -93,7 +93,7 @@ def _cuts(work: Work, cluster: ClusterProfile, is_guess: bool) -> Iterator[Cut]:
     coarse.reduce(partial(_pack, cluster=cluster, is_guess=is_guess))
     order = coarse.sorted_nodes()
     yield [coarse.members[node] for node in order]
-    if n_pieces and not work.alone and len(work.last) < 2 and sum(work.costs_s) <= _LONGEST_S:
+    if n_pieces and not work.alone and sum(work.costs_s) <= _LONGEST_S:
         yield [list(range(n_pieces))]
     yield _by_level(coarse, order, cluster, is_guess)
     for n in () if is_guess else _CLUSTERS:
@@ -110,8 +110,9 @@ def _clustered(work: Work, cluster: ClusterProfile, n: int) -> Cut:
     # Should costs be wrong, the short pieces are for all threads, however long the others are.
     size_s = min(_LONGEST_S, short_s / (n * cluster.n_threads)) or inf
 
-    def pack(costs_s: Sequence[float], _: bool) -> list[list[int]]:
-        return longest_first(costs_s, max(1, math.ceil(sum(costs_s) / size_s)))
+    def pack(costs_s: Sequence[float], _: bool, is_last: bool) -> list[list[int]]:
+        share_out = runs if is_last else longest_first
+        return share_out(costs_s, max(1, math.ceil(sum(costs_s) / size_s)))
 
     coarse = CoarseGraph(short)
     coarse.reduce(pack)
@@ -159,9 +160,12 @@ def _least_s(cut: Cut, cluster: ClusterProfile) -> float:
 
 
 def _pack(
-    costs_s: Sequence[float], is_joined: bool, *, cluster: ClusterProfile, is_guess: bool
+    costs_s: Sequence[float], is_joined: bool, is_last: bool, *, cluster: ClusterProfile, is_guess: bool
 ) -> list[list[int]]:
-    """Share out siblings; `is_joined` says whether something comes before or after them."""
+    """Share out siblings; `is_joined` says whether something comes before or after them.
+
+    Neighbours stay together if clients want the results (`is_last`): later graphs may read them together.
+    """
     alone_s = _alone_s(cluster)
     short = [i for i, cost_s in enumerate(costs_s) if cost_s < alone_s]
     alone = [[i] for i, cost_s in enumerate(costs_s) if cost_s >= alone_s]
@@ -175,16 +179,17 @@ def _pack(
         shares = factored(len(short), cluster.n_threads, most)
         return alone + [[short[i] for i in share] for share in shares]
     most_s = _LONGEST_S
+    share_out = runs if is_last else longest_first
     if n_bundles == cluster.n_threads:  # what is alone is part of a thread's share
-        shares = longest_first(costs_s, n_bundles)
+        shares = share_out(costs_s, n_bundles)
         shares = [[i for i in share if costs_s[i] < alone_s] for share in shares]
         if alone and n_bundles > 1:
             # Few threads may share all the others: should these be long, they are for all threads.
             most_s = min(most_s, _SLACK * sum(short_s) / n_bundles)
     else:
-        shares = [[short[i] for i in share] for share in longest_first(short_s, n_bundles)]
+        shares = [[short[i] for i in share] for share in share_out(short_s, n_bundles)]
     least_s = _TAPER * cluster.n_threads * cluster.task_s if n_bundles > 1 else inf
-    return alone + tapered(costs_s, shares, least_s, most_s)
+    return alone + tapered(costs_s, shares, least_s, most_s, is_in_order=is_last)
 
 
 def _n_bundles(costs_s: Sequence[float], is_joined: bool, cluster: ClusterProfile) -> int:
@@ -213,13 +218,13 @@ def _by_level(coarse: CoarseGraph, order: Sequence[int], cluster: ClusterProfile
         levels[level[node]].append(node)
     cut: list[list[int]] = []
     for every in levels:
-        nodes = [node for node in every if coarse.may_be_packed(node)]
-        cut += [coarse.members[node] for node in every if not coarse.may_be_packed(node)]
+        nodes = [node for node in every if not coarse.ends_chain(node)]
+        cut += [coarse.members[node] for node in every if coarse.ends_chain(node)]
         if not nodes:
             continue
         costs_s = [coarse.cost_s[node] for node in nodes]
         groups = [[i] for i in range(len(nodes))]
         if not coarse.are_packed(nodes):
-            groups = _pack(costs_s, len(levels) > 1, cluster=cluster, is_guess=is_guess)
+            groups = _pack(costs_s, len(levels) > 1, is_last=False, cluster=cluster, is_guess=is_guess)
         cut += [sorted(p for i in items for p in coarse.members[nodes[i]]) for items in groups]
     return cut

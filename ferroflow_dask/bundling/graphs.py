@@ -8,17 +8,18 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from dask._task_spec import GraphNode, Task, TaskRef
+from dask._task_spec import Alias, GraphNode, Task, TaskRef
 from dask.typing import Key
 from dask.utils import key_split
 
 from ferroflow_dask.annotations import BUNDLE_PREFIX
 from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.bundling.cut import GUESS, MEMORY_SHARE, best_cut
+from ferroflow_dask.bundling.deliveries import DeliveringTask
 from ferroflow_dask.bundling.fixed import Tasks, fixed_tasks, is_alone
 from ferroflow_dask.bundling.ordering import in_order
 from ferroflow_dask.bundling.predict import Cut, Work
-from ferroflow_dask.bundling.results import Place
+from ferroflow_dask.bundling.results import VALUE, Place
 from ferroflow_dask.bundling.sequence import NO_WORK, sequence_of
 from ferroflow_dask.cluster_profile import ClusterProfile
 
@@ -81,7 +82,8 @@ def bundle_graph(
     tasks : mapping of Key to GraphNode
         Dependencies that are not in it exist already, under their own keys.
     wanted : collection of Key
-        Each gets a task of its own, under its own key.
+        Each gets a task of its own, under its own key. If a bundle computes several, these tasks read it. The
+        worker delivers their values while the bundle runs, so they usually need not run.
     cluster : ClusterProfile
     learned : mapping of str to Averages
         By task prefix (`dask.utils.key_split`); None for one that is never bundled.
@@ -156,15 +158,18 @@ def _bundles(
             continue  # no task or client needs its results
         if len(inside) == 1 or (len(exports) == 1 and exports[0] in wanted):
             name = exports[0]
+            delivered: tuple[Key, ...] = ()
         else:
+            delivered = tuple(key for key in exports if key in wanted)
             name = (f"{BUNDLE_PREFIX}-{_main_prefix([shares[key] for key in inside])}-{token}", n)
         own = set(inside)
         needed = dict.fromkeys(key for one in inside for key in tasks[one].dependencies if key not in own)
-        found[name] = Bundle(
-            tuple(tasks[key] for key in inside), exports, {key: place.get(key, (key, None)) for key in needed}
-        )
+        places_of = {key: place.get(key, (key, None)) for key in needed}
+        found[name] = Bundle(tuple(tasks[key] for key in inside), exports, places_of, delivered)
         for item, key in enumerate(exports):
             place[key] = (name, item if len(exports) > 1 else None)
+        for key in delivered:
+            found[key] = Bundle((Alias(key, (VALUE, key)),), (key,), {(VALUE, key): place.pop(key)})
     return found
 
 
@@ -186,7 +191,8 @@ def written_task(name: Key, bundle: Bundle, cost_s: float) -> Task:
         result: n for n, result in enumerate(dict.fromkeys(task for task, _ in bundle.places.values()))
     }
     arguments = {key: (results[result], item) for key, (result, item) in bundle.places.items()}
-    call = sequence_of(bundle.tasks, arguments, bundle.exports, cost_s)
+    call = sequence_of(bundle.tasks, arguments, bundle.exports, cost_s, bundle.delivered)
     # Dask keeps tasks that produce data in its queue until workers have room for their results.
     produces = any(getattr(task, "data_producer", False) for task in bundle.tasks)
-    return Task(name, call, *map(TaskRef, results), _data_producer=produces)
+    make = DeliveringTask if bundle.delivered else Task
+    return make(name, call, *map(TaskRef, results), _data_producer=produces)

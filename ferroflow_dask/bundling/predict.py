@@ -51,7 +51,8 @@ class Work:
     alone : collection of int, optional
         Pieces that must not share a bundle.
     last : collection of int, optional
-        Pieces that end a chain and are not packed with siblings: their results are wanted under their keys.
+        Pieces whose results clients want, under their own keys. They end a chain. Several may share a bundle
+        if it returns nothing else: what else a bundle returns moves as a whole.
     """
 
     edges: Sequence[Sequence[int]]

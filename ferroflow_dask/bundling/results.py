@@ -12,6 +12,9 @@ from dask.typing import Key
 #: Key of the task that yields a value, and the item of its result that is the value; None for all of it.
 Place = tuple[Key, int | None]
 
+#: First part of the key under which a task reads a value of a bundle, to give it a key of its own.
+VALUE = "ferroflow-value"
+
 K = TypeVar("K", bound=Hashable)
 
 
@@ -20,9 +23,16 @@ class Results:
     """The result of a bundle from which several values are wanted.
 
     It is no tuple: Dask would take a tuple apart and send each item by itself, equal items several times.
+
+    Parameters
+    ----------
+    values : tuple
+    is_delivered : bool, optional
+        Whether the worker holds the values under their own keys, too: then they count there.
     """
 
     values: tuple[Any, ...]
+    is_delivered: bool = False
 
     def __getitem__(self, item: int) -> Any:
         """Return one of the values."""
@@ -39,6 +49,8 @@ class Results:
 
 
 def _nbytes(results: Results) -> int:
+    if results.is_delivered:
+        return 0
     distinct = {id(value): value for value in results.values}
     return sum(sizeof(value) for value in distinct.values())
 

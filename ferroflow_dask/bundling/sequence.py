@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from time import perf_counter
 from typing import Any, TypeGuard
@@ -19,6 +19,7 @@ from dask.utils import key_split
 from distributed import Reschedule
 from distributed.utils import thread_state  # type: ignore[attr-defined]
 
+from ferroflow_dask.bundling.deliveries import Deliveries
 from ferroflow_dask.bundling.results import Results
 
 #: Topic under which workers report the prefixes of tasks that must run separately.
@@ -66,6 +67,8 @@ class ExecuteTasks:
         None for a single task, which keeps its own prefix.
     cost_s : float, optional
         Expected duration [s]. None for a single task.
+    delivered : mapping of int to Key, optional
+        The steps whose values are delivered under their own keys.
     """
 
     functions: tuple[Callable[..., Any], ...]
@@ -75,6 +78,7 @@ class ExecuteTasks:
     exports: tuple[int, ...]
     stands_for: Mapping[str, int] | None = None
     cost_s: float | None = None
+    delivered: Mapping[int, Key] = field(default_factory=dict)
 
     def __call__(self, *results: Any) -> Any:
         """Return the exported value, or `Results` of several.
@@ -90,18 +94,24 @@ class ExecuteTasks:
         if self._is_as_wrong():
             self._give_up()
         late_s, half = self._late_s(), len(self.steps) // 2
+        deliveries = Deliveries(self.delivered) if self.delivered else None
         try:
             for at, step in enumerate(self.steps):
                 thread_state.ferroflow_key = self.keys[at]
                 self._run(at, step, values)
+                if deliveries is not None:
+                    deliveries.add(at, values[-1])
                 if at < half and perf_counter() > late_s:
                     self._note_late()
                     self._give_up()
         finally:
             thread_state.ferroflow_key = None
+            if deliveries is not None:
+                deliveries.flush()
         self._check_lazy(self.exports, values)
         outputs = tuple(values[number] for number in self.exports)
-        return outputs[0] if len(outputs) == 1 else Results(outputs)
+        is_delivered = deliveries is not None and deliveries.is_open and len(self.delivered) == len(outputs)
+        return outputs[0] if len(outputs) == 1 else Results(outputs, is_delivered)
 
     def _run(self, at: int, step: Step, values: list[Any]) -> None:
         """Run a task, append its value, and drop the values that no later task reads."""
@@ -213,6 +223,7 @@ def sequence_of(
     arguments: Mapping[Key, tuple[int, int | None]],
     exports: Sequence[Key],
     cost_s: float,
+    delivered: Sequence[Key] = (),
 ) -> ExecuteTasks:
     """Return a function that runs several tasks one after another.
 
@@ -226,6 +237,8 @@ def sequence_of(
         The tasks whose results are returned.
     cost_s : float
         Expected duration [s].
+    delivered : sequence of Key, optional
+        The tasks whose results are delivered under their own keys.
     """
     number = {key: i for i, key in enumerate([*arguments, *(task.key for task in tasks)])}
     functions: dict[int, tuple[int, Callable[..., Any]]] = {}
@@ -251,6 +264,7 @@ def sequence_of(
         tuple(number[key] for key in exports),
         None if is_one else _names(tasks),
         None if is_one else cost_s,
+        {number[key] - len(arguments): key for key in delivered},
     )
 
 

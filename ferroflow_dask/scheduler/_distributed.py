@@ -25,6 +25,7 @@ from ferroflow_dask.scheduler.changes import Change, ItemChange
 #: Names that the plugin reads, calls or overrides, by the class that defines them.
 REQUIRED: dict[type, tuple[str, ...]] = {
     Scheduler: (
+        "_add_to_memory",
         "_find_lost_dependencies",
         "_get_prefix_duration",
         "_reschedule",
@@ -74,7 +75,7 @@ ATTRIBUTES = (
     "worker_plugins",
 )
 HANDLERS = ("gather",)
-STREAM_HANDLERS = ("reschedule", "task-erred", "update-graph")
+STREAM_HANDLERS = ("add-keys", "reschedule", "task-erred", "update-graph")
 
 #: Replies of a worker to a steal request (distributed.stealing). In any other state the worker does not know
 #: the task, and the scheduler must place it again.

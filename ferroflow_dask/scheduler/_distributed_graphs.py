@@ -8,17 +8,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dask._expr import LLGExpr
 from dask._task_spec import GraphNode, convert_legacy_graph, cull
 from dask.typing import Key
+from distributed.metrics import time
 from distributed.protocol.serialize import Serialized, deserialize
+from distributed.scheduler import Transition
 
 from ferroflow_dask.scheduler.changes import FAILURES, Change, ItemChange
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler, TaskState
+    from distributed.scheduler import Scheduler, TaskState, WorkerState
 
 logger = logging.getLogger("ferroflow_dask")
 
@@ -83,6 +85,66 @@ def comparison_change(
 
     name = "_find_lost_dependencies"
     return ItemChange(f"Scheduler.{name}", vars(scheduler), name, find_lost_dependencies)
+
+
+class Delivery(NamedTuple):
+    """What a worker reports of a value that it has stored: as in the message of a finished task."""
+
+    nbytes: int
+    type: bytes
+    typename: str
+    start_s: float
+    stop_s: float
+
+
+def complete_waiting(
+    scheduler: Scheduler,
+    ws: WorkerState,
+    delivered: Mapping[TaskState, Delivery],
+    own: object,
+    stimulus_id: str,
+) -> None:
+    """Complete tasks that wait for a task of a worker which has stored their values already.
+
+    Parameters
+    ----------
+    scheduler : distributed.Scheduler
+    ws : distributed.scheduler.WorkerState
+    delivered : mapping of TaskState to Delivery
+    own : object
+        The scheduler plugin whose hook `transition` is not called.
+    stimulus_id : str
+    """
+    client_msgs: dict[Any, Any] = {}
+    recommendations: dict[Key, Any] = {}
+    plugins = [plugin for plugin in scheduler.plugins.values() if plugin is not own]
+    for ts, delivery in delivered.items():
+        sources = list(ts.waiting_on or ())
+        ts.waiting_on = set()
+        ts.group.add_duration(action="compute", start=delivery.start_s, stop=delivery.stop_s)
+        ts.set_nbytes(delivery.nbytes)
+        found: dict[Key, Any] = {}
+        reports: dict[Any, Any] = {}
+        scheduler._add_to_memory(ts, ws, found, reports, type=delivery.type, typename=delivery.typename)
+        for source in sources:  # still runs; Dask releases it when it ends
+            found.pop(source.key, None)
+        recommendations |= found
+        for client, messages in reports.items():
+            client_msgs.setdefault(client, []).extend(messages)
+        scheduler.transition_log.append(Transition(ts.key, "waiting", "memory", found, stimulus_id, time()))
+        details = delivery._asdict() | {"worker": ws.address}
+        span = {"action": "compute", "start": details.pop("start_s"), "stop": details.pop("stop_s")}
+        for plugin in plugins:
+            # Progress bars and the task stream follow tasks from `processing` to `memory`.
+            try:
+                plugin.transition(
+                    ts.key, "processing", "memory", stimulus_id=stimulus_id, startstops=[span], **details
+                )
+            except FAILURES:
+                logger.info("Plugin failed with exception", exc_info=True)
+    worker_msgs: dict[Any, Any] = {}
+    scheduler._transitions(recommendations, client_msgs, worker_msgs, stimulus_id)
+    scheduler.send_all(client_msgs, worker_msgs)
 
 
 def replace_task(

@@ -141,6 +141,7 @@ class FerroflowStealing(WorkStealing):
         self.graphs = Graphs(
             scheduler,
             learned,
+            own=self,
             withdraw=self.messages.prefetch.withdraw,
             note=lambda key, what, reason: self.decisions.note(key, what, "", reason),
             changes=self.changes,

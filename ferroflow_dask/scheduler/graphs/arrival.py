@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("ferroflow_dask")
 
 #: Smaller graphs run as they come [tasks].
-_FEWEST = 10
+FEWEST = 10
 #: Most data of a P2P shuffle that becomes plain tasks [B], and the longest time to send them to a worker [s].
 #: Plain tasks send them to each worker, so their costs grow with the data. P2P costs some tenths of a second
 #: for no data, and less for each byte. On four workers of two cores both take equally long at 64 to 128 MB.
@@ -80,16 +80,26 @@ class Arrival:
     bundles : Bundles
         The bundles that the scheduler has.
     knowledge : Knowledge
+    priorities : mapping of Key to int, optional
+        Position of each task in the order of the client; Dask's static order if left out.
     """
 
     def __init__(
-        self, expr: Any, keys: Collection[Key], scheduler: Scheduler, bundles: Bundles, knowledge: Knowledge
+        self,
+        expr: Any,
+        keys: Collection[Key],
+        scheduler: Scheduler,
+        bundles: Bundles,
+        knowledge: Knowledge,
+        *,
+        priorities: Mapping[Key, int] | None = None,
     ) -> None:
         self._expr = expr
         self._keys = frozenset(keys)
         self._tasks = scheduler.tasks
         self._bundles = bundles
         self._knowledge = knowledge
+        self._priorities = priorities
         self._sharing = Sharing()
         self._result: dict[Key, GraphNode] = {}
         self._error: Exception | None = None
@@ -105,7 +115,7 @@ class Arrival:
         self._prefixes: Counter[str] = Counter()
         #: What should run before `prepare`; after `materialize`.
         self.sample: Sample | None = None
-        #: Position of each task in Dask's static order, after `prepare`.
+        #: Position of each task in the order by which Dask prefers them, after `prepare`.
         self.order: dict[Key, int] = {}
         #: The bundles that the graph has become.
         self.bundles: dict[Key, Bundle] = {}
@@ -128,8 +138,7 @@ class Arrival:
 
     def _sampled(self) -> Sample | None:
         has_p2p = shuffles.has_p2p(self._graph)
-        is_small = len(self._graph) < _FEWEST or len(self._graph) == len(self._keys)
-        if is_small and not has_p2p:
+        if len(self._graph) < FEWEST and not has_p2p:
             return None
         if not self._knowledge.has_idle_threads() or self._bundles.hold_some(self._graph):
             return None
@@ -169,15 +178,24 @@ class Arrival:
         graph = self._graph
         try:
             graph = self._plain = self._with_plain_shuffles(graph)
-            is_small = len(graph) < _FEWEST or len(graph) == len(self._keys)
-            if not is_small or self._bundles.hold_some(graph):
+            if len(graph) >= FEWEST or self._bundles.hold_some(graph):
                 graph = self._bundled(graph)
         except FAILURES:
             logger.warning("ferroflow: a graph could not be bundled and runs as it came", exc_info=True)
             self.bundles, self.shuffled, graph = {}, {}, self._graph
         self._is_changed = bool(self.bundles or self.shuffled)
-        self.order.update(order(graph))
+        self._set_order(graph)
         return dict(graph)
+
+    def _set_order(self, graph: Mapping[Key, GraphNode]) -> None:
+        self.order.clear()
+        if not self._priorities:
+            self.order.update(order(graph))
+            return
+        self.order.update({key: self._priorities[key] for key in graph if key in self._priorities})
+        for key, bundle in self.bundles.items():
+            inside = [self._priorities[one.key] for one in bundle.tasks if one.key in self._priorities]
+            self.order.setdefault(key, min(inside, default=0))
 
     def __dask_graph__(self) -> dict[Key, GraphNode]:
         """Return the graph, bundled if that is possible; called by Dask in its offload thread."""
@@ -314,8 +332,7 @@ class Arrival:
         dsk = self._result if dsk is None else dsk
         dsk.clear()
         dsk.update(self._graph)
-        self.order.clear()
-        self.order.update(order(dsk))
+        self._set_order(dsk)
 
 
 def _readers_of(failed: set[Key], graph: Mapping[Key, GraphNode]) -> set[Key]:

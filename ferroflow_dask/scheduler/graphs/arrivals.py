@@ -23,7 +23,7 @@ from ferroflow_dask.annotations import BUNDLE_ANNOTATION
 from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.scheduler import _distributed_graphs
 from ferroflow_dask.scheduler.changes import FAILURES, Change, ItemChange
-from ferroflow_dask.scheduler.graphs.arrival import INHERITED, Arrival, Knowledge
+from ferroflow_dask.scheduler.graphs.arrival import FEWEST, INHERITED, Arrival, Knowledge
 from ferroflow_dask.scheduler.graphs.samples import Samples
 
 if TYPE_CHECKING:
@@ -130,12 +130,11 @@ class GraphArrivals:
         await self._samples.run(sample, submit, arrival.expected_s)
 
     def _arrival_of(self, expr_ser: Any, keys: Collection[Key], options: Mapping[str, Any]) -> Arrival | None:
-        # `client.map` and `client.submit` give each task a priority, and a client wants all of them.
-        if (
-            options.get("internal_priority")
-            or options.get("actors")
-            or isinstance(options.get("user_priority"), dict)
-        ):
+        if options.get("actors") or isinstance(options.get("user_priority"), dict):
+            return None
+        # `client.map` and `client.submit` send it; `submit` sends one task, often.
+        priorities = options.get("internal_priority")
+        if priorities and len(priorities) < FEWEST:
             return None
         annotations = options.get("annotations") or {}
         if any(
@@ -144,7 +143,7 @@ class GraphArrivals:
         ):
             return None
         expr = _distributed_graphs.deserialized(expr_ser)
-        return Arrival(expr, keys, self._scheduler, self._bundles, self._knowledge)
+        return Arrival(expr, keys, self._scheduler, self._bundles, self._knowledge, priorities=priorities)
 
     def _prepare(self, dsk: dict[Key, GraphNode], keys: Collection[Key]) -> None:
         """Note that Dask is about to compare a graph with its tasks."""

@@ -21,7 +21,7 @@ from dask.utils import key_split
 
 from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.bundling.graphs import written_task
-from ferroflow_dask.bundling.results import Place
+from ferroflow_dask.bundling.results import VALUE, Place
 from ferroflow_dask.bundling.sequence import bundle_in
 from ferroflow_dask.scheduler import _distributed_graphs
 from ferroflow_dask.scheduler.changes import Change, Guard, ItemChange
@@ -36,8 +36,6 @@ _ERRED, _RESCHEDULE = "task-erred", "reschedule"
 _ENDED = frozenset({"memory", "erred", "forgotten"})
 #: States of a task that no worker has.
 _UNSENT = frozenset({"released", "waiting", "queued", "no-worker"})
-#: First part of the key under which a graph reads a value of a bundle of another graph.
-_VALUE = "ferroflow-value"
 
 #: Tasks of earlier installations that differ from those of their graphs, by scheduler.
 _rewritten: WeakKeyDictionary[Any, WeakSet[TaskState]] = WeakKeyDictionary()
@@ -151,9 +149,9 @@ class Bundles:
             bundle = None if holder is None else self._bundles.get(holder)
             if holder is None or bundle is None:
                 continue
-            if key in bundle.exports or self._may_export(holder):
-                values[_VALUE, key] = (holder, key)
-                tasks[key] = Alias(key, (_VALUE, key))
+            if (key in bundle.exports and not self._is_gone(holder)) or self._may_export(holder):
+                values[VALUE, key] = (holder, key)
+                tasks[key] = Alias(key, (VALUE, key))
             else:
                 held.add(key)
         tasks = cull(tasks, wanted)
@@ -168,6 +166,11 @@ class Bundles:
             value: _place(holder, key, exports[holder]) for value, (holder, key) in values.items()
         }
         return Sharing(tasks, places, exports, len(held & tasks.keys()))
+
+    def _is_gone(self, key: Key) -> bool:
+        """Return whether a bundle has run and its result has been dropped: all of it would run again."""
+        ts = self._scheduler.tasks.get(key)
+        return key in self._completed and (ts is None or not ts.who_has)
 
     def _may_export(self, key: Key) -> bool:
         """Return whether a bundle can still return more values."""
@@ -346,7 +349,7 @@ def _dependents(ts: TaskState) -> Iterator[TaskState]:
 
 def _is_value(task: GraphNode) -> bool:
     """Return whether a task only stands for a value of a bundle of another graph."""
-    return isinstance(task, Alias) and isinstance(task.target, tuple) and task.target[:1] == (_VALUE,)
+    return isinstance(task, Alias) and isinstance(task.target, tuple) and task.target[:1] == (VALUE,)
 
 
 def _new_key(key: Key) -> Key:

@@ -13,13 +13,16 @@ from ferroflow_dask.scheduler.changes import CallChange, Changes, Guard
 from ferroflow_dask.scheduler.graphs.arrival import Knowledge
 from ferroflow_dask.scheduler.graphs.arrivals import GraphArrivals
 from ferroflow_dask.scheduler.graphs.bundles import Bundles
+from ferroflow_dask.scheduler.graphs.deliveries import Deliveries
 from ferroflow_dask.scheduler.graphs.overheads import Overheads
 from ferroflow_dask.scheduler.graphs.samples import Samples
 from ferroflow_dask.scheduler.graphs.worker import TOPIC, WorkerBundles
+from ferroflow_dask.scheduler.graphs.worker_deliveries import WorkerDeliveries
 from ferroflow_dask.scheduler.worker_plugins import WorkerPluginChange
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler
+    from distributed import WorkerPlugin
+    from distributed.scheduler import Scheduler, TaskState
 
     from ferroflow_dask.scheduler.cost_model import Learned
 
@@ -33,6 +36,8 @@ class Graphs:
     ----------
     scheduler : distributed.Scheduler
     learned : Learned
+    own : object
+        As in `Deliveries`.
     withdraw, note : callable
         As in `Bundles`.
     changes : Changes
@@ -44,6 +49,7 @@ class Graphs:
         scheduler: Scheduler,
         learned: Learned,
         *,
+        own: object,
         withdraw: Callable[[Key], None],
         note: Callable[[Key, str, str], None],
         changes: Changes,
@@ -59,7 +65,8 @@ class Graphs:
         self._note = note
         self.samples = Samples(scheduler)
         self.bundles = Bundles(scheduler, guard, withdraw=withdraw, note=note)
-        #: The change on workers, which is made and undone by a coroutine.
+        self.deliveries = Deliveries(scheduler, guard, own, self._delivered)
+        #: The changes on workers, which are made and undone by coroutines.
         self.on_workers: list[WorkerPluginChange] = []
 
     def open(self) -> None:
@@ -68,11 +75,16 @@ class Graphs:
         knowledge = Knowledge(cluster, self.learned, lambda: bool(self._scheduler.idle))
         self._arrivals = GraphArrivals(self._scheduler, self.bundles, self.samples, knowledge, self._note)
         self._changes.make(CallChange("bundled graphs", lambda: None, self._close))
-        for change in (*self.bundles.changes(), *self._arrivals.changes()):
+        for change in (*self.bundles.changes(), *self.deliveries.changes(), *self._arrivals.changes()):
             self._changes.make(change)
-        plugin = WorkerPluginChange(self._scheduler, WorkerBundles(), "ferroflow-bundles", self._guard.fail)
-        self.on_workers.append(plugin)
-        self._changes.make(plugin)
+        plugins: dict[str, WorkerPlugin] = {
+            "ferroflow-bundles": WorkerBundles(),
+            "ferroflow-deliveries": WorkerDeliveries(),
+        }
+        for name, plugin in plugins.items():
+            on_workers = WorkerPluginChange(self._scheduler, plugin, name, self._guard.fail)
+            self.on_workers.append(on_workers)
+            self._changes.make(on_workers)
 
     def _close(self) -> None:
         """Let graphs run as they come, and split the bundles that have not ended: Dask cannot."""
@@ -99,6 +111,10 @@ class Graphs:
         elif finish == "memory":
             self.bundles.completed(key)
         self.samples.changed(key)
+
+    def _delivered(self, ts: TaskState, seconds: float, nbytes: int, worker: str) -> None:
+        self._learned.costs.record(ts, seconds, nbytes, worker)
+        self.changed(ts.key, "memory")
 
     def event(self, topic: str, msg: Any) -> None:
         """Note what a worker announces."""

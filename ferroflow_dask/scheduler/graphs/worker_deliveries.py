@@ -1,0 +1,72 @@
+"""Worker's end of deliveries: stores values of a running bundle under their own keys, and reports them.
+
+This module is sent to workers by value and must not import this package.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from dask.typing import Key
+from dask.utils import typename
+from distributed import WorkerPlugin
+from distributed.worker_state_machine import UpdateDataEvent
+
+if TYPE_CHECKING:
+    from distributed import Worker
+
+#: As in `ferroflow_dask.bundling.deliveries`.
+_EXTENSION = "ferroflow-deliveries"
+#: Identifies deliveries in the logs of scheduler and workers.
+STIMULUS = "ferroflow-delivery"
+
+
+class WorkerDeliveries(WorkerPlugin):
+    """Stores and reports the values that bundles deliver."""
+
+    def setup(self, worker: Worker) -> None:
+        """Take values from now on; called by distributed on each worker."""
+        self._worker = worker
+        worker.extensions[_EXTENSION] = self
+
+    def teardown(self, worker: Worker) -> None:
+        """Let bundles keep their values; called by distributed when the plugin is removed."""
+        if worker.extensions.get(_EXTENSION) is self:
+            del worker.extensions[_EXTENSION]
+
+    def deliver(self, bundle: Key, values: Mapping[Key, tuple[Any, float, float]]) -> None:
+        """Take values of a running bundle, with start and stop of their tasks; called in its thread."""
+        self._worker.loop.add_callback(self._take, bundle, values)
+
+    def _take(self, bundle: Key, values: Mapping[Key, tuple[Any, float, float]]) -> None:
+        state = self._worker.state
+        ts = state.tasks.get(bundle)
+        if ts is None or ts.state != "executing":
+            return  # the scheduler has cancelled the bundle
+        data = {
+            key: value
+            for key, (value, _, _) in values.items()
+            if key not in state.tasks or state.tasks[key].state == "released"
+        }
+        self._worker.handle_stimulus(UpdateDataEvent(data=data, stimulus_id=STIMULUS))
+        # A value that could not be stored stays with the bundle.
+        stored = {key: values[key][1:] for key in data if state.tasks[key].state == "memory"}
+        types: dict[type, bytes] = {}
+        details = {}
+        for key, (start_s, stop_s) in stored.items():
+            one = state.tasks[key]
+            kind: Any = one.type
+            if kind not in types:
+                types[kind] = _pickled_type(kind)
+            details[key] = (one.nbytes, types[kind], typename(kind), start_s, stop_s)
+        # Dask's handler takes the keys for replicas. It asks the worker to drop those that it does not know.
+        self._worker.batched_send({"op": "add-keys", "keys": details, "stimulus_id": STIMULUS})
+
+
+def _pickled_type(kind: type) -> bytes:
+    try:
+        return pickle.dumps(kind)
+    except Exception:  # noqa: BLE001 -- as Dask does: some types cannot be pickled
+        return pickle.dumps(typename(kind))
