@@ -77,7 +77,7 @@ def on_delivering_cluster(test: Callable[[Bundling], Coroutine[Any, Any, None]])
 
 async def leaves_cluster(cluster: Bundling, number: int) -> None:
     """Close a worker, and wait until the scheduler knows: Dask would ask it for results until a timeout."""
-    await cluster.workers[number].close(nanny=False, reason="test", timeout=0)
+    await cluster.workers[number].close()
     await comes(lambda: cluster.workers[number].address not in cluster.scheduler.workers)
 
 
