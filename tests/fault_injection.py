@@ -37,6 +37,7 @@ MOST_CALLS = 5
 #: Modules whose functions run on workers, in a process of their own.
 ON_WORKERS = (
     "ferroflow_dask.scheduler.graphs.worker",
+    "ferroflow_dask.scheduler.graphs.worker_deliveries",
     "ferroflow_dask.scheduler.inlining.worker",
     "ferroflow_dask.scheduler.prefetch.worker",
     "ferroflow_dask.scheduler.worker_handlers",
@@ -73,8 +74,10 @@ BOUNDARY = {
     "scheduler.graphs.samples:Sample.__dask_annotations__": _EXPRESSION,
     "scheduler.graphs.samples:Sample.__dask_graph__": _EXPRESSION,
     "scheduler.graphs.bundles:Bundles.changes.<locals>.handle": _HANDLER,
-    "scheduler.inlining.scheduler:ResultHandlers._ignored": _HANDLER,
-    "scheduler.inlining.scheduler:ResultHandlers._worker_closed": _HANDLER,
+    "scheduler.graphs.deliveries:Deliveries._arrived": _HANDLER,
+    "scheduler.graphs.deliveries:Deliveries._ignored": _HANDLER,
+    "scheduler.worker_streams:WorkerStreamHandler._worker_closed": _HANDLER,
+    "scheduler.worker_streams:WorkerStreamHandler.__init__.<locals>.<lambda>": _HANDLER,
     "scheduler.replicas:KeepPlaced.run": "the active memory manager calls it; one round has no suggestions",
     "scheduler.batching.worker:Interval.__radd__": "a stream calls it; all that it calls is guarded",
     "scheduler.metrics:_Collector.collect": _PAGE,

@@ -50,6 +50,15 @@ def test_workers_answers_mean_what_we_take_them_for() -> None:
         (WorkStealing.move_task_request, ["self", "ts", "victim", "thief"]),
         (scheduler.Scheduler.decide_worker_non_rootish, ["self", "ts"]),
         (scheduler.Scheduler.is_rootish, ["self", "ts"]),
+        (
+            scheduler.Scheduler._add_to_memory,
+            ["self", "ts", "ws", "recommendations", "client_msgs", "type", "typename"],
+        ),
+        (
+            scheduler.Transition,
+            ["key", "start", "finish", "recommendations", "stimulus_id", "timestamp"],
+        ),
+        (scheduler.TaskGroup.add_duration, ["self", "action", "start", "stop"]),
     ],
     ids=lambda value: getattr(value, "__qualname__", ""),
 )

@@ -75,7 +75,7 @@ ATTRIBUTES = (
     "worker_plugins",
 )
 HANDLERS = ("gather",)
-STREAM_HANDLERS = ("add-keys", "reschedule", "task-erred", "update-graph")
+STREAM_HANDLERS = ("reschedule", "task-erred", "update-graph")
 
 #: Replies of a worker to a steal request (distributed.stealing). In any other state the worker does not know
 #: the task, and the scheduler must place it again.

@@ -14,10 +14,11 @@ from ferroflow_dask.scheduler.batching.scheduler import Batching
 from ferroflow_dask.scheduler.batching.worker import WorkerBatching
 from ferroflow_dask.scheduler.changes import CallChange, Changes, Guard
 from ferroflow_dask.scheduler.inlining import worker as inlining_worker
-from ferroflow_dask.scheduler.inlining.scheduler import Inlining, ResultHandlers
+from ferroflow_dask.scheduler.inlining.scheduler import Inlining
 from ferroflow_dask.scheduler.prefetch import worker as prefetch_worker
 from ferroflow_dask.scheduler.prefetch.scheduler import Prefetch
 from ferroflow_dask.scheduler.worker_plugins import WorkerPluginChange
+from ferroflow_dask.scheduler.worker_streams import WorkerStreamHandler
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
@@ -103,7 +104,15 @@ class WorkerMessages:
             keep = lambda: self.inlining.open(limit, answers_clients)  # noqa: E731 -- as short as its use
             self._changes.make(CallChange("inlined results", keep, self.inlining.close))
             received = self._guard(self.inlining.received)
-            self._changes.make(ResultHandlers(self._scheduler, self.inlining, received))
+            self._changes.make(
+                WorkerStreamHandler(
+                    self._scheduler,
+                    inlining_worker.RESULT,
+                    inlining_worker.CLOSED,
+                    senders=lambda: self.inlining.supporting,
+                    receive=received,
+                )
+            )
         if self.prefetch.is_open or self.inlining.is_open:
             may_drop = self._guard(self.prefetch.may_drop, default=True)
             for change in _distributed.message_changes(

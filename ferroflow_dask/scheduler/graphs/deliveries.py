@@ -2,25 +2,25 @@
 
 A client may want thousands of short tasks, as after `client.map` or `persist`. They share bundles, and each
 has a task under its own key that reads its value from the bundle. These tasks need not run: while the bundle
-runs, its worker stores the values under their keys and reports them as replicas. The scheduler then moves
+runs, its worker stores the values under their keys and reports them. The scheduler then moves
 the tasks from `waiting` to `memory`. A value that is not delivered is read from the bundle.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
 
 from ferroflow_dask.scheduler import _distributed_graphs
 from ferroflow_dask.scheduler._distributed_graphs import Delivery
-from ferroflow_dask.scheduler.changes import Change, Guard, ItemChange
+from ferroflow_dask.scheduler.changes import Change, Guard, attempt
+from ferroflow_dask.scheduler.graphs.worker_deliveries import CLOSED, DELIVERED, TOPIC
+from ferroflow_dask.scheduler.worker_streams import WorkerStreamHandler
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState, WorkerState
-
-_HANDLER = "add-keys"
 
 
 class Deliveries:
@@ -44,38 +44,71 @@ class Deliveries:
         completed: Callable[[TaskState, float, int, str], None],
     ) -> None:
         self._scheduler = scheduler
-        self._guard = guard
+        self._received = guard(self._complete, default=False)
         self._own = own
         self._completed = completed
+        # Workers that deliver.
+        self._workers: set[str] = set()
         #: Tasks that were completed.
         self.count = 0
 
-    def changes(self) -> Iterable[Change]:
+    def change(self) -> Change:
         """Return the change to the scheduler."""
-        handlers = self._scheduler.stream_handlers
-        stock = handlers[_HANDLER]
-        take = self._guard(self._take, default=None)
+        return WorkerStreamHandler(
+            self._scheduler,
+            DELIVERED,
+            CLOSED,
+            senders=lambda: self._workers,
+            receive=self._arrived,
+            ignore=self._ignored,
+        )
 
-        def handle(keys: Any = (), **message: Any) -> Any:
-            left = take(keys, **message) if isinstance(keys, Mapping) else None
-            return stock(keys=keys if left is None else left, **message)
+    def event(self, topic: str, msg: Any) -> None:
+        """Note that a worker announces that it delivers."""
+        if topic == TOPIC and isinstance(msg, dict):
+            self._workers.add(str(msg.get("worker")))
 
-        yield ItemChange(f"Scheduler.stream_handlers[{_HANDLER!r}]", handlers, _HANDLER, handle)
+    def worker_left(self, address: str) -> None:
+        """Forget a worker."""
+        self._workers.discard(address)
 
-    def _take(self, keys: Mapping[Key, Any], *, worker: str, stimulus_id: str) -> list[Key]:
-        """Complete the tasks that wait for the bundle of their value; return the other keys."""
+    def _arrived(self, *, values: Mapping[Key, Any], worker: str) -> None:
+        if not self._received(values, worker):
+            self._ignored(values=values, worker=worker)
+
+    def _ignored(self, *, values: Mapping[Key, Any], worker: str) -> None:
+        # An exception would close the worker's stream.
+        attempt(lambda: self._refuse(values, worker), f"worker {worker} may keep values that no task has")
+
+    def _complete(self, values: Mapping[Key, Any], worker: str) -> bool:
+        """Complete the tasks that wait for the bundle of their value; return whether that is all of them."""
         ws = self._scheduler.workers.get(worker)
+        if ws is None:
+            return False
         completed = {}
-        for key, details in keys.items():
+        for key, details in values.items():
             ts = self._scheduler.tasks.get(key)
-            if ts is not None and ws is not None and _is_awaited(ts, ws):
+            if ts is not None and _is_awaited(ts, ws):
                 completed[ts] = Delivery(*details)
-        if ws is not None and completed:
-            _distributed_graphs.complete_waiting(self._scheduler, ws, completed, self._own, stimulus_id)
+        if completed:
+            _distributed_graphs.complete_waiting(self._scheduler, ws, completed, self._own, DELIVERED)
             for ts, delivery in completed.items():
                 self._completed(ts, delivery.stop_s - delivery.start_s, delivery.nbytes, worker)
             self.count += len(completed)
-        return [key for key in keys if self._scheduler.tasks.get(key) not in completed]
+        return len(completed) == len(values)
+
+    def _refuse(self, values: Mapping[Key, Any], worker: str) -> None:
+        """Let a worker drop the values that are not its results for the scheduler."""
+        ws = self._scheduler.workers.get(worker)
+        tasks = (self._scheduler.tasks.get(key) for key in values)
+        # A worker that has been sent a task finds its value, and reports it.
+        known = {
+            ts.key for ts in tasks if ts is not None and (ts.processing_on is ws or ws in (ts.who_has or ()))
+        }
+        refused = [key for key in values if key not in known]
+        if ws is not None and refused:
+            message = {"op": "remove-replicas", "keys": refused, "stimulus_id": DELIVERED}
+            self._scheduler.worker_send(worker, message)
 
 
 def _is_awaited(ts: TaskState, ws: WorkerState) -> bool:

@@ -75,7 +75,7 @@ class Graphs:
         knowledge = Knowledge(cluster, self.learned, lambda: bool(self._scheduler.idle))
         self._arrivals = GraphArrivals(self._scheduler, self.bundles, self.samples, knowledge, self._note)
         self._changes.make(CallChange("bundled graphs", lambda: None, self._close))
-        for change in (*self.bundles.changes(), *self.deliveries.changes(), *self._arrivals.changes()):
+        for change in (*self.bundles.changes(), self.deliveries.change(), *self._arrivals.changes()):
             self._changes.make(change)
         plugins: dict[str, WorkerPlugin] = {
             "ferroflow-bundles": WorkerBundles(),
@@ -118,6 +118,7 @@ class Graphs:
 
     def event(self, topic: str, msg: Any) -> None:
         """Note what a worker announces."""
+        self.deliveries.event(topic, msg)
         if topic != TOPIC or not isinstance(msg, dict):
             return
         if isinstance(prefix := msg.get("prefix"), str):
@@ -128,6 +129,7 @@ class Graphs:
     def worker_left(self, address: str) -> None:
         """Forget a worker."""
         self._capable.discard(address)
+        self.deliveries.worker_left(address)
 
     def created(self) -> None:
         """Note the bundles of the graph whose tasks Dask has just created."""

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 #: As in `ferroflow_dask.bundling.deliveries`.
 _EXTENSION = "ferroflow-deliveries"
-#: Identifies deliveries in the logs of scheduler and workers.
-STIMULUS = "ferroflow-delivery"
+#: Operations of the messages to the scheduler: of values that are stored, and the last one.
+DELIVERED, CLOSED = "ferroflow-delivered", "ferroflow-deliveries-closed"
+#: Topic under which workers announce that they deliver.
+TOPIC = "ferroflow-deliveries"
 
 
 class WorkerDeliveries(WorkerPlugin):
@@ -29,12 +31,16 @@ class WorkerDeliveries(WorkerPlugin):
     def setup(self, worker: Worker) -> None:
         """Take values from now on; called by distributed on each worker."""
         self._worker = worker
+        self._is_open = True
         worker.extensions[_EXTENSION] = self
+        worker.log_event(TOPIC, {})  # distributed adds the worker
 
     def teardown(self, worker: Worker) -> None:
         """Let bundles keep their values; called by distributed when the plugin is removed."""
         if worker.extensions.get(_EXTENSION) is self:
             del worker.extensions[_EXTENSION]
+        self._is_open = False
+        worker.batched_send({"op": CLOSED})
 
     def deliver(self, bundle: Key, values: Mapping[Key, tuple[Any, float, float]]) -> None:
         """Take values of a running bundle, with start and stop of their tasks; called in its thread."""
@@ -43,14 +49,14 @@ class WorkerDeliveries(WorkerPlugin):
     def _take(self, bundle: Key, values: Mapping[Key, tuple[Any, float, float]]) -> None:
         state = self._worker.state
         ts = state.tasks.get(bundle)
-        if ts is None or ts.state != "executing":
-            return  # the scheduler has cancelled the bundle
+        if not self._is_open or ts is None or ts.state != "executing":
+            return  # the plugin was removed, or the scheduler has cancelled the bundle
         data = {
             key: value
             for key, (value, _, _) in values.items()
             if key not in state.tasks or state.tasks[key].state == "released"
         }
-        self._worker.handle_stimulus(UpdateDataEvent(data=data, stimulus_id=STIMULUS))
+        self._worker.handle_stimulus(UpdateDataEvent(data=data, stimulus_id=DELIVERED))
         # A value that could not be stored stays with the bundle.
         stored = {key: values[key][1:] for key in data if state.tasks[key].state == "memory"}
         types: dict[type, bytes] = {}
@@ -61,8 +67,7 @@ class WorkerDeliveries(WorkerPlugin):
             if kind not in types:
                 types[kind] = _pickled_type(kind)
             details[key] = (one.nbytes, types[kind], typename(kind), start_s, stop_s)
-        # Dask's handler takes the keys for replicas. It asks the worker to drop those that it does not know.
-        self._worker.batched_send({"op": "add-keys", "keys": details, "stimulus_id": STIMULUS})
+        self._worker.batched_send({"op": DELIVERED, "values": details})
 
 
 def _pickled_type(kind: type) -> bytes:

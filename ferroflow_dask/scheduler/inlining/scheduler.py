@@ -10,17 +10,15 @@ ever. The scheduler keeps results as bytes and never unpickles them.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dask.typing import Key
 
 from ferroflow_dask.scheduler import _distributed
-from ferroflow_dask.scheduler.changes import Change, attempt
 from ferroflow_dask.scheduler.cost_model import CostModel
-from ferroflow_dask.scheduler.inlining.worker import CLOSE, CLOSED, INLINE, RESULT
+from ferroflow_dask.scheduler.inlining.worker import CLOSE, INLINE
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState, WorkerState
@@ -189,59 +187,3 @@ class Inlining:
         n_least = 1 if len(ts.dependents) > 1 else 2
         readers = islice(ts.dependents, _READERS)
         return any(n_least <= len(reader.dependencies) <= _MOST_INPUTS for reader in readers)
-
-
-class ResultHandlers(Change):
-    """Stream handlers of the results that workers send.
-
-    After `undo`, results in flight are ignored until each worker has sent its last message; an operation
-    without a handler would close the worker's stream.
-
-    Parameters
-    ----------
-    scheduler : distributed.Scheduler
-    inlining : Inlining
-    received : callable
-        Guarded `inlining.received`.
-    """
-
-    def __init__(self, scheduler: Scheduler, inlining: Inlining, received: Callable[..., None]) -> None:
-        super().__init__(f"Scheduler.stream_handlers[{RESULT!r}]")
-        self._handlers: dict[str, Callable[..., Any]] = scheduler.stream_handlers
-        self._scheduler = scheduler
-        self._inlining = inlining
-        self._received = received
-        self._pending: set[str] | None = None
-
-    @property
-    def is_applied(self) -> bool:
-        """Whether results are received."""
-        return self._handlers.get(RESULT) is self._received
-
-    def apply(self) -> None:
-        """Receive results."""
-        self._handlers |= {RESULT: self._received, CLOSED: self._worker_closed}
-
-    def undo(self) -> None:
-        """Ignore results from now on, and remove the handlers after the last message of each worker."""
-        if self.is_applied:
-            self._pending = {one for one in self._inlining.supporting if one in self._scheduler.workers}
-            self._handlers[RESULT] = self._ignored
-            self._remove_if_closed()
-
-    def _ignored(self, **_: Any) -> None:
-        """Ignore a result that arrives after `undo`."""
-
-    def _worker_closed(self, worker: str) -> None:
-        if self._pending is not None:
-            self._pending.discard(worker)
-            # An exception would close the worker's stream.
-            attempt(self._remove_if_closed, f"{self.name} could not be restored")
-
-    def _remove_if_closed(self) -> None:
-        if any(address in self._scheduler.workers for address in self._pending or ()):
-            return
-        # A later installation may have replaced the handlers.
-        for operation, ours in ((RESULT, self._ignored), (CLOSED, self._worker_closed)):
-            if self._handlers.get(operation) == ours:
-                del self._handlers[operation]

@@ -1,0 +1,78 @@
+"""Scheduler's handler of an operation of our own in the workers' streams, for as long as one may arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
+
+from ferroflow_dask.scheduler.changes import Change, attempt
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler
+
+
+class WorkerStreamHandler(Change):
+    """Stream handler of messages from workers.
+
+    After `undo`, messages in flight are handled by `ignore` until each worker has sent its last message. An
+    operation without a handler would close the worker's stream.
+
+    Parameters
+    ----------
+    scheduler : distributed.Scheduler
+    operation : str
+    closed : str
+        Operation of the last message.
+    senders : callable
+        Returns the addresses of the workers that may send messages.
+    receive, ignore : callable
+        Called with the fields of a message; they must not raise.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        operation: str,
+        closed: str,
+        *,
+        senders: Callable[[], Collection[str]],
+        receive: Callable[..., object],
+        ignore: Callable[..., object] = lambda **_: None,
+    ) -> None:
+        super().__init__(f"Scheduler.stream_handlers[{operation!r}]")
+        self._handlers: dict[str, Callable[..., Any]] = scheduler.stream_handlers
+        self._scheduler = scheduler
+        self._operation, self._closed = operation, closed
+        self._senders = senders
+        self._receive, self._ignore = receive, ignore
+        self._pending: set[str] | None = None
+
+    @property
+    def is_applied(self) -> bool:
+        """Whether messages are received."""
+        return self._handlers.get(self._operation) is self._receive
+
+    def apply(self) -> None:
+        """Receive messages."""
+        self._handlers |= {self._operation: self._receive, self._closed: self._worker_closed}
+
+    def undo(self) -> None:
+        """Ignore messages from now on, and remove the handlers after the last message of each worker."""
+        if self.is_applied:
+            self._pending = {one for one in self._senders() if one in self._scheduler.workers}
+            self._handlers[self._operation] = self._ignore
+            self._remove_if_closed()
+
+    def _worker_closed(self, worker: str) -> None:
+        if self._pending is not None:
+            self._pending.discard(worker)
+            # An exception would close the worker's stream.
+            attempt(self._remove_if_closed, f"{self.name} could not be restored")
+
+    def _remove_if_closed(self) -> None:
+        if any(address in self._scheduler.workers for address in self._pending or ()):
+            return
+        # A later installation may have replaced the handlers.
+        for operation, ours in ((self._operation, self._ignore), (self._closed, self._worker_closed)):
+            if self._handlers.get(operation) == ours:
+                del self._handlers[operation]
