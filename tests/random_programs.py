@@ -63,6 +63,11 @@ def fail(name: int, *values: Any) -> int:
     raise PlannedError(name, *(combine(value) for value in values))
 
 
+def combine_or_fail(number: int, failing: int) -> int:
+    """Return a number, or raise an exception for one of them."""
+    return fail(number) if number == failing else combine(number)
+
+
 def split(value: int, n: int) -> list[int]:
     """Return several numbers."""
     return [combine(value, i) for i in range(n)]
@@ -146,12 +151,23 @@ class Program:
         if rng.random() < 0.2:
             self.held.append(self.client.scatter(rng.randint(0, 99), hash=True))
             nodes.append(self.held[-1])
+        if rng.random() < 0.2:
+            self.held += self.mapped()
+            nodes += self.held[-3:]
         for _ in range(rng.randint(8, 50)):
             inputs = [rng.choice(nodes[-8:]) for _ in range(rng.randint(1, 4))]
             with dask.annotate(**self.annotations()):
                 nodes.append(self.call(inputs, fails))
         outputs = [node for node in nodes if hasattr(node, "dask")]
         return [outputs[-1], *rng.sample(outputs, min(len(outputs), rng.randint(0, 4)))]
+
+    def mapped(self) -> list[Any]:
+        """Map a function over numbers, one of which may raise an exception; return the futures."""
+        numbers = range(self.rng.randint(5, 60))
+        failing = self.rng.choice((-1, -1, self.rng.choice(numbers)))
+        names = [self.key("mapped") for _ in numbers]
+        futures: list[Any] = self.client.map(combine_or_fail, numbers, failing=failing, key=names)
+        return futures
 
     def annotations(self) -> dict[str, Any]:
         """Return annotations of some tasks."""
@@ -265,6 +281,10 @@ def run(seed: int, client: Client, other: Client) -> Outcome:
         program.held += other.compute(made)
     else:
         futures = client.compute(made)
+    if program.rng.random() < 0.3:
+        futures += program.mapped()
+        if program.rng.random() < 0.3:
+            client.cancel(futures.pop())
     scheduler = client.cluster.scheduler
     try:
         wait([*futures, *(one for one in program.held if hasattr(one, "status"))], timeout=20)
