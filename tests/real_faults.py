@@ -69,6 +69,7 @@ def expected() -> list[int]:
         *(i + 48 for i in range(10)),
         sum(range(20)),
         _N_BUNDLED + 1,
+        *range(_N_BUNDLED),
     ]
 
 
@@ -94,7 +95,8 @@ def workload(client: Any, first: str) -> list[Any]:
     graph = {(name, i): (add, 1, (name, i - 1)) if i else (add, 1) for i in range(_N_BUNDLED)}
     leaf = (name, "last")
     bundled = client.get({**graph, leaf: (add, 1, (name, _N_BUNDLED - 1))}, [leaf], sync=False)
-    return [*sampled, *futures, join, *read, client.submit(add, *costs, pure=False), *bundled]
+    delivered = client.map(add, range(_N_BUNDLED), pure=False)
+    return [*sampled, *futures, join, *read, client.submit(add, *costs, pure=False), *bundled, *delivered]
 
 
 def worker_inventory(dask_worker: Any) -> dict[str, object]:
@@ -102,6 +104,7 @@ def worker_inventory(dask_worker: Any) -> dict[str, object]:
     return {
         "plugins": sorted(dask_worker.plugins),
         "stream handlers": sorted(dask_worker.stream_handlers),
+        "extensions": sorted(dask_worker.extensions),
         "interval": str(dask_worker.batched_stream.interval),
         "variable of the current worker": type(distributed.worker._worker_cvar).__name__,
     }

@@ -54,6 +54,7 @@ class WorkerStreamHandler(Change):
 
     def apply(self) -> None:
         """Receive messages."""
+        self._pending = None
         self._handlers |= {self._operation: self._receive, self._closed: self._worker_closed}
 
     def undo(self) -> None:
@@ -61,6 +62,7 @@ class WorkerStreamHandler(Change):
         if self.is_applied:
             self._pending = {one for one in self._senders() if one in self._scheduler.workers}
             self._handlers[self._operation] = self._ignore
+        if self._pending is not None:  # also when an earlier call has failed halfway
             self._remove_if_closed()
 
     def _worker_closed(self, worker: str) -> None:
