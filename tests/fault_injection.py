@@ -77,7 +77,6 @@ BOUNDARY = {
     "scheduler.graphs.deliveries:Deliveries._arrived": _HANDLER,
     "scheduler.graphs.deliveries:Deliveries._ignored": _HANDLER,
     "scheduler.worker_streams:WorkerStreamHandler._worker_closed": _HANDLER,
-    "scheduler.worker_streams:WorkerStreamHandler.__init__.<locals>.<lambda>": _HANDLER,
     "scheduler.replicas:KeepPlaced.run": "the active memory manager calls it; one round has no suggestions",
     "scheduler.batching.worker:Interval.__radd__": "a stream calls it; all that it calls is guarded",
     "scheduler.metrics:_Collector.collect": _PAGE,

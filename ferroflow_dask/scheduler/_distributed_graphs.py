@@ -97,6 +97,17 @@ class Delivery(NamedTuple):
     stop_s: float
 
 
+def _finished_message(delivery: Delivery, worker: str) -> dict[str, Any]:
+    """Return what Dask tells plugins of a finished task."""
+    return {
+        "worker": worker,
+        "nbytes": delivery.nbytes,
+        "type": delivery.type,
+        "typename": delivery.typename,
+        "startstops": [{"action": "compute", "start": delivery.start_s, "stop": delivery.stop_s}],
+    }
+
+
 def complete_waiting(
     scheduler: Scheduler,
     ws: WorkerState,
@@ -118,6 +129,8 @@ def complete_waiting(
     client_msgs: dict[Any, Any] = {}
     recommendations: dict[Key, Any] = {}
     plugins = [plugin for plugin in scheduler.plugins.values() if plugin is not own]
+    details = {ts: _finished_message(delivery, ws.address) for ts, delivery in delivered.items()}
+    # From here on nothing can fail halfway.
     for ts, delivery in delivered.items():
         sources = list(ts.waiting_on or ())
         ts.waiting_on = set()
@@ -132,14 +145,10 @@ def complete_waiting(
         for client, messages in reports.items():
             client_msgs.setdefault(client, []).extend(messages)
         scheduler.transition_log.append(Transition(ts.key, "waiting", "memory", found, stimulus_id, time()))
-        details = delivery._asdict() | {"worker": ws.address}
-        span = {"action": "compute", "start": details.pop("start_s"), "stop": details.pop("stop_s")}
         for plugin in plugins:
             # Progress bars and the task stream follow tasks from `processing` to `memory`.
             try:
-                plugin.transition(
-                    ts.key, "processing", "memory", stimulus_id=stimulus_id, startstops=[span], **details
-                )
+                plugin.transition(ts.key, "processing", "memory", stimulus_id=stimulus_id, **details[ts])
             except FAILURES:
                 logger.info("Plugin failed with exception", exc_info=True)
     worker_msgs: dict[Any, Any] = {}
