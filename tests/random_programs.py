@@ -278,6 +278,8 @@ def run(seed: int, client: Client, other: Client) -> Outcome:
         futures = [client.compute(one) for one in made]
     elif way == 2:
         futures = client.compute(made)
+        while any(one.key not in client.cluster.scheduler.tasks for one in program.held):
+            time.sleep(0.005)  # the messages of two clients come in any order
         program.held += other.compute(made)
     else:
         futures = client.compute(made)

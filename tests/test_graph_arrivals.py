@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import dask
@@ -23,11 +25,12 @@ from bundled import (
     take_all_for_short,
     task,
 )
-from distributed import get_worker, span, worker_client
+from distributed import Client, Future, get_worker, span, wait, worker_client
 from one_loop import comes
 
 from ferroflow_dask import explain
 from ferroflow_dask.scheduler.graphs import graphs
+from ferroflow_dask.scheduler.graphs.arrival import Arrival
 
 pytestmark = pytest.mark.cluster
 _LEARNED = graphs.Graphs.learned
@@ -279,3 +282,40 @@ def test_a_task_that_talks_to_dask_for_the_first_time_in_a_bundle_is_noted() -> 
         assert cluster.stealing.graphs._learned.separate == {"inc"}
 
     on_bundling_cluster(test)
+
+
+@pytest.mark.parametrize("way", ["compute", "submit"])
+def test_a_graph_waits_for_the_graph_of_another_client_that_it_reads(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_entered, opened = threading.Event(), threading.Event()
+    materialize = Arrival.materialize
+
+    def wait_once(arrival: Arrival) -> None:
+        if not has_entered.is_set():
+            has_entered.set()
+            opened.wait(20)
+        materialize(arrival)
+
+    monkeypatch.setattr(Arrival, "materialize", wait_once)
+
+    async def test(cluster: Bundling) -> None:
+        address = cluster.scheduler.address
+        async with Client(address, asynchronous=True, set_as_default=False) as other:
+            first = cluster.client.compute(chain("inc", 0)[-1])
+            await comes(has_entered.is_set)
+            value = Future(first.key, other)
+            if way == "compute":
+                reader = other.compute(chain("dec", value)[-1])
+            else:
+                reader = other.submit(add, "dec-11", value, *[1] * 11, key="dec-11")
+            with suppress(TimeoutError):  # else Dask cancels it
+                await wait(reader, timeout=0.2)
+            opened.set()
+            assert await reader == 24
+        assert await first == 12
+
+    try:
+        on_bundling_cluster(test)
+    finally:
+        opened.set()

@@ -136,6 +136,10 @@ class Arrival:
         except FAILURES:
             logger.warning("ferroflow: a graph runs without a sample", exc_info=True)
 
+    def outside(self) -> set[Key]:
+        """Return what the graph reads that is not in it; after `materialize`."""
+        return outside(self._graph)
+
     def _sampled(self) -> Sample | None:
         has_p2p = shuffles.has_p2p(self._graph)
         if len(self._graph) < FEWEST and not has_p2p:
@@ -281,8 +285,7 @@ class Arrival:
         if not missing:
             return graph
         inherited, alone = _annotated(self._annotations, missing)
-        read = {key for task in graph.values() for key in task.dependencies}
-        self._outside = read - graph.keys()
+        self._outside = outside(graph)
         self._failed = self._failed_now()
         # They fail, and the tasks that share a bundle with one would fail with it.
         alone |= _readers_of(self._failed, missing)
@@ -333,6 +336,11 @@ class Arrival:
         dsk.clear()
         dsk.update(self._graph)
         self._set_order(dsk)
+
+
+def outside(graph: Mapping[Key, GraphNode]) -> set[Key]:
+    """Return the keys that a graph reads and does not have."""
+    return {key for task in graph.values() for key in task.dependencies} - graph.keys()
 
 
 def _readers_of(failed: set[Key], graph: Mapping[Key, GraphNode]) -> set[Key]:

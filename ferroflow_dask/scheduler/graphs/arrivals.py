@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dask._task_spec import GraphNode, cull
@@ -23,7 +25,7 @@ from ferroflow_dask.annotations import BUNDLE_ANNOTATION
 from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.scheduler import _distributed_graphs
 from ferroflow_dask.scheduler.changes import FAILURES, Change, ItemChange
-from ferroflow_dask.scheduler.graphs.arrival import FEWEST, INHERITED, Arrival, Knowledge
+from ferroflow_dask.scheduler.graphs.arrival import FEWEST, INHERITED, Arrival, Knowledge, outside
 from ferroflow_dask.scheduler.graphs.samples import Samples
 
 if TYPE_CHECKING:
@@ -45,6 +47,14 @@ def _never_dumped(_: Any, **__: Any) -> Any:
 
 
 register_serialization_family(_FAMILY, _never_dumped, lambda header, _: header["arrival"])
+
+
+@dataclass(eq=False, slots=True)
+class _UnderWay:
+    """A graph that arrives: what the client wants, and an event that is set once Dask has its tasks."""
+
+    keys: frozenset[Key]
+    has_ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class GraphArrivals:
@@ -75,6 +85,8 @@ class GraphArrivals:
         self._knowledge = knowledge
         self._note = note
         self._is_open = True
+        # Graphs whose tasks Dask has not created yet, in the order of their arrival.
+        self._under_way: list[_UnderWay] = []
 
     def changes(self) -> Iterable[Change]:
         """Return the changes to the scheduler."""
@@ -88,6 +100,23 @@ class GraphArrivals:
 
     async def _arrived(self, *, client: str, expr_ser: Any, keys: Collection[Key], **options: Any) -> None:
         # A coroutine function: Dask's stream handling waits for it before the client's next message.
+        earlier, this = [*self._under_way], _UnderWay(frozenset(keys))
+        self._under_way.append(this)
+        try:
+            await self._create(client, expr_ser, keys, earlier, options)
+        finally:
+            self._under_way.remove(this)
+            this.has_ended.set()
+
+    async def _create(
+        self,
+        client: str,
+        expr_ser: Any,
+        keys: Collection[Key],
+        earlier: Sequence[_UnderWay],
+        options: dict[str, Any],
+    ) -> None:
+        """Let Dask create the tasks of a graph, once it has those of earlier graphs that this one reads."""
         arrival, sampled = None, set[Key]()
         try:
             arrival = self._arrival_of(expr_ser, keys, options) if self._is_open else None
@@ -96,6 +125,7 @@ class GraphArrivals:
                     # Dask's offload pool has one thread for all clients: none may wait for a large graph.
                     loop = asyncio.get_running_loop()
                     await loop.run_in_executor(None, arrival.materialize)
+                    await self._created(earlier, arrival.outside)
                     if arrival.sample is not None and self._is_open:
                         sampled = arrival.sample.tasks.keys() - set(keys)
                         await self._run_sample(arrival, client, options)
@@ -104,6 +134,8 @@ class GraphArrivals:
                     arrival.restore()
                 expr_ser = _in_this_process(arrival)
                 options["internal_priority"] = arrival.order
+            elif earlier:
+                await self._created(earlier, partial(_outside, expr_ser, keys))
         except FAILURES:  # an expression that cannot be deserialized is one: Dask reports it
             arrival = None
             logger.info("ferroflow: a graph runs as it came", exc_info=True)
@@ -114,6 +146,20 @@ class GraphArrivals:
             _arriving.reset(token)
             if sampled and client in self._scheduler.clients:
                 self._scheduler.client_releases_keys(keys=list(sampled), client=client)
+
+    @staticmethod
+    async def _created(earlier: Sequence[_UnderWay], outside: Callable[[], set[Key]]) -> None:
+        """Wait for earlier graphs of other clients, if a graph reads their results.
+
+        Dask creates graphs in the order of their arrival, and cancels a graph that reads unknown keys.
+        """
+        under_way = [one for one in earlier if not one.has_ended.is_set()]
+        if not under_way:
+            return
+        needed = await asyncio.get_running_loop().run_in_executor(None, outside)
+        for one in under_way:
+            if not one.keys.isdisjoint(needed):
+                await one.has_ended.wait()
 
     async def _run_sample(self, arrival: Arrival, client: str, options: Mapping[str, Any]) -> None:
         """Let a few tasks run, which the client wants until the others read their results."""
@@ -172,6 +218,11 @@ class GraphArrivals:
         for key, nbytes in arrival.shuffled.items():
             self._note(key, "plain tasks", f"a P2P shuffle of {format_bytes(int(nbytes))}")
         return arrival.bundles
+
+
+def _outside(expr_ser: Any, keys: Collection[Key]) -> set[Key]:
+    """Return what a graph reads that is not in it."""
+    return outside(_distributed_graphs.materialized(_distributed_graphs.deserialized(expr_ser), keys))
 
 
 def _in_this_process(expression: Any) -> Any:
