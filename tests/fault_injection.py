@@ -71,6 +71,7 @@ BOUNDARY = {
     "scheduler.graphs.arrival:Arrival.__dask_annotations__": _EXPRESSION,
     "scheduler.graphs.arrival:Arrival.__dask_graph__": _EXPRESSION,
     "scheduler.graphs.arrivals:GraphArrivals._arrived": _HANDLER,
+    "scheduler.graphs.arrivals:GraphArrivals._create": _HANDLER,
     "scheduler.graphs.samples:Sample.__dask_annotations__": _EXPRESSION,
     "scheduler.graphs.samples:Sample.__dask_graph__": _EXPRESSION,
     "scheduler.graphs.bundles:Bundles.changes.<locals>.handle": _HANDLER,
