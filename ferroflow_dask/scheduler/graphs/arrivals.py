@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -49,14 +48,6 @@ def _never_dumped(_: Any, **__: Any) -> Any:
 register_serialization_family(_FAMILY, _never_dumped, lambda header, _: header["arrival"])
 
 
-@dataclass(eq=False, slots=True)
-class _UnderWay:
-    """A graph that arrives: what the client wants, and an event that is set once Dask has its tasks."""
-
-    keys: frozenset[Key]
-    has_ended: asyncio.Event = field(default_factory=asyncio.Event)
-
-
 class GraphArrivals:
     """Bundles the graphs that arrive.
 
@@ -85,8 +76,8 @@ class GraphArrivals:
         self._knowledge = knowledge
         self._note = note
         self._is_open = True
-        # Graphs whose tasks Dask has not created yet, in the order of their arrival.
-        self._under_way: list[_UnderWay] = []
+        # What clients want of the graphs that arrive; the event is set once Dask has created the tasks.
+        self._under_way: dict[asyncio.Event, Collection[Key]] = {}
 
     def changes(self) -> Iterable[Change]:
         """Return the changes to the scheduler."""
@@ -100,20 +91,20 @@ class GraphArrivals:
 
     async def _arrived(self, *, client: str, expr_ser: Any, keys: Collection[Key], **options: Any) -> None:
         # A coroutine function: Dask's stream handling waits for it before the client's next message.
-        earlier, this = [*self._under_way], _UnderWay(frozenset(keys))
-        self._under_way.append(this)
+        earlier, has_ended = dict(self._under_way), asyncio.Event()
+        self._under_way[has_ended] = keys
         try:
             await self._create(client, expr_ser, keys, earlier, options)
         finally:
-            self._under_way.remove(this)
-            this.has_ended.set()
+            del self._under_way[has_ended]
+            has_ended.set()
 
     async def _create(
         self,
         client: str,
         expr_ser: Any,
         keys: Collection[Key],
-        earlier: Sequence[_UnderWay],
+        earlier: Mapping[asyncio.Event, Collection[Key]],
         options: dict[str, Any],
     ) -> None:
         """Let Dask create the tasks of a graph, once it has those of earlier graphs that this one reads."""
@@ -148,18 +139,19 @@ class GraphArrivals:
                 self._scheduler.client_releases_keys(keys=list(sampled), client=client)
 
     @staticmethod
-    async def _created(earlier: Sequence[_UnderWay], outside: Callable[[], set[Key]]) -> None:
+    async def _created(
+        earlier: Mapping[asyncio.Event, Collection[Key]], outside: Callable[[], set[Key]]
+    ) -> None:
         """Wait for earlier graphs of other clients, if a graph reads their results.
 
         Dask creates graphs in the order of their arrival, and cancels a graph that reads unknown keys.
         """
-        under_way = [one for one in earlier if not one.has_ended.is_set()]
-        if not under_way:
+        if all(has_ended.is_set() for has_ended in earlier):
             return
         needed = await asyncio.get_running_loop().run_in_executor(None, outside)
-        for one in under_way:
-            if not one.keys.isdisjoint(needed):
-                await one.has_ended.wait()
+        for has_ended, keys in earlier.items():
+            if not needed.isdisjoint(keys):
+                await has_ended.wait()
 
     async def _run_sample(self, arrival: Arrival, client: str, options: Mapping[str, Any]) -> None:
         """Let a few tasks run, which the client wants until the others read their results."""
