@@ -24,7 +24,7 @@ import pandas as pd
 from assume_short import assume_short
 from dask.base import tokenize
 from dask.utils import key_split
-from distributed import Client, LocalCluster, wait
+from distributed import Client, LocalCluster, futures_of, wait
 
 import ferroflow_dask
 from ferroflow_dask.scheduler import extension_on
@@ -289,7 +289,7 @@ def run(seed: int, client: Client, other: Client) -> Outcome:
             client.cancel(futures.pop())
     scheduler = client.cluster.scheduler
     try:
-        wait([*futures, *(one for one in program.held if hasattr(one, "status"))], timeout=20)
+        wait([*futures, *futures_of(program.held)], timeout=20)
     except TimeoutError as error:
         states = [(str(ts.key)[:60], ts.state) for ts in scheduler.tasks.values() if ts.state != "memory"]
         raise RuntimeError(f"program {seed} hangs: {states[:40]}") from error
@@ -325,7 +325,7 @@ def _rounded(value: Any) -> Any:
 def settle(client: Client) -> list[str]:
     """Wait until a cluster has forgotten a program; return the keys that it still has after that."""
     scheduler = client.cluster.scheduler
-    for _ in range(300):
+    for _ in range(2_000):
         extension = extension_on(scheduler)
         kept = [str(key) for keys in extension.kept().values() for key in keys] if extension else []
         if not scheduler.tasks and not kept:
