@@ -151,7 +151,7 @@ class Program:
         if rng.random() < 0.2:
             self.held.append(self.client.scatter(rng.randint(0, 99), hash=True))
             nodes.append(self.held[-1])
-        if rng.random() < 0.2:
+        if not fails and rng.random() < 0.2:  # of two errors, either may come first
             self.held += self.mapped()
             nodes += self.held[-3:]
         for _ in range(rng.randint(8, 50)):
