@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -250,3 +252,13 @@ def test_the_log_of_an_output_says_that_plain_tasks_return_it(monkeypatch: pytes
         del held
 
     on_bundling_cluster(test)
+
+
+def test_the_plugin_can_be_imported_if_distributed_lacks_the_names_of_p2p() -> None:
+    program = (
+        "import distributed.shuffle._core as core; del core.P2PBarrierTask; "
+        "from ferroflow_dask.scheduler.graphs.arrival import shuffles; "
+        "print(shuffles.has_p2p({}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "False"), done.stderr

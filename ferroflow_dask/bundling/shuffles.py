@@ -16,10 +16,16 @@ from typing import Any
 from dask._task_spec import Alias, GraphNode, List, Task, TaskRef
 from dask.typing import Key
 from dask.utils import key_split
-from distributed.shuffle._arrow import check_dtype_support
-from distributed.shuffle._core import P2PBarrierTask
 
-from ferroflow_dask.bundling import shuffle_tasks
+try:  # private names: without them, shuffles stay with P2P
+    from distributed.shuffle._arrow import check_dtype_support
+    from distributed.shuffle._core import P2PBarrierTask
+
+    from ferroflow_dask.bundling import shuffle_tasks
+except ImportError:
+    _CAN_REPLACE = False
+else:
+    _CAN_REPLACE = True
 
 Graph = Mapping[Key, GraphNode]
 
@@ -67,8 +73,8 @@ class Shuffle:
 
 
 def has_p2p(graph: Graph) -> bool:
-    """Return whether there is a P2P shuffle in a graph."""
-    return any(isinstance(task, P2PBarrierTask) for task in graph.values())
+    """Return whether there is a P2P shuffle in a graph that could be replaced."""
+    return _CAN_REPLACE and any(isinstance(task, P2PBarrierTask) for task in graph.values())
 
 
 def _sources(graph: Graph, inputs: Iterable[Key]) -> list[Key]:

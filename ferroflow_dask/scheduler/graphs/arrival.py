@@ -151,8 +151,10 @@ class Arrival:
             return None
         if not has_p2p and all(key_split(key) in learned for key in self._graph):
             return None
-        graph = shuffles.unfused(self._graph) if has_p2p else self._graph
-        parts, sources = shuffles.parts_and_sources(graph)
+        graph, parts, sources = self._graph, set[Key](), list[list[Key]]()
+        if has_p2p:
+            graph = shuffles.unfused(graph)
+            parts, sources = shuffles.parts_and_sources(graph)
         sized = [key for shuffle in sources for key in self._measured(shuffle, learned)]
         missing = {key: task for key, task in graph.items() if key not in self._tasks}
         missing = cull(missing, self._keys & missing.keys())
