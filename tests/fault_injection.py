@@ -92,7 +92,8 @@ BOUNDARY = {
 }
 #: Functions in which an error ends nothing, with the reason; the plugin goes on.
 HANDLED = {
-    "Arrival.materialize": "the graph runs as it came, or without a sample",
+    "Arrival.choose_sample": "the graph runs without a sample",
+    "Arrival.materialize": "the graph runs as it came",
     "Arrival.prepare": "the graph runs as it came",
     "Arrival.settle": "the graph runs as it came",
     "Bundles.keys": "the graph runs as it came",

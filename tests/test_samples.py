@@ -307,13 +307,13 @@ def test_a_scheduler_may_close(gate: Gate) -> None:
 def test_two_clients_may_wait_for_the_same_sample(
     gate: Gate, sampled: list[set[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    barrier, stock = threading.Barrier(2), Arrival.materialize
+    barrier, stock = threading.Barrier(2), Arrival.choose_sample
 
-    def materialize(self: Arrival) -> None:
+    def choose_sample(self: Arrival) -> None:
         stock(self)
         barrier.wait(20)
 
-    monkeypatch.setattr(Arrival, "materialize", materialize)
+    monkeypatch.setattr(Arrival, "choose_sample", choose_sample)
 
     async def test(cluster: Bundling) -> None:
         async with Client(cluster.scheduler.address, asynchronous=True, set_as_default=False) as other:

@@ -68,7 +68,8 @@ class Knowledge:
 class Arrival:
     """A graph from its arrival until its tasks are created; stands for its expression.
 
-    `materialize` and `prepare` may be called by any thread, one after the other. In between, a sample runs.
+    `materialize`, `choose_sample` and `prepare` may be called by any thread, in this order. After the second,
+    the sample runs.
 
     Parameters
     ----------
@@ -113,7 +114,7 @@ class Arrival:
         self._annotations: dict[str, dict[Key, Any]] = {}
         # Number of tasks by prefix, once there is a sample: counted in a thread, read in the event loop.
         self._prefixes: Counter[str] = Counter()
-        #: What should run before `prepare`; after `materialize`.
+        #: What should run before `prepare`.
         self.sample: Sample | None = None
         #: Position of each task in the order by which Dask prefers them, after `prepare`.
         self.order: dict[Key, int] = {}
@@ -123,7 +124,7 @@ class Arrival:
         self.shuffled: dict[Key, float] = {}
 
     def materialize(self) -> None:
-        """Materialize the graph, and choose a sample if too little is known of its tasks."""
+        """Materialize the graph."""
         try:
             self._graph = _distributed_graphs.materialized(self._expr, self._keys)
             by_type = self._expr.__dask_annotations__()
@@ -131,6 +132,9 @@ class Arrival:
         except Exception as error:  # noqa: BLE001 -- raised again when Dask materializes the graph
             self._error = error
         self._expr = None
+
+    def choose_sample(self) -> None:
+        """Choose a sample if too little is known of the graph's tasks."""
         try:
             self.sample = self._sampled()
         except FAILURES:

@@ -19,6 +19,7 @@ from dask._task_spec import GraphNode, cull
 from dask.typing import Key
 from dask.utils import format_bytes
 from distributed.protocol.serialize import register_serialization_family
+from distributed.utils import offload
 
 from ferroflow_dask.annotations import BUNDLE_ANNOTATION
 from ferroflow_dask.bundling.bundle import Bundle
@@ -113,10 +114,13 @@ class GraphArrivals:
             arrival = self._arrival_of(expr_ser, keys, options) if self._is_open else None
             if arrival is not None:
                 with _distributed_graphs.active_update(self._scheduler):
-                    # Dask's offload pool has one thread for all clients: none may wait for a large graph.
-                    loop = asyncio.get_running_loop()
-                    await loop.run_in_executor(None, arrival.materialize)
+                    # Two threads that materialize expressions can wait for each other for ever: up to 3.11
+                    # Python locks each cached property. Dask's offload pool has one thread for all clients.
+                    await offload(arrival.materialize)
                     await self._created(earlier, arrival.outside)
+                    # For all else no client has to wait for the large graph of another.
+                    loop = asyncio.get_running_loop()
+                    await loop.run_in_executor(None, arrival.choose_sample)
                     if arrival.sample is not None and self._is_open:
                         sampled = arrival.sample.tasks.keys() - set(keys)
                         await self._run_sample(arrival, client, options)
@@ -148,7 +152,7 @@ class GraphArrivals:
         """
         if all(has_ended.is_set() for has_ended in earlier):
             return
-        needed = await asyncio.get_running_loop().run_in_executor(None, outside)
+        needed = await offload(outside)
         for has_ended, keys in earlier.items():
             if not needed.isdisjoint(keys):
                 await has_ended.wait()
