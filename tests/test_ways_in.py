@@ -223,12 +223,13 @@ def test_workers_need_nothing_of_ours_for_plain_dask() -> None:
             try:
                 await client.wait_for_workers(1, timeout=30)
                 ours: list[str] = []
-                while len(ours) < 4:
+                while len(ours) < 5:
                     (plugins,) = (await client.run(lambda dask_worker: list(dask_worker.plugins))).values()
                     ours = sorted(name for name in plugins if name.startswith("ferroflow"))
                 assert [name.rstrip("-0123456789") for name in ours] == [
                     "ferroflow-batching",
                     "ferroflow-bundles",
+                    "ferroflow-deliveries",
                     "ferroflow-inlining",
                     "ferroflow-prefetch",
                 ]

@@ -108,6 +108,7 @@ class WorkerMessages:
                 WorkerStreamHandler(
                     self._scheduler,
                     inlining_worker.RESULT,
+                    inlining_worker.CLOSE,
                     inlining_worker.CLOSED,
                     senders=lambda: self.inlining.supporting,
                     receive=received,

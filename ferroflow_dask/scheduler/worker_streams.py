@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 class WorkerStreamHandler(Change):
     """Stream handler of messages from workers.
 
-    After `undo`, messages in flight are handled by `ignore` until each worker has sent its last message. An
-    operation without a handler would close the worker's stream.
+    `undo` asks each worker to close. Messages in flight are handled by `ignore` until the worker has answered
+    by its last message. An operation without a handler would close the worker's stream.
 
     Parameters
     ----------
     scheduler : distributed.Scheduler
     operation : str
-    closed : str
-        Operation of the last message.
+    close, closed : str
+        Operations of the message that asks a worker for its last one, and of the last one.
     senders : callable
         Returns the addresses of the workers that may send messages.
     receive, ignore : callable
@@ -33,6 +33,7 @@ class WorkerStreamHandler(Change):
         self,
         scheduler: Scheduler,
         operation: str,
+        close: str,
         closed: str,
         *,
         senders: Callable[[], Collection[str]],
@@ -42,9 +43,11 @@ class WorkerStreamHandler(Change):
         super().__init__(f"Scheduler.stream_handlers[{operation!r}]")
         self._handlers: dict[str, Callable[..., Any]] = scheduler.stream_handlers
         self._scheduler = scheduler
-        self._operation, self._closed = operation, closed
+        self._operation, self._close, self._closed = operation, close, closed
         self._senders = senders
         self._receive, self._ignore = receive, ignore
+        # Workers that are not asked yet, and workers that have not answered.
+        self._unasked: set[str] = set()
         self._pending: set[str] | None = None
 
     @property
@@ -61,9 +64,17 @@ class WorkerStreamHandler(Change):
         """Ignore messages from now on, and remove the handlers after the last message of each worker."""
         if self.is_applied:
             self._pending = {one for one in self._senders() if one in self._scheduler.workers}
+            self._unasked = set(self._pending)
             self._handlers[self._operation] = self._ignore
         if self._pending is not None:  # also when an earlier call has failed halfway
+            self._ask()
             self._remove_if_closed()
+
+    def _ask(self) -> None:
+        while self._unasked:
+            address = self._unasked.pop()
+            if address in self._scheduler.stream_comms:
+                self._scheduler.worker_send(address, {"op": self._close})
 
     def _worker_closed(self, worker: str) -> None:
         if self._pending is not None:

@@ -16,7 +16,7 @@ from dask.typing import Key
 from ferroflow_dask.scheduler import _distributed_graphs
 from ferroflow_dask.scheduler._distributed_graphs import Delivery
 from ferroflow_dask.scheduler.changes import Change, Guard, attempt
-from ferroflow_dask.scheduler.graphs.worker_deliveries import CLOSED, DELIVERED, TOPIC
+from ferroflow_dask.scheduler.graphs.worker_deliveries import CLOSE, CLOSED, DELIVERED, TOPIC
 from ferroflow_dask.scheduler.worker_streams import WorkerStreamHandler
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class Deliveries:
         return WorkerStreamHandler(
             self._scheduler,
             DELIVERED,
+            CLOSE,
             CLOSED,
             senders=lambda: self._workers,
             receive=self._arrived,

@@ -77,9 +77,10 @@ class Graphs:
         self._changes.make(CallChange("bundled graphs", lambda: None, self._close))
         for change in (*self.bundles.changes(), self.deliveries.change(), *self._arrivals.changes()):
             self._changes.make(change)
+        # A worker gets bundles once it announces that it can run them: it delivers by then.
         plugins: dict[str, WorkerPlugin] = {
-            "ferroflow-bundles": WorkerBundles(),
             "ferroflow-deliveries": WorkerDeliveries(),
+            "ferroflow-bundles": WorkerBundles(),
         }
         for name, plugin in plugins.items():
             on_workers = WorkerPluginChange(self._scheduler, plugin, name, self._guard.fail)

@@ -1,6 +1,6 @@
 """Worker's end of deliveries: stores values of a running bundle under their own keys, and reports them.
 
-This module is sent to workers by value and must not import this package.
+This module is sent to workers by value and must not import this package, except `worker_handlers`.
 """
 
 from __future__ import annotations
@@ -14,33 +14,56 @@ from dask.utils import typename
 from distributed import WorkerPlugin
 from distributed.worker_state_machine import UpdateDataEvent
 
+from ferroflow_dask.scheduler.worker_handlers import StreamHandlers
+
 if TYPE_CHECKING:
     from distributed import Worker
 
 #: As in `ferroflow_dask.bundling.deliveries`.
 _EXTENSION = "ferroflow-deliveries"
-#: Operations of the messages to the scheduler: of values that are stored, and the last one.
-DELIVERED, CLOSED = "ferroflow-delivered", "ferroflow-deliveries-closed"
+#: Operation of the messages to the scheduler, of values that are stored.
+DELIVERED = "ferroflow-delivered"
+#: Operations of the last messages of the scheduler, and of a worker in answer.
+CLOSE, CLOSED = "ferroflow-deliveries-close", "ferroflow-deliveries-closed"
 #: Topic under which workers announce that they deliver.
 TOPIC = "ferroflow-deliveries"
 
 
-class WorkerDeliveries(WorkerPlugin):
-    """Stores and reports the values that bundles deliver."""
+class DeliveredValues(StreamHandlers):
+    """Worker extension that takes values from bundles.
 
-    def setup(self, worker: Worker) -> None:
-        """Take values from now on; called by distributed on each worker."""
+    Parameters
+    ----------
+    worker : distributed.Worker
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__({}, CLOSE, self._last)
         self._worker = worker
-        self._is_open = True
-        worker.extensions[_EXTENSION] = self
-        worker.log_event(TOPIC, {})  # distributed adds the worker
-
-    def teardown(self, worker: Worker) -> None:
-        """Let bundles keep their values; called by distributed when the plugin is removed."""
-        if worker.extensions.get(_EXTENSION) is self:
-            del worker.extensions[_EXTENSION]
+        self._n_plugins = 0
         self._is_open = False
-        worker.batched_send({"op": CLOSED})
+
+    def open(self) -> None:
+        """Take values for one more plugin."""
+        self._n_plugins += 1
+        self._is_open = True
+        self._worker.extensions[_EXTENSION] = self
+        self.add(self._worker.stream_handlers)
+
+    def close(self) -> None:
+        """Let bundles keep their values if no other plugin is left."""
+        self._n_plugins -= 1
+        if not self._n_plugins:
+            self._stop()
+
+    def _stop(self) -> None:
+        self._is_open = False
+        if self._worker.extensions.get(_EXTENSION) is self:
+            del self._worker.extensions[_EXTENSION]
+
+    def _last(self) -> None:
+        self._stop()
+        self._worker.batched_send({"op": CLOSED})
 
     def deliver(self, bundle: Key, values: Mapping[Key, tuple[Any, float, float]]) -> None:
         """Take values of a running bundle, with start and stop of their tasks; called in its thread."""
@@ -68,6 +91,22 @@ class WorkerDeliveries(WorkerPlugin):
                 types[kind] = _pickled_type(kind)
             details[key] = (one.nbytes, types[kind], typename(kind), start_s, stop_s)
         self._worker.batched_send({"op": DELIVERED, "values": details})
+
+
+class WorkerDeliveries(WorkerPlugin):
+    """Stores and reports the values that bundles deliver."""
+
+    def setup(self, worker: Worker) -> None:
+        """Take values from now on; called by distributed on each worker."""
+        # An earlier plugin of this kind may still be asked to close.
+        earlier = getattr(worker.stream_handlers.get(CLOSE), "__self__", None)
+        self._values: DeliveredValues = DeliveredValues(worker) if earlier is None else earlier
+        self._values.open()
+        worker.log_event(TOPIC, {})  # distributed adds the worker
+
+    def teardown(self, worker: Worker) -> None:
+        """Let bundles keep their values; called by distributed when the plugin is removed."""
+        self._values.close()
 
 
 def _pickled_type(kind: type) -> bytes:

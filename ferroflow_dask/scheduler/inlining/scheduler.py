@@ -18,7 +18,7 @@ from dask.typing import Key
 
 from ferroflow_dask.scheduler import _distributed
 from ferroflow_dask.scheduler.cost_model import CostModel
-from ferroflow_dask.scheduler.inlining.worker import CLOSE, INLINE
+from ferroflow_dask.scheduler.inlining.worker import INLINE
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState, WorkerState
@@ -75,13 +75,10 @@ class Inlining:
         self._for_clients = for_clients
 
     def close(self) -> None:
-        """Forget all results, and send the workers the last message."""
+        """Forget all results and workers."""
         self._limit = 0
         self.clear()
-        for address in list(self._supporting):
-            self._supporting.discard(address)
-            if address in self._scheduler.stream_comms:
-                self._scheduler.worker_send(address, {"op": CLOSE})
+        self._supporting.clear()
 
     def clear(self) -> None:
         """Forget all results."""
