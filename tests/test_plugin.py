@@ -228,7 +228,7 @@ def test_dependents_of_one_task_go_to_all_workers(patient_client: Client) -> Non
 
 
 def test_declared_costs_order_the_tasks_of_a_graph(patient_client: Client) -> None:
-    install(patient_client)
+    install(patient_client, bundle="off")  # a sample of the fast ones would run before all others
     are_done = Event("fast done")
     with dask.annotate(ferroflow_cost=0.8):
         heavy = [dask.delayed(held)(i, are_done, dask_key_name=f"heavy-{i}") for i in range(2)]
