@@ -386,3 +386,17 @@ def test_tasks_that_the_client_wants_run_once_although_some_are_in_a_sample(samp
         assert set(CALLS.values()) == {1}
 
     on_capable_cluster(test)
+
+
+def test_after_a_restart_an_arriving_graph_is_not_created(gate: Gate) -> None:
+    async def test(cluster: Bundling) -> None:
+        await can_bundle(cluster)
+        futures = cluster.client.compute(graph(gate.task))
+        await comes(lambda: bool(cluster.scheduler.tasks))
+        await cluster.scheduler.restart(stimulus_id="test", wait_for_workers=False, timeout=10)
+        gate.open()
+        await comes(lambda: not cluster.stealing.graphs._arrivals._under_way)
+        assert not cluster.scheduler.tasks
+        assert {future.status for future in futures} == {"cancelled"}
+
+    on_bundling_cluster(test)

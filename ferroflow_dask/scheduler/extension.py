@@ -386,7 +386,7 @@ class FerroflowStealing(WorkStealing):
             self.view.release(key)
         self._task_events.averaged.clear()
         self.messages.clear()
-        self.graphs.bundles.clear()
+        self.graphs.restarted()
 
     # Methods that the scheduler and distributed's stealing call by name
 

@@ -79,6 +79,7 @@ class GraphArrivals:
         self._is_open = True
         # What clients want of the graphs that arrive; the event is set once Dask has created the tasks.
         self._under_way: dict[asyncio.Event, Collection[Key]] = {}
+        self._n_restarts = 0
 
     def changes(self) -> Iterable[Change]:
         """Return the changes to the scheduler."""
@@ -89,6 +90,10 @@ class GraphArrivals:
     def close(self) -> None:
         """Let graphs run as they come, even if another plugin still calls the handler."""
         self._is_open = False
+
+    def restarted(self) -> None:
+        """Create no tasks of the graphs that are arriving: a restart has cancelled them."""
+        self._n_restarts += 1
 
     async def _arrived(self, *, client: str, expr_ser: Any, keys: Collection[Key], **options: Any) -> None:
         # A coroutine function: Dask's stream handling waits for it before the client's next message.
@@ -109,7 +114,7 @@ class GraphArrivals:
         options: dict[str, Any],
     ) -> None:
         """Let Dask create the tasks of a graph, once it has those of earlier graphs that this one reads."""
-        arrival, sampled = None, set[Key]()
+        arrival, sampled, n_restarts = None, set[Key](), self._n_restarts
         try:
             arrival = self._arrival_of(expr_ser, keys, options) if self._is_open else None
             if arrival is not None:
@@ -134,6 +139,8 @@ class GraphArrivals:
         except FAILURES:  # an expression that cannot be deserialized is one: Dask reports it
             arrival = None
             logger.info("ferroflow: a graph runs as it came", exc_info=True)
+        if self._n_restarts > n_restarts:
+            return
         token = _arriving.set(arrival)
         try:
             await self._stock(client=client, expr_ser=expr_ser, keys=keys, **options)

@@ -127,6 +127,12 @@ class Graphs:
         elif msg.get("version") == _VERSION:
             self._capable.add(str(msg.get("worker")))
 
+    def restarted(self) -> None:
+        """Forget all graphs: the cluster restarts."""
+        self.bundles.clear()
+        if self._arrivals is not None:
+            self._arrivals.restarted()
+
     def worker_left(self, address: str) -> None:
         """Forget a worker."""
         self._capable.discard(address)
