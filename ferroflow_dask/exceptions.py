@@ -6,6 +6,7 @@
     ├── UsageError (also ValueError)       a value that the caller gave is not allowed
     │   ├── GraphError                     a graph that is not well formed
     │   ├── BindError                      an input's name, shape or dtype does not fit the graph
+    │   ├── TopologyError                  a topology is not well formed
     │   └── UnknownNameError               a DAG, a policy or a provider that does not exist
     ├── ModelError                         a file is no ONNX model, or not a valid one
     ├── KernelNotFoundError                no kernel provider has the operator
@@ -37,6 +38,10 @@ class GraphError(UsageError):
 
 class BindError(UsageError):
     """An input's name, shape or dtype does not fit the graph."""
+
+
+class TopologyError(UsageError):
+    """A topology is not well formed, or its hosts cannot reach each other."""
 
 
 class UnknownNameError(UsageError):
