@@ -101,18 +101,26 @@ class VirtualLoop:
     """The part of an event loop that extensions of a scheduler use: callbacks, now and later.
 
     Virtual workers have no plugins to register, so the coroutines that register and remove them are closed.
+
+    Parameters
+    ----------
+    time : VirtualTime
+    run : callable, optional
+        Runs each callback, given with its arguments; at once if left out.
     """
 
-    def __init__(self, time: VirtualTime) -> None:
+    def __init__(self, time: VirtualTime, run: Callable[..., None] | None = None) -> None:
         self._time = time
+        #: Runs a call of the scheduler.
+        self.run = run or (lambda call, *args: call(*args))
 
     def add_callback(self, callback: Callable[..., Any], *args: Any) -> None:
         """Run a callback once the present call is over."""
-        self._time.after(0.0, self._call, callback, *args, background=self._time.is_background)
+        self._time.after(0.0, self.run, self._call, callback, *args, background=self._time.is_background)
 
     def call_later(self, delay: float, callback: Callable[..., Any], *args: Any) -> None:
         """Run a callback in `delay` seconds, in the background."""
-        self._time.after(delay, self._call, callback, *args, background=True)
+        self._time.after(delay, self.run, self._call, callback, *args, background=True)
 
     @staticmethod
     def _call(callback: Callable[..., Any], *args: Any) -> None:

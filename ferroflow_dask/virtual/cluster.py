@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from dask.typing import Key
@@ -27,6 +28,7 @@ from ferroflow_dask.virtual.limits import (
 )
 from ferroflow_dask.virtual.network import Network, Stream
 from ferroflow_dask.virtual.record import Record
+from ferroflow_dask.virtual.scheduler_cpu import IGNORED, SchedulerCpu
 from ferroflow_dask.virtual.task import VirtualTask, sinks
 from ferroflow_dask.virtual.upstream import VirtualScheduler, stealing_interval_s
 from ferroflow_dask.virtual.upstream_worker import new_machine
@@ -73,6 +75,9 @@ class VirtualCluster:
         Time that the scheduler spends on a worker's message; others wait meanwhile [s].
     batching_s : tuple of float, optional
         Least time between two batches of messages, to and from a worker [s]; distributed's are 5 and 2 ms.
+    scheduler_cpu : str, optional
+        What is done with the CPU time that the scheduler takes: `ignored`; `measured`, then `cpu.seconds`
+        tells it; or `charged`, then the scheduler is also busy for that time, and no run repeats exactly.
     seed : int, optional
         Decides ties that Dask breaks by the order of sets, and workers' choices among equal peers. The
         same seed gives the same run, in any process.
@@ -109,6 +114,7 @@ class VirtualCluster:
         interval_s: float | None = None,
         service_s: float = 0.0,
         batching_s: tuple[float, float] = (0.0, 0.0),
+        scheduler_cpu: str = IGNORED,
         seed: int = 0,
     ) -> None:
         check_count("workers", workers, 0)
@@ -129,7 +135,8 @@ class VirtualCluster:
         self.record = Record(self.time)
         self.tasks: dict[Key, VirtualTask] = {}
         self.workers: list[VirtualWorker] = []
-        self.scheduler = VirtualScheduler(VirtualLoop(self.time), validate, seed)
+        self.cpu = SchedulerCpu(self.time, scheduler_cpu)
+        self.scheduler = VirtualScheduler(VirtualLoop(self.time, self.cpu.run), validate, seed)
         self.scheduler.bandwidth = bandwidth  # type: ignore[assignment]
         if saturation is not None:
             self.scheduler.WORKER_SATURATION = saturation
@@ -226,7 +233,8 @@ class VirtualCluster:
         for key, task in graph.items():
             for annotation, value in task.annotations.items():
                 by_type.setdefault(annotation, {})[key] = value
-        self.scheduler.submit(
+        take_graph = partial(
+            self.scheduler.submit,
             {key: task.dependencies for key, task in graph.items()},
             keys=list(sinks(graph) if keep is None else keep),
             order=order or {key: place for place, key in enumerate(graph)},
@@ -238,6 +246,7 @@ class VirtualCluster:
             actors=list(actors),
             fifo_timeout=fifo_timeout_s,
         )
+        self.cpu.run(take_graph)
 
     def release(self, keys: Iterable[Key], client: str = "client") -> None:
         """Let a client release its futures now."""
@@ -301,9 +310,9 @@ class VirtualCluster:
             # What small results take is next to nothing; they come just before the end of a task.
             service_s = 0.0 if message["op"] == RESULT else self._service_s
             self._busy_until = max(self.time.now, self._busy_until) + service_s
-            self.time.at(self._busy_until, self._handle, address, message)
+            self.time.at(self._busy_until, self.cpu.run, self._handle, address, message)
         else:
-            self._handle(address, message)
+            self.cpu.run(self._handle, address, message)
 
     def _handle(self, address: str, message: dict[str, Any]) -> None:
         if address not in self.scheduler.workers:

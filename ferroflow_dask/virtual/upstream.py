@@ -12,6 +12,7 @@ import math
 import operator
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import dask
@@ -275,8 +276,9 @@ def _nothing(*inputs: Any) -> None:
 
 def start_stealing(extension: WorkStealing, time: VirtualTime) -> None:
     """Let an extension act by the clock; `WorkStealing.start` on another clock."""
-    callbacks: dict[str, Any] = extension.scheduler.periodic_callbacks
-    callbacks["stealing"] = Periodic(time, extension.balance, extension._callback_time * 1e3)
+    scheduler: Any = extension.scheduler
+    balance = partial(scheduler.loop.run, extension.balance)
+    scheduler.periodic_callbacks["stealing"] = Periodic(time, balance, extension._callback_time * 1e3)
     extension._in_flight_event.set()
 
 

@@ -1,0 +1,108 @@
+"""What the plugin costs the scheduler: calls of its functions per task, and how CPU time is measured."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import pytest
+from calls_per_task import calls
+from command_line import answer
+
+from ferroflow_dask.bench.overhead import VERSIONS, Overhead, measure, overhead_table
+from ferroflow_dask.bench.overhead_graphs import GRAPHS
+from ferroflow_dask.exceptions import UsageError
+from ferroflow_dask.virtual import VirtualCluster, VirtualTask
+
+#: Most calls per task of functions of the plugin and the policy. They may only become fewer: a change that
+#: needs more calls has to save them elsewhere.
+BUDGETS = {"independent": 179, "tree": 208, "array": 227, "shuffle": 227, "chains": 220}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_calls_per_task_are_within_the_budget(name: str) -> None:
+    n_tasks, found = calls(name)
+    per_task = sum(found.values()) / n_tasks
+    dearest = ", ".join(f"{function} {n / n_tasks:.1f}" for function, n in found.most_common(5))
+    assert per_task <= BUDGETS[name], f"{per_task:.1f} calls per task; most: {dearest}"
+    assert per_task > 5, "the plugin was not at work"
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_graphs_have_the_size_that_is_asked_for(name: str) -> None:
+    graph = GRAPHS[name](400)
+    assert len(graph) == pytest.approx(400, rel=0.1)
+    assert graph == GRAPHS[name](400, seed=0) != GRAPHS[name](400, seed=1)
+    assert all(needed in graph for task in graph.values() for needed in task.dependencies)
+
+
+def busy(seconds: float) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+class Slow(VirtualCluster):
+    """A cluster whose scheduler takes 1 ms of CPU time for the end of each task."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(4, policy="no-stealing", latency_s=0.0, **options)
+        stock = self.scheduler.stream_handlers["task-finished"]
+
+        def finished(**message: Any) -> None:
+            busy(1e-3)
+            stock(**message)
+
+        self.scheduler.stream_handlers["task-finished"] = finished
+
+
+def test_cpu_time_is_measured_and_changes_nothing() -> None:
+    measured, plain = Slow(scheduler_cpu="measured"), Slow()
+    for cluster in (measured, plain):
+        cluster.submit({("x", i): VirtualTask(0.001) for i in range(40)})
+        cluster.run()
+        cluster.check()
+    assert measured.cpu.seconds >= 40e-3
+    assert plain.cpu.seconds == 0
+    assert measured.record.timeline() == plain.record.timeline()
+
+
+def test_cpu_time_that_is_charged_keeps_the_scheduler_busy() -> None:
+    cluster = Slow(scheduler_cpu="charged")
+    cluster.submit({("x", i): VirtualTask(0.001) for i in range(40)})
+    makespan_s = cluster.run()
+    cluster.check()
+    assert cluster.cpu.seconds >= 40e-3
+    assert makespan_s >= 40e-3  # instead of the 10 ms that four workers need
+    assert [c.time for c in cluster.record.completions] == sorted(c.time for c in cluster.record.completions)
+
+
+def test_other_modes_are_refused() -> None:
+    with pytest.raises(
+        UsageError, match="scheduler_cpu must be one of: ignored, measured, charged; got 'all'"
+    ):
+        VirtualCluster(1, scheduler_cpu="all")
+
+
+def test_versions_take_turns() -> None:
+    runs: list[str] = []
+    (one,) = measure(["chains"], 100, 2, 2, lambda graph, version: runs.append(version))
+    assert runs == [*VERSIONS[::-1], *VERSIONS]
+    assert one.n_tasks == 100
+    assert {version: len(values) for version, values in one.per_task_s.items()} == dict.fromkeys(VERSIONS, 2)
+    assert all(0 < value < math.inf for values in one.per_task_s.values() for value in values)
+
+
+def test_the_ratio_is_that_of_runs_which_followed_each_other() -> None:
+    times = {"dask": [1e-4, 2e-4, 4e-4], "no-stealing": [1e-4] * 3, "ferroflow": [2e-4, 3e-4, 8e-4]}
+    one = Overhead("tree", 63, times)
+    assert (one.us("dask"), one.us("ferroflow"), one.ratio) == (200.0, 300.0, 2.0)
+    assert overhead_table([one]).splitlines()[2] == "| tree | 63 | 200 | 100 | 300 | 2.00 |"
+
+
+def test_the_command_prints_a_table() -> None:
+    asked = ("bench", "overhead", "--graph", "tree", "--tasks", "100", "--workers", "2", "--repeat", "1")
+    result = answer(*asked)
+    assert result.stdout.splitlines()[0].startswith("| graph | tasks | Dask [µs] |")
+    assert result.stdout.splitlines()[2].startswith("| tree | 102 |")
