@@ -21,8 +21,8 @@ from onnx import TensorProto, helper
 from ferroflow_dask.exceptions import KernelError
 from ferroflow_dask.graph import Graph, graph_from_onnx
 from ferroflow_dask.kernels import compile_op, evaluate, make_plan
+from ferroflow_dask.kernels.choice import provider_names
 from ferroflow_dask.kernels.ort_provider import open_graph
-from ferroflow_dask.kernels.registry import provider_names
 from ferroflow_dask.kernels.segments import plans
 from ferroflow_dask.lowering import bind_graph
 

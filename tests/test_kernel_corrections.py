@@ -67,3 +67,26 @@ def test_lrn_sums_over_neighbouring_channels_of_every_sample(provider, size):
 def test_logsoftmax_does_not_underflow(provider):
     (actual,) = compile_op(op_of("LogSoftmax", [1]), {"": 13}, [provider])(np.float32([[0, 200]]))
     np.testing.assert_allclose(actual, [[-200, 0]])
+
+
+@pytest.mark.parametrize("onesided", [None, 0, 1])
+@pytest.mark.parametrize("window", [None, np.hanning(16).astype(np.float32)], ids=["", "with a window"])
+@pytest.mark.parametrize("length", [None, np.array(16)], ids=["", "with a length"])
+@pytest.mark.parametrize("shape", [(2, 64), (2, 64, 1)], ids=["samples", "samples as columns"])
+@pytest.mark.parametrize("providers", [None, ["onnxruntime"], ["reference"]], ids=str)
+def test_a_spectrum_is_computed_of_signals_with_or_without_an_axis_of_parts(
+    shape, length, window, onesided, providers
+):
+    if window is None and length is None:
+        length = np.array(20)
+    signal = normal_from(seed=3)(*shape)
+    values = [signal, np.array(8), window, length]
+    attributes = {} if onesided is None else {"onesided": onesided}
+    (found,) = compile_op(op_of("STFT", values, **attributes), {"": 17}, providers)(*values)
+    n = len(window) if length is None else int(length)
+    starts = range(0, 64 - n + 1, 8)
+    frames = np.stack([signal.reshape(2, 64)[:, at : at + n] for at in starts], axis=1)
+    frames = frames if window is None else frames * window
+    expected = np.fft.fft(frames) if onesided == 0 else np.fft.rfft(frames)
+    np.testing.assert_allclose(found[..., 0] + 1j * found[..., 1], expected, atol=1e-4)
+    assert found.dtype == np.float32

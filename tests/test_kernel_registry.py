@@ -9,6 +9,7 @@ import sys
 import threading
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from kernel_cases import normal_from, op_of
@@ -17,7 +18,7 @@ from zict import LRU
 
 from ferroflow_dask.exceptions import KernelError, KernelNotFoundError, UnknownNameError
 from ferroflow_dask.graph import FERROFLOW_DOMAIN, Graph, Op, generate_graph
-from ferroflow_dask.kernels import check_supported, compile_op, find_provider, registry
+from ferroflow_dask.kernels import check_supported, choice, compile_op, find_provider, registry
 from ferroflow_dask.kernels.provider import DeclinedError
 
 
@@ -124,16 +125,16 @@ class Recording:
 def provide(monkeypatch):
     """Add a provider under a name of its own, with an empty cache of kernels."""
     monkeypatch.setattr(registry, "_dispatchers", LRU(2, {}))
-    monkeypatch.setattr(registry, "PROVIDERS", dict(registry.PROVIDERS))
-    registry._provider.cache_clear()
+    monkeypatch.setattr(choice, "PROVIDERS", dict(choice.PROVIDERS))
+    choice.provider_of.cache_clear()
 
     def add(name: str, factory: Any = Recording) -> Any:
         provider = factory(name)
-        registry.PROVIDERS[name] = lambda: provider
+        choice.PROVIDERS[name] = lambda: provider
         return provider
 
     yield add
-    registry._provider.cache_clear()
+    choice.provider_of.cache_clear()
 
 
 def test_equal_ops_share_one_kernel_whatever_their_names_and_however_many_threads(provide):
@@ -237,6 +238,77 @@ def test_onnxruntime_is_asked_before_array_code_but_for_what_built_in_graphs_nee
     assert find_provider(op_of("Conv", [1, 2]), {"": 18}, ["array", "reference"]) == array
 
 
+def test_what_one_provider_fails_at_the_next_one_does(provide):
+    provide("one")
+    two = provide("two")
+
+    def fail(x: Any) -> Any:
+        raise ValueError(f"{x} is too much")
+
+    two.compile = lambda op, opsets: fail
+    three = provide("three")
+    three.compile = lambda op, opsets: lambda x: ("three",)
+    op = op_of("Foo", [1], domain="acme")
+    assert compile_op(op, {"": 18}, ["two", "three"])(7) == ("three",)
+    with pytest.raises(KernelError) as error:
+        compile_op(op, {}, ["one", "two"])(7)
+    assert str(error.value) == (
+        "op 'it' (acme.Foo) failed on (int): one: integers are not for me; two: 7 is too much"
+    )
+
+
+def test_what_one_provider_cannot_compile_the_next_one_does(provide):
+    one, two = provide("one"), provide("two")
+
+    def fail(op: Op, opsets: Any) -> Any:
+        raise ValueError("no such axis")
+
+    one.compile = fail
+    op = op_of("Foo", [1], domain="acme")
+    assert compile_op(op, {}, ["one", "two"])(1.5) == ("two: 1.5",)
+    two.compile = fail
+    choice.provider_of.cache_clear()
+    with pytest.raises(KernelError, match=r"cannot be compiled: one: no such axis; two: no such axis$"):
+        compile_op(op_of("Foo", [1], domain="acme", axis=9), {}, ["one", "two"])
+
+
+def test_onnxruntime_computes_what_a_rule_keeps_from_it_if_no_other_provider_can(monkeypatch):
+    """A rule may prefer another provider; it may not make an op fail."""
+    from ferroflow_dask.kernels.array import ArrayProvider
+    from ferroflow_dask.kernels.reference import ReferenceProvider
+
+    monkeypatch.setattr(registry, "_dispatchers", LRU(8, {}))
+    x = np.int64([[2**53 + 1, 2]])
+    op = op_of("ReduceSum", [x], keepdims=0)
+    assert compile_op(op, {"": 13}, ["onnxruntime"])(x)[0] != 2**53 + 3  # in double precision
+    assert compile_op(op, {"": 13})(x)[0] == 2**53 + 3
+    for provider in (ArrayProvider, ReferenceProvider):
+        monkeypatch.setattr(provider, "compile", lambda *_: fail)
+
+    def fail(*values: Any) -> Any:
+        raise RuntimeError("out of order")
+
+    resized = op_of("Resize", [1, None, 1], mode="linear", coordinate_transformation_mode="align_corners")
+    (found,) = compile_op(resized, {"": 13})(
+        np.ones((1, 1, 7, 7), np.float32), None, np.float32([1, 1, 1.5, 1.5])
+    )
+    assert found.shape == (1, 1, 10, 10)
+
+
+def test_a_slow_provider_is_logged_once(monkeypatch):
+    records: list[str] = []
+    monkeypatch.setattr(registry.logger, "warning", lambda text, *told: records.append(text % told))
+    monkeypatch.setattr(registry, "_dispatchers", LRU(8, {}))
+    x = np.float32([[0, 1]])
+    kernel = compile_op(op_of("Hardmax", [x]), {"": 13}, ["onnxruntime", "reference"])
+    kernel(x)
+    assert not records
+    for _ in range(2):
+        kernel(x.astype(np.float64).astype(ml_dtypes.bfloat16))
+    (record,) = records
+    assert record.startswith("Hardmax is computed by reference, slowly: ")
+
+
 def test_when_all_decline_it_is_no_kernel_but_when_one_tried_it_is_a_failure(provide):
     provide("one")
     kernel = compile_op(op_of("Foo", [1], domain="acme"), {}, ["one"])
@@ -252,7 +324,7 @@ def test_a_provider_whose_library_is_missing_is_passed_over(provide):
     def absent() -> Any:
         raise ImportError("no such library")
 
-    registry.PROVIDERS["absent"] = absent
+    choice.PROVIDERS["absent"] = absent
     kernel = compile_op(op_of("Foo", [1], domain="acme"), {}, ["absent", "one"])
     assert kernel(1.5) == ("one: 1.5",)
 

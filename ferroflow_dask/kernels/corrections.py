@@ -23,6 +23,9 @@ _PER_AXIS = 13
 #: From this opset on, an attribute of BatchNormalization asks for training.
 _TRAINING_MODE = 14
 
+#: Axes of a signal whose numbers have no axis for real and imaginary parts.
+_NO_PARTS = 2
+
 
 def _normalised(op: OpRun, x: Any) -> tuple[Any, Any]:
     """Return x and the axis to work along: before opset 13, x is first coerced to two dimensions.
@@ -134,6 +137,40 @@ class LRN(OpRun):
         return ((x / (bias + alpha / size * window) ** beta).astype(x.dtype),)
 
 
+class STFT(OpRun):
+    """STFT, opset 17 on, of signals (batch, samples), too, which onnxruntime takes.
+
+    `onnx.reference` takes the samples of such a signal for the batch.
+    """
+
+    op_domain = ""
+
+    def _run(
+        self,
+        signal: Any,
+        frame_step: Any,
+        window: Any = None,
+        frame_length: Any = None,
+        onesided: int | None = None,
+    ) -> tuple[Any, ...]:
+        step = int(np.asarray(frame_step).item())
+        # Real ones are (batch, samples) or (batch, samples, 1), complex ones (batch, samples, 2).
+        x = signal[..., None] if signal.ndim == _NO_PARTS else signal
+        samples = x[..., 0] + 1j * x[..., 1] if x.shape[-1] > 1 else x[..., 0]
+        length = samples.shape[-1] if window is None else len(window)
+        if frame_length is not None:
+            length = int(np.asarray(frame_length).item())
+        n_frames = 1 + (samples.shape[-1] - length) // step
+        places = np.arange(n_frames)[:, None] * step + np.arange(length)
+        frames = samples[:, places].astype(np.complex128)
+        if window is not None:
+            frames = frames * window
+        found = np.fft.fft(frames, axis=-1)
+        if onesided is None or onesided:
+            found = found[..., : length // 2 + 1]
+        return (np.stack([found.real, found.imag], axis=-1).astype(signal.dtype),)
+
+
 class Loop(OpRun):
     """Loop, opset 1 on.
 
@@ -189,7 +226,7 @@ def _stack(scan: list[Any], declared: Any) -> Any:
 
 
 CORRECTIONS: tuple[type[OpRun], ...] = (
-    *(Softmax, LogSoftmax, Hardmax, BatchNormalization, LRN, Loop),
+    *(Softmax, LogSoftmax, Hardmax, BatchNormalization, LRN, Loop, STFT),
     *(LSTM, GRU, RNN),
     *(AveragePool, LpPool, MaxPool, ConvTranspose),
 )

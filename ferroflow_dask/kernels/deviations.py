@@ -18,7 +18,7 @@ import onnx
 
 from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.graph.protos import domain_from_name, nested_nodes, subgraphs, subgraphs_of_node
-from ferroflow_dask.kernels.provider import DeclinedError
+from ferroflow_dask.kernels.provider import DeclinedError, WrongOperandsError
 from ferroflow_dask.kernels.types import Types, infer, pin_ranks
 
 #: Values of `auto_pad` that leave the padding to the operator.
@@ -97,7 +97,7 @@ def check_operands(op: Op, feeds: Mapping[str, np.ndarray[Any, np.dtype[Any]]]) 
 
     Raises
     ------
-    ValueError
+    WrongOperandsError
         ONNX does not know such an op, but a session whose shapes are not declared takes it for another.
     DeclinedError
         Another provider has the result.
@@ -108,9 +108,11 @@ def check_operands(op: Op, feeds: Mapping[str, np.ndarray[Any, np.dtype[Any]]]) 
     dtypes = [np.dtype("?") if value is None else value.dtype for value in given]
     match op.op_type:
         case "Gemm" if any(feeds[name].ndim != 2 for name in op.inputs[:2]):
-            raise ValueError("Gemm takes matrices")  # vectors would pass
+            raise WrongOperandsError("Gemm takes matrices")  # vectors would pass
         case "Concat" if len({array.ndim for array in feeds.values()}) > 1:
-            raise ValueError("Concat takes operands of one rank")  # where one is empty, it ends the process
+            raise WrongOperandsError(
+                "Concat takes operands of one rank"
+            )  # where one is empty, it ends the process
         case "Squeeze" if len(given) > 1 and given[1] is not None and not given[1].size:
             raise DeclinedError("an empty list of axes means all to onnxruntime")
         case "Div" | "Mod" if dtypes[0] in _TRAPS:

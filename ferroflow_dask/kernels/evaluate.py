@@ -12,7 +12,8 @@ from ferroflow_dask.graph.defaults import with_inputs
 from ferroflow_dask.graph.inputs import check_inputs
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import Op
-from ferroflow_dask.kernels.registry import check_supported, compile_op
+from ferroflow_dask.kernels.choice import check_supported
+from ferroflow_dask.kernels.registry import compile_op
 
 
 def evaluate(

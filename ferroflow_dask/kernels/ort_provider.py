@@ -34,9 +34,6 @@ from ferroflow_dask.kernels.provider import DeclinedError, ExecutionProvider, Ke
 
 _CPU = "CPUExecutionProvider"
 
-#: Domain of onnxruntime's own operators, which ONNX has no schemas of.
-_CONTRIBUTED = "com.microsoft"
-
 #: Weights of more than this stay inputs of the session, which would copy them to make them its own [B].
 _OWN_MOST = 2**30
 
@@ -70,30 +67,37 @@ _NOT_NUMPY = re.compile(r"bfloat16|float8|float4|int4|int2")
 
 
 class OnnxRuntimeProvider:
-    """onnxruntime's CPU kernels."""
+    """onnxruntime's CPU kernels.
+
+    Parameters
+    ----------
+    has_rules : bool, optional
+        Whether it declines what it does not compute as ONNX describes.
+    """
 
     name = "onnxruntime"
 
-    def __init__(self) -> None:
+    def __init__(self, has_rules: bool = True) -> None:
+        self._has_rules = has_rules
         schemas: list[Any] = getattr(_state, "get_all_operator_schema", list)()
-        self._contributed = frozenset(s.name for s in schemas if s.domain == _CONTRIBUTED)
+        self._own = frozenset((s.domain, s.name) for s in schemas)
 
     def supports(self, op: Op, opsets: Mapping[str, int]) -> bool:
         """Return whether the operator exists; for some types there may be no kernel all the same."""
-        if differs(op):
+        if self._has_rules and differs(op):
             return False
-        if op.domain == _CONTRIBUTED:
-            return op.op_type in self._contributed
-        return onnx.defs.has(op.op_type, opset_version(op, opsets), op.domain)
+        is_known = (op.domain, op.op_type) in self._own
+        return is_known or onnx.defs.has(op.op_type, opset_version(op, opsets), op.domain)
 
     def compile(self, op: Op, opsets: Mapping[str, int]) -> Kernel:
         """Return a kernel that opens a session when it first meets a combination of dtypes."""
-        return _SessionKernel(op, opsets)
+        return _SessionKernel(op, opsets, self._has_rules)
 
 
 class _SessionKernel:
-    def __init__(self, op: Op, opsets: Mapping[str, int]) -> None:
+    def __init__(self, op: Op, opsets: Mapping[str, int], has_rules: bool) -> None:
         self._op = op
+        self._has_rules = has_rules
         self._opsets = dict(opsets)
         self._names = op.inputs + op.captured
         self._wanted = [value for value in op.outputs if value]
@@ -104,7 +108,8 @@ class _SessionKernel:
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
         feeds = {name: _tensor(value) for name, value in zip(self._names, values, strict=True) if name}
-        check_operands(self._op, feeds)
+        if self._has_rules:
+            check_operands(self._op, feeds)
         session = self._session(feeds)
         try:
             found = iter(session.run(self._wanted, feeds))
@@ -134,7 +139,7 @@ class _SessionKernel:
         """Return a session, or the reason why there is none."""
         declared = {name: _tensor_type(*entry) for name, entry in types.items()}
         model = one_node_model(self._op, self._opsets, declared, declared_opset(self._op, self._opsets))
-        if self._has_subgraph and (other := deviation(model)):
+        if self._has_rules and self._has_subgraph and (other := deviation(model)):
             return _not_onnx(other)
         try:
             session = _open_plainly(model)

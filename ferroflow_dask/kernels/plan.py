@@ -10,7 +10,8 @@ import numpy as np
 
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import Op
-from ferroflow_dask.kernels.registry import anonymous, failure, shared_kernel, signature
+from ferroflow_dask.kernels.choice import signature
+from ferroflow_dask.kernels.registry import anonymous, failure, shared_kernel
 from ferroflow_dask.kernels.segments import PROVIDER, Repeated, Step, plans
 
 #: What stands for an optional input that is left out.

@@ -34,6 +34,10 @@ class DeclinedError(Exception):
         self.failed = failed
 
 
+class WrongOperandsError(Exception):
+    """ONNX does not know an op on such operands, whatever a library computes; never seen by users."""
+
+
 class Provider(Protocol):
     """A source of kernels.
 

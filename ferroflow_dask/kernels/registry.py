@@ -1,4 +1,4 @@
-"""Find a kernel for an op: providers are asked in order, and what they compile is kept.
+"""Kernels of ops: compiled by the providers that may compute an op, and kept.
 
 Ops do not keep their identity on the way to a worker, so kernels are kept by what decides their code:
 operator, opset version, attributes, and which optional inputs and outputs there are.
@@ -7,111 +7,61 @@ operator, opset version, attributes, and which optional inputs and outputs there
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
-from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
 from zict import LRU
 
-from ferroflow_dask import config
-from ferroflow_dask.exceptions import KernelError, KernelNotFoundError, UnknownNameError, UsageError
-from ferroflow_dask.graph.ir import Graph
+from ferroflow_dask.exceptions import KernelError, KernelNotFoundError
 from ferroflow_dask.graph.nodes import Op
+from ferroflow_dask.kernels.choice import (
+    DEVICE_PROVIDER,
+    candidates,
+    not_found,
+    one_line,
+    provider_names,
+    provider_of,
+)
 from ferroflow_dask.kernels.op_model import has_subgraph
 from ferroflow_dask.kernels.operands import mixed_types
-from ferroflow_dask.kernels.provider import DeclinedError, Kernel, Provider, opset_version
+from ferroflow_dask.kernels.provider import DeclinedError, Kernel, Provider, WrongOperandsError, opset_version
+
+logger = logging.getLogger("ferroflow_dask")
 
 #: Kernels kept per process; an onnxruntime session takes about 0.1 MB, so this is at most some 50 MB.
 _KEPT = 512
 
+#: Errors that are the same whichever provider computes the op.
+_FINAL = (WrongOperandsError, MemoryError)
 
-def _synthetic() -> Provider:
-    from ferroflow_dask.kernels.synthetic import SyntheticProvider
-
-    return SyntheticProvider()
-
-
-def _array() -> Provider:
-    from ferroflow_dask.kernels.array import ArrayProvider
-
-    return ArrayProvider()
+#: The provider that is much slower than all others.
+_SLOW = "reference"
 
 
-def _onnxruntime() -> Provider:
-    from ferroflow_dask.kernels.ort_provider import OnnxRuntimeProvider
+class RefusedError(Exception):
+    """No provider computes an op on these operands; never seen by users.
 
-    return OnnxRuntimeProvider()
-
-
-def _reference() -> Provider:
-    from ferroflow_dask.kernels.reference import ReferenceProvider
-
-    return ReferenceProvider()
-
-
-#: Imported on first use: onnxruntime and onnx.reference take a good part of a second.
-PROVIDERS: Mapping[str, Callable[[], Provider]] = {
-    "synthetic": _synthetic,
-    "array": _array,
-    "onnxruntime": _onnxruntime,
-    "reference": _reference,
-}
-
-
-#: Less than the distance of two places.
-_RIGHT_AFTER = 0.5
-
-#: The provider whose kernels also take the arrays of devices.
-DEVICE_PROVIDER = "array"
-
-
-@cache
-def _provider(name: str) -> Provider | None:
-    """Return the provider, or None where its library is not installed."""
-    try:
-        return PROVIDERS[name]()
-    except ImportError:
-        return None
-
-
-def provider_names(providers: Sequence[str] | None = None) -> tuple[str, ...]:
-    """Return the providers to ask, those of the configuration if none are given.
-
-    Raises
-    ------
-    UnknownNameError
-        There is no provider of that name.
-    UsageError
-        It is a name, and no list of them.
+    Parameters
+    ----------
+    said : sequence of (str, Exception)
+        What each provider answered, by name.
     """
-    if isinstance(providers, str):
-        raise UsageError(f"providers is {providers!r}; it must be a list of names: [{providers!r}]")
-    names = tuple(config.get_names("kernels.providers") if providers is None else providers)
-    for name in names:
-        if name not in PROVIDERS:
-            raise UnknownNameError.of("kernel provider", name, PROVIDERS)
-    return names
 
+    def __init__(self, said: Sequence[tuple[str, Exception]]) -> None:
+        self.said = tuple(said)
+        reasons: dict[tuple[str, str], None] = {}  # one may have been asked twice
+        reasons.update(((name, one_line(error)), None) for name, error in said)
+        one = len(reasons) == 1
+        super().__init__("; ".join(reason if one else f"{name}: {reason}" for name, reason in reasons))
 
-def _installed(names: Sequence[str], op: Op) -> list[Provider]:
-    """Return the providers to ask for an op, in this order.
-
-    One that yields to a provider behind it is asked right after that one.
-    """
-    providers = [provider for provider in map(_provider, names) if provider is not None]
-    places = {provider.name: float(place) for place, provider in enumerate(providers)}
-
-    def place(provider: Provider) -> float:
-        yields_to = getattr(provider, "yields_to", None)
-        other = None if yields_to is None else yields_to(op)
-        own = places[provider.name]
-        return own if other is None else max(own, places.get(other, own) + _RIGHT_AFTER)
-
-    return sorted(providers, key=place)
+    @property
+    def failed(self) -> bool:
+        """Whether any of them has tried."""
+        return any(not isinstance(error, DeclinedError) or error.failed for _, error in self.said)
 
 
 def compile_op(op: Op, opsets: Mapping[str, int], providers: Sequence[str] | None = None) -> Kernel:
@@ -130,7 +80,7 @@ def compile_op(op: Op, opsets: Mapping[str, int], providers: Sequence[str] | Non
     callable
         Takes one value per entry of `op.inputs` (None for the empty string), then one per entry of
         `op.captured`; returns one per entry of `op.outputs`. It may be called from several threads, and
-        raises KernelError, which names the op, when the op fails.
+        raises KernelError, which names the op and what each provider answered, when all of them fail.
 
     Raises
     ------
@@ -139,7 +89,7 @@ def compile_op(op: Op, opsets: Mapping[str, int], providers: Sequence[str] | Non
     UnknownNameError
         There is no provider of that name.
     KernelError
-        The op's attributes make no sense to the provider.
+        The op's attributes make no sense to the providers.
     """
     names = provider_names(providers)
     return _NamedKernel(op, shared_kernel(op, opsets, names), names)
@@ -152,12 +102,11 @@ def shared_kernel(op: Op, opsets: Mapping[str, int], providers: Sequence[str] | 
     """
     names = provider_names(providers)
     dispatcher = _dispatcher(op, opsets, names)
-    try:
-        found = dispatcher.kernel(0)
-    except Exception as error:
-        raise KernelError(f"op {op.name!r} ({op.kind}) cannot be compiled: {one_line(error)}") from error
-    if found is None:
-        raise _not_found(op, opsets, names)
+    if dispatcher.kernel(0) is None:
+        if dispatcher.broken:
+            refused = RefusedError(dispatcher.broken)
+            raise KernelError(f"op {op.name!r} ({op.kind}) cannot be compiled: {refused}") from refused
+        raise not_found(op, opsets, names)
     return dispatcher
 
 
@@ -165,7 +114,7 @@ def host_operands(op: Op) -> frozenset[int]:
     """Return which operands of an op a kernel of `DEVICE_PROVIDER` reads as the host's, by position."""
     from ferroflow_dask.kernels.array import ArrayProvider
 
-    provider = _provider(DEVICE_PROVIDER)
+    provider = provider_of(DEVICE_PROVIDER)
     return provider.host_operands(op) if isinstance(provider, ArrayProvider) else frozenset()
 
 
@@ -174,102 +123,12 @@ def failure(
 ) -> KernelError | KernelNotFoundError:
     """Return the error to raise where a shared kernel has raised one: it names the op."""
     reason: object = error
-    if isinstance(error, DeclinedError):
+    if isinstance(error, RefusedError | DeclinedError):
         reason = mixed_types(op, opsets, operands) or error
         if reason is error and not error.failed:
-            return _not_found(op, opsets, providers, error)
+            return not_found(op, opsets, providers, error)
     told = ", ".join(map(_describe, operands))
     return KernelError(f"op {op.name!r} ({op.kind}) failed on ({told}): {one_line(reason)}")
-
-
-def find_provider(op: Op, opsets: Mapping[str, int], providers: Sequence[str] | None = None) -> str:
-    """Return the name of the provider that would be asked first to compute an op.
-
-    Raises
-    ------
-    KernelNotFoundError
-        No provider has the operator.
-    """
-    names = provider_names(providers)
-    for provider in _installed(names, op):
-        if provider.supports(op, opsets):
-            return provider.name
-    raise _not_found(op, opsets, names)
-
-
-def provider_counts(
-    graph: Graph, providers: Sequence[str] | None = None
-) -> tuple[Counter[str], Counter[str]]:
-    """Return how many ops each provider would be asked first for, and, by kind, those that none has."""
-    found: Counter[str] = Counter()
-    missing: Counter[str] = Counter()
-    for op in graph.live_ops:
-        try:
-            found[find_provider(op, graph.opsets, providers)] += 1
-        except KernelNotFoundError:
-            missing[op.kind] += 1
-    return found, missing
-
-
-def check_supported(graph: Graph, providers: Sequence[str] | None = None) -> None:
-    """Raise for the first op that a run would execute and no provider has; nothing is compiled.
-
-    Parameters
-    ----------
-    graph : Graph
-    providers : sequence of str, optional
-        As in `compile_op`.
-
-    Raises
-    ------
-    KernelNotFoundError
-        The message names the op, its operator and the providers.
-    """
-    known: set[Hashable] = set()
-    for op in graph.live_ops:
-        told = signature(op)
-        if told not in known:
-            find_provider(op, graph.opsets, providers)
-            known.add(told)
-
-
-def signature(op: Op) -> Hashable:
-    """Return something that tells ops apart that have no kernel in common, in one graph.
-
-    It is quickly made; it may tell apart what has one in common, which costs only time.
-    """
-    if op.captured:
-        return op.id
-    # Lengths tell what is there where nothing is left out.
-    inputs: Hashable = tuple(map(bool, op.inputs)) if "" in op.inputs else len(op.inputs)
-    outputs: Hashable = tuple(map(bool, op.outputs)) if "" in op.outputs else len(op.outputs)
-    told: list[Any] = [op.domain, op.op_type, inputs, outputs]
-    for name, value in op.attributes.items():
-        if type(value) is float and not value:
-            return op.id  # 0.0 and -0.0 are equal, but not the same
-        told += (name, type(value), value)
-    key = tuple(told)
-    try:
-        hash(key)
-    except TypeError:  # lists, arrays, messages of ONNX
-        return op.id
-    return key
-
-
-def _not_found(
-    op: Op, opsets: Mapping[str, int], names: Sequence[str], reason: object = ""
-) -> KernelNotFoundError:
-    version = opset_version(op, opsets)
-    why = f" ({one_line(reason)})" if reason else ""
-    return KernelNotFoundError(
-        f"no kernel for op {op.name!r} ({op.kind}, opset {version}){why}; "
-        f"asked: {', '.join(names) or 'nobody'}"
-    )
-
-
-def one_line(reason: object) -> str:
-    """Return what an error says in one line."""
-    return " ".join(str(reason).split()) or type(reason).__name__
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,43 +157,57 @@ def _describe(value: Any) -> str:
 
 
 class _Dispatcher:
-    """The kernels of one signature: of those that providers have, the first that does not decline is used."""
+    """The kernels of one signature: the first one that computes these operands is used."""
 
-    def __init__(self, op: Op, opsets: Mapping[str, int], providers: Sequence[Provider]) -> None:
+    def __init__(self, op: Op, opsets: Mapping[str, int], providers: Iterable[Provider]) -> None:
         self.opsets = dict(opsets)
         self._op = op
         self._unasked = iter(providers)
-        self._kernels: list[Kernel] = []
-        self._names: list[str] = []
+        self._kernels: list[tuple[str, Kernel]] = []
         self._lock = threading.Lock()
+        self._has_logged = False
+        #: The providers that could not compile the op, with their errors.
+        self.broken: list[tuple[str, Exception]] = []
         #: The provider that has computed the op the last time.
         self.computed_by = ""
 
-    def kernel(self, index: int) -> Kernel | None:
-        """Return the kernel of the provider that is `index` places behind the first supporting one."""
+    def kernel(self, index: int) -> tuple[str, Kernel] | None:
+        """Return the kernel that is `index` places behind the first one, with its provider's name."""
         with self._lock:
             while len(self._kernels) <= index:
-                provider = next((p for p in self._unasked if p.supports(self._op, self.opsets)), None)
+                provider = next(self._unasked, None)
                 if provider is None:
                     return None
-                self._kernels.append(provider.compile(self._op, self.opsets))
-                self._names.append(provider.name)
+                try:
+                    self._kernels.append((provider.name, provider.compile(self._op, self.opsets)))
+                except Exception as error:  # noqa: BLE001 -- another provider may compile it
+                    self.broken.append((provider.name, error))
             return self._kernels[index]
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
-        declined = DeclinedError("nobody was asked")
+        said: list[tuple[str, Exception]] = []
         for index in itertools.count():
-            kernel = self.kernel(index)
-            if kernel is None:
+            found = self.kernel(index)
+            if found is None:
                 break
+            name, kernel = found
             try:
                 results = kernel(*values)
-            except DeclinedError as error:
-                declined = error
+            except _FINAL:
+                raise
+            except Exception as error:  # noqa: BLE001 -- another provider may compute it
+                said.append((name, error))
             else:
-                self.computed_by = self._names[index]
+                self.computed_by = name
+                if said and name == _SLOW:
+                    self._log(name, said)
                 return results
-        raise declined
+        raise RefusedError([*said, *self.broken]) from (said[-1][1] if said else None)
+
+    def _log(self, name: str, said: Sequence[tuple[str, Exception]]) -> None:
+        if not self._has_logged:
+            self._has_logged = True
+            logger.warning("%s is computed by %s, slowly: %s", self._op.kind, name, RefusedError(said))
 
 
 #: By what decides an op's kernel.
@@ -346,7 +219,7 @@ def _dispatcher(op: Op, opsets: Mapping[str, int], names: tuple[str, ...]) -> _D
     with _dispatchers.lock:  # threads that ask at once get the same
         found = _dispatchers.get(key)
         if found is None:
-            found = _dispatchers[key] = _Dispatcher(anonymous(op), opsets, _installed(names, op))
+            found = _dispatchers[key] = _Dispatcher(anonymous(op), opsets, candidates(names, op, opsets))
         return found
 
 

@@ -14,17 +14,14 @@ from zict import LRU
 
 from ferroflow_dask.exceptions import KernelError
 from ferroflow_dask.graph.ir import Graph
+from ferroflow_dask.kernels.choice import SESSIONS, one_line, provider_names
 from ferroflow_dask.kernels.evaluate import evaluate
 from ferroflow_dask.kernels.provider import ExecutionProvider
-from ferroflow_dask.kernels.registry import one_line, provider_names
 
 logger = logging.getLogger("ferroflow_dask")
 
 #: Computes a graph: takes its inputs by name, constants among them, and returns its outputs by name.
 Runner = Callable[[Mapping[str, Any]], dict[str, Any]]
-
-#: The provider that computes a whole graph in one session.
-SESSIONS = "onnxruntime"
 
 #: Models that a process keeps open. Each holds its weights, unless they are very large.
 _KEPT = 4

@@ -18,7 +18,7 @@ from ferroflow_dask.graph.defaults import with_inputs
 from ferroflow_dask.graph.inputs import as_array, check_array, taken
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import TensorSpec
-from ferroflow_dask.kernels.registry import check_supported, provider_names
+from ferroflow_dask.kernels.choice import check_supported, provider_names
 from ferroflow_dask.lowering.batch_model import BatchModel, LoadedModel, RunModel, batch_model
 from ferroflow_dask.lowering.placement import check_placed
 from ferroflow_dask.lowering.sources import (

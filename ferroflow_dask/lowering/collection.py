@@ -24,7 +24,7 @@ from ferroflow_dask.graph.defaults import with_inputs
 from ferroflow_dask.graph.inputs import check_inputs
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import Op
-from ferroflow_dask.kernels.registry import check_supported, provider_names
+from ferroflow_dask.kernels.choice import check_supported, provider_names
 from ferroflow_dask.lowering.bundles import Bundling, bundle, check_placement
 from ferroflow_dask.lowering.placement import check_placed
 from ferroflow_dask.lowering.sources import check_lazy, is_lazy
