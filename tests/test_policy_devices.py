@@ -7,7 +7,7 @@ from pure_policy import Cluster
 
 from ferroflow_dask.policy import make_policy
 from ferroflow_dask.policy.events import WorkerIdle, WorkerJoined
-from ferroflow_dask.policy.instructions import StealTask
+from ferroflow_dask.policy.instructions import StealTask, in_words
 
 #: A product that a GPU does ten times as fast as a CPU worker.
 PRODUCT = {"cpu": 1.0, "gpu": 0.1}
@@ -121,7 +121,7 @@ def test_a_full_gpu_steals_nothing_that_it_would_have_to_spill_for(free: int, n_
     cluster.put("gpu1", *(cluster.task(i, 0.1, **RESULT) for i in range(5)))
     given = cluster.tell(WorkerIdle("gpu0"))
     assert [type(instruction) for instruction in given] == [StealTask] * n_stolen
-    told = [declined.reason for declined in cluster.declined]
+    told = [in_words(declined.reason) for declined in cluster.declined]
     assert any("for data that take 0.4999 s" in reason for reason in told) == (not n_stolen)
 
 

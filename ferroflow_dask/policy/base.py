@@ -20,6 +20,8 @@ class Policy(ABC):
 
     #: Whether the policy also places root tasks that Dask would keep in the scheduler's queue.
     places_queued: ClassVar[bool] = False
+    #: Events to which the policy never answers; it need not get them.
+    ignores: ClassVar[frozenset[type[Event]]] = frozenset()
     #: Whether a task may be prefetched to the worker that holds or makes all of its inputs.
     keeps_successors: ClassVar[bool] = False
 

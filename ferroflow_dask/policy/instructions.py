@@ -31,7 +31,7 @@ class StealTask:
     key: Key
     victim: WorkerKey
     thief: WorkerKey
-    reason: str
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class DeclineSteal:
     key: Key
     victim: WorkerKey
     thief: WorkerKey
-    reason: str
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True)

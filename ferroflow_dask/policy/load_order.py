@@ -24,8 +24,13 @@ class LoadOrder:
         self._idle: OrderedDict[WorkerKey, None] = OrderedDict()
         self._by_turn: dict[int, WorkerView] = {}
         self._next_turn = 0
+        # Running workers with a free thread; counted at each change, while `_idle` is in order once settled.
+        self._n_free = 0
         # Workers to be filed anew before the next question: there are often several changes between two.
         self._stale: list[WorkerView] = []
+        # The last question of `least_loaded_for`, which is asked twice for each task, and its answer.
+        self._asked: TaskView | None = None
+        self._answer: list[WorkerView] = []
 
     def least_loaded(self) -> Iterator[WorkerView]:
         """Yield the least loaded running worker of each kind and speed, of those with a full device too."""
@@ -39,12 +44,16 @@ class LoadOrder:
 
         Such a host is told apart once there have been several.
         """
-        self._settle()
+        if self._stale:
+            self._settle()
+        elif task is self._asked:
+            return self._answer
         beside: dict[tuple[str, float, bool], list[Load]] = {}
         if task.near and self._by_host:
             beside = self._by_host.get(max(task.near, key=task.near.__getitem__), beside)
         orders = (*beside.values(), *self._by_load.values())
-        return [self._by_turn[order[0][2]] for order in orders if order]
+        self._asked, self._answer = task, [self._by_turn[order[0][2]] for order in orders if order]
+        return self._answer
 
     def crowded_from_most_loaded(self) -> Iterator[WorkerView]:
         """Yield workers that have more tasks than threads, the most loaded first."""
@@ -61,8 +70,13 @@ class LoadOrder:
     @property
     def n_idle(self) -> int:
         """Number of running workers with a free thread."""
-        self._settle()
-        return len(self._idle)
+        return self._n_free
+
+    def has_idle(self) -> bool:
+        """Return whether a running worker has a free thread; puts nothing in order while there is none."""
+        if not self._n_free:
+            self._idle.clear()
+        return self._n_free > 0
 
     def first_idle(self, limit: int) -> list[WorkerKey]:
         """Return up to `limit` running workers with a free thread, the one that became so last in front.
@@ -115,17 +129,28 @@ class LoadOrder:
             self._stale.append(worker)
 
     def _settle(self) -> None:
-        if self._stale:
-            for worker in self._stale:
-                self._unfile(worker)
-                self._file(worker)
-                worker.is_stale = False
-            self._stale.clear()
+        for worker in self._stale:
+            before, worker.is_stale = worker.filed, False
+            load = worker.filed = worker.load_now()
+            assert before is not None
+            if worker.is_running:
+                _replace(self._by_load[worker.group], before, load)
+                if self._has_hosts:
+                    _replace(self._by_host[worker.host][worker.group], before, load)
+            if before[1] > 1:  # tasks per thread
+                del self._crowded[bisect_left(self._crowded, before)]
+            if load[1] > 1:
+                insort(self._crowded, load)
+            self._note_idle(worker, load)
+        self._stale.clear()
+        self._asked = None
 
     def _unfile(self, worker: WorkerView) -> None:
         load, worker.filed = worker.filed, None
         assert load is not None
+        self._asked = None
         if worker.is_running:
+            self._n_free -= worker.has_free_thread
             _take_out(self._by_load[worker.group], load)
             if self._has_hosts:
                 orders = self._by_host[worker.host]
@@ -138,19 +163,29 @@ class LoadOrder:
             _take_out(self._crowded, load)
 
     def _file(self, worker: WorkerView) -> None:
-        load = worker.filed = worker.load
+        load = worker.filed = worker.load_now()
+        self._asked = None
         if worker.is_running:
+            self._n_free += worker.has_free_thread
             insort(self._by_load.setdefault(worker.group, []), load)
             if self._has_hosts:
                 insort(self._by_host.setdefault(worker.host, {}).setdefault(worker.group, []), load)
         if load[1] > 1:  # tasks per thread
             insort(self._crowded, load)
+        self._note_idle(worker, load)
+
+    def _note_idle(self, worker: WorkerView, load: Load) -> None:
         if worker.is_running and load[1] < 1:
             if worker.key not in self._idle:
                 self._idle[worker.key] = None
                 self._idle.move_to_end(worker.key, last=False)
         else:
             self._idle.pop(worker.key, None)
+
+
+def _replace(loads: list[Load], before: Load, load: Load) -> None:
+    del loads[bisect_left(loads, before)]
+    insort(loads, load)
 
 
 def _take_out(loads: list[Load], load: Load) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
-
-from sortedcontainers import SortedKeyList
 
 #: Whatever names a task; Dask's keys among others.
 Key = Any
@@ -112,6 +111,41 @@ class TaskView:
         return max(1, min(n_others, self.n_inputs - self.n_held.get(worker, 0)))
 
 
+class TaskQueue(list["TaskView"]):
+    """The tasks of a worker, in the order in which they are expected to run.
+
+    Two plain lists, kept sorted: moving the tail of a list of thousands takes less time than one call of a
+    function. The methods of `list` that change it must not be used.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        # The sort keys of the tasks.
+        self._orders: list[tuple[bool, Priority, int]] = []
+
+    def add(self, task: TaskView) -> None:
+        """Insert a task; O(log n), and the move of the tail."""
+        # What runs, runs on, whatever comes after it. Priorities are unique within a graph; of equal ones, of
+        # two graphs, a worker of Dask's runs the one first that it was sent last.
+        order = (not task.has_started, task.priority, -task.sent)
+        place = bisect_left(self._orders, order)
+        self._orders.insert(place, order)
+        self.insert(place, task)
+
+    def take_out(self, task: TaskView) -> None:
+        """Remove a task, of which nothing may have changed that decides its place."""
+        place = bisect_left(self._orders, (not task.has_started, task.priority, -task.sent))
+        del self._orders[place], self[place]
+
+    def start(self, place: int) -> None:
+        """Note that the task at a place has started."""
+        task = self[place]
+        if not task.has_started:
+            del self._orders[place], self[place]
+            task.has_started = True
+            self.add(task)
+
+
 @dataclass(slots=True, eq=False)
 class WorkerView:
     """A worker and the tasks that were given to it and have not ended.
@@ -146,6 +180,8 @@ class WorkerView:
         Of the results of the tasks it has, where they are known and there are devices [B].
     is_full : bool
         Whether its device is nearly full.
+    group : tuple
+        What workers that run a task equally fast have in common: kind, speed, whether the device is full.
     filed : tuple or None
         The load under which the cluster view has it in its order; None while it is in none.
     is_stale : bool
@@ -167,9 +203,17 @@ class WorkerView:
     free_nbytes: float = inf
     due_nbytes: int = 0
     is_full: bool = False
+    group: tuple[str, float, bool] = ("", 1.0, False)
     filed: Load | None = None
     is_stale: bool = False
-    queue: Any = field(default_factory=lambda: SortedKeyList(key=_queue_order))
+    queue: TaskQueue = field(default_factory=TaskQueue)
+
+    def __post_init__(self) -> None:
+        self.regroup()
+
+    def regroup(self) -> None:
+        """Update the group; whoever changes what it consists of calls this."""
+        self.group = (self.kind, self.speed, self.is_full)
 
     def expect(self, missing: int, near: int) -> None:
         """Note that so many bytes will be on their way to it, and how many of them from its host [B]."""
@@ -199,15 +243,12 @@ class WorkerView:
         return self.load[0]
 
     @property
-    def group(self) -> tuple[str, float, bool]:
-        """What workers that run a task equally fast have in common."""
-        return (self.kind, self.speed, self.is_full)
-
-    @property
     def load(self) -> Load:
         """Sort key, least loaded first: wait [s], tasks per thread, turn."""
-        if self.filed is not None and not self.is_stale:
-            return self.filed
+        return self.load_now() if self.filed is None or self.is_stale else self.filed
+
+    def load_now(self) -> Load:
+        """Return the load, whatever it was filed under."""
         n, nthreads = len(self.queue), self.nthreads
         wait_s = 0.0 if n < nthreads else self.backlog_s / (nthreads * self.speed)
         return (wait_s, n / nthreads, self.turn)
@@ -228,16 +269,9 @@ class WorkerView:
     @property
     def last_waiting(self) -> TaskView:
         """The task that is due last; there must be one."""
-        last: TaskView = self.queue[-1]
-        return last
+        return self.queue[-1]
 
     def waiting_from_last(self) -> Iterator[TaskView]:
         """Yield tasks that probably have not started, the one due last first."""
         for position in range(len(self.queue) - 1, self.nthreads - 1, -1):
             yield self.queue[position]
-
-
-def _queue_order(task: TaskView) -> tuple[bool, Priority, int]:
-    # What runs, runs on, whatever comes after it. Priorities are unique within a graph; of equal ones, of
-    # two graphs, a worker of Dask's runs the one first that it was sent last.
-    return (not task.has_started, task.priority, -task.sent)

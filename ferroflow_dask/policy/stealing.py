@@ -11,14 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from math import inf
 
 from ferroflow_dask.policy.base import Policy
 from ferroflow_dask.policy.events import (
     Event,
     GraphArrived,
+    StealConfirmed,
+    StealRefused,
+    TaskFinished,
     TaskReady,
     WorkerIdle,
+    WorkerJoined,
+    WorkerLeft,
 )
 from ferroflow_dask.policy.instructions import (
     AssignTask,
@@ -48,11 +52,17 @@ _MESSAGES = 3
 #: Why a worker is chosen, and which one it was compared with.
 _FINISHES = "finishes in {:.4g} s (queue {:.4g}, transfer {:.4g}, run {:.4g}), first of {}"
 _FINISHES_BEFORE = _FINISHES + "; next best {} in {:.4g} s"
+#: Why a task is stolen, or not.
+_ENDS = "ends in {:.4g} s instead of {:.4g} s"
+_WOULD_END = "would end in {:.4g} s instead of {:.4g} s"
+_WOULD_END_DATA = _WOULD_END + ", for data that take {:.4g} s"
+_DONE_SOON = "the victim is done in {:.4g} s; a steal takes {:.4g} s"
 
 
 class StealingPolicy(Policy):
     """Place by earliest finish time, correct by stealing."""
 
+    ignores = frozenset({TaskFinished, WorkerJoined, WorkerLeft, StealConfirmed, StealRefused})
     #: No other worker can start a task sooner than the one that holds or makes all of its inputs.
     keeps_successors = True
 
@@ -62,15 +72,13 @@ class StealingPolicy(Policy):
 
     def handle(self, event: Event, view: ClusterView, now: float) -> Iterator[Instruction]:
         """Answer an event; see the module's docstring for how."""
-        match event:
-            case TaskReady(task):
-                yield from self._place(task, view)
-            case GraphArrived(tasks):
-                yield from self._order(tasks)
-            case WorkerIdle(worker):
-                yield from self._steal(view.workers[worker], view, now)
-            case _:
-                pass
+        if isinstance(event, TaskReady):
+            return iter(self._place(event.task, view))
+        if isinstance(event, GraphArrived):
+            return self._order(event.tasks)
+        if isinstance(event, WorkerIdle):
+            return self._steal(view.workers[event.worker], view, now)
+        return iter(())
 
     @staticmethod
     def _order(tasks: Iterable[TaskView]) -> Iterator[Instruction]:
@@ -82,49 +90,54 @@ class StealingPolicy(Policy):
             if place != task.priority[-1]:
                 yield SetPriority(task.key, place)
 
-    def _place(self, task: TaskView, view: ClusterView) -> Iterator[Instruction]:
-        neighbour = self._beside_the_last(task, view)
-        if neighbour is not None:
-            yield AssignTask(task.key, neighbour.key, "beside the task before, as both are short")
-            return
-        best: tuple[float | int, ...] | None = None
-        second: tuple[float | int, ...] | None = None
-        chosen: WorkerView | None = None
-        end_s = next_s = inf
-        candidates = [worker for worker in self._candidates(task, view) if worker.is_running]
+    def _place(self, task: TaskView, view: ClusterView) -> tuple[Instruction, ...]:
+        if not task.held and not task.is_guess and (neighbour := self._beside_the_last(task, view)):
+            reason: Reason = "beside the task before, as both are short"
+            return (AssignTask(task.key, neighbour.key, reason),)
+        candidates = self._candidates(task, view)
+        best = second = None
+        n_candidates = 0
         for worker in candidates:
+            if not worker.is_running:
+                continue
+            n_candidates += 1
             load = worker.load
-            transfer_s = view.transfer_s(task, worker.key)
-            run_s = task.cost_on(worker) / worker.speed
+            missing = task.input_bytes - task.held.get(worker.key, 0) if task.input_bytes else 0
+            transfer_s = view.transfer_s(task, worker.key) if missing or task.output_bytes else 0.0
+            run_s = (task.cost_on(worker) if task.costs_s else task.cost_s) / worker.speed
             here_s = load[0] + transfer_s + run_s
             # Locality, load and memory break ties.
-            finish = (here_s, task.missing_bytes(worker.key), *load[:2], worker.nbytes, load[2])
-            if best is None or finish < best:
-                second, beaten, next_s = best, chosen, end_s
-                best, chosen, end_s, parts = finish, worker, here_s, (load[0], transfer_s, run_s)
-            elif second is None or finish < second:
-                second, beaten, next_s = finish, worker, here_s
-        if best is None or chosen is None:
-            return
+            finish = (here_s, missing, *load[:2], worker.nbytes, load[2])
+            if best is None or finish < best[0]:
+                best, second = (finish, worker, transfer_s, run_s), best
+            elif second is None or finish < second[0]:
+                second = (finish, worker, transfer_s, run_s)
+        if best is None:
+            return ()
+        finish, chosen, transfer_s, run_s = best
         if not task.held:
             self._last = chosen.key
-        reason: Reason = (_FINISHES, end_s, *parts, len(candidates))
-        if beaten is not None:
-            reason = (_FINISHES_BEFORE, end_s, *parts, len(candidates), beaten.key, next_s)
-        yield AssignTask(task.key, chosen.key, reason)
+        reason = (_FINISHES, finish[0], finish[2], transfer_s, run_s, n_candidates)
+        if second is not None:
+            reason = (_FINISHES_BEFORE, *reason[1:], second[1].key, second[0][0])
+        return (AssignTask(task.key, chosen.key, reason),)
 
     @staticmethod
     def _candidates(task: TaskView, view: ClusterView) -> Iterable[WorkerView]:
+        workers = view.workers
         if task.allowed is not None:
-            return [view.workers[key] for key in task.allowed if key in view.workers]
-        candidates = {key: view.workers[key] for key in task.held if key in view.workers}
+            return [workers[key] for key in task.allowed if key in workers]
+        least_loaded = view.least_loaded_for(task)
+        if not task.held:
+            return least_loaded
+        candidates = [workers[key] for key in task.held if key in workers]
         # A guessed duration is no reason to move data: until the first task of a prefix has finished, holders
         # of inputs keep the tasks that could not start at once elsewhere.
         may_wait = not (task.is_guess and candidates)
-        for worker in view.least_loaded_for(task):
-            if may_wait or worker.has_free_thread:
-                candidates.setdefault(worker.key, worker)
-        return candidates.values()
+        for worker in least_loaded:
+            if (may_wait or worker.has_free_thread) and worker not in candidates:
+                candidates.append(worker)
+        return candidates
 
     def _beside_the_last(self, task: TaskView, view: ClusterView) -> WorkerView | None:
         """Return where the last task without inputs went, if a short one may as well go there too.
@@ -132,8 +145,6 @@ class StealingPolicy(Policy):
         What needs neighbours' results finds them in one place then. It costs nothing as long as the worker
         is ahead of the others by less than the time that messages take.
         """
-        if task.held or task.is_guess:
-            return None
         worker = view.workers.get(self._last or "")
         if worker is None or not worker.is_running:
             return None
@@ -156,7 +167,7 @@ class StealingPolicy(Policy):
                 overrun_s = 0.0
             free_s = victim.wait_s + overrun_s
             if free_s <= margin_s:
-                reason = f"the victim is done in {free_s:.4g} s; a steal takes {margin_s:.4g} s"
+                reason: Reason = (_DONE_SOON, free_s, margin_s)
                 yield DeclineSteal(victim.last_waiting.key, victim.key, thief.key, reason)
             elif moves := _moves(victim, thief, view):
                 yield from self._steal_from(
@@ -191,16 +202,16 @@ class StealingPolicy(Policy):
             thief_end_s = thief.wait_s + transfer_s + margin_s + task.cost_on(thief) / thief.speed
             # A free thread takes what ends there earlier. After that the victim must stay the later
             # one of the two, or work would only change sides: so half of the surplus moves, by time.
-            told = f"in {thief_end_s:.4g} s instead of {victim_end_s:.4g} s"
             if thief_end_s >= (victim_end_s if thief.has_free_thread else victim_start_s):
                 if not thief.has_free_thread:
                     return
-                data = f", for data that take {transfer_s:.4g} s" if transfer_s else ""
-                reason = f"would end {told}{data}"
+                reason: Reason = (_WOULD_END, thief_end_s, victim_end_s)
+                if transfer_s:
+                    reason = (_WOULD_END_DATA, thief_end_s, victim_end_s, transfer_s)
                 declined = declined or DeclineSteal(task.key, victim.key, thief.key, reason)
                 continue  # another may be shorter here, or longer there
             has_stolen = True
-            yield StealTask(task.key, victim.key, thief.key, f"ends {told}")
+            yield StealTask(task.key, victim.key, thief.key, (_ENDS, thief_end_s, victim_end_s))
         if declined is not None and not has_stolen:
             yield declined
 

@@ -107,6 +107,7 @@ class ClusterView(LoadOrder):
         self._unfile(worker)
         worker.kind = kind
         worker.free_nbytes, worker.is_full = inf, False  # of the device that it had
+        worker.regroup()
         self._file(worker)
 
     def set_started(self, key: Key) -> None:
@@ -120,7 +121,7 @@ class ClusterView(LoadOrder):
             changed.append(max(started, key=lambda other: other.sent))
         self._touch(worker)
         for one in changed:
-            worker.queue.remove(one)
+            worker.queue.take_out(one)
             one.has_started = one is task
             worker.queue.add(one)
 
@@ -129,7 +130,7 @@ class ClusterView(LoadOrder):
         entry = self.assigned.get(task.key)
         queue = entry[1].queue if entry is not None and entry[0] is task else None
         if queue is not None:
-            queue.remove(task)
+            queue.take_out(task)
         task.priority = priority
         if queue is not None:
             queue.add(task)
@@ -158,23 +159,32 @@ class ClusterView(LoadOrder):
         if is_full != worker.is_full:
             self._unfile(worker)
             worker.is_full = is_full
+            worker.regroup()
             self._file(worker)
 
     def assign(self, task: TaskView, key: WorkerKey, now: float) -> None:
         """Put a task into a worker's queue, out of any other's."""
-        self.release(task.key)
+        if task.key in self.assigned:
+            self.release(task.key)
         worker = self.workers[key]
-        if not worker.queue:
+        n_before = len(worker.queue)
+        if not n_before:
             worker.progress_at = now
-        self._touch(worker)
+        if not worker.is_stale:
+            worker.is_stale = True
+            self._stale.append(worker)
         self._take_turn(worker)
-        task.cost_s = task.cost_on(worker)
+        if task.costs_s:
+            task.cost_s = task.cost_on(worker)
         task.sent = worker.turn
-        task.has_started = worker.has_free_thread
-        missing = task.missing_bytes(key)
-        if missing > 0:
-            worker.expect(missing, task.near_bytes(worker))
+        task.has_started = n_before < worker.nthreads
+        if task.input_bytes:
+            missing = task.missing_bytes(key)
+            if missing > 0:
+                worker.expect(missing, task.near_bytes(worker))
         worker.queue.add(task)
+        if worker.is_running and n_before == worker.nthreads - 1:
+            self._n_free -= 1
         worker.backlog_s += task.cost_s
         worker.due_nbytes += task.output_bytes
         self.assigned[task.key] = (task, worker)
@@ -209,6 +219,7 @@ class ClusterView(LoadOrder):
         if speed != worker.speed:
             self._unfile(worker)
             worker.speed = speed
+            worker.regroup()
             self._file(worker)
             if speed == 1:
                 del self._unusual[worker.key]
@@ -228,12 +239,18 @@ class ClusterView(LoadOrder):
         if entry is None:
             return
         task, worker = entry
-        self._touch(worker)
-        worker.queue.remove(task)
-        worker.due_nbytes -= task.output_bytes
-        if task.has_started and len(worker.queue) >= worker.nthreads:
-            following = worker.queue.pop(worker.nthreads - 1)
-            following.has_started = True
-            worker.queue.add(following)
+        if not worker.is_stale:
+            worker.is_stale = True
+            self._stale.append(worker)
+        queue = worker.queue
+        queue.take_out(task)
+        n_left = len(queue)
+        if task.output_bytes:
+            worker.due_nbytes -= task.output_bytes
+        if n_left >= worker.nthreads:
+            if task.has_started:
+                queue.start(worker.nthreads - 1)
+        elif n_left == worker.nthreads - 1 and worker.is_running:
+            self._n_free += 1
         # An empty queue is exactly zero: sums of floats would leave dust that decides ties.
-        worker.backlog_s = max(0.0, worker.backlog_s - task.cost_s) if worker.queue else 0.0
+        worker.backlog_s = max(0.0, worker.backlog_s - task.cost_s) if queue else 0.0

@@ -109,9 +109,11 @@ class IdleWorkers:
 
     def n_hopeful(self) -> int:
         """Return how many workers are idle while others have waiting tasks."""
+        view = self._view
+        if not view.has_idle() or not self._may_steal():
+            return 0
         # While the scheduler's queue has tasks, it serves idle workers.
-        can_steal = self._may_steal() and self._view.has_crowded and not self._scheduler.queued
-        return self._view.n_idle if can_steal else 0
+        return view.n_idle if view.has_crowded and not self._scheduler.queued else 0
 
     def serve(self) -> None:
         """Serve idle workers in turn."""

@@ -16,7 +16,7 @@ from distributed.stealing import WorkStealing
 
 from ferroflow_dask.policy import ClusterView
 from ferroflow_dask.policy.events import Event, StealConfirmed, StealRefused
-from ferroflow_dask.policy.instructions import StealTask
+from ferroflow_dask.policy.instructions import Reason, StealTask, in_words
 from ferroflow_dask.scheduler import _distributed
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class StealProtocol:
         metrics["request_cost_total"][0] += cost_s
         # The dashboard reads the first eight items.
         story = (now, 0, steal.key, cost_s, victim.address, busy_s, thief.address, idle_s)
-        return (*story, steal.reason)
+        return (*story, in_words(steal.reason))
 
     def log_requests(self, requests: list[tuple[Any, ...]]) -> None:
         """Publish requests under the topic of distributed's stealing."""
@@ -165,9 +165,12 @@ class StealProtocol:
         self._ended(ts.key, "aborted", victim, "the task ended before the answer arrived")
         self._return_to(ts, victim)
 
-    def declined(self, key: Key, victim: str, thief: str, reason: str) -> None:
+    def declined(self, key: Key, victim: str, thief: str, reason: Reason) -> None:
         """Note a steal that the policy decided against, with its reason."""
-        self._decisions.note(key, "steal declined", thief, ("from {}: {}", victim, reason))
+        told = (
+            (f"from {{}}: {reason[0]}", *reason[1:]) if isinstance(reason, tuple) else ("from {}: {}", reason)
+        )
+        self._decisions.note(key, "steal declined", thief, (told[0], victim, *told[1:]))
 
     def worker_left(self, address: str) -> None:
         """Forget the flows from and to a worker."""
