@@ -38,6 +38,7 @@ def loaded_by(module: str) -> set[str]:
         "ferroflow_dask.bundling.graphs",
         "ferroflow_dask.policy",
         "ferroflow_dask.scheduler",
+        "ferroflow_dask.simulation",
     ],
 )
 def test_the_import_loads_no_heavy_package(module: str) -> None:

@@ -126,6 +126,8 @@ class Runtime:
         Of the scheduler for a message of a worker, by the message's `op` [s]; `other` for all others.
     worker_task_s : float, optional
         Of a worker to start a task and to report its end [s].
+    fetch_s : float, optional
+        Of a worker to fetch results from another one, however small [s].
     to_workers_s, to_scheduler_s : float, optional
         Least time between two batches of messages [s].
     """
@@ -135,6 +137,7 @@ class Runtime:
     graph_task_s: float = 1e-4
     message_s: Mapping[str, float] = field(default_factory=lambda: _MESSAGE_S)
     worker_task_s: float = 2e-4
+    fetch_s: float = 2e-3
     to_workers_s: float = 5e-3
     to_scheduler_s: float = 2e-3
 
@@ -144,6 +147,7 @@ class Runtime:
             "client_task_s",
             "graph_task_s",
             "worker_task_s",
+            "fetch_s",
             "to_workers_s",
             "to_scheduler_s",
         )
@@ -157,7 +161,7 @@ class Runtime:
     @classmethod
     def without_costs(cls) -> Runtime:
         """Return the runtime that FlexFlow assumes: it takes no time."""
-        return cls(0.0, 0.0, 0.0, {}, 0.0, 0.0, 0.0)
+        return cls(0.0, 0.0, 0.0, {}, 0.0, 0.0, 0.0, 0.0)
 
     def of_message(self, op: str) -> float:
         """Return the scheduler's time for a message of a worker [s]."""

@@ -292,6 +292,7 @@ class Topology:
                 graph_task_s=task_s / 2,
                 message_s=message_s,
                 worker_task_s=rest_s / 2,
+                fetch_s=profile.round_trip_s,
                 to_workers_s=0.0,
                 to_scheduler_s=0.0,
             )
