@@ -1,8 +1,8 @@
 """List scheduling with the overheads of Dask: the light engine's idea of a run with a good policy.
 
 R. L. Graham's list schedule (1969). The ready task of the highest rank goes to the worker that can finish it
-first. Overheads of Dask: the scheduler handles one task at a time, a dependent is ready a round trip after its
-dependencies, and a worker fetches the results that it lacks when it gets the task.
+first. The overheads are those of Dask. The scheduler handles one task at a time. A dependent is ready a round
+trip after its dependencies. A worker fetches the results that it lacks when it gets the task.
 """
 
 from __future__ import annotations
