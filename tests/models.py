@@ -191,3 +191,20 @@ def reference(model: onnx.ModelProto, inputs: dict[str, Any]) -> dict[str, Any]:
     """Return the outputs of a model by name, as `onnx.reference` computes them."""
     names = [output.name for output in model.graph.output]
     return dict(zip(names, ReferenceEvaluator(model).run(None, inputs), strict=True))
+
+
+def convolution() -> onnx.ModelProto:
+    """Return a small convolutional network, [2, 3, 8, 8] → [2, 5]."""
+    rng = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+        helper.make_node("BatchNormalization", ["c", "s", "b", "m", "v"], ["n"]),
+        helper.make_node("Relu", ["n"], ["r"]),
+        helper.make_node("MaxPool", ["r"], ["p"], kernel_shape=[2, 2], strides=[2, 2]),
+        helper.make_node("Flatten", ["p"], ["f"]),
+        helper.make_node("Gemm", ["f", "g"], ["y"]),
+    ]
+    shapes = {"w": (4, 3, 3, 3), "s": (4,), "b": (4,), "m": (4,), "g": (64, 5)}
+    weights: dict[str, Any] = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    weights["v"] = rng.random(4, np.float32)
+    return model_of(nodes, {"x": (TensorProto.FLOAT, (2, 3, 8, 8))}, ["y"], initializers=weights)

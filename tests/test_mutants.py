@@ -17,7 +17,7 @@ import onnxruntime
 import pytest
 from agreement import assert_same
 from distributed import Client
-from models import if_model, mlp, model_of
+from models import convolution, if_model, mlp, model_of
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
@@ -35,22 +35,6 @@ OPERATORS = (
 )
 OUTSIDE = ("../../etc/passwd", "/etc/hostname", "w.bin", "a/../../b")
 node = helper.make_node
-
-
-def convolution() -> onnx.ModelProto:
-    rng = np.random.default_rng(0)
-    nodes = [
-        node("Conv", ["x", "w"], ["c"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
-        node("BatchNormalization", ["c", "s", "b", "m", "v"], ["n"]),
-        node("Relu", ["n"], ["r"]),
-        node("MaxPool", ["r"], ["p"], kernel_shape=[2, 2], strides=[2, 2]),
-        node("Flatten", ["p"], ["f"]),
-        node("Gemm", ["f", "g"], ["y"]),
-    ]
-    shapes = {"w": (4, 3, 3, 3), "s": (4,), "b": (4,), "m": (4,), "g": (64, 5)}
-    weights: dict[str, Any] = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
-    weights["v"] = rng.random(4, np.float32)
-    return model_of(nodes, {"x": (TensorProto.FLOAT, (2, 3, 8, 8))}, ["y"], initializers=weights)
 
 
 def reshapes() -> onnx.ModelProto:

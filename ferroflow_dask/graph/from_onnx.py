@@ -1,8 +1,8 @@
 """Import ONNX models: every node becomes an op, every weight a source that carries its value.
 
 ONNX's own checker and shape inference run first, on a copy of the model without its large weights: they
-need none of those, and cannot take a model of more than 2 GiB. This module knows ONNX and files, but
-neither kernels nor Dask.
+need none of those, and cannot take a model of more than 2 GiB. `validity` has the last word. This module
+knows ONNX and files, but neither kernels nor Dask.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from numpy.typing import NDArray
 
 from ferroflow_dask.arguments import check_kind
 from ferroflow_dask.exceptions import GraphError, ModelError
+from ferroflow_dask.graph import validity
+from ferroflow_dask.graph.bodies import ops_of
 from ferroflow_dask.graph.functions import add_defaults, expand
 from ferroflow_dask.graph.ir import Graph
-from ferroflow_dask.graph.lifting import lift_weights, unique
-from ferroflow_dask.graph.nodes import Op, Source, TensorSpec
+from ferroflow_dask.graph.lifting import lift_weights
+from ferroflow_dask.graph.nodes import Source, TensorSpec
 from ferroflow_dask.graph.protos import (
-    captured,
     domain_from_name,
     nested_nodes,
     spec_from_type,
     subgraphs_of_node,
 )
-from ferroflow_dask.graph.weights import WeightReader, first_line, in_one_line, is_constant
+from ferroflow_dask.graph.weights import WeightReader, is_constant
 
 #: Weights above this size [B] are not shown to checker and shape inference; what these read (shapes,
 #: axes, pads, scales) is smaller.
@@ -112,7 +113,9 @@ class _Importer:
         self._listed = {entry.name: entry.type for entry in proto.graph.input}
         initializers = (*proto.graph.initializer, *(entry.values for entry in proto.graph.sparse_initializer))
         self._defaults = {tensor.name for tensor in initializers} & self._listed.keys()
-        self._model = onnx.ModelProto(ir_version=proto.ir_version)
+        self._model = onnx.ModelProto()
+        if proto.HasField("ir_version"):  # onnxruntime takes 0, not its absence
+            self._model.ir_version = proto.ir_version
         self._model.opset_import.extend(proto.opset_import)
         self._model.functions.extend(proto.functions)
         self._copy_graph(proto.graph)
@@ -126,7 +129,7 @@ class _Importer:
         model = self._infer()
         self._take_constants(model.graph.node)
         sources = self._sources()
-        ops = self._ops(model.graph.node, len(sources))
+        ops = ops_of(model.graph.node, len(sources))
         typed = {value.name: value.type for value in (*model.graph.value_info, *model.graph.output)}
         produced = {value for op in ops for value in op.outputs}
         opsets = {domain_from_name(entry.domain): entry.version for entry in model.opset_import}
@@ -196,10 +199,7 @@ class _Importer:
             raise ModelError(
                 "has more than 2 GiB of weights inside functions or sub-graphs, which ONNX cannot check"
             )
-        try:
-            onnx.checker.check_model(self._model)
-        except (onnx.checker.ValidationError, ValueError) as error:
-            raise ModelError(f"is not valid ONNX: {in_one_line(error)}") from error
+        validity.check(self._model)
         for entry in self._model.graph.input:
             kind = entry.type.WhichOneof("value")
             if kind not in _INPUT_KINDS:
@@ -212,10 +212,7 @@ class _Importer:
         model = self._model
         if model.functions:
             model = expand(model)
-        try:
-            return onnx.shape_inference.infer_shapes(model, data_prop=True)
-        except (onnx.shape_inference.InferenceError, ValueError) as error:
-            raise ModelError(f"has types that contradict each other: {first_line(error)}") from error
+        return validity.infer(model)
 
     def _take_constants(self, nodes: Iterable[onnx.NodeProto]) -> None:
         for node in nodes:
@@ -234,26 +231,6 @@ class _Importer:
             spec = TensorSpec.of(value.dtype, value.shape)
             sources.append(Source(len(sources), name, spec, value, declared=declared))
         return tuple(sources)
-
-    def _ops(self, nodes: Iterable[onnx.NodeProto], first_id: int) -> tuple[Op, ...]:
-        nodes = [node for node in nodes if not is_constant(node)]
-        # Names that the model gives come first, so that those we make up give way.
-        taken: set[str] = set()
-        names = [unique(node.name, taken) if node.name else "" for node in nodes]
-        ops = []
-        for op_id, (node, name) in enumerate(zip(nodes, names, strict=True), first_id):
-            op = Op(
-                op_id,
-                name or unique(f"{node.op_type.lower()}_{op_id}", taken),
-                node.op_type,
-                tuple(node.input),
-                tuple(node.output),
-                domain_from_name(node.domain),
-                {entry.name: onnx.helper.get_attribute_value(entry) for entry in node.attribute},
-                captured(subgraphs_of_node(node)),
-            )
-            ops.append(op)
-        return tuple(ops)
 
 
 def _tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:

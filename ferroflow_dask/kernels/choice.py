@@ -78,6 +78,13 @@ def _without_rules() -> Provider | None:
     return OnnxRuntimeProvider(has_rules=False)
 
 
+@cache
+def _nested(names: tuple[str, ...]) -> Provider:
+    from ferroflow_dask.kernels.nested import NestedProvider
+
+    return NestedProvider(names)
+
+
 def provider_names(providers: Sequence[str] | None = None) -> tuple[str, ...]:
     """Return the providers to ask, those of the configuration if none are given.
 
@@ -111,7 +118,14 @@ def candidates(names: Sequence[str], op: Op, opsets: Mapping[str, int]) -> Itera
         own = places[provider.name]
         return own if other is None else max(own, places.get(other, own) + _RIGHT_AFTER)
 
-    yield from (provider for provider in sorted(providers, key=place) if provider.supports(op, opsets))
+    nested = _nested(tuple(names))
+    for provider in sorted(providers, key=place):
+        if provider.name == "reference" and nested.supports(op, opsets):
+            yield nested
+        if provider.supports(op, opsets):
+            yield provider
+    if "reference" not in places and nested.supports(op, opsets):
+        yield nested
     last = _without_rules() if SESSIONS in names else None
     if last is not None and last.supports(op, opsets):
         yield last

@@ -10,8 +10,6 @@ import math
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto
-from onnx.helper import tensor_dtype_to_np_dtype
 from onnx.reference.op_run import OpRun
 
 from ferroflow_dask.kernels.recurrent import GRU, LSTM, RNN
@@ -171,62 +169,8 @@ class STFT(OpRun):
         return (np.stack([found.real, found.imag], axis=-1).astype(signal.dtype),)
 
 
-class Loop(OpRun):
-    """Loop, opset 1 on.
-
-    `onnx.reference` runs no iteration where the condition is left out, and joins the values of a scan
-    output along their first axis instead of a new one.
-    """
-
-    op_domain = ""
-
-    def need_context(self) -> bool:
-        """Return that the body may read values of the enclosing graph."""
-        return True
-
-    def _run(
-        self,
-        trip_count: Any,
-        condition: Any = None,
-        *carried: Any,
-        context: Any = None,
-        body: Any = None,
-        attributes: Any = None,
-        **bindings: Any,
-    ) -> tuple[Any, ...]:
-        keep_going = condition is None or bool(np.asarray(condition).item())
-        limit = math.inf if trip_count is None else int(np.asarray(trip_count).item())
-        values = list(carried)
-        scans: list[list[Any]] = [[] for _ in body.output_names[1 + len(values) :]]
-        iteration = 0
-        while keep_going and iteration < limit:
-            given = [np.array(iteration, np.int64), np.array(keep_going), *values]
-            feeds = {**(context or {}), **dict(zip(body.input_names, given, strict=True))}
-            again, *results = self._run_body(feeds, attributes=attributes, **bindings)
-            values, scanned = results[: len(values)], results[len(values) :]
-            for scan, value in zip(scans, scanned, strict=True):
-                scan.append(value)
-            keep_going = bool(np.asarray(again).item())
-            iteration += 1
-        declared = body.output_types[1 + len(values) :]
-        return (*values, *(_stack(scan, type_) for scan, type_ in zip(scans, declared, strict=True)))
-
-    def _run_body(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError  # replaced in the instance by OpRun, once it has read the attributes
-
-
-def _stack(scan: list[Any], declared: Any) -> Any:
-    """Return the values of a scan output along a new first axis, (iterations, …)."""
-    if scan:
-        return np.stack(scan)
-    # Without an iteration only the declaration tells what the values would have been.
-    tensor = declared.tensor_type
-    shape = [dim.dim_value for dim in tensor.shape.dim]
-    return np.empty((0, *shape), tensor_dtype_to_np_dtype(tensor.elem_type or TensorProto.FLOAT))
-
-
 CORRECTIONS: tuple[type[OpRun], ...] = (
-    *(Softmax, LogSoftmax, Hardmax, BatchNormalization, LRN, Loop, STFT),
+    *(Softmax, LogSoftmax, Hardmax, BatchNormalization, LRN, STFT),
     *(LSTM, GRU, RNN),
     *(AveragePool, LpPool, MaxPool, ConvTranspose),
 )

@@ -1,0 +1,137 @@
+"""Models that ONNX's checker refuses and onnxruntime loads; models that onnxruntime has optimised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from agreement import assert_same
+from models import convolution, model_of
+from onnx import TensorProto, helper
+from onnx.helper import make_node as node
+from onnx.helper import make_tensor_value_info as info
+
+from ferroflow_dask import ClusterProfile, load_onnx
+from ferroflow_dask.exceptions import ModelError
+
+FLOAT = TensorProto.FLOAT
+X = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
+
+
+def model(nodes: list[Any], opset: int = 18, **weights: Any) -> onnx.ModelProto:
+    """Return a model from x to y, unchecked, with ONNX's domain declared only."""
+    tensors = [onnx.numpy_helper.from_array(value, name) for name, value in weights.items()]
+    graph = helper.make_graph(nodes, "g", [info("x", FLOAT, X.shape)], [info("y", FLOAT, X.shape)], tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+
+
+W = np.float32([1, 2, 3, 4])
+REFUSED: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
+    "an operator of onnxruntime in ONNX's domain": (
+        lambda: model([node("SimplifiedLayerNormalization", ["x", "w"], ["y"])], w=W),
+        "No Op registered for SimplifiedLayerNormalization",
+    ),
+    "an operator that is newer than the opset": (
+        lambda: model([node("LayerNormalization", ["x", "w"], ["y"])], 13, w=W),
+        "No Op registered for LayerNormalization",
+    ),
+    "a domain that is not declared": (
+        lambda: model([node("Gelu", ["x"], ["y"], domain="com.microsoft")]),
+        "com.microsoft",
+    ),
+    "nodes out of order": (
+        lambda: model([node("Relu", ["h"], ["y"]), node("Neg", ["x"], ["h"])]),
+        "not output of any previous nodes",
+    ),
+}
+
+
+def in_all_placements(path: Any, inputs: dict[str, Any]) -> list[dict[str, Any]]:
+    loaded = load_onnx(path)
+    profile = ClusterProfile((1,))
+    placements = ("whole", "bundles", "ops")
+    found = [
+        loaded.bind(inputs, placement=placement, profile=profile).compute(scheduler="sync")
+        for placement in placements
+    ]
+    return [loaded.evaluate(inputs), *found]
+
+
+@pytest.mark.parametrize(("make", "complaint"), REFUSED.values(), ids=REFUSED)
+def test_what_onnxruntime_loads_is_computed_with_a_warning(make: Any, complaint: str) -> None:
+    content = make().SerializeToString()
+    (expected,) = onnxruntime.InferenceSession(content).run(None, {"x": X})
+    with pytest.warns(UserWarning, match="but onnxruntime loads it") as warned:
+        found = in_all_placements(content, {"x": X})
+    assert complaint in str(warned[0].message)
+    assert len(warned) == 1
+    for one in found:
+        assert_same(one["y"], expected)
+
+
+def test_an_output_without_a_shape_is_no_matter() -> None:
+    made = model([node("Relu", ["x"], ["y"])])
+    made.graph.output[0].type.tensor_type.ClearField("shape")
+    assert_same(load_onnx(made).evaluate(x=X)["y"], np.maximum(X, 0))
+
+
+def test_an_operator_that_no_library_has_is_refused_with_both_answers() -> None:
+    with pytest.raises(
+        ModelError, match=r"^model: is not valid ONNX: No Op registered for Rlu.*onnxruntime: "
+    ):
+        load_onnx(model([node("Rlu", ["x"], ["y"])]))
+
+
+LEVELS = {
+    level: getattr(onnxruntime.GraphOptimizationLevel, f"ORT_ENABLE_{level.upper()}")
+    for level in ("basic", "extended", "all")
+}
+
+
+def transformer() -> tuple[onnx.ModelProto, tuple[int, ...]]:
+    """Return a layer that onnxruntime rewrites into its own operators."""
+    rng = np.random.default_rng(0)
+    nodes = [
+        node("MatMul", ["x", "w1"], ["h1"]),
+        node("Add", ["h1", "b1"], ["h2"]),
+        node("Div", ["h2", "root"], ["e1"]),
+        node("Erf", ["e1"], ["e2"]),
+        node("Add", ["e2", "one"], ["e3"]),
+        node("Mul", ["h2", "e3"], ["e4"]),
+        node("Mul", ["e4", "half"], ["g"]),
+        node("Add", ["g", "x"], ["s"]),
+        node("LayerNormalization", ["s", "scale", "b1"], ["y"]),
+    ]
+    weights = {
+        "w1": rng.standard_normal((8, 8)).astype(np.float32),
+        "b1": rng.standard_normal(8).astype(np.float32),
+        "scale": np.ones(8, np.float32),
+        "root": np.float32(2**0.5),
+        "one": np.float32(1),
+        "half": np.float32(0.5),
+    }
+    return model_of(nodes, {"x": (FLOAT, (2, 4, 8))}, ["y"], initializers=weights), (2, 4, 8)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("of", [transformer, lambda: (convolution(), (2, 3, 8, 8))], ids=["layer", "image"])
+@pytest.mark.filterwarnings("ignore:.*onnxruntime loads it")
+def test_a_model_that_onnxruntime_has_optimised_is_computed(of: Any, level: str, tmp_path: Path) -> None:
+    made, shape = of()
+    x = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+    path = tmp_path / "optimised.onnx"
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = LEVELS[level]
+    options.optimized_model_filepath = str(path)
+    options.log_severity_level = 3
+    expected = onnxruntime.InferenceSession(made.SerializeToString(), options).run(None, {"x": x})
+    domains = {op.domain for op in load_onnx(path).graph.ops}
+    assert level == "basic" or domains & {"com.microsoft", "com.microsoft.nchwc"}
+    for found in in_all_placements(path, {"x": x}):
+        for one, value in zip(found.values(), expected, strict=True):
+            assert_same(one, value, 1e-4, 1e-4)
