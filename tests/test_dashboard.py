@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import math
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from distributed.dashboard import scheduler as dask_pages
 from distributed.dashboard.components import scheduler as dask_components
 from distributed.dashboard.core import BokehApplication
 from in_charge import until
+from rich.console import Console
 
 import ferroflow_dask
 from ferroflow_dask.dashboard import recorder as recorders
@@ -267,6 +269,35 @@ def test_memory_is_bounded(client: Client) -> None:
     assert MOST_TASKS >= 100_000
 
 
+def test_rates_start_at_zero_and_a_time_without_a_look_is_a_gap(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [1000.0]
+    monkeypatch.setattr(recorders, "time", lambda: now_s[0])
+    ferroflow_dask.install(client)
+    busy(client)
+    assert client.cluster.scheduler.extensions["stealing"].steals["confirmed"] > 0
+    recorder = start_recording(client.cluster.scheduler, "test")
+    now_s[0] += 1.0
+    recorder.sample()
+    assert [(one.tasks_per_s, one.steals_per_s) for one in recorder.samples] == [(0.0, 0.0), (0.0, 0.0)]
+    busy(client)
+    now_s[0] += 1.0
+    recorder.sample()
+    assert recorder.samples[-1].tasks_per_s == 13.0
+    busy(client)
+    now_s[0] += 600.0  # the browser was hidden
+    recorder.sample()
+    gap, first = list(recorder.samples)[-2:]
+    assert math.isnan(gap.tasks_per_s)
+    assert math.isnan(gap.efficiency)
+    assert (first.time, first.tasks_per_s, first.steals_per_s) == (1602.0, 0.0, 0.0)
+    shown = Console(file=StringIO(), width=100, record=True)
+    shown.print(view(recorder.recording(), 100))
+    assert "tasks/s  ▁▁█ ▁ 0 · " in shown.export_text()
+    stop_recording(client.cluster.scheduler, "test")
+
+
 def test_steals_from_workers_that_left_count_still(client: Client) -> None:
     ferroflow_dask.install(client)
     scheduler = client.cluster.scheduler
@@ -289,8 +320,9 @@ def test_a_look_in_a_terminal_fetches_what_it_shows(client: Client, monkeypatch:
     with recording(client) as look, recording(client, is_summary=True) as glance:
         busy(client)
         recorder = client.cluster.scheduler.plugins[Recorder.name]
+        recorder.samples.clear()
         recorder.samples.extend(Sample(float(i), 1.0, 1.0, 0.0, 0.0, 1.0) for i in range(1000))
-        recorder.n_samples += 1000
+        recorder.n_samples = 1000
         full, found = look(), glance()
     assert len(full.samples) == 1000
     assert len(full.progress.levels) == 2
@@ -325,8 +357,6 @@ def test_report_and_trace(client: Client, tmp_path: Path) -> None:
 
 
 def test_terminal_shows_the_same_numbers(client: Client) -> None:
-    from rich.console import Console
-
     ferroflow_dask.install(client)
     with recording(client) as look:
         busy(client)
@@ -334,7 +364,7 @@ def test_terminal_shows_the_same_numbers(client: Client) -> None:
         found = look()
     steals = found.steals["confirmed"]
     assert f"{steals} stolen" in line(found)
-    assert "13 of 13 tasks in " in line(found)
+    assert "13 of 13 tasks took " in line(found)
     for width in (60, 100):
         console = Console(width=width, height=20, force_terminal=True, record=True, file=StringIO())
         console.print(view(found, width, 20))

@@ -93,7 +93,7 @@ def test_every_figure_grows_while_a_graph_runs(client: Client) -> None:
         assert len(sources(driver)["worker"]["worker"]) == 4
         assert soon(lambda: shown_steals(driver) == steals(client))
         assert soon(lambda: "steal confirmed" in texts(driver))
-        assert soon(lambda: "41 of 41 tasks in " in texts(driver))
+        assert soon(lambda: "41 of 41 tasks took " in texts(driver))
 
 
 def test_two_tabs_and_the_way_from_status_and_back(client: Client) -> None:

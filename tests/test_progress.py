@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import heapq
+import re
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pytest
 
 from ferroflow_dask.dashboard.progress import GraphProgress
@@ -20,38 +24,82 @@ class Task:
             other.dependents.append(self)
 
 
+def followed(*tasks: Task, seconds: Mapping[str, float] | None = None, n_threads: int = 2) -> GraphProgress:
+    """Progress of a graph whose tasks were declared to take so long, or a second each."""
+    progress = GraphProgress(lambda ts: 1.0 if seconds is None else seconds[ts.key])
+    progress.add(tasks, n_threads=n_threads, now_s=10.0)  # type: ignore[arg-type]
+    return progress
+
+
+def path(progress: GraphProgress) -> list[str]:
+    """The tasks of the critical path, by level."""
+    assert all(level.n_critical <= 1 for level in progress.levels)
+    return [level.critical_key for level in progress.levels]
+
+
 def test_progress_by_level_with_its_critical_path() -> None:
-    seconds = {"a": 1.0, "b": 5.0, "c": 1.0, "d": 1.0, "e": 1.0}
-    progress = GraphProgress(lambda ts: seconds[ts.key])
     a = Task("a")
     b, c = Task("b", a), Task("c", a)
     d = Task("d", b, c)
-    progress.add([d, c, b, a], n_threads=2, now_s=10.0)  # type: ignore[list-item]
+    progress = followed(d, c, b, a, seconds={"a": 1.0, "b": 5.0, "c": 1.0, "d": 1.0, "e": 1.0})
     assert [level.n_tasks for level in progress.levels] == [1, 2, 1]
-    assert [level.n_critical for level in progress.levels] == [1, 1, 1]
-    assert progress.predicted_s == progress.critical_s == 7.0
+    assert path(progress) == ["a", "b", "d"]
+    assert progress.predicted is not None
+    assert progress.predicted.seconds == pytest.approx(7.0)
     progress.done("a", 11.0)
     progress.done("a", 11.0)  # computed again: counted once
     progress.done("c", 12.0)
     assert [(level.n_done, level.n_critical_done) for level in progress.levels] == [(1, 1), (1, 0), (0, 0)]
-    assert progress.remaining_s(2) == pytest.approx(6.0)
+    assert left_s(progress) == pytest.approx(6.0)
     progress.forget("b", 13.0)
     progress.done("d", 14.0)
     assert progress.ended_at == 14.0
     progress.add([Task("e")], n_threads=1, now_s=20.0)  # type: ignore[list-item]
     assert progress.n_tasks == 1  # what was done before is over
+    assert path(progress) == ["e"]
 
-    assert [level.critical_key for level in progress.levels] == ["e"]
+
+def left_s(progress: GraphProgress, n_threads: int = 2, now_s: float | None = None) -> float:
+    left = progress.left(n_threads, now_s)
+    assert left is not None
+    return left.seconds
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_of_ways_that_take_the_same_time_one_is_marked_whatever_the_order(seed: int) -> None:
+    roots = [Task(f"root-{i}") for i in range(4)]
+    middle = [Task(f"middle-{i}", *roots) for i in range(4)]
+    ends = [Task(f"end-{i}", *middle) for i in range(4)]
+    assert path(followed(*roots, *middle, *ends)) == path(followed(*roots, *middle, *ends))
+    assert "" not in path(followed(*roots, *middle, *ends))
+    parts = followed(*roots)
+    parts.add(middle, 2, 11.0)  # type: ignore[arg-type]
+    parts.add(ends, 2, 12.0)  # type: ignore[arg-type]
+    assert path(parts) == path(followed(*roots, *middle, *ends))
+    # Those that come in another order have one path, too.
+    shuffled = list(np.random.default_rng(seed).permutation(np.array([*roots, *middle, *ends])))
+    assert "" not in path(followed(*shuffled))
+
+
+def test_a_way_that_becomes_longer_takes_the_place_of_the_one_that_was_marked() -> None:
+    short, long = Task("short"), Task("long")
+    seconds = {"short": 1.0, "long": 5.0, "more": 9.0, "other": 2.0}
+    progress = followed(short, long, seconds=seconds)
+    assert path(progress) == ["long"]
+    progress.add([Task("more", short)], 2, 11.0)  # type: ignore[list-item]
+    assert path(progress) == ["short", "more"]
+    progress.add([Task("other", long)], 2, 12.0)  # type: ignore[list-item]
+    assert path(progress) == ["short", "more"]
+    progress.done("short", 13.0)
+    assert [level.n_critical_done for level in progress.levels] == [1, 0]
+    assert left_s(progress) == pytest.approx(9.0)
 
 
 def test_the_critical_path_counts_by_seconds() -> None:
-    seconds = {"a": 1.0, "b": 9.0}
-    progress = GraphProgress(lambda ts: seconds[ts.key])
     a = Task("a")
-    progress.add([a, Task("b", a)], n_threads=8, now_s=0.0)  # type: ignore[list-item]
-    progress.done("a", 1.0)
-    assert [level.critical_s for level in progress.levels] == [1.0, 9.0]
-    assert progress.remaining_s(8) == pytest.approx(9.0)
+    progress = followed(a, Task("b", a), seconds={"a": 1.0, "b": 9.0}, n_threads=8)
+    progress.done("a", 11.0)
+    assert left_s(progress, 8) == pytest.approx(9.0)
 
 
 def test_work_that_comes_in_parts_is_predicted_from_the_first_part_on() -> None:
@@ -62,7 +110,7 @@ def test_work_that_comes_in_parts_is_predicted_from_the_first_part_on() -> None:
         progress.add([Task(key) for key in new], n_threads=1, now_s=float(second))  # type: ignore[misc]
     for second in (10, 11):
         progress.done(f"x-{second - 1}", float(second))
-    assert progress.in_words(1) == "11 of 11 tasks in 11.00 s (predicted 11.00 s)"
+    assert progress.in_words(1).startswith("11 of 11 tasks took 11.00 s; predicted about 11.0 s (")
 
 
 def test_a_chain_that_is_continued_is_predicted_to_take_its_next_task() -> None:
@@ -70,8 +118,94 @@ def test_a_chain_that_is_continued_is_predicted_to_take_its_next_task() -> None:
     progress.add([Task("never ends")], n_threads=8, now_s=0.0)  # type: ignore[list-item]
     for second in range(10):
         progress.add([Task(f"x-{second}")], n_threads=8, now_s=float(second))  # type: ignore[list-item]
-        assert progress.predicted_s == second + 1
+        assert progress.predicted is not None
+        assert progress.predicted.seconds == pytest.approx(second + 1)
         progress.done(f"x-{second}", second + 1.0)
+
+
+# Predictions
+
+
+def test_nothing_is_predicted_of_what_is_not_known() -> None:
+    progress = GraphProgress(lambda _: None)
+    progress.add([Task(f"x-{i}") for i in range(4)], n_threads=1, now_s=0.0)  # type: ignore[misc]
+    assert progress.in_words(1) == "0 of 4 tasks · time left: not known yet"
+    progress.done("x-0", 2.0, 2.0)
+    assert left_s(progress, 1) == pytest.approx(6.0)
+    assert progress.predicted is not None
+    assert progress.predicted.seconds == pytest.approx(8.0)
+
+
+def test_the_time_left_becomes_less_while_nothing_ends() -> None:
+    progress = followed(*(Task(f"x-{i}") for i in range(4)))
+    assert [left_s(progress, 2, now_s) for now_s in (10.0, 11.0, 20.0)] == pytest.approx([2.0, 1.0, 0.0])
+    assert re.fullmatch(
+        r"0 of 4 tasks · time left: about 1\.0 s \(0\.\d–\d\.\d s\)", progress.in_words(2, 11.0)
+    )
+
+
+def test_an_interval_is_wide_while_durations_vary_and_narrow_while_they_do_not() -> None:
+    def width(durations: Sequence[float]) -> float:
+        progress = GraphProgress(lambda _: None)
+        progress.add([Task(f"x-{i}") for i in range(40)], n_threads=2, now_s=0.0)  # type: ignore[misc]
+        for i, seconds in enumerate(durations):
+            progress.done(f"x-{i}", float(i), seconds)
+        left = progress.left(2)
+        assert left is not None
+        return left.high / left.low
+
+    assert width([0.1] * 20) < width([0.01, 0.19] * 10) < width([0.001] * 19 + [1.9])
+
+
+def batch(n: int, kind: str, rng: np.random.Generator) -> tuple[list[Task], dict[str, float]]:
+    """A graph of tasks whose durations no task declares, and these."""
+    seconds: dict[str, float] = {}
+
+    def task(key: str, duration_s: float, *before: Task) -> Task:
+        seconds[key] = duration_s
+        return Task(key, *before)
+
+    root = task(f"load-{n}", 0.05)
+    if kind == "every fourth takes 20 times as long":
+        middle = [task(f"work-{n}-{i}", 0.2 if i % 4 == 0 else 0.01, root) for i in range(40)]
+    else:
+        middle = [task(f"work-{n}-{i}", float(rng.lognormal(-3, 1)), root) for i in range(200)]
+    return [root, *middle, task(f"sum-{n}", 0.1, *middle)], seconds
+
+
+def run(progress: GraphProgress, tasks: list[Task], seconds: Mapping[str, float], now_s: float) -> float:
+    """Compute a graph on four threads in virtual time; return when it ends."""
+    progress.add(tasks, 4, now_s)  # type: ignore[arg-type]
+    missing = {task.key: len(task.dependencies) for task in tasks}
+    ready, running = deque(task for task in tasks if not missing[task.key]), []
+    while ready or running:
+        while ready and len(running) < 4:
+            task = ready.popleft()
+            heapq.heappush(running, (now_s + seconds[task.key] + 0.002, task.key, task))
+        now_s, key, task = heapq.heappop(running)
+        progress.done(key, now_s, seconds[key])
+        for dependent in task.dependents:
+            missing[dependent.key] -= 1
+            if not missing[dependent.key]:
+                ready.append(dependent)
+    return now_s
+
+
+@pytest.mark.parametrize("kind", ["every fourth takes 20 times as long", "log-normal durations"])
+def test_predictions_learn_from_batches_that_are_skewed(kind: str) -> None:
+    errors, covered, now_s = [], [], 0.0
+    progress, rng = GraphProgress(lambda _: None), np.random.default_rng(0)
+    for n in range(20):
+        tasks, seconds = batch(n, kind, rng)
+        began_s, now_s = now_s, run(progress, tasks, seconds, now_s)
+        took_s, predicted = now_s - began_s, progress.predicted
+        assert predicted is not None
+        errors.append(abs(predicted.seconds - took_s) / took_s)
+        covered.append(predicted.low <= took_s <= predicted.high)
+        for task in tasks:
+            progress.forget(task.key, now_s)
+    assert np.mean(errors[10:]) <= 0.15
+    assert np.mean(covered[10:]) >= 0.8
 
 
 def test_what_is_not_followed_is_not_told_to_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,10 +213,12 @@ def test_what_is_not_followed_is_not_told_to_be_done(monkeypatch: pytest.MonkeyP
     progress = GraphProgress(lambda _: 1.0)
     progress.add([Task(f"x-{i}") for i in range(5)], n_threads=1, now_s=0.0)  # type: ignore[misc]
     beyond = "; 3 more are not followed"
-    assert progress.in_words(1) == f"0 of 2 tasks · done in 2.0 s (predicted 2.00 s in all){beyond}"
+    assert progress.in_words(1).startswith("0 of 2 tasks · time left: about 2.0 s (")
+    assert progress.in_words(1).endswith(f" s){beyond}")
     for i in range(2):
         progress.done(f"x-{i}", 3.0)
-    assert progress.in_words(1) == f"2 of 2 tasks in 3.00 s (predicted 2.00 s){beyond}"
+    assert progress.in_words(1).startswith("2 of 2 tasks took 3.00 s; predicted about 2.0 s (")
+    assert progress.in_words(1).endswith(f" s){beyond}")
     assert not progress.is_all_done
     shown = Recording(
         [],
@@ -105,4 +241,6 @@ def test_what_is_there_already_takes_no_time() -> None:
     loaded = Task("load")
     loaded.state = "memory"
     progress.add([loaded, Task("work", loaded)], n_threads=1, now_s=0.0)  # type: ignore[list-item]
-    assert (progress.n_done, progress.predicted_s) == (1, 1.0)
+    assert progress.n_done == 1
+    assert progress.predicted is not None
+    assert progress.predicted.seconds == pytest.approx(1.0)

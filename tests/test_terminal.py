@@ -79,7 +79,7 @@ def test_top_in_a_terminal(client: Client, tmp_path: Path, width: int, height: i
         future = client.compute(graph.bind())
         assert soon(lambda: re.search(r"^\d +executing +1/1", screen(), re.MULTILINE)), screen()
         future.result()
-        assert soon(lambda: "graph    25 of 25 tasks in " in screen()), screen()
+        assert soon(lambda: "graph    25 of 25 tasks took " in screen()), screen()
         shown = screen()
         assert len(re.findall(r"^\d +done +0/1 +0 +0\.00 s", shown, re.MULTILINE)) == 3, shown
         assert re.search(r"^tasks/s  [▁▂▃▄▅▆▇█]+ [\d,]+ · \d+% of threads at work", shown, re.MULTILINE)

@@ -110,15 +110,14 @@ class Levels(Figure):
 
     def make(self, options: dict[str, Any]) -> Any:
         """Return a bar for each level, and the critical path through them."""
-        names = ("level", "done", "tasks", "critical", "critical_done", "key", "seconds", "mark", "colour")
+        names = ("level", "done", "tasks", "critical", "critical_done", "key", "mark", "colour")
         self.source = ColumnDataSource({name: [] for name in names})
         root = plot(
             "Progress by level\n ",
             [
                 ("level", "@level"),
                 ("done", "@done of @tasks tasks"),
-                ("critical path", "@critical_done of @critical tasks, @seconds{0.000} s expected"),
-                ("on it", "@key"),
+                ("critical path", "@key (@critical_done of @critical done)"),
             ],
             x_range=DataRange1d(range_padding=0.02),
             y_range=DataRange1d(start=0),
@@ -150,7 +149,6 @@ class Levels(Figure):
                 "critical": [level.n_critical for level in levels],
                 "critical_done": [level.n_critical_done for level in levels],
                 "key": [level.critical_key for level in levels],
-                "seconds": [level.critical_s for level in levels],
                 "mark": [level.n_tasks if level.n_critical else float("nan") for level in levels],
                 "colour": [RED if level.n_critical_done == level.n_critical else "white" for level in levels],
             }
@@ -165,7 +163,8 @@ class Levels(Figure):
         n_critical = sum(level.n_critical for level in progress.levels)
         n_done = sum(level.n_critical_done for level in progress.levels)
         critical = f"{n_done:,} of {n_critical:,} tasks of the critical path"
-        return f"Progress by level: {critical}\n{progress.in_words(self.recorder.n_threads)}"
+        told = progress.in_words(self.recorder.n_threads, self.recorder.time)
+        return f"Progress by level: {critical}\n{told}"
 
 
 class Decisions(Figure):

@@ -29,10 +29,9 @@ MOST_OPS = 20_000
 _MOST_SAMPLES = 1200
 #: Of those, what a terminal shows.
 SUMMARY_SAMPLES = 40
-#: Time between two samples [s].
+#: Time between two samples [s], and the longest one: if there was none for longer, nobody looked.
 SAMPLE_S = 0.25
-#: What a task of unknown duration is taken to last [s].
-_UNKNOWN_S = 0.001
+_GAP_S = 5.0
 #: After so many ops somebody looks whether any who asked for them is still there.
 _CHECKED_EVERY = 1000
 _STOLEN = "steal confirmed"
@@ -132,16 +131,17 @@ class Recorder(SchedulerPlugin):
         self.n_ops = 0
         self.samples: deque[Sample] = deque(maxlen=_MOST_SAMPLES)
         self.n_samples = 0
-        self.progress = GraphProgress(self._expected_s)
+        self.progress = GraphProgress(self._declared_s, _mean_s)
         self._stolen: set[Key] = set()
         stealing = self.stealing
         self._n_noted = 0 if stealing is None else stealing.decisions.n_noted
         self._n_confirmed = 0 if stealing is None else stealing.steals["confirmed"]
-        self._seen = (time(), 0, 0)
+        self._seen = (0.0, 0, 0)
         unfinished = [
             ts for ts in scheduler.tasks.values() if ts.state not in ("memory", "erred", "released")
         ]
         self.progress.add(unfinished, self.n_threads, time())
+        self.sample()
 
     # What the scheduler tells
 
@@ -157,27 +157,30 @@ class Recorder(SchedulerPlugin):
     def transition(self, key: Key, start: Any, finish: Any, *args: Any, **kwargs: Any) -> None:
         """Note a task that has run, was stolen, or was released."""
         if finish in ("memory", "erred"):
-            self.progress.done(key, time())
-            if start == "processing":
-                self._note_run(key, kwargs)
+            seconds = self._note_run(key, kwargs) if start == "processing" else None
+            self.progress.done(key, time(), seconds if finish == "memory" else None)
         elif finish == "forgotten":
             self.progress.forget(key, time())
             if self._stolen:
                 self._stolen.discard(key)
 
-    def _note_run(self, key: Key, told: dict[str, Any]) -> None:
+    def _note_run(self, key: Key, told: dict[str, Any]) -> float | None:
+        """Note a task that has run; return how long it took [s], if that is known."""
         worker, thread = told.get("worker", ""), told.get("thread") or 0
         self._note_steals()
         is_stolen = key in self._stolen
         self._stolen.discard(key)
+        seconds = None
         for span in told.get("startstops") or ():
             if span["action"] == "compute":
+                seconds = (seconds or 0.0) + span["stop"] - span["start"]
                 self.ops.append(
                     OpRun(key_split(key), str(key), worker, thread, span["start"], span["stop"], is_stolen)
                 )
                 self.n_ops += 1
                 if not self.n_ops % _CHECKED_EVERY:
                     stop_recording(self._scheduler)
+        return seconds
 
     def _note_steals(self) -> None:
         stealing = self.stealing
@@ -189,12 +192,10 @@ class Recorder(SchedulerPlugin):
             if n_new > 0:  # else it is another extension's
                 self._stolen.update(stealing.decisions.keys(n_new, _STOLEN))
 
-    def _expected_s(self, ts: TaskState) -> float:
+    @staticmethod
+    def _declared_s(ts: TaskState) -> float | None:
         declared = [seconds for kind in (CPU, GPU) if (seconds := declared_cost(ts, kind)) is not None]
-        if declared:
-            return min(declared)
-        average_s = ts.prefix.duration_average
-        return average_s if average_s > 0 else _UNKNOWN_S
+        return min(declared, default=None)
 
     # What there is to see
 
@@ -202,6 +203,11 @@ class Recorder(SchedulerPlugin):
     def stealing(self) -> FerroflowStealing | None:
         """Ours, if it is in place."""
         return extension_on(self._scheduler)
+
+    @property
+    def time(self) -> float:
+        """The scheduler's time [s]."""
+        return time()
 
     @property
     def n_threads(self) -> int:
@@ -273,6 +279,7 @@ class Recorder(SchedulerPlugin):
             dict(self.steals),
             frozenset(steal["thief"].address for steal in in_flight),
             None if stealing is None else type(stealing.policy).__name__,
+            self.time,
         )
 
     def sample(self) -> None:
@@ -282,21 +289,28 @@ class Recorder(SchedulerPlugin):
         elapsed_s = now_s - last_s
         if elapsed_s < SAMPLE_S:
             return
+        is_first = elapsed_s > _GAP_S
+        if is_first and self.samples:  # a point without a value, for a gap in the line
+            self._add_sample(Sample(now_s, *[float("nan")] * 5))
         stealing = self.stealing
         steals = self.steals or {"asked": 0, "confirmed": 0}
         gauges = {} if stealing is None else stealing.gauges()
         busy = sum(min(len(ws.processing), ws.nthreads) for ws in self._scheduler.workers.values())
         self._seen = (now_s, self.n_ops, steals["confirmed"])
-        self.samples.append(
+        self._add_sample(
             Sample(
                 now_s,
-                (self.n_ops - n_done) / elapsed_s,
+                # Of the time before nothing is known.
+                0.0 if is_first else (self.n_ops - n_done) / elapsed_s,
                 busy / max(1, self.n_threads),
-                max(0, steals["confirmed"] - n_confirmed) / elapsed_s,
+                0.0 if is_first else max(0, steals["confirmed"] - n_confirmed) / elapsed_s,
                 steals["confirmed"] / steals["asked"] if steals["asked"] else float("nan"),
                 gauges["steal_threshold"][1] if "steal_threshold" in gauges else float("nan"),
             )
         )
+
+    def _add_sample(self, sample: Sample) -> None:
+        self.samples.append(sample)
         self.n_samples += 1
 
 
@@ -319,6 +333,8 @@ class Recording:
     thieves : frozenset of str
         Addresses of workers for which a steal is under way.
     policy : str or None
+    time : float
+        When it was taken [s].
     """
 
     ops: list[OpRun]
@@ -331,6 +347,7 @@ class Recording:
     steals: dict[str, int]
     thieves: frozenset[str]
     policy: str | None
+    time: float = 0.0
 
     @property
     def n_ops(self) -> int:
@@ -348,6 +365,14 @@ class Recording:
     def flows(self) -> Counter[tuple[str, str]]:
         """Return the tasks that one worker has given up to another, by their addresses."""
         return self.flow_counts
+
+
+def _mean_s(ts: TaskState) -> float | None:
+    """Return the mean over all tasks of the prefix of a task: Dask's average is mostly the last of them."""
+    n, total_s = ts.prefix.state_counts["memory"], ts.prefix.all_durations["compute"]
+    if n and total_s > 0:
+        return total_s / n
+    return ts.prefix.duration_average if ts.prefix.duration_average > 0 else None
 
 
 class _Users:

@@ -82,10 +82,12 @@ def _gauge(value: float, most: float, width: int) -> str:
 
 
 def _sparkline(values: list[float]) -> str:
-    most = max(values, default=0.0)
-    if most <= 0:
-        return _BARS[0] * len(values)
-    return "".join(_BARS[min(len(_BARS) - 1, int(value / most * len(_BARS)))] for value in values)
+    most = max((value for value in values if value > 0), default=1.0)
+    # Without a value: nobody looked.
+    return "".join(
+        " " if math.isnan(value) else _BARS[min(len(_BARS) - 1, int(value / most * len(_BARS)))]
+        for value in values
+    )
 
 
 def _steals(recording: Recording) -> str:
@@ -101,7 +103,7 @@ def _progress(recording: Recording) -> str:
     progress = recording.progress
     if progress.started_at is None:
         return f"{_GRAPH}nothing was submitted since this was started"
-    return f"{_GRAPH}{progress.in_words(recording.n_threads)}"
+    return f"{_GRAPH}{progress.in_words(recording.n_threads, recording.time)}"
 
 
 def line(recording: Recording) -> str:
