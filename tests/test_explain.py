@@ -35,6 +35,26 @@ def test_a_task_has_the_story_of_its_placement_and_steals(thread_client: Client)
     assert [decision.time for decision in story] == sorted(decision.time for decision in story)
 
 
+def names_of(client: Client) -> set[str]:
+    return {str(worker["name"]) for worker in workers_of(client).values()}
+
+
+def test_a_worker_has_its_name_in_all_decisions_even_after_it_has_left(thread_client: Client) -> None:
+    install(thread_client)
+    names, first = names_of(thread_client), min(workers_of(thread_client))
+    futures = thread_client.map(
+        pause, range(20), seconds=0.05, pure=False, workers=[first], allow_other_workers=True
+    )
+    thread_client.gather(futures)
+    decisions = stealing_of(thread_client).decisions.last(1000)
+    assert {one.worker for one in decisions} == names
+    assert not [one.reason for one in decisions if "://" in one.reason]
+    gave_up = {one.reason for one in decisions if one.what == "steal confirmed"}
+    assert gave_up <= {f"{name} gave it up" for name in names}
+    thread_client.retire_workers(sorted(workers_of(thread_client))[1:])
+    assert stealing_of(thread_client).decisions.last(1000)[: len(decisions)] == decisions
+
+
 def test_the_command_tells_it(thread_client: Client) -> None:
     install(thread_client)
     thread_client.submit(pause, 1, 0.0, key="lonely", workers=list(thread_client.nthreads())).result()
@@ -42,19 +62,21 @@ def test_the_command_tells_it(thread_client: Client) -> None:
     parts = r"finishes in \S+ s \(queue 0, transfer 0, run \S+\), first of \d+; next best (\S+) in \S+ s"
     line = re.fullmatch(rf" *\+0\.000 s · placed · (\S+) · {parts}\n", told)
     assert line is not None
-    assert len(set(line.groups()) & set(thread_client.nthreads())) == 2
+    assert len(set(line.groups()) & names_of(thread_client)) == 2
 
 
 def test_a_declined_steal_tells_both_workers() -> None:
     async def test(cluster: Cluster) -> None:
         victim, thief = (worker.address for worker in cluster.workers)
+        names = {worker.address: str(worker.name) for worker in cluster.workers}
+        name = names[thief]
         first, *_, last = cluster.map(3, 0.2, workers=[victim])
         await cluster.processing(last)
         cluster.stealing._steal_for(thief)
         story = await explain(cluster.client, last.key)
         declined = [decision for decision in story if decision.what == "steal declined"]
         assert {(decision.worker, decision.reason) for decision in declined} == {
-            (thief, f"from {victim}: no task there may move here, and is long enough")
+            (name, f"from {names[victim]}: no task there may move here, and is long enough")
         }
         assert await first == 0
 
@@ -66,7 +88,7 @@ def test_an_asynchronous_client_awaits_it() -> None:
         future = cluster.client.submit(pause, 1, 0.0, key="one", workers=[cluster.workers[0].address])
         await future
         (decision,) = await explain(cluster.client, "one")
-        assert decision.worker == cluster.workers[0].address
+        assert decision.worker == str(cluster.workers[0].name)
 
     on_cluster(test)
 

@@ -128,7 +128,7 @@ def test_none_can_break_restrictions(more: dict[str, Any]) -> None:
         await exchange(cluster.scheduler, lambda scheduler: FerroflowStealing(scheduler, Careless()))
         # Of those that are there before it, the view has them by address.
         theirs, other = sorted(cluster.workers, key=lambda worker: worker.address)
-        first = theirs.address
+        first, name = theirs.address, str(theirs.name)
         with dask.annotate(**more):
             futures = cluster.map(10, workers=[first])
         await cluster.client.gather(futures)
@@ -137,8 +137,8 @@ def test_none_can_break_restrictions(more: dict[str, Any]) -> None:
         assert not set(other.data)
         for future in futures:
             told = [(one.what, one.worker) for one in decisions.about(future.key) if one.what == "placed"]
-            assert told == [("placed", first)]
-        declined = {decision.what for decision in decisions.last(1000) if decision.worker != first}
+            assert told == [("placed", name)]
+        declined = {decision.what for decision in decisions.last(1000) if decision.worker != name}
         assert declined == {"placement declined", "steal declined"}
         assert cluster.stealing.steals["asked"] == 0
         assert cluster.stealing.error is None
@@ -156,8 +156,9 @@ def test_it_schedules_a_cluster(package: ModuleType, thread_client: Client) -> N
     placed = explain(thread_client, future.key)
     assert [(decision.what, decision.reason) for decision in placed] == [("placed", "the last; ours")]
     assert stealing_of(thread_client).error is None
-    assert list(thread_client.who_has([future])[future.key]) == [placed[0].worker]
-    assert placed[0].worker == workers_of(thread_client)[-1].address
+    last = workers_of(thread_client)[-1]
+    assert list(thread_client.who_has([future])[future.key]) == [last.address]
+    assert placed[0].worker == str(last.name)
     uninstall(thread_client)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ferroflow_dask.policy.state import Key, WorkerKey
@@ -10,9 +11,11 @@ from ferroflow_dask.policy.state import Key, WorkerKey
 Reason = str | tuple[str | float, ...]
 
 
-def in_words(reason: Reason) -> str:
-    """Return a reason as it is read."""
-    return str(reason[0]).format(*reason[1:]) if isinstance(reason, tuple) else reason
+def in_words(reason: Reason, names: Mapping[str, str] | None = None) -> str:
+    """Return a reason as it is read, with workers by their names if these are given by address."""
+    if not isinstance(reason, tuple):
+        return reason
+    return str(reason[0]).format(*(names.get(str(part), part) if names else part for part in reason[1:]))
 
 
 @dataclass(frozen=True, slots=True)

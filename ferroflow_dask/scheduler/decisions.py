@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 #: Decisions kept; at 300 bytes each they take 15 MB.
 _KEPT = 50_000
+#: Names of workers kept, those of workers that left included.
+_KEPT_NAMES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,8 @@ class Decision:
         `withdrawn` for a prefetched task, `placement declined` where a policy ignored restrictions, `bundled`
         for a task that runs several tasks, or `split` where these run one by one after all.
     worker : str
-        The worker that is to run the task; for declined actions, the worker that might have; "" for bundles.
+        The worker that is to run the task, by its name on the dashboard; for declined actions, the one that
+        might have; "" for bundles.
     reason : str
     """
 
@@ -63,6 +66,18 @@ class DecisionLog:
         self._decisions: deque[tuple[float, Key, str, str, Reason]] = deque(maxlen=kept)
         #: Number of decisions ever noted.
         self.n_noted = 0
+        self._names: dict[str, str] = {}
+
+    def named(self, address: str, name: str) -> None:
+        """Note the name of a worker, by which decisions tell it even after it has left."""
+        self._names.pop(address, None)
+        self._names[address] = name
+        if len(self._names) > _KEPT_NAMES:
+            del self._names[next(iter(self._names))]
+
+    def name_of(self, address: str) -> str:
+        """Return the name of a worker; its address if it is not known."""
+        return self._names.get(address, address)
 
     def note(self, key: Key, what: str, worker: str, reason: Reason) -> None:
         """Keep a decision; forget the oldest one if there are too many."""
@@ -71,7 +86,7 @@ class DecisionLog:
 
     def last(self, n: int) -> list[Decision]:
         """Return the last decisions, oldest first."""
-        return [_decision(*noted) for noted in islice(reversed(self._decisions), n)][::-1]
+        return [self._decision(*noted) for noted in islice(reversed(self._decisions), n)][::-1]
 
     def keys(self, n: int, what: str) -> Iterator[Key]:
         """Yield the tasks of one kind of decision among the last `n`, newest first."""
@@ -79,8 +94,7 @@ class DecisionLog:
 
     def about(self, name: str) -> Iterator[Decision]:
         """Yield the decisions about a task by its key as a string, oldest first."""
-        return (_decision(*noted) for noted in self._decisions if str(noted[1]) == name)
+        return (self._decision(*noted) for noted in self._decisions if str(noted[1]) == name)
 
-
-def _decision(time: float, key: Key, what: str, worker: str, reason: Reason) -> Decision:
-    return Decision(time, key, what, worker, in_words(reason))
+    def _decision(self, time: float, key: Key, what: str, worker: str, reason: Reason) -> Decision:
+        return Decision(time, key, what, self.name_of(worker), in_words(reason, self._names))

@@ -292,6 +292,7 @@ class FerroflowStealing(WorkStealing):
     def _worker_joined(self, address: str) -> None:
         ws = self.scheduler.workers[address]
         self.view.add_worker(address, ws.nthreads, kind_of_worker(ws), ws.host)
+        self.decisions.named(address, str(ws.name))
         self.view.set_running(address, ws in self.scheduler.running)  # it may not be ready yet
         self.task_views.workers_changed()
         self.messages.worker_joined(address)

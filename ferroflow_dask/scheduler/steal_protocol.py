@@ -145,7 +145,7 @@ class StealProtocol:
             self._prefetch.moved(key)
             _distributed.hand_over(self._scheduler, ts, victim, thief)
             self._view.set_movable(key)
-            self._ended(key, "confirmed", thief, f"{victim.address} gave it up")
+            self._ended(key, "confirmed", thief, ("{} gave it up", victim.address))
             self.flows[victim.address, thief.address] += 1
             self._stealing.log(("confirm", *story))
             return StealConfirmed(key, victim.address, thief.address)
@@ -202,7 +202,7 @@ class StealProtocol:
             if key in blamed:
                 _distributed.take_blame_back(self._scheduler, key)
 
-    def _ended(self, key: Key, outcome: str, ws: WorkerState, reason: str) -> None:
+    def _ended(self, key: Key, outcome: str, ws: WorkerState, reason: Reason) -> None:
         self.counts[outcome] += 1
         self._decisions.note(key, f"steal {outcome}", ws.address, reason)
 
