@@ -5,20 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Self, cast
 
 from dask.typing import Key
+from distributed.batched import BatchedSend
 from distributed.stealing import WorkStealing
 
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.policy import Policy
 from ferroflow_dask.scheduler import FerroflowStealing
+from ferroflow_dask.scheduler.batching.worker import shorten
 from ferroflow_dask.scheduler.inlining.worker import RESULT
 from ferroflow_dask.scheduler.inlining.worker import TOPIC as INLINING_TOPIC
 from ferroflow_dask.scheduler.prefetch.worker import TOPIC as PREFETCH_TOPIC
+from ferroflow_dask.topology import Topology
+from ferroflow_dask.virtual.bundled import bundled
 from ferroflow_dask.virtual.check import check_end
 from ferroflow_dask.virtual.clock import VirtualLoop, VirtualTime
 from ferroflow_dask.virtual.extension import install_stealing
+from ferroflow_dask.virtual.fabric import Fabric, ProcessLoad, plain_runtime
 from ferroflow_dask.virtual.limits import (
     check_amount,
     check_count,
@@ -26,7 +31,7 @@ from ferroflow_dask.virtual.limits import (
     check_positive,
     check_worker,
 )
-from ferroflow_dask.virtual.network import Network, Stream
+from ferroflow_dask.virtual.network import PlainNetwork, Stream
 from ferroflow_dask.virtual.record import Record
 from ferroflow_dask.virtual.scheduler_cpu import IGNORED, SchedulerCpu
 from ferroflow_dask.virtual.task import VirtualTask, sinks
@@ -81,6 +86,10 @@ class VirtualCluster:
     seed : int, optional
         Decides ties that Dask breaks by the order of sets, and workers' choices among equal peers. The
         same seed gives the same run, in any process.
+    topology : Topology, optional
+        Has its workers at the start; see `on`.
+    bundle : bool, optional
+        Whether graphs are bundled, if there is a topology and the policy is not Dask's.
 
     Raises
     ------
@@ -116,6 +125,8 @@ class VirtualCluster:
         batching_s: tuple[float, float] = (0.0, 0.0),
         scheduler_cpu: str = IGNORED,
         seed: int = 0,
+        topology: Topology | None = None,
+        bundle: bool = False,
     ) -> None:
         check_count("workers", workers, 0)
         check_count("workers_per_host", workers_per_host, 1)
@@ -143,13 +154,49 @@ class VirtualCluster:
         self.scheduler.add_plugin(self.record)
         self.stealing = install_stealing(self.scheduler, self.time, policy, latency_s, interval_s)
         self._peers: dict[str, VirtualWorker] = {}
-        network = Network(latency_s, bandwidth, bandwidth if host_bandwidth is None else host_bandwidth)
-        self._around = Surroundings(self.time, network, self.tasks, self.record, self._peers)
+        if topology is None:
+            on_host = bandwidth if host_bandwidth is None else host_bandwidth
+            network = PlainNetwork(self.time, latency_s, bandwidth, on_host, workers_per_host)
+            self.fabric = Fabric(self.time, network, plain_runtime(service_s, batching_s, RESULT))
+        else:
+            self.fabric = Fabric.on(self.time, topology)
+        self._around = Surroundings(self.time, self.fabric, self.tasks, self.record, self._peers)
         self._workers_per_host = workers_per_host
-        self._service_s, self._batching_s, self._seed = service_s, batching_s, seed
-        self._busy_until = 0.0
+        self._seed = seed
+        self._bundles = bundle and topology is not None and isinstance(self.stealing, FerroflowStealing)
         for place in range(workers):
-            self.join(nthreads, (speeds or {}).get(place, 1.0), (resources or {}).get(place))
+            spec = self.fabric.worker(place)
+            threads, speed = (
+                (nthreads, (speeds or {}).get(place, 1.0)) if spec is None else (spec.threads, spec.speed)
+            )
+            self._join(threads, speed, (resources or {}).get(place))
+
+    @classmethod
+    def on(
+        cls, topology: Topology, *, policy: str | Policy = "ferroflow", seed: int = 0, **options: Any
+    ) -> Self:
+        """Return a cluster on a topology: processes share cores, transfers share links, and Dask has costs.
+
+        Parameters
+        ----------
+        topology : Topology
+        policy, seed : optional
+            As in the constructor.
+        **options
+            `validate` (off if left out), `bundle` (on if left out), `saturation` and `interval_s` of the
+            constructor.
+        """
+        hosts = topology.host_of
+        scheduler = topology.host_number(topology.scheduler)
+        return cls(
+            len(topology.workers),
+            policy=policy,
+            latency_s=max(topology.route(scheduler, host).latency_s for host in dict.fromkeys(hosts)),
+            bandwidth=topology.profile().bandwidth,
+            seed=seed,
+            topology=topology,
+            **{"validate": False, "bundle": True, **options},
+        )
 
     # Workers
 
@@ -157,12 +204,18 @@ class VirtualCluster:
         self, nthreads: int = 1, speed: float = 1.0, resources: Mapping[str, float] | None = None
     ) -> int:
         """Add a worker now; return its name."""
+        if self.fabric.topology is not None:
+            raise UsageError("a worker must be one of the topology; build the cluster on a larger topology")
+        return self._join(nthreads, speed, resources)
+
+    def _join(self, nthreads: int, speed: float, resources: Mapping[str, float] | None) -> int:
         check_worker(nthreads, speed, resources or {})
         name = len(self.workers)
-        host, place = divmod(name, self._workers_per_host)
+        host, place = self.fabric.host_of(name, self._workers_per_host)
         address = f"tcp://10.{host >> 16}.{host >> 8 & 255}.{host & 255}:{1 + place}"
         state = new_machine(address, nthreads, resources or {}, self.scheduler.validate, self._seed)
-        latency_s, (down_s, up_s) = self._around.network.latency_s, self._batching_s
+        runtime, latency_s = self.fabric.runtime, self.fabric.network.message_s(name)
+        up_s, down_s = runtime.to_scheduler_s, runtime.to_workers_s
         to_scheduler = Stream(self.time, latency_s, up_s, lambda message: self._arrived(address, message))
         worker = VirtualWorker(name, state, speed, self._around, to_scheduler)
         self.workers.append(worker)
@@ -170,6 +223,9 @@ class VirtualCluster:
         to_worker = Stream(self.time, latency_s, down_s, worker.receive)
         self.scheduler.join(address, name, nthreads, resources or {}, to_worker)
         if isinstance(self.stealing, FerroflowStealing):
+            if self.fabric.topology is not None:
+                shorten(cast(BatchedSend, to_worker), ProcessLoad(self.fabric.scheduler))
+                shorten(cast(BatchedSend, to_scheduler), ProcessLoad(worker.process, state.ready))
             for topic in (PREFETCH_TOPIC, INLINING_TOPIC):
                 self.scheduler.log_worker_event(address, topic, {})  # that it listens
         ws = self.scheduler.workers[address]
@@ -180,7 +236,7 @@ class VirtualCluster:
         """Let a worker die now, with all that it has; the scheduler learns of it one latency later."""
         self.workers[worker].die()
         address = self.workers[worker].state.address
-        self.time.after(self._around.network.latency_s, self.scheduler.leave, address)
+        self.time.after(self.fabric.network.message_s(worker), self.scheduler.leave, address)
 
     def pause(self, worker: int) -> None:
         """Let a worker start no tasks from now on."""
@@ -228,25 +284,46 @@ class VirtualCluster:
             for needed in task.dependencies:
                 if needed not in graph and needed not in self.scheduler.tasks:
                     raise UsageError(f"{key!r} depends on {needed!r}, which no client has or submits")
+        keys = list(sinks(graph) if keep is None else keep)
+        options = {
+            "client": client,
+            "global_annotations": dict(annotations or {}),
+            "user_priority": priority,
+            "actors": list(actors),
+            "fifo_timeout": fifo_timeout_s,
+        }
+        runtime, n = self.fabric.runtime, len(graph)
+        arrives = partial(self._arrives, graph, keys, order, options)
+        handled = partial(self.fabric.scheduler.run, n * runtime.graph_task_s, arrives)
+        latency_s = self.fabric.network.client_s()
+        sent = partial(self.time.after, latency_s, handled) if latency_s else handled
+        self.fabric.client.run(runtime.submit_s + n * runtime.client_task_s, sent)
+
+    def _arrives(
+        self,
+        graph: Mapping[Key, VirtualTask],
+        keys: list[Key],
+        order: Mapping[Key, int] | None,
+        options: dict[str, Any],
+    ) -> None:
+        """Create the tasks of a graph, bundled if the cluster does."""
+        if self._bundles and not options["actors"]:
+            assert self.fabric.topology is not None
+            graph, keys = bundled(graph, keys, self.fabric.topology.profile())
+            order = None
         self.tasks.update(graph)
         by_type: dict[str, dict[Key, Any]] = {}
         for key, task in graph.items():
             for annotation, value in task.annotations.items():
                 by_type.setdefault(annotation, {})[key] = value
-        take_graph = partial(
-            self.scheduler.submit,
+        self.scheduler.submit(
             {key: task.dependencies for key, task in graph.items()},
-            keys=list(sinks(graph) if keep is None else keep),
+            keys=keys,
             order=order or {key: place for place, key in enumerate(graph)},
-            client=client,
             annotations=by_type,
             now=self.time.now,
-            global_annotations=dict(annotations or {}),
-            user_priority=priority,
-            actors=list(actors),
-            fifo_timeout=fifo_timeout_s,
+            **options,
         )
-        self.cpu.run(take_graph)
 
     def release(self, keys: Iterable[Key], client: str = "client") -> None:
         """Let a client release its futures now."""
@@ -306,13 +383,8 @@ class VirtualCluster:
     # What workers send
 
     def _arrived(self, address: str, message: dict[str, Any]) -> None:
-        if self._service_s:
-            # What small results take is next to nothing; they come just before the end of a task.
-            service_s = 0.0 if message["op"] == RESULT else self._service_s
-            self._busy_until = max(self.time.now, self._busy_until) + service_s
-            self.time.at(self._busy_until, self.cpu.run, self._handle, address, message)
-        else:
-            self.cpu.run(self._handle, address, message)
+        service_s = self.fabric.runtime.of_message(message["op"])
+        self.fabric.scheduler.run(service_s, self._handle, address, message)
 
     def _handle(self, address: str, message: dict[str, Any]) -> None:
         if address not in self.scheduler.workers:

@@ -28,6 +28,8 @@ class VirtualTask:
         `resources`, `priority`, `retries`, `ferroflow_cost`, `ferroflow_rank`, …
     failures : int
         How many of its first executions raise an exception.
+    takes_core : bool
+        Whether it computes; a task that sleeps or waits takes no core of its host.
 
     Raises
     ------
@@ -40,6 +42,7 @@ class VirtualTask:
     nbytes: int = 0
     annotations: Mapping[str, Any] = field(default_factory=dict)
     failures: int = 0
+    takes_core: bool = True
 
     def __post_init__(self) -> None:
         check_amount("duration_s", self.duration_s)

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from dask.typing import Key
-from distributed.comm.addressing import get_address_host
 from distributed.core import Status
 from distributed.worker_state_machine import (
     Execute,
@@ -29,9 +28,11 @@ from distributed.worker_state_machine import (
 
 from ferroflow_dask.exceptions import SimulationError
 from ferroflow_dask.scheduler.inlining.worker import InlinedResults
-from ferroflow_dask.scheduler.prefetch.worker import PrefetchedTasks
+from ferroflow_dask.scheduler.prefetch.worker import SEND, PrefetchedTasks
 from ferroflow_dask.virtual.clock import VirtualTime
-from ferroflow_dask.virtual.network import Network, Stream
+from ferroflow_dask.virtual.fabric import Fabric
+from ferroflow_dask.virtual.hosts import Process
+from ferroflow_dask.virtual.network import Stream
 from ferroflow_dask.virtual.record import Execution, Outcome, Record, Transfer
 from ferroflow_dask.virtual.task import VirtualTask
 from ferroflow_dask.virtual.upstream_worker import event_of, unpacked
@@ -40,6 +41,8 @@ from ferroflow_dask.virtual.upstream_worker import event_of, unpacked
 #: (`Worker.find_missing`, `Worker.retry_busy_worker_later`).
 _FIND_MISSING_S = 1.0
 _RETRY_S = 0.15
+#: Messages after which a worker starts a task.
+_STARTING = frozenset({"compute-task", SEND})
 #: Smaller transfers do not tell of the bandwidth [B] (`Worker._update_metrics_received_data`).
 _LEAST_MEASURED_NBYTES = 1_000_000
 
@@ -51,14 +54,14 @@ class Surroundings:
     Parameters
     ----------
     time : VirtualTime
-    network : Network
+    fabric : Fabric
     tasks : mapping of key to VirtualTask
     record : Record
     peers : mapping of address to VirtualWorker
     """
 
     time: VirtualTime
-    network: Network
+    fabric: Fabric
     tasks: Mapping[Key, VirtualTask]
     record: Record
     peers: Mapping[str, VirtualWorker]
@@ -101,8 +104,10 @@ class VirtualWorker:
         self._time = around.time
         self._executing: dict[Key, float] = {}
         self._sending: dict[_Fetch, None] = {}
-        self._link_free_at = 0.0
-        self._host = get_address_host(state.address)
+        self._network = around.fabric.network
+        self._cores = around.fabric.cores_of(name)
+        #: Its event loop, in which it takes messages and reports tasks.
+        self.process = Process(around.time, self._cores)
         self._is_search_due = False
         self._held = PrefetchedTasks(state, self._handle, partial(self._later, 0.0), to_scheduler.send)
         plugins: dict[str, Any] = state.plugins
@@ -127,6 +132,12 @@ class VirtualWorker:
 
     def receive(self, message: Mapping[str, Any]) -> None:
         """Take a message from the scheduler."""
+        costs = message["op"] in _STARTING
+        self.process.run(
+            self._around.fabric.runtime.worker_task_s / 2 if costs else 0.0, self._receive, message
+        )
+
+    def _receive(self, message: Mapping[str, Any]) -> None:
         if not self.is_alive:
             return
         handler = self._handlers.get(message["op"])
@@ -153,7 +164,8 @@ class VirtualWorker:
             self._note(key, start, Outcome.LOST)
         for fetch in self._sending:
             fetch.is_broken = True
-            self._time.after(self._around.network.latency_s, fetch.by._fetch_failed, fetch.instruction)
+            latency_s = self._network.latency_s(self.name, fetch.by.name)
+            self._time.after(latency_s, fetch.by._fetch_failed, fetch.instruction)
 
     # What its state machine asks for
 
@@ -192,11 +204,22 @@ class VirtualWorker:
         record.n_started[key] += 1
         self._executing[key] = self._time.now
         run_id = self.state.tasks[key].run_id
-        self._later(task.duration_s / self.speed, self._executed, key, run_id, fails)
+        work_s, ended = (
+            task.duration_s / self.speed,
+            partial(self._if_alive, self._executed, key, run_id, fails),
+        )
+        if task.takes_core:
+            self._cores.run(work_s, ended)
+        else:
+            self._time.after(work_s, ended)
 
     def _executed(self, key: Key, run_id: int, fails: bool) -> None:
         start, stop = self._executing.pop(key), self._time.now
         self._note(key, start, Outcome.FAILED if fails else Outcome.FINISHED)
+        report_s = self._around.fabric.runtime.worker_task_s / 2
+        self.process.run(report_s, self._if_alive, self._report, key, run_id, fails, start, stop)
+
+    def _report(self, key: Key, run_id: int, fails: bool, start: float, stop: float) -> None:
         common: dict[str, Any] = {"key": key, "run_id": run_id, "start": start, "stop": stop}
         if fails:
             error = RuntimeError(f"{key!r} is one of the executions that fail")
@@ -214,10 +237,13 @@ class VirtualWorker:
     # Inputs from its peers
 
     def _fetch(self, instruction: GatherDep) -> None:
+        fetch_s = self._around.fabric.runtime.fetch_s
+        self.process.run(fetch_s, self._if_alive, self._ask, instruction)
+
+    def _ask(self, instruction: GatherDep) -> None:
         peer = self._around.peers[instruction.worker]
-        network = self._around.network
         if not peer.is_alive:  # nobody answers
-            self._later(network.latency_s, self._fetch_failed, instruction)
+            self._later(self._network.latency_s(self.name, peer.name), self._fetch_failed, instruction)
             return
         keys = sorted(instruction.to_gather, key=repr)  # a set, whose order no run repeats
         # Of an actor the peer sends a handle.
@@ -226,10 +252,8 @@ class VirtualWorker:
         nbytes = sum(self._around.tasks[key].nbytes for key in data)
         fetch = _Fetch(self, instruction, data, nbytes, self._time.now)
         peer._sending[fetch] = None
-        busy_s = network.busy_s(nbytes, get_address_host(instruction.worker) == self._host)
-        wait_s = max(0.0, self._link_free_at - self._time.now)
-        self._link_free_at = self._time.now + wait_s + busy_s
-        self._later(wait_s + busy_s + network.latency_s, self._fetched, fetch, peer)
+        arrived = partial(self._if_alive, self._fetched, fetch, peer)
+        self._network.send(peer.name, self.name, nbytes, arrived)
 
     def _fetched(self, fetch: _Fetch, peer: VirtualWorker) -> None:
         if fetch.is_broken:

@@ -1,0 +1,236 @@
+"""Virtual clusters on topologies: shared cores, shared links, the costs of Dask, and bundles."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ferroflow_dask.exceptions import UsageError
+from ferroflow_dask.simulation import Machine, TaskGraph, run_listed
+from ferroflow_dask.topology import Host, Link, Runtime, Topology, Worker, load_topology
+from ferroflow_dask.virtual import VirtualCluster, VirtualTask
+from ferroflow_dask.virtual.clock import VirtualTime
+from ferroflow_dask.virtual.hosts import Cores, Process
+from ferroflow_dask.virtual.network import SharedNetwork
+
+NO_COSTS = Runtime.without_costs()
+
+
+def run_all(time: VirtualTime) -> None:
+    time.run(math.inf, 0.0, 100_000)
+
+
+# Cores and processes
+
+
+@pytest.mark.parametrize(
+    ("n_cores", "starts", "ends"),
+    [
+        pytest.param(math.inf, [(0, 2), (0, 2), (0, 2)], [2, 2, 2], id="unlimited"),
+        pytest.param(1, [(0, 1), (0, 1)], [2, 2], id="two share one core"),
+        pytest.param(2, [(0, 1), (0, 1), (0, 1)], [1.5] * 3, id="three share two cores"),
+        pytest.param(1, [(0, 2), (1, 0.5)], [2.5, 2], id="a short one comes later"),
+        pytest.param(2, [(0, 2), (1, 0.5)], [2, 1.5], id="each has its core"),
+        pytest.param(1, [(0, 1), (5, 1)], [1, 6], id="one after the other"),
+    ],
+)
+def test_what_runs_on_a_host_shares_its_cores(
+    n_cores: float, starts: list[tuple[float, float]], ends: list[float]
+) -> None:
+    time = VirtualTime()
+    cores = Cores(time, n_cores)
+    found: dict[int, float] = {}
+    for at, (start, work_s) in enumerate(starts):
+        time.at(start, cores.run, work_s, lambda at=at: found.setdefault(at, time.now))
+    run_all(time)
+    assert [found[at] for at in range(len(starts))] == ends
+
+
+def test_a_process_does_one_thing_after_the_other_and_knows_its_load() -> None:
+    time = VirtualTime()
+    process = Process(time, Cores(time, 1))
+    ended: list[float] = []
+    for _ in range(3):
+        process.run(0.5, lambda: ended.append(time.now))
+    run_all(time)
+    assert ended == [0.5, 1.0, 1.5]
+    assert process.worked_s == 1.5
+    assert process.load(time.now, window_s=2.0) == 0.0  # the window is not over
+    time.now = 3.0
+    assert process.load(3.0, window_s=2.0) == 0.5
+
+
+# Links
+
+
+def star(n: int, bandwidth: float = 100.0) -> Topology:
+    """Return hosts with one worker each, connected to one switch."""
+    hosts = [Host(f"h{at}", workers=(Worker(),), link=Link(0.0, bandwidth)) for at in range(n)]
+    return Topology(hosts, runtime=NO_COSTS)
+
+
+@pytest.mark.parametrize(
+    ("transfers", "ends"),
+    [
+        pytest.param([(0, 1, 100, 0.0)], [1.0], id="alone"),
+        pytest.param([(0, 1, 100, 0.0), (1, 0, 100, 0.0)], [1.0, 1.0], id="two directions"),
+        pytest.param([(0, 1, 100, 0.0), (0, 2, 100, 0.0)], [2.0, 2.0], id="one source"),
+        pytest.param([(0, 2, 100, 0.0), (1, 2, 50, 0.0)], [1.5, 1.0], id="one destination, then alone"),
+        # The first two share the way out of 0: 50 each. The third has what is left of the way into 2.
+        pytest.param(
+            [(0, 1, 100, 0.0), (0, 2, 100, 0.0), (3, 2, 100, 0.0)], [2.0, 2.0, 2.0], id="a chain of links"
+        ),
+        pytest.param([(0, 1, 100, 0.0), (0, 2, 100, 0.5)], [1.5, 2.0], id="a second one comes later"),
+    ],
+)
+def test_transfers_share_links(transfers: list[tuple[int, int, int, float]], ends: list[float]) -> None:
+    time = VirtualTime()
+    network = SharedNetwork(time, star(4))
+    found: dict[int, float] = {}
+    for at, (source, destination, nbytes, start) in enumerate(transfers):
+        arrived = lambda at=at: found.setdefault(at, time.now)  # noqa: E731 -- as short as its use
+        time.at(start, network.send, source, destination, nbytes, arrived)
+    run_all(time)
+    assert [found[at] for at in range(len(transfers))] == pytest.approx(ends)
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_shares_are_max_min_fair_and_no_byte_is_lost(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    topology = load_topology("two-sites")
+    time, n = VirtualTime(), len(topology.workers)
+    network = SharedNetwork(time, topology)
+    arrived: list[int] = []
+    for at in range(12):
+        source, destination = (int(one) for one in rng.choice(n, 2, replace=False))
+        nbytes = int(rng.integers(1, 10**9))
+        time.at(0.0, network.send, source, destination, nbytes, lambda at=at: arrived.append(at))
+    time.run(0.02, 0.0, 10_000)
+    flows = {flow for on_link in network._flows for flow in on_link}
+    for flow in flows:
+        full = False
+        for link in flow.links:
+            rates = [other.rate for other in network._flows[link]]
+            assert sum(rates) <= topology.bandwidths[link] * (1 + 1e-9)
+            is_full = sum(rates) >= topology.bandwidths[link] * (1 - 1e-9)
+            full |= is_full and flow.rate >= max(rates) * (1 - 1e-9)
+        assert full  # it could only grow at the cost of one that is not faster
+    run_all(time)
+    assert sorted(arrived) == list(range(12))
+    assert not any(network._flows)
+
+
+# Clusters
+
+
+def wide(n: int, duration_s: float = 0.5, **more: Any) -> dict[Any, VirtualTask]:
+    return {("t", i): VirtualTask(duration_s, **more) for i in range(n)}
+
+
+def one_host(workers: int, cores: float, runtime: Runtime = NO_COSTS) -> Topology:
+    host = Host("here", cores, (Worker(),) * workers, inside=Link(0.0, 1e9))
+    return Topology([host], runtime=runtime)
+
+
+def makespan_s(topology: Topology, graph: dict[Any, VirtualTask], **options: Any) -> float:
+    cluster = VirtualCluster.on(topology, **options)
+    cluster.submit(graph)
+    cluster.run()
+    cluster.check()
+    return cluster.record.makespan_s
+
+
+@pytest.mark.parametrize("policy", ["dask", "ferroflow"])
+def test_tasks_that_compute_share_cores_and_tasks_that_sleep_do_not(policy: str) -> None:
+    topology = one_host(4, 2)
+    computing = makespan_s(topology, wide(8), policy=policy, bundle=False)
+    sleeping = makespan_s(topology, wide(8, takes_core=False), policy=policy, bundle=False)
+    assert (computing, sleeping) == (pytest.approx(2.0), pytest.approx(1.0))
+
+
+@pytest.mark.parametrize(
+    ("costs", "least_s"),
+    [
+        pytest.param({"submit_s": 3.0}, 3.0, id="submission"),
+        pytest.param({"client_task_s": 0.25}, 25.0, id="client"),
+        pytest.param({"graph_task_s": 0.25}, 25.0, id="graph"),
+        pytest.param({"message_s": {"task-finished": 0.25}}, 25.0, id="messages"),
+        pytest.param({"worker_task_s": 2.0}, 50.0, id="workers"),
+    ],
+)
+def test_each_cost_of_dask_takes_its_time(costs: dict[str, Any], least_s: float) -> None:
+    topology = one_host(4, 100, replace(NO_COSTS, **costs))
+    found = makespan_s(topology, wide(100, 0.001, takes_core=False), policy="dask")
+    assert least_s <= found <= 1.1 * least_s + 1
+
+
+def test_a_fetch_costs_its_time() -> None:
+    graph = {"a": VirtualTask(1.0, annotations={"workers": [0]}, nbytes=1)}
+    graph["b"] = VirtualTask(1.0, ("a",), annotations={"workers": [1]})
+    topology = one_host(2, 2, replace(NO_COSTS, fetch_s=0.5))
+    assert makespan_s(topology, graph, policy="dask") == pytest.approx(2.5)
+
+
+def test_short_tasks_are_bundled_for_our_policies_only() -> None:
+    n_executions = {}
+    for policy, bundle in (("dask", True), ("ferroflow", True), ("ferroflow", False)):
+        cluster = VirtualCluster.on(load_topology("this-machine"), policy=policy, bundle=bundle)
+        graph = wide(400, 0.001)
+        graph["sum"] = VirtualTask(0.001, tuple(graph))
+        cluster.submit(graph)
+        cluster.run()
+        cluster.check()
+        n_executions[policy, bundle] = len(cluster.record.executions)
+        worked_s = sum(one.stop - one.start for one in cluster.record.executions)
+        assert worked_s >= 0.401 * (1 - 1e-9)
+    assert n_executions["dask", True] == n_executions["ferroflow", False] == 401
+    assert n_executions["ferroflow", True] < 60
+
+
+def test_results_that_a_client_wants_are_bundled_too() -> None:
+    cluster = VirtualCluster.on(load_topology("this-machine"))
+    cluster.submit(wide(400, 0.001))
+    cluster.run()
+    cluster.check()
+    assert len(cluster.record.executions) < 60
+
+
+def test_a_topology_says_which_workers_there_are() -> None:
+    cluster = VirtualCluster.on(load_topology("edge"))
+    assert [worker.speed for worker in cluster.workers] == [10.0, 4.0, 4.0] + [1.0] * 6
+    assert [ws.nthreads for ws in cluster.scheduler.workers.values()] == [4, 2, 2] + [1] * 6
+    with pytest.raises(UsageError, match="build the cluster on a larger topology"):
+        cluster.join()
+
+
+@pytest.mark.parametrize("policy", ["dask", "ferroflow"])
+def test_a_run_on_a_topology_repeats(policy: str) -> None:
+    def timeline() -> list[Any]:
+        cluster = VirtualCluster.on(load_topology("two-sites").with_workers(6), policy=policy, seed=3)
+        rng = np.random.default_rng(1)
+        graph: dict[Any, VirtualTask] = {}
+        for i in range(120):
+            needed = tuple(("t", int(j)) for j in rng.choice(i, min(i, 2), replace=False)) if i else ()
+            graph["t", i] = VirtualTask(float(rng.random()) / 10, needed, int(rng.integers(1, 10**6)))
+        cluster.submit(graph)
+        cluster.run()
+        cluster.check()
+        return cluster.record.timeline()
+
+    assert timeline() == timeline()
+
+
+@pytest.mark.parametrize("n_workers", [1, 3, 8])
+def test_both_engines_agree_where_their_models_do(n_workers: int) -> None:
+    topology = one_host(n_workers, math.inf)
+    durations_s = [1.0] * 24
+    light = run_listed(TaskGraph(durations_s, [{}] * 24), Machine.of_topology(topology))
+    exact = makespan_s(topology, wide(24, 1.0), bundle=False)
+    assert exact == pytest.approx(light.makespan_s)
