@@ -33,10 +33,10 @@ from ferroflow_dask.dashboard.recorder import (
     MOST_OPS,
     SUMMARY_SAMPLES,
     Recorder,
-    Sample,
     start_recording,
     stop_recording,
 )
+from ferroflow_dask.dashboard.recording import Sample
 from ferroflow_dask.dashboard.remote import recording
 from ferroflow_dask.dashboard.report import write_report, write_trace
 from ferroflow_dask.dashboard.terminal import line, view

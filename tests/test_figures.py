@@ -16,7 +16,7 @@ from test_progress import Task
 from ferroflow_dask.dashboard.charts import Levels
 from ferroflow_dask.dashboard.figures import Figure, Queues, StealFlow, Timeline
 from ferroflow_dask.dashboard.progress import MOST_LEVELS, GraphProgress
-from ferroflow_dask.dashboard.recorder import OpRun, Recording, WorkerLoad
+from ferroflow_dask.dashboard.recording import OpRun, Recording, WorkerLoad
 from ferroflow_dask.dashboard.screen import Screen
 from ferroflow_dask.dashboard.style import Palette
 

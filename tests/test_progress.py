@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ferroflow_dask.dashboard.progress import GraphProgress
-from ferroflow_dask.dashboard.recorder import Recording, WorkerLoad
+from ferroflow_dask.dashboard.recording import Recording, WorkerLoad
 from ferroflow_dask.dashboard.terminal import view
 
 

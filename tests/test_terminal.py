@@ -21,13 +21,13 @@ from distributed import Client, LocalCluster
 from rich.console import Console
 
 import ferroflow_dask
-from ferroflow_dask.dashboard.recorder import Recording
+from ferroflow_dask.dashboard.recording import Recording
 from ferroflow_dask.dashboard.remote import recording
 from ferroflow_dask.dashboard.terminal import _keys, watching
 from ferroflow_dask.exceptions import ClusterError
 
 TOP = Path(sys.executable).with_name("ferroflow")
-COLUMNS = r"worker +state +running +waiting +remaining"
+COLUMNS = r"worker +state +run +wait +cpu +memory +left"
 
 soon = partial(waiting.soon, within_s=60.0)
 
@@ -81,7 +81,7 @@ def test_top_in_a_terminal(client: Client, tmp_path: Path, width: int, height: i
         future.result()
         assert soon(lambda: "graph    25 of 25 tasks took " in screen()), screen()
         shown = screen()
-        assert len(re.findall(r"^\d +done +0/1 +0 +0\.00 s", shown, re.MULTILINE)) == 3, shown
+        assert len(re.findall(r"^\d +done +0/1 +0 +\d+% +\d+% +0\.00 s", shown, re.MULTILINE)) == 3, shown
         assert re.search(r"^tasks/s  [▁▂▃▄▅▆▇█]+ [\d,]+ · \d+% of threads at work", shown, re.MULTILINE)
         assert re.search(r"^steals   \d+ of \d+ asked", shown, re.MULTILINE)
         tmux("send-keys", "q")

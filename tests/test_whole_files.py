@@ -16,7 +16,7 @@ import pytest
 from ferroflow_dask.array_files import write_outputs
 from ferroflow_dask.dashboard import report
 from ferroflow_dask.dashboard.progress import GraphProgress
-from ferroflow_dask.dashboard.recorder import Recording
+from ferroflow_dask.dashboard.recording import Recording
 from ferroflow_dask.exceptions import FerroflowError
 from ferroflow_dask.whole_files import replacing, write_text
 

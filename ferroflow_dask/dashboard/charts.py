@@ -22,7 +22,7 @@ from bokeh.models.widgets import Div
 
 from ferroflow_dask.dashboard.figures import Figure
 from ferroflow_dask.dashboard.progress import MOST_LEVELS
-from ferroflow_dask.dashboard.recorder import Sample
+from ferroflow_dask.dashboard.recording import Sample
 from ferroflow_dask.dashboard.style import BLUE, GREEN, ORANGE, RED, draw, plot
 
 _SHOWN_MS = 60_000

@@ -23,7 +23,7 @@ from bokeh.transform import transform
 from distributed.dashboard.components import DashboardComponent
 from distributed.utils import log_errors
 
-from ferroflow_dask.dashboard.recorder import OpRun, WorkerLoad
+from ferroflow_dask.dashboard.recording import OpRun, WorkerLoad
 from ferroflow_dask.dashboard.style import (
     BLUE,
     GREY,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from dask.typing import Key
@@ -15,7 +14,9 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.metrics import time
 
 from ferroflow_dask.annotations import CPU, GPU
+from ferroflow_dask.dashboard.idle import idle_reasons
 from ferroflow_dask.dashboard.progress import GraphProgress
+from ferroflow_dask.dashboard.recording import Failure, OpRun, Recording, Sample, WorkerLoad
 from ferroflow_dask.device_reports import has_gpu
 from ferroflow_dask.scheduler import FerroflowStealing, extension_on
 from ferroflow_dask.scheduler.decisions import Decision
@@ -35,84 +36,6 @@ _GAP_S = 5.0
 #: After so many ops somebody looks whether any who asked for them is still there.
 _CHECKED_EVERY = 1000
 _STOLEN = "steal confirmed"
-
-
-class OpRun(NamedTuple):
-    """A task that ran; a tuple, of which many are made.
-
-    Parameters
-    ----------
-    name : str
-        Of its kind.
-    key : str
-    worker : str
-        Address.
-    thread : int
-    start, stop : float
-        [s]
-    stolen : bool
-    """
-
-    name: str
-    key: str
-    worker: str
-    thread: int
-    start: float
-    stop: float
-    stolen: bool
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerLoad:
-    """A worker at one moment.
-
-    Parameters
-    ----------
-    address, name : str
-    kind : str
-        cpu or gpu.
-    n_threads, n_running, n_waiting : int
-        Threads, and tasks that run or wait there.
-    remaining_s : float
-        Until it has done what it was given [s].
-    is_running : bool
-        False while it is paused or about to leave.
-    """
-
-    address: str
-    name: str
-    kind: str
-    n_threads: int
-    n_running: int
-    n_waiting: int
-    remaining_s: float
-    is_running: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """The cluster at one moment.
-
-    Parameters
-    ----------
-    time : float
-        [s]
-    tasks_per_s : float
-        That have ended since the sample before.
-    efficiency : float
-        Part of the threads that had a task.
-    steals_per_s : float
-    success : float
-        Part of the steals asked for so far that were confirmed.
-    threshold : float
-    """
-
-    time: float
-    tasks_per_s: float
-    efficiency: float
-    steals_per_s: float
-    success: float
-    threshold: float
 
 
 class Recorder(SchedulerPlugin):
@@ -229,7 +152,7 @@ class Recorder(SchedulerPlugin):
         return list(self._workers())
 
     def _workers(self) -> Iterator[WorkerLoad]:
-        stealing = self.stealing
+        stealing, idle = self.stealing, idle_reasons(self._scheduler)
         for address, ws in self._scheduler.workers.items():
             n_tasks = len(ws.processing)
             remaining_s = ws.occupancy / max(1, ws.nthreads)
@@ -245,6 +168,10 @@ class Recorder(SchedulerPlugin):
                 n_tasks - n_running,
                 remaining_s,
                 ws.status.name == "running",
+                ws.metrics.get("cpu", 0.0) / 100 / max(1, ws.nthreads),
+                ws.metrics.get("memory", 0),
+                ws.memory_limit or 0,
+                idle.get(address),
             )
 
     def flows(self) -> Counter[tuple[str, str]]:
@@ -257,6 +184,27 @@ class Recorder(SchedulerPlugin):
         """Steals by outcome."""
         stealing = self.stealing
         return {} if stealing is None else stealing.steals
+
+    @property
+    def failures(self) -> list[Failure]:
+        """Tasks that raised exceptions, latest first, those before this recorder included."""
+        return [
+            Failure(
+                task.timestamp,
+                str(task.key),
+                tuple(sorted(self.name_of(address) for address in task.erred_on)),
+                task.exception_text,
+                task.traceback_text,
+            )
+            for task in self._scheduler.erred_tasks
+        ]
+
+    def name_of(self, address: str) -> str:
+        """Return the name of a worker, maybe of one that has left."""
+        ws = self._scheduler.workers.get(address)
+        if ws is not None:
+            return str(ws.name)
+        return address if self.stealing is None else self.stealing.decisions.name_of(address)
 
     def decisions(self, n: int) -> list[Decision]:
         """Return the last decisions, oldest first."""
@@ -280,6 +228,7 @@ class Recorder(SchedulerPlugin):
             frozenset(steal["thief"].address for steal in in_flight),
             None if stealing is None else type(stealing.policy).__name__,
             self.time,
+            [] if is_summary else self.failures,
         )
 
     def sample(self) -> None:
@@ -312,59 +261,6 @@ class Recorder(SchedulerPlugin):
     def _add_sample(self, sample: Sample) -> None:
         self.samples.append(sample)
         self.n_samples += 1
-
-
-@dataclass(frozen=True, slots=True)
-class Recording:
-    """What a recorder has noted, to be taken elsewhere; figures read it like a recorder.
-
-    Parameters
-    ----------
-    ops : list of OpRun
-    n_ran : int
-        Ops that ran, kept or not.
-    samples : list of Sample
-    loads : list of WorkerLoad
-    flow_counts : Counter
-    progress : GraphProgress
-    n_threads : int
-    steals : mapping of str to int
-        By outcome.
-    thieves : frozenset of str
-        Addresses of workers for which a steal is under way.
-    policy : str or None
-    time : float
-        When it was taken [s].
-    """
-
-    ops: list[OpRun]
-    n_ran: int
-    samples: list[Sample]
-    loads: list[WorkerLoad]
-    flow_counts: Counter[tuple[str, str]]
-    progress: GraphProgress
-    n_threads: int
-    steals: dict[str, int]
-    thieves: frozenset[str]
-    policy: str | None
-    time: float = 0.0
-
-    @property
-    def n_ops(self) -> int:
-        """Ops that are there."""
-        return len(self.ops)
-
-    def new_ops(self, n_seen: int) -> list[OpRun]:
-        """Return the ops after the first `n_seen`."""
-        return self.ops[n_seen:]
-
-    def workers(self) -> list[WorkerLoad]:
-        """Return the workers as they were."""
-        return self.loads
-
-    def flows(self) -> Counter[tuple[str, str]]:
-        """Return the tasks that one worker has given up to another, by their addresses."""
-        return self.flow_counts
 
 
 def _mean_s(ts: TaskState) -> float | None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from tornado.ioloop import PeriodicCallback
 
-from ferroflow_dask.dashboard.recorder import Recording, start_recording, stop_recording
+from ferroflow_dask.dashboard.recorder import start_recording, stop_recording
+from ferroflow_dask.dashboard.recording import Recording
 from ferroflow_dask.exceptions import ClusterError
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from bokeh.resources import INLINE
 
 from ferroflow_dask.dashboard.charts import Levels
 from ferroflow_dask.dashboard.figures import Figure, StealFlow, Timeline
-from ferroflow_dask.dashboard.recorder import MOST_OPS, Recording
+from ferroflow_dask.dashboard.recorder import MOST_OPS
+from ferroflow_dask.dashboard.recording import Recording
 from ferroflow_dask.whole_files import write_text
 
 _HEIGHT = 360

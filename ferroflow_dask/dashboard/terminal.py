@@ -13,12 +13,15 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any
 
+from dask.utils import format_bytes
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ferroflow_dask.dashboard.recorder import SUMMARY_SAMPLES, Recording, WorkerLoad
+from ferroflow_dask.dashboard.idle import NO_READY_TASK, PAUSED, WAITING_FOR_DATA, Idle
+from ferroflow_dask.dashboard.recorder import SUMMARY_SAMPLES
+from ferroflow_dask.dashboard.recording import Recording, WorkerLoad
 from ferroflow_dask.exceptions import ClusterError
 
 #: Time between two looks at the scheduler [s].
@@ -27,6 +30,11 @@ _LINE_S = 1.0
 _BARS = "▁▂▃▄▅▆▇█"
 _BESIDE_SPARKS = 45
 _GAUGE = 20
+#: Letters of the name of a worker, and the width from which there is room for twice as many.
+_NAME, _WIDE = 10, 80
+#: Reasons for which a worker with tasks runs none of them; the reason if there is nothing to do.
+_STOPPED = frozenset({PAUSED, WAITING_FOR_DATA})
+_NOTHING = Idle(NO_READY_TASK, 0)
 _GRAPH = "graph    "
 #: Workers for which there is a line; of others only the number is told.
 _MOST_WORKERS = 40
@@ -49,17 +57,19 @@ def view(recording: Recording, width: int = 80, height: int = 24) -> Group:
         lines.append(Text(_steals(recording)))
     lines.append(Text(_progress(recording)))
     table = Table(box=None, pad_edge=False, expand=False)
-    for name in ("worker", "state", "running", "waiting", "remaining"):
+    for name in ("worker", "state", "run", "wait", "cpu", "memory", "left"):
         table.add_column(name, no_wrap=True, justify="left" if name in ("worker", "state") else "right")
     longest_s = max((worker.remaining_s for worker in recording.loads), default=0.0)
     shown = recording.loads[: max(1, min(_MOST_WORKERS, height - len(lines) - 3))]
-    gauge = max(0, min(_GAUGE, width - 60))
+    gauge = max(0, min(_GAUGE, width - 68))
     for worker in shown:
         table.add_row(
-            Text(worker.name[:20]),
+            Text(worker.name[:_NAME] if width < _WIDE else worker.name[: 2 * _NAME]),
             Text(_state(worker, recording)),
             f"{worker.n_running}/{worker.n_threads}",
             f"{worker.n_waiting}",
+            f"{worker.cpu:.0%}",
+            _memory(worker),
             Text(f"{worker.remaining_s:.2f} s {_gauge(worker.remaining_s, longest_s, gauge)}"),
         )
     more = len(recording.loads) - len(shown)
@@ -68,13 +78,16 @@ def view(recording: Recording, width: int = 80, height: int = 24) -> Group:
 
 
 def _state(worker: WorkerLoad, recording: Recording) -> str:
-    if not worker.is_running:
-        return "paused"
     if worker.address in recording.thieves:
         return "stealing"
-    if worker.n_running:
-        return "executing"
-    return "done" if recording.progress.is_all_done else "idle"
+    if worker.idle is not None and (worker.idle.word in _STOPPED or not worker.n_running):
+        return "done" if worker.idle == _NOTHING and recording.progress.is_all_done else str(worker.idle)
+    return "executing" if worker.n_running else "idle"
+
+
+def _memory(worker: WorkerLoad) -> str:
+    part = worker.memory_part
+    return format_bytes(worker.memory) if part is None else f"{part:.0%}"
 
 
 def _gauge(value: float, most: float, width: int) -> str:
