@@ -1,6 +1,31 @@
-"""`python -m ferroflow_dask`: the command line, where scripts are not on the path."""
+"""The program `ferroflow`, also `python -m ferroflow_dask`: its signals before and after a command."""
 
-from ferroflow_dask.cli import main
+from __future__ import annotations
+
+import os
+import signal
+from typing import NoReturn
+
+
+def main() -> None:
+    """Run the command line; SIGINT and SIGTERM end it in one line at any moment.
+
+    While a command runs, it handles the signals itself. Before, Python imports packages, and afterwards it
+    ends: an exception there would be a traceback, and there is no cluster to close.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _leave)
+    from ferroflow_dask.cli import main as command_line
+
+    command_line(prog_name="ferroflow")
+
+
+def _leave(number: int, _: object) -> NoReturn:
+    start = b"\n" if os.isatty(2) else b""  # below the ^C that the terminal shows
+    os.write(2, start + b"ferroflow: interrupted\n")
+    os._exit(128 + number)
+
 
 if __name__ == "__main__":
     main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import os
 import signal
@@ -18,7 +19,12 @@ from real_slurm import queue
 from slurm_clusters import no_jobs, sections
 from waiting import soon
 
-from ferroflow_dask.deploy.interrupts import Terminated, interrupts_deferred, signals_raised
+from ferroflow_dask.deploy.interrupts import (
+    Terminated,
+    closed_undisturbed,
+    interrupts_deferred,
+    signals_raised,
+)
 
 #: Runs a command and sends a signal at a moment: to its process group, as a terminal does, or to it alone.
 SCRIPT = """
@@ -210,3 +216,39 @@ def test_termination_is_deferred_even_if_the_start_fails(begin: Callable[[list[s
     with signals_raised(), pytest.raises(Terminated):
         begin(seen)
     assert seen == ["goes on"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_cluster_closes_is_raised_once_it_is_closed(number: signal.Signals) -> None:
+    seen: list[str] = []
+
+    def close() -> None:
+        os.kill(os.getpid(), number)
+        seen.append("closed")
+
+    with signals_raised(), pytest.raises(KeyboardInterrupt), closed_undisturbed() as stack:
+        stack.callback(close)
+    assert seen == ["closed"]
+
+
+#: The program, with a command line that sends its process a signal: what imports and the end of Python are.
+WITHOUT_A_COMMAND = """
+import os, sys, types
+from ferroflow_dask.__main__ import main
+sys.modules["ferroflow_dask.cli"] = types.SimpleNamespace(main=lambda **_: os.kill(os.getpid(), {:d}))
+main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_and_after_a_command_ends_the_program_in_one_line(number: signal.Signals) -> None:
+    run = start("-c", WITHOUT_A_COMMAND.format(number))
+    _, stderr = run.communicate(timeout=60)
+    assert_one_line(run.returncode, stderr, STATUS[number], "^ferroflow: interrupted$")
+
+
+def test_a_signal_to_the_process_group_does_not_reach_the_commands_of_slurm() -> None:
+    from ferroflow_dask.deploy.slurm.job import Job
+
+    told = asyncio.run(Job._call([sys.executable, "-c", "import os; print(os.getpgrp() == os.getpid())"]))
+    assert told == "True\n"

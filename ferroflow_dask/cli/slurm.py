@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ from ferroflow_dask.deploy import (
     slurm_cluster,
     slurm_template,
 )
-from ferroflow_dask.deploy.interrupts import interrupts_deferred
+from ferroflow_dask.deploy.interrupts import closed_undisturbed, interrupts_deferred
 from ferroflow_dask.deploy.slurm.kinds import MOST_JOBS, MOST_JOBS_REASON
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.scheduler import check_workers
@@ -206,16 +206,16 @@ _OPTIONS = (
 @contextmanager
 def slurm_client(options: SlurmOptions) -> Iterator[Client]:
     """Submit jobs, wait for their workers and yield a client; the jobs are cancelled with the context."""
-    with ExitStack() as stack:
+    with closed_undisturbed() as stack:
         with interrupts_deferred():  # else a job that sbatch has submitted may stay
             cluster = stack.enter_context(options.cluster())
             cluster.scale(jobs=options.jobs, **({"gpu_jobs": options.gpu_jobs} if options.gpu_jobs else {}))
         submitted = ", ".join(str(job.job_id) for job in cluster.workers.values())
         click.echo(f"submitted {submitted}; dashboard {cluster.dashboard_link}", err=True)
         cluster.wait_for_jobs(options.wait_s)
-        with cluster.get_client() as client:
-            check_workers(client)
-            yield client
+        client = stack.enter_context(cluster.get_client())
+        check_workers(client)
+        yield client
 
 
 def print_job_scripts(options: SlurmOptions) -> None:

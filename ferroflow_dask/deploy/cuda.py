@@ -19,6 +19,7 @@ from distributed.protocol.serialize import deserialize, serialize
 from zict import Buffer, Func
 
 from ferroflow_dask.bundling.results import Results
+from ferroflow_dask.deploy.interrupts import closed_undisturbed, interrupts_deferred
 from ferroflow_dask.deploy.local import CLUSTER_OPTIONS, worker_environment
 from ferroflow_dask.device_reports import GPU_RESOURCE
 from ferroflow_dask.devices import Resident
@@ -175,21 +176,21 @@ def device_client(
     if choice.kind == "emulated":
         spec = DeviceSpec("emulated", {**spec.options, **(emulated or {})})
     ordinals = [] if choice.kind == "emulated" else choice.ordinals()
-    with (
-        worker_environment(),
-        _device_cluster(ordinals, bool(workers)) as cluster,
-    ):
-        if not workers and not ordinals and choice.kind != "emulated":
-            raise ClusterError("there is no GPU here, and no CPU workers were asked for")
-        beside = {f"cpu-{i}": _cpu_worker(cluster, threads) for i in range(workers)}
-        if choice.kind == "emulated":
-            beside["gpu-0"] = _emulated_worker(cluster, spec)
-        cluster.worker_spec.update(beside)
-        cluster.scale(len(cluster.worker_spec))  # starts what is not there yet
-        with Client(cluster) as client:
+    with closed_undisturbed() as stack:
+        stack.enter_context(worker_environment())
+        with interrupts_deferred():
+            cluster = stack.enter_context(_device_cluster(ordinals, bool(workers)))
+            if not workers and not ordinals and choice.kind != "emulated":
+                raise ClusterError("there is no GPU here, and no CPU workers were asked for")
+            beside = {f"cpu-{i}": _cpu_worker(cluster, threads) for i in range(workers)}
+            if choice.kind == "emulated":
+                beside["gpu-0"] = _emulated_worker(cluster, spec)
+            cluster.worker_spec.update(beside)
+            cluster.scale(len(cluster.worker_spec))  # starts what is not there yet
+            client = stack.enter_context(Client(cluster))
             client.wait_for_workers(len(cluster.worker_spec))
-            use_devices(client, spec)
-            yield client
+        use_devices(client, spec)
+        yield client
 
 
 def _device_cluster(ordinals: list[int], has_cpus: bool) -> Any:

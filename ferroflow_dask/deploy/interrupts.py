@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing.resource_tracker import ensure_running
 from typing import Any, NoReturn
 
@@ -121,3 +121,17 @@ def interrupts_deferred() -> Iterator[None]:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGINT - is_blocked)
     if found:
         _raise(found[0])
+
+
+@contextmanager
+def closed_undisturbed() -> Iterator[ExitStack]:
+    """Yield a stack of contexts that are left with SIGINT and SIGTERM deferred.
+
+    A cluster that is closed in part leaves jobs and processes. A second signal raises at once.
+    """
+    stack = ExitStack()
+    try:
+        yield stack
+    finally:
+        with interrupts_deferred():
+            stack.close()

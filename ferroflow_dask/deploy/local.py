@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import dask
 from distributed import Client, LocalCluster, Security, Worker
 from distributed.comm.core import connect as connect_comm
 
-from ferroflow_dask.deploy.interrupts import interrupts_deferred
+from ferroflow_dask.deploy.interrupts import closed_undisturbed, interrupts_deferred
 from ferroflow_dask.exceptions import ClusterError, UsageError
 
 #: Dask's setting of workers' memory allocators, by which they return free memory to the operating system.
@@ -68,7 +68,7 @@ def local_client(workers: int, threads: int = 1, processes: bool = True) -> Iter
     processes : bool, optional
         Whether each worker is a process. If False, all are threads of this process.
     """
-    with ExitStack() as stack:
+    with closed_undisturbed() as stack:
         stack.enter_context(worker_environment())
         with interrupts_deferred():
             cluster = stack.enter_context(

@@ -81,6 +81,12 @@ class Job(SLURMJob):
             self.status = Status.failed
             raise ClusterError(f"sbatch refused the job {self.job_name!r}: {_told(error)}") from error
 
+    @staticmethod
+    async def _call(cmd: Sequence[str], **options: Any) -> str:
+        """Call a command of Slurm, which a signal to the process group does not end."""
+        out: str = await SLURMJob._call(cmd, **{"start_new_session": True, **options})
+        return out
+
     async def close(self) -> None:
         """Cancel the job."""
         await super().close()
