@@ -18,10 +18,10 @@ from typing import Any
 import dask
 import numpy as np
 import pytest
-from command_line import assert_one_line
+from command_line import FAILURE, assert_one_line, ferroflow
 from models import mlp
 from real_slurm import ask, queue, states
-from slurm_clusters import client_of, n_workers, no_jobs, ours, sections, soon
+from slurm_clusters import SCHEDULER, client_of, n_workers, no_jobs, ours, sections, soon
 
 import ferroflow_dask
 from ferroflow_dask.exceptions import ClusterError, UsageError
@@ -264,6 +264,22 @@ def test_workers_that_never_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
                 cluster.wait_for_jobs(timeout=0)
 
 
+def test_waiting_for_jobs_is_shown_in_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ferroflow_dask.deploy.slurm.replacing._POLL_S", 0.2)
+    monkeypatch.setattr("ferroflow_dask.deploy.slurm.queue_line._LINE_S", 0.5)
+    held = {"job-extra-directives": ["--begin=now+1hour"], "scheduler-options": SCHEDULER}
+    config = sections(tmp_path, **held)
+    where = ("--cluster", "slurm", "--jobs", "2", "--config", config, "--job-timeout", "3")
+    done = ferroflow("run", "--dag", "wide", *where)
+    submitted, *lines, last = done.stderr.splitlines()
+    ids = re.match(r"submitted (\d+, \d+); dashboard", submitted)[1]
+    assert lines[-1] == f"0 of 2 jobs running; {ids} PENDING (BeginTime); Ctrl-C to stop"
+    assert len(lines) < 7  # and no more often
+    assert re.search(r"2 of 2 workers have not connected within 3 s: job \d+ is PENDING \(BeginTime\)", last)
+    assert done.exit_code == FAILURE
+    assert no_jobs()
+
+
 def counted(name: str, calls: Counter[str]) -> Callable[[Any], Any]:
     """Return what has a name, which counts how often it was called to the end."""
     method = pkgutil.resolve_name(name)
@@ -278,8 +294,8 @@ def counted(name: str, calls: Counter[str]) -> Callable[[Any], Any]:
 
 def test_jobs_that_fail_are_tried_no_more_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: Counter[str] = Counter()
-    monkeypatch.setattr("ferroflow_dask.deploy.slurm.cluster._POLL_S", 0.2)
-    for name in ("cluster.SlurmCluster._look", "adaptive.JobAdaptive.target"):
+    monkeypatch.setattr("ferroflow_dask.deploy.slurm.replacing._POLL_S", 0.2)
+    for name in ("replacing.ReplacingCluster._look", "adaptive.JobAdaptive.target"):
         monkeypatch.setattr(
             f"ferroflow_dask.deploy.slurm.{name}", counted(f"ferroflow_dask.deploy.slurm.{name}", looks)
         )

@@ -195,7 +195,7 @@ def test_jobs_wait_for_what_time_cures(
     async def states_of(job_ids: list[str]) -> dict[str, tuple[str, str]]:
         return dict.fromkeys(job_ids, (state, reason))
 
-    monkeypatch.setattr("ferroflow_dask.deploy.slurm.cluster.states_of", states_of)
+    monkeypatch.setattr("ferroflow_dask.deploy.slurm.replacing.states_of", states_of)
     assert keeps_a_job(cluster) == is_kept
 
 
@@ -203,7 +203,7 @@ def test_jobs_are_kept_while_slurm_does_not_answer(cluster: Any, monkeypatch: py
     async def states_of(job_ids: list[str]) -> None:
         return None
 
-    monkeypatch.setattr("ferroflow_dask.deploy.slurm.cluster.states_of", states_of)
+    monkeypatch.setattr("ferroflow_dask.deploy.slurm.replacing.states_of", states_of)
     assert keeps_a_job(cluster)
     assert not cluster.failures
 
@@ -212,7 +212,7 @@ class Submitted:
     """A job that Slurm has, and whose workers have not connected."""
 
     status = Status.running
-    job_id, job_name, log_directory, has_connected = "1", "ff-cpu", None, False
+    job_id, job_name, log_directory, has_connected, last_state = "1", "ff-cpu", None, False, ""
 
     async def close(self) -> None:
         self.status = Status.closed
@@ -237,24 +237,49 @@ def keeps_a_job(cluster: Any) -> bool:
 @pytest.mark.parametrize(
     ("states", "told"),
     [
-        ({"1": ("CANCELLED", "")}, "it is CANCELLED"),
-        ({"1": ("FAILED", "NonZeroExitCode")}, "it is FAILED (NonZeroExitCode)"),
-        ({}, "it is gone"),
-        (None, "Slurm does not answer"),
+        ({"1": ("CANCELLED", "")}, "job 1 was CANCELLED; job 2 replaces it"),
+        ({"1": ("FAILED", "NonZeroExitCode")}, "job 1 was FAILED (NonZeroExitCode); job 2 replaces it"),
+        ({"1": ("RUNNING", "")}, "all workers of job 1 have left (RUNNING); job 2 replaces it"),
+        ({}, "job 1 was gone; job 2 replaces it"),
+        (None, "all workers of job 1 have left (Slurm does not answer); job 2 replaces it"),
     ],
-    ids=["ended", "with a reason", "forgotten", "silence"],
+    ids=["cancelled", "with a reason", "running", "forgotten", "silence"],
 )
-def test_a_job_whose_workers_have_left_is_told_of_as_far_as_it_is_known(
+def test_the_message_about_a_lost_job_names_its_replacement(
     cluster: Any, monkeypatch: pytest.MonkeyPatch, states: dict[str, tuple[str, str]] | None, told: str
 ) -> None:
     async def states_of(job_ids: list[str]) -> dict[str, tuple[str, str]] | None:
         return states
 
-    monkeypatch.setattr("ferroflow_dask.deploy.slurm.cluster.states_of", states_of)
-    job = Submitted()
-    cluster.sync(cluster._note_loss, job)
-    assert [*cluster.failures] == [f"all workers of job 1 (ff-cpu) have left: {told}"]
+    async def correct() -> None:
+        cluster.workers["cpu-0"] = replacement
+
+    monkeypatch.setattr("ferroflow_dask.deploy.slurm.replacing.states_of", states_of)
+    monkeypatch.setattr(cluster, "correct_and_log", correct)
+    job, replacement = Submitted(), Submitted()
+    replacement.job_id = "2"
+    cluster.sync(cluster._replace_lost, "cpu-0", job)
+    assert [*cluster.failures] == [told]
     assert job.status == Status.closed
+
+
+def test_jobs_are_part_of_the_representations(cluster: Any) -> None:
+    running, pending = Submitted(), Submitted()
+    running.has_connected, pending.last_state, pending.job_id = True, "PENDING (Priority)", "2"
+
+    async def planned() -> None:
+        cluster.set_jobs("cpu", 3)
+        cluster.workers.update(zip(cluster.worker_spec, (running, pending), strict=False))
+
+    cluster.sync(planned)
+    try:
+        assert repr(cluster).endswith(", jobs: 1 running, 2 pending)")
+        line = "1 of 3 jobs running; 2 PENDING (Priority)"
+        assert line in cluster._repr_html_()  # in a notebook
+        assert line in cluster._scaling_status()
+    finally:
+        cluster.workers.clear()
+        cluster.worker_spec.clear()
 
 
 def test_failures_count_anew_when_a_worker_connects(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,7 +289,7 @@ def test_failures_count_anew_when_a_worker_connects(cluster: Any, monkeypatch: p
     async def added() -> Worker:
         return await Worker(cluster.scheduler_address, nthreads=1, dashboard=False)
 
-    monkeypatch.setattr("ferroflow_dask.deploy.slurm.cluster.states_of", states_of)
+    monkeypatch.setattr("ferroflow_dask.deploy.slurm.replacing.states_of", states_of)
     for _ in range(10):
         assert not keeps_a_job(cluster)
     assert cluster.has_given_up

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import click
 from distributed import Client
+from rich.console import Console
+from rich.markup import escape
 
 from ferroflow_dask.cli.cluster_options import Count, Duration, refuse_given, refuse_local_sizes
 from ferroflow_dask.cli.sections import slurm_option
@@ -24,12 +26,14 @@ from ferroflow_dask.deploy import (
 )
 from ferroflow_dask.deploy.interrupts import closed_undisturbed, interrupts_deferred
 from ferroflow_dask.deploy.slurm.kinds import MOST_JOBS, MOST_JOBS_REASON
+from ferroflow_dask.deploy.slurm.queue_line import rarely
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.scheduler import check_workers
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _KINDS = ("local", "slurm")
+_HOW_TO_STOP = "Ctrl-C to stop"
 #: Parameters that only jobs have.
 _OF_JOBS = ("config_file", "section", "gpu_section", "is_encrypted", "job_timeout")
 
@@ -210,12 +214,24 @@ def slurm_client(options: SlurmOptions) -> Iterator[Client]:
         with interrupts_deferred():  # else a job that sbatch has submitted may stay
             cluster = stack.enter_context(options.cluster())
             cluster.scale(jobs=options.jobs, **({"gpu_jobs": options.gpu_jobs} if options.gpu_jobs else {}))
-        submitted = ", ".join(str(job.job_id) for job in cluster.workers.values())
+        submitted = ", ".join(sorted((job.job_id for job in cluster.workers.values()), key=int))
         click.echo(f"submitted {submitted}; dashboard {cluster.dashboard_link}", err=True)
-        cluster.wait_for_jobs(options.wait_s)
+        with _waiting_shown() as tell:
+            cluster.wait_for_jobs(options.wait_s, tell=tell)
         client = stack.enter_context(cluster.get_client())
         check_workers(client)
         yield client
+
+
+@contextmanager
+def _waiting_shown() -> Iterator[Callable[[str], object]]:
+    """Show what is waited for: in a line that changes on a terminal, else in one line every 30 s."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield rarely(lambda line: click.echo(f"{line}; {_HOW_TO_STOP}", err=True))
+        return
+    with console.status("") as status:
+        yield lambda line: status.update(escape(f"{line}; {_HOW_TO_STOP}"))
 
 
 def print_job_scripts(options: SlurmOptions) -> None:

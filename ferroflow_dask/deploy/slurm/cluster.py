@@ -1,43 +1,31 @@
 """`SlurmCluster`: dask-jobqueue's `SLURMCluster` with two kinds of jobs and corrections.
 
-This module, `job` and `adaptive` use private names of dask-jobqueue and of `distributed.SpecCluster`;
-`tests/test_slurm_seams.py` lists them. Corrected are, in dask-jobqueue 0.9: a rejected submission is only
-logged, a lost job is not replaced, jobs that end before their workers connect are not noticed, and `adapt`
-counts workers instead of jobs.
+This module, `replacing`, `job` and `adaptive` use private names of dask-jobqueue and of
+`distributed.SpecCluster`; `tests/test_slurm_seams.py` lists them. Corrected are, in dask-jobqueue 0.9: a
+rejected submission is only logged, a lost job is not replaced, jobs that end before their workers connect are
+not noticed, and `adapt` counts workers instead of jobs.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
-import re
-from collections import deque
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from html import escape
 from typing import Any
 
-import dask
-from dask.utils import parse_timedelta
-from dask_jobqueue.slurm import SLURMCluster
 from distributed.core import Status
-from distributed.deploy.cluster import Cluster
-from tornado.ioloop import PeriodicCallback
 
 from ferroflow_dask.deploy.slurm.adaptive import JobAdaptive, JobsOfKind, job_limits
-from ferroflow_dask.deploy.slurm.job import ALIVE, HOPELESS, Job, end_of_log, in_words, states_of
+from ferroflow_dask.deploy.slurm.job import Job
 from ferroflow_dask.deploy.slurm.kinds import JobKind, kind_of
+from ferroflow_dask.deploy.slurm.queue_line import in_numbers, in_queue, rarely
+from ferroflow_dask.deploy.slurm.replacing import ReplacingCluster
 from ferroflow_dask.deploy.slurm.waiting import all_connected
-from ferroflow_dask.exceptions import ClusterError
 
 logger = logging.getLogger("ferroflow_dask")
 scheduler_logger = logging.getLogger("distributed.scheduler")
 
-#: Time between two looks at jobs whose workers have not connected [s].
-_POLL_S = 5.0
-#: So many jobs in a row may end before a worker of theirs connects; then no more are submitted.
-_MOST_FAILED_STARTS = 3
-#: `cluster-cpu-3` is a job, and its worker if it has one; `cluster-cpu-3-1` is one of several.
-_WORKER = re.compile(r"(?P<job>.+-(?:cpu|gpu)-\d+)(?:-\d+)?")
 #: What jobs of all kinds have from the cluster; the interface only where they say none.
 _COMMON = ("config_name", "interface", "protocol", "security")
 #: Files with what workers of an encrypted cluster need.
@@ -49,7 +37,7 @@ def _is_no_broadcast(record: logging.LogRecord) -> bool:
     return not str(record.msg).startswith("broadcast to")
 
 
-class SlurmCluster(SLURMCluster):
+class SlurmCluster(ReplacingCluster):
     """A cluster of SLURM jobs; made by `slurm_cluster`.
 
     Parameters
@@ -58,13 +46,6 @@ class SlurmCluster(SLURMCluster):
     gpu_kind : JobKind, optional
     **of_cluster
         Of `dask_jobqueue.SLURMCluster`.
-
-    Attributes
-    ----------
-    failures : deque of str
-        What went wrong with jobs, the last of it.
-    given_up : list of str
-        Why jobs that were asked for last are not tried any more.
     """
 
     job_cls = Job
@@ -74,13 +55,7 @@ class SlurmCluster(SLURMCluster):
     def __init__(self, kind: JobKind, gpu_kind: JobKind | None = None, **of_cluster: Any) -> None:
         self._kinds = {"cpu": kind} | ({} if gpu_kind is None else {"gpu": gpu_kind})
         self._specs: dict[str, dict[str, Any]] = {}
-        self._adaptives: list[JobAdaptive] = []
-        #: Jobs in a row that ended before a worker of theirs connected, or were refused.
-        self._failed_starts = 0
-        self.given_up: list[str] = []
         self._n_named = 0
-        self._n_waiting = 0
-        self.failures: deque[str] = deque(maxlen=100)
         super().__init__(n_workers=0, **of_cluster, **kind.arguments)
 
     def _specify(self) -> dict[str, dict[str, Any]]:
@@ -93,10 +68,6 @@ class SlurmCluster(SLURMCluster):
                 suffixes = [f"-{i}" for i in range(kind.processes)] if kind.processes > 1 else [""]
                 self._specs[name] = {"cls": self.job_cls, "options": options, "group": suffixes}
         return self._specs
-
-    async def _start(self) -> None:
-        self.periodic_callbacks.setdefault("jobs", PeriodicCallback(self._look, _POLL_S * 1000))
-        await super()._start()
 
     # Scaling
 
@@ -146,11 +117,6 @@ class SlurmCluster(SLURMCluster):
             if number is not None:
                 self.set_jobs(kind, number)
         return self._settled()
-
-    def _begin_anew(self) -> None:
-        """Forget failures: somebody asks for jobs."""
-        self._failed_starts = 0
-        self.given_up.clear()
 
     def _settled(self) -> Awaitable[None] | None:
         if self.asynchronous:
@@ -232,16 +198,6 @@ class SlurmCluster(SLURMCluster):
     # What there is
 
     @property
-    def has_given_up(self) -> bool:
-        """Whether jobs failed so often that no more are submitted, until `scale` or `adapt` is called."""
-        return self._failed_starts >= _MOST_FAILED_STARTS
-
-    @property
-    def may_submit(self) -> bool:
-        """Whether jobs may be submitted: it is neither closing, nor have they failed too often."""
-        return self.status == Status.running and not self.has_given_up
-
-    @property
     def adaptives(self) -> Sequence[JobAdaptive]:
         """What scales jobs by the work that is there, one for each kind."""
         return self._adaptives
@@ -250,6 +206,19 @@ class SlurmCluster(SLURMCluster):
     def kinds(self) -> Mapping[str, JobKind]:
         """The kinds of jobs: `cpu`, and `gpu` if there are such."""
         return self._kinds
+
+    def __repr__(self) -> str:
+        """Return the representation of distributed's clusters, with the jobs."""
+        return f"{super().__repr__().removesuffix(')')}, jobs: {in_numbers(self)})"
+
+    def _repr_html_(self, cluster_status: str | None = None) -> str:
+        row = f'<tr><td colspan="2"><strong>Jobs:</strong> {escape(in_queue(self))}</td></tr>'
+        html: str = super()._repr_html_(cluster_status=row + (cluster_status or ""))
+        return html
+
+    def _scaling_status(self) -> str:
+        html: str = super()._scaling_status()
+        return html.replace("</table>", f"<tr><td>Jobs: {escape(in_queue(self))}</td></tr></table>")
 
     def jobs_of(self, kind: str) -> list[str]:
         """Return the names of the jobs of a kind that should exist, oldest first."""
@@ -260,22 +229,18 @@ class SlurmCluster(SLURMCluster):
         """Return the names of the workers of some jobs."""
         return [f"{job}{suffix}" for job in jobs for suffix in self.worker_spec[job]["group"]]
 
-    def connected_jobs(self) -> set[str]:
-        """Return the jobs of which some worker has connected."""
-        return {self.job_of(worker["name"]) for worker in self.scheduler_info["workers"].values()}
-
-    def job_of(self, worker: object) -> str:
-        """Return the job of a worker, both by name."""
-        match = _WORKER.fullmatch(str(worker))
-        return str(worker) if match is None else match["job"]
-
-    def wait_for_jobs(self, timeout: float | None = 600.0) -> Any:
+    def wait_for_jobs(
+        self, timeout: float | None = 600.0, *, tell: Callable[[str], object] | None = None
+    ) -> Any:
         """Wait until all workers of all jobs have connected.
 
         Parameters
         ----------
         timeout : float or None, optional
             How long to wait [s]; None for ever.
+        tell : callable, optional
+            Called many times a second with what is waited for, in a line, in the thread of the event loop.
+            If left out, this line is logged every 30 s.
 
         Raises
         ------
@@ -283,130 +248,15 @@ class SlurmCluster(SLURMCluster):
             They have not within that time, or their jobs end as soon as they start; the message says what
             Slurm says of them.
         """
-        return self.sync(self._wait_for_jobs, timeout)
+        return self.sync(self._wait_for_jobs, timeout, tell)
 
-    async def _wait_for_jobs(self, timeout: float | None) -> None:
+    async def _wait_for_jobs(self, timeout: float | None, tell: Callable[[str], object] | None) -> None:
         self._n_waiting += 1
         try:
-            await all_connected(self, math.inf if timeout is None else timeout)
+            limit_s = math.inf if timeout is None else timeout
+            await all_connected(self, limit_s, tell or rarely(logger.warning))
         finally:
             self._n_waiting -= 1
-
-    # What is lost
-
-    async def _correct_state_internal(self) -> None:
-        try:
-            await self._retire()
-            await super()._correct_state_internal()
-        except ClusterError as error:
-            self.failures.append(str(error))  # not logged: it is told to whoever waits
-            raise
-        finally:
-            for name, job in list(self.workers.items()):
-                if job.status == Status.failed:  # not to be tried again and again
-                    del self.workers[name]
-                    self._failed_starts += 1
-                    self._give_up(name)
-
-    async def _retire(self) -> None:
-        """Let workers of jobs that are given up hand on what they hold: SpecCluster asks jobs, by name."""
-        if self.status == Status.running and self.scheduler_comm is not None:
-            names = [str(worker["name"]) for worker in self.scheduler_info["workers"].values()]
-            given_up = self.workers.keys() - self.worker_spec  # workers that others have added are not ours
-            leaving = [name for name in names if self.job_of(name) in given_up]
-            if leaving:
-                await self.scheduler_comm.retire_workers(names=leaving, remove=True, close_workers=True)
-
-    def _give_up(self, name: str) -> None:
-        self.worker_spec.pop(name, None)
-        self.given_up.append(self.failures[-1] if self.failures else "a job failed")
-
-    async def correct_and_log(self) -> None:
-        """Submit and cancel jobs as planned; errors are logged too, since nobody may wait for it."""
-        try:
-            await self._correct_state()
-        except ClusterError as error:
-            logger.warning(error)
-            raise
-
-    def _correct_soon(self) -> None:
-        corrected = asyncio.ensure_future(self.correct_and_log())
-        corrected.add_done_callback(lambda done: done.cancelled() or done.exception())
-
-    def _update_worker_status(self, op: str, message: Any) -> None:
-        if op == "remove":
-            name = self.job_of(self.scheduler_info["workers"][message]["name"])
-            delay_s = parse_timedelta(dask.config.get("distributed.deploy.lost-worker-timeout"))
-            job = self.workers.get(name)
-            asyncio.get_running_loop().call_later(delay_s, self._replace_if_lost, name, job)
-        else:
-            for worker in message["workers"].values():
-                if job := self.workers.get(self.job_of(worker["name"])):
-                    job.has_connected = True
-            self._failed_starts = 0
-            if self._adaptives:
-                self.given_up.clear()  # it asks again for what it needs
-        # Not SpecCluster's, which looks for a job by the name of a worker.
-        Cluster._update_worker_status(self, op, message)
-
-    def _replace_if_lost(self, name: str, job: Job | None) -> None:
-        # Under its name there may be another job by now.
-        is_there = job is not None and self.workers.get(name) is job
-        if self.status != Status.running or not is_there or name in self.connected_jobs():
-            return
-        job = self.workers.pop(name)
-        self._futures.add(asyncio.ensure_future(self._note_loss(job)))
-        if self._adaptives:
-            self.worker_spec.pop(name, None)  # whether another is needed is decided there
-        else:
-            self._correct_soon()
-
-    async def _note_loss(self, job: Job) -> None:
-        job_id = str(job.job_id)
-        states = await states_of([job_id])
-        told = "Slurm does not answer"
-        if states is not None:
-            told = f"it is {in_words(*states.get(job_id, ('gone', '')))}"
-        self._note(f"all workers of job {job_id} ({job.job_name}) have left: {told}")
-        await job.close()
-
-    async def _look(self) -> None:
-        """Look for jobs that ended before a worker of theirs connected, or that will never start."""
-        silent = {job.job_id: name for name, job in self.workers.items() if not job.has_connected}
-        silent.pop(None, None)
-        if not silent or self.status != Status.running:
-            return
-        states = await states_of(list(silent))
-        if states is None:
-            return  # Slurm does not answer: nothing is known of any job
-        for job_id, name in silent.items():
-            state, reason = states.get(job_id, ("gone", ""))
-            is_hopeless = reason in HOPELESS
-            job = self.workers.get(name)
-            if job is None or job.job_id != job_id or job.has_connected or name not in self.worker_spec:
-                continue  # connected meanwhile, or is being cancelled
-            if state in ALIVE and not is_hopeless:
-                continue
-            del self.workers[name]
-            self._futures.add(asyncio.ensure_future(job.close()))
-            self._failed_starts += 1
-            is_last = is_hopeless or self.has_given_up
-            told = in_words(state, reason)
-            if is_hopeless:
-                self._note(f"job {job_id} will never start: {told}", is_last)
-            else:
-                self._note(
-                    f"job {job_id} ended before its workers connected: {told}{end_of_log(job)}", is_last
-                )
-            if is_last:
-                self._give_up(name)
-        self._correct_soon()
-
-    def _note(self, message: str, is_raised: bool = False) -> None:
-        """Keep what went wrong, and log it unless it is raised to somebody who waits for jobs."""
-        self.failures.append(message)
-        if not (is_raised and self._n_waiting):
-            logger.warning(message)
 
     async def _close(self) -> None:
         self._stop_adapting("the cluster closes")

@@ -42,6 +42,8 @@ class Job(SLURMJob):
 
     #: Whether a worker of it has ever connected.
     has_connected = False
+    #: What Slurm said of it last, until a worker has connected.
+    last_state = "submitted"
 
     def __init__(self, *arguments: Any, security: Security | None = None, **options: Any) -> None:
         super().__init__(*arguments, security=security and _as_words(security), **options)

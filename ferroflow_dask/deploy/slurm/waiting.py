@@ -1,30 +1,21 @@
-"""Waiting for the workers of a cluster's jobs, and the error if some do not connect."""
+"""Waiting for the workers of a cluster's jobs: what is waited for, and the error if some do not connect."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ferroflow_dask.deploy.slurm.job import Job, in_words, states_of
+from ferroflow_dask.deploy.slurm.queue_line import ClusterOfJobs, in_queue, listed
 from ferroflow_dask.exceptions import ClusterError
 
 #: Time between two looks at the workers [s].
 _POLL_S = 0.1
-#: Workers that an error names.
-_MOST_NAMES = 8
 
 
-class AwaitedCluster(Protocol):
+class AwaitedCluster(ClusterOfJobs, Protocol):
     """The part of `SlurmCluster` that waiting needs."""
-
-    @property
-    def worker_spec(self) -> Mapping[str, Any]:
-        """Jobs that should exist, by name."""
-
-    @property
-    def workers(self) -> Mapping[str, Job]:
-        """Jobs that were submitted, by name."""
 
     @property
     def scheduler_info(self) -> Mapping[str, Any]:
@@ -41,7 +32,9 @@ class AwaitedCluster(Protocol):
         """Return the job of a worker, both by name."""
 
 
-async def all_connected(cluster: AwaitedCluster, timeout: float) -> None:
+async def all_connected(
+    cluster: AwaitedCluster, timeout: float, tell: Callable[[str], object] = lambda _: None
+) -> None:
     """Return once all workers of all jobs have connected; see `SlurmCluster.wait_for_jobs`."""
     clock = asyncio.get_running_loop().time
     deadline = clock() + timeout
@@ -60,6 +53,7 @@ async def all_connected(cluster: AwaitedCluster, timeout: float) -> None:
                 f"{len(missing)} of {len(wanted)} workers have not connected within {timeout:g} s: {told}"
                 f"{_others(names - wanted)}"
             )
+        tell(in_queue(cluster))
         await asyncio.sleep(_POLL_S)
 
 
@@ -74,6 +68,4 @@ async def _told_of(jobs: Sequence[Job]) -> str:
 
 def _others(names: Collection[str]) -> str:
     """Return the end of a message with the unexpected names of connected workers, if any."""
-    shown, n_more = sorted(names)[:_MOST_NAMES], len(names) - _MOST_NAMES
-    more = f" and {n_more} more" if n_more > 0 else ""
-    return f"; connected under other names: {', '.join(shown)}{more}" if shown else ""
+    return f"; connected under other names: {listed(sorted(names))}" if names else ""
