@@ -62,6 +62,7 @@ def in_charge(client: Client) -> Iterator[list[happened.Event]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StealingPolicy, "handle", listening)
+        patch.setattr(StealingPolicy, "ignores", frozenset())
         install(client)
         yield events
         scheduler, stealing = scheduler_of(client), stealing_of(client)

@@ -51,7 +51,7 @@ def test_inputs_come_with_tasks_and_results_to_clients() -> None:
         for future in (first, second, both):
             future.release()
         await comes(lambda: not any(worker.data for worker in cluster.workers))
-        assert not inlining._known
+        assert not inlining.known
 
     on_cluster(test)
 
@@ -113,7 +113,7 @@ def test_once_uninstalled_all_is_as_before_and_late_messages_harm_nobody() -> No
         assert await cluster.client.gather(slow) == [0, 1]
         assert n_sent(cluster) > n
         assert len(cluster.scheduler.workers) == 2
-        assert (inlining.counts["received"], inlining._known) == (0, {})
+        assert (inlining.counts["received"], inlining.known) == (0, {})
         await comes(
             lambda: not any("ferroflow" in name for worker in cluster.workers for name in worker.plugins)
         )

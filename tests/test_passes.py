@@ -17,7 +17,11 @@ class Looking:
         self.time, self.at = VirtualTime(), []
         self.n_hopeful = n_hopeful
         loop: Any = VirtualLoop(self.time)
-        self.passes = Passes(loop, lambda: self.at.append(self.time.now), lambda: self.n_hopeful)
+        self.passes = Passes(loop, self.run)
+
+    def run(self) -> int:
+        self.at.append(self.time.now)
+        return self.n_hopeful
 
     def until(self, when: float) -> list[float]:
         """Go on to a time; return when passes ran since the last call."""

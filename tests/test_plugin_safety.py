@@ -216,8 +216,8 @@ def test_tasks_of_a_worker_that_dies_are_placed_by_the_policy() -> None:
         futures = cluster.pinned(1, 0.2) + cluster.pinned(40, 0.001)
         await cluster.processing(futures[-1])
         chosen: list[str | None] = []
-        place = cluster.stealing._place
-        cluster.stealing._place = lambda ts: chosen.append(place(ts)) or chosen[-1]
+        place = cluster.stealing.placement.worker_of
+        cluster.stealing.placement.worker_of = lambda ts: chosen.append(place(ts)) or chosen[-1]
         everywhere = {worker.address for worker in cluster.workers}
         for (
             future

@@ -25,6 +25,11 @@ class Policy(ABC):
     #: Whether a task may be prefetched to the worker that holds or makes all of its inputs.
     keeps_successors: ClassVar[bool] = False
 
+    def __init_subclass__(cls) -> None:
+        # A subclass with an answer of its own gets all events, whatever the class ignores that it extends.
+        if "handle" in vars(cls) and "ignores" not in vars(cls):
+            cls.ignores = frozenset()
+
     @abstractmethod
     def handle(self, event: Event, view: ClusterView, now: float) -> Iterator[Instruction]:
         """Yield instructions in answer to an event.

@@ -35,7 +35,9 @@ class Paces:
         if expected_s < _SHORTEST_S or measured_s < _SHORTEST_S:
             return
         octaves = max(-_MOST_OCTAVES, min(_MOST_OCTAVES, log2(measured_s / expected_s)))
-        last = self._last.setdefault(worker, deque(maxlen=_REMEMBERED))
+        last = self._last.get(worker)
+        if last is None:
+            last = self._last[worker] = deque(maxlen=_REMEMBERED)
         last.append(octaves)
         ordered = sorted(last)
         self._paces.put(worker, ordered[(len(ordered) - 1) // 2])
@@ -44,10 +46,12 @@ class Paces:
 
     def speed(self, worker: Hashable) -> float:
         """Return the speed of a worker relative to the median worker."""
+        paces, spreads = self._paces, self._spreads
         if len(self._last.get(worker, ())) < _ENOUGH:
             return 1.0
-        octaves = self._paces.of[worker] - self._paces.median
-        chance = max(self._spreads.of[worker], self._spreads.median)
+        middle = (len(paces.ordered) - 1) // 2  # the smaller one of two
+        octaves = paces.of[worker] - paces.ordered[middle]
+        chance = max(spreads.of[worker], spreads.ordered[middle])
         if abs(octaves) <= chance:
             return 1.0
         return float(2.0 ** -round(octaves))
@@ -61,22 +65,21 @@ class Paces:
 
 
 class _SortedValues:
-    """One value for each worker, and their median: the smaller one of two in the middle."""
+    """One value for each worker, and all of them in order."""
 
     def __init__(self) -> None:
         self.of: dict[Hashable, float] = {}
-        self._sorted: list[float] = []
-
-    @property
-    def median(self) -> float:
-        return self._sorted[(len(self._sorted) - 1) // 2]
+        self.ordered: list[float] = []
 
     def put(self, worker: Hashable, value: float) -> None:
-        if self.of.get(worker) != value:
-            self.drop(worker)
-            self.of[worker] = value
-            insort(self._sorted, value)
+        before = self.of.get(worker)
+        if before == value:
+            return
+        if before is not None:
+            del self.ordered[bisect_left(self.ordered, before)]
+        self.of[worker] = value
+        insort(self.ordered, value)
 
     def drop(self, worker: Hashable) -> None:
         if worker in self.of:
-            del self._sorted[bisect_left(self._sorted, self.of.pop(worker))]
+            del self.ordered[bisect_left(self.ordered, self.of.pop(worker))]

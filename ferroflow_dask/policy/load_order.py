@@ -24,8 +24,8 @@ class LoadOrder:
         self._idle: OrderedDict[WorkerKey, None] = OrderedDict()
         self._by_turn: dict[int, WorkerView] = {}
         self._next_turn = 0
-        # Running workers with a free thread; counted at each change, while `_idle` is in order once settled.
-        self._n_free = 0
+        #: Number of running workers with a free thread; right at any time, unlike `_idle`.
+        self.n_idle = 0
         # Workers to be filed anew before the next question: there are often several changes between two.
         self._stale: list[WorkerView] = []
         # The last question of `least_loaded_for`, which is asked twice for each task, and its answer.
@@ -67,16 +67,10 @@ class LoadOrder:
         self._settle()
         return bool(self._crowded)
 
-    @property
-    def n_idle(self) -> int:
-        """Number of running workers with a free thread."""
-        return self._n_free
-
-    def has_idle(self) -> bool:
-        """Return whether a running worker has a free thread; puts nothing in order while there is none."""
-        if not self._n_free:
+    def forget_idle(self) -> None:
+        """Forget the order of idle workers while there are none: then no other order need be up to date."""
+        if not self.n_idle:
             self._idle.clear()
-        return self._n_free > 0
 
     def first_idle(self, limit: int) -> list[WorkerKey]:
         """Return up to `limit` running workers with a free thread, the one that became so last in front.
@@ -150,7 +144,7 @@ class LoadOrder:
         assert load is not None
         self._asked = None
         if worker.is_running:
-            self._n_free -= worker.has_free_thread
+            self.n_idle -= worker.has_free_thread
             _take_out(self._by_load[worker.group], load)
             if self._has_hosts:
                 orders = self._by_host[worker.host]
@@ -166,7 +160,7 @@ class LoadOrder:
         load = worker.filed = worker.load_now()
         self._asked = None
         if worker.is_running:
-            self._n_free += worker.has_free_thread
+            self.n_idle += worker.has_free_thread
             insort(self._by_load.setdefault(worker.group, []), load)
             if self._has_hosts:
                 insort(self._by_host.setdefault(worker.host, {}).setdefault(worker.group, []), load)

@@ -184,7 +184,7 @@ class ClusterView(LoadOrder):
                 worker.expect(missing, task.near_bytes(worker))
         worker.queue.add(task)
         if worker.is_running and n_before == worker.nthreads - 1:
-            self._n_free -= 1
+            self.n_idle -= 1
         worker.backlog_s += task.cost_s
         worker.due_nbytes += task.output_bytes
         self.assigned[task.key] = (task, worker)
@@ -206,25 +206,27 @@ class ClusterView(LoadOrder):
             return
         task, worker = entry
         self._paces.record(worker.key, task.cost_s, seconds)
-        self._update_speed(worker)
-        # The median of all workers may have moved. A worker that is thought slow may get no tasks, and would
-        # stay slow for ever; one of them at a time keeps this O(log P).
-        unusual = next(iter(self._unusual), None)
-        if unusual is not None:
-            self._unusual.move_to_end(unusual)
-            self._update_speed(self.workers[unusual])
-
-    def _update_speed(self, worker: WorkerView) -> None:
         speed = self._paces.speed(worker.key)
         if speed != worker.speed:
-            self._unfile(worker)
-            worker.speed = speed
-            worker.regroup()
-            self._file(worker)
-            if speed == 1:
-                del self._unusual[worker.key]
-            else:
-                self._unusual[worker.key] = None
+            self._set_speed(worker, speed)
+        # The median of all workers may have moved. A worker that is thought slow may get no tasks, and would
+        # stay slow for ever; one of them at a time keeps this O(log P).
+        if self._unusual:
+            unusual = next(iter(self._unusual))
+            self._unusual.move_to_end(unusual)
+            speed, worker = self._paces.speed(unusual), self.workers[unusual]
+            if speed != worker.speed:
+                self._set_speed(worker, speed)
+
+    def _set_speed(self, worker: WorkerView, speed: float) -> None:
+        self._unfile(worker)
+        worker.speed = speed
+        worker.regroup()
+        self._file(worker)
+        if speed == 1:
+            del self._unusual[worker.key]
+        else:
+            self._unusual[worker.key] = None
 
     def finish(self, key: Key, now: float) -> None:
         """Take a task that ended out of its worker's queue."""
@@ -251,6 +253,6 @@ class ClusterView(LoadOrder):
             if task.has_started:
                 queue.start(worker.nthreads - 1)
         elif n_left == worker.nthreads - 1 and worker.is_running:
-            self._n_free += 1
+            self.n_idle += 1
         # An empty queue is exactly zero: sums of floats would leave dust that decides ties.
         worker.backlog_s = max(0.0, worker.backlog_s - task.cost_s) if queue else 0.0

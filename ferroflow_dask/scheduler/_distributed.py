@@ -77,6 +77,8 @@ ATTRIBUTES = (
 HANDLERS = ("gather",)
 STREAM_HANDLERS = ("reschedule", "task-erred", "update-graph")
 
+#: Prefixes of tasks that Dask never steals, such as the splits of a shuffle.
+NEVER_STOLEN = fast_tasks
 #: Replies of a worker to a steal request (distributed.stealing). In any other state the worker does not know
 #: the task, and the scheduler must place it again.
 GIVEN_UP = frozenset({"ready", "constrained", "waiting"})
@@ -231,12 +233,6 @@ def prefix_duration(scheduler: Scheduler, ts: TaskState) -> float:
     return float(scheduler._get_prefix_duration(ts.prefix))
 
 
-def prefix_average(ts: TaskState) -> float | None:
-    """Return Dask's average duration of a task's prefix [s]; None before any has finished."""
-    average_s = float(ts.prefix.duration_average)
-    return None if average_s < 0 else average_s
-
-
 def incoming_nbytes(ws: WorkerState) -> int:
     """Return the bytes in flight to a worker for the tasks that it has [B]."""
     return int(ws._network_occ) if ws.needs_what else 0  # distributed lets it drift when sizes are corrected
@@ -262,11 +258,6 @@ def measured_bandwidths(ws: WorkerState) -> dict[str, tuple[float, int]]:
 def is_used_soon(ts: TaskState, n: int) -> bool:
     """Return whether a dependent of this task waits for at most `n` inputs."""
     return any(len(dependent.waiting_on or ()) <= n for dependent in ts.dependents)
-
-
-def is_never_stolen(ts: TaskState) -> bool:
-    """Return whether Dask never steals tasks of this prefix, such as the splits of a shuffle."""
-    return ts.prefix.name in fast_tasks
 
 
 def valid_workers(scheduler: Scheduler, restrictions: Any) -> set[WorkerState] | None:

@@ -71,27 +71,25 @@ class CostModel:
         if bundle is not None:
             self._record_bundle(bundle.stands_for or {}, seconds)
             return
-        self._record_prefix(ts.prefix.name, seconds, nbytes, worker)
-        kind = _kind(ts)
-        if kind is not None:
-            self._record_kind(kind, seconds)
-
-    def _record_prefix(self, name: str, seconds: float, nbytes: int, worker: str) -> None:
+        name = ts.prefix.name
         known = self._prefixes.get(name)
         if known is None:
-            known = self._prefixes[name] = _Prefix(seconds, float(nbytes), float(nbytes), {worker})
+            self._prefixes[name] = _Prefix(seconds, float(nbytes), float(nbytes), {worker})
+            _keep(self._prefixes, name)
         else:
+            self._prefixes.move_to_end(name)
             known.mean_nbytes += _WEIGHT * (nbytes - known.mean_nbytes)
             known.most_nbytes = max(float(nbytes), _SHRINKING * known.most_nbytes)
             # The first task of a prefix on a worker often takes longer, for imports and caches.
             is_cold = worker not in known.workers
-            if len(known.workers) < _MOST_WORKERS:
+            if is_cold and len(known.workers) < _MOST_WORKERS:
                 known.workers.add(worker)
             if known.is_cold and not is_cold:
                 known.mean_s, known.is_cold = seconds, False
             elif known.is_cold or not is_cold:
                 known.mean_s += _WEIGHT * (seconds - known.mean_s)
-        _keep(self._prefixes, name)
+        if ts.annotations and (kind := _kind(ts)) is not None:
+            self._record_kind(kind, seconds)
 
     def _record_kind(self, kind: str, seconds: float) -> None:
         before_s = self._kinds_s.get(kind)

@@ -147,7 +147,7 @@ class FerroflowStealing(WorkStealing):
             changes=self.changes,
             guard=self.guard,
         )
-        self.task_views = TaskViews(scheduler, learned.costs, self.messages.inlining.comes_with)
+        self.task_views = TaskViews(scheduler, learned.costs, self.messages.inlining.inlined_for)
         self._network = NetworkView(scheduler, self.view)
         self._queue_depth = QueueDepth(scheduler, learned, _MESSAGES * latency_s)
         self._steal_protocol = StealProtocol(
@@ -173,7 +173,11 @@ class FerroflowStealing(WorkStealing):
         self._idle_workers = IdleWorkers(
             scheduler, self.view, self._steal_for, self._may_steal, self.ask_pass
         )
-        self._passes = Passes(scheduler.loop, self._pass, self._idle_workers.n_hopeful, self.guard)
+        self._passes = Passes(scheduler.loop, self._pass, self.guard)
+        # What `transition` looks at for each task.
+        self._prefetch = self.messages.prefetch
+        self._inlined = self.messages.inlining.known
+        self._bundled = self.graphs.bundles.keys()
         self._task_events = TaskEvents(
             self.view,
             clock,
@@ -182,8 +186,8 @@ class FerroflowStealing(WorkStealing):
             placement=self.placement,
             steals=self._steal_protocol,
             queue_depth=self._queue_depth,
-            messages=self.messages,
-            ask_pass=self.ask_pass,
+            prefetch=self.messages.prefetch,
+            passes=self._passes,
         )
         self._exchange = steal_exchange.StealingExchange(scheduler, self, replaced)
         super().__init__(scheduler)
@@ -334,20 +338,27 @@ class FerroflowStealing(WorkStealing):
         self.placement.graph_arrived([self.scheduler.tasks[key] for key in tasks])
 
     def transition(self, key: Key, start: Any, finish: Any, *args: Any, **kwargs: Any) -> None:
-        """Follow a task's transition."""
+        """Follow a task's transition: flat and with early returns, since a task makes five of them."""
         steal = None
-        if start == "processing":  # also after a failure: `stop` waits for the steals in flight
-            try:
+        try:
+            if start == "processing" and self.in_flight:  # also after a failure: `stop` waits for them
                 steal = _distributed.end_steal(self, self.scheduler.tasks[key])
-            except FAILURES as error:
-                self.fail(error)
-        self._transition(key, start, finish, kwargs, steal)
-
-    @_guarded
-    def _transition(self, key: Key, start: str, finish: str, details: dict[str, Any], steal: Any) -> None:
-        ts = self.scheduler.tasks.get(key)
-        self.graphs.changed(key, finish)
-        self._task_events.changed(ts, key, start, finish, details=details, steal=steal)
+            if self.guard.error is not None:
+                return
+            if self._bundled or self.graphs.samples.running:
+                self.graphs.changed(key, finish)
+            if start == "processing":
+                self._task_events.left_processing(self.scheduler.tasks[key], finish, kwargs, steal)
+            elif finish == "processing":
+                self._task_events.entered_processing(self.scheduler.tasks[key])
+            prefetch = self._prefetch
+            is_new = finish in {"processing", "waiting"}
+            if is_new or prefetch.ahead or prefetch.early or prefetch.doubtful:
+                prefetch.changed(key, start, finish)
+            if finish != "memory" and key in self._inlined:
+                self.messages.inlining.forget(key)
+        except FAILURES as error:
+            self.guard.fail(error)
 
     @_guarded
     def log_event(self, topic: str, msg: Any) -> None:
@@ -438,22 +449,26 @@ class FerroflowStealing(WorkStealing):
 
     def _passes_queue(self, ts: TaskState) -> bool:
         # Another plugin that has wrapped this function may call it after `detach`.
-        return not self._is_closed and bool(self._may_pass_queue(ts))
-
-    @_guarded
-    def _may_pass_queue(self, ts: TaskState) -> bool:
-        return self.placement.passes_queue(ts)
+        if self._is_closed or self.guard.error is not None:
+            return False
+        try:
+            return self.placement.passes_queue(ts)
+        except FAILURES as error:
+            self.guard.fail(error)
+            return False
 
     def _decide_worker(self, ts: TaskState) -> WorkerState | None:
         # Dask places actors and tasks with preferences ("loose" restrictions).
-        is_stock = self._is_closed or ts.actor or ts.loose_restrictions
-        address = None if is_stock else self._place(ts)
-        ws = self.scheduler.workers.get(address) if address is not None else None
-        return ws if ws is not None else _distributed.stock_decision(self.scheduler, ts)
-
-    @_guarded
-    def _place(self, ts: TaskState) -> str | None:
-        return self.placement.worker_of(ts)
+        if not (self._is_closed or ts.actor or ts.loose_restrictions or self.guard.error is not None):
+            try:
+                address = self.placement.worker_of(ts)
+            except FAILURES as error:
+                self.guard.fail(error)
+                address = None
+            ws = self.scheduler.workers.get(address) if address is not None else None
+            if ws is not None:
+                return ws
+        return _distributed.stock_decision(self.scheduler, ts)
 
     # Idle workers
 
@@ -461,12 +476,16 @@ class FerroflowStealing(WorkStealing):
         """Ask for a pass over idle workers after the present turn of the event loop."""
         self._passes.ask()
 
-    @_guarded
-    def _pass(self) -> None:
-        self._queue_depth.adapt(self.clock())
-        self.messages.prefetch.send()
-        if self._idle_workers.n_hopeful():
-            self._idle_workers.serve()
+    def _pass(self) -> int:
+        """Make a pass; return how many workers are still idle while others have waiting tasks."""
+        if self.scheduler.queued or self._queue_depth.is_raised:
+            self._queue_depth.adapt(self.clock())
+        if self._prefetch.new:
+            self._prefetch.send()
+        if not self._idle_workers.n_hopeful():
+            return 0
+        self._idle_workers.serve()
+        return self._idle_workers.n_hopeful()
 
     def _steal_for(self, address: str) -> bool:
         self._network.update_workers([address], self.clock())

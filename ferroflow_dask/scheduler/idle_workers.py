@@ -29,9 +29,8 @@ class Passes:
     ----------
     loop : tornado.ioloop.IOLoop
     run : callable
-        Makes one pass.
-    n_hopeful : callable
-        Returns how many workers are idle while others have waiting tasks; 0 ends the passes by the clock.
+        Makes one pass. Returns how many workers are then idle while others have waiting tasks; 0 ends the
+        passes by the clock.
     guard : callable, optional
         Returns a function guarded; the event loop calls guarded functions only.
     """
@@ -39,22 +38,21 @@ class Passes:
     def __init__(
         self,
         loop: IOLoop,
-        run: Callable[[], None],
-        n_hopeful: Callable[[], int],
+        run: Callable[[], int],
         guard: Callable[[Callable[..., None]], Callable[..., None]] = lambda function: function,
     ) -> None:
         self._loop = loop
         self._run = run
-        self._n_hopeful = n_hopeful
         self._guarded_pass, self._guarded_look = guard(self._pass), guard(self._look)
-        self._is_asked_for = False
+        #: Whether a pass is to come already.
+        self.is_asked_for = False
         self._is_look_due = False
         self._is_closed = False
 
     def ask(self) -> None:
         """Ask for a pass after the present turn of the event loop."""
-        if not (self._is_asked_for or self._is_closed):
-            self._is_asked_for = True
+        if not (self.is_asked_for or self._is_closed):
+            self.is_asked_for = True
             self._loop.add_callback(self._guarded_pass)
 
     def close(self) -> None:
@@ -62,18 +60,17 @@ class Passes:
         self._is_closed = True
 
     def _pass(self) -> None:
-        self._is_asked_for = False
-        self._run_once()
+        self.is_asked_for = False
+        if not self._is_closed and self._run():
+            self._look_again()
 
     def _look(self) -> None:
         self._is_look_due = False
-        self._run_once()
+        if not self._is_closed and self._run():
+            self._look_again()
 
-    def _run_once(self) -> None:
-        if self._is_closed:
-            return
-        self._run()
-        if not (self._is_closed or self._is_look_due) and self._n_hopeful():
+    def _look_again(self) -> None:
+        if not (self._is_closed or self._is_look_due):
             self._is_look_due = True
             self._loop.call_later(_LOOK_S, self._guarded_look)
 
@@ -110,10 +107,12 @@ class IdleWorkers:
     def n_hopeful(self) -> int:
         """Return how many workers are idle while others have waiting tasks."""
         view = self._view
-        if not view.has_idle() or not self._may_steal():
+        if not view.n_idle:
+            view.forget_idle()
             return 0
         # While the scheduler's queue has tasks, it serves idle workers.
-        return view.n_idle if view.has_crowded and not self._scheduler.queued else 0
+        is_hopeful = self._may_steal() and view.has_crowded and not self._scheduler.queued
+        return view.n_idle if is_hopeful else 0
 
     def serve(self) -> None:
         """Serve idle workers in turn."""

@@ -27,14 +27,12 @@ class _LinkClass:
 
     total: float = 0.0
     n: float = 0.0
+    mean: float | None = None
 
     def record(self, total: float, n: float) -> None:
         if n:
             self.total, self.n = _KEPT * self.total + total, _KEPT * self.n + n
-
-    @property
-    def mean(self) -> float | None:
-        return self.total / self.n if self.n else None
+            self.mean = self.total / self.n
 
 
 class Links:

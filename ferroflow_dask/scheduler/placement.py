@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from dask.typing import Key
 
 from ferroflow_dask.policy import ClusterView, Policy, TaskView
 from ferroflow_dask.policy.events import Event, GraphArrived, TaskReady
-from ferroflow_dask.policy.instructions import AssignTask, DeclineSteal, SetPriority, StealTask
+from ferroflow_dask.policy.instructions import AssignTask, DeclineSteal, Instruction, SetPriority, StealTask
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from ferroflow_dask.scheduler.steal_protocol import StealProtocol
     from ferroflow_dask.scheduler.task_view import TaskViews
 
+#: Why a task is placed without asking the policy.
+PREFETCHED = "prefetched with the tasks that make its inputs"
 #: Reasons why an instruction of a policy is not carried out.
 RESTRICTED = "the policy chose this worker, but the task's restrictions exclude it"
 NOT_READY = "the policy may assign a task in answer to its TaskReady event only"
@@ -65,29 +69,49 @@ class Placement:
 
     def passes_queue(self, ts: TaskState) -> bool:
         """Return whether a task is placed at once, though Dask would queue it."""
-        if self.policy.places_queued or self._prefetch.worker_of(ts) is not None:
+        if self.policy.places_queued:
             return True
-        return self.task_views.depends_on_kind(ts)  # Dask's queue knows no kinds of workers
+        if self._prefetch.ahead and self._prefetch.worker_of(ts) is not None:
+            return True
+        # Dask's queue knows no kinds of workers.
+        return self.task_views.has_gpus and self.task_views.depends_on_kind(ts)
 
     def worker_of(self, ts: TaskState) -> str | None:
         """Return the worker for a ready task, by its address; None leaves the decision to Dask."""
         task = self.task_views(ts)
-        if (prefetched := self._prefetch.worker_of(ts)) is not None:
+        if self._prefetch.ahead and (prefetched := self._prefetch.worker_of(ts)) is not None:
             self._view.assign(task, prefetched, self._clock())
-            self._decisions.note(
-                ts.key, "placed", prefetched, "prefetched with the tasks that make its inputs"
-            )
+            self._decisions.note(ts.key, "placed", prefetched, PREFETCHED)
             return prefetched
         if task.allowed is not None and not task.allowed:
             return None
-        self._network.update_candidates(task, self._clock())
-        self._view.release(ts.key)
-        self.handle(TaskReady(task), [task])
+        now = self._clock()
+        if task.input_bytes or task.output_bytes or task.allowed is not None:
+            self._network.update_candidates(task, now)
+        if ts.key in self._view.assigned:
+            self._view.release(ts.key)
+        self._ready(task, now)
         _, chosen = self._view.assigned.get(ts.key, (None, None))
         if chosen is None or self._scheduler.workers.get(chosen.key) in self._scheduler.running:
             return None if chosen is None else chosen.key
         self._view.release(ts.key)
         return None
+
+    def _ready(self, task: TaskView, now: float) -> None:
+        event = TaskReady(task)
+        for instruction in self.policy.handle(event, self._view, now):
+            if isinstance(instruction, AssignTask) and instruction.key == task.key:
+                self._assign(task, instruction, now)
+            else:
+                self._carry_out(instruction, event, {task.key: task}, now)
+
+    def _assign(self, task: TaskView, instruction: AssignTask, now: float) -> None:
+        key, worker = task.key, instruction.worker
+        if task.allowed is not None and not task.may_run_on(worker):
+            self._decisions.note(key, "placement declined", worker, RESTRICTED)
+        else:
+            self._view.assign(task, worker, now)
+            self._decisions.note(key, "placed", worker, instruction.reason)
 
     def graph_arrived(self, states: list[TaskState]) -> None:
         """Let the policy order a new graph."""
@@ -99,29 +123,31 @@ class Placement:
             view.dependencies = tuple(dependency.key for dependency in ts.dependencies)
         self.handle(GraphArrived(tuple(sorted(views, key=lambda task: task.priority))), views)
 
-    def handle(self, event: Event, tasks: list[TaskView] | None = None) -> None:
+    def handle(self, event: Event, tasks: Iterable[TaskView] = ()) -> None:
         """Hand an event to the policy; carry out each instruction before the policy yields the next."""
         now = self._clock()
-        by_key = {task.key: task for task in tasks or ()}
+        by_key = {task.key: task for task in tasks}
         requests = []
         for instruction in self.policy.handle(event, self._view, now):
-            match instruction:
-                case AssignTask(key, worker) if not isinstance(event, TaskReady) or event.task.key != key:
-                    self._decisions.note(key, "placement declined", worker, NOT_READY)
-                case AssignTask(key, worker) if not by_key[key].may_run_on(worker):
-                    self._decisions.note(key, "placement declined", worker, RESTRICTED)
-                case AssignTask(key, worker, reason):
-                    self._view.assign(by_key[key], worker, now)
-                    self._decisions.note(key, "placed", worker, reason)
-                case DeclineSteal(key, victim, thief, reason):
-                    self._steals.declined(key, victim, thief, reason)
-                case SetPriority(key, order):
-                    ts = self._scheduler.tasks[key]
-                    ts.priority = (*(ts.priority or ())[:-1], order)
-                    self._view.set_priority(by_key[key], ts.priority)
-                case StealTask():
-                    request = self._steals.request(instruction)
-                    if request is not None:
-                        requests.append(request)
+            request = self._carry_out(instruction, event, by_key, now)
+            if request is not None:
+                requests.append(request)
         if requests:
             self._steals.log_requests(requests)
+
+    def _carry_out(
+        self, instruction: Instruction, event: Event, by_key: Mapping[Key, TaskView], now: float
+    ) -> tuple[Any, ...] | None:
+        """Carry out an instruction; return the request if it is one to steal."""
+        match instruction:
+            case AssignTask(key, worker):
+                self._decisions.note(key, "placement declined", worker, NOT_READY)
+            case DeclineSteal(key, victim, thief, reason):
+                self._steals.declined(key, victim, thief, reason)
+            case SetPriority(key, order):
+                ts = self._scheduler.tasks[key]
+                ts.priority = (*(ts.priority or ())[:-1], order)
+                self._view.set_priority(by_key[key], ts.priority)
+            case StealTask():
+                return self._steals.request(instruction)
+        return None

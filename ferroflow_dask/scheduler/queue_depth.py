@@ -50,6 +50,8 @@ class QueueDepth:
         # A configured number is the user's decision.
         self._is_ours = self._configured == _DASKS
         self._guess_s = guess_s
+        #: Whether the number is higher than Dask's.
+        self.is_raised = False
         # The end of each thread's last task, by the worker's clock.
         self._stopped_s: dict[tuple[str, int], float] = {}
 
@@ -111,6 +113,7 @@ class QueueDepth:
         wanted = max(self._configured, 1 + ahead) if ahead else self._configured
         if wanted != self._set:
             self._set = scheduler.WORKER_SATURATION = wanted
+            self.is_raised = wanted != self._configured
             stimulus_id = f"ferroflow-slots-{now}"
             _distributed.slots_may_have_opened(
                 scheduler, *scheduler.workers.values(), stimulus_id=stimulus_id
@@ -118,8 +121,8 @@ class QueueDepth:
 
     def _ahead(self, ts: TaskState) -> int:
         # A task behind a long one cannot run elsewhere at once.
-        duration_s = _distributed.prefix_average(ts)
-        if duration_s is None or duration_s > self.round_trip_s:
+        duration_s = ts.prefix.duration_average
+        if duration_s < 0 or duration_s > self.round_trip_s:
             return 0
         # Whole tasks, so that small changes of the mean change nothing.
         ahead = min(_MOST_AHEAD, math.ceil(self.round_trip_s / max(duration_s, _SHORTEST_S)))

@@ -11,7 +11,6 @@ from dask.typing import Key
 from ferroflow_dask.annotations import GPU, KIND_ANNOTATION, RANK_ANNOTATION
 from ferroflow_dask.policy import ClusterView
 from ferroflow_dask.policy.events import TaskFinished
-from ferroflow_dask.scheduler import _distributed
 
 if TYPE_CHECKING:
     from distributed.scheduler import TaskState
@@ -19,14 +18,17 @@ if TYPE_CHECKING:
 
     from ferroflow_dask.scheduler.cost_model import CostModel
     from ferroflow_dask.scheduler.decisions import DecisionLog
+    from ferroflow_dask.scheduler.idle_workers import Passes
     from ferroflow_dask.scheduler.placement import Placement
+    from ferroflow_dask.scheduler.prefetch.scheduler import Prefetch
     from ferroflow_dask.scheduler.queue_depth import QueueDepth
     from ferroflow_dask.scheduler.steal_protocol import StealProtocol
-    from ferroflow_dask.scheduler.worker_messages import WorkerMessages
 
 #: Annotations of the tasks of lowered graphs, whose ops run on a worker's device if it has one.
 _LOWERED = frozenset((KIND_ANNOTATION, RANK_ANNOTATION))
 
+#: Why a worker has a task that the policy did not place.
+_BY_DASK = "by Dask: from its queue, or by restrictions or preferences"
 #: Expected durations are corrected when the average has changed by this factor.
 _FACTOR = 2.0
 #: But not before one task in so many has finished since, so that each task costs O(1) corrections.
@@ -48,9 +50,8 @@ class _Averaged:
     keys: dict[Key, None] = field(default_factory=dict)
     n_finished: int = 0
 
-    def finished(self, average_s: float) -> bool:
-        """Note that a task finished; return whether the others must be corrected."""
-        self.n_finished += 1
+    def must_be_corrected(self, average_s: float) -> bool:
+        """Return whether the average has changed so much that the others must be corrected."""
         if self.average_s is None:
             return True
         has_changed = max(average_s, self.average_s) > _FACTOR * min(average_s, self.average_s)
@@ -70,9 +71,8 @@ class TaskEvents:
     placement : Placement
     steals : StealProtocol
     queue_depth : QueueDepth
-    messages : WorkerMessages
-    ask_pass : callable
-        Asks for a pass over idle workers after the present transitions.
+    prefetch : Prefetch
+    passes : Passes
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class TaskEvents:
         placement: Placement,
         steals: StealProtocol,
         queue_depth: QueueDepth,
-        messages: WorkerMessages,
-        ask_pass: Callable[[], None],
+        prefetch: Prefetch,
+        passes: Passes,
     ) -> None:
         self._view = view
         self._clock = clock
@@ -95,58 +95,33 @@ class TaskEvents:
         self._placement = placement
         self._steals = steals
         self._queue_depth = queue_depth
-        self._messages = messages
-        self._ask_pass = ask_pass
+        self._prefetch = prefetch
+        self._passes = passes
         #: Processing tasks whose durations are Dask's averages or its default, by prefix.
         self.averaged: dict[str, _Averaged] = {}
 
-    def changed(
-        self,
-        ts: TaskState | None,
-        key: Key,
-        start: str,
-        finish: str,
-        *,
-        details: dict[str, Any],
-        steal: Any,
-    ) -> None:
-        """Follow a transition.
-
-        Parameters
-        ----------
-        ts : distributed.scheduler.TaskState or None
-            None if the task was forgotten.
-        key : Key
-        start, finish : str
-            States of the scheduler's state machine.
-        details : dict
-            Keyword arguments of the transition; a finished task's worker, thread, times and size are there.
-        steal : dict or None
-            The steal that was in flight for the task, in distributed's form.
-        """
-        if start == "processing":
-            assert ts is not None
-            self._left_processing(ts, finish, details, steal)
-        elif finish == "processing":
-            assert ts is not None
-            self._entered_processing(ts)
-        self._messages.changed(key, start, finish)
-
-    def _entered_processing(self, ts: TaskState) -> None:
-        ws = ts.processing_on
+    def entered_processing(self, ts: TaskState) -> None:
+        """Note that a task was sent to a worker, by `placement` or by Dask."""
+        ws, key = ts.processing_on, ts.key
         assert ws is not None
-        entry = self._view.assigned.get(ts.key)
+        entry = self._view.assigned.get(key)
         if entry is None or entry[1].key != ws.address:
-            reason = "by Dask: from its queue, or by restrictions or preferences"
-            self._decisions.note(ts.key, "placed", ws.address, reason)
-            self._view.assign(self._placement.task_views(ts), ws.address, self._clock())
-        task = self._view.assigned[ts.key][0]
+            self._decisions.note(key, "placed", ws.address, _BY_DASK)
+            task = self._placement.task_views(ts)
+            self._view.assign(task, ws.address, self._clock())
+        else:
+            task = entry[0]
         if not task.has_cost:
-            average_s = _distributed.prefix_average(ts)
-            self.averaged.setdefault(ts.prefix.name, _Averaged(average_s)).keys[ts.key] = None
-        self._ask_pass()
+            name = ts.prefix.name
+            averaged = self.averaged.get(name)
+            if averaged is None:
+                average_s = ts.prefix.duration_average
+                averaged = self.averaged[name] = _Averaged(None if average_s < 0 else average_s)
+            averaged.keys[key] = None
+        if not self._passes.is_asked_for:
+            self._passes.ask()
 
-    def _left_processing(
+    def left_processing(
         self, ts: TaskState, finish: str, details: dict[str, Any], steal: InFlightInfo | None
     ) -> None:
         """Do everything that follows when a task leaves its worker, in this order.
@@ -158,37 +133,61 @@ class TaskEvents:
            the expected durations of the others on workers follow it.
         4. If it finished: the round trip is measured, and the policy gets the event.
         5. A pass over idle workers is asked for.
+
+        Parameters
+        ----------
+        ts : distributed.scheduler.TaskState
+        finish : str
+            The state that it is in now.
+        details : dict
+            Keyword arguments of the transition; a finished task's worker, thread, times and size are there.
+        steal : dict or None
+            The steal that was in flight for the task, in distributed's form.
         """
         if steal is not None:
             self._steals.overtaken(ts, steal["victim"])
-        spans, spent_s = [], 0.0
+        if finish == "memory":
+            self._finished(ts, details)
+        else:
+            self._view.finish(ts.key, self._clock())
+            if (averaged := self.averaged.get(ts.prefix.name)) is not None:
+                averaged.keys.pop(ts.key, None)
+                if not averaged.keys:
+                    del self.averaged[ts.prefix.name]
+        if not self._passes.is_asked_for:
+            self._passes.ask()
+
+    def _finished(self, ts: TaskState, details: dict[str, Any]) -> None:
+        key, worker, nbytes = ts.key, details["worker"], details["nbytes"]
+        first_s = last_s = None
+        spent_s = 0.0
         for span in details.get("startstops") or ():
             if span["action"] == "compute":
-                spans.append((span["start"], span["stop"]))
-                spent_s += span["stop"] - span["start"]
-        if finish == "memory" and not self._is_reported_later(ts, details["worker"]):
-            self._view.observe(ts.key, spent_s)
-            self._costs.record(ts, spent_s, details["nbytes"], details["worker"])
-        self._view.finish(ts.key, self._clock())
-        self._correct_averages(ts, finish)
-        if finish == "memory":
-            if spans:
-                thread = (details["worker"], details.get("thread") or 0)
-                has_waited = ts.key not in self._messages.prefetch.early
-                self._queue_depth.finished(ts, thread, spans[0][0], spans[-1][1], has_waited)
-            self._placement.handle(TaskFinished(ts.key, details["worker"], spent_s, details["nbytes"]))
-        self._ask_pass()
+                last_s = span["stop"]
+                spent_s += last_s - span["start"]
+                if first_s is None:
+                    first_s = span["start"]
+        if not (ts.annotations and self._is_reported_later(ts, worker)):
+            self._view.observe(key, spent_s)
+            self._costs.record(ts, spent_s, nbytes, worker)
+        self._view.finish(key, self._clock())
+        if (averaged := self.averaged.get(ts.prefix.name)) is not None:
+            self._correct_averages(ts, averaged)
+        if first_s is not None and last_s is not None:
+            thread = (worker, details.get("thread") or 0)
+            self._queue_depth.finished(ts, thread, first_s, last_s, key not in self._prefetch.early)
+        if TaskFinished not in self._placement.policy.ignores:
+            self._placement.handle(TaskFinished(key, worker, spent_s, nbytes))
 
-    def _correct_averages(self, ts: TaskState, finish: str) -> None:
-        averaged = self.averaged.get(ts.prefix.name)
-        if averaged is None:
-            return
+    def _correct_averages(self, ts: TaskState, averaged: _Averaged) -> None:
         averaged.keys.pop(ts.key, None)
-        average_s = _distributed.prefix_average(ts) if finish == "memory" else None
-        if average_s is not None and averaged.finished(average_s):
-            averaged.average_s, averaged.n_finished = average_s, 0
-            for key in averaged.keys:
-                self._view.reprice(key, average_s)
+        average_s = ts.prefix.duration_average
+        if average_s >= 0:
+            averaged.n_finished += 1
+            if averaged.must_be_corrected(average_s):
+                averaged.average_s, averaged.n_finished = average_s, 0
+                for key in averaged.keys:
+                    self._view.reprice(key, average_s)
         if not averaged.keys:
             del self.averaged[ts.prefix.name]
 

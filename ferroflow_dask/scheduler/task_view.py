@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count, islice
 from numbers import Real
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
+
+from dask.typing import Key
 
 from ferroflow_dask.annotations import COST_ANNOTATION, CPU, GPU, RANK_ANNOTATION
 from ferroflow_dask.bundling.sequence import bundle_in
@@ -125,15 +127,15 @@ class TaskViews:
     ----------
     scheduler : distributed.Scheduler
     costs : CostModel
-    comes_with : callable
-        Returns whether a task's input, the second argument, is sent with it.
+    inlined_for : callable
+        Returns the keys of the inputs that are sent with a task.
     """
 
     def __init__(
-        self, scheduler: Scheduler, costs: CostModel, comes_with: Callable[[TaskState, TaskState], bool]
+        self, scheduler: Scheduler, costs: CostModel, inlined_for: Callable[[TaskState], Container[Key]]
     ) -> None:
         self._scheduler = scheduler
-        self._comes_with = comes_with
+        self._inlined_for = inlined_for
         self._costs = costs
         self._numbers = count()
         #: Counts changes of the set of workers.
@@ -189,6 +191,9 @@ class TaskViews:
 
     def has_rank(self, ts: TaskState) -> bool:
         """Return whether a task has an upward rank, or a known cost that stands for it."""
+        if not ts.annotations:
+            bundle = bundle_in(ts.run_spec)
+            return bundle is not None and bundle.cost_s is not None
         return _rank(ts) is not None or self.known_cost(ts) is not None
 
     def workers_changed(self) -> None:
@@ -208,34 +213,25 @@ class TaskViews:
         Its cost is the declared one, else the one learned for its kind, else Dask's average of its prefix,
         else Dask's default.
         """
-        cost = self.known_cost(ts)
-        rank = _rank(ts)
-        costs_s = self._costs_by_kind(ts, cost)
+        annotations, prefix = ts.annotations, ts.prefix
+        if annotations:
+            cost, rank = self.known_cost(ts), _rank(ts)
+        else:
+            bundle, rank = bundle_in(ts.run_spec), None
+            cost = None if bundle is None else bundle.cost_s
+        costs_s = self._costs_by_kind(ts, cost) if self.has_gpus else _NOTHING
         if cost is None and costs_s:
             cost = min(costs_s.values())
-        expected_s = _distributed.prefix_average(ts) if cost is None else cost
+        expected_s = cost
+        if cost is None and prefix.duration_average >= 0:
+            expected_s = prefix.duration_average
         held: dict[str, int] = {}
         n_held: dict[str, int] = {}
         near: dict[str, int] | None = {} if len(self._scheduler.host_info) > 1 else None
         total = n_inputs = 0
-        for dependency in ts.dependencies:
-            holders = dependency.who_has or ()
-            if len(holders) == len(self._scheduler.workers):
-                continue  # every worker has it: no worker is nearer than another
-            if self._comes_with(ts, dependency):
-                for holder in islice(holders, _HOLDERS):
-                    held.setdefault(holder.address, 0)
-                continue
-            nbytes = dependency.get_nbytes()
-            total += nbytes
-            n_inputs += 1
-            hosts = set()
-            for holder in islice(holders, _HOLDERS):
-                held[holder.address] = held.get(holder.address, 0) + nbytes
-                n_held[holder.address] = n_held.get(holder.address, 0) + 1
-                if near is not None and holder.host not in hosts:
-                    hosts.add(holder.host)
-                    near[holder.host] = near.get(holder.host, 0) + nbytes
+        if ts.dependencies:
+            total, n_inputs = self._find_inputs(ts, held, n_held, near)
+        is_bound = ts.worker_restrictions or ts.host_restrictions or ts.resource_restrictions
         return TaskView(
             ts.key,
             cost_s=_distributed.prefix_duration(self._scheduler, ts) if expected_s is None else expected_s,
@@ -249,11 +245,39 @@ class TaskViews:
             input_bytes=total,
             output_bytes=int(self._costs.nbytes(ts) or 0) if self.has_gpus else 0,
             n_inputs=n_inputs,
-            allowed=self._allowed_of(ts),
-            is_movable=not (ts.actor or _distributed.is_never_stolen(ts)),
+            allowed=self._allowed_of(ts) if is_bound or self.has_gpus else None,
+            is_movable=not (ts.actor or prefix.name in _distributed.NEVER_STOLEN),
             is_guess=expected_s is None,
             costs_s=costs_s,
         )
+
+    def _find_inputs(
+        self, ts: TaskState, held: dict[str, int], n_held: dict[str, int], near: dict[str, int] | None
+    ) -> tuple[int, int]:
+        """Add the inputs of a task to mappings as in `TaskView`; return their bytes and their number."""
+        total = n_inputs = 0
+        n_workers = len(self._scheduler.workers)
+        inlined = self._inlined_for(ts)
+        for dependency in ts.dependencies:
+            holders = dependency.who_has or ()
+            if len(holders) == n_workers:
+                continue  # every worker has it: no worker is nearer than another
+            if dependency.key in inlined:
+                for holder in islice(holders, _HOLDERS):
+                    held.setdefault(holder.address, 0)
+                continue
+            nbytes = dependency.get_nbytes()
+            total += nbytes
+            n_inputs += 1
+            hosts = set()
+            for holder in islice(holders, _HOLDERS):
+                address = holder.address
+                held[address] = held.get(address, 0) + nbytes
+                n_held[address] = n_held.get(address, 0) + 1
+                if near is not None and (host := holder.host) not in hosts:
+                    hosts.add(host)
+                    near[host] = near.get(host, 0) + nbytes
+        return total, n_inputs
 
     def _allowed_of(self, ts: TaskState) -> AllowedWorkers | None:
         kinds = declared_kinds(ts) if self.has_gpus else frozenset()

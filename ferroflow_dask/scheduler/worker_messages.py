@@ -143,14 +143,9 @@ class WorkerMessages:
         elif topic == inlining_worker.TOPIC and isinstance(msg, dict):
             self.inlining.supports(msg.get("worker", ""))
 
-    def changed(self, key: Key, start: str, finish: str) -> None:
-        """Note any transition of a task."""
-        self.prefetch.changed(key, start, finish)
-        self.inlining.changed(key, finish)
-
     def _message(self, ts: TaskState) -> dict[str, Any] | None:
         """Return the message that replaces a task's, if any; else send its inlined inputs first."""
-        message = self.prefetch.message(ts)
+        message = self.prefetch.message(ts) if self.prefetch.ahead else None
         if message is None and ts.processing_on is not None:
             self.inlining.before(ts, ts.processing_on)
         return message

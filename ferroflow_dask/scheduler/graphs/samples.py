@@ -56,12 +56,13 @@ class Samples:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         #: Samples that run: several clients may have the same task in theirs.
-        self._running: list[_Running] = []
+        #: Samples whose tasks have not all ended.
+        self.running: list[_Running] = []
         self._is_open = True
 
     def changed(self, key: Key) -> None:
         """Note that the state of a task has changed."""
-        for running in self._running:
+        for running in self.running:
             if key in running.keys and self._has_ended(key):
                 running.keys.discard(key)
                 running.event.set()
@@ -69,7 +70,7 @@ class Samples:
     def close(self) -> None:
         """Wait for no sample any more: `changed` may not be called again."""
         self._is_open = False
-        for running in self._running:
+        for running in self.running:
             running.keys.clear()
             running.event.set()
 
@@ -94,7 +95,7 @@ class Samples:
         if not self._is_open:
             return
         running = _Running({key for key in sample.tasks if not self._has_ended(key)})
-        self._running.append(running)
+        self.running.append(running)
         clock = asyncio.get_running_loop().time
         deadline = clock() + _FIRST_S
         has_first = False
@@ -109,7 +110,7 @@ class Samples:
         except TimeoutError:
             pass
         finally:
-            self._running.remove(running)
+            self.running.remove(running)
 
 
 @dataclass(eq=False, slots=True)

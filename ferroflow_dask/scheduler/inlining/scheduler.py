@@ -10,6 +10,7 @@ ever. The scheduler keeps results as bytes and never unpickles them.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Container
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -58,8 +59,8 @@ class Inlining:
         self._supporting: set[str] = set()
         # Whether results are also kept for clients.
         self._for_clients = False
-        # The oldest first.
-        self._known: OrderedDict[Key, _Result] = OrderedDict()
+        #: Results that are kept, the oldest first.
+        self.known: OrderedDict[Key, _Result] = OrderedDict()
         self._nbytes = 0
         #: Results received from workers, and results sent before a task.
         self.counts = {"received": 0, "sent": 0}
@@ -82,7 +83,7 @@ class Inlining:
 
     def clear(self) -> None:
         """Forget all results."""
-        self._known.clear()
+        self.known.clear()
         self._nbytes = 0
 
     def supports(self, address: str) -> None:
@@ -99,30 +100,26 @@ class Inlining:
         """Forget a worker."""
         self._supporting.discard(address)
 
-    def comes_with(self, ts: TaskState, needed: TaskState) -> bool:
-        """Return whether a result is sent with a task that reads it."""
-        return needed.key in self._known and len(ts.dependencies) <= _MOST_INPUTS
+    def inlined_for(self, ts: TaskState) -> Container[Key]:
+        """Return the tasks whose results are sent with a task that reads them."""
+        return self.known if len(ts.dependencies) <= _MOST_INPUTS else ()
 
     def value_of(self, key: Key) -> bytes | None:
         """Return a pickled result; None if the scheduler does not have it."""
-        result = self._known.get(key)
+        result = self.known.get(key)
         return None if result is None else result.value
 
     def comes_to(self, ws: WorkerState, key: Key) -> bool:
         """Return whether a worker gets a result before a task that reads it."""
-        return key in self._known and ws.address in self._supporting
+        return key in self.known and ws.address in self._supporting
 
     def of_no_task(self) -> list[Key]:
         """Return the kept results of forgotten tasks; none if all is well."""
-        return [key for key in self._known if key not in self._scheduler.tasks]
+        return [key for key in self.known if key not in self._scheduler.tasks]
 
-    def changed(self, key: Key, finish: str) -> None:
-        """Note any transition of a task."""
-        if finish != "memory":
-            self._forget(key)
-
-    def _forget(self, key: Key) -> None:
-        result = self._known.pop(key, None)
+    def forget(self, key: Key) -> None:
+        """Forget the result of a task, if it is kept."""
+        result = self.known.pop(key, None)
         if result is not None:
             self._nbytes -= len(result.value)
 
@@ -132,12 +129,12 @@ class Inlining:
         ws = ts.processing_on if ts is not None else None
         if not self.is_open or ts is None or ws is None or (ws.address, ts.run_id) != (worker, run_id):
             return
-        self._forget(key)
-        self._known[key] = _Result(value)
+        self.forget(key)
+        self.known[key] = _Result(value)
         self._nbytes += len(value)
         self.counts["received"] += 1
         while self._nbytes > _KEPT_NBYTES:
-            _, oldest = self._known.popitem(last=False)
+            _, oldest = self.known.popitem(last=False)
             self._nbytes -= len(oldest.value)
 
     def before(self, ts: TaskState, ws: WorkerState) -> None:
@@ -146,16 +143,19 @@ class Inlining:
             return
         limit = self._limit if self._is_wanted(ts) else 0
         results = {}
-        if self._known and len(ts.dependencies) <= _MOST_INPUTS:
+        if self.known and ts.dependencies and len(ts.dependencies) <= _MOST_INPUTS:
             for needed in ts.dependencies:
-                result = self._known.get(needed.key)
+                result = self.known.get(needed.key)
                 if result is not None and not self._has(ws, needed, result):
                     results[needed.key] = result
-        if results or limit:
-            self._send(ws.address, ts.key, limit, {key: result.value for key, result in results.items()})
+        if results:
+            values = {key: result.value for key, result in results.items()}
+            self._send(ws.address, ts.key, limit, values)
             self.counts["sent"] += len(results)
             for result in results.values():
                 result.sent_to.add(ws.address)
+        elif limit:
+            self._send(ws.address, ts.key, limit, {})
 
     @staticmethod
     def _has(ws: WorkerState, needed: TaskState, result: _Result) -> bool:
@@ -172,15 +172,13 @@ class Inlining:
 
     def _is_wanted(self, ts: TaskState) -> bool:
         """Return whether a result may be small, and a client or a task on another worker may read it."""
-        is_for_clients = self._for_clients and ts.who_wants
-        if not (_distributed.is_ordinary(ts) and (is_for_clients or self._may_be_needed_elsewhere(ts))):
-            return False
+        if not (self._for_clients and ts.who_wants):
+            # The single dependent of a task, if it has no other input, runs on the same worker.
+            n_least = 1 if len(ts.dependents) > 1 else 2
+            for reader in islice(ts.dependents, _READERS):
+                if n_least <= len(reader.dependencies) <= _MOST_INPUTS:
+                    break
+            else:
+                return False
         nbytes = self._costs.nbytes(ts)
-        return nbytes is None or nbytes <= _MIXED * self._limit
-
-    @staticmethod
-    def _may_be_needed_elsewhere(ts: TaskState) -> bool:
-        # The single dependent of a task, if it has no other input, runs on the same worker.
-        n_least = 1 if len(ts.dependents) > 1 else 2
-        readers = islice(ts.dependents, _READERS)
-        return any(n_least <= len(reader.dependencies) <= _MOST_INPUTS for reader in readers)
+        return (nbytes is None or nbytes <= _MIXED * self._limit) and _distributed.is_ordinary(ts)

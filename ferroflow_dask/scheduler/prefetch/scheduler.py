@@ -72,13 +72,14 @@ class Prefetch:
         self._inlining = inlining
         self.is_open = False
         self._supporting: set[str] = set()
-        self._ahead: dict[Key, _Ahead] = {}
-        # Tasks on workers whose dependents are to be looked at, in order.
-        self._new: dict[Key, None] = {}
+        #: Prefetched tasks that are not placed yet.
+        self.ahead: dict[Key, _Ahead] = {}
+        #: Tasks on workers whose dependents are to be looked at, in order.
+        self.new: dict[Key, None] = {}
         #: Prefetched tasks that are processing.
         self.early: set[Key] = set()
-        # Tasks that were prefetched to workers that died: they may have ended the worker.
-        self._doubtful: set[Key] = set()
+        #: Tasks that were prefetched to workers that died: they may have ended the worker.
+        self.doubtful: set[Key] = set()
         #: Prefetched tasks by outcome: placed there, placed elsewhere, or lost with the worker.
         self.outcomes = {"confirmed": 0, "withdrawn": 0, "lost": 0}
 
@@ -101,24 +102,24 @@ class Prefetch:
 
         The scheduler sends the confirmations of a transition after it. Workers must still understand them.
         """
-        for key in list(self._ahead):
+        for key in list(self.ahead):
             if not self._is_confirmed(key):
                 self.withdraw(key)
 
     def _is_confirmed(self, key: Key) -> bool:
         # After a failure between the confirmation of a task and the hook that follows, `_ahead` still has it.
-        ts, ahead = self._scheduler.tasks.get(key), self._ahead.get(key)
+        ts, ahead = self._scheduler.tasks.get(key), self.ahead.get(key)
         if ts is None or ts.processing_on is None or ahead is None:
             return False
         return (ts.processing_on.address, ts.run_id) == (ahead.worker, ahead.run_id)
 
     def clear(self) -> None:
         """Forget all tasks."""
-        self.outcomes["lost"] += len(self._ahead)
-        self._ahead.clear()
-        self._new.clear()
+        self.outcomes["lost"] += len(self.ahead)
+        self.ahead.clear()
+        self.new.clear()
         self.early.clear()
-        self._doubtful.clear()
+        self.doubtful.clear()
 
     def supports(self, address: str) -> None:
         """Note that a worker supports prefetched tasks."""
@@ -130,47 +131,53 @@ class Prefetch:
     def left(self, address: str) -> None:
         """Forget a worker and the tasks that were prefetched to it."""
         self._supporting.discard(address)
-        for key in [key for key, ahead in self._ahead.items() if ahead.worker == address]:
+        for key in [key for key, ahead in self.ahead.items() if ahead.worker == address]:
             self.withdraw(key)
 
     @property
     def n_ahead(self) -> int:
         """Number of prefetched tasks that are not placed yet."""
-        return len(self._ahead)
+        return len(self.ahead)
 
     def keys(self) -> list[Key]:
         """Return the prefetched tasks, placed or not."""
-        return [*self._ahead, *self.early]
+        return [*self.ahead, *self.early]
 
     def changed(self, key: Key, start: str, finish: str) -> None:
-        """Note any transition of a task."""
-        if self._supporting and finish == "processing":
-            self._look_after(key)
-        elif self._supporting and finish == "waiting":
-            waiting_on = self._scheduler.tasks[key].waiting_on or ()
-            for needed in waiting_on if len(waiting_on) <= _MOST_LINKS else ():
-                if needed.state == "processing":
-                    self._look_after(needed.key)
-        ahead = self._ahead.get(key) if start == "waiting" else None
+        """Note a transition of a task.
+
+        Only those to `processing` and `waiting` matter while `ahead`, `early` and `doubtful` are empty.
+        """
+        if self._supporting:
+            if finish == "processing":
+                if self._scheduler.tasks[key].dependents:
+                    self._look_after(key)
+            elif finish == "waiting":
+                waiting_on = self._scheduler.tasks[key].waiting_on or ()
+                for needed in waiting_on if len(waiting_on) <= _MOST_LINKS else ():
+                    if needed.state == "processing":
+                        self._look_after(needed.key)
+        ahead = self.ahead.get(key) if start == "waiting" else None
         if ahead is not None:
             ts = self._scheduler.tasks.get(key)
             ws = ts.processing_on if ts is not None else None
             if finish == "processing" and ws is not None and ws.address == ahead.worker:
-                del self._ahead[key]
+                del self.ahead[key]
                 self.early.add(key)
                 self.outcomes["confirmed"] += 1
             else:
                 self.withdraw(key)
         elif start == "processing":
             self.early.discard(key)
-        if finish in ("released", "waiting", "erred"):
+        if self.ahead and finish in ("released", "waiting", "erred"):
             self.moved(key)
-        if finish in ("memory", "erred", "forgotten"):
-            self._doubtful.discard(key)
+        if self.doubtful and finish in ("memory", "erred", "forgotten"):
+            self.doubtful.discard(key)
 
     def _look_after(self, key: Key) -> None:
-        self._new[key] = None
-        self._ask_pass()
+        if not self.new:
+            self._ask_pass()
+        self.new[key] = None
 
     def moved(self, key: Key) -> None:
         """Note that a task leaves its worker: the tasks prefetched after it are withdrawn."""
@@ -179,7 +186,7 @@ class Prefetch:
 
     def worker_of(self, ts: TaskState) -> str | None:
         """Return the worker that a ready task was prefetched to, if the task can run there."""
-        ahead = self._ahead.get(ts.key)
+        ahead = self.ahead.get(ts.key)
         ws = self._scheduler.workers.get(ahead.worker) if ahead is not None else None
         if ws is None or ws not in self._scheduler.running:
             return None
@@ -187,7 +194,7 @@ class Prefetch:
 
     def send(self) -> None:
         """Prefetch the dependents of tasks that started processing; not within a transition."""
-        new, self._new = self._new, {}
+        new, self.new = self.new, {}
         for key in new:
             ts = self._scheduler.tasks.get(key)
             if ts is not None and ts.state == "processing" and self._has_time(ts):
@@ -210,7 +217,7 @@ class Prefetch:
             # If a prefetched task kills the worker, Dask counts that once against the task before it.
             if len(ts.dependents) > _MOST_LINKS or not self._scheduler.allowed_failures:
                 return
-            sent = [other for other in ts.dependents if other.key in self._ahead]
+            sent = [other for other in ts.dependents if other.key in self.ahead]
             following = sent or [other for other in ts.dependents if self._follows(other, ws)]
             if not following:
                 return
@@ -219,39 +226,42 @@ class Prefetch:
                 self._send(ts, ws)
 
     def _follows(self, ts: TaskState, ws: WorkerState) -> bool:
+        """Return whether a task can be sent to a worker that has or makes all of its inputs."""
+        if ts.state != "waiting" or len(ts.dependencies) > _MOST_LINKS or len(ts.dependents) > _MOST_LINKS:
+            return False
+        for needed in ts.dependencies:  # most tasks end here
+            if needed.state == "memory":
+                if not (ws in (needed.who_has or ()) or self._inlining.comes_to(ws, needed.key)):
+                    return False
+            elif needed.state == "processing":
+                if needed.processing_on is not ws:
+                    return False
+            else:
+                ahead = self.ahead.get(needed.key)
+                if ahead is None or ahead.worker != ws.address:
+                    return False
+        makers = [needed for needed in ts.dependencies if needed.state == "processing"]
         return (
-            ts.state == "waiting"
-            and ts.key not in self._doubtful
-            and len(ts.dependencies) <= _MOST_LINKS
-            and len(ts.dependents) <= _MOST_LINKS
+            ts.key not in self.doubtful
             and not _distributed.is_restricted(ts)
-            and all(map(_distributed.is_plain, (ts, *ts.dependents)))
-            and all(self._will_be_on(ws, needed) for needed in ts.dependencies)
+            and all(map(_distributed.is_plain, (ts, *ts.dependents, *makers)))
         )
-
-    def _will_be_on(self, ws: WorkerState, needed: TaskState) -> bool:
-        if needed.state == "memory":
-            return ws in (needed.who_has or ()) or self._inlining.comes_to(ws, needed.key)
-        if needed.state == "processing":
-            return needed.processing_on is ws and _distributed.is_plain(needed)
-        ahead = self._ahead.get(needed.key)
-        return ahead is not None and ahead.worker == ws.address
 
     def _send(self, ts: TaskState, ws: WorkerState) -> None:
         message = _distributed.early_message(self._scheduler, ts, ws)
         awaits = [
             (needed.key, self._run_of(needed)) for needed in ts.dependencies if needed.state != "memory"
         ]
-        self._ahead[ts.key] = _Ahead(ws.address, message["run_id"])
+        self.ahead[ts.key] = _Ahead(ws.address, message["run_id"])
         self._inlining.before(ts, ws)
         self._scheduler.worker_send(ws.address, message | {"op": SEND, "awaits": awaits})
 
     def _run_of(self, ts: TaskState) -> int | None:
-        return self._ahead[ts.key].run_id if ts.key in self._ahead else ts.run_id
+        return self.ahead[ts.key].run_id if ts.key in self.ahead else ts.run_id
 
     def message(self, ts: TaskState) -> dict[str, Any] | None:
         """Return the confirmation that replaces the message of a prefetched task; None for other tasks."""
-        ahead = self._ahead.get(ts.key)
+        ahead = self.ahead.get(ts.key)
         if ahead is None or ts.processing_on is None or ts.processing_on.address != ahead.worker:
             return None
         ts.run_id = ahead.run_id
@@ -259,24 +269,24 @@ class Prefetch:
 
     def may_drop(self, key: Key, address: str) -> bool:
         """Return whether a worker needs its replica of a key for no prefetched task."""
-        return all(self._ahead[dependent].worker != address for dependent in self._ahead_of(key))
+        return all(self.ahead[dependent].worker != address for dependent in self._ahead_of(key))
 
     def _ahead_of(self, key: Key) -> list[Key]:
         """Return the prefetched dependents of a task."""
-        ts = self._scheduler.tasks.get(key) if self._ahead else None
-        return [other.key for other in ts.dependents if other.key in self._ahead] if ts is not None else []
+        ts = self._scheduler.tasks.get(key) if self.ahead else None
+        return [other.key for other in ts.dependents if other.key in self.ahead] if ts is not None else []
 
     def withdraw(self, key: Key) -> None:
         """Withdraw a task if it was prefetched."""
-        if key not in self._ahead:
+        if key not in self.ahead:
             return
-        address = self._ahead[key].worker
+        address = self.ahead[key].worker
         runs = self._take_back(key)
         for withdrawn, _ in runs:
             self._was_withdrawn(withdrawn, address)
         if address not in self._scheduler.stream_comms:
             self.outcomes["lost"] += len(runs)
-            self._doubtful.update(key for key, _ in runs)
+            self.doubtful.update(key for key, _ in runs)
             return
         self.outcomes["withdrawn"] += len(runs)
         message = {"op": WITHDRAW, "runs": runs, "stimulus_id": "ferroflow-withdraw"}
@@ -286,9 +296,9 @@ class Prefetch:
 
     def _take_back(self, key: Key) -> list[tuple[Key, int]]:
         """Forget a prefetched task and those prefetched after it, which come first in the result."""
-        ahead = self._ahead.pop(key)
+        ahead = self.ahead.pop(key)
         runs = []
         for dependent in self._ahead_of(key):
-            if dependent in self._ahead:  # else it depends on another one, too
+            if dependent in self.ahead:  # else it depends on another one, too
                 runs += self._take_back(dependent)
         return [*runs, (key, ahead.run_id)]
