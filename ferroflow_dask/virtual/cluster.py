@@ -294,7 +294,7 @@ class VirtualCluster:
         }
         runtime, n = self.fabric.runtime, len(graph)
         arrives = partial(self._arrives, graph, keys, order, options)
-        handled = partial(self.fabric.scheduler.run, n * runtime.graph_task_s, arrives)
+        handled = partial(self.fabric.scheduler.run, n * runtime.graph_task_s, self.cpu.run, arrives)
         latency_s = self.fabric.network.client_s()
         sent = partial(self.time.after, latency_s, handled) if latency_s else handled
         self.fabric.client.run(runtime.submit_s + n * runtime.client_task_s, sent)
@@ -384,7 +384,7 @@ class VirtualCluster:
 
     def _arrived(self, address: str, message: dict[str, Any]) -> None:
         service_s = self.fabric.runtime.of_message(message["op"])
-        self.fabric.scheduler.run(service_s, self._handle, address, message)
+        self.fabric.scheduler.run(service_s, self.cpu.run, self._handle, address, message)
 
     def _handle(self, address: str, message: dict[str, Any]) -> None:
         if address not in self.scheduler.workers:
