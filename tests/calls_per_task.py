@@ -21,7 +21,7 @@ from ferroflow_dask.bench.overhead_graphs import GRAPHS, stencil
 from ferroflow_dask.virtual import VirtualCluster
 
 #: Packages that take part in a virtual run and are not the plugin's.
-_AROUND = ("ferroflow_dask.virtual", "ferroflow_dask.bench")
+_AROUND = ("ferroflow_dask.virtual", "ferroflow_dask.bench", "ferroflow_dask.topology")
 
 
 def calls(name: str, n_tasks: int = 1000, workers: int = 8) -> tuple[int, Counter[str]]:

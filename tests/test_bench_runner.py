@@ -285,6 +285,7 @@ def test_a_policy_that_fails_is_broken_although_dask_takes_over(monkeypatch: pyt
         return handle(self, *args)
 
     monkeypatch.setattr(StealingPolicy, "handle", failing)
+    monkeypatch.setattr(StealingPolicy, "ignores", frozenset())
     with pytest.warns(UserWarning, match="broken on purpose"):
         assert statuses(SUMS) == ["warm-up: policy 'ferroflow' gave up during the run"]
 

@@ -102,8 +102,8 @@ class Cluster(VirtualCluster):
     def extension(self) -> Any:
         return self.scheduler.extensions.get(STEALING)
 
-    def join(self, *args: Any, **kwargs: Any) -> int:
-        name = super().join(*args, **kwargs)
+    def _join(self, *args: Any, **kwargs: Any) -> int:
+        name = super()._join(*args, **kwargs)
         address = self.workers[name].state.address
         self.scheduler.workers[address].metrics |= {"memory": 0, "spilled_bytes": {"memory": 0, "disk": 0}}
         for plugin in list(getattr(self.scheduler, "worker_plugins", ())):
