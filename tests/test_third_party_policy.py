@@ -75,6 +75,18 @@ class Careless(Policy):
                     yield StealTask(victim.last_waiting.key, victim.key, thief, "as it waits")
 
 
+class Hasty(Policy):
+    """A policy that places all tasks on the worker that joined last, and steals as soon as one is ready."""
+
+    places_queued = True
+
+    def handle(self, event: Event, view: ClusterView, now: float) -> Iterator[Instruction]:
+        if isinstance(event, TaskReady):
+            yield AssignTask(event.task.key, view.running[-1].key, "it joined last")
+            for victim in view.crowded_from_most_loaded():
+                yield StealTask(victim.last_waiting.key, victim.key, view.running[0].key, "as it waits")
+
+
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The package, as pip would have installed it."""
@@ -142,6 +154,18 @@ def test_none_can_break_restrictions(more: dict[str, Any]) -> None:
         assert declined == {"placement declined", "steal declined"}
         assert cluster.stealing.steals["asked"] == 0
         assert cluster.stealing.error is None
+
+    on_cluster(test, plugin=False)
+
+
+@pytest.mark.cluster
+def test_steals_in_answer_to_a_ready_task_are_events_too() -> None:
+    async def test(cluster: Cluster) -> None:
+        await exchange(cluster.scheduler, lambda scheduler: FerroflowStealing(scheduler, Hasty()))
+        await cluster.client.gather(cluster.map(10))
+        events = [message for _, message in cluster.scheduler.get_events("stealing")]
+        requests = [request for kind, *rest in events if kind == "request" for request in rest[0]]
+        assert len(requests) == cluster.stealing.steals["asked"] > 0
 
     on_cluster(test, plugin=False)
 

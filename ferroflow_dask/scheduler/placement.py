@@ -102,8 +102,8 @@ class Placement:
         for instruction in self.policy.handle(event, self._view, now):
             if isinstance(instruction, AssignTask) and instruction.key == task.key:
                 self._assign(task, instruction, now)
-            else:
-                self._carry_out(instruction, event, {task.key: task}, now)
+            elif request := self._carry_out(instruction, event, {task.key: task}, now):
+                self._steals.log_requests([request])
 
     def _assign(self, task: TaskView, instruction: AssignTask, now: float) -> None:
         key, worker = task.key, instruction.worker
