@@ -6,6 +6,7 @@
     ├── UsageError (also ValueError)       a value that the caller gave is not allowed
     │   ├── GraphError                     a graph that is not well formed
     │   ├── BindError                      an input's name, shape or dtype does not fit the graph
+    │   ├── StrategyError                  a strategy is damaged, or does not fit the graph or the cluster
     │   ├── TopologyError                  a topology is not well formed
     │   └── UnknownNameError               a DAG, a policy or a provider that does not exist
     ├── ModelError                         a file is no ONNX model, or not a valid one
@@ -38,6 +39,10 @@ class GraphError(UsageError):
 
 class BindError(UsageError):
     """An input's name, shape or dtype does not fit the graph."""
+
+
+class StrategyError(UsageError):
+    """A strategy is damaged, or does not fit the graph or the cluster; the message names the operator."""
 
 
 class TopologyError(UsageError):

@@ -101,7 +101,7 @@ def test_a_page_shows_the_example_as_it_is() -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_code_blocks_have_a_known_language(page: str) -> None:
     languages = re.findall(r"^```(\w*)\n.*?^```$", (REPOSITORY / page).read_text("utf-8"), re.DOTALL | re.M)
-    assert set(languages) <= {"console", "pycon", "python", "text", "yaml"}
+    assert set(languages) <= {"console", "json", "pycon", "python", "text", "yaml"}
 
 
 def fit(data: float, i: int) -> float:

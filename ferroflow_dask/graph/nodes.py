@@ -148,6 +148,8 @@ class Op:
         Python values, or ONNX messages where ONNX has them (tensors, sub-graphs).
     captured : tuple of str
         Values of this graph that sub-graphs in the attributes read by name.
+    worker : str
+        Name or address of the worker that must run the op; empty for any.
     """
 
     id: int
@@ -158,6 +160,7 @@ class Op:
     domain: str = ""
     attributes: Mapping[str, Any] = field(default_factory=dict)
     captured: tuple[str, ...] = ()
+    worker: str = ""
 
     @property
     def operands(self) -> tuple[str, ...]:
