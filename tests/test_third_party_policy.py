@@ -83,8 +83,9 @@ class Hasty(Policy):
     def handle(self, event: Event, view: ClusterView, now: float) -> Iterator[Instruction]:
         if isinstance(event, TaskReady):
             yield AssignTask(event.task.key, view.running[-1].key, "it joined last")
-            for victim in view.crowded_from_most_loaded():
-                yield StealTask(victim.last_waiting.key, victim.key, view.running[0].key, "as it waits")
+            waiting = list(view.running[-1].waiting_from_last())
+            for task in waiting[1:2]:  # the last one is the task that is placed now
+                yield StealTask(task.key, view.running[-1].key, view.running[0].key, "as it waits")
 
 
 @pytest.fixture
