@@ -70,6 +70,7 @@ def bundle_graph(
     *,
     alone: Collection[Key] = frozenset(),
     places: Mapping[Key, Place] | None = None,
+    by_key: Mapping[Key, Averages] | None = None,
 ) -> BundledGraph:
     """Cut a graph into bundles; O(tasks · log tasks + edges).
 
@@ -91,12 +92,14 @@ def bundle_graph(
         Tasks that stay separate.
     places : mapping of Key to (Key, int or None), optional
         For dependencies that exist as items of another task's result: that task and the item.
+    by_key : mapping of Key to Averages, optional
+        Of tasks of which more is known than of their prefix.
     """
     keys = in_order(tasks)
     position = {key: i for i, key in enumerate(keys)}
     prefixes = [key_split(key) for key in keys]
     known = [
-        _NOTHING if isinstance(tasks[key], NO_WORK) else learned.get(prefix)
+        _NOTHING if isinstance(tasks[key], NO_WORK) else (by_key or {}).get(key, learned.get(prefix))
         for key, prefix in zip(keys, prefixes, strict=True)
     ]
     nbytes = [int(one.nbytes) if one is not None else 0 for one in known]

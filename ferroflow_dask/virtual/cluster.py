@@ -19,16 +19,16 @@ from ferroflow_dask.scheduler.inlining.worker import RESULT
 from ferroflow_dask.scheduler.inlining.worker import TOPIC as INLINING_TOPIC
 from ferroflow_dask.scheduler.prefetch.worker import TOPIC as PREFETCH_TOPIC
 from ferroflow_dask.topology import Topology
-from ferroflow_dask.virtual.bundled import bundled
+from ferroflow_dask.virtual.bundled import Bundler
 from ferroflow_dask.virtual.check import check_end
 from ferroflow_dask.virtual.clock import VirtualLoop, VirtualTime
 from ferroflow_dask.virtual.extension import install_stealing
 from ferroflow_dask.virtual.fabric import Fabric, ProcessLoad, plain_runtime
 from ferroflow_dask.virtual.limits import (
-    check_amount,
-    check_count,
+    check_cluster,
     check_members,
     check_positive,
+    check_rates,
     check_worker,
 )
 from ferroflow_dask.virtual.network import PlainNetwork, Stream
@@ -128,16 +128,8 @@ class VirtualCluster:
         topology: Topology | None = None,
         bundle: bool = False,
     ) -> None:
-        check_count("workers", workers, 0)
-        check_count("workers_per_host", workers_per_host, 1)
-        for name, seconds in zip(
-            ("latency_s", "service_s", *["batching_s"] * 2), (latency_s, service_s, *batching_s), strict=True
-        ):
-            check_amount(name, seconds)
-        rates = {"bandwidth": bandwidth, "host_bandwidth": host_bandwidth, "saturation": saturation}
-        for name, rate in rates.items():
-            if rate is not None:
-                check_positive(name, rate, may_be_infinite=True)
+        check_cluster(workers, workers_per_host, (latency_s, service_s, *batching_s))
+        check_rates({"bandwidth": bandwidth, "host_bandwidth": host_bandwidth, "saturation": saturation})
         if interval_s is not None:
             check_positive("interval_s", interval_s)
         check_members("speeds", speeds or (), workers)
@@ -154,6 +146,8 @@ class VirtualCluster:
         self.scheduler.add_plugin(self.record)
         self.stealing = install_stealing(self.scheduler, self.time, policy, latency_s, interval_s)
         self._peers: dict[str, VirtualWorker] = {}
+        # Tasks on their way to the scheduler, or there.
+        self._sent: set[Key] = set()
         if topology is None:
             on_host = bandwidth if host_bandwidth is None else host_bandwidth
             network = PlainNetwork(self.time, latency_s, bandwidth, on_host, workers_per_host)
@@ -163,7 +157,8 @@ class VirtualCluster:
         self._around = Surroundings(self.time, self.fabric, self.tasks, self.record, self._peers)
         self._workers_per_host = workers_per_host
         self._seed = seed
-        self._bundles = bundle and topology is not None and isinstance(self.stealing, FerroflowStealing)
+        bundles = bundle and isinstance(self.stealing, FerroflowStealing)
+        self._bundler = Bundler(topology.profile()) if bundles and topology is not None else None
         for place in range(workers):
             spec = self.fabric.worker(place)
             threads, speed = (
@@ -183,8 +178,7 @@ class VirtualCluster:
         policy, seed : optional
             As in the constructor.
         **options
-            `validate` (off if left out), `bundle` (on if left out), `saturation` and `interval_s` of the
-            constructor.
+            `validate` (off if left out), `bundle` (on), `saturation` and `interval_s` of the constructor.
         """
         hosts = topology.host_of
         scheduler = topology.host_number(topology.scheduler)
@@ -259,6 +253,8 @@ class VirtualCluster:
         actors: Iterable[Key] = (),
         order: Mapping[Key, int] | None = None,
         fifo_timeout_s: float = 60.0,
+        is_sent: bool = False,
+        knows_costs: bool = False,
     ) -> None:
         """Let a client's graph arrive at the scheduler now.
 
@@ -279,10 +275,14 @@ class VirtualCluster:
             Graphs that arrive within this time of the last one that began a generation belong to the same
             generation, and share their priorities [s]. `Client.compute`, `Client.persist` and `Client.get`
             pass 60 s, `Client.submit` and `Client.map` 0.1 s.
+        is_sent : bool, optional
+            Whether the client has sent it already: then that takes no time.
+        knows_costs : bool, optional
+            Whether bundles are cut by the duration of each task, not by the mean of its prefix.
         """
         for key, task in graph.items():
             for needed in task.dependencies:
-                if needed not in graph and needed not in self.scheduler.tasks:
+                if needed not in graph and needed not in self.scheduler.tasks and needed not in self._sent:
                     raise UsageError(f"{key!r} depends on {needed!r}, which no client has or submits")
         keys = list(sinks(graph) if keep is None else keep)
         options = {
@@ -293,11 +293,15 @@ class VirtualCluster:
             "fifo_timeout": fifo_timeout_s,
         }
         runtime, n = self.fabric.runtime, len(graph)
-        arrives = partial(self._arrives, graph, keys, order, options)
+        self.record.n_arriving += 1
+        if self.fabric.topology is not None:
+            self._sent.update(graph)
+        arrives = partial(self._arrives, graph, keys, order, options, knows_costs)
         handled = partial(self.fabric.scheduler.run, n * runtime.graph_task_s, self.cpu.run, arrives)
         latency_s = self.fabric.network.client_s()
         sent = partial(self.time.after, latency_s, handled) if latency_s else handled
-        self.fabric.client.run(runtime.submit_s + n * runtime.client_task_s, sent)
+        sends_s = 0.0 if is_sent else runtime.submit_s + n * runtime.client_task_s
+        self.fabric.client.run(sends_s, handled if is_sent else sent)
 
     def _arrives(
         self,
@@ -305,12 +309,15 @@ class VirtualCluster:
         keys: list[Key],
         order: Mapping[Key, int] | None,
         options: dict[str, Any],
+        knows_costs: bool,
     ) -> None:
         """Create the tasks of a graph, bundled if the cluster does."""
-        if self._bundles and not options["actors"]:
-            assert self.fabric.topology is not None
-            graph, keys = bundled(graph, keys, self.fabric.topology.profile())
+        if self._bundler is not None and not options["actors"]:
+            graph, keys = self._bundler.cut(graph, keys, knows_costs)
             order = None
+        self.record.n_arriving -= 1
+        states = self.scheduler.tasks
+        self.record.wanted.update(key for key in keys if key not in states or states[key].state != "memory")
         self.tasks.update(graph)
         by_type: dict[str, dict[Key, Any]] = {}
         for key, task in graph.items():

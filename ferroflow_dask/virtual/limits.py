@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -35,6 +35,21 @@ def check_members(name: str, chosen: Iterable[object], workers: int) -> None:
     if lost := [worker for worker in chosen if worker not in range(workers)]:
         there = f"the workers are 0 to {workers - 1}" if workers else "there are no workers"
         raise UsageError(f"{name} has worker {lost[0]!r}; {there}")
+
+
+def check_cluster(workers: int, workers_per_host: int, times_s: Sequence[float]) -> None:
+    """Raise `UsageError` unless counts and times of a cluster are allowed: latency, service, batches."""
+    check_count("workers", workers, 0)
+    check_count("workers_per_host", workers_per_host, 1)
+    for name, seconds in zip(("latency_s", "service_s", *["batching_s"] * 2), times_s, strict=True):
+        check_amount(name, seconds)
+
+
+def check_rates(rates: Mapping[str, float | None]) -> None:
+    """Raise `UsageError` unless the rates that are given are numbers above 0."""
+    for name, rate in rates.items():
+        if rate is not None:
+            check_positive(name, rate, may_be_infinite=True)
 
 
 def check_worker(nthreads: int, speed: float, resources: Mapping[str, float]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -64,6 +65,11 @@ class Record(SchedulerPlugin):
         self.transfers: list[Transfer] = []
         #: How often each task was started.
         self.n_started: Counter[Key] = Counter()
+        #: Graphs on their way to the scheduler, and what clients want that is not there yet.
+        self.n_arriving = 0
+        self.wanted: set[Key] = set()
+        #: Called when all is there that clients want.
+        self.on_idle: Callable[[], None] | None = None
         #: Messages that the scheduler has handled.
         self.n_messages = 0
 
@@ -71,6 +77,10 @@ class Record(SchedulerPlugin):
         """Note a completion."""
         if finish == "memory" and start != "memory":
             self.completions.append(Completion(key, self._time.now))
+            if key in self.wanted:
+                self.wanted.discard(key)
+                if not self.wanted and not self.n_arriving and self.on_idle is not None:
+                    self.on_idle()
 
     @property
     def makespan_s(self) -> float:

@@ -244,7 +244,7 @@ class VirtualScheduler(Scheduler):
         """
         arguments: dict[str, Any] = {
             "start": now,
-            "dsk": {key: _spec(key, needed) for key, needed in dependencies.items()},
+            "dsk": {key: spec_of(key, needed) for key, needed in dependencies.items()},
             "keys": list(keys),  # distributed passes a set, whose order no run repeats
             "ordered": dict(order),
             "client": client,
@@ -257,7 +257,8 @@ class VirtualScheduler(Scheduler):
         self._create_taskstate_from_graph(**arguments)
 
 
-def _spec(key: Key, dependencies: Sequence[Key]) -> Task:
+def spec_of(key: Key, dependencies: Sequence[Key]) -> Task:
+    """Return a task that does nothing, whose dependencies come in the same order in every run."""
     spec = Task(key, _nothing, *map(TaskRef, dependencies))
     spec._dependencies = _InOrder(dependencies)
     return spec

@@ -1,0 +1,18 @@
+"""Simulations of whole programs: jobs from graphs, collections and recorded runs, on any topology."""
+
+from ferroflow_dask.replay.job import Job, JobGraph
+from ferroflow_dask.replay.outcome import ENGINES, Execution, Outcome, simulate_job
+from ferroflow_dask.replay.simulate import simulate
+from ferroflow_dask.replay.sources import job_of_collection, job_of_graph
+
+__all__ = [
+    "ENGINES",
+    "Execution",
+    "Job",
+    "JobGraph",
+    "Outcome",
+    "job_of_collection",
+    "job_of_graph",
+    "simulate",
+    "simulate_job",
+]
