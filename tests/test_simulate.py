@@ -161,7 +161,7 @@ def test_wrong_arguments_get_one_line(arguments: dict[str, Any], message: str) -
     ("program", "message"),
     [
         pytest.param(3, "needs a Dask collection, a graph or a record, got int", id="a number"),
-        pytest.param(delayed_tree(), "the duration of 'leaf' must be known", id="no durations"),
+        pytest.param(delayed_tree(), "the duration of '(leaf|total)' must be known", id="no durations"),
     ],
 )
 def test_a_wrong_program_gets_one_line(program: Any, message: str) -> None:
