@@ -18,7 +18,7 @@ from typing import Any
 import dask
 import numpy as np
 import pytest
-from command_line import FAILURE, assert_one_line, ferroflow
+from command_line import FAILURE, USAGE, answer, assert_one_line, ferroflow
 from models import mlp
 from real_slurm import ask, queue, states
 from slurm_clusters import SCHEDULER, client_of, n_workers, no_jobs, ours, sections, soon
@@ -213,11 +213,20 @@ def test_one_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("cpu", "message"),
     [
-        ({"queue": "nowhere"}, r"sbatch refused the job 'ff-cpu': .*invalid partition"),
-        ({"memory": "900 GiB"}, r"sbatch refused the job 'ff-cpu': .*(Memory|node configuration)"),
+        (
+            {"queue": "nowhere"},
+            r"sbatch refused the job 'ff-cpu': invalid partition specified: nowhere / Batch job submission "
+            r"failed: Invalid partition name specified; change `queue: nowhere` in section jobqueue\.cpu of "
+            r"\./jobqueue\.yaml$",
+        ),
+        (
+            {"memory": "900 GiB"},
+            r"sbatch refused the job 'ff-cpu': .*(Memory|node conf).*; change .*`memory: 900 GiB` in",
+        ),
         (
             {"walltime": "12:00:00", "queue": "short"},
-            r"job \d+ will never start: PENDING \(PartitionTimeLimit\)",
+            r"job \d+ will never start: PENDING \(PartitionTimeLimit\); change `walltime: 12:00:00` or "
+            r"`queue: short` in section",
         ),
     ],
 )
@@ -262,6 +271,34 @@ def test_workers_that_never_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             patch.setenv("PATH", str(tmp_path))
             with pytest.raises(ClusterError, match=r"connected within 0 s: Slurm does not answer"):
                 cluster.wait_for_jobs(timeout=0)
+
+
+def test_status_lists_jobs_and_cancel_ends_them_and_their_program(tmp_path: Path) -> None:
+    sections(tmp_path, **{"scheduler-options": SCHEDULER})
+    sleepers = ("--dag", "imbalanced", "--n-heavy", "400", "--heavy-ms", "500", "--policy", "dask")
+    # A client tries so long to find its scheduler again.
+    environment = {**os.environ, "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "2s"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "ferroflow_dask", "run", *sleepers, "--cluster", "slurm", "--jobs", "2"],
+        cwd=tmp_path,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as program:
+        assert program.stderr is not None
+        submitted = re.findall(r"\d+", program.stderr.readline().partition(";")[0])
+        row = r"^{} +ff-cpu +RUNNING +1 +\d+:\d\d +n\d +tcp://127\.0\.0\.1:\d+$"
+        rows = [re.compile(row.format(job), re.MULTILINE) for job in submitted]
+        assert soon(lambda: all(row.search(answer("slurm", "status").stdout) for row in rows))
+        refused = ferroflow("slurm", "cancel", "999999")
+        assert_one_line(refused.exit_code, refused.stderr, USAGE, "job 999999 must be a job of ferroflow")
+        assert answer("slurm", "cancel").stdout == f"cancelled {', '.join(submitted)}\n"
+        _, stderr = program.communicate(timeout=60)
+    assert re.search("^ferroflow: the scheduler closed during the run", stderr, re.MULTILINE), stderr
+    assert program.returncode == FAILURE
+    assert no_jobs()
+    for command_name in ("status", "cancel"):
+        assert answer("slurm", command_name).stdout == "no jobs of ferroflow are pending or running\n"
 
 
 def test_waiting_for_jobs_is_shown_in_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ CPU = f"""#!/usr/bin/env bash
 #SBATCH --cpus-per-task=4
 #SBATCH --mem=8G
 #SBATCH -t 01:00:00
+#SBATCH --comment="ferroflow tcp://<scheduler>:8786 <job>"
 export DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION=3120s
 export DASK_DISTRIBUTED__WORKER__LIFETIME__STAGGER=180s
 {WORKER} --nthreads 4 --memory-limit 8.00GiB --nanny --death-timeout 120
@@ -50,6 +51,7 @@ GPU = f"""#!/usr/bin/env bash
 #SBATCH --mem=16G
 #SBATCH -t 01:00:00
 #SBATCH --gres=gpu:1
+#SBATCH --comment="ferroflow tcp://<scheduler>:8786 <job>"
 export DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION=3120s
 export DASK_DISTRIBUTED__WORKER__LIFETIME__STAGGER=180s
 {CUDA_WORKER} --nthreads 1 --memory-limit 16.00GiB --death-timeout 120 --resources GPU=1
@@ -66,6 +68,7 @@ NARVAL = f"""#!/usr/bin/env bash
 #SBATCH --mem=120G
 #SBATCH -t 03:00:00
 #SBATCH --gres=gpu:a100:1
+#SBATCH --comment="ferroflow tcp://<scheduler>:8786 <job>"
 module load StdEnv/2023 python/3.11 cuda/12.6
 source ~/ferroflow/bin/activate
 export DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION=9960s
@@ -85,6 +88,7 @@ NIBI = f"""#!/usr/bin/env bash
 #SBATCH --mem=230G
 #SBATCH -t 03:00:00
 #SBATCH --gres=gpu:h100:1
+#SBATCH --comment="ferroflow tcp://<scheduler>:8786 <job>"
 module load StdEnv/2023 python/3.11 cuda/12.6
 source ~/ferroflow/bin/activate
 export DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION=9960s
@@ -186,7 +190,7 @@ def test_a_file_that_is_named_counts_alone(tmp_path: Path, also: dict[str, Any])
             submitted = cluster.job_script()
     for told in (script, submitted):
         asked = [line.split()[1] for line in told.splitlines() if line.startswith("#SBATCH")]
-        assert asked == ["-J", "-n", "--cpus-per-task=1", "--mem=1G"]
+        assert asked == ["-J", "-n", "--cpus-per-task=1", "--mem=1G", '--comment="ferroflow']
 
 
 def test_the_section_of_dask_jobqueue_serves_where_there_is_no_other(tmp_path: Path) -> None:

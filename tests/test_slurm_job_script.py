@@ -40,7 +40,7 @@ def test_job_script_shows_what_is_submitted(
     ).stdout
     placeholders = {
         r"(?<=://)127\.0\.0\.1:\d+": "<scheduler>:8786",
-        r"(?<=--name )SlurmCluster-[cg]pu-0": "<job>",
+        r"SlurmCluster-[cg]pu-0": "<job>",
         r"(?<=\.dask-jobqueue\.worker\.)(ca_file|cert|key)\.\w+": r"\1.<random>",
     }
     for pattern, placeholder in placeholders.items():

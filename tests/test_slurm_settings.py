@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from ferroflow_dask.deploy import job_kind, job_scripts, slurm_cluster
+from ferroflow_dask.deploy import JobKind, job_kind, job_scripts, slurm_cluster
+from ferroflow_dask.deploy.slurm.refusals import setting_behind
 from ferroflow_dask.deploy.slurm.settings import job_arguments
 from ferroflow_dask.exceptions import FerroflowError, UsageError
 
@@ -254,3 +255,26 @@ def test_log_folders_are_one_word_for_slurm(tmp_path: Path, folder: str, quote: 
     (script,) = job_scripts(["mine"], write(tmp_path / "q.yaml", mine=said))
     assert f"#SBATCH -e {quote}{folder}/mine-%J.err{quote}\n" in script
     assert f"#SBATCH -o {quote}{folder}/mine-%J.out{quote}\n" in script
+
+
+@pytest.mark.parametrize(
+    ("message", "settings", "given", "told"),
+    [
+        ("Invalid account", {"account": "me"}, (), "; change `account: me` in section x of q.yaml"),
+        ("Invalid account", {"account": "me"}, ("account",), "; change the argument account='me'"),
+        ("You must specify an account", {}, (), "; add `account: …` to section x of q.yaml"),
+        (
+            "Requested node configuration is not available",
+            {"cores": 4, "memory": "1 TiB", "job_extra_directives": ["--gres=gpu:9"]},
+            ("memory",),
+            "; change the argument memory='1 TiB', or `job-extra-directives: [--gres=gpu:9]` or `cores: 4` "
+            "in section x of q.yaml",
+        ),
+        ("Slurm is away", {"account": "me"}, (), ""),
+    ],
+    ids=["a setting", "an argument", "nothing yet", "several", "another reason"],
+)
+def test_a_refusal_names_the_setting_to_change(
+    message: str, settings: dict[str, Any], given: tuple[str, ...], told: str
+) -> None:
+    assert setting_behind(message, JobKind("x", settings, "section x of q.yaml", given)) == told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,24 @@ def test_sections_are_named_as_on_the_command_line(tmp_path: Path) -> None:
         pytest.raises(UsageError, match="give slurm_cluster a gpu_section"),
     ):
         cluster.scale(gpu_jobs=1)
+
+
+# distributed does not close the socket that it could not bind.
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+def test_a_dashboard_whose_port_is_used_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    # dask-jobqueue silences the handlers of pytest.
+    monkeypatch.setattr(
+        "ferroflow_dask.deploy.slurm.cluster.logger.warning",
+        lambda text, *values: lines.append(text % values),
+    )
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        options = {"host": "127.0.0.1", "dashboard_address": f"127.0.0.1:{port}"}
+        with slurm_cluster("cpu", config_file=sections(tmp_path), scheduler_options=options) as cluster:
+            link = cluster.dashboard_link
+    assert lines == [f"port {port} is in use; the dashboard is at {link}"]
+    assert f":{port}/" not in link
 
 
 @pytest.mark.parametrize(
@@ -212,7 +231,8 @@ class Submitted:
     """A job that Slurm has, and whose workers have not connected."""
 
     status = Status.running
-    job_id, job_name, log_directory, has_connected, last_state = "1", "ff-cpu", None, False, ""
+    job_id, job_name, log_directory, has_connected = "1", "ff-cpu", None, False
+    last_state, kind = "", None
 
     async def close(self) -> None:
         self.status = Status.closed

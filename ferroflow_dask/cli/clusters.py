@@ -66,6 +66,7 @@ class Where:
 @contextmanager
 def client_for(where: Where) -> Iterator[Client]:
     """Yield a client of the cluster; what goes wrong with it is told in one line."""
+    client = None
     try:
         with _client(where) as client:
             yield client
@@ -73,12 +74,14 @@ def client_for(where: Where) -> Iterator[Client]:
         raise ClusterError(
             f"workers died while they ran task {error.task!r}; they may lack memory"
         ) from error
-    except CancelledError as error:
-        raise ClusterError(
-            "workers were lost, with data that only they held; they may lack memory"
-        ) from error
-    except (OSError, RuntimeError) as error:
-        raise ClusterError(f"the cluster failed: {error}") from error
+    except (CancelledError, OSError, RuntimeError) as error:
+        if client is not None and client.status != "running":
+            told = "the scheduler closed during the run, as `ferroflow slurm cancel` has it do"
+        elif isinstance(error, CancelledError):
+            told = "workers were lost, with data that only they held; they may lack memory"
+        else:
+            told = f"the cluster failed: {error}"
+        raise ClusterError(told) from error
 
 
 @contextmanager
@@ -132,7 +135,9 @@ def policy_installed(client: Client, policy: str, options: Mapping[str, Any]) ->
                 f"policy {policy!r} was taken off during the run; the scheduler's log may say why"
             )
     finally:
-        if before is None:
+        if client.status != "running":
+            pass  # there is nothing to restore
+        elif before is None:
             uninstall(client)
         else:
             client.register_plugin(before)

@@ -26,6 +26,7 @@ from ferroflow_dask.deploy import (
 )
 from ferroflow_dask.deploy.interrupts import closed_undisturbed, interrupts_deferred
 from ferroflow_dask.deploy.slurm.kinds import MOST_JOBS, MOST_JOBS_REASON
+from ferroflow_dask.deploy.slurm.listing import cancel_jobs, connected_workers, listed_jobs, n_workers
 from ferroflow_dask.deploy.slurm.queue_line import rarely
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.scheduler import check_workers
@@ -248,3 +249,35 @@ def slurm() -> None:
 def template() -> None:
     """Print a commented jobqueue.yaml to start from."""
     click.echo(slurm_template(), nl=False)
+
+
+@slurm.command()
+def status() -> None:
+    """List the SLURM jobs that ferroflow submitted for you, with their workers and the time left."""
+    jobs = listed_jobs()
+    if not jobs:
+        click.echo("no jobs of ferroflow are pending or running")
+        return
+    connected = connected_workers(jobs)
+    rows = [("job", "name", "state", "workers", "time left", "node", "scheduler")]
+    for job in jobs:
+        number = n_workers(job, connected)
+        workers, scheduler = str(number), job.scheduler
+        if number is None:
+            workers, scheduler = "-", f"{scheduler} (does not answer)"
+        rows.append((job.job_id, job.name, job.state, workers, job.time_left, job.nodes or "-", scheduler))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        click.echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+
+
+@slurm.command()
+@click.argument("job_ids", nargs=-1, metavar="[JOB]…")
+def cancel(job_ids: tuple[str, ...]) -> None:
+    """Cancel all SLURM jobs that ferroflow submitted for you, and the programs' schedulers; or some jobs.
+
+    A program that still runs replaces a job that is named here.
+    """
+    cancelled = cancel_jobs(job_ids)
+    listed = ", ".join(job.job_id for job in cancelled)
+    click.echo(f"cancelled {listed}" if cancelled else "no jobs of ferroflow are pending or running")

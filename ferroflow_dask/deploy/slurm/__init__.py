@@ -1,6 +1,7 @@
 """Clusters of SLURM jobs.
 
-Imports point one way: `start → cluster → adaptive, waiting → job → sections → kinds, settings`.
+Imports point one way: `start → cluster → replacing, waiting → adaptive, job, queue_line → refusals,
+sections → kinds, settings`.
 """
 
 from ferroflow_dask.deploy.slurm.kinds import JobKind

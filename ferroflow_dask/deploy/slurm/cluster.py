@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+import re
+import warnings
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from html import escape
 from typing import Any
 
@@ -32,9 +35,27 @@ _COMMON = ("config_name", "interface", "protocol", "security")
 _KEYS = ("_job_ca_file", "_job_cert", "_job_key")
 
 
+#: distributed's warning.
+_PORT_IN_USE = re.compile(r"Port (?P<port>\d+) is already in use")
+
+
 def _is_no_broadcast(record: logging.LogRecord) -> bool:
     """Return False for failed broadcasts: a closing scheduler sends one to workers of cancelled jobs."""
     return not str(record.msg).startswith("broadcast to")
+
+
+@contextmanager
+def _no_port_warning() -> Iterator[list[str]]:
+    """Yield the ports whose warning that they are in use is dropped; other warnings are shown."""
+    used: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.filterwarnings("always", message=_PORT_IN_USE.pattern)
+        yield used
+    for warning in caught:
+        if match := _PORT_IN_USE.match(str(warning.message)):
+            used.append(match["port"])
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 class SlurmCluster(ReplacingCluster):
@@ -48,9 +69,7 @@ class SlurmCluster(ReplacingCluster):
         Of `dask_jobqueue.SLURMCluster`.
     """
 
-    job_cls = Job
-    #: In this process.
-    scheduler: Any
+    job_cls = Job  # type: ignore[assignment] # another first argument has no use
 
     def __init__(self, kind: JobKind, gpu_kind: JobKind | None = None, **of_cluster: Any) -> None:
         self._kinds = {"cpu": kind} | ({} if gpu_kind is None else {"gpu": gpu_kind})
@@ -68,6 +87,12 @@ class SlurmCluster(ReplacingCluster):
                 suffixes = [f"-{i}" for i in range(kind.processes)] if kind.processes > 1 else [""]
                 self._specs[name] = {"cls": self.job_cls, "options": options, "group": suffixes}
         return self._specs
+
+    async def _start(self) -> None:
+        with _no_port_warning() as used:
+            await super()._start()
+        for port in used:  # as on a login node
+            logger.warning("port %s is in use; the dashboard is at %s", port, self.dashboard_link)
 
     # Scaling
 

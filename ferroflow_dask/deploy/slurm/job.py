@@ -18,6 +18,8 @@ from distributed import Security
 from distributed.core import Status
 
 from ferroflow_dask.deploy.slurm.kinds import JobKind
+from ferroflow_dask.deploy.slurm.listing import comment_of
+from ferroflow_dask.deploy.slurm.refusals import setting_behind
 from ferroflow_dask.deploy.slurm.sections import OWN_SECTION
 from ferroflow_dask.exceptions import ClusterError
 
@@ -45,8 +47,24 @@ class Job(SLURMJob):
     #: What Slurm said of it last, until a worker has connected.
     last_state = "submitted"
 
-    def __init__(self, *arguments: Any, security: Security | None = None, **options: Any) -> None:
-        super().__init__(*arguments, security=security and _as_words(security), **options)
+    def __init__(
+        self,
+        scheduler: str | None = None,
+        *,
+        kind: JobKind | None = None,
+        security: Security | None = None,
+        **options: Any,
+    ) -> None:
+        directives = list(options.pop("job_extra_directives", ()))
+        if not any(directive.startswith("--comment") for directive in directives):
+            directives.append(f'--comment="{comment_of(scheduler, options.get("name"))}"')
+        super().__init__(
+            scheduler,
+            security=security and _as_words(security),
+            job_extra_directives=directives,
+            **options,
+        )
+        self.kind = kind
         self.set_log_folder(self.log_directory)
 
     def set_log_folder(self, folder: str | None) -> None:
@@ -81,7 +99,10 @@ class Job(SLURMJob):
             await super().start()
         except (RuntimeError, OSError, ValueError) as error:
             self.status = Status.failed
-            raise ClusterError(f"sbatch refused the job {self.job_name!r}: {_told(error)}") from error
+            told = _told(error)
+            raise ClusterError(
+                f"sbatch refused the job {self.job_name!r}: {told}{setting_behind(told, self.kind)}"
+            ) from error
 
     @staticmethod
     async def _call(cmd: Sequence[str], **options: Any) -> str:
@@ -159,11 +180,15 @@ def _job_script(kind: JobKind, scheduler: str, common: Mapping[str, Any]) -> str
 
 
 def _told(error: Exception) -> str:
-    """Return what the command said, in one line."""
+    """Return the lines of the command, with slashes between them."""
     if isinstance(error, FileNotFoundError):
         return "there is no such command here; run this on a login node of a SLURM cluster"
     _, _, stderr = str(error).partition("stderr:")
-    return " ".join((stderr or str(error)).split()).removeprefix("sbatch: ")
+    lines = [
+        line.strip().removeprefix("sbatch: ").removeprefix("error: ")
+        for line in (stderr or str(error)).splitlines()
+    ]
+    return " / ".join(filter(None, lines))
 
 
 async def states_of(job_ids: Sequence[str]) -> dict[str, tuple[str, str]] | None:

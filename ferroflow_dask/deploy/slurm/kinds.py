@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,10 +27,16 @@ class JobKind:
         Name of the section in the configuration.
     arguments : mapping
         Arguments of `dask_jobqueue.slurm.SLURMJob`.
+    where : str, optional
+        The section and its file, for errors.
+    given : collection of str, optional
+        Arguments that the caller gave, and not the section.
     """
 
     section: str
     arguments: Mapping[str, Any]
+    where: str = ""
+    given: Collection[str] = ()
 
     @property
     def processes(self) -> int:
@@ -44,7 +50,7 @@ class JobKind:
 
     def options(self, common: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of a job, with those that the cluster gives to jobs of all kinds."""
-        return {**common, **self.arguments}
+        return {**common, **self.arguments, "kind": self}
 
     def n_jobs(
         self,

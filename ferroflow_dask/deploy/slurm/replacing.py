@@ -19,6 +19,7 @@ from tornado.ioloop import PeriodicCallback
 
 from ferroflow_dask.deploy.slurm.adaptive import JobAdaptive
 from ferroflow_dask.deploy.slurm.job import ALIVE, HOPELESS, Job, end_of_log, in_words, states_of
+from ferroflow_dask.deploy.slurm.refusals import setting_behind
 from ferroflow_dask.exceptions import ClusterError
 
 logger = logging.getLogger("ferroflow_dask")
@@ -41,6 +42,9 @@ class ReplacingCluster(SLURMCluster):
     given_up : list of str
         Why jobs that were asked for last are not tried any more.
     """
+
+    #: In this process.
+    scheduler: Any
 
     def __init__(self, **arguments: Any) -> None:
         self._adaptives: list[JobAdaptive] = []
@@ -65,10 +69,14 @@ class ReplacingCluster(SLURMCluster):
         """Whether jobs failed so often that no more are submitted, until `scale` or `adapt` is called."""
         return self._failed_starts >= _MOST_FAILED_STARTS
 
+    def _is_running(self) -> bool:
+        """Return whether the cluster runs, and its scheduler, which others may close."""
+        return self.status == Status.running and self.scheduler.status == Status.running
+
     @property
     def may_submit(self) -> bool:
         """Whether jobs may be submitted: it is neither closing, nor have they failed too often."""
-        return self.status == Status.running and not self.has_given_up
+        return self._is_running() and not self.has_given_up
 
     def connected_jobs(self) -> set[str]:
         """Return the jobs of which some worker has connected."""
@@ -133,7 +141,7 @@ class ReplacingCluster(SLURMCluster):
     def _replace_if_lost(self, name: str, job: Job | None) -> None:
         # Under its name there may be another job by now.
         is_there = job is not None and self.workers.get(name) is job
-        if self.status != Status.running or not is_there or name in self.connected_jobs():
+        if not self._is_running() or not is_there or name in self.connected_jobs():
             return
         job = self.workers.pop(name)
         if self._adaptives:
@@ -170,7 +178,7 @@ class ReplacingCluster(SLURMCluster):
         """Look for jobs that ended before a worker of theirs connected, or that will never start."""
         silent = {job.job_id: name for name, job in self.workers.items() if not job.has_connected}
         silent.pop(None, None)
-        if not silent or self.status != Status.running:
+        if not silent or not self._is_running():
             return
         states = await states_of(list(silent))
         if states is None:
@@ -203,7 +211,7 @@ class ReplacingCluster(SLURMCluster):
         self._failed_starts += 1
         told = job.last_state
         if is_hopeless:
-            message = f"job {job.job_id} will never start: {told}"
+            message = f"job {job.job_id} will never start: {told}{setting_behind(told, job.kind)}"
         else:
             message = f"job {job.job_id} ended before its workers connected: {told}{end_of_log(job)}"
         if not (is_hopeless or self.has_given_up):

@@ -46,10 +46,11 @@ def described(
 ) -> tuple[JobKind, dict[str, Any]]:
     """Return the jobs that a section describes, and the section's settings of the cluster."""
     settings, where = _section(section, config_file)
-    arguments = job_arguments(settings, given, f"section jobqueue.{section} of {where}")
+    told = f"section jobqueue.{section} of {where}"
+    arguments = job_arguments(settings, given, told)
     of_cluster = {name: arguments.pop(name) for name in _OF_CLUSTER if name in arguments}
     of_cluster.setdefault("shared_temp_directory", str(Path.cwd()))
-    return JobKind(section, arguments), of_cluster
+    return JobKind(section, arguments, told, frozenset(given)), of_cluster
 
 
 def default_section(config_file: str | Path | None = None) -> str:

@@ -36,7 +36,7 @@ _NOW_CALLED = {
     "mem": "job-mem",
 }
 #: The names of settings, where those of arguments differ by more than dashes.
-_SETTINGS = {"job_name": "name"}
+SETTINGS = {"job_name": "name"}
 _NAMES = frozenset(key.replace("-", "_") for key in _KEYS - {"name"}) | {"job_name"}
 
 _EXAMPLES = {"cores": "4", "memory": "8 GiB"}
@@ -106,7 +106,7 @@ class _Said:
         value = self.arguments[name]
         if name in self.given:
             return f"the argument {name} is {value!r}"
-        return f"{self.where} has {_SETTINGS.get(name, name.replace('_', '-'))} {value!r}"
+        return f"{self.where} has {SETTINGS.get(name, name.replace('_', '-'))} {value!r}"
 
     def words(self, name: str) -> list[str]:
         """Return the words that the shell may make of a list, or of a text."""
