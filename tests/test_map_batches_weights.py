@@ -68,7 +68,7 @@ def test_weights_travel_to_each_worker_once(process_client: Client, is_placed: b
 def test_very_large_weights_stay_where_they_are(
     thread_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ferroflow_dask.kernels import ort_provider as provider
+    from ferroflow_dask.kernels import ort_graph as provider
 
     monkeypatch.setattr(provider, "_OWN_MOST", 1000)
     x = rows(6, 784)

@@ -16,7 +16,7 @@ from distributed import Client
 
 from ferroflow_dask import ClusterProfile, Model, install
 from ferroflow_dask.graph import Graph, graph_from_onnx
-from ferroflow_dask.kernels.ort_provider import open_graph
+from ferroflow_dask.kernels.ort_graph import open_graph
 from ferroflow_dask.lowering import bind_graph, place
 
 pytestmark = pytest.mark.cluster

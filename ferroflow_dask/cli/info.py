@@ -20,6 +20,7 @@ from ferroflow_dask.graph import Graph, levels
 from ferroflow_dask.graph.analysis import is_large_product
 from ferroflow_dask.graph.render import kind_counts, to_dot, write
 from ferroflow_dask.kernels import provider_counts
+from ferroflow_dask.kernels.session import parts_of
 from ferroflow_dask.lowering import predictions_of
 
 #: Elements of the result [-]: ferroflow's own default.
@@ -88,6 +89,7 @@ def info(
         "outputs": {name: str(graph.spec(name)) for name in graph.outputs},
         "unsupported": dict(unsupported),
         "routing": dict(routing),
+        "parts": [str(part) for part in parts_of(graph)] if model is not None and not unsupported else [],
         "gpu_sized_matmuls": large,
         "predicted_s": {} if unsupported else _predicted_s(graph, ClusterProfile((threads,) * workers)),
     }
@@ -118,6 +120,8 @@ def _shown(fact: Any, limit: int = 6) -> str:
         return "unknown: they depend on the shapes of inputs"
     if isinstance(fact, int | float):
         return f"{fact:,.0f}"
+    if isinstance(fact, list):
+        return "; ".join(fact[:limit] + ["…"] * (len(fact) > limit)) or "none"
     if not isinstance(fact, dict):
         return str(fact)
     shown = [f"{name} {value}" for name, value in list(fact.items())[:limit]]

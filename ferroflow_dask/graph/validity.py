@@ -18,7 +18,7 @@ from ferroflow_dask.graph.protos import captured, domain_from_name, nested_nodes
 from ferroflow_dask.graph.weights import first_line, in_one_line
 
 #: What the checker wants of outputs, and no library needs.
-_HARMLESS = "Field 'shape' of 'type' is required but missing"
+_HARMLESS = ("Field 'shape' of 'type' is required", "Field 'type' of 'value_info' is required")
 
 _LOG_FATAL = 4
 

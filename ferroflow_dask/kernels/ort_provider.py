@@ -1,14 +1,12 @@
-"""ONNX's operators as onnxruntime has them: a session for each op and combination of dtypes, or for a graph.
+"""ONNX's operators as onnxruntime has them: a session for each op and combination of dtypes.
 
 The sessions of ops run on the calling thread alone: parallelism is Dask's, between ops.
 """
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,11 +14,9 @@ import onnx
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as _state
 
-from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.graph.protos import node_from_op
-from ferroflow_dask.graph.to_onnx import to_onnx
-from ferroflow_dask.kernels.deviations import check_operands, deviation, differs
+from ferroflow_dask.kernels.deviations import check_operands, deviations, differs
 from ferroflow_dask.kernels.op_model import (
     DRAWN,
     IR_VERSION,
@@ -30,27 +26,19 @@ from ferroflow_dask.kernels.op_model import (
     name_omitted_outputs,
     one_node_model,
 )
-from ferroflow_dask.kernels.provider import DeclinedError, ExecutionProvider, Kernel, opset_version
+from ferroflow_dask.kernels.ort_values import (
+    CPU,
+    NOT_NUMPY,
+    OPEN_ERRORS,
+    RUN_ERRORS,
+    feed_of,
+    session_options,
+    tensor_type,
+)
+from ferroflow_dask.kernels.provider import DeclinedError, Kernel, opset_version
 
-_CPU = "CPUExecutionProvider"
-
-#: Weights of more than this stay inputs of the session, which would copy them to make them its own [B].
-_OWN_MOST = 2**30
-
-#: Only fatal messages: what else goes wrong is raised, or declined and done by another provider.
-_LOG_FATAL = 4
-
-
-_RUN_ERRORS = (_state.NotImplemented, _state.Fail, _state.RuntimeException, _state.InvalidArgument)
-
-#: Whatever it objects to in a model without values: an operator, a type or an opset that it lacks.
-_OPEN_ERRORS = (*_RUN_ERRORS, _state.InvalidGraph, _state.InvalidProtobuf, RuntimeError)
-
-#: What it takes for an input; objects are strings. bfloat16 and smaller types (ml_dtypes) are not in it.
-_DTYPES = frozenset(map(np.dtype, "?bhilqBHILQefdO"))
-
-#: Of an operand: its dtype, and its rank where that matters.
-_Type = tuple[np.dtype[Any], int | None]
+#: Of an operand: its dtype, its rank where that matters, and whether it is a list of such.
+_Type = tuple[np.dtype[Any], int | None, bool]
 
 #: What ops that share a session may read, and the types of ONNX that they may name.
 _PLAIN = frozenset(map(np.dtype, "?bhilqBHILQfd"))
@@ -61,9 +49,6 @@ _SAME_ELSEWHERE = frozenset(("Add", "Relu"))
 
 #: Ops that share a session with none: operands are checked, types follow operands, numbers are drawn.
 _ALONE = frozenset(("Gemm", "Unique", "CastLike", *DRAWN))
-
-#: Results that the Python interface refuses, or hands out as raw bytes (8-bit floats become uint8).
-_NOT_NUMPY = re.compile(r"bfloat16|float8|float4|int4|int2")
 
 
 class OnnxRuntimeProvider:
@@ -107,21 +92,24 @@ class _SessionKernel:
         self._lock = threading.Lock()
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
-        feeds = {name: _tensor(value) for name, value in zip(self._names, values, strict=True) if name}
-        if self._has_rules:
+        feeds = {name: feed_of(value) for name, value in zip(self._names, values, strict=True) if name}
+        if self._has_rules and not any(isinstance(feed, list) for feed in feeds.values()):
             check_operands(self._op, feeds)
         session = self._session(feeds)
         try:
             found = iter(session.run(self._wanted, feeds))
-        except _RUN_ERRORS as error:
+        except RUN_ERRORS as error:
             # Some valid inputs are refused only here: zero points per channel, empty sets of booleans, ….
             raise DeclinedError(str(error), failed=True) from error
         return tuple(next(found) if value else None for value in self._op.outputs)
 
-    def _session(self, feeds: Mapping[str, np.ndarray[Any, np.dtype[Any]]]) -> Any:
+    def _session(self, feeds: Mapping[str, Any]) -> Any:
         # What ops of a sub-graph make of their operands depends on ranks, too.
         types = {
-            name: (array.dtype, array.ndim if self._has_subgraph else None) for name, array in feeds.items()
+            name: (feed[0].dtype, None, True)
+            if isinstance(feed, list)
+            else (feed.dtype, feed.ndim if self._has_subgraph else None, False)
+            for name, feed in feeds.items()
         }
         key = tuple(types.values())
         with self._lock:
@@ -137,20 +125,19 @@ class _SessionKernel:
 
     def _open(self, types: Mapping[str, _Type]) -> Any:
         """Return a session, or the reason why there is none."""
-        declared = {name: _tensor_type(*entry) for name, entry in types.items()}
+        declared = {name: tensor_type(dtype, ndim) for name, (dtype, ndim, _) in types.items()}
+        for name, (_, _, is_list) in types.items():
+            if is_list:
+                declared[name] = onnx.helper.make_sequence_type_proto(declared[name])
         model = one_node_model(self._op, self._opsets, declared, declared_opset(self._op, self._opsets))
-        if self._has_rules and self._has_subgraph and (other := deviation(model)):
-            return _not_onnx(other)
+        if self._has_rules and self._has_subgraph and (found := deviations(model)):
+            return "; ".join(found.values())
         try:
             session = _open_plainly(model)
-        except _OPEN_ERRORS as error:
+        except OPEN_ERRORS as error:
             return str(error)
-        strange = [output.type for output in session.get_outputs() if _NOT_NUMPY.search(output.type)]
+        strange = [output.type for output in session.get_outputs() if NOT_NUMPY.search(output.type)]
         return f"results of type {', '.join(strange)}" if strange else session
-
-
-def _not_onnx(kind: str) -> str:
-    return f"{kind} is not what ONNX describes"
 
 
 def may_join(op: Op, provider: str) -> bool:
@@ -190,7 +177,7 @@ def open_segment(
     opsets : mapping of str to int
         Versions of the graph that they come from.
     inputs : mapping of str to (dtype, int)
-        Of what they read of others: types, and how many axes. By these, `deviation` tells what to leave out.
+        Of what they read of others: types, and how many axes. By these, `deviations` tells what to leave out.
     outputs : sequence of str
         The values that are wanted.
     """
@@ -202,19 +189,19 @@ def open_segment(
         onnx.helper.make_graph(
             [node_from_op(op, version) for op in ops],
             "segment",
-            [onnx.ValueInfoProto(name=name, type=_tensor_type(*entry)) for name, entry in inputs.items()],
+            [onnx.ValueInfoProto(name=name, type=tensor_type(*entry)) for name, entry in inputs.items()],
             [onnx.ValueInfoProto(name=name) for name in outputs],
         ),
         opset_imports=[onnx.helper.make_opsetid("", version)],
         ir_version=IR_VERSION,
     )
-    if deviation(model):
+    if deviations(model):
         return None
     try:
         session = _open_plainly(model)
-    except _OPEN_ERRORS:
+    except OPEN_ERRORS:
         return None
-    if any(_NOT_NUMPY.search(o.type) or not o.type.startswith("tensor") for o in session.get_outputs()):
+    if any(NOT_NUMPY.search(o.type) or not o.type.startswith("tensor") for o in session.get_outputs()):
         return None
     wanted = list(outputs)
 
@@ -231,111 +218,10 @@ def _open_plainly(model: onnx.ModelProto) -> Any:
     What is fused, folded or packed beforehand gives other results in the last places, and it would depend
     on which ops share the session.
     """
-    options = _options(1)
+    options = session_options(1)
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.disable_prepacking", "1")
     # An arena keeps the largest memory a session ever needed, and there are hundreds of sessions.
     options.enable_cpu_mem_arena = False
     serialized = name_omitted_outputs(model).SerializeToString()
-    return onnxruntime.InferenceSession(serialized, options, providers=[_CPU])
-
-
-def _tensor_type(dtype: np.dtype[Any], ndim: int | None = None) -> onnx.TypeProto:
-    shape = None if ndim is None else [None] * ndim
-    return onnx.helper.make_tensor_type_proto(onnx.helper.np_dtype_to_tensor_dtype(dtype), shape)
-
-
-class _GraphSession:
-    """A whole graph in one session."""
-
-    def __init__(self, graph: Graph, session: Any) -> None:
-        self._graph = graph
-        self._session = session
-        self._inputs = tuple(entry.name for entry in session.get_inputs())
-
-    def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the outputs by name."""
-        feeds = {name: _tensor(inputs[name]) for name in self._inputs}
-        found = self._session.run(list(self._graph.outputs), feeds)
-        return dict(zip(self._graph.outputs, found, strict=True))
-
-
-def open_graph(
-    graph: Graph,
-    constants: Mapping[str, Any],
-    n_threads: int,
-    execution: ExecutionProvider | None = None,
-) -> _GraphSession | str:
-    """Return a session for a whole graph, or the reason why there is none.
-
-    Parameters
-    ----------
-    graph : Graph
-    constants : mapping of str to array
-        Those that are inputs of the graph.
-    n_threads : int
-        Threads that one run may use.
-    execution : ExecutionProvider, optional
-        Computes what it can of the graph: the CPU's if left out.
-    """
-    if execution is not None and execution[0] not in onnxruntime.get_available_providers():
-        return f"this onnxruntime has no {execution[0]}"
-    if other := next((op.kind for op in graph.live_ops if differs(op)), ""):
-        return _not_onnx(other)
-    if seeded := next((op.kind for op in graph.live_ops if is_seeded(op)), ""):
-        return f"{seeded} has a seed, and would yield other numbers in each run"
-    whole = graph
-    # A device has its copy anyway, and would get another one in every run.
-    if execution is not None or sum(value.nbytes for value in constants.values()) <= _OWN_MOST:
-        sources = [
-            replace(source, value=constants[source.name]) if source.name in constants else source
-            for source in graph.sources
-        ]
-        whole = replace(graph, sources=tuple(sources))
-    try:
-        model = name_omitted_outputs(to_onnx(whole))
-        if other := deviation(model, {**graph.constants, **constants}):
-            return _not_onnx(other)
-        large = {
-            entry.name: np.ascontiguousarray(whole.constants[entry.name])
-            for entry in model.graph.initializer
-            if entry.data_location == onnx.TensorProto.EXTERNAL
-        }
-        options = _options(n_threads)
-        options.add_external_initializers(
-            list(large), [onnxruntime.OrtValue.ortvalue_from_numpy(value) for value in large.values()]
-        )
-        session = onnxruntime.InferenceSession(
-            model.SerializeToString(), options, providers=[*([execution] if execution else []), _CPU]
-        )
-    except (*_OPEN_ERRORS, ValueError, TypeError, KeyError) as error:
-        return str(error)
-    if execution is not None and session.get_providers()[0] != execution[0]:
-        return f"{execution[0]} cannot be loaded here"  # a library of CUDA's is missing, say
-    strange = [
-        entry.type
-        for entry in (*session.get_inputs(), *session.get_outputs())
-        if _NOT_NUMPY.search(entry.type) or not entry.type.startswith("tensor")
-    ]
-    return f"values of type {', '.join(strange)}" if strange else _GraphSession(whole, session)
-
-
-def _options(n_threads: int) -> Any:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = n_threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = _LOG_FATAL
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return options
-
-
-def _tensor(value: Any) -> np.ndarray[Any, np.dtype[Any]]:
-    """Return the value as an array that onnxruntime's Python interface takes, or decline."""
-    if not isinstance(value, np.ndarray | np.generic):
-        raise DeclinedError(f"{type(value).__name__} is no tensor")
-    array = np.asarray(value)
-    if array.dtype.kind == "U":
-        return array.astype(object)
-    if array.dtype not in _DTYPES:
-        raise DeclinedError(f"onnxruntime's Python interface does not take {array.dtype}")
-    return array
+    return onnxruntime.InferenceSession(serialized, options, providers=[CPU])

@@ -6,6 +6,7 @@ Providers know operators and arrays, never graphs, tasks or clusters.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ferroflow_dask.graph.builder import DEFAULT_OPSET
@@ -14,6 +15,9 @@ from ferroflow_dask.graph.nodes import Op
 #: Computes one op. Called with one value per entry of `op.inputs` (None for the empty string), then one
 #: per entry of `op.captured`; returns one per entry of `op.outputs` (None for the empty string).
 Kernel = Callable[..., tuple[Any, ...]]
+
+#: Computes a graph: takes its inputs by name, constants among them, and returns its outputs by name.
+Runner = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 #: One of onnxruntime's execution providers, which are where it computes, and its options.
 ExecutionProvider = tuple[str, Mapping[str, str]]
@@ -59,6 +63,31 @@ class Provider(Protocol):
         another provider can take. The op's own name, and those of values that no sub-graph reads, are
         placeholders: one kernel serves all ops that differ in nothing else.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Ops of a graph that one provider computes.
+
+    Parameters
+    ----------
+    provider : str
+        `onnxruntime` for a session, otherwise the provider that is tried first.
+    ops : tuple of str
+        Names, in order.
+    reason : str
+        Why they are not part of a session; empty for those that are.
+    """
+
+    provider: str
+    ops: tuple[str, ...]
+    reason: str = ""
+
+    def __str__(self) -> str:
+        if len(self.ops) == 1 and self.reason:
+            return f"{self.provider}: {self.ops[0]} ({self.reason})"
+        why = f" ({self.reason})" if self.reason else ""
+        return f"{self.provider}: {len(self.ops)} ops{why}"
 
 
 def opset_version(op: Op, opsets: Mapping[str, int]) -> int:

@@ -42,6 +42,15 @@ _FINAL = (WrongOperandsError, MemoryError)
 _SLOW = "reference"
 
 
+def _is_final(error: BaseException | None) -> bool:
+    """Return whether an error, or one of an op inside that it comes from, is the same for all providers."""
+    while error is not None:
+        if isinstance(error, _FINAL):
+            return True
+        error = error.__cause__
+    return False
+
+
 class RefusedError(Exception):
     """No provider computes an op on these operands; never seen by users.
 
@@ -193,9 +202,9 @@ class _Dispatcher:
             name, kernel = found
             try:
                 results = kernel(*values)
-            except _FINAL:
-                raise
-            except Exception as error:  # noqa: BLE001 -- another provider may compute it
+            except Exception as error:  # another provider may compute it
+                if _is_final(error):
+                    raise
                 said.append((name, error))
             else:
                 self.computed_by = name

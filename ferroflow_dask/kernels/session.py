@@ -7,24 +7,25 @@ import os
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 from zict import LRU
 
-from ferroflow_dask.exceptions import KernelError
+from ferroflow_dask.exceptions import FerroflowError, KernelError
 from ferroflow_dask.graph.ir import Graph
-from ferroflow_dask.kernels.choice import SESSIONS, one_line, provider_names
+from ferroflow_dask.kernels.choice import SESSIONS, find_provider, one_line, provider_names
 from ferroflow_dask.kernels.evaluate import evaluate
-from ferroflow_dask.kernels.provider import ExecutionProvider
+from ferroflow_dask.kernels.provider import ExecutionProvider, Part, Runner
 
 logger = logging.getLogger("ferroflow_dask")
 
-#: Computes a graph: takes its inputs by name, constants among them, and returns its outputs by name.
-Runner = Callable[[Mapping[str, Any]], dict[str, Any]]
-
 #: Models that a process keeps open. Each holds its weights, unless they are very large.
 _KEPT = 4
+
+#: Ops that a log message names.
+_KEPT_SHOWN = 3
 
 #: A graph, and where it is computed: by kernels of these providers, or on a device with these options.
 _Key = tuple[str, tuple[Hashable, ...]]
@@ -51,8 +52,9 @@ def runner_of(
     names = provider_names(providers)
 
     def open_it() -> Runner:
-        session = _session(graph, constants) if SESSIONS in names else None
-        return session or partial(evaluate, graph, providers=names)  # op by op
+        found = _sessions(graph, constants, names) if SESSIONS in names else None
+        op_by_op = partial(evaluate, graph, providers=names)
+        return op_by_op if found is None else _Runner(found, op_by_op, graph.name)
 
     found = _kept((token, names), open_it)
     assert found is not None
@@ -95,7 +97,19 @@ def in_session(token: str) -> bool:
     """Return whether this process has a graph open that is computed in one session of a provider."""
     with _runners.lock:
         runners = [runner for key, runner in _runners.items() if key[0] == token]
-    return any(runner is not None and not isinstance(runner, partial) for runner in runners)
+    return any(not (runner is None or isinstance(runner, partial) or _parts_of(runner)) for runner in runners)
+
+
+def parts_of(graph: Graph, providers: Sequence[str] | None = None) -> list[Part]:
+    """Return which parts of a graph run where if it is computed as a whole; see `Model.providers`."""
+    names = provider_names(providers)
+    found = _opened(graph, {}, names) if SESSIONS in names else ""
+    if isinstance(found, str):
+        # Op by op; neighbours of one provider are a part.
+        runs = groupby(graph.live_ops, lambda op: find_provider(op, graph.opsets, names))
+        return [Part(provider, tuple(op.name for op in ops), found) for provider, ops in runs]
+    report: list[Part] | None = getattr(found, "report", None)
+    return report or [Part(SESSIONS, tuple(op.name for op in graph.live_ops))]
 
 
 def n_threads() -> int:
@@ -104,14 +118,71 @@ def n_threads() -> int:
     return int(told) if told.isdecimal() and int(told) > 0 else 1
 
 
-def _session(
-    graph: Graph, constants: Mapping[str, Any], execution: ExecutionProvider | None = None
-) -> Runner | None:
+class _Runner:
+    """A graph in sessions, or op by op for values that these refuse."""
+
+    def __init__(self, sessions: Runner, op_by_op: Runner, name: str) -> None:
+        self.sessions = sessions
+        self._op_by_op = op_by_op
+        self._name = name
+        self._has_logged = False
+
+    def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return self.sessions(inputs)
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 -- onnxruntime's errors have no base of their own
+            try:
+                found = self._op_by_op(inputs)
+            except FerroflowError as of_op:
+                # Who has called this knows of which inputs the model was given.
+                raise RuntimeError(str(of_op)) from of_op
+            if not self._has_logged:
+                self._has_logged = True
+                told = one_line(error)
+                logger.warning("model %r is computed op by op: its session failed: %s", self._name, told)
+            return found
+
+
+def _parts_of(runner: Runner | None) -> Sequence[Any]:
+    """Return the parts that a graph was cut into; none where it is one session, or none."""
+    parts: Sequence[Any] = getattr(getattr(runner, "sessions", None), "report", ())
+    return parts
+
+
+def _opened(graph: Graph, constants: Mapping[str, Any], providers: tuple[str, ...]) -> Runner | str:
+    """Return a graph in one session, or in several, or the reason why it is computed op by op."""
     try:
-        from ferroflow_dask.kernels.ort_provider import open_graph
+        from ferroflow_dask.kernels.parts import open_parts
+    except ImportError:
+        return "onnxruntime is not installed"
+    return open_parts(graph, constants, n_threads(), providers)
+
+
+def _sessions(graph: Graph, constants: Mapping[str, Any], providers: tuple[str, ...]) -> Runner | None:
+    found = _opened(graph, constants, providers)
+    if isinstance(found, str):
+        logger.warning("model %r is computed op by op: %s", graph.name, found)
+        return None
+    report: Sequence[Part] = getattr(found, "report", ())
+    if report:
+        kept = [str(part) for part in report if part.reason]
+        told = "; ".join(kept[:_KEPT_SHOWN]) + ("; …" if len(kept) > _KEPT_SHOWN else "")
+        n_parts = len(report) - len(kept)
+        logger.warning("model %r is cut into %d sessions around: %s", graph.name, n_parts, told)
+    return found
+
+
+def _session(graph: Graph, constants: Mapping[str, Any], execution: ExecutionProvider) -> Runner | None:
+    try:
+        from ferroflow_dask.kernels.ort_graph import open_graph
+        from ferroflow_dask.kernels.parts import kept_ops
     except ImportError:
         return None
-    session = open_graph(graph, constants, n_threads(), execution)
+    # Between sessions, values would cross from the device and back.
+    kept = kept_ops(graph, constants)
+    session = next(iter(kept.values())) if kept else open_graph(graph, constants, n_threads(), execution)
     if isinstance(session, str):
         logger.info("model %r has no session of its own: %s", graph.name, session)
         return None

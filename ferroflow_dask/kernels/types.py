@@ -86,6 +86,13 @@ class Types:
             return int(self.constants[name].ndim)
         return _rank(self.known[name]) if name in self.known else None
 
+    def sizes(self, name: str) -> list[int | None]:
+        """Return the sizes of a tensor, None for those that are unknown; nothing where the rank is."""
+        if name in self.constants:
+            return list(self.constants[name].shape)
+        dims = self.known[name].tensor_type.shape.dim if name in self.known else ()
+        return [int(dim.dim_value) if dim.HasField("dim_value") else None for dim in dims]
+
     def length(self, name: str) -> int | None:
         """Return how many elements a list has, None where it is unknown."""
         if name in self.constants:

@@ -16,7 +16,8 @@ from ferroflow_dask.devices import DeviceRunner, host_value
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import Source
 from ferroflow_dask.kernels import SESSIONS, Plan, make_plan
-from ferroflow_dask.kernels.session import Runner, runner_of, session_of
+from ferroflow_dask.kernels.provider import Runner
+from ferroflow_dask.kernels.session import runner_of, session_of
 from ferroflow_dask.lowering.execution import device_here, run_session_there, run_there
 
 

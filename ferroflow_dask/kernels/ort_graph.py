@@ -1,0 +1,95 @@
+"""Whole graphs in one session of onnxruntime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+
+from ferroflow_dask.graph.ir import Graph
+from ferroflow_dask.graph.to_onnx import to_onnx
+from ferroflow_dask.kernels.op_model import name_omitted_outputs
+from ferroflow_dask.kernels.ort_values import CPU, NOT_NUMPY, OPEN_ERRORS, feed_of, session_options
+from ferroflow_dask.kernels.provider import ExecutionProvider
+
+#: Weights of more than this stay inputs of the session, which would copy them to make them its own [B].
+_OWN_MOST = 2**30
+
+
+class GraphSession:
+    """A whole graph in one session."""
+
+    def __init__(self, graph: Graph, session: Any) -> None:
+        self.graph = graph
+        self._session = session
+        self._inputs = tuple(entry.name for entry in session.get_inputs())
+
+    def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the outputs by name."""
+        feeds = {name: feed_of(inputs[name]) for name in self._inputs}
+        found = self._session.run(list(self.graph.outputs), feeds)
+        return dict(zip(self.graph.outputs, found, strict=True))
+
+
+def open_graph(
+    graph: Graph,
+    constants: Mapping[str, Any],
+    n_threads: int,
+    execution: ExecutionProvider | None = None,
+    types: Mapping[str, onnx.TypeProto] | None = None,
+) -> GraphSession | str:
+    """Return a session for a whole graph, or the reason why there is none.
+
+    Parameters
+    ----------
+    graph : Graph
+    constants : mapping of str to array
+        Those that are inputs of the graph.
+    n_threads : int
+        Threads that one run may use.
+    execution : ExecutionProvider, optional
+        Computes what it can of the graph: the CPU's if left out.
+    types : mapping of str to TypeProto, optional
+        Of inputs of which the graph does not tell it.
+    """
+    if execution is not None and execution[0] not in onnxruntime.get_available_providers():
+        return f"this onnxruntime has no {execution[0]}"
+    whole = graph
+    # A device has its copy anyway, and would get another one in every run.
+    if execution is not None or sum(value.nbytes for value in constants.values()) <= _OWN_MOST:
+        sources = [
+            replace(source, value=constants[source.name]) if source.name in constants else source
+            for source in graph.sources
+        ]
+        whole = replace(graph, sources=tuple(sources))
+    try:
+        model = name_omitted_outputs(to_onnx(whole))
+        for entry in model.graph.input:
+            if types and entry.name in types:
+                entry.type.CopyFrom(types[entry.name])
+        session = _open(model, whole, n_threads, execution)
+    except (*OPEN_ERRORS, ValueError, TypeError, KeyError) as error:
+        return str(error)
+    if execution is not None and session.get_providers()[0] != execution[0]:
+        return f"{execution[0]} cannot be loaded here"  # a library of CUDA's is missing, say
+    types_there = [entry.type for entry in (*session.get_inputs(), *session.get_outputs())]
+    strange = list(filter(NOT_NUMPY.search, types_there))
+    return f"values of type {', '.join(strange)}" if strange else GraphSession(whole, session)
+
+
+def _open(model: onnx.ModelProto, graph: Graph, n_threads: int, execution: ExecutionProvider | None) -> Any:
+    large = {
+        entry.name: np.ascontiguousarray(graph.constants[entry.name])
+        for entry in model.graph.initializer
+        if entry.data_location == onnx.TensorProto.EXTERNAL
+    }
+    options = session_options(n_threads)
+    options.add_external_initializers(
+        list(large), [onnxruntime.OrtValue.ortvalue_from_numpy(value) for value in large.values()]
+    )
+    providers = [*([execution] if execution else []), CPU]
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=providers)
