@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ferroflow_dask.graph.ir import Graph
     from ferroflow_dask.lowering.execution import executed
     from ferroflow_dask.model import GraphBuilder, Model, generate, load_onnx
+    from ferroflow_dask.replay.record import record
+    from ferroflow_dask.replay.simulate import simulate
     from ferroflow_dask.scheduler.extension import FerroflowStealing
     from ferroflow_dask.scheduler.installation import explain, install, installed, uninstall
     from ferroflow_dask.scheduler.plugin import FerroflowPlugin
@@ -41,6 +43,8 @@ __all__ = [
     "install",
     "installed",
     "load_onnx",
+    "record",
+    "simulate",
     "slurm_cluster",
     "uninstall",
     "use_gpus",
@@ -56,6 +60,8 @@ _MODULES = {
     "lowering.execution": ["executed"],
     "model": ["GraphBuilder", "Model", "generate", "load_onnx"],
     "devices.workers": ["use_gpus"],
+    "replay.record": ["record"],
+    "replay.simulate": ["simulate"],
     "scheduler.extension": ["FerroflowStealing"],
     "scheduler.installation": ["explain", "install", "installed", "uninstall"],
     "scheduler.plugin": ["FerroflowPlugin"],

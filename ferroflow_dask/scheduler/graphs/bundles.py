@@ -82,6 +82,10 @@ class Bundles:
         """Return the keys of all tasks that differ from those of their graph."""
         return self._bundles.keys()
 
+    def get(self, key: Key) -> Bundle | None:
+        """Return the bundle that a task runs; None if the task is as its graph has it."""
+        return self._bundles.get(key)
+
     def rewritten(self, keys: Iterable[Key]) -> set[Key]:
         """Return the tasks that differ from those of their graph, also those of earlier installations."""
         earlier: Collection[Any] = _rewritten.get(self._scheduler, ())

@@ -1,0 +1,136 @@
+"""Records of runs in JSON: read without unpickling, checked field by field."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dask.typing import Key
+
+from ferroflow_dask.exceptions import UsageError
+from ferroflow_dask.replay.job import Job, JobGraph
+from ferroflow_dask.virtual import VirtualTask
+
+FORMAT, VERSION = "ferroflow record", 1
+#: Larger files are not read [B].
+_MOST_NBYTES = 2**30
+_MOST_TASKS, _MOST_THREADS = 5_000_000, 100_000
+#: Part of the duration of tasks below which they are taken to wait rather than to compute.
+_COMPUTES = 0.5
+
+
+def load_record(path: str | Path) -> Job:
+    """Return the job of a recorded run.
+
+    Raises
+    ------
+    UsageError
+        The file cannot be read, or is not a record.
+    """
+    path = Path(path)
+    try:
+        if path.stat().st_size > _MOST_NBYTES:
+            raise UsageError(f"a record must have at most {_MOST_NBYTES:,} bytes, got more: {str(path)!r}")
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"a record must be a file, got {str(path)!r}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"a record must be a JSON file, got {str(path)!r}: {error}") from error
+    try:
+        return job_of_document(document, name=path.stem)
+    except UsageError as error:
+        raise UsageError(f"{str(path)!r} is not a valid record: {error}") from error
+
+
+def job_of_document(document: Any, name: str = "") -> Job:
+    """Return the job that the document of a record describes."""
+    if not isinstance(document, Mapping) or document.get("format") != FORMAT:
+        raise UsageError(f"format must be {FORMAT!r}, got {_short(document)}")
+    if document.get("version") != VERSION:
+        raise UsageError(f"version must be {VERSION}, got {_short(document.get('version'))}")
+    rows, graphs = _list(document, "tasks"), _list(document, "graphs")
+    if len(rows) > _MOST_TASKS:
+        raise UsageError(f"tasks must be at most {_MOST_TASKS:,}, got {len(rows):,}")
+    computes = _number(document.get("core_share", 1.0), "core_share") >= _COMPUTES
+    keys: list[Key] = []
+    tasks: list[dict[Key, VirtualTask]] = [{} for _ in graphs]
+    wanted: list[list[Key]] = [[] for _ in graphs]
+    for at, row in enumerate(rows):
+        graph, task, is_wanted = _task(row, at, keys, len(graphs), computes)
+        key = row[0]
+        tasks[graph][key] = task
+        keys.append(key)
+        if is_wanted:
+            wanted[graph].append(key)
+    if len(set(keys)) < len(keys):
+        raise UsageError("each key of tasks must be used once, got one twice")
+    found = []
+    for at, graph in enumerate(graphs):
+        if not isinstance(graph, Mapping):
+            raise UsageError(f"graph {at} must be an object, got {_short(graph)}")
+        delay_s = _number(graph.get("delay_s", 0.0), f"delay_s of graph {at}")
+        if tasks[at]:
+            found.append(JobGraph(tasks[at], tuple(wanted[at]), bool(graph.get("waits")), delay_s))
+    threads = tuple(_count(n, "threads of a worker") for n in _list(document, "threads"))
+    if sum(threads) > _MOST_THREADS:
+        raise UsageError(f"threads must be at most {_MOST_THREADS:,} in all, got {sum(threads):,}")
+    return Job(
+        tuple(found),
+        name,
+        str(document.get("policy", "")),
+        threads,
+        _number(document.get("makespan_s"), "makespan_s"),
+        len(_list(document, "transfers")),
+    )
+
+
+def _task(row: Any, at: int, keys: list[Key], n_graphs: int, computes: bool) -> tuple[int, VirtualTask, bool]:
+    """Return graph, task and whether clients want it, of a row as `record` writes it."""
+    if not isinstance(row, list) or len(row) != 8 or not isinstance(row[0], str):
+        raise UsageError(
+            f"task {at} must be a list of key, graph, duration, size, dependencies, worker, start and "
+            f"whether it is wanted; got {_short(row)}"
+        )
+    _, graph, duration_s, nbytes, needed, _, _, is_wanted = row
+    if not isinstance(graph, int) or not 0 <= graph < n_graphs:
+        raise UsageError(f"graph of task {at} must be from 0 to {n_graphs - 1}, got {_short(graph)}")
+    if not isinstance(needed, list):
+        raise UsageError(f"dependencies of task {at} must be a list, got {_short(needed)}")
+    for one in needed:
+        if not isinstance(one, int) or isinstance(one, bool) or not 0 <= one < at:
+            raise UsageError(f"a dependency of task {at} must be an earlier task, got {_short(one)}")
+    task = VirtualTask(
+        _number(duration_s, f"duration of task {at}"),
+        tuple([keys[one] for one in needed]),
+        int(_number(nbytes, f"size of task {at}")),
+        takes_core=computes,
+    )
+    return graph, task, bool(is_wanted)
+
+
+def _list(document: Mapping[str, Any], name: str) -> list[Any]:
+    value = document.get(name)
+    if not isinstance(value, list):
+        raise UsageError(f"{name} must be a list, got {_short(value)}")
+    return value
+
+
+def _number(value: Any, where: str) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value < 0:
+        raise UsageError(f"{where} must be a finite number, at least 0, got {_short(value)}")
+    return float(value)
+
+
+def _count(value: Any, where: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UsageError(f"{where} must be a whole number, at least 1, got {_short(value)}")
+    return value
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 60 else f"{text[:57]}..."

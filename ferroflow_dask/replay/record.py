@@ -1,0 +1,292 @@
+"""`record`: write what a program does on a cluster to a file, without values and code."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import process_time
+from typing import TYPE_CHECKING, Any
+
+from dask.typing import Key
+from dask.utils import key_split
+from distributed import Client
+from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.metrics import time
+
+from ferroflow_dask import config
+from ferroflow_dask.bundling.bundle import Bundle
+from ferroflow_dask.bundling.sequence import NO_WORK
+from ferroflow_dask.clients import ask_workers, check_synchronous, workers_of
+from ferroflow_dask.exceptions import UsageError
+from ferroflow_dask.replay.files import FORMAT, VERSION
+from ferroflow_dask.scheduler import extension_on, installed
+from ferroflow_dask.whole_files import write_text
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler
+
+
+@contextmanager
+def record(client: Client, path: str | Path) -> Iterator[None]:
+    """Record all tasks that a cluster runs, and write them to a file at the end.
+
+    The file has the key, duration, result size, dependencies, worker and start of each task, and the
+    transfers between workers. Tasks inside bundles are included. It has neither values nor code.
+    `ferroflow simulate --record FILE` runs it again in virtual time.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        Synchronous.
+    path : path-like
+        JSON file to write.
+
+    Raises
+    ------
+    UsageError
+        The client is closed or asynchronous, the file cannot be written, or no task has run.
+
+    Examples
+    --------
+    >>> with record(client, "job.json"):  # doctest: +SKIP
+    ...     total.compute()
+    """
+    check_synchronous(client, "record")
+    path = Path(path)
+    if not path.resolve().parent.is_dir():
+        raise UsageError(f"the folder of a record must exist, got {str(path)!r}")
+    recorder = Recorder(f"ferroflow-record-{uuid.uuid4().hex}")
+    client.register_plugin(recorder, recorder.name)
+    try:
+        before = ask_workers(client, _processor_s)
+        yield
+        after = ask_workers(client, _processor_s)
+        found: dict[str, Any] = client.run_on_scheduler(_take, name=recorder.name)
+    finally:
+        client.unregister_scheduler_plugin(recorder.name)
+    if not found["tasks"]:
+        raise UsageError("a record must have a task, got none; compute something while it records")
+    plugin = installed(client)
+    document = {
+        "format": FORMAT,
+        "version": VERSION,
+        "policy": "dask" if plugin is None else plugin.policy or config.get("policy"),
+        "threads": [worker["nthreads"] for worker in workers_of(client).values()],
+        "core_share": _core_share(dict(before.values()), dict(after.values()), found["tasks"]),
+        **found,
+    }
+    try:
+        write_text(path, json.dumps(document))
+    except OSError as error:
+        raise UsageError(f"a record must be written to a file, got {str(path)!r}: {error}") from error
+
+
+def _processor_s() -> tuple[int, float]:
+    """Return the process and its processor time [s]; runs on workers."""
+    return os.getpid(), process_time()
+
+
+def _core_share(before: Mapping[int, float], after: Mapping[int, float], tasks: list[Any]) -> float:
+    """Return the part of the duration of tasks for which their workers used a core, at most 1.
+
+    It is below a half for tasks that sleep or wait for something.
+    """
+    used_s = sum(seconds - before.get(process, 0.0) for process, seconds in after.items())
+    lasted_s = sum(task[2] for task in tasks)
+    return min(1.0, used_s / lasted_s) if lasted_s else 1.0
+
+
+def _take(name: str, dask_scheduler: Any = None) -> dict[str, Any]:
+    found: dict[str, Any] = dask_scheduler.plugins[name].document()
+    return found
+
+
+@dataclass(slots=True)
+class _Ran:
+    """A task that ran."""
+
+    graph: int
+    duration_s: float
+    dependencies: list[Key]
+    worker: str
+    start_s: float
+    turn: Any
+
+
+class Recorder(SchedulerPlugin):
+    """Notes the tasks that end on a scheduler.
+
+    Parameters
+    ----------
+    name : str
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._ran: dict[Key, _Ran] = {}
+        self._nbytes: dict[Key, int] = {}
+        self._delivered_s: dict[Key, float] = {}
+        self._wanted: set[Key] = set()
+        self._graph_of: dict[Key, int] = {}
+        self._graphs: list[dict[str, Any]] = []
+        self._open: set[Key] = set()
+        self._transfers: list[tuple[str, str, float, float]] = []
+        self._first_s = self._arrived_s = self._ended_s = 0.0
+
+    async def start(self, scheduler: Scheduler) -> None:
+        """Take the scheduler."""
+        self._scheduler = scheduler
+
+    def update_graph(self, scheduler: Scheduler, *, keys: set[Key], tasks: list[Key], **kwargs: Any) -> None:
+        """Note when a graph arrives, and whether the earlier ones have ended by then."""
+        now = time()
+        new = [key for key in tasks if scheduler.tasks[key].state in ("released", "waiting")]
+        if not new:
+            return
+        if not self._graphs:
+            self._first_s = self._arrived_s = now
+        waits = bool(self._graphs) and not self._open
+        delay_s = now - (max(self._ended_s, self._first_s) if waits else self._arrived_s)
+        self._graphs.append({"waits": waits, "delay_s": max(0.0, delay_s)})
+        self._arrived_s = now
+        self._graph_of.update(dict.fromkeys(new, len(self._graphs) - 1))
+        self._open.update(new)
+        self._wanted.update(keys)
+
+    def transition(self, key: Key, start: Any, finish: Any, *args: Any, **kwargs: Any) -> None:
+        """Note a task that has ended."""
+        if finish in ("memory", "erred", "forgotten", "released"):
+            self._open.discard(key)
+        graph = self._graph_of.get(key)
+        if finish != "memory" or graph is None:
+            return
+        self._ended_s = time()
+        ts = self._scheduler.tasks[key]
+        self._nbytes[key] = max(ts.nbytes, 0)
+        spans = kwargs.get("startstops") or ()
+        computed = [span for span in spans if span["action"] == "compute"]
+        if not computed:
+            return
+        duration_s = sum(span["stop"] - span["start"] for span in computed)
+        bundle = self._bundle(key)
+        if bundle is not None and all(isinstance(task, NO_WORK) for task in bundle.tasks):
+            self._delivered_s[key] = duration_s  # it stands for a value of a bundle
+            return
+        worker = str(kwargs.get("worker"))
+        for span in spans:
+            if span["action"] == "transfer":
+                self._transfers.append((span["source"], worker, span["start"], span["stop"]))
+        needed = [dependency.key for dependency in ts.dependencies]
+        ran = _Ran(graph, duration_s, needed, worker, computed[0]["start"], (ts.priority, 0))
+        if bundle is None:
+            self._ran[key] = ran
+        else:
+            self._note_bundle(ran, bundle)
+
+    def _bundle(self, key: Key) -> Bundle | None:
+        extension = extension_on(self._scheduler)
+        return None if extension is None else extension.graphs.bundles.get(key)
+
+    def _note_bundle(self, whole: _Ran, bundle: Bundle) -> None:
+        """Note the tasks of a bundle.
+
+        The durations of delivered tasks are measured. The others share the rest by the averages of their
+        prefixes.
+        """
+        extension = extension_on(self._scheduler)
+        known = {} if extension is None else extension.graphs.learned() or {}
+        shares: dict[Key, float] = {}
+        for task in bundle.tasks:
+            average = known.get(key_split(task.key))
+            if average is not None:
+                self._nbytes.setdefault(task.key, int(average.nbytes))
+            if not isinstance(task, NO_WORK) and task.key not in self._delivered_s:
+                shares[task.key] = max(1e-9, 0.0 if average is None else average.duration_s)
+        own_s = {task.key: self._delivered_s.get(task.key, 0.0) for task in bundle.tasks}
+        rest_s = max(0.0, whole.duration_s - sum(own_s.values()))
+        own_s |= {key: rest_s * share / sum(shares.values()) for key, share in shares.items()}
+        start_s, (priority, _) = whole.start_s, whole.turn
+        for at, task in enumerate(bundle.tasks):
+            self._ran[task.key] = replace(
+                whole,
+                duration_s=own_s[task.key],
+                dependencies=sorted(task.dependencies, key=repr),
+                start_s=start_s,
+                turn=(priority, at),
+            )
+            start_s += own_s[task.key]
+
+    def document(self) -> dict[str, Any]:
+        """Return what was noted, as it is written."""
+        order = self._in_order()
+        number = {key: at for at, key in enumerate(order)}
+        # What a later graph reads must be there once its own graph has ended.
+        for ran in self._ran.values():
+            for needed in ran.dependencies:
+                if needed in self._ran and self._ran[needed].graph != ran.graph:
+                    self._wanted.add(needed)
+        workers = list(dict.fromkeys(ran.worker for ran in self._ran.values()))
+        place = {worker: at for at, worker in enumerate(workers)}
+        read = {needed for ran in self._ran.values() for needed in ran.dependencies}
+        names = _names(order)
+        tasks = []
+        for key in order:
+            ran = self._ran[key]
+            earlier = sorted(number[one] for one in set(ran.dependencies) if one in number)
+            size = self._nbytes.get(key, 0)
+            start_s = max(0.0, ran.start_s - self._first_s)
+            is_wanted = key in self._wanted or key not in read
+            tasks.append(
+                [names[key], ran.graph, ran.duration_s, size, earlier, place[ran.worker], start_s, is_wanted]
+            )
+        transfers = [
+            [place.get(source, -1), place.get(to, -1), start - self._first_s, stop - self._first_s]
+            for source, to, start, stop in self._transfers
+        ]
+        return {
+            "makespan_s": max(0.0, self._ended_s - self._first_s),
+            "graphs": self._graphs,
+            "tasks": tasks,
+            "transfers": transfers,
+        }
+
+    def _in_order(self) -> list[Key]:
+        """Return the tasks by graph and priority, each after its dependencies."""
+        missing = {}
+        readers: dict[Key, list[Key]] = {}
+        for key, ran in self._ran.items():
+            needed = {one for one in ran.dependencies if one in self._ran and one != key}
+            missing[key] = len(needed)
+            for one in needed:
+                readers.setdefault(one, []).append(key)
+        turn = {key: (ran.graph, ran.turn, at) for at, (key, ran) in enumerate(self._ran.items())}
+        ready = [(turn[key], key) for key, n in missing.items() if not n]
+        heapq.heapify(ready)
+        order = []
+        while ready:
+            _, key = heapq.heappop(ready)
+            order.append(key)
+            for reader in readers.get(key, ()):
+                missing[reader] -= 1
+                if not missing[reader]:
+                    heapq.heappush(ready, (turn[reader], reader))
+        return order
+
+
+def _names(keys: list[Key]) -> dict[Key, str]:
+    """Return each key as text, all different."""
+    names: dict[Key, str] = {}
+    used: set[str] = set()
+    for key in keys:
+        name = key if isinstance(key, str) else repr(key)
+        while name in used:
+            name += "'"
+        used.add(name)
+        names[key] = name
+    return names
