@@ -73,3 +73,8 @@ def workers_of(client: Client) -> Mapping[str, Mapping[str, Any]]:
     scheduler: Any = client.scheduler
     found: Mapping[str, Any] = client.sync(scheduler.identity, n_workers=-1)["workers"]
     return found
+
+
+def is_address(worker: str) -> bool:
+    """Return whether a worker is one of a cluster, and not only a name."""
+    return "://" in worker

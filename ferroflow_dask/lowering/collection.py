@@ -26,9 +26,11 @@ from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.kernels.choice import check_supported, provider_names
 from ferroflow_dask.lowering.bundles import Bundling, bundle, check_placement
+from ferroflow_dask.lowering.pinned import in_parts, is_pinned, pinned_bundling
 from ferroflow_dask.lowering.placement import check_placed
 from ferroflow_dask.lowering.sources import check_lazy, is_lazy
 from ferroflow_dask.lowering.tasks import GpuCosts, host_values, lower, op_type_prefix
+from ferroflow_dask.strategy import Strategy
 
 
 class BoundGraph(DaskMethodsMixin):
@@ -151,6 +153,7 @@ def bind_graph(
     placement: str | None = None,
     gpu_costs: CostModel | None = None,
     gpu_matmul_threshold: int | None = None,
+    strategy: Strategy | None = None,
 ) -> BoundGraph:
     """Give a graph's inputs their values and lower it to Dask tasks.
 
@@ -168,6 +171,9 @@ def bind_graph(
     if profile is not None:
         check_kind("bind", profile, ClusterProfile, "a ClusterProfile, as calibrate(client) returns one")
     graph = with_inputs(graph, inputs or {})
+    if strategy is not None:
+        check_kind("bind", strategy, Strategy, "a Strategy, as read_strategy(file) returns one")
+        graph = in_parts(graph, inputs or {}, strategy)
     with _collector_at_rest():
         seconds = estimate(graph, costs or AnalyticCost())
         bundling = _bundling(graph, seconds, profile, placement)
@@ -236,7 +242,7 @@ def _bind(
         n_tasks=lowered.n_tasks,
         graph=graph,
         placement="ops" if bundling is None else bundling.placement,
-        predictions={} if bundling is None or not is_predicted else bundling.predictions,
+        predictions=bundling.predictions if bundling is not None and is_predicted else {},
     )
 
 
@@ -244,6 +250,8 @@ def _bundling(
     graph: Graph, costs: Mapping[int, float], profile: ClusterProfile | None, placement: str | None
 ) -> Bundling | None:
     """Return how the graph is cut; None for a task for each op, of which nothing is predicted."""
+    if is_pinned(graph):
+        return pinned_bundling(graph, costs, placement)
     if placement is not None:
         check_placement(placement)
     if profile is not None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ferroflow_dask.annotations import PLACED_PREFIX
-from ferroflow_dask.clients import check_synchronous
+from ferroflow_dask.clients import check_synchronous, is_address
 from ferroflow_dask.exceptions import ClusterError, UsageError
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import Source
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def place(graph: Graph, client: Client) -> Graph:
-    """Copy the constants of a graph to every worker and return a graph that refers to the copies.
+    """Copy the constants of a graph to the workers and return a graph that refers to the copies.
 
     See `ferroflow_dask.Model.place`. A graph whose constants are all placed, or that has none, is returned as
-    it is.
+    it is. A constant that only ops with a worker read is copied to those workers, others to all workers.
     """
     check_synchronous(client, "place")
     constants = [source for source in graph.sources if not (source.is_input or source.is_placed)]
@@ -31,7 +31,18 @@ def place(graph: Graph, client: Client) -> Graph:
         raise ClusterError(
             f"there are no workers to place graph {graph.name!r} on; start some and place it again"
         )
-    placed = on_all_workers({source.id: source.value for source in constants}, client)
+    readers: dict[str, set[str]] = {}
+    for op in graph.ops:
+        for value in op.operands:
+            readers.setdefault(value, set()).add(op.worker)
+    by_workers: dict[frozenset[str], dict[int, Any]] = {}
+    for source in constants:
+        workers = frozenset(readers.get(source.name, ()))
+        where = workers if all(map(is_address, workers)) else frozenset[str]()
+        by_workers.setdefault(where, {})[source.id] = source.value
+    placed: dict[int, Future[Any]] = {}
+    for workers, values in by_workers.items():
+        placed |= on_all_workers(values, client, sorted(workers))
     return replace(
         graph,
         sources=tuple(
@@ -40,11 +51,23 @@ def place(graph: Graph, client: Client) -> Graph:
     )
 
 
-def on_all_workers(values: Mapping[Any, Any], client: Client) -> dict[Any, Future[Any]]:
-    """Copy values to every worker, where they stay as long as the Futures that are returned; see `place`."""
+def on_all_workers(
+    values: Mapping[Any, Any], client: Client, workers: Sequence[str] = ()
+) -> dict[Any, Future[Any]]:
+    """Copy values to workers, where they stay as long as the Futures that are returned; see `place`.
+
+    Parameters
+    ----------
+    values : mapping
+    client : distributed.Client
+    workers : sequence of str, optional
+        Their addresses; all workers if there are none.
+    """
     # Each has a key of its own: equal constants stay two, as the graph has them.
     keys = {name: f"{PLACED_PREFIX}{uuid.uuid4().hex}" for name in values}
-    futures = client.scatter({keys[name]: value for name, value in values.items()}, broadcast=True)
+    futures = client.scatter(
+        {keys[name]: value for name, value in values.items()}, workers=list(workers) or None, broadcast=True
+    )
     return {name: futures[key] for name, key in keys.items()}
 
 

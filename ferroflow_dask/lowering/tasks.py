@@ -24,6 +24,7 @@ from ferroflow_dask.annotations import (
     RANK_ANNOTATION,
 )
 from ferroflow_dask.bundling.results import Place, by_place
+from ferroflow_dask.clients import is_address
 from ferroflow_dask.cost import kind_name
 from ferroflow_dask.devices import host_value
 from ferroflow_dask.graph.analysis import is_large_product
@@ -169,6 +170,11 @@ def lower(
         tasks[key] = Task(key, function, *operands)
     outputs = {name: places.get(name) or (sources[name].key, None) for name in graph.outputs}
     annotations = _annotations(graph, keys, groups, costs, gpu=gpu, are_alike=are_alike)
+    pins: dict[Hashable, list[str]] = {
+        key: [ops[0].worker] for key, ops in zip(keys, groups, strict=True) if is_address(ops[0].worker)
+    }
+    if pins:
+        annotations["workers"] = PerKey(pins)
     if guesses or costs:
         ranks = _ranks(graph, groups, guesses or costs)
         annotations[RANK_ANNOTATION] = PerKey(zip(keys, ranks, strict=True))

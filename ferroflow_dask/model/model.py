@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ferroflow_dask.arguments import check_kind
+from ferroflow_dask.clients import check_synchronous
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import TensorSpec
@@ -19,7 +20,9 @@ from ferroflow_dask.kernels.provider import Part
 from ferroflow_dask.kernels.session import parts_of
 from ferroflow_dask.lowering.batches import map_batches
 from ferroflow_dask.lowering.collection import BoundGraph, bind_graph
+from ferroflow_dask.lowering.pinned import in_parts, on_cluster
 from ferroflow_dask.lowering.placement import place
+from ferroflow_dask.strategy import Strategy
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -79,6 +82,7 @@ class Model:
         gpu_costs: CostModel | None = None,
         gpu_matmul_threshold: int | None = None,
         providers: Sequence[str] | None = None,
+        strategy: Strategy | None = None,
         **named: Any,
     ) -> BoundGraph:
         """Give the inputs their values and return a Dask collection of the outputs.
@@ -104,6 +108,9 @@ class Model:
             CPUs. By default each op runs where it is predicted to end first.
         providers : sequence of str, optional
             Kernel providers, the preferred one first; `ferroflow.kernels.providers` if left out.
+        strategy : Strategy, optional
+            Splits operators into parts for workers; see `ferroflow_dask.strategy`. Names of workers are those
+            of the default client's cluster. Without a default client, parts run anywhere.
         **named
             Inputs by name: a NumPy or Dask array, a delayed value or a Future for each of `Model.inputs`, and
             for any of `Model.defaults`. Lazy values become one array on a worker. If its dtype is unknown
@@ -121,6 +128,8 @@ class Model:
             A name, shape or dtype does not fit; the message lists the inputs.
         KernelNotFoundError
             No provider has one of the operators.
+        StrategyError
+            The strategy does not fit the model or the cluster.
         UsageError
             An argument is of the wrong type, there is no such placement, it needs a profile, an input is
             given twice, or the client that placed the constants is closed.
@@ -146,6 +155,7 @@ class Model:
             "gpu_costs": gpu_costs,
             "gpu_matmul_threshold": gpu_matmul_threshold,
             "providers": providers,
+            "strategy": strategy,
         }
         for option, value in options.items():
             is_input = option in self.inputs or option in self.defaults
@@ -197,7 +207,7 @@ class Model:
         """
         return map_batches(self.graph, x, batch=batch, providers=providers)
 
-    def place(self, client: Client) -> Model:
+    def place(self, client: Client, strategy: Strategy | None = None) -> Model:
         """Copy the constants to every worker and return a model that refers to the copies.
 
         This model is not changed. Without placement, constants travel inside the Dask graph. That is right
@@ -209,6 +219,9 @@ class Model:
         ----------
         client : distributed.Client
             A synchronous client. The returned model can be computed on its cluster while it is open.
+        strategy : Strategy, optional
+            Splits operators into parts for workers. Each worker gets only the weights that its parts read.
+            The returned model is in parts: `bind` takes no strategy then. Shapes of inputs must be known.
 
         Returns
         -------
@@ -219,6 +232,8 @@ class Model:
         ------
         ClusterError
             There are no workers.
+        StrategyError
+            The strategy does not fit the model or the cluster.
         UsageError
             `client` is asynchronous, closed, or no client.
 
@@ -227,7 +242,12 @@ class Model:
         >>> model = load_onnx("model.onnx").place(client)  # doctest: +SKIP
         >>> client.compute(model.bind(x=x)).result()  # doctest: +SKIP
         """
-        return Model(place(self.graph, client))
+        graph = self.graph
+        if strategy is not None:
+            check_kind("place", strategy, Strategy, "a Strategy, as read_strategy(file) returns one")
+            check_synchronous(client, "place")
+            graph = in_parts(graph, {}, on_cluster(strategy, client))
+        return Model(place(graph, client))
 
     def evaluate(
         self,
