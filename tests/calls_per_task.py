@@ -20,8 +20,13 @@ from fault_injection import ON_WORKERS
 from ferroflow_dask.bench.overhead_graphs import GRAPHS, stencil
 from ferroflow_dask.virtual import VirtualCluster
 
-#: Packages that take part in a virtual run and are not the plugin's.
-_AROUND = ("ferroflow_dask.virtual", "ferroflow_dask.bench", "ferroflow_dask.topology")
+#: Modules that take part in a virtual run and are not the plugin's, or stand for functions of Dask's.
+_AROUND = (
+    "ferroflow_dask.virtual",
+    "ferroflow_dask.bench",
+    "ferroflow_dask.topology",
+    "ferroflow_dask.scheduler._distributed_transitions",
+)
 
 
 def calls(name: str, n_tasks: int = 1000, workers: int = 8) -> tuple[int, Counter[str]]:

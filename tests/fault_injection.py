@@ -47,6 +47,7 @@ _HOOK = "distributed calls it; it hands over to guarded functions, which are inj
 _GUARD = "it is the guard itself"
 _HANDLER = "distributed calls it as a stream handler; it hands over to functions that are injected"
 _STOCK = "it only calls the method of Dask that it stands for"
+_INSTEAD = "it stands for a part of Dask's state machine, which no error leaves whole"
 _LOOP = "the event loop calls it and logs its error; it hands over to functions that are injected"
 _EXPRESSION = "Dask calls it as a method of a client's expression, and gives its error to the client"
 _PAGE = "the HTTP server calls it; the page is not available once"
@@ -66,6 +67,12 @@ BOUNDARY = {
     "scheduler._distributed:message_changes.<locals>.request_remove_replicas": _HOOK,
     "scheduler._distributed:gather_change.<locals>.gather": _HOOK,
     "scheduler._distributed:stock_decision": _STOCK,
+    "scheduler._distributed_transitions:_transition_on.<locals>.transition": _INSTEAD,
+    "scheduler._distributed_transitions:_through_released": _INSTEAD,
+    "scheduler._distributed_transitions:_joined": _INSTEAD,
+    "scheduler._distributed_transitions:_forget": _INSTEAD,
+    "scheduler._distributed_transitions:_check_on.<locals>.check": _INSTEAD,
+    "scheduler._distributed_transitions:_check_on.<locals>.occupancy_of": _INSTEAD,
     "scheduler._distributed_graphs:comparison_change.<locals>.find_lost_dependencies": _HOOK,
     "scheduler._distributed_graphs:materialized": "it runs the client's code, whose errors the client gets",
     "scheduler.graphs.arrival:Arrival.__dask_annotations__": _EXPRESSION,

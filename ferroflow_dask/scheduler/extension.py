@@ -23,7 +23,7 @@ from ferroflow_dask import config
 from ferroflow_dask.device_reports import DEVICES_TOPIC, DeviceTotals, kind_of_worker
 from ferroflow_dask.policy import ClusterView, Policy
 from ferroflow_dask.policy.events import WorkerIdle, WorkerJoined, WorkerLeft
-from ferroflow_dask.scheduler import _distributed, metrics, replicas, steal_exchange
+from ferroflow_dask.scheduler import _distributed, _distributed_transitions, metrics, replicas, steal_exchange
 from ferroflow_dask.scheduler.changes import FAILURES, CallChange, Changes, Guard, attempt
 from ferroflow_dask.scheduler.cost_model import Learned, learned_on
 from ferroflow_dask.scheduler.decisions import DecisionLog
@@ -208,6 +208,8 @@ class FerroflowStealing(WorkStealing):
         depth = CallChange("Scheduler.WORKER_SATURATION", lambda: None, self._queue_depth.restore)
         self.changes.make(depth)
         for change in _distributed.placement_changes(self.scheduler, self._decide_worker, self._passes_queue):
+            self.changes.make(change)
+        for change in _distributed_transitions.lean_changes(self.scheduler):
             self.changes.make(change)
 
     @property
