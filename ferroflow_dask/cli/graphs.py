@@ -47,7 +47,8 @@ def run_graph(
 ) -> list[Run]:
     """Compute a graph on a cluster some times, and learn from each run for the next."""
     n_gpus = count_gpus(client)
-    cluster = None if placement == "ops" and not n_gpus else _profile(client)
+    # One task for each op, or one for all, needs no measurements.
+    cluster = None if placement in ("ops", "whole") and not n_gpus else _profile(client)
     costs = _costs(client, cluster)
     gpu_costs = _gpu_costs(client, cluster) if n_gpus else None
     is_all_gpus = n_gpus == len(client.nthreads())
@@ -71,7 +72,7 @@ def run_graph(
                 policy=told.policy,
                 processes=told.processes,
                 seed=told.seed,
-                profile=None if placement == "ops" else cluster,
+                profile=None if placement in ("ops", "whole") else cluster,
                 costs=told_costs,
                 gpu_costs=None if is_all_gpus else gpu_costs,
                 gpu_matmul_threshold=matmul_threshold,

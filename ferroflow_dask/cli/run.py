@@ -28,6 +28,7 @@ from ferroflow_dask.graph import Graph, check_inputs
 from ferroflow_dask.graph.defaults import with_inputs
 from ferroflow_dask.kernels import check_supported
 from ferroflow_dask.lowering import AUTO, check_placement
+from ferroflow_dask.lowering.bundles import default_placement
 from ferroflow_dask.policy import policy_names
 
 #: Parameters that name a cluster or give its size.
@@ -53,11 +54,9 @@ _OF_CLUSTERS = ("workers", "threads", "processes", "address", "timeout", "cluste
 )
 @how_option(
     "--placement",
-    default=AUTO,
-    show_default=True,
     help="whole: the graph as one task. bundles: short ops travel together. ops: a task for each. auto: what "
     "is predicted to be fastest on this cluster (with the policy ferroflow; ops with others, and where only "
-    "some workers have GPUs).",
+    "some workers have GPUs).  [default: whole for --model, auto for --dag]",
 )
 @how_option(
     "--batch",
@@ -107,7 +106,7 @@ def run(
     timeout: float,
     slurm: SlurmOptions | None,
     prints_job_script: bool,
-    placement: str,
+    placement: str | None,
     batch: int | None,
     devices: Devices | None,
     steal_threshold: int | None,
@@ -162,15 +161,16 @@ def run(
         if policy == "sequential":
             runs = [run_sequentially(graph, inputs, seed=seed) for _ in range(repeat)]
         else:
-            if policy != "ferroflow" and placement == AUTO:
-                placement = "ops"  # a baseline is Dask as it is used
+            chosen = placement or _default_placement(graph, model, policy, devices)
+            if policy != "ferroflow" and chosen == AUTO:
+                chosen = "ops"  # a baseline is Dask as it is used
             with cluster() as client, looks.at(client) as keep:
                 runs = run_graph(
                     graph,
                     inputs,
                     client,
                     Told(policy, where.tells_processes, seed),
-                    placement=placement,
+                    placement=chosen,
                     repeat=repeat,
                     shows_progress=not (as_json or looks.is_live),
                     matmul_threshold=None if devices is None else devices.matmul_threshold,
@@ -219,12 +219,19 @@ def _check_output(output: str | None) -> None:
     check_folder("--output", output)
 
 
-def _check_placement(policy: str, placement: str, batch: int | None) -> None:
-    if batch is not None and (policy == "sequential" or placement not in (AUTO, "whole")):
+def _default_placement(graph: Graph, model: str | None, policy: str, devices: Devices | None) -> str:
+    is_whole = model is not None and policy == "ferroflow" and devices is None
+    return (default_placement(graph, False, False) or AUTO) if is_whole else AUTO
+
+
+def _check_placement(policy: str, placement: str | None, batch: int | None) -> None:
+    if batch is not None and (policy == "sequential" or placement not in (None, AUTO, "whole")):
         raise UsageError(
             "--batch computes the whole model on each worker; --policy sequential has none, and no other "
             "--placement than auto or whole goes with it"
         )
+    if placement is None:
+        return
     check_placement(placement)
     if policy == "sequential" and placement != AUTO:
         raise UsageError("--placement is how a graph is cut for a cluster; --policy sequential has none")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -33,8 +34,12 @@ def check_inputs(
     Raises
     ------
     BindError
-        A name is unknown or missing, a dtype or a shape does not fit, or one symbolic dimension has
-        two sizes.
+        A name is unknown or missing, or a dtype or a shape does not fit.
+
+    Warns
+    -----
+    UserWarning
+        One symbolic dimension has two sizes.
     """
     wanted = taken(graph)
     for name in inputs:
@@ -106,7 +111,7 @@ def check_array(
     symbols: dict[str, tuple[int, str]],
     given: Any = None,
 ) -> None:
-    """Raise `BindError` where dtype or shape do not fit; `symbols` has the sizes met before."""
+    """Raise `BindError` where dtype or shape do not fit; `symbols` has the sizes met before, for warnings."""
     check_dtype(name, array, spec, given)
     if spec.shape is None:
         return
@@ -114,8 +119,9 @@ def check_array(
     for size, dim in zip(array.shape, spec.shape, strict=False):
         if isinstance(dim, str):
             known, first = symbols.setdefault(dim, (size, name))
-            if size != known:
-                raise BindError(f"dimension {dim!r} is {known} in input {first!r} and {size} in {name!r}")
+            if size != known:  # onnxruntime takes it: some exporters name all dimensions alike
+                told = f"dimension {dim!r} is {known} in input {first!r} and {size} in {name!r}"
+                warnings.warn(f"{told}; the model calls them the same", stacklevel=2)
         elif dim is not None and size != dim:
             fits = False
     if not fits:

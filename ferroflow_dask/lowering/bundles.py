@@ -111,6 +111,25 @@ def check_placement(placement: str) -> None:
         raise UnknownNameError.of("placement", placement, (AUTO, *PLACEMENTS))
 
 
+def default_placement(graph: Graph, has_profile: bool, has_gpu_costs: bool) -> str | None:
+    """Return the placement where the caller names none.
+
+    Without a measured cluster, one session is nearly always the fastest. Where ops have costs on GPUs, each
+    runs where it ends first. A graph without inputs would be computed when its session is opened.
+
+    Parameters
+    ----------
+    graph : Graph
+    has_profile : bool
+        Whether the cluster was measured.
+    has_gpu_costs : bool
+        Whether costs of ops on GPUs are known.
+    """
+    if has_gpu_costs or not (graph.inputs and is_for_sessions(graph)):
+        return None
+    return AUTO if has_profile else "whole"
+
+
 def is_for_sessions(graph: Graph) -> bool:
     """Return whether all ops are of ONNX's kind; ferroflow's own are run one by one anyway."""
     return all(op.domain != FERROFLOW_DOMAIN for op in graph.live_ops)

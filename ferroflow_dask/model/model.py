@@ -19,6 +19,7 @@ from ferroflow_dask.kernels.evaluate import evaluate
 from ferroflow_dask.kernels.provider import Part
 from ferroflow_dask.kernels.session import parts_of
 from ferroflow_dask.lowering.batches import map_batches
+from ferroflow_dask.lowering.bundles import default_placement
 from ferroflow_dask.lowering.collection import BoundGraph, bind_graph
 from ferroflow_dask.lowering.pinned import in_parts, on_cluster
 from ferroflow_dask.lowering.placement import place
@@ -93,11 +94,13 @@ class Model:
             Inputs by name. An input whose name is no Python identifier, or that of an option, is given here.
         profile : ClusterProfile, optional
             The cluster that the graph is cut for, as `calibrate` returns it: ops that are too short for a
-            task of their own are bundled. If left out, each op is a task.
+            task of their own are bundled.
         placement : str, optional
-            `whole` (one task, and one onnxruntime session if it has all operators), `bundles`, `ops` (a task
-            for each op) or `auto` (the one that is predicted to be fastest). `bundles` and `auto` need
-            `profile`. The default is `bundles` with a profile and `ops` without.
+            `whole` (one task, in one onnxruntime session or in several, see `providers`), `bundles`, `ops`
+            (a task for each op) or `auto` (the one that is predicted to be fastest). `bundles` and `auto`
+            need `profile`. The default is `whole`, or `auto` with a profile. For graphs without inputs or
+            with operators of the domain ferroflow, and with `gpu_costs`, it is `ops`, or `bundles` with a
+            profile.
         costs : CostModel, optional
             Expected durations of ops, for the tasks' `ferroflow_cost`. By default they are estimated from
             shapes and nominal rates.
@@ -164,6 +167,9 @@ class Model:
                     f"{option!r} is an input of model {self.name!r} and an option of bind; give the input in "
                     f"a dict: bind({{{option!r}: {option}}})"
                 )
+        if placement is None:
+            has_gpu_costs = gpu_costs is not None or gpu_matmul_threshold is not None
+            options["placement"] = default_placement(self.graph, profile is not None, has_gpu_costs)
         return bind_graph(self.graph, given, **options)
 
     def map_batches(self, x: Any, *, batch: int | None = None, providers: Sequence[str] | None = None) -> Any:
