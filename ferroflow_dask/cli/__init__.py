@@ -17,6 +17,7 @@ _COMMANDS = {
     "info": "info",
     "report": "report",
     "run": "run",
+    "simulate": "simulate",
     "slurm": "slurm",
     "top": "looks",
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,6 @@ def write_trace(path: Path, recording: Recording) -> None:
             {
                 "name": op.name,
                 "cat": "stolen" if op.stolen else "task",
-                "ph": "X",
                 "ts": (op.start - start_s) * 1e6,
                 "dur": (op.stop - op.start) * 1e6,
                 "pid": process,
@@ -95,7 +94,15 @@ def write_trace(path: Path, recording: Recording) -> None:
                 "args": {"key": op.key, "stolen": op.stolen},
             }
         )
-    for address, process in processes.items():
-        told = {"name": f"worker {names.get(address, 'gone')} ({address})"}
-        events.append({"name": "process_name", "ph": "M", "pid": process, "args": told})
-    write_text(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+    told = {process: f"worker {names.get(at, 'gone')} ({at})" for at, process in processes.items()}
+    write_events(path, events, told)
+
+
+def write_events(path: Path, events: Iterable[Mapping[str, Any]], processes: Mapping[int, str]) -> None:
+    """Write complete events and the names of processes in Chrome's format."""
+    named = [
+        {"name": "process_name", "ph": "M", "pid": process, "args": {"name": name}}
+        for process, name in processes.items()
+    ]
+    complete = [{"ph": "X", **event} for event in events]
+    write_text(path, json.dumps({"traceEvents": complete + named, "displayTimeUnit": "ms"}))

@@ -244,6 +244,11 @@ def profiles_file() -> Path:
     return Path(cache) / "ferroflow-dask" / "profiles.json"
 
 
+def topology_file() -> Path:
+    """Return where the topology of the last calibration is kept."""
+    return profiles_file().with_name("topology.yaml")
+
+
 def _durations_file() -> Path:
     return profiles_file().with_name("durations.json")
 

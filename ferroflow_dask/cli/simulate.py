@@ -1,0 +1,207 @@
+"""`ferroflow simulate`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+from dask.utils import format_bytes
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+
+from ferroflow_dask.cli.files import check_folder
+from ferroflow_dask.cli.graph_options import GraphCommand, graph_options, graph_sizes, load_graph
+from ferroflow_dask.cli.sections import cluster_option, graph_option, how_option, output_option
+from ferroflow_dask.deploy.calibration import topology_file
+from ferroflow_dask.exceptions import UsageError
+from ferroflow_dask.replay import ENGINES, Job, Outcome, job_of_graph, load_record, simulate_job
+from ferroflow_dask.topology import Topology, load_topology, preset_names
+
+#: Columns that a bar may have.
+_BAR = 40
+
+
+@click.command(cls=GraphCommand)
+@graph_options
+@graph_option("--record", metavar="FILE", help="A run that `ferroflow_dask.record` has written.")
+@cluster_option(
+    "--topology",
+    default="this-machine",
+    show_default=True,
+    metavar="FILE|PRESET",
+    help=f"A YAML file, `calibrated` (by `ferroflow calibrate`), or one of: {', '.join(preset_names())}.",
+)
+@cluster_option(
+    "--workers", metavar="N,N,…", help="Numbers of workers, like 2,4,8; those of the topology if left out."
+)
+@cluster_option("--workers-per-host", type=click.IntRange(min=1), metavar="N", help="Workers of each host.")
+@how_option(
+    "--policy",
+    "policies",
+    default="dask,ferroflow",
+    show_default=True,
+    metavar="NAME,NAME,…",
+    help="dask, no-stealing, ferroflow, static, random, ring, or one that an installed package offers.",
+)
+@how_option(
+    "--engine",
+    type=click.Choice(ENGINES),
+    default="exact",
+    show_default=True,
+    help="exact: Dask's state machines and the policy. light: a list schedule, 30 times as fast.",
+)
+@how_option(
+    "--repeat",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="Simulations of each; all but the first vary durations and costs, for the interval.",
+)
+@how_option(
+    "--noise",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.1,
+    show_default=True,
+    help="Standard deviation of that variation, relative.",
+)
+@output_option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@output_option("--html", metavar="FILE.html", help="Write table and speed-up to a page.")
+@output_option("--trace", metavar="FILE", help="Write a trace for ui.perfetto.dev or chrome://tracing.")
+@graph_sizes
+def simulate(
+    *,
+    dag: str | None,
+    model: str | None,
+    record: str | None,
+    seed: int,
+    topology: str,
+    workers: str | None,
+    workers_per_host: int | None,
+    policies: str,
+    engine: str,
+    repeat: int,
+    noise: float,
+    as_json: bool,
+    html: str | None,
+    trace: str | None,
+    **sizes: Any,
+) -> None:
+    """Predict how long a graph, a model or a recorded run takes on a cluster, in virtual time."""
+    for option, file in (("--html", html), ("--trace", trace)):
+        if file is not None:
+            check_folder(option, file)
+    job = _job(dag, model, record, seed, sizes)
+    base = _topology(topology)
+    counts = _counts(workers) if workers is not None else [len(base.workers)]
+    resized = workers is not None or workers_per_host is not None
+    sized = [base.with_workers(n, workers_per_host) for n in counts] if resized else [base]
+    names = [name.strip() for name in policies.split(",")]
+    logging.getLogger("distributed.scheduler").setLevel(logging.WARNING)
+    outcomes = []
+    with Progress(transient=True, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
+        bar = progress.add_task("simulated", total=len(names) * len(sized))
+        for name in names:
+            for one in sized:
+                found = simulate_job(job, one, name, engine=engine, seed=seed, repeat=repeat, noise=noise)
+                outcomes.append(found if trace is not None else replace(found, timeline=[]))
+                progress.advance(bar)
+    title = f"{job.name or 'job'} on {base.name or topology}"
+    rows = [_row(job, one) for one in outcomes]
+    if as_json:
+        facts = {"job": job.name, "tasks": len(job.tasks), "work_s": job.work_s, "topology": base.name}
+        facts |= {"recorded_s": job.makespan_s, "outcomes": [one.as_dict() for one in outcomes]}
+        click.echo(json.dumps(facts))
+    else:
+        _print(job, title, rows, outcomes)
+    if html is not None:
+        from ferroflow_dask.dashboard.simulated import write_page
+
+        write_page(Path(html), title, outcomes, job.work_s, rows)
+    if trace is not None:
+        from ferroflow_dask.dashboard.simulated import write_simulated_trace
+
+        write_simulated_trace(Path(trace), outcomes)
+
+
+def _job(dag: str | None, model: str | None, record: str | None, seed: int, sizes: Mapping[str, Any]) -> Job:
+    if sum(given is not None for given in (dag, model, record)) != 1:
+        raise UsageError("give one of --dag NAME, --model FILE and --record FILE")
+    if record is None:
+        return job_of_graph(load_graph(dag, model, seed, sizes))
+    given = [name for name, value in sizes.items() if value is not None]
+    if given:
+        raise UsageError(f"--record takes no sizes, but --{given[0].replace('_', '-')} was given")
+    return load_record(record)
+
+
+def _topology(name: str) -> Topology:
+    if name != "calibrated":
+        return load_topology(name)
+    file = topology_file()
+    if not file.is_file():
+        raise UsageError("--topology calibrated needs a calibration; run `ferroflow calibrate` first")
+    return load_topology(file)
+
+
+def _counts(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise UsageError(f"--workers must be numbers like 2,4,8; got {text!r}") from error
+
+
+def _row(job: Job, one: Outcome) -> dict[str, str]:
+    interval = f"{one.low_s:.3g}–{one.high_s:.3g}" if one.low_s < one.high_s else ""
+    return {
+        "policy": one.policy,
+        "workers": f"{one.workers:,}",
+        "threads": f"{one.threads:,}",
+        "makespan [s]": f"{one.makespan_s:.4g}",
+        "interval [s]": interval,
+        "speed-up": f"{_speedup(job, one):.3g}",
+        "efficiency": f"{one.efficiency:.0%}",
+        "bound [s]": f"{one.bound_s:.4g}",
+        "scheduler busy": f"{one.scheduler_busy:.0%}",
+        "moved": format_bytes(one.nbytes_moved),
+        "steals": f"{one.steals:,}",
+        "tasks": f"{one.executions:,}",
+    }
+
+
+def _speedup(job: Job, one: Outcome) -> float:
+    return job.work_s / one.makespan_s if one.makespan_s else 0.0
+
+
+def _print(job: Job, title: str, rows: Sequence[Mapping[str, str]], outcomes: Sequence[Outcome]) -> None:
+    about = f"{title}: {len(job.tasks):,} tasks, {job.work_s:.4g} s of work"
+    table = Table(box=None, title=Text(about))
+    for name in rows[0]:
+        table.add_column(Text(name), justify="left" if name == "policy" else "right")
+    for row in rows:
+        table.add_row(*row.values())
+    width = None if sys.stdout.isatty() else 160
+    Console(width=width).print(table)
+    if job.makespan_s is not None:
+        threads = sum(job.threads)
+        click.echo(f"recorded: {job.makespan_s:.4g} s under {job.policy} with {threads} threads")
+    if len(outcomes) > 1:
+        click.echo("\n".join(_bars(job, outcomes)))
+
+
+def _bars(job: Job, outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Yield the lines of a plot of speed-ups."""
+    most = max(_speedup(job, one) for one in outcomes) or 1.0
+    wide = max(len(one.policy) for one in outcomes)
+    yield "speed-up over one thread"
+    for one in outcomes:
+        speedup = _speedup(job, one)
+        bar = "█" * max(1, round(_BAR * speedup / most))
+        yield f"  {one.policy:<{wide}} {one.workers:>6,} {bar} {speedup:.3g}"
