@@ -14,6 +14,7 @@ from ferroflow_dask.cli.cluster_options import threads_option
 from ferroflow_dask.cli.files import check_folder
 from ferroflow_dask.cli.graph_options import GraphCommand, graph_options, graph_sizes, load_graph
 from ferroflow_dask.cli.sections import cluster_option, device_option, output_option
+from ferroflow_dask.cli.strategies import as_facts, as_table, report_of
 from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.cost import AnalyticCost, estimate, flops
 from ferroflow_dask.graph import Graph, levels
@@ -51,6 +52,12 @@ _GPU_MATMUL_THRESHOLD = 262_144
     metavar="FILE",
     help="Draw the graph too: .dot, or .svg, .png, .pdf with Graphviz.",
 )
+@output_option(
+    "--strategy",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Show what a strategy does with each operator, and how many bytes that moves.",
+)
 @output_option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @graph_sizes
 def info(
@@ -62,6 +69,7 @@ def info(
     workers: int,
     threads: int,
     dot: str | None,
+    strategy: str | None,
     as_json: bool,
     **sizes: Any,
 ) -> None:
@@ -93,6 +101,9 @@ def info(
         "gpu_sized_matmuls": large,
         "predicted_s": {} if unsupported else _predicted_s(graph, ClusterProfile((threads,) * workers)),
     }
+    report = None if strategy is None else report_of(graph, strategy)
+    if report is not None:
+        facts["strategy"] = as_facts(report)
     if dot is not None:
         write(to_dot(graph), dot)
     if as_json:
@@ -100,12 +111,15 @@ def info(
         return
     table = Table(show_header=False, box=None)
     predicted_s = facts.pop("predicted_s")
+    facts.pop("strategy", None)
     for name, fact in facts.items():
         table.add_row(name.replace("_", " "), Text(_shown(fact)))  # no markup: shapes have brackets
     told = ", ".join(f"{placement} {seconds:.3g} s" for placement, seconds in predicted_s.items())
     told = f"{told} (at nominal rates)" if told else "nothing: it cannot run"
     table.add_row(f"predicted, {workers} × {threads}", Text(told))
     Console().print(table)
+    if report is not None:
+        Console().print(as_table(report))
 
 
 def _predicted_s(graph: Graph, cluster: ClusterProfile) -> dict[str, float]:

@@ -23,12 +23,14 @@ from ferroflow_dask.cli.graphs import Told, as_object, in_words, run_graph
 from ferroflow_dask.cli.looks import Looks, look_options
 from ferroflow_dask.cli.sections import cluster_option, graph_option, how_option, output_option, slurm_option
 from ferroflow_dask.cli.slurm import SlurmOptions, print_job_scripts, slurm_options
+from ferroflow_dask.cli.strategies import check_options, strategy_for
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.graph import Graph, check_inputs
 from ferroflow_dask.graph.defaults import with_inputs
 from ferroflow_dask.kernels import check_supported
 from ferroflow_dask.lowering import AUTO, check_placement
 from ferroflow_dask.lowering.bundles import default_placement
+from ferroflow_dask.lowering.pinned import in_parts, on_cluster
 from ferroflow_dask.policy import policy_names
 
 #: Parameters that name a cluster or give its size.
@@ -64,6 +66,12 @@ _OF_CLUSTERS = ("workers", "threads", "processes", "address", "timeout", "cluste
     metavar="ROWS",
     help="Compute the inputs in batches of so many rows, with the whole model in each worker; no row may "
     "depend on others.",
+)
+@how_option(
+    "--strategy",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Split operators into parts for workers, as this file says.",
 )
 @how_option(
     "--repeat", type=click.IntRange(min=1), default=1, show_default=True, help="Runs; the median is shown."
@@ -108,6 +116,7 @@ def run(
     prints_job_script: bool,
     placement: str | None,
     batch: int | None,
+    strategy: str | None,
     devices: Devices | None,
     steal_threshold: int | None,
     no_adaptive_threshold: bool,
@@ -126,6 +135,7 @@ def run(
     _check_placement(policy, placement, batch)
     if batch is not None and devices is not None and devices.matmul_threshold is not None:
         raise UsageError("--gpu-matmul-threshold is for ops; --batch runs the whole model; leave one out")
+    check_options(strategy, policy, placement, batch)
     _check_output(output)
     graph = load_graph(dag, model, seed, sizes)
     if output is not None:
@@ -147,6 +157,7 @@ def run(
 
     # What cannot run is refused before a cluster is started for it.
     graph, inputs = _fitting(graph, given, seed, batch, where.n_threads)
+    found_strategy = None if strategy is None else strategy_for(graph, inputs, strategy)
     if prints_job_script and slurm is not None:
         print_job_scripts(slurm)
         return
@@ -165,6 +176,9 @@ def run(
             if policy != "ferroflow" and chosen == AUTO:
                 chosen = "ops"  # a baseline is Dask as it is used
             with cluster() as client, looks.at(client) as keep:
+                if found_strategy is not None:
+                    graph = in_parts(graph, inputs, on_cluster(found_strategy, client))
+                    chosen = "ops" if placement == "ops" else "bundles"
                 runs = run_graph(
                     graph,
                     inputs,

@@ -21,7 +21,7 @@ from ferroflow_dask.kernels.session import parts_of
 from ferroflow_dask.lowering.batches import map_batches
 from ferroflow_dask.lowering.bundles import default_placement
 from ferroflow_dask.lowering.collection import BoundGraph, bind_graph
-from ferroflow_dask.lowering.pinned import in_parts, on_cluster
+from ferroflow_dask.lowering.pinned import in_parts, is_pinned, on_cluster
 from ferroflow_dask.lowering.placement import place
 from ferroflow_dask.strategy import Strategy
 
@@ -100,7 +100,7 @@ class Model:
             (a task for each op) or `auto` (the one that is predicted to be fastest). `bundles` and `auto`
             need `profile`. The default is `whole`, or `auto` with a profile. For graphs without inputs or
             with operators of the domain ferroflow, and with `gpu_costs`, it is `ops`, or `bundles` with a
-            profile.
+            profile. With a strategy it is `bundles`; `whole` is not allowed.
         costs : CostModel, optional
             Expected durations of ops, for the tasks' `ferroflow_cost`. By default they are estimated from
             shapes and nominal rates.
@@ -167,7 +167,7 @@ class Model:
                     f"{option!r} is an input of model {self.name!r} and an option of bind; give the input in "
                     f"a dict: bind({{{option!r}: {option}}})"
                 )
-        if placement is None:
+        if placement is None and strategy is None and not is_pinned(self.graph):
             has_gpu_costs = gpu_costs is not None or gpu_matmul_threshold is not None
             options["placement"] = default_placement(self.graph, profile is not None, has_gpu_costs)
         return bind_graph(self.graph, given, **options)

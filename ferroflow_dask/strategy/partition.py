@@ -66,10 +66,19 @@ def partition(graph: Graph, strategy: Strategy, spaces: Mapping[str, Space | str
         The strategy does not fit.
     """
     known = check_strategy(strategy, graph, spaces)
-    return _Partition(graph, strategy, known).graph()
+    return Partition(graph, strategy, known).graph()
 
 
-class _Partition:
+class Partition:
+    """One partition of a graph; see `partition`.
+
+    Attributes
+    ----------
+    origins : dict of str to str
+        For each op of the new graph the operator of the old one that it is a part of, or whose result it
+        cuts, joins or sends; empty for inputs of the graph.
+    """
+
     def __init__(self, graph: Graph, strategy: Strategy, spaces: Mapping[str, Space | str]) -> None:
         self._graph, self._strategy, self._spaces = graph, strategy, spaces
         self._old = {source.name: source for source in graph.sources}
@@ -83,6 +92,7 @@ class _Partition:
         #: Values that were made before, by what they are made of.
         self._made: dict[Any, str] = {}
         self._n_nodes = 0
+        self.origins: dict[str, str] = {}
 
     def graph(self) -> Graph:
         """Write the ops of all parts."""
@@ -134,6 +144,7 @@ class _Partition:
         inputs = tuple(self._read(value, None, worker) if value else "" for value in op.inputs)
         for value in op.captured:
             self._under_its_name(value)
+        self.origins[op.name] = op.name
         self._add(replace(op, inputs=inputs, worker=worker))
         for value in filter(None, op.outputs):
             self._specs[value] = self._graph.spec(value)
@@ -157,6 +168,7 @@ class _Partition:
         attributes = {**op.attributes, **change.attributes}
         attributes = {name: value for name, value in attributes.items() if value is not None}
         name = unique(f"{op.name}[{where.number}]", self._op_names)
+        self.origins[name] = op.name
         self._add(
             replace(
                 op,
@@ -316,6 +328,8 @@ class _Partition:
         where = "" if region is None else _brackets(region)
         name = output or self._new_name(f"{value}{where}@{worker}")
         op_name = unique(f"{op_type.lower()} {value}{where}", self._op_names)
+        producer = self._graph.producers.get(value)
+        self.origins[op_name] = "" if producer is None else producer.name
         self._specs[name] = spec if region is None else TensorSpec(spec.dtype, shape_of(region))
         self._add(Op(0, op_name, op_type, inputs, (name,), "", attributes or {}, worker=worker))
         return name

@@ -1,0 +1,96 @@
+"""Options and tables of strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dask.utils import format_bytes
+from rich.table import Table
+from rich.text import Text
+
+from ferroflow_dask.exceptions import UsageError
+from ferroflow_dask.graph import Graph, random_inputs
+from ferroflow_dask.graph.nodes import TensorSpec
+from ferroflow_dask.lowering import AUTO
+from ferroflow_dask.strategy import Strategy, check_strategy, read_strategy, with_shapes
+from ferroflow_dask.strategy.report import StrategyReport, describe
+
+
+def sized(graph: Graph, inputs: Mapping[str, Any] | None = None) -> Graph:
+    """Return a graph with known shapes; sizes that inputs leave open are 1, as `run` draws them."""
+    values = random_inputs(graph) if inputs is None else inputs
+    return with_shapes(
+        graph,
+        {
+            name: TensorSpec(value.dtype, value.shape)
+            for name, value in values.items()
+            if hasattr(value, "shape")
+        },
+    )
+
+
+def strategy_for(graph: Graph, inputs: Mapping[str, Any], path: str) -> Strategy:
+    """Return the strategy in a file, if it fits a graph."""
+    strategy = read_strategy(path)
+    check_strategy(strategy, sized(graph, inputs))
+    return strategy
+
+
+def check_options(strategy: str | None, policy: str, placement: str | None, batch: int | None) -> None:
+    """Raise `UsageError` for options that a strategy, if there is one, does not go with."""
+    if strategy is None:
+        return
+    if policy == "sequential":
+        raise UsageError("--strategy splits operators for workers; --policy sequential has none")
+    if batch is not None:
+        raise UsageError("--strategy splits operators; --batch runs the whole model; leave one out")
+    if placement not in (None, AUTO, "bundles", "ops"):
+        raise UsageError(f"--strategy needs --placement auto, bundles or ops, got {placement!r}")
+
+
+def report_of(graph: Graph, path: str) -> StrategyReport:
+    """Return what the strategy in a file does with a graph."""
+    return describe(sized(graph), read_strategy(path))
+
+
+def as_facts(report: StrategyReport) -> dict[str, Any]:
+    """Return a report as JSON has it."""
+    operators = {
+        name: {
+            "kind": one.kind,
+            "split": one.split,
+            "workers": list(one.workers),
+            "reason": one.reason,
+            "bytes_sent": one.nbytes_sent,
+        }
+        for name, one in report.operators.items()
+    }
+    return {
+        "ops": report.n_ops,
+        "bytes_moved": report.nbytes_moved,
+        "weight_bytes": report.weight_nbytes,
+        "operators": operators,
+    }
+
+
+def as_table(report: StrategyReport) -> Table:
+    """Return the operators of a report as a table."""
+    weights = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in report.weight_nbytes.items())
+    table = Table(
+        "operator",
+        "kind",
+        "split",
+        "workers",
+        "sends",
+        box=None,
+        title=f"{report.n_ops} ops in parts; {format_bytes(report.nbytes_moved)} move; weights: {weights}",
+        title_justify="left",
+    )
+    for name, one in report.operators.items():
+        split = ", ".join(f"{axis} {n}" for axis, n in one.split.items()) or "whole"
+        if one.reason:
+            split = f"whole: {one.reason}"
+        cells = (name, one.kind, split, " ".join(one.workers), format_bytes(one.nbytes_sent))
+        table.add_row(*map(Text, cells))  # no markup: names may have brackets
+    return table
