@@ -50,7 +50,7 @@ def test_an_architecture_on_processes_matches_onnx_reference(path: Path, process
     placed = place(graph, process_client)
     outputs = []
     for x in (one, other):
-        bound = Model(placed).bind(**{name: x})
+        bound = Model(placed).bind({name: x}, placement="ops")
         assert bound.n_tasks == len(graph.live_ops) + 1  # the input is a task too
         (output,) = process_client.compute(bound).result().values()
         assert executed(process_client, bound.run).executed_ops == len(graph.live_ops)

@@ -14,6 +14,7 @@ import onnx
 import onnx.checker
 
 from ferroflow_dask.exceptions import ModelError
+from ferroflow_dask.graph import custom_ops
 from ferroflow_dask.graph.protos import captured, domain_from_name, nested_nodes, subgraphs_of_node
 from ferroflow_dask.graph.weights import first_line, in_one_line
 
@@ -87,6 +88,7 @@ def why_not_loaded(model: onnx.ModelProto) -> str:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _LOG_FATAL
     options.intra_op_num_threads = 1
+    custom_ops.register(options)
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
         onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])

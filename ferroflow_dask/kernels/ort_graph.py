@@ -58,6 +58,7 @@ def open_graph(
     """
     if execution is not None and execution[0] not in onnxruntime.get_available_providers():
         return f"this onnxruntime has no {execution[0]}"
+    options = session_options(n_threads)
     whole = graph
     # A device has its copy anyway, and would get another one in every run.
     if execution is not None or sum(value.nbytes for value in constants.values()) <= _OWN_MOST:
@@ -71,7 +72,7 @@ def open_graph(
         for entry in model.graph.input:
             if types and entry.name in types:
                 entry.type.CopyFrom(types[entry.name])
-        session = _open(model, whole, n_threads, execution)
+        session = _open(model, whole, options, execution)
     except (*OPEN_ERRORS, ValueError, TypeError, KeyError) as error:
         return str(error)
     if execution is not None and session.get_providers()[0] != execution[0]:
@@ -81,13 +82,12 @@ def open_graph(
     return f"values of type {', '.join(strange)}" if strange else GraphSession(whole, session)
 
 
-def _open(model: onnx.ModelProto, graph: Graph, n_threads: int, execution: ExecutionProvider | None) -> Any:
+def _open(model: onnx.ModelProto, graph: Graph, options: Any, execution: ExecutionProvider | None) -> Any:
     large = {
         entry.name: np.ascontiguousarray(graph.constants[entry.name])
         for entry in model.graph.initializer
         if entry.data_location == onnx.TensorProto.EXTERNAL
     }
-    options = session_options(n_threads)
     options.add_external_initializers(
         list(large), [onnxruntime.OrtValue.ortvalue_from_numpy(value) for value in large.values()]
     )

@@ -10,6 +10,7 @@ import onnx
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as _state
 
+from ferroflow_dask.graph import custom_ops
 from ferroflow_dask.kernels.provider import DeclinedError
 
 CPU = "CPUExecutionProvider"
@@ -36,6 +37,7 @@ def session_options(n_threads: int) -> Any:
     options.inter_op_num_threads = 1
     options.log_severity_level = _LOG_FATAL
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    custom_ops.register(options)
     return options
 
 
