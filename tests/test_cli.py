@@ -16,9 +16,11 @@ from command_line import SMALL, answer, with_unknown_operator
 from models import mlp
 from onnx.reference import ReferenceEvaluator
 
-from ferroflow_dask.bench import RunRecord
+from ferroflow_dask.bench import Run, RunRecord
+from ferroflow_dask.bench.observe import RunCounter
 from ferroflow_dask.cli import main
 from ferroflow_dask.cli.clusters import PLAIN_POLICIES
+from ferroflow_dask.cli.graphs import in_words
 from ferroflow_dask.policy import policy_names
 
 FIELDS = [
@@ -42,8 +44,13 @@ FIELDS = [
         "bytes_moved",
         "predicted_bytes",
         "idle_fraction",
+        "idle_s",
         "steals",
+        "steals_asked",
+        "steal_hit_rate",
         "steals_per_s",
+        "steal_threshold",
+        "steal_threshold_changes",
     ),
     *("seed", "versions"),
 ]
@@ -69,17 +76,46 @@ def test_a_run_ends_with_one_line() -> None:
     result = answer("run", *SMALL, "--workers", "2", "--no-processes")
     assert re.fullmatch(
         r"wide · ferroflow · 2 × 1 in one process: 8 ops in \d+\.\d{3} s = [\d,]+ ops/s, "
-        r"\d+% of the bound [\d,]+; \d+ steals?, \d+% idle\n"
-        r"in bundles: \d tasks?; predicted 0\.\d{3} s; 0 B moved between workers \(predicted 0 B\); "
-        r"kernels: synthetic 8\n",
+        r"\d+% of the bound [\d,]+\n"
+        r"in bundles: \d Dask tasks?; predicted 0\.\d{3} s; 0 B moved between workers \(predicted 0 B\); "
+        r"kernels: synthetic 8\n"
+        r"(no steals asked|steals: \d+ asked, \d+ granted \(\d+%\)); "
+        r"idle \d\.\d{3} s per worker \(\d\.\d{3}–\d\.\d{3} s\)\n",
         result.stdout,
     )
+
+
+def test_a_run_reports_steals_and_the_threshold_of_the_ring() -> None:
+    ring = ("--policy", "ring", "--steal-threshold", "3", "--no-adaptive-threshold", "--workers", "2")
+    graph = ("--dag", "imbalanced", "--n-heavy", "1", "--heavy-ms", "100", "--n-fast", "1", "--no-processes")
+    record = json.loads(answer("run", *graph, *ring, "--json").stdout)
+    assert (record["steal_threshold"], record["steal_threshold_changes"]) == (3, 0)
+    busy, idle = sorted(record["idle_s"].items(), key=lambda item: item[1])
+    assert {busy[0], idle[0]} == {"0", "1"}
+    # One worker slept for 0.1 s, and the other one did nothing.
+    assert busy[1] <= record["makespan_s"] - 0.1 < idle[1] <= record["makespan_s"]
+    told = {"steals": 3, "steals_asked": 4, "steal_hit_rate": 0.75, "steal_threshold_changes": 1}
+    run = Run({}, RunRecord(**{**record, **told, "idle_s": {"0": 0.1, "1": 0.2}}), {})
+    assert in_words([run])[-1] == (
+        "steals: 4 asked, 3 granted (75%); steal threshold 3 at the end, after 1 change; "
+        "idle 0.150 s per worker (0.100–0.200 s)"
+    )
+
+
+def test_steals_are_counted_from_the_events_of_stealing() -> None:
+    counter = RunCounter("x")
+    counter.log_event("stealing", ("request", ["a", "b", "c"]))
+    for outcome in ("confirm", "already-computing", "confirm"):
+        counter.log_event("stealing", (outcome, "a"))
+    assert counter.steals == {"asked": 3, "confirmed": 2, "refused": 1}
 
 
 def test_a_graph_that_runs_whole_has_no_bound() -> None:
     whole = ("--dag", "uniform", "--n", "3", "--dim", "8", "--placement", "whole")
     cluster = ("--workers", "1", "--no-processes")
-    assert re.search(r" ops/s, bound –; 0 steals", answer("run", *whole, *cluster).stdout)
+    first, second = answer("run", *whole, *cluster).stdout.splitlines()
+    assert re.search(r" = [\d,]+ ops/s$", first)  # and nothing of steals and idle threads
+    assert second.startswith("whole: one Dask task; kernels: ")
     record = json.loads(answer("run", *whole, *cluster, "--json").stdout)
     assert (record["bound_ops_per_s"], record["efficiency"]) == (None, None)
 

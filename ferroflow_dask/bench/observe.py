@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from distributed import Client
 from distributed.diagnostics.plugin import SchedulerPlugin, WorkerPlugin
 
 from ferroflow_dask.clients import ask_workers
+from ferroflow_dask.scheduler import FerroflowStealing
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -47,6 +48,71 @@ class StealCounter(SchedulerPlugin):
             self.steals["asked"] += len(msg[1])
         elif msg[0] in _STEALS:
             self.steals[_STEALS[msg[0]]] += 1
+
+
+class RunCounter(StealCounter):
+    """Counts steals, and the time that each worker spends in tasks; notes the steal threshold."""
+
+    async def start(self, scheduler: Scheduler) -> None:
+        """Start at zero."""
+        self.scheduler = scheduler
+        self.busy_s: dict[str, float] = {}
+        self.threshold_changes = self._gauge("steal_threshold_changes") or 0
+
+    def transition(self, key: Any, start: Any, finish: Any, *args: Any, **kwargs: Any) -> None:
+        """Note how long a worker took for a task."""
+        worker = kwargs.get("worker")
+        if start == "processing" and worker is not None:
+            spans = (span for span in kwargs.get("startstops") or () if span["action"] == "compute")
+            spent_s = sum(span["stop"] - span["start"] for span in spans)
+            self.busy_s[worker] = self.busy_s.get(worker, 0.0) + spent_s
+
+    def seen(self) -> RunCounts:
+        """Return what was counted until now."""
+        threshold, changes = self._gauge("steal_threshold"), self._gauge("steal_threshold_changes")
+        workers = self.scheduler.workers.values()
+        return RunCounts(
+            dict(self.steals),
+            {str(ws.name): self.busy_s.get(ws.address, 0.0) for ws in workers},
+            {str(ws.name): ws.nthreads for ws in workers},
+            None if threshold is None else int(threshold),
+            None if changes is None else int(changes - self.threshold_changes),
+        )
+
+    def _gauge(self, name: str) -> float | None:
+        """Return a gauge of the policy that is installed; None if it has none of this name."""
+        stealing = self.scheduler.extensions.get("stealing")
+        gauges = stealing.gauges() if isinstance(stealing, FerroflowStealing) else {}
+        return float(gauges[name][1]) if name in gauges else None
+
+
+@dataclass(frozen=True, slots=True)
+class RunCounts:
+    """What `RunCounter` counted.
+
+    Parameters
+    ----------
+    steals : mapping of str to int
+        Numbers asked, confirmed and refused.
+    busy_s : mapping of str to float
+        Time in tasks, by the name of the worker [s].
+    threads : mapping of str to int
+        By the name of the worker.
+    steal_threshold, steal_threshold_changes : int or None
+        At the end, and how often it changed; None for policies without a threshold.
+    """
+
+    steals: Mapping[str, int] = field(default_factory=dict)
+    busy_s: Mapping[str, float] = field(default_factory=dict)
+    threads: Mapping[str, int] = field(default_factory=dict)
+    steal_threshold: int | None = None
+    steal_threshold_changes: int | None = None
+
+    def idle_s(self, makespan_s: float) -> dict[str, float]:
+        """Return the time that each worker's threads spent in no task, by its name [s]."""
+        return {
+            name: max(0.0, makespan_s * self.threads[name] - busy_s) for name, busy_s in self.busy_s.items()
+        }
 
 
 class TaskObserver(StealCounter):

@@ -69,9 +69,19 @@ class RunRecord:
         What was expected of that [B].
     idle_fraction : float
         Part of makespan_s × P in which threads were in no kernel.
+    idle_s : mapping of str to float
+        Time that each worker's threads spent in no task, by the name of the worker [s].
     steals : int
         Tasks that moved from one worker to another.
+    steals_asked : int
+        Requests for that.
+    steal_hit_rate : float or None
+        steals / steals_asked; None if nothing was asked.
     steals_per_s : float
+    steal_threshold : int or None
+        Largest threshold of all thieves at the end [waiting tasks]; None for policies without any.
+    steal_threshold_changes : int or None
+        How often the thresholds changed during the run, likewise.
     seed : int
     versions : mapping
         Of Python and of the packages that matter.
@@ -97,8 +107,13 @@ class RunRecord:
     bytes_moved: int
     predicted_bytes: int | None
     idle_fraction: float
+    idle_s: Mapping[str, float]
     steals: int
+    steals_asked: int
+    steal_hit_rate: float | None
     steals_per_s: float
+    steal_threshold: int | None
+    steal_threshold_changes: int | None
     seed: int
     versions: Mapping[str, str]
 

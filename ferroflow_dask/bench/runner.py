@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from distributed import Client, futures_of
 
-from ferroflow_dask.bench.observe import FetchCounter, StealCounter
+from ferroflow_dask.bench.observe import FetchCounter, RunCounter, RunCounts
 from ferroflow_dask.bench.record import RunRecord, versions
 from ferroflow_dask.clients import ask_workers
 from ferroflow_dask.cluster_profile import ClusterProfile
@@ -41,19 +41,19 @@ class Run:
     device_seconds: Mapping[int, float] = field(default_factory=dict)
 
 
-def _steals(dask_scheduler: Scheduler, name: str) -> int:
+def _counts(dask_scheduler: Scheduler, name: str) -> RunCounts:
     counter = dask_scheduler.plugins[name]
-    assert isinstance(counter, StealCounter)
-    return counter.steals["confirmed"]
+    assert isinstance(counter, RunCounter)
+    return counter.seen()
 
 
 @contextmanager
-def counting_steals(client: Client) -> Iterator[Callable[[], int]]:
-    """Count the steals on a cluster while the context lasts."""
-    counter = StealCounter(f"ferroflow-steal-counter-{uuid.uuid4()}")
+def counting(client: Client) -> Iterator[Callable[[], RunCounts]]:
+    """Count steals and the time in tasks on a cluster while the context lasts."""
+    counter = RunCounter(f"ferroflow-run-counter-{uuid.uuid4()}")
     client.register_plugin(counter)
     try:
-        yield lambda: int(client.run_on_scheduler(_steals, name=counter.name))
+        yield lambda: client.run_on_scheduler(_counts, name=counter.name)
     finally:
         client.unregister_scheduler_plugin(counter.name)
 
@@ -128,7 +128,7 @@ def run_on_cluster(
     graph = with_inputs(graph, inputs)  # as `bind_graph` does: workers know their session by it
     threads = list(client.nthreads().values())
     before = device_usage(client)
-    with counting_steals(client) as steals, counting_fetches(client) as fetched:
+    with counting(client) as counts, counting_fetches(client) as fetched:
         start = time.perf_counter()
         bound = bind_graph(
             graph,
@@ -145,7 +145,7 @@ def run_on_cluster(
         futures = {future.key: future for future in futures_of(persisted)}
         outputs = bound.by_name(client.gather([futures[key] for key in bound.__dask_keys__()]))
         makespan_s = time.perf_counter() - start
-        n_steals, bytes_moved = steals(), fetched()
+        counted, bytes_moved = counts(), fetched()
     report = executed(client, bound.run)
     has_session = ask_workers(client, in_session, token_of(graph)) if bound.placement == "whole" else {}
     record = _record(
@@ -156,7 +156,7 @@ def run_on_cluster(
         policy=policy,
         processes=processes,
         dask_tasks=bound.n_tasks,
-        steals=n_steals,
+        counted=counted,
         seed=seed,
         bytes_moved=bytes_moved,
         bound=bound,
@@ -192,7 +192,7 @@ def run_sequentially(graph: Graph, inputs: Mapping[str, Any], *, seed: int = 0) 
         policy="sequential",
         processes=False,
         dask_tasks=0,
-        steals=0,
+        counted=RunCounts(),
         seed=seed,
     )
     return Run(outputs, record, spent)
@@ -207,7 +207,7 @@ def _record(
     policy: str,
     processes: bool | None,
     dask_tasks: int,
-    steals: int,
+    counted: RunCounts,
     seed: int,
     bytes_moved: int = 0,
     bound: BoundGraph | None = None,
@@ -221,6 +221,7 @@ def _record(
     costs = {op.id: _duration(op, graph, report, has_op_times) for op in graph.live_ops}
     known = {op_id: seconds for op_id, seconds in costs.items() if seconds is not None}
     bound_s = bounds(graph, known).makespan(sum(threads)) if len(known) == len(costs) else None
+    asked, steals = (counted.steals.get(name, 0) for name in ("asked", "confirmed"))
     return RunRecord(
         dag=graph.name,
         policy=policy,
@@ -242,8 +243,13 @@ def _record(
         bytes_moved=bytes_moved,
         predicted_bytes=None if prediction is None else prediction.nbytes_moved,
         idle_fraction=max(0.0, 1 - report.busy_s / (makespan_s * sum(threads))),
+        idle_s=counted.idle_s(makespan_s),
         steals=steals,
+        steals_asked=asked,
+        steal_hit_rate=steals / asked if asked else None,
         steals_per_s=steals / makespan_s,
+        steal_threshold=counted.steal_threshold,
+        steal_threshold_changes=counted.steal_threshold_changes,
         seed=seed,
         versions=versions(),
     )

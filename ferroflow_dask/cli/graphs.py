@@ -14,7 +14,7 @@ from distributed import Client
 
 from ferroflow_dask.annotations import GPU
 from ferroflow_dask.bench import Run, RunRecord, run_on_cluster, warm_up
-from ferroflow_dask.bench.markdown import NOTHING, count
+from ferroflow_dask.bench.markdown import count
 from ferroflow_dask.bench.progress import progress_bar
 from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.cost import AnalyticCost, MeasuredCost
@@ -132,9 +132,11 @@ def in_words(runs: Sequence[Run]) -> list[str]:
         kernels = ", ".join(f"{name} {n}" for name, n in record.providers.items())
         session = " in one session" if record.in_session else ""
         lines.append(
-            f"{_IN_WORDS[record.placement]}: {count(record.dask_tasks, 'task')}{_expected(record)}; "
+            f"{_IN_WORDS[record.placement]}: {_tasks(record)}{_expected(record)}; "
             f"kernels: {kernels or 'none'}{session}"
         )
+    if record.placement in ("bundles", "ops"):  # one task runs on one worker, and is stolen by none
+        lines.append(_steals(record))
     if record.device is not None:
         lines.append(_on_devices(record.device))
     return lines
@@ -168,10 +170,30 @@ def _cluster(record: RunRecord) -> str:
 
 
 def _result(record: RunRecord) -> str:
-    bound = f"bound {NOTHING}"
-    if record.efficiency is not None and record.bound_ops_per_s is not None:
-        bound = f"{record.efficiency:.0%} of the bound {record.bound_ops_per_s:,.0f}"
-    return (
-        f"{record.executed_ops} ops in {record.makespan_s:.3f} s = {record.ops_per_s:,.0f} ops/s, {bound}; "
-        f"{record.steals} {'steal' if record.steals == 1 else 'steals'}, {record.idle_fraction:.0%} idle"
-    )
+    rate = f"{record.executed_ops} ops in {record.makespan_s:.3f} s = {record.ops_per_s:,.0f} ops/s"
+    if record.efficiency is None or record.bound_ops_per_s is None:
+        return rate
+    return f"{rate}, {record.efficiency:.0%} of the bound {record.bound_ops_per_s:,.0f}"
+
+
+def _tasks(record: RunRecord) -> str:
+    if record.placement != "whole":
+        return count(record.dask_tasks, "Dask task")
+    n_inputs = record.dask_tasks - 1
+    inputs = f", and {count(n_inputs, 'task')} for its {'input' if n_inputs == 1 else 'inputs'}"
+    return f"one Dask task{inputs if n_inputs else ''}"
+
+
+def _steals(record: RunRecord) -> str:
+    """Return how many steals succeeded, and how long workers were idle."""
+    told = "no steals asked"
+    if record.steal_hit_rate is not None:
+        told = f"steals: {record.steals_asked} asked, {record.steals} granted ({record.steal_hit_rate:.0%})"
+    if record.steal_threshold is not None:
+        changes = count(record.steal_threshold_changes or 0, "change")
+        told += f"; steal threshold {record.steal_threshold} at the end, after {changes}"
+    idle_s = sorted(record.idle_s.values())
+    if not idle_s:
+        return told
+    spread = f" ({idle_s[0]:.3f}–{idle_s[-1]:.3f} s)" if len(idle_s) > 1 else ""
+    return f"{told}; idle {statistics.fmean(idle_s):.3f} s per worker{spread}"

@@ -124,7 +124,11 @@ class RingPolicy(StaticPolicy):
     def gauges(self) -> dict[str, tuple[str, float]]:
         """Return the largest threshold of all thieves."""
         values = [threshold.value for threshold in self._thresholds.values()] or [self._threshold or 1]
-        return {"steal_threshold": ("Largest threshold of all thieves [waiting tasks]", max(values))}
+        changes = sum(threshold.n_changes for threshold in self._thresholds.values())
+        return {
+            "steal_threshold": ("Largest threshold of all thieves [waiting tasks]", max(values)),
+            "steal_threshold_changes": ("Changes of the thresholds of all thieves", changes),
+        }
 
     def _of(self, worker: WorkerKey, view: ClusterView) -> AdaptiveThreshold:
         if worker not in self._thresholds:
@@ -165,6 +169,7 @@ class AdaptiveThreshold:
     def __init__(self, initial: int = 1, adaptive: bool = True) -> None:
         self._adaptive = adaptive
         self.value = initial
+        self.n_changes = 0
         self._outcomes: deque[bool] = deque(maxlen=_WINDOW)
         self._since_change = 0
 
@@ -176,7 +181,9 @@ class AdaptiveThreshold:
             return
         self._since_change = 0
         rate = sum(self._outcomes) / len(self._outcomes)
+        before = self.value
         if rate > _GOOD:
             self.value = max(1, self.value - 1)
         elif rate < _BAD:
             self.value = min(max(4, n_workers // 4), self.value + 2)
+        self.n_changes += self.value != before
