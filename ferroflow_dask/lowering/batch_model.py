@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -22,7 +22,7 @@ from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import TensorSpec
 from ferroflow_dask.kernels.session import failed
 from ferroflow_dask.lowering.sealed import Sealed, is_large, runner_here
-from ferroflow_dask.lowering.trials import agree, are_rows_independent, nothing, row_shape, try_out
+from ferroflow_dask.lowering.trials import Rows, agree, are_rows_independent, nothing, row_shape, try_out
 
 logger = logging.getLogger("ferroflow_dask")
 
@@ -170,8 +170,31 @@ class _Prepared:
 _prepared: WeakKeyDictionary[Graph, dict[Any, _Prepared]] = WeakKeyDictionary()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Trial:
+    """How much of a model is tried out before it takes batches.
+
+    Parameters
+    ----------
+    checks_rows : bool
+        Whether rows must not depend on each other.
+    specs : mapping of str to TensorSpec
+        Of outputs, as far as the caller tells them; the first dimension is the batch.
+    first : callable, optional
+        As in `Rows`.
+    """
+
+    checks_rows: bool = True
+    specs: Mapping[str, TensorSpec] = field(default_factory=dict)
+    first: Callable[[int], Sequence[Any]] | None = None
+
+
 def batch_model(
-    graph: Graph, batched: Mapping[str, TensorSpec], others: Mapping[str, Any], providers: tuple[str, ...]
+    graph: Graph,
+    batched: Mapping[str, TensorSpec],
+    others: Mapping[str, Any],
+    providers: tuple[str, ...],
+    trial: Trial,
 ) -> BatchModel:
     """Prepare a graph for batches; what was prepared once is kept as long as the graph.
 
@@ -183,6 +206,7 @@ def batch_model(
     others : mapping of str to array
         The other ones.
     providers : tuple of str
+    trial : Trial
     """
     shapes = tuple((name, spec.dtype, row_shape(spec)) for name, spec in batched.items())
     key = (shapes, tuple(others), providers)
@@ -191,10 +215,10 @@ def batch_model(
         by_key[key] = _prepare(graph, batched, tuple(others), providers)
     prepared = by_key[key]
     # Shapes of outputs may depend on the values of the others, and whether rows depend on each other.
-    values = tokenize(dict(others))
+    values = tokenize(dict(others), trial.checks_rows, list(trial.specs.items()))
     known: BatchModel | None = prepared.by_values.get(values)
     if known is None:
-        known = prepared.by_values[values] = _find_out(graph, prepared, batched, others)
+        known = prepared.by_values[values] = _find_out(graph, prepared, batched, others, trial)
     return known
 
 
@@ -217,16 +241,21 @@ def _prepare(
 
 
 def _find_out(
-    graph: Graph, prepared: _Prepared, batched: Mapping[str, TensorSpec], others: Mapping[str, Any]
+    graph: Graph,
+    prepared: _Prepared,
+    batched: Mapping[str, TensorSpec],
+    others: Mapping[str, Any],
+    trial: Trial,
 ) -> BatchModel:
     """Return the model as it takes batches beside these values."""
-    way, weights = prepared.ways[0], prepared.weights
-    is_freed = way.freed is not None and agree(way.run, prepared.ways[1].run, weights, batched, others)
+    way, weights, rows = prepared.ways[0], prepared.weights, Rows(batched, trial.first)
+    is_freed = way.freed is not None and agree(way.run, prepared.ways[1].run, weights, rows, others)
     way = way if is_freed else prepared.ways[-1]
     if len(prepared.ways) > 1 or way.run.rows is not None:
         logger.info("model %r: %s", graph.name, way.how)
-    specs = _output_specs(way.freed or graph, way.run, weights, batched, others)
-    if not (is_freed or are_rows_independent(way.run, graph, weights, batched, others)):
+    specs = trial.specs or _output_specs(way.freed or graph, way.run, weights, batched, others, samples=rows)
+    is_checked = is_freed or not trial.checks_rows
+    if not (is_checked or are_rows_independent(way.run, graph, weights, rows, others)):
         raise BindError(
             f"rows of model {graph.name!r} depend on each other or on their place: what one gives "
             "changes with those beside it; compute all rows at once: with bind, or without --batch"
@@ -240,6 +269,8 @@ def _output_specs(
     weights: Mapping[str, Any],
     batched: Mapping[str, TensorSpec],
     others: Mapping[str, Any],
+    *,
+    samples: Rows,
 ) -> dict[str, TensorSpec]:
     """Return dtype and shape of each output, its first dimension being the batch."""
     first: Any = BATCH if run.rows is None else run.rows
@@ -251,16 +282,7 @@ def _output_specs(
     # may happen to be what a dimension is that has nothing to do with rows.
     tried: dict[str, TensorSpec] = {}
     for rows in (2, 3) if run.rows is None else (run.rows,):
-        zeros = [
-            nothing((rows, *row_shape(spec)), spec.dtype or np.dtype(float)) for spec in batched.values()
-        ]
-        try:
-            outputs = try_out(run, weights, *zeros, *others.values())
-        except KernelError as error:
-            whole = "".join(f"; {name!r} goes whole with every batch" for name in others)
-            raise BindError(
-                f"the shapes of the outputs had to be tried out with zeros: {error}{whole}"
-            ) from error
+        outputs = _outputs_of(run, weights, samples.zeros(rows), others)
         for name, value in zip(graph.outputs, outputs, strict=True):
             known = tried.setdefault(name, TensorSpec.of(value.dtype, value.shape))
             if row_shape(known) != value.shape[1:]:
@@ -269,6 +291,20 @@ def _output_specs(
                     f"batch of 2 and {value.shape[1:]} in one of {rows}; they must be alike to make an array"
                 )
     return tried
+
+
+def _outputs_of(
+    run: RunModel, weights: Mapping[str, Any], tries: Iterable[list[Any]], others: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """Return the outputs for the first inputs that the model takes."""
+    first: KernelError | None = None
+    for arrays in tries:
+        try:
+            return try_out(run, weights, *arrays, *others.values())
+        except KernelError as error:
+            first = first or error
+    whole = "".join(f"; {name!r} goes whole with every batch" for name in others)
+    raise BindError(f"the shapes of the outputs had to be tried out with zeros: {first}{whole}") from first
 
 
 def _is_told(spec: TensorSpec) -> bool:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 from dask._task_spec import DataNode, Dict, GraphNode, Task, TaskRef
+from dask.base import compute
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.typing import Key
 
@@ -18,8 +23,9 @@ from ferroflow_dask.graph.defaults import with_inputs
 from ferroflow_dask.graph.inputs import as_array, check_array, taken
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import TensorSpec
+from ferroflow_dask.graph.outputs import with_outputs
 from ferroflow_dask.kernels.choice import check_supported, provider_names
-from ferroflow_dask.lowering.batch_model import BatchModel, LoadedModel, RunModel, batch_model
+from ferroflow_dask.lowering.batch_model import BatchModel, LoadedModel, RunModel, Trial, batch_model
 from ferroflow_dask.lowering.placement import check_placed
 from ferroflow_dask.lowering.sources import (
     check_sizes,
@@ -30,6 +36,8 @@ from ferroflow_dask.lowering.sources import (
     no_array,
 )
 from ferroflow_dask.lowering.trials import row_shape
+
+logger = logging.getLogger("ferroflow_dask")
 
 #: Rows of a batch where nobody says how many.
 _ROWS = 32
@@ -44,22 +52,55 @@ def _item(results: Results, item: int) -> Any:
     return results[item]
 
 
+#: Names of outputs, or by these the dtype and the shape of a row.
+Outputs = Sequence[str] | Mapping[str, tuple[Any, Sequence[int]]]
+
+
 def map_batches(
-    graph: Graph, x: Any, *, batch: int | None = None, providers: Sequence[str] | None = None
+    graph: Graph,
+    x: Any,
+    *,
+    batch: int | None = None,
+    providers: Sequence[str] | None = None,
+    check_rows: bool = True,
+    outputs: Outputs | None = None,
 ) -> Any:
     """Compute a model on each batch of Dask arrays, lazily; see `ferroflow_dask.Model.map_batches`."""
-    model, batched, others = _prepared(graph, x, batch, providers)
+    specs = _specs_of(outputs)
+    if outputs is not None:
+        graph = with_outputs(graph, list(outputs))
+    model, batched, others = _prepared(graph, x, batch, providers, Trial(check_rows, specs))
     return _write(model, batched, others)
+
+
+def _specs_of(outputs: Outputs | None) -> dict[str, TensorSpec]:
+    """Return what a caller tells of outputs; nothing if it tells names only."""
+    form = "outputs must be a list of names, or a dict like {'y': ('float32', (10,))}"
+    if isinstance(outputs, str) or not (outputs is None or isinstance(outputs, Sequence | Mapping)):
+        raise UsageError(f"{form}, got {outputs!r}")
+    if outputs is not None and not outputs:
+        raise UsageError(f"{form}, got none")
+    if not isinstance(outputs, Mapping):
+        return {}
+    specs = {}
+    for name, told in outputs.items():
+        try:
+            dtype, shape = told
+            is_text = np.dtype(dtype).kind in "SU"
+            specs[name] = TensorSpec.of(object if is_text else dtype, (BATCH, *map(int, shape)))
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"{form}, got {told!r} for {name!r}") from error
+    return specs
 
 
 def how_batched(graph: Graph, x: Any, *, providers: Sequence[str] | None = None) -> str:
     """Return how `map_batches` of the same arguments takes batches, in words."""
-    model, _, _ = _prepared(graph, x, None, providers)
+    model, _, _ = _prepared(graph, x, None, providers, Trial())
     return model.how
 
 
 def _prepared(
-    graph: Graph, x: Any, batch: int | None, providers: Sequence[str] | None
+    graph: Graph, x: Any, batch: int | None, providers: Sequence[str] | None, trial: Trial
 ) -> tuple[BatchModel, dict[str, Any], dict[str, Any]]:
     """Return the model, the inputs that are batched, and the others."""
     names = provider_names(providers)
@@ -71,7 +112,19 @@ def _prepared(
     batched = {name: value for name, value in given.items() if is_dask_array(value)}
     known = {name: TensorSpec(value.dtype, (BATCH, *value.shape[1:])) for name, value in batched.items()}
     others = {name: value for name, value in given.items() if name not in batched}
-    return batch_model(graph, known, others, names), batched, others
+    trial = replace(trial, first=partial(_first_rows, list(batched.values())))
+    return batch_model(graph, known, others, names, trial), batched, others
+
+
+def _first_rows(arrays: Sequence[Any], n: int) -> list[Any]:
+    """Return the first n rows of Dask arrays; nothing where they cannot be had now."""
+    try:
+        found = compute(*(array[:n] for array in arrays))
+    except Exception as error:  # noqa: BLE001 -- whatever it is, a computation of the result raises it again
+        logger.info("the first rows cannot be computed to try a model out: %s", error)
+        return []
+    # An asynchronous client would have to be waited for.
+    return list(found) if isinstance(found, tuple) else []
 
 
 def _arrays(graph: Graph, x: Any, batch: int | None) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,27 +19,61 @@ if TYPE_CHECKING:
     from ferroflow_dask.lowering.batch_model import RunModel
 
 
+class Rows:
+    """Rows to try a model out on: made up, or the first ones that it will get.
+
+    Parameters
+    ----------
+    batched : mapping of str to TensorSpec
+    first : callable, optional
+        Returns the first rows of each input, at most so many. They are asked for only if the model fails on
+        rows that are made up, as those of categories, indices and texts may be.
+    """
+
+    def __init__(
+        self,
+        batched: Mapping[str, TensorSpec],
+        first: Callable[[int], Sequence[Any]] | None = None,
+    ) -> None:
+        self._batched = batched
+        self._first = first
+
+    def drawn(self, n: int) -> Iterator[list[Any]]:
+        """Yield n random rows of each input, then n real ones."""
+        yield _drawn(self._batched, n)
+        yield from self.real(n)
+
+    def zeros(self, n: int) -> Iterator[list[Any]]:
+        """Yield n rows of zeros of each input, then n real ones."""
+        specs = self._batched.values()
+        yield [nothing((n, *row_shape(spec)), spec.dtype or np.dtype(float)) for spec in specs]
+        yield from self.real(n)
+
+    def real(self, n: int) -> Iterator[list[Any]]:
+        """Yield the first n rows of each input if there are any, the same ones again if there are fewer."""
+        found = [] if self._first is None else [np.asarray(array) for array in self._first(n)]
+        if found and all(map(len, found)):
+            yield [array[np.arange(n) % len(array)] for array in found]
+
+
 def agree(
-    freed: RunModel,
-    as_given: RunModel,
-    weights: Mapping[str, Any],
-    batched: Mapping[str, TensorSpec],
-    others: Mapping[str, Any],
+    freed: RunModel, as_given: RunModel, weights: Mapping[str, Any], rows: Rows, others: Mapping[str, Any]
 ) -> bool:
     """Return whether rows give the same beside others as in batches of the size that a model was made for."""
-    arrays = _drawn(batched, 2 * (as_given.rows or 1) + 1)
-    try:
-        found, expected = (try_out(run, weights, *arrays, *others.values()) for run in (freed, as_given))
-    except KernelError:
-        return False
-    return all(map(_are_alike, found, expected))
+    for arrays in rows.drawn(2 * (as_given.rows or 1) + 1):
+        try:
+            found, expected = (try_out(run, weights, *arrays, *others.values()) for run in (freed, as_given))
+        except KernelError:
+            continue
+        return all(map(_are_alike, found, expected))
+    return False
 
 
 def are_rows_independent(
     run: RunModel,
     graph: Graph,
     weights: Mapping[str, Any],
-    batched: Mapping[str, TensorSpec],
+    rows: Rows,
     others: Mapping[str, Any],
 ) -> bool:
     """Return whether rows give the same whatever is beside them; True where that cannot be tried out.
@@ -54,24 +88,27 @@ def are_rows_independent(
     graph : Graph
         What it computes.
     weights : mapping of str to array or Future
-    batched : mapping of str to TensorSpec
+    rows : Rows
     others : mapping of str to array
     """
     if run.rows == 1 or _has_noise(graph):
         return True
-    both = _drawn(batched, 2)
-    first, last = ([array[[i, i]] for array in both] for i in (0, 1))
-    batches = (both, first, last, [array[1:] for array in both])
-    try:
-        found, firsts, lasts, alone = (try_out(run, weights, *some, *others.values()) for some in batches)
-    except (KernelError, UsageError):
-        return True  # who computes something will be told of it
-    return all(
-        _are_alike(two[:1], one[:1])
-        and _are_alike(two[1:], other[1:])
-        and (two.dtype.kind not in "fcV" or _are_alike(two[1:], single, _GROSS))
-        for two, one, other, single in zip(found, firsts, lasts, alone, strict=True)
-    )
+    for both in rows.drawn(2):
+        first, last = ([array[[i, i]] for array in both] for i in (0, 1))
+        batches = (both, first, last, [array[1:] for array in both])
+        try:
+            found, firsts, lasts, alone = (try_out(run, weights, *some, *others.values()) for some in batches)
+        except KernelError:
+            continue
+        except UsageError:
+            break
+        return all(
+            _are_alike(two[:1], one[:1])
+            and _are_alike(two[1:], other[1:])
+            and (two.dtype.kind not in "fcV" or _are_alike(two[1:], single, _GROSS))
+            for two, one, other, single in zip(found, firsts, lasts, alone, strict=True)
+        )
+    return True  # who computes something will be told of it
 
 
 def _has_noise(graph: Graph) -> bool:

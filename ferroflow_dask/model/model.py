@@ -18,7 +18,7 @@ from ferroflow_dask.graph.render import to_dot, to_html, write
 from ferroflow_dask.kernels.evaluate import evaluate
 from ferroflow_dask.kernels.provider import Part
 from ferroflow_dask.kernels.session import parts_of
-from ferroflow_dask.lowering.batches import map_batches
+from ferroflow_dask.lowering.batches import Outputs, map_batches
 from ferroflow_dask.lowering.bundles import default_placement
 from ferroflow_dask.lowering.collection import BoundGraph, bind_graph
 from ferroflow_dask.lowering.pinned import in_parts, is_pinned, on_cluster
@@ -172,14 +172,23 @@ class Model:
             options["placement"] = default_placement(self.graph, profile is not None, has_gpu_costs)
         return bind_graph(self.graph, given, **options)
 
-    def map_batches(self, x: Any, *, batch: int | None = None, providers: Sequence[str] | None = None) -> Any:
+    def map_batches(
+        self,
+        x: Any,
+        *,
+        batch: int | None = None,
+        providers: Sequence[str] | None = None,
+        check_rows: bool = True,
+        outputs: Outputs | None = None,
+    ) -> Any:
         """Compute the model on each batch of Dask arrays, lazily: each worker runs the whole model.
 
         Weights travel to each worker once; a worker keeps the last four models open. The rows of a batch must
         not depend on each other, or on their place in the batch. Two random rows are checked for that, once
-        for each model and values of inputs that go with every batch; dependent rows raise `BindError`. Rows
-        are not checked if they are fed one at a time, if the model draws random numbers or quantizes by the
-        range of a batch, or if its constants are on the cluster of an asynchronous client.
+        for each model and values of inputs that go with every batch; dependent rows raise `BindError`. If the
+        model fails on random values, the first rows of `x` are computed and checked. Rows are not checked if
+        they are fed one at a time, if the model draws random numbers or quantizes by the range of a batch, or
+        if its constants are on the cluster of an asynchronous client.
 
         Parameters
         ----------
@@ -192,6 +201,13 @@ class Model:
         providers : sequence of str, optional
             Kernel providers; `ferroflow.kernels.providers` if left out. If onnxruntime is among them the
             model is one session, otherwise it is computed op by op.
+        check_rows : bool, optional
+            Whether rows are checked. With `outputs` as a dict, a model is then not run before the
+            computation, unless it has a fixed batch.
+        outputs : list of str, or dict of str to (dtype, shape of a row), optional
+            The outputs to return. What only other outputs need is not computed. Without a dict, dtypes and
+            shapes come from the model; if it does not tell them, it is run on a few rows of zeros, or on the
+            first rows of `x` if it fails on zeros.
 
         Returns
         -------
@@ -203,6 +219,10 @@ class Model:
         BindError
             A name, shape or dtype does not fit, an output has no batch dimension, rows depend on each other,
             or `array.query-planning` is on in Dask's configuration.
+        UnknownNameError
+            The model has no such output.
+        UsageError
+            `outputs` has another form.
         KernelNotFoundError
             No provider has one of the operators.
 
@@ -211,7 +231,9 @@ class Model:
         >>> y = load_onnx("model.onnx").map_batches(x)  # doctest: +SKIP
         >>> client.compute(y).result()  # doctest: +SKIP
         """
-        return map_batches(self.graph, x, batch=batch, providers=providers)
+        return map_batches(
+            self.graph, x, batch=batch, providers=providers, check_rows=check_rows, outputs=outputs
+        )
 
     def place(self, client: Client, strategy: Strategy | None = None) -> Model:
         """Copy the constants to every worker and return a model that refers to the copies.
