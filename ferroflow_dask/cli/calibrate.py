@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import click
+import yaml
 from rich.console import Console
 from rich.table import Table
 
 from ferroflow_dask.bench.markdown import count
 from ferroflow_dask.cli.cluster_options import check_address, connect_timeout, size_options
+from ferroflow_dask.cli.files import check_folder
 from ferroflow_dask.deploy import (
     Calibration,
     calibration_of,
@@ -21,8 +23,11 @@ from ferroflow_dask.deploy import (
     profiles_file,
     save_profile,
 )
+from ferroflow_dask.deploy.calibration import topology_file
+from ferroflow_dask.deploy.measured import measured_topology
 from ferroflow_dask.deploy.rates import Rates
 from ferroflow_dask.scheduler import check_scheduler, install, installed, uninstall
+from ferroflow_dask.whole_files import write_text
 
 #: Rates of workers that differ by no more than this factor are told as one.
 _ALIKE = 1.2
@@ -40,16 +45,32 @@ _ALIKE = 1.2
     is_flag=True,
     help="Print one JSON object: the profile, and what was measured where.",
 )
+@click.option(
+    "--topology",
+    "topology_path",
+    metavar="FILE",
+    help="Write the cluster as a topology for `simulate` to this YAML file, too.",
+)
 def calibrate(
-    *, workers: int, threads: int, processes: bool, address: str | None, timeout: float, as_json: bool
+    *,
+    workers: int,
+    threads: int,
+    processes: bool,
+    address: str | None,
+    timeout: float,
+    as_json: bool,
+    topology_path: str | None,
 ) -> None:
     """Measure what a task, a message and a byte cost on a cluster, and keep it for `run`.
 
     The cluster should be idle. It is measured with the plugin installed, as `run` uses it, and what is
     kept serves clusters of as many workers like these; if they are local, on this machine. Rates are
-    medians of up to four workers of each kind, of different hosts if there are several.
+    medians of up to four workers of each kind, of different hosts if there are several. The costs of Dask
+    itself are measured, too: `ferroflow simulate --topology calibrated` uses them.
     """
     check_address(address)
+    if topology_path is not None:
+        check_folder("--topology", topology_path)
     with ExitStack() as stack:
         if address is None:
             client = stack.enter_context(local_client(workers, threads, processes))
@@ -61,6 +82,12 @@ def calibrate(
             stack.callback(uninstall, client)
         found = calibration_of(client)
         is_kept = save_profile(client, found.profile)
+        topology = measured_topology(client, found)
+        document = yaml.safe_dump(topology.as_dict(), sort_keys=False)
+        if topology_path is not None:
+            write_text(topology_path, document)
+        with suppress(OSError):  # as for the profile, of which it is said
+            write_text(topology_file(), document)
     if as_json:
         measured = {"rates": found.rates, "gpu_rates": found.gpu_rates, "bandwidths": found.bandwidths}
         click.echo(json.dumps(found.profile.as_dict() | {"measured": measured}))

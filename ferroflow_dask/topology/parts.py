@@ -128,6 +128,8 @@ class Runtime:
         Of a worker to start a task and to report its end [s].
     fetch_s : float, optional
         Of a worker to fetch results from another one, however small [s].
+    plugin_task_s : float, optional
+        Of the scheduler, in addition, for a task that ends if ferroflow's plugin schedules [s].
     to_workers_s, to_scheduler_s : float, optional
         Least time between two batches of messages [s].
     """
@@ -138,6 +140,7 @@ class Runtime:
     message_s: Mapping[str, float] = field(default_factory=lambda: _MESSAGE_S)
     worker_task_s: float = 2e-4
     fetch_s: float = 2e-3
+    plugin_task_s: float = 5e-5
     to_workers_s: float = 5e-3
     to_scheduler_s: float = 2e-3
 
@@ -148,6 +151,7 @@ class Runtime:
             "graph_task_s",
             "worker_task_s",
             "fetch_s",
+            "plugin_task_s",
             "to_workers_s",
             "to_scheduler_s",
         )
@@ -161,7 +165,7 @@ class Runtime:
     @classmethod
     def without_costs(cls) -> Runtime:
         """Return the runtime that FlexFlow assumes: it takes no time."""
-        return cls(0.0, 0.0, 0.0, {}, 0.0, 0.0, 0.0, 0.0)
+        return cls(0.0, 0.0, 0.0, {}, 0.0, 0.0, 0.0, 0.0, 0.0)
 
     def of_message(self, op: str) -> float:
         """Return the scheduler's time for a message of a worker [s]."""

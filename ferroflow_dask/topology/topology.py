@@ -293,6 +293,7 @@ class Topology:
                 message_s=message_s,
                 worker_task_s=rest_s / 2,
                 fetch_s=profile.round_trip_s,
+                plugin_task_s=0.0,
                 to_workers_s=0.0,
                 to_scheduler_s=0.0,
             )

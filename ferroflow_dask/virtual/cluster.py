@@ -390,7 +390,10 @@ class VirtualCluster:
     # What workers send
 
     def _arrived(self, address: str, message: dict[str, Any]) -> None:
-        service_s = self.fabric.runtime.of_message(message["op"])
+        runtime = self.fabric.runtime
+        service_s = runtime.of_message(message["op"])
+        if message["op"] == "task-finished" and isinstance(self.stealing, FerroflowStealing):
+            service_s += runtime.plugin_task_s
         self.fabric.scheduler.run(service_s, self.cpu.run, self._handle, address, message)
 
     def _handle(self, address: str, message: dict[str, Any]) -> None:

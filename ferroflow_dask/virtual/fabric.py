@@ -89,4 +89,4 @@ def plain_runtime(service_s: float, batching_s: tuple[float, float], result: str
     to_workers_s, to_scheduler_s = batching_s
     # Small results take next to nothing; they come just before the end of a task.
     message_s = {"other": service_s, result: 0.0}
-    return Runtime(0.0, 0.0, 0.0, message_s, 0.0, 0.0, to_workers_s, to_scheduler_s)
+    return Runtime(0.0, 0.0, 0.0, message_s, 0.0, 0.0, 0.0, to_workers_s, to_scheduler_s)
