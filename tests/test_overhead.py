@@ -10,6 +10,7 @@ import pytest
 from calls_per_task import calls
 from command_line import answer
 
+from ferroflow_dask.bench import feeding
 from ferroflow_dask.bench.overhead import VERSIONS, Overhead, measure, overhead_table
 from ferroflow_dask.bench.overhead_graphs import GRAPHS
 from ferroflow_dask.exceptions import UsageError
@@ -106,3 +107,48 @@ def test_the_command_prints_a_table() -> None:
     result = answer(*asked)
     assert result.stdout.splitlines()[0].startswith("| graph | tasks | Dask [µs] |")
     assert result.stdout.splitlines()[2].startswith("| tree | 102 |")
+
+
+# Workers that a scheduler feeds
+
+
+@pytest.mark.parametrize("name", feeding.GRAPHS)
+def test_a_scheduler_that_takes_no_time_keeps_all_workers_busy(name: str) -> None:
+    found = feeding.feed(name, "dask", 6, 0.1, cpu="ignored")
+    assert 0.8 < found.busy <= 1.0
+    assert found.starts_per_s == pytest.approx(6 * found.busy / 0.1, rel=0.25)
+
+
+def slow_from(limit: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let a scheduler keep up to `limit` workers busy; return the numbers that are tried."""
+    tried: list[int] = []
+
+    def feed(name: str, policy: str, workers: int, duration_s: float) -> feeding.Feeding:
+        tried.append(workers)
+        return feeding.Feeding(0.95 if workers <= limit else 0.5, 1.0)
+
+    monkeypatch.setattr(feeding, "feed", feed)
+    return tried
+
+
+@pytest.mark.parametrize(
+    ("limit", "found", "numbers"),
+    [
+        (300, 288, [64, 128, 256, 512, 384, 320, 288]),
+        (64, 64, [64, 128, 96, 80, 72]),
+        (63, 0, [64]),
+        (9000, 1000, [64, 128, 256, 512, 1000]),
+    ],
+)
+def test_the_largest_number_of_busy_workers_is_searched(
+    limit: int, found: int, numbers: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = slow_from(limit, monkeypatch)
+    assert feeding.most_workers("shuffle", "dask", 0.1, 64, 1000) == found
+    assert tried == numbers
+
+
+def test_the_command_prints_the_largest_numbers_of_workers() -> None:
+    limits = ("--fewest", "2", "--most", "4")
+    result = answer("bench", "feeding", "--graph", "independent", "--task-ms", "1000", *limits)
+    assert result.stdout.splitlines()[2] == "| independent | 1.00 | 4 | 4 |"

@@ -22,7 +22,7 @@ from ferroflow_dask.bench.rows import Rows, append_row, read_rows
 from ferroflow_dask.bench.schema import COSTS, OK, BenchRecord, Shape
 from ferroflow_dask.bench.suite import run_plan
 from ferroflow_dask.bench.workloads import WORKLOADS, Workload, default_sizes, get_workload
-from ferroflow_dask.cli.bench_overhead import overhead
+from ferroflow_dask.cli.bench_overhead import feeding, overhead
 from ferroflow_dask.cli.cluster_options import Duration, size_options
 from ferroflow_dask.cli.errors import Failure, Interrupted, OneLineErrors
 from ferroflow_dask.cli.files import check_folder
@@ -118,6 +118,7 @@ def bench() -> None:
 
 
 bench.add_command(overhead)
+bench.add_command(feeding)
 
 
 def _run_options(policies: Sequence[str], repeat: int) -> Callable[[F], F]:

@@ -1,4 +1,4 @@
-"""`ferroflow bench overhead`: CPU time per task of the scheduler, with and without the plugin."""
+"""`ferroflow bench overhead` and `feeding`: CPU time per task, and workers that a scheduler keeps busy."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import logging
 
 import click
 
+from ferroflow_dask.bench.feeding import GRAPHS as FED
+from ferroflow_dask.bench.feeding import feeding_table
 from ferroflow_dask.bench.overhead import measure, overhead_table
 from ferroflow_dask.bench.overhead_graphs import GRAPHS
-from ferroflow_dask.cli.cluster_options import Count
+from ferroflow_dask.cli.cluster_options import Count, Duration
 
 _MOST_TASKS, _MOST_WORKERS = 10**6, 10**4
+_MS_PER_S = 1e3
 _MEMORY = "all of them are in the memory of this process"
 
 
@@ -43,7 +46,54 @@ def overhead(graphs: tuple[str, ...], tasks: int, workers: int, repeat: int) -> 
 
     Dask, Dask without stealing and the plugin take turns. Messages are not serialized.
     """
-    logging.getLogger("distributed").setLevel(logging.WARNING)  # each cluster says that it starts
+    _be_quiet()
     told = lambda graph, version: click.echo(f"{graph} · {version}", err=True)  # noqa: E731 -- one use
     measured = measure(list(dict.fromkeys(graphs)), tasks, workers, repeat, told)
     click.echo(overhead_table(list(measured)))
+
+
+@click.command()
+@click.option(
+    "--graph",
+    "graphs",
+    multiple=True,
+    type=click.Choice(list(FED)),
+    default=list(FED),
+    help="Graph that is scheduled; all if left out. Repeatable.",
+)
+@click.option(
+    "--task-ms",
+    "durations",
+    multiple=True,
+    type=Duration("milliseconds"),
+    default=(100.0,),
+    show_default=True,
+    help="Mean duration of a task [ms]. Repeatable.",
+)
+@click.option(
+    "--fewest",
+    type=Count(2, _MOST_WORKERS, _MEMORY),
+    default=64,
+    show_default=True,
+    help="Number of workers to begin with.",
+)
+@click.option(
+    "--most",
+    type=Count(2, _MOST_WORKERS, _MEMORY),
+    default=4096,
+    show_default=True,
+    help="Largest number of workers that is tried.",
+)
+def feeding(graphs: tuple[str, ...], durations: tuple[float, ...], fewest: int, most: int) -> None:
+    """Find the largest number of workers that the scheduler keeps busy for 90 % of the time.
+
+    Runs in virtual time, in which the scheduler is charged for its CPU time. Other programs on this machine
+    change the result.
+    """
+    _be_quiet()
+    seconds = [ms / _MS_PER_S for ms in dict.fromkeys(durations)]
+    click.echo(feeding_table(seconds, list(dict.fromkeys(graphs)), fewest, max(fewest, most)))
+
+
+def _be_quiet() -> None:
+    logging.getLogger("distributed").setLevel(logging.WARNING)  # each cluster says that it starts
