@@ -1,0 +1,251 @@
+"""Problems: what a search knows of a graph: durations of parts, and what they read of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from ferroflow_dask.cost import CostModel
+from ferroflow_dask.exceptions import StrategyError
+from ferroflow_dask.graph.ir import Graph
+from ferroflow_dask.graph.nodes import Op, Source, TensorSpec
+from ferroflow_dask.simulation import Machine
+from ferroflow_dask.strategy import Configuration, Strategy, signature_of, spaces_of
+from ferroflow_dask.strategy.spaces import Part, Region, overlap, parts_of, region_of, shape_of, whole_region
+from ferroflow_dask.strategy.strategy import numbered
+
+#: Bytes that one core concatenates or adds in a second: it reads and writes them [B/s].
+_COPY_BANDWIDTH = 2e9
+
+#: Number of parts along each axis that is split, sorted.
+Degrees = tuple[tuple[str, int], ...]
+
+
+class Choice(NamedTuple):
+    """Degrees of an operator, and the number of the worker of each part."""
+
+    degrees: Degrees
+    workers: tuple[int, ...]
+
+
+class Table(NamedTuple):
+    """What the parts of one node read of the parts of another one.
+
+    Parameters
+    ----------
+    reads : list of list of (int, int, int)
+        For each part that is read: the part that reads, the number of the region, and its size [B].
+    readers : list of list of int
+        For each part that is read: the parts that read it, ascending.
+    copy_s : list of float
+        For each part that reads: time to put together what it reads [s].
+    """
+
+    reads: list[list[tuple[int, int, int]]]
+    readers: list[list[int]]
+    copy_s: list[float]
+
+
+class Problem:
+    """A graph on a machine.
+
+    Nodes are the inputs of the graph, its operators, and its outputs. Inputs are on the first worker. Each
+    output is put together on the worker of the first part of its operator.
+
+    Parameters
+    ----------
+    graph : Graph
+        With known shapes; see `with_shapes`.
+    machine : Machine
+    cost : CostModel
+        Asked for operators with the shapes of parts; an unknown cost counts as 0.
+    """
+
+    def __init__(self, graph: Graph, machine: Machine, cost: CostModel) -> None:
+        self.graph, self.machine, self._cost = graph, machine, cost
+        self.ops = graph.live_ops
+        self.spaces = spaces_of(graph)
+        inputs = [name for name in graph.inputs if any(name in op.operands for op in self.ops)]
+        outputs = [name for name in graph.outputs if name in graph.producers]
+        self.first, self.n_nodes = len(inputs), len(inputs) + len(self.ops) + len(outputs)
+        #: Numbers of the nodes that a search may change.
+        self.changeable = range(self.first, self.first + len(self.ops))
+        home = {name: i for i, name in enumerate(inputs)}
+        for i, op in zip(self.changeable, self.ops, strict=True):
+            home.update(dict.fromkeys(op.outputs, i))
+        #: By node and producer, the values that it reads.
+        self.values: list[dict[int, list[str]]] = [{} for _ in range(self.n_nodes)]
+        reads = [(), *[()] * (self.first - 1)][: self.first]
+        operands = [*reads, *(op.operands for op in self.ops), *((name,) for name in outputs)]
+        for i, names in enumerate(operands):
+            for name in dict.fromkeys(names):
+                if name in home:
+                    self.values[i].setdefault(home[name], []).append(name)
+        self.consumers: list[list[int]] = [[] for _ in range(self.n_nodes)]
+        for i, found in enumerate(self.values):
+            for producer in found:
+                self.consumers[producer].append(i)
+        #: Degrees that a search tries, by node; see `candidates`.
+        self.degrees: dict[int, list[Degrees]] = {}
+        self._parts: dict[tuple[int, Degrees], list[Part]] = {}
+        self._base_s: dict[tuple[int, Degrees], list[float]] = {}
+        self._regions: dict[tuple[str, Region], int] = {}
+        self._tables: dict[tuple[int, Degrees, int, Degrees], Table] = {}
+
+    def op(self, node: int) -> Op | None:
+        """Return the operator of a node."""
+        return self.ops[node - self.first] if node in self.changeable else None
+
+    def outputs_of(self, node: int) -> list[int]:
+        """Return the nodes of the graph's outputs that an operator yields."""
+        return [i for i in self.consumers[node] if i not in self.changeable]
+
+    def parts(self, node: int, degrees: Degrees) -> list[Part]:
+        """Return the parts of a node."""
+        key = (node, degrees)
+        if key not in self._parts:
+            op = self.op(node)
+            space = self.spaces[op.name] if op is not None else ""
+            whole: list[Part] = [{}]
+            self._parts[key] = whole if isinstance(space, str) else list(parts_of(space, dict(degrees)))
+        return self._parts[key]
+
+    def base_s(self, node: int, degrees: Degrees) -> list[float]:
+        """Return the duration of each part of a node on a worker of speed 1 [s]."""
+        key = (node, degrees)
+        if key not in self._base_s:
+            op = self.op(node)
+            parts = self.parts(node, degrees)
+            self._base_s[key] = [0.0 if op is None else self._seconds(op, part) for part in parts]
+        return self._base_s[key]
+
+    def _seconds(self, op: Op, part: Part) -> float:
+        space = self.spaces[op.name]
+        specs: dict[str, TensorSpec] = {}
+        attributes = dict(op.attributes)
+        for i, value in enumerate(op.operands):
+            spec = self.graph.spec(value)
+            dims = None if isinstance(space, str) or i >= len(space.inputs) else space.inputs[i]
+            specs[value] = spec if dims is None else _cut(spec, region_of(dims, part, _shape(spec)))
+        for i, value in enumerate(op.outputs):
+            spec = self.graph.spec(value)
+            is_split = not isinstance(space, str) and i < len(space.outputs)
+            specs[value] = spec if not is_split else self._of_result(op, i, part)
+        if not isinstance(space, str):
+            attributes |= {k: v for k, v in space.change(part).attributes.items() if v is not None}
+        sources = tuple(
+            Source(-1 - i, name, specs[name]) for i, name in enumerate(dict.fromkeys(op.operands))
+        )
+        alone = replace(op, attributes=attributes)
+        outputs = tuple(filter(None, op.outputs))
+        piece = Graph(op.name, sources, (alone,), outputs, specs, self.graph.opsets)
+        return self._cost.seconds(alone, piece) or 0.0
+
+    def _of_result(self, op: Op, i: int, part: Part) -> TensorSpec:
+        space, spec = self.spaces[op.name], self.graph.spec(op.outputs[i])
+        assert not isinstance(space, str)
+        return _cut(spec, region_of(space.outputs[i], part, _shape(spec)))
+
+    def table(self, producer: int, made: Degrees, reader: int, read: Degrees) -> Table:
+        """Return what the parts of one node read of another one, with these degrees."""
+        key = (producer, made, reader, read)
+        if key not in self._tables:
+            self._tables[key] = self._new_table(producer, made, reader, read)
+        return self._tables[key]
+
+    def _new_table(self, producer: int, made: Degrees, reader: int, read: Degrees) -> Table:
+        givers, takers = self.parts(producer, made), self.parts(reader, read)
+        reads: list[list[tuple[int, int, int]]] = [[] for _ in givers]
+        copy_s = [0.0] * len(takers)
+        for value in self.values[reader][producer]:
+            spec = self.graph.spec(value)
+            itemsize = 1 if spec.dtype is None else spec.dtype.itemsize
+            yielded = [self._yields(producer, value, part) for part in givers]
+            for k, taker in enumerate(takers):
+                pieces = 0
+                nbytes = 0
+                for wanted in self._reads(reader, value, taker):
+                    for g, region in enumerate(yielded):
+                        shared = _shared(region, wanted)
+                        if shared is None:
+                            continue
+                        size = _size(shared) * itemsize if shared != () or spec.size == 1 else 0
+                        size = (spec.nbytes or 0) if region is None else size
+                        number = self._regions.setdefault((value, shared), len(self._regions))
+                        reads[g].append((k, number, size))
+                        pieces, nbytes = pieces + 1, nbytes + size
+                copy_s[k] += nbytes / _COPY_BANDWIDTH if pieces > 1 else 0.0
+        readers = [sorted({part for part, _, _ in found}) for found in reads]
+        return Table(reads, readers, copy_s)
+
+    def _yields(self, node: int, value: str, part: Part) -> Region | None:
+        op, spec = self.op(node), self.graph.spec(value)
+        if spec.size is None:
+            return None
+        space = "" if op is None else self.spaces[op.name]
+        if op is None or isinstance(space, str) or not part:
+            return whole_region(_shape(spec))
+        return region_of(space.outputs[op.outputs.index(value)], part, _shape(spec))
+
+    def _reads(self, node: int, value: str, part: Part) -> list[Region | None]:
+        """Return the different regions of a value that a part reads."""
+        op, spec = self.op(node), self.graph.spec(value)
+        if spec.size is None:
+            return [None]
+        space = "" if op is None else self.spaces[op.name]
+        everything = whole_region(_shape(spec))
+        if op is None or isinstance(space, str) or not part:
+            return [everything]
+        found: dict[Region | None, None] = {}
+        for i, name in enumerate(op.inputs):
+            if name == value:
+                dims = space.inputs[i]
+                found[everything if dims is None else region_of(dims, part, _shape(spec))] = None
+        return list(found)
+
+    def strategy(self, choices: Sequence[Choice]) -> Strategy:
+        """Return choices of all nodes as a strategy."""
+        workers = numbered(len(self.machine.threads))
+        operators = {}
+        for i, op in zip(self.changeable, self.ops, strict=True):
+            found = choices[i]
+            names = tuple(workers[worker] for worker in found.workers)
+            operators[op.name] = Configuration(names, dict(found.degrees))
+        return Strategy(workers, operators, self.graph.name, signature_of(self.graph))
+
+    def choices(self, strategy: Strategy) -> list[Choice]:
+        """Return the choice of each node that a strategy makes."""
+        number = {worker: i for i, worker in enumerate(strategy.workers)}
+        if len(number) > len(self.machine.threads):
+            raise StrategyError(
+                f"workers of the strategy must be at most {len(self.machine.threads)}, got {len(number)}"
+            )
+        found = [Choice((), (0,))] * self.n_nodes
+        for i, op in zip(self.changeable, self.ops, strict=True):
+            one = strategy.operators[op.name]
+            degrees = tuple(sorted((axis, n) for axis, n in one.degrees.items() if n > 1))
+            found[i] = Choice(degrees, tuple(number[worker] for worker in one.workers))
+        return found
+
+
+def _shape(spec: TensorSpec) -> tuple[int, ...]:
+    return tuple(int(dim or 0) for dim in spec.shape or ())
+
+
+def _cut(spec: TensorSpec, region: Region) -> TensorSpec:
+    return TensorSpec(spec.dtype, shape_of(region))
+
+
+def _size(region: object) -> int:
+    n = 1
+    if isinstance(region, tuple):
+        for first, stop in region:
+            n *= stop - first
+    return n
+
+
+def _shared(left: Region | None, right: Region | None) -> Region | None:
+    if left is None or right is None:
+        return ()
+    return overlap(left, right)

@@ -1,0 +1,203 @@
+"""Search of strategies: delta simulation, baselines, and the gap to an exact search."""
+
+from __future__ import annotations
+
+from statistics import median
+
+import numpy as np
+import pytest
+from split_cases import random_strategy
+from test_partition import MODELS, block, cnn, mlp
+
+from ferroflow_dask.cost import AnalyticCost
+from ferroflow_dask.exceptions import UsageError
+from ferroflow_dask.graph import Builder, Graph
+from ferroflow_dask.search import (
+    Choice,
+    Problem,
+    Simulation,
+    search,
+    search_exactly,
+    simulate,
+    simulate_change,
+)
+from ferroflow_dask.search.candidates import neighbours, random_choice, seeds
+from ferroflow_dask.simulation import Machine
+from ferroflow_dask.strategy import check_strategy, partition
+from ferroflow_dask.strategy.report import describe
+from ferroflow_dask.topology import Route, load_topology
+
+
+def machine(n: int = 4) -> Machine:
+    """Return fast links, and little overhead: small graphs are worth splitting."""
+    return Machine(
+        (1,) * n, (1.0,) * n, (1e10,) * n, lambda _, to: Route((to,), 1e-7, 1e10), round_trip_s=1e-7
+    )
+
+
+#: Slow enough that small operators are worth splitting.
+SLOW = AnalyticCost(flop_rate=1e8, memory_bandwidth=1e9)
+
+
+def problem(graph: Graph, n: int = 4) -> Problem:
+    return Problem(graph, machine(n), SLOW)
+
+
+def assert_equal(found: Simulation, full: Simulation) -> None:
+    assert found.makespan_s == full.makespan_s
+    assert found.starts_s == full.starts_s
+    assert found.stops_s == full.stops_s
+    assert found.nbytes_moved == full.nbytes_moved
+    assert found.n_events == full.n_events
+    assert found.at == full.at
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_delta_simulation_is_the_full_one_bit_by_bit(name: str) -> None:
+    one = problem(MODELS[name])
+    rng = np.random.default_rng(0)
+    current = simulate(one, seeds(one)["data-parallel"])
+    kept = 0.0
+    for _ in range(100):
+        node = int(rng.integers(one.changeable.start, one.changeable.stop))
+        choice = random_choice(one, node, rng)
+        choices = list(current.choices)
+        choices[node] = choice
+        found = simulate_change(one, current, node, choice)
+        assert_equal(found, simulate(one, choices))
+        kept += found.n_kept / found.n_events
+        if rng.random() < 0.5:
+            current = found
+    assert kept > 25  # of 100: it did go back to snapshots
+
+
+def test_a_timeline_by_hand() -> None:
+    b = Builder("two")
+    x = b.input("x", np.float32, (4, 4))
+    left = b.op("Relu", x, name="left")
+    b.output(y=b.op("Tanh", left, name="right"))
+    seconds = {"left": 1.0, "right": 2.0}
+
+    class Costs:
+        def seconds(self, op: object, graph: Graph) -> float:
+            return seconds[graph.ops[0].name] * (graph.spec(graph.outputs[0]).size or 0) / 16
+
+    slow = Machine(
+        (1, 1), (1.0, 1.0), (64.0, 64.0), lambda _, to: Route((to,), 0.25, 64.0), round_trip_s=0.25
+    )
+    one = Problem(b.to_graph(), slow, Costs())
+    # Whole: 1 + 2. The second on the other worker: it gets 64 bytes in 1 s, after two round trips' time.
+    whole = [Choice((), (0,))] * one.n_nodes
+    assert simulate(one, whole).makespan_s == 3.0
+    apart = [*whole[:2], Choice((), (1,)), Choice((), (1,))]
+    found = simulate(one, apart)
+    assert found.makespan_s == 1.0 + 1.0 + 0.25 + 0.25 + 2.0
+    assert found.nbytes_moved == 64
+    # In halves: half of the input goes to the other worker and half of the output comes back, 0.5 s each.
+    half = Choice((("sample", 2),), (0, 1))
+    found = simulate(one, [whole[0], half, half, whole[3]])
+    assert found.nbytes_moved == 64
+    assert found.makespan_s == pytest.approx(1.5 + 2 * (0.5 + 0.25 + 0.25), abs=1e-6)
+
+
+def test_bytes_are_those_of_the_graph_in_parts() -> None:
+    for graph in MODELS.values():
+        one = problem(graph, 3)
+        for seed in range(4):
+            strategy = random_strategy(graph, np.random.default_rng(seed), n_workers=3, most=2)
+            moved = simulate(one, one.choices(strategy)).nbytes_moved
+            assert moved == describe(graph, strategy).nbytes_moved
+
+
+def test_what_is_found_fits_the_graph_and_is_the_fastest() -> None:
+    for graph in MODELS.values():
+        one = problem(graph)
+        found = search(one, steps=200, seed=1)
+        strategy = one.strategy(found.best.choices)
+        check_strategy(strategy, graph)
+        assert len(partition(graph, strategy).ops) >= len(graph.live_ops)
+        assert all(found.best.makespan_s <= base.makespan_s for base in found.baselines.values())
+        assert found.best.makespan_s < 0.75 * found.baselines["one device"].makespan_s
+        assert found.n_proposals <= 200
+        again = simulate(one, one.choices(strategy))
+        assert again.makespan_s == found.best.makespan_s
+
+
+def test_the_same_seed_finds_the_same() -> None:
+    one = problem(block())
+    first, second = (search(one, steps=100, seed=3).best for _ in range(2))
+    assert first.choices == second.choices
+
+
+def test_nothing_is_split_where_messages_cost_more() -> None:
+    topology = load_topology("this-machine")
+    one = Problem(mlp(), Machine.of_topology(topology), AnalyticCost())
+    found = search(one, steps=200)
+    assert found.best.nbytes_moved == 0
+    assert {choice.workers for choice in found.best.choices} == {(0,)}
+
+
+def test_baselines_are_what_their_names_say() -> None:
+    one = problem(block(), 2)
+    found = {name: one.strategy(choices) for name, choices in seeds(one).items()}
+    kinds = {
+        name: {axis for config in strategy.operators.values() for axis in config.degrees}
+        for name, strategy in found.items()
+    }
+    assert kinds["one device"] == set()
+    assert kinds["data-parallel"] == {"sample"}
+    assert "contracted" not in kinds["output dimensions"]
+    assert {"parameter2", "contracted"} <= kinds["Megatron-like"]
+    # Columns and rows of both layers, and the heads between the products of attention.
+    feed_forward = [name for name in found["Megatron-like"].operators if name.startswith("matmul")][-2:]
+    axes = [set(found["Megatron-like"].operators[name].degrees) for name in feed_forward]
+    assert axes == [{"parameter2"}, {"contracted"}]
+
+
+def random_graph(seed: int) -> Graph:
+    """Return three or four operators that read each other at random."""
+    rng = np.random.default_rng(seed)
+    b = Builder("random")
+    n = int(rng.integers(4, 9)) * 4
+    values = [b.input("x", np.float32, (n, n))]
+    for _ in range(int(rng.integers(3, 5))):
+        x, y = (values[int(i)] for i in rng.integers(max(0, len(values) - 2), len(values), size=2))
+        weight = b.constant(np.zeros((n, n), np.float32))
+        kind = int(rng.integers(4))
+        made = [("MatMul", x, weight), ("MatMul", x, y), ("Softmax", x), ("Add", x, y)][kind]
+        values.append(b.op(*made))
+    b.output(*b.sinks)
+    return b.to_graph()
+
+
+def test_the_gap_to_an_exact_search_is_small() -> None:
+    gaps = []
+    for seed in range(20):
+        one = problem(random_graph(seed), 2)
+        exact = search_exactly(one)
+        found = search(one, steps=300, seed=seed).best
+        gaps.append(found.makespan_s / exact.makespan_s - 1)
+    # Random workers of parts may be better than those that the exact search considers.
+    assert median(gaps) <= 0.03
+    assert max(gaps) <= 0.15
+
+
+def test_budgets_are_at_least_one_and_end_the_search() -> None:
+    one = problem(mlp(), 2)
+    with pytest.raises(UsageError, match="steps must be at least 1, got 0"):
+        search(one, steps=0)
+    with pytest.raises(UsageError, match="an exact search must have at most"):
+        search_exactly(problem(block()))
+    calls = iter(range(100))
+    assert search(one, steps=10**9, is_over=lambda: next(calls) >= 50).n_proposals <= 51
+    assert search(one, steps=1).n_proposals == 1
+
+
+def test_candidates_fit_the_operators() -> None:
+    for graph in (cnn(), block()):
+        one = problem(graph, 3)
+        for node in one.changeable:
+            for choice in neighbours(one, node):
+                choices = [Choice((), (0,))] * one.n_nodes
+                choices[node] = choice
+                check_strategy(one.strategy(choices), graph)
