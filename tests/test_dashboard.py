@@ -41,7 +41,9 @@ from ferroflow_dask.dashboard.remote import recording
 from ferroflow_dask.dashboard.report import write_report, write_trace
 from ferroflow_dask.dashboard.terminal import line, view
 
-PLOTS = ["steals", "timeline", "queues", "rates", "levels", "decisions"]
+PLOTS = [
+    *("overview", "failures", "timeline", "workers", "rates", "levels", "steals", "bundles", "decisions"),
+]
 
 
 @pytest.fixture
@@ -304,13 +306,13 @@ def test_steals_from_workers_that_left_count_still(client: Client) -> None:
     figure = StealFlow(start_recording(scheduler, "test"))
     busy(client)
     figure.update()
-    before, n = figure.root.title.text, scheduler.extensions["stealing"].steals["confirmed"]
+    before, n = figure._head.text, scheduler.extensions["stealing"].steals["confirmed"]
     assert n > 0
-    assert f"({n} in all)" in before
+    assert f"{n} in all" in before
     client.retire_workers([victim for victim, _ in scheduler.extensions["stealing"].flows])
     figure.update()
     assert not figure.source.data["steals"]
-    assert figure.root.title.text == before
+    assert figure._head.text == before
     stop_recording(scheduler, "test")
 
 

@@ -11,14 +11,18 @@ from typing import Any
 
 import pytest
 from bokeh.document import Document
+from distributed.utils import color_of
 from test_progress import Task
 
 from ferroflow_dask.dashboard.charts import Levels
-from ferroflow_dask.dashboard.figures import Figure, Queues, StealFlow, Timeline
+from ferroflow_dask.dashboard.figure import Figure, choice
+from ferroflow_dask.dashboard.figures import StealFlow, Timeline
+from ferroflow_dask.dashboard.idle import Idle
 from ferroflow_dask.dashboard.progress import MOST_LEVELS, GraphProgress
-from ferroflow_dask.dashboard.recording import OpRun, Recording, WorkerLoad
+from ferroflow_dask.dashboard.recording import Failure, OpRun, Recording, WorkerLoad
 from ferroflow_dask.dashboard.screen import Screen
-from ferroflow_dask.dashboard.style import Palette
+from ferroflow_dask.dashboard.style import text
+from ferroflow_dask.dashboard.tables import Details, Failures, Workers
 
 
 def loads(names: list[str]) -> list[WorkerLoad]:
@@ -35,11 +39,11 @@ def recorded(names: list[str], flows: dict[tuple[int, int], int] | None = None) 
 
 
 @pytest.mark.parametrize("n_workers", [0, 1, 8, 128], ids="{} workers".format)
-@pytest.mark.parametrize("kind", [StealFlow, Queues, Timeline])
+@pytest.mark.parametrize("kind", [StealFlow, Timeline])
 def test_as_many_names_are_on_an_axis_as_can_be_read(kind: type[Figure], n_workers: int) -> None:
     figure = kind(recorded([str(i) for i in range(n_workers)]))
     figure.update()
-    axis = figure.root.yaxis[0]
+    axis = figure.content.yaxis[0]
     ticks = list(axis.ticker.ticks) if n_workers else []
     assert len(ticks) == min(n_workers, 16)
     step = max(1, n_workers // 16)
@@ -71,7 +75,7 @@ class Cluster:
     def new_ops(self, n_seen: int) -> list[OpRun]:
         return self._new
 
-    def workers(self) -> list[WorkerLoad]:
+    def workers(self, *, why_idle: bool = False) -> list[WorkerLoad]:
         return [WorkerLoad(name, name, "cpu", 2, 0, 0, 0.0, True) for name in self.present]
 
 
@@ -81,7 +85,7 @@ def rows(figure: Figure) -> list[tuple[str, int]]:
 
 
 def labels(figure: Figure) -> dict[int, str]:
-    return dict(figure.root.yaxis[0].major_label_overrides)
+    return dict(figure.content.yaxis[0].major_label_overrides)
 
 
 def test_a_worker_has_as_many_rows_as_threads_whatever_runs_its_tasks() -> None:
@@ -111,11 +115,11 @@ def test_rows_of_workers_that_left_are_gone_once_nothing_of_them_is_in_sight() -
     assert labels(figure) == {0: "b", -2: "c", -4: "d"}
     assert rows(figure) == [("b", 0), ("c", -2), ("c", -3), ("d", -4), ("c", -2)]
     assert list(figure.source.data["stop"]) == [1e3, 1e3, 10e3, 10e3, 30e3]
-    assert figure.root.y_range.start == 0.5 - 6
+    assert figure.content.y_range.start == 0.5 - 6
     assert set(figure._lanes._places) == {"b", "c", "d"}
 
 
-@pytest.mark.parametrize("kind", [StealFlow, Queues, Timeline, Levels])
+@pytest.mark.parametrize("kind", [StealFlow, Timeline, Levels, Workers])
 def test_what_has_not_changed_is_not_sent(kind: type[Figure]) -> None:
     figure = kind(recorded(["a", "b"], {(0, 1): 1}))
     document = Document()
@@ -132,8 +136,11 @@ def test_what_has_not_changed_is_not_sent(kind: type[Figure]) -> None:
 class Costly(Figure):
     """A figure that costs what it is told to."""
 
+    title, help = "Costly", "What does it cost?"
+
     def make(self, options: dict[str, Any]) -> Any:
         self.n, self.spent_s, self.cost_s = 0, 0.0, 0.0
+        return text()
 
     def refresh(self) -> None:
         self.n += 1
@@ -177,12 +184,57 @@ def test_nothing_is_drawn_while_nobody_looks_and_one_figure_does_not_stop_anothe
     assert "Fails is not up to date" in caplog.text
 
 
-def test_names_have_looks_however_many_there_are() -> None:
-    palette = Palette()
-    looks = [palette[f"name-{i}"] for i in range(5000)]
-    assert looks == [palette[f"name-{i}"] for i in range(5000)]
-    assert len(set(looks[:32])) == 32
-    assert len(palette._index) < 1000
+def test_tasks_have_the_colours_that_dask_gives_them_whatever_came_before() -> None:
+    figure = Timeline(recorded(["a", "b"]))
+    figure.update()
+    assert set(figure.source.data["colour"]) == {color_of("op")}
+
+
+def test_cells_have_numbers_where_there_is_room_and_a_legend() -> None:
+    figure = StealFlow(recorded(["0", "1", "2"], {(0, 1): 1200, (1, 2): 3}))
+    figure.update()
+    assert figure.source.data["number"] == ["1,200", "3"]
+    assert figure.source.data["ink"] == ["white", "black"]
+    (legend,) = figure.content.right
+    assert legend.color_mapper.high == 1200
+    assert legend.ticker.ticks == [0, 600, 1200]
+    many = StealFlow(recorded([str(i) for i in range(64)], {(0, 1): 5}))
+    many.update()
+    assert many.source.data["number"] == [""]
+
+
+@pytest.mark.parametrize("kind", [StealFlow, Timeline, Levels, Workers, Failures, Details])
+def test_a_panel_without_content_takes_no_room(kind: type[Figure]) -> None:
+    figure = kind(replace(recorded([]), ops=[], n_ran=0), choice())
+    figure.update()
+    assert not figure.root.visible
+    assert figure.help
+
+
+def test_levels_and_their_tasks_are_whole_numbers() -> None:
+    progress = GraphProgress(lambda _: 1.0)
+    progress.add([Task("a"), Task("b")], 1, 0.0)  # type: ignore[list-item]
+    figure = Levels(replace(recorded([]), progress=progress))
+    figure.update()
+    assert figure.root.visible
+    assert [axis.ticker.min_interval for axis in figure.content.axis] == [1, 1]
+
+
+def test_a_failure_is_told_with_its_error_and_where() -> None:
+    failure = Failure(0.0, "<b>-1", ("0",), "ValueError('<i>')", "  File x, line 1")
+    figure = Failures(replace(recorded(["0"]), failures=[failure]))
+    figure.update()
+    assert figure.root.visible
+    assert "ValueError(&#x27;&lt;i&gt;&#x27;)" in figure.content.text
+    assert 'data-task="&lt;b&gt;-1"' in figure.content.text
+
+
+def test_a_worker_has_its_reason_in_the_table_and_the_sums_above_it() -> None:
+    workers = [replace(load, idle=Idle("restricted", 7), n_running=0) for load in loads(["a", "b"])]
+    figure = Workers(replace(recorded([]), loads=[*workers, *loads(["c"])]))
+    figure.update()
+    assert figure.content.text.count("restricted 7") == 2
+    assert "2 restricted" in figure._head.text
 
 
 def test_levels_are_bounded_beside_a_task_that_never_ends() -> None:
@@ -200,4 +252,4 @@ def test_levels_are_bounded_beside_a_task_that_never_ends() -> None:
     assert len(progress._tasks) == 2
     figure = Levels(replace(recorded([]), progress=progress))
     figure.update()
-    assert figure.root.xaxis[0].axis_label == "level (the last: all from there on)"
+    assert figure.content.xaxis[0].axis_label == "level (the last: all from there on)"

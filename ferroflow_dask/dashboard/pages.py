@@ -8,10 +8,10 @@ what they have open.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from bokeh.layouts import column, row
 from bokeh.server.tornado import BokehTornado
 from distributed import Scheduler
 from distributed.dashboard import scheduler as dask_pages
@@ -21,19 +21,42 @@ from distributed.dashboard.core import BokehApplication
 from distributed.utils import log_errors
 from tornado.ioloop import IOLoop
 
-from ferroflow_dask.dashboard.charts import Decisions, Levels, Rates
-from ferroflow_dask.dashboard.figures import Figure, Notice, Queues, StealFlow, Timeline
+from ferroflow_dask.dashboard.charts import Levels, Rates
+from ferroflow_dask.dashboard.figure import Figure, choice
+from ferroflow_dask.dashboard.figures import StealFlow, Timeline
 from ferroflow_dask.dashboard.recorder import start_recording, stop_recording
 from ferroflow_dask.dashboard.screen import Screen
+from ferroflow_dask.dashboard.style import page_of
+from ferroflow_dask.dashboard.tables import Bundles, Decisions, Details, Failures, Overview, Workers
 
 _PAGE = "ferroflow"
-_PLOTS: dict[str, tuple[type[Figure], str]] = {
-    "individual-ferroflow-steals": (StealFlow, "Ferroflow Steals"),
-    "individual-ferroflow-timeline": (Timeline, "Ferroflow Timeline"),
-    "individual-ferroflow-queues": (Queues, "Ferroflow Queues"),
-    "individual-ferroflow-rates": (Rates, "Ferroflow Rates"),
-    "individual-ferroflow-levels": (Levels, "Ferroflow Levels"),
-    "individual-ferroflow-decisions": (Decisions, "Ferroflow Decisions"),
+#: The panels in the order in which they are read, each with its width in columns of 12: when it is done; what
+#: was clicked; what failed; what runs, and why not; how fast and how far; the reasons.
+_PANELS: dict[type[Figure], int] = {
+    Overview: 12,
+    Details: 12,
+    Failures: 12,
+    Timeline: 8,
+    Workers: 4,
+    Rates: 4,
+    Levels: 4,
+    StealFlow: 4,
+    Bundles: 12,
+    Decisions: 12,
+}
+_NAMES: dict[str, type[Figure]] = {
+    "overview": Overview,
+    "failures": Failures,
+    "timeline": Timeline,
+    "workers": Workers,
+    "rates": Rates,
+    "levels": Levels,
+    "steals": StealFlow,
+    "bundles": Bundles,
+    "decisions": Decisions,
+}
+_PLOTS = {
+    f"individual-ferroflow-{name}": (figure, f"Ferroflow {name.title()}") for name, figure in _NAMES.items()
 }
 #: Behind `status`.
 _PLACE = 1
@@ -46,12 +69,7 @@ _KEPT = "ferroflow_pages"
 def page(scheduler: Scheduler, extra: dict[str, Any], doc: Any) -> None:
     """Fill a document with the page."""
     doc.title = "Dask: ferroflow"
-    notice, levels, flow, rates, queues, timeline, decisions = _add(
-        scheduler, doc, Notice, Levels, StealFlow, Rates, Queues, Timeline, Decisions
-    )
-    top = row(flow, timeline, sizing_mode="stretch_both", min_height=240)
-    middle = row(queues, rates, levels, sizing_mode="stretch_both", min_height=320)
-    doc.add_root(column(notice, top, middle, decisions, sizing_mode="stretch_both"))
+    _fill(scheduler, doc, _PANELS)
     doc.template = env.get_template("simple.html")
     doc.template_variables.update(extra)
     doc.theme = BOKEH_THEME
@@ -59,14 +77,14 @@ def page(scheduler: Scheduler, extra: dict[str, Any], doc: Any) -> None:
 
 @log_errors
 def plot_alone(figure: type[Figure], scheduler: Scheduler, _extra: dict[str, Any], doc: Any) -> None:
-    """Fill a document with one figure."""
-    doc.title = f"Dask: {figure.__name__}"
-    doc.add_root(*_add(scheduler, doc, figure))
+    """Fill a document with one panel, below all about what is clicked in it."""
+    doc.title = f"Dask: {figure.title}"
+    _fill(scheduler, doc, {Details: 12, figure: 12})
     doc.theme = BOKEH_THEME
 
 
-def _add(scheduler: Scheduler, doc: Any, *kinds: type[Figure]) -> list[Any]:
-    """Return the models of figures that are brought up to date while the document is open."""
+def _fill(scheduler: Scheduler, doc: Any, kinds: Mapping[type[Figure], int]) -> None:
+    """Fill a document with panels that are brought up to date while it is open."""
     context = doc.session_context
     who = f"page {context.id}"
     recorder = start_recording(scheduler, who)
@@ -76,11 +94,14 @@ def _add(scheduler: Scheduler, doc: Any, *kinds: type[Figure]) -> list[Any]:
         # A session outlives its browser for a while.
         return context.session is None or context.session.connection_count > 0
 
-    figures = [kind(recorder, sizing_mode="stretch_both") for kind in kinds]
+    chosen = choice()
+    figures = [kind(recorder, chosen) for kind in kinds]
     screen = Screen(recorder, figures, is_watched)
     screen.update()
     add_periodic_callback(doc, screen, Screen.interval)
-    return [figure.root for figure in figures]
+    grid, prepare = page_of([(figure.root, kinds[type(figure)]) for figure in figures], chosen)
+    doc.add_root(grid)
+    prepare(doc)
 
 
 def show_pages(scheduler: Scheduler) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -14,12 +15,13 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.metrics import time
 
 from ferroflow_dask.annotations import CPU, GPU
-from ferroflow_dask.dashboard.idle import idle_reasons
+from ferroflow_dask.dashboard.idle import Idle, idle_reasons
 from ferroflow_dask.dashboard.progress import GraphProgress
 from ferroflow_dask.dashboard.recording import Failure, OpRun, Recording, Sample, WorkerLoad
 from ferroflow_dask.device_reports import has_gpu
 from ferroflow_dask.scheduler import FerroflowStealing, extension_on
 from ferroflow_dask.scheduler.decisions import Decision
+from ferroflow_dask.scheduler.installation import decisions_about
 from ferroflow_dask.scheduler.task_view import declared_cost
 
 if TYPE_CHECKING:
@@ -32,7 +34,9 @@ _MOST_SAMPLES = 1200
 SUMMARY_SAMPLES = 40
 #: Time between two samples [s], and the longest one: if there was none for longer, nobody looked.
 SAMPLE_S = 0.25
-_GAP_S = 5.0
+_GAP_S = 10.0
+#: Decisions in which those of a kind or of a worker are searched.
+_MOST_DECISIONS = 5000
 #: After so many ops somebody looks whether any who asked for them is still there.
 _CHECKED_EVERY = 1000
 _STOLEN = "steal confirmed"
@@ -147,12 +151,12 @@ class Recorder(SchedulerPlugin):
         n_new = min(self.n_samples - n_seen, len(self.samples))
         return [self.samples[i] for i in range(len(self.samples) - n_new, len(self.samples))]
 
-    def workers(self) -> list[WorkerLoad]:
-        """Return the workers as they are."""
-        return list(self._workers())
+    def workers(self, *, why_idle: bool = False) -> list[WorkerLoad]:
+        """Return the workers as they are, maybe with the reasons why they have free threads."""
+        return list(self._workers(idle_reasons(self._scheduler) if why_idle else {}))
 
-    def _workers(self) -> Iterator[WorkerLoad]:
-        stealing, idle = self.stealing, idle_reasons(self._scheduler)
+    def _workers(self, idle: Mapping[str, Idle]) -> Iterator[WorkerLoad]:
+        stealing = self.stealing
         for address, ws in self._scheduler.workers.items():
             n_tasks = len(ws.processing)
             remaining_s = ws.occupancy / max(1, ws.nthreads)
@@ -206,10 +210,48 @@ class Recorder(SchedulerPlugin):
             return str(ws.name)
         return address if self.stealing is None else self.stealing.decisions.name_of(address)
 
+    # Decisions
+
+    @property
+    def n_decisions(self) -> int:
+        """Decisions ever noted."""
+        return 0 if self.stealing is None else self.stealing.decisions.n_noted
+
     def decisions(self, n: int) -> list[Decision]:
         """Return the last decisions, oldest first."""
-        stealing = self.stealing
-        return [] if stealing is None else stealing.decisions.last(n)
+        return [] if self.stealing is None else self.stealing.decisions.last(n)
+
+    def decisions_of(self, what: str) -> Iterator[Decision]:
+        """Yield decisions of one kind among the last, newest first."""
+        return (one for one in reversed(self.decisions(_MOST_DECISIONS)) if one.what == what)
+
+    def about(self, key: str) -> list[Decision]:
+        """Return the decisions about a task or its bundle, oldest first; O(decisions)."""
+        return decisions_about(self._scheduler, key)
+
+    def about_worker(self, address: str, n: int) -> list[Decision]:
+        """Return the last decisions that name a worker, newest first."""
+        name = self.name_of(address)
+        return [one for one in reversed(self.decisions(_MOST_DECISIONS)) if one.worker == name][:n]
+
+    @property
+    def bundle_counts(self) -> dict[str, int]:
+        """Bundles, the tasks in them, and bundles that were split."""
+        return {} if self.stealing is None else self.stealing.graphs.bundles.counts
+
+    def state_of(self, key: str) -> str:
+        """Return the state of a task and the workers that have it; O(tasks)."""
+        ts = next((ts for known, ts in self._scheduler.tasks.items() if str(known) == key), None)
+        if ts is None:
+            return "The scheduler has forgotten it, or it runs within a bundle."
+        holders = [ts.processing_on] if ts.processing_on is not None else list(ts.who_has or ())
+        where = ", ".join(str(ws.name) for ws in holders if ws is not None)
+        return f"{ts.state}{f' on worker {where}' if where else ''}"
+
+    def tasks_on(self, address: str, n: int) -> list[str]:
+        """Return the keys of the first tasks that a worker has."""
+        ws = self._scheduler.workers.get(address)
+        return [] if ws is None else [str(ts.key) for ts in islice(ws.processing, n)]
 
     def recording(self, is_summary: bool = False) -> Recording:
         """Return what was noted; as a summary the last samples and what is now, no ops, flows or levels."""
@@ -220,7 +262,7 @@ class Recorder(SchedulerPlugin):
             [] if is_summary else list(self.ops),
             self.n_ops,
             self.new_samples(max(0, self.n_samples - n_samples)),
-            self.workers(),
+            self.workers(why_idle=True),
             Counter() if is_summary else Counter(self.flows()),
             self.progress.summary(has_levels=not is_summary),
             self.n_threads,

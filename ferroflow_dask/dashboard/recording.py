@@ -170,8 +170,8 @@ class Recording:
         """Return the ops after the first `n_seen`."""
         return self.ops[n_seen:]
 
-    def workers(self) -> list[WorkerLoad]:
-        """Return the workers as they were."""
+    def workers(self, *, why_idle: bool = False) -> list[WorkerLoad]:
+        """Return the workers as they were, with the reasons why they had free threads."""
         return self.loads
 
     def flows(self) -> Counter[tuple[str, str]]:

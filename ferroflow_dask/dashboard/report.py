@@ -14,7 +14,8 @@ from bokeh.models.widgets import Div
 from bokeh.resources import INLINE
 
 from ferroflow_dask.dashboard.charts import Levels
-from ferroflow_dask.dashboard.figures import Figure, StealFlow, Timeline
+from ferroflow_dask.dashboard.figure import Figure
+from ferroflow_dask.dashboard.figures import StealFlow, Timeline
 from ferroflow_dask.dashboard.recorder import MOST_OPS
 from ferroflow_dask.dashboard.recording import Recording
 from ferroflow_dask.whole_files import write_text
@@ -61,8 +62,7 @@ def _shown(recording: Recording) -> str:
 
 
 def _root(figure: type[Figure], recording: Recording) -> Any:
-    options = {"sizing_mode": "stretch_width", "height": _HEIGHT}
-    shown = figure(recording, **options)
+    shown = figure(recording, height=_HEIGHT)
     if isinstance(shown, Timeline):
         shown.most_shown = MOST_OPS
         shown.show_all()

@@ -10,7 +10,7 @@ from bokeh.core.properties import without_property_validation
 from distributed.dashboard.components import DashboardComponent
 from distributed.metrics import thread_time, time
 
-from ferroflow_dask.dashboard.figures import Figure
+from ferroflow_dask.dashboard.figure import Figure
 
 logger = logging.getLogger("ferroflow_dask")
 

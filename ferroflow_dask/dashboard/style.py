@@ -1,79 +1,192 @@
-"""How our figures look: Dask's theme, and colours that can be told apart with any colour vision."""
+"""How figures look: colours for light and dark backgrounds, axes, and the frame of a panel."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from typing import Any
-from zlib import crc32
 
+from bokeh.document import Document
+from bokeh.layouts import column
 from bokeh.models import (
     AdaptiveTicker,
     ColumnDataSource,
     CompositeTicker,
+    CustomJS,
     DatetimeAxis,
+    DatetimeTickFormatter,
     FixedTicker,
+    GlobalInlineStyleSheet,
     HoverTool,
+    InlineStyleSheet,
     PanTool,
     ResetTool,
     WheelZoomTool,
 )
-from bokeh.models.annotations import LegendItem
 from bokeh.models.glyph import Glyph
+from bokeh.models.widgets import Div
 from bokeh.palettes import Blues256, Colorblind8
 from bokeh.plotting import figure
+from distributed.utils import color_of
 
-#: Okabe and Ito's colours, and hatches where there are more kinds than colours.
+#: Colours of lines that can be told apart with any colour vision; and brighter ones, for white and for black.
 COLOURS = tuple(Colorblind8)
-HATCHES = ("blank", "right_diagonal_line", "cross", "dot")
-#: From few to many; the few are seen on white.
-SEQUENCE = tuple(reversed(Blues256[:176]))
-
-BLUE, ORANGE, GREEN, RED, GREY = COLOURS[0], COLOURS[1], COLOURS[3], COLOURS[5], "#b0b0b0"
+BLUE, ORANGE, GREEN, RED, GREY = "#2a86c8", "#e69f00", "#009e73", "#d55e00", "#9a9a9a"
+#: From few to many: the few can be told from white, the many from black.
+SEQUENCE = tuple(reversed(Blues256[20:200]))
 
 #: Names beside each other on an axis; of more, each second, third, … is written, and hovering tells all.
 _MOST_LABELS = 16
+#: From this width on, panels stand beside each other [pixels].
+_WIDE = 1000
+
+#: Colours of the page, which all panels inherit.
+_THEME = """
+:root { --ff-ink: #222; --ff-faint: #666; --ff-line: #ddd; --ff-fill: #eee; --ff-panel: #fff; }
+@media (prefers-color-scheme: dark) {
+  :root { --ff-ink: #e6e6e6; --ff-faint: #a8a8a8; --ff-line: #444; --ff-fill: #333; --ff-panel: #1d1d1d; }
+  html, body { background: #121212; }
+  .navbar ul, .dropdown-content { background-color: #2b2b2b; }
+  .navbar li a { color: #e6e6e6; }
+}
+"""
+#: The grid of the page: 12 columns, or one where there is no room.
+_GRID = f"""
+:host {{ display: grid !important; grid-template-columns: repeat(12, minmax(0, 1fr)); gap: 10px; width: 100%;
+  align-items: start; }}
+.ff-12 {{ grid-column: span 12; }} .ff-8 {{ grid-column: span 8; }} .ff-6 {{ grid-column: span 6; }}
+.ff-4 {{ grid-column: span 4; }}
+@media (max-width: {_WIDE}px) {{ .ff-12, .ff-8, .ff-6, .ff-4 {{ grid-column: span 12; }} }}
+"""
+_PANEL = """
+:host { background: var(--ff-panel, #fff); border: 1px solid var(--ff-line, #ddd); border-radius: 6px;
+  padding: 6px 8px; box-sizing: border-box; min-width: 0; overflow: hidden; }
+"""
+_TEXT = """
+:host { color: var(--ff-ink, #222); font: 13px Helvetica, Arial, sans-serif; box-sizing: border-box; }
+.bk-clearfix { width: 100%; }
+.head { display: flex; gap: 10px; align-items: baseline; white-space: nowrap; overflow: hidden; }
+.head b { font-size: 15px; }
+.head i { color: var(--ff-faint, #666); font-style: normal; font-size: 12px; overflow: hidden;
+  text-overflow: ellipsis; cursor: help; }
+.swatch { display: inline-block; width: 10px; height: 10px; margin: 0 3px 0 6px; }
+table { border-collapse: collapse; width: 100%; }
+th, td { text-align: left; padding: 2px 12px 2px 0; white-space: nowrap; }
+th { color: var(--ff-faint, #666); font-weight: normal; position: sticky; top: 0;
+  background: var(--ff-panel, #fff); }
+td.n, th.n { text-align: right; }
+td.bar { background: linear-gradient(to right, var(--bar) var(--part), transparent var(--part)) no-repeat
+  left / calc(100% - 6px) 100%; }
+[data-task], [data-worker] { cursor: pointer; }
+a[data-task], a[data-worker] { color: #2a86c8; }
+[data-task]:hover, tr[data-worker]:hover { text-decoration: underline; }
+pre { margin: 4px 0; white-space: pre-wrap; overflow-wrap: anywhere; }
+.bad { color: #d55e00; font-weight: bold; }
+.faint { color: var(--ff-faint, #666); }
+.tiles { display: flex; flex-wrap: wrap; gap: 4px 28px; align-items: baseline; }
+.tiles div { display: flex; flex-direction: column; }
+.tiles span { font-size: 12px; color: var(--ff-faint, #666); }
+.tiles b { font-size: 20px; white-space: nowrap; }
+.tiles div:first-child b { font-size: 28px; }
+.progress { height: 12px; margin-top: 6px; background: var(--ff-fill, #eee); border-radius: 6px;
+  overflow: hidden; display: flex; }
+"""
+
+#: Axes and titles are drawn on canvases, which style sheets do not reach.
+_PAINT = """
+const dark = window.matchMedia("(prefers-color-scheme: dark)")
+const names = ["axis_label_text_color", "major_label_text_color", "axis_line_color", "major_tick_line_color",
+  "label_text_color", "title_text_color"]
+const paint = () => {
+  const ink = dark.matches ? "#dddddd" : "#333333"
+  for (const model of root.document._all_models.values()) {
+    const found = {}
+    for (const name of names) if (name in model.properties) found[name] = ink
+    if (model.type == "Title") found.text_color = ink
+    if (Object.keys(found).length) model.setv(found, {sync: false})
+  }
+}
+dark.addEventListener("change", paint)
+paint()
+"""
+#: Tables say by attributes which task or worker a cell or a row is about.
+_CLICKS = """
+window.addEventListener("click", (event) => {
+  for (const element of event.composedPath()) {
+    const {task, worker} = element.dataset ?? {}
+    if (task != null || worker != null) {
+      chosen.data = {task: [task ?? ""], worker: [worker ?? ""]}
+      return
+    }
+  }
+})
+"""
 
 
-#: Names with a place in the order; what comes after them gets a look by its hash.
-_MOST_NAMES = 256
+def page_of(panels: Sequence[tuple[Any, int]], chosen: ColumnDataSource | None = None) -> tuple[Any, Any]:
+    """Return a grid of panels, each so many of 12 columns wide, and what prepares its document."""
+    for root, width in panels:
+        root.css_classes = [*root.css_classes, f"ff-{width}"]
+    sheets = [GlobalInlineStyleSheet(css=_THEME), InlineStyleSheet(css=_GRID)]
+    grid = column([root for root, _ in panels], sizing_mode="stretch_width", stylesheets=sheets)
+
+    def prepare(document: Document) -> None:
+        scripts = [CustomJS(args={"root": grid}, code=_PAINT)]
+        if chosen is not None:
+            scripts.append(CustomJS(args={"chosen": chosen}, code=_CLICKS))
+        document.js_on_event("document_ready", *scripts)
+
+    return grid, prepare
 
 
-class Palette:
-    """A colour and a hatch for each name, in the order in which names come; its memory is bounded."""
+def panel(head: Div, content: Any) -> Any:
+    """Return a frame with a head and a content."""
+    sheets = [InlineStyleSheet(css=_PANEL)]
+    return column(head, content, sizing_mode="stretch_width", stylesheets=sheets)
 
-    def __init__(self) -> None:
-        self._index: dict[str, int] = {}
 
-    def __getitem__(self, name: str) -> tuple[str, str]:
-        """Return the colour and the hatch of a name."""
-        if name in self._index or len(self._index) < _MOST_NAMES:
-            index = self._index.setdefault(name, len(self._index))
-        else:
-            index = crc32(name.encode(errors="replace"))
-        return COLOURS[index % len(COLOURS)], HATCHES[index // len(COLOURS) % len(HATCHES)]
+def text(**options: Any) -> Div:
+    """Return an empty text, in which keys of tasks are no formulas."""
+    sheets: list[Any] = [InlineStyleSheet(css=_TEXT)]
+    return Div(text="", sizing_mode="stretch_width", stylesheets=sheets, disable_math=True, **options)
 
 
 def plot(title: str, tooltips: list[tuple[str, str]], **options: Any) -> Any:
     """Return an empty figure with tools that do not get in the way; tooltips show values as text."""
     options = {
         "tools": "",
-        "toolbar_location": "above",
-        "min_height": 150,
-        "sizing_mode": "stretch_both",
+        "toolbar_location": "right",
+        "sizing_mode": "stretch_width",
+        "height": 220,
+        "outline_line_color": None,
         **options,
     }
     is_over_time = options.get("x_axis_type") == "datetime"
     if is_over_time:
         options["x_axis_type"] = None
-    root = figure(title=title, **options)
+    root = figure(title=title or None, **options)
     if is_over_time:
-        axis: Any = DatetimeAxis()
+        axis: Any = DatetimeAxis(formatter=_time_formatter())
         axis.ticker = _time_ticker()
         root.add_layout(axis, "below")
     root.center = []  # grids
     root.add_tools(HoverTool(tooltips=tooltips), PanTool(), WheelZoomTool(), ResetTool())
     root.toolbar.logo = None
+    root.toolbar.autohide = True
+    for axis in root.axis:
+        axis.major_label_text_font_size = "12px"
+        axis.axis_label_text_font_size = "12px"
+        axis.axis_label_text_font_style = "normal"
+        axis.minor_tick_line_color = None
     return root
+
+
+def _time_formatter() -> DatetimeTickFormatter:
+    """Return a format that fits in a line: Bokeh's own adds the date below."""
+    clock = "%H:%M:%S"
+    return DatetimeTickFormatter(
+        milliseconds=f"{clock}.%3N", seconds=clock, minsec=clock, minutes=clock, hourmin=clock, hours=clock
+    )
 
 
 def _time_ticker() -> CompositeTicker:
@@ -87,7 +200,12 @@ def _time_ticker() -> CompositeTicker:
         num_minor_ticks=0,
         tickers=[
             AdaptiveTicker(
-                mantissas=mantissas, base=base, min_interval=least_ms, max_interval=most_ms, num_minor_ticks=0
+                mantissas=mantissas,
+                base=base,
+                min_interval=least_ms,
+                max_interval=most_ms,
+                num_minor_ticks=0,
+                desired_num_ticks=4,
             )
             for mantissas, base, least_ms, most_ms in steps
         ],
@@ -100,13 +218,49 @@ def label(axis: Any, names: Mapping[int, str]) -> None:
     axis.major_label_overrides = dict(names)
 
 
-def draw(root: Any, source: ColumnDataSource, glyph: Glyph, label: str = "", **where: Any) -> Any:
-    """Add a glyph to a figure, and to its legend if it has a label; return its renderer.
+def draw(root: Any, source: ColumnDataSource, glyph: Glyph, **where: Any) -> Any:
+    """Add a glyph to a figure; return its renderer.
 
     A figure's own methods also make glyphs for what is selected and muted, which cost the scheduler as much
     again when a page is opened.
     """
-    renderer = root.add_glyph(source, glyph, **where)
-    if label:
-        root.legend[0].items.append(LegendItem(label={"value": label}, renderers=[renderer]))
-    return renderer
+    return root.add_glyph(source, glyph, **where, nonselection_glyph=None)
+
+
+def task_colour(name: str) -> str:
+    """Return the colour that Dask's dashboard gives to tasks of a prefix."""
+    return str(color_of(name))
+
+
+class Html(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
+
+
+def html(value: str) -> str:
+    """Return text as HTML, whatever it looks like."""
+    return value if isinstance(value, Html) else escape(value)
+
+
+def task_link(key: str) -> Html:
+    """Return a key that can be clicked."""
+    return Html(f'<a data-task="{escape(key)}">{escape(key)}</a>')
+
+
+def swatch(colour: str) -> Html:
+    """Return a small square."""
+    return Html(f'<span class="swatch" style="background:{colour}"></span>')
+
+
+def table(heads: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table; numbers stand on the right, below heads that begin with `#`."""
+    heads = list(heads)
+    marks = [' class="n"' if head.startswith("#") else "" for head in heads]
+    line = "".join(
+        f"<th{mark}>{html(head.lstrip('#'))}</th>" for mark, head in zip(marks, heads, strict=True)
+    )
+    lines = [
+        "".join(f"<td{mark}>{html(cell)}</td>" for mark, cell in zip(marks, row, strict=True)) for row in rows
+    ]
+    return f"<table><tr>{line}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"

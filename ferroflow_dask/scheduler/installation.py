@@ -171,7 +171,7 @@ def explain(client: Client, key: Key | Future[Any]) -> Any:
 async def _explain(client: Client, key: Key) -> list[Decision]:
     if await find_installed(client) is None:
         raise ClusterError("explain needs the plugin; call ferroflow_dask.install(client) first")
-    decisions: list[Decision] = await client.run_on_scheduler(_decisions_about, name=str(key))
+    decisions: list[Decision] = await client.run_on_scheduler(decisions_about, name=str(key))
     if not decisions:
         raise UsageError(
             f"key must be that of a recent task, got {str(key)!r}; write it as the dashboard does, and ask "
@@ -180,9 +180,11 @@ async def _explain(client: Client, key: Key) -> list[Decision]:
     return decisions
 
 
-def _decisions_about(dask_scheduler: Scheduler, name: str) -> list[Decision]:
+def decisions_about(dask_scheduler: Scheduler, name: str) -> list[Decision]:
+    """Return the decisions about a task, or about the bundle that holds it, oldest first."""
     extension = extension_on(dask_scheduler)
-    assert extension is not None
+    if extension is None:
+        return []
     names = [name, *map(str, extension.graphs.bundles.holding(name))]
     return sorted((one for each in names for one in extension.decisions.about(each)), key=_TIME)
 
