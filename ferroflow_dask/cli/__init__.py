@@ -17,6 +17,7 @@ _COMMANDS = {
     "info": "info",
     "report": "report",
     "run": "run",
+    "search": "search",
     "simulate": "simulate",
     "slurm": "slurm",
     "top": "looks",

@@ -99,7 +99,7 @@ def simulate(
         if file is not None:
             check_folder(option, file)
     job = _job(dag, model, record, seed, sizes)
-    base = _topology(topology)
+    base = topology_named(topology)
     counts = _counts(workers) if workers is not None else [len(base.workers)]
     resized = workers is not None or workers_per_host is not None
     sized = [base.with_workers(n, workers_per_host) for n in counts] if resized else [base]
@@ -142,7 +142,8 @@ def _job(dag: str | None, model: str | None, record: str | None, seed: int, size
     return load_record(record)
 
 
-def _topology(name: str) -> Topology:
+def topology_named(name: str) -> Topology:
+    """Return a topology from a file, a preset, or the one that was calibrated."""
     if name != "calibrated":
         return load_topology(name)
     file = topology_file()

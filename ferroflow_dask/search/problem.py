@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ferroflow_dask.cost import CostModel
 from ferroflow_dask.exceptions import StrategyError
 from ferroflow_dask.graph.ir import Graph
-from ferroflow_dask.graph.nodes import Op, Source, TensorSpec
+from ferroflow_dask.graph.nodes import SMALL, Op, Source, TensorSpec
 from ferroflow_dask.simulation import Machine
 from ferroflow_dask.strategy import Configuration, Strategy, signature_of, spaces_of
 from ferroflow_dask.strategy.spaces import Part, Region, overlap, parts_of, region_of, shape_of, whole_region
@@ -134,13 +136,24 @@ class Problem:
             specs[value] = spec if not is_split else self._of_result(op, i, part)
         if not isinstance(space, str):
             attributes |= {k: v for k, v in space.change(part).attributes.items() if v is not None}
-        sources = tuple(
-            Source(-1 - i, name, specs[name]) for i, name in enumerate(dict.fromkeys(op.operands))
-        )
+        known = self._known(op, part, specs)
+        names = dict.fromkeys(op.operands)
+        sources = tuple(Source(-1 - i, name, specs[name], known.get(name)) for i, name in enumerate(names))
         alone = replace(op, attributes=attributes)
         outputs = tuple(filter(None, op.outputs))
         piece = Graph(op.name, sources, (alone,), outputs, specs, self.graph.opsets)
         return self._cost.seconds(alone, piece) or 0.0
+
+    def _known(self, op: Op, part: Part, specs: dict[str, TensorSpec]) -> dict[str, Any]:
+        """Return the shapes, axes and other small constants that a part reads."""
+        space = self.spaces[op.name]
+        changed = {} if isinstance(space, str) else space.change(part).constants
+        known = {}
+        for i, name in enumerate(op.inputs):
+            value = changed.get(i, self.graph.constants.get(name))
+            if isinstance(value, np.ndarray) and value.nbytes <= SMALL and value.shape == specs[name].shape:
+                known[name] = value
+        return known
 
     def _of_result(self, op: Op, i: int, part: Part) -> TensorSpec:
         space, spec = self.spaces[op.name], self.graph.spec(op.outputs[i])

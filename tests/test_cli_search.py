@@ -1,0 +1,89 @@
+"""`ferroflow search`, and costs that workers measure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import USAGE, answer, assert_one_line, ferroflow
+from dask.distributed import Client
+from test_partition import block
+
+from ferroflow_dask.cost import AnalyticCost
+from ferroflow_dask.deploy.parts import WorkerCost, measure_op
+from ferroflow_dask.graph import Builder, TensorSpec, generate_graph
+from ferroflow_dask.search import Problem
+from ferroflow_dask.search.candidates import degrees_of
+from ferroflow_dask.simulation import Machine
+from ferroflow_dask.strategy import check_strategy, read_strategy
+from ferroflow_dask.topology import load_topology
+
+GRAPH = ("--dag", "transformer", "--seq-len", "64", "--d-model", "64", "--n-heads", "4")
+FAST = ("--topology", "flexflow-p100", "--workers", "4", "--costs", "analytic", "--steps", "60")
+
+
+def test_search_writes_a_strategy_that_info_shows(tmp_path: Path) -> None:
+    file = tmp_path / "s.json"
+    facts = json.loads(answer("search", *GRAPH, *FAST, "-o", file, "--json").output)
+    assert facts["proposals"] <= 60
+    found = facts["strategies"].pop("found")
+    assert set(facts["strategies"]) >= {"one device", "data-parallel", "Megatron-like"}
+    assert all(found["makespan_s"] <= one["makespan_s"] for one in facts["strategies"].values())
+    graph = generate_graph("transformer", seq_len=64, d_model=64, n_heads=4)
+    check_strategy(read_strategy(file), graph)
+    shown = json.loads(answer("info", *GRAPH, "--strategy", file, "--json").output)["strategy"]
+    assert shown["bytes_moved"] == found["bytes_moved"]
+
+
+def test_search_prints_the_baselines() -> None:
+    text = answer("search", *GRAPH, *FAST).output
+    for name in ("one device", "data-parallel", "sequence-parallel", "output dimensions", "found"):
+        assert name in text
+
+
+BAD = {
+    "no steps": (("--steps", "0"), "0 is not in the range x>=1"),
+    "no seconds": (("--seconds", "0"), "0.0 is not in the range x>0"),
+    "no topology": (("--topology", "mars"), "unknown topology 'mars'"),
+    "no folder": (("-o", "/none/s.json"), "there is no folder '/none'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_options_are_one_line(name: str) -> None:
+    options, message = BAD[name]
+    result = ferroflow("search", *GRAPH, "--costs", "analytic", *options)
+    assert_one_line(result.exit_code, result.stderr, USAGE, message)
+
+
+@pytest.mark.cluster
+def test_costs_of_parts_are_measured_once_for_each_shape(process_client: Client) -> None:
+    graph = block()
+    machine = Machine.of_topology(load_topology("this-machine"))
+    cost = WorkerCost(process_client)
+    problem = Problem(graph, machine, cost)
+    nodes = problem.changeable[:8]
+    for node in nodes:
+        for degrees in degrees_of(problem, node)[:2]:
+            assert all(seconds > 0 for seconds in problem.base_s(node, degrees))
+    n = cost.n_measured
+    assert n < sum(len(degrees_of(problem, node)[:2]) for node in nodes)
+    again = Problem(graph, machine, cost)
+    for node in nodes:
+        assert again.base_s(node, ()) == problem.base_s(node, ())
+    assert cost.n_measured == n
+
+
+def test_operators_that_fail_on_random_numbers_are_estimated() -> None:
+    b = Builder("odd")
+    x = b.input("x", np.float32, (4, 6))
+    b.output(y=b.op("Reshape", x, b.input("shape", np.int64, (2,)), spec=TensorSpec.of(np.float32, (6, 4))))
+    graph = b.to_graph()
+    (op,) = graph.ops
+    specs = {name: graph.spec(name) for name in op.inputs}
+    assert measure_op(op, graph.opsets, specs, {}) is None
+    known = {"shape": np.array([6, 4])}
+    assert (measure_op(op, graph.opsets, specs, known) or 0) > 0
+    assert AnalyticCost().seconds(op, graph) is not None
