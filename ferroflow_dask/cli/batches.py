@@ -11,9 +11,10 @@ from typing import Any
 from distributed import Client, wait
 
 from ferroflow_dask.bench.markdown import count
+from ferroflow_dask.bench.progress import batches_shown
+from ferroflow_dask.cli.graphs import place_shown
 from ferroflow_dask.exceptions import BindError, FerroflowError, UsageError
 from ferroflow_dask.graph import Graph, random_inputs
-from ferroflow_dask.lowering import place
 from ferroflow_dask.lowering.batches import how_batched, map_batches
 from ferroflow_dask.lowering.placement import on_all_workers
 from ferroflow_dask.lowering.sources import is_dask_array
@@ -89,7 +90,7 @@ def in_batches(
 
 
 def run_batches(
-    graph: Graph, arrays: Mapping[str, Any], client: Client, *, repeat: int
+    graph: Graph, arrays: Mapping[str, Any], client: Client, *, repeat: int, shows_progress: bool = False
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Compute a model on batches of those inputs that are Dask arrays; return outputs, and how fast it was.
 
@@ -103,13 +104,17 @@ def run_batches(
     wait(list(batched.values()))
     whole = {name: value for name, value in arrays.items() if name not in batched}
     arrays = {**batched, **(on_all_workers(whole, client) if whole else {})}
-    placed = place(graph, client)
+    placed = place_shown(graph, client, is_shown=shows_progress)
     makespans_s, results = [], []
     for _ in range(repeat + 1):  # the first run opens the model
         found = map_batches(placed, arrays)
-        start = time.perf_counter()
-        results = client.gather(client.compute(list(found.values()) if isinstance(found, dict) else [found]))
-        makespans_s.append(time.perf_counter() - start)
+        outputs = list(found.values()) if isinstance(found, dict) else [found]
+        with batches_shown(client, is_shown=shows_progress) as watch:
+            start = time.perf_counter()
+            futures = client.compute(outputs)
+            watch(outputs[0].name, outputs[0].numblocks[0])
+            results = client.gather(futures)
+            makespans_s.append(time.perf_counter() - start)
     first = next(iter(batched.values()))
     n_rows, n_batches = len(first), len(first.chunks[0])
     median_s = statistics.median_low(makespans_s[1:])

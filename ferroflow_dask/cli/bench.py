@@ -17,6 +17,7 @@ from ferroflow_dask.bench import baselines, versions
 from ferroflow_dask.bench.machine import commit, machine
 from ferroflow_dask.bench.metg import TIMED
 from ferroflow_dask.bench.plan import Plan, identity_of, make_cases
+from ferroflow_dask.bench.progress import Rate
 from ferroflow_dask.bench.report import report
 from ferroflow_dask.bench.rows import Rows, append_row, read_rows
 from ferroflow_dask.bench.schema import COSTS, OK, BenchRecord, Shape
@@ -343,6 +344,7 @@ def _progress(n_runs: int) -> Iterator[_Told]:
         TextColumn("{task.description:40.40}"),
         BarColumn(),
         MofNCompleteColumn(),
+        Rate("runs"),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True) as progress:

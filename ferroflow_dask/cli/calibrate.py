@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ferroflow_dask.bench.markdown import count
+from ferroflow_dask.bench.progress import late_bar
 from ferroflow_dask.cli.cluster_options import check_address, connect_timeout, size_options
 from ferroflow_dask.cli.files import check_folder
 from ferroflow_dask.deploy import (
@@ -23,7 +24,7 @@ from ferroflow_dask.deploy import (
     profiles_file,
     save_profile,
 )
-from ferroflow_dask.deploy.calibration import topology_file
+from ferroflow_dask.deploy.calibration import N_STEPS, topology_file
 from ferroflow_dask.deploy.measured import measured_topology
 from ferroflow_dask.deploy.rates import Rates
 from ferroflow_dask.scheduler import check_scheduler, install, installed, uninstall
@@ -80,7 +81,8 @@ def calibrate(
         if installed(client) is None:
             install(client)
             stack.callback(uninstall, client)
-        found = calibration_of(client)
+        with late_bar("measurements", "measurements", N_STEPS, is_shown=not as_json) as update:
+            found = calibration_of(client, lambda n_done: update(n_done, N_STEPS))
         is_kept = save_profile(client, found.profile)
         topology = measured_topology(client, found)
         document = yaml.safe_dump(topology.as_dict(), sort_keys=False)

@@ -15,7 +15,7 @@ from distributed import Client
 from ferroflow_dask.annotations import GPU
 from ferroflow_dask.bench import Run, RunRecord, run_on_cluster, warm_up
 from ferroflow_dask.bench.markdown import count
-from ferroflow_dask.bench.progress import progress_bar
+from ferroflow_dask.bench.progress import late_bar, progress_bar
 from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.cost import AnalyticCost, MeasuredCost
 from ferroflow_dask.deploy import count_gpus, load_durations, profile_of, profiles_file, save_durations
@@ -56,7 +56,7 @@ def run_graph(
         placement = "ops"  # of a bundle nobody could say where each of its ops ends first
     told_costs = gpu_costs if is_all_gpus and gpu_costs is not None else costs
     warm_up(client, graph)
-    placed = place(graph, client)
+    placed = place_shown(graph, client, is_shown=shows_progress)
     if placement == AUTO:
         bound = bind_graph(placed, inputs, costs=told_costs, profile=cluster, placement=placement)
         placement = bound.placement
@@ -88,6 +88,12 @@ def run_graph(
     if gpu_costs is not None:
         save_durations(client, gpu_costs.as_dict(), GPU)
     return runs
+
+
+def place_shown(graph: Graph, client: Client, *, is_shown: bool) -> Graph:
+    """Copy the constants of a graph to the workers, and show how far that is."""
+    with late_bar("weights", "B", is_shown=is_shown) as update:
+        return place(graph, client, update)
 
 
 def _profile(client: Client) -> ClusterProfile:

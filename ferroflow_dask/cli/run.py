@@ -164,7 +164,9 @@ def run(
 
     if batch is not None:
         with cluster() as client, looks.at(client) as keep:
-            found, facts = run_batches(graph, inputs, client, repeat=repeat)
+            found, facts = run_batches(
+                graph, inputs, client, repeat=repeat, shows_progress=not (as_json or looks.is_live)
+            )
             keep(graph.name, [batches_in_words(facts)])
         click.echo(json.dumps(facts) if as_json else batches_in_words(facts))
         outputs: Mapping[str, Any] = found

@@ -54,6 +54,8 @@ _CHAIN = 20
 _TASKS_PER_THREAD, _FEWEST_TASKS, _MOST_TASKS = 20, 100, 1000
 #: What differences of times are at least [s]: nothing is as fast.
 _LEAST_S = 1e-5
+#: Measurements of a calibration.
+N_STEPS = 7
 #: Kinds of ops whose durations are kept for a cluster.
 _KEPT_KINDS = 10_000
 #: Clusters that something is kept of, the last ones.
@@ -106,11 +108,18 @@ class Calibration:
     bandwidths: Mapping[str, float]
 
 
-def calibration_of(client: Client) -> Calibration:
-    """Measure a cluster as `calibrate` does, and return besides what its numbers are made of."""
+def calibration_of(client: Client, on_step: Callable[[int], object] = lambda _: None) -> Calibration:
+    """Measure a cluster as `calibrate` does, and return besides what its numbers are made of.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    on_step : callable, optional
+        Called with the number of measurements that are made, up to `N_STEPS`.
+    """
     check_synchronous(client, "calibrate")
     with client.as_current():
-        return _calibrate(client)
+        return _calibrate(client, on_step)
 
 
 def count_gpus(client: Client) -> int:
@@ -130,7 +139,7 @@ def _device_mode(dask_worker: Worker) -> str | None:
     return None if runner is None else runner.device.mode
 
 
-def _calibrate(client: Client) -> Calibration:
+def _calibrate(client: Client, on_step: Callable[[int], object]) -> Calibration:
     check_workers(client)
     gpus = list(_devices(client))
     workers = workers_of(client)
@@ -141,14 +150,21 @@ def _calibrate(client: Client) -> Calibration:
     on_cpus = {address: host for address, host in hosts.items() if address not in on_gpus} or hosts
     threads = tuple(workers[address]["nthreads"] for address in {**on_gpus, **hosts})
     _graph_s(client, _independent(2 * sum(threads)))  # opens connections, imports
+    on_step(1)
     submit_s = _median(lambda: _graph_s(client, _independent(1)))
+    on_step(2)
     chain_s = _chain_s(client, on_cpus)
+    on_step(3)
     n_tasks = min(max(_FEWEST_TASKS, _TASKS_PER_THREAD * sum(threads)), _MOST_TASKS)
     many_s = _median(lambda: _graph_s(client, _independent(n_tasks)))
+    on_step(4)
     limits = [worker["memory_limit"] for worker in workers.values()]
     rates = measure_rates(client, thread_rates, on_cpus)
+    on_step(5)
     gpu_rates = measure_rates(client, device_rates, on_gpus, opens=True)
+    on_step(6)
     ways = bandwidths(client, submit_s)
+    on_step(N_STEPS)
     profile = ClusterProfile(
         threads=threads,
         task_s=at_least(_LEAST_S, (many_s - submit_s) / (n_tasks - 1)),
