@@ -368,3 +368,32 @@ def test_srun_example(tmp_path: Path) -> None:
     told = (tmp_path / "out.txt").read_text()
     assert states()[job] == "COMPLETED", told
     assert re.search(r"204 ops in \d\.\d+ s on 2 workers", told)
+
+
+def test_gpu_example(tmp_path: Path) -> None:
+    script = Path(__file__).parents[1] / "examples" / "gpu.sh"
+    programs = tmp_path / "env" / "bin"  # instead of the measurements, which take minutes
+    programs.mkdir(parents=True)
+    for name in ("python", "ferroflow"):
+        (programs / name).write_text(f'#!/bin/sh\necho {name} "$@" on GPU $CUDA_VISIBLE_DEVICES\n')
+        (programs / name).chmod(0o755)
+    (programs / "activate").write_text(f"PATH={programs}:$PATH\n")
+    sites = {"BASH_FUNC_module%%": '() { echo module "$@"; }', "FERROFLOW_ENV": str(tmp_path / "env")}
+    here = ("--gres=gpu:fake:1", "--cpus-per-task=1", "--mem=200")  # as one overrides them for Nibi
+    done = subprocess.run(
+        ["sbatch", "--parsable", "--account=def-someuser", *here, script, "--repeat", "3"],
+        cwd=tmp_path,
+        env={**os.environ, **sites, "FERROFLOW_CLONE": "/clone"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    job = done.stdout.strip()
+    assert soon(lambda: job not in queue(), 120)
+    assert (tmp_path / f"ferroflow-gpu-{job}.out").read_text().splitlines() == [
+        "module load StdEnv/2023 python/3.11 cuda/12.6",
+        "python /clone/examples/gpu.py --cpus 8 --repeat 3 on GPU 0",
+        "ferroflow report gpu.jsonl on GPU 0",
+    ]
+    assert states()[job] == "COMPLETED"
