@@ -181,6 +181,27 @@ def test_a_session_that_fails_gives_way_to_ops(monkeypatch: pytest.MonkeyPatch) 
     assert records == ["model 'test' is computed op by op: its session failed: not today"]
 
 
+@pytest.mark.parametrize("name", ["BFLOAT16", "FLOAT8E4M3FN", "FLOAT8E5M2", "INT4", "UINT4"])
+def test_types_without_arrays_cross_the_border_of_a_session(name: str) -> None:
+    element = getattr(TensorProto, name)
+    nodes = [
+        node("Cast", ["x"], ["a"], to=FLOAT),
+        node("Add", ["a", "a"], ["b"]),
+        node("Cast", ["b"], ["c"], to=element),
+        node("Identity", ["c"], ["y"]),
+        node("Cast", ["c"], ["z"], to=FLOAT),
+    ]
+    graph = graph_from_onnx(model_of(nodes, {"x": (element, [3])}, ["y", "c", "z"], opset=21, ir_version=10))
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(element)
+    found = parts(graph)
+    assert isinstance(found, GraphSession)
+    results = found({"x": np.float32([0, 1, 3]).astype(dtype)})
+    for output in ("y", "c"):
+        assert results[output].dtype == dtype
+        assert results[output].astype(np.float32).tolist() == [0, 2, 6]
+    assert results["z"].tolist() == [0, 2, 6]
+
+
 def test_a_model_tells_its_parts() -> None:
     told = load_onnx(resized()).providers()
     assert [str(part) for part in told] == [

@@ -13,6 +13,7 @@ import onnxruntime
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.to_onnx import to_onnx
 from ferroflow_dask.kernels.op_model import name_omitted_outputs
+from ferroflow_dask.kernels.ort_borders import Dtypes, with_stand_ins
 from ferroflow_dask.kernels.ort_values import CPU, NOT_NUMPY, OPEN_ERRORS, feed_of, session_options
 from ferroflow_dask.kernels.provider import ExecutionProvider
 
@@ -23,16 +24,21 @@ _OWN_MOST = 2**30
 class GraphSession:
     """A whole graph in one session."""
 
-    def __init__(self, graph: Graph, session: Any) -> None:
+    def __init__(self, graph: Graph, session: Any, given: Dtypes, wanted: Dtypes) -> None:
         self.graph = graph
         self._session = session
+        self._given, self._wanted = given, wanted
         self._inputs = tuple(entry.name for entry in session.get_inputs())
 
     def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the outputs by name."""
-        feeds = {name: feed_of(inputs[name]) for name in self._inputs}
-        found = self._session.run(list(self.graph.outputs), feeds)
-        return dict(zip(self.graph.outputs, found, strict=True))
+        feeds = {
+            name: inputs[name].astype(self._given[name]) if name in self._given else feed_of(inputs[name])
+            for name in self._inputs
+        }
+        values = self._session.run(list(self.graph.outputs), feeds)
+        found = dict(zip(self.graph.outputs, values, strict=True))
+        return {**found, **{name: found[name].astype(dtype) for name, dtype in self._wanted.items()}}
 
 
 def open_graph(
@@ -72,6 +78,7 @@ def open_graph(
         for entry in model.graph.input:
             if types and entry.name in types:
                 entry.type.CopyFrom(types[entry.name])
+        given, wanted = with_stand_ins(model)
         session = _open(model, whole, options, execution)
     except (*OPEN_ERRORS, ValueError, TypeError, KeyError) as error:
         return str(error)
@@ -79,7 +86,7 @@ def open_graph(
         return f"{execution[0]} cannot be loaded here"  # a library of CUDA's is missing, say
     types_there = [entry.type for entry in (*session.get_inputs(), *session.get_outputs())]
     strange = list(filter(NOT_NUMPY.search, types_there))
-    return f"values of type {', '.join(strange)}" if strange else GraphSession(whole, session)
+    return f"values of type {', '.join(strange)}" if strange else GraphSession(whole, session, given, wanted)
 
 
 def _open(model: onnx.ModelProto, graph: Graph, options: Any, execution: ExecutionProvider | None) -> Any:

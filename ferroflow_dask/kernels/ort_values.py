@@ -61,8 +61,9 @@ def tensor_type(dtype: np.dtype[Any], ndim: int | None = None) -> onnx.TypeProto
     return onnx.helper.make_tensor_type_proto(onnx.helper.np_dtype_to_tensor_dtype(dtype), shape)
 
 
-def type_of(feed: Any, has_rank: bool = True) -> onnx.TypeProto:
-    """Return the type of what `feed_of` has returned."""
-    if isinstance(feed, list):
-        return onnx.helper.make_sequence_type_proto(type_of(feed[0], has_rank=False))
-    return tensor_type(feed.dtype, feed.ndim if has_rank else None)
+def type_of(value: Any, has_rank: bool = True) -> onnx.TypeProto:
+    """Return the type of an array, or of a list of some."""
+    if isinstance(value, list):
+        return onnx.helper.make_sequence_type_proto(type_of(value[0], has_rank=False))
+    dtype = np.dtype(object) if value.dtype.kind == "U" else value.dtype
+    return tensor_type(dtype, value.ndim if has_rank else None)

@@ -26,8 +26,8 @@ from ferroflow_dask.kernels.deviations import deviations, differs
 from ferroflow_dask.kernels.evaluate import evaluate
 from ferroflow_dask.kernels.op_model import is_seeded
 from ferroflow_dask.kernels.ort_graph import GraphSession, open_graph
-from ferroflow_dask.kernels.ort_values import feed_of, type_of
-from ferroflow_dask.kernels.provider import DeclinedError, Part, Runner
+from ferroflow_dask.kernels.ort_values import type_of
+from ferroflow_dask.kernels.provider import Part, Runner
 from ferroflow_dask.kernels.registry import compile_op
 
 logger = logging.getLogger("ferroflow_dask")
@@ -222,8 +222,8 @@ class _Sessions:
     def __call__(self, values: Mapping[str, Any]) -> dict[str, Any]:
         given = {name: values[name] for name in self._open_names}
         try:
-            types = {name: type_of(feed_of(value)) for name, value in given.items()}
-        except DeclinedError:  # onnxruntime does not take such a value
+            types = {name: type_of(value) for name, value in given.items()}
+        except (AttributeError, KeyError, TypeError, IndexError):  # no tensor, and no list of some
             return evaluate(self._graph, given, providers=self._providers)
         key = tuple(proto.SerializeToString() for proto in types.values())
         with self._lock:
