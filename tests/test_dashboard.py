@@ -37,7 +37,7 @@ from ferroflow_dask.dashboard.recorder import (
     stop_recording,
 )
 from ferroflow_dask.dashboard.recording import Sample
-from ferroflow_dask.dashboard.remote import recording
+from ferroflow_dask.dashboard.remote import begin_run, recording
 from ferroflow_dask.dashboard.report import write_report, write_trace
 from ferroflow_dask.dashboard.terminal import line, view
 
@@ -85,8 +85,9 @@ def busy(client: Client, n: int = 12) -> None:
 
     # Or the root could end before the others come: then they would be a graph of their own.
     is_all_known = Event(client=client)
-    root = client.submit(load, is_all_known, pure=False, workers=[next(iter(client.nthreads()))])
-    futures = client.map(work, [root] * n, range(n), pure=False)
+    first = [next(iter(client.nthreads()))]
+    root = client.submit(load, is_all_known, pure=False, workers=first)
+    futures = client.map(work, [root] * n, range(n), pure=False, workers=first, allow_other_workers=True)
     until(lambda: all(future.key in client.cluster.scheduler.tasks for future in futures))
     is_all_known.set()
     assert client.gather(futures) == list(range(n))
@@ -341,16 +342,23 @@ def test_a_look_in_a_terminal_fetches_what_it_shows(client: Client, monkeypatch:
 def test_report_and_trace(client: Client, tmp_path: Path) -> None:
     ferroflow_dask.install(client)
     with recording(client) as look:
+        busy(client, 6)
+        begin_run(client)
         busy(client)
         found = look()
+    assert (found.n_ops, found.measured().n_ops, found.preparation().n_ops) == (20, 13, 7)
     write_report(tmp_path / "r.html", "<b>title", ["<i>line"], {"dask": "1"}, found)
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "<b>title" not in text
     assert "&lt;b&gt;title" in text
+    assert "3 workers, 3 threads, 13 tasks in " in text
+    assert "before the run: 7 tasks in " in text
+    assert found.measured().progress.n_tasks == 13
     assert "cdn.bokeh.org" not in text.partition("<body>")[2]
     write_trace(tmp_path / "t.json", found)
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     tasks = [event for event in events if event["ph"] == "X"]
-    assert len(tasks) == 13
+    assert len(tasks) == 20
     assert min(event["ts"] for event in tasks) == 0
     n_stolen, n_steals = sum(event["args"]["stolen"] for event in tasks), sum(found.flows().values())
     assert n_stolen <= n_steals, "one may be stolen twice"

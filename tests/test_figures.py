@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,8 @@ from ferroflow_dask.dashboard.figure import Figure, choice
 from ferroflow_dask.dashboard.figures import StealFlow, Timeline
 from ferroflow_dask.dashboard.idle import Idle
 from ferroflow_dask.dashboard.progress import MOST_LEVELS, GraphProgress
-from ferroflow_dask.dashboard.recording import Failure, OpRun, Recording, WorkerLoad
+from ferroflow_dask.dashboard.recording import Failure, OpRun, Recording, RunStart, WorkerLoad
+from ferroflow_dask.dashboard.report import write_report
 from ferroflow_dask.dashboard.screen import Screen
 from ferroflow_dask.dashboard.style import text
 from ferroflow_dask.dashboard.tables import Details, Failures, Workers
@@ -131,6 +133,55 @@ def test_what_has_not_changed_is_not_sent(kind: type[Figure]) -> None:
     sent.clear()
     figure.update()
     assert not sent
+
+
+def test_a_report_of_a_large_run_is_small_without_the_scripts_of_bokeh(tmp_path: Path) -> None:
+    workers = [
+        WorkerLoad(f"tcp://10.0.0.{i}:40001", f"SLURMCluster-{i}", "cpu", 1, 0, 0, 0.0, True)
+        for i in range(64)
+    ]
+    ops = [
+        OpRun(
+            f"op{i % 9}",
+            f"('op-0a3a82a5e8d34b9f8d42770bf910f537', {i})",
+            workers[i % 64].address,
+            1,
+            i,
+            i + 1,
+            True,
+        )
+        for i in range(20_000)
+    ]
+    flows = Counter({(a.address, b.address): 3 for a in workers for b in workers if a is not b})
+    found = replace(recorded([]), ops=ops, n_ran=20_000, loads=workers, flow_counts=flows)
+    found = replace(found, steals={"confirmed": 5000}, began=RunStart(1000.0, {}, Counter()))
+    write_report(tmp_path / "r.html", "run", ["a line"], {"dask": "1"}, found, is_online=True)
+    assert (tmp_path / "r.html").stat().st_size < 500_000
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "the longest 1,800 of 19,000 tasks" in text
+    assert "cdn.bokeh.org" in text
+
+
+def test_a_report_leaves_out_what_is_empty(tmp_path: Path) -> None:
+    def titles(found: Recording) -> set[str]:
+        write_report(tmp_path / "r.html", "run", [], {}, found, is_online=True)
+        text = (tmp_path / "r.html").read_text(encoding="utf-8")
+        names = {"Run", "Timeline", "Steals", "Progress by level", "Failed tasks", "Preparation"}
+        return {name for name in names if f"&lt;b&gt;{name}&lt;/b&gt;" in text}
+
+    found = recorded(["a", "b"])
+    assert titles(found) == {"Run", "Timeline"}
+    progress = GraphProgress(lambda _: 1.0)
+    progress.add([Task("a")], 1, 0.0)  # type: ignore[list-item]
+    failure = Failure(2.0, "x", ("a",), "ValueError()", "")
+    began = RunStart(0.5, {"confirmed": 1}, Counter({("tcp://0", "tcp://1"): 1}))
+    later = OpRun("op", "later", "tcp://0", 1, 2.0, 3.0, False)
+    found = replace(found, progress=progress, failures=[failure], began=began, steals={"confirmed": 1})
+    found = replace(found, ops=[*found.ops, later])
+    assert titles(found) == {"Run", "Timeline", "Progress by level", "Failed tasks", "Preparation"}
+    assert found.measured().ops == [later]
+    assert found.measured().steals == {"confirmed": 0}
+    assert found.preparation().n_ops == 2
 
 
 class Costly(Figure):

@@ -123,7 +123,9 @@ def test_run_shows_writes_and_still_prints_its_result(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "wide · ferroflow · 2 × 1 in one process: 40 ops" in result.stdout
     assert re.search(r"\d\d:\d\d:\d\d ", result.stderr)
-    assert "40 ops in" in report.read_text(encoding="utf-8")
+    text = report.read_text(encoding="utf-8")
+    assert "40 ops in" in text
+    assert "2 workers, 2 threads, 40 tasks in " in text  # those of the warm-up apart
     assert trace.read_text(encoding="utf-8").count('"ph": "X"') >= 40
 
 

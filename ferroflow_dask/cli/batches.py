@@ -90,7 +90,13 @@ def in_batches(
 
 
 def run_batches(
-    graph: Graph, arrays: Mapping[str, Any], client: Client, *, repeat: int, shows_progress: bool = False
+    graph: Graph,
+    arrays: Mapping[str, Any],
+    client: Client,
+    *,
+    repeat: int,
+    shows_progress: bool = False,
+    on_run: Callable[[], None] = lambda: None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Compute a model on batches of those inputs that are Dask arrays; return outputs, and how fast it was.
 
@@ -109,6 +115,7 @@ def run_batches(
     for _ in range(repeat + 1):  # the first run opens the model
         found = map_batches(placed, arrays)
         outputs = list(found.values()) if isinstance(found, dict) else [found]
+        on_run()
         with batches_shown(client, is_shown=shows_progress) as watch:
             start = time.perf_counter()
             futures = client.compute(outputs)

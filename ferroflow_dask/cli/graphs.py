@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,7 @@ def run_graph(
     placement: str,
     repeat: int,
     shows_progress: bool,
+    on_run: Callable[[], None] = lambda: None,
     matmul_threshold: int | None = None,
 ) -> list[Run]:
     """Compute a graph on a cluster some times, and learn from each run for the next."""
@@ -64,6 +65,7 @@ def run_graph(
         client.compute(bind_graph(placed, inputs, costs=told_costs, placement=placement)).result()
     runs = []
     for _ in range(repeat):
+        on_run()
         with progress_bar(client, is_shown=shows_progress) as watch:
             run = run_on_cluster(
                 placed,

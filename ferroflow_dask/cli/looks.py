@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +24,29 @@ from ferroflow_dask.scheduler import check_scheduler
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+@dataclass(slots=True)
+class Kept:
+    """What is told of a run that is looked at.
+
+    Parameters
+    ----------
+    begin_run : callable
+        Notes that a measured run begins.
+
+    Attributes
+    ----------
+    told : (str, sequence of str) or None
+        Title and lines of a report.
+    """
+
+    begin_run: Callable[[], None]
+    told: tuple[str, Sequence[str]] | None = field(default=None, init=False)
+
+    def __call__(self, title: str, lines: Sequence[str]) -> None:
+        """Keep the title and the lines of a report."""
+        self.told = title, lines
+
+
 @dataclass(frozen=True, slots=True)
 class Looks:
     """How a run is looked at.
@@ -34,6 +58,9 @@ class Looks:
     report, trace : str or None
         Files to write.
 
+    is_online : bool, optional
+        Whether the report loads Bokeh's scripts from the network.
+
     Attributes
     ----------
     unwritten : list of str
@@ -43,6 +70,7 @@ class Looks:
     is_live: bool
     report: str | None
     trace: str | None
+    is_online: bool = False
     unwritten: list[str] = field(default_factory=list, init=False)
 
     def __bool__(self) -> bool:
@@ -60,27 +88,27 @@ class Looks:
                 check_folder(option, file)
 
     @contextmanager
-    def at(self, client: Client) -> Iterator[Callable[[str, Sequence[str]], None]]:
-        """Look at a cluster while the context lasts; yields what writes the files, given title and lines."""
+    def at(self, client: Client) -> Iterator[Kept]:
+        """Look at a cluster while the context lasts; then write the files, if a title and lines were kept."""
         if not self:
-            yield lambda *_: None
+            yield Kept(lambda: None)
             return
-        from ferroflow_dask.dashboard.remote import recording
+        from ferroflow_dask.dashboard.remote import begin_run, recording
         from ferroflow_dask.dashboard.terminal import watching
 
         with recording(client) as look, recording(client, is_summary=True) as glance:
             shown = watching(glance, Console(stderr=True)) if self.is_live else nullcontext()
-            kept: list[tuple[str, Sequence[str]]] = []
+            kept = Kept(partial(begin_run, client))
             with shown:
-                yield lambda *told: kept.append(told)
-            if kept and (self.report is not None or self.trace is not None):
-                self._write(look(), *kept[0])
+                yield kept
+            if kept.told is not None and (self.report is not None or self.trace is not None):
+                self._write(look(), *kept.told)
 
     def _write(self, recorded: Any, title: str, lines: Sequence[str]) -> None:
         from ferroflow_dask.dashboard.report import write_report, write_trace
 
         def report(path: Path) -> None:
-            write_report(path, title, lines, versions(), recorded)
+            write_report(path, title, lines, versions(), recorded, is_online=self.is_online)
 
         def trace(path: Path) -> None:
             write_trace(path, recorded)
@@ -100,6 +128,12 @@ def look_options(function: F) -> F:
     for option in (
         output_option(
             "--trace", metavar="FILE", help="Write a trace for ui.perfetto.dev or chrome://tracing."
+        ),
+        output_option(
+            "--report-online",
+            "is_online",
+            is_flag=True,
+            help="The page of --report loads Bokeh's scripts (some MB) from its servers.",
         ),
         output_option("--report", metavar="FILE.html", help="Write timeline, steals and summary to a page."),
         output_option(

@@ -126,6 +126,7 @@ def run(
     is_live: bool,
     report: str | None,
     trace: str | None,
+    is_online: bool,
     as_json: bool,
     **sizes: Any,
 ) -> None:
@@ -143,7 +144,7 @@ def run(
     given = read_inputs(graph, input_files) if input_files else {}
     is_random = are_drawn(graph, given)
 
-    looks = Looks(is_live, report, trace)
+    looks = Looks(is_live, report, trace, is_online)
     looks.check(policy)
     where = Where(address, timeout, slurm, workers, threads, processes, devices)
 
@@ -164,8 +165,14 @@ def run(
 
     if batch is not None:
         with cluster() as client, looks.at(client) as keep:
+            shows_progress = not (as_json or looks.is_live)
             found, facts = run_batches(
-                graph, inputs, client, repeat=repeat, shows_progress=not (as_json or looks.is_live)
+                graph,
+                inputs,
+                client,
+                repeat=repeat,
+                shows_progress=shows_progress,
+                on_run=keep.begin_run,
             )
             keep(graph.name, [batches_in_words(facts)])
         click.echo(json.dumps(facts) if as_json else batches_in_words(facts))
@@ -188,6 +195,7 @@ def run(
                     Told(policy, where.tells_processes, seed),
                     placement=chosen,
                     repeat=repeat,
+                    on_run=keep.begin_run,
                     shows_progress=not (as_json or looks.is_live),
                     matmul_threshold=None if devices is None else devices.matmul_threshold,
                 )

@@ -40,9 +40,10 @@ class Figure(DashboardComponent, ABC):
         Of the content.
     """
 
-    #: What it is called, and which question it answers.
+    #: What it is called, which question it answers, and what a click does.
     title: ClassVar[str]
     help: ClassVar[str]
+    click: ClassVar[str] = ""
 
     root: Any
     content: Any
@@ -72,7 +73,7 @@ class Figure(DashboardComponent, ABC):
 
     def note(self, told: str) -> None:
         """Write something behind the title."""
-        help_text = escape(self.help)
+        help_text = escape(f"{self.help} {self.click}" if self.click and self.chosen else self.help)
         head = f"<b>{escape(self.title)}</b><span>{style.html(told)}</span>"
         shown = f'<div class="head">{head}<i title="{help_text}">{help_text}</i></div>'
         set_text(self._head, shown)

@@ -36,6 +36,8 @@ _MOST_NAMES, _MOST_SWATCHES = 256, 6
 _LEAST_HEIGHT, _MOST_HEIGHT, _AXIS_HEIGHT, _ROW_HEIGHT = 200, 420, 50, 20
 #: Workers up to which the cells of a matrix have room for numbers.
 _MOST_WITH_NUMBERS = 16
+#: Cells of a matrix: those with most tasks.
+_MOST_CELLS = 1200
 
 
 class StealFlow(Figure):
@@ -86,6 +88,7 @@ class StealFlow(Figure):
         self._label([names[address] for address in order])
         place = {address: i for i, address in enumerate(order)}
         most = max(flows.values(), default=1)
+        flows = dict(nlargest(_MOST_CELLS, flows.items(), key=lambda flow: flow[1]))
         has_numbers = len(order) <= _MOST_WITH_NUMBERS
         found = {
             "victim": [names[victim] for victim, _ in flows],
@@ -117,13 +120,13 @@ class Timeline(Figure):
     """What ran on which thread of which worker."""
 
     title = "Timeline"
-    help = (
-        "What ran where, and where are gaps? A row for each thread; red edge: stolen. Click a task to see "
-        "why it ran there."
-    )
+    help = "What ran where, and where are gaps? A row for each thread; red edge: stolen."
+    click = "Click a task to see why it ran there."
 
     #: Ops that a browser shows at a time.
     most_shown = 3000
+    #: Told behind the colours.
+    remark = ""
 
     def make(self, options: dict[str, Any]) -> Any:
         """Return bars, a row for each thread; a stolen task has a red edge."""
@@ -175,7 +178,8 @@ class Timeline(Figure):
             if op.name in self._seconds or len(self._seconds) < _MOST_NAMES:
                 self._seconds[op.name] = self._seconds.get(op.name, 0.0) + op.stop - op.start
         names = sorted(nlargest(_MOST_SWATCHES, self._seconds, self._seconds.__getitem__))
-        self.note(Html("".join(f"{swatch(task_colour(name))}{escape(name)}" for name in names)))
+        colours = "".join(f"{swatch(task_colour(name))}{escape(name)}" for name in names)
+        self.note(Html(f"{colours} {escape(self.remark)}"))
 
     def show_all(self) -> None:
         """Show what is there from beginning to end, not only the last of it."""

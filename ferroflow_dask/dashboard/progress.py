@@ -126,7 +126,8 @@ class GraphProgress:
         if self.n_done == self.n_tasks:
             self._tasks.clear()
             self._reset()
-        new = {ts.key: ts for ts in states if ts.key not in self._tasks}
+        # Tasks whose results are there already are not counted: they do not run.
+        new = {ts.key: ts for ts in states if ts.key not in self._tasks and ts.state != "memory"}
         room = max(0, MOST_TASKS - len(self._tasks))
         self.n_beyond += max(0, len(new) - room)
         order = _sorted(dict(list(new.items())[:room]))
@@ -138,7 +139,7 @@ class GraphProgress:
             self._follow(ts)
         self._mark_critical([self._tasks[ts.key] for ts in order])
         for ts in order:
-            if ts.state in ("memory", "erred"):
+            if ts.state == "erred":
                 self.done(ts.key, now_s)
         self._changed_at = self._submitted_at = now_s
         self._predict()
@@ -157,7 +158,7 @@ class GraphProgress:
             self._durations.assume(name, weight, weight)
         task = self._tasks[ts.key] = _Task(ts.key, level, name, weight, self.n_tasks)
         self.n_tasks += 1
-        if ts.state not in ("memory", "erred"):
+        if ts.state != "erred":
             rate = self._durations.rate(name)
             task.left_s = weight * (_UNKNOWN_S if rate is None else rate)
         if before:

@@ -17,7 +17,7 @@ from distributed.metrics import time
 from ferroflow_dask.annotations import CPU, GPU
 from ferroflow_dask.dashboard.idle import Idle, idle_reasons
 from ferroflow_dask.dashboard.progress import GraphProgress
-from ferroflow_dask.dashboard.recording import Failure, OpRun, Recording, Sample, WorkerLoad
+from ferroflow_dask.dashboard.recording import Failure, OpRun, Recording, RunStart, Sample, WorkerLoad
 from ferroflow_dask.device_reports import has_gpu
 from ferroflow_dask.scheduler import FerroflowStealing, extension_on
 from ferroflow_dask.scheduler.decisions import Decision
@@ -60,6 +60,7 @@ class Recorder(SchedulerPlugin):
         self.n_samples = 0
         self.progress = GraphProgress(self._declared_s, _mean_s)
         self._stolen: set[Key] = set()
+        self._began: RunStart | None = None
         stealing = self.stealing
         self._n_noted = 0 if stealing is None else stealing.decisions.n_noted
         self._n_confirmed = 0 if stealing is None else stealing.steals["confirmed"]
@@ -271,7 +272,12 @@ class Recorder(SchedulerPlugin):
             None if stealing is None else type(stealing.policy).__name__,
             self.time,
             [] if is_summary else self.failures,
+            self._began,
         )
+
+    def begin_run(self) -> None:
+        """Note that a measured run begins now."""
+        self._began = RunStart(time(), dict(self.steals), Counter(self.flows()))
 
     def sample(self) -> None:
         """Take a sample, unless the last one is still fresh."""
@@ -350,6 +356,11 @@ def start_recording(scheduler: Scheduler, who: str, lease_s: float = math.inf) -
     recorder, users = _recorders[scheduler]
     users.add(who, lease_s)
     return recorder
+
+
+def recorder_of(scheduler: Scheduler) -> Recorder | None:
+    """Return the recorder of a scheduler; None while nothing is recorded."""
+    return _recorders[scheduler][0] if scheduler in _recorders else None
 
 
 def stop_recording(scheduler: Scheduler, who: str = "") -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ferroflow_dask.dashboard.idle import Idle
@@ -103,6 +103,22 @@ class Sample:
     threshold: float
 
 
+class RunStart(NamedTuple):
+    """When a measured run began, and the steals until then.
+
+    Parameters
+    ----------
+    time : float
+        [s]
+    steals : dict of str to int
+    flows : Counter
+    """
+
+    time: float
+    steals: dict[str, int]
+    flows: Counter[tuple[str, str]]
+
+
 class Failure(NamedTuple):
     """A task that raised an exception.
 
@@ -146,6 +162,8 @@ class Recording:
         When it was taken [s].
     failures : list of Failure
         Latest first.
+    began : RunStart or None
+        The last measured run.
     """
 
     ops: list[OpRun]
@@ -160,6 +178,7 @@ class Recording:
     policy: str | None
     time: float = 0.0
     failures: list[Failure] = field(default_factory=list)
+    began: RunStart | None = None
 
     @property
     def n_ops(self) -> int:
@@ -177,3 +196,22 @@ class Recording:
     def flows(self) -> Counter[tuple[str, str]]:
         """Return the tasks that one worker has given up to another, by their addresses."""
         return self.flow_counts
+
+    def measured(self) -> Recording:
+        """Return the last measured run; all, if none was."""
+        began = self.began
+        if began is None:
+            return self
+        return replace(
+            self,
+            ops=[op for op in self.ops if op.start >= began.time],
+            samples=[sample for sample in self.samples if sample.time >= began.time],
+            flow_counts=self.flow_counts - began.flows,
+            steals={outcome: n - began.steals.get(outcome, 0) for outcome, n in self.steals.items()},
+            failures=[failure for failure in self.failures if failure.time >= began.time],
+        )
+
+    def preparation(self) -> Recording:
+        """Return the tasks before the last measured run; none, if none was."""
+        ops = [] if self.began is None else [op for op in self.ops if op.start < self.began.time]
+        return replace(self, ops=ops, flow_counts=Counter(), steals={}, failures=[])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tornado.ioloop import PeriodicCallback
 
-from ferroflow_dask.dashboard.recorder import start_recording, stop_recording
+from ferroflow_dask.dashboard.recorder import recorder_of, start_recording, stop_recording
 from ferroflow_dask.dashboard.recording import Recording
 from ferroflow_dask.exceptions import ClusterError
 
@@ -71,6 +71,23 @@ def _recording(dask_scheduler: Scheduler, who: str, is_summary: bool) -> Recordi
     recorder = start_recording(dask_scheduler, who, _LEASE_S)
     recorder.sample()
     return recorder.recording(is_summary)
+
+
+def begin_run(client: Client) -> None:
+    """Note on a scheduler that a measured run begins: reports tell it from its preparation.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        Its scheduler is recorded.
+    """
+    client.run_on_scheduler(_begin_run)
+
+
+def _begin_run(dask_scheduler: Scheduler) -> None:
+    recorder = recorder_of(dask_scheduler)
+    if recorder is not None:
+        recorder.begin_run()
 
 
 def _renew(dask_scheduler: Scheduler, who: str) -> None:

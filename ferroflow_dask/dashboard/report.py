@@ -4,29 +4,37 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from bokeh.document import Document
 from bokeh.embed import file_html
-from bokeh.layouts import column, row
-from bokeh.models.widgets import Div
-from bokeh.resources import INLINE
+from bokeh.resources import CDN, INLINE
 
 from ferroflow_dask.dashboard.charts import Levels
-from ferroflow_dask.dashboard.figure import Figure
+from ferroflow_dask.dashboard.figure import Figure, Text
 from ferroflow_dask.dashboard.figures import StealFlow, Timeline
-from ferroflow_dask.dashboard.recorder import MOST_OPS
 from ferroflow_dask.dashboard.recording import Recording
+from ferroflow_dask.dashboard.style import page_of
+from ferroflow_dask.dashboard.tables import Failures
 from ferroflow_dask.whole_files import write_text
 
-_HEIGHT = 360
+#: Tasks that are drawn, so that a report takes less than 500 kB without Bokeh's scripts.
+_MOST_DRAWN, _MOST_PREPARING = 1800, 400
 
 
 def write_report(
-    path: Path, title: str, summary: Sequence[str], versions: Mapping[str, str], recording: Recording
+    path: Path,
+    title: str,
+    summary: Sequence[str],
+    versions: Mapping[str, str],
+    recording: Recording,
+    *,
+    is_online: bool = False,
 ) -> None:
-    """Write a self-contained HTML file.
+    """Write an HTML file: the measured run, and what prepared it.
 
     Parameters
     ----------
@@ -36,38 +44,82 @@ def write_report(
         A line for each run.
     versions : mapping of str to str
     recording : Recording
+    is_online : bool, optional
+        Load Bokeh's scripts from its servers. By default they are in the file, which needs no network then.
     """
-    lines = "".join(f"<li>{escape(line)}</li>" for line in summary)
-    told = ", ".join(f"{name} {version}" for name, version in versions.items())
-    steals = (
-        ", ".join(f"{outcome} {n:,}" for outcome, n in recording.steals.items()) or "none: Dask scheduled"
-    )
-    text = (
-        f"<h2>{escape(title)}</h2><ul>{lines}</ul><p>{len(recording.loads)} workers, {recording.n_threads} "
-        f"threads, {_shown(recording)}. Steals: {escape(steals)}.</p><p>{escape(told)}</p>"
-    )
-    roots = [_root(figure, recording) for figure in (Timeline, StealFlow, Levels)]
-    page = column(
-        Div(text=text, sizing_mode="stretch_width"),
-        roots[0],
-        row(roots[1], roots[2], sizing_mode="stretch_width"),
-        sizing_mode="stretch_width",
-    )
-    write_text(path, file_html(page, INLINE, title))
+    run, preparation = recording.measured(), recording.preparation()
+    head = Summary(run)
+    head.write_summary(title, summary, versions, preparation)
+    figures = [(head, 12), (_timeline(run), 12)]
+    figures += [(StealFlow(run), 6), (Levels(run), 6), (Failures(run), 12), (_preparation(preparation), 12)]
+    for figure, _ in figures[1:]:
+        figure.update()
+    grid, prepare = page_of([(figure.root, width) for figure, width in figures if figure.root.visible])
+    document = Document()
+    document.add_root(grid)
+    prepare(document)
+    write_text(path, file_html(document, CDN if is_online else INLINE, title))
 
 
-def _shown(recording: Recording) -> str:
+class Summary(Text):
+    """What was run, and how fast it was."""
+
+    title = "Run"
+    help = "How fast was it, and where did the time go?"
+    most_height = None
+
+    def refresh(self) -> None:
+        """Do nothing: it is written once."""
+
+    def write_summary(
+        self, title: str, summary: Sequence[str], versions: Mapping[str, str], preparation: Recording
+    ) -> None:
+        """Write all lines."""
+        run = self.recorder
+        self.note(title)
+        steals = ", ".join(f"{outcome} {n:,}" for outcome, n in run.steals.items())
+        lines = [
+            *summary,
+            f"{len(run.loads):,} workers, {run.n_threads:,} threads, {_tasks(run)}",
+            f"steals: {steals or 'none: Dask scheduled'}",
+            *([f"before the run: {_tasks(preparation)}"] if preparation.ops else []),
+            ", ".join(f"{name} {version}" for name, version in versions.items()),
+        ]
+        self.write("".join(f"<div>{escape(line)}</div>" for line in lines))
+
+
+class Preparation(Timeline):
+    """Tasks before the measured run."""
+
+    title = "Preparation"
+    help = "What ran before the measured run? Weights, sessions, earlier runs."
+
+
+def _tasks(recording: Recording) -> str:
     told = f"{recording.n_ops:,} tasks"
-    return told if recording.n_ran == recording.n_ops else f"the last {told} of {recording.n_ran:,}"
+    if not recording.ops:
+        return told
+    seconds = max(op.stop for op in recording.ops) - min(op.start for op in recording.ops)
+    return f"{told} in {seconds:.3f} s"
 
 
-def _root(figure: type[Figure], recording: Recording) -> Any:
-    shown = figure(recording, height=_HEIGHT)
-    if isinstance(shown, Timeline):
-        shown.most_shown = MOST_OPS
-        shown.show_all()
-    shown.update()
-    return shown.root
+def _timeline(recording: Recording) -> Figure:
+    return _drawn(Timeline, recording, _MOST_DRAWN)
+
+
+def _preparation(recording: Recording) -> Figure:
+    return _drawn(Preparation, recording, _MOST_PREPARING)
+
+
+def _drawn(kind: type[Timeline], recording: Recording, most: int) -> Figure:
+    """Return a timeline of the longest tasks, from the first to the last."""
+    ops = sorted(recording.ops, key=lambda op: op.start - op.stop)[:most]
+    figure = kind(replace(recording, ops=sorted(ops, key=lambda op: op.start)))
+    figure.most_shown = most
+    figure.show_all()
+    if recording.n_ops > most:
+        figure.remark = f"the longest {most:,} of {recording.n_ops:,} tasks"
+    return figure
 
 
 def write_trace(path: Path, recording: Recording) -> None:

@@ -72,9 +72,8 @@ class Workers(Text):
     """What each worker does, or why it does nothing."""
 
     title = "Workers"
-    help = "Why is a worker idle? Click a worker for its tasks and decisions. " + "; ".join(
-        f"{word}: {meaning}" for word, meaning in MEANINGS.items()
-    )
+    help = "Why is a worker idle? " + "; ".join(f"{word}: {meaning}" for word, meaning in MEANINGS.items())
+    click = "Click a worker for its tasks and decisions."
     most_height = 400
 
     def refresh(self) -> None:
@@ -128,7 +127,8 @@ class Failures(Text):
     """Tasks that raised exceptions."""
 
     title = "Failed tasks"
-    help = "What failed, and why? Click a task for its traceback. Tasks that need it do not run."
+    help = "What failed, and why? Tasks that need it do not run."
+    click = "Click a task for its traceback."
 
     def refresh(self) -> None:
         """Bring the table up to date."""
@@ -145,7 +145,8 @@ class Bundles(Text):
     """Bundles and the tasks in them."""
 
     title = "Bundles"
-    help = "Which short tasks run together, as one task of Dask? Click a bundle for its decisions."
+    help = "Which short tasks run together, as one task of Dask?"
+    click = "Click a bundle for its decisions."
 
     def make(self, options: dict[str, Any]) -> Any:
         """Return a table, newest first."""
@@ -172,7 +173,8 @@ class Decisions(Text):
     """The last decisions, with their reasons."""
 
     title = "Decisions"
-    help = "Why did tasks go where they went? The last decisions; click a task for all about it."
+    help = "Why did tasks go where they went? The last decisions."
+    click = "Click a task for all about it."
 
     def make(self, options: dict[str, Any]) -> Any:
         """Return a table, newest first."""
