@@ -227,6 +227,14 @@ def test_who_leaves_without_a_word_is_forgotten(client: Client) -> None:
     assert Recorder.name not in scheduler.plugins
 
 
+def test_a_renewal_that_comes_too_late_starts_nothing(client: Client) -> None:
+    scheduler = client.cluster.scheduler
+    with recording(client):
+        (who,) = recorders._recorders[scheduler][1]._until_s
+    remote._renew(scheduler, who)
+    assert Recorder.name not in scheduler.plugins
+
+
 def test_a_client_that_is_there_is_not_forgotten(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "_LEASE_S", 3.0)
     with recording(client) as look:

@@ -328,6 +328,9 @@ class _Users:
     def add(self, who: str, lease_s: float) -> None:
         self._until_s[who] = time() + lease_s
 
+    def has(self, who: str) -> bool:
+        return who in self._until_s
+
     def remove(self, who: str) -> None:
         self._until_s.pop(who, None)
 
@@ -361,6 +364,12 @@ def start_recording(scheduler: Scheduler, who: str, lease_s: float = math.inf) -
 def recorder_of(scheduler: Scheduler) -> Recorder | None:
     """Return the recorder of a scheduler; None while nothing is recorded."""
     return _recorders[scheduler][0] if scheduler in _recorders else None
+
+
+def renew_recording(scheduler: Scheduler, who: str, lease_s: float) -> None:
+    """Record longer for somebody, unless they have stopped: their last message may come after that."""
+    if scheduler in _recorders and _recorders[scheduler][1].has(who):
+        start_recording(scheduler, who, lease_s)
 
 
 def stop_recording(scheduler: Scheduler, who: str = "") -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tornado.ioloop import PeriodicCallback
 
-from ferroflow_dask.dashboard.recorder import recorder_of, start_recording, stop_recording
+from ferroflow_dask.dashboard.recorder import recorder_of, renew_recording, start_recording, stop_recording
 from ferroflow_dask.dashboard.recording import Recording
 from ferroflow_dask.exceptions import ClusterError
 
@@ -91,7 +91,7 @@ def _begin_run(dask_scheduler: Scheduler) -> None:
 
 
 def _renew(dask_scheduler: Scheduler, who: str) -> None:
-    start_recording(dask_scheduler, who, _LEASE_S)
+    renew_recording(dask_scheduler, who, _LEASE_S)
 
 
 def _stop(dask_scheduler: Scheduler, who: str) -> None:
