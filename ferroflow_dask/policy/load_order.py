@@ -22,7 +22,6 @@ class LoadOrder:
         self._has_hosts = False
         self._crowded: list[Load] = []
         self._idle: OrderedDict[WorkerKey, None] = OrderedDict()
-        self._by_turn: dict[int, WorkerView] = {}
         self._next_turn = 0
         #: Number of running workers with a free thread; right at any time, unlike `_idle`.
         self.n_idle = 0
@@ -37,7 +36,7 @@ class LoadOrder:
         self._settle()
         for order in self._by_load.values():
             if order:
-                yield self._by_turn[order[0][2]]
+                yield order[0][3]
 
     def least_loaded_for(self, task: TaskView) -> list[WorkerView]:
         """Return the least loaded workers, as above, after those of the host with most of the inputs.
@@ -52,14 +51,14 @@ class LoadOrder:
         if task.near and self._by_host:
             beside = self._by_host.get(max(task.near, key=task.near.__getitem__), beside)
         orders = (*beside.values(), *self._by_load.values())
-        self._asked, self._answer = task, [self._by_turn[order[0][2]] for order in orders if order]
+        self._asked, self._answer = task, [order[0][3] for order in orders if order]
         return self._answer
 
     def crowded_from_most_loaded(self) -> Iterator[WorkerView]:
         """Yield workers that have more tasks than threads, the most loaded first."""
         self._settle()
         for load in reversed(self._crowded):
-            yield self._by_turn[load[2]]
+            yield load[3]
 
     @property
     def has_crowded(self) -> bool:
@@ -100,7 +99,7 @@ class LoadOrder:
             for other in self.workers.values():
                 self._file(other)
         self.workers[worker.key] = worker
-        self._take_turn(worker)
+        self._next_turn += 1
         self._file(worker)
 
     def _leave(self, key: WorkerKey) -> WorkerView:
@@ -108,14 +107,7 @@ class LoadOrder:
         worker = self.workers.pop(key)
         self._unfile(worker)
         self._idle.pop(key, None)
-        del self._by_turn[worker.turn]
         return worker
-
-    def _take_turn(self, worker: WorkerView) -> None:
-        self._by_turn.pop(worker.turn, None)
-        worker.turn = self._next_turn
-        self._by_turn[worker.turn] = worker
-        self._next_turn += 1
 
     def _touch(self, worker: WorkerView) -> None:
         if not worker.is_stale:

@@ -13,8 +13,8 @@ Key = Any
 WorkerKey = str
 #: Where a task stands in the order of execution: the smallest runs first.
 Priority = tuple[float, ...]
-#: Wait [s], tasks per thread, turn.
-Load = tuple[float, float, int]
+#: Wait [s], tasks per thread, turn, and the worker, which no comparison reaches since turns are unique.
+Load = tuple[float, float, int, "WorkerView"]
 #: Between a device and its host [B/s]: of pageable memory over PCIe, roughly.
 _HOST_DEVICE_BANDWIDTH = 1e10
 
@@ -244,14 +244,14 @@ class WorkerView:
 
     @property
     def load(self) -> Load:
-        """Sort key, least loaded first: wait [s], tasks per thread, turn."""
+        """Sort key, least loaded first: wait [s], tasks per thread, turn; and the worker itself."""
         return self.load_now() if self.filed is None or self.is_stale else self.filed
 
     def load_now(self) -> Load:
         """Return the load, whatever it was filed under."""
         n, nthreads = len(self.queue), self.nthreads
         wait_s = 0.0 if n < nthreads else self.backlog_s / (nthreads * self.speed)
-        return (wait_s, n / nthreads, self.turn)
+        return (wait_s, n / nthreads, self.turn, self)
 
     def spill_s(self, nbytes: int) -> float:
         """Return the time to make room on its device for so much more than what its tasks need [s]."""

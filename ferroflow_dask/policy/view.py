@@ -173,7 +173,8 @@ class ClusterView(LoadOrder):
         if not worker.is_stale:
             worker.is_stale = True
             self._stale.append(worker)
-        self._take_turn(worker)
+        worker.turn = self._next_turn
+        self._next_turn += 1
         if task.costs_s:
             task.cost_s = task.cost_on(worker)
         task.sent = worker.turn

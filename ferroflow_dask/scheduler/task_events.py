@@ -50,13 +50,6 @@ class _Averaged:
     keys: dict[Key, None] = field(default_factory=dict)
     n_finished: int = 0
 
-    def must_be_corrected(self, average_s: float) -> bool:
-        """Return whether the average has changed so much that the others must be corrected."""
-        if self.average_s is None:
-            return True
-        has_changed = max(average_s, self.average_s) > _FACTOR * min(average_s, self.average_s)
-        return has_changed and _ONE_IN * self.n_finished >= len(self.keys)
-
 
 class TaskEvents:
     """Follows tasks through the scheduler's transitions.
@@ -184,7 +177,9 @@ class TaskEvents:
         average_s = ts.prefix.duration_average
         if average_s >= 0:
             averaged.n_finished += 1
-            if averaged.must_be_corrected(average_s):
+            before_s = averaged.average_s
+            has_changed = before_s is None or not average_s / _FACTOR <= before_s <= average_s * _FACTOR
+            if has_changed and (before_s is None or _ONE_IN * averaged.n_finished >= len(averaged.keys)):
                 averaged.average_s, averaged.n_finished = average_s, 0
                 for key in averaged.keys:
                     self._view.reprice(key, average_s)

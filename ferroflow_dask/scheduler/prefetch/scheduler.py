@@ -197,18 +197,13 @@ class Prefetch:
         new, self.new = self.new, {}
         for key in new:
             ts = self._scheduler.tasks.get(key)
-            if ts is not None and ts.state == "processing" and self._has_time(ts):
+            if ts is None or ts.state != "processing":
+                continue
+            ws = ts.processing_on
+            assert ws is not None
+            has_time = len(ws.processing) <= ws.nthreads and ws in self._scheduler.running
+            if has_time and ws.address in self._supporting and self._is_usual(ws.address):
                 self._send_after(ts)
-
-    def _has_time(self, ts: TaskState) -> bool:
-        ws = ts.processing_on
-        assert ws is not None
-        return (
-            ws.address in self._supporting
-            and ws in self._scheduler.running
-            and len(ws.processing) <= ws.nthreads
-            and self._is_usual(ws.address)
-        )
 
     def _send_after(self, ts: TaskState) -> None:
         ws = ts.processing_on
