@@ -165,13 +165,12 @@ def run(
 
     if batch is not None:
         with cluster() as client, looks.at(client) as keep:
-            shows_progress = not (as_json or looks.is_live)
             found, facts = run_batches(
                 graph,
                 inputs,
                 client,
                 repeat=repeat,
-                shows_progress=shows_progress,
+                shows_progress=not (as_json or looks.is_live),
                 on_run=keep.begin_run,
             )
             keep(graph.name, [batches_in_words(facts)])
