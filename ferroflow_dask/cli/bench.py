@@ -24,6 +24,7 @@ from ferroflow_dask.bench.schema import COSTS, OK, BenchRecord, Shape
 from ferroflow_dask.bench.suite import run_plan
 from ferroflow_dask.bench.workloads import WORKLOADS, Workload, default_sizes, get_workload
 from ferroflow_dask.cli.bench_overhead import feeding, overhead
+from ferroflow_dask.cli.bench_simulator import simulator
 from ferroflow_dask.cli.cluster_options import Duration, size_options
 from ferroflow_dask.cli.errors import Failure, Interrupted, OneLineErrors
 from ferroflow_dask.cli.files import check_folder
@@ -120,6 +121,7 @@ def bench() -> None:
 
 bench.add_command(overhead)
 bench.add_command(feeding)
+bench.add_command(simulator)
 
 
 def _run_options(policies: Sequence[str], repeat: int) -> Callable[[F], F]:

@@ -1,0 +1,168 @@
+"""Simulations against reality: the same graphs on a real cluster and on its calibrated topology."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from distributed import Client, wait
+
+from ferroflow_dask.bench.baselines import put_in_charge
+from ferroflow_dask.bench.markdown import number, percent, table
+from ferroflow_dask.bench.simulated_graphs import SLEEPS, Sleeps, dask_graph, virtual_graph
+from ferroflow_dask.clients import ask_workers
+from ferroflow_dask.deploy.calibration import calibration_of
+from ferroflow_dask.deploy.local import local_client
+from ferroflow_dask.deploy.measured import measured_topology
+from ferroflow_dask.replay import Job, JobGraph, simulate_job
+from ferroflow_dask.topology import Topology
+from ferroflow_dask.virtual.task import sinks
+
+POLICIES = ("dask", "ferroflow")
+_NAPS, _NAP_S = 20, 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A graph under a policy: real makespans, and the simulated one [s]."""
+
+    graph: str
+    workers: int
+    policy: str
+    real_s: tuple[float, ...]
+    simulated_s: float
+
+    @property
+    def median_s(self) -> float:
+        """Median of the real makespans [s]."""
+        return statistics.median(self.real_s)
+
+    @property
+    def error(self) -> float:
+        """Relative error of the simulation; below 0 if it is too short."""
+        return self.simulated_s / self.median_s - 1
+
+    @property
+    def noise(self) -> float:
+        """Relative difference of the longest and the shortest real makespan."""
+        return max(self.real_s) / min(self.real_s) - 1
+
+
+def compare(
+    graphs: Sequence[str],
+    workers: Sequence[int],
+    repeat: int,
+    *,
+    processes: bool = True,
+    told: Callable[[str], object] = lambda _: None,
+) -> Iterator[Comparison]:
+    """Yield a comparison for each number of workers, graph and policy.
+
+    Parameters
+    ----------
+    graphs : sequence of str
+        Of `SLEEPS`.
+    workers : sequence of int
+    repeat : int
+        Real runs of each.
+    processes : bool, optional
+        As in `local_client`.
+    told : callable, optional
+        Called with a line on the progress.
+    """
+    for n in workers:
+        with local_client(n, 1, processes) as client:
+            told(f"{n} workers: calibrating")
+            topology = measured_topology(client, calibration_of(client))
+            overshoot_s = statistics.median(ask_workers(client, _overshoot_s).values())
+            for name in graphs:
+                told(f"{n} workers: {name}")
+                yield from _compare(client, topology, name, repeat, overshoot_s)
+
+
+def _overshoot_s() -> float:
+    """Return how much longer a process sleeps than it asks for, as a median [s]; runs on workers."""
+    taken = []
+    for _ in range(_NAPS):
+        start = time.perf_counter()
+        time.sleep(_NAP_S)
+        taken.append(time.perf_counter() - start - _NAP_S)
+    return statistics.median(taken)
+
+
+def _compare(
+    client: Client, topology: Topology, name: str, repeat: int, overshoot_s: float
+) -> Iterator[Comparison]:
+    sleeps = SLEEPS[name]()
+    tasks = virtual_graph(sleeps, name, overshoot_s)
+    job = Job((JobGraph(tasks, tuple(sinks(tasks))),), name)
+    real: dict[str, list[float]] = {policy: [] for policy in POLICIES}
+    for at in range(repeat + 1):
+        for policy in POLICIES:
+            put_in_charge(client, policy)
+            taken_s = _run(client, sleeps, name)
+            if at:  # the first run teaches durations, as in the simulation
+                real[policy].append(taken_s)
+    for policy in POLICIES:
+        simulated = simulate_job(job, topology, policy)
+        yield Comparison(name, len(topology.workers), policy, tuple(real[policy]), simulated.makespan_s)
+
+
+def _run(client: Client, sleeps: Sleeps, name: str) -> float:
+    graph, keys = dask_graph(sleeps, f"{name}-{uuid.uuid4().hex}")
+    start = time.perf_counter()
+    futures = client.get(graph, keys, sync=False)
+    wait(futures)
+    return time.perf_counter() - start
+
+
+def comparison_table(found: Sequence[Comparison]) -> str:
+    """Return the comparisons in markdown, and what they amount to."""
+    header = ("graph", "workers", "policy", "real [s]", "noise", "simulated [s]", "error")
+    rows = [
+        (
+            one.graph,
+            str(one.workers),
+            one.policy,
+            number(one.median_s),
+            percent(one.noise),
+            number(one.simulated_s),
+            f"{one.error:+.0%}",
+        )
+        for one in found
+    ]
+    errors = [math.exp(abs(math.log1p(one.error))) - 1 for one in found]
+    noises = [one.noise for one in found]
+    right, clear = winners(found)
+    lines = [
+        f"Geometric mean of |error|: {percent(_mean(errors))}; worst {percent(max(errors))}.",
+        f"Real repetitions differ by {percent(_mean(noises))}, at most {percent(max(noises))}.",
+        f"Policies that differ by more than noise: {clear}; the faster one is predicted in {right}.",
+    ]
+    return table(header, rows, right=header[1:2] + header[3:]) + "\n\n" + "\n".join(lines)
+
+
+def _mean(relative: Sequence[float]) -> float:
+    """Return the geometric mean of differences, given relative to 1."""
+    return math.exp(statistics.fmean(math.log1p(one) for one in relative)) - 1
+
+
+def winners(found: Sequence[Comparison]) -> tuple[int, int]:
+    """Return in how many cases the faster policy is predicted, of those where one clearly is."""
+    cases: dict[tuple[str, int], dict[str, Comparison]] = {}
+    for one in found:
+        cases.setdefault((one.graph, one.workers), {})[one.policy] = one
+    right = clear = 0
+    for case in cases.values():
+        if len(case) < len(POLICIES):
+            continue
+        first, second = (case[policy] for policy in POLICIES)
+        if max(first.real_s) < min(second.real_s) or max(second.real_s) < min(first.real_s):
+            clear += 1
+            is_first = first.median_s < second.median_s
+            right += is_first == (first.simulated_s < second.simulated_s)
+    return right, clear
