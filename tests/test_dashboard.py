@@ -126,6 +126,17 @@ def test_the_page_comes_and_goes_with_the_plugin(client: Client) -> None:
     assert len(tornado) == 2  # Dask's and ours
 
 
+@pytest.mark.parametrize("path", ["nowhere", "ferroflow/nowhere", "status/nowhere", "static/nowhere.js"])
+def test_an_unknown_path_is_not_found_and_known_ones_answer_as_without_the_plugin(
+    client: Client, path: str
+) -> None:
+    # Dask's own /sitemap.json fails with a status of 500, with and without the plugin.
+    before = get(client, "sitemap.json")[0]
+    ferroflow_dask.install(client)
+    assert get(client, path)[0] == 404
+    assert get(client, "sitemap.json")[0] == before
+
+
 def test_a_preload_brings_the_page_too() -> None:
     with (
         dask.config.set({"distributed.scheduler.preload": ["ferroflow_dask.preload"]}),

@@ -132,7 +132,7 @@ def test_run_shows_writes_and_still_prints_its_result(tmp_path: Path) -> None:
 def test_what_cannot_be_written_is_told_for_each_file_and_the_result_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("ferroflow_dask.dashboard.report.write_report", full)
