@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -148,3 +149,46 @@ def test_external_data_needs_a_path(external):
         ModelError, match=r"^model: weight 'w0' is in the file 'weights.bin'; give the model by its path"
     ):
         graph_from_onnx(content)
+
+
+def test_large_weights_are_mapped_not_read(tmp_path: Path) -> None:
+    """What a client holds of a large model are pages of the file, which the system may drop."""
+    model = mlp(hidden=1024)
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=64)
+    graph = graph_from_onnx(path)
+    values = [value for value in graph.constants.values() if value.nbytes >= 2**20]
+    assert len(values) == 2
+    for value in values:
+        base = value
+        while not isinstance(base, np.memmap):
+            base = base.base
+        assert type(value) is np.ndarray
+        assert not value.flags.writeable
+    assert_equal_to_reference(mlp(hidden=1024), graph, x=np.ones((2, 784), np.float32))
+
+
+def test_loading_a_large_model_takes_no_memory_of_its_size(tmp_path: Path) -> None:
+    n, width = 8, 2048  # 128 MiB
+    nodes, tensors = [], []
+    (tmp_path / "w.bin").write_bytes(bytes(4 * width * width) * n)
+    for i in range(n):
+        tensor = TensorProto(name=f"w{i}", data_type=FLOAT, dims=[width, width])
+        tensor.data_location = TensorProto.EXTERNAL
+        places = {"location": "w.bin", "offset": 4 * width * width * i, "length": 4 * width * width}
+        for key, place in places.items():
+            tensor.external_data.add(key=key, value=str(place))
+        tensors.append(tensor)
+        nodes.append(node("MatMul", [f"x{i}", f"w{i}"], [f"x{i + 1}"]))
+    ends = [info(f"x{i}", FLOAT, ["n", width]) for i in (0, n)]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], tensors)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    tracemalloc.start()
+    try:
+        loaded = graph_from_onnx(tmp_path / "m.onnx")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert sum(value.nbytes for value in loaded.constants.values()) == 128 * 2**20
+    assert peak < 16 * 2**20

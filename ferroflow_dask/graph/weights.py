@@ -5,8 +5,10 @@ No file outside the model's folder is ever read, whatever the model says.
 
 from __future__ import annotations
 
+import math
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -14,6 +16,9 @@ from numpy.typing import NDArray
 
 from ferroflow_dask.exceptions import ModelError
 from ferroflow_dask.graph.protos import domain_from_name
+
+#: Tensors in other files that are not read but mapped have at least so many bytes [B].
+_MAPPED_LEAST = 2**20
 
 #: Forms in which a `Constant` node (opset 1 to 25) holds its value: attribute → its type.
 _CONSTANT_FORMS = {
@@ -90,11 +95,34 @@ class WeightReader:
     def array(self, tensor: onnx.TensorProto) -> NDArray[Any]:
         """Return the value of a tensor; strings become objects."""
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            mapped = self._mapped(tensor)
+            if mapped is not None:
+                return mapped
             tensor = self.loaded(tensor)
         try:
             return np.asarray(onnx.numpy_helper.to_array(tensor))
         except (ValueError, TypeError, KeyError) as error:
             raise ModelError(f"weight {tensor.name!r} is damaged: {first_line(error)}") from error
+
+    def _mapped(self, tensor: onnx.TensorProto) -> NDArray[Any] | None:
+        """Return a large tensor in another file without reading it: pages come from the file when needed.
+
+        None for tensors that are small, damaged, or not stored as arrays have them in memory.
+        """
+        place = _external_place(tensor, self._folder)
+        try:
+            dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
+        except KeyError:
+            return None
+        nbytes = math.prod(tensor.dims) * dtype.itemsize
+        is_whole = nbytes == place.length and not place.offset % dtype.itemsize
+        if dtype.kind not in "fiu" or sys.byteorder != "little" or not is_whole or nbytes < _MAPPED_LEAST:
+            return None
+        try:
+            found = np.memmap(place.path, dtype, "r", place.offset, tuple(tensor.dims))
+        except (OSError, ValueError):
+            return None
+        return np.asarray(found)
 
     def loaded(self, tensor: onnx.TensorProto) -> onnx.TensorProto:
         """Return a tensor that is in another file as one that carries its data."""
@@ -104,8 +132,16 @@ class WeightReader:
         )
 
 
-def _external_content(tensor: onnx.TensorProto, folder: Path | None) -> bytes:
-    """Read a tensor's data from its file, which must lie inside the model's folder, links resolved."""
+class _Place(NamedTuple):
+    """Where the data of a tensor are in a file [B]."""
+
+    path: Path
+    offset: int
+    length: int
+
+
+def _external_place(tensor: onnx.TensorProto, folder: Path | None) -> _Place:
+    """Return where a tensor's data are; the file must lie inside the model's folder, links resolved."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     if folder is None:
@@ -127,10 +163,16 @@ def _external_content(tensor: onnx.TensorProto, folder: Path | None) -> bytes:
         raise ModelError(
             f"weight {tensor.name!r} lies beyond the {size} bytes of {location!r}; is it truncated?"
         )
+    return _Place(path, offset, size - offset if length < 0 else length)
+
+
+def _external_content(tensor: onnx.TensorProto, folder: Path | None) -> bytes:
+    """Read a tensor's data from its file."""
+    place = _external_place(tensor, folder)
     try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            content: bytes = file.read(length)
+        with place.path.open("rb") as file:
+            file.seek(place.offset)
+            content: bytes = file.read(place.length)
     except OSError as error:
-        raise ModelError(f"{location!r} cannot be read: {error.strerror}") from error
+        raise ModelError(f"{place.path.name!r} cannot be read: {error.strerror}") from error
     return content
