@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import dask.array as da
 import numpy as np
 import pytest
+from dask import delayed
 from dask.distributed import Client
 from numpy.testing import assert_allclose
 from split_cases import random_strategy
 from test_partition import MODELS, block, mlp
 
-from ferroflow_dask import Model, executed
+from ferroflow_dask import GraphBuilder, Model, executed
 from ferroflow_dask.exceptions import StrategyError, UsageError
 from ferroflow_dask.graph import Graph, random_inputs
 from ferroflow_dask.kernels import evaluate
@@ -88,6 +90,27 @@ def test_a_strategy_needs_no_cluster(placement: str | None) -> None:
     bound = Model(graph).bind(inputs, strategy=two_workers(graph, 0), placement=placement)
     assert bound.placement == (placement or "bundles")
     assert_close(bound.compute(scheduler="sync"), evaluate(graph, inputs))
+
+
+def test_lazy_inputs_are_split_too_and_sources_may_be_outputs() -> None:
+    b = GraphBuilder("open")
+    x = b.input("x", "float32", ("n", 4))
+    weight = b.constant(np.ones((4, 4), np.float32), "w")
+    product = b.op("MatMul", x, weight, name="m")
+    b.output(x, weight, z=b.op("Relu", product, name="r"))
+    model = b.build()
+    halves = Configuration(("0", "1"), {"sample": 2})
+    strategy = Strategy(("0", "1"), {"m": halves, "r": halves})
+    array = np.arange(24, dtype=np.float32).reshape(6, 4)
+    for value in (array, da.from_array(array, chunks=(2, 4))):
+        found = model.bind(x=value, strategy=strategy).compute(scheduler="sync")
+        assert_allclose(found["z"], array @ np.ones((4, 4)))
+        assert_allclose(found["x"], array)
+        assert_allclose(found["w"], 1)
+    with pytest.raises(
+        StrategyError, match=r"'m' \(MatMul\) cannot be split: the shape of '.*' is not known"
+    ):
+        model.bind(x=delayed(array), strategy=strategy)
 
 
 @pytest.fixture

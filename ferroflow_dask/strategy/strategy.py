@@ -116,7 +116,9 @@ def with_shapes(graph: Graph, inputs: Mapping[str, TensorSpec]) -> Graph:
         for source in graph.sources
     )
     bare = replace(graph, sources=sources, specs={})
-    found = inferred(bare, specs)
+    # ONNX infers nothing from a constant that is an output.
+    outputs = tuple(name for name in graph.outputs if name in graph.producers)
+    found = inferred(replace(bare, outputs=outputs), specs)
     return replace(
         bare,
         specs={
