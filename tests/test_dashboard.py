@@ -126,6 +126,17 @@ def test_the_page_comes_and_goes_with_the_plugin(client: Client) -> None:
     assert len(tornado) == 2  # Dask's and ours
 
 
+def test_the_layout_for_jupyterlab_has_plots_that_exist() -> None:
+    file = Path(__file__).parent.parent / "examples" / "jupyterlab-overrides.json"
+    (layout,) = json.loads(file.read_text(encoding="utf-8"))["dask-labextension:plugin"].values()
+    seen: list[str | None] = [None]
+    for plot, place in layout.items():
+        assert plot.removeprefix("individual-ferroflow-") in PLOTS
+        assert place["mode"] in {"split-right", "split-bottom", "tab-after"}  # of dask-labextension's schema
+        assert place["ref"] in seen  # relative to one that is there already
+        seen.append(plot)
+
+
 @pytest.mark.parametrize("path", ["nowhere", "ferroflow/nowhere", "status/nowhere", "static/nowhere.js"])
 def test_an_unknown_path_is_not_found_and_known_ones_answer_as_without_the_plugin(
     client: Client, path: str
