@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 import os
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
@@ -229,6 +231,26 @@ def test_a_signal_while_a_cluster_closes_is_raised_once_it_is_closed(number: sig
     with signals_raised(), pytest.raises(KeyboardInterrupt), closed_undisturbed() as stack:
         stack.callback(close)
     assert seen == ["closed"]
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+def test_a_signal_that_ends_a_command_silences_what_distributed_logs_of_it(
+    caplog: pytest.LogCaptureFixture, deferred: bool
+) -> None:
+    logger = logging.getLogger("distributed.scheduler")
+
+    def end() -> None:
+        with interrupts_deferred() if deferred else nullcontext():
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                logger.error("lost workers")
+
+    with signals_raised(), pytest.raises(Terminated):
+        end()
+    assert caplog.messages == []
+    logger.error("after the command")
+    assert caplog.messages == ["after the command"]
 
 
 #: The program, with a command line that sends its process a signal: what imports and the end of Python are.

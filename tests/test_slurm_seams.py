@@ -17,6 +17,8 @@ NAMES = [
     (SpecCluster, "_start"),
     (SpecCluster, "_close"),
     (Cluster, "_update_worker_status"),
+    (Cluster, "_repr_html_"),
+    (Cluster, "_scaling_status"),
     (SLURMJob, "_call"),
     (SLURMJob, "start"),
     (SLURMJob, "close"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from multiprocessing.resource_tracker import ensure_running
 from typing import Any, NoReturn
 
@@ -14,13 +16,25 @@ _SIGINT = frozenset({signal.SIGINT})
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 #: After which a signal is raised again that a destructor has swallowed [s].
 _AGAIN_S = 0.05
+#: Whether signals end a command, and not a program of the user.
+_IS_COMMAND: ContextVar[bool] = ContextVar("_IS_COMMAND", default=False)
 
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM ended the program; it unwinds the stack as Ctrl-C does, so that clusters are closed."""
 
 
+def _silence() -> None:
+    """Drop log records from now on, if a command ends by the signal.
+
+    A signal to the process group ends workers too. distributed logs each lost connection.
+    """
+    if _IS_COMMAND.get():
+        logging.disable()
+
+
 def _raise(number: int) -> NoReturn:
+    _silence()
     raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
 
@@ -44,7 +58,7 @@ def signals_raised() -> Iterator[None]:
     if not _is_main_thread():
         yield
         return
-    before = sys.unraisablehook
+    before, level = sys.unraisablehook, logging.root.manager.disable
 
     def raise_again(ignored: Any) -> None:
         if isinstance(ignored.exc_value, KeyboardInterrupt):
@@ -60,10 +74,13 @@ def signals_raised() -> Iterator[None]:
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, lambda number, _: _raise(number))
         sys.unraisablehook = raise_again
+        token = _IS_COMMAND.set(True)
         try:
             yield
         finally:
+            _IS_COMMAND.reset(token)
             sys.unraisablehook = before
+            logging.disable(level)
 
 
 @contextmanager
@@ -103,6 +120,7 @@ def interrupts_deferred() -> Iterator[None]:
         if found:
             _raise(number)
         found.append(number)
+        _silence()
 
     ensure_running()  # it would unblock SIGINT if it started with the workers' processes
     with handlers_restored():
