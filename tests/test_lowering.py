@@ -173,6 +173,19 @@ def test_keys_are_readable_and_unique_to_each_binding() -> None:
     assert set(first.__dask_keys__()).isdisjoint(second.__dask_keys__())
 
 
+def test_what_a_graph_needs_is_found_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Binding a graph again costs neither the look-up of kernels nor the estimate of durations."""
+    graph, x = two_layer(), np.zeros((1, 3), "float32")
+    Model(graph).bind(x=x)
+    asked: list[str] = []
+    monkeypatch.setattr("ferroflow_dask.kernels.choice.find_provider", lambda *_: asked.append("provider"))
+    monkeypatch.setattr("ferroflow_dask.lowering.collection.estimate", lambda *_: asked.append("costs"))
+    Model(graph).bind(x=x)
+    assert not asked
+    Model(graph).bind(x=x, providers=["array"])
+    assert set(asked) == {"provider"}
+
+
 def test_equal_ops_are_not_merged() -> None:
     graph = generate_graph("matmul-parallel", n_branches=4, ops_per_branch=3, m=4)
     bound = Model(graph).bind()

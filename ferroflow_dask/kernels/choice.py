@@ -10,9 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from ferroflow_dask import config
 from ferroflow_dask.exceptions import KernelNotFoundError, UnknownNameError, UsageError
+from ferroflow_dask.graph import custom_ops
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.kernels.provider import Provider, opset_version
@@ -159,6 +161,10 @@ def provider_counts(
     return found, missing
 
 
+#: Of each graph, with which providers and libraries all of its ops are known to be supported.
+_supported: WeakKeyDictionary[Graph, set[Hashable]] = WeakKeyDictionary()
+
+
 def check_supported(graph: Graph, providers: Sequence[str] | None = None) -> None:
     """Raise for the first op that a run would execute and no provider has; nothing is compiled.
 
@@ -173,12 +179,17 @@ def check_supported(graph: Graph, providers: Sequence[str] | None = None) -> Non
     KernelNotFoundError
         The message names the op, its operator and the providers.
     """
+    question = (provider_names(providers), custom_ops.libraries())
+    answered = _supported.setdefault(graph, set())
+    if question in answered:
+        return
     known: set[Hashable] = set()
     for op in graph.live_ops:
         told = signature(op)
         if told not in known:
             find_provider(op, graph.opsets, providers)
             known.add(told)
+    answered.add(question)
 
 
 def signature(op: Op) -> Hashable:

@@ -72,10 +72,12 @@ class OnnxRuntimeProvider:
         """Return whether the operator exists; for some types there may be no kernel all the same."""
         if self._has_rules and differs(op):
             return False
-        if custom_ops.libraries() and op.domain not in ("", FERROFLOW_DOMAIN):
-            return True  # a session tells
-        is_known = (op.domain, op.op_type) in self._own
-        return is_known or onnx.defs.has(op.op_type, opset_version(op, opsets), op.domain)
+        if (op.domain, op.op_type) in self._own:
+            return True
+        if onnx.defs.has(op.op_type, opset_version(op, opsets), op.domain):
+            return True
+        # Of operators in libraries, only a session tells whether they exist.
+        return op.domain not in ("", FERROFLOW_DOMAIN) and bool(custom_ops.libraries())
 
     def compile(self, op: Op, opsets: Mapping[str, int]) -> Kernel:
         """Return a kernel that opens a session when it first meets a combination of dtypes."""

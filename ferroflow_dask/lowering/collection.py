@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from dask.base import DaskMethodsMixin
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
@@ -175,7 +176,7 @@ def bind_graph(
         check_kind("bind", strategy, Strategy, "a Strategy, as read_strategy(file) returns one")
         graph = in_parts(graph, inputs or {}, strategy)
     with _collector_at_rest():
-        seconds = estimate(graph, costs or AnalyticCost())
+        seconds = _nominal_costs(graph) if costs is None else estimate(graph, costs)
         bundling = _bundling(graph, seconds, profile, placement)
         return _bind(
             graph,
@@ -187,6 +188,16 @@ def bind_graph(
             is_predicted=profile is not None,
             gpu=_gpu_costs(graph, gpu_costs, gpu_matmul_threshold),
         )
+
+
+#: What ops cost at nominal rates, of each graph that was bound before.
+_nominal: WeakKeyDictionary[Graph, Mapping[int, float]] = WeakKeyDictionary()
+
+
+def _nominal_costs(graph: Graph) -> Mapping[int, float]:
+    if graph not in _nominal:
+        _nominal[graph] = estimate(graph, AnalyticCost())
+    return _nominal[graph]
 
 
 def _gpu_costs(graph: Graph, costs: CostModel | None, threshold: int | None) -> GpuCosts | None:
