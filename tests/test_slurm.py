@@ -367,7 +367,7 @@ def test_srun_example(tmp_path: Path) -> None:
     assert soon(lambda: job not in queue(), 120)  # `sbatch --wait` would look ever less often
     told = (tmp_path / "out.txt").read_text()
     assert states()[job] == "COMPLETED", told
-    assert re.search(r"204 ops in \d\.\d+ s on 2 workers", told)
+    assert re.search(r"204 ops in \d+\.\d+ s on 2 workers", told)
 
 
 def test_gpu_example(tmp_path: Path) -> None:
