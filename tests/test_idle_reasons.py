@@ -97,7 +97,7 @@ def test_reasons_memory_and_cpu_of_a_cluster_are_in_the_terminal(thread_client: 
     until(lambda: len(dask_scheduler.workers[first].processing) == 3)
     thread_client.run(lambda dask_worker: setattr(dask_worker, "status", Status.paused), workers=[third])
     until(lambda: dask_scheduler.workers[third].status == Status.paused)
-    loads = {load.address: load for load in recorder.workers()}
+    loads = {load.address: load for load in recorder.workers(why_idle=True)}
     assert loads[first].idle is None
     assert str(loads[second].idle) == "restricted 2"
     assert str(loads[third].idle) == "paused 0"
