@@ -76,6 +76,16 @@ def test_a_worker_gets_no_value_that_it_does_not_read() -> None:
             assert all(len(set(map(frozenset, readers[i].values()))) == 1 for i in moving)
 
 
+def test_sends_come_before_the_work_of_their_worker() -> None:
+    graph = mlp()
+    addressed = split(graph, "sample").on({"0": "tcp://a", "1": "tcp://b"})
+    dsk = bind_graph(graph, random_inputs(graph), strategy=addressed).__dask_graph__()
+    (layer,) = (layer for name, layer in dsk.layers.items() if name.startswith("ops-"))
+    priority, workers = (layer.annotations[name] for name in ("priority", "workers"))
+    assert [workers(key) for key in layer if priority(key)] == [["tcp://a"]]
+    assert sorted(workers(key)[0] for key in layer) == ["tcp://a", "tcp://a", "tcp://a", "tcp://b"]
+
+
 def test_equal_splits_are_a_bundle_for_each_worker() -> None:
     graph = mlp()
     bundles = bundles_of(partition(graph, split(graph, "sample")))

@@ -150,6 +150,8 @@ class Op:
         Values of this graph that sub-graphs in the attributes read by name.
     worker : str
         Name or address of the worker that must run the op; empty for any.
+    is_send : bool
+        Whether only other workers read what the op yields.
     """
 
     id: int
@@ -161,6 +163,7 @@ class Op:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     captured: tuple[str, ...] = ()
     worker: str = ""
+    is_send: bool = False
 
     @property
     def operands(self) -> tuple[str, ...]:

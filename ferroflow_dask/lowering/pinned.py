@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,6 @@ from ferroflow_dask.graph.nodes import Op, TensorSpec
 from ferroflow_dask.lowering.bundles import Bundling, check_placement
 from ferroflow_dask.strategy import Strategy, partition, with_shapes
 
-#: What `partition` makes of a value that another worker reads.
-_SENDS = ("Identity", "Slice")
-
 
 def is_pinned(graph: Graph) -> bool:
     """Return whether ops name their workers."""
@@ -26,7 +23,9 @@ def is_pinned(graph: Graph) -> bool:
 
 def on_cluster(strategy: Strategy, client: Client) -> Strategy:
     """Return a strategy with the addresses of a cluster's workers; or raise `StrategyError`."""
-    workers = client.scheduler_info(n_workers=-1)["workers"]
+    assert client.scheduler is not None
+    # `scheduler_info` may return what a periodic callback has asked for meanwhile: fewer workers.
+    workers = client.sync(client.scheduler.identity, n_workers=-1)["workers"]
     return strategy.on({str(worker["name"]): address for address, worker in workers.items()})
 
 
@@ -69,24 +68,25 @@ def pinned_bundling(graph: Graph, costs: Mapping[int, float], placement: str | N
 
 
 def bundles_of(graph: Graph) -> list[tuple[Op, ...]]:
-    """Return bundles of ops on one worker that wait for nothing in between.
+    """Return bundles of connected ops on one worker that wait for the same values of other workers.
 
-    Values that other workers read are results of bundles of their own, one for each set of readers. So a
-    worker gets no value that it does not read.
+    The same values of other workers must wait for them, too. So nothing waits for the rest of a bundle.
+
+    Values that other workers read are results of bundles of their own, one for each set of readers. A worker
+    gets no value that it does not read.
     """
     ops, edges = graph.live_ops, graph.live_edges
-    depths = _depths(ops, edges)
-    readers: list[set[str]] = [set() for _ in ops]
-    for op, before in zip(ops, edges, strict=True):
+    after: list[list[int]] = [[] for _ in ops]
+    for i, before in enumerate(edges):
         for j in before:
-            readers[j].add(op.worker)
+            after[j].append(i)
+    readers = [{ops[i].worker for i in found} for found in after]
+    n = len(ops)
+    waits = list(zip(_awaited(ops, edges, range(n)), _awaited(ops, after, reversed(range(n))), strict=True))
     wanted = set(graph.outputs)
     is_output = [not wanted.isdisjoint(op.outputs) for op in ops]
-    is_send = [
-        op.op_type in _SENDS and bool(readers[i]) and not is_output[i] and op.worker not in readers[i]
-        for i, op in enumerate(ops)
-    ]
-    group_of: list[Hashable] = list(_connected(depths, edges, is_send))
+    is_send = [op.is_send for op in ops]
+    group_of: list[Hashable] = list(_connected(ops, waits, edges, is_send))
     # What a group yields: to whom it sends, and None for all else.
     yields: dict[Hashable, set[frozenset[str] | None]] = {}
     for i, before in enumerate(edges):
@@ -103,21 +103,36 @@ def bundles_of(graph: Graph) -> list[tuple[Op, ...]]:
     members: dict[Hashable, list[int]] = {}
     for i, group in enumerate(group_of):
         members.setdefault(group, []).append(i)
-    order = sorted(members.values(), key=lambda group: (depths[group[0]], is_send[group[0]], group[0]))
-    return [tuple(ops[i] for i in group) for group in order]
+
+    def place(group: list[int]) -> tuple[int, int, bool, int]:
+        first, (awaited, awaiting) = group[0], waits[group[0]]
+        return awaited.bit_count(), -awaiting.bit_count(), is_send[first], first
+
+    return [tuple(ops[i] for i in group) for group in sorted(members.values(), key=place)]
 
 
-def _depths(ops: Sequence[Op], edges: Sequence[Sequence[int]]) -> list[int]:
-    """Return how often values move between workers on the longest way to each op."""
-    depths: list[int] = []
-    for op, before in zip(ops, edges, strict=True):
-        depths.append(max((depths[j] + (ops[j].worker != op.worker) for j in before), default=0))
-    return depths
+def _awaited(ops: Sequence[Op], edges: Sequence[Sequence[int]], order: Iterable[int]) -> list[int]:
+    """Return a number for each op, equal for ops that wait for the same values of other workers.
+
+    The number is a set of bits. Each bit stands for ops on one worker that are equal in this: they send at
+    one time. What an op waits for contains what the ops before it wait for. With reversed edges, the number
+    stands for those who wait for the op.
+    """
+    classes: dict[tuple[str, int], int] = {}
+    found = [0] * len(ops)
+    for i in order:
+        for j in edges[i]:
+            found[i] |= found[j]
+            if ops[j].worker != ops[i].worker:
+                found[i] |= 1 << classes.setdefault((ops[j].worker, found[j]), len(classes))
+    return found
 
 
-def _connected(depths: Sequence[int], edges: Sequence[Sequence[int]], is_alone: Sequence[bool]) -> list[int]:
-    """Return a number for each op, equal for those of one depth that are connected."""
-    root = list(range(len(depths)))
+def _connected(
+    ops: Sequence[Op], waits: Sequence[object], edges: Sequence[Sequence[int]], is_alone: Sequence[bool]
+) -> list[int]:
+    """Return a number for each op, equal for connected ops on one worker with equal waits."""
+    root = list(range(len(ops)))
 
     def find(i: int) -> int:
         while root[i] != i:
@@ -127,7 +142,7 @@ def _connected(depths: Sequence[int], edges: Sequence[Sequence[int]], is_alone: 
 
     for i, before in enumerate(edges):
         for j in before:
-            # Ops of one depth that are connected are on one worker.
-            if depths[i] == depths[j] and not (is_alone[i] or is_alone[j]):
+            is_together = ops[i].worker == ops[j].worker and waits[i] == waits[j]
+            if is_together and not (is_alone[i] or is_alone[j]):
                 root[find(i)] = find(j)
-    return [find(i) for i in range(len(depths))]
+    return [find(i) for i in range(len(ops))]

@@ -175,6 +175,9 @@ def lower(
     }
     if pins:
         annotations["workers"] = PerKey(pins)
+        # Other workers wait for what a worker sends: that comes before its own work.
+        sends = {key for key, ops in zip(keys, groups, strict=True) if all(op.is_send for op in ops)}
+        annotations["priority"] = PerKey(dict.fromkeys(sends, 1))
     if guesses or costs:
         ranks = _ranks(graph, groups, guesses or costs)
         annotations[RANK_ANNOTATION] = PerKey(zip(keys, ranks, strict=True))

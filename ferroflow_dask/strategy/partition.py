@@ -229,6 +229,7 @@ class Partition:
                 assert region is not None
                 assert has is not None
                 self._made[key] = self._slice(value, held.name, has, region, home)
+            self._ops[-1] = replace(self._ops[-1], is_send=home != worker)
         return self._made[key]
 
     def _slice(self, value: str, name: str, has: Region, region: Region, worker: str) -> str:
