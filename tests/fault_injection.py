@@ -9,6 +9,7 @@ clusters.
 from __future__ import annotations
 
 import asyncio
+import collections
 import dataclasses
 import functools
 import importlib
@@ -145,7 +146,8 @@ def _codes_in(module: ModuleType) -> Iterator[tuple[str, CodeType]]:
                 qualname = f"{value.__qualname__}.{name}".strip(".")
                 code = function.__code__
                 # All dataclasses share `__getstate__` and `__setstate__`, also those that workers unpickle.
-                is_own = code.co_filename not in ("<string>", dataclasses.__file__)
+                # All named tuples share `_make` and `_replace`, those of the standard library, too.
+                is_own = code.co_filename not in ("<string>", dataclasses.__file__, collections.__file__)
                 if is_own or name in _WRITTEN_BY_DATACLASS:
                     yield from _with_nested(qualname, code)
 
