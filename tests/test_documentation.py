@@ -101,7 +101,7 @@ def test_a_page_shows_the_example_as_it_is() -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_code_blocks_have_a_known_language(page: str) -> None:
     languages = re.findall(r"^```(\w*)\n.*?^```$", (REPOSITORY / page).read_text("utf-8"), re.DOTALL | re.M)
-    assert set(languages) <= {"console", "json", "pycon", "python", "text", "yaml"}
+    assert set(languages) <= {"console", "diff", "json", "pycon", "python", "text", "yaml"}
 
 
 def fit(data: float, i: int) -> float:
@@ -187,7 +187,7 @@ def test_the_page_of_settings_has_each_with_its_default() -> None:
 def written(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return ", ".join(value) if isinstance(value, list) else str(value)
+    return ", ".join(value) if isinstance(value, list) and value else str(value)
 
 
 @pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md"])
