@@ -82,7 +82,7 @@ def test_each_function_that_an_arriving_graph_calls() -> None:
 def test_in_processes() -> None:
     functions = (
         "placement:Placement.worker_of",
-        "task_events:TaskEvents._entered_processing",
+        "task_events:TaskEvents._finished",
         "changes:Changes.undo",
     )
     found = {}

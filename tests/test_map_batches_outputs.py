@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import onnx
@@ -20,6 +22,13 @@ from ferroflow_dask.lowering import trials
 
 FLOAT, INT64, STRING = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING
 TRY_OUT = trials.try_out
+
+
+@pytest.fixture(autouse=True)
+def _no_cluster() -> Iterator[None]:
+    """Compute the first rows here, even if a test of another file has left a client."""
+    with dask.config.set(scheduler="sync"):
+        yield
 
 
 @pytest.fixture

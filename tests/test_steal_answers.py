@@ -156,9 +156,9 @@ def test_after_a_refusal_idle_workers_are_looked_for_again() -> None:
         victim, _ = cluster.workers
         victim.stream_handlers["steal-request"] = lambda **_: None  # the answer is ours
         async with steal_in_flight(cluster) as (future, ts, stimulus_id):
-            await comes(lambda: not cluster.stealing._passes._is_asked_for)
+            await comes(lambda: not cluster.stealing._passes.is_asked_for)
             answer(cluster, ts, "executing", stimulus_id, victim)
-            assert cluster.stealing._passes._is_asked_for
+            assert cluster.stealing._passes.is_asked_for
         assert await future == 0
 
     on_cluster(test)

@@ -66,16 +66,20 @@ class Where:
 @contextmanager
 def client_for(where: Where) -> Iterator[Client]:
     """Yield a client of the cluster; what goes wrong with it is told in one line."""
-    client = None
+    is_lost = False
     try:
         with _client(where) as client:
-            yield client
+            try:
+                yield client
+            except (CancelledError, OSError, RuntimeError):
+                is_lost = client.status != "running"
+                raise
     except KilledWorker as error:
         raise ClusterError(
             f"workers died while they ran task {error.task!r}; they may lack memory"
         ) from error
     except (CancelledError, OSError, RuntimeError) as error:
-        if client is not None and client.status != "running":
+        if is_lost:
             told = "the scheduler closed during the run, as `ferroflow slurm cancel` has it do"
         elif isinstance(error, CancelledError):
             told = "workers were lost, with data that only they held; they may lack memory"
