@@ -160,12 +160,6 @@ def test_each_figure_is_a_page_of_its_own(client: Client) -> None:
             assert soon(lambda: n_documents(driver) == 1), plot
 
 
-def boom(i: int) -> int:
-    if i == 3:
-        raise ValueError("row 3 is <bad>")
-    return i
-
-
 #: In this order, and with a head each; `found` also looks into the roots of Bokeh's models.
 PANELS = ["Ferroflow", "Timeline", "Workers", "Rates", "Progress by level", "Steals", "Decisions"]
 FOUND = """
@@ -210,6 +204,11 @@ def test_panels_without_content_take_no_room_and_nothing_is_wider_than_the_page(
 
 
 def test_a_click_on_a_failed_task_or_a_worker_opens_all_about_it(client: Client) -> None:
+    def boom(i: int) -> int:  # in here, since workers cannot import this file
+        if i == 3:
+            raise ValueError("row 3 is <bad>")
+        return i
+
     futures = client.map(boom, range(6), key="boom")
     until(lambda: all(future.done() for future in futures))
     with opened(page(client)) as driver:
