@@ -218,7 +218,7 @@ def test_a_click_on_a_failed_task_or_a_worker_opens_all_about_it(client: Client)
         click(driver, f"a[data-task='{futures[3].key}']")
         assert soon(lambda: "Selected" in panels(driver))
         shown = html.unescape(texts(driver))
-        assert "raise ValueError" in shown
+        assert "in boom" in shown  # the traceback
         assert all(decision.reason in shown for decision in explain(client, futures[3]))
         click(driver, "tr[data-worker]")
         assert soon(lambda: re.search(r"worker \d+ <a", texts(driver)))
