@@ -7,6 +7,7 @@ import logging
 import re
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -29,8 +30,8 @@ FIGURES = {"victim": "steals", "key": "key", "time": "time", "level": "done"}
 soon = partial(waiting.soon, within_s=30.0)
 
 
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
+@contextmanager
+def started() -> Iterator[Client]:
     chromium()
     with (
         LocalCluster(
@@ -41,6 +42,20 @@ def client() -> Iterator[Client]:
         ) as cluster,
         Client(cluster, set_as_default=False) as found,
     ):
+        yield found
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with started() as found:
+        yield found
+
+
+@pytest.fixture(name="new_client")
+def _new_client() -> Iterator[Client]:
+    """A client of a cluster that has run nothing yet."""
+    with started() as found:
+        ferroflow_dask.install(found)
         yield found
 
 
@@ -190,12 +205,11 @@ def click(driver: Any, selector: str) -> None:
 
 @pytest.mark.parametrize(("width", "height"), [(1400, 900), (800, 600)])
 def test_panels_without_content_take_no_room_and_nothing_is_wider_than_the_page(
-    client: Client, width: int, height: int
+    new_client: Client, width: int, height: int
 ) -> None:
-    client.restart()
-    with opened(page(client), width, height) as driver:
+    with opened(page(new_client), width, height) as driver:
         assert soon(lambda: panels(driver) == ["Ferroflow", "Workers"])
-        skewed(client)
+        skewed(new_client)
         assert soon(lambda: panels(driver) == PANELS)
         assert driver.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
         helps = driver.execute_script(f"{FOUND} return found('.head i').map((one) => one.title)")
