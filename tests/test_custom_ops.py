@@ -15,6 +15,7 @@ from onnx.helper import make_node as node
 
 from ferroflow_dask import load_onnx
 from ferroflow_dask.exceptions import KernelError, KernelNotFoundError, UsageError
+from ferroflow_dask.kernels import registry, segments
 
 X = np.ones((2, 784), np.float32)
 
@@ -43,6 +44,8 @@ def library(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("placement", ["whole", "ops"])
 def test_a_library_is_loaded_for_each_session(library: Path, placement: str) -> None:
+    segments.plans.clear()  # other tests may have opened sessions for the same ops
+    registry._dispatchers.clear()
     with dask.config.set({"ferroflow.kernels.custom-op-libraries": [str(library)]}):
         found = load_onnx(mlp(seed=7, hidden=9)).bind(x=X, placement=placement).compute(scheduler="sync")
     assert found["y"].shape == (2, 10)

@@ -245,6 +245,8 @@ def test_a_model_that_fails_is_named_with_what_it_was_given() -> None:
 
 
 def test_a_process_keeps_few_models_open() -> None:
+    with pytest.raises(ZeroDivisionError):
+        sessions._kept(("broken", ()), lambda: 1 / 0)
     for _ in range(sessions._KEPT + 2):
         load_onnx(mlp()).map_batches(X).compute(scheduler="sync")
     assert len(sessions._runners) == sessions._KEPT

@@ -86,10 +86,13 @@ def _kept(key: _Key, open_it: Callable[[], Runner | None]) -> Runner | None:
         with _runners.lock:
             if key in _runners:
                 return _runners[key]
-        found = open_it()
-        with _runners.lock:
-            _runners[key] = found
-            _opening.pop(key, None)
+        try:
+            found = open_it()
+            with _runners.lock:
+                _runners[key] = found
+        finally:
+            with _runners.lock:
+                _opening.pop(key, None)
         return found
 
 
