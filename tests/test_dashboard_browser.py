@@ -34,6 +34,8 @@ soon = partial(waiting.soon, within_s=30.0)
 def started() -> Iterator[Client]:
     chromium()
     with (
+        # After this time Dask closes a worker that it has missed once, even if it only restarts again.
+        dask.config.set({"distributed.deploy.lost-worker-timeout": "1h"}),
         LocalCluster(
             n_workers=4,
             threads_per_worker=1,
