@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import click
 
 from ferroflow_dask.bench.feeding import GRAPHS as FED
@@ -11,6 +9,7 @@ from ferroflow_dask.bench.feeding import feeding_table
 from ferroflow_dask.bench.overhead import measure, overhead_table
 from ferroflow_dask.bench.overhead_graphs import GRAPHS
 from ferroflow_dask.cli.cluster_options import Count, Duration
+from ferroflow_dask.cli.simulations import graphs_option, quiet_schedulers
 
 _MOST_TASKS, _MOST_WORKERS = 10**6, 10**4
 _MS_PER_S = 1e3
@@ -18,14 +17,7 @@ _MEMORY = "all of them are in the memory of this process"
 
 
 @click.command()
-@click.option(
-    "--graph",
-    "graphs",
-    multiple=True,
-    type=click.Choice(list(GRAPHS)),
-    default=list(GRAPHS),
-    help="Graph that is scheduled; all if left out. Repeatable.",
-)
+@graphs_option(GRAPHS, "Graph that is scheduled")
 @click.option(
     "--tasks",
     type=Count(100, _MOST_TASKS, _MEMORY),
@@ -46,21 +38,14 @@ def overhead(graphs: tuple[str, ...], tasks: int, workers: int, repeat: int) -> 
 
     Dask, Dask without stealing and the plugin take turns. Messages are not serialized.
     """
-    _be_quiet()
+    quiet_schedulers()
     told = lambda graph, version: click.echo(f"{graph} · {version}", err=True)  # noqa: E731 -- one use
     measured = measure(list(dict.fromkeys(graphs)), tasks, workers, repeat, told)
     click.echo(overhead_table(list(measured)))
 
 
 @click.command()
-@click.option(
-    "--graph",
-    "graphs",
-    multiple=True,
-    type=click.Choice(list(FED)),
-    default=list(FED),
-    help="Graph that is scheduled; all if left out. Repeatable.",
-)
+@graphs_option(FED, "Graph that is scheduled")
 @click.option(
     "--task-ms",
     "durations",
@@ -90,10 +75,6 @@ def feeding(graphs: tuple[str, ...], durations: tuple[float, ...], fewest: int, 
     Runs in virtual time, in which the scheduler is charged for its CPU time. Other programs on this machine
     change the result.
     """
-    _be_quiet()
+    quiet_schedulers()
     seconds = [ms / _MS_PER_S for ms in dict.fromkeys(durations)]
     click.echo(feeding_table(seconds, list(dict.fromkeys(graphs)), fewest, max(fewest, most)))
-
-
-def _be_quiet() -> None:
-    logging.getLogger("distributed").setLevel(logging.WARNING)  # each cluster says that it starts

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import json
-import logging
 
 import click
 
 from ferroflow_dask.bench.published_simulated import simulated_table
 from ferroflow_dask.bench.simulated_graphs import SLEEPS
 from ferroflow_dask.bench.simulator import compare, comparison_table
+from ferroflow_dask.cli.simulations import graphs_option, quiet_schedulers, worker_counts
 from ferroflow_dask.exceptions import UsageError
 
 
 @click.command()
-@click.option(
-    "--graph",
-    "graphs",
-    multiple=True,
-    type=click.Choice(list(SLEEPS)),
-    default=list(SLEEPS),
-    help="Graph of sleeping tasks; all if left out. Repeatable.",
-)
+@graphs_option(SLEEPS, "Graph of sleeping tasks")
 @click.option("--workers", default="2,4,8", show_default=True, metavar="N,N,…", help="Numbers of workers.")
 @click.option(
     "--processes/--no-processes", default=True, show_default=True, help="Whether each worker is a process."
@@ -39,13 +32,10 @@ def simulator(
     Topology and costs come from a calibration of each cluster. Nothing is fitted to a graph. Tasks sleep, so
     that they need no cores.
     """
-    try:
-        counts = [int(part) for part in workers.split(",")]
-    except ValueError as error:
-        raise UsageError(f"--workers must be numbers like 2,4,8; got {workers!r}") from error
+    counts = worker_counts(workers)
     if min(counts) < 1:
         raise UsageError(f"--workers must be at least 1, got {min(counts)}")
-    logging.getLogger("distributed.scheduler").setLevel(logging.WARNING)
+    quiet_schedulers()
     if published:
         click.echo(simulated_table())
         return

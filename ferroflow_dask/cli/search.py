@@ -21,7 +21,7 @@ from ferroflow_dask.cli.clusters import Where, client_for
 from ferroflow_dask.cli.files import check_folder
 from ferroflow_dask.cli.graph_options import GraphCommand, graph_options, graph_sizes, load_graph
 from ferroflow_dask.cli.sections import cluster_option, how_option, output_option
-from ferroflow_dask.cli.simulate import topology_named
+from ferroflow_dask.cli.simulations import topology_named, topology_option
 from ferroflow_dask.cli.strategies import sized
 from ferroflow_dask.cost import AnalyticCost, CostModel
 from ferroflow_dask.deploy.parts import WorkerCost
@@ -29,7 +29,6 @@ from ferroflow_dask.search import Found, Problem, Simulation
 from ferroflow_dask.search import search as search_for
 from ferroflow_dask.simulation import Machine
 from ferroflow_dask.strategy import write_strategy
-from ferroflow_dask.topology import preset_names
 
 #: More steps than any budget in seconds allows.
 _ENDLESS = 10**9
@@ -37,13 +36,7 @@ _ENDLESS = 10**9
 
 @click.command(cls=GraphCommand)
 @graph_options
-@cluster_option(
-    "--topology",
-    default="this-machine",
-    show_default=True,
-    metavar="FILE|PRESET",
-    help=f"A YAML file, `calibrated` (by `ferroflow calibrate`), or one of: {', '.join(preset_names())}.",
-)
+@topology_option
 @cluster_option(
     "--workers", type=click.IntRange(min=1), help="Number of workers; those of the topology if left out."
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,10 +19,9 @@ from rich.text import Text
 from ferroflow_dask.cli.files import check_folder
 from ferroflow_dask.cli.graph_options import GraphCommand, graph_options, graph_sizes, load_graph
 from ferroflow_dask.cli.sections import cluster_option, graph_option, how_option, output_option
-from ferroflow_dask.deploy.calibration import topology_file
+from ferroflow_dask.cli.simulations import quiet_schedulers, topology_named, topology_option, worker_counts
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.replay import ENGINES, Job, Outcome, job_of_graph, load_record, simulate_job
-from ferroflow_dask.topology import Topology, load_topology, preset_names
 
 #: Columns that a bar may have.
 _BAR = 40
@@ -32,13 +30,7 @@ _BAR = 40
 @click.command(cls=GraphCommand)
 @graph_options
 @graph_option("--record", metavar="FILE", help="A run that `ferroflow_dask.record` has written.")
-@cluster_option(
-    "--topology",
-    default="this-machine",
-    show_default=True,
-    metavar="FILE|PRESET",
-    help=f"A YAML file, `calibrated` (by `ferroflow calibrate`), or one of: {', '.join(preset_names())}.",
-)
+@topology_option
 @cluster_option(
     "--workers", metavar="N,N,…", help="Numbers of workers, like 2,4,8; those of the topology if left out."
 )
@@ -100,11 +92,11 @@ def simulate(
             check_folder(option, file)
     job = _job(dag, model, record, seed, sizes)
     base = topology_named(topology)
-    counts = _counts(workers) if workers is not None else [len(base.workers)]
+    counts = worker_counts(workers) if workers is not None else [len(base.workers)]
     resized = workers is not None or workers_per_host is not None
     sized = [base.with_workers(n, workers_per_host) for n in counts] if resized else [base]
     names = [name.strip() for name in policies.split(",")]
-    logging.getLogger("distributed.scheduler").setLevel(logging.WARNING)
+    quiet_schedulers()
     outcomes = []
     with Progress(transient=True, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
         bar = progress.add_task("simulated", total=len(names) * len(sized))
@@ -140,23 +132,6 @@ def _job(dag: str | None, model: str | None, record: str | None, seed: int, size
     if given:
         raise UsageError(f"--record takes no sizes, but --{given[0].replace('_', '-')} was given")
     return load_record(record)
-
-
-def topology_named(name: str) -> Topology:
-    """Return a topology from a file, a preset, or the one that was calibrated."""
-    if name != "calibrated":
-        return load_topology(name)
-    file = topology_file()
-    if not file.is_file():
-        raise UsageError("--topology calibrated needs a calibration; run `ferroflow calibrate` first")
-    return load_topology(file)
-
-
-def _counts(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise UsageError(f"--workers must be numbers like 2,4,8; got {text!r}") from error
 
 
 def _row(job: Job, one: Outcome) -> dict[str, str]:
