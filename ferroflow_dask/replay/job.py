@@ -52,8 +52,6 @@ class Job:
         Of each worker of a recorded run.
     makespan_s : float, optional
         Of a recorded run, from the arrival of the first graph to the last result [s].
-    n_transfers : int, optional
-        Of a recorded run.
     """
 
     graphs: tuple[JobGraph, ...]
@@ -61,7 +59,6 @@ class Job:
     policy: str = ""
     threads: tuple[int, ...] = ()
     makespan_s: float | None = None
-    n_transfers: int = 0
     _tasks: dict[Key, VirtualTask] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
