@@ -153,12 +153,13 @@ def test_a_report_of_a_large_run_is_small_without_the_scripts_of_bokeh(tmp_path:
         for i in range(20_000)
     ]
     flows = Counter({(a.address, b.address): 3 for a in workers for b in workers if a is not b})
-    found = replace(recorded([]), ops=ops, n_ran=20_000, loads=workers, flow_counts=flows)
+    found = replace(recorded([]), ops=ops, n_ran=25_000, loads=workers, flow_counts=flows)
     found = replace(found, steals={"confirmed": 5000}, began=RunStart(1000.0, {}, Counter()))
     write_report(tmp_path / "r.html", "run", ["a line"], {"dask": "1"}, found, is_online=True)
     assert (tmp_path / "r.html").stat().st_size < 500_000
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert "the longest 1,800 of 19,000 tasks" in text
+    assert "only the last 20,000 of 25,000 tasks were recorded" in text
     assert "cdn.bokeh.org" in text
 
 

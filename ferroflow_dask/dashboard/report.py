@@ -77,12 +77,14 @@ class Summary(Text):
         """Write all lines."""
         run = self.recorder
         self.note(title)
+        n_kept = run.n_ops + preparation.n_ops
         steals = ", ".join(f"{outcome} {n:,}" for outcome, n in run.steals.items())
         lines = [
             *summary,
             f"{len(run.loads):,} workers, {run.n_threads:,} threads, {_tasks(run)}",
             f"steals: {steals or 'none: Dask scheduled'}",
             *([f"before the run: {_tasks(preparation)}"] if preparation.ops else []),
+            *([f"only the last {n_kept:,} of {run.n_ran:,} tasks were recorded"] if n_kept < run.n_ran else []),
             ", ".join(f"{name} {version}" for name, version in versions.items()),
         ]
         self.write("".join(f"<div>{escape(line)}</div>" for line in lines))
@@ -96,11 +98,11 @@ class Preparation(Timeline):
 
 
 def _tasks(recording: Recording) -> str:
-    told = f"{recording.n_ops:,} tasks"
+    count = f"{recording.n_ops:,} tasks"
     if not recording.ops:
-        return told
+        return count
     seconds = max(op.stop for op in recording.ops) - min(op.start for op in recording.ops)
-    return f"{told} in {seconds:.3f} s"
+    return f"{count} in {seconds:.3f} s"
 
 
 def _timeline(recording: Recording) -> Figure:
