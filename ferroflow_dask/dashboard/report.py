@@ -78,13 +78,14 @@ class Summary(Text):
         run = self.recorder
         self.note(title)
         n_kept = run.n_ops + preparation.n_ops
+        cut = [f"only the last {n_kept:,} of {run.n_ran:,} tasks were recorded"]
         steals = ", ".join(f"{outcome} {n:,}" for outcome, n in run.steals.items())
         lines = [
             *summary,
             f"{len(run.loads):,} workers, {run.n_threads:,} threads, {_tasks(run)}",
             f"steals: {steals or 'none: Dask scheduled'}",
             *([f"before the run: {_tasks(preparation)}"] if preparation.ops else []),
-            *([f"only the last {n_kept:,} of {run.n_ran:,} tasks were recorded"] if n_kept < run.n_ran else []),
+            *(cut if n_kept < run.n_ran else []),
             ", ".join(f"{name} {version}" for name, version in versions.items()),
         ]
         self.write("".join(f"<div>{escape(line)}</div>" for line in lines))
