@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import pickle
 from collections.abc import Callable
@@ -241,6 +242,23 @@ def test_bundles_deliver_the_values_that_a_client_wants(cost_s: float) -> None:
     for key in bundles:  # neighbours
         numbers = sorted(int(one.key.removeprefix("n-")) for one in found.bundles[key].tasks)
         assert numbers == list(range(numbers[0], numbers[-1] + 1))
+
+
+@pytest.mark.parametrize(("nbytes", "is_apart"), [(8.0, True), (1e9, False)])
+def test_long_neighbours_are_in_different_bundles_if_their_results_move_cheaply(
+    nbytes: float, is_apart: bool
+) -> None:
+    # So many workers that the scheduler cannot feed them with single tasks.
+    cluster = ClusterProfile((1,) * 256, task_s=1e-3, bandwidth=1e9)
+    tasks = mapped(2_560)
+    found = bundle_graph(tasks, tasks.keys(), cluster, Known(0.1, nbytes))
+    assert_consistent(tasks, {*tasks}, found)
+    bundles = found.tasks.keys() - tasks.keys()
+    assert 256 <= len(bundles) < 1_280
+    for key in bundles:
+        numbers = sorted(int(one.key.removeprefix("n-")) for one in found.bundles[key].tasks)
+        gaps = {later - earlier for earlier, later in itertools.pairwise(numbers)}
+        assert (min(gaps) > 100) if is_apart else (gaps == {1})
 
 
 def test_long_tasks_that_a_client_wants_stay_as_they_are() -> None:

@@ -27,7 +27,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from one_loop import comes
 
 from ferroflow_dask import uninstall
-from ferroflow_dask.bundling import deliveries
+from ferroflow_dask.bundling import deliveries, sequence
 
 N = 60
 NAMES = [f"map-{i}" for i in range(N)]
@@ -218,6 +218,43 @@ def test_dask_takes_over_a_running_bundle_whose_values_are_delivered(gate: Gate)
         await comes(lambda: is_empty(cluster))
 
     on_delivering_cluster(test)
+
+
+def test_a_bundle_stops_after_a_task_that_takes_unusually_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sequence, "_given_up", {})
+    monkeypatch.setattr(sequence, "_TASK_S", 1e-9)  # the tasks after it are worth it at once
+
+    async def test(cluster: Bundling) -> None:
+        with gates() as make:
+            gate = make()
+            futures = mapped(cluster, at_3=at_gate(gate))
+            await comes(gate.reached.is_set)
+            await asyncio.sleep(0.05)  # more than `_SPLIT_S`
+            gate.open()
+            values = await cluster.client.gather(futures)
+        assert values == [i + 1 for i in range(N)]
+        assert cluster.counts["split"] == 1
+        assert {CALLS[name] for name in NAMES} == {1}
+        assert not cluster.stealing.graphs._learned.separate
+
+    on_delivering_cluster(test)
+
+
+@pytest.mark.parametrize(
+    ("taken_s", "usual_s", "n_left", "stops"),
+    [
+        (1.0, 0.1, 9, True),
+        (1.0, 0.1, 0, False),  # nothing is left that could run elsewhere
+        (0.4, 0.1, 9, False),  # tasks often differ as much
+        (0.01, 0.001, 3, False),  # it would take longer to split the bundle
+        (0.3, 0.001, 500, False),  # 500 tasks cost more than that
+        (0.3, 0.001, 200, True),
+    ],
+)
+def test_a_bundle_stops_if_the_long_task_took_longer_than_the_others_cost(
+    taken_s: float, usual_s: float, n_left: int, stops: bool
+) -> None:
+    assert sequence.is_outlier(taken_s, usual_s, n_left) is stops
 
 
 def test_values_that_are_not_delivered_are_read_from_the_bundle() -> None:

@@ -41,6 +41,9 @@ _LONGEST_S = 1.0
 _DOUBT = 0.2
 #: A cut may move so many times the bytes that single tasks move, and so many more [B].
 _MOST_MOVED, _FEW_NBYTES = 1.1, 2**20
+#: Neighbours may be in different bundles if moving all results that clients want takes at most this part of
+#: the work.
+_CHEAP = 0.1
 #: Numbers of clusters for each thread that are compared.
 _CLUSTERS = (1, 4)
 #: A cut within this factor of the lower bound is returned without comparing others.
@@ -90,18 +93,26 @@ def best_cut(
 def _cuts(work: Work, cluster: ClusterProfile, is_guess: bool) -> Iterator[Cut]:
     n_pieces = len(work.costs_s)
     coarse = CoarseGraph(work)
-    coarse.reduce(partial(_pack, cluster=cluster, is_guess=is_guess))
+    in_order = not _moves_cheaply(work, cluster)
+    coarse.reduce(partial(_pack, cluster=cluster, is_guess=is_guess, in_order=in_order))
     order = coarse.sorted_nodes()
     yield [coarse.members[node] for node in order]
     if n_pieces and not work.alone and sum(work.costs_s) <= _LONGEST_S:
         yield [list(range(n_pieces))]
     yield _by_level(coarse, order, cluster, is_guess)
     for n in () if is_guess else _CLUSTERS:
-        yield _clustered(work, cluster, n)
+        yield _clustered(work, cluster, n, in_order)
     yield [[i] for i in range(n_pieces)]
 
 
-def _clustered(work: Work, cluster: ClusterProfile, n: int) -> Cut:
+def _moves_cheaply(work: Work, cluster: ClusterProfile) -> bool:
+    """Return whether the results that clients want are moved in far less time than they are computed."""
+    nbytes = sum(work.nbytes(i) for i in work.last)
+    moved_s = len(work.last) * cluster.round_trip_s + nbytes / cluster.bandwidth
+    return moved_s <= _CHEAP * sum(work.costs_s)
+
+
+def _clustered(work: Work, cluster: ClusterProfile, n: int, in_order: bool) -> Cut:
     """Return convex clusters of short siblings, about `n` for each thread; chains of clusters are fused."""
     alone_s = _alone_s(cluster)
     long = frozenset(i for i, cost_s in enumerate(work.costs_s) if cost_s >= alone_s)
@@ -111,7 +122,7 @@ def _clustered(work: Work, cluster: ClusterProfile, n: int) -> Cut:
     size_s = min(_LONGEST_S, short_s / (n * cluster.n_threads)) or inf
 
     def pack(costs_s: Sequence[float], _: bool, is_last: bool) -> list[list[int]]:
-        share_out = runs if is_last else longest_first
+        share_out = runs if is_last and in_order else longest_first
         return share_out(costs_s, max(1, math.ceil(sum(costs_s) / size_s)))
 
     coarse = CoarseGraph(short)
@@ -160,12 +171,20 @@ def _least_s(cut: Cut, cluster: ClusterProfile) -> float:
 
 
 def _pack(
-    costs_s: Sequence[float], is_joined: bool, is_last: bool, *, cluster: ClusterProfile, is_guess: bool
+    costs_s: Sequence[float],
+    is_joined: bool,
+    is_last: bool,
+    *,
+    cluster: ClusterProfile,
+    is_guess: bool,
+    in_order: bool = False,
 ) -> list[list[int]]:
     """Share out siblings; `is_joined` says whether something comes before or after them.
 
-    Neighbours stay together if clients want the results (`is_last`): later graphs may read them together.
+    Neighbours stay together (`in_order`) if clients want the results (`is_last`): later graphs may read them
+    together. Otherwise they are separated: often neighbours are alike, and a bundle of long ones ends late.
     """
+    in_order = in_order and is_last
     alone_s = _alone_s(cluster)
     short = [i for i, cost_s in enumerate(costs_s) if cost_s < alone_s]
     alone = [[i] for i, cost_s in enumerate(costs_s) if cost_s >= alone_s]
@@ -179,7 +198,7 @@ def _pack(
         shares = factored(len(short), cluster.n_threads, most)
         return alone + [[short[i] for i in share] for share in shares]
     most_s = _LONGEST_S
-    share_out = runs if is_last else longest_first
+    share_out = runs if in_order else longest_first
     if n_bundles == cluster.n_threads:  # what is alone is part of a thread's share
         shares = share_out(costs_s, n_bundles)
         shares = [[i for i in share if costs_s[i] < alone_s] for share in shares]
@@ -189,7 +208,7 @@ def _pack(
     else:
         shares = [[short[i] for i in share] for share in share_out(short_s, n_bundles)]
     least_s = _TAPER * cluster.n_threads * cluster.task_s if n_bundles > 1 else inf
-    return alone + tapered(costs_s, shares, least_s, most_s, is_in_order=is_last)
+    return alone + tapered(costs_s, shares, least_s, most_s, is_in_order=in_order)
 
 
 def _n_bundles(costs_s: Sequence[float], is_joined: bool, cluster: ClusterProfile) -> int:

@@ -27,6 +27,8 @@ TOPIC = "ferroflow-bundles"
 #: A bundle is late if it takes so many times its expected duration, and so much longer [s]. On a busy machine
 #: several times the expected duration is usual.
 _LATE, _LATE_S = 5.0, 0.25
+#: Assumed time for a task of its own, and for splitting a bundle [s].
+_TASK_S, _SPLIT_S = 1e-3, 0.02
 #: Bundles that gave up in this process, by the key of their last task.
 _given_up: dict[Key, None] = {}
 #: Of late bundles of this process, by the prefixes of their tasks: the expected duration of a task, and when
@@ -86,8 +88,8 @@ class ExecuteTasks:
         Raises
         ------
         distributed.Reschedule
-            The scheduler should split the bundle: it reads or returns an iterator, or it takes much longer
-            than expected.
+            The scheduler should split the bundle: it reads or returns an iterator, it takes much longer than
+            expected, or a task of it did.
         """
         values = [results[i] if item is None else results[i][item] for i, item in self.arguments]
         self._check_lazy(range(len(values)), values)
@@ -95,15 +97,22 @@ class ExecuteTasks:
             self._give_up()
         late_s, half = self._late_s(), len(self.steps) // 2
         deliveries = Deliveries(self.delivered) if self.delivered else None
+        # Stopping repeats no work if each value has been delivered.
+        may_stop = deliveries is not None and len(self.delivered) == len(self.steps) and deliveries.is_open
+        usual_s, before_s = self._usual_s(), perf_counter()
         try:
             for at, step in enumerate(self.steps):
                 thread_state.ferroflow_key = self.keys[at]
                 self._run(at, step, values)
                 if deliveries is not None:
                     deliveries.add(at, values[-1])
-                if at < half and perf_counter() > late_s:
+                now_s = perf_counter()
+                if at < half and now_s > late_s:
                     self._note_late()
                     self._give_up()
+                if may_stop and is_outlier(now_s - before_s, usual_s, len(self.steps) - 1 - at):
+                    self._give_up()
+                before_s = now_s
         finally:
             thread_state.ferroflow_key = None
             if deliveries is not None:
@@ -131,6 +140,12 @@ class ExecuteTasks:
     def _late_s(self) -> float:
         """Return the time after which the bundle takes much longer than expected [s]."""
         return inf if self.cost_s is None else perf_counter() + _LATE * self.cost_s + _LATE_S
+
+    def _usual_s(self) -> float:
+        """Return the duration of a task that is not unusual [s]."""
+        if self.cost_s is None or not self.stands_for:
+            return inf
+        return self.cost_s / len(self.steps) if len(self.stands_for) == 1 else self.cost_s
 
     def _note_late(self) -> None:
         """Remember what was expected: other bundles of the graph should not start only to give up, too."""
@@ -183,6 +198,24 @@ class ExecuteTasks:
         for prefix in prefixes:
             worker.log_event(TOPIC, {"prefix": prefix})
         raise Reschedule
+
+
+def is_outlier(taken_s: float, usual_s: float, n_left: int) -> bool:
+    """Return whether a bundle should stop after a task, so that other workers can run the rest.
+
+    Tasks of one prefix may differ much in their durations. After one that took unusually long, the next ones
+    may take as long: they should not wait for each other. Tasks that run one by one cost more. The time that
+    the long task was late pays for that.
+
+    Parameters
+    ----------
+    taken_s, usual_s : float
+        Duration of the task, and what is usual [s].
+    n_left : int
+        Tasks that have not run.
+    """
+    late_s = taken_s - usual_s
+    return n_left > 0 and taken_s > _LATE * usual_s and late_s > _SPLIT_S + n_left * _TASK_S
 
 
 def _forget_oldest(noted: dict[Any, Any]) -> None:

@@ -10,8 +10,9 @@ from dask.typing import Key
 from dask.utils import key_split
 
 from ferroflow_dask.annotations import BUNDLE_PREFIX, COST_ANNOTATION
+from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.bundling.graphs import Averages, bundle_graph
-from ferroflow_dask.bundling.sequence import NO_WORK
+from ferroflow_dask.bundling.sequence import NO_WORK, is_outlier
 from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.virtual.task import VirtualTask
 from ferroflow_dask.virtual.upstream import spec_of
@@ -49,15 +50,16 @@ def bundled(
     # Numbers as keys: sets of them have the same order in every process.
     keys, parts = list(graph), list(graph.values())
     part: dict[Key, VirtualTask] = dict(enumerate(parts))
-    at = {key: n for n, key in enumerate(keys)}
+    at: dict[Key, int] = {key: n for n, key in enumerate(keys)}
     known = [Averages(one.duration_s, one.nbytes, one.nbytes) for one in parts]
+    expected = known if knows_costs else _averages(keys, known)
     found = bundle_graph(
         {n: spec_of(n, [at[key] for key in one.dependencies if key in at]) for n, one in enumerate(parts)},
         [at[key] for key in wanted],
         cluster,
         {},
         alone=alone,
-        by_key=dict(enumerate(known if knows_costs else _averages(keys, known))),
+        by_key=dict(enumerate(expected)),
     )
     # A result that a bundle delivers is as good as the bundle: a task of its own stands for it on a cluster.
     values = {
@@ -65,30 +67,67 @@ def bundled(
         for n, bundle in found.bundles.items()
         if len(bundle.tasks) == 1 and isinstance(bundle.tasks[0], NO_WORK)
     }
+    inside = {n: [one.key for one in bundle.tasks] for n, bundle in found.bundles.items() if n not in values}
+    prefixes = [key_split(key) for key in keys]
+    facts: dict[Key, tuple[str, float, float]] = {
+        n: (prefixes[n], parts[n].duration_s, expected[n].duration_s) for n in range(len(keys))
+    }
+    after = _stopped(inside, found.bundles, facts)
     # The keys of bundles are random; these are the same in every run.
-    names: dict[Key, Key] = {n: key for n, key in enumerate(keys) if n not in values}
+    names: dict[Key, Key] = {n: key for n, key in enumerate(keys) if n not in values or n in after}
     names |= {n: (BUNDLE_PREFIX, number, n[1]) for n in found.bundles if isinstance(n, tuple)}
-    names |= {n: names[bundle] for n, bundle in values.items()}
+    names |= {n: names[bundle] for n, bundle in values.items() if n not in after}
     new: dict[Key, VirtualTask] = {}
     for n, spec in found.tasks.items():
         if n in values:
             continue
-        bundle = found.bundles.get(n)
-        inside = [part[one.key] for one in bundle.tasks] if bundle is not None else [part[n]]
+        run = [part[one] for one in inside.get(n, [n])]
         needed = dict.fromkeys(names[one] for one in sorted(spec.dependencies, key=repr))
-        outside = dict.fromkeys(key for one in inside for key in one.dependencies if key not in at)
-        task = replace(inside[0], dependencies=(*needed, *outside))
-        if bundle is not None:
-            duration_s = sum(one.duration_s for one in inside)
-            task = VirtualTask(
-                duration_s,
-                task.dependencies,
-                sum(part[one].nbytes for one in bundle.exports),
-                {COST_ANNOTATION: duration_s},
-                takes_core=any(one.takes_core for one in inside),
-            )
-        new[names[n]] = task
-    return new, {key: names[n] for n, key in enumerate(keys) if n in values}
+        outside = dict.fromkeys(key for one in run for key in one.dependencies if key not in at)
+        new[names[n]] = replace(run[0], dependencies=(*needed, *outside))
+        if n in inside:
+            exports = [part[one].nbytes for one in found.bundles[n].exports if one not in after]
+            new[names[n]] = _whole(run, new[names[n]].dependencies, sum(exports))
+    for n, bundle in after.items():
+        read = dict.fromkeys(names[at[key]] if key in at else key for key in part[n].dependencies)
+        new[names[n]] = replace(part[n], dependencies=(*read, names[bundle]))
+    return new, {key: names[n] for n, key in enumerate(keys) if n in values and n not in after}
+
+
+def _whole(tasks: Sequence[VirtualTask], dependencies: tuple[Key, ...], nbytes: int) -> VirtualTask:
+    """Return the task that runs some tasks one after another."""
+    duration_s = sum(one.duration_s for one in tasks)
+    takes_core = any(one.takes_core for one in tasks)
+    return VirtualTask(duration_s, dependencies, nbytes, {COST_ANNOTATION: duration_s}, takes_core=takes_core)
+
+
+def _stopped(
+    inside: Mapping[Key, list[Key]],
+    bundles: Mapping[Key, Bundle],
+    facts: Mapping[Key, tuple[str, float, float]],
+) -> dict[Key, Key]:
+    """Take the tasks out of bundles that run after these have stopped; return the bundle of each.
+
+    `facts` has the prefix, the duration and the expected duration of each task [s].
+    """
+    after: dict[Key, Key] = {}
+    for name, tasks in inside.items():
+        if len(bundles[name].delivered) == len(tasks):
+            n_run = _n_run([facts[one] for one in tasks])
+            after |= dict.fromkeys(tasks[n_run:], name)
+            del tasks[n_run:]
+    return after
+
+
+def _n_run(tasks: Sequence[tuple[str, float, float]]) -> int:
+    """Return how many tasks of a bundle run in it, by prefix, duration and expected duration of each [s]."""
+    usual_s = sum(expected_s for _, _, expected_s in tasks)
+    if len({prefix for prefix, _, _ in tasks}) == 1:
+        usual_s /= len(tasks)
+    for n, (_, duration_s, _) in enumerate(tasks, 1):
+        if is_outlier(duration_s, usual_s, len(tasks) - n):
+            return n
+    return len(tasks)
 
 
 class Bundler:
