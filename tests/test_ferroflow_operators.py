@@ -88,3 +88,11 @@ def test_slow_sleeps_for_its_duration_and_passes_its_input_through(monkeypatch):
     (y,) = compile_op(op_of("Slow", [x], domain=FERROFLOW_DOMAIN, duration=0.25), {})(x)
     assert y is x
     assert slept == [0.25]
+
+
+def test_slow_returns_zeros_of_a_shape_that_it_is_given(monkeypatch):
+    monkeypatch.setattr("ferroflow_dask.kernels.synthetic.time.sleep", lambda _: None)
+    x = normal(16)
+    op = op_of("Slow", [x, x], domain=FERROFLOW_DOMAIN, duration=0.25, shape=[2, 3], dtype="int64")
+    (y,) = compile_op(op, {})(x, x)
+    assert (y.shape, y.dtype, y.any()) == ((2, 3), "int64", False)

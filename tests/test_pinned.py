@@ -19,7 +19,8 @@ from ferroflow_dask.exceptions import StrategyError, UsageError
 from ferroflow_dask.graph import Graph, random_inputs
 from ferroflow_dask.kernels import evaluate
 from ferroflow_dask.lowering import bind_graph
-from ferroflow_dask.lowering.pinned import bundles_of, in_parts, on_cluster
+from ferroflow_dask.lowering.pinned import in_parts, on_cluster
+from ferroflow_dask.lowering.pinned_bundles import _finest, _merged, _reads, _simulated, bundles_of
 from ferroflow_dask.strategy import Configuration, Strategy, partition, spaces_of, whole_on
 
 
@@ -47,7 +48,7 @@ def assert_close(found: dict[str, Any], expected: dict[str, Any]) -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_bundles_keep_to_a_worker_and_can_run_one_after_another(name: str, seed: int) -> None:
     graph = partition(MODELS[name], random_strategy(MODELS[name], np.random.default_rng(seed)))
-    bundles = bundles_of(graph)
+    bundles = bundles_of(graph, {})
     assert sorted(op.id for ops in bundles for op in ops) == sorted(op.id for op in graph.live_ops)
     made: set[str] = set()
     for ops in bundles:
@@ -63,7 +64,7 @@ def test_a_worker_gets_no_value_that_it_does_not_read() -> None:
     for graph in MODELS.values():
         for seed in range(8):
             parts = partition(graph, random_strategy(graph, np.random.default_rng(seed)))
-            bundles = bundles_of(parts)
+            bundles = bundles_of(parts, {})
             home = {value: i for i, ops in enumerate(bundles) for op in ops for value in op.outputs}
             readers: dict[int, dict[str, set[str]]] = {}
             for i, ops in enumerate(bundles):
@@ -87,10 +88,29 @@ def test_sends_come_before_the_work_of_their_worker() -> None:
 
 
 def test_equal_splits_are_a_bundle_for_each_worker() -> None:
-    graph = mlp()
-    bundles = bundles_of(partition(graph, split(graph, "sample")))
+    graph = partition(mlp(), split(mlp(), "sample"))
     # The half of the input that moves, the layers on each worker, and the concatenation of the output.
+    bundles = bundles_of(graph, {op.id: 1.0 for op in graph.ops})
     assert sorted(map(len, bundles)) == [1, 1, 8, 8]
+
+
+def test_ops_that_cost_less_than_a_task_wait_for_others_in_one_bundle() -> None:
+    graph = partition(mlp(), split(mlp(), "sample"))
+    assert sorted(map(len, bundles_of(graph, {}))) == [1, 8, 9]
+
+
+def test_bundles_delay_nothing_that_another_worker_waits_for() -> None:
+    # On both workers: attention, then a second half that reads the attention of the other one.
+    graph = block(64, 64)
+    parts = partition(graph, split(graph, "attribute2", "attribute1"))
+    ops, edges, costs = parts.live_ops, parts.live_edges, {op.id: 0.05 for op in parts.ops}
+    finest = _finest(ops, edges, costs)
+    merged = _merged(finest, parts)
+    assert len(merged) < len(finest)
+    longest_s, shortest_s = (_simulated(groups, _reads(groups, parts))[0] for groups in (merged, finest))
+    assert longest_s <= 1.01 * shortest_s
+    n_ops = sum(len(group.ops) for group in merged)
+    assert n_ops == len(ops)
 
 
 @pytest.mark.parametrize("placement", ["bundles", "ops", None])

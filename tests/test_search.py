@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import median
 
 import numpy as np
@@ -86,18 +87,38 @@ def test_a_timeline_by_hand() -> None:
         (1, 1), (1.0, 1.0), (64.0, 64.0), lambda _, to: Route((to,), 0.25, 64.0), round_trip_s=0.25
     )
     one = Problem(b.to_graph(), slow, Costs())
-    # Whole: 1 + 2. The second on the other worker: it gets 64 bytes in 1 s, after two round trips' time.
+    # Whole: 1 + 2. The second on the other worker: it gets 64 bytes in 1 s, a round trip before and after.
     whole = [Choice((), (0,))] * one.n_nodes
     assert simulate(one, whole).makespan_s == 3.0
     apart = [*whole[:2], Choice((), (1,)), Choice((), (1,))]
     found = simulate(one, apart)
-    assert found.makespan_s == 1.0 + 1.0 + 0.25 + 0.25 + 2.0
+    assert found.makespan_s == 1.0 + 0.25 + 1.0 + 0.25 + 0.25 + 2.0
     assert found.nbytes_moved == 64
     # In halves: half of the input goes to the other worker and half of the output comes back, 0.5 s each.
     half = Choice((("sample", 2),), (0, 1))
     found = simulate(one, [whole[0], half, half, whole[3]])
     assert found.nbytes_moved == 64
-    assert found.makespan_s == pytest.approx(1.5 + 2 * (0.5 + 0.25 + 0.25), abs=1e-6)
+    assert found.makespan_s == pytest.approx(1.5 + 2 * (0.25 + 0.5 + 0.25 + 0.25), abs=1e-6)
+
+
+def test_tasks_of_dask_take_time_of_client_scheduler_and_workers() -> None:
+    b = Builder("two")
+    b.output(y=b.op("Tanh", b.op("Relu", b.input("x", np.float32, (4, 4)), name="left"), name="right"))
+
+    class Second:
+        def seconds(self, op: object, graph: Graph) -> float:
+            return 1.0
+
+    free = Machine((1, 1), (1.0, 1.0), (1e12, 1e12), lambda _, to: Route((to,), 0.0, 1e12))
+    costly = replace(free, worker_s=0.5, task_s=0.125, submit_s=8.0, arrival_s=2.0)
+    whole = [Choice((), (0,))] * 4
+    apart = [*whole[:1], Choice((), (1,)), *whole[:2]]
+    for machine, together_s, apart_s in ((free, 2.0, 2.0), (costly, 8 + 2 + 2.0, 8 + 12 + 2 + 0.75)):
+        one = Problem(b.to_graph(), machine, Second())
+        assert simulate(one, whole).makespan_s == pytest.approx(together_s)
+        # Two transfers, six tasks. The second worker is busy with its tasks until 0.5, the scheduler with the
+        # first transfer until 0.25 and with the second one from 1.5 to 1.75.
+        assert simulate(one, apart).makespan_s == pytest.approx(apart_s, abs=1e-9)
 
 
 def test_bytes_are_those_of_the_graph_in_parts() -> None:

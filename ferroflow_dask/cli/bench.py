@@ -25,6 +25,7 @@ from ferroflow_dask.bench.suite import run_plan
 from ferroflow_dask.bench.workloads import WORKLOADS, Workload, default_sizes, get_workload
 from ferroflow_dask.cli.bench_overhead import feeding, overhead
 from ferroflow_dask.cli.bench_simulator import simulator
+from ferroflow_dask.cli.bench_strategies import strategies
 from ferroflow_dask.cli.cluster_options import Duration, size_options
 from ferroflow_dask.cli.errors import Failure, Interrupted, OneLineErrors
 from ferroflow_dask.cli.files import check_folder
@@ -122,6 +123,7 @@ def bench() -> None:
 bench.add_command(overhead)
 bench.add_command(feeding)
 bench.add_command(simulator)
+bench.add_command(strategies)
 
 
 def _run_options(policies: Sequence[str], repeat: int) -> Callable[[F], F]:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from ferroflow_dask.graph.nodes import FERROFLOW_DOMAIN, Op
 from ferroflow_dask.kernels.provider import Kernel
 
@@ -20,11 +22,15 @@ class SyntheticProvider:
         return op.domain == FERROFLOW_DOMAIN and op.op_type == "Slow"
 
     def compile(self, op: Op, opsets: Mapping[str, int]) -> Kernel:  # noqa: ARG002
-        """Return a kernel that sleeps for the attribute `duration` [s], then passes its input through."""
-        duration = float(op.attributes["duration"])
+        """Return a kernel that sleeps for the attribute `duration` [s], then passes its first input through.
 
-        def slow(value: Any) -> tuple[Any, ...]:
+        If the op has the attributes `shape` and `dtype`, the result is an array of zeros instead.
+        """
+        duration = float(op.attributes["duration"])
+        shape, dtype = op.attributes.get("shape"), op.attributes.get("dtype")
+
+        def slow(*values: Any) -> tuple[Any, ...]:
             time.sleep(duration)
-            return (value,)
+            return (values[0] if shape is None else np.zeros(shape, dtype),)
 
         return slow

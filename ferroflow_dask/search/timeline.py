@@ -6,7 +6,7 @@ serve them first in, first out. A part sends what another worker reads of it as 
 
 The delta simulation goes back to the last snapshot before anything can differ, and runs the rest. Deviations:
 parts on one worker wait for each other without cost, since they are bundled. Each transfer has the costs of
-Dask's tasks.
+two Dask tasks: one that sends, and one that reads. Both take time of the scheduler and of their workers.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class Simulation:
     choices : list of Choice
         Of each node.
     makespan_s : float
-        When the last part ends [s].
+        From the submission to the end of the last part [s].
     nbytes_moved : int
         Size of all transfers [B].
     starts_s, stops_s : list of list of float
-        Of each part of each node [s].
+        Of each part of each node, after the submission [s].
     """
 
     choices: list[Choice]
@@ -227,7 +227,10 @@ def _advance(problem: Problem, run: Simulation, memory: _Memory, interval: int) 
         else:
             route = machine.route(worker, destination)
             memory.scheduler_s = max(memory.scheduler_s, now_s) + 2 * machine.task_s
-            begin_s = max([memory.scheduler_s, *(links[link] for link in route.links)])
+            for at in (worker, destination):
+                heapq.heapreplace(threads[at], threads[at][0] + machine.worker_s)
+            sent_s = memory.scheduler_s + machine.round_trip_s
+            begin_s = max([sent_s, *(links[link] for link in route.links)])
             for link in route.links:
                 links[link] = begin_s + nbytes / machine.bandwidths[link]
             arrived_s = begin_s + nbytes / route.bandwidth + route.latency_s + machine.round_trip_s
@@ -235,4 +238,7 @@ def _advance(problem: Problem, run: Simulation, memory: _Memory, interval: int) 
         memory.n_events += 1
         for consumer in problem.consumers[node]:
             arrive(consumer, destination, run.tables[consumer][node].readers[part], arrived_s)
-    run.makespan_s, run.nbytes_moved, run.n_events = memory.last_s, memory.nbytes, memory.n_events
+    n_parts = sum(map(len, workers))
+    n_tasks = 2 * (memory.n_events - n_parts) + len({worker for part in workers for worker in part})
+    before_s = machine.submit_s + n_tasks * machine.arrival_s
+    run.makespan_s, run.nbytes_moved, run.n_events = before_s + memory.last_s, memory.nbytes, memory.n_events

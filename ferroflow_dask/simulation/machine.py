@@ -31,6 +31,8 @@ class Machine:
         Time of the scheduler for each task that it sends to a worker [s].
     round_trip_s : float, optional
         From the end of a task to the time at which its dependents are ready [s].
+    worker_s : float, optional
+        Time of a worker's thread for each task, which is a part of the round trip [s].
     """
 
     threads: Sequence[int]
@@ -41,6 +43,7 @@ class Machine:
     arrival_s: float = 0.0
     task_s: float = 0.0
     round_trip_s: float = 0.0
+    worker_s: float = 0.0
 
     @property
     def n_threads(self) -> int:
@@ -93,4 +96,5 @@ class Machine:
             arrival_s=runtime.client_task_s + runtime.graph_task_s,
             task_s=runtime.of_message("task-finished"),
             round_trip_s=profile.round_trip_s if has_costs else 0.0,
+            worker_s=runtime.worker_task_s,
         )

@@ -1,0 +1,229 @@
+"""Found strategies on two processes of this machine, against one session and against `placement="auto"`."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from distributed import Client, wait
+
+from ferroflow_dask.bench.markdown import table
+from ferroflow_dask.bench.strategy_models import MODELS
+from ferroflow_dask.clients import workers_of
+from ferroflow_dask.cluster_profile import ClusterProfile
+from ferroflow_dask.cost import CostModel
+from ferroflow_dask.deploy.calibration import calibration_of
+from ferroflow_dask.deploy.local import local_client
+from ferroflow_dask.deploy.measured import measured_topology
+from ferroflow_dask.deploy.parts import WorkerCost
+from ferroflow_dask.graph import FERROFLOW_DOMAIN, Graph, random_inputs
+from ferroflow_dask.graph.nodes import Op
+from ferroflow_dask.model import Model
+from ferroflow_dask.scheduler import install
+from ferroflow_dask.search import Problem, Simulation, search
+from ferroflow_dask.simulation import Machine
+from ferroflow_dask.strategy import Strategy, partition, whole_on
+
+#: The matrix product that shows what two processes reach together: size, and products of a measurement.
+_GEMM, _PRODUCTS = 1024, 10
+#: More steps than any budget in seconds allows.
+_ENDLESS = 10**9
+#: Operators that stay what they are if parts sleep: they cut, join and send.
+_MOVERS = frozenset({"Identity", "Slice", "Concat"})
+
+
+@dataclass(slots=True)
+class Measured:
+    """A model, computed in several ways.
+
+    Parameters
+    ----------
+    model : str
+    predicted_s : float
+        By the search, of the found strategy [s].
+    nbytes_moved, n_tasks : int
+        Of the found strategy.
+    together : list of float
+        How many times the products of one process two processes compute in the same time.
+    seconds : dict of str to list of float
+        Durations by way: `whole`, `auto`, `found`; `whole (sleeping)` and `found (sleeping)` [s].
+    """
+
+    model: str
+    predicted_s: float
+    nbytes_moved: int
+    n_tasks: int = 0
+    together: list[float] = field(default_factory=list)
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+
+    def median_s(self, way: str) -> float:
+        """Return the median duration of a way [s]."""
+        return statistics.median(self.seconds[way])
+
+    @property
+    def speedup(self) -> float:
+        """Of the found strategy over the fastest other way."""
+        return min(self.median_s("whole"), self.median_s("auto")) / self.median_s("found")
+
+    @property
+    def sleeping_speedup(self) -> float:
+        """Of the found strategy if each part sleeps."""
+        return self.median_s("whole (sleeping)") / self.median_s("found (sleeping)")
+
+
+def measure(
+    names: Sequence[str],
+    repeat: int,
+    seconds: float,
+    told: Callable[[str], object] = lambda _: None,
+    models: Mapping[str, Callable[[], Graph]] = MODELS,
+) -> Iterator[Measured]:
+    """Yield each model, computed in several ways that take turns on two processes of one thread.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Of `models`.
+    repeat : int
+        Runs of each way; one more is not counted.
+    seconds : float
+        Budget of a search [s].
+    told : callable, optional
+        Called with a line on the progress.
+    models : mapping of str to callable, optional
+    """
+    with local_client(2) as client:
+        install(client)
+        told("calibrating")
+        found = calibration_of(client)
+        machine, cost = Machine.of_topology(measured_topology(client, found)), WorkerCost(client)
+        for name in names:
+            told(f"{name}: searching")
+            graph = models[name]()
+            problem = Problem(graph, machine, cost)
+            best = _searched(problem, seconds)
+            row = Measured(name, best.makespan_s, best.nbytes_moved)
+            ways = _ways(graph, problem.strategy(best.choices), client, cost, found.profile)
+            row.n_tasks = len(ways["found"]().__dask_graph__())
+            told(f"{name}: measuring")
+            _take_turns(row, client, ways, repeat)
+            yield row
+
+
+def _searched(problem: Problem, seconds: float) -> Simulation:
+    end_s = time.monotonic() + seconds
+    return search(problem, steps=_ENDLESS, is_over=lambda: time.monotonic() > end_s).best
+
+
+def _ways(
+    graph: Graph, strategy: Strategy, client: Client, cost: CostModel, profile: ClusterProfile
+) -> dict[str, Callable[[], Any]]:
+    """Return for each way a function that returns a collection."""
+    inputs = random_inputs(graph)
+    whole = Model(graph).place(client)
+    in_parts = Model(graph).place(client, strategy)
+    ways: dict[str, Callable[[], Any]] = {
+        "whole": lambda: whole.bind(inputs, placement="whole"),
+        "auto": lambda: whole.bind(inputs, profile=profile, placement="auto"),
+        "found": lambda: in_parts.bind(inputs),
+    }
+    for way, chosen in (("whole (sleeping)", whole_on(graph)), ("found (sleeping)", strategy)):
+        parts = partition(graph, chosen.on(_numbered(client)))
+        asleep = Model(sleeping(parts, cost)).place(client)
+        ways[way] = partial(asleep.bind, inputs)
+    return ways
+
+
+def _numbered(client: Client) -> dict[str, str]:
+    return {str(i): address for i, address in enumerate(workers_of(client))}
+
+
+def sleeping(parts: Graph, cost: CostModel) -> Graph:
+    """Return a graph whose computing ops sleep as long as they cost. What moves is as large as before."""
+
+    def asleep(op: Op) -> Op:
+        if op.op_type in _MOVERS:
+            return op
+        spec = parts.spec(op.outputs[0])
+        inputs = tuple(name for name in op.operands if name not in parts.constants)
+        attributes = {
+            "duration": cost.seconds(op, parts) or 0.0,
+            "shape": list(spec.shape or ()),
+            "dtype": "float32" if spec.dtype is None else spec.dtype.name,
+        }
+        return replace(
+            op, op_type="Slow", domain=FERROFLOW_DOMAIN, inputs=inputs, captured=(), attributes=attributes
+        )
+
+    opsets = {**parts.opsets, FERROFLOW_DOMAIN: 1}
+    ops = tuple(asleep(op) for op in parts.ops)
+    read = {name for op in ops for name in op.operands}
+    sources = tuple(source for source in parts.sources if source.is_input or source.name in read)
+    return replace(parts, ops=ops, sources=sources, opsets=opsets)
+
+
+def _take_turns(row: Measured, client: Client, ways: Mapping[str, Callable[[], Any]], repeat: int) -> None:
+    workers = list(workers_of(client))
+    expected: dict[str, Any] = {}
+    for turn in range(repeat + 1):
+        alone_s = max(_products(client, workers[:1]))
+        pair_s = max(_products(client, workers))
+        if turn:
+            row.together.append(2 * alone_s / pair_s)
+        for way, collection in ways.items():
+            bound = collection()
+            start = time.perf_counter()
+            found = client.compute(bound).result()
+            elapsed_s = time.perf_counter() - start
+            if turn:
+                row.seconds.setdefault(way, []).append(elapsed_s)
+            elif "sleeping" not in way:
+                expected = expected or found
+                for name, value in expected.items():
+                    np.testing.assert_allclose(found[name], value, rtol=1e-3, atol=1e-3 * np.abs(value).max())
+
+
+def _products(client: Client, workers: Sequence[str]) -> list[float]:
+    futures = [client.submit(_gemm_s, workers=[worker], pure=False) for worker in workers]
+    wait(futures)
+    found: list[float] = client.gather(futures)
+    return found
+
+
+def _gemm_s() -> float:
+    matrix = np.random.default_rng(0).standard_normal((_GEMM, _GEMM), dtype=np.float32)
+    result = matrix @ matrix
+    start = time.perf_counter()
+    for _ in range(_PRODUCTS):
+        np.matmul(matrix, matrix, out=result)
+    return time.perf_counter() - start
+
+
+def strategies_table(rows: Sequence[Measured]) -> str:
+    """Return measured models in markdown."""
+    header = (
+        "model",
+        "two GEMMs",
+        "whole [s]",
+        "auto [s]",
+        "found [s]",
+        "speed-up",
+        "of two GEMMs",
+        "predicted [s]",
+        "sleeping",
+        "tasks",
+    )
+    lines = []
+    for row in rows:
+        together = statistics.median(row.together)
+        span = f"{together:.2f} ({min(row.together):.2f}–{max(row.together):.2f})"
+        times = [f"{row.median_s(way):.3f}" for way in ("whole", "auto", "found")]
+        share = f"{row.speedup / together:.0%}"
+        more = (f"{row.predicted_s:.3f}", f"{row.sleeping_speedup:.2f}", str(row.n_tasks))
+        lines.append((row.model, span, *times, f"{row.speedup:.2f}", share, *more))
+    return table(header, lines, right=header[2:])

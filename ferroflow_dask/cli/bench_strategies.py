@@ -1,0 +1,67 @@
+"""`ferroflow bench strategies`: found strategies on this machine."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from dataclasses import asdict
+from functools import partial
+
+import click
+
+from ferroflow_dask.bench.strategies import measure, strategies_table
+from ferroflow_dask.bench.strategy_models import MODELS, cnn, transformer
+from ferroflow_dask.cli.cluster_options import Duration
+from ferroflow_dask.exceptions import UsageError
+
+
+@click.command()
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    type=click.Choice(list(MODELS)),
+    default=list(MODELS),
+    help="A transformer block, a stack of eight, or a CNN; all if left out. Repeatable.",
+)
+@click.option("--repeat", type=click.IntRange(min=2), default=5, show_default=True, help="Runs of each way.")
+@click.option("--seconds", type=Duration(), default=10.0, show_default=True, help="Budget of a search [s].")
+@click.option("--seq-len", type=click.IntRange(min=2), default=512, show_default=True)
+@click.option("--d-model", type=click.IntRange(min=16), default=1024, show_default=True)
+@click.option(
+    "--image", type=click.IntRange(min=16), default=1024, show_default=True, help="Pixels along a side."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each model.")
+def strategies(
+    *,
+    models: tuple[str, ...],
+    repeat: int,
+    seconds: float,
+    seq_len: int,
+    d_model: int,
+    image: int,
+    as_json: bool,
+) -> None:
+    """Measure found strategies on two processes of one thread.
+
+    They take turns with the whole model in one session and with `placement="auto"`. Two matrix products at a
+    time show what the two processes reach together. In further runs, each part sleeps as long as it costs.
+    """
+    if d_model % 16:
+        raise UsageError(f"--d-model must be a multiple of its 16 heads, got {d_model}")
+    logging.getLogger("distributed").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", message="Sending large graph")
+    made = {
+        "block": partial(transformer, 1, seq_len, d_model),
+        "stack": partial(transformer, 8, seq_len, d_model),
+        "cnn": partial(cnn, image),
+    }
+    told = partial(click.echo, err=True)
+    rows = []
+    for row in measure(list(dict.fromkeys(models)), repeat, seconds, told, made):
+        rows.append(row)
+        if as_json:
+            click.echo(json.dumps(asdict(row)))
+    if not as_json:
+        click.echo(strategies_table(rows))

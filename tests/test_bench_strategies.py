@@ -1,0 +1,72 @@
+"""Found strategies against a session: what sleeps, what is printed, and a small real run."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from command_line import USAGE, answer, assert_one_line, ferroflow
+
+from ferroflow_dask.bench.strategies import Measured, measure, sleeping, strategies_table
+from ferroflow_dask.bench.strategy_models import MODELS, cnn, transformer
+from ferroflow_dask.cost import AnalyticCost
+from ferroflow_dask.graph import random_inputs
+from ferroflow_dask.kernels import evaluate
+from ferroflow_dask.strategy import Configuration, Strategy, partition, spaces_of
+
+
+def test_models_are_those_of_onnx_and_can_be_split() -> None:
+    assert set(MODELS) == {"block", "stack", "cnn"}
+    for graph in (transformer(2, 8, 32, 4), cnn(32)):
+        assert evaluate(graph, random_inputs(graph)).keys() == {"y"}
+        assert not any(isinstance(space, str) for space in spaces_of(graph).values())
+
+
+def test_parts_that_sleep_yield_what_is_as_large() -> None:
+    graph = cnn(32)
+    axes = {name: dict(space.axes) for name, space in spaces_of(graph).items() if not isinstance(space, str)}
+    rows = {name: {"attribute2": 2} if "attribute2" in found else {} for name, found in axes.items()}
+    operators = {name: Configuration(("0", "1") if split else ("0",), split) for name, split in rows.items()}
+    parts = partition(graph, Strategy(("0", "1"), operators))
+    asleep = sleeping(parts, AnalyticCost())
+    assert [op.name for op in asleep.ops] == [op.name for op in parts.ops]
+    assert {op.op_type for op in asleep.ops} == {"Slow", "Slice", "Concat", "Identity"}
+    durations = [op.attributes["duration"] for op in asleep.ops if op.op_type == "Slow"]
+    assert min(durations) > 0
+    found = evaluate(asleep, random_inputs(asleep))
+    assert found["y"].shape == (1, 100)
+    assert found["y"].dtype == np.float32
+
+
+def test_the_table_compares_with_the_faster_other_way() -> None:
+    seconds = {
+        "whole": [2.0],
+        "auto": [3.0],
+        "found": [1.0],
+        "whole (sleeping)": [1.5],
+        "found (sleeping)": [1.0],
+    }
+    row = Measured("block", 0.9, 10, 7, [1.6, 1.5, 1.9], seconds)
+    assert (row.speedup, row.sleeping_speedup) == (2.0, 1.5)
+    line = "| block | 1.60 (1.50–1.90) | 2.000 | 3.000 | 1.000 | 2.00 | 125% | 0.900 | 1.50 | 7 |"
+    assert line in strategies_table([row])
+
+
+@pytest.mark.cluster
+def test_a_small_model_is_measured_in_each_way() -> None:
+    (row,) = measure(["cnn"], 2, 0.2, models={"cnn": lambda: cnn(16)})
+    assert {way: len(found) for way, found in row.seconds.items()} == dict.fromkeys(
+        ("whole", "auto", "found", "whole (sleeping)", "found (sleeping)"), 2
+    )
+    assert len(row.together) == 2
+    assert row.predicted_s > 0
+    assert json.dumps(row.seconds)
+
+
+def test_bad_options_are_one_line() -> None:
+    result = ferroflow("bench", "strategies", "--d-model", "100")
+    assert_one_line(
+        result.exit_code, result.stderr, USAGE, "--d-model must be a multiple of its 16 heads, got 100"
+    )
+    assert "--image" in answer("bench", "strategies", "--help").output
