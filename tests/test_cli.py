@@ -52,7 +52,7 @@ FIELDS = [
         "steal_threshold",
         "steal_threshold_changes",
     ),
-    *("seed", "versions"),
+    *("seed", "versions", "stock_s"),
 ]
 # What it prints
 
@@ -68,6 +68,8 @@ def test_json_is_one_object_with_the_documented_fields(policy: str) -> None:
     assert record["workers"] == (1 if policy == "sequential" else 2)
     is_bundled = policy == "ferroflow"
     assert (record["predicted_s"] is not None) == is_bundled
+    # No schedule is shorter than the bound.
+    assert (record["stock_s"] or 0.0) >= (8 / record["bound_ops_per_s"] if is_bundled else 0.0)
     assert record["dask_tasks"] < 8 if is_bundled else record["dask_tasks"] in (0, 8)
     assert set(record["versions"]) >= {"python", "ferroflow-dask", "dask", "distributed", "onnxruntime"}
 
@@ -80,7 +82,8 @@ def test_a_run_ends_with_one_line() -> None:
         r"in bundles: \d Dask tasks?; predicted 0\.\d{3} s; 0 B moved between workers \(predicted 0 B\); "
         r"kernels: synthetic 8\n"
         r"(no steals asked|steals: \d+ asked, \d+ granted \(\d+%\)); "
-        r"idle \d\.\d{3} s per worker \(\d\.\d{3}–\d\.\d{3} s\)\n",
+        r"idle \d\.\d{3} s per worker \(\d\.\d{3}–\d\.\d{3} s\)\n"
+        r"stock Dask would take at least \d\.\d{3} s \(simulated\), \d+\.\d\d times as long\n",
         result.stdout,
     )
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from command_line import USAGE, answer, assert_one_line, ferroflow
 
+from ferroflow_dask.bench.simulated_graphs import SLEEPS
+
 GRAPH = ("simulate", "--dag", "imbalanced", "--n-fast", "20", "--n-heavy", "2")
 RECORD = {
     "format": "ferroflow record",
@@ -49,6 +51,17 @@ def test_both_engines_and_further_policies_can_be_chosen() -> None:
     assert [one["policy"] for one in exact] == ["static", "random", "no-stealing"]
 
 
+def test_policies_are_compared_on_the_standard_workloads() -> None:
+    arguments = ("simulate", "--standard", "--policy", "ferroflow,dask", "--workers", "4", "--repeat", "1")
+    shown = answer(*arguments).output
+    rows = [line.split("|")[1:-1] for line in shown.splitlines() if line.startswith("| ")]
+    assert [row[0].strip() for row in rows[2:]] == list(SLEEPS)
+    # Here stock Dask sends all tasks that read one result to the worker that has it.
+    (fork_join,) = (row for row in rows if row[0].strip() == "fork-join")
+    assert float(fork_join[2]) < float(fork_join[3])
+    assert re.search(r"dask takes \d\.\d\d times as long as ferroflow", shown)
+
+
 def test_a_record_runs_again(tmp_path: Path) -> None:
     path = tmp_path / "job.json"
     path.write_text(json.dumps(RECORD))
@@ -77,7 +90,10 @@ def test_a_page_and_a_trace_are_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        pytest.param((), "give one of --dag NAME, --model FILE and --record FILE", id="nothing"),
+        pytest.param((), "give one of --dag NAME, --model FILE, --record FILE and --standard", id="nothing"),
+        pytest.param(("--standard", "--dag", "wide"), "give one of --dag NAME", id="standard and one"),
+        pytest.param(("--standard", "--width", "3"), "--standard takes no sizes, but --width", id="sizes"),
+        pytest.param(("--standard", "--html", "x.html"), "leave out --html", id="a page of many"),
         pytest.param(("--dag", "wide", "--record", "x"), "give one of --dag NAME", id="two"),
         pytest.param(("--dag", "wide", "--topology", "narwal"), "did you mean 'narval'", id="topology"),
         pytest.param(("--dag", "wide", "--workers", "2,x"), "must be numbers like 2,4,8", id="workers"),

@@ -85,6 +85,9 @@ class RunRecord:
     seed : int
     versions : mapping
         Of Python and of the packages that matter.
+    stock_s : float or None
+        Makespan of a simulated list schedule of the ops as single tasks, with the durations of this run [s].
+        Stock Dask takes at least as long. None if it was not simulated.
     """
 
     dag: str
@@ -116,6 +119,7 @@ class RunRecord:
     steal_threshold_changes: int | None
     seed: int
     versions: Mapping[str, str]
+    stock_s: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the record as a dict, in the order of its fields."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import click
@@ -16,9 +16,11 @@ from ferroflow_dask.annotations import GPU
 from ferroflow_dask.bench import Run, RunRecord, run_on_cluster, warm_up
 from ferroflow_dask.bench.markdown import count
 from ferroflow_dask.bench.progress import late_bar, progress_bar
+from ferroflow_dask.bench.stock import stock_s
 from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.cost import AnalyticCost, MeasuredCost
 from ferroflow_dask.deploy import count_gpus, load_durations, profile_of, profiles_file, save_durations
+from ferroflow_dask.deploy.calibration import load_profile
 from ferroflow_dask.graph import Graph
 from ferroflow_dask.lowering import AUTO, bind_graph, place
 
@@ -81,6 +83,8 @@ def run_graph(
                 placement=placement,
                 on_submit=watch,
             )
+        if told.policy == "ferroflow" and placement in ("bundles", "ops") and not n_gpus:
+            run = _with_stock(run, graph, client, cluster)
         runs.append(run)
         if placement != "whole":  # of which no op has a time of its own
             costs.observe(graph, run.seconds)
@@ -90,6 +94,13 @@ def run_graph(
     if gpu_costs is not None:
         save_durations(client, gpu_costs.as_dict(), GPU)
     return runs
+
+
+def _with_stock(run: Run, graph: Graph, client: Client, cluster: ClusterProfile | None) -> Run:
+    """Return a run whose record has the makespan that stock Dask would have taken."""
+    threads = tuple(client.nthreads().values()) or (1,)
+    found = stock_s(graph, run.seconds, cluster or load_profile(client) or ClusterProfile(threads))
+    return replace(run, record=replace(run.record, stock_s=found))
 
 
 def place_shown(graph: Graph, client: Client, *, is_shown: bool) -> Graph:
@@ -145,6 +156,11 @@ def in_words(runs: Sequence[Run]) -> list[str]:
         )
     if record.placement in ("bundles", "ops"):  # one task runs on one worker, and is stolen by none
         lines.append(_steals(record))
+    if record.stock_s is not None:
+        factor = record.stock_s / record.makespan_s
+        lines.append(
+            f"stock Dask would take at least {record.stock_s:.3f} s (simulated), {factor:.2f} times as long"
+        )
     if record.device is not None:
         lines.append(_on_devices(record.device))
     return lines

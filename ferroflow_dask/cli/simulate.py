@@ -20,8 +20,10 @@ from ferroflow_dask.cli.files import check_folder
 from ferroflow_dask.cli.graph_options import GraphCommand, graph_options, graph_sizes, load_graph
 from ferroflow_dask.cli.sections import cluster_option, graph_option, how_option, output_option
 from ferroflow_dask.cli.simulations import quiet_schedulers, topology_named, topology_option, worker_counts
+from ferroflow_dask.cli.standard import run_standard, standard_jobs, standard_table
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.replay import ENGINES, Job, Outcome, job_of_graph, load_record, simulate_job
+from ferroflow_dask.topology import Topology
 
 #: Columns that a bar may have.
 _BAR = 40
@@ -30,6 +32,9 @@ _BAR = 40
 @click.command(cls=GraphCommand)
 @graph_options
 @graph_option("--record", metavar="FILE", help="A run that `ferroflow_dask.record` has written.")
+@graph_option(
+    "--standard", is_flag=True, help="Compare policies on the graphs of `ferroflow bench simulator`."
+)
 @topology_option
 @cluster_option(
     "--workers", metavar="N,N,…", help="Numbers of workers, like 2,4,8; those of the topology if left out."
@@ -73,6 +78,7 @@ def simulate(
     dag: str | None,
     model: str | None,
     record: str | None,
+    standard: bool,
     seed: int,
     topology: str,
     workers: str | None,
@@ -88,9 +94,11 @@ def simulate(
 ) -> None:
     """Predict how long a graph, a model or a recorded run takes on a cluster, in virtual time."""
     for option, file in (("--html", html), ("--trace", trace)):
+        if file is not None and standard:
+            raise UsageError(f"--standard compares many graphs and writes no page; leave out {option}")
         if file is not None:
             check_folder(option, file)
-    job = _job(dag, model, record, seed, sizes)
+    jobs = _jobs((dag, model, record), standard, seed, sizes)
     base = topology_named(topology)
     counts = worker_counts(workers) if workers is not None else [len(base.workers)]
     resized = workers is not None or workers_per_host is not None
@@ -99,12 +107,21 @@ def simulate(
     quiet_schedulers()
     outcomes = []
     with Progress(transient=True, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
-        bar = progress.add_task("simulated", total=len(names) * len(sized))
-        for name in names:
-            for one in sized:
-                found = simulate_job(job, one, name, engine=engine, seed=seed, repeat=repeat, noise=noise)
-                outcomes.append(found if trace is not None else replace(found, timeline=[]))
-                progress.advance(bar)
+        bar = progress.add_task("simulated", total=len(jobs) * len(names) * len(sized))
+
+        def run(job: Job, name: str, one: Topology) -> Outcome:
+            found = simulate_job(job, one, name, engine=engine, seed=seed, repeat=repeat, noise=noise)
+            progress.advance(bar)
+            return found if trace is not None else replace(found, timeline=[])
+
+        if standard:
+            runs = run_standard(jobs, names, sized, run)
+        else:
+            outcomes = [run(jobs[0], name, one) for name in names for one in sized]
+    if standard:
+        click.echo(json.dumps([one._asdict() for one in runs]) if as_json else standard_table(names, runs))
+        return
+    job = jobs[0]
     title = f"{job.name or 'job'} on {base.name or topology}"
     rows = [_row(job, one) for one in outcomes]
     if as_json:
@@ -123,15 +140,19 @@ def simulate(
         write_simulated_trace(Path(trace), outcomes)
 
 
-def _job(dag: str | None, model: str | None, record: str | None, seed: int, sizes: Mapping[str, Any]) -> Job:
-    if sum(given is not None for given in (dag, model, record)) != 1:
-        raise UsageError("give one of --dag NAME, --model FILE and --record FILE")
-    if record is None:
-        return job_of_graph(load_graph(dag, model, seed, sizes))
+def _jobs(
+    source: tuple[str | None, str | None, str | None], standard: bool, seed: int, sizes: Mapping[str, Any]
+) -> list[Job]:
+    dag, model, record = source
+    if sum(given is not None for given in source) + standard != 1:
+        raise UsageError("give one of --dag NAME, --model FILE, --record FILE and --standard")
+    if record is None and not standard:
+        return [job_of_graph(load_graph(dag, model, seed, sizes))]
     given = [name for name, value in sizes.items() if value is not None]
     if given:
-        raise UsageError(f"--record takes no sizes, but --{given[0].replace('_', '-')} was given")
-    return load_record(record)
+        option = "--standard" if standard else "--record"
+        raise UsageError(f"{option} takes no sizes, but --{given[0].replace('_', '-')} was given")
+    return standard_jobs() if record is None else [load_record(record)]
 
 
 def _row(job: Job, one: Outcome) -> dict[str, str]:
