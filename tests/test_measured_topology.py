@@ -48,6 +48,7 @@ def test_a_cluster_of_processes_becomes_a_topology(process_client: Client) -> No
         runtime.worker_task_s,
     )
     assert all(1e-7 < seconds < 0.5 for seconds in costs)
+    assert 0 < runtime.noise <= 0.5
     assert topology_from_dict(topology.as_dict()) == topology
     for found in simulate(Job((JobGraph(SLEEPS, tuple(SLEEPS)),)), topology, ["dask", "ferroflow"]):
         assert found.bound_s < found.makespan_s < 20 * found.bound_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import dask
@@ -15,7 +16,7 @@ from distributed import Client
 from ferroflow_dask import generate
 from ferroflow_dask.exceptions import UnknownNameError, UsageError
 from ferroflow_dask.replay import Job, JobGraph, job_of_collection, job_of_graph, simulate, simulate_job
-from ferroflow_dask.topology import Host, Link, Runtime, Topology, Worker
+from ferroflow_dask.topology import Host, Link, Runtime, Topology, Worker, load_topology
 from ferroflow_dask.virtual import VirtualTask
 
 LINK = Link(0.0, 1e9)
@@ -116,6 +117,15 @@ def test_noise_gives_an_interval_and_a_seed_repeats_it() -> None:
     assert one.low_s < one.makespan_s < one.high_s
     assert [one] == simulate(uneven, "this-machine", "dask", repeat=5, noise=0.2, seed=1)
     assert [one] != simulate(uneven, "this-machine", "dask", repeat=5, noise=0.2, seed=2)
+
+
+def test_the_noise_of_a_topology_is_the_default() -> None:
+    base = load_topology("this-machine")
+    for noise in (0.0, 0.3):
+        topology = replace(base, runtime=replace(base.runtime, noise=noise))
+        [one] = simulate(job([0.1] * 20), topology, "dask", repeat=3)
+        assert [one] == simulate(job([0.1] * 20), base, "dask", repeat=3, noise=noise)
+        assert (one.low_s < one.high_s) == (noise > 0)
 
 
 PROGRAM = """

@@ -166,6 +166,11 @@ HOST = "{name: a, workers: [{}], link: {latency_s: 0, bandwidth: 1}}"
             "submit_s of a runtime must be",
             id="runtime",
         ),
+        pytest.param(
+            f"version: 1\nhosts: [{HOST}]\nruntime: {{noise: 1}}",
+            "noise must be less than 1, got 1",
+            id="noise",
+        ),
     ],
 )
 def test_a_bad_topology_gets_one_line(text: str, message: str) -> None:

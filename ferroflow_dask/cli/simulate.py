@@ -65,9 +65,7 @@ _BAR = 40
 @how_option(
     "--noise",
     type=click.FloatRange(0, 1, max_open=True),
-    default=0.1,
-    show_default=True,
-    help="Standard deviation of that variation, relative.",
+    help="Standard deviation of that variation, relative.  [default: that of the topology]",
 )
 @output_option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @output_option("--html", metavar="FILE.html", help="Write table and speed-up to a page.")
@@ -86,7 +84,7 @@ def simulate(
     policies: str,
     engine: str,
     repeat: int,
-    noise: float,
+    noise: float | None,
     as_json: bool,
     html: str | None,
     trace: str | None,

@@ -29,6 +29,8 @@ _FETCHES = 7
 _PATIENCE_S = 60.0
 #: The intervals of Dask's messages: `BatchedSend` of scheduler and worker [s].
 _TO_WORKERS_S, _TO_SCHEDULER_S = 5e-3, 2e-3
+#: The largest relative variation of costs that is believed.
+_MOST_NOISE = 0.5
 #: Nothing is as fast [s].
 _LEAST_S = 1e-6
 #: What is assumed between hosts if there is one: 10 Gbit/s.
@@ -47,13 +49,17 @@ class _Spent(NamedTuple):
 
 
 class _Costs(NamedTuple):
-    """Processor time [s] for a submission, and for a task: sending, arriving, messages, workers."""
+    """Processor time [s] of a submission, and of a task: sending, arriving, messages, workers.
+
+    `noise` is its relative variation.
+    """
 
     submit_s: float
     client_s: float
     graph_s: float
     message_s: float
     worker_s: float
+    noise: float
 
 
 def measured_topology(client: Client, found: Calibration) -> Topology:
@@ -103,6 +109,7 @@ def _topology(client: Client, found: Calibration, costs: _Costs, fetch_s: float,
         worker_task_s=costs.worker_s,
         fetch_s=fetch_s,
         plugin_task_s=plugin_s,
+        noise=costs.noise,
         to_workers_s=_TO_WORKERS_S,
         to_scheduler_s=_TO_SCHEDULER_S,
     )
@@ -142,24 +149,32 @@ def _costs(client: Client) -> _Costs:
     found = [(_arrival(client, rates), _run(client, rates)) for _ in range(_REPETITIONS)]
     arrival = [statistics.median(one[0][at] for one in found) for at in range(3)]
     run = [statistics.median(one[1][at] for one in found) for at in range(3)]
+    noise = _variation([sum(one[1]) for one in found])
     submit_s = at_least(_LEAST_S, _submission(client, rates)[0] - run[0])
     is_one_process = client.run_on_scheduler(os.getpid) == os.getpid()
     in_workers = os.getpid() in ask_workers(client, os.getpid).values()
     if in_workers:
         # Threads of one process share its interpreter lock. What each part takes cannot be told apart.
         whole = max(run[0], _LEAST_S)
-        return _Costs(submit_s, 0.0, whole / 3, whole / 3, whole / 3)
+        return _Costs(submit_s, 0.0, whole / 3, whole / 3, whole / 3, noise)
     if is_one_process:
         # One event loop has the time of both: all of it is the scheduler's.
         message_s = at_least(_LEAST_S, run[0] - arrival[0])
-        return _Costs(submit_s, 0.0, arrival[0], message_s, at_least(_LEAST_S, run[2]))
+        return _Costs(submit_s, 0.0, arrival[0], message_s, at_least(_LEAST_S, run[2]), noise)
     return _Costs(
         submit_s,
         at_least(_LEAST_S, run[0]),
         at_least(_LEAST_S, arrival[1]),
         at_least(_LEAST_S, run[1] - arrival[1]),
         at_least(_LEAST_S, run[2]),
+        noise,
     )
+
+
+def _variation(seconds: list[float]) -> float:
+    """Return the standard deviation of durations, relative to their mean."""
+    mean_s = statistics.fmean(seconds)
+    return min(_MOST_NOISE, statistics.stdev(seconds) / mean_s) if mean_s > 0 else 0.0
 
 
 def _arrival(client: Client, idle: list[float]) -> list[float]:

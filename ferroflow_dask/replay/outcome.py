@@ -102,7 +102,7 @@ def simulate_job(
     engine: str = "exact",
     seed: int = 0,
     repeat: int = 1,
-    noise: float = 0.1,
+    noise: float | None = None,
 ) -> Outcome:
     """Run a job in virtual time.
 
@@ -120,13 +120,14 @@ def simulate_job(
     repeat : int, optional
         Repetitions. All but the first vary the durations of tasks and the costs of Dask.
     noise : float, optional
-        Standard deviation of that variation, relative.
+        Standard deviation of that variation, relative; that of the topology if left out.
 
     Raises
     ------
     UnknownNameError
         There is no such policy or engine.
     """
+    noise = topology.runtime.noise if noise is None else noise
     _check(policy, engine, repeat, noise)
     run = _exact if engine == "exact" else _light
     runs = [

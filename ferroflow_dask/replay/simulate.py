@@ -28,7 +28,7 @@ def simulate(
     engine: str = "exact",
     seed: int = 0,
     repeat: int = 1,
-    noise: float = 0.1,
+    noise: float | None = None,
 ) -> list[Outcome]:
     """Simulate a program under some policies, on some numbers of workers.
 

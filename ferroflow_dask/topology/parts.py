@@ -132,6 +132,8 @@ class Runtime:
         Of the scheduler, in addition, for a task that ends if ferroflow's plugin schedules [s].
     to_workers_s, to_scheduler_s : float, optional
         Least time between two batches of messages [s].
+    noise : float, optional
+        Relative standard deviation of durations and costs from run to run, from 0 to 1.
     """
 
     submit_s: float = 5e-3
@@ -143,6 +145,7 @@ class Runtime:
     plugin_task_s: float = 5e-5
     to_workers_s: float = 5e-3
     to_scheduler_s: float = 2e-3
+    noise: float = 0.1
 
     def __post_init__(self) -> None:
         names = (
@@ -155,7 +158,9 @@ class Runtime:
             "to_workers_s",
             "to_scheduler_s",
         )
-        check(self, amounts=names)
+        check(self, amounts=(*names, "noise"))
+        if self.noise >= 1:
+            raise TopologyError(f"noise must be less than 1, got {self.noise!r}")
         for op, seconds in self.message_s.items():
             if not _is_amount(seconds):
                 raise TopologyError(
