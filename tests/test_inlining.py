@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import dask
@@ -9,7 +10,9 @@ import pytest
 from virtual_runs import L, chain, run
 
 from ferroflow_dask.scheduler.inlining import scheduler as inlining
+from ferroflow_dask.scheduler.inlining.worker import RESULT
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
+from ferroflow_dask.virtual.worker import Result
 
 OFF = {"ferroflow.inline-limit": 0}
 
@@ -67,12 +70,30 @@ def test_what_stays_on_its_worker_is_not_told() -> None:
     assert of(cluster).counts["received"] == 1  # the end, which a client wants
 
 
-def test_a_worker_is_sent_a_result_once_and_many_tasks_find_it_there() -> None:
-    cost = {"ferroflow_cost": 0.5}
-    leaves = {i: VirtualTask(0.5, ("root",), annotations=cost) for i in range(40)}
-    cluster = run({"root": VirtualTask(0.5, nbytes=8)} | leaves, workers=4)
-    assert of(cluster).counts["sent"] == 3
+def spread(n: int) -> dict[Any, VirtualTask]:
+    """Return a task whose result is read by `n` others, on four workers in turn."""
+    readers = {i: VirtualTask(0.5, ("root",), annotations={"workers": [i % 4]}) for i in range(n)}
+    return {"root": VirtualTask(0.5, nbytes=8, annotations={"workers": [0]})} | readers
+
+
+def test_a_result_comes_with_each_task_that_reads_it_and_no_worker_keeps_it() -> None:
+    cluster = run(spread(40), workers=4)
+    assert of(cluster).counts["sent"] == 30
     assert cluster.record.transfers == []
+    assert not any("root" in worker.state.tasks for worker in cluster.workers[1:])
+    assert cluster.record.n_messages == 41 + 1  # reports, and the word that the first worker has dropped it
+
+
+@pytest.mark.parametrize(("n", "n_sent", "n_fetched"), [(8, 6, 0), (9, 0, 3)])
+def test_a_result_that_many_tasks_read_is_fetched_once_by_each_worker(
+    n: int, n_sent: int, n_fetched: int
+) -> None:
+    # As many bytes as the limit allows for one result and each worker.
+    limit = 2 * len(pickle.dumps(Result(8), protocol=5))
+    with dask.config.set({"ferroflow.inline-limit": limit}):
+        cluster = run(spread(n), workers=4)
+    assert len(cluster.record.transfers) == n_fetched
+    assert of(cluster).counts["sent"] == n_sent
 
 
 def test_copies_go_with_the_result() -> None:
@@ -108,25 +129,6 @@ def test_the_oldest_are_forgotten_and_then_fetched(monkeypatch: pytest.MonkeyPat
     assert of(cluster)._nbytes == 0
 
 
-def test_a_copy_that_was_dropped_is_fetched_and_an_old_word_of_that_takes_no_new_one_away() -> None:
-    graph = sum_of_two(8)
-    graph |= {("again", i): VirtualTask(0.5, (0, 1), annotations={"workers": [i]}) for i in (0, 1)}
-    graph[0] = VirtualTask(0.5, nbytes=8, annotations={"workers": [0]})
-    cluster = VirtualCluster(3)
-    cluster.submit(graph, keep=[*graph])
-    cluster.run(until=4.0)
-    first, _, third = (worker.state.address for worker in cluster.workers)
-    needed = cluster.scheduler.tasks[1]
-    # As the active memory manager does; at the same time a task is sent that needs it.
-    cluster.scheduler.request_remove_replicas(first, [1], stimulus_id="test")
-    cluster.submit({"late": VirtualTask(0.5, (0, 1), annotations={"workers": [0]})})
-    cluster.submit({"new": VirtualTask(0.5, (0, 1), annotations={"workers": [2]})})
-    cluster.run()
-    cluster.check()
-    assert {ws.address for ws in needed.who_has or ()} >= {first, third}
-    assert [(transfer.keys, transfer.destination) for transfer in cluster.record.transfers] == [((1,), 0)]
-
-
 def test_workers_that_do_not_listen_fetch() -> None:
     cluster = VirtualCluster(2)
     for worker in cluster.workers:
@@ -138,17 +140,39 @@ def test_workers_that_do_not_listen_fetch() -> None:
     assert len(cluster.record.transfers) == 1
 
 
-def test_what_is_told_of_another_run_or_by_another_worker_is_not_believed() -> None:
+def test_only_the_report_of_the_present_run_brings_a_result() -> None:
     cluster = VirtualCluster(2)
     cluster.submit({"t": VirtualTask(0.5, annotations={"workers": [0]})})
     cluster.run(until=0.25)
     run_id = cluster.scheduler.tasks["t"].run_id
     first, second = (worker.state.address for worker in cluster.workers)
-    for key, number, worker in (("t", run_id, second), ("t", run_id + 1, first), ("u", run_id, first)):
-        of(cluster).received(key, number, b"", worker)
+    report = {"stimulus_id": "s", "nbytes": 8, "type": b"", "typename": "", "startstops": ()}
+    for key, number, worker in (("t", run_id + 1, second), ("u", run_id, first), ("t", run_id, first)):
+        assert of(cluster).counts["received"] == 0
+        told = {"metadata": {RESULT: b"1"}, "key": key, "run_id": number, "worker": worker}
+        cluster.scheduler.stream_handlers["task-finished"](**report, **told)
+    assert of(cluster).value_of("t") == b"1"
+    assert cluster.scheduler.tasks["t"].metadata is None
+
+
+def test_results_that_come_after_the_end_of_inlining_are_dropped() -> None:
+    cluster = VirtualCluster(2)
+    cluster.submit(sum_of_two(8))
+    of(cluster).close()
+    cluster.run()
     assert of(cluster).counts["received"] == 0
-    of(cluster).received("t", run_id, b"", first)
-    assert of(cluster).counts["received"] == 1
+    assert [ts.metadata for ts in cluster.scheduler.tasks.values()] == [None] * len(cluster.scheduler.tasks)
+
+
+def test_metadata_that_is_not_ours_stays() -> None:
+    cluster = VirtualCluster(1)
+    cluster.submit({"t": VirtualTask(0.5)})
+    cluster.run()
+    ts = cluster.scheduler.tasks["t"]
+    told = {RESULT: b"1", "own": 2}
+    ts.metadata = dict(told)
+    of(cluster).finished(ts, told)
+    assert ts.metadata == told == {"own": 2}
 
 
 def test_what_dies_with_its_worker_is_made_anew_and_told_anew() -> None:

@@ -12,7 +12,7 @@ from one_loop import Cluster, comes, on_cluster
 
 from ferroflow_dask import install, uninstall
 from ferroflow_dask.scheduler.inlining.scheduler import Inlining
-from ferroflow_dask.scheduler.inlining.worker import RESULT
+from ferroflow_dask.scheduler.inlining.worker import TASK
 
 OFF = {"ferroflow.inline-limit": 0}
 
@@ -46,8 +46,11 @@ def test_inputs_come_with_tasks_and_results_to_clients() -> None:
         assert n_sent(cluster) == 0
         assert inlining.counts == {"received": 3, "sent": 1}
         states = cluster.scheduler.tasks
-        assert [len(states[future.key].who_has) for future in (first, second)] == [1, 2]
-        assert second.key in cluster.workers[0].data
+        assert [len(states[future.key].who_has) for future in (first, second)] == [1, 1]
+        assert [len(worker.data) for worker in cluster.workers] == [2, 1]  # the copy went with its task
+        assert [state.metadata for state in states.values()] == [None, None, None]
+        on_workers = [ts for worker in cluster.workers for ts in worker.state.tasks.values()]
+        assert [ts.metadata for ts in on_workers] == [{}, {}, {}]
         for future in (first, second, both):
             future.release()
         await comes(lambda: not any(worker.data for worker in cluster.workers))
@@ -91,7 +94,7 @@ def test_a_setting_turns_it_off() -> None:
     async def test(cluster: Cluster) -> None:
         await asyncio.sleep(0.1)
         assert not any("ferroflow-inlining" in name for worker in cluster.workers for name in worker.plugins)
-        assert RESULT not in cluster.scheduler.stream_handlers
+        assert not any(TASK in worker.stream_handlers for worker in cluster.workers)
         assert cluster.scheduler.handlers["gather"] == cluster.scheduler.gather
         first, second = (placed(cluster, total, i, worker=i) for i in (0, 1))
         assert await placed(cluster, total, first, second, worker=0) == 1
@@ -121,23 +124,36 @@ def test_once_uninstalled_all_is_as_before_and_late_messages_harm_nobody() -> No
     on_cluster(test)
 
 
-def test_a_result_that_arrives_after_uninstall_costs_no_worker() -> None:
+def test_a_task_with_its_inputs_runs_though_the_plugin_leaves() -> None:
     async def test(cluster: Cluster) -> None:
-        await listen(cluster)
-        leaving = asyncio.create_task(uninstall(cluster.scheduler))
-        for worker in cluster.workers:  # which were asked before; this comes before their answers to anything
-            worker.batched_send({"op": RESULT, "key": "t", "run_id": 1, "value": b""})
-        await leaving
-        addresses = [worker.address for worker in cluster.workers]
-        numbers = [cluster.client.submit(total, 1, workers=[address], pure=False) for address in addresses]
-        assert await cluster.client.gather(numbers) == [1, 1]  # reported after the message
-        assert sorted(cluster.scheduler.workers) == sorted(addresses)
-        assert cluster.scheduler.total_nthreads == 2
+        inlining = await listen(cluster)
+        first, second = (placed(cluster, total, i, worker=i) for i in (0, 1))
+        await cluster.client.gather([first, second])
+        both = [placed(cluster, total, first, second, worker=i) for i in (0, 1)]
+        await asyncio.gather(*(comes(lambda f=one: f.key in cluster.scheduler.tasks) for one in both))
+        assert inlining.counts["sent"] == 2
+        await uninstall(cluster.scheduler)
+        assert await cluster.client.gather(both) == [1, 1]
+        await comes(
+            lambda: not any(TASK in worker.stream_handlers for worker in cluster.workers),
+        )
 
     on_cluster(test, limit_s=20)
 
 
-@pytest.mark.parametrize("name", ["before", "received"])
+def test_a_result_that_is_reported_after_uninstall_harms_no_task() -> None:
+    async def test(cluster: Cluster) -> None:
+        await listen(cluster)
+        leaving = asyncio.create_task(uninstall(cluster.scheduler))
+        number = placed(cluster, total, 1, worker=0)
+        await leaving
+        assert await number == 1
+        assert len(cluster.scheduler.workers) == 2
+
+    on_cluster(test, limit_s=20)
+
+
+@pytest.mark.parametrize("name", ["message", "finished"])
 def test_what_fails_leaves_dask_in_charge(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError(f"{name} is broken")

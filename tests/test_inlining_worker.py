@@ -1,4 +1,4 @@
-"""The workers' end of results that come with tasks: what is told, what is taken, and what is given back."""
+"""The workers' end of inlining: results that are reported with tasks, and inputs that come with them."""
 
 from __future__ import annotations
 
@@ -12,31 +12,45 @@ from typing import Any
 
 import numpy as np
 import pytest
-from distributed.worker_state_machine import UpdateDataEvent
+from dask._task_spec import List, Task, TaskRef
+from distributed.worker_state_machine import ComputeTaskEvent
 from loose_workers import LooseWorker
 
 from ferroflow_dask.bundling.results import Results
-from ferroflow_dask.scheduler.inlining import worker as inlining_worker
-from ferroflow_dask.scheduler.inlining.worker import INLINE, WorkerInlining, is_small
+from ferroflow_dask.scheduler.inlining.worker import CLOSE, RESULT, TASK, WorkerInlining, is_small
 from ferroflow_dask.scheduler.worker_plugins import by_value
 
 Point = namedtuple("Point", "x y")
 
 
 class Loose(LooseWorker):
-    """One that takes what it is told."""
+    """One whose tasks are computed by hand."""
 
-    def handle_stimulus(self, event: UpdateDataEvent) -> None:
-        for key, value in event.data.items():
-            self.has(key, value)
+    def __init__(self) -> None:
+        super().__init__()
+        self.computed: list[ComputeTaskEvent] = []
 
-    def has(self, key: str, value: object, state: str = "memory", nbytes: int = 8) -> None:
-        self.tasks[key] = SimpleNamespace(state=state, run_id=1, nbytes=nbytes)
+    def handle_stimulus(self, event: ComputeTaskEvent) -> None:
+        self.computed.append(event)
+        self.tasks[event.key] = SimpleNamespace(state="waiting", metadata={}, run_spec=event.run_spec)
+
+    def take(self, limit: int = 0, spec: Any = None, **values: bytes) -> None:
+        event = ComputeTaskEvent.dummy("t", stimulus_id="s")
+        fields = {name: getattr(event, name) for name in (*event.__slots__, "stimulus_id")}
+        fields |= {"run_spec": Task("t", list) if spec is None else spec}
+        self.stream_handlers[TASK](**fields, limit=limit, values=values)
+
+    def ends(self, plugin: Any, value: object, nbytes: int = 8, state: str = "memory") -> Any:
+        """Let the task end; return the metadata in its report."""
+        if "t" not in self.tasks:
+            self.tasks["t"] = SimpleNamespace(metadata={}, run_spec=None)
+        ts = self.tasks["t"]
+        ts.state, ts.nbytes = state, nbytes
         if state == "memory":
-            self.data[key] = value
-
-    def take(self, limit: int = 0, **values: bytes) -> None:
-        self.stream_handlers[INLINE](key="t", limit=limit, values=values)
+            self.data["t"] = value
+        reported = ts.metadata
+        plugin.transition("t", "executing", state)
+        return reported
 
 
 def plugged(worker: Loose) -> Any:
@@ -45,24 +59,28 @@ def plugged(worker: Loose) -> Any:
     return plugin
 
 
+def of_task(worker: Loose) -> Any:
+    """Return what the task computes."""
+    return worker.tasks["t"].run_spec({})
+
+
 PLAIN = [1, 1.5, 1j, True, "s", b"b", None, (1, 2), [1, [2, (3,)]], {"a": 1}, np.float32(2), np.arange(5)]
 
 
 @pytest.mark.parametrize("value", PLAIN, ids=repr)
-def test_plain_data_is_told_and_taken(value: Any) -> None:
+def test_plain_data_is_reported_and_read(value: Any) -> None:
     worker = Loose()
     plugin = plugged(worker)
     worker.take(limit=1000)
-    worker.has("t", value)
-    plugin.transition("t", "executing", "memory")
-    (told,) = worker.sent
-    assert (told["key"], told["run_id"]) == ("t", 1)
+    reported = worker.ends(plugin, value)
+    assert worker.tasks["t"].metadata == {}  # the worker keeps no second copy
     other = Loose()
     plugged(other)
-    other.take(x=told["value"])
-    assert np.all(other.data["x"] == value)
-    assert type(other.data["x"]) is type(value)
-    assert [(message["op"], message["keys"]) for message in other.sent] == [("add-keys", ["x"])]
+    other.take(spec=Task("t", list, List(TaskRef("x"), TaskRef("x"))), x=reported[RESULT])
+    first, second = of_task(other)
+    assert first is second
+    assert np.all(first == value)
+    assert type(first) is type(value)
 
 
 @pytest.mark.parametrize(
@@ -82,25 +100,21 @@ def test_plain_data_is_told_and_taken(value: Any) -> None:
         pytest.param({i: i for i in range(100)}, id="long dict"),
     ],
 )
-def test_other_values_are_not_told(value: object) -> None:
+def test_other_values_are_not_reported(value: object) -> None:
     assert not is_small(value, 1000)
     worker = Loose()
     plugin = plugged(worker)
     worker.take(limit=1000)
-    worker.has("t", value)
-    plugin.transition("t", "executing", "memory")
-    assert worker.sent == []
+    assert worker.ends(plugin, value) == {}
     assert len(plugin._results) == 0
 
 
 @pytest.mark.parametrize(("nbytes", "size"), [(101, 1), (8, 90)])
-def test_what_is_large_in_memory_or_pickled_is_not_told(nbytes: int, size: int) -> None:
+def test_what_is_large_in_memory_or_pickled_is_not_reported(nbytes: int, size: int) -> None:
     worker = Loose()
     plugin = plugged(worker)
     worker.take(limit=100)
-    worker.has("t", b"x" * size, nbytes=nbytes)
-    plugin.transition("t", "executing", "memory")
-    assert worker.sent == []
+    assert worker.ends(plugin, b"x" * size, nbytes) == {}
 
 
 def test_what_bundles_yield_counts_for_what_it_holds() -> None:
@@ -110,87 +124,115 @@ def test_what_bundles_yield_counts_for_what_it_holds() -> None:
     assert not is_small(Results((*arrays, Point(1, 2))), 1000)
 
 
-def test_an_actor_is_not_told() -> None:
+def test_an_actor_is_not_reported() -> None:
     worker = Loose()
     plugin = plugged(worker)
     worker.take(limit=1000)
-    worker.has("t", None)
-    del worker.data["t"]  # it is among the actors
-    plugin.transition("t", "executing", "memory")
-    assert worker.sent == []
+    worker.tasks["t"].state, worker.tasks["t"].nbytes = "memory", 8
+    plugin.transition("t", "executing", "memory")  # it is among the actors, and not in the data
+    assert worker.tasks["t"].metadata == {}
 
 
-def test_what_nobody_asked_for_or_takes_back_or_does_not_come_is_not_told() -> None:
+def test_only_results_that_are_asked_for_are_reported() -> None:
     worker = Loose()
     plugin = plugged(worker)
-    worker.has("t", 1)
-    plugin.transition("t", "executing", "memory")
+    assert worker.ends(plugin, 1) == {}
     worker.take(limit=1000)
     worker.take(limit=0)
-    plugin.transition("t", "executing", "memory")
+    assert worker.ends(plugin, 1) == {}
     worker.take(limit=1000)
     for finish in ("waiting", "ready", "executing"):
         plugin.transition("t", "released", finish)
     assert len(plugin._results) == 1
-    plugin.transition("t", "executing", "error")
-    plugin.transition("t", "executing", "memory")
-    assert worker.sent == []
+    assert worker.ends(plugin, None, state="error") == {}
+    assert worker.ends(plugin, 1) == {}
 
 
-@pytest.mark.parametrize("state", ["fetch", "flight", "executing", "waiting", "missing"])
-def test_a_result_that_comes_another_way_is_left_to_it(state: str) -> None:
+def test_metadata_of_the_task_is_kept() -> None:
+    worker = Loose()
+    plugin = plugged(worker)
+    worker.take(limit=1000)
+    worker.tasks["t"].metadata = {"own": 1}
+    reported = worker.ends(plugin, 2)
+    assert (reported["own"], worker.tasks["t"].metadata) == (1, {"own": 1})
+    assert pickle.loads(reported[RESULT]) == 2
+
+
+@pytest.mark.parametrize("state", ["memory", "error"])
+def test_a_task_that_ended_keeps_no_inputs(state: str) -> None:
+    worker = Loose()
+    plugin = plugged(worker)
+    spec = Task("t", list, List(TaskRef("x")))
+    worker.take(spec=spec, x=pickle.dumps(1))
+    assert of_task(worker) == [1]
+    plugin.transition("t", "waiting", "released")  # such a task may still run
+    assert of_task(worker) == [1]
+    worker.tasks["t"].state = "released"
+    plugin.transition("t", "resumed", state)
+    assert of_task(worker) == [1]
+    worker.ends(plugin, [1], state=state)
+    assert worker.tasks["t"].run_spec is spec
+    assert plugin._results._without_inputs == {}
+
+
+def test_a_task_that_is_forgotten_is_not_kept() -> None:
+    worker = Loose()
+    plugin = plugged(worker)
+    worker.take(spec=Task("t", list, List(TaskRef("x"))), x=pickle.dumps(1))
+    del worker.tasks["t"]
+    plugin.transition("t", "released", "forgotten")
+    assert plugin._results._without_inputs == {}
+
+
+def test_other_inputs_are_read_as_ever() -> None:
     worker = Loose()
     plugged(worker)
-    worker.has("x", None, state)
-    worker.take(x=pickle.dumps(1))
-    assert worker.data == {}
-    assert worker.sent == []
+    worker.take(spec=Task("t", list, List(TaskRef("x"), TaskRef("y"))), x=pickle.dumps(1))
+    assert worker.computed[0].run_spec.dependencies == {"y"}
+    assert worker.tasks["t"].run_spec({"y": 2}) == [1, 2]
 
 
-def test_a_result_that_is_there_is_left_as_it_is() -> None:
+def test_an_input_that_cannot_be_unpickled_is_an_error_of_the_task() -> None:
     worker = Loose()
     plugged(worker)
-    worker.has("x", "own")
-    worker.take(x=pickle.dumps("other"))
-    assert worker.data == {"x": "own"}
-    assert worker.sent == []
+    worker.take(spec=Task("t", list, List(TaskRef("x"), TaskRef("y"))), x=b"no pickle", y=pickle.dumps(1))
+    with pytest.raises(pickle.UnpicklingError):
+        of_task(worker)
 
 
-def test_what_cannot_be_unpickled_is_told_and_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    warnings: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(inlining_worker.logger, "warning", lambda *told, **_: warnings.append(told))
-    worker = Loose()
-    plugged(worker)
-    worker.take(x=b"no pickle", y=pickle.dumps(1))
-    assert worker.data == {"y": 1}
-    assert [message["keys"] for message in worker.sent] == [["y"]]
-    assert warnings == [("ferroflow: result of %r cannot be unpickled on this worker", "x")]
-
-
-def test_what_was_asked_before_the_plugin_came_again_is_still_told() -> None:
+def test_results_that_an_earlier_plugin_was_asked_for_are_reported() -> None:
     worker = Loose()
     plugged(worker)
     worker.take(limit=1000)
-    again = plugged(worker)
-    worker.has("t", 1)
-    again.transition("t", "executing", "memory")
-    assert [message["key"] for message in worker.sent] == ["t"]
+    assert RESULT in worker.ends(plugged(worker), 1)
+
+
+def test_after_the_last_message_no_result_is_reported() -> None:
+    worker = Loose()
+    plugin = plugged(worker)
+    worker.take(limit=1000)
+    worker.stream_handlers[CLOSE]()
+    assert worker.stream_handlers == {}
+    assert worker.ends(plugin, 1) == {}
 
 
 def test_the_workers_need_not_have_the_package_nor_numpy() -> None:
     script = """
 import sys, pickle, types
+from distributed.worker_state_machine import ComputeTaskEvent
 sys.modules["ferroflow_dask"] = sys.modules["numpy"] = None  # importing them raises
 plugin = pickle.loads(sys.stdin.buffer.read())
-sent = []
-task = types.SimpleNamespace(state="memory", run_id=1, nbytes=8)
+task = types.SimpleNamespace(state="memory", nbytes=8, metadata={})
 worker = types.SimpleNamespace(
-    state=types.SimpleNamespace(tasks={"t": task}, data={"t": (1, "two")}), handle_stimulus=None,
-    batched_send=sent.append, stream_handlers={}, log_event=lambda *_: None,
+    state=types.SimpleNamespace(tasks={"t": task}, data={"t": (1, "two")}),
+    handle_stimulus=lambda event: None, stream_handlers={}, log_event=lambda *_: None,
 )
 plugin.setup(worker)
-worker.stream_handlers["ferroflow-inline"](key="t", limit=100, values={})
+fields = ComputeTaskEvent.dummy("t", stimulus_id="s")
+fields = {name: getattr(fields, name) for name in (*fields.__slots__, "stimulus_id")}
+worker.stream_handlers["ferroflow-task"](**fields, limit=100, values={})
+reported = task.metadata
 plugin.transition("t", "executing", "memory")
-assert pickle.loads(sent[0]["value"]) == (1, "two")
+assert pickle.loads(reported["ferroflow-result"]) == (1, "two")
 """
     subprocess.run([sys.executable, "-c", script], input=by_value(WorkerInlining()), check=True)

@@ -165,7 +165,8 @@ def test_keys_are_asked_for_again_while_their_last_run_is_being_told() -> None:
 
 
 def test_a_copy_of_an_input_stays_while_a_worker_may_be_using_it() -> None:
-    cluster = cluster_of({}, workers=2, latency_s=0.005)
+    with dask.config.set({"ferroflow.inline-limit": 0}):
+        cluster = cluster_of({}, workers=2, latency_s=0.005)
     here, there = (worker.state.address for worker in cluster.workers)
     cluster.submit(
         {

@@ -57,6 +57,7 @@ def sent(key: str, priority: int = 0, run_id: int = 2, **awaits: int) -> dict[st
         "annotations": {},
         "span_id": None,
         "awaits": list(awaits.items()),
+        "starts_by": "compute-task",
     }
 
 
@@ -109,6 +110,18 @@ def test_what_has_lost_an_input_waits_to_be_confirmed() -> None:
     assert worker.started == ["b"]
 
 
+def test_a_task_is_computed_by_the_handler_that_was_there_when_it_came() -> None:
+    worker = Loose()
+    plugged(worker)
+    computed: list[str] = []
+    worker.stream_handlers["other"] = lambda key, **_: computed.append(key)
+    worker.stream_handlers[SEND](**(sent("b", a=1) | {"starts_by": "other"}))
+    del worker.stream_handlers["other"]
+    worker.stream_handlers[CONFIRM](key="b", run_id=2, stimulus_id="s")
+    assert computed == ["b"]
+    assert worker.events == []
+
+
 def test_what_was_sent_before_the_plugin_came_again_is_still_withdrawn() -> None:
     worker = Loose()
     earlier = plugged(worker)
@@ -130,7 +143,9 @@ worker = types.SimpleNamespace(
     loop=types.SimpleNamespace(asyncio_loop=types.SimpleNamespace(call_soon=None)), log_event=lambda *_: None,
 )
 plugin.setup(worker)
-worker.stream_handlers["ferroflow-send"](awaits=[("a", 1)], key="b", nbytes={"a": 1})
+worker.stream_handlers["ferroflow-send"](
+    awaits=[("a", 1)], starts_by="compute-task", key="b", nbytes={"a": 1}
+)
 plugin.teardown(worker)
 print(*worker.stream_handlers)
 """

@@ -147,7 +147,7 @@ class FerroflowStealing(WorkStealing):
             changes=self.changes,
             guard=self.guard,
         )
-        self.task_views = TaskViews(scheduler, learned.costs, self.messages.inlining.inlined_for)
+        self.task_views = TaskViews(scheduler, learned.costs, self.messages.inlining.inputs_of)
         self._network = NetworkView(scheduler, self.view)
         self._queue_depth = QueueDepth(scheduler, learned, _MESSAGES * latency_s)
         self._steal_protocol = StealProtocol(
@@ -350,6 +350,8 @@ class FerroflowStealing(WorkStealing):
             if self._bundled or self.graphs.samples.running:
                 self.graphs.changed(key, finish)
             if start == "processing":
+                if finish == "memory" and (metadata := kwargs.get("metadata")):
+                    self.messages.inlining.finished(self.scheduler.tasks[key], metadata)
                 self._task_events.left_processing(self.scheduler.tasks[key], finish, kwargs, steal)
             elif finish == "processing":
                 self._task_events.entered_processing(self.scheduler.tasks[key])

@@ -18,7 +18,6 @@ from ferroflow_dask.scheduler.inlining.scheduler import Inlining
 from ferroflow_dask.scheduler.prefetch import worker as prefetch_worker
 from ferroflow_dask.scheduler.prefetch.scheduler import Prefetch
 from ferroflow_dask.scheduler.worker_plugins import WorkerPluginChange
-from ferroflow_dask.scheduler.worker_streams import WorkerStreamHandler
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
@@ -103,17 +102,6 @@ class WorkerMessages:
         if limit := config.get_bytes("inline-limit"):
             keep = lambda: self.inlining.open(limit, answers_clients)  # noqa: E731 -- as short as its use
             self._changes.make(CallChange("inlined results", keep, self.inlining.close))
-            received = self._guard(self.inlining.received)
-            self._changes.make(
-                WorkerStreamHandler(
-                    self._scheduler,
-                    inlining_worker.RESULT,
-                    inlining_worker.CLOSE,
-                    inlining_worker.CLOSED,
-                    senders=lambda: self.inlining.supporting,
-                    receive=received,
-                )
-            )
         if self.prefetch.is_open or self.inlining.is_open:
             may_drop = self._guard(self.prefetch.may_drop, default=True)
             for change in _distributed.message_changes(
@@ -143,9 +131,9 @@ class WorkerMessages:
         elif topic == inlining_worker.TOPIC and isinstance(msg, dict):
             self.inlining.supports(msg.get("worker", ""))
 
-    def _message(self, ts: TaskState) -> dict[str, Any] | None:
-        """Return the message that replaces a task's, if any; else send its inlined inputs first."""
+    def _message(self, ts: TaskState, stock: Callable[[TaskState], dict[str, Any]]) -> dict[str, Any] | None:
+        """Return the message for a task: Dask's own with what is added to it, or a confirmation."""
         message = self.prefetch.message(ts) if self.prefetch.ahead else None
         if message is None and ts.processing_on is not None:
-            self.inlining.before(ts, ts.processing_on)
+            message = self.inlining.message(ts, ts.processing_on, stock(ts))
         return message

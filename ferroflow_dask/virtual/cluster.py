@@ -15,7 +15,6 @@ from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.policy import Policy
 from ferroflow_dask.scheduler import FerroflowStealing
 from ferroflow_dask.scheduler.batching.worker import shorten
-from ferroflow_dask.scheduler.inlining.worker import RESULT
 from ferroflow_dask.scheduler.inlining.worker import TOPIC as INLINING_TOPIC
 from ferroflow_dask.scheduler.prefetch.worker import TOPIC as PREFETCH_TOPIC
 from ferroflow_dask.topology import Topology
@@ -151,7 +150,7 @@ class VirtualCluster:
         if topology is None:
             on_host = bandwidth if host_bandwidth is None else host_bandwidth
             network = PlainNetwork(self.time, latency_s, bandwidth, on_host, workers_per_host)
-            self.fabric = Fabric(self.time, network, plain_runtime(service_s, batching_s, RESULT))
+            self.fabric = Fabric(self.time, network, plain_runtime(service_s, batching_s))
         else:
             self.fabric = Fabric.on(self.time, topology)
         self._around = Surroundings(self.time, self.fabric, self.tasks, self.record, self._peers)

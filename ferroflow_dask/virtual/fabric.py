@@ -84,9 +84,7 @@ class ProcessLoad(Load):
         return 1.0 if self._ready else self._process.load(now_s)
 
 
-def plain_runtime(service_s: float, batching_s: tuple[float, float], result: str) -> Runtime:
+def plain_runtime(service_s: float, batching_s: tuple[float, float]) -> Runtime:
     """Return the costs of a cluster of a few numbers: the scheduler's time for a message, and batches."""
     to_workers_s, to_scheduler_s = batching_s
-    # Small results take next to nothing; they come just before the end of a task.
-    message_s = {"other": service_s, result: 0.0}
-    return Runtime(0.0, 0.0, 0.0, message_s, 0.0, 0.0, 0.0, to_workers_s, to_scheduler_s)
+    return Runtime(0.0, 0.0, 0.0, {"other": service_s}, 0.0, 0.0, 0.0, to_workers_s, to_scheduler_s)

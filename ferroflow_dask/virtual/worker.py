@@ -27,7 +27,7 @@ from distributed.worker_state_machine import (
 )
 
 from ferroflow_dask.exceptions import SimulationError
-from ferroflow_dask.scheduler.inlining.worker import InlinedResults
+from ferroflow_dask.scheduler.inlining.worker import TASK, InlinedResults
 from ferroflow_dask.scheduler.prefetch.worker import SEND, PrefetchedTasks
 from ferroflow_dask.virtual.clock import VirtualTime
 from ferroflow_dask.virtual.fabric import Fabric
@@ -42,7 +42,7 @@ from ferroflow_dask.virtual.upstream_worker import event_of, unpacked
 _FIND_MISSING_S = 1.0
 _RETRY_S = 0.15
 #: Messages after which a worker starts a task.
-_STARTING = frozenset({"compute-task", SEND})
+_STARTING = frozenset({"compute-task", TASK, SEND})
 #: Smaller transfers do not tell of the bandwidth [B] (`Worker._update_metrics_received_data`).
 _LEAST_MEASURED_NBYTES = 1_000_000
 
@@ -109,12 +109,13 @@ class VirtualWorker:
         #: Its event loop, in which it takes messages and reports tasks.
         self.process = Process(around.time, self._cores)
         self._is_search_due = False
-        self._held = PrefetchedTasks(state, self._handle, partial(self._later, 0.0), to_scheduler.send)
+        self._handlers: dict[str, Callable[..., None]] = {}
+        soon = partial(self._later, 0.0)
+        self._held = PrefetchedTasks(state, self._handle, soon, to_scheduler.send, self._handlers)
         plugins: dict[str, Any] = state.plugins
         plugins["ferroflow"] = self._held
-        self._inline = InlinedResults(state, self._handle, to_scheduler.send, lambda *_: True)
+        self._inline = InlinedResults(state, self._handle, lambda *_: True)
         plugins["ferroflow-inlining"] = self._inline
-        self._handlers: dict[str, Callable[..., None]] = {}
         self._held.handlers.add(self._handlers)
         self._inline.handlers.add(self._handlers)
 

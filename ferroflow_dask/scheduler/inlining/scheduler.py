@@ -1,25 +1,26 @@
 """Scheduler's end of inlining: keeps small results, and sends them with the tasks that read them.
 
 In Dask a worker fetches a result from the worker that holds it. Request and answer take one to two
-milliseconds of both workers' time, however small the result is. So workers send small results to the
-scheduler just before they report the task, if they may be read elsewhere, and the scheduler sends them just
-before a task that reads them, as Ray inlines small objects (Moritz et al. 2018). Large results are fetched as
-ever. The scheduler keeps results as bytes and never unpickles them.
+milliseconds of both workers' time, however small the result is. So workers add small results to the messages
+that report tasks, if they may be read elsewhere, and the scheduler adds them to the messages that send tasks,
+as Ray inlines small objects (Moritz et al. 2018). Large results are fetched as ever. The scheduler keeps
+results as bytes and never unpickles them.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Container
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
 
 from ferroflow_dask.scheduler import _distributed
 from ferroflow_dask.scheduler.cost_model import CostModel
-from ferroflow_dask.scheduler.inlining.worker import INLINE
+from ferroflow_dask.scheduler.inlining.worker import CLOSE, RESULT, TASK
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState, WorkerState
@@ -34,12 +35,15 @@ _MIXED = 16
 _KEPT_NBYTES = 2**26
 
 
-@dataclass(slots=True)
+_NONE: Mapping[Key, bytes] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
 class _Result:
-    """A pickled result and the workers that it was sent to."""
+    """A pickled result, and whether it is sent with tasks, not only to clients."""
 
     value: bytes
-    sent_to: set[str] = field(default_factory=set)
+    is_inlined: bool
 
 
 class Inlining:
@@ -62,7 +66,7 @@ class Inlining:
         #: Results that are kept, the oldest first.
         self.known: OrderedDict[Key, _Result] = OrderedDict()
         self._nbytes = 0
-        #: Results received from workers, and results sent before a task.
+        #: Results received from workers, and results sent with a task.
         self.counts = {"received": 0, "sent": 0}
 
     @property
@@ -76,10 +80,13 @@ class Inlining:
         self._for_clients = for_clients
 
     def close(self) -> None:
-        """Forget all results and workers."""
+        """Forget all results and workers, and send the workers the last message."""
         self._limit = 0
         self.clear()
-        self._supporting.clear()
+        while self._supporting:
+            address = self._supporting.pop()
+            if address in self._scheduler.stream_comms:
+                self._scheduler.worker_send(address, {"op": CLOSE})
 
     def clear(self) -> None:
         """Forget all results."""
@@ -100,9 +107,17 @@ class Inlining:
         """Forget a worker."""
         self._supporting.discard(address)
 
-    def inlined_for(self, ts: TaskState) -> Container[Key]:
-        """Return the tasks whose results are sent with a task that reads them."""
-        return self.known if len(ts.dependencies) <= _MOST_INPUTS else ()
+    def inputs_of(self, ts: TaskState) -> Mapping[Key, bytes]:
+        """Return the pickled inputs that are sent with a task; O(inputs)."""
+        known = self.known
+        if not known or len(ts.dependencies) > _MOST_INPUTS:
+            return _NONE
+        found = {}
+        for needed in ts.dependencies:
+            result = known.get(needed.key)
+            if result is not None and result.is_inlined:
+                found[needed.key] = result.value
+        return found if found and _distributed.is_plain(ts) else _NONE
 
     def value_of(self, key: Key) -> bytes | None:
         """Return a pickled result; None if the scheduler does not have it."""
@@ -110,8 +125,9 @@ class Inlining:
         return None if result is None else result.value
 
     def comes_to(self, ws: WorkerState, key: Key) -> bool:
-        """Return whether a worker gets a result before a task that reads it."""
-        return key in self.known and ws.address in self._supporting
+        """Return whether a worker gets a result with a plain task that reads it."""
+        result = self.known.get(key) if ws.address in self._supporting else None
+        return result is not None and result.is_inlined
 
     def of_no_task(self) -> list[Key]:
         """Return the kept results of forgotten tasks; none if all is well."""
@@ -123,52 +139,46 @@ class Inlining:
         if result is not None:
             self._nbytes -= len(result.value)
 
-    def received(self, key: Key, run_id: int, value: bytes, worker: str) -> None:
-        """Keep a result that a worker sends just before it reports the task."""
-        ts = self._scheduler.tasks.get(key)
-        ws = ts.processing_on if ts is not None else None
-        if not self.is_open or ts is None or ws is None or (ws.address, ts.run_id) != (worker, run_id):
+    def finished(self, ts: TaskState, metadata: dict[str, Any]) -> None:
+        """Keep the result in a report of a finished task, and take it out of the task's metadata."""
+        value = metadata.pop(RESULT, None)
+        if ts.metadata is not None:
+            value = ts.metadata.pop(RESULT, value)
+            ts.metadata = ts.metadata or None  # as if the report had none
+        if value is None or not self.is_open:
             return
-        self.forget(key)
-        self.known[key] = _Result(value)
+        # A result that very many tasks read is fetched: once by each worker, not once for each task.
+        is_inlined = len(value) * len(ts.dependents) <= self._limit * len(self._scheduler.workers)
+        self.known[ts.key] = _Result(value, is_inlined)
         self._nbytes += len(value)
         self.counts["received"] += 1
         while self._nbytes > _KEPT_NBYTES:
             _, oldest = self.known.popitem(last=False)
             self._nbytes -= len(oldest.value)
 
-    def before(self, ts: TaskState, ws: WorkerState) -> None:
-        """Send a worker the small results that it lacks for the task that is sent next."""
+    def message(self, ts: TaskState, ws: WorkerState, message: dict[str, Any]) -> dict[str, Any]:
+        """Return the message for a task: Dask's own, or one with inputs or a request for the result.
+
+        Parameters
+        ----------
+        ts : distributed.scheduler.TaskState
+        ws : distributed.scheduler.WorkerState
+            The worker that the task is sent to.
+        message : dict
+            Dask's message, which is changed.
+        """
         if ws.address not in self._supporting:
-            return
+            return message
         limit = self._limit if self._is_wanted(ts) else 0
-        results = {}
-        if self.known and ts.dependencies and len(ts.dependencies) <= _MOST_INPUTS:
-            for needed in ts.dependencies:
-                result = self.known.get(needed.key)
-                if result is not None and not self._has(ws, needed, result):
-                    results[needed.key] = result
-        if results:
-            values = {key: result.value for key, result in results.items()}
-            self._send(ws.address, ts.key, limit, values)
-            self.counts["sent"] += len(results)
-            for result in results.values():
-                result.sent_to.add(ws.address)
-        elif limit:
-            self._send(ws.address, ts.key, limit, {})
-
-    @staticmethod
-    def _has(ws: WorkerState, needed: TaskState, result: _Result) -> bool:
-        # A result that was sent and has been dropped since is fetched.
-        return ws in (needed.who_has or ()) or ws.address in result.sent_to
-
-    def took_back(self, key: Key, address: str) -> None:
-        """Cancel the request for a task's result, which a worker may not have received yet."""
-        if address in self._supporting:
-            self._send(address, key, 0, {})
-
-    def _send(self, address: str, key: Key, limit: int, values: dict[Key, bytes]) -> None:
-        self._scheduler.worker_send(address, {"op": INLINE, "key": key, "limit": limit, "values": values})
+        values = {}
+        for key, value in self.inputs_of(ts).items() if self.known and ts.dependencies else ():
+            if ws.address not in message["who_has"][key]:
+                values[key] = value
+                del message["who_has"][key], message["nbytes"][key]
+        if limit or values:
+            self.counts["sent"] += len(values)
+            message |= {"op": TASK, "limit": limit, "values": values}
+        return message
 
     def _is_wanted(self, ts: TaskState) -> bool:
         """Return whether a result may be small, and a client or a task on another worker may read it."""

@@ -1,19 +1,22 @@
-"""Worker's end of inlining: sends small results to the scheduler, and takes those that come with tasks.
+"""Worker's end of inlining: tasks that come with their inputs, and small results in the reports of tasks.
+
+An inlined input becomes an argument of the task. The worker keeps no copy of it under its key, so the
+scheduler need not follow copies.
 
 This module is sent to workers by value and must not import this package, except `worker_handlers`.
 """
 
 from __future__ import annotations
 
-import logging
 import pickle
 from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from dask._task_spec import DataNode, GraphNode, Task
 from dask.typing import Key
 from distributed import WorkerPlugin
-from distributed.worker_state_machine import StateMachineEvent, UpdateDataEvent
+from distributed.worker_state_machine import ComputeTaskEvent, StateMachineEvent
 
 from ferroflow_dask.scheduler.worker_handlers import StreamHandlers
 
@@ -21,16 +24,18 @@ if TYPE_CHECKING:
     from distributed import Worker
     from distributed.worker_state_machine import WorkerState
 
-logger = logging.getLogger("ferroflow_dask")
-
-#: Operations: the scheduler sends results before a task; a worker sends a result before it reports a task.
-INLINE, RESULT = "ferroflow-inline", "ferroflow-result"
-#: Operations of the last messages of the scheduler, and of a worker in answer.
-CLOSE, CLOSED = "ferroflow-inlining-close", "ferroflow-inlining-closed"
+#: Operation of a task with its inlined inputs, in place of distributed's `compute-task`.
+TASK = "ferroflow-task"
+#: Name of the result in the metadata of the message that reports a task.
+RESULT = "ferroflow-result"
+#: Operation of the scheduler's last message.
+CLOSE = "ferroflow-inlining-close"
 #: Topic under which workers announce that they support inlined results.
 TOPIC = "ferroflow-inlining"
 #: States of a task that may still finish on this worker.
 _UNDER_WAY = frozenset({"waiting", "ready", "constrained", "executing", "long-running"})
+#: States of a task that does not run unless it is sent again. A released one may still run.
+_ENDED = frozenset({"memory", "error", "forgotten"})
 #: Nesting of containers up to which values are small, and bytes that each item adds [B].
 _DEEPEST = 3
 _ITEM_NBYTES = 8
@@ -71,15 +76,13 @@ def _left(value: Any, limit: int, depth: int) -> int:
 
 
 class InlinedResults:
-    """Takes results that come with tasks, and sends those that the scheduler asks for.
+    """Runs tasks that come with their inputs, and reports the results that the scheduler asks for.
 
     Parameters
     ----------
     state : distributed.worker_state_machine.WorkerState
     handle : callable
         Hands an event to the state machine and carries out its instructions.
-    send : callable
-        Sends a message to the scheduler.
     may_send : callable, optional
         Returns whether a value is small enough, given the limit [B], and a copy can replace it.
     """
@@ -88,78 +91,86 @@ class InlinedResults:
         self,
         state: WorkerState,
         handle: Callable[[StateMachineEvent], None],
-        send: Callable[[dict[str, Any]], object],
         may_send: Callable[[object, int], bool] = is_small,
     ) -> None:
         self._state = state
         self._handle = handle
-        self._send = send
         self._may_send = may_send
         # Largest size of the results that the scheduler asks for [B].
         self._asked: dict[Key, int] = {}
-        self.handlers = StreamHandlers({INLINE: self.take}, CLOSE, self._closed)
+        # Tasks as they were before they got their inputs.
+        self._without_inputs: dict[Key, GraphNode] = {}
+        self.handlers = StreamHandlers({TASK: self.take}, CLOSE, self._asked.clear)
 
     def __len__(self) -> int:
         return len(self._asked)
 
-    def take(self, key: Key, limit: int, values: Mapping[Key, bytes]) -> None:
-        """Store the inputs of the next task; note whether the scheduler asks for its result.
+    def take(self, limit: int, values: Mapping[Key, bytes], **message: Any) -> None:
+        """Compute a task.
 
         Parameters
         ----------
-        key : Key
-            The task.
         limit : int
-            Largest size of the task's result that is to be sent, in memory and pickled [B]; 0 for none.
+            Largest size of the task's result that is to be reported, in memory and pickled [B]; 0 for none.
         values : mapping of key to bytes
-            Pickled results.
+            Pickled inputs.
+        **message
+            The message that computes the task; it does not name these inputs.
         """
+        key: Key = message["key"]
         if limit:
             self._asked[key] = limit
         else:
             self._asked.pop(key, None)
-        data = {}
-        for needed, pickled in values.items():
-            ts = self._state.tasks.get(needed)
-            if ts is None or ts.state == "released":
-                try:
-                    data[needed] = pickle.loads(pickled)
-                except Exception:  # the result can still be fetched
-                    logger.warning(
-                        "ferroflow: result of %r cannot be unpickled on this worker", needed, exc_info=True
-                    )
-        if data:
-            self._handle(UpdateDataEvent(data=data, stimulus_id=INLINE))
-            # The state machine does not report them: it takes them for scattered data.
-            self._send({"op": "add-keys", "keys": list(data), "stimulus_id": INLINE})
-
-    def _closed(self) -> None:
-        self._asked.clear()
-        self._send({"op": CLOSED})
+        if values:
+            spec = self._without_inputs[key] = message["run_spec"]
+            inputs = {needed: _node(needed, pickled) for needed, pickled in values.items()}
+            message["run_spec"] = spec.substitute(inputs)
+        self._handle(ComputeTaskEvent(**message))
 
     def transition(self, key: Key, start: str, finish: str, **_: Any) -> None:
-        """Send the result of a task just before the state machine reports the task."""
-        if key not in self._asked or finish in _UNDER_WAY:
-            return
-        limit = self._asked.pop(key)
+        """Add the result of a task to its report; called by the state machine before it sends the report."""
+        if finish in _ENDED and key in self._without_inputs:
+            ts = self._state.tasks.get(key)
+            if ts is None:
+                del self._without_inputs[key]
+            elif ts.state == finish:  # else the task was fetched, in vain, and will now be computed
+                # The worker keeps finished tasks; their inputs are not needed any more.
+                ts.run_spec = self._without_inputs.pop(key)
+        if key in self._asked and finish not in _UNDER_WAY:
+            limit = self._asked.pop(key)
+            if finish == "memory":
+                self._report(key, limit)
+
+    def _report(self, key: Key, limit: int) -> None:
         ts = self._state.tasks.get(key)
-        if finish == "memory" and ts is not None and (ts.nbytes or 0) <= limit and key in self._state.data:
-            value = self._state.data[key]
-            if self._may_send(value, limit):
-                pickled = pickle.dumps(value, protocol=5)
-                if len(pickled) <= limit:
-                    self._send({"op": RESULT, "key": key, "run_id": ts.run_id, "value": pickled})
+        if ts is None or (ts.nbytes or 0) > limit or key not in self._state.data:
+            return
+        value = self._state.data[key]
+        if self._may_send(value, limit):
+            pickled = pickle.dumps(value, protocol=5)
+            if len(pickled) <= limit:
+                # The report has this dictionary; the task, which stays here, gets another one.
+                reported, ts.metadata = ts.metadata, dict(ts.metadata)
+                reported[RESULT] = pickled
+
+
+def _node(key: Key, pickled: bytes) -> GraphNode:
+    try:
+        return DataNode(key, pickle.loads(pickled))
+    except Exception:  # noqa: BLE001 -- the task fails with this error when it runs
+        return Task(key, pickle.loads, pickled)
 
 
 class WorkerInlining(WorkerPlugin):
-    """Takes and sends small results on a worker."""
+    """Takes and reports small results on a worker."""
 
     def setup(self, worker: Worker) -> None:
         """Register the handler; called by distributed on each worker."""
-        # Results that an earlier plugin of this kind was asked for are still sent.
-        earlier = getattr(worker.stream_handlers.get(INLINE), "__self__", None)
+        # Results that an earlier plugin of this kind was asked for are still reported.
+        earlier = getattr(worker.stream_handlers.get(TASK), "__self__", None)
         self._results: InlinedResults = (
-            InlinedResults(worker.state, worker.handle_stimulus, worker.batched_send)
+            InlinedResults(worker.state, worker.handle_stimulus)
             if earlier is None  # one without results is false
             else earlier
         )
@@ -167,5 +178,5 @@ class WorkerInlining(WorkerPlugin):
         worker.log_event(TOPIC, {})  # distributed adds the worker
 
     def transition(self, key: Key, start: str, finish: str, **_: Any) -> None:
-        """Send the result of a task that finished."""
+        """Report the result of a task that finished."""
         self._results.transition(key, start, finish)

@@ -248,8 +248,9 @@ class Prefetch:
             (needed.key, self._run_of(needed)) for needed in ts.dependencies if needed.state != "memory"
         ]
         self.ahead[ts.key] = _Ahead(ws.address, message["run_id"])
-        self._inlining.before(ts, ws)
-        self._scheduler.worker_send(ws.address, message | {"op": SEND, "awaits": awaits})
+        message = self._inlining.message(ts, ws, message)
+        message |= {"op": SEND, "awaits": awaits, "starts_by": message["op"]}
+        self._scheduler.worker_send(ws.address, message)
 
     def _run_of(self, ts: TaskState) -> int | None:
         return self.ahead[ts.key].run_id if ts.key in self.ahead else ts.run_id
@@ -286,8 +287,6 @@ class Prefetch:
         self.outcomes["withdrawn"] += len(runs)
         message = {"op": WITHDRAW, "runs": runs, "stimulus_id": "ferroflow-withdraw"}
         self._scheduler.worker_send(address, message)
-        for withdrawn, _ in runs:
-            self._inlining.took_back(withdrawn, address)
 
     def _take_back(self, key: Key) -> list[tuple[Key, int]]:
         """Forget a prefetched task and those prefetched after it, which come first in the result."""

@@ -7,7 +7,7 @@ must not import this package, except `worker_handlers`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
@@ -42,6 +42,8 @@ class PrefetchedTasks:
         Calls a function with arguments after the present event of the state machine.
     send : callable
         Sends a message to the scheduler.
+    registry : mapping of str to callable
+        The worker's stream handlers.
     """
 
     def __init__(
@@ -50,12 +52,15 @@ class PrefetchedTasks:
         handle: Callable[[StateMachineEvent], None],
         soon: Callable[..., object],
         send: Callable[[dict[str, Any]], object],
+        registry: Mapping[str, Callable[..., object]],
     ) -> None:
         self._state = state
         self._handle = handle
         self._soon = soon
         self._send = send
-        self._messages: dict[Key, dict[str, Any]] = {}
+        self._registry = registry
+        # Each with the handler that it had when it came: the handler may be removed before it is called.
+        self._messages: dict[Key, tuple[Callable[..., object], dict[str, Any]]] = {}
         # For each task the run ids of the inputs that it waits for; for each input the tasks that wait.
         self._awaited: dict[Key, dict[Key, int]] = {}
         self._waiting: dict[Key, dict[Key, None]] = {}
@@ -66,7 +71,7 @@ class PrefetchedTasks:
     def __len__(self) -> int:
         return len(self._messages)
 
-    def take(self, awaits: Collection[tuple[Key, int]], **message: Any) -> None:
+    def take(self, awaits: Collection[tuple[Key, int]], starts_by: str, **message: Any) -> None:
         """Keep a task until its inputs exist.
 
         Parameters
@@ -74,12 +79,14 @@ class PrefetchedTasks:
         awaits : pairs of key and int
             The inputs that do not exist yet, each with its run id: the result of an earlier run is about to
             be dropped.
+        starts_by : str
+            The operation of the message that computes the task.
         **message
-            The message that computes the task.
+            The other fields of that message.
         """
         key: Key = message["key"]
         self._forget(key)
-        self._messages[key] = message
+        self._messages[key] = self._registry.get(starts_by, self._compute), message
         self._awaited[key] = {needed: run for needed, run in awaits if not self._has(needed, run)}
         for needed in self._awaited[key]:
             self._waiting.setdefault(needed, {})[key] = None
@@ -89,7 +96,7 @@ class PrefetchedTasks:
     def confirm(self, key: Key, run_id: int, stimulus_id: str) -> None:
         """Start a task that is kept; ask the scheduler to place it again if it is not on this worker."""
         if key in self._messages:
-            self._compute(self._messages[key])
+            self._begin(key)
         elif (ts := self._state.tasks.get(key)) is None or ts.run_id != run_id or ts.state not in TAKEN_ON:
             self._send({"op": "reschedule", "key": key, "stimulus_id": stimulus_id})
 
@@ -117,7 +124,7 @@ class PrefetchedTasks:
                 self._no_longer_awaits(successor, key)
                 if not awaited:
                     complete.append(successor)
-        for successor in sorted(complete, key=lambda one: tuple(self._messages[one]["priority"])):
+        for successor in sorted(complete, key=lambda one: tuple(self._messages[one][1]["priority"])):
             self._soon(self._start, successor)
 
     def _has(self, key: Key, run_id: int) -> bool:
@@ -125,13 +132,17 @@ class PrefetchedTasks:
         return ts is not None and ts.state == "memory" and ts.run_id == run_id
 
     def _start(self, key: Key) -> None:
-        message = self._messages.get(key)
+        _, message = self._messages.get(key, (None, None))
         # Else it was withdrawn or confirmed since, or an input was dropped and the confirmation starts it.
         if message is not None and all(needed in self._state.data for needed in message["nbytes"]):
-            self._compute(message)
+            self._begin(key)
 
-    def _compute(self, message: dict[str, Any]) -> None:
-        self._forget(message["key"])
+    def _begin(self, key: Key) -> None:
+        compute, message = self._messages[key]
+        self._forget(key)
+        compute(**message)
+
+    def _compute(self, **message: Any) -> None:
         self._handle(ComputeTaskEvent(**message))
 
     def _forget(self, key: Key) -> None:
@@ -160,6 +171,7 @@ class WorkerPrefetch(WorkerPlugin):
                 worker.handle_stimulus,
                 worker.loop.asyncio_loop.call_soon,  # type: ignore[attr-defined]
                 worker.batched_send,
+                worker.stream_handlers,
             )
             if earlier is None  # one without tasks is false
             else earlier
