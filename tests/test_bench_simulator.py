@@ -84,6 +84,21 @@ def test_a_real_run_is_laid_against_a_simulation() -> None:
         assert one["simulated_s"] > 0.9
 
 
+@pytest.mark.cluster
+def test_a_recorded_program_is_replayed_under_both_policies() -> None:
+    options = ("--program", "bag", "--workers", "2", "--no-processes", "--repeat", "2", "--json")
+    lines = [json.loads(line) for line in answer("bench", "simulator", *options).stdout.splitlines()]
+    assert [(one["recorded"], one["policy"]) for one in lines] == [
+        ("dask", "dask"),
+        ("dask", "ferroflow"),
+        ("ferroflow", "dask"),
+        ("ferroflow", "ferroflow"),
+    ]
+    for one in lines:
+        assert min(one["real_s"]) > 0.39  # 80 × 10 ms of sleep on two threads
+        assert one["simulated_s"] > 0.39
+
+
 def test_wrong_numbers_of_workers_get_one_line() -> None:
     for workers, message in (("2;4", "numbers like 2,4,8; got '2;4'"), ("0", "at least 1, got 0")):
         result = ferroflow("bench", "simulator", "--workers", workers)

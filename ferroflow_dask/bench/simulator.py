@@ -51,6 +51,10 @@ class Comparison:
         """Relative difference of the longest and the shortest real makespan."""
         return max(self.real_s) / min(self.real_s) - 1
 
+    def in_words(self) -> tuple[str, str, str, str]:
+        """Return the real makespan, its noise, the simulated one and the error as text."""
+        return number(self.median_s), percent(self.noise), number(self.simulated_s), f"{self.error:+.0%}"
+
 
 def compare(
     graphs: Sequence[str],
@@ -58,7 +62,7 @@ def compare(
     repeat: int,
     *,
     processes: bool = True,
-    told: Callable[[str], object] = lambda _: None,
+    progress: Callable[[str], object] = lambda _: None,
 ) -> Iterator[Comparison]:
     """Yield a comparison for each number of workers, graph and policy.
 
@@ -71,16 +75,16 @@ def compare(
         Real runs of each.
     processes : bool, optional
         As in `local_client`.
-    told : callable, optional
+    progress : callable, optional
         Called with a line on the progress.
     """
     for n in workers:
         with local_client(n, 1, processes) as client:
-            told(f"{n} workers: calibrating")
+            progress(f"{n} workers: calibrating")
             topology = measured_topology(client, calibration_of(client))
             overshoot_s = statistics.median(ask_workers(client, _overshoot_s).values())
             for name in graphs:
-                told(f"{n} workers: {name}")
+                progress(f"{n} workers: {name}")
                 yield from _compare(client, topology, name, repeat, overshoot_s)
 
 
@@ -123,27 +127,23 @@ def _run(client: Client, sleeps: Sleeps, name: str) -> float:
 def comparison_table(found: Sequence[Comparison]) -> str:
     """Return the comparisons in markdown, and what they amount to."""
     header = ("graph", "workers", "policy", "real [s]", "noise", "simulated [s]", "error")
-    rows = [
-        (
-            one.graph,
-            str(one.workers),
-            one.policy,
-            number(one.median_s),
-            percent(one.noise),
-            number(one.simulated_s),
-            f"{one.error:+.0%}",
-        )
-        for one in found
-    ]
-    errors = [math.exp(abs(math.log1p(one.error))) - 1 for one in found]
-    noises = [one.noise for one in found]
+    rows = [(one.graph, str(one.workers), one.policy, *one.in_words()) for one in found]
     right, clear = winners(found)
     lines = [
-        f"Geometric mean of |error|: {percent(_mean(errors))}; worst {percent(max(errors))}.",
-        f"Real repetitions differ by {percent(_mean(noises))}, at most {percent(max(noises))}.",
+        mean_error(found),
         f"Policies that differ by more than noise: {clear}; the faster one is predicted in {right}.",
     ]
     return table(header, rows, right=header[1:2] + header[3:]) + "\n\n" + "\n".join(lines)
+
+
+def mean_error(found: Sequence[Comparison]) -> str:
+    """Return the mean and the worst error, and what real runs differ by."""
+    errors = [math.exp(abs(math.log1p(one.error))) - 1 for one in found]
+    noises = [one.noise for one in found]
+    return (
+        f"Geometric mean of |error|: {percent(_mean(errors))}; worst {percent(max(errors))}.\n"
+        f"Real repetitions differ by {percent(_mean(noises))}, at most {percent(max(noises))}."
+    )
 
 
 def _mean(relative: Sequence[float]) -> float:

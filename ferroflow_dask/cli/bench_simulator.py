@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import click
 
 from ferroflow_dask.bench.published_simulated import simulated_table
+from ferroflow_dask.bench.replayed import PROGRAMS, compare_replays, replay_table
 from ferroflow_dask.bench.simulated_graphs import SLEEPS
 from ferroflow_dask.bench.simulator import compare, comparison_table
 from ferroflow_dask.cli.simulations import graphs_option, quiet_schedulers, worker_counts
@@ -23,9 +25,23 @@ from ferroflow_dask.exceptions import UsageError
 @click.option(
     "--published", is_flag=True, help="Simulate ferroflow's published runs of sleeping ops instead."
 )
+@click.option(
+    "--program",
+    "programs",
+    multiple=True,
+    type=click.Choice(list(PROGRAMS)),
+    help="Record this program instead, and replay it under both policies. Repeatable.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each comparison.")
 def simulator(
-    *, graphs: tuple[str, ...], workers: str, processes: bool, repeat: int, published: bool, as_json: bool
+    *,
+    graphs: tuple[str, ...],
+    workers: str,
+    processes: bool,
+    repeat: int,
+    published: bool,
+    programs: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Hold the exact engine against real clusters of this machine.
 
@@ -39,13 +55,19 @@ def simulator(
     if published:
         click.echo(simulated_table())
         return
-    chosen = list(dict.fromkeys(graphs))
-    told = lambda line: click.echo(line, err=True)  # noqa: E731 -- one use
+    chosen = list(dict.fromkeys(programs or graphs))
+    options: dict[str, Any] = {"processes": processes, "progress": lambda line: click.echo(line, err=True)}
     found = []
-    for one in compare(chosen, counts, repeat, processes=processes, told=told):
-        found.append(one)
+    pairs = (
+        compare_replays(chosen, counts, repeat, **options)
+        if programs
+        else (("", one) for one in compare(chosen, counts, repeat, **options))
+    )
+    for recorded, one in pairs:
+        found.append((recorded, one))
         if as_json:
-            facts = {"graph": one.graph, "workers": one.workers, "policy": one.policy}
+            facts: dict[str, Any] = {"recorded": recorded} if recorded else {}
+            facts |= {"graph": one.graph, "workers": one.workers, "policy": one.policy}
             click.echo(json.dumps(facts | {"real_s": one.real_s, "simulated_s": one.simulated_s}))
     if not as_json:
-        click.echo(comparison_table(found))
+        click.echo(replay_table(found) if programs else comparison_table([one for _, one in found]))
