@@ -23,13 +23,13 @@ def test_loads_are_exact_again_when_a_queue_is_empty() -> None:
         cluster.view.finish(task.key, 1.0)
     assert cluster.view.workers["w0"].backlog_s == 0.0
     assert set(cluster.view.first_idle(9)) == {"w0", "w1", "w2", "w3"}
-    assert not cluster.view.has_crowded
+    assert not cluster.view.n_crowded
 
 
 def test_threads_count_as_free_places() -> None:
     cluster = Cluster(make_policy("ferroflow"), workers=1, nthreads=3)
     cluster.put("w0", *(cluster.task(i) for i in range(3)))
-    assert not cluster.view.has_crowded
+    assert not cluster.view.n_crowded
     assert cluster.view.first_idle(9) == []
     cluster.put("w0", cluster.task("fourth"))
     assert [worker.key for worker in cluster.view.crowded_from_most_loaded()] == ["w0"]

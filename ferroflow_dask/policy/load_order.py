@@ -23,8 +23,8 @@ class LoadOrder:
         self._crowded: list[Load] = []
         self._idle: OrderedDict[WorkerKey, None] = OrderedDict()
         self._next_turn = 0
-        #: Number of running workers with a free thread; right at any time, unlike `_idle`.
-        self.n_idle = 0
+        #: Number of running workers with a free thread, and of workers with more tasks than threads.
+        self.n_idle = self.n_crowded = 0
         # Workers to be filed anew before the next question: there are often several changes between two.
         self._stale: list[WorkerView] = []
         # The last question of `least_loaded_for`, which is asked twice for each task, and its answer.
@@ -60,23 +60,11 @@ class LoadOrder:
         for load in reversed(self._crowded):
             yield load[3]
 
-    @property
-    def has_crowded(self) -> bool:
-        """Whether any worker has more tasks than threads."""
-        self._settle()
-        return bool(self._crowded)
-
-    def forget_idle(self) -> None:
-        """Forget the order of idle workers while there are none: then no other order need be up to date."""
-        if not self.n_idle:
-            self._idle.clear()
-
     def first_idle(self, limit: int) -> list[WorkerKey]:
         """Return up to `limit` running workers with a free thread, the one that became so last in front.
 
         It may find what those that have looked before may not take.
         """
-        self._settle()
         return list(islice(self._idle, limit))
 
     @property
@@ -86,7 +74,6 @@ class LoadOrder:
 
     def to_end_of_idle(self, key: WorkerKey) -> None:
         """Let the other idle workers come before this one."""
-        self._settle()
         if key in self._idle:
             self._idle.move_to_end(key)
 
@@ -105,6 +92,7 @@ class LoadOrder:
     def _leave(self, key: WorkerKey) -> WorkerView:
         self._settle()
         worker = self.workers.pop(key)
+        self.n_crowded -= worker.n_waiting > 0
         self._unfile(worker)
         self._idle.pop(key, None)
         return worker
@@ -127,7 +115,6 @@ class LoadOrder:
                 del self._crowded[bisect_left(self._crowded, before)]
             if load[1] > 1:
                 insort(self._crowded, load)
-            self._note_idle(worker, load)
         self._stale.clear()
         self._asked = None
 

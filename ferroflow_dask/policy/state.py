@@ -140,7 +140,12 @@ class TaskQueue(list["TaskView"]):
     def start(self, place: int) -> None:
         """Note that the task at a place has started."""
         task = self[place]
-        if not task.has_started:
+        if task.has_started:
+            return
+        if not place:  # it is the first one, and stays so
+            task.has_started = True
+            self._orders[0] = (False, *self._orders[0][1:])
+        else:
             del self._orders[place], self[place]
             task.has_started = True
             self.add(task)

@@ -184,8 +184,11 @@ class ClusterView(LoadOrder):
             if missing > 0:
                 worker.expect(missing, task.near_bytes(worker))
         worker.queue.add(task)
-        if worker.is_running and n_before == worker.nthreads - 1:
+        if n_before == worker.nthreads:
+            self.n_crowded += 1
+        elif n_before == worker.nthreads - 1 and worker.is_running:
             self.n_idle -= 1
+            del self._idle[key]
         worker.backlog_s += task.cost_s
         worker.due_nbytes += task.output_bytes
         self.assigned[task.key] = (task, worker)
@@ -251,9 +254,13 @@ class ClusterView(LoadOrder):
         if task.output_bytes:
             worker.due_nbytes -= task.output_bytes
         if n_left >= worker.nthreads:
+            if n_left == worker.nthreads:
+                self.n_crowded -= 1
             if task.has_started:
                 queue.start(worker.nthreads - 1)
         elif n_left == worker.nthreads - 1 and worker.is_running:
             self.n_idle += 1
+            self._idle[worker.key] = None
+            self._idle.move_to_end(worker.key, last=False)
         # An empty queue is exactly zero: sums of floats would leave dust that decides ties.
         worker.backlog_s = max(0.0, worker.backlog_s - task.cost_s) if queue else 0.0

@@ -338,6 +338,7 @@ class FerroflowStealing(WorkStealing):
         if not self.scheduler.queued:
             self._queue_depth.adapt(self.clock())
         self.placement.graph_arrived([self.scheduler.tasks[key] for key in tasks])
+        self.ask_pass()
 
     def transition(self, key: Key, start: Any, finish: Any, *args: Any, **kwargs: Any) -> None:
         """Follow a task's transition: flat and with early returns, since a task makes five of them."""
@@ -349,15 +350,21 @@ class FerroflowStealing(WorkStealing):
                 return
             if self._bundled or self.graphs.samples.running:
                 self.graphs.changed(key, finish)
-            if start == "processing":
-                if finish == "memory" and (metadata := kwargs.get("metadata")):
-                    self.messages.inlining.finished(self.scheduler.tasks[key], metadata)
-                self._task_events.left_processing(self.scheduler.tasks[key], finish, kwargs, steal)
-            elif finish == "processing":
-                self._task_events.entered_processing(self.scheduler.tasks[key])
             prefetch = self._prefetch
-            is_new = finish in {"processing", "waiting"}
-            if is_new or prefetch.ahead or prefetch.early or prefetch.doubtful:
+            if finish == "processing":
+                ts = self.scheduler.tasks[key]
+                self._task_events.entered_processing(ts)
+                if ts.dependents:
+                    prefetch.started(key)
+            else:
+                if start == "processing":
+                    ts = self.scheduler.tasks[key]
+                    if finish == "memory" and (metadata := kwargs.get("metadata")):
+                        self.messages.inlining.finished(ts, metadata)
+                    self._task_events.left_processing(ts, finish, kwargs, steal)
+                if finish == "waiting" and self.scheduler.tasks[key].waiting_on:
+                    prefetch.waits(self.scheduler.tasks[key])
+            if prefetch.ahead or prefetch.early or prefetch.doubtful:
                 prefetch.changed(key, start, finish)
             if finish != "memory" and key in self._inlined:
                 self.messages.inlining.forget(key)
@@ -456,6 +463,8 @@ class FerroflowStealing(WorkStealing):
         if self._is_closed or self.guard.error is not None:
             return False
         try:
+            if not (self._prefetch.ahead or self.task_views.has_gpus):  # the usual case
+                return self.placement.policy.places_queued
             return self.placement.passes_queue(ts)
         except FAILURES as error:
             self.guard.fail(error)

@@ -107,12 +107,10 @@ class IdleWorkers:
     def n_hopeful(self) -> int:
         """Return how many workers are idle while others have waiting tasks."""
         view = self._view
-        if not view.n_idle:
-            view.forget_idle()
+        if not (view.n_idle and view.n_crowded):
             return 0
         # While the scheduler's queue has tasks, it serves idle workers.
-        is_hopeful = self._may_steal() and view.has_crowded and not self._scheduler.queued
-        return view.n_idle if is_hopeful else 0
+        return view.n_idle if self._may_steal() and not self._scheduler.queued else 0
 
     def serve(self) -> None:
         """Serve idle workers in turn."""

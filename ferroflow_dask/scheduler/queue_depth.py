@@ -99,6 +99,20 @@ class QueueDepth:
         for thread in [thread for thread in self._stopped_s if thread[0] == worker]:
             del self._stopped_s[thread]
 
+    @property
+    def is_wrong(self) -> bool:
+        """Whether `adapt` would change the number."""
+        if not self._is_ours:
+            return False
+        queued = self._scheduler.queued
+        if queued:
+            # Long tasks, which are most, need no further look.
+            round_trip_s = self._learned.round_trip_s
+            longest_s = self._guess_s if round_trip_s is None else round_trip_s
+            if 0 <= queued.peek().prefix.duration_average <= longest_s:
+                return self._wanted() != self._set
+        return self.is_raised
+
     def adapt(self, now: float) -> None:
         """Set the number by the first task of the queue; must not be called within a transition.
 
@@ -109,8 +123,7 @@ class QueueDepth:
             self._is_ours = False  # another plugin has changed it
         if not self._is_ours:
             return
-        ahead = self._ahead(scheduler.queued.peek()) if scheduler.queued else 0
-        wanted = max(self._configured, 1 + ahead) if ahead else self._configured
+        wanted = self._wanted()
         if wanted != self._set:
             self._set = scheduler.WORKER_SATURATION = wanted
             self.is_raised = wanted != self._configured
@@ -118,6 +131,11 @@ class QueueDepth:
             _distributed.slots_may_have_opened(
                 scheduler, *scheduler.workers.values(), stimulus_id=stimulus_id
             )
+
+    def _wanted(self) -> float:
+        scheduler = self._scheduler
+        ahead = self._ahead(scheduler.queued.peek()) if scheduler.queued else 0
+        return max(self._configured, 1 + ahead) if ahead else self._configured
 
     def _ahead(self, ts: TaskState) -> int:
         # A task behind a long one cannot run elsewhere at once.

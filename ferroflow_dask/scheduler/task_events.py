@@ -111,7 +111,9 @@ class TaskEvents:
                 average_s = ts.prefix.duration_average
                 averaged = self.averaged[name] = _Averaged(None if average_s < 0 else average_s)
             averaged.keys[key] = None
-        if not self._passes.is_asked_for:
+        if self._passes.is_asked_for:
+            return
+        if (self._view.n_idle and self._view.n_crowded) or self._queue_depth.is_wrong:
             self._passes.ask()
 
     def left_processing(
@@ -125,7 +127,8 @@ class TaskEvents:
         3. The view's queue of the worker drops the task. If Dask's average of its prefix has changed much,
            the expected durations of the others on workers follow it.
         4. If it finished: the round trip is measured, and the policy gets the event.
-        5. A pass over idle workers is asked for.
+        5. A pass is asked for if a worker is idle while another one has waiting tasks, or if workers are to
+           get another number of queued tasks.
 
         Parameters
         ----------
@@ -147,7 +150,9 @@ class TaskEvents:
                 averaged.keys.pop(ts.key, None)
                 if not averaged.keys:
                     del self.averaged[ts.prefix.name]
-        if not self._passes.is_asked_for:
+        if self._passes.is_asked_for:
+            return
+        if (self._view.n_idle and self._view.n_crowded) or self._queue_depth.is_wrong:
             self._passes.ask()
 
     def _finished(self, ts: TaskState, details: dict[str, Any]) -> None:

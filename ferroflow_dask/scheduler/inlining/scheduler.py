@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -38,12 +37,8 @@ _KEPT_NBYTES = 2**26
 _NONE: Mapping[Key, bytes] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class _Result:
-    """A pickled result, and whether it is sent with tasks, not only to clients."""
-
-    value: bytes
-    is_inlined: bool
+#: A pickled result, and whether it is sent with tasks, not only to clients.
+_Result = tuple[bytes, bool]
 
 
 class Inlining:
@@ -115,19 +110,19 @@ class Inlining:
         found = {}
         for needed in ts.dependencies:
             result = known.get(needed.key)
-            if result is not None and result.is_inlined:
-                found[needed.key] = result.value
+            if result is not None and result[1]:
+                found[needed.key] = result[0]
         return found if found and _distributed.is_plain(ts) else _NONE
 
     def value_of(self, key: Key) -> bytes | None:
         """Return a pickled result; None if the scheduler does not have it."""
         result = self.known.get(key)
-        return None if result is None else result.value
+        return None if result is None else result[0]
 
     def comes_to(self, ws: WorkerState, key: Key) -> bool:
         """Return whether a worker gets a result with a plain task that reads it."""
         result = self.known.get(key) if ws.address in self._supporting else None
-        return result is not None and result.is_inlined
+        return result is not None and result[1]
 
     def of_no_task(self) -> list[Key]:
         """Return the kept results of forgotten tasks; none if all is well."""
@@ -137,7 +132,7 @@ class Inlining:
         """Forget the result of a task, if it is kept."""
         result = self.known.pop(key, None)
         if result is not None:
-            self._nbytes -= len(result.value)
+            self._nbytes -= len(result[0])
 
     def finished(self, ts: TaskState, metadata: dict[str, Any]) -> None:
         """Keep the result in a report of a finished task, and take it out of the task's metadata."""
@@ -145,16 +140,16 @@ class Inlining:
         if ts.metadata is not None:
             value = ts.metadata.pop(RESULT, value)
             ts.metadata = ts.metadata or None  # as if the report had none
-        if value is None or not self.is_open:
+        if value is None or not self._limit:
             return
         # A result that very many tasks read is fetched: once by each worker, not once for each task.
         is_inlined = len(value) * len(ts.dependents) <= self._limit * len(self._scheduler.workers)
-        self.known[ts.key] = _Result(value, is_inlined)
+        self.known[ts.key] = value, is_inlined
         self._nbytes += len(value)
         self.counts["received"] += 1
         while self._nbytes > _KEPT_NBYTES:
             _, oldest = self.known.popitem(last=False)
-            self._nbytes -= len(oldest.value)
+            self._nbytes -= len(oldest[0])
 
     def message(self, ts: TaskState, ws: WorkerState, message: dict[str, Any]) -> dict[str, Any]:
         """Return the message for a task: Dask's own, or one with inputs or a request for the result.

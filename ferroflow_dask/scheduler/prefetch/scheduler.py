@@ -143,20 +143,20 @@ class Prefetch:
         """Return the prefetched tasks, placed or not."""
         return [*self.ahead, *self.early]
 
-    def changed(self, key: Key, start: str, finish: str) -> None:
-        """Note a transition of a task.
-
-        Only those to `processing` and `waiting` matter while `ahead`, `early` and `doubtful` are empty.
-        """
+    def started(self, key: Key) -> None:
+        """Note that a task with dependents was sent to a worker."""
         if self._supporting:
-            if finish == "processing":
-                if self._scheduler.tasks[key].dependents:
-                    self._look_after(key)
-            elif finish == "waiting":
-                waiting_on = self._scheduler.tasks[key].waiting_on or ()
-                for needed in waiting_on if len(waiting_on) <= _MOST_LINKS else ():
-                    if needed.state == "processing":
-                        self._look_after(needed.key)
+            self._look_after(key)
+
+    def waits(self, ts: TaskState) -> None:
+        """Note that a task waits for inputs."""
+        waiting_on = ts.waiting_on or ()
+        for needed in waiting_on if self._supporting and len(waiting_on) <= _MOST_LINKS else ():
+            if needed.state == "processing":
+                self._look_after(needed.key)
+
+    def changed(self, key: Key, start: str, finish: str) -> None:
+        """Note a transition of a task, unless `ahead`, `early` and `doubtful` are empty."""
         ahead = self.ahead.get(key) if start == "waiting" else None
         if ahead is not None:
             ts = self._scheduler.tasks.get(key)
