@@ -99,7 +99,7 @@ def graph_options(function: F) -> F:
         graph_option(
             "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of random numbers."
         ),
-        graph_option("--model", metavar="FILE", help="An ONNX model."),
+        graph_option("--model", metavar="FILE", help="An ONNX model: a path or a URL."),
         graph_option("--dag", metavar="NAME", help=f"A built-in graph: {', '.join(TOPOLOGIES)}."),
     ):
         function = option(function)

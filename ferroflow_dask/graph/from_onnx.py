@@ -8,28 +8,27 @@ knows ONNX and files, but neither kernels nor Dask.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import onnx
 import onnx.checker
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 from numpy.typing import NDArray
 
-from ferroflow_dask.arguments import check_kind
 from ferroflow_dask.exceptions import GraphError, ModelError
 from ferroflow_dask.graph import validity
 from ferroflow_dask.graph.bodies import ops_of
 from ferroflow_dask.graph.functions import add_defaults, expand
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.lifting import lift_weights
+from ferroflow_dask.graph.model_files import label_of, read_model
 from ferroflow_dask.graph.nodes import Source, TensorSpec
 from ferroflow_dask.graph.protos import (
     domain_from_name,
     nested_nodes,
     spec_from_type,
-    subgraphs_of_node,
+    tensors_of_node,
 )
 from ferroflow_dask.graph.weights import WeightReader, is_constant
 
@@ -42,7 +41,7 @@ _INPUT_KINDS = frozenset({"tensor_type", "sequence_type", "optional_type"})
 
 
 def graph_from_onnx(
-    model: str | os.PathLike[str] | bytes | onnx.ModelProto, name: str | None = None
+    model: Any, name: str | None = None, folder: str | os.PathLike[str] | None = None
 ) -> Graph:
     """Import an ONNX model with its weights as a graph.
 
@@ -56,52 +55,17 @@ def graph_from_onnx(
         expanded; sub-graphs (`If`, `Loop`, `Scan`) stay attributes of their ops, with the outer values
         they read in `Op.captured`, among them what were their own large weights.
     """
-    wanted = "a file's path, the bytes of one, or an onnx.ModelProto"
-    check_kind("load_onnx", model, (str, os.PathLike, bytes, onnx.ModelProto), wanted)
-    label, folder = "model", None
-    if isinstance(model, str | os.PathLike):
-        label, folder = os.fspath(model), Path(model).parent
+    label = label_of(model)
     try:
-        proto = _parse(model)
-        importer = _Importer(proto, folder)
-        default = proto.graph.name if folder is None else Path(label).stem
-        return importer.graph(name or default or "model")
+        with read_model(model, folder) as file:
+            importer = _Importer(file.proto, file.folder)
+            return importer.graph(name or file.name or file.proto.graph.name or "model")
     except ModelError as error:
         raise ModelError(f"{label}: {error}") from error.__cause__
     except GraphError as error:
         raise ModelError(f"{label}: is not a valid graph: {error}") from error
     except UnicodeDecodeError as error:
         raise ModelError(f"{label}: is damaged: it has a text that is not UTF-8") from error
-
-
-def _parse(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> onnx.ModelProto:
-    if isinstance(model, onnx.ModelProto):
-        proto = model
-    else:
-        content = model if isinstance(model, bytes) else _read(Path(model))
-        if not content:
-            raise ModelError("is empty")
-        proto = onnx.ModelProto()
-        try:
-            proto.ParseFromString(content)
-        except DecodeError as error:
-            raise ModelError("is no ONNX model, or is truncated") from error
-    if not proto.HasField("graph"):
-        raise ModelError("is no ONNX model: it has no graph")
-    if not proto.graph.output:
-        raise ModelError("has no outputs, so there is nothing to compute")
-    return proto
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise ModelError("there is no such file") from None
-    except IsADirectoryError:
-        raise ModelError("is a folder; give the .onnx file in it") from None
-    except OSError as error:
-        raise ModelError(f"cannot be read: {error.strerror}") from error
 
 
 class _Importer:
@@ -173,7 +137,7 @@ class _Importer:
         for nodes in (model.graph.node, *(function.node for function in model.functions)):
             for node in nested_nodes(nodes):
                 node.domain = domain_from_name(node.domain)
-                for tensor in _tensors(node):
+                for tensor in tensors_of_node(node):
                     if tensor.data_location == onnx.TensorProto.EXTERNAL:
                         tensor.CopyFrom(self._reader.loaded(tensor))
 
@@ -231,23 +195,6 @@ class _Importer:
             spec = TensorSpec.of(value.dtype, value.shape)
             sources.append(Source(len(sources), name, spec, value, declared=declared))
         return tuple(sources)
-
-
-def _tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
-    """Yield the tensors in a node's attributes, and the initializers of its sub-graphs."""
-    sparse: list[onnx.SparseTensorProto] = []
-    for attribute in node.attribute:
-        if attribute.HasField("t"):
-            yield attribute.t
-        yield from attribute.tensors
-        if attribute.HasField("sparse_tensor"):
-            sparse.append(attribute.sparse_tensor)
-        sparse.extend(attribute.sparse_tensors)
-    for graph in subgraphs_of_node(node):
-        yield from graph.initializer
-        sparse.extend(graph.sparse_initializer)
-    for entry in sparse:
-        yield from (entry.values, entry.indices)
 
 
 def _spec(value: str, type_proto: onnx.TypeProto) -> TensorSpec:

@@ -79,6 +79,23 @@ def subgraphs_of_node(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
         yield from attribute.graphs
 
 
+def tensors_of_node(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
+    """Yield the tensors in a node's attributes, and the initializers of its sub-graphs."""
+    sparse: list[onnx.SparseTensorProto] = []
+    for attribute in node.attribute:
+        if attribute.HasField("t"):
+            yield attribute.t
+        yield from attribute.tensors
+        if attribute.HasField("sparse_tensor"):
+            sparse.append(attribute.sparse_tensor)
+        sparse.extend(attribute.sparse_tensors)
+    for graph in subgraphs_of_node(node):
+        yield from graph.initializer
+        sparse.extend(graph.sparse_initializer)
+    for entry in sparse:
+        yield from (entry.values, entry.indices)
+
+
 def nested_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """Yield nodes and those in their sub-graphs, however deep."""
     for node in nodes:

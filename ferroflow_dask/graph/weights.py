@@ -145,7 +145,10 @@ def _external_place(tensor: onnx.TensorProto, folder: Path | None) -> _Place:
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     if folder is None:
-        raise ModelError(f"weight {tensor.name!r} is in the file {location!r}; give the model by its path")
+        raise ModelError(
+            f"weight {tensor.name!r} is in the file {location!r}; give the model by its path, or "
+            "the folder of that file: load_onnx(model, folder=…)"
+        )
     try:
         root = folder.resolve()
         path = (root / location).resolve()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from ferroflow_dask.graph.builder import Builder
 from ferroflow_dask.graph.from_onnx import graph_from_onnx
@@ -48,16 +48,24 @@ class GraphBuilder(Builder):
         return Model(self.to_graph())
 
 
-def load_onnx(model: str | os.PathLike[str] | bytes | ModelProto, name: str | None = None) -> Model:
+def load_onnx(
+    model: str | os.PathLike[str] | bytes | IO[bytes] | ModelProto,
+    name: str | None = None,
+    *,
+    folder: str | os.PathLike[str] | None = None,
+) -> Model:
     """Import an ONNX model with its weights.
 
     Parameters
     ----------
-    model : str, path, bytes or ModelProto
-        A file, the content of a file, or the message. Weights in other files are found only if a file is
-        given, and only inside its folder.
+    model : str, path, bytes, file object or ModelProto
+        A file in ONNX's format or in onnxruntime's own (`.ort`): its path, its URL, its content, or the file
+        opened with `open(path, "rb")`. Or the message. URLs are those of fsspec, like `s3://bucket/m.onnx`.
     name : str, optional
         Name of the model. The default is the file's, or that of the message's graph.
+    folder : str or path, optional
+        Where weights in other files are. The default is the folder of the model's file. No file outside of
+        this folder is read.
 
     Returns
     -------
@@ -67,12 +75,12 @@ def load_onnx(model: str | os.PathLike[str] | bytes | ModelProto, name: str | No
     Raises
     ------
     UsageError
-        `model` is of another type.
+        `model` is of another type, or a file that was opened for text.
     ModelError
         The file is missing, is no ONNX model, is damaged or not valid, or weights are missing or lie
         outside its folder. The message is one line that names the file.
     """
-    return Model(graph_from_onnx(model, name))
+    return Model(graph_from_onnx(model, name, folder))
 
 
 def generate(name: str, *, seed: int = 0, **arguments: Any) -> Model:
