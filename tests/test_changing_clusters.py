@@ -148,7 +148,7 @@ def test_an_output_that_is_a_sequence_has_no_batches() -> None:
 
 @pytest.mark.parametrize("model", [None, 3, [1]])
 def test_what_is_no_model_is_told(model: Any) -> None:
-    with pytest.raises(UsageError, match=r"load_onnx takes a file's path, .* and not"):
+    with pytest.raises(UsageError, match=r"load_onnx takes a file's path or URL, .* and not"):
         graph_from_onnx(model)
 
 
