@@ -76,6 +76,20 @@ def test_costs_of_parts_are_measured_once_for_each_shape(process_client: Client)
     assert cost.n_measured == n
 
 
+@pytest.mark.cluster
+def test_costs_are_those_in_the_session_of_the_model(process_client: Client) -> None:
+    graph, cost = block(), WorkerCost(process_client)
+    op = graph.live_ops[-1]
+    alone_s = cost.seconds(op, graph)
+    cost.fit(graph)
+    assert alone_s is not None
+    assert 0 < cost.factor != 1
+    assert cost.seconds(op, graph) == cost.factor * alone_s
+    own = WorkerCost(process_client)
+    own.fit(generate_graph("imbalanced"))
+    assert own.factor == 1
+
+
 def test_operators_that_fail_on_random_numbers_are_estimated() -> None:
     b = Builder("odd")
     x = b.input("x", np.float32, (4, 6))

@@ -17,10 +17,14 @@ from test_partition import MODELS, block, mlp
 from ferroflow_dask import GraphBuilder, Model, executed
 from ferroflow_dask.exceptions import StrategyError, UsageError
 from ferroflow_dask.graph import Graph, random_inputs
+from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.kernels import evaluate
+from ferroflow_dask.kernels.session import share_of
 from ferroflow_dask.lowering import bind_graph
+from ferroflow_dask.lowering.execution import ExecuteBundle, ExecuteOp
 from ferroflow_dask.lowering.pinned import in_parts, on_cluster
 from ferroflow_dask.lowering.pinned_bundles import _finest, _merged, _reads, _simulated, bundles_of
+from ferroflow_dask.lowering.whole import ExecutePart
 from ferroflow_dask.strategy import Configuration, Strategy, partition, spaces_of, whole_on
 
 
@@ -85,6 +89,31 @@ def test_sends_come_before_the_work_of_their_worker() -> None:
     priority, workers = (layer.annotations[name] for name in ("priority", "workers"))
     assert [workers(key) for key in layer if priority(key)] == [["tcp://a"]]
     assert sorted(workers(key)[0] for key in layer) == ["tcp://a", "tcp://a", "tcp://a", "tcp://b"]
+
+
+def test_bundles_that_compute_are_sessions_which_workers_keep_as_one_model() -> None:
+    graph = block()
+    addressed = split(graph, "attribute1").on({"0": "tcp://a", "1": "tcp://b"})
+    parts = in_parts(graph, {}, addressed)
+    collections = [bind_graph(parts, random_inputs(graph)) for _ in range(2)]
+    calls = []
+    for bound in collections:
+        dsk = bound.__dask_graph__()
+        (layer,) = (layer for name, layer in dsk.layers.items() if name.startswith("ops-"))
+        calls.append([task.func for task in layer.values()])
+    computing = [call for call in calls[0] if isinstance(call, ExecutePart)]
+    moving = [call for call in calls[0] if not isinstance(call, ExecutePart)]
+    assert computing
+    assert {op.op_type for call in moving for op in ops_of(call)} <= {"Identity", "Slice", "Concat"}
+    # The same sessions in each run. All of them together count as one open model.
+    assert {call.sealed.token for call in computing} == {
+        call.sealed.token for call in calls[1] if isinstance(call, ExecutePart)
+    }
+    assert sum(share_of(call.sealed.token) for call in computing) == pytest.approx(1)
+
+
+def ops_of(call: ExecuteBundle | ExecuteOp) -> list[Op]:
+    return [call.op] if isinstance(call, ExecuteOp) else list(call.plan.ops)
 
 
 def test_equal_splits_are_a_bundle_for_each_worker() -> None:

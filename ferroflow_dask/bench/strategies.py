@@ -14,7 +14,7 @@ from distributed import Client, wait
 
 from ferroflow_dask.bench.markdown import table
 from ferroflow_dask.bench.strategy_models import MODELS
-from ferroflow_dask.clients import workers_of
+from ferroflow_dask.clients import ask_workers, workers_of
 from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.cost import CostModel
 from ferroflow_dask.deploy.calibration import calibration_of
@@ -52,6 +52,8 @@ class Measured:
         How many times the products of one process two processes compute in the same time.
     seconds : dict of str to list of float
         Durations by way: `whole`, `auto`, `found`; `whole (sleeping)` and `found (sleeping)` [s].
+    cpu_s : dict of str to list of float
+        Likewise the CPU time of the worker that needs most of it [s]. Other programs change it less.
     """
 
     model: str
@@ -60,6 +62,7 @@ class Measured:
     n_tasks: int = 0
     together: list[float] = field(default_factory=list)
     seconds: dict[str, list[float]] = field(default_factory=dict)
+    cpu_s: dict[str, list[float]] = field(default_factory=dict)
 
     def median_s(self, way: str) -> float:
         """Return the median duration of a way [s]."""
@@ -69,6 +72,11 @@ class Measured:
     def speedup(self) -> float:
         """Of the found strategy over the fastest other way."""
         return min(self.median_s("whole"), self.median_s("auto")) / self.median_s("found")
+
+    @property
+    def cpu_speedup(self) -> float:
+        """Speed-up of the found strategy over one session, if each worker had a core of its own."""
+        return statistics.median(self.cpu_s["whole"]) / statistics.median(self.cpu_s["found"])
 
     @property
     def sleeping_speedup(self) -> float:
@@ -105,6 +113,7 @@ def measure(
         for name in names:
             told(f"{name}: searching")
             graph = models[name]()
+            cost.fit(graph)
             problem = Problem(graph, machine, cost)
             best = _searched(problem, seconds)
             row = Measured(name, best.makespan_s, best.nbytes_moved)
@@ -177,11 +186,14 @@ def _take_turns(row: Measured, client: Client, ways: Mapping[str, Callable[[], A
             row.together.append(2 * alone_s / pair_s)
         for way, collection in ways.items():
             bound = collection()
+            before_s = ask_workers(client, time.process_time)
             start = time.perf_counter()
             found = client.compute(bound).result()
             elapsed_s = time.perf_counter() - start
+            after_s = ask_workers(client, time.process_time)
             if turn:
                 row.seconds.setdefault(way, []).append(elapsed_s)
+                row.cpu_s.setdefault(way, []).append(max(after_s[one] - before_s[one] for one in workers))
             elif "sleeping" not in way:
                 expected = expected or found
                 for name, value in expected.items():
@@ -214,6 +226,7 @@ def strategies_table(rows: Sequence[Measured]) -> str:
         "found [s]",
         "speed-up",
         "of two GEMMs",
+        "by CPU time",
         "predicted [s]",
         "sleeping",
         "tasks",
@@ -224,6 +237,11 @@ def strategies_table(rows: Sequence[Measured]) -> str:
         span = f"{together:.2f} ({min(row.together):.2f}–{max(row.together):.2f})"
         times = [f"{row.median_s(way):.3f}" for way in ("whole", "auto", "found")]
         share = f"{row.speedup / together:.0%}"
-        more = (f"{row.predicted_s:.3f}", f"{row.sleeping_speedup:.2f}", str(row.n_tasks))
+        more = (
+            f"{row.cpu_speedup:.2f}",
+            f"{row.predicted_s:.3f}",
+            f"{row.sleeping_speedup:.2f}",
+            str(row.n_tasks),
+        )
         lines.append((row.model, span, *times, f"{row.speedup:.2f}", share, *more))
     return table(header, lines, right=header[2:])

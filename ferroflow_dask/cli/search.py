@@ -74,6 +74,8 @@ def search(
     machine = Machine.of_topology(base if workers is None else base.with_workers(workers))
     budget_s = 10.0 if seconds is None and steps is None else seconds
     with _costs(costs) as cost:
+        if isinstance(cost, WorkerCost):
+            cost.fit(graph)
         problem = Problem(graph, machine, cost)
         end_s = None if budget_s is None else time.monotonic() + budget_s
         with _progress() as watch:

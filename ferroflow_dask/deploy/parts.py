@@ -11,12 +11,17 @@ from distributed import Client
 
 from ferroflow_dask.cost import AnalyticCost, CostModel, kind_of
 from ferroflow_dask.exceptions import FerroflowError
+from ferroflow_dask.graph import random_inputs
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import FERROFLOW_DOMAIN, Op, TensorSpec
 from ferroflow_dask.kernels import compile_op
+from ferroflow_dask.lowering import bind_graph, executed, place
+from ferroflow_dask.lowering.bundles import is_for_sessions
 
 #: Runs of an operator, of which the shortest counts; no more once they took so long [s].
 _RUNS, _MOST_S = 5, 0.5
+#: Runs of a whole graph, of which the shortest counts; the first one opens its session.
+_WHOLE_RUNS = 4
 
 
 class WorkerCost:
@@ -33,13 +38,35 @@ class WorkerCost:
     def __init__(self, client: Client, otherwise: CostModel | None = None) -> None:
         self._client, self._otherwise = client, otherwise or AnalyticCost()
         self._seconds: dict[Hashable, float | None] = {}
+        #: How long ops take in the session of their model, as a part of what they take alone; see `fit`.
+        self.factor = 1.0
 
     def seconds(self, op: Op, graph: Graph) -> float | None:
         """Return the shortest duration of a few runs [s]."""
         kind = kind_of(op, graph)
         if kind not in self._seconds:
             self._seconds[kind] = self._measured(op, graph)
-        return self._seconds[kind]
+        alone_s = self._seconds[kind]
+        return None if alone_s is None else self.factor * alone_s
+
+    def fit(self, graph: Graph) -> None:
+        """Measure a whole graph in one session, and scale the durations of ops to it.
+
+        A session fuses ops. Alone, an op finds its operands in the cache. Graphs that no session computes
+        change nothing.
+        """
+        if not is_for_sessions(graph) or not graph.inputs:
+            return
+        self.factor = 1.0
+        alone_s = sum(self.seconds(op, graph) or 0.0 for op in graph.live_ops)
+        placed, inputs = place(graph, self._client), random_inputs(graph)
+        durations = []
+        for _ in range(_WHOLE_RUNS):
+            bound = bind_graph(placed, inputs, placement="whole")
+            self._client.compute(bound).result()
+            durations.append(executed(self._client, bound.run).busy_s)
+        if alone_s > 0 and min(durations) > 0:
+            self.factor = min(durations) / alone_s
 
     @property
     def n_measured(self) -> int:

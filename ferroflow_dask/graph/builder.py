@@ -88,6 +88,10 @@ class Builder:
         spec = TensorSpec(_checked_dtype(f"input {name!r}", dtype), _checked_shape(name, shape))
         return self._add_source(name, spec)
 
+    def spec(self, value: str) -> TensorSpec:
+        """Return dtype and shape of a value, as far as they are known."""
+        return self._specs.get(value, UNKNOWN)
+
     def constant(self, value: ArrayLike, name: str | None = None) -> str:
         """Add a value that comes with the graph and return its name.
 

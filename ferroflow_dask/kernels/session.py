@@ -27,9 +27,21 @@ _KEPT = 4
 #: Ops that a log message names.
 _KEPT_SHOWN = 3
 
+
+def token_for(name: str, n_parts: int = 1) -> str:
+    """Return the token of a graph that is one of so many parts of a model."""
+    return f"{name}/{n_parts}"
+
+
+def share_of(token: str) -> float:
+    """Return which part of a model a graph is, by its token; see `token_for`."""
+    n_parts = token.rpartition("/")[2]
+    return 1 / int(n_parts) if n_parts.isdecimal() else 1.0
+
+
 #: A graph, and where it is computed: by kernels of these providers, or on a device with these options.
 _Key = tuple[str, tuple[Hashable, ...]]
-_runners: LRU[_Key, Runner | None] = LRU(_KEPT, {})
+_runners: LRU[_Key, Runner | None] = LRU(_KEPT, {}, weight=lambda key, _: share_of(key[0]))
 _opening: dict[_Key, threading.Lock] = {}
 
 

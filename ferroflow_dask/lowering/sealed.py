@@ -17,7 +17,7 @@ from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import Source
 from ferroflow_dask.kernels import SESSIONS, Plan, make_plan
 from ferroflow_dask.kernels.provider import Runner
-from ferroflow_dask.kernels.session import runner_of, session_of
+from ferroflow_dask.kernels.session import runner_of, session_of, share_of, token_for
 from ferroflow_dask.lowering.execution import device_here, run_session_there, run_there
 
 
@@ -53,16 +53,23 @@ class Sealed:
 
 
 #: Graphs that this process has open, by their tokens.
-_opened: LRU[str, Graph] = LRU(16, {})
+_opened: LRU[str, Graph] = LRU(16, {}, weight=lambda token, _: share_of(token))
 
 #: As which workers know a graph, the same as long as it lives.
 _known: WeakKeyDictionary[Graph, Sealed] = WeakKeyDictionary()
 
 
-def sealed_of(graph: Graph) -> Sealed:
-    """Return a graph sealed, under the same name as long as it lives."""
+def sealed_of(graph: Graph, n_parts: int = 1) -> Sealed:
+    """Return a graph sealed, under the same name as long as it lives.
+
+    Parameters
+    ----------
+    graph : Graph
+    n_parts : int, optional
+        The graph is one of so many parts of a model. Workers keep parts as if all of them were one.
+    """
     if graph not in _known:
-        _known[graph] = Sealed.of(graph, uuid.uuid4().hex)
+        _known[graph] = Sealed.of(graph, token_for(uuid.uuid4().hex, n_parts))
     return _known[graph]
 
 

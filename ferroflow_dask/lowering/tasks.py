@@ -7,7 +7,7 @@ and the package `bundling` rewrites the tasks of others.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from dask._task_spec import GraphNode, Task, TaskRef
@@ -30,10 +30,10 @@ from ferroflow_dask.devices import host_value
 from ferroflow_dask.graph.analysis import is_large_product
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import Op
-from ferroflow_dask.kernels import has_subgraph, make_plan
+from ferroflow_dask.kernels import SESSIONS, has_subgraph, make_plan
 from ferroflow_dask.lowering.execution import ExecuteBundle, ExecuteOp
 from ferroflow_dask.lowering.sources import SourceReferences
-from ferroflow_dask.lowering.whole import whole
+from ferroflow_dask.lowering.whole import is_for_session, part, whole
 from ferroflow_dask.ranks import ranks_of
 
 K = TypeVar("K", bound=Hashable)
@@ -163,7 +163,11 @@ def lower(
         key, item = places.get(value, (None, None))
         return (sources.argument(value), None) if key is None else (TaskRef(key), item)
 
-    context = _Context(run, graph, providers, place_of, is_whole)
+    # Ops that name their workers are in bundles that stay the same: their sessions are kept.
+    n_sessions = 0
+    if bundles is not None and SESSIONS in providers and any(op.worker for op in graph.live_ops):
+        n_sessions = sum(map(is_for_session, groups))
+    context = _Context(run, graph, providers, place_of, is_whole, n_sessions)
     tasks: dict[Key, GraphNode] = {}
     for key, ops in zip(keys, groups, strict=True):
         function, operands = _call(ops, _exports(ops, wanted), context)
@@ -228,6 +232,7 @@ class _Context:
     providers: tuple[str, ...]
     place_of: Callable[[str], tuple[Any, int | None]]
     is_whole: bool
+    n_sessions: int
 
 
 def _call(
@@ -237,7 +242,18 @@ def _call(
     if context.is_whole:
         call = whole(context.graph, context.run, context.providers, tuple(exports))
         return call, [context.place_of(value)[0] for value in (*call.inputs, *call.weights)]
+    if context.n_sessions and is_for_session(ops):
+        return _in_session(ops, exports, context)
     return _one(ops[0], context) if len(ops) == 1 else _several(ops, exports, context)
+
+
+def _in_session(
+    ops: Sequence[Op], exports: Sequence[str], context: _Context
+) -> tuple[Callable[..., Any], list[Any]]:
+    values, n_parts = tuple(exports), context.n_sessions
+    call = part(context.graph, ops, context.run, providers=context.providers, wanted=values, n_parts=n_parts)
+    places = [context.place_of(value) for value in (*call.inputs, *call.weights)]
+    return replace(call, items=tuple(item for _, item in places)), [result for result, _ in places]
 
 
 def _one(op: Op, context: _Context) -> tuple[Callable[..., Any], list[Any]]:

@@ -18,7 +18,7 @@ from ferroflow_dask.strategy.spaces import Part, Region, overlap, parts_of, regi
 from ferroflow_dask.strategy.strategy import numbered
 
 #: Bytes that one core concatenates or adds in a second: it reads and writes them [B/s].
-_COPY_BANDWIDTH = 2e9
+COPY_BANDWIDTH = 2e9
 
 #: Number of parts along each axis that is split, sorted.
 Degrees = tuple[tuple[str, int], ...]
@@ -62,10 +62,15 @@ class Problem:
     machine : Machine
     cost : CostModel
         Asked for operators with the shapes of parts; an unknown cost counts as 0.
+    copy_bandwidth : float, optional
+        At which a worker puts together what a part reads [B/s].
     """
 
-    def __init__(self, graph: Graph, machine: Machine, cost: CostModel) -> None:
+    def __init__(
+        self, graph: Graph, machine: Machine, cost: CostModel, copy_bandwidth: float = COPY_BANDWIDTH
+    ) -> None:
         self.graph, self.machine, self._cost = graph, machine, cost
+        self._copy_bandwidth = copy_bandwidth
         self.ops = graph.live_ops
         self.spaces = spaces_of(graph)
         inputs = [name for name in graph.inputs if any(name in op.operands for op in self.ops)]
@@ -92,16 +97,17 @@ class Problem:
         self.degrees: dict[int, list[Degrees]] = {}
         self._parts: dict[tuple[int, Degrees], list[Part]] = {}
         self._base_s: dict[tuple[int, Degrees], list[float]] = {}
-        self._regions: dict[tuple[str, Region], int] = {}
+        self._regions: dict[object, int] = {}
         self._tables: dict[tuple[int, Degrees, int, Degrees], Table] = {}
 
     def op(self, node: int) -> Op | None:
         """Return the operator of a node."""
         return self.ops[node - self.first] if node in self.changeable else None
 
-    def outputs_of(self, node: int) -> list[int]:
-        """Return the nodes of the graph's outputs that an operator yields."""
-        return [i for i in self.consumers[node] if i not in self.changeable]
+    def following(self, node: int, choice: Choice) -> dict[int, Choice]:
+        """Return the choices of other nodes that follow from that of a changeable node."""
+        outputs = (i for i in self.consumers[node] if i not in self.changeable)
+        return dict.fromkeys(outputs, Choice((), choice.workers[:1]))
 
     def parts(self, node: int, degrees: Degrees) -> list[Part]:
         """Return the parts of a node."""
@@ -188,7 +194,7 @@ class Problem:
                         number = self._regions.setdefault((value, shared), len(self._regions))
                         reads[g].append((k, number, size))
                         pieces, nbytes = pieces + 1, nbytes + size
-                copy_s[k] += nbytes / _COPY_BANDWIDTH if pieces > 1 else 0.0
+                copy_s[k] += nbytes / self._copy_bandwidth if pieces > 1 else 0.0
         readers = [sorted({part for part, _, _ in found}) for found in reads]
         return Table(reads, readers, copy_s)
 

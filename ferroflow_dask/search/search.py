@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -43,6 +43,7 @@ def search(
     *,
     steps: int,
     seed: int = 0,
+    more: Mapping[str, list[Choice]] | None = None,
     is_over: Callable[[], bool] = lambda: False,
     watch: Callable[[int, float], object] = lambda _steps, _best_s: None,
 ) -> Found:
@@ -58,6 +59,8 @@ def search(
         Strategies to simulate at most, the descent among them.
     seed : int, optional
         Of the random numbers.
+    more : mapping of str to list of Choice, optional
+        Baselines besides those of `candidates.seeds`: the choice of each node.
     is_over : callable, optional
         Returns whether the search must end.
     watch : callable, optional
@@ -71,7 +74,9 @@ def search(
     if steps < 1:
         raise UsageError(f"steps must be at least 1, got {steps}")
     rng = np.random.default_rng(seed)
-    baselines = {name: simulate(problem, choices) for name, choices in seeds(problem).items()}
+    baselines = {
+        name: simulate(problem, choices) for name, choices in {**seeds(problem), **(more or {})}.items()
+    }
     best = min(baselines.values(), key=lambda one: one.makespan_s)
     # A quarter of the steps for the descents before and after the chains.
     best, n = _descended(problem, best, steps // 8, is_over)
@@ -92,9 +97,9 @@ def search(
             if current.makespan_s < best.makespan_s:
                 best = current
             watch(n, best.makespan_s)
-    best, more = _descended(problem, best, steps - n, is_over)
-    watch(n + more, best.makespan_s)
-    return Found(best, baselines, n + more)
+    best, n_more = _descended(problem, best, steps - n, is_over)
+    watch(n + n_more, best.makespan_s)
+    return Found(best, baselines, n + n_more)
 
 
 def _descended(

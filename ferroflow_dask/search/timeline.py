@@ -12,6 +12,7 @@ two Dask tasks: one that sends, and one that reads. Both take time of the schedu
 from __future__ import annotations
 
 import heapq
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ferroflow_dask.search.problem import Choice, Problem, Table
@@ -87,8 +88,8 @@ def simulate(problem: Problem, choices: list[Choice]) -> Simulation:
     """Return the full simulation of a strategy."""
     choices = list(choices)
     for node in problem.changeable:
-        for output in problem.outputs_of(node):
-            choices[output] = Choice((), choices[node].workers[:1])
+        for other, choice in problem.following(node, choices[node]).items():
+            choices[other] = choice
     run = Simulation(choices)
     n = problem.n_nodes
     run.tables = [{} for _ in range(n)]
@@ -129,15 +130,15 @@ def simulate_change(problem: Problem, before: Simulation, node: int, choice: Cho
     It is equal to the full simulation, bit by bit.
     """
     choices = list(before.choices)
-    choices[node] = choice
-    producers = list(problem.values[node])
-    outputs = problem.outputs_of(node)
+    changes = {node: choice, **problem.following(node, choice)}
+    for changed, found in changes.items():
+        choices[changed] = found
+    producers = {i for changed in changes for i in problem.values[changed] if i not in changes}
     first = min((event for producer in producers for event in before.at[producer]), default=0)
     snapshot = next((one for one in reversed(before.snapshots) if one.n_events <= first), None)
-    if not producers or snapshot is None or not snapshot.n_events:
+    is_source = any(not problem.values[changed] for changed in changes)
+    if is_source or snapshot is None or not snapshot.n_events:
         return simulate(problem, choices)
-    for output in outputs:
-        choices[output] = Choice((), choice.workers[:1])
     kept = [one for one in before.snapshots if one.n_events < snapshot.n_events]
     run = Simulation(
         choices,
@@ -149,26 +150,29 @@ def simulate_change(problem: Problem, before: Simulation, node: int, choice: Cho
         durations_s=list(before.durations_s),
         needed=list(before.needed),
     )
-    for changed in (node, *problem.consumers[node]):
+    for changed in {*changes, *(reader for one in changes for reader in problem.consumers[one])}:
         run.tables[changed] = dict(run.tables[changed])
         _connect(problem, run, changed)
     memory = snapshot.copy()
-    size = len(choice.workers)
-    for part_of in (run.starts_s, run.stops_s, memory.ready_s):
-        part_of[node] = [0.0] * size
-    memory.arrived[node], run.at[node] = [0] * size, [0] * size
-    # Earlier snapshots know nothing of the node, but have its old number of parts.
-    run.snapshots = [_resized(one, node, size) for one in kept]
+    for changed, found in changes.items():
+        size = len(found.workers)
+        for part_of in (run.starts_s, run.stops_s, memory.ready_s):
+            part_of[changed] = [0.0] * size
+        memory.arrived[changed], run.at[changed] = [0] * size, [0] * size
+    # Earlier snapshots know nothing of these nodes, but have their old numbers of parts.
+    run.snapshots = [_resized(one, changes) for one in kept]
     interval = before.snapshots[1].n_events if len(before.snapshots) > 1 else max(1, before.n_events)
     _advance(problem, run, memory, interval)
     return run
 
 
-def _resized(memory: _Memory, node: int, size: int) -> _Memory:
-    if len(memory.arrived[node]) == size:
+def _resized(memory: _Memory, changes: Mapping[int, Choice]) -> _Memory:
+    sizes = {node: len(choice.workers) for node, choice in changes.items()}
+    if all(len(memory.arrived[node]) == size for node, size in sizes.items()):
         return memory
     found = memory.copy()
-    found.arrived[node], found.ready_s[node] = [0] * size, [0.0] * size
+    for node, size in sizes.items():
+        found.arrived[node], found.ready_s[node] = [0] * size, [0.0] * size
     return found
 
 
