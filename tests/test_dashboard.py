@@ -26,7 +26,7 @@ from rich.console import Console
 
 import ferroflow_dask
 from ferroflow_dask.dashboard import recorder as recorders
-from ferroflow_dask.dashboard import remote
+from ferroflow_dask.dashboard import remote, stock
 from ferroflow_dask.dashboard.figures import StealFlow
 from ferroflow_dask.dashboard.progress import MOST_TASKS
 from ferroflow_dask.dashboard.recorder import (
@@ -287,6 +287,34 @@ def test_what_is_recorded_equals_what_happened(client: Client) -> None:
     assert found.progress.ended_at is not None
     assert [level.n_tasks for level in found.progress.levels] == [1, 12]
     assert all(0 <= sample.efficiency <= 1 for sample in found.samples)
+
+
+def test_the_makespan_under_stock_dask_is_simulated_after_the_run(client: Client) -> None:
+    ferroflow_dask.install(client)
+
+    def nap(_: int) -> None:
+        time.sleep(0.01)
+
+    with recording(client) as look:
+        client.gather(client.map(nap, range(90)))
+        until(lambda: look().stock_s is not None)
+        found = look()
+        assert 0.3 < found.stock_s < 10  # three threads sleep for 0.9 s in all
+        assert f"stock Dask at least {found.stock_s:.2f} s (simulated)" in line(found)
+
+
+def test_more_tasks_than_can_be_copied_are_not_simulated(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stock, "_MOST_TASKS", 10)
+    ferroflow_dask.install(client)
+    with recording(client) as look:
+        busy(client)
+        until(lambda: look().progress.is_all_done)
+        time.sleep(0.3)
+        assert look().stock_s is None
+        client.gather(client.map(str, range(5)))
+        until(lambda: look().stock_s is not None)
 
 
 def test_memory_is_bounded(client: Client) -> None:

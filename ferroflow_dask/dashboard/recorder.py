@@ -18,6 +18,7 @@ from ferroflow_dask.annotations import CPU, GPU
 from ferroflow_dask.dashboard.idle import Idle, idle_reasons
 from ferroflow_dask.dashboard.progress import GraphProgress
 from ferroflow_dask.dashboard.recording import Failure, OpRun, Recording, RunStart, Sample, WorkerLoad
+from ferroflow_dask.dashboard.stock import StockEstimate
 from ferroflow_dask.device_reports import has_gpu
 from ferroflow_dask.scheduler import FerroflowStealing, extension_on
 from ferroflow_dask.scheduler.decisions import Decision
@@ -59,6 +60,7 @@ class Recorder(SchedulerPlugin):
         self.samples: deque[Sample] = deque(maxlen=_MOST_SAMPLES)
         self.n_samples = 0
         self.progress = GraphProgress(self._declared_s, _mean_s)
+        self.stock = StockEstimate(scheduler)
         self._stolen: set[Key] = set()
         self._began: RunStart | None = None
         stealing = self.stealing
@@ -79,11 +81,15 @@ class Recorder(SchedulerPlugin):
 
     def update_graph(self, scheduler: Scheduler, *, tasks: list[Key], **kwargs: Any) -> None:
         """Follow a graph that was submitted."""
+        if self.stealing is not None:
+            self.stock.update_graph(keys=kwargs["keys"], tasks=tasks)
         states = (scheduler.tasks[key] for key in tasks if key in scheduler.tasks)
         self.progress.add(states, self.n_threads, time())
 
     def transition(self, key: Key, start: Any, finish: Any, *args: Any, **kwargs: Any) -> None:
         """Note a task that has run, was stolen, or was released."""
+        if self.stealing is not None:
+            self.stock.transition(key, start, finish, kwargs)
         if finish in ("memory", "erred"):
             seconds = self._note_run(key, kwargs) if start == "processing" else None
             self.progress.done(key, time(), seconds if finish == "memory" else None)
@@ -273,7 +279,13 @@ class Recorder(SchedulerPlugin):
             self.time,
             [] if is_summary else self.failures,
             self._began,
+            self.stock_s,
         )
+
+    @property
+    def stock_s(self) -> float | None:
+        """Simulated makespan of the last graphs as single tasks [s]; None if it is not known."""
+        return self.stock.seconds
 
     def begin_run(self) -> None:
         """Note that a measured run begins now."""
@@ -286,6 +298,8 @@ class Recorder(SchedulerPlugin):
         elapsed_s = now_s - last_s
         if elapsed_s < SAMPLE_S:
             return
+        if self.progress.is_all_done and self.stealing is not None:
+            self.stock.ended()
         is_first = elapsed_s > _GAP_S
         if is_first and self.samples:  # a point without a value, for a gap in the line
             self._add_sample(Sample(now_s, *[float("nan")] * 5))
@@ -376,9 +390,10 @@ def stop_recording(scheduler: Scheduler, who: str = "") -> None:
     """Record no longer for somebody; without a name, for those whose time is over."""
     if scheduler not in _recorders:
         return
-    _, users = _recorders[scheduler]
+    recorder, users = _recorders[scheduler]
     users.remove(who)
     if not users.any():
+        recorder.stock.close()
         del _recorders[scheduler]
         if Recorder.name in scheduler.plugins:
             scheduler.remove_plugin(name=Recorder.name)

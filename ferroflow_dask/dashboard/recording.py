@@ -164,6 +164,8 @@ class Recording:
         Latest first.
     began : RunStart or None
         The last measured run.
+    stock_s : float or None
+        Simulated makespan of the last graphs as single tasks [s].
     """
 
     ops: list[OpRun]
@@ -179,6 +181,7 @@ class Recording:
     time: float = 0.0
     failures: list[Failure] = field(default_factory=list)
     began: RunStart | None = None
+    stock_s: float | None = None
 
     @property
     def n_ops(self) -> int:

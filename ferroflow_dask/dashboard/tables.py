@@ -54,12 +54,17 @@ class Overview(Text):
         done = ("tasks done", f"{progress.n_done:,} of {progress.n_tasks:,}")
         if progress.ended_at is not None:
             predicted = "" if progress.predicted is None else f", predicted {progress.predicted}"
-            return [(f"taken{predicted}", f"{progress.ended_at - progress.started_at:.2f} s"), done]
+            taken = (f"taken{predicted}", f"{progress.ended_at - progress.started_at:.2f} s")
+            return [taken, *self._of_stock(), done]
         left = progress.left(recorder.n_threads, recorder.time)
         if left is None:
             return [("time left", "not known yet"), done]
         value, _, interval = str(left).partition(" (")
         return [(f"left ({interval}", value), done]
+
+    def _of_stock(self) -> list[tuple[str, str]]:
+        seconds = self.recorder.stock_s
+        return [] if seconds is None else [("stock Dask, at least (simulated)", f"{seconds:.2f} s")]
 
     def _who(self) -> str:
         stealing = self.recorder.stealing

@@ -116,7 +116,9 @@ def _progress(recording: Recording) -> str:
     progress = recording.progress
     if progress.started_at is None:
         return f"{_GRAPH}nothing was submitted since this was started"
-    return f"{_GRAPH}{progress.in_words(recording.n_threads, recording.time)}"
+    seconds = recording.stock_s
+    stock = "" if seconds is None else f"; stock Dask at least {seconds:.2f} s (simulated)"
+    return f"{_GRAPH}{progress.in_words(recording.n_threads, recording.time)}{stock}"
 
 
 def line(recording: Recording) -> str:

@@ -125,10 +125,14 @@ class Recorder(SchedulerPlugin):
     Parameters
     ----------
     name : str
+    scheduler : distributed.Scheduler, optional
+        Known from `start` if the plugin is registered.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, scheduler: Scheduler | None = None) -> None:
         self.name = name
+        if scheduler is not None:
+            self._scheduler = scheduler
         self._ran: dict[Key, _Ran] = {}
         self._nbytes: dict[Key, int] = {}
         self._delivered_s: dict[Key, float] = {}
@@ -221,6 +225,11 @@ class Recorder(SchedulerPlugin):
                 turn=(priority, at),
             )
             start_s += own_s[task.key]
+
+    @property
+    def n_tasks(self) -> int:
+        """Tasks that have run."""
+        return len(self._ran)
 
     def document(self) -> dict[str, Any]:
         """Return what was noted, as it is written."""
