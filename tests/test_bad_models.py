@@ -37,6 +37,10 @@ def short_weight(model: onnx.ModelProto) -> None:
     model.graph.initializer.append(TensorProto(name="w", data_type=FLOAT, dims=[9999], raw_data=b"1234"))
 
 
+def negative_weight(model: onnx.ModelProto) -> None:
+    model.graph.initializer.append(TensorProto(name="w", data_type=FLOAT, dims=[-1], raw_data=b"1234"))
+
+
 def twice_the_same(model: onnx.ModelProto) -> None:
     model.graph.initializer.extend([numpy_helper.from_array(np.zeros(9999, np.float32), "w")] * 2)
 
@@ -70,6 +74,7 @@ BAD = {
         "with the outputs ['c'] has no value",
     ),
     "a weight shorter than its shape": (changed(short_weight), "weight 'w' is damaged"),
+    "a weight of negative size": (changed(negative_weight), r"weight 'w' is damaged: its shape is \[-1\]"),
     "two weights of one name": (changed(twice_the_same), "has two initializers named 'w'"),
     "a weight without name": (
         changed(lambda m: m.graph.initializer.append(numpy_helper.from_array(np.float32([1])))),

@@ -11,6 +11,7 @@ import click
 from ferroflow_dask.cli.sections import SectionCommand, graph_option, size_option
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.graph import TOPOLOGIES, Graph, generate_graph, graph_from_onnx
+from ferroflow_dask.graph.files import read_graph
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -100,7 +101,11 @@ def graph_options(function: F) -> F:
             "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of random numbers."
         ),
         graph_option("--model", metavar="FILE", help="An ONNX model: a path or a URL."),
-        graph_option("--dag", metavar="NAME", help=f"A built-in graph: {', '.join(TOPOLOGIES)}."),
+        graph_option(
+            "--dag",
+            metavar="NAME|FILE.json",
+            help=f"A built-in graph: {', '.join(TOPOLOGIES)}. Or a graph that `info --save` wrote.",
+        ),
     ):
         function = option(function)
     return function
@@ -126,15 +131,18 @@ def load_graph(dag: str | None, model: str | None, seed: int, sizes: Mapping[str
     given = {_FLAGS.get(name, name): value for name, value in sizes.items() if value is not None}
     if (dag is None) == (model is None):
         raise UsageError("give either --dag NAME or --model FILE")
+    from_file = "--model" if dag is None else "--dag FILE" if dag.endswith(".json") else ""
+    if given and from_file:
+        raise UsageError(
+            f"{from_file} takes no sizes, but {', '.join(_FLAG_OF[name] for name in given)} was given"
+        )
+    if dag is not None and from_file:
+        return read_graph(dag)
     if dag is not None:
         try:
             return generate_graph(dag, seed=seed, **given)
         except UsageError as error:
             raise UsageError(_ARGUMENT.sub(lambda found: _FLAG_OF[found[0]], str(error))) from error
-    if given:
-        raise UsageError(
-            f"--model takes no sizes, but {', '.join(_FLAG_OF[name] for name in given)} was given"
-        )
     return graph_from_onnx(str(model))
 
 

@@ -17,8 +17,11 @@ from ferroflow_dask.cli.sections import cluster_option, device_option, output_op
 from ferroflow_dask.cli.strategies import as_facts, as_table, report_of
 from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.cost import AnalyticCost, estimate, flops
+from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.graph import Graph, levels
 from ferroflow_dask.graph.analysis import is_large_product
+from ferroflow_dask.graph.files import write_graph
+from ferroflow_dask.graph.model_files import is_url
 from ferroflow_dask.graph.render import kind_counts, to_dot, write
 from ferroflow_dask.kernels import provider_counts
 from ferroflow_dask.kernels.session import parts_of
@@ -53,6 +56,12 @@ _GPU_MATMUL_THRESHOLD = 262_144
     help="Draw the graph too: .dot, or .svg, .png, .pdf with Graphviz.",
 )
 @output_option(
+    "--save",
+    type=click.Path(dir_okay=False),
+    metavar="FILE.json",
+    help="Write the graph as JSON, for --dag. Large constants of a built-in graph go to FILE.npz.",
+)
+@output_option(
     "--strategy",
     type=click.Path(dir_okay=False),
     metavar="FILE",
@@ -69,6 +78,7 @@ def info(
     workers: int,
     threads: int,
     dot: str | None,
+    save: str | None,
     strategy: str | None,
     as_json: bool,
     **sizes: Any,
@@ -76,6 +86,10 @@ def info(
     """Show what a graph consists of and which kernels would run it."""
     if dot is not None:
         check_folder("--dot", dot)
+    if save is not None:
+        check_folder("--save", save)
+        if not save.endswith(".json"):
+            raise UsageError(f"--save {save!r} must end in .json")
     graph = load_graph(dag, model, seed, sizes)
     routing, unsupported = provider_counts(graph)
     large = sum(is_large_product(graph, op, gpu_matmul_threshold) for op in graph.live_ops)
@@ -106,6 +120,9 @@ def info(
         facts["strategy"] = as_facts(report)
     if dot is not None:
         write(to_dot(graph), dot)
+    if save is not None:
+        has_local_weights = model is not None and not is_url(model)
+        write_graph(graph, save, model if has_local_weights else None)
     if as_json:
         click.echo(json.dumps(facts))
         return

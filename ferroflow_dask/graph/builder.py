@@ -85,7 +85,7 @@ class Builder:
         GraphError
             The name is taken, ONNX has no such dtype, or a dimension is none.
         """
-        spec = TensorSpec(_checked_dtype(f"input {name!r}", dtype), _checked_shape(name, shape))
+        spec = TensorSpec(checked_dtype(f"input {name!r}", dtype), checked_shape(name, shape))
         return self._add_source(name, spec)
 
     def spec(self, value: str) -> TensorSpec:
@@ -110,7 +110,7 @@ class Builder:
         """
         array = np.asarray(value)
         name = name or f"constant_{self._next_id}"
-        _checked_dtype(f"constant {name!r}", array.dtype)
+        checked_dtype(f"constant {name!r}", array.dtype)
         return self._add_source(name, TensorSpec.of(array.dtype, array.shape), array)
 
     def op(
@@ -270,7 +270,7 @@ def _names(name: str) -> Iterator[str]:
     yield from (f"{name}_{i}" for i in count(2))
 
 
-def _checked_dtype(what: str, dtype: DTypeLike) -> np.dtype[Any]:
+def checked_dtype(what: str, dtype: DTypeLike) -> np.dtype[Any]:
     """Return a dtype that ONNX has; its strings are objects."""
     try:
         found = np.dtype(dtype)
@@ -282,7 +282,8 @@ def _checked_dtype(what: str, dtype: DTypeLike) -> np.dtype[Any]:
     return found
 
 
-def _checked_shape(name: str, shape: Sequence[Dim]) -> tuple[Dim, ...]:
+def checked_shape(name: str, shape: Sequence[Dim]) -> tuple[Dim, ...]:
+    """Return the dimensions of an input."""
     if isinstance(shape, str) or not isinstance(shape, Iterable):
         raise GraphError(f"input {name!r}: shape is {shape!r}; give its dimensions: shape=({shape!r},)")
     return tuple(_checked_dim(name, dim) for dim in shape)

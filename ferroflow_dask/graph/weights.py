@@ -94,6 +94,8 @@ class WeightReader:
 
     def array(self, tensor: onnx.TensorProto) -> NDArray[Any]:
         """Return the value of a tensor; strings become objects."""
+        if any(dim < 0 for dim in tensor.dims):  # NumPy would take -1 for any size
+            raise ModelError(f"weight {tensor.name!r} is damaged: its shape is {list(tensor.dims)}")
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             mapped = self._mapped(tensor)
             if mapped is not None:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dask.typing import Key
 
+from ferroflow_dask.documents import as_list, as_number, check_format, read_document, short
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.replay.job import Job, JobGraph
 from ferroflow_dask.virtual import VirtualTask
 
 FORMAT, VERSION = "ferroflow record", 1
-#: Larger files are not read [B].
-_MOST_NBYTES = 2**30
 _MOST_TASKS, _MOST_THREADS = 5_000_000, 100_000
 #: Part of the duration of tasks below which they are taken to wait rather than to compute.
 _COMPUTES = 0.5
@@ -31,14 +28,7 @@ def load_record(path: str | Path) -> Job:
         The file cannot be read, or is not a record.
     """
     path = Path(path)
-    try:
-        if path.stat().st_size > _MOST_NBYTES:
-            raise UsageError(f"a record must have at most {_MOST_NBYTES:,} bytes, got more: {str(path)!r}")
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"a record must be a file, got {str(path)!r}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"a record must be a JSON file, got {str(path)!r}: {error}") from error
+    document = read_document(path, "a record")
     try:
         return job_of_document(document, name=path.stem)
     except UsageError as error:
@@ -47,14 +37,11 @@ def load_record(path: str | Path) -> Job:
 
 def job_of_document(document: Any, name: str = "") -> Job:
     """Return the job that the document of a record describes."""
-    if not isinstance(document, Mapping) or document.get("format") != FORMAT:
-        raise UsageError(f"format must be {FORMAT!r}, got {_short(document)}")
-    if document.get("version") != VERSION:
-        raise UsageError(f"version must be {VERSION}, got {_short(document.get('version'))}")
-    rows, graphs = _list(document, "tasks"), _list(document, "graphs")
+    document = check_format(document, FORMAT, VERSION)
+    rows, graphs = as_list(document.get("tasks"), "tasks"), as_list(document.get("graphs"), "graphs")
     if len(rows) > _MOST_TASKS:
         raise UsageError(f"tasks must be at most {_MOST_TASKS:,}, got {len(rows):,}")
-    computes = _number(document.get("core_share", 1.0), "core_share") >= _COMPUTES
+    computes = as_number(document.get("core_share", 1.0), "core_share") >= _COMPUTES
     keys: list[Key] = []
     tasks: list[dict[Key, VirtualTask]] = [{} for _ in graphs]
     wanted: list[list[Key]] = [[] for _ in graphs]
@@ -70,20 +57,20 @@ def job_of_document(document: Any, name: str = "") -> Job:
     found = []
     for at, graph in enumerate(graphs):
         if not isinstance(graph, Mapping):
-            raise UsageError(f"graph {at} must be an object, got {_short(graph)}")
-        delay_s = _number(graph.get("delay_s", 0.0), f"delay_s of graph {at}")
+            raise UsageError(f"graph {at} must be an object, got {short(graph)}")
+        delay_s = as_number(graph.get("delay_s", 0.0), f"delay_s of graph {at}")
         if tasks[at]:
             found.append(JobGraph(tasks[at], tuple(wanted[at]), bool(graph.get("waits")), delay_s))
-    threads = tuple(_count(n, "threads of a worker") for n in _list(document, "threads"))
+    threads = tuple(_count(n, "threads of a worker") for n in as_list(document.get("threads"), "threads"))
     if sum(threads) > _MOST_THREADS:
         raise UsageError(f"threads must be at most {_MOST_THREADS:,} in all, got {sum(threads):,}")
-    _list(document, "transfers")  # nothing reads them yet, but the file must be whole
+    as_list(document.get("transfers"), "transfers")  # nothing reads them yet, but the file must be whole
     return Job(
         tuple(found),
         name,
         str(document.get("policy", "")),
         threads,
-        _number(document.get("makespan_s"), "makespan_s"),
+        as_number(document.get("makespan_s"), "makespan_s"),
     )
 
 
@@ -92,45 +79,26 @@ def _task(row: Any, at: int, keys: list[Key], n_graphs: int, computes: bool) -> 
     if not isinstance(row, list) or len(row) != 8 or not isinstance(row[0], str):
         raise UsageError(
             f"task {at} must be a list of key, graph, duration, size, dependencies, worker, start and "
-            f"whether it is wanted; got {_short(row)}"
+            f"whether it is wanted; got {short(row)}"
         )
     _, graph, duration_s, nbytes, needed, _, _, is_wanted = row
     if not isinstance(graph, int) or not 0 <= graph < n_graphs:
-        raise UsageError(f"graph of task {at} must be from 0 to {n_graphs - 1}, got {_short(graph)}")
+        raise UsageError(f"graph of task {at} must be from 0 to {n_graphs - 1}, got {short(graph)}")
     if not isinstance(needed, list):
-        raise UsageError(f"dependencies of task {at} must be a list, got {_short(needed)}")
+        raise UsageError(f"dependencies of task {at} must be a list, got {short(needed)}")
     for one in needed:
         if not isinstance(one, int) or isinstance(one, bool) or not 0 <= one < at:
-            raise UsageError(f"a dependency of task {at} must be an earlier task, got {_short(one)}")
+            raise UsageError(f"a dependency of task {at} must be an earlier task, got {short(one)}")
     task = VirtualTask(
-        _number(duration_s, f"duration of task {at}"),
+        as_number(duration_s, f"duration of task {at}"),
         tuple([keys[one] for one in needed]),
-        int(_number(nbytes, f"size of task {at}")),
+        int(as_number(nbytes, f"size of task {at}")),
         takes_core=computes,
     )
     return graph, task, bool(is_wanted)
 
 
-def _list(document: Mapping[str, Any], name: str) -> list[Any]:
-    value = document.get(name)
-    if not isinstance(value, list):
-        raise UsageError(f"{name} must be a list, got {_short(value)}")
-    return value
-
-
-def _number(value: Any, where: str) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value < 0:
-        raise UsageError(f"{where} must be a finite number, at least 0, got {_short(value)}")
-    return float(value)
-
-
 def _count(value: Any, where: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UsageError(f"{where} must be a whole number, at least 1, got {_short(value)}")
+        raise UsageError(f"{where} must be a whole number, at least 1, got {short(value)}")
     return value
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) < 60 else f"{text[:57]}..."

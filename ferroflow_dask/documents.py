@@ -1,0 +1,71 @@
+"""Documents in JSON that users may have written: read with limits, checked field by field."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ferroflow_dask.exceptions import UsageError
+
+#: Larger files are not read [B].
+_MOST_NBYTES = 2**30
+
+
+def read_document(path: str | Path, what: str) -> Any:
+    """Return the content of a JSON file.
+
+    Parameters
+    ----------
+    path : str or path
+    what : str
+        Errors call the file that, like "a record".
+
+    Raises
+    ------
+    UsageError
+        The file cannot be read, or is no JSON.
+    """
+    path = Path(path)
+    try:
+        if path.stat().st_size > _MOST_NBYTES:
+            raise UsageError(f"{what} must have at most {_MOST_NBYTES:,} bytes, got more: {str(path)!r}")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{what} must be a file, got {str(path)!r}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"{what} must be a JSON file, got {str(path)!r}: {error}") from error
+
+
+def check_format(document: Any, name: str, version: int) -> Mapping[str, Any]:
+    """Return a document if it has the format and the version; raises `UsageError`."""
+    if not isinstance(document, Mapping) or document.get("format") != name:
+        raise UsageError(f"format must be {name!r}, got {short(document)}")
+    if document.get("version") != version:
+        raise UsageError(f"version must be {version}, got {short(document.get('version'))}")
+    return document
+
+
+def as_list(value: Any, where: str) -> list[Any]:
+    """Return a value that must be a list; raises `UsageError`."""
+    if not isinstance(value, list):
+        raise UsageError(f"{where} must be a list, got {short(value)}")
+    return value
+
+
+def as_number(value: Any, where: str) -> float:
+    """Return a value that must be a finite number, at least 0; raises `UsageError`."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value < 0:
+        raise UsageError(f"{where} must be a finite number, at least 0, got {short(value)}")
+    return float(value)
+
+
+def short(value: Any) -> str:
+    """Return a value as errors show it."""
+    text = repr(value)
+    return text if len(text) < 60 else f"{text[:57]}..."
