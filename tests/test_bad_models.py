@@ -74,7 +74,7 @@ BAD = {
         "with the outputs ['c'] has no value",
     ),
     "a weight shorter than its shape": (changed(short_weight), "weight 'w' is damaged"),
-    "a weight of negative size": (changed(negative_weight), r"weight 'w' is damaged: its shape is \[-1\]"),
+    "a weight of negative size": (changed(negative_weight), "weight 'w' is damaged: its shape is [-1]"),
     "two weights of one name": (changed(twice_the_same), "has two initializers named 'w'"),
     "a weight without name": (
         changed(lambda m: m.graph.initializer.append(numpy_helper.from_array(np.float32([1])))),

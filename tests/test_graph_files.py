@@ -82,6 +82,7 @@ def test_a_file_written_by_hand_needs_little(tmp_path: Path) -> None:
     ]
     graph = read_graph(write(tmp_path, ops=ops))
     assert graph.outputs == ("join",)
+    assert [graph.spec(name).nbytes for name in ("load", "left", "right", "join")] == [1000, 1000, 8, 8]
     assert graph.name == "g"
     assert [op.attributes["duration"] for op in graph.ops] == [0.001, 0.001, 0, 0.001]
     assert evaluate(graph, {})["join"].nbytes == 8

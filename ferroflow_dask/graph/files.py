@@ -283,6 +283,7 @@ def _arrays(path: Path) -> Mapping[str, Any]:
 
 def _with_types(graph: Graph) -> Graph:
     """Return a graph with the types that ONNX can infer; raises for what is no valid ONNX."""
+    graph = replace(graph, specs={**_of_sleeping(graph), **graph.specs})
     ops = [op for op in graph.live_ops if op.domain != FERROFLOW_DOMAIN]
     if not ops:
         return graph
@@ -305,6 +306,17 @@ def _with_types(graph: Graph) -> Graph:
     entries = (*inferred.graph.value_info, *inferred.graph.output)
     found = {entry.name: spec_from_type(entry.type) for entry in entries if entry.name in produced}
     return replace(graph, specs={**found, **graph.specs})
+
+
+def _of_sleeping(graph: Graph) -> dict[str, TensorSpec]:
+    """Return the types of what ops that sleep yield."""
+    specs: dict[str, TensorSpec] = {}
+    for op in graph.topological_order:
+        if op.kind == f"{FERROFLOW_DOMAIN}.Slow":
+            shape = op.attributes.get("shape")
+            first = specs.get(op.inputs[0], graph.spec(op.inputs[0])) if op.inputs else UNKNOWN
+            specs[op.outputs[0]] = first if shape is None else TensorSpec.of(op.attributes["dtype"], shape)
+    return specs
 
 
 def _spec(name: str, row: Any) -> TensorSpec:
