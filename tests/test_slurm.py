@@ -22,6 +22,7 @@ from command_line import FAILURE, USAGE, answer, assert_one_line, ferroflow
 from models import mlp
 from real_slurm import ask, queue, states
 from slurm_clusters import SCHEDULER, client_of, n_workers, no_jobs, ours, sections, soon
+from terminal import terminal
 
 import ferroflow_dask
 from ferroflow_dask.exceptions import ClusterError, UsageError
@@ -315,6 +316,21 @@ def test_waiting_for_jobs_is_shown_in_lines(tmp_path: Path, monkeypatch: pytest.
     assert re.search(r"2 of 2 workers have not connected within 3 s: job \d+ is PENDING \(BeginTime\)", last)
     assert done.exit_code == FAILURE
     assert no_jobs()
+
+
+def test_waiting_for_jobs_is_one_line_on_a_terminal(tmp_path: Path) -> None:
+    sections(tmp_path, **{"job-extra-directives": ["--begin=now+1hour"], "scheduler-options": SCHEDULER})
+    program = f"{sys.executable} -m ferroflow_dask run --dag wide --cluster slurm --jobs 2"
+    with terminal(tmp_path, f"cd {tmp_path} && {program}") as shown:
+        line = r"0 of 2 jobs running; \d+, \d+ PENDING \(BeginTime\); Ctrl-C to stop"
+        assert soon(lambda: re.search(line, shown.screen())), shown.screen()
+        shown.press("C-c")
+        assert soon(lambda: "ended with 130" in shown.screen()), shown.screen()
+        text = shown.screen()
+    assert "interrupted" in text
+    assert not re.search(line, text)  # it was a status line, which is gone
+    assert "Traceback" not in text
+    assert soon(no_jobs)
 
 
 def counted(name: str, calls: Counter[str]) -> Callable[[Any], Any]:

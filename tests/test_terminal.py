@@ -6,7 +6,6 @@ import io
 import logging
 import os
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ import waiting
 from command_line import FAILURE, USAGE, assert_one_line, ferroflow
 from distributed import Client, LocalCluster
 from rich.console import Console
+from terminal import terminal
 
 import ferroflow_dask
 from ferroflow_dask.dashboard.recording import Recording
@@ -52,26 +52,9 @@ def client() -> Iterator[Client]:
 
 @pytest.mark.parametrize(("width", "height"), [(60, 20), (120, 40)])
 def test_top_in_a_terminal(client: Client, tmp_path: Path, width: int, height: int) -> None:
-    if shutil.which("tmux") is None:
-        pytest.skip("tmux is not installed")
     address = client.scheduler_info()["address"]
-
-    def tmux(*arguments: str) -> str:
-        command = ("tmux", "-S", str(tmp_path / "s"), "-f", "/dev/null", *arguments)
-        # The size is the terminal's; what runs tests side by side says one of its own.
-        kept = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-        environment = {**kept, "TERM": "xterm-256color", "LANG": "C.UTF-8"}
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, env=environment, timeout=30
-        )
-        return done.stdout
-
-    def screen() -> str:
-        return tmux("capture-pane", "-p")
-
-    size = ("-x", str(width), "-y", str(height))
-    tmux("-u", "new-session", "-d", *size, f"{TOP} top --connect {address}; echo ended; sleep 60")
-    try:
+    with terminal(tmp_path, f"{TOP} top --connect {address}", width, height) as shown:
+        screen = shown.screen
         assert soon(lambda: re.search(COLUMNS, screen())), screen()
         assert "3 workers · 3 threads · StealingPolicy" in screen()
         assert "nothing was submitted since this was started" in screen()
@@ -80,20 +63,18 @@ def test_top_in_a_terminal(client: Client, tmp_path: Path, width: int, height: i
         assert soon(lambda: re.search(r"^\d +executing +1/1", screen(), re.MULTILINE)), screen()
         future.result()
         assert soon(lambda: "graph    25 of 25 tasks took " in screen()), screen()
-        shown = screen()
-        assert len(re.findall(r"^\d +done +0/1 +0 +\d+% +\d+% +0\.00 s", shown, re.MULTILINE)) == 3, shown
-        assert re.search(r"^tasks/s  [▁▂▃▄▅▆▇█]+ [\d,]+ · \d+% of threads at work", shown, re.MULTILINE)
-        assert re.search(r"^steals   \d+ of \d+ asked", shown, re.MULTILINE)
-        tmux("send-keys", "q")
-        assert soon(lambda: "ended" in screen()), screen()
-    finally:
-        tmux("kill-server")
+        text = screen()
+        assert len(re.findall(r"^\d +done +0/1 +0 +\d+% +\d+% +0\.00 s", text, re.MULTILINE)) == 3, text
+        assert re.search(r"^tasks/s  [▁▂▃▄▅▆▇█]+ [\d,]+ · \d+% of threads at work", text, re.MULTILINE)
+        assert re.search(r"^steals   \d+ of \d+ asked", text, re.MULTILINE)
+        shown.press("q")
+        assert soon(lambda: "ended with 0" in screen()), screen()
 
 
-@pytest.mark.parametrize("terminal", ["dumb", "xterm"])
-def test_top_into_a_file(client: Client, terminal: str) -> None:
+@pytest.mark.parametrize("kind", ["dumb", "xterm"])
+def test_top_into_a_file(client: Client, kind: str) -> None:
     address = client.scheduler_info()["address"]
-    environment = {**os.environ, "TERM": terminal}
+    environment = {**os.environ, "TERM": kind}
     done = subprocess.run(
         [TOP, "top", "--connect", address, "--for", "5"],
         capture_output=True,
