@@ -26,7 +26,6 @@ _CHANGES = (
     "observe",
     "finish",
     "release",
-    "_settle",  # who idles since when depends on when that is asked
 )
 
 

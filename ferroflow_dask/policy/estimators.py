@@ -40,9 +40,13 @@ class Paces:
             last = self._last[worker] = deque(maxlen=_REMEMBERED)
         last.append(octaves)
         ordered = sorted(last)
-        self._paces.put(worker, ordered[(len(ordered) - 1) // 2])
+        pace = ordered[(len(ordered) - 1) // 2]
+        if self._paces.of.get(worker) != pace:
+            self._paces.put(worker, pace)
         n_outliers = len(ordered) // 5  # at either end
-        self._spreads.put(worker, ordered[-1 - n_outliers] - ordered[n_outliers])
+        spread = ordered[-1 - n_outliers] - ordered[n_outliers]
+        if self._spreads.of.get(worker) != spread:
+            self._spreads.put(worker, spread)
 
     def speed(self, worker: Hashable) -> float:
         """Return the speed of a worker relative to the median worker."""
@@ -73,8 +77,6 @@ class _SortedValues:
 
     def put(self, worker: Hashable, value: float) -> None:
         before = self.of.get(worker)
-        if before == value:
-            return
         if before is not None:
             del self.ordered[bisect_left(self.ordered, before)]
         self.of[worker] = value

@@ -185,12 +185,6 @@ class WorkerView:
         Of the results of the tasks it has, where they are known and there are devices [B].
     is_full : bool
         Whether its device is nearly full.
-    group : tuple
-        What workers that run a task equally fast have in common: kind, speed, whether the device is full.
-    filed : tuple or None
-        The load under which the cluster view has it in its order; None while it is in none.
-    is_stale : bool
-        Whether its load has changed since.
     """
 
     key: WorkerKey
@@ -208,17 +202,7 @@ class WorkerView:
     free_nbytes: float = inf
     due_nbytes: int = 0
     is_full: bool = False
-    group: tuple[str, float, bool] = ("", 1.0, False)
-    filed: Load | None = None
-    is_stale: bool = False
     queue: TaskQueue = field(default_factory=TaskQueue)
-
-    def __post_init__(self) -> None:
-        self.regroup()
-
-    def regroup(self) -> None:
-        """Update the group; whoever changes what it consists of calls this."""
-        self.group = (self.kind, self.speed, self.is_full)
 
     def expect(self, missing: int, near: int) -> None:
         """Note that so many bytes will be on their way to it, and how many of them from its host [B]."""
@@ -250,10 +234,6 @@ class WorkerView:
     @property
     def load(self) -> Load:
         """Sort key, least loaded first: wait [s], tasks per thread, turn; and the worker itself."""
-        return self.load_now() if self.filed is None or self.is_stale else self.filed
-
-    def load_now(self) -> Load:
-        """Return the load, whatever it was filed under."""
         n, nthreads = len(self.queue), self.nthreads
         wait_s = 0.0 if n < nthreads else self.backlog_s / (nthreads * self.speed)
         return (wait_s, n / nthreads, self.turn, self)

@@ -96,18 +96,15 @@ class ClusterView(LoadOrder):
     def set_running(self, key: WorkerKey, is_running: bool) -> None:
         """Note that a worker may, or may no longer, be given tasks."""
         worker = self.workers[key]
-        self._unfile(worker)
         worker.is_running = is_running
         self._file(worker)
+        self._count_idle(worker, is_running)
 
     def set_kind(self, key: WorkerKey, kind: str) -> None:
         """Note that a worker has become one of another kind."""
-        self._settle()
         worker = self.workers[key]
-        self._unfile(worker)
         worker.kind = kind
         worker.free_nbytes, worker.is_full = inf, False  # of the device that it had
-        worker.regroup()
         self._file(worker)
 
     def set_started(self, key: Key) -> None:
@@ -157,9 +154,7 @@ class ClusterView(LoadOrder):
         worker.free_nbytes = free_nbytes
         is_full = free_nbytes < _FULL_SHARE * total_nbytes
         if is_full != worker.is_full:
-            self._unfile(worker)
             worker.is_full = is_full
-            worker.regroup()
             self._file(worker)
 
     def assign(self, task: TaskView, key: WorkerKey, now: float) -> None:
@@ -170,9 +165,9 @@ class ClusterView(LoadOrder):
         n_before = len(worker.queue)
         if not n_before:
             worker.progress_at = now
-        if not worker.is_stale:
-            worker.is_stale = True
-            self._stale.append(worker)
+        self._all.changed[worker] = None
+        if self._hosts:
+            self._hosts[worker.host].changed[worker] = None
         worker.turn = self._next_turn
         self._next_turn += 1
         if task.costs_s:
@@ -184,11 +179,12 @@ class ClusterView(LoadOrder):
             if missing > 0:
                 worker.expect(missing, task.near_bytes(worker))
         worker.queue.add(task)
-        if n_before == worker.nthreads:
-            self.n_crowded += 1
+        if n_before >= worker.nthreads:
+            self._crowded.changed[worker] = None
+            self.n_crowded += n_before == worker.nthreads
         elif n_before == worker.nthreads - 1 and worker.is_running:
             self.n_idle -= 1
-            del self._idle[key]
+            self._idle.pop(key, None)
         worker.backlog_s += task.cost_s
         worker.due_nbytes += task.output_bytes
         self.assigned[task.key] = (task, worker)
@@ -223,9 +219,7 @@ class ClusterView(LoadOrder):
                 self._set_speed(worker, speed)
 
     def _set_speed(self, worker: WorkerView, speed: float) -> None:
-        self._unfile(worker)
         worker.speed = speed
-        worker.regroup()
         self._file(worker)
         if speed == 1:
             del self._unusual[worker.key]
@@ -245,17 +239,17 @@ class ClusterView(LoadOrder):
         if entry is None:
             return
         task, worker = entry
-        if not worker.is_stale:
-            worker.is_stale = True
-            self._stale.append(worker)
+        self._all.changed[worker] = None
+        if self._hosts:
+            self._hosts[worker.host].changed[worker] = None
         queue = worker.queue
         queue.take_out(task)
         n_left = len(queue)
         if task.output_bytes:
             worker.due_nbytes -= task.output_bytes
         if n_left >= worker.nthreads:
-            if n_left == worker.nthreads:
-                self.n_crowded -= 1
+            self._crowded.changed[worker] = None
+            self.n_crowded -= n_left == worker.nthreads
             if task.has_started:
                 queue.start(worker.nthreads - 1)
         elif n_left == worker.nthreads - 1 and worker.is_running:
