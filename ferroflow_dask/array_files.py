@@ -99,11 +99,10 @@ def _check_magic(path: str, head: bytes) -> None:
     """Raise `UsageError` where a file begins as no file of NumPy's does, which NumPy takes for a pickle."""
     if head.startswith(_MAGIC) or not head:  # what is empty, NumPy tells
         return
-    stem, ending = os.path.splitext(path)
-    array = f"numpy.loadtxt({path!r}, 'float32', delimiter=',')" if ending == ".csv" else "array"
+    stem, _ = os.path.splitext(path)
     raise UsageError(
         f"--input {path!r} is no .npy or .npz file, which --input takes; write one by "
-        f"numpy.save({stem + '.npy'!r}, {array})"
+        f"numpy.save({stem + '.npy'!r}, array)"
     )
 
 
@@ -127,7 +126,7 @@ def write_outputs(path: str, outputs: Mapping[str, Any]) -> None:
     FerroflowError
         The file cannot be written; one that was there is as it was.
     """
-    arrays = {name: _as_array(name, value) for name, value in outputs.items()}
+    arrays = {name: as_numpys(name, value) for name, value in outputs.items()}
     # As np.savez does, which would take an output named "file" for its own argument.
     try:
         with replacing(path) as beside, zipfile.ZipFile(beside, "w") as archive:
@@ -138,7 +137,8 @@ def write_outputs(path: str, outputs: Mapping[str, Any]) -> None:
         raise FerroflowError(f"--output {path!r} cannot be written: {error.strerror or error}") from error
 
 
-def _as_array(name: str, value: Any) -> Any:
+def as_numpys(name: str, value: Any) -> Any:
+    """Return an output as an array of NumPy's own types; raises `UsageError` if it is none."""
     if not isinstance(value, np.ndarray | np.generic):
         raise UsageError(f"--output writes arrays; output {name!r} is a {type(value).__name__}")
     array = np.asarray(value)

@@ -259,7 +259,7 @@ MLP = ("run", "--model", "mlp.onnx", "--policy", "sequential")
         pytest.param(
             (*MLP, "--input", "x=x.csv"),
             USAGE,
-            r"'x.csv' is no .npy or .npz file.* by numpy.save\('x.npy', numpy.loadtxt\('x.csv', .*\)\)$",
+            r"a batch job needs one --input and one --output, got no --output; call .* --output out.parquet$",
             id="a table of text",
         ),
         pytest.param(

@@ -20,6 +20,7 @@ from ferroflow_dask.cli.errors import Failure
 from ferroflow_dask.cli.files import check_folder
 from ferroflow_dask.cli.graph_options import GraphCommand, graph_options, graph_sizes, load_graph
 from ferroflow_dask.cli.graphs import Told, as_object, in_words, run_graph
+from ferroflow_dask.cli.jobs import is_job, job_options, run_in_partitions
 from ferroflow_dask.cli.looks import Looks, look_options
 from ferroflow_dask.cli.sections import cluster_option, graph_option, how_option, output_option, slurm_option
 from ferroflow_dask.cli.slurm import SlurmOptions, print_job_scripts, slurm_options
@@ -45,7 +46,8 @@ _OF_CLUSTERS = ("workers", "threads", "processes", "address", "timeout", "cluste
     multiple=True,
     metavar="[NAME=]FILE",
     help="A .npy file for an input, or in place of a default (`info` lists both), or a .npz. Without any for "
-    "the inputs, these are drawn at random; defaults are the model's.",
+    "the inputs, these are drawn at random; defaults are the model's. For a batch job: a .parquet, .csv or "
+    ".npy file, or a folder of .parquet files or of images.",
 )
 @how_option(
     "--policy",
@@ -67,6 +69,7 @@ _OF_CLUSTERS = ("workers", "threads", "processes", "address", "timeout", "cluste
     help="Compute the inputs in batches of so many rows, with the whole model in each worker; no row may "
     "depend on others.",
 )
+@job_options
 @how_option(
     "--strategy",
     type=click.Path(dir_okay=False),
@@ -97,7 +100,10 @@ _OF_CLUSTERS = ("workers", "threads", "processes", "address", "timeout", "cluste
 @device_options
 @look_options
 @output_option(
-    "--output", type=click.Path(dir_okay=False), metavar="FILE", help="Write the outputs to this .npz file."
+    "--output",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Write the outputs to this .npz file. For a batch job: a .parquet, .csv or .npy file.",
 )
 @output_option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @graph_sizes
@@ -116,6 +122,8 @@ def run(
     prints_job_script: bool,
     placement: str | None,
     batch: int | None,
+    columns: str | None,
+    preprocess: str | None,
     strategy: str | None,
     devices: Devices | None,
     steal_threshold: int | None,
@@ -133,17 +141,11 @@ def run(
     """Run a built-in graph or an ONNX model and say how fast it was."""
     _check_cluster(policy, address, slurm, prints_job_script)
     options = _policy_options(policy, seed, steal_threshold, no_adaptive_threshold)
-    _check_placement(policy, placement, batch)
-    if batch is not None and devices is not None and devices.matmul_threshold is not None:
-        raise UsageError("--gpu-matmul-threshold is for ops; --batch runs the whole model; leave one out")
+    _check_placement(policy, placement, batch, devices)
     check_options(strategy, policy, placement, batch)
-    _check_output(output)
+    in_partitions = is_job(input_files, output)
+    _check_output(output, in_partitions)
     graph = load_graph(dag, model, seed, sizes)
-    if output is not None:
-        check_outputs(output, graph)
-    given = read_inputs(graph, input_files) if input_files else {}
-    is_random = are_drawn(graph, given)
-
     looks = Looks(is_live, report, trace, is_online)
     looks.check(policy)
     where = Where(address, timeout, slurm, workers, threads, processes, devices)
@@ -156,6 +158,21 @@ def run(
         ):
             yield client
 
+    if in_partitions:
+        run_in_partitions(
+            graph,
+            input_files,
+            output,
+            cluster,
+            policy=policy,
+            batch=batch,
+            columns=columns,
+            preprocess=preprocess,
+            as_json=as_json,
+        )
+        return
+    given = _given(graph, input_files, output)
+    is_random = are_drawn(graph, given)
     # What cannot run is refused before a cluster is started for it.
     graph, inputs = _fitting(graph, given, seed, batch, where.n_threads)
     found_strategy = None if strategy is None else strategy_for(graph, inputs, strategy)
@@ -234,8 +251,15 @@ def _check_cluster(
         raise UsageError("--job-script needs --cluster slurm")
 
 
-def _check_output(output: str | None) -> None:
-    if output is None:
+def _given(graph: Graph, input_files: tuple[str, ...], output: str | None) -> dict[str, Any]:
+    """Return the inputs in files, once it is known that the outputs can be written."""
+    if output is not None:
+        check_outputs(output, graph)
+    return read_inputs(graph, input_files) if input_files else {}
+
+
+def _check_output(output: str | None, in_partitions: bool) -> None:
+    if output is None or in_partitions:
         return
     if not output.endswith(".npz"):
         raise UsageError(f"--output {output!r} must end in .npz")
@@ -247,7 +271,9 @@ def _default_placement(graph: Graph, model: str | None, policy: str, devices: De
     return (default_placement(graph, False, False) or AUTO) if is_whole else AUTO
 
 
-def _check_placement(policy: str, placement: str | None, batch: int | None) -> None:
+def _check_placement(policy: str, placement: str | None, batch: int | None, devices: Devices | None) -> None:
+    if batch is not None and devices is not None and devices.matmul_threshold is not None:
+        raise UsageError("--gpu-matmul-threshold is for ops; --batch runs the whole model; leave one out")
     if batch is not None and (policy == "sequential" or placement not in (None, AUTO, "whole")):
         raise UsageError(
             "--batch computes the whole model on each worker; --policy sequential has none, and no other "
