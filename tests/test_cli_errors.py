@@ -259,7 +259,7 @@ MLP = ("run", "--model", "mlp.onnx", "--policy", "sequential")
         pytest.param(
             (*MLP, "--input", "x=x.csv"),
             USAGE,
-            r"a batch job needs one --input and one --output, got no --output; call .* --output out.parquet$",
+            "--policy must be of a cluster for a batch job, got 'sequential'; leave it out$",
             id="a table of text",
         ),
         pytest.param(

@@ -227,6 +227,7 @@ def test_a_partition_that_fails_is_told_and_the_others_are_kept(folder: Path) ->
         ),
         (("t.parquet", "o.csv", "--policy", "sequential"), "--policy must be of a cluster for a batch job"),
         (("t.parquet", "o.csv", "--preprocess", "imagenet"), "--preprocess is for folders of images, got"),
+        (("x=t.csv", "o.csv"), "a table has names of its own; give --input 't.csv' without 'x='"),
         (("none.csv", "o.csv"), "--input must be a file or a folder, got 'none.csv'"),
         (("bad.parquet", "o.csv"), "--input 'bad.parquet' cannot be read"),
         (("x.npy", "o.csv", "--columns", "a"), "--columns is for tables, got 'x.npy'"),

@@ -70,6 +70,9 @@ def source_of(
     files: tuple[Path, ...] = (Path(path),)
     is_folder = os.path.isdir(path)
     if not (is_folder or os.path.isfile(path)):
+        name, is_named, rest = path.partition("=")
+        if is_named and os.path.exists(rest):
+            raise UsageError(f"a table has names of its own; give --input {rest!r} without '{name}='")
         raise UsageError(f"--input must be a file or a folder, got {path!r}: there is none")
     if is_folder:
         every = sorted(Path(path).iterdir())
