@@ -198,9 +198,9 @@ FRAME = dd.from_pandas(pd.DataFrame({"a": np.zeros(4, np.float32)}), npartitions
         (mlp, X, {"batch": 0}, UsageError, "batch is 0; it must be a number of rows, at least 1"),
         (mlp, X, {"batch": True}, UsageError, "batch is True; it must be a number of rows, at least 1"),
         (mlp, X, {"batch": 2.0}, UsageError, "batch is 2.0; it must be a number of rows"),
-        (mlp, FRAME, {}, BindError, r"is a DataFrame, and no Dask array; pass x=frame.to_dask_array\("),
-        (mlp, dask.delayed(X), {}, BindError, r"no Dask array; pass x=dask.array.from_delayed\("),
-        (mlp, db.range(4, 2), {}, BindError, "is a Bag, and no Dask array"),
+        (mlp, FRAME, {}, BindError, "input 'x' takes 784 columns, got 1"),
+        (mlp, {"x": dask.delayed(X)}, {}, BindError, r"no Dask array; pass x=dask.array.from_delayed\("),
+        (mlp, {"x": db.range(4, 2)}, {}, BindError, "is a Bag, and no Dask array"),
         (mlp, np.float32(1), {}, BindError, r"has shape \(\); its first dimension must be the batch"),
         (
             two_in_two_out,

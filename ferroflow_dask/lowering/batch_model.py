@@ -76,7 +76,7 @@ class RunModel:
         return Results(tuple(self._output(name, found, n) for name in self.graph.outputs))
 
     def _output(self, name: str, found: Sequence[Mapping[str, Any]], n: int) -> Any:
-        parts = [host_value(piece[name]) for piece in found]
+        parts = [_as_rows(host_value(piece[name])) for piece in found]
         expected = n if self.rows is None else self.rows
         for part in parts:
             if isinstance(part, list):
@@ -102,6 +102,13 @@ class RunModel:
         return [{name: values[name][place] for name in self.batched} for place in places]
 
 
+def _as_rows(value: Any) -> Any:
+    """Return a list of maps, as of ZipMap, as an array of dicts; any other value as it is."""
+    if isinstance(value, list) and value and all(isinstance(entry, dict) for entry in value):
+        return np.fromiter(value, object, len(value))
+    return value
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
     """A model with its large constants, which travel as one value, to each worker once."""
@@ -114,11 +121,14 @@ class LoadedModel:
         return self.run(self.weights, *arrays)
 
 
-def _nbytes(model: LoadedModel) -> int:
-    return len(model.run.sealed.content) + sum(int(sizeof(array)) for array in model.weights.values())
+def nbytes_of(model: RunModel | LoadedModel) -> int:
+    """Return what a model takes up in a worker's memory [B]."""
+    if isinstance(model, RunModel):
+        return len(model.sealed.content)
+    return nbytes_of(model.run) + sum(int(sizeof(array)) for array in model.weights.values())
 
 
-sizeof.register(LoadedModel, _nbytes)
+sizeof.register(LoadedModel, nbytes_of)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -182,11 +192,14 @@ class Trial:
         Of outputs, as far as the caller tells them; the first dimension is the batch.
     first : callable, optional
         As in `Rows`.
+    needs_shapes : bool
+        Whether the shape of a row of each output must be known, and not only how many dimensions it has.
     """
 
     checks_rows: bool = True
     specs: Mapping[str, TensorSpec] = field(default_factory=dict)
     first: Callable[[int], Sequence[Any]] | None = None
+    needs_shapes: bool = True
 
 
 def batch_model(
@@ -215,7 +228,7 @@ def batch_model(
         by_key[key] = _prepare(graph, batched, tuple(others), providers)
     prepared = by_key[key]
     # Shapes of outputs may depend on the values of the others, and whether rows depend on each other.
-    values = tokenize(dict(others), trial.checks_rows, list(trial.specs.items()))
+    values = tokenize(dict(others), trial.checks_rows, list(trial.specs.items()), trial.needs_shapes)
     known: BatchModel | None = prepared.by_values.get(values)
     if known is None:
         known = prepared.by_values[values] = _find_out(graph, prepared, batched, others, trial)
@@ -253,7 +266,9 @@ def _find_out(
     way = way if is_freed else prepared.ways[-1]
     if len(prepared.ways) > 1 or way.run.rows is not None:
         logger.info("model %r: %s", graph.name, way.how)
-    specs = trial.specs or _output_specs(way.freed or graph, way.run, weights, batched, others, samples=rows)
+    specs = trial.specs or _output_specs(
+        way.freed or graph, way.run, weights, batched, others, samples=rows, needs_shapes=trial.needs_shapes
+    )
     is_checked = is_freed or not trial.checks_rows
     if not (is_checked or are_rows_independent(way.run, graph, weights, rows, others)):
         raise BindError(
@@ -271,11 +286,14 @@ def _output_specs(
     others: Mapping[str, Any],
     *,
     samples: Rows,
+    needs_shapes: bool,
 ) -> dict[str, TensorSpec]:
     """Return dtype and shape of each output, its first dimension being the batch."""
     first: Any = BATCH if run.rows is None else run.rows
     specs = {name: TensorSpec(spec.dtype, (first, *(spec.shape or ())[1:])) for name, spec in batched.items()}
     found = output_specs(graph, specs)
+    if not needs_shapes and all(spec.shape or spec.is_sequence for spec in found.values()):
+        return found
     if all(_is_told(spec) and spec.shape and spec.shape[0] == first for spec in found.values()):
         return found
     # ONNX cannot tell: see what comes out when a few rows of zeros go in. Two numbers of rows, since one

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,11 @@ from ferroflow_dask.graph.nodes import TensorSpec
 from ferroflow_dask.graph.outputs import with_outputs
 from ferroflow_dask.kernels.choice import check_supported, provider_names
 from ferroflow_dask.lowering.batch_model import BatchModel, LoadedModel, RunModel, Trial, batch_model
+from ferroflow_dask.lowering.forms import Columns
+from ferroflow_dask.lowering.map_rows import checked_others, map_rows
 from ferroflow_dask.lowering.placement import check_placed
+from ferroflow_dask.lowering.row_sources import ArraySource, source_of
+from ferroflow_dask.lowering.row_steps import Steps, function_of
 from ferroflow_dask.lowering.sources import (
     check_sizes,
     checked,
@@ -56,21 +60,71 @@ def _item(results: Results, item: int) -> Any:
 Outputs = Sequence[str] | Mapping[str, tuple[Any, Sequence[int]]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowOptions:
+    """What `Model.map_batches` is given besides data, model and trials; see there."""
+
+    columns: Columns = None
+    batch_size: int | None = None
+    preprocess: Any = None
+    postprocess: Any = None
+    on_error: str = "raise"
+    meta: Any = None
+
+    def steps(self) -> Steps:
+        """Return the steps that rows go through."""
+        if self.batch_size is not None and not as_count(self.batch_size):
+            raise UsageError(f"batch_size must be a number of rows, at least 1, got {self.batch_size!r}")
+        if self.on_error not in ("raise", "null"):
+            raise UsageError(f'on_error must be "raise" or "null", got {self.on_error!r}')
+        return Steps(
+            columns=self.columns,
+            preprocess=function_of("preprocess", self.preprocess),
+            postprocess=function_of("postprocess", self.postprocess),
+            batch_size=as_count(self.batch_size),
+            has_nulls=self.on_error == "null",
+        )
+
+
 def map_batches(
     graph: Graph,
-    x: Any,
+    data: Any,
     *,
     batch: int | None = None,
     providers: Sequence[str] | None = None,
     check_rows: bool = True,
     outputs: Outputs | None = None,
+    **options: Any,
 ) -> Any:
-    """Compute a model on each batch of Dask arrays, lazily; see `ferroflow_dask.Model.map_batches`."""
+    """Compute a model on batches of rows, lazily; see `ferroflow_dask.Model.map_batches`."""
     specs = _specs_of(outputs)
     if outputs is not None:
         graph = with_outputs(graph, list(outputs))
-    model, batched, others = _prepared(graph, x, batch, providers, Trial(check_rows, specs))
-    return _write(model, batched, others)
+    rows = RowOptions(**options)
+    steps, trial = rows.steps(), Trial(check_rows, specs)
+    if batch is not None and not as_count(batch):
+        raise UsageError(f"batch is {batch!r}; it must be a number of rows, at least 1")
+    source = source_of(data, as_count(batch))
+    if source is not None:
+        names = provider_names(providers)
+        check_placed(graph)
+        check_supported(graph, names)
+        return map_rows(graph, source, names, steps, trial, meta=rows.meta)
+    if rows.columns is not None:
+        raise UsageError("columns are of data frames and bags, and data is an array; pass a dict of arrays")
+    if steps.is_plain:
+        model, batched, others = _prepared(graph, data, batch, providers, trial)
+        return _write(model, batched, others)
+    has_functions = not (steps.preprocess is None and steps.postprocess is None)
+    if steps.preprocess is None:
+        graph, names, batched, others = _given(graph, data, batch, providers)
+    else:
+        check_placed(graph)
+        names = provider_names(providers)
+        check_supported(graph, names)
+        batched, others = unchecked(data, batch), {}
+    arrays = ArraySource(batched, isinstance(data, Mapping), has_functions)
+    return map_rows(graph, arrays, names, steps, trial, meta=rows.meta, others=others)
 
 
 def _specs_of(outputs: Outputs | None) -> dict[str, TensorSpec]:
@@ -103,6 +157,16 @@ def _prepared(
     graph: Graph, x: Any, batch: int | None, providers: Sequence[str] | None, trial: Trial
 ) -> tuple[BatchModel, dict[str, Any], dict[str, Any]]:
     """Return the model, the inputs that are batched, and the others."""
+    graph, names, batched, others = _given(graph, x, batch, providers)
+    known = {name: TensorSpec(value.dtype, (BATCH, *value.shape[1:])) for name, value in batched.items()}
+    trial = replace(trial, first=partial(_first_rows, list(batched.values())))
+    return batch_model(graph, known, others, names, trial), batched, others
+
+
+def _given(
+    graph: Graph, x: Any, batch: int | None, providers: Sequence[str] | None
+) -> tuple[Graph, tuple[str, ...], dict[str, Any], dict[str, Any]]:
+    """Return the graph, its providers, the inputs that are batched, and the others."""
     names = provider_names(providers)
     check_placed(graph)
     if isinstance(x, Mapping):
@@ -110,10 +174,34 @@ def _prepared(
     check_supported(graph, names)
     given = _arrays(graph, x, batch)
     batched = {name: value for name, value in given.items() if is_dask_array(value)}
-    known = {name: TensorSpec(value.dtype, (BATCH, *value.shape[1:])) for name, value in batched.items()}
-    others = {name: value for name, value in given.items() if name not in batched}
-    trial = replace(trial, first=partial(_first_rows, list(batched.values())))
-    return batch_model(graph, known, others, names, trial), batched, others
+    return graph, names, batched, {name: value for name, value in given.items() if name not in batched}
+
+
+def unchecked(data: Any, batch: int | None) -> dict[str, Any]:
+    """Return arrays that a function makes the inputs of, with equal chunks of whole rows."""
+    given = data if isinstance(data, Mapping) else {"data": data}
+    arrays = {
+        name: value if is_dask_array(value) else _as_batches(name, value, as_count(batch))
+        for name, value in given.items()
+    }
+    _check_expressions(arrays.values())
+    for name, value in arrays.items():
+        check_sizes(name, value)
+    first = next(iter(arrays.values()))
+    rows = first.chunks[0] if batch is None else first.rechunk({0: batch}).chunks[0]
+    for name, value in arrays.items():
+        if len(value) != sum(rows):
+            raise BindError(f"input {name!r} has {len(value)} rows, others have {sum(rows)}")
+        arrays[name] = value.rechunk({0: rows, **dict.fromkeys(range(1, value.ndim), -1)})
+    return arrays
+
+
+def _check_expressions(arrays: Iterable[Any]) -> None:
+    if any(is_expression(value) for value in arrays):
+        raise BindError(
+            "map_batches does not work with Dask's query planning of arrays; set array.query-planning to "
+            "false in Dask's configuration, before dask.array is imported"
+        )
 
 
 def _first_rows(arrays: Sequence[Any], n: int) -> list[Any]:
@@ -130,8 +218,6 @@ def _first_rows(arrays: Sequence[Any], n: int) -> list[Any]:
 def _arrays(graph: Graph, x: Any, batch: int | None) -> dict[str, Any]:
     """Return a value for each input, those to be batched as Dask arrays with equal chunks of whole rows."""
     wanted = taken(graph)
-    if batch is not None and not as_count(batch):
-        raise UsageError(f"batch is {batch!r}; it must be a number of rows, at least 1")
     batch = as_count(batch)
     if not isinstance(x, Mapping):
         if len(graph.inputs) != 1:
@@ -147,11 +233,7 @@ def _arrays(graph: Graph, x: Any, batch: int | None) -> dict[str, Any]:
         for name, spec in graph.inputs.items()
     }
     batched = {name: value for name, value in arrays.items() if is_dask_array(value)}
-    if any(is_expression(value) for value in batched.values()):
-        raise BindError(
-            "map_batches does not work with Dask's query planning of arrays; set array.query-planning to "
-            "false in Dask's configuration, before dask.array is imported"
-        )
+    _check_expressions(batched.values())
     if not batched:
         raise BindError("no input is a Dask array; wrap what is to be batched in dask.array.from_array")
     rows: Any = None
@@ -204,7 +286,7 @@ def _write(model: BatchModel, batched: Mapping[str, Any], others: Mapping[str, A
     weights = [Dict(dict(model.weights))] if are_placed else []
     sent = model.run if are_placed else LoadedModel(model.run, model.weights)
     tasks: dict[Key, GraphNode] = {model_key: DataNode(model_key, sent)}
-    arguments = _checked_others(model, others)
+    arguments = checked_others(model, others)
     first, single = next(iter(batched.values())), next(iter(model.specs.values()))
     for i in range(len(first.chunks[0])):
         chunks = [TaskRef((value.name, i, *(0,) * (value.ndim - 1))) for value in batched.values()]
@@ -217,17 +299,6 @@ def _write(model: BatchModel, batched: Mapping[str, Any], others: Mapping[str, A
         output: _output(graph, name, item, first, spec)
         for item, (output, spec) in enumerate(model.specs.items())
     }
-
-
-def _checked_others(model: BatchModel, others: Mapping[str, Any]) -> list[Any]:
-    """Return the values that go with every batch; Futures are checked in its task, so that none is copied."""
-    specs = model.run.graph.inputs
-    return [
-        Task(None, checked, value, name, specs[name], {})
-        if isinstance(value, TaskRef) and specs[name].dtype is not None
-        else value
-        for name, value in others.items()
-    ]
 
 
 def _chunks_of(first: Any, spec: TensorSpec) -> tuple[tuple[int, ...], ...]:
