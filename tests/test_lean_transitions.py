@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from ferroflow_dask.scheduler import _distributed_transitions as lean
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
 from ferroflow_dask.virtual.upstream import VirtualScheduler
 
-NAMES = {"_transition", "check_idle_saturated"}
+NAMES = {"_transition", "check_idle_saturated", "decide_worker_rootish_queuing_enabled"}
 
 
 def put_on(scheduler: Scheduler) -> None:
@@ -87,7 +88,7 @@ def with_a_debugger(scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("change", [on_the_instance, on_a_subclass, patched, without_source, with_a_debugger])
 def test_they_are_refused(change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = VirtualCluster(1, policy="dask").scheduler
-    assert len(list(lean.lean_changes(scheduler))) == 2
+    assert len(list(lean.lean_changes(scheduler))) == len(NAMES)
     change(scheduler, monkeypatch)
     assert list(lean.lean_changes(scheduler)) == []
 
@@ -137,6 +138,52 @@ def test_runs_are_the_same_as_with_dasks_own(name: str, policy: str, monkeypatch
     found = story(policy, name, is_lean=True)
     monkeypatch.setitem(lean.KNOWN, "_worker_full", frozenset())
     assert story(policy, name, is_lean=False) == found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_chosen_worker_is_the_one_that_dask_would_choose(seed: int) -> None:
+    cluster = VirtualCluster(9, nthreads=2, speeds={0: 0.25, 1: 3.0}, saturation=1.6, seed=seed)
+    scheduler: Any = cluster.scheduler
+    choose = scheduler.decide_worker_rootish_queuing_enabled
+    loads: list[float] = []
+
+    def checked() -> Any:
+        expected = SchedulerState.decide_worker_rootish_queuing_enabled(scheduler)
+        assert choose() is expected
+        loads.append(len(expected.processing) / expected.nthreads if expected is not None else math.inf)
+        return expected
+
+    scheduler.decide_worker_rootish_queuing_enabled = checked
+    cluster.submit(GRAPHS["independent"](300, seed))
+    for when, action, *args in (
+        (0.05, cluster.pause, 1),
+        (0.1, cluster.leave, 2),
+        (0.15, cluster.join, 5),
+        (0.2, cluster.resume, 1),
+        (0.3, cluster.submit, GRAPHS["shuffle"](200, seed)),
+    ):
+        cluster.at(when, action, *args)
+    cluster.run()
+    cluster.check()
+    assert len(set(loads)) > 4  # workers without tasks, busy ones, and none
+
+
+def test_few_workers_are_looked_at_if_many_are_idle() -> None:
+    cluster = VirtualCluster(64)
+    scheduler: Any = cluster.scheduler
+
+    class Counted(set[Any]):
+        n = 0
+
+        def __iter__(self) -> Any:
+            for ws in super().__iter__():
+                Counted.n += 1
+                yield ws
+
+    scheduler.idle_task_count = Counted(scheduler.idle_task_count)
+    for _ in range(10):
+        assert not scheduler.decide_worker_rootish_queuing_enabled().processing
+    assert Counted.n == 10
 
 
 def test_saturated_workers_are_known() -> None:

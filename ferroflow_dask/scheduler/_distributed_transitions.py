@@ -1,8 +1,9 @@
-"""Lean transitions: two functions that distributed's scheduler calls for each task, at less cost.
+"""Lean transitions: three functions that distributed's scheduler calls for each task, at less cost.
 
 They do what distributed's own ones do, with the same results. They leave out copies and calls that change
 nothing. A task's links are copied only if the transition may remove them. Hooks that do nothing are not
-called. A worker's occupancy is computed only if its number of tasks does not decide.
+called. A worker's occupancy is computed only if its number of tasks does not decide. The least busy worker is
+searched only until one is found that is as busy as any must be.
 
 They are installed on the scheduler's instance. All functions that they stand for must be known, by the hashes
 of their source. Otherwise distributed's functions stay.
@@ -36,6 +37,7 @@ KNOWN: dict[str, frozenset[str]] = {
     "SchedulerState._transition": frozenset({"4dc6faf52edadfed"}),
     "SchedulerState._propagate_forgotten": frozenset({"c83c97eda12cab05"}),
     "SchedulerState.check_idle_saturated": frozenset({"cf2ffc98cdeabc91"}),
+    "SchedulerState.decide_worker_rootish_queuing_enabled": frozenset({"98c9f695c40c7bb9"}),
     "SchedulerState.is_unoccupied": frozenset({"999c7e64147d0111"}),
     "SchedulerState.total_occupancy": frozenset({"27ed6b26f14258eb"}),
     "SchedulerState._calc_occupancy": frozenset({"09f307f830e5c369"}),
@@ -88,9 +90,11 @@ def lean_changes(scheduler: Scheduler) -> Iterable[Change]:
     if unknown or upstream.LOG_PDB:
         logger.debug("ferroflow: Dask's own transitions stay, since these are unknown: %s", unknown)
         return
+    least = _Least()
     for name, function in (
         ("_transition", _transition_on(scheduler)),
-        ("check_idle_saturated", _check_on(scheduler)),
+        ("check_idle_saturated", _check_on(scheduler, least)),
+        ("decide_worker_rootish_queuing_enabled", _choice_on(scheduler, least)),
     ):
         yield ItemChange(f"Scheduler.{name}", vars(scheduler), name, function)
 
@@ -186,7 +190,33 @@ def _report(scheduler: Any, key: Key, start: str, finish: str) -> None:
     scheduler.log_event("transitions", {"action": "scheduler-transition-failed", **event})
 
 
-def _check_on(scheduler: Any) -> Callable[..., None]:
+class _Least:
+    """The least number of tasks per thread that a worker may have."""
+
+    __slots__ = ("load",)
+
+    def __init__(self) -> None:
+        self.load = 0.0
+
+
+def _choice_on(scheduler: Any, least: _Least) -> Callable[[], WorkerState | None]:
+    def choose() -> WorkerState | None:
+        chosen: WorkerState | None = None
+        chosen_load = math.inf
+        for ws in scheduler.idle_task_count:
+            load = len(ws.processing) / ws.nthreads
+            if load < chosen_load:
+                chosen, chosen_load = ws, load
+                if load <= least.load:
+                    break  # none is less busy
+        else:
+            least.load = chosen_load if chosen is not None else least.load
+        return chosen
+
+    return choose
+
+
+def _check_on(scheduler: Any, least: _Least) -> Callable[..., None]:
     def occupancy_of(counts: dict[str, int], nbytes: float) -> float:
         prefixes: dict[str, TaskPrefix] = scheduler.task_prefixes
         occupancy_s = 0.0
@@ -204,6 +234,8 @@ def _check_on(scheduler: Any) -> Callable[..., None]:
             return
         n, address, idle = len(ws.processing), ws.address, scheduler.idle
         is_running, is_idle, is_saturated = ws.status == Status.running, False, False
+        if n < least.load * n_threads:
+            least.load = n / n_threads
         if is_running and n < n_threads:
             is_idle = True
         elif is_running:
