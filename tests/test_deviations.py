@@ -24,6 +24,7 @@ from ferroflow_dask.kernels import compile_op, evaluate, make_plan
 from ferroflow_dask.kernels.choice import provider_names
 from ferroflow_dask.kernels.parts import kept_ops, open_parts
 from ferroflow_dask.kernels.segments import plans
+from ferroflow_dask.kernels.session_settings import SessionSettings
 from ferroflow_dask.lowering import bind_graph
 
 Values = Mapping[str, Any]
@@ -73,7 +74,7 @@ def as_whole(graph: Graph, values: Values) -> dict[str, Any]:
 
 def session_of(graph: Graph, constants: Values | None = None) -> Any:
     """Return the session of a graph, the sessions that it is cut into, or why there is none."""
-    return open_parts(graph, constants or {}, 1, provider_names())
+    return open_parts(graph, constants or {}, SessionSettings(1), provider_names())
 
 
 def run(graph: Graph, values: Values) -> dict[str, Any]:

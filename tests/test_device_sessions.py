@@ -20,6 +20,7 @@ from ferroflow_dask.devices.workers import device_usage
 from ferroflow_dask.graph import Builder, Graph, graph_from_onnx
 from ferroflow_dask.kernels import evaluate, session
 from ferroflow_dask.kernels import ort_graph as sessions
+from ferroflow_dask.kernels.session_settings import SessionSettings
 from ferroflow_dask.lowering import bind_graph, place
 
 pytestmark = pytest.mark.cluster
@@ -88,7 +89,7 @@ def test_without_such_a_session_the_device_computes_by_itself(graph: Graph) -> N
 def test_another_precision_is_another_session(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Any] = []
 
-    def note(_graph: Graph, _constants: Any, execution: Any) -> Any:
+    def note(_graph: Graph, _constants: Any, execution: Any, _settings: Any) -> Any:
         opened.append(execution)
         return lambda inputs: inputs
 
@@ -111,9 +112,10 @@ def test_why_there_is_no_session_is_told(graph: Graph, monkeypatch: pytest.Monke
     if CUDA in onnxruntime.get_available_providers():
         pytest.skip("this onnxruntime has CUDA's provider")
     constants: dict[str, Any] = {}
-    assert sessions.open_graph(graph, constants, 1, (CUDA, {})) == f"this onnxruntime has no {CUDA}"
+    one_thread = SessionSettings(1)
+    assert sessions.open_graph(graph, constants, one_thread, (CUDA, {})) == f"this onnxruntime has no {CUDA}"
     # As onnxruntime-gpu does where CUDA's libraries are missing, it falls back to the CPU.
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, "CPUExecutionProvider"])
     with pytest.warns(UserWarning, match=CUDA):
-        reason = sessions.open_graph(graph, constants, 1, (CUDA, {"device_id": "0"}))
+        reason = sessions.open_graph(graph, constants, one_thread, (CUDA, {"device_id": "0"}))
     assert reason == f"{CUDA} cannot be loaded here"

@@ -18,6 +18,7 @@ from ferroflow_dask.kernels import evaluate, session
 from ferroflow_dask.kernels.choice import provider_names
 from ferroflow_dask.kernels.ort_graph import GraphSession
 from ferroflow_dask.kernels.parts import Parts, kept_ops, open_parts, rounds_of
+from ferroflow_dask.kernels.session_settings import SessionSettings
 from ferroflow_dask.lowering import bind_graph
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
@@ -46,7 +47,7 @@ def resized(scale: float = 1.5, constant: bool = True) -> onnx.ModelProto:
 
 
 def parts(graph: Graph) -> Any:
-    return open_parts(graph, {}, 1, provider_names())
+    return open_parts(graph, {}, SessionSettings(1), provider_names())
 
 
 def test_sessions_stay_on_both_sides_of_an_op_that_is_kept() -> None:

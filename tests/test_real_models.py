@@ -17,6 +17,7 @@ from distributed import Client
 from ferroflow_dask import ClusterProfile, Model, install
 from ferroflow_dask.graph import Graph, graph_from_onnx
 from ferroflow_dask.kernels.ort_graph import open_graph
+from ferroflow_dask.kernels.session_settings import SessionSettings
 from ferroflow_dask.lowering import bind_graph, place
 
 pytestmark = pytest.mark.cluster
@@ -76,7 +77,7 @@ def test_a_model_gives_what_onnxruntime_gives(name: str, placement: Any, process
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_is_one_session(name: str) -> None:
-    session = open_graph(graph_from_onnx(model_file(*MODELS[name][:2])), {}, 1)
+    session = open_graph(graph_from_onnx(model_file(*MODELS[name][:2])), {}, SessionSettings(1))
     assert not isinstance(session, str), session
 
 

@@ -16,6 +16,7 @@ from ferroflow_dask.kernels.op_model import name_omitted_outputs
 from ferroflow_dask.kernels.ort_borders import Dtypes, with_stand_ins
 from ferroflow_dask.kernels.ort_values import CPU, NOT_NUMPY, OPEN_ERRORS, feed_of, session_options
 from ferroflow_dask.kernels.provider import ExecutionProvider
+from ferroflow_dask.kernels.session_settings import SessionSettings
 
 #: Weights of more than this stay inputs of the session, which would copy them to make them its own [B].
 _OWN_MOST = 2**30
@@ -44,7 +45,7 @@ class GraphSession:
 def open_graph(
     graph: Graph,
     constants: Mapping[str, Any],
-    n_threads: int,
+    settings: SessionSettings,
     execution: ExecutionProvider | None = None,
     types: Mapping[str, onnx.TypeProto] | None = None,
 ) -> GraphSession | str:
@@ -55,8 +56,7 @@ def open_graph(
     graph : Graph
     constants : mapping of str to array
         Those that are inputs of the graph.
-    n_threads : int
-        Threads that one run may use.
+    settings : SessionSettings
     execution : ExecutionProvider, optional
         Computes what it can of the graph: the CPU's if left out.
     types : mapping of str to TypeProto, optional
@@ -64,7 +64,7 @@ def open_graph(
     """
     if execution is not None and execution[0] not in onnxruntime.get_available_providers():
         return f"this onnxruntime has no {execution[0]}"
-    options = session_options(n_threads)
+    options = session_options(settings)
     whole = graph
     # A device has its copy anyway, and would get another one in every run.
     if execution is not None or sum(value.nbytes for value in constants.values()) <= _OWN_MOST:

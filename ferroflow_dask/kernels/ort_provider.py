@@ -37,6 +37,7 @@ from ferroflow_dask.kernels.ort_values import (
     tensor_type,
 )
 from ferroflow_dask.kernels.provider import DeclinedError, Kernel, opset_version
+from ferroflow_dask.kernels.session_settings import SessionSettings
 
 #: Of an operand: its dtype, its rank where that matters, and whether it is a list of such.
 _Type = tuple[np.dtype[Any], int | None, bool]
@@ -223,7 +224,7 @@ def _open_plainly(model: onnx.ModelProto) -> Any:
     What is fused, folded or packed beforehand gives other results in the last places, and it would depend
     on which ops share the session.
     """
-    options = session_options(1)
+    options = session_options(SessionSettings(1))
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.disable_prepacking", "1")
     # An arena keeps the largest memory a session ever needed, and there are hundreds of sessions.

@@ -12,6 +12,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as _state
 
 from ferroflow_dask.graph import custom_ops
 from ferroflow_dask.kernels.provider import DeclinedError
+from ferroflow_dask.kernels.session_settings import SessionSettings
 
 CPU = "CPUExecutionProvider"
 
@@ -30,14 +31,15 @@ _DTYPES = frozenset(map(np.dtype, "?bhilqBHILQefdO"))
 NOT_NUMPY = re.compile(r"bfloat16|float8|float4|int4|int2")
 
 
-def session_options(n_threads: int) -> Any:
-    """Return options of a session that logs nothing and may use so many threads."""
+def session_options(settings: SessionSettings) -> Any:
+    """Return options of a session that logs nothing, and on one thread runs one op after another."""
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = n_threads
+    options.intra_op_num_threads = settings.threads
     options.inter_op_num_threads = 1
     options.log_severity_level = _LOG_FATAL
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     custom_ops.register(options)
+    settings.apply(options)
     return options
 
 

@@ -29,6 +29,7 @@ from ferroflow_dask.kernels.ort_graph import GraphSession, open_graph
 from ferroflow_dask.kernels.ort_values import type_of
 from ferroflow_dask.kernels.provider import Part, Runner
 from ferroflow_dask.kernels.registry import compile_op
+from ferroflow_dask.kernels.session_settings import SessionSettings
 
 logger = logging.getLogger("ferroflow_dask")
 
@@ -39,7 +40,7 @@ _BLAMED = re.compile(r"""In Node, \("([^"]+)"|node with name '([^']+)'|in node \
 def open_parts(
     graph: Graph,
     constants: Mapping[str, Any],
-    n_threads: int,
+    settings: SessionSettings,
     providers: tuple[str, ...],
     types: Mapping[str, onnx.TypeProto] | None = None,
 ) -> GraphSession | Parts | str:
@@ -47,7 +48,7 @@ def open_parts(
 
     Parameters
     ----------
-    graph, constants, n_threads, types
+    graph, constants, settings, types
         As in `open_graph`.
     providers : tuple of str
         Compute what is in no session.
@@ -56,7 +57,7 @@ def open_parts(
         return "onnxruntime does not know ferroflow's own operators"
     kept = kept_ops(graph, constants)
     if not kept:
-        found = open_graph(graph, constants, n_threads, types=types)
+        found = open_graph(graph, constants, settings, types=types)
         if not isinstance(found, str):
             return found
         blamed = _blamed(found, graph)
@@ -65,7 +66,7 @@ def open_parts(
         kept = {blamed.id: one_line(found.rpartition(" : ")[2])}
     if len(kept) == len(graph.live_ops):
         return next(iter(kept.values()))
-    return Parts(graph, constants, kept, n_threads, providers)
+    return Parts(graph, constants, kept, settings, providers)
 
 
 def kept_ops(graph: Graph, constants: Mapping[str, Any]) -> dict[int, str]:
@@ -125,7 +126,7 @@ class Parts:
         Those that are inputs of the graph.
     kept : mapping of int to str
         The ops that are in no session, by id, with the reason.
-    n_threads : int
+    settings : SessionSettings
     providers : tuple of str
         Compute these ops.
     """
@@ -135,7 +136,7 @@ class Parts:
         graph: Graph,
         constants: Mapping[str, Any],
         kept: Mapping[int, str],
-        n_threads: int,
+        settings: SessionSettings,
         providers: tuple[str, ...],
     ) -> None:
         self._graph = graph
@@ -146,7 +147,7 @@ class Parts:
         rounds = rounds_of(graph, kept)
         for together, alone in rounds:
             if together:
-                self._steps.append(_Sessions(graph, together, self._constants, n_threads, providers))
+                self._steps.append(_Sessions(graph, together, self._constants, settings, providers))
                 self.report.append(Part(SESSIONS, tuple(op.name for op in together)))
             for op in alone:
                 self._steps.append(op)
@@ -193,7 +194,7 @@ class _Sessions:
         graph: Graph,
         ops: Sequence[Op],
         constants: Mapping[str, Any],
-        n_threads: int,
+        settings: SessionSettings,
         providers: tuple[str, ...],
     ) -> None:
         made = {name for op in ops for name in op.outputs if name}
@@ -214,7 +215,7 @@ class _Sessions:
         exports = tuple(name for op in ops for name in op.outputs if name in wanted)
         specs = {name: spec for name, spec in graph.specs.items() if name in made}
         self._graph = Graph(graph.name, tuple(sources), tuple(ops), exports, specs, graph.opsets)
-        self._n_threads = n_threads
+        self._settings = settings
         self._providers = providers
         self._runners: dict[Hashable, Runner] = {}
         self._lock = threading.Lock()
@@ -235,7 +236,7 @@ class _Sessions:
     def _open(self, types: Mapping[str, onnx.TypeProto]) -> Runner:
         # The graph tells more of its own inputs than their rank.
         unknown = {name: proto for name, proto in types.items() if self._graph.inputs[name].dtype is None}
-        found = open_parts(self._graph, {}, self._n_threads, self._providers, unknown)
+        found = open_parts(self._graph, {}, self._settings, self._providers, unknown)
         if isinstance(found, str):
             name, n_ops = self._graph.name, len(self._graph.ops)
             logger.warning("%d ops of model %r have no session: %s", n_ops, name, found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
@@ -18,6 +17,7 @@ from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.kernels.choice import SESSIONS, find_provider, one_line, provider_names
 from ferroflow_dask.kernels.evaluate import evaluate
 from ferroflow_dask.kernels.provider import ExecutionProvider, Part, Runner
+from ferroflow_dask.kernels.session_settings import DEFAULT, SessionSettings
 
 logger = logging.getLogger("ferroflow_dask")
 
@@ -46,7 +46,11 @@ _opening: dict[_Key, threading.Lock] = {}
 
 
 def runner_of(
-    graph: Graph, token: str, constants: Mapping[str, Any], providers: Sequence[str] | None = None
+    graph: Graph,
+    token: str,
+    constants: Mapping[str, Any],
+    providers: Sequence[str] | None = None,
+    settings: SessionSettings = DEFAULT,
 ) -> Runner:
     """Return what computes a whole graph; it is kept in this process, and threads may share it.
 
@@ -60,21 +64,26 @@ def runner_of(
         Those that the graph itself lacks.
     providers : sequence of str, optional
         As in `compile_op`.
+    settings : SessionSettings, optional
     """
     names = provider_names(providers)
 
     def open_it() -> Runner:
-        found = _sessions(graph, constants, names) if SESSIONS in names else None
+        found = _sessions(graph, constants, names, settings) if SESSIONS in names else None
         op_by_op = partial(evaluate, graph, providers=names)
         return op_by_op if found is None else _Runner(found, op_by_op, graph.name)
 
-    found = _kept((token, names), open_it)
+    found = _kept((token, (*names, settings)), open_it)
     assert found is not None
     return found
 
 
 def session_of(
-    graph: Graph, token: str, constants: Mapping[str, Any], execution: ExecutionProvider
+    graph: Graph,
+    token: str,
+    constants: Mapping[str, Any],
+    execution: ExecutionProvider,
+    settings: SessionSettings = DEFAULT,
 ) -> Runner | None:
     """Return a session of a whole graph that is not computed by the CPU; None where onnxruntime has none.
 
@@ -86,7 +95,8 @@ def session_of(
         Computes what it can of the graph; the CPU computes the rest.
     """
     name, options = execution
-    return _kept((token, (name, *sorted(options.items()))), lambda: _session(graph, constants, execution))
+    key = (token, (name, *sorted(options.items()), settings))
+    return _kept(key, lambda: _session(graph, constants, execution, settings))
 
 
 def _kept(key: _Key, open_it: Callable[[], Runner | None]) -> Runner | None:
@@ -118,19 +128,13 @@ def in_session(token: str) -> bool:
 def parts_of(graph: Graph, providers: Sequence[str] | None = None) -> list[Part]:
     """Return which parts of a graph run where if it is computed as a whole; see `Model.providers`."""
     names = provider_names(providers)
-    found = _opened(graph, {}, names) if SESSIONS in names else ""
+    found = _opened(graph, {}, names, DEFAULT) if SESSIONS in names else ""
     if isinstance(found, str):
         # Op by op; neighbours of one provider are a part.
         runs = groupby(graph.live_ops, lambda op: find_provider(op, graph.opsets, names))
         return [Part(provider, tuple(op.name for op in ops), found) for provider, ops in runs]
     report: list[Part] | None = getattr(found, "report", None)
     return report or [Part(SESSIONS, tuple(op.name for op in graph.live_ops))]
-
-
-def n_threads() -> int:
-    """Return the threads that one model may use: what numerical libraries are told, which Dask sets to 1."""
-    told = os.environ.get("OMP_NUM_THREADS", "")
-    return int(told) if told.isdecimal() and int(told) > 0 else 1
 
 
 class _Runner:
@@ -166,17 +170,21 @@ def _parts_of(runner: Runner | None) -> Sequence[Any]:
     return parts
 
 
-def _opened(graph: Graph, constants: Mapping[str, Any], providers: tuple[str, ...]) -> Runner | str:
+def _opened(
+    graph: Graph, constants: Mapping[str, Any], providers: tuple[str, ...], settings: SessionSettings
+) -> Runner | str:
     """Return a graph in one session, or in several, or the reason why it is computed op by op."""
     try:
         from ferroflow_dask.kernels.parts import open_parts
     except ImportError:
         return "onnxruntime is not installed"
-    return open_parts(graph, constants, n_threads(), providers)
+    return open_parts(graph, constants, settings, providers)
 
 
-def _sessions(graph: Graph, constants: Mapping[str, Any], providers: tuple[str, ...]) -> Runner | None:
-    found = _opened(graph, constants, providers)
+def _sessions(
+    graph: Graph, constants: Mapping[str, Any], providers: tuple[str, ...], settings: SessionSettings
+) -> Runner | None:
+    found = _opened(graph, constants, providers, settings)
     if isinstance(found, str):
         logger.warning("model %r is computed op by op: %s", graph.name, found)
         return None
@@ -189,7 +197,9 @@ def _sessions(graph: Graph, constants: Mapping[str, Any], providers: tuple[str, 
     return found
 
 
-def _session(graph: Graph, constants: Mapping[str, Any], execution: ExecutionProvider) -> Runner | None:
+def _session(
+    graph: Graph, constants: Mapping[str, Any], execution: ExecutionProvider, settings: SessionSettings
+) -> Runner | None:
     try:
         from ferroflow_dask.kernels.ort_graph import open_graph
         from ferroflow_dask.kernels.parts import kept_ops
@@ -197,7 +207,7 @@ def _session(graph: Graph, constants: Mapping[str, Any], execution: ExecutionPro
         return None
     # Between sessions, values would cross from the device and back.
     kept = kept_ops(graph, constants)
-    session = next(iter(kept.values())) if kept else open_graph(graph, constants, n_threads(), execution)
+    session = next(iter(kept.values())) if kept else open_graph(graph, constants, settings, execution)
     if isinstance(session, str):
         logger.info("model %r has no session of its own: %s", graph.name, session)
         return None

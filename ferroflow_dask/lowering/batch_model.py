@@ -20,7 +20,9 @@ from ferroflow_dask.exceptions import BindError, FerroflowError, KernelError
 from ferroflow_dask.graph.batching import BATCH, Batching, batching_of, output_specs
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import TensorSpec
+from ferroflow_dask.kernels.provider import Runner
 from ferroflow_dask.kernels.session import failed
+from ferroflow_dask.kernels.session_settings import DEFAULT, SessionSettings
 from ferroflow_dask.lowering.sealed import Sealed, is_large, runner_here
 from ferroflow_dask.lowering.trials import Rows, agree, are_rows_independent, nothing, row_shape, try_out
 
@@ -40,6 +42,7 @@ class RunModel:
     batched : frozenset of str
     rows : int or None
         How many rows the graph takes at a time; None for any number.
+    settings : SessionSettings
     """
 
     sealed: Sealed
@@ -47,6 +50,7 @@ class RunModel:
     inputs: tuple[str, ...]
     batched: frozenset[str]
     rows: int | None
+    settings: SessionSettings = DEFAULT
 
     @property
     def graph(self) -> Graph:
@@ -63,7 +67,7 @@ class RunModel:
         """
         values = dict(zip(self.inputs, arrays, strict=True))
         n = len(values[next(iter(self.batched))])
-        runner = runner_here(self.sealed, weights, self.providers)
+        runner = self.opened(weights)
         try:
             pieces = (
                 [values] if self.rows is None else [{**values, **piece} for piece in self._pieces(values)]
@@ -74,6 +78,10 @@ class RunModel:
         except Exception as error:
             raise failed(self.graph, values, error) from error
         return Results(tuple(self._output(name, found, n) for name in self.graph.outputs))
+
+    def opened(self, weights: Mapping[str, Any]) -> Runner:
+        """Return the session of the model, which is opened here if it is not open."""
+        return runner_here(self.sealed, weights, self.providers, settings=self.settings)
 
     def _output(self, name: str, found: Sequence[Mapping[str, Any]], n: int) -> Any:
         parts = [_as_rows(host_value(piece[name])) for piece in found]
@@ -194,12 +202,15 @@ class Trial:
         As in `Rows`.
     needs_shapes : bool
         Whether the shape of a row of each output must be known, and not only how many dimensions it has.
+    settings : SessionSettings
+        Of the session that is tried out and kept.
     """
 
     checks_rows: bool = True
     specs: Mapping[str, TensorSpec] = field(default_factory=dict)
     first: Callable[[int], Sequence[Any]] | None = None
     needs_shapes: bool = True
+    settings: SessionSettings = DEFAULT
 
 
 def batch_model(
@@ -222,10 +233,10 @@ def batch_model(
     trial : Trial
     """
     shapes = tuple((name, spec.dtype, row_shape(spec)) for name, spec in batched.items())
-    key = (shapes, tuple(others), providers)
+    key = (shapes, tuple(others), providers, trial.settings)
     by_key = _prepared.setdefault(graph, {})
     if key not in by_key:
-        by_key[key] = _prepare(graph, batched, tuple(others), providers)
+        by_key[key] = _prepare(graph, batched, tuple(others), providers, trial.settings)
     prepared = by_key[key]
     # Shapes of outputs may depend on the values of the others, and whether rows depend on each other.
     values = tokenize(dict(others), trial.checks_rows, list(trial.specs.items()), trial.needs_shapes)
@@ -236,13 +247,18 @@ def batch_model(
 
 
 def _prepare(
-    graph: Graph, batched: Mapping[str, TensorSpec], others: tuple[str, ...], providers: tuple[str, ...]
+    graph: Graph,
+    batched: Mapping[str, TensorSpec],
+    others: tuple[str, ...],
+    providers: tuple[str, ...],
+    settings: SessionSettings,
 ) -> _Prepared:
     batching = batching_of(graph, batched)
 
     def way_of(batching: Batching) -> _Way:
         sealed = Sealed.of(batching.graph, uuid.uuid4().hex)
-        run = RunModel(sealed, providers, (*batched, *others), frozenset(batched), batching.rows)
+        inputs = (*batched, *others)
+        run = RunModel(sealed, providers, inputs, frozenset(batched), batching.rows, settings)
         # Not the graph itself, or it would keep alive what it is prepared for.
         return _Way(str(batching), run, None if batching.graph is graph else batching.graph)
 

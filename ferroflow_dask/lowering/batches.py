@@ -25,6 +25,7 @@ from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import TensorSpec
 from ferroflow_dask.graph.outputs import with_outputs
 from ferroflow_dask.kernels.choice import check_supported, provider_names
+from ferroflow_dask.kernels.session_settings import SessionSettings
 from ferroflow_dask.lowering.batch_model import BatchModel, LoadedModel, RunModel, Trial, batch_model
 from ferroflow_dask.lowering.forms import Columns
 from ferroflow_dask.lowering.map_rows import checked_others, map_rows
@@ -40,6 +41,7 @@ from ferroflow_dask.lowering.sources import (
     no_array,
 )
 from ferroflow_dask.lowering.trials import row_shape
+from ferroflow_dask.lowering.warm_up import warm_up
 
 logger = logging.getLogger("ferroflow_dask")
 
@@ -70,6 +72,9 @@ class RowOptions:
     postprocess: Any = None
     on_error: str = "raise"
     meta: Any = None
+    session_options: Mapping[str, Any] | None = None
+    intra_op_num_threads: int | None = None
+    warm_up: bool = False
 
     def steps(self) -> Steps:
         """Return the steps that rows go through."""
@@ -101,7 +106,8 @@ def map_batches(
     if outputs is not None:
         graph = with_outputs(graph, list(outputs))
     rows = RowOptions(**options)
-    steps, trial = rows.steps(), Trial(check_rows, specs)
+    settings = SessionSettings.of(rows.session_options, rows.intra_op_num_threads)
+    steps, trial = rows.steps(), Trial(check_rows, specs, settings=settings)
     if batch is not None and not as_count(batch):
         raise UsageError(f"batch is {batch!r}; it must be a number of rows, at least 1")
     source = source_of(data, as_count(batch))
@@ -109,11 +115,13 @@ def map_batches(
         names = provider_names(providers)
         check_placed(graph)
         check_supported(graph, names)
-        return map_rows(graph, source, names, steps, trial, meta=rows.meta)
+        return map_rows(graph, source, names, steps, trial, meta=rows.meta, has_warm_up=rows.warm_up)
     if rows.columns is not None:
         raise UsageError("columns are of data frames and bags, and data is an array; pass a dict of arrays")
     if steps.is_plain:
         model, batched, others = _prepared(graph, data, batch, providers, trial)
+        if rows.warm_up:
+            warm_up(model, steps)
         return _write(model, batched, others)
     has_functions = not (steps.preprocess is None and steps.postprocess is None)
     if steps.preprocess is None:
@@ -124,7 +132,9 @@ def map_batches(
         check_supported(graph, names)
         batched, others = unchecked(data, batch), {}
     arrays = ArraySource(batched, isinstance(data, Mapping), has_functions)
-    return map_rows(graph, arrays, names, steps, trial, meta=rows.meta, others=others)
+    return map_rows(
+        graph, arrays, names, steps, trial, meta=rows.meta, others=others, has_warm_up=rows.warm_up
+    )
 
 
 def _specs_of(outputs: Outputs | None) -> dict[str, TensorSpec]:

@@ -19,6 +19,7 @@ from ferroflow_dask.lowering.batch_model import BatchModel, LoadedModel, Trial, 
 from ferroflow_dask.lowering.row_sources import ArraySource, FrameSource, RowSource, blank
 from ferroflow_dask.lowering.row_steps import MapChunk, Steps
 from ferroflow_dask.lowering.sources import checked
+from ferroflow_dask.lowering.warm_up import warm_up
 
 
 def map_rows(
@@ -30,6 +31,7 @@ def map_rows(
     *,
     meta: Any = None,
     others: Mapping[str, Any] | None = None,
+    has_warm_up: bool = False,
 ) -> Any:
     """Compute a model on each chunk of a collection, lazily; see `ferroflow_dask.Model.map_batches`.
 
@@ -44,6 +46,8 @@ def map_rows(
         An empty result.
     others : mapping of str to array, optional
         Inputs that go with every batch.
+    has_warm_up : bool, optional
+        Whether the model is opened on all workers now.
     """
     others = others or {}
     steps = replace(steps, form=source.form)
@@ -56,6 +60,8 @@ def map_rows(
     elif not trial.specs:
         trial = replace(trial, specs={name: graph.spec(name) for name in graph.outputs})
     model = batch_model(graph, known, others, providers, trial)
+    if has_warm_up:
+        warm_up(model, steps)
     if meta is None and isinstance(source, FrameSource | ArraySource):
         meta = _meta(source, steps, model.specs)
     return write_chunks(model, source, steps, meta, others)

@@ -49,11 +49,14 @@ class BuiltOnce:
 
     def __call__(self, batch: Any) -> Any:
         """Call the instance."""
+        return self.instance()(batch)
+
+    def instance(self) -> Any:
+        """Return the instance of this process, which is built if there is none."""
         with _built.lock:
             if self.token not in _built:
                 _built[self.token] = self.build()
-            function = _built[self.token]
-        return function(batch)
+            return _built[self.token]
 
 
 def function_of(name: str, given: Any) -> Callable[[Any], Any] | None:

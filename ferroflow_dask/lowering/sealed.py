@@ -18,6 +18,7 @@ from ferroflow_dask.graph.nodes import Source
 from ferroflow_dask.kernels import SESSIONS, Plan, make_plan
 from ferroflow_dask.kernels.provider import Runner
 from ferroflow_dask.kernels.session import runner_of, session_of, share_of, token_for
+from ferroflow_dask.kernels.session_settings import DEFAULT, SessionSettings
 from ferroflow_dask.lowering.execution import device_here, run_session_there, run_there
 
 
@@ -92,7 +93,11 @@ def _light(source: Source) -> Source:
 
 
 def runner_here(
-    sealed: Sealed, weights: Mapping[str, Any], providers: tuple[str, ...], run: str = ""
+    sealed: Sealed,
+    weights: Mapping[str, Any],
+    providers: tuple[str, ...],
+    run: str = "",
+    settings: SessionSettings = DEFAULT,
 ) -> Runner:
     """Return what computes a graph here: this worker's device, if it has one, or a session.
 
@@ -105,11 +110,12 @@ def runner_here(
         Kernel providers in the order in which they are asked.
     run : str, optional
         Under which executions on a device are counted; they are not if left out.
+    settings : SessionSettings, optional
     """
     device, graph, token = device_here(), sealed.graph, sealed.token
     if device is None:
-        return runner_of(graph, token, weights, providers)
-    session = _session_there(device, sealed, weights, providers)
+        return runner_of(graph, token, weights, providers, settings)
+    session = _session_there(device, sealed, weights, providers, settings)
     if session is not None:
         ids = [op.id for op in graph.live_ops]
 
@@ -129,13 +135,17 @@ def runner_here(
 
 
 def _session_there(
-    device: DeviceRunner, sealed: Sealed, weights: Mapping[str, Any], providers: tuple[str, ...]
+    device: DeviceRunner,
+    sealed: Sealed,
+    weights: Mapping[str, Any],
+    providers: tuple[str, ...],
+    settings: SessionSettings,
 ) -> Runner | None:
     execution = device.device.execution_provider
     if execution is None or SESSIONS not in providers:
         return None
     constants = {name: np.asarray(host_value(value)) for name, value in weights.items()}
-    return session_of(sealed.graph, sealed.token, constants, execution)
+    return session_of(sealed.graph, sealed.token, constants, execution, settings)
 
 
 #: Plans of whole graphs for devices, and the constants in them, which are placed there once.

@@ -184,6 +184,9 @@ class Model:
         postprocess: Callable[[Any], Any] | None = None,
         on_error: str = "raise",
         providers: Sequence[str] | None = None,
+        session_options: Mapping[str, Any] | None = None,
+        intra_op_num_threads: int | None = None,
+        warm_up: bool = False,
         check_rows: bool = True,
         outputs: Outputs | None = None,
         meta: Any = None,
@@ -228,6 +231,13 @@ class Model:
         providers : sequence of str, optional
             Kernel providers; `ferroflow.kernels.providers` if left out. If onnxruntime is among them the
             model is one session, otherwise it is computed op by op.
+        session_options : dict, optional
+            Fields of onnxruntime's `SessionOptions`, such as `graph_optimization_level`: "disabled", "basic",
+            "extended" or "all". Names with a dot are configuration entries.
+        intra_op_num_threads : int, optional
+            Threads of a session. The default is `OMP_NUM_THREADS`, which Dask sets to 1 in its workers.
+        warm_up : bool, optional
+            Whether the model is opened on all workers of the default client before this method returns.
         check_rows : bool, optional
             Whether rows are checked. With `outputs` as a dict, a model is then not run before the
             computation, unless it has a fixed batch.
@@ -272,6 +282,9 @@ class Model:
             postprocess=postprocess,
             on_error=on_error,
             providers=providers,
+            session_options=session_options,
+            intra_op_num_threads=intra_op_num_threads,
+            warm_up=warm_up,
             check_rows=check_rows,
             outputs=outputs,
             meta=meta,
