@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +13,7 @@ import onnx
 import onnxruntime
 
 from ferroflow_dask.graph.ir import Graph
+from ferroflow_dask.graph.mapped import in_file
 from ferroflow_dask.graph.to_onnx import to_onnx
 from ferroflow_dask.kernels.op_model import name_omitted_outputs
 from ferroflow_dask.kernels.ort_borders import Dtypes, with_stand_ins
@@ -20,6 +23,8 @@ from ferroflow_dask.kernels.session_settings import SessionSettings
 
 #: Weights of more than this stay inputs of the session, which would copy them to make them its own [B].
 _OWN_MOST = 2**30
+#: Option of a session: where the files are that a model without a file of its own refers to.
+_FOLDER_OF_WEIGHTS = "session.model_external_initializers_file_folder_path"
 
 
 class GraphSession:
@@ -67,7 +72,7 @@ def open_graph(
     options = session_options(settings)
     whole = graph
     # A device has its copy anyway, and would get another one in every run.
-    if execution is not None or sum(value.nbytes for value in constants.values()) <= _OWN_MOST:
+    if execution is not None or _copied_nbytes(constants) <= _OWN_MOST:
         sources = [
             replace(source, value=constants[source.name]) if source.name in constants else source
             for source in graph.sources
@@ -89,11 +94,38 @@ def open_graph(
     return f"values of type {', '.join(strange)}" if strange else GraphSession(whole, session, given, wanted)
 
 
+def _copied_nbytes(constants: Mapping[str, Any]) -> int:
+    return sum(value.nbytes for value in constants.values() if in_file(value) is None)
+
+
+def _refer_to_files(tensors: Sequence[onnx.TensorProto], graph: Graph, options: Any) -> set[str]:
+    """Let onnxruntime read weights from the file that they are mapped from, as it does by itself.
+
+    Their names are returned. So the weights are in memory once, and onnxruntime may arrange them as it likes.
+    """
+    files = {tensor.name: in_file(graph.constants[tensor.name]) for tensor in tensors}
+    folders = {os.path.dirname(file.path) for file in files.values() if file is not None}
+    if len(folders) != 1:
+        return set()  # onnxruntime reads from one folder
+    options.add_session_config_entry(_FOLDER_OF_WEIGHTS, folders.pop())
+    for tensor in tensors:
+        file = files[tensor.name]
+        if file is not None:
+            del tensor.external_data[:]
+            nbytes = math.prod(file.shape) * file.dtype.itemsize
+            facts = {"location": os.path.basename(file.path), "offset": file.offset, "length": nbytes}
+            for key, value in facts.items():
+                tensor.external_data.add(key=key, value=str(value))
+    return {name for name, file in files.items() if file is not None}
+
+
 def _open(model: onnx.ModelProto, graph: Graph, options: Any, execution: ExecutionProvider | None) -> Any:
+    away = [entry for entry in model.graph.initializer if entry.data_location == onnx.TensorProto.EXTERNAL]
+    in_files = _refer_to_files(away, graph, options)
     large = {
         entry.name: np.ascontiguousarray(graph.constants[entry.name])
-        for entry in model.graph.initializer
-        if entry.data_location == onnx.TensorProto.EXTERNAL
+        for entry in away
+        if entry.name not in in_files
     }
     options.add_external_initializers(
         list(large), [onnxruntime.OrtValue.ortvalue_from_numpy(value) for value in large.values()]

@@ -23,6 +23,7 @@ from ferroflow_dask.graph.nodes import TensorSpec
 from ferroflow_dask.kernels.provider import Runner
 from ferroflow_dask.kernels.session import failed
 from ferroflow_dask.kernels.session_settings import DEFAULT, SessionSettings
+from ferroflow_dask.lowering.mapped import arrived, files_of_arrays
 from ferroflow_dask.lowering.sealed import Sealed, is_large, runner_here
 from ferroflow_dask.lowering.trials import Rows, agree, are_rows_independent, nothing, row_shape, try_out
 
@@ -126,7 +127,7 @@ class LoadedModel:
 
     def __call__(self, *arrays: Any) -> Results:
         """Compute a batch."""
-        return self.run(self.weights, *arrays)
+        return self.run({name: arrived(value) for name, value in self.weights.items()}, *arrays)
 
 
 def nbytes_of(model: RunModel | LoadedModel) -> int:
@@ -158,6 +159,12 @@ class BatchModel:
     run: RunModel
     weights: Mapping[str, Any]
     specs: Mapping[str, TensorSpec]
+
+
+def loaded(model: BatchModel) -> LoadedModel:
+    """Return a model with its large constants; workers map those that are in files."""
+    files = files_of_arrays(model.weights)
+    return LoadedModel(model.run, {**model.weights, **files})
 
 
 #: Values of the other inputs for which what was found out is kept, of each graph.

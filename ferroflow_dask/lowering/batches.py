@@ -26,7 +26,7 @@ from ferroflow_dask.graph.nodes import TensorSpec
 from ferroflow_dask.graph.outputs import with_outputs
 from ferroflow_dask.kernels.choice import check_supported, provider_names
 from ferroflow_dask.kernels.session_settings import SessionSettings
-from ferroflow_dask.lowering.batch_model import BatchModel, LoadedModel, RunModel, Trial, batch_model
+from ferroflow_dask.lowering.batch_model import BatchModel, LoadedModel, RunModel, Trial, batch_model, loaded
 from ferroflow_dask.lowering.forms import Columns
 from ferroflow_dask.lowering.map_rows import checked_others, map_rows
 from ferroflow_dask.lowering.placement import check_placed
@@ -294,7 +294,7 @@ def _write(model: BatchModel, batched: Mapping[str, Any], others: Mapping[str, A
     model_key, name = f"model-{run}", f"map_batches-{run}"
     are_placed = any(isinstance(value, TaskRef) for value in model.weights.values())  # Futures are
     weights = [Dict(dict(model.weights))] if are_placed else []
-    sent = model.run if are_placed else LoadedModel(model.run, model.weights)
+    sent = model.run if are_placed else loaded(model)
     tasks: dict[Key, GraphNode] = {model_key: DataNode(model_key, sent)}
     arguments = checked_others(model, others)
     first, single = next(iter(batched.values())), next(iter(model.specs.values()))

@@ -15,7 +15,7 @@ from ferroflow_dask.graph.batching import BATCH
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import TensorSpec
 from ferroflow_dask.kernels.choice import one_line
-from ferroflow_dask.lowering.batch_model import BatchModel, LoadedModel, Trial, batch_model
+from ferroflow_dask.lowering.batch_model import BatchModel, Trial, batch_model, loaded
 from ferroflow_dask.lowering.row_sources import ArraySource, FrameSource, RowSource, blank
 from ferroflow_dask.lowering.row_steps import MapChunk, Steps
 from ferroflow_dask.lowering.sources import checked
@@ -75,7 +75,7 @@ def write_chunks(
     model_key, name = f"model-{run}", f"map_batches-{run}"
     are_placed = any(isinstance(value, TaskRef) for value in model.weights.values())  # Futures are
     weights = [Dict(dict(model.weights))] if are_placed else []
-    sent = model.run if are_placed else LoadedModel(model.run, model.weights)
+    sent = model.run if are_placed else loaded(model)
     function = MapChunk(sent, steps, model.specs, source.names)
     tasks: dict[Key, GraphNode] = {model_key: DataNode(model_key, function)}
     constant = checked_others(model, others)

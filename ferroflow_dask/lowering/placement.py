@@ -12,6 +12,7 @@ from ferroflow_dask.clients import check_synchronous, is_address
 from ferroflow_dask.exceptions import ClusterError, UsageError
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import Source
+from ferroflow_dask.lowering.mapped import Travelling, files_of
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -46,10 +47,15 @@ def place(graph: Graph, client: Client, on_copied: Callable[[int, int], object] 
         for value in op.operands:
             readers.setdefault(value, set()).add(op.worker)
     by_workers: dict[frozenset[str], dict[int, Any]] = {}
+    # Between threads nothing is pickled, nor copied.
+    files = (
+        {} if str(getattr(client.scheduler, "address", "")).startswith("inproc") else files_of(graph, client)
+    )
     for source in constants:
         workers = frozenset(readers.get(source.name, ()))
         where = workers if all(map(is_address, workers)) else frozenset[str]()
-        by_workers.setdefault(where, {})[source.id] = source.value
+        file = files.get(source.name)
+        by_workers.setdefault(where, {})[source.id] = source.value if file is None else Travelling(file)
     placed: dict[int, Future[Any]] = {}
     nbytes = {source.id: int(getattr(source.value, "nbytes", 0)) for source in constants}
     for workers, values in by_workers.items():
@@ -91,9 +97,14 @@ def on_all_workers(
     """
     # Each has a key of its own: equal constants stay two, as the graph has them.
     keys = {name: f"{PLACED_PREFIX}{uuid.uuid4().hex}" for name in values}
-    futures = client.scatter(
-        {keys[name]: value for name, value in values.items()}, workers=list(workers) or None, broadcast=True
-    )
+    in_files = {keys[name]: value for name, value in values.items() if isinstance(value, Travelling)}
+    others = {keys[name]: value for name, value in values.items() if keys[name] not in in_files}
+    futures: dict[str, Future[Any]] = {}
+    if others:
+        futures |= client.scatter(others, workers=list(workers) or None, broadcast=True)
+    # Each worker maps the file; to broadcast would be to send the bytes from worker to worker.
+    for worker in workers or client.nthreads() if in_files else ():
+        futures |= client.scatter(in_files, workers=[worker])
     return {name: futures[key] for name, key in keys.items()}
 
 

@@ -20,6 +20,7 @@ from ferroflow_dask.exceptions import BindError
 from ferroflow_dask.graph.inputs import as_array, check_array
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import Source, TensorSpec
+from ferroflow_dask.lowering.mapped import files_of, open_file
 
 
 def is_lazy(value: Any) -> bool:
@@ -132,6 +133,7 @@ class SourceReferences:
         #: Inputs that are Dask collections, each of one key.
         self.collections: list[Any] = []
         self._keys: dict[str, Key] = {}
+        self._files = files_of(graph)
         # What is known before anything is computed.
         self._sizes: dict[str, tuple[int, str]] = {}
         for name, spec in graph.inputs.items():
@@ -146,6 +148,8 @@ class SourceReferences:
         if is_array and value.nbytes <= _EMBEDDED_NBYTES and value.nbytes < self._left_nbytes:
             self._left_nbytes -= value.nbytes
             return value
+        if name in self._files:
+            return Task(None, open_file, self._files[name])
         return self[name]
 
     def __getitem__(self, name: str) -> TaskRef:

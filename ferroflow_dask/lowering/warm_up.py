@@ -9,7 +9,7 @@ from distributed import Client, default_client
 
 from ferroflow_dask.clients import check_synchronous, workers_of
 from ferroflow_dask.exceptions import UsageError
-from ferroflow_dask.lowering.batch_model import BatchModel, LoadedModel, RunModel
+from ferroflow_dask.lowering.batch_model import BatchModel, RunModel, loaded
 from ferroflow_dask.lowering.row_steps import BuiltOnce, Steps
 
 
@@ -31,7 +31,7 @@ def warm_up(model: BatchModel, steps: Steps) -> None:
     if are_placed:
         _on_all(client, model.run, functions, dict(model.weights))
     else:  # sent once, and from worker to worker
-        _on_all(client, client.scatter(LoadedModel(model.run, model.weights), hash=False), functions)
+        _on_all(client, client.scatter(loaded(model), hash=False), functions)
 
 
 def _on_all(client: Client, *arguments: Any) -> None:
