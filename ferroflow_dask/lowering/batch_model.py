@@ -127,7 +127,12 @@ class LoadedModel:
 
     def __call__(self, *arrays: Any) -> Results:
         """Compute a batch."""
-        return self.run({name: arrived(value) for name, value in self.weights.items()}, *arrays)
+        return self.run(self.arrays, *arrays)
+
+    @property
+    def arrays(self) -> dict[str, Any]:
+        """The large constants; those in files are mapped."""
+        return {name: arrived(value) for name, value in self.weights.items()}
 
 
 def nbytes_of(model: RunModel | LoadedModel) -> int:

@@ -9,7 +9,7 @@ from distributed import Client, default_client
 
 from ferroflow_dask.clients import check_synchronous, workers_of
 from ferroflow_dask.exceptions import UsageError
-from ferroflow_dask.lowering.batch_model import BatchModel, RunModel, loaded
+from ferroflow_dask.lowering.batch_model import BatchModel, LoadedModel, RunModel, loaded
 from ferroflow_dask.lowering.row_steps import BuiltOnce, Steps
 
 
@@ -41,7 +41,7 @@ def _on_all(client: Client, *arguments: Any) -> None:
 
 def _open(model: RunModel | LoadedModel, functions: list[BuiltOnce], weights: Any = None) -> None:
     if isinstance(model, LoadedModel):
-        model.run.opened(model.weights)
+        model.run.opened(model.arrays)
     else:
         model.opened(weights)
     for function in functions:
