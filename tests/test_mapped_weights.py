@@ -18,6 +18,7 @@ from ferroflow_dask.exceptions import FerroflowError
 from ferroflow_dask.graph.mapped import in_file
 from ferroflow_dask.kernels import ort_graph
 from ferroflow_dask.kernels.ort_graph import open_graph
+from ferroflow_dask.kernels.session_settings import SessionSettings
 from ferroflow_dask.lowering import mapped
 
 X = np.random.default_rng(0).standard_normal((3, 784)).astype("float32")
@@ -112,7 +113,7 @@ def test_a_session_reads_very_large_weights_from_their_file(
     monkeypatch.setattr(ort_graph, "_OWN_MOST", 0)
     graph = load_onnx(path).graph
     constants = {source.name: source.value for source in graph.sources if not source.is_input}
-    session = open_graph(graph, constants, 1)
+    session = open_graph(graph, constants, SessionSettings(1))
     assert not isinstance(session, str), session
     assert [entry.name for entry in session._session.get_inputs()] == ["x"]
     np.testing.assert_allclose(next(iter(session({"x": X}).values())), expected(path), rtol=1e-4, atol=1e-5)
