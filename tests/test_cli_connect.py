@@ -209,7 +209,7 @@ def test_the_scheduler_is_that_of_dasks_setting_where_none_is_given(
 @pytest.mark.parametrize("asked", [("top",), ("explain", "nothing")], ids=["top", "explain"])
 def test_a_scheduler_that_is_configured_and_does_not_answer_is_told_as_such(asked: tuple[str, ...]) -> None:
     with dask.config.set({"scheduler-address": "tcp://127.0.0.1:1"}):
-        told = ferroflow(*asked, "--timeout", "1")
+        told = ferroflow(*asked, "--connect-timeout", "1")
     message = (
         "at 'tcp://127.0.0.1:1', as Dask's setting scheduler-address says, within 1 s"
         ".*; --connect ADDRESS names another"
@@ -273,5 +273,5 @@ def web_port() -> Iterator[int]:
 @pytest.mark.parametrize("port", ["closed_port", "silent_port", "web_port"])
 def test_what_is_no_scheduler_is_told_in_one_line(port: str, request: pytest.FixtureRequest) -> None:
     address = f"tcp://127.0.0.1:{request.getfixturevalue(port)}"
-    done = command("run", *SMALL, "--connect", address, "--timeout", "1")
+    done = command("run", *SMALL, "--connect", address, "--connect-timeout", "1")
     assert_one_line(done.returncode, done.stderr, FAILURE, f"no scheduler answers at '{address}' within 1 s")

@@ -157,8 +157,8 @@ MLP = ("run", "--model", "mlp.onnx", "--policy", "sequential")
         *(
             pytest.param((*arguments, "inf"), USAGE, "inf is no number of seconds", id=" ".join(arguments))
             for arguments in (
-                ("explain", "k", "--connect", "tcp://127.0.0.1:1", "--timeout"),
-                ("calibrate", "--connect", "tcp://127.0.0.1:1", "--timeout"),
+                ("explain", "k", "--connect", "tcp://127.0.0.1:1", "--connect-timeout"),
+                ("calibrate", "--connect", "tcp://127.0.0.1:1", "--connect-timeout"),
                 ("top", "--connect", "tcp://127.0.0.1:1", "--for"),
                 ("run", *SMALL, "--cluster", "slurm", "--job-timeout"),
             )
@@ -345,14 +345,14 @@ MLP = ("run", "--model", "mlp.onnx", "--policy", "sequential")
                 ("--workers", "4"),
                 ("--threads", "2"),
                 ("--no-processes",),
-                ("--timeout", "3"),
+                ("--connect-timeout", "3"),
             )
         ),
         *(
             pytest.param(
-                (*arguments, "--timeout", "3"),
+                (*arguments, "--connect-timeout", "3"),
                 USAGE,
-                "--timeout would do nothing without --connect; leave it out",
+                "--connect-timeout would do nothing without --connect; leave it out",
                 id=f"{arguments[0]} waits for no address",
             )
             for arguments in (("run", *SMALL), ("calibrate",))

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
+import onnx
+import onnx.parser
 import psutil
 import pytest
 from command_line import INTERRUPTED, TERMINATED, assert_one_line, ferroflow
@@ -21,6 +23,7 @@ from real_slurm import queue
 from slurm_clusters import no_jobs, sections
 from waiting import soon
 
+from ferroflow_dask.cli.limits import Expired
 from ferroflow_dask.deploy.interrupts import (
     Terminated,
     closed_undisturbed,
@@ -152,6 +155,41 @@ def test_every_command_that_takes_long_ends_in_one_line(
     done = ferroflow(*arguments)
     assert_one_line(done.exit_code, done.stderr, STATUS[number], "^ferroflow: interrupted($|; 0 of )")
     assert [signal.getsignal(other) for other in STATUS] == before
+
+
+#: A loop that does not end, in C: signals cannot interrupt it.
+ENDLESS = """
+<ir_version: 8, opset_import: ["" : 17]>
+endless (float[2] x) => (float[2] y) {
+  n = Constant <value_int = 1000000000000> ()
+  more = Constant <value = bool {1}> ()
+  y = Loop (n, more, x) <body = step (int64 i, bool c, float[2] v) => (bool d, float[2] w)
+    { d = Identity (c) w = Cos (v) }>
+}
+"""
+
+
+@pytest.mark.parametrize("is_limited", [False, True], ids=["SIGTERM", "--timeout"])
+@pytest.mark.parametrize("how", ["--policy sequential", "--workers 1 --no-processes"])
+def test_a_kernel_that_does_not_end_is_stopped(tmp_path: Path, how: str, is_limited: bool) -> None:
+    onnx.save(onnx.parser.parse_model(ENDLESS), tmp_path / "endless.onnx")
+    limit = ("--timeout", "6") if is_limited else ()
+    with subprocess.Popen(
+        [sys.executable, "-m", "ferroflow_dask", "run", "--model", "endless.onnx", *how.split(), *limit],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as program:
+        if not is_limited:
+            process = psutil.Process(program.pid)
+            assert soon(lambda: process.cpu_times().user > 4.0, 60.0)  # imports take less
+            program.terminate()
+        _, stderr = program.communicate(timeout=60)
+    *_, last = stderr.splitlines()
+    if is_limited:
+        assert (program.returncode, last) == (1, f"ferroflow: {Expired.line}")
+    else:
+        assert (program.returncode, last) == (TERMINATED, "ferroflow: interrupted")
 
 
 def test_a_signal_that_a_destructor_swallows_is_raised_again() -> None:

@@ -91,7 +91,7 @@ def test_top_into_a_file(client: Client, kind: str) -> None:
 
 
 def test_top_of_nothing() -> None:
-    result = ferroflow("top", "--connect", "tcp://127.0.0.1:1", "--timeout", "1")
+    result = ferroflow("top", "--connect", "tcp://127.0.0.1:1", "--connect-timeout", "1")
     assert_one_line(result.exit_code, result.stderr, 1, "no scheduler answers")
 
 

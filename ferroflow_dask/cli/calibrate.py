@@ -58,7 +58,7 @@ def calibrate(
     threads: int,
     processes: bool,
     address: str | None,
-    timeout: float,
+    connect_timeout: float,
     as_json: bool,
     topology_path: str | None,
 ) -> None:
@@ -76,7 +76,7 @@ def calibrate(
         if address is None:
             client = stack.enter_context(local_client(workers, threads, processes))
         else:
-            client = stack.enter_context(connect(address, timeout))
+            client = stack.enter_context(connect(address, connect_timeout))
             check_scheduler(client)
         if installed(client) is None:
             install(client)

@@ -94,7 +94,7 @@ scheduler_address = cluster_option(
 )
 #: How long `--connect` waits.
 connect_timeout = cluster_option(
-    "--timeout",
+    "--connect-timeout",
     type=Duration(),
     default=10.0,
     show_default=True,
@@ -157,6 +157,6 @@ def refuse_local_sizes(which: str) -> None:
 def check_address(address: str | None) -> None:
     """Raise `UsageError` if the user gave what does not go with `--connect`, or what goes with it only."""
     if address is None:
-        refuse_given(("timeout",), "would do nothing without --connect")
+        refuse_given(("connect_timeout",), "would do nothing without --connect")
     else:
         refuse_local_sizes("--connect")

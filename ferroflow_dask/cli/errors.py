@@ -7,16 +7,26 @@ from __future__ import annotations
 
 import errno
 import logging
+import signal
 import sys
 from typing import Any
 
 import click
 
+from ferroflow_dask.cli.limits import Expired
 from ferroflow_dask.deploy.interrupts import number_of, signals_raised
+from ferroflow_dask.deploy.stuck import ended_if_stuck
 from ferroflow_dask.exceptions import FerroflowError, UsageError
 
 #: Raised by click from 8.2 on.
 _HELP: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
+
+#: What a command prints, and its status, if a signal does not end it in time.
+_ENDINGS: dict[int, tuple[str, int]] = {
+    signal.SIGINT: ("ferroflow: interrupted", 128 + signal.SIGINT),
+    signal.SIGTERM: ("ferroflow: interrupted", 128 + signal.SIGTERM),
+    signal.SIGALRM: (f"ferroflow: {Expired.line}", 1),
+}
 
 
 class Failure(click.ClickException):
@@ -76,8 +86,10 @@ class OneLineErrors(click.Group):
         """Run the command and report an error in one line."""
         logging.getLogger("asyncio").addFilter(_is_news)
         try:
-            with signals_raised():
+            with signals_raised(), ended_if_stuck(_ENDINGS):
                 return super().invoke(ctx)
+        except Expired:
+            raise Failure(Expired.line) from None
         except KeyboardInterrupt as error:
             raise Interrupted(error) from None
         except UsageError as error:

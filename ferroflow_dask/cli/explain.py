@@ -13,12 +13,12 @@ from ferroflow_dask.scheduler import explain as decisions_about
 @click.argument("key")
 @scheduler_address
 @connect_timeout
-def explain(key: str, address: str | None, timeout: float) -> None:
+def explain(key: str, address: str | None, connect_timeout: float) -> None:
     """Say where a task was placed and why, and which steals of it were asked for or declined.
 
     KEY is the task's key, as Dask's dashboard shows it.
     """
-    with client_of(address, timeout) as client:
+    with client_of(address, connect_timeout) as client:
         check_scheduler(client)
         decisions = decisions_about(client, key)
     for decision in decisions:

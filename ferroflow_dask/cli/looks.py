@@ -154,13 +154,13 @@ def look_options(function: F) -> F:
     help="How long to show it [s]; by default until q or Ctrl-C.",
 )
 @connect_timeout
-def top(address: str | None, seconds: float | None, timeout: float) -> None:
+def top(address: str | None, seconds: float | None, connect_timeout: float) -> None:
     """Show what the workers of a running cluster do; a line a second where output is no terminal."""
     from ferroflow_dask.dashboard.remote import recording
     from ferroflow_dask.dashboard.terminal import watch
 
     until_s = float("inf") if seconds is None else time.monotonic() + seconds
-    with client_of(address, timeout) as client:
+    with client_of(address, connect_timeout) as client:
         check_scheduler(client)
         with recording(client, is_summary=True) as look:
             watch(look, Console(), lambda: time.monotonic() > until_s)

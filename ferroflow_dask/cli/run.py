@@ -21,6 +21,7 @@ from ferroflow_dask.cli.files import check_folder
 from ferroflow_dask.cli.graph_options import GraphCommand, graph_options, graph_sizes, load_graph
 from ferroflow_dask.cli.graphs import Told, as_object, in_words, run_graph
 from ferroflow_dask.cli.jobs import is_job, job_options, run_in_partitions
+from ferroflow_dask.cli.limits import time_limit, timeout_option
 from ferroflow_dask.cli.looks import Looks, look_options
 from ferroflow_dask.cli.sections import cluster_option, graph_option, how_option, output_option, slurm_option
 from ferroflow_dask.cli.slurm import SlurmOptions, print_job_scripts, slurm_options
@@ -35,7 +36,15 @@ from ferroflow_dask.lowering.pinned import in_parts, on_cluster
 from ferroflow_dask.policy import policy_names
 
 #: Parameters that name a cluster or give its size.
-_OF_CLUSTERS = ("workers", "threads", "processes", "address", "timeout", "cluster_kind", "prints_job_script")
+_OF_CLUSTERS = (
+    "workers",
+    "threads",
+    "processes",
+    "address",
+    "connect_timeout",
+    "cluster_kind",
+    "prints_job_script",
+)
 
 
 @click.command(cls=GraphCommand)
@@ -85,6 +94,7 @@ _OF_CLUSTERS = ("workers", "threads", "processes", "address", "timeout", "cluste
     help="Policy ring: waiting tasks that a victim must exceed at first.",
 )
 @how_option("--no-adaptive-threshold", is_flag=True, help="Policy ring: keep the steal threshold constant.")
+@timeout_option
 @size_options
 @cluster_option(
     "--connect", "address", metavar="ADDRESS", help="Use a running cluster, like tcp://10.0.0.1:8786."
@@ -117,7 +127,8 @@ def run(
     threads: int,
     processes: bool,
     address: str | None,
-    timeout: float,
+    connect_timeout: float,
+    timeout_s: float | None,
     slurm: SlurmOptions | None,
     prints_job_script: bool,
     placement: str | None,
@@ -139,6 +150,7 @@ def run(
     **sizes: Any,
 ) -> None:
     """Run a built-in graph or an ONNX model and say how fast it was."""
+    click.get_current_context().with_resource(time_limit(timeout_s))
     _check_cluster(policy, address, slurm, prints_job_script)
     options = _policy_options(policy, seed, steal_threshold, no_adaptive_threshold)
     _check_placement(policy, placement, batch, devices)
@@ -146,9 +158,10 @@ def run(
     in_partitions = is_job(input_files, output)
     _check_output(output, in_partitions)
     graph = load_graph(dag, model, seed, sizes)
+
     looks = Looks(is_live, report, trace, is_online)
     looks.check(policy)
-    where = Where(address, timeout, slurm, workers, threads, processes, devices)
+    where = Where(address, connect_timeout, slurm, workers, threads, processes, devices)
 
     @contextmanager
     def cluster() -> Iterator[Client]:
