@@ -1,19 +1,26 @@
-"""Batch inference of an ONNX model: compare `map_batches` with plain onnxruntime and with `map_blocks`.
+"""Batch inference: compare `map_batches` with onnxruntime, with Dask's own functions and with Ray Data.
 
     python batches.py MODEL.onnx --rows 64 --batch 8
+    python batches.py texts --rows 2000 --batch 32 --ray
+    python batches.py trees --rows 1000000 --batch 50000 --ray
 
-Three programs compute the same rows with the same onnxruntime, in turn:
+These programs compute the same rows with the same onnxruntime, in turn:
 
 - one session with two threads,
-- Dask's `map_blocks` on two workers, with a session in each worker,
+- Dask's `map_blocks` or `map_partitions` on two workers, with a session in each worker,
+- with `--ray`, Ray Data's `map_batches` with two actors, each with a session,
 - `map_batches` on the same workers.
 
-If the model has a fixed batch size, all three use a copy without it. The script prints medians and ranges.
+The rows of a model are random. If it has a fixed batch size, all programs use a copy without it.
+`texts` is a table of texts of 5 to 500 words and an encoder of sentences. `trees` is a table of numbers
+and gradient boosting, which needs skl2onnx. The script prints medians and ranges.
 """
 
 import argparse
 import tempfile
 import time
+import zlib
+from functools import partial
 from pathlib import Path
 
 import dask.array as da
@@ -26,6 +33,9 @@ import ferroflow_dask
 from ferroflow_dask.graph.batching import batching_of
 from ferroflow_dask.graph.to_onnx import to_onnx
 
+#: Of the encoder of sentences.
+WORDS, WIDTH, HIDDEN = 2**15, 256, 1024
+
 
 def open_session(path, n_threads):
     options = onnxruntime.SessionOptions()
@@ -35,13 +45,35 @@ def open_session(path, n_threads):
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
-def block(x, path):
-    """Compute a block on its worker, in the session of this worker."""
+def session_here(path):
+    """Return the session of this worker."""
     worker = get_worker()
-    if not hasattr(worker, "session"):
-        worker.session = open_session(path, 1)
-    (entry,) = worker.session.get_inputs()
-    return worker.session.run(None, {entry.name: x})[0]
+    if not hasattr(worker, "sessions"):
+        worker.sessions = {}
+    if path not in worker.sessions:
+        worker.sessions[path] = open_session(path, 1)
+    return worker.sessions[path]
+
+
+def block(x, path):
+    """Compute a block on its worker."""
+    return run_rows(session_here(path), x)
+
+
+def run_rows(session, x):
+    (entry,) = session.get_inputs()
+    return session.run(None, {entry.name: x})[0]
+
+
+class Actor:
+    """A worker of Ray Data."""
+
+    def __init__(self, path, compute):
+        self.session = open_session(path, 1)
+        self.compute = compute
+
+    def __call__(self, batch):
+        return {"y": self.compute(self.session, batch)}
 
 
 def random_rows(n, spec):
@@ -63,13 +95,93 @@ def with_weights(graph):
     return model
 
 
+def tokens(texts):
+    """Return the numbers of words, padded with 0 to the longest text."""
+    numbers = [[zlib.crc32(word.encode()) % (WORDS - 1) + 1 for word in text.split()] for text in texts]
+    padded = np.zeros((len(numbers), max(map(len, numbers))), np.int64)
+    for row, found in zip(padded, numbers, strict=True):
+        row[: len(found)] = found
+    return padded
+
+
+def encoder():
+    """Return a model of padded words: embeddings, two layers, and the mean over the words of a text."""
+    rng = np.random.default_rng(0)
+    builder = ferroflow_dask.GraphBuilder("encoder")
+
+    def weight(*shape):
+        return builder.constant(rng.standard_normal(shape, dtype=np.float32) / np.float32(shape[0] ** 0.5))
+
+    words = builder.input("words", "int64", ("texts", "length"))
+    value = builder.op("Gather", weight(WORDS, WIDTH), words)
+    value = builder.op("Relu", builder.op("MatMul", value, weight(WIDTH, HIDDEN)))
+    value = builder.op("MatMul", value, weight(HIDDEN, WIDTH))
+    is_word = builder.op("Cast", builder.op("Greater", words, builder.constant(np.int64(0))), to=1)
+    mask = builder.op("Unsqueeze", is_word, builder.constant(np.int64([2])))
+    axis = builder.constant(np.int64([1]))
+    total = builder.op("ReduceSum", builder.op("Mul", value, mask), axis, keepdims=0)
+    builder.output(y=builder.op("Div", total, builder.op("ReduceSum", mask, axis, keepdims=0)))
+    return builder.build()
+
+
+def write_texts(folder, options):
+    """Write a table of texts and the encoder; return the model, its path, and how rows become its input."""
+    import pandas as pd
+
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(5, 501, options.rows)
+    texts = [" ".join(map(str, rng.integers(0, 10**5, length))) for length in lengths]
+    write_table(pd.DataFrame({"text": texts}), folder, 4 * options.batch)
+    model, path = encoder(), f"{folder}/model.onnx"
+    onnx.save(with_weights(model.graph), path)
+    return model, path, lambda frame: tokens(frame["text"])
+
+
+def write_trees(folder, options):
+    """Write a table of numbers and a model of trees, as `write_texts`."""
+    import pandas as pd
+    from skl2onnx import to_onnx as from_sklearn
+    from sklearn.ensemble import GradientBoostingRegressor
+
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((options.rows, 20), dtype=np.float32)
+    trained = GradientBoostingRegressor(n_estimators=50, max_depth=5).fit(
+        x[:20_000], x[:20_000, :5].prod(axis=1)
+    )
+    write_table(pd.DataFrame(x).add_prefix("x"), folder, options.batch)
+    path = f"{folder}/model.onnx"
+    onnx.save(from_sklearn(trained, x[:1]), path)
+    return ferroflow_dask.load_onnx(path), path, lambda frame: frame.to_numpy("float32")
+
+
+def write_table(frame, folder, rows):
+    for i in range(0, len(frame), rows):
+        frame[i : i + rows].to_parquet(f"{folder}/{i:09}.parquet", index=False)
+
+
+def in_pieces(read, rows, session, frame):
+    """Compute a table in pieces of so many rows."""
+    pieces = [read(frame[i : i + rows]) for i in range(0, len(frame), rows)]
+    return np.concatenate([run_rows(session, piece) for piece in pieces])
+
+
+def partition(frame, path, compute):
+    return frame.assign(y=list(compute(session_here(path), frame)))[["y"]]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("model", type=Path, help="with one input and one output")
+    parser.add_argument("model", type=Path, help="with one input and one output; or texts, or trees")
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--repeat", type=int, default=9)
+    parser.add_argument("--ray", action="store_true", help="compare with Ray Data, too")
     options = parser.parse_args()
+    tables = {"texts": write_texts, "trees": write_trees}
+    if str(options.model) in tables:
+        with tempfile.TemporaryDirectory() as folder:
+            measure_table(*tables[str(options.model)](folder, options), folder, options)
+        return
     given = ferroflow_dask.load_onnx(options.model)
     ((name, spec),) = given.inputs.items()
     rows = random_rows(options.rows, spec)
@@ -113,16 +225,101 @@ def measure(model, path, rows, options):
             "map_blocks, 2 workers": by_map_blocks,
             "map_batches, 2 workers": by_map_batches,
         }
-        rates = {way: [] for way in ways}
-        for repetition in range(-1, options.repeat):  # the first repetition opens sessions
-            for way, compute in ways.items():
-                start = time.perf_counter()
-                found = compute()
-                spent = time.perf_counter() - start
-                np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
-                if repetition >= 0:
-                    rates[way].append(len(rows) / spent)
-        tell(rates)
+        if options.ray:
+            ways = {"Ray Data, 2 actors": by_ray(rows, path, options), **ways}
+        compare(ways, expected, options)
+
+
+def start_ray():
+    import ray
+
+    # Two CPUs are for actors. Ray Data needs others to read.
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    ray.data.DataContext.get_current().execution_options.preserve_order = True
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    return ray
+
+
+def by_ray(rows, path, options):
+    ray = start_ray()
+    data = ray.data.from_numpy([rows[i : i + options.batch] for i in range(0, len(rows), options.batch)])
+    data = data.materialize()
+    actors = {"concurrency": 2, "num_cpus": 1, "batch_size": options.batch}
+
+    def compute(session, batch):
+        return run_rows(session, batch["data"])
+
+    def run():
+        found = data.map_batches(Actor, fn_constructor_args=(path, compute), **actors)
+        return np.concatenate([batch["y"] for batch in found.iter_batches(batch_size=None)])
+
+    return run
+
+
+def measure_table(model, path, read, folder, options):
+    import dask.dataframe as dd
+
+    pieces = partial(in_pieces, read, options.batch)
+    with LocalCluster(n_workers=2, threads_per_worker=1) as cluster, Client(cluster) as client:
+        ferroflow_dask.install(client)
+        model = model.place(client)
+        session = open_session(path, 2)
+        (output,) = model.outputs
+
+        def table():
+            return dd.read_parquet(f"{folder}/*.parquet")
+
+        def in_one_session():
+            return pieces(session, table().compute(scheduler="sync"))
+
+        def by_map_partitions():
+            meta = {"y": object}
+            found = table().map_partitions(partition, path, pieces, meta=meta)
+            return np.stack(client.compute(found).result()["y"])
+
+        def by_map_batches():
+            found = model.map_batches(table(), preprocess=read, batch_size=options.batch)
+            return np.stack(client.compute(found[output]).result())
+
+        ways = {
+            "one session, 2 threads": in_one_session,
+            "map_partitions, 2 workers": by_map_partitions,
+            "map_batches, 2 workers": by_map_batches,
+        }
+        if options.ray:
+            ways = {"Ray Data, 2 actors": table_by_ray(path, read, folder, options), **ways}
+        compare(ways, in_one_session(), options)
+
+
+def table_by_ray(path, read, folder, options):
+    ray = start_ray()
+    actors = {"concurrency": 2, "num_cpus": 1, "batch_size": options.batch, "batch_format": "pandas"}
+
+    def compute(session, frame):
+        return run_rows(session, read(frame))
+
+    def run():
+        data = ray.data.read_parquet(folder, file_extensions=["parquet"])
+        found = data.map_batches(Actor, fn_constructor_args=(path, compute), **actors)
+        return np.concatenate([batch["y"] for batch in found.iter_batches(batch_size=None)])
+
+    return run
+
+
+def compare(ways, expected, options):
+    """Run all programs in turn, check their results and print their rates."""
+    rates = {way: [] for way in ways}
+    for repetition in range(-1, options.repeat):  # the first repetition opens sessions
+        for way, compute in ways.items():
+            start = time.perf_counter()
+            found = compute()
+            spent = time.perf_counter() - start
+            np.testing.assert_allclose(
+                found.reshape(expected.shape), expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max()
+            )
+            if repetition >= 0:
+                rates[way].append(len(expected) / spent)
+    tell(rates)
 
 
 def tell(rates):

@@ -72,6 +72,24 @@ def test_the_example_runs(name: str, arguments: tuple[str, ...], pattern: str, t
 
 
 @pytest.mark.cluster
+def test_the_example_of_pytorch_gives_its_numbers(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is for the examples only")
+    pytest.importorskip("onnxscript", reason="onnxscript is for the examples only")
+    printed = run(tmp_path, str(REPOSITORY / "examples/pytorch_model.py"))
+    found = re.search(r"^64 images, 10 scores each; difference from PyTorch: (.*)$", printed, re.MULTILINE)
+    assert found
+    assert float(found[1]) < 1e-4
+
+
+@pytest.mark.cluster
+def test_the_example_of_batches_compares_tables(tmp_path: Path) -> None:
+    sizes = ("--rows", "8", "--batch", "3", "--repeat", "1")
+    printed = run(tmp_path, "-W", "ignore::Warning", str(REPOSITORY / "examples/batches.py"), "texts", *sizes)
+    found = re.findall(r"^(one session|map_\w+).*: [\d,.]+ rows/s \(", printed, re.MULTILINE)
+    assert found == ["one session", "map_partitions", "map_batches"]
+
+
+@pytest.mark.cluster
 def test_the_example_of_batches_compares_equal_results(tmp_path: Path) -> None:
     run(tmp_path, str(REPOSITORY / "examples/mlp.py"))
     sizes = ("--rows", "8", "--batch", "3", "--repeat", "1")

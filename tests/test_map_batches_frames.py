@@ -130,6 +130,15 @@ def test_a_table_goes_from_parquet_to_parquet(tmp_path: Path) -> None:
     )
 
 
+def test_a_result_can_be_kept_and_goes_on() -> None:
+    result = load_onnx(matrix()).map_batches(NUMBERS, batch=2)
+    kept = result.persist()
+    pd.testing.assert_frame_equal(kept.compute(), result.compute())
+    wanted = 2 * expected(matrix(), x=NUMBERS.to_numpy("float32"))[1]
+    np.testing.assert_allclose((kept[["total"]] * 2)["total"].compute(), wanted, rtol=1e-6)
+    assert len(dask.optimize(result)[0].compute()) == len(NUMBERS)
+
+
 def test_columns_can_be_chosen() -> None:
     model = load_onnx(matrix())
     frame = NUMBERS.assign(d="text")

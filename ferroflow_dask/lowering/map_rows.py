@@ -72,7 +72,8 @@ def write_chunks(
 ) -> Any:
     """Return the collection of results: a task for each chunk."""
     run = uuid.uuid4().hex
-    model_key, name = f"model-{run}", f"map_batches-{run}"
+    # Dask sorts the keys of frames, which are tuples.
+    model_key, name = (f"model-{run}", 0), f"map_batches-{run}"
     are_placed = any(isinstance(value, TaskRef) for value in model.weights.values())  # Futures are
     weights = [Dict(dict(model.weights))] if are_placed else []
     sent = model.run if are_placed else loaded(model)
