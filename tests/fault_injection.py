@@ -74,6 +74,7 @@ BOUNDARY = {
     "scheduler._distributed_transitions:_forget": _INSTEAD,
     "scheduler._distributed_transitions:_check_on.<locals>.check": _INSTEAD,
     "scheduler._distributed_transitions:_choice_on.<locals>.choose": _INSTEAD,
+    "scheduler._distributed_transitions:_choice_on.<locals>.search": _INSTEAD,
     "scheduler._distributed_transitions:_check_on.<locals>.occupancy_of": _INSTEAD,
     "scheduler._distributed_graphs:comparison_change.<locals>.find_lost_dependencies": _HOOK,
     "scheduler._distributed_graphs:materialized": "it runs the client's code, whose errors the client gets",

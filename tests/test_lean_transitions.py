@@ -176,14 +176,14 @@ def test_few_workers_are_looked_at_if_many_are_idle() -> None:
         n = 0
 
         def __iter__(self) -> Any:
-            for ws in super().__iter__():
-                Counted.n += 1
-                yield ws
+            Counted.n += 1
+            return super().__iter__()
 
     scheduler.idle_task_count = Counted(scheduler.idle_task_count)
-    for _ in range(10):
-        assert not scheduler.decide_worker_rootish_queuing_enabled().processing
-    assert Counted.n == 10
+    cluster.submit(GRAPHS["independent"](300))
+    # Once for the first task and once for the second of each worker; Dask adds up the slots itself.
+    assert Counted.n <= 4
+    assert {len(ws.processing) for ws in scheduler.workers.values()} == {2}
 
 
 def test_saturated_workers_are_known() -> None:

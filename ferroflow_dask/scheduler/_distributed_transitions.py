@@ -2,8 +2,8 @@
 
 They do what distributed's own ones do, with the same results. They leave out copies and calls that change
 nothing. A task's links are copied only if the transition may remove them. Hooks that do nothing are not
-called. A worker's occupancy is computed only if its number of tasks does not decide. The least busy worker is
-searched only until one is found that is as busy as any must be.
+called. A worker's occupancy is computed only if its number of tasks does not decide. One search for
+the least busy worker serves many tasks.
 
 They are installed on the scheduler's instance. All functions that they stand for must be known, by the hashes
 of their source. Otherwise distributed's functions stay.
@@ -15,8 +15,8 @@ import hashlib
 import inspect
 import logging
 import math
-from collections.abc import Callable, Iterable
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
 from textwrap import dedent
 from typing import Any
 
@@ -191,27 +191,36 @@ def _report(scheduler: Any, key: Key, start: str, finish: str) -> None:
 
 
 class _Least:
-    """The least number of tasks per thread that a worker may have."""
+    """What is known of the least busy workers with free slots."""
 
-    __slots__ = ("load",)
+    __slots__ = ("load", "rest")
 
     def __init__(self) -> None:
+        #: No worker has fewer tasks per thread.
         self.load = 0.0
+        #: All workers that may have as few, in the order of Dask's set; None if that is not known.
+        self.rest: Iterator[WorkerState] | None = None
 
 
 def _choice_on(scheduler: Any, least: _Least) -> Callable[[], WorkerState | None]:
-    def choose() -> WorkerState | None:
-        chosen: WorkerState | None = None
-        chosen_load = math.inf
-        for ws in scheduler.idle_task_count:
+    def search(idle: set[WorkerState]) -> WorkerState:
+        workers = list(idle)
+        chosen, chosen_load, place = workers[0], math.inf, 0
+        for at, ws in enumerate(workers):
             load = len(ws.processing) / ws.nthreads
             if load < chosen_load:
-                chosen, chosen_load = ws, load
+                chosen, chosen_load, place = ws, load, at
                 if load <= least.load:
                     break  # none is less busy
-        else:
-            least.load = chosen_load if chosen is not None else least.load
+        least.load, least.rest = chosen_load, islice(workers, place + 1, None)
         return chosen
+
+    def choose() -> WorkerState | None:
+        idle: set[WorkerState] = scheduler.idle_task_count
+        for ws in least.rest or ():
+            if ws in idle and len(ws.processing) <= least.load * ws.nthreads:
+                return ws
+        return search(idle) if idle else None
 
     return choose
 
@@ -234,8 +243,8 @@ def _check_on(scheduler: Any, least: _Least) -> Callable[..., None]:
             return
         n, address, idle = len(ws.processing), ws.address, scheduler.idle
         is_running, is_idle, is_saturated = ws.status == Status.running, False, False
-        if n < least.load * n_threads:
-            least.load = n / n_threads
+        if n <= least.load * n_threads:
+            least.load, least.rest = n / n_threads, None
         if is_running and n < n_threads:
             is_idle = True
         elif is_running:
@@ -256,6 +265,10 @@ def _check_on(scheduler: Any, least: _Least) -> Callable[..., None]:
         has_slots = math.isinf(saturation) or (
             max(math.ceil(saturation * n_threads), 1) > n - len(ws.long_running)
         )
-        (scheduler.idle_task_count.add if is_running and has_slots else scheduler.idle_task_count.discard)(ws)
+        if not (is_running and has_slots):
+            scheduler.idle_task_count.discard(ws)
+        elif ws not in scheduler.idle_task_count:
+            scheduler.idle_task_count.add(ws)
+            least.rest = None  # the order of the set may have changed
 
     return check
