@@ -35,7 +35,7 @@ def test_the_schema_is_complete() -> None:
 
 
 @pytest.mark.cluster
-def test_the_latency_is_read_once_when_the_plugin_starts(
+def test_times_are_read_when_the_plugin_starts_and_not_later(
     thread_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
@@ -48,7 +48,10 @@ def test_the_latency_is_read_once_when_the_plugin_starts(
     plugin = FerroflowPlugin()  # which checks the settings where the client is, too
     monkeypatch.setattr(config, "get_seconds", noted)
     thread_client.register_plugin(plugin)
-    assert read == ["latency"]
+    assert sorted(set(read)) == ["latency", "policy-limit"]
+    n_read = len(read)
+    assert thread_client.submit(sum, [1, 2]).result() == 3
+    assert len(read) == n_read
 
 
 def test_the_schema_refuses_unknown_settings() -> None:

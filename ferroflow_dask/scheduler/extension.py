@@ -224,6 +224,7 @@ class FerroflowStealing(WorkStealing):
         await super().start(scheduler)
         if self._is_closed:
             return
+        self.changes.make(self.placement.watch.change())
         self.messages.open(self.policy.keeps_successors)
         if self.bundles_graphs:
             self.graphs.open()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from time import thread_time
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
 
+from ferroflow_dask import config
 from ferroflow_dask.policy import ClusterView, Policy, TaskView
 from ferroflow_dask.policy.events import Event, GraphArrived, TaskReady
 from ferroflow_dask.policy.instructions import AssignTask, DeclineSteal, Instruction, SetPriority, StealTask
+from ferroflow_dask.scheduler.policy_watch import PolicyWatch
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
@@ -58,6 +61,7 @@ class Placement:
         steals: StealProtocol,
     ) -> None:
         self.policy = policy
+        self.watch = PolicyWatch(type(policy).__name__, config.get_seconds("policy-limit"))
         self.task_views = task_views
         self._scheduler = scheduler
         self._view = view
@@ -98,12 +102,17 @@ class Placement:
         return None
 
     def _ready(self, task: TaskView, now: float) -> None:
-        event = TaskReady(task)
+        event = self.watch.event = TaskReady(task)
+        start_s = thread_time()
         for instruction in self.policy.handle(event, self._view, now):
             if isinstance(instruction, AssignTask) and instruction.key == task.key:
                 self._assign(task, instruction, now)
             elif request := self._carry_out(instruction, event, {task.key: task}, now):
                 self._steals.log_requests([request])
+        self.watch.event = None
+        self.watch.n_calls += 1
+        if (taken_s := thread_time() - start_s) > self.watch.limit_s:
+            self.watch.slow(event, taken_s)
 
     def _assign(self, task: TaskView, instruction: AssignTask, now: float) -> None:
         key, worker = task.key, instruction.worker
@@ -128,10 +137,15 @@ class Placement:
         now = self._clock()
         by_key = {task.key: task for task in tasks}
         requests = []
+        self.watch.event, start_s = event, thread_time()
         for instruction in self.policy.handle(event, self._view, now):
             request = self._carry_out(instruction, event, by_key, now)
             if request is not None:
                 requests.append(request)
+        self.watch.event = None
+        self.watch.n_calls += 1
+        if (taken_s := thread_time() - start_s) > self.watch.limit_s:
+            self.watch.slow(event, taken_s)
         if requests:
             self._steals.log_requests(requests)
 

@@ -1,0 +1,104 @@
+"""Policies that take long: the scheduler logs them, and Dask schedules if they go on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import dask
+import pytest
+from distributed import Client, LocalCluster
+from waiting import soon
+
+import ferroflow_dask
+from ferroflow_dask.exceptions import ClusterError
+from ferroflow_dask.policy.events import WorkerIdle
+from ferroflow_dask.policy.stealing import StealingPolicy
+from ferroflow_dask.scheduler import installed, policy_watch
+from ferroflow_dask.scheduler.policy_watch import PolicyWatch
+
+EVENT: Any = object.__new__(WorkerIdle)
+
+
+def watch_of(*calls: int) -> PolicyWatch:
+    """Return the watch over a policy that was slow in calls of these numbers."""
+    watch = PolicyWatch("Slow", 1.0)
+    for n in calls:
+        watch.n_calls = n
+        watch.slow(EVENT, 1.5)
+    return watch
+
+
+def test_a_slow_answer_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    watch_of(1, 2)
+    (record,) = caplog.records
+    assert "the policy Slow took 1.5 s to answer WorkerIdle; the limit is 1 s" in record.message
+
+
+def test_three_slow_answers_end_the_plugin_unless_many_are_between() -> None:
+    with pytest.raises(ClusterError, match=r"took 1\.5 s to answer WorkerIdle, and at least 1 s in 3 calls"):
+        watch_of(1, 100, 200)
+    watch_of(1, 102, 203, 304, 305)  # large graphs, the garbage collector
+
+
+@pytest.fixture(name="client")
+def _client() -> Iterator[Client]:
+    with (
+        LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            processes=False,
+            dashboard_address=":0",
+            silence_logs=False,
+        ) as cluster,
+        Client(cluster) as found,
+    ):
+        yield found
+
+
+def test_a_policy_that_is_slow_again_and_again_is_replaced_by_dask(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def handle(self: Any, event: Any, view: Any, now: float) -> Iterator[Any]:
+        start_s = time.thread_time()
+        while time.thread_time() - start_s < 0.02:
+            pass
+        yield from ()
+
+    monkeypatch.setattr(StealingPolicy, "handle", handle)
+    with dask.config.set({"ferroflow.policy-limit": "10ms"}):
+        ferroflow_dask.install(client, bundle="off")
+    with pytest.warns(UserWarning, match=r"ClusterError.*StealingPolicy took 0.*Dask's own scheduling"):
+        assert answers(client)
+    assert installed(client) is None
+    assert client.submit(sum, [1, 2]).result() == 3
+
+
+def answers(client: Client) -> bool:
+    futures = client.map(str, range(30))
+    assert client.gather(futures) == [str(i) for i in range(30)]
+    return soon(lambda: installed(client) is None, 30.0)
+
+
+def test_a_policy_that_does_not_return_is_logged_with_its_stack(
+    client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(policy_watch, "_LOOK_S", 0.05)
+    original = StealingPolicy.handle
+    slow: Iterator[bool] = iter(())
+
+    def handle(self: Any, event: Any, view: Any, now: float) -> Iterator[Any]:
+        nonlocal slow
+        if next(slow, False):
+            time.sleep(2.0)  # no processor time: it waits for something
+        yield from original(self, event, view, now)
+
+    monkeypatch.setattr(StealingPolicy, "handle", handle)
+    ferroflow_dask.install(client, bundle="off")
+    slow = iter([True])
+    root = client.submit(int)
+    assert client.gather(client.map(max, [root] * 9, range(9))) == [*range(9)]
+    (told,) = [record.message for record in caplog.records if "has not answered" in record.message]
+    assert "time.sleep(2.0)" in told
+    assert installed(client) is not None
