@@ -70,10 +70,10 @@ def values_for(session: Any) -> dict[str, Any] | None:
     return None
 
 
-def loads(path: str) -> bool:
+def loads(path: str, session_options: Any) -> bool:
     """Return whether onnxruntime loads a model."""
     try:
-        onnxruntime.InferenceSession(path, options())
+        onnxruntime.InferenceSession(path, session_options)
     except Exception:  # noqa: BLE001
         return False
     return True
@@ -181,17 +181,15 @@ def variants(path: str, folder: str) -> Iterator[tuple[str, str]]:
         else:
             made[form.name] = target
     for form_name, source in made.items():
-        if form_name and loads(source):
+        if form_name and loads(source, options()):
             yield form_name, source
         for level, number in _LEVELS.items():
             target = f"{folder}/{form_name}-{level}.onnx"
             optimising = options(number)
             optimising.optimized_model_filepath = target
-            try:
-                onnxruntime.InferenceSession(source, optimising)
-            except Exception:  # noqa: BLE001 -- onnxruntime cannot load what it has quantised
-                break
-            yield f"{form_name} {level}".strip(), target
+            # onnxruntime cannot load all that it has quantised or optimised.
+            if loads(source, optimising) and loads(target, options()):
+                yield f"{form_name} {level}".strip(), target
 
 
 def main(arguments: list[str]) -> int:

@@ -183,7 +183,9 @@ def test_parts_of_another_job_are_refused(changed: str, folder: Path, thread_cli
     if changed == "input":
         np.save("x.npy", np.load("x.npy")[:-1])
     again = job_of(graph, "x.npy", "o.npy", batch=20 if changed == "options" else 10)
-    with pytest.raises(UsageError, match=f"^'o.npy.parts' has parts of a job with another {changed}; remove"):
+    with pytest.raises(
+        UsageError, match=f"^'o.npy.parts' has parts of another job .different: {changed}.; remove"
+    ):
         again.output.begin(again.manifest)
     made.output.begin(made.manifest)  # the first job can go on
 

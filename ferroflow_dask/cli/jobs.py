@@ -86,6 +86,8 @@ def run_in_partitions(
         try:
             with late_bar("rows", "rows", is_shown=not as_json) as update:
                 facts: dict[str, Any] = dict(run_job(job, placed, client, update))
+        except UsageError:
+            raise
         except (FerroflowError, KeyboardInterrupt):
             click.echo("finished partitions are kept: the same command goes on from there", err=True)
             raise
