@@ -145,6 +145,12 @@ MLP = ("run", "--model", "mlp.onnx", "--policy", "sequential")
             ("run", *SMALL, "--policy", "greedy"), USAGE, "unknown policy 'greedy'; .*static", id="policy"
         ),
         pytest.param(("run", *SMALL, "--device", "tpu"), USAGE, "'tpu' is not available", id="device"),
+        pytest.param(
+            ("run", *SMALL, "--scheduler", "work-stealing"), USAGE, "give --policy ring", id="scheduler"
+        ),
+        pytest.param(
+            ("run", *SMALL, "--scheduler", "static"), USAGE, "give --policy static", id="another scheduler"
+        ),
         pytest.param(("run", *SMALL, "--colour"), USAGE, "No such option.*--colour", id="unknown flag"),
         pytest.param(("--colour",), USAGE, "No such option.*--colour", id="unknown flag of the whole"),
         pytest.param(("run", *SMALL, "--seed", "-1"), USAGE, "'--seed': -1 is not", id="negative seed"),

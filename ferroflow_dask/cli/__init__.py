@@ -13,6 +13,7 @@ from ferroflow_dask.cli.errors import OneLineErrors
 _COMMANDS = {
     "bench": "bench",
     "calibrate": "calibrate",
+    "doctor": "doctor",
     "explain": "explain",
     "info": "info",
     "report": "report",

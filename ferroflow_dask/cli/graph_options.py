@@ -17,6 +17,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 #: Flag → argument of `generate`, where they differ.
 _FLAGS = {"matrix_size": "m"}
+#: Values of the original ferroflow's `--scheduler` that have another name here.
+_POLICY_OF = {"work-stealing": "ring"}
 _SIZES: tuple[tuple[str, type, str], ...] = (
     ("n_heavy", int, "Long ops"),
     ("heavy_ms", float, "Duration of a long op [ms]"),
@@ -68,6 +70,9 @@ class GraphCommand(SectionCommand):
 def _size_meant(option: str, args: Sequence[str]) -> str | None:
     """Return what to tell of an option that there is not, if it is how `bench` and Python give sizes."""
     name, value = option, value_of(option, args)
+    if option == "--scheduler":  # of the original ferroflow
+        policy = _POLICY_OF.get(value, value or "ferroflow")
+        return f"there is no option --scheduler here; give --policy {policy}"
     if option == "--size":
         name, _, value = value.partition("=")
     flag = _FLAG_OF.get(argument_of(name))

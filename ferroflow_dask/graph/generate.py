@@ -174,7 +174,7 @@ TOPOLOGIES: Mapping[str, _Topology] = {
     "xlarge-wide": _Topology(_wide, {"width": 1280, "depth": 1, "skew": 0.003}, _WIDE),
     "skewed": _Topology(_skewed, {"n": 100, "factor": 10.0}, "half the ops 1 ms, half `factor` ms"),
     "transformer": _Topology(
-        _transformer, {"seq_len": 128, "d_model": 512, "n_heads": 8}, "one transformer block"
+        _transformer, {"layers": 1, "seq_len": 128, "d_model": 512, "n_heads": 8}, _LAYERS
     ),
     "large-transformer": _Topology(
         _transformer, {"layers": 8, "seq_len": 128, "d_model": 512, "n_heads": 8}, _LAYERS

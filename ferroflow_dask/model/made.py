@@ -100,7 +100,7 @@ def generate(name: str, *, seed: int = 0, **arguments: Any) -> Model:
         - `large-wide`: `width=320`, `depth=1`, `skew=0.47`
         - `xlarge-wide`: `width=1280`, `depth=1`, `skew=0.003`
         - `skewed`: `n=100` ops, half of them 1 ms, half `factor=10` [ms]
-        - `transformer`: `seq_len=128`, `d_model=512`, `n_heads=8`
+        - `transformer`: `layers=1`, `seq_len=128`, `d_model=512`, `n_heads=8`
         - `large-transformer`: the same with `layers=8`
         - `xlarge-transformer`: the same with `layers=32`
         - `resnet`: `channels=64`
