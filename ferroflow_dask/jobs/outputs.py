@@ -71,8 +71,8 @@ class Output:
         differing = [name for name, value in wanted.items() if found.get(name) != value]
         if differing:
             raise UsageError(
-                f"{str(self.folder)!r} has parts of another job (different: {', '.join(differing)}); remove this "
-                "folder, or choose another --output"
+                f"{str(self.folder)!r} has parts of another job (different: {', '.join(differing)}); remove "
+                "this folder, or choose another --output"
             )
 
     def write(self, at: int, table: Any, outputs: Mapping[str, Any]) -> int:
