@@ -80,10 +80,10 @@ def _reshaped(array: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
 def _texts(name: str, array: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
     if array.dtype.kind not in "USO":
         raise BindError(f"{name!r} has dtype {array.dtype}, the model takes {spec}; pass astype(str)")
-    strange = next((value for value in array.flat if not isinstance(value, str)), None)
-    if array.dtype.kind == "O" and array.size and not all(isinstance(value, str) for value in array.flat):
+    strange = [value for value in array.flat if not isinstance(value, str)] if array.dtype.kind == "O" else []
+    if strange:
         raise BindError(
-            f"{name!r} has the value {strange!r}, the model takes texts; replace it, as with fillna('')"
+            f"{name!r} has the value {strange[0]!r}, the model takes texts; replace it, as with fillna('')"
         )
     return array.astype(object)
 

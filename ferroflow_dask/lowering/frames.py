@@ -99,6 +99,10 @@ def _read(frame: Any, columns: Any, spec: TensorSpec, name: str) -> NDArray[Any]
             f"input {name!r} takes {width} columns, got {len(columns)}: {list(columns)}; choose them with "
             "columns=[…]"
         )
+    chosen = frame if list(frame.columns) == list(columns) else frame[list(columns)]
+    is_float = spec.dtype is not None and spec.dtype.kind == "f"
+    if is_float and all(isinstance(dtype, np.dtype) and dtype.kind in "biuf" for dtype in chosen.dtypes):
+        return fit(name, chosen.to_numpy(), spec)  # without a copy if pandas has one block of numbers
     fitted = [
         fit(column, _values(frame[column], spec), TensorSpec(spec.dtype, (None,))) for column in columns
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +21,8 @@ from ferroflow_dask.lowering.row_sources import ArraySource, FrameSource, RowSou
 from ferroflow_dask.lowering.row_steps import MapChunk, Steps
 from ferroflow_dask.lowering.sources import checked
 from ferroflow_dask.lowering.warm_up import warm_up
+
+logger = logging.getLogger("ferroflow_dask")
 
 
 def map_rows(
@@ -143,8 +146,12 @@ def _first(graph: Graph, source: RowSource, steps: Steps) -> Any:
     """Return the function that returns the first rows as arrays."""
 
     def first(n: int) -> Sequence[Any]:
-        *_, example = source.examples()
-        return [array[:n] for array in steps.read(example, graph.inputs).values()]
+        try:
+            *_, example = source.examples()
+            return [array[:n] for array in steps.read(example, graph.inputs).values()]
+        except Exception as error:  # noqa: BLE001 -- a computation of the result raises it again
+            logger.info("the first rows cannot be computed to try a model out: %s", error)
+            return []
 
     return first
 
