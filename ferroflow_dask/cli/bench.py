@@ -23,6 +23,7 @@ from ferroflow_dask.bench.rows import Rows, append_row, read_rows
 from ferroflow_dask.bench.schema import COSTS, OK, BenchRecord, Shape
 from ferroflow_dask.bench.suite import run_plan
 from ferroflow_dask.bench.workloads import WORKLOADS, Workload, default_sizes, get_workload
+from ferroflow_dask.cli.bench_flexflow import flexflow
 from ferroflow_dask.cli.bench_overhead import feeding, overhead
 from ferroflow_dask.cli.bench_simulator import simulator
 from ferroflow_dask.cli.bench_strategies import strategies
@@ -124,6 +125,7 @@ bench.add_command(overhead)
 bench.add_command(feeding)
 bench.add_command(simulator)
 bench.add_command(strategies)
+bench.add_command(flexflow)
 
 
 def _run_options(policies: Sequence[str], repeat: int) -> Callable[[F], F]:

@@ -1,0 +1,73 @@
+"""`ferroflow bench flexflow`: FlexFlow's evaluation in simulation."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from functools import partial
+
+import click
+
+from ferroflow_dask.bench.flexflow import CLUSTERS, DEVICES, compare, flexflow_table
+from ferroflow_dask.bench.flexflow_models import NETWORKS
+from ferroflow_dask.cli.cluster_options import Duration
+from ferroflow_dask.search.training import SYNCHRONIZATIONS
+
+
+@click.command()
+@click.option(
+    "--network",
+    "networks",
+    multiple=True,
+    type=click.Choice(list(NETWORKS)),
+    default=list(NETWORKS),
+    help="All if left out. Repeatable.",
+)
+@click.option(
+    "--topology",
+    "topologies",
+    multiple=True,
+    type=click.Choice(CLUSTERS),
+    default=CLUSTERS,
+    help="Preset; both if left out. Repeatable.",
+)
+@click.option(
+    "--devices",
+    multiple=True,
+    type=click.IntRange(min=1),
+    default=DEVICES,
+    help="Number of devices; 4, 16 and 64 if left out, as far as the cluster has them. Repeatable.",
+)
+@click.option(
+    "--seconds", type=Duration(), default=10.0, show_default=True, help="Budget of each search [s]."
+)
+@click.option(
+    "--synchronization",
+    type=click.Choice(SYNCHRONIZATIONS),
+    default="server",
+    show_default=True,
+    help="How gradients are summed up: by parameter servers, or in a ring.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each comparison.")
+def flexflow(
+    *,
+    networks: tuple[str, ...],
+    topologies: tuple[str, ...],
+    devices: tuple[int, ...],
+    seconds: float,
+    synchronization: str,
+    as_json: bool,
+) -> None:
+    """Simulate the training of FlexFlow's six networks on its two clusters.
+
+    A found strategy is compared with data-parallel training and with the strategy of experts.
+    """
+    rows = []
+    chosen = (list(dict.fromkeys(networks)), list(dict.fromkeys(topologies)), list(dict.fromkeys(devices)))
+    told = partial(click.echo, err=True)
+    for row in compare(*chosen, seconds, synchronization=synchronization, told=told):
+        rows.append(row)
+        if as_json:
+            click.echo(json.dumps(asdict(row)))
+    if not as_json:
+        click.echo(flexflow_table(rows))
