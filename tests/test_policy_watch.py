@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -31,6 +32,7 @@ def watch_of(*calls: int) -> PolicyWatch:
 
 
 def test_a_slow_answer_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)  # clusters of other tests silence handlers
     watch_of(1, 2)
     (record,) = caplog.records
     assert "the policy Slow took 1.5 s to answer WorkerIdle; the limit is 1 s" in record.message
@@ -84,6 +86,7 @@ def answers(client: Client) -> bool:
 def test_a_policy_that_does_not_return_is_logged_with_its_stack(
     client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.WARNING)
     monkeypatch.setattr(policy_watch, "_LOOK_S", 0.05)
     original = StealingPolicy.handle
     slow: Iterator[bool] = iter(())
