@@ -204,7 +204,8 @@ def test_a_class_is_built_once_in_each_process(process_client: Client) -> None:
 
     frame = dd.from_pandas(pd.concat([TEXTS[:1]] * 8), npartitions=8, sort=False)
     for cls, total in ((Tokens, 97), (functools.partial(Tokens, 1), 98)):
-        result = load_onnx(lengths()).map_batches(frame, preprocess=cls, check_rows=False)
+        with process_client.as_current():
+            result = load_onnx(lengths()).map_batches(frame, preprocess=cls, check_rows=False)
         found = process_client.compute(result).result()
         assert set(found["total"]) == {total}
         built = set(found["built"])

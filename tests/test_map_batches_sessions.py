@@ -105,7 +105,9 @@ def test_warm_up_opens_the_model_on_each_worker(process_client: Client, is_place
     run = getattr(function.model, "run", function.model)
     assert set(process_client.run(n_open, run.sealed.token).values()) == {1}
     found = process_client.compute(y).result()
-    np.testing.assert_allclose(found, expected(mlp(), x=x.compute() / 2)[0], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        found, expected(mlp(), x=x.compute(scheduler="synchronous") / 2)[0], rtol=1e-4, atol=1e-6
+    )
 
 
 def test_warm_up_needs_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
