@@ -198,7 +198,7 @@ def compare(
     seconds: float,
     *,
     synchronization: str = "server",
-    told: Callable[[str], object] = lambda _: None,
+    progress: Callable[[str], object] = lambda _: None,
 ) -> Iterator[Compared]:
     """Yield a comparison for each cluster, network and number of devices that the cluster has."""
     for cluster in clusters:
@@ -206,7 +206,7 @@ def compare(
         for name in names:
             for n in devices:
                 if n <= n_workers:
-                    told(f"{name} on {n} devices of {cluster}")
+                    progress(f"{name} on {n} devices of {cluster}")
                     yield compared(name, cluster, n, seconds, synchronization=synchronization)
 
 

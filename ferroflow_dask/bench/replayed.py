@@ -13,10 +13,7 @@ from distributed import Client, wait
 
 from ferroflow_dask.bench.baselines import put_in_charge
 from ferroflow_dask.bench.markdown import table
-from ferroflow_dask.bench.simulator import POLICIES, Comparison, mean_error
-from ferroflow_dask.deploy.calibration import calibration_of
-from ferroflow_dask.deploy.local import local_client
-from ferroflow_dask.deploy.measured import measured_topology
+from ferroflow_dask.bench.simulator import POLICIES, Comparison, calibrated, mean_error
 from ferroflow_dask.model import GraphBuilder, Model
 from ferroflow_dask.replay import Job, load_record, record, simulate_job
 from ferroflow_dask.topology import Topology
@@ -109,14 +106,10 @@ def compare_replays(
     progress : callable, optional
         Called with a line on the progress.
     """
-    for n in workers:
-        with local_client(n, 1, processes) as client:
-            progress(f"{n} workers: calibrating")
-            topology = measured_topology(client, calibration_of(client))
-            for name in programs:
-                progress(f"{n} workers: {name}")
-                jobs = _recorded(client, PROGRAMS[name], repeat)
-                yield from _replayed(topology, name, jobs)
+    for client, topology in calibrated(workers, processes, progress):
+        for name in programs:
+            progress(f"{len(topology.workers)} workers: {name}")
+            yield from _replayed(topology, name, _recorded(client, PROGRAMS[name], repeat))
 
 
 def _recorded(client: Client, program: Callable[[Client], None], repeat: int) -> dict[str, list[Job]]:

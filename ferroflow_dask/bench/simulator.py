@@ -78,14 +78,21 @@ def compare(
     progress : callable, optional
         Called with a line on the progress.
     """
+    for client, topology in calibrated(workers, processes, progress):
+        overshoot_s = statistics.median(ask_workers(client, _overshoot_s).values())
+        for name in graphs:
+            progress(f"{len(topology.workers)} workers: {name}")
+            yield from _compare(client, topology, name, repeat, overshoot_s)
+
+
+def calibrated(
+    workers: Sequence[int], processes: bool, progress: Callable[[str], object]
+) -> Iterator[tuple[Client, Topology]]:
+    """Yield a local cluster and its measured topology for each number of workers."""
     for n in workers:
         with local_client(n, 1, processes) as client:
             progress(f"{n} workers: calibrating")
-            topology = measured_topology(client, calibration_of(client))
-            overshoot_s = statistics.median(ask_workers(client, _overshoot_s).values())
-            for name in graphs:
-                progress(f"{n} workers: {name}")
-                yield from _compare(client, topology, name, repeat, overshoot_s)
+            yield client, measured_topology(client, calibration_of(client))
 
 
 def _overshoot_s() -> float:

@@ -88,7 +88,7 @@ def measure(
     names: Sequence[str],
     repeat: int,
     seconds: float,
-    told: Callable[[str], object] = lambda _: None,
+    progress: Callable[[str], object] = lambda _: None,
     models: Mapping[str, Callable[[], Graph]] = MODELS,
 ) -> Iterator[Measured]:
     """Yield each model, computed in several ways that take turns on two processes of one thread.
@@ -101,17 +101,17 @@ def measure(
         Runs of each way; one more is not counted.
     seconds : float
         Budget of a search [s].
-    told : callable, optional
+    progress : callable, optional
         Called with a line on the progress.
     models : mapping of str to callable, optional
     """
     with local_client(2) as client:
         install(client)
-        told("calibrating")
+        progress("calibrating")
         found = calibration_of(client)
         machine, cost = Machine.of_topology(measured_topology(client, found)), WorkerCost(client)
         for name in names:
-            told(f"{name}: searching")
+            progress(f"{name}: searching")
             graph = models[name]()
             cost.fit(graph)
             problem = Problem(graph, machine, cost)
@@ -119,7 +119,7 @@ def measure(
             row = Measured(name, best.makespan_s, best.nbytes_moved)
             ways = _ways(graph, problem.strategy(best.choices), client, cost, found.profile)
             row.n_tasks = len(ways["found"]().__dask_graph__())
-            told(f"{name}: measuring")
+            progress(f"{name}: measuring")
             _take_turns(row, client, ways, repeat)
             yield row
 

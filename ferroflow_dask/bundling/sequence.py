@@ -99,18 +99,20 @@ class ExecuteTasks:
         deliveries = Deliveries(self.delivered) if self.delivered else None
         # Stopping repeats no work if each value has been delivered.
         may_stop = deliveries is not None and len(self.delivered) == len(self.steps) and deliveries.is_open
-        usual_s, before_s = self._usual_s(), perf_counter()
+        each_s, before_s = self._usual_s(), perf_counter()
         try:
             for at, step in enumerate(self.steps):
                 thread_state.ferroflow_key = self.keys[at]
                 self._run(at, step, values)
                 if deliveries is not None:
                     deliveries.add(at, values[-1])
+                if at >= half and not may_stop:
+                    continue
                 now_s = perf_counter()
                 if at < half and now_s > late_s:
                     self._note_late()
                     self._give_up()
-                if may_stop and is_outlier(now_s - before_s, usual_s, len(self.steps) - 1 - at):
+                if may_stop and is_outlier(now_s - before_s, each_s, len(self.steps) - 1 - at):
                     self._give_up()
                 before_s = now_s
         finally:
@@ -145,7 +147,7 @@ class ExecuteTasks:
         """Return the duration of a task that is not unusual [s]."""
         if self.cost_s is None or not self.stands_for:
             return inf
-        return self.cost_s / len(self.steps) if len(self.stands_for) == 1 else self.cost_s
+        return usual_s(self.cost_s, len(self.steps), len(self.stands_for))
 
     def _note_late(self) -> None:
         """Remember what was expected: other bundles of the graph should not start only to give up, too."""
@@ -198,6 +200,14 @@ class ExecuteTasks:
         for prefix in prefixes:
             worker.log_event(TOPIC, {"prefix": prefix})
         raise Reschedule
+
+
+def usual_s(cost_s: float, n_tasks: int, n_prefixes: int) -> float:
+    """Return the duration of a task that is not unusual, in a bundle of an expected duration [s].
+
+    Tasks of several prefixes may differ: each may take as long as all were expected to.
+    """
+    return cost_s / n_tasks if n_prefixes == 1 else cost_s
 
 
 def is_outlier(taken_s: float, usual_s: float, n_left: int) -> bool:

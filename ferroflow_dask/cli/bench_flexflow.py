@@ -64,8 +64,8 @@ def flexflow(
     """
     rows = []
     chosen = (list(dict.fromkeys(networks)), list(dict.fromkeys(topologies)), list(dict.fromkeys(devices)))
-    told = partial(click.echo, err=True)
-    for row in compare(*chosen, seconds, synchronization=synchronization, told=told):
+    progress = partial(click.echo, err=True)
+    for row in compare(*chosen, seconds, synchronization=synchronization, progress=progress):
         rows.append(row)
         if as_json:
             click.echo(json.dumps(asdict(row)))

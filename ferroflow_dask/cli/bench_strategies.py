@@ -57,9 +57,9 @@ def strategies(
         "stack": partial(transformer, 8, seq_len, d_model),
         "cnn": partial(cnn, image),
     }
-    told = partial(click.echo, err=True)
+    progress = partial(click.echo, err=True)
     rows = []
-    for row in measure(list(dict.fromkeys(models)), repeat, seconds, told, made):
+    for row in measure(list(dict.fromkeys(models)), repeat, seconds, progress, made):
         rows.append(row)
         if as_json:
             click.echo(json.dumps(asdict(row)))

@@ -16,13 +16,14 @@ from ferroflow_dask.annotations import GPU
 from ferroflow_dask.bench import Run, RunRecord, run_on_cluster, warm_up
 from ferroflow_dask.bench.markdown import count
 from ferroflow_dask.bench.progress import late_bar, progress_bar
-from ferroflow_dask.bench.stock import stock_s
 from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.cost import AnalyticCost, MeasuredCost
 from ferroflow_dask.deploy import count_gpus, load_durations, profile_of, profiles_file, save_durations
 from ferroflow_dask.deploy.calibration import load_profile
 from ferroflow_dask.graph import Graph
+from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.lowering import AUTO, bind_graph, place
+from ferroflow_dask.replay import job_of_graph, stock_s
 
 _IN_WORDS = {"whole": "whole", "bundles": "in bundles", "ops": "op by op"}
 
@@ -99,8 +100,20 @@ def run_graph(
 def _with_stock(run: Run, graph: Graph, client: Client, cluster: ClusterProfile | None) -> Run:
     """Return a run whose record has the makespan that stock Dask would have taken."""
     threads = tuple(client.nthreads().values()) or (1,)
-    found = stock_s(graph, run.seconds, cluster or load_profile(client) or ClusterProfile(threads))
-    return replace(run, record=replace(run.record, stock_s=found))
+    profile = cluster or load_profile(client) or ClusterProfile(threads)
+    found_s = stock_s(job_of_graph(graph, _Measured(run.seconds)), profile)
+    return replace(run, record=replace(run.record, stock_s=found_s))
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """Cost model of one run: the durations of its ops by op id [s]."""
+
+    durations_s: Mapping[int, float]
+
+    def seconds(self, op: Op, graph: Graph) -> float:  # noqa: ARG002 -- as in `CostModel`
+        """Return the duration of an op [s]."""
+        return self.durations_s.get(op.id, 0.0)
 
 
 def place_shown(graph: Graph, client: Client, *, is_shown: bool) -> Graph:

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 from dask.typing import Key
 
 from ferroflow_dask.cluster_profile import ClusterProfile
-from ferroflow_dask.replay import simulate_job
+from ferroflow_dask.replay import stock_s
 from ferroflow_dask.replay.files import FORMAT, VERSION, job_of_document
 from ferroflow_dask.replay.record import Recorder
 from ferroflow_dask.scheduler.cost_model import learned_on
 from ferroflow_dask.scheduler.graphs.overheads import Overheads
-from ferroflow_dask.topology import Topology
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
@@ -52,10 +51,10 @@ class StockEstimate:
         if self._run is not None:
             self._run.update_graph(self._scheduler, keys=keys, tasks=tasks)
 
-    def transition(self, key: Key, start: Any, finish: Any, told: dict[str, Any]) -> None:
+    def transition(self, key: Key, start: Any, finish: Any, details: dict[str, Any]) -> None:
         """Note a task that has ended."""
         if self._run is not None and not self._has_ended:
-            self._run.transition(key, start, finish, **told)
+            self._run.transition(key, start, finish, **details)
 
     def ended(self) -> None:
         """Simulate what has run since nothing was left to do."""
@@ -73,10 +72,9 @@ class StockEstimate:
 
     def _simulate(self, run: Recorder, document: dict[str, Any], profile: ClusterProfile) -> None:
         try:
-            job = job_of_document(document)
-            found = simulate_job(job, Topology.of_profile(profile), "dask", engine="light")
+            found_s = stock_s(job_of_document(document), profile)
         except Exception:
             logger.exception("the makespan under stock Dask could not be simulated")
             return
         if run is self._run:
-            self.seconds = found.makespan_s
+            self.seconds = found_s

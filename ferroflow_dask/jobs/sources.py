@@ -82,8 +82,9 @@ def source_of(
             raise UsageError(f"--input {path!r} must contain .parquet files or images, got none")
     is_image = is_folder and files[0].suffix != ".parquet"
     if is_image != (preprocess is not None):
-        told = f"folders of images need --preprocess imagenet, got {path!r} without it"
-        raise UsageError(told if is_image else f"--preprocess is for folders of images, got {path!r}")
+        if is_image:
+            raise UsageError(f"folders of images need --preprocess imagenet, got {path!r} without it")
+        raise UsageError(f"--preprocess is for folders of images, got {path!r}")
     if columns is not None and not files[0].name.endswith(_TABLES):
         raise UsageError(f"--columns is for tables, got {path!r}")
     try:

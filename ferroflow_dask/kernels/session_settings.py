@@ -84,8 +84,8 @@ class SessionSettings:
         """Threads that one run may use, if the session is opened here."""
         if self.n_threads is not None:
             return self.n_threads
-        told = os.environ.get("OMP_NUM_THREADS", "")
-        return int(told) if told.isdecimal() and int(told) > 0 else 1
+        given = os.environ.get("OMP_NUM_THREADS", "")
+        return int(given) if given.isdecimal() and int(given) > 0 else 1
 
 
 def _value_of(onnxruntime: Any, name: str, value: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from dask._task_spec import Dict, TaskRef
 from dask.base import tokenize
 from dask.sizeof import sizeof
 from zict import LRU
@@ -165,11 +166,25 @@ class BatchModel:
     weights: Mapping[str, Any]
     specs: Mapping[str, TensorSpec]
 
+    @property
+    def is_placed(self) -> bool:
+        """Whether large constants are on the cluster, as Futures; then they are an argument of each batch."""
+        return any(isinstance(value, TaskRef) for value in self.weights.values())
 
-def loaded(model: BatchModel) -> LoadedModel:
-    """Return a model with its large constants; workers map those that are in files."""
-    files = files_of_arrays(model.weights)
-    return LoadedModel(model.run, {**model.weights, **files})
+    @property
+    def sent(self) -> RunModel | LoadedModel:
+        """What travels to each worker: large constants included, unless they are placed."""
+        return self.run if self.is_placed else self.loaded
+
+    @property
+    def loaded(self) -> LoadedModel:
+        """The model with its large constants; workers map those that are in files."""
+        return LoadedModel(self.run, {**self.weights, **files_of_arrays(self.weights)})
+
+    @property
+    def weight_arguments(self) -> list[Any]:
+        """The argument of a batch's task that has the large constants; none if they travel with the model."""
+        return [Dict(dict(self.weights))] if self.is_placed else []
 
 
 #: Values of the other inputs for which what was found out is kept, of each graph.

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from dask._task_spec import DataNode, Dict, GraphNode, Task, TaskRef
+from dask._task_spec import DataNode, GraphNode, Task, TaskRef
 from dask.base import compute
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.typing import Key
@@ -26,7 +26,7 @@ from ferroflow_dask.graph.nodes import TensorSpec
 from ferroflow_dask.graph.outputs import with_outputs
 from ferroflow_dask.kernels.choice import check_supported, provider_names
 from ferroflow_dask.kernels.session_settings import SessionSettings
-from ferroflow_dask.lowering.batch_model import BatchModel, LoadedModel, RunModel, Trial, batch_model, loaded
+from ferroflow_dask.lowering.batch_model import BatchModel, LoadedModel, RunModel, Trial, batch_model
 from ferroflow_dask.lowering.forms import Columns
 from ferroflow_dask.lowering.map_rows import checked_others, map_rows
 from ferroflow_dask.lowering.placement import check_placed
@@ -197,13 +197,19 @@ def unchecked(data: Any, batch: int | None) -> dict[str, Any]:
     _check_expressions(arrays.values())
     for name, value in arrays.items():
         check_sizes(name, value)
+    return _aligned(arrays, batch)
+
+
+def _aligned(arrays: Mapping[str, Any], batch: int | None) -> dict[str, Any]:
+    """Return arrays in equal chunks of whole rows: those of the first array, or of `batch` rows."""
     first = next(iter(arrays.values()))
     rows = first.chunks[0] if batch is None else first.rechunk({0: batch}).chunks[0]
+    found = {}
     for name, value in arrays.items():
         if len(value) != sum(rows):
             raise BindError(f"input {name!r} has {len(value)} rows, others have {sum(rows)}")
-        arrays[name] = value.rechunk({0: rows, **dict.fromkeys(range(1, value.ndim), -1)})
-    return arrays
+        found[name] = value.rechunk({0: rows, **dict.fromkeys(range(1, value.ndim), -1)})
+    return found
 
 
 def _check_expressions(arrays: Iterable[Any]) -> None:
@@ -246,15 +252,9 @@ def _arrays(graph: Graph, x: Any, batch: int | None) -> dict[str, Any]:
     _check_expressions(batched.values())
     if not batched:
         raise BindError("no input is a Dask array; wrap what is to be batched in dask.array.from_array")
-    rows: Any = None
     for name, value in batched.items():
         _check(name, value, graph.inputs[name])
-        chunks = value.chunks[0] if batch is None else value.rechunk({0: batch}).chunks[0]
-        rows = chunks if rows is None else rows
-        if len(value) != sum(rows):
-            raise BindError(f"input {name!r} has {len(value)} rows, others have {sum(rows)}")
-        arrays[name] = value.rechunk({0: rows, **dict.fromkeys(range(1, value.ndim), -1)})
-    return arrays
+    return {**arrays, **_aligned(batched, batch)}
 
 
 def _as_batches(name: str, value: Any, batch: int | None) -> Any:
@@ -292,11 +292,9 @@ def _write(model: BatchModel, batched: Mapping[str, Any], others: Mapping[str, A
 
     run = uuid.uuid4().hex
     model_key, name = f"model-{run}", f"map_batches-{run}"
-    are_placed = any(isinstance(value, TaskRef) for value in model.weights.values())  # Futures are
-    weights = [Dict(dict(model.weights))] if are_placed else []
-    sent = model.run if are_placed else loaded(model)
-    tasks: dict[Key, GraphNode] = {model_key: DataNode(model_key, sent)}
+    tasks: dict[Key, GraphNode] = {model_key: DataNode(model_key, model.sent)}
     arguments = checked_others(model, others)
+    weights = model.weight_arguments
     first, single = next(iter(batched.values())), next(iter(model.specs.values()))
     for i in range(len(first.chunks[0])):
         chunks = [TaskRef((value.name, i, *(0,) * (value.ndim - 1))) for value in batched.values()]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dask._task_spec import DataNode, Dict, GraphNode, Task, TaskRef
+from dask._task_spec import DataNode, GraphNode, Task, TaskRef
 from dask.typing import Key
 
 from ferroflow_dask.exceptions import BindError, UsageError
@@ -16,7 +16,7 @@ from ferroflow_dask.graph.batching import BATCH
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import TensorSpec
 from ferroflow_dask.kernels.choice import one_line
-from ferroflow_dask.lowering.batch_model import BatchModel, Trial, batch_model, loaded
+from ferroflow_dask.lowering.batch_model import BatchModel, Trial, batch_model
 from ferroflow_dask.lowering.row_sources import ArraySource, FrameSource, RowSource, blank
 from ferroflow_dask.lowering.row_steps import MapChunk, Steps
 from ferroflow_dask.lowering.sources import checked
@@ -77,12 +77,10 @@ def write_chunks(
     run = uuid.uuid4().hex
     # Dask sorts the keys of frames, which are tuples.
     model_key, name = (f"model-{run}", 0), f"map_batches-{run}"
-    are_placed = any(isinstance(value, TaskRef) for value in model.weights.values())  # Futures are
-    weights = [Dict(dict(model.weights))] if are_placed else []
-    sent = model.run if are_placed else loaded(model)
-    function = MapChunk(sent, steps, model.specs, source.names)
+    function = MapChunk(model.sent, steps, model.specs, source.names)
     tasks: dict[Key, GraphNode] = {model_key: DataNode(model_key, function)}
     constant = checked_others(model, others)
+    weights = model.weight_arguments
     for i, arguments in enumerate(source.chunks()):
         tasks[name, i] = Task((name, i), _run_chunk, TaskRef(model_key), *weights, *arguments, *constant)
     return source.collect(tasks, name, meta)

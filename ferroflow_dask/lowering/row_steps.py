@@ -181,14 +181,13 @@ class MapChunk:
             found.append(result)
             n_failed, reason = n_failed + failed, reason or why
         if n_failed:
-            told = f"{n_failed} of {n_rows} rows of a chunk failed in model {self._name!r}; outputs are null"
-            _warn(f"{told}: {reason}")
+            rows, name = f"{n_failed} of {n_rows} rows of a chunk", self._run.graph.name
+            _warn(f"{rows} failed in model {name!r}; outputs are null: {reason}")
         return found[0] if len(found) == 1 else form_of(found[0], "the result").joined(found)
 
     @property
-    def _name(self) -> str:
-        run = self.model.run if isinstance(self.model, LoadedModel) else self.model
-        return run.graph.name
+    def _run(self) -> RunModel:
+        return self.model.run if isinstance(self.model, LoadedModel) else self.model
 
     def _batch(self, own: Any, batch: Any, others: Any, form: Form) -> tuple[Any, int, str]:
         """Return the result of a batch, how many rows failed and why the first did."""
@@ -223,7 +222,7 @@ class MapChunk:
 
     def _computed(self, own: Any, batch: Any, others: Any) -> tuple[Any, tuple[Any, ...]]:
         form, rows = self.steps.prepared(batch)
-        run = self.model.run if isinstance(self.model, LoadedModel) else self.model
+        run = self._run
         if others:  # arrays, which were checked
             arrays = dict(rows) if isinstance(rows, Mapping) else {next(iter(run.inputs)): rows}
         else:

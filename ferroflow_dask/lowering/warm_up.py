@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from dask._task_spec import TaskRef
 from distributed import Client, default_client
 
 from ferroflow_dask.clients import check_synchronous, workers_of
 from ferroflow_dask.exceptions import UsageError
-from ferroflow_dask.lowering.batch_model import BatchModel, LoadedModel, RunModel, loaded
+from ferroflow_dask.lowering.batch_model import BatchModel, LoadedModel, RunModel
 from ferroflow_dask.lowering.row_steps import BuiltOnce, Steps
 
 
@@ -27,11 +26,10 @@ def warm_up(model: BatchModel, steps: Steps) -> None:
         raise UsageError("warm_up needs a client: Client(address)") from error
     check_synchronous(client, "warm_up")
     functions = [step for step in (steps.preprocess, steps.postprocess) if isinstance(step, BuiltOnce)]
-    are_placed = any(isinstance(value, TaskRef) for value in model.weights.values())  # Futures are
-    if are_placed:
+    if model.is_placed:
         _on_all(client, model.run, functions, dict(model.weights))
     else:  # sent once, and from worker to worker
-        _on_all(client, client.scatter(loaded(model), hash=False), functions)
+        _on_all(client, client.scatter(model.loaded, hash=False), functions)
 
 
 def _on_all(client: Client, *arguments: Any) -> None:

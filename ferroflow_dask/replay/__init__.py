@@ -2,7 +2,7 @@
 
 from ferroflow_dask.replay.files import load_record
 from ferroflow_dask.replay.job import Job, JobGraph
-from ferroflow_dask.replay.outcome import ENGINES, Execution, Outcome, simulate_job
+from ferroflow_dask.replay.outcome import ENGINES, Execution, Outcome, simulate_job, stock_s
 from ferroflow_dask.replay.record import record
 from ferroflow_dask.replay.simulate import simulate
 from ferroflow_dask.replay.sources import job_of_collection, job_of_graph
@@ -19,4 +19,5 @@ __all__ = [
     "record",
     "simulate",
     "simulate_job",
+    "stock_s",
 ]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from dask.typing import Key
 
+from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.exceptions import UnknownNameError, UsageError
 from ferroflow_dask.policy import policy_names
 from ferroflow_dask.replay.job import Job, JobGraph, in_order
@@ -264,12 +266,7 @@ def _light(job: Job, topology: Topology, policy: str, seed: int) -> _Run:
         tasks = one.tasks
         if policy != "dask":
             tasks, _ = bundled(tasks, one.wanted, topology.profile(), knows_costs=one.knows_costs)
-        keys = in_order(tasks)
-        number = {key: at for at, key in enumerate(keys)}
-        graph = TaskGraph(
-            [tasks[key].duration_s for key in keys],
-            [{number[one]: tasks[one].nbytes for one in tasks[key].dependencies} for key in keys],
-        )
+        keys, graph = _task_graph(tasks)
         found = run_listed(graph, machine)
         starts = zip(keys, found.workers, found.starts_s, found.stops_s, strict=True)
         timeline += [Execution(key, w, makespan_s + a, makespan_s + b) for key, w, a, b in starts]
@@ -277,6 +274,32 @@ def _light(job: Job, topology: Topology, policy: str, seed: int) -> _Run:
         nbytes += found.nbytes_moved
         busy_s += found.scheduler_s + len(keys) * topology.runtime.graph_task_s
     return _Run(makespan_s, busy_s, nbytes, 0, timeline)
+
+
+def _task_graph(tasks: Mapping[Key, VirtualTask]) -> tuple[list[Key], TaskGraph]:
+    """Return tasks by number, each after its dependencies, and their keys in this order."""
+    keys = in_order(tasks)
+    number = {key: at for at, key in enumerate(keys)}
+    return keys, TaskGraph(
+        [tasks[key].duration_s for key in keys],
+        [{number[one]: tasks[one].nbytes for one in tasks[key].dependencies} for key in keys],
+    )
+
+
+def stock_s(job: Job, cluster: ClusterProfile) -> float:
+    """Return the makespan of a list schedule of single tasks [s].
+
+    Stock Dask takes at least as long: it does not know the durations at first.
+
+    Parameters
+    ----------
+    job : Job
+        With measured durations.
+    cluster : ClusterProfile
+        Costs of tasks and messages. Those of a cluster with the plugin are lower than stock Dask's.
+    """
+    machine = Machine.of_profile(cluster)
+    return sum(run_listed(_task_graph(one.tasks)[1], machine).makespan_s for one in _phases(job))
 
 
 def _phases(job: Job) -> list[JobGraph]:

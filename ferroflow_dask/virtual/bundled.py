@@ -12,7 +12,7 @@ from dask.utils import key_split
 from ferroflow_dask.annotations import BUNDLE_PREFIX, COST_ANNOTATION
 from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.bundling.graphs import Averages, bundle_graph
-from ferroflow_dask.bundling.sequence import NO_WORK, is_outlier
+from ferroflow_dask.bundling.sequence import NO_WORK, is_outlier, usual_s
 from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.virtual.task import VirtualTask
 from ferroflow_dask.virtual.upstream import spec_of
@@ -121,11 +121,10 @@ def _stopped(
 
 def _n_run(tasks: Sequence[tuple[str, float, float]]) -> int:
     """Return how many tasks of a bundle run in it, by prefix, duration and expected duration of each [s]."""
-    usual_s = sum(expected_s for _, _, expected_s in tasks)
-    if len({prefix for prefix, _, _ in tasks}) == 1:
-        usual_s /= len(tasks)
+    cost_s, prefixes = sum(expected_s for _, _, expected_s in tasks), {prefix for prefix, _, _ in tasks}
+    each_s = usual_s(cost_s, len(tasks), len(prefixes))
     for n, (_, duration_s, _) in enumerate(tasks, 1):
-        if is_outlier(duration_s, usual_s, len(tasks) - n):
+        if is_outlier(duration_s, each_s, len(tasks) - n):
             return n
     return len(tasks)
 

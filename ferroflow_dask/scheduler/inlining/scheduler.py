@@ -93,11 +93,6 @@ class Inlining:
         if self.is_open and address in self._scheduler.workers:
             self._supporting.add(address)
 
-    @property
-    def supporting(self) -> frozenset[str]:
-        """Workers that have announced that they support inlined results."""
-        return frozenset(self._supporting)
-
     def left(self, address: str) -> None:
         """Forget a worker."""
         self._supporting.discard(address)
