@@ -83,7 +83,7 @@ def test_a_run_ends_with_one_line() -> None:
         r"kernels: synthetic 8\n"
         r"(no steals asked|steals: \d+ asked, \d+ granted \(\d+%\)); "
         r"idle \d\.\d{3} s per worker \(\d\.\d{3}–\d\.\d{3} s\)\n"
-        r"stock Dask would take at least \d\.\d{3} s \(simulated\)\n",
+        r"as single tasks of Dask: \d\.\d{3} s \(simulated\)\n",
         result.stdout,
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import dask
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client
 from waiting import soon
 
 import ferroflow_dask
@@ -44,24 +44,11 @@ def test_three_slow_answers_end_the_plugin_unless_many_are_between() -> None:
     watch_of(1, 102, 203, 304, 305)  # large graphs, the garbage collector
 
 
-@pytest.fixture(name="client")
-def _client() -> Iterator[Client]:
-    with (
-        LocalCluster(
-            n_workers=2,
-            threads_per_worker=1,
-            processes=False,
-            dashboard_address=":0",
-            silence_logs=False,
-        ) as cluster,
-        Client(cluster) as found,
-    ):
-        yield found
-
-
 def test_a_policy_that_is_slow_again_and_again_is_replaced_by_dask(
-    client: Client, monkeypatch: pytest.MonkeyPatch
+    thread_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    client = thread_client
+
     def handle(self: Any, event: Any, view: Any, now: float) -> Iterator[Any]:
         start_s = time.thread_time()
         while time.thread_time() - start_s < 0.02:
@@ -84,8 +71,9 @@ def answers(client: Client) -> bool:
 
 
 def test_a_policy_that_does_not_return_is_logged_with_its_stack(
-    client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    thread_client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    client = thread_client
     caplog.set_level(logging.WARNING)
     monkeypatch.setattr(policy_watch, "_LOOK_S", 0.05)
     original = StealingPolicy.handle

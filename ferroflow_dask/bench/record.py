@@ -87,7 +87,7 @@ class RunRecord:
         Of Python and of the packages that matter.
     stock_s : float or None
         Makespan of a simulated list schedule of the ops as single tasks, with the durations of this run [s].
-        Stock Dask takes at least as long. None if it was not simulated.
+        Stock Dask usually takes longer. None if it was not simulated.
     """
 
     dag: str

@@ -170,7 +170,7 @@ def in_words(runs: Sequence[Run]) -> list[str]:
     if record.placement in ("bundles", "ops"):  # one task runs on one worker, and is stolen by none
         lines.append(_steals(record))
     if record.stock_s is not None:
-        lines.append(f"stock Dask would take at least {record.stock_s:.3f} s (simulated)")
+        lines.append(f"as single tasks of Dask: {record.stock_s:.3f} s (simulated)")
     if record.device is not None:
         lines.append(_on_devices(record.device))
     return lines

@@ -64,7 +64,7 @@ class Overview(Text):
 
     def _of_stock(self) -> list[tuple[str, str]]:
         seconds = self.recorder.stock_s
-        return [] if seconds is None else [("stock Dask, at least (simulated)", f"{seconds:.2f} s")]
+        return [] if seconds is None else [("as single tasks of Dask (simulated)", f"{seconds:.2f} s")]
 
     def _who(self) -> str:
         stealing = self.recorder.stealing

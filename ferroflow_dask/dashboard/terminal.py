@@ -117,7 +117,7 @@ def _progress(recording: Recording) -> str:
     if progress.started_at is None:
         return f"{_GRAPH}nothing was submitted since this was started"
     seconds = recording.stock_s
-    stock = "" if seconds is None else f"; stock Dask at least {seconds:.2f} s (simulated)"
+    stock = "" if seconds is None else f"; as single tasks of Dask: {seconds:.2f} s (simulated)"
     return f"{_GRAPH}{progress.in_words(recording.n_threads, recording.time)}{stock}"
 
 
