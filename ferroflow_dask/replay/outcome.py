@@ -289,8 +289,8 @@ def _task_graph(tasks: Mapping[Key, VirtualTask]) -> tuple[list[Key], TaskGraph]
 def stock_s(job: Job, cluster: ClusterProfile) -> float:
     """Return the makespan of a list schedule of single tasks [s].
 
-    Stock Dask usually takes longer: it does not know the durations at first. The result is too long if the costs
-    were measured on a busy cluster.
+    Stock Dask usually takes longer: it does not know the durations at first. If the costs were
+    measured on a busy cluster, the result is too long.
 
     Parameters
     ----------
