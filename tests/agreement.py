@@ -20,6 +20,10 @@ def assert_same(actual: Any, expected: Any, rtol: float = 1e-4, atol: float = 1e
         for one, other in zip(actual, expected, strict=True):
             assert_same(one, other, rtol, atol)
         return
+    if isinstance(expected, dict):  # of a ZipMap
+        assert list(actual) == list(expected)
+        assert_same(np.array(list(actual.values())), np.array(list(expected.values())), rtol, atol)
+        return
     expected = np.asarray(expected)
     assert isinstance(actual, np.ndarray)
     assert actual.shape == expected.shape

@@ -1,9 +1,14 @@
 """A table of models: each in each placement, compared with onnxruntime.
 
-    python tests/model_table.py [--variants] FILE.onnx …
+    python tests/model_table.py [--variants] [--sklearn] [FILE.onnx …]
 
-Without files, the light models of onnx. `--variants` adds each model as onnxruntime has optimised it at each
-level, and quantised in both forms. Times are CPU times of warm runs with one thread.
+Without files, the light models of onnx; with `--sklearn`, models of skl2onnx instead. `--variants` adds each
+model as onnxruntime has optimised it at each level, and quantised in both forms.
+
+A result is right if it is that of one session. Some models, above all those with QDQ nodes, give other
+results if onnxruntime does not optimise them. Then those are right, too, and counted. Times are CPU times of
+warm runs with one thread, of all programs in turn. The default is within the bound if it takes at most 1.15
+times as long as the session, and 5 ms. A model over the bound is measured again, twice at most.
 """
 
 from __future__ import annotations
@@ -14,7 +19,9 @@ import sys
 import tempfile
 import time
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +30,18 @@ import onnx
 import onnxruntime
 from agreement import assert_same
 from models import light_models, randomize
+from sklearn_models import sklearn_models
 
 from ferroflow_dask import ClusterProfile, Model, load_onnx
 from ferroflow_dask.exceptions import BindError
 
 #: Of symbolic dimensions, tried in this order; models of audio and text take few.
 _SIZES = (2, 1, 32, 64, 256, 512, 576, 16000)
-_RUNS = 5
+_PLACEMENTS = ("default", "whole", "bundles", "ops", "map_batches")
+#: Warm runs of each program; of those in many tasks, fewer if they take longer than this in all [s].
+_RUNS, _ENOUGH_S = 7, 1.0
+_MORE_TRIES = 2
+_MOST_RATIO, _MOST_MORE_S = 1.15, 5e-3
 _LEVELS = {"basic": 1, "extended": 2, "all": 99}
 _TYPES = {
     "float": "f4",
@@ -79,14 +91,68 @@ def loads(path: str, session_options: Any) -> bool:
     return True
 
 
-def seconds(call: Callable[[], Any]) -> float:
-    """Return the median CPU time of warm runs [s]."""
-    found = []
+@dataclass
+class Row:
+    """A model in the table.
+
+    Parameters
+    ----------
+    name : str
+    group : str
+        Models of one line of the summary.
+    session_s : float
+        CPU time of one session.
+    seconds : dict of str to float
+        CPU times by placement, of those that are right.
+    wrong : list of str
+        Placements that are not.
+    unoptimised : list of str
+        Placements whose results are those of a session without optimisations.
+    reason : str
+        Why the default is over the bound; empty if it is not.
+    """
+
+    name: str
+    group: str
+    session_s: float
+    seconds: dict[str, float] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+    unoptimised: list[str] = field(default_factory=list)
+    reason: str = ""
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """CPU times as multiples of the session's."""
+        return {way: found / self.session_s for way, found in self.seconds.items()}
+
+    @property
+    def is_within(self) -> bool:
+        """Whether the default takes hardly longer than the session."""
+        return self.seconds.get("default", np.inf) <= _MOST_RATIO * self.session_s + _MOST_MORE_S
+
+    def __str__(self) -> str:
+        cells = [f"{way} {ratio:.2f}{'*' * (way in self.unoptimised)}" for way, ratio in self.ratios.items()]
+        cells += [f"{way} WRONG" for way in self.wrong]
+        return f"{self.name:48} {1e3 * self.session_s:8.1f} ms  {', '.join(cells)}  {self.reason}"
+
+
+def cpu_s(call: Callable[[], Any]) -> float:
+    """Return the CPU time of a run [s]."""
+    start = time.process_time()
+    call()
+    return time.process_time() - start
+
+
+def measure(session: Callable[[], Any], calls: dict[str, Callable[[], Any]], row: Row) -> None:
+    """Measure programs in turn."""
+    found: dict[str, list[float]] = defaultdict(list)
     for _ in range(_RUNS):
-        start = time.process_time()
-        call()
-        found.append(time.process_time() - start)
-    return statistics.median(found)
+        found["session"].append(cpu_s(session))
+        for way, call in calls.items():
+            if way in ("default", "whole") or sum(found[way]) < _ENOUGH_S:
+                found[way].append(cpu_s(call))
+    row.session_s = statistics.median(found.pop("session"))
+    row.seconds.update({way: statistics.median(times) for way, times in found.items()})
 
 
 def placements(model: Model, values: dict[str, Any]) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
@@ -99,7 +165,7 @@ def placements(model: Model, values: dict[str, Any]) -> Iterator[tuple[str, Call
         lambda: model.bind(values, placement="bundles", profile=profile).compute(scheduler="sync"),
     )
     yield "ops", lambda: model.bind(values, placement="ops").compute(scheduler="sync")
-    yield "batches", lambda: in_batches(model, values)
+    yield "map_batches", lambda: in_batches(model, values)
 
 
 def in_batches(model: Model, values: dict[str, Any]) -> dict[str, Any]:
@@ -114,55 +180,67 @@ def in_batches(model: Model, values: dict[str, Any]) -> dict[str, Any]:
     return dict(zip(found, dask.compute(*found.values(), scheduler="sync"), strict=True))
 
 
-def row(path: str, name: str) -> tuple[int, int, str]:
-    """Return how many placements were right, of how many, and a line."""
+def row_of(path: str, name: str, group: str, values: dict[str, Any] | None) -> Row | str:
+    """Return a model's row, or why there is none."""
+    if not loads(path, options()):
+        return f"{name:48} onnxruntime does not load it"
     session = onnxruntime.InferenceSession(path, options())
-    values = values_for(session)
+    values = values or values_for(session)
     if values is None:
-        return 0, 0, f"{name:44} no inputs found"
+        return f"{name:48} no inputs found"
     names = [entry.name for entry in session.get_outputs()]
     expected = dict(zip(names, session.run(None, values), strict=True))
-    session_s = seconds(lambda: session.run(None, values))
-    model, cells, n_right, n_all = load_onnx(path), [], 0, 0
+    model, row, calls = load_onnx(path), Row(name, group, 0), {}
     for placement, compute in placements(model, values):
         try:
             found = compute()
-            for output, value in expected.items():
-                scale = max(1.0, float(np.abs(value).max())) if getattr(value, "size", 0) else 1.0
-                assert_same(found[output], value, 1e-2, 1e-3 * scale)
+            if not is_same(found, expected):
+                plain = onnxruntime.InferenceSession(path, options(0)).run(None, values)
+                same = is_same(found, dict(zip(names, plain, strict=True)))
+                (row.unoptimised if same else row.wrong).append(placement)
+                if not same:
+                    continue
         except BindError as error:
-            if placement != "batches":
-                raise
-            cells.append("batches –")  # of models without batches
-            print(f"  {name}: {error}"[:200], file=sys.stderr)
-            continue
-        except (Exception, AssertionError) as error:  # noqa: BLE001 -- whatever fails is a finding
-            cells.append(f"{placement} WRONG")
-            print(
-                f"  {name} {placement}: {type(error).__name__} {' '.join(str(error).split())}"[:300],
-                file=sys.stderr,
-            )
-            n_all += 1
-            continue
-        n_right, n_all = n_right + 1, n_all + 1
-        cells.append(
-            f"{placement} {seconds(compute) / session_s:.2f}" if placement == "default" else placement
-        )
-        if placement == "default":
-            default_s = seconds(compute)
-            cells.append(
-                "ok"
-                if default_s <= 1.15 * session_s + 5e-3
-                else f"SLOW +{1e3 * (default_s - session_s):.0f} ms"
-            )
-    return n_right, n_all, f"{name:44} {1e3 * session_s:8.1f} ms  {', '.join(cells)}"
+            print(f"  {name} {placement}: {error}"[:200], file=sys.stderr)
+            if placement != "map_batches":  # some models have no batches
+                row.wrong.append(placement)
+        except Exception as error:  # noqa: BLE001 -- whatever fails is a finding
+            told = " ".join(str(error).split())
+            print(f"  {name} {placement}: {type(error).__name__} {told}"[:300], file=sys.stderr)
+            row.wrong.append(placement)
+        else:
+            calls[placement] = compute
+    measure(lambda: session.run(None, values), calls, row)
+    for _ in range(_MORE_TRIES):
+        if not row.is_within and "default" in calls:
+            measure(lambda: session.run(None, values), {"default": calls["default"]}, row)
+    if not row.is_within:
+        kept = [str(part) for part in model.providers() if part.reason]
+        more_ms = 1e3 * (row.seconds.get("default", np.nan) - row.session_s)
+        row.reason = f"over by {more_ms:.0f} ms: {'; '.join(kept) or 'one session'}"
+    return row
 
 
-def variants(path: str, folder: str) -> Iterator[tuple[str, str]]:
-    """Yield the model as onnxruntime has optimised it, and quantised."""
+def is_same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
+    """Return whether outputs agree."""
+    try:
+        for output, value in expected.items():
+            is_number = isinstance(value, np.ndarray) and value.size and value.dtype.kind in "fiu"
+            scale = max(1.0, float(np.abs(value).max())) if is_number else 1.0
+            one = found[output]
+            if isinstance(value, list) and isinstance(one, np.ndarray):
+                one = one.tolist()  # dicts, as an array
+            assert_same(one, value, 1e-2, 1e-3 * scale)
+    except AssertionError:
+        return False
+    return True
+
+
+def variants(path: str, folder: str, given: dict[str, Any] | None) -> Iterator[tuple[str, str]]:
+    """Yield the model as onnxruntime has optimised it, and quantised unless its values are given."""
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
 
-    values = values_for(onnxruntime.InferenceSession(path, options()))
+    values = None if given else values_for(onnxruntime.InferenceSession(path, options()))
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -192,32 +270,77 @@ def variants(path: str, folder: str) -> Iterator[tuple[str, str]]:
                 yield f"{form_name} {level}".strip(), target
 
 
+def models_of(arguments: list[str], folder: str) -> Iterator[tuple[str, str, dict[str, Any] | None]]:
+    """Yield the group and the file of each model, with values if it does not take any."""
+    files = [argument for argument in arguments if not argument.startswith("--")]
+    if "--sklearn" in arguments:
+        for name, model, values in sklearn_models():
+            onnx.save(model, f"{folder}/{name}.onnx")
+            yield "scikit-learn", f"{folder}/{name}.onnx", values
+    elif not files:
+        for path in light_models():
+            onnx.save(randomize(onnx.load(path), seed=1), f"{folder}/{path.stem}.onnx")
+            yield "light", f"{folder}/{path.stem}.onnx", None
+            Path(f"{folder}/{path.stem}.onnx").unlink()
+    for file in files:
+        yield "files", file, None
+
+
+def rows_of(arguments: list[str]) -> Iterator[Row | str]:
+    """Yield the rows of the table."""
+    with tempfile.TemporaryDirectory() as folder:
+        for group, file, values in models_of(arguments, folder):
+            stem = Path(file).stem
+            with tempfile.TemporaryDirectory() as made:
+                found = [("", file)]
+                if "--variants" in arguments:
+                    found += variants(file, made, values)
+                for variant, path in found:
+                    form = "quantised" if variant[:1] == "Q" else "optimised" if variant else "as given"
+                    name = f"{stem} {variant}".strip()
+                    try:
+                        yield row_of(path, name, f"{group}, {form}", values)
+                    except Exception as error:  # noqa: BLE001 -- a finding, too
+                        yield Row(name, group, np.nan, wrong=[f"{type(error).__name__}: {error}"[:200]])
+
+
+def summary(rows: list[Row]) -> str:
+    """Return lines of a table in Markdown: right results, and medians of ratios to a session."""
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row.group].append(row)
+    lines = [
+        f"| models | number | right | {' | '.join(_PLACEMENTS)} | within the bound |",
+        f"|{'---|' * (len(_PLACEMENTS) + 4)}",
+    ]
+    for group, of_group in groups.items():
+        n_right = sum(len(row.seconds) for row in of_group)
+        n_all = n_right + sum(len(row.wrong) for row in of_group)
+        found = [[row.ratios[way] for row in of_group if way in row.seconds] for way in _PLACEMENTS]
+        cells = [f"{statistics.median(ratios):.2f}" if ratios else "–" for ratios in found]
+        n_within = sum(row.is_within for row in of_group)
+        right = f"{n_right} of {n_all}"
+        lines.append(f"| {group} | {len(of_group)} | {right} | {' | '.join(cells)} | {n_within} |")
+    return "\n".join(lines)
+
+
 def main(arguments: list[str]) -> int:
     """Print the table; return how many placements were wrong."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    with_variants = "--variants" in arguments
-    files = [argument for argument in arguments if argument != "--variants"]
-    right = total = 0
-    with tempfile.TemporaryDirectory() as folder:
-        if not files:
-            for path in light_models():
-                files.append(f"{folder}/{path.stem}.onnx")
-                onnx.save(randomize(onnx.load(path), seed=1), files[-1])
-        for file in files:
-            rows = [(Path(file).stem, file)]
-            with tempfile.TemporaryDirectory() as made:
-                if with_variants:
-                    rows += [(f"{Path(file).stem} {name}", path) for name, path in variants(file, made)]
-                for name, path in rows:
-                    try:
-                        n_right, n_all, line = row(path, name)
-                    except Exception as error:  # noqa: BLE001 -- a finding, too
-                        n_right, n_all, line = 0, 1, f"{name:44} {type(error).__name__}: {error}"[:300]
-                    right, total = right + n_right, total + n_all
-                    print(line, flush=True)
-    print(f"{right} of {total} are right")
-    return total - right
+    rows = []
+    for row in rows_of(arguments):
+        print(row, flush=True)
+        if isinstance(row, Row):
+            rows.append(row)
+    n_wrong = sum(len(row.wrong) for row in rows)
+    n_right = sum(len(row.seconds) for row in rows)
+    n_unoptimised = sum(len(row.unoptimised) for row in rows)
+    n_within = sum(row.is_within for row in rows)
+    print(summary(rows))
+    print(f"{n_right} of {n_right + n_wrong} are right, {n_unoptimised} as without optimisations")
+    print(f"the default is within the bound for {n_within} of {len(rows)} models")
+    return n_wrong
 
 
 if __name__ == "__main__":

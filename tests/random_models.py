@@ -9,16 +9,20 @@ import logging
 import random
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
+import dask
 import numpy as np
 import onnx
 import onnxruntime
+from dask.array import from_array
 from onnx import TensorProto, helper
 from onnx.helper import make_node as node
 
-from ferroflow_dask.graph import graph_from_onnx
-from ferroflow_dask.lowering import bind_graph
+from ferroflow_dask import ClusterProfile
+from ferroflow_dask.graph import Graph, graph_from_onnx
+from ferroflow_dask.lowering import bind_graph, map_batches
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 TYPES = {"f": FLOAT, "i": INT64, "b": BOOL, "d": TensorProto.DOUBLE, "w": TensorProto.INT32}
@@ -258,6 +262,14 @@ def random_model(seed: int) -> tuple[onnx.ModelProto, dict[str, Any]]:
     return model, values
 
 
+def in_batches(graph: Graph, values: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    """Compute outputs in one batch: inputs that have axes are rows, along their first axis."""
+    rows = {k: from_array(value, chunks=-1) if value.ndim else value for k, value in values.items()}
+    found = map_batches(graph, rows, outputs=names, check_rows=False)
+    found = found if isinstance(found, dict) else {names[0]: found}
+    return dict(zip(found, dask.compute(*found.values(), scheduler="sync"), strict=True))
+
+
 def disagreement(seed: int) -> str | None:
     """Return how a placement differs from onnxruntime; "" if none does, None if onnxruntime does not run."""
     model, values = random_model(seed)
@@ -265,24 +277,39 @@ def disagreement(seed: int) -> str | None:
     options.log_severity_level = 4
     try:
         session = onnxruntime.InferenceSession(model.SerializeToString(), options)
-        expected = session.run(None, values)
+        results = session.run(None, values)
     except Exception:  # noqa: BLE001 -- its errors have no base of their own
         return None
     try:
         graph = graph_from_onnx(model)
     except Exception as error:  # noqa: BLE001 -- an error that is not ours is a finding, too
         return f"load: {error}"
-    for placement in ("whole", "ops"):
+    expected = dict(zip(graph.outputs, results, strict=True))
+    # Batches have outputs with as many rows as their inputs.
+    of_rows = [name for name, value in expected.items() if value.ndim and len(value) == _SIZE]
+    profile = ClusterProfile((1, 1))
+    ways: dict[str, Callable[[], dict[str, Any]]] = {
+        "whole": lambda: bind_graph(graph, values, placement="whole").compute(scheduler="sync"),
+        "bundles": lambda: bind_graph(graph, values, placement="bundles", profile=profile).compute(
+            scheduler="sync"
+        ),
+        "ops": lambda: bind_graph(graph, values, placement="ops").compute(scheduler="sync"),
+    }
+    if of_rows:
+        ways["map_batches"] = lambda: in_batches(graph, values, of_rows)
+    for way, compute in ways.items():
         try:
-            found = bind_graph(graph, values, placement=placement).compute(scheduler="sync")
+            found = compute()
         except Exception as error:  # noqa: BLE001
-            return f"{placement}: {type(error).__name__}: {error}"
-        for name, value in zip(graph.outputs, expected, strict=True):
-            one = found[name]
+            return f"{way}: {type(error).__name__}: {error}"
+        for name, one in found.items():
+            value = expected[name]
             if one.dtype != value.dtype or one.shape != value.shape:
-                return f"{placement}: {name} is {one.dtype}{one.shape}, not {value.dtype}{value.shape}"
+                return f"{way}: {name} is {one.dtype}{one.shape}, not {value.dtype}{value.shape}"
             if not np.allclose(one, value, rtol=1e-3, atol=1e-4, equal_nan=True):
-                return f"{placement}: {name} differs"
+                return f"{way}: {name} differs"
+        if list(found) != (of_rows if way == "map_batches" else list(expected)):
+            return f"{way}: outputs are {', '.join(found)}"
     return ""
 
 

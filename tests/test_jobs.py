@@ -19,7 +19,8 @@ from models import model_of
 from onnx import TensorProto, helper
 from PIL import Image
 
-from ferroflow_dask.exceptions import UsageError
+from ferroflow_dask import load_onnx
+from ferroflow_dask.exceptions import BindError, UsageError
 from ferroflow_dask.graph import TensorSpec, graph_from_onnx
 from ferroflow_dask.jobs import job_of, run_job
 from ferroflow_dask.jobs.images import imagenet
@@ -113,6 +114,16 @@ def test_a_folder_of_tables_is_one_table(folder: Path) -> None:
         pd.read_parquet("t.parquet").iloc[i * 300 :][:300].to_parquet(f"many/{i}.parquet")
     assert job("two.onnx", "many", "o.parquet", "--columns", "a,b,c,d")["rows"] == 900
     assert pd.read_parquet("o.parquet")["name"].tolist() == [f"row, {i}" for i in range(900)]
+
+
+def test_a_table_that_was_replaced_is_read_again(folder: Path) -> None:
+    for factor in (1, 2):
+        table = pd.read_parquet("t.parquet")
+        table["a"] *= factor
+        table.to_parquet("t.parquet")
+        job("one.onnx", "t.parquet", "o.parquet", "--columns", "a,b,c,d")
+        x = table[list("abcd")].to_numpy("float32")
+        np.testing.assert_allclose(np.stack(pd.read_parquet("o.parquet")["y"]), x @ W, rtol=1e-4, atol=1e-5)
 
 
 def test_arrays_are_read_and_written(folder: Path) -> None:
@@ -215,13 +226,18 @@ def test_a_partition_that_fails_is_told_and_the_others_are_kept(folder: Path) ->
         ),
         (("t.parquet", "o.npy"), "--output must end in .parquet or .csv for 2 outputs, got 'o.npy'"),
         (("t.parquet", "none/o.csv"), "there is no folder 'none'"),
-        (("t.parquet", "o.csv"), "columns must have the names of the inputs (x: float32[n, 4]), got a, b"),
-        (("t.parquet", "o.csv", "--columns", "a,z"), "--columns must be of a, b, c, d, name; got 'z'"),
         (
-            ("t.parquet", "o.csv", "--columns", "name"),
-            "column 'name' must be of the type of its input, float32[n, 4]",
+            ("t.parquet", "o.csv"),
+            "input 'x' takes 4 columns, got 5: ['a', 'b', 'c', 'd', 'name']; choose them",
         ),
-        (("t.parquet", "o.csv", "--columns", "a,b"), "has shape"),
+        (
+            ("t.parquet", "o.csv", "--columns", "a,z"),
+            "columns must be of ['a', 'b', 'c', 'd', 'name'], got 'z'",
+        ),
+        (
+            ("t.parquet", "o.csv", "--columns", "a,b,c,name"),
+            "'name' has dtype object, the model takes float32",
+        ),
         (("t.parquet", "o.csv", "--repeat", "2"), "--repeat does nothing for a batch job; leave it out"),
         (
             ("t.parquet", "o.csv", "--input", "x.npy"),
@@ -243,6 +259,56 @@ def test_bad_input_gets_one_line(arguments: tuple[str, ...], message: str, folde
     source, output, *options = arguments
     found = ferroflow("run", "--model", "two.onnx", "--input", source, "--output", output, *options)
     assert_one_line(found.exit_code, found.stderr, 2, re.escape(message))
+
+
+@pytest.mark.parametrize(
+    ("column", "type_of_input", "message"),
+    [
+        ([1, None, 3], "int64", "'v' has missing values, the model takes int64[n]; replace them, as with"),
+        (["a", None, "c"], "string", "'v' has the value nan, the model takes texts; replace it"),
+        (["a", "b", "c"], "float", "'v' has dtype object, the model takes float32[n]; convert it"),
+        ([2**40, 1, 2], "int32", "'v' has dtype int64, the model takes int32[n]; convert it"),
+        ([[1.0], [1.0, 2.0], [3.0]], "float", "rows of column 'v' have different shapes"),
+    ],
+    ids=["an empty integer", "an empty text", "texts for numbers", "too large", "lists of two lengths"],
+)
+def test_jobs_and_map_batches_raise_the_same_error(
+    column: list[Any], type_of_input: str, message: str, folder: Path
+) -> None:
+    number = TensorProto.DataType.Value(type_of_input.upper())
+    model = model_of([NODE("Identity", ["v"], ["y"])], {"v": (number, ("n",))}, ["y"])
+    pd.DataFrame({"v": column}).to_parquet("v.parquet")
+    with pytest.raises(BindError) as of_job:
+        job_of(graph_from_onnx(model), "v.parquet", "o.parquet", batch=8)
+    batches = load_onnx(model).map_batches
+    with pytest.raises(BindError) as of_frame:
+        batches(pd.read_parquet("v.parquet")).compute(scheduler="sync")
+    assert message in str(of_job.value)
+    assert str(of_job.value) in str(of_frame.value)
+
+
+def test_lists_of_lists_categories_and_nullable_columns_are_inputs(folder: Path) -> None:
+    nodes = [NODE("Mul", ["m", "v"], ["y"]), NODE("Identity", ["t"], ["u"])]
+    inputs = {
+        "m": (TensorProto.FLOAT, ("n", 2, 3)),
+        "v": (TensorProto.FLOAT, ("n", 1, 1)),
+        "t": (TensorProto.STRING, ("n",)),
+    }
+    onnx.save(model_of(nodes, inputs, ["y", "u"]), "nested.onnx")
+    m = np.arange(24, dtype="float32").reshape(4, 2, 3)
+    v = pd.array([1, None, 3, 4], dtype="Int64")
+    t = pd.Categorical(["a", "b", "a", "b"])
+    pd.DataFrame({"m": m.tolist(), "v": [[[x]] for x in [1.0, np.nan, 3, 4]], "t": t, "w": v}).to_parquet(
+        "n.parquet"
+    )
+    job("nested.onnx", "n.parquet", "o.parquet")
+    found = pd.read_parquet("o.parquet")
+    y = np.stack([np.stack(row) for row in found["y"]])
+    np.testing.assert_array_equal(y, m * np.reshape([1, np.nan, 3, 4], (4, 1, 1)))
+    assert found["u"].tolist() == ["a", "b", "a", "b"]
+    onnx.save(model_of([NODE("Neg", ["w"], ["z"])], {"w": (TensorProto.FLOAT, ("n", 1))}, ["z"]), "neg.onnx")
+    job("neg.onnx", "n.parquet", "o.parquet")
+    np.testing.assert_array_equal(pd.read_parquet("o.parquet")["z"], [-1, np.nan, -3, -4])
 
 
 def test_what_is_computed_is_what_onnxruntime_computes(folder: Path) -> None:

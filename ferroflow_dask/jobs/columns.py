@@ -2,96 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from ferroflow_dask.exceptions import BindError, UsageError
-from ferroflow_dask.graph.nodes import TensorSpec, with_specs
+from ferroflow_dask.exceptions import UsageError
+from ferroflow_dask.graph.nodes import TensorSpec
 
 
 def arrow() -> Any:
-    """Return the package pyarrow; raises `UsageError` if it is not installed."""
+    """Return the package pyarrow; raises `UsageError` if it or pandas is not installed."""
     try:
+        import pandas  # noqa: F401 -- by which columns are read
         import pyarrow
     except ImportError as error:
-        raise UsageError("tables need pyarrow: pip install 'ferroflow-dask[tables]'") from error
+        raise UsageError("tables need pandas and pyarrow: pip install 'ferroflow-dask[tables]'") from error
     return pyarrow
 
 
-def columns_of_inputs(
-    names: Sequence[str], specs: Mapping[str, TensorSpec], chosen: Sequence[str] | None
-) -> dict[str, tuple[str, ...]]:
-    """Return the columns that each input gets.
+def arrays_of(table: Any, columns: Mapping[str, Any], specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
+    """Return an array for each input, from the columns of a table of pyarrow.
+
+    The columns are read as those of a DataFrame, so that a job and `map_batches` convert alike.
 
     Parameters
     ----------
-    names : sequence of str
-        Columns of the table.
+    table : pyarrow.Table
+    columns : mapping of str to str or list of str
+        Of each input.
     specs : mapping of str to TensorSpec
         The inputs.
-    chosen : sequence of str, optional
-        Columns for the only input. The default is the column of its name, or all columns if their number is
-        that of the input's columns.
-
-    Raises
-    ------
-    BindError
-        Columns are missing.
     """
-    if chosen is not None:
-        if len(specs) != 1:
-            raise BindError(f"--columns is for models with one input, got {with_specs(specs)}")
-        if missing := [name for name in chosen if name not in names]:
-            raise BindError(f"--columns must be of {', '.join(names)}; got {missing[0]!r}")
-        return {next(iter(specs)): tuple(chosen)}
-    if all(name in names for name in specs):
-        return {name: (name,) for name in specs}
-    if len(specs) == 1:
-        ((name, spec),) = specs.items()
-        if spec.shape and len(spec.shape) == 2 and spec.shape[1] in (len(names), None):
-            return {name: tuple(names)}
-    cure = "rename them, or choose some with --columns" if len(specs) == 1 else "rename them"
-    wanted = f"the names of the inputs ({with_specs(specs)})"
-    raise BindError(f"columns must have {wanted}, got {', '.join(names)}; {cure}")
+    from ferroflow_dask.lowering.frames import Frames  # imports pandas
 
-
-def arrays_of(
-    table: Any, columns: Mapping[str, tuple[str, ...]], specs: Mapping[str, TensorSpec]
-) -> dict[str, Any]:
-    """Return an array for each input, from the columns of a table of pyarrow."""
-    arrays = {}
-    for name, of_input in columns.items():
-        found = [_array(column, table.column(column), specs[name]) for column in of_input]
-        array = found[0] if len(found) == 1 else np.stack(found, axis=1)
-        rank = None if specs[name].shape is None else len(specs[name].shape or ())
-        arrays[name] = array[:, np.newaxis] if array.ndim == 1 and rank == 2 else array
-    return arrays
-
-
-def _array(name: str, column: Any, spec: TensorSpec) -> Any:
-    """Return a column as an array of an input's dtype; lists become further dimensions."""
-    types = arrow().types
-    column, lists = column.combine_chunks(), (types.is_list, types.is_large_list, types.is_fixed_size_list)
-    if types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if any(is_list(column.type) for is_list in lists):
-        try:
-            array = np.array(column.to_pylist())
-        except ValueError as error:
-            raise BindError(f"lists of column {name!r} must have one length: {error}") from error
-    elif types.is_string(column.type) or types.is_large_string(column.type):
-        array = np.array(column.to_pylist(), object)
-    else:
-        array = column.to_numpy(zero_copy_only=False)
-    if column.null_count and (spec.dtype is None or spec.dtype.kind != "f" or array.dtype.kind != "f"):
-        raise BindError(f"column {name!r} must have no empty values for an input of type {spec}")
-    if spec.dtype is None or array.dtype == spec.dtype:
-        return array
-    if array.dtype == object or not np.can_cast(array.dtype, spec.dtype, "same_kind"):
-        raise BindError(f"column {name!r} must be of the type of its input, {spec}, got {column.type}")
-    return array.astype(spec.dtype)
+    names: dict[str, None] = {}
+    for chosen in columns.values():
+        names.update(dict.fromkeys([chosen] if isinstance(chosen, str) else chosen))
+    frame = table.select(list(names)).to_pandas(ignore_metadata=True)
+    return Frames().read(frame, specs, columns)
 
 
 def appended(table: Any, outputs: Mapping[str, Any], is_flat: bool) -> Any:

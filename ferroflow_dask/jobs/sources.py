@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from ferroflow_dask.exceptions import BindError, UsageError
-from ferroflow_dask.graph.nodes import TensorSpec
-from ferroflow_dask.jobs.columns import arrays_of, arrow, columns_of_inputs
+from ferroflow_dask.graph.nodes import TensorSpec, with_specs
+from ferroflow_dask.jobs.columns import arrays_of, arrow
 from ferroflow_dask.jobs.images import SUFFIXES, check_images, imagenet
 
 #: Partitions of an input at most, so that files are not opened too often.
@@ -63,7 +63,7 @@ def source_of(
     batch : int
         Rows of a batch.
     columns : sequence of str, optional
-        As in `columns_of_inputs`.
+        As `map_batches` takes them.
     preprocess : str, optional
         How images are prepared.
     """
@@ -87,6 +87,8 @@ def source_of(
         raise UsageError(f"--preprocess is for folders of images, got {path!r}")
     if columns is not None and not files[0].name.endswith(_TABLES):
         raise UsageError(f"--columns is for tables, got {path!r}")
+    if columns is not None and len(specs) != 1:
+        raise BindError(f"--columns is for models with one input, got {with_specs(specs)}")
     try:
         if is_image:
             check_images()
@@ -168,13 +170,15 @@ def _parquet_source(
             metadata = opened.metadata
             groups += [(at, i, metadata.row_group(i).num_rows) for i in range(metadata.num_row_groups)]
     cuts = _cuts(sum(rows for *_, rows in groups), batch)
-    return _Parquet(files, cuts, groups, columns_of_inputs(names, specs, columns), dict(specs))
+    from ferroflow_dask.lowering.frames import columns_of
+
+    return _Parquet(files, cuts, groups, columns_of(names, specs, columns), dict(specs))
 
 
 @dataclass(frozen=True)
 class _Parquet(_Rows):
     groups: list[tuple[int, int, int]]
-    columns: Mapping[str, tuple[str, ...]]
+    columns: Mapping[str, Any]
     specs: Mapping[str, TensorSpec]
 
     def read(self, at: int) -> tuple[Any, dict[str, Any]]:
@@ -184,14 +188,21 @@ class _Parquet(_Rows):
         for file, group, rows in self.groups:
             low, high = max(start, first), min(stop, first + rows)
             if low < high or (not pieces and rows == stop == 0):
-                pieces.append(_row_group(self.files[file], group).slice(low - first, high - low))
+                path = self.files[file]
+                pieces.append(_row_group(path, group, _state(path)).slice(low - first, high - low))
             first += rows
         table = arrow().concat_tables(pieces, promote_options="permissive")
         return table, arrays_of(table, self.columns, self.specs)
 
 
+def _state(file: Path) -> tuple[str, int, int]:
+    """Return what changes if a file is replaced."""
+    facts = file.stat()
+    return os.path.realpath(file), facts.st_size, facts.st_mtime_ns
+
+
 @lru_cache(maxsize=2)
-def _row_group(file: Path, group: int) -> Any:
+def _row_group(file: Path, group: int, state: tuple[str, int, int]) -> Any:  # noqa: ARG001 -- part of the key
     """Return a row group; partitions next to each other read the same one."""
     from pyarrow.parquet import ParquetFile
 
@@ -216,15 +227,16 @@ def _csv_source(
                 cuts.append((start, file.tell()))
             start = file.tell()
     types = _csv_table(files[0], head, cuts[0], None).schema
-    source = columns_of_inputs(types.names, specs, columns)
-    return _Csv(files, cuts, head, types, source, dict(specs))
+    from ferroflow_dask.lowering.frames import columns_of
+
+    return _Csv(files, cuts, head, types, columns_of(types.names, specs, columns), dict(specs))
 
 
 @dataclass(frozen=True)
 class _Csv(_Rows):
     head: int
     types: Any
-    columns: Mapping[str, tuple[str, ...]]
+    columns: Mapping[str, Any]
     specs: Mapping[str, TensorSpec]
 
     def read(self, at: int) -> tuple[Any, dict[str, Any]]:

@@ -47,6 +47,10 @@ def fit(name: str, value: Any, spec: TensorSpec) -> NDArray[Any]:
     if spec.dtype.kind == "O":
         return _texts(name, array, spec)
     if not _is_convertible(array, spec.dtype):
+        if _has_missing(array):
+            raise BindError(
+                f"{name!r} has missing values, the model takes {spec}; replace them, as with fillna(0)"
+            )
         raise BindError(
             f"{name!r} has dtype {array.dtype}, the model takes {spec}; convert it, as with "
             f"astype({spec.dtype.name!r})"
@@ -86,6 +90,13 @@ def _texts(name: str, array: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
             f"{name!r} has the value {strange[0]!r}, the model takes texts; replace it, as with fillna('')"
         )
     return array.astype(object)
+
+
+def _has_missing(array: NDArray[Any]) -> bool:
+    """Return whether values are NaN or None, for which tables change the dtype of a column."""
+    if array.dtype.kind == "O":
+        return any(value is None or (isinstance(value, float) and np.isnan(value)) for value in array.flat)
+    return array.dtype.kind == "f" and bool(np.isnan(array).any())
 
 
 def _is_convertible(array: NDArray[Any], dtype: np.dtype[Any]) -> bool:

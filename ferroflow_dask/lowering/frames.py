@@ -30,7 +30,7 @@ class Frames:
 
     def read(self, chunk: Any, inputs: Inputs, columns: Columns) -> dict[str, NDArray[Any]]:
         """Return an array for each input."""
-        chosen = columns_of(chunk, inputs, columns)
+        chosen = columns_of(list(chunk.columns), inputs, columns)
         return {name: _read(chunk, chosen[name], spec, name) for name, spec in inputs.items()}
 
     def write(self, chunk: Any, outputs: Mapping[str, Output]) -> Any:
@@ -48,8 +48,16 @@ class Frames:
         return pd.concat(chunks)
 
 
-def columns_of(frame: Any, inputs: Inputs, columns: Columns) -> dict[str, Any]:
+def columns_of(names: Sequence[Any], inputs: Inputs, columns: Columns) -> dict[str, Any]:
     """Return the column of each input, or a list of columns that make it up.
+
+    Parameters
+    ----------
+    names : sequence
+        All columns.
+    inputs : mapping of str to TensorSpec
+    columns : Columns
+        The default is the column of an input's name, or all columns for the only input.
 
     Raises
     ------
@@ -62,15 +70,15 @@ def columns_of(frame: Any, inputs: Inputs, columns: Columns) -> dict[str, Any]:
     form = "columns must be a dict of inputs like {'x': 'a'}, or a list for the only input"
     chosen: dict[str, Any]
     if columns is None:
-        if all(name in frame.columns for name in inputs):
+        if all(name in names for name in inputs):
             chosen = {name: name for name in inputs}
         elif len(inputs) == 1:
-            chosen = {only: list(frame.columns)}
+            chosen = {only: list(names)}
         else:
-            missing = next(name for name in inputs if name not in frame.columns)
+            missing = next(name for name in inputs if name not in names)
             raise BindError(
-                f"input {missing!r} is no column of the frame, which has {list(frame.columns)}; the model "
-                f"takes {with_specs(inputs)}; give columns={{{missing!r}: …}}"
+                f"columns must have the names of the inputs ({with_specs(inputs)}), got {list(names)}; "
+                f"rename one to {missing!r}, or give columns={{{missing!r}: …}}"
             )
     elif isinstance(columns, Mapping):
         chosen = {name: columns.get(name, name) for name in inputs}
@@ -81,10 +89,10 @@ def columns_of(frame: Any, inputs: Inputs, columns: Columns) -> dict[str, Any]:
         raise UsageError(f"{form}, got {columns!r} for {with_specs(inputs)}")
     else:
         chosen = {only: list(columns)}
-    for names in chosen.values():
-        for name in [names] if isinstance(names, str) else names:
-            if name not in frame.columns:
-                raise BindError(f"the frame has no column {name!r}; it has {list(frame.columns)}")
+    for found in chosen.values():
+        for name in [found] if isinstance(found, str) else found:
+            if name not in names:
+                raise BindError(f"columns must be of {list(names)}, got {name!r}")
     return chosen
 
 
@@ -97,7 +105,7 @@ def _read(frame: Any, columns: Any, spec: TensorSpec, name: str) -> NDArray[Any]
     if isinstance(width, int) and width != len(columns):
         raise BindError(
             f"input {name!r} takes {width} columns, got {len(columns)}: {list(columns)}; choose them with "
-            "columns=[…]"
+            "columns=[…], or --columns"
         )
     chosen = frame if list(frame.columns) == list(columns) else frame[list(columns)]
     is_float = spec.dtype is not None and spec.dtype.kind == "f"
@@ -120,7 +128,7 @@ def _values(series: Any, spec: TensorSpec) -> Any:
         if not is_nested:
             return values
         try:
-            return np.stack([np.asarray(value) for value in values])
+            return np.stack([_dense(value) for value in values])
         except ValueError as error:
             raise BindError(f"rows of column {series.name!r} have different shapes: {error}") from error
     if pd.api.types.is_numeric_dtype(dtype):  # nullable, or Arrow's
@@ -129,6 +137,15 @@ def _values(series: Any, spec: TensorSpec) -> Any:
         numpy_dtype = getattr(dtype, "numpy_dtype", None)
         return series.to_numpy(numpy_dtype)
     return series.to_numpy(object)
+
+
+def _dense(value: Any) -> NDArray[Any]:
+    """Return a row of a column of arrays, which are arrays of arrays if they come from Arrow."""
+    array = np.asarray(value)
+    is_filled = array.dtype == object and array.ndim and array.size
+    if not (is_filled and isinstance(array[0], np.ndarray | list)):
+        return array
+    return np.stack([_dense(part) for part in array])
 
 
 def _column(output: Output, index: Any) -> Any:

@@ -45,7 +45,7 @@ class FrameSource:
         """Raise `BindError` if the frame lacks columns."""
         from ferroflow_dask.lowering.frames import columns_of
 
-        columns_of(self.meta, inputs, columns)
+        columns_of(list(self.meta.columns), inputs, columns)
 
     def chunks(self) -> list[list[TaskRef]]:
         """Return the arguments that make up each chunk."""
