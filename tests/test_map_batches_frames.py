@@ -255,3 +255,37 @@ def test_a_missing_text_names_its_column() -> None:
     frame.loc["z", "city"] = None
     with pytest.raises(BindError, match=r"'city' has the value .*, the model takes texts; .*fillna\(''\)"):
         load_onnx(table()).map_batches(frame).compute()
+
+
+def texts() -> onnx.ModelProto:
+    """Return a model of the lengths of two words."""
+    return model_of([node("Neg", ["n"], ["y"])], {"n": (INT64, ("n", 2))}, ["y"])
+
+
+@pytest.mark.parametrize(
+    ("least", "n_empty", "expected_reads"),
+    [(0, 0, []), (2, 0, [0]), (2, 1, [0, 0, 1, 2, 3])],
+    ids=["made-up texts are enough", "the first rows are needed", "the first partition is empty"],
+)
+def test_few_partitions_are_read_to_try_functions_out(
+    least: int, n_empty: int, expected_reads: list[int]
+) -> None:
+    reads: list[int] = []
+
+    def read(i: int) -> pd.DataFrame:
+        reads.append(i)
+        rows = [] if i < n_empty else [f"{'a' * (i + 1)} bcd"] * 3
+        return pd.DataFrame({"t": pd.Series(rows, dtype="string")})
+
+    def lengths(frame: pd.DataFrame) -> Any:
+        words = [text.split() for text in frame["t"]]
+        assert all(len(found) >= least for found in words)
+        return np.int64([[len(found[0]), len(found[-1])] for found in words]).reshape(-1, 2)
+
+    frame = dd.from_map(read, range(4), meta=read(4).iloc[:0])
+    reads.clear()
+    result = load_onnx(texts()).map_batches(frame, preprocess=lengths)
+    assert sorted(reads) == expected_reads
+    found = result.compute()
+    assert [row.tolist() for row in found["y"][::3]] == [[-1 - i, -3] for i in range(n_empty, 4)]
+    assert sorted(reads[len(expected_reads) :]) == [0, 1, 2, 3]

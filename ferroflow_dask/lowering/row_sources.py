@@ -40,6 +40,7 @@ class FrameSource:
         self._frame = frame.optimize()
         #: A chunk of no rows.
         self.meta = frame._meta
+        self._first: Any = None
 
     def check(self, inputs: Inputs, columns: Columns) -> None:
         """Raise `BindError` if the frame lacks columns."""
@@ -53,8 +54,13 @@ class FrameSource:
 
     def examples(self) -> Iterator[Any]:
         """Yield a made-up frame of the right dtypes, then the first rows."""
-        yield self._frame._meta_nonempty
-        yield self._frame.head(2, npartitions=-1)
+        # Every other text of it is missing, which functions need not expect.
+        yield self._frame._meta_nonempty.ffill()
+        if self._first is None:
+            found = self._frame.partitions[0].head(2)
+            # Only then must other partitions be read.
+            self._first = found if len(found) else self._frame.head(2, npartitions=-1)
+        yield self._first
 
     def collect(self, tasks: dict[Key, GraphNode], name: str, meta: Any) -> Any:
         """Return a dask DataFrame of the results of these tasks; `meta` is one without rows."""
