@@ -38,8 +38,10 @@ from ferroflow_dask.exceptions import BindError
 #: Of symbolic dimensions, tried in this order; models of audio and text take few.
 _SIZES = (2, 1, 32, 64, 256, 512, 576, 16000)
 _PLACEMENTS = ("default", "whole", "bundles", "ops", "map_batches")
-#: Warm runs of each program; of those in many tasks, fewer if they take longer than this in all [s].
+#: Warm runs of each program; fewer if they take longer than this in all [s].
 _RUNS, _ENOUGH_S = 7, 1.0
+#: Runs at least; placements in many tasks are slow, and not compared with a bound.
+_LEAST_RUNS = {"session": 3, "default": 3, "whole": 3}
 _MORE_TRIES = 2
 _MOST_RATIO, _MOST_MORE_S = 1.15, 5e-3
 _LEVELS = {"basic": 1, "extended": 2, "all": 99}
@@ -146,10 +148,9 @@ def cpu_s(call: Callable[[], Any]) -> float:
 def measure(session: Callable[[], Any], calls: dict[str, Callable[[], Any]], row: Row) -> None:
     """Measure programs in turn."""
     found: dict[str, list[float]] = defaultdict(list)
-    for _ in range(_RUNS):
-        found["session"].append(cpu_s(session))
-        for way, call in calls.items():
-            if way in ("default", "whole") or sum(found[way]) < _ENOUGH_S:
+    for i in range(_RUNS):
+        for way, call in {"session": session, **calls}.items():
+            if i < _LEAST_RUNS.get(way, 1) or sum(found[way]) < _ENOUGH_S:
                 found[way].append(cpu_s(call))
     row.session_s = statistics.median(found.pop("session"))
     row.seconds.update({way: statistics.median(times) for way, times in found.items()})

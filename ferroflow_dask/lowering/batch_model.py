@@ -25,7 +25,7 @@ from ferroflow_dask.kernels.provider import Runner
 from ferroflow_dask.kernels.session import failed
 from ferroflow_dask.kernels.session_settings import DEFAULT, SessionSettings
 from ferroflow_dask.lowering.mapped import arrived, files_of_arrays
-from ferroflow_dask.lowering.sealed import Sealed, is_large, runner_here
+from ferroflow_dask.lowering.sealed import Sealed, large_constants, runner_here
 from ferroflow_dask.lowering.trials import Rows, agree, are_rows_independent, nothing, row_shape, try_out
 
 logger = logging.getLogger("ferroflow_dask")
@@ -292,7 +292,7 @@ def _prepare(
     ways = [way_of(batching)]
     if batching.freed_of is not None:
         ways.append(way_of(Batching(graph, rows=batching.freed_of)))
-    weights = {source.name: source.value for source in graph.sources if is_large(source)}
+    weights = {name: source.value for name, source in large_constants(graph).items()}
     return _Prepared(tuple(ways), weights)
 
 

@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +69,21 @@ def _summed(executions: Iterable[tuple[int, float]]) -> dict[int, float]:
     return seconds
 
 
-_Executions = list[tuple[int, float]]
+class _Executions:
+    """Executions of ops, each with its time [s]; ops of one session have equal times."""
+
+    def __init__(self) -> None:
+        self.single: list[tuple[int, float]] = []
+        # A pair for each op would have the garbage collector look through all that there is.
+        self.alike: list[tuple[Sequence[int], float]] = []
+
+    def __len__(self) -> int:
+        return len(self.single) + sum(len(ids) for ids, _ in self.alike)
+
+    def __iter__(self) -> Iterator[tuple[int, float]]:
+        yield from self.single
+        for ids, seconds in self.alike:
+            yield from ((op_id, seconds) for op_id in ids)
 
 
 class _ExecutionLog:
@@ -83,21 +97,30 @@ class _ExecutionLog:
 
     def record(self, run: str, executions: Iterable[tuple[int, float]], on_device: bool = False) -> None:
         with self._lock:
-            if run not in self._runs:
-                self._runs[run] = ([], [])
-                if len(self._runs) > _REMEMBERED_RUNS:
-                    self._runs.popitem(last=False)
-            self._runs[run][on_device].extend(executions)
+            self._of(run)[on_device].single.extend(executions)
+
+    def record_alike(self, run: str, ids: Sequence[int], seconds: float, on_device: bool = False) -> None:
+        with self._lock:
+            self._of(run)[on_device].alike.append((ids, seconds))
+
+    def _of(self, run: str) -> tuple[_Executions, _Executions]:
+        if run not in self._runs:
+            self._runs[run] = (_Executions(), _Executions())
+            if len(self._runs) > _REMEMBERED_RUNS:
+                self._runs.popitem(last=False)
+        return self._runs[run]
 
     def report(self, run: str) -> ExecutionReport:
         with self._lock:
-            on_cpu, on_device = map(tuple, self._runs.get(run, ((), ())))
+            on_cpu, on_device = (list(found) for found in self._runs.get(run, ((), ())))
         return ExecutionReport(len(on_cpu) + len(on_device), _summed(on_cpu), _summed(on_device))
 
 
 _LOG = _ExecutionLog()
 #: Note executions of ops of a run, and the time that each took [s].
 record = _LOG.record
+#: Note executions of ops that took the same time, each with this part of it [s].
+record_alike = _LOG.record_alike
 
 
 def device_here() -> DeviceRunner | None:
@@ -117,7 +140,7 @@ def run_there(
 
     def note(ids: tuple[int, ...], seconds: float, is_on_device: bool) -> None:
         if run:
-            record(run, [(op_id, seconds) for op_id in ids], on_device=is_on_device)
+            record_alike(run, ids, seconds, on_device=is_on_device)
 
     return runner.run(plan, arguments, providers, note, _kind_of_this_task())
 
@@ -132,7 +155,7 @@ def run_session_there(
     """Run a whole graph in a session on a device, and count its ops, each with the same part of the time."""
     found, seconds = runner.run_session(session, values, len(ids), _kind_of_this_task())
     if run:
-        record(run, [(op_id, seconds / len(ids)) for op_id in ids], on_device=True)
+        record_alike(run, ids, seconds / len(ids), on_device=True)
     return found
 
 

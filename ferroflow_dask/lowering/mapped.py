@@ -10,7 +10,7 @@ from distributed import Client, default_client
 
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.mapped import FileArray, in_file
-from ferroflow_dask.graph.nodes import Source
+from ferroflow_dask.lowering.sealed import large_constants
 
 #: Weights in files of less than this in all travel as bytes [B].
 _LEAST = 2**28
@@ -48,12 +48,8 @@ def arrived(value: Any) -> Any:
 
 def files_of(graph: Graph, client: Client | None = None) -> dict[str, FileArray]:
     """Return the large constants of a graph that workers map from files; see `files_of_arrays`."""
-    values = {source.name: source.value for source in graph.sources if _is_here_and_large(source)}
-    return files_of_arrays(values, client)
-
-
-def _is_here_and_large(source: Source) -> bool:
-    return not (source.is_input or source.is_placed or source.is_small)
+    large = large_constants(graph).items()
+    return files_of_arrays({name: source.value for name, source in large if not source.is_placed}, client)
 
 
 def files_of_arrays(values: Mapping[str, Any], client: Client | None = None) -> dict[str, FileArray]:

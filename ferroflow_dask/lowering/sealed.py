@@ -84,6 +84,17 @@ def is_large(source: Source) -> bool:
     return not (source.is_input or source.is_small)
 
 
+#: Large constants by graph: models have thousands of small ones, which each call would go through.
+_large: WeakKeyDictionary[Graph, dict[str, Source]] = WeakKeyDictionary()
+
+
+def large_constants(graph: Graph) -> Mapping[str, Source]:
+    """Return the constants that travel beside a graph, by name."""
+    if graph not in _large:
+        _large[graph] = {source.name: source for source in graph.sources if is_large(source)}
+    return _large[graph]
+
+
 def _light(source: Source) -> Source:
     """Return the source without its value if that is large; who may give another one is settled by now."""
     if source.is_input:

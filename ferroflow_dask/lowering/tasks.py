@@ -209,8 +209,10 @@ def _backwards(i: int, n: int) -> int:
 
 def exported(graph: Graph, groups: Sequence[Sequence[Op]]) -> set[str]:
     """Return the values of bundles that other bundles read, or that are outputs of the graph."""
-    group_of = {op.id: i for i, ops in enumerate(groups) for op in ops}
     read: set[str] = set(graph.outputs)
+    if len(groups) == 1:
+        return read
+    group_of = {op.id: i for i, ops in enumerate(groups) for op in ops}
     for op, edges in zip(graph.live_ops, graph.live_edges, strict=True):
         own = group_of[op.id]
         if any(group_of[graph.live_ops[j].id] != own for j in edges):
@@ -311,6 +313,8 @@ def _annotations(
 
 def _ranks(graph: Graph, groups: Sequence[Sequence[Op]], costs: Mapping[int, float]) -> list[float]:
     """Return the upward rank of each bundle [s]; see `graph.upward_ranks`."""
+    if len(groups) == 1:
+        return [sum(costs.get(op.id, 0.0) for op in groups[0])]
     group_of = {op.id: i for i, ops in enumerate(groups) for op in ops}
     before: list[set[int]] = [set() for _ in groups]
     for op, edges in zip(graph.live_ops, graph.live_edges, strict=True):

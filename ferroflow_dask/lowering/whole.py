@@ -13,8 +13,8 @@ from ferroflow_dask.exceptions import FerroflowError
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import FERROFLOW_DOMAIN, Op, Source
 from ferroflow_dask.kernels.session import failed
-from ferroflow_dask.lowering.execution import device_here, record
-from ferroflow_dask.lowering.sealed import Sealed, is_large, runner_here, sealed_of
+from ferroflow_dask.lowering.execution import device_here, record_alike
+from ferroflow_dask.lowering.sealed import Sealed, large_constants, runner_here, sealed_of
 
 #: Operators that compute nothing.
 _MOVERS = frozenset({"Concat", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
@@ -60,7 +60,7 @@ class ExecuteWhole:
         if device_here() is None:  # which tells of each op when it has ended
             ids = [op.id for op in graph.live_ops]
             each_s = (time.perf_counter() - start) / len(ids)
-            record(self.run, [(op_id, each_s) for op_id in ids])
+            record_alike(self.run, ids, each_s)
         outputs = [found[name] for name in self.wanted]
         return outputs[0] if len(outputs) == 1 else Results(tuple(outputs))
 
@@ -127,7 +127,7 @@ def part(
     if key not in known:
         known[key] = _alone(graph, ops, wanted)
     piece = known[key]
-    weights = tuple(source.name for source in piece.sources if is_large(source))
+    weights = tuple(large_constants(piece))
     return ExecutePart(run, sealed_of(piece, n_parts), providers, tuple(piece.inputs), weights, wanted)
 
 
@@ -145,5 +145,5 @@ def _alone(graph: Graph, ops: Sequence[Op], wanted: Sequence[str]) -> Graph:
 
 def whole(graph: Graph, run: str, providers: tuple[str, ...], wanted: tuple[str, ...]) -> ExecuteWhole:
     """Return what computes a graph as one piece of work; the parameters are those of `ExecuteWhole`."""
-    weights = tuple(source.name for source in graph.sources if is_large(source))
+    weights = tuple(large_constants(graph))
     return ExecuteWhole(run, sealed_of(graph), providers, tuple(graph.inputs), weights, wanted)
