@@ -24,9 +24,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from ferroflow_dask.printable import printable
+
 
 class FerroflowError(Exception):
-    """Base of all errors raised on purpose."""
+    """Base of all errors raised on purpose; messages contain names, so control characters are escaped."""
+
+    def __str__(self) -> str:
+        """Return the message."""
+        return printable(super().__str__())
 
 
 class UsageError(FerroflowError, ValueError):

@@ -232,7 +232,9 @@ def test_sources_are_seeded_and_differ() -> None:
         pytest.param("wide", {"widht": 3}, UsageError, "no argument 'widht'.*width", id="unknown argument"),
         pytest.param("wide", {"width": "8"}, UsageError, "width is '8'", id="text"),
         pytest.param("wide", {"width": 2.5}, UsageError, "width is 2.5", id="half a branch"),
-        pytest.param("uniform", {"dim": 10**9}, UsageError, "more memory than there is", id="too large"),
+        pytest.param(
+            "uniform", {"dim": 10**9}, UsageError, "must fit into this machine's memory", id="too large"
+        ),
         pytest.param("wide", {"width": -1}, UsageError, "width is -1", id="negative count"),
         pytest.param("wide", {"depth": 0}, UsageError, "depth is 0", id="zero count"),
         pytest.param("wide", {"skew": 1.5}, UsageError, "skew is 1.5", id="skew beyond one"),

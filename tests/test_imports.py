@@ -56,6 +56,7 @@ def test_annotations_can_be_imported_without_dask() -> None:
         "ferroflow_dask.annotations",
         "ferroflow_dask.config",
         "ferroflow_dask.exceptions",
+        "ferroflow_dask.printable",
     }
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from distributed import Client, wait
@@ -13,28 +14,33 @@ from distributed import Client, wait
 from ferroflow_dask.bench.markdown import count
 from ferroflow_dask.bench.progress import batches_shown
 from ferroflow_dask.cli.graphs import place_shown
-from ferroflow_dask.exceptions import BindError, FerroflowError, UsageError
+from ferroflow_dask.exceptions import BindError
 from ferroflow_dask.graph import Graph, random_inputs
 from ferroflow_dask.lowering.batches import how_batched, map_batches
 from ferroflow_dask.lowering.placement import on_all_workers
 from ferroflow_dask.lowering.sources import is_dask_array
+from ferroflow_dask.memory import check_memory
 
 #: Batches for each thread of the cluster, where inputs are drawn at random.
 _BATCHES = 4
+_NUMBER_NBYTES = 8
 
 
 def draw_inputs(graph: Graph, seed: int, rows: int | None = None) -> dict[str, Any]:
-    """Return random inputs, as `random_inputs`; that they are larger than memory is told in one line."""
-    try:
-        return random_inputs(graph, seed, rows)
-    except FerroflowError:
-        raise
-    except (MemoryError, OverflowError, ValueError) as error:
-        told = "" if rows is None else f" of {rows:,} rows"
-        raise UsageError(
-            f"random inputs{told} need more memory than there is ({error}); give smaller ones with --input"
-            f"{'' if rows is None else ', or a smaller --batch'}"
-        ) from error
+    """Return random inputs, as `random_inputs`; raise `UsageError` if they are larger than memory."""
+    told = "" if rows is None else f" of {rows:,} rows"
+    or_batch = "" if rows is None else ", or a smaller --batch"
+    needed = sum(_drawn_nbytes(spec.shape or (), rows) for spec in graph.inputs.values())
+    check_memory(f"random inputs{told}", needed, f"give smaller ones with --input{or_batch}")
+    return random_inputs(graph, seed, rows)
+
+
+def _drawn_nbytes(shape: Sequence[int | str | None], rows: int | None) -> int:
+    """Return the size of an input as it is drawn, in double precision [B]."""
+    sizes = [dim if isinstance(dim, int) else 1 for dim in shape]
+    if rows is not None:
+        sizes[:1] = [rows]
+    return _NUMBER_NBYTES * math.prod(sizes)
 
 
 def are_drawn(graph: Graph, given: Mapping[str, Any]) -> bool:

@@ -27,7 +27,7 @@ from ferroflow_dask.cli.bench_flexflow import flexflow
 from ferroflow_dask.cli.bench_overhead import feeding, overhead
 from ferroflow_dask.cli.bench_simulator import simulator
 from ferroflow_dask.cli.bench_strategies import strategies
-from ferroflow_dask.cli.cluster_options import Duration, size_options
+from ferroflow_dask.cli.cluster_options import Duration, repeat_type, size_options
 from ferroflow_dask.cli.errors import Failure, Interrupted, OneLineErrors
 from ferroflow_dask.cli.files import check_folder
 from ferroflow_dask.cli.graph_options import argument_of, value_of
@@ -147,9 +147,7 @@ def _run_options(policies: Sequence[str], repeat: int) -> Callable[[F], F]:
             show_default=True,
             help=f"What is said of durations beforehand: {', '.join(COSTS)}. Repeatable.",
         ),
-        click.option(
-            "--repeat", type=click.IntRange(min=1), default=repeat, show_default=True, help="Repetitions."
-        ),
+        click.option("--repeat", type=repeat_type(), default=repeat, show_default=True, help="Repetitions."),
         *_COMMON_OPTIONS,
     )
 

@@ -10,7 +10,7 @@ import click
 
 from ferroflow_dask.bench.flexflow import CLUSTERS, DEVICES, compare, flexflow_table
 from ferroflow_dask.bench.flexflow_models import NETWORKS
-from ferroflow_dask.cli.cluster_options import Duration
+from ferroflow_dask.cli.cluster_options import Duration, simulated_workers
 from ferroflow_dask.search.training import SYNCHRONIZATIONS
 
 
@@ -34,7 +34,7 @@ from ferroflow_dask.search.training import SYNCHRONIZATIONS
 @click.option(
     "--devices",
     multiple=True,
-    type=click.IntRange(min=1),
+    type=simulated_workers,
     default=DEVICES,
     help="Number of devices; 4, 16 and 64 if left out, as far as the cluster has them. Repeatable.",
 )

@@ -8,7 +8,7 @@ from ferroflow_dask.bench.feeding import GRAPHS as FED
 from ferroflow_dask.bench.feeding import feeding_table
 from ferroflow_dask.bench.overhead import measure, overhead_table
 from ferroflow_dask.bench.overhead_graphs import GRAPHS
-from ferroflow_dask.cli.cluster_options import Count, Duration
+from ferroflow_dask.cli.cluster_options import Count, Duration, repeat_type
 from ferroflow_dask.cli.simulations import graphs_option, quiet_schedulers
 
 _MOST_TASKS, _MOST_WORKERS = 10**6, 10**4
@@ -32,7 +32,7 @@ _MEMORY = "all of them are in the memory of this process"
     show_default=True,
     help="Workers in virtual time.",
 )
-@click.option("--repeat", type=click.IntRange(min=1), default=3, show_default=True, help="Repetitions.")
+@click.option("--repeat", type=repeat_type(), default=3, show_default=True, help="Repetitions.")
 def overhead(graphs: tuple[str, ...], tasks: int, workers: int, repeat: int) -> None:
     """Measure the scheduler's CPU time per task, in virtual time.
 

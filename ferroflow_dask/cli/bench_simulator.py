@@ -11,8 +11,8 @@ from ferroflow_dask.bench.published_simulated import simulated_table
 from ferroflow_dask.bench.replayed import PROGRAMS, compare_replays, replay_table
 from ferroflow_dask.bench.simulated_graphs import SLEEPS
 from ferroflow_dask.bench.simulator import compare, comparison_table
+from ferroflow_dask.cli.cluster_options import check_workers, repeat_type
 from ferroflow_dask.cli.simulations import graphs_option, quiet_schedulers, worker_counts
-from ferroflow_dask.exceptions import UsageError
 
 
 @click.command()
@@ -21,7 +21,7 @@ from ferroflow_dask.exceptions import UsageError
 @click.option(
     "--processes/--no-processes", default=True, show_default=True, help="Whether each worker is a process."
 )
-@click.option("--repeat", type=click.IntRange(min=2), default=3, show_default=True, help="Real runs of each.")
+@click.option("--repeat", type=repeat_type(2), default=3, show_default=True, help="Real runs of each.")
 @click.option(
     "--published", is_flag=True, help="Simulate ferroflow's published runs of sleeping ops instead."
 )
@@ -49,8 +49,8 @@ def simulator(
     that they need no cores.
     """
     counts = worker_counts(workers)
-    if min(counts) < 1:
-        raise UsageError(f"--workers must be at least 1, got {min(counts)}")
+    for n in counts:
+        check_workers(n)
     quiet_schedulers()
     if published:
         click.echo(simulated_table())

@@ -12,8 +12,11 @@ import click
 
 from ferroflow_dask.bench.strategies import measure, strategies_table
 from ferroflow_dask.bench.strategy_models import MODELS, cnn, transformer
-from ferroflow_dask.cli.cluster_options import Duration
+from ferroflow_dask.cli.cluster_options import Count, Duration, repeat_type
 from ferroflow_dask.exceptions import UsageError
+
+#: The largest result has the square of this [numbers].
+_MOST_LENGTH, _MEMORY = 2**14, "results are in memory"
 
 
 @click.command()
@@ -25,12 +28,16 @@ from ferroflow_dask.exceptions import UsageError
     default=list(MODELS),
     help="A transformer block, a stack of eight, or a CNN; all if left out. Repeatable.",
 )
-@click.option("--repeat", type=click.IntRange(min=2), default=5, show_default=True, help="Runs of each way.")
+@click.option("--repeat", type=repeat_type(2), default=5, show_default=True, help="Runs of each way.")
 @click.option("--seconds", type=Duration(), default=10.0, show_default=True, help="Budget of a search [s].")
-@click.option("--seq-len", type=click.IntRange(min=2), default=512, show_default=True)
-@click.option("--d-model", type=click.IntRange(min=16), default=1024, show_default=True)
+@click.option("--seq-len", type=Count(2, _MOST_LENGTH, _MEMORY), default=512, show_default=True)
+@click.option("--d-model", type=Count(16, _MOST_LENGTH, _MEMORY), default=1024, show_default=True)
 @click.option(
-    "--image", type=click.IntRange(min=16), default=1024, show_default=True, help="Pixels along a side."
+    "--image",
+    type=Count(16, _MOST_LENGTH, _MEMORY),
+    default=1024,
+    show_default=True,
+    help="Pixels along a side.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each model.")
 def strategies(

@@ -15,6 +15,7 @@ from distributed import Client
 from ferroflow_dask.cli.sections import cluster_option
 from ferroflow_dask.deploy import connect
 from ferroflow_dask.exceptions import ClusterError, UsageError
+from ferroflow_dask.topology.parts import MOST
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -62,6 +63,18 @@ class Count(click.IntRange):
             raise UsageError(f"{name} must be {self._told}, got {number:,}")
         return number
 
+
+#: Most runs of a command: each one is kept until its end.
+_MOST_RUNS = 100_000
+
+
+def repeat_type(least: int = 1) -> Count:
+    """Return the type of an option that repeats runs."""
+    return Count(least, _MOST_RUNS, "the results of all runs are kept")
+
+
+#: Workers of a simulated cluster.
+simulated_workers = Count(1, MOST, "as in a topology")
 
 #: Largest local clusters. Hosts with more than a thousand cores are rare.
 _MOST_WORKERS, _MOST_THREADS = 1024, 4096
@@ -115,6 +128,12 @@ def client_of(address: str | None, timeout_s: float) -> Iterator[Client]:
                 raise
             raise ClusterError(f"{error}; --connect ADDRESS names another") from error
         yield client
+
+
+def check_workers(n: int) -> None:
+    """Raise `UsageError` for a number of local workers that is not allowed."""
+    if not 1 <= n <= _MOST_WORKERS:
+        raise UsageError(f"--workers must be from 1 to {_MOST_WORKERS:,} ({_ONE_HOST}), got {n:,}")
 
 
 def size_options(function: F) -> F:

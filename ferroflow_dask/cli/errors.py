@@ -17,6 +17,7 @@ from ferroflow_dask.cli.limits import Expired
 from ferroflow_dask.deploy.interrupts import number_of, signals_raised
 from ferroflow_dask.deploy.stuck import ended_if_stuck
 from ferroflow_dask.exceptions import FerroflowError, UsageError
+from ferroflow_dask.printable import printable
 
 #: Raised by click from 8.2 on.
 _HELP: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
@@ -36,7 +37,7 @@ class Failure(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         """Print the one line."""
-        click.echo(f"ferroflow: {' '.join(self.message.split())}", file=file, err=True)
+        click.echo(f"ferroflow: {printable(' '.join(self.message.split()))}", file=file, err=True)
 
 
 class Refusal(Failure):

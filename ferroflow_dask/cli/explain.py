@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from ferroflow_dask.cli.cluster_options import client_of, connect_timeout, scheduler_address
+from ferroflow_dask.printable import printable
 from ferroflow_dask.scheduler import check_scheduler
 from ferroflow_dask.scheduler import explain as decisions_about
 
@@ -22,4 +23,4 @@ def explain(key: str, address: str | None, connect_timeout: float) -> None:
         check_scheduler(client)
         decisions = decisions_about(client, key)
     for decision in decisions:
-        click.echo(f"{decision.time - decisions[0].time:+9.3f} s · {decision}")
+        click.echo(f"{decision.time - decisions[0].time:+9.3f} s · {printable(str(decision))}")

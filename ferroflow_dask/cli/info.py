@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ferroflow_dask.cli.cluster_options import threads_option
+from ferroflow_dask.cli.cluster_options import simulated_workers, threads_option
 from ferroflow_dask.cli.files import check_folder
 from ferroflow_dask.cli.graph_options import GraphCommand, graph_options, graph_sizes, load_graph
 from ferroflow_dask.cli.sections import cluster_option, device_option, output_option
@@ -26,6 +26,7 @@ from ferroflow_dask.graph.render import kind_counts, to_dot, write
 from ferroflow_dask.kernels import provider_counts
 from ferroflow_dask.kernels.session import parts_of
 from ferroflow_dask.lowering import predictions_of
+from ferroflow_dask.printable import printable
 
 #: Elements of the result [-]: ferroflow's own default.
 _GPU_MATMUL_THRESHOLD = 262_144
@@ -43,7 +44,7 @@ _GPU_MATMUL_THRESHOLD = 262_144
 )
 @cluster_option(
     "--workers",
-    type=click.IntRange(min=1),
+    type=simulated_workers,
     default=4,
     show_default=True,
     help="Workers of the cluster that is predicted for; none is started.",
@@ -130,7 +131,9 @@ def info(
     predicted_s = facts.pop("predicted_s")
     facts.pop("strategy", None)
     for name, fact in facts.items():
-        table.add_row(name.replace("_", " "), Text(_shown(fact)))  # no markup: shapes have brackets
+        table.add_row(
+            name.replace("_", " "), Text(printable(_shown(fact)))
+        )  # no markup: shapes have brackets
     told = ", ".join(f"{placement} {seconds:.3g} s" for placement, seconds in predicted_s.items())
     told = f"{told} (at nominal rates)" if told else "nothing: it cannot run"
     table.add_row(f"predicted, {workers} × {threads}", Text(told))

@@ -13,6 +13,7 @@ from ferroflow_dask.bench.schema import schema_table
 from ferroflow_dask.bench.workloads import default_sizes
 from ferroflow_dask.cli.files import check_folder
 from ferroflow_dask.exceptions import UsageError
+from ferroflow_dask.printable import printable
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -36,7 +37,7 @@ def report(files: tuple[Path, ...], is_schema_asked: bool, html: Path | None, pn
         if value is not None:
             check_folder(f"--{name}", value)
     rows = read_rows(files)
-    click.echo(as_markdown(rows, defaults=default_sizes()))
+    click.echo(printable(as_markdown(rows, defaults=default_sizes())))
     if html is not None:
         write_html(rows, html, defaults=default_sizes())
     if png is not None:

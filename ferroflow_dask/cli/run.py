@@ -13,7 +13,13 @@ from distributed import Client
 from ferroflow_dask.array_files import check_outputs, read_inputs, write_outputs
 from ferroflow_dask.bench import run_sequentially
 from ferroflow_dask.cli.batches import are_drawn, batches_in_words, draw_inputs, in_batches, run_batches
-from ferroflow_dask.cli.cluster_options import check_address, connect_timeout, refuse_given, size_options
+from ferroflow_dask.cli.cluster_options import (
+    check_address,
+    connect_timeout,
+    refuse_given,
+    repeat_type,
+    size_options,
+)
 from ferroflow_dask.cli.clusters import PLAIN_POLICIES, Where, client_for, policy_installed
 from ferroflow_dask.cli.devices import Devices, device_options
 from ferroflow_dask.cli.errors import Failure
@@ -34,6 +40,7 @@ from ferroflow_dask.lowering import AUTO, check_placement
 from ferroflow_dask.lowering.bundles import default_placement
 from ferroflow_dask.lowering.pinned import in_parts, on_cluster
 from ferroflow_dask.policy import policy_names
+from ferroflow_dask.printable import printable
 
 #: Parameters that name a cluster or give its size.
 _OF_CLUSTERS = (
@@ -85,9 +92,7 @@ _OF_CLUSTERS = (
     metavar="FILE",
     help="Split operators into parts for workers, as this file says.",
 )
-@how_option(
-    "--repeat", type=click.IntRange(min=1), default=1, show_default=True, help="Runs; the median is shown."
-)
+@how_option("--repeat", type=repeat_type(), default=1, show_default=True, help="Runs; the median is shown.")
 @how_option(
     "--steal-threshold",
     type=click.IntRange(min=1),
@@ -204,7 +209,7 @@ def run(
                 on_run=keep.begin_run,
             )
             keep(graph.name, [batches_in_words(facts)])
-        click.echo(json.dumps(facts) if as_json else batches_in_words(facts))
+        click.echo(json.dumps(facts) if as_json else printable(batches_in_words(facts)))
         outputs: Mapping[str, Any] = found
     else:
         if policy == "sequential":
@@ -229,7 +234,7 @@ def run(
                     matmul_threshold=None if devices is None else devices.matmul_threshold,
                 )
                 keep(graph.name, in_words(runs))
-        click.echo(as_object(runs) if as_json else "\n".join(in_words(runs)))
+        click.echo(as_object(runs) if as_json else printable("\n".join(in_words(runs))))
         outputs = runs[-1].outputs
     if is_random:
         click.echo(f"inputs were drawn at random (seed {seed}); give your own with --input", err=True)

@@ -16,7 +16,7 @@ from rich.progress import Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from ferroflow_dask.cli.cluster_options import Duration
+from ferroflow_dask.cli.cluster_options import Duration, simulated_workers
 from ferroflow_dask.cli.clusters import Where, client_for
 from ferroflow_dask.cli.files import check_folder
 from ferroflow_dask.cli.graph_options import GraphCommand, graph_options, graph_sizes, load_graph
@@ -25,6 +25,7 @@ from ferroflow_dask.cli.simulations import topology_named, topology_option
 from ferroflow_dask.cli.strategies import sized
 from ferroflow_dask.cost import AnalyticCost, CostModel
 from ferroflow_dask.deploy.parts import WorkerCost
+from ferroflow_dask.printable import printable
 from ferroflow_dask.search import Found, Problem, Simulation
 from ferroflow_dask.search import search as search_for
 from ferroflow_dask.simulation import Machine
@@ -38,7 +39,7 @@ _ENDLESS = 10**9
 @graph_options
 @topology_option
 @cluster_option(
-    "--workers", type=click.IntRange(min=1), help="Number of workers; those of the topology if left out."
+    "--workers", type=simulated_workers, help="Number of workers; those of the topology if left out."
 )
 @how_option(
     "--costs",
@@ -126,7 +127,7 @@ def _progress() -> Iterator[Any]:
 
 def _print(name: str, n_workers: int, found: Found, rows: dict[str, Simulation]) -> None:
     title = f"{name} on {n_workers} workers: {found.n_proposals:,} strategies simulated"
-    table = Table(box=None, title=Text(title), title_justify="left")
+    table = Table(box=None, title=Text(printable(title)), title_justify="left")
     for column in ("strategy", "makespan [s]", "speed-up", "moved"):
         table.add_column(Text(column), justify="left" if column == "strategy" else "right")
     whole_s = rows["one device"].makespan_s

@@ -16,12 +16,14 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
+from ferroflow_dask.cli.cluster_options import repeat_type, simulated_workers
 from ferroflow_dask.cli.files import check_folder
 from ferroflow_dask.cli.graph_options import GraphCommand, graph_options, graph_sizes, load_graph
 from ferroflow_dask.cli.sections import cluster_option, graph_option, how_option, output_option
 from ferroflow_dask.cli.simulations import quiet_schedulers, topology_named, topology_option, worker_counts
 from ferroflow_dask.cli.standard import run_standard, standard_jobs, standard_table
 from ferroflow_dask.exceptions import UsageError
+from ferroflow_dask.printable import printable
 from ferroflow_dask.replay import ENGINES, Job, Outcome, job_of_graph, load_record, simulate_job
 from ferroflow_dask.topology import Topology
 
@@ -39,7 +41,7 @@ _BAR = 40
 @cluster_option(
     "--workers", metavar="N,N,…", help="Numbers of workers, like 2,4,8; those of the topology if left out."
 )
-@cluster_option("--workers-per-host", type=click.IntRange(min=1), metavar="N", help="Workers of each host.")
+@cluster_option("--workers-per-host", type=simulated_workers, metavar="N", help="Workers of each host.")
 @how_option(
     "--policy",
     "policies",
@@ -57,7 +59,7 @@ _BAR = 40
 )
 @how_option(
     "--repeat",
-    type=click.IntRange(min=1),
+    type=repeat_type(),
     default=3,
     show_default=True,
     help="Simulations of each; all but the first vary durations and costs, for the interval.",
@@ -177,7 +179,7 @@ def _speedup(job: Job, one: Outcome) -> float:
 
 def _print(job: Job, title: str, rows: Sequence[Mapping[str, str]], outcomes: Sequence[Outcome]) -> None:
     about = f"{title}: {len(job.tasks):,} tasks, {job.work_s:.4g} s of work"
-    table = Table(box=None, title=Text(about))
+    table = Table(box=None, title=Text(printable(about)))
     for name in rows[0]:
         table.add_column(Text(name), justify="left" if name == "policy" else "right")
     for row in rows:
@@ -186,7 +188,7 @@ def _print(job: Job, title: str, rows: Sequence[Mapping[str, str]], outcomes: Se
     Console(width=width).print(table)
     if job.makespan_s is not None:
         threads = sum(job.threads)
-        click.echo(f"recorded: {job.makespan_s:.4g} s under {job.policy} with {threads} threads")
+        click.echo(f"recorded: {job.makespan_s:.4g} s under {printable(job.policy)} with {threads} threads")
     if len(outcomes) > 1:
         click.echo("\n".join(_bars(job, outcomes)))
 

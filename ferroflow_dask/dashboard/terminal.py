@@ -23,6 +23,7 @@ from ferroflow_dask.dashboard.idle import NO_READY_TASK, PAUSED, WAITING_FOR_DAT
 from ferroflow_dask.dashboard.recorder import SUMMARY_SAMPLES
 from ferroflow_dask.dashboard.recording import Recording, WorkerLoad
 from ferroflow_dask.exceptions import ClusterError
+from ferroflow_dask.printable import printable
 
 #: Time between two looks at the scheduler [s].
 INTERVAL_S = 0.5
@@ -55,7 +56,7 @@ def view(recording: Recording, width: int = 80, height: int = 24) -> Group:
             )
         )
         lines.append(Text(_steals(recording)))
-    lines.append(Text(_progress(recording)))
+    lines.append(Text(printable(_progress(recording))))
     table = Table(box=None, pad_edge=False, expand=False)
     for name in ("worker", "state", "run", "wait", "cpu", "memory", "left"):
         table.add_column(name, no_wrap=True, justify="left" if name in ("worker", "state") else "right")
@@ -64,7 +65,7 @@ def view(recording: Recording, width: int = 80, height: int = 24) -> Group:
     gauge = max(0, min(_GAUGE, width - 68))
     for worker in shown:
         table.add_row(
-            Text(worker.name[:_NAME] if width < _WIDE else worker.name[: 2 * _NAME]),
+            Text(printable(worker.name[:_NAME] if width < _WIDE else worker.name[: 2 * _NAME])),
             Text(_state(worker, recording)),
             f"{worker.n_running}/{worker.n_threads}",
             f"{worker.n_waiting}",
@@ -124,7 +125,7 @@ def _progress(recording: Recording) -> str:
 def line(recording: Recording) -> str:
     """Return what to say of a cluster in one line."""
     last = recording.samples[-1] if recording.samples else None
-    told = _progress(recording).removeprefix(_GRAPH)
+    told = printable(_progress(recording)).removeprefix(_GRAPH)
     rate = "" if last is None else f" · {last.tasks_per_s:,.0f} tasks/s · {last.efficiency:.0%} at work"
     confirmed = recording.steals.get("confirmed", 0)
     return f"{datetime.now():%H:%M:%S} {told}{rate} · {confirmed:,} stolen"

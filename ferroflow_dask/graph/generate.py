@@ -20,10 +20,14 @@ from ferroflow_dask.exceptions import UnknownNameError, UsageError
 from ferroflow_dask.graph.builder import Builder
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import FERROFLOW_DOMAIN, TensorSpec
+from ferroflow_dask.memory import TASK_NBYTES, check_memory
 
 #: Length of the vector that sleeping ops pass through: too small for its transfer to count.
 _TOKEN_LENGTH = 16
 _MILLISECOND = 1e-3
+_FLOAT_NBYTES = 4
+#: Longer ops do not end in the lifetime of a cluster [ms].
+_LONGEST_MS = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +160,16 @@ class _Topology:
     write: Callable[..., None]
     defaults: Mapping[str, Any]
     summary: str
+    #: Takes the sizes; returns the number of ops, and of numbers in constants and in the largest results.
+    needs: Callable[..., tuple[int, int]]
+
+
+def _needs_wide(width: int, depth: int, **_: float) -> tuple[int, int]:
+    return width * depth, 0
+
+
+def _needs_transformer(seq_len: int, d_model: int, n_heads: int, layers: int) -> tuple[int, int]:
+    return 12 * layers, seq_len * d_model + 5 * layers * d_model**2 + n_heads * seq_len**2
 
 
 _WIDE = (
@@ -168,26 +182,47 @@ TOPOLOGIES: Mapping[str, _Topology] = {
         _imbalanced,
         {"n_heavy": 4, "heavy_ms": 200.0, "n_fast": 200, "fast_ms": 1.0},
         "a few long and many short sleeping ops, all on one root",
+        lambda n_heavy, n_fast, **_: (n_heavy + n_fast, 0),
     ),
-    "wide": _Topology(_wide, {"width": 8, "depth": 5, "skew": 0.25}, _WIDE),
-    "large-wide": _Topology(_wide, {"width": 320, "depth": 1, "skew": 0.47}, _WIDE),
-    "xlarge-wide": _Topology(_wide, {"width": 1280, "depth": 1, "skew": 0.003}, _WIDE),
-    "skewed": _Topology(_skewed, {"n": 100, "factor": 10.0}, "half the ops 1 ms, half `factor` ms"),
+    "wide": _Topology(_wide, {"width": 8, "depth": 5, "skew": 0.25}, _WIDE, _needs_wide),
+    "large-wide": _Topology(_wide, {"width": 320, "depth": 1, "skew": 0.47}, _WIDE, _needs_wide),
+    "xlarge-wide": _Topology(_wide, {"width": 1280, "depth": 1, "skew": 0.003}, _WIDE, _needs_wide),
+    "skewed": _Topology(
+        _skewed, {"n": 100, "factor": 10.0}, "half the ops 1 ms, half `factor` ms", lambda n, **_: (n, 0)
+    ),
     "transformer": _Topology(
-        _transformer, {"layers": 1, "seq_len": 128, "d_model": 512, "n_heads": 8}, _LAYERS
+        _transformer, {"layers": 1, "seq_len": 128, "d_model": 512, "n_heads": 8}, _LAYERS, _needs_transformer
     ),
     "large-transformer": _Topology(
-        _transformer, {"layers": 8, "seq_len": 128, "d_model": 512, "n_heads": 8}, _LAYERS
+        _transformer, {"layers": 8, "seq_len": 128, "d_model": 512, "n_heads": 8}, _LAYERS, _needs_transformer
     ),
     "xlarge-transformer": _Topology(
-        _transformer, {"layers": 32, "seq_len": 128, "d_model": 512, "n_heads": 8}, _LAYERS
+        _transformer,
+        {"layers": 32, "seq_len": 128, "d_model": 512, "n_heads": 8},
+        _LAYERS,
+        _needs_transformer,
     ),
-    "resnet": _Topology(_resnet, {"channels": 64}, "a residual block as matrix products"),
-    "matmul-chain": _Topology(_matmul_chain, {"n_ops": 50, "m": 512}, "matrix products one after another"),
+    "resnet": _Topology(
+        _resnet,
+        {"channels": 64},
+        "a residual block as matrix products",
+        lambda channels: (5, 4 * channels**2),
+    ),
+    "matmul-chain": _Topology(
+        _matmul_chain,
+        {"n_ops": 50, "m": 512},
+        "matrix products one after another",
+        lambda n_ops, m: (n_ops, 3 * m**2),
+    ),
     "matmul-parallel": _Topology(
-        _matmul_parallel, {"n_branches": 16, "ops_per_branch": 8, "m": 512}, "independent chains of products"
+        _matmul_parallel,
+        {"n_branches": 16, "ops_per_branch": 8, "m": 512},
+        "independent chains of products",
+        lambda n_branches, ops_per_branch, m: (n_branches * ops_per_branch, (n_branches + 2) * m**2),
     ),
-    "uniform": _Topology(_uniform, {"n": 50, "dim": 64}, "matrix products one after another"),
+    "uniform": _Topology(
+        _uniform, {"n": 50, "dim": 64}, "matrix products one after another", lambda n, dim: (n, 3 * dim**2)
+    ),
 }
 
 #: Arguments that count something, and the least that they may be.
@@ -209,6 +244,7 @@ def generate_graph(name: str, *, seed: int = 0, **arguments: Any) -> Graph:
                 f"DAG {name!r} has no argument {argument!r}; it takes: {', '.join(topology.defaults)}"
             )
     sizes = {**topology.defaults, **{name: _checked(name, value) for name, value in arguments.items()}}
+    check_memory(f"DAG {name!r}", needed_nbytes(name, sizes), f"give smaller {', '.join(arguments)}")
     writer = _Writer(Builder(name), np.random.default_rng(_checked("seed", seed)))
     try:
         topology.write(writer, **sizes)
@@ -219,6 +255,12 @@ def generate_graph(name: str, *, seed: int = 0, **arguments: Any) -> Graph:
     return writer.finish()
 
 
+def needed_nbytes(name: str, sizes: Mapping[str, Any]) -> int:
+    """Return the memory that a built-in graph and a run of it need, estimated from all its sizes [B]."""
+    n_ops, n_numbers = TOPOLOGIES[name].needs(**sizes)
+    return TASK_NBYTES * n_ops + _FLOAT_NBYTES * n_numbers
+
+
 def _checked(argument: str, value: Any) -> Any:
     if argument in _COUNTS:
         return checked_count(argument, value, _COUNTS[argument])
@@ -226,6 +268,6 @@ def _checked(argument: str, value: Any) -> Any:
     if argument == "skew":
         if not (is_number and 0 <= value <= 1):
             raise UsageError(f"skew is {value!r}; it must lie between 0 and 1")
-    elif not (is_number and 0 <= value < float("inf")):
-        raise UsageError(f"{argument} is {value!r}; it must be 0 or more")
+    elif not (is_number and 0 <= value <= _LONGEST_MS):
+        raise UsageError(f"{argument} is {value!r}; it must be from 0 to {_LONGEST_MS:g}")
     return float(value)

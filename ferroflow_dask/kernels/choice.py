@@ -18,6 +18,7 @@ from ferroflow_dask.graph import custom_ops
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.kernels.provider import Provider, opset_version
+from ferroflow_dask.printable import printable
 
 
 def _synthetic() -> Provider:
@@ -229,4 +230,4 @@ def not_found(
 
 def one_line(reason: object) -> str:
     """Return what an error says in one line."""
-    return " ".join(str(reason).split()) or type(reason).__name__
+    return printable(" ".join(str(reason).split())) or type(reason).__name__

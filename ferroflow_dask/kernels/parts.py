@@ -30,6 +30,7 @@ from ferroflow_dask.kernels.ort_values import type_of
 from ferroflow_dask.kernels.provider import Part, Runner
 from ferroflow_dask.kernels.registry import compile_op
 from ferroflow_dask.kernels.session_settings import SessionSettings
+from ferroflow_dask.printable import printable
 
 logger = logging.getLogger("ferroflow_dask")
 
@@ -239,6 +240,6 @@ class _Sessions:
         found = open_parts(self._graph, {}, self._settings, self._providers, unknown)
         if isinstance(found, str):
             name, n_ops = self._graph.name, len(self._graph.ops)
-            logger.warning("%d ops of model %r have no session: %s", n_ops, name, found)
+            logger.warning("%d ops of model %r have no session: %s", n_ops, name, printable(found))
             return partial(evaluate, self._graph, providers=self._providers)
         return found

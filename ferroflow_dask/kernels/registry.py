@@ -29,6 +29,7 @@ from ferroflow_dask.kernels.choice import (
 from ferroflow_dask.kernels.op_model import has_subgraph
 from ferroflow_dask.kernels.operands import mixed_types
 from ferroflow_dask.kernels.provider import DeclinedError, Kernel, Provider, WrongOperandsError, opset_version
+from ferroflow_dask.printable import printable
 
 logger = logging.getLogger("ferroflow_dask")
 
@@ -216,7 +217,8 @@ class _Dispatcher:
     def _log(self, name: str, said: Sequence[tuple[str, Exception]]) -> None:
         if not self._has_logged:
             self._has_logged = True
-            logger.warning("%s is computed by %s, slowly: %s", self._op.kind, name, RefusedError(said))
+            kind = printable(self._op.kind)
+            logger.warning("%s is computed by %s, slowly: %s", kind, name, RefusedError(said))
 
 
 #: By what decides an op's kernel.

@@ -18,6 +18,7 @@ from ferroflow_dask.kernels.choice import SESSIONS, find_provider, one_line, pro
 from ferroflow_dask.kernels.evaluate import evaluate
 from ferroflow_dask.kernels.provider import ExecutionProvider, Part, Runner
 from ferroflow_dask.kernels.session_settings import DEFAULT, SessionSettings
+from ferroflow_dask.printable import printable
 
 logger = logging.getLogger("ferroflow_dask")
 
@@ -186,14 +187,14 @@ def _sessions(
 ) -> Runner | None:
     found = _opened(graph, constants, providers, settings)
     if isinstance(found, str):
-        logger.warning("model %r is computed op by op: %s", graph.name, found)
+        logger.warning("model %r is computed op by op: %s", graph.name, printable(found))
         return None
     report: Sequence[Part] = getattr(found, "report", ())
     if report:
         kept = [str(part) for part in report if part.reason]
         told = "; ".join(kept[:_KEPT_SHOWN]) + ("; …" if len(kept) > _KEPT_SHOWN else "")
         n_parts = len(report) - len(kept)
-        logger.warning("model %r is cut into %d sessions around: %s", graph.name, n_parts, told)
+        logger.warning("model %r is cut into %d sessions around: %s", graph.name, n_parts, printable(told))
     return found
 
 
@@ -209,7 +210,7 @@ def _session(
     kept = kept_ops(graph, constants)
     session = next(iter(kept.values())) if kept else open_graph(graph, constants, settings, execution)
     if isinstance(session, str):
-        logger.info("model %r has no session of its own: %s", graph.name, session)
+        logger.info("model %r has no session of its own: %s", graph.name, printable(session))
         return None
     return session
 

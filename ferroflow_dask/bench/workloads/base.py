@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ferroflow_dask.bench.workloads.needs import nbytes_of
 from ferroflow_dask.exceptions import UsageError
+from ferroflow_dask.memory import check_memory
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -149,7 +151,8 @@ class Workload:
         Raises
         ------
         UsageError
-            A name that the workload does not have, or a value that cannot be read as its type.
+            A name that the workload does not have, a value that cannot be read as its type, or sizes for
+            which this machine has too little memory.
         """
         unknown = sorted(set(given) - set(self.defaults))
         if unknown:
@@ -165,4 +168,8 @@ class Workload:
                     f"size {name!r} of {self.name!r} is {value!r}; it must be {kind.__name__}, "
                     f"like {self.defaults[name]!r}"
                 ) from error
+        if given:
+            names = ", ".join(f"--size {name}" for name in given)
+            needed = nbytes_of(self.name, self.family, chosen)
+            check_memory(f"workload {self.name!r}", needed, f"give a smaller {names}")
         return chosen
