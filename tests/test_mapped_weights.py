@@ -19,7 +19,7 @@ from ferroflow_dask.graph.mapped import in_file
 from ferroflow_dask.kernels import ort_graph
 from ferroflow_dask.kernels.ort_graph import open_graph
 from ferroflow_dask.kernels.session_settings import SessionSettings
-from ferroflow_dask.lowering import mapped
+from ferroflow_dask.lowering import batch_model, mapped
 
 X = np.random.default_rng(0).standard_normal((3, 784)).astype("float32")
 #: Of the large weight [B].
@@ -65,6 +65,17 @@ def test_no_weights_travel_to_workers_that_can_read_the_file(
         collection = way(load_onnx(path), process_client)
         sent = sum(len(pickle.dumps(task)) for task in dict(collection.__dask_graph__()).values())
         assert sent < NBYTES / 20
+        np.testing.assert_allclose(result(collection, process_client), expected(path), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.cluster
+def test_a_model_of_large_files_is_tried_out_on_a_worker(
+    path: Path, process_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client opens no session, and the worker that was asked uses its session for the batches."""
+    monkeypatch.setattr(batch_model, "runner_here", None)  # only in this process
+    with process_client.as_current():
+        collection = load_onnx(path).map_batches(X)
         np.testing.assert_allclose(result(collection, process_client), expected(path), rtol=1e-4, atol=1e-5)
 
 

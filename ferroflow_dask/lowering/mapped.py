@@ -15,6 +15,9 @@ from ferroflow_dask.lowering.sealed import large_constants
 #: Weights in files of less than this in all travel as bytes [B].
 _LEAST = 2**28
 
+#: Other weights that travel each time a model of large files is tried out on a worker [B].
+_MOST_SENT = 2**24
+
 #: Whether all workers of a cluster read some files, by client; paths and workers are the key.
 _answers: WeakKeyDictionary[Client, dict[Any, bool]] = WeakKeyDictionary()
 
@@ -65,6 +68,19 @@ def files_of_arrays(values: Mapping[str, Any], client: Client | None = None) -> 
     if sum(values[name].nbytes for name in found) < _LEAST:
         return {}
     return found if _are_read(found, client) else {}
+
+
+def client_of_files(values: Mapping[str, Any]) -> Client | None:
+    """Return the default client if its workers map nearly all of these arrays from files, which are large."""
+    try:
+        client = default_client()
+    except ValueError:
+        return None
+    if client.asynchronous or client.status != "running" or not client.nthreads():
+        return None
+    files = files_of_arrays(values, client)
+    rest_nbytes = sum(value.nbytes for name, value in values.items() if name not in files)
+    return client if files and rest_nbytes <= _MOST_SENT else None
 
 
 def _are_read(files: Mapping[str, FileArray], client: Client | None) -> bool:

@@ -13,6 +13,7 @@ from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import TensorSpec
 from ferroflow_dask.graph.protos import nested_nodes, subgraphs
 from ferroflow_dask.kernels.op_model import DRAWN
+from ferroflow_dask.lowering.mapped import arrived, client_of_files, files_of_arrays
 
 if TYPE_CHECKING:
     from ferroflow_dask.bundling.results import Results
@@ -181,11 +182,20 @@ def _are_alike(one: Any, other: Any, rtol: float = _RTOL) -> bool:
 
 
 def try_out(run: RunModel, weights: Mapping[str, Any], *arrays: Any) -> tuple[Any, ...]:
-    """Run a model once, where its weights are, and inputs that are on a cluster."""
+    """Run a model once: where its weights are, or on a worker if workers map them from files.
+
+    That worker keeps the session open for the batches, and this process does not read the files.
+    """
     values = (*weights.values(), *arrays)
     placed = next((value for value in values if isinstance(value, TaskRef)), None)
     if placed is None:
-        return run(weights, *arrays).values
+        client = client_of_files(weights)
+        if client is None:
+            return run(weights, *arrays).values
+        sent = {**weights, **files_of_arrays(weights, client)}
+        there = client.submit(_run_with_files, run, sent, *arrays, pure=False, priority=_FIRST)
+        results_there: Results = there.result()
+        return results_there.values
     client = placed.client  # type: ignore[attr-defined] # of a Future
     if client.asynchronous:
         raise UsageError(
@@ -198,6 +208,10 @@ def try_out(run: RunModel, weights: Mapping[str, Any], *arrays: Any) -> tuple[An
     found = client.submit(run, dict(weights), *arrays, pure=False, priority=_FIRST)
     results: Results = found.result()
     return results.values
+
+
+def _run_with_files(run: RunModel, sent: Mapping[str, Any], *arrays: Any) -> Results:
+    return run({name: arrived(value) for name, value in sent.items()}, *arrays)
 
 
 def row_shape(spec: TensorSpec) -> tuple[int, ...]:
