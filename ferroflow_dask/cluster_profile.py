@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ferroflow_dask.counts import as_count
 from ferroflow_dask.exceptions import UsageError
+
+#: Fields that are positive numbers.
+_RATES = (
+    *("task_s", "round_trip_s", "submit_s", "bandwidth", "flop_rate", "memory_bandwidth"),
+    *("gpu_flop_rate", "gpu_memory_bandwidth"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +58,14 @@ class ClusterProfile:
     gpu_memory_bandwidth: float = 1e12
 
     def __post_init__(self) -> None:
-        if not self.threads or min(self.threads) < 1:
+        if not self.threads or any(not as_count(n) for n in self.threads):
             raise UsageError(f"a cluster has workers of at least one thread each; threads are {self.threads}")
-        for name in ("task_s", "round_trip_s", "submit_s", "bandwidth", "flop_rate", "memory_bandwidth"):
+        for name in ("memory_nbytes", "n_gpus"):
+            if as_count(value := getattr(self, name)) is None:
+                raise UsageError(f"{name} of a cluster is {value!r}; it must be a whole number, at least 0")
+        for name in _RATES:
             value = getattr(self, name)
-            if not 0 < value < float("inf"):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
                 raise UsageError(f"{name} of a cluster is {value!r}; it must be a positive number")
 
     @property

@@ -26,13 +26,22 @@ from difflib import get_close_matches
 
 from ferroflow_dask.printable import printable
 
+#: Longer messages lose their middle: values from damaged files may have any length [characters].
+_LONGEST = 2000
+
 
 class FerroflowError(Exception):
-    """Base of all errors raised on purpose; messages contain names, so control characters are escaped."""
+    """Base of all errors raised on purpose.
+
+    Messages contain names and values from files. They are one line of limited length, and control characters
+    in them are escaped.
+    """
 
     def __str__(self) -> str:
         """Return the message."""
-        return printable(super().__str__())
+        text = printable(super().__str__().replace("\n", " "))
+        half = _LONGEST // 2 - 2
+        return text if len(text) <= _LONGEST else f"{text[:half]} … {text[-half:]}"
 
 
 class UsageError(FerroflowError, ValueError):

@@ -144,7 +144,7 @@ def _codes_in(module: ModuleType) -> Iterator[tuple[str, CodeType]]:
             continue
         members = vars(value).items() if inspect.isclass(value) else [("", value)]
         for name, member in members:
-            for function in _functions_of(member):
+            for function in functions_of(member):
                 qualname = f"{value.__qualname__}.{name}".strip(".")
                 code = function.__code__
                 # All dataclasses share `__getstate__` and `__setstate__`, also those that workers unpickle.
@@ -154,7 +154,8 @@ def _codes_in(module: ModuleType) -> Iterator[tuple[str, CodeType]]:
                     yield from _with_nested(qualname, code)
 
 
-def _functions_of(member: Any) -> Iterator[FunctionType]:
+def functions_of(member: Any) -> Iterator[FunctionType]:
+    """Yield the functions behind a member of a module or a class."""
     if isinstance(member, property):
         candidates = [member.fget, member.fset]
     elif isinstance(member, functools.cached_property):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from inspect import iscoroutine
 from types import CodeType
 from typing import Any
@@ -133,6 +135,30 @@ async def _gather(keys: Any, serializers: Any = None) -> dict[str, Any]:
 Graph = dict[Any, VirtualTask]
 
 
+#: The scenario of the seed varies nothing.
+USUAL = 3
+
+
+def varied(seed: int) -> tuple[Graph, Graph, Graph]:
+    """Return the graphs with durations and sizes that a seed varies."""
+    rng = random.Random(seed)
+    if seed == USUAL:
+        return graphs()
+    found = []
+    for graph in graphs():
+        found.append(
+            {
+                key: replace(
+                    task,
+                    duration_s=task.duration_s * rng.uniform(0.5, 2.0),
+                    nbytes=int(task.nbytes * rng.choice((0.1, 1, 1, 10))),
+                )
+                for key, task in graph.items()
+            }
+        )
+    return found[0], found[1], found[2]
+
+
 def graphs() -> tuple[Graph, Graph, Graph]:
     """Return chains; joins, skewed durations and a queue; restrictions, resources and declared costs."""
     chains: Graph = {}
@@ -190,14 +216,16 @@ class Run:
         its uninstallation in the middle of the run. `recover`: from another failure at that time.
     injector : Injector
     validate : bool, optional
+    seed : int, optional
+        Of durations, sizes and ties.
     """
 
-    def __init__(self, mode: str, injector: Injector, validate: bool = False) -> None:
+    def __init__(self, mode: str, injector: Injector, validate: bool = False, seed: int = USUAL) -> None:
         self.mode = mode
         self.injector = injector
         #: What the installation, or `leave`, has raised to its caller.
         self.raised: BaseException | None = None
-        self.graphs = chains, first, second = graphs()
+        self.graphs = chains, first, second = varied(seed)
         self.cluster = cluster = Cluster(
             workers=5,
             workers_per_host=2,
@@ -206,7 +234,7 @@ class Run:
             resources={0: {"GPU": 1}, 1: {"GPU": 1}},
             speeds={3: 0.5},
             interval_s=0.02,
-            seed=3,
+            seed=seed,
             validate=validate,
         )
         self.plugin = FerroflowPlugin()
@@ -359,10 +387,10 @@ def _virtual_extension() -> Iterator[None]:
         yield
 
 
-def calls(mode: str, codes: dict[str, CodeType]) -> Counter[str]:
+def calls(mode: str, codes: dict[str, CodeType], seed: int = USUAL) -> Counter[str]:
     """Return how often the scenario calls each function in a mode."""
     for _ in range(2):  # some functions are called once in a process
-        run = Run(mode, Injector(None, codes), validate=True)
+        run = Run(mode, Injector(None, codes), validate=True, seed=seed)
         problems = run.play()
         assert not problems, problems
     return run.injector.calls

@@ -61,7 +61,7 @@ class StockEstimate:
         if self._has_ended:
             return
         self._has_ended = True
-        if self._run is not None and 0 < self._run.n_tasks <= _MOST_TASKS:
+        if self._run is not None and self._run.error is None and 0 < self._run.n_tasks <= _MOST_TASKS:
             profile = Overheads(self._scheduler, learned_on(self._scheduler)).profile()
             document = {"format": FORMAT, "version": VERSION, "threads": [], **self._run.document()}
             self._threads.submit(self._simulate, self._run, document, profile)

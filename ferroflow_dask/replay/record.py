@@ -6,9 +6,10 @@ import heapq
 import json
 import os
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
 from time import process_time
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from ferroflow_dask import config
 from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.bundling.sequence import NO_WORK
 from ferroflow_dask.clients import ask_workers, check_synchronous, workers_of
-from ferroflow_dask.exceptions import UsageError
+from ferroflow_dask.exceptions import ClusterError, UsageError
 from ferroflow_dask.replay.files import FORMAT, VERSION
 from ferroflow_dask.scheduler import extension_on, installed
 from ferroflow_dask.whole_files import write_text
@@ -51,6 +52,8 @@ def record(client: Client, path: str | Path) -> Iterator[None]:
     ------
     UsageError
         The client is closed or asynchronous, the file cannot be written, or no task has run.
+    ClusterError
+        A task could not be noted.
 
     Examples
     --------
@@ -119,6 +122,20 @@ class _Ran:
     turn: Any
 
 
+def _noting_failures(hook: Callable[..., None]) -> Callable[..., None]:
+    """Return a hook of `Recorder` that keeps its first error, which Dask only logs."""
+
+    @wraps(hook)
+    def noting(self: Recorder, *args: Any, **kwargs: Any) -> None:
+        try:
+            hook(self, *args, **kwargs)
+        except Exception as error:
+            self.error = self.error or error
+            raise
+
+    return noting
+
+
 class Recorder(SchedulerPlugin):
     """Notes the tasks that end on a scheduler.
 
@@ -133,6 +150,8 @@ class Recorder(SchedulerPlugin):
         self.name = name
         if scheduler is not None:
             self._scheduler = scheduler
+        #: The first error of a hook.
+        self.error: Exception | None = None
         self._ran: dict[Key, _Ran] = {}
         self._nbytes: dict[Key, int] = {}
         self._delivered_s: dict[Key, float] = {}
@@ -147,6 +166,7 @@ class Recorder(SchedulerPlugin):
         """Take the scheduler."""
         self._scheduler = scheduler
 
+    @_noting_failures
     def update_graph(self, scheduler: Scheduler, *, keys: set[Key], tasks: list[Key], **kwargs: Any) -> None:
         """Note when a graph arrives, and whether the earlier ones have ended by then."""
         now = time()
@@ -163,6 +183,7 @@ class Recorder(SchedulerPlugin):
         self._open.update(new)
         self._wanted.update(keys)
 
+    @_noting_failures
     def transition(self, key: Key, start: Any, finish: Any, *args: Any, **kwargs: Any) -> None:
         """Note a task that has ended."""
         if finish in ("memory", "erred", "forgotten", "released"):
@@ -232,7 +253,9 @@ class Recorder(SchedulerPlugin):
         return len(self._ran)
 
     def document(self) -> dict[str, Any]:
-        """Return what was noted, as it is written."""
+        """Return what was noted, as it is written; raise `ClusterError` if a task is missing."""
+        if self.error is not None:
+            raise ClusterError(f"a record must have all tasks, got an error: {self.error}") from self.error
         order = self._in_order()
         number = {key: at for at, key in enumerate(order)}
         # What a later graph reads must be there once its own graph has ended.

@@ -58,7 +58,7 @@ def materialized(expr: Any, keys: Collection[Key]) -> dict[Key, GraphNode]:
 def comparison_change(
     scheduler: Scheduler,
     prepare: Callable[[dict[Key, GraphNode], Collection[Key]], None],
-    restore: Callable[[dict[Key, GraphNode]], None],
+    restore: Callable[[dict[Key, GraphNode], Collection[Key]], None],
 ) -> Change:
     """Return the change that calls a function just before a graph is compared with the scheduler's tasks.
 
@@ -70,7 +70,7 @@ def comparison_change(
     prepare : callable
         Takes the graph, which it may change, and the keys that the client wants.
     restore : callable
-        Restores the graph that the client sent, after `prepare` has failed.
+        Takes the same and restores the graph that the client sent, after `prepare` has failed.
     """
     stock = scheduler._find_lost_dependencies
 
@@ -79,7 +79,7 @@ def comparison_change(
             prepare(dsk, keys)
         except FAILURES:
             logger.warning("ferroflow: a graph could not be bundled and runs as it came", exc_info=True)
-            restore(dsk)
+            restore(dsk, keys)
         lost: set[Key] = stock(dsk, keys)
         return lost
 

@@ -427,13 +427,14 @@ class FerroflowStealing(WorkStealing):
         """Serve idle workers now, even after `stop`; called periodically."""
         if self.error is not None:
             self._recover()  # the call by the event loop has failed, or is still to come
-        elif self._wants_steals:
+        else:
             self._balance()
 
     @_guarded
     def _balance(self) -> None:
-        self.task_views.see_resources()
-        self._idle_workers.serve()
+        if self._wants_steals:
+            self.task_views.see_resources()
+            self._idle_workers.serve()
 
     def move_task_confirm(self, *, key: str, state: str, stimulus_id: str, worker: str | None = None) -> None:
         """Take a worker's answer to a steal request; an exception here would close the worker's stream."""

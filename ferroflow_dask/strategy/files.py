@@ -63,9 +63,11 @@ def from_json(text: str) -> Strategy:
     """Return the strategy that a text describes; see `read_strategy`."""
     try:
         document = json.loads(text, object_pairs_hook=_without_duplicates)
+    except StrategyError:
+        raise
     except RecursionError as error:
         raise StrategyError("a strategy must not be nested so deeply") from error
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # also a number of thousands of digits
         raise StrategyError(f"a strategy must be JSON, got damaged or truncated text: {error}") from error
     found = _mapping("a strategy", document)
     version = found.get("version")

@@ -116,7 +116,9 @@ def _read(path: Path) -> dict[str, Any]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{str(path)!r} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except RecursionError as error:
+        raise UsageError(f"{str(path)!r} is no YAML: it is nested too deeply") from error
+    except (yaml.YAMLError, ValueError) as error:  # also text that is no UTF-8, and dates that are none
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or "not text"

@@ -155,7 +155,7 @@ def _named(section: Mapping[str, Any], given: Mapping[str, Any], where: str) -> 
     """Return settings and arguments by the same names, without those that are left out."""
     arguments: dict[str, Any] = {}
     for told, value in section.items():
-        key = told.replace("_", "-")  # to Dask's configuration they are the same
+        key = str(told).replace("_", "-")  # to Dask's configuration they are the same
         # None is like what is left out; dask-jobqueue's own defaults have old names with nothing.
         if value is not None and key not in _KEYS:
             raise UsageError(f"{where} has {told!r}, {_what_instead(key, _KEYS)}")

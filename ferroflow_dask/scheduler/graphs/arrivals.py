@@ -24,7 +24,7 @@ from distributed.utils import offload
 from ferroflow_dask.annotations import BUNDLE_ANNOTATION
 from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.scheduler import _distributed_graphs
-from ferroflow_dask.scheduler.changes import FAILURES, Change, ItemChange
+from ferroflow_dask.scheduler.changes import FAILURES, Change, ItemChange, attempt
 from ferroflow_dask.scheduler.graphs.arrival import FEWEST, INHERITED, Arrival, Knowledge, outside
 from ferroflow_dask.scheduler.graphs.samples import Samples
 
@@ -38,6 +38,8 @@ logger = logging.getLogger("ferroflow_dask")
 #: Serialization family of arrivals, which never leave the process.
 _FAMILY = "ferroflow-arrival"
 _HANDLER = "update-graph"
+#: Dask would cancel the graph, so this is tried again.
+_NOT_COMPARED = "a graph could not be compared with earlier ones"
 
 _arriving: ContextVar[Arrival | None] = ContextVar("ferroflow-arriving", default=None)
 
@@ -199,7 +201,10 @@ class GraphArrivals:
         arrival = _arriving.get()
         if arrival is not None:
             arrival.settle(dsk)
-        # A task that was rewritten has other dependencies than the graph says.
+        attempt(partial(self._leave_out, dsk, keys), _NOT_COMPARED)
+
+    def _leave_out(self, dsk: dict[Key, GraphNode], keys: Collection[Key]) -> None:
+        """Take tasks that were rewritten out of a graph: they have other dependencies than it says."""
         rewritten = self._bundles.rewritten(dsk)
         if rewritten:
             for key in rewritten:
@@ -207,11 +212,11 @@ class GraphArrivals:
             for key in dsk.keys() - cull(dsk, {*keys}).keys():
                 del dsk[key]
 
-    @staticmethod
-    def _restore(dsk: dict[Key, GraphNode]) -> None:
+    def _restore(self, dsk: dict[Key, GraphNode], keys: Collection[Key]) -> None:
         arrival = _arriving.get()
         if arrival is not None:
             arrival.restore(dsk)
+        attempt(partial(self._leave_out, dsk, keys), _NOT_COMPARED)
 
     def created(self) -> dict[Key, Bundle]:
         """Return the bundles of the graph whose tasks Dask has just created."""
