@@ -42,6 +42,12 @@ PRODUCTS = (
     (16, 64, 4096, "fp32", 0.95),
     (32, 64, 512, "fp32", 1.00),
     (16, 64, 2048, "tf32", 0.60),
+    # The sizes of ferroflow's published runs, so that a report has both. They are too short for a share.
+    (32, 4, 256, "fp32", 0.0),
+    (16, 4, 512, "fp32", 0.0),
+    (16, 8, 2048, "fp32", 0.0),
+    (64, 1, 2048, "fp32", 0.0),
+    (8, 8, 4096, "fp32", 0.0),
 )
 SMALL = ((4, 16, 128, "fp32", 0.0), (4, 16, 128, "tf32", 0.0))
 #: Largest relative error of an output against double precision, in the Frobenius norm. TF32 has ten bits of
@@ -93,10 +99,10 @@ def write(client, workload, arguments, policy, repetition, *, seconds, ops):
 def products(client, case, repeat):
     branches, ops_per_branch, m, precision, asked = case
     n_ops = branches * ops_per_branch
-    arguments = {"n_branches": branches, "ops_per_branch": ops_per_branch, "m": m, "precision": precision}
-    model = ferroflow_dask.generate(
-        "matmul-parallel", n_branches=branches, ops_per_branch=ops_per_branch, m=m
-    )
+    gpu = client.submit(gpu_name, pure=False).result()
+    sizes = {"n_branches": branches, "ops_per_branch": ops_per_branch, "m": m}
+    arguments = {**sizes, "precision": precision, "gpu": gpu}
+    model = ferroflow_dask.generate("matmul-parallel", **sizes)
     placed = model.place(client)
     profile = ferroflow_dask.calibrate(client)
     x, w = (np.asarray(value) for value in model.graph.constants.values())
@@ -130,6 +136,17 @@ def products(client, case, repeat):
         + (f"stock dask-cuda {n_ops / np.median(spent['dask']):,.0f}; " if spent["dask"] else "")
         + f"{usage.batches} batches of {usage.mean_batch:.3g}; error {error:.1g}; gather {gather_s:.3f} s"
     )
+
+
+def gpu_name():
+    """Return the name of the worker's GPU, as its driver has it; "emulated" without one."""
+    device = device_here().device
+    if device.name == "emulated":
+        return device.name
+    import cupy
+
+    with device.use():
+        return cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
 
 
 def without_dask(x, w, branches, ops_per_branch):

@@ -100,6 +100,21 @@ def test_transfers_share_links(transfers: list[tuple[int, int, int, float]], end
     assert [found[at] for at in range(len(transfers))] == pytest.approx(ends)
 
 
+def test_the_changes_of_an_instant_are_shared_once() -> None:
+    time = VirtualTime()
+    network = SharedNetwork(time, star(4))
+    shared: list[float] = []
+    fair_rates = network._fair_rates
+    network._fair_rates = lambda ways: shared.append(time.now) or fair_rates(ways)  # type: ignore[method-assign, func-returns-value]
+    ended: list[float] = []
+    for _ in range(10):
+        for source in (0, 1, 2):
+            network.send(source, 3, 10, lambda: ended.append(time.now))
+    run_all(time)
+    assert ended == pytest.approx([3.0] * 30)
+    assert shared == pytest.approx([0.0, 3.0])
+
+
 @settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_shares_are_max_min_fair_and_no_byte_is_lost(seed: int) -> None:
@@ -113,18 +128,18 @@ def test_shares_are_max_min_fair_and_no_byte_is_lost(seed: int) -> None:
         nbytes = int(rng.integers(1, 10**9))
         time.at(0.0, network.send, source, destination, nbytes, lambda at=at: arrived.append(at))
     time.run(0.02, 0.0, 10_000)
-    flows = {flow for on_link in network._flows for flow in on_link}
-    for flow in flows:
-        full = False
-        for link in flow.links:
-            rates = [other.rate for other in network._flows[link]]
-            assert sum(rates) <= topology.bandwidths[link] * (1 + 1e-9)
-            is_full = sum(rates) >= topology.bandwidths[link] * (1 - 1e-9)
-            full |= is_full and flow.rate >= max(rates) * (1 - 1e-9)
-        assert full  # it could only grow at the cost of one that is not faster
+    used = [sum(way.rate * len(way.ends) for way in ways) for ways in network._on]
+    for way in {way for ways in network._on for way in ways}:
+        assert all(used[link] <= topology.bandwidths[link] * (1 + 1e-9) for link in way.links)
+        # It could only grow at the cost of one that is not faster.
+        assert any(
+            used[link] >= topology.bandwidths[link] * (1 - 1e-9)
+            and way.rate >= max(other.rate for other in network._on[link]) * (1 - 1e-9)
+            for link in way.links
+        )
     run_all(time)
     assert sorted(arrived) == list(range(12))
-    assert not any(network._flows)
+    assert not any(network._on)
 
 
 # Clusters

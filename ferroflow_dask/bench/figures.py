@@ -283,6 +283,36 @@ def _points(
     return columns
 
 
+def efficiency_figure(title: str, found: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Any:
+    """Return efficiency against the number of workers.
+
+    Parameters
+    ----------
+    title : str
+    found : mapping
+        Efficiency, at most 1, by policy, by variant of the graph, and by workers. The first variant is drawn
+        with thin lines, the others with thicker ones.
+    """
+    plot = _figure(title, x_axis_label="workers", y_axis_label="efficiency [%]", x_axis_type="log", width=310)
+    items: list[tuple[str, list[Any]]] = []
+    ticks: set[int] = set()
+    styles = styles_of(list(found))
+    for policy, variants in found.items():
+        style = styles[policy]
+        for width, (variant, points) in enumerate(variants.items(), start=1):
+            ticks |= points.keys()
+            x, y = list(points), [_PERCENT * value for value in points.values()]
+            line = plot.line(x, y, color=style.colour, line_dash=style.dash, line_width=1.5 * width)
+            dots = plot.scatter(x, y, color=style.colour, marker=style.marker, size=4 + 3 * width)
+            items.append((f"{policy}, {variant}", [line, dots]))
+    plot.y_range = Range1d(start=0, end=105)
+    plot.x_range = Range1d(start=min(ticks) / 1.15, end=max(ticks) * 1.15)
+    plot.xaxis.ticker = FixedTicker(ticks=sorted(ticks))
+    plot.xaxis.formatter = NumeralTickFormatter(format="0,0")
+    _legend(plot, items, columns=2)
+    return plot
+
+
 # METG
 
 

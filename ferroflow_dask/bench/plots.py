@@ -72,9 +72,26 @@ def write_png(
     FerroflowError
         The browser failed.
     """
+    write_picture(_page(rows, defaults or {}, has_tools=False), path)
+
+
+def write_picture(page: Any, path: str | os.PathLike[str]) -> None:
+    """Write a layout of Bokeh as one picture, through a browser.
+
+    Parameters
+    ----------
+    page : bokeh.models.LayoutDOM
+    path : path-like
+
+    Raises
+    ------
+    UsageError
+        Selenium or a browser is missing, or the file is not named .png or cannot be written.
+    FerroflowError
+        The browser failed.
+    """
     if Path(path).suffix != ".png":
         raise UsageError(f"a picture's name must end in .png, but is {str(path)!r}")
-    page = _page(rows, defaults or {}, has_tools=False)
     try:
         from bokeh.io.export import export_png
         from selenium.common.exceptions import WebDriverException

@@ -13,6 +13,7 @@ from typing import Any
 from ferroflow_dask.bench.comparison import STOCK, Case, Defaults, cases_of
 from ferroflow_dask.bench.markdown import NOTHING, number, percent, table
 from ferroflow_dask.bench.metg import Curve, metg_from_rows
+from ferroflow_dask.bench.published_products import products_table
 from ferroflow_dask.bench.schema import BenchRecord
 
 _MS_PER_S = 1e3
@@ -153,7 +154,8 @@ def published_table(rows: Iterable[BenchRecord], defaults: Defaults) -> str:
         if curve.workload == _STENCIL and not curve.unusual
         if curve.kernel == defaults.get(_STENCIL, {}).get("kernel")
     ]
-    return "\n\n".join(filter(None, [*tables, _metg_beside(stencils) if stencils else ""]))
+    metg = _metg_beside(stencils) if stencils else ""
+    return "\n\n".join(filter(None, [*tables, products_table(cases), metg]))
 
 
 def _beside(name: str, dag: PublishedDag, cases: Sequence[Case]) -> str:

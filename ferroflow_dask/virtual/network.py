@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Protocol
 
 from ferroflow_dask.topology import Topology
@@ -82,16 +84,37 @@ class PlainNetwork:
 
 
 @dataclass(eq=False, slots=True)
-class _Flow:
-    """A transfer under way."""
+class _Way:
+    """The transfers under way from a host to another. They share all their links, so all have one rate.
+
+    Parameters
+    ----------
+    links : tuple of int
+    latency_s : float
+        [s]
+    rate : float
+        Of each transfer [B/s].
+    served, since : float
+        What each has had since no transfer was there [B], and up to when that is counted [s].
+    ends : list
+        Heap of transfers: the value of `served` at which each is over, a number that breaks ties, and what to
+        call then.
+    armed : int
+        Changes whenever the next end changes.
+    """
 
     links: tuple[int, ...]
-    left: float
-    arrived: Callable[[], Any]
     latency_s: float
     rate: float = 0.0
+    served: float = 0.0
     since: float = 0.0
+    ends: list[tuple[float, int, Callable[[], Any]]] = field(default_factory=list)
     armed: int = 0
+
+    def settle(self, now: float) -> None:
+        """Count up to now."""
+        self.served += self.rate * (now - self.since)
+        self.since = now
 
 
 class SharedNetwork:
@@ -99,6 +122,9 @@ class SharedNetwork:
 
     D. Bertsekas and R. Gallager, "Data Networks" (1992), section 6.5.2: all rates grow together; those of the
     transfers on a link stop growing when it is full.
+
+    Transfers between the same two hosts are one entry here. Rates are computed once for all changes of an
+    instant. So the time for a change depends on the pairs of hosts, not on the number of transfers.
 
     Parameters
     ----------
@@ -112,7 +138,11 @@ class SharedNetwork:
         self._host_of = topology.host_of
         self._scheduler = topology.host_number(topology.scheduler)
         self._client = topology.host_number(topology.client)
-        self._flows: list[dict[_Flow, None]] = [{} for _ in topology.bandwidths]
+        self._ways: dict[tuple[int, int], _Way] = {}
+        # Those with transfers, by link.
+        self._on: list[dict[_Way, None]] = [{} for _ in topology.bandwidths]
+        self._changed: dict[_Way, None] = {}
+        self._numbers = count()
 
     def message_s(self, worker: int) -> float:
         """Return the latency of a message between scheduler and worker, one way [s]."""
@@ -128,60 +158,86 @@ class SharedNetwork:
 
     def send(self, source: int, destination: int, nbytes: int, arrived: Callable[[], Any]) -> None:
         """Transfer bytes, and call `arrived` when they are there."""
-        route = self._topology.route(self._host_of[source], self._host_of[destination])
+        pair = self._host_of[source], self._host_of[destination]
+        route = self._topology.route(*pair)
         if not nbytes:
             self._time.after(2 * route.latency_s, arrived)
             return
+        way = self._ways.get(pair)
+        if way is None:
+            way = self._ways[pair] = _Way(route.links, route.latency_s)
         # The destination asks the source first.
-        flow = _Flow(route.links, float(nbytes), arrived, route.latency_s)
-        self._time.after(route.latency_s, self._start, flow)
+        self._time.after(way.latency_s, self._start, way, float(nbytes), arrived)
 
-    def _start(self, flow: _Flow) -> None:
-        flow.since = self._time.now
-        for link in flow.links:
-            self._flows[link][flow] = None
-        self._share([flow])
+    def _start(self, way: _Way, nbytes: float, arrived: Callable[[], Any]) -> None:
+        way.settle(self._time.now)
+        if not way.ends:
+            for link in way.links:
+                self._on[link][way] = None
+        heapq.heappush(way.ends, (way.served + nbytes, next(self._numbers), arrived))
+        self._note(way)
 
-    def _end(self, flow: _Flow, armed: int) -> None:
-        if armed != flow.armed:
-            return  # its rate has changed since
-        for link in flow.links:
-            del self._flows[link][flow]
-        self._time.after(flow.latency_s, flow.arrived)
-        self._share([other for link in flow.links for other in self._flows[link]])
+    def _end(self, way: _Way, armed: int) -> None:
+        if armed != way.armed:
+            return  # its rate or its next end has changed since
+        way.settle(self._time.now)
+        way.served = max(way.served, way.ends[0][0])  # rounding may leave a part of a byte
+        while way.ends and way.ends[0][0] <= way.served:
+            *_, arrived = heapq.heappop(way.ends)
+            self._time.after(way.latency_s, arrived)
+        if not way.ends:
+            way.rate = way.served = 0.0
+            for link in way.links:
+                del self._on[link][way]
+        self._note(way)
 
-    def _share(self, changed: Sequence[_Flow]) -> None:
+    def _note(self, way: _Way) -> None:
+        """Have rates computed once all changes of this instant are known."""
+        if not self._changed:
+            self._time.after(0.0, self._share)
+        self._changed[way] = None
+        way.armed += 1
+
+    def _share(self) -> None:
         """Give each transfer its rate that shares a link, directly or not, with some that have changed."""
+        changed, self._changed = self._changed, {}
         together = dict.fromkeys(changed)
         stack = list(together)
         while stack:
             for link in stack.pop().links:
-                for other in self._flows[link]:
+                for other in self._on[link]:
                     if other not in together:
                         together[other] = None
                         stack.append(other)
-        for flow, rate in self._fair_rates(together).items():
-            if rate == flow.rate:
+        now = self._time.now
+        for way, rate in self._fair_rates([way for way in together if way.ends]).items():
+            if rate == way.rate and way not in changed:
                 continue
-            now = self._time.now
-            flow.left = max(0.0, flow.left - flow.rate * (now - flow.since))
-            flow.since, flow.rate = now, rate
-            flow.armed += 1
-            self._time.after(flow.left / rate, self._end, flow, flow.armed)
+            way.settle(now)
+            way.rate = rate
+            way.armed += 1
+            self._time.after(max(0.0, way.ends[0][0] - way.served) / rate, self._end, way, way.armed)
 
-    def _fair_rates(self, flows: Mapping[_Flow, None]) -> dict[_Flow, float]:
-        rates: dict[_Flow, float] = {}
-        links = dict.fromkeys(link for flow in flows for link in flow.links)
+    def _fair_rates(self, ways: Sequence[_Way]) -> dict[_Way, float]:
+        rates: dict[_Way, float] = {}
+        links = dict.fromkeys(link for way in ways for link in way.links)
         left = {link: self._topology.bandwidths[link] for link in links}
-        open_flows = {link: dict(self._flows[link]) for link in links}
-        while len(rates) < len(flows):
-            shares = ((left[link] / len(open_flows[link]), link) for link in links if open_flows[link])
-            rate, full = min(shares)
-            for flow in list(open_flows[full]):
-                rates[flow] = rate
-                for link in flow.links:
-                    del open_flows[link][flow]
-                    left[link] = max(0.0, left[link] - rate)
+        waiting = {link: sum(len(way.ends) for way in self._on[link]) for link in links}
+        shares = [(left[link] / waiting[link], link) for link in links]
+        heapq.heapify(shares)
+        while len(rates) < len(ways):
+            rate, full = heapq.heappop(shares)
+            # Shares only grow while others stop: an entry may be too small, never too large.
+            if waiting[full] and left[full] / waiting[full] > rate:
+                heapq.heappush(shares, (left[full] / waiting[full], full))
+                continue
+            for way in self._on[full]:
+                if way in rates:
+                    continue
+                rates[way] = rate
+                for link in way.links:
+                    waiting[link] -= len(way.ends)
+                    left[link] = max(0.0, left[link] - rate * len(way.ends))
         return rates
 
 
