@@ -18,7 +18,14 @@ def main() -> None:
             signal.signal(number, _leave)
     from ferroflow_dask.cli import main as command_line
 
-    command_line(prog_name="ferroflow")
+    try:
+        command_line(prog_name="ferroflow")
+    except SystemExit as end:
+        if end.code in {128 + number for number in (signal.SIGINT, signal.SIGTERM)}:
+            import logging
+
+            logging.disable()  # asyncio logs lost connections of workers when its futures are collected
+        raise
 
 
 def _leave(number: int, _: object) -> NoReturn:

@@ -230,7 +230,7 @@ def main() -> int:
     with (
         running_slurm(),
         tempfile.TemporaryDirectory() as folder,
-        LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster,
+        LocalCluster(n_workers=1, processes=False, protocol="tcp", dashboard_address=":0") as cluster,
     ):
         to = cluster.scheduler_address
         failed = [run_case(case, Path(tempfile.mkdtemp(dir=folder)), to) for case in cases]

@@ -307,6 +307,20 @@ def test_a_signal_before_and_after_a_command_ends_the_program_in_one_line(number
     assert_one_line(run.returncode, stderr, STATUS[number], "^ferroflow: interrupted$")
 
 
+@pytest.mark.parametrize(("status", "logged"), [(0, "late\n"), (TERMINATED, "")])
+def test_after_a_signal_nothing_is_logged_while_python_ends(status: int, logged: str) -> None:
+    program = f"""
+import atexit, logging, sys, types
+from ferroflow_dask.__main__ import main
+atexit.register(logging.getLogger("asyncio").error, "late")
+sys.modules["ferroflow_dask.cli"] = types.SimpleNamespace(main=lambda **_: sys.exit({status}))
+main()
+"""
+    run = start("-c", program)
+    _, stderr = run.communicate(timeout=60)
+    assert (run.returncode, stderr) == (status, logged)
+
+
 def test_a_signal_to_the_process_group_does_not_reach_the_commands_of_slurm() -> None:
     from ferroflow_dask.deploy.slurm.job import Job
 

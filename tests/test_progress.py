@@ -168,8 +168,11 @@ def batch(n: int, kind: str, rng: np.random.Generator) -> tuple[list[Task], dict
     root = task(f"load-{n}", 0.05)
     if kind == "every fourth takes 20 times as long":
         middle = [task(f"work-{n}-{i}", 0.2 if i % 4 == 0 else 0.01, root) for i in range(40)]
+    elif kind == "one in four takes 20 times as long, at random":
+        middle = [task(f"work-{n}-{i}", 0.2 if rng.random() < 0.25 else 0.01, root) for i in range(40)]
     else:
-        middle = [task(f"work-{n}-{i}", float(rng.lognormal(-3, 1)), root) for i in range(200)]
+        deviation = 1.3 if kind == "log-normal durations of a long tail" else 1.0
+        middle = [task(f"work-{n}-{i}", float(rng.lognormal(-3, deviation)), root) for i in range(200)]
     return [root, *middle, task(f"sum-{n}", 0.1, *middle)], seconds
 
 
@@ -191,21 +194,32 @@ def run(progress: GraphProgress, tasks: list[Task], seconds: Mapping[str, float]
     return now_s
 
 
-@pytest.mark.parametrize("kind", ["every fourth takes 20 times as long", "log-normal durations"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "every fourth takes 20 times as long",
+        "one in four takes 20 times as long, at random",
+        "log-normal durations",
+        "log-normal durations of a long tail",
+    ],
+)
 def test_predictions_learn_from_batches_that_are_skewed(kind: str) -> None:
-    errors, covered, now_s = [], [], 0.0
-    progress, rng = GraphProgress(lambda _: None), np.random.default_rng(0)
-    for n in range(20):
-        tasks, seconds = batch(n, kind, rng)
-        began_s, now_s = now_s, run(progress, tasks, seconds, now_s)
-        took_s, predicted = now_s - began_s, progress.predicted
-        assert predicted is not None
-        errors.append(abs(predicted.seconds - took_s) / took_s)
-        covered.append(predicted.low <= took_s <= predicted.high)
-        for task in tasks:
-            progress.forget(task.key, now_s)
-    assert np.mean(errors[10:]) <= 0.15
-    assert np.mean(covered[10:]) >= 0.8
+    # A prediction that knows the distribution of random durations has an error of 8 to 13 % here.
+    errors, covered = [], []
+    for seed in range(5):
+        progress, rng, now_s = GraphProgress(lambda _: None), np.random.default_rng(seed), 0.0
+        for n in range(20):
+            tasks, seconds = batch(n, kind, rng)
+            began_s, now_s = now_s, run(progress, tasks, seconds, now_s)
+            took_s, predicted = now_s - began_s, progress.predicted
+            assert predicted is not None
+            if n >= 10:
+                errors.append(abs(predicted.seconds - took_s) / took_s)
+                covered.append(predicted.low <= took_s <= predicted.high)
+            for task in tasks:
+                progress.forget(task.key, now_s)
+    assert np.mean(errors) <= 0.15
+    assert np.mean(covered) >= 0.8
 
 
 def test_what_is_not_followed_is_not_told_to_be_done(monkeypatch: pytest.MonkeyPatch) -> None:

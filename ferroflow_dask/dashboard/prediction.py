@@ -2,6 +2,8 @@
 
 Durations are learned by task prefix. The ratio of measured to predicted time is learned by the prefix that
 has most of a graph's work: it contains the overheads of the cluster and idle threads at the end of a graph.
+The predicted time is corrected by the measured durations first. Otherwise the ratio would also contain their
+deviation from the mean, which is chance.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any
 #: Prefixes that are remembered.
 _KEPT = 1000
 #: Tasks of a prefix after which older ones count half.
-_WINDOW = 500.0
+_WINDOW = 2000.0
 #: Weight of an earlier graph against the one after it.
 _FADING = 0.8
 #: For how many graphs the spread counts that follows from the durations of tasks.
@@ -25,7 +27,7 @@ _FIRST_WEIGHT = 2.0
 _FIRST_SPREAD = 0.2
 #: Half the width of an interval in standard deviations: four of five outcomes are to lie in it, and the
 #: deviations are themselves estimated from few graphs.
-_WIDTH = 1.5
+_WIDTH = 1.6
 #: Bound on the spread: an interval from a twentieth to twenty times is no better than none.
 _MOST_SPREAD = 2.0
 #: Relative deviation of a duration of which one task is known.
@@ -127,19 +129,20 @@ class _Graphs:
     """Sums over the graphs of a kind, in which earlier ones count less."""
 
     measured_s: float = 0.0
-    predicted_s: float = 0.0
+    known_s: float = 0.0
     squares: float = 0.0
     n: float = 0.0
 
-    def add(self, measured_s: float, predicted_s: float) -> None:
+    def add(self, measured_s: float, predicted_s: float, known_s: float) -> None:
+        """Add a graph: its time, the predicted one, and the one predicted from its own durations."""
         self.squares = _FADING * self.squares + math.log(measured_s / (predicted_s * self.factor)) ** 2
         self.n = _FADING * self.n + 1
         self.measured_s = _FADING * self.measured_s + measured_s
-        self.predicted_s = _FADING * self.predicted_s + predicted_s
+        self.known_s = _FADING * self.known_s + known_s
 
     @property
     def factor(self) -> float:
-        return self.measured_s / self.predicted_s if self.predicted_s > 0 else 1.0
+        return self.measured_s / self.known_s if self.known_s > 0 else 1.0
 
     def spread(self, of_tasks: float, part: float) -> float:
         """Return the deviation of the logarithm for a part of a graph: the sums of fewer tasks vary more."""
@@ -202,9 +205,10 @@ class Durations:
         seconds, variance = (work_s, work_var + task_var / 4) if work_s > path_s else (path_s, path_var)
         graphs = self._graphs.get(kind, _Graphs())
         if not seconds:
-            return _Prediction(kind, 0.0, 1.0, 0.0)
+            return _Prediction(kind, 0.0, 1.0, 0.0, 0.0)
         of_tasks, part = math.sqrt(variance) / seconds, seconds / max(whole_s, seconds)
-        return _Prediction(kind, seconds, graphs.factor, min(graphs.spread(of_tasks, part), _MOST_SPREAD))
+        spread = min(graphs.spread(of_tasks, part), _MOST_SPREAD)
+        return _Prediction(kind, seconds, graphs.factor, spread, work_s * n_threads)
 
     def _sum(self, left: dict[str, Left]) -> tuple[float, float, float, str]:
         """Return the sum of durations, its variance, the largest variance of one task, the main prefix."""
@@ -221,10 +225,11 @@ class Durations:
                 most, kind = seconds, name
         return total, variance, of_task, kind
 
-    def ended(self, predicted: _Prediction, measured_s: float) -> None:
-        """Learn from a graph that took so long."""
+    def ended(self, predicted: _Prediction, measured_s: float, worked_s: float) -> None:
+        """Learn from a graph that took so long, and whose tasks took so long together."""
         if predicted.seconds > 0 and measured_s > 0:
-            _kept(self._graphs, predicted.kind, _Graphs).add(measured_s, predicted.seconds)
+            known_s = predicted.seconds * (worked_s / predicted.work_s if worked_s else 1.0)
+            _kept(self._graphs, predicted.kind, _Graphs).add(measured_s, predicted.seconds, known_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,12 +244,15 @@ class _Prediction:
         [s]
     factor, spread : float
         Ratio of measured to predicted time, and the deviation of its logarithm.
+    work_s : float
+        Duration of all tasks together [s].
     """
 
     kind: str
     seconds: float
     factor: float
     spread: float
+    work_s: float
 
     @property
     def interval(self) -> Interval:

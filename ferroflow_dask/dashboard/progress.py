@@ -119,6 +119,7 @@ class GraphProgress:
         # The time of the last event, and what was predicted when the last part came.
         self._changed_at = self._submitted_at = 0.0
         self._whole: Any = None
+        self._worked_s = 0.0  # of tasks that have ended since that
         self._n_threads = 1
 
     def add(self, states: Iterable[TaskState], n_threads: int, now_s: float) -> None:
@@ -223,12 +224,13 @@ class GraphProgress:
         self._changed_at = now_s
         if seconds is not None:
             self._durations.add(task.name, task.weight, seconds)
+            self._worked_s += seconds
             if self._whole is None and self.n_done < self.n_tasks:
                 self._predict()
         if self.n_done == self.n_tasks:
             self.ended_at = now_s
             if self._whole is not None:
-                self._durations.ended(self._whole, now_s - self._submitted_at)
+                self._durations.ended(self._whole, now_s - self._submitted_at, self._worked_s)
 
     def forget(self, key: Key, now_s: float) -> None:
         """Follow a task no longer: it was released, whether it has run or not."""
@@ -239,7 +241,7 @@ class GraphProgress:
         """Note the time for all that is predicted now, if something is known of all tasks."""
         self._whole = self._durations.predict(_some(self._left), _some(self._path), self._n_threads)
         if self._whole is not None and self.started_at is not None:
-            self._submitted_at = self._changed_at
+            self._submitted_at, self._worked_s = self._changed_at, 0.0
             self.predicted = self._whole.interval.after(self._changed_at - self.started_at)
 
     def left(self, n_threads: int, now_s: float | None = None) -> Interval | None:
