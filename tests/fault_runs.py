@@ -34,16 +34,19 @@ class Runs:
     Parameters
     ----------
     seed : int
+    checks_time : bool, optional
+        As of `Bench`.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, checks_time: bool = True) -> None:
         self._seed = seed
+        self._checks_time = checks_time
         self._virtual: tuple[tuple[str, int], list[Injection]] | None = None
         self.counts: Counter[str] = Counter()
 
     def run(self, numbers: Iterable[int]) -> Iterator[tuple[int, str, list[str]]]:
         """Yield number, fault and problems of each fault."""
-        with Bench().open() as bench:
+        with Bench(self._checks_time).open() as bench:
             for number in numbers:
                 faulthandler.dump_traceback_later(_HUNG_S, exit=True)
                 yield (

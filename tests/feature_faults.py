@@ -43,7 +43,7 @@ from ferroflow_dask.strategy import Configuration, Strategy, spaces_of
 #: Time of a computation with a fault: that without one, times a factor, and more [s].
 FACTOR, MORE_S = 1.5, 5.0
 #: Time until messages in flight have arrived [s].
-_SETTLED_S = 5.0
+_SETTLED_S = 30.0
 _SETTINGS = {
     "distributed.scheduler.active-memory-manager.start": False,
     "distributed.scheduler.work-stealing-interval": "50ms",
@@ -227,7 +227,8 @@ def _graphs(client: Client, _: Path) -> Any:
 
 
 def _shuffle(client: Client, _: Path) -> Any:
-    x = da.arange(64, chunks=8).reshape(8, 8).rechunk((8, 2)) + 1
+    # Equal keys would meet the errors of earlier faults.
+    x = da.from_array(np.arange(64).reshape(8, 8), chunks=(1, 8), name=False).rechunk((8, 2)) + 1
     return int(client.compute(x.sum()).result(timeout=30))
 
 
@@ -277,9 +278,16 @@ FEATURES: Mapping[str, Feature] = {
 
 
 class Bench:
-    """A cluster in this process, on which features run with faults."""
+    """A cluster in this process, on which features run with faults.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    checks_time : bool, optional
+        Whether a computation that takes much longer than without a fault is wrong.
+    """
+
+    def __init__(self, checks_time: bool = True) -> None:
+        self._checks_time = checks_time
         self._possible: dict[str, dict[str, int]] = {}
         self._usual_s: dict[str, float] = {}
         self._cluster: Any = None
@@ -321,10 +329,9 @@ class Bench:
         if feature not in self._possible:
             faults = Faults(functions_in(*FEATURES[feature].packages))
             for turn in range(2):  # some functions are called once in a process
-                began = time.monotonic()
                 problems = self._run(feature, faults)
                 assert not problems, (feature, problems)
-                self._usual_s[feature] = time.monotonic() - began
+                self._usual_s[feature] = self._took_s
                 if turn:
                     self._possible[feature] = dict(faults.calls)
         return self._possible[feature]
@@ -333,10 +340,9 @@ class Bench:
         """Run a feature with a fault; return what is wrong."""
         self.possible(feature)
         faults = Faults(functions_in(*FEATURES[feature].packages))
-        began = time.monotonic()
         problems = self._run(feature, faults, function, error, n)
-        took_s = time.monotonic() - began
-        if took_s > FACTOR * self._usual_s[feature] + MORE_S:
+        took_s = self._took_s
+        if self._checks_time and took_s > FACTOR * self._usual_s[feature] + MORE_S:
             problems.append(f"took {took_s:.3g} s, without a fault {self._usual_s[feature]:.3g} s")
         if problems:
             self._close()  # the next fault meets a new cluster
@@ -349,6 +355,7 @@ class Bench:
         install(client)
         problems = []
         one = FEATURES[feature]
+        began = time.monotonic()
         with faults.active(*fault):
             try:
                 found = one.compute(client, self._folder)
@@ -358,6 +365,7 @@ class Bench:
                 is_hidden = one.is_hidden and not fault[0].startswith(_IN_TASKS)
                 if is_hidden or not faults.has_fired or not _is_injected(error):
                     problems.append(f"an error reached the client: {story(error)}")
+        self._took_s = time.monotonic() - began
         uninstall(client)
         return problems + list(self._left(scheduler, before))
 

@@ -14,8 +14,9 @@ import pytest
 from distributed import Client
 
 from ferroflow_dask import install, uninstall
-from ferroflow_dask.exceptions import UsageError
+from ferroflow_dask.exceptions import ClusterError, UsageError
 from ferroflow_dask.replay import load_record, record, simulate
+from ferroflow_dask.replay.record import Recorder
 
 
 @pytest.fixture(params=["dask", "ferroflow"])
@@ -75,6 +76,34 @@ def test_mapped_tasks_are_recorded_one_by_one(client: Client, tmp_path: Path) ->
     job = load_record(path)
     assert {future.key for future in futures} == set(job.tasks)
     assert len(job.graphs[0].wanted) == 100
+
+
+def test_delivered_values_are_recorded_although_their_bundle_has_not_ended(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.gather(client.map(operator.neg, range(100), pure=False))  # now its duration is known
+    monkeypatch.setattr(Recorder, "_note_bundle", lambda *_: None)
+    with record(client, tmp_path / "job.json"):
+        futures = client.map(operator.neg, range(100, 200), pure=False)
+        client.gather(futures)
+    assert {future.key for future in futures} == set(load_record(tmp_path / "job.json").tasks)
+
+
+def test_a_record_that_lacks_a_task_is_not_written(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("no bundle")
+
+    monkeypatch.setattr(Recorder, "_bundle", fail)
+
+    def recorded() -> None:
+        with record(client, tmp_path / "job.json"):
+            client.submit(operator.neg, 1, pure=False).result()
+
+    with pytest.raises(ClusterError, match="a record must have all tasks, got an error: no bundle"):
+        recorded()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_graph_that_waits_for_another_one_is_recorded_so(client: Client, tmp_path: Path) -> None:

@@ -155,6 +155,8 @@ class Recorder(SchedulerPlugin):
         self._ran: dict[Key, _Ran] = {}
         self._nbytes: dict[Key, int] = {}
         self._delivered_s: dict[Key, float] = {}
+        # Values of bundles that have not ended: a client may have all results before, and release them.
+        self._early: dict[Key, tuple[_Ran, list[Bundle | None]]] = {}
         self._wanted: set[Key] = set()
         self._graph_of: dict[Key, int] = {}
         self._graphs: list[dict[str, Any]] = []
@@ -199,11 +201,12 @@ class Recorder(SchedulerPlugin):
         if not computed:
             return
         duration_s = sum(span["stop"] - span["start"] for span in computed)
-        bundle = self._bundle(key)
+        bundle, worker = self._bundle(key), str(kwargs.get("worker"))
         if bundle is not None and all(isinstance(task, NO_WORK) for task in bundle.tasks):
             self._delivered_s[key] = duration_s  # it stands for a value of a bundle
+            ran = _Ran(graph, duration_s, [], worker, computed[0]["start"], (ts.priority, 0))
+            self._early[key] = ran, [self._bundle(one.key) for one in ts.dependencies]
             return
-        worker = str(kwargs.get("worker"))
         for span in spans:
             if span["action"] == "transfer":
                 self._transfers.append((span["source"], worker, span["start"], span["stop"]))
@@ -238,6 +241,7 @@ class Recorder(SchedulerPlugin):
         own_s |= {key: rest_s * share / sum(shares.values()) for key, share in shares.items()}
         start_s, (priority, _) = whole.start_s, whole.turn
         for at, task in enumerate(bundle.tasks):
+            self._early.pop(task.key, None)
             self._ran[task.key] = replace(
                 whole,
                 duration_s=own_s[task.key],
@@ -256,6 +260,10 @@ class Recorder(SchedulerPlugin):
         """Return what was noted, as it is written; raise `ClusterError` if a task is missing."""
         if self.error is not None:
             raise ClusterError(f"a record must have all tasks, got an error: {self.error}") from self.error
+        for key, (ran, bundles) in self._early.items():
+            inside = (task for bundle in bundles if bundle is not None for task in bundle.tasks)
+            inputs = next((task.dependencies for task in inside if task.key == key), frozenset[Key]())
+            self._ran[key] = replace(ran, dependencies=sorted(inputs, key=repr))
         order = self._in_order()
         number = {key: at for at, key in enumerate(order)}
         # What a later graph reads must be there once its own graph has ended.
