@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ferroflow_dask.model import GraphBuilder, Model, generate, load_onnx
     from ferroflow_dask.replay.record import record
     from ferroflow_dask.replay.simulate import simulate
-    from ferroflow_dask.scheduler.extension import FerroflowStealing
     from ferroflow_dask.scheduler.installation import explain, install, installed, uninstall
     from ferroflow_dask.scheduler.plugin import FerroflowPlugin
 
@@ -32,7 +31,6 @@ __all__ = [
     "ClusterProfile",
     "FerroflowError",
     "FerroflowPlugin",
-    "FerroflowStealing",
     "Graph",
     "GraphBuilder",
     "Model",
@@ -62,7 +60,6 @@ _MODULES = {
     "devices.workers": ["use_gpus"],
     "replay.record": ["record"],
     "replay.simulate": ["simulate"],
-    "scheduler.extension": ["FerroflowStealing"],
     "scheduler.installation": ["explain", "install", "installed", "uninstall"],
     "scheduler.plugin": ["FerroflowPlugin"],
 }

@@ -46,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Install the extension in each scheduler of this process."""
     import distributed.scheduler
 
-    from ferroflow_dask import FerroflowStealing
+    from ferroflow_dask.scheduler.extension import FerroflowStealing
 
     distributed.scheduler.DEFAULT_EXTENSIONS["stealing"] = FerroflowStealing
     assume_short()

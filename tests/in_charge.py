@@ -12,10 +12,11 @@ import dask
 import pytest
 from distributed import Client, Scheduler, SpecCluster, Worker
 
-from ferroflow_dask import FerroflowStealing, install, uninstall
+from ferroflow_dask import install, uninstall
 from ferroflow_dask.policy import ClusterView, StealingPolicy
 from ferroflow_dask.policy import events as happened
 from ferroflow_dask.policy.instructions import Instruction
+from ferroflow_dask.scheduler.extension import FerroflowStealing
 
 
 def until(condition: Callable[[], object]) -> None:

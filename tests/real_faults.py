@@ -23,8 +23,8 @@ from in_charge import until
 from one_loop import Cluster, comes, on_cluster, pause
 
 from ferroflow_dask import install, uninstall
-from ferroflow_dask.scheduler import FerroflowStealing
 from ferroflow_dask.scheduler.changes import FAILURES
+from ferroflow_dask.scheduler.extension import FerroflowStealing
 from ferroflow_dask.scheduler.graphs.graphs import Graphs
 from ferroflow_dask.scheduler.graphs.worker import TOPIC as BUNDLES_TOPIC
 from ferroflow_dask.scheduler.inlining.worker import TOPIC as INLINING_TOPIC

@@ -16,10 +16,11 @@ from distributed import Worker, wait
 from distributed.stealing import WorkStealing
 from one_loop import Cluster, on_cluster
 
-from ferroflow_dask import FerroflowStealing, generate, install, uninstall
+from ferroflow_dask import generate, install, uninstall
 from ferroflow_dask.policy import ClusterView, StealingPolicy
 from ferroflow_dask.policy.events import Event
 from ferroflow_dask.policy.instructions import Instruction
+from ferroflow_dask.scheduler.extension import FerroflowStealing
 
 pytestmark = [
     pytest.mark.cluster,

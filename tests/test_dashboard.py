@@ -40,6 +40,7 @@ from ferroflow_dask.dashboard.recording import Sample
 from ferroflow_dask.dashboard.remote import begin_run, recording
 from ferroflow_dask.dashboard.report import write_report, write_trace
 from ferroflow_dask.dashboard.terminal import line, view
+from ferroflow_dask.scheduler.extension import FerroflowStealing
 
 PLOTS = [
     *("overview", "failures", "timeline", "workers", "rates", "levels", "steals", "bundles", "decisions"),
@@ -184,7 +185,7 @@ def test_without_a_dashboard_nothing_is_missed(caplog: pytest.LogCaptureFixture)
         caplog.at_level(logging.WARNING, "ferroflow_dask"),
     ):
         ferroflow_dask.install(cluster)
-        assert isinstance(cluster.scheduler.extensions["stealing"], ferroflow_dask.FerroflowStealing)
+        assert isinstance(cluster.scheduler.extensions["stealing"], FerroflowStealing)
         ferroflow_dask.uninstall(cluster)
     # Clients of other tests may still be logging that their clusters are gone.
     assert not [record for record in caplog.records if record.name.startswith("ferroflow_dask")]

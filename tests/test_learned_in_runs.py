@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ferroflow_dask import FerroflowStealing
+from ferroflow_dask.scheduler.extension import FerroflowStealing
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
 
 N = 100

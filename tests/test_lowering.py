@@ -22,7 +22,8 @@ from ferroflow_dask.exceptions import BindError, KernelError, KernelNotFoundErro
 from ferroflow_dask.graph import Builder, Graph, Op, Source, generate_graph, upward_ranks
 from ferroflow_dask.graph.nodes import UNKNOWN
 from ferroflow_dask.kernels import evaluate
-from ferroflow_dask.lowering import PLACEMENTS, BoundGraph, bind_graph, executed_here, place
+from ferroflow_dask.lowering import PLACEMENTS, bind_graph, executed_here, place
+from ferroflow_dask.lowering.collection import BoundGraph
 
 RNG = np.random.default_rng(0)
 UNKNOWN_ROWS = da.ones((4, 3), dtype="f4")[da.arange(4) > 1]

@@ -10,7 +10,7 @@ import pytest
 
 from ferroflow_dask import ClusterProfile, GraphBuilder, Model, generate
 from ferroflow_dask.exceptions import BindError, UsageError
-from ferroflow_dask.lowering import BoundGraph
+from ferroflow_dask.lowering.collection import BoundGraph
 
 X = np.float32([1, 2])
 Y = np.float32([3, 4])

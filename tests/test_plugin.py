@@ -18,11 +18,12 @@ from distributed.scheduler import DEFAULT_EXTENSIONS
 from distributed.stealing import WorkStealing
 from in_charge import until
 
-from ferroflow_dask import FerroflowStealing, generate, install, uninstall
+from ferroflow_dask import generate, install, uninstall
 from ferroflow_dask.deploy import local_client
 from ferroflow_dask.exceptions import UnknownNameError, UsageError
 from ferroflow_dask.policy import StealingPolicy
 from ferroflow_dask.scheduler import metrics
+from ferroflow_dask.scheduler.extension import FerroflowStealing
 
 pytestmark = pytest.mark.cluster
 

@@ -16,7 +16,7 @@ from distributed.scheduler import DEFAULT_EXTENSIONS
 from distributed.stealing import WorkStealing
 from one_loop import Cluster, on_cluster, pause, wait_for
 
-from ferroflow_dask import FerroflowPlugin, FerroflowStealing, generate
+from ferroflow_dask import FerroflowPlugin, generate
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.policy import ClusterView, StealingPolicy
 from ferroflow_dask.policy.events import (
@@ -30,7 +30,7 @@ from ferroflow_dask.policy.events import (
 )
 from ferroflow_dask.policy.instructions import Instruction
 from ferroflow_dask.scheduler import _distributed
-from ferroflow_dask.scheduler.extension import PLUGIN_NAME
+from ferroflow_dask.scheduler.extension import PLUGIN_NAME, FerroflowStealing
 from ferroflow_dask.scheduler.plugin import uninstall_from
 
 pytestmark = [

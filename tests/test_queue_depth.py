@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ferroflow_dask import FerroflowStealing
+from ferroflow_dask.scheduler.extension import FerroflowStealing
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
 
 N = 200

@@ -15,7 +15,7 @@ from in_charge import stealing_of, workers_of
 from one_loop import Cluster, on_cluster
 from test_policy_contract import CONTRACT, Make
 
-from ferroflow_dask import FerroflowStealing, explain, install, uninstall
+from ferroflow_dask import explain, install, uninstall
 from ferroflow_dask.annotations import RANK_ANNOTATION
 from ferroflow_dask.cli import main
 from ferroflow_dask.exceptions import UsageError
@@ -23,6 +23,7 @@ from ferroflow_dask.policy import ClusterView, Policy, make_policy, policy_names
 from ferroflow_dask.policy.events import Event, GraphArrived, TaskReady, WorkerIdle
 from ferroflow_dask.policy.instructions import AssignTask, Instruction, StealTask
 from ferroflow_dask.scheduler import installed
+from ferroflow_dask.scheduler.extension import FerroflowStealing
 from ferroflow_dask.scheduler.steal_exchange import exchange
 
 MODULE = '''

@@ -20,9 +20,10 @@ import pytest
 from distributed import Client, LocalCluster, Scheduler
 from distributed.scheduler import DEFAULT_EXTENSIONS, WorkerState
 
-from ferroflow_dask import FerroflowPlugin, FerroflowStealing, install, uninstall
+from ferroflow_dask import FerroflowPlugin, install, uninstall
 from ferroflow_dask.exceptions import ClusterError
 from ferroflow_dask.scheduler import _distributed, installed
+from ferroflow_dask.scheduler.extension import FerroflowStealing
 
 pytestmark = pytest.mark.cluster
 

@@ -20,9 +20,10 @@ from distributed.stealing import WorkStealing
 from fault_injection import Injector, differences, inventory, story
 
 from ferroflow_dask.device_reports import DEVICES_TOPIC
-from ferroflow_dask.scheduler import FerroflowPlugin, FerroflowStealing, metrics
+from ferroflow_dask.scheduler import FerroflowPlugin, metrics
 from ferroflow_dask.scheduler import plugin as plugin_module
 from ferroflow_dask.scheduler.changes import FAILURES
+from ferroflow_dask.scheduler.extension import FerroflowStealing
 from ferroflow_dask.scheduler.inlining.worker import TOPIC as INLINING_TOPIC
 from ferroflow_dask.scheduler.plugin import install_on
 from ferroflow_dask.scheduler.prefetch.worker import TOPIC as PREFETCH_TOPIC

@@ -13,8 +13,8 @@ from distributed.stealing import WorkStealing
 from ferroflow_dask.bench.references import REFERENCES
 from ferroflow_dask.exceptions import UnknownNameError
 from ferroflow_dask.policy import Policy, policy_names
-from ferroflow_dask.scheduler import FerroflowStealing, extension_on
 from ferroflow_dask.scheduler.cost_model import Learned
+from ferroflow_dask.scheduler.extension import FerroflowStealing, extension_on
 from ferroflow_dask.scheduler.settings import configured_policy
 from ferroflow_dask.scheduler.steal_exchange import exchange
 

@@ -17,7 +17,7 @@ from distributed import Client
 from distributed.diagnostics.plugin import SchedulerPlugin, WorkerPlugin
 
 from ferroflow_dask.clients import ask_workers
-from ferroflow_dask.scheduler import FerroflowStealing
+from ferroflow_dask.scheduler.extension import FerroflowStealing
 
 if TYPE_CHECKING:
     from distributed import Worker

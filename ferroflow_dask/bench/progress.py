@@ -21,7 +21,7 @@ from rich.progress import (
 from rich.text import Text
 
 from ferroflow_dask.dashboard.remote import GONE
-from ferroflow_dask.lowering import BoundGraph
+from ferroflow_dask.lowering.collection import BoundGraph
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -21,7 +21,8 @@ from ferroflow_dask.devices.workers import device_usage
 from ferroflow_dask.graph import FERROFLOW_DOMAIN, Graph, Op, bounds
 from ferroflow_dask.graph.defaults import with_inputs
 from ferroflow_dask.kernels import SESSIONS, evaluate, in_session, provider_counts
-from ferroflow_dask.lowering import BoundGraph, ExecutionReport, bind_graph, executed, token_of
+from ferroflow_dask.lowering import ExecutionReport, bind_graph, executed, token_of
+from ferroflow_dask.lowering.collection import BoundGraph
 
 if TYPE_CHECKING:
     from distributed import Worker

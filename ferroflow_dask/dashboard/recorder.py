@@ -20,8 +20,8 @@ from ferroflow_dask.dashboard.progress import GraphProgress
 from ferroflow_dask.dashboard.recording import Failure, OpRun, Recording, RunStart, Sample, WorkerLoad
 from ferroflow_dask.dashboard.stock import StockEstimate
 from ferroflow_dask.device_reports import has_gpu
-from ferroflow_dask.scheduler import FerroflowStealing, extension_on
 from ferroflow_dask.scheduler.decisions import Decision
+from ferroflow_dask.scheduler.extension import FerroflowStealing, extension_on
 from ferroflow_dask.scheduler.installation import decisions_about
 from ferroflow_dask.scheduler.task_view import declared_cost
 

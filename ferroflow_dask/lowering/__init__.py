@@ -2,7 +2,7 @@
 
 from ferroflow_dask.lowering.batches import map_batches
 from ferroflow_dask.lowering.bundles import AUTO, PLACEMENTS, check_placement, predictions_of
-from ferroflow_dask.lowering.collection import BoundGraph, bind_graph
+from ferroflow_dask.lowering.collection import bind_graph
 from ferroflow_dask.lowering.execution import ExecutionReport, device_here, executed, executed_here
 from ferroflow_dask.lowering.placement import place
 from ferroflow_dask.lowering.sealed import token_of
@@ -10,7 +10,6 @@ from ferroflow_dask.lowering.sealed import token_of
 __all__ = [
     "AUTO",
     "PLACEMENTS",
-    "BoundGraph",
     "ExecutionReport",
     "bind_graph",
     "check_placement",

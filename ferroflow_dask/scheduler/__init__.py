@@ -1,6 +1,6 @@
 """Scheduler plugin: connects distributed's scheduler to a policy."""
 
-from ferroflow_dask.scheduler.extension import FerroflowStealing, extension_on
+from ferroflow_dask.scheduler.extension import extension_on
 from ferroflow_dask.scheduler.installation import (
     check_scheduler,
     check_workers,
@@ -14,7 +14,6 @@ from ferroflow_dask.scheduler.plugin import FerroflowPlugin
 
 __all__ = [
     "FerroflowPlugin",
-    "FerroflowStealing",
     "check_scheduler",
     "check_workers",
     "explain",

@@ -8,7 +8,7 @@ from math import isclose
 from distributed.stealing import WorkStealing
 
 from ferroflow_dask.exceptions import SimulationError
-from ferroflow_dask.scheduler import FerroflowStealing
+from ferroflow_dask.scheduler.extension import FerroflowStealing
 from ferroflow_dask.virtual.upstream import VirtualScheduler
 from ferroflow_dask.virtual.worker import VirtualWorker
 

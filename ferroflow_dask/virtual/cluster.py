@@ -13,8 +13,8 @@ from distributed.stealing import WorkStealing
 
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.policy import Policy
-from ferroflow_dask.scheduler import FerroflowStealing
 from ferroflow_dask.scheduler.batching.worker import shorten
+from ferroflow_dask.scheduler.extension import FerroflowStealing
 from ferroflow_dask.scheduler.inlining.worker import TOPIC as INLINING_TOPIC
 from ferroflow_dask.scheduler.prefetch.worker import TOPIC as PREFETCH_TOPIC
 from ferroflow_dask.topology import Topology

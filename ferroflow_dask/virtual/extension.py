@@ -6,7 +6,7 @@ import dask
 from distributed.stealing import WorkStealing
 
 from ferroflow_dask.policy import Policy, make_policy
-from ferroflow_dask.scheduler import FerroflowStealing
+from ferroflow_dask.scheduler.extension import FerroflowStealing
 from ferroflow_dask.virtual.clock import VirtualTime
 from ferroflow_dask.virtual.upstream import VirtualScheduler, start_stealing
 
