@@ -210,7 +210,7 @@ def main():
 def measure(model, path, rows, options):
     with LocalCluster(n_workers=2, threads_per_worker=1) as cluster, Client(cluster) as client:
         ferroflow_dask.install(client)
-        model = model.place(client)  # as the others' workers, which read them from a file
+        model = model.scatter(client)  # as the others' workers, which read them from a file
         x = client.persist(da.from_array(rows, chunks=(options.batch, *rows.shape[1:])))
         wait(x)
         session = open_session(path, 2)
@@ -273,7 +273,7 @@ def measure_table(model, path, read, folder, options):
     pieces = partial(in_pieces, read, options.batch)
     with LocalCluster(n_workers=2, threads_per_worker=1) as cluster, Client(cluster) as client:
         ferroflow_dask.install(client)
-        model = model.place(client)
+        model = model.scatter(client)
         session = open_session(path, 2)
         (output,) = model.outputs
 

@@ -103,7 +103,7 @@ def products(client, case, repeat):
     sizes = {"n_branches": branches, "ops_per_branch": ops_per_branch, "m": m}
     arguments = {**sizes, "precision": precision, "gpu": gpu}
     model = ferroflow_dask.generate("matmul-parallel", **sizes)
-    placed = model.place(client)
+    placed = model.scatter(client)
     profile = ferroflow_dask.calibrate(client)
     x, w = (np.asarray(value) for value in model.graph.constants.values())
     x_there, w_there = client.scatter([x, w], hash=False)
@@ -112,7 +112,7 @@ def products(client, case, repeat):
         seconds = client.submit(without_dask, x_there, w_there, branches, ops_per_branch, pure=False).result()
         before = device_usage(client)
         start = time.perf_counter()
-        bound = placed.bind(profile=profile, placement="bundles")
+        bound = placed.bind(profile=profile, granularity="bundles")
         outputs = client.persist(bound)
         wait(outputs)
         client.run(drain)
@@ -288,7 +288,7 @@ def mixed(options):
         with cluster(options.emulated, cpus) if has_gpu else local_client(cpus) as client:
             ferroflow_dask.install(client)
             profile = ferroflow_dask.calibrate(client)
-            placed = model.place(client)
+            placed = model.scatter(client)
             on_cpu = AnalyticCost(profile.flop_rate, profile.memory_bandwidth)
             on_gpu = AnalyticCost(profile.gpu_flop_rate, profile.gpu_memory_bandwidth) if has_gpu else None
             spent = []

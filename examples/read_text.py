@@ -21,7 +21,7 @@ class OnCluster:
 
     def __init__(self, session: Any, path: Path, client: Client) -> None:
         self._session = session  # knows the characters
-        self._model = ferroflow_dask.load_onnx(path).place(client)
+        self._model = ferroflow_dask.load_onnx(path).scatter(client)
         self._client = client
 
     def __call__(self, x: Any) -> list[Any]:

@@ -23,10 +23,10 @@ CPU, GPU = "cpu", "gpu"
 #: Key prefix of tasks that run several tasks or ops.
 BUNDLE_PREFIX = "bundle"
 
-#: Key prefix of values that `place` has copied to all workers; a unique part follows.
-PLACED_PREFIX = "ferroflow-placed-"
+#: Key prefix of values that `scatter` has copied to all workers; a unique part follows.
+SCATTERED_PREFIX = "ferroflow-scattered-"
 
 
-def is_placed_key(key: object) -> bool:
-    """Return whether a key belongs to a value that `place` has copied to all workers."""
-    return isinstance(key, str) and key.startswith(PLACED_PREFIX)
+def is_scattered_key(key: object) -> bool:
+    """Return whether a key belongs to a value that `scatter` has copied to all workers."""
+    return isinstance(key, str) and key.startswith(SCATTERED_PREFIX)

@@ -36,7 +36,7 @@ from in_charge import until
 
 from ferroflow_dask import GraphBuilder, Model, install, record, uninstall
 from ferroflow_dask.jobs import job_of, run_job
-from ferroflow_dask.lowering import place
+from ferroflow_dask.lowering import scatter
 from ferroflow_dask.scheduler.graphs.graphs import Graphs
 from ferroflow_dask.strategy import Configuration, Strategy, spaces_of
 
@@ -256,7 +256,7 @@ def _job(client: Client, folder: Path) -> Any:
     np.save(folder / "x.npy", _X)
     graph = _model().graph
     made = job_of(graph, str(folder / "x.npy"), str(folder / "y.npy"), batch=5)
-    run_job(made, place(graph, client), client, lambda *_: None)
+    run_job(made, scatter(graph, client), client, lambda *_: None)
     return _rounded(np.load(folder / "y.npy"))
 
 

@@ -1,4 +1,4 @@
-"""A table of models: each in each placement, compared with onnxruntime.
+"""A table of models: each in each granularity, compared with onnxruntime.
 
     python tests/model_table.py [--variants] [--quick] [--sklearn] [FILE.onnx …]
 
@@ -38,10 +38,10 @@ from ferroflow_dask.exceptions import BindError
 
 #: Of symbolic dimensions, tried in this order; models of audio and text take few.
 _SIZES = (2, 1, 32, 64, 256, 512, 576, 16000)
-_PLACEMENTS = ("default", "whole", "bundles", "ops", "map_batches")
+_GRANULARITIES = ("default", "whole", "bundles", "ops", "map_batches")
 #: Warm runs of each program; fewer if they take longer than this in all [s].
 _RUNS, _ENOUGH_S = 7, 1.0
-#: Runs at least; placements in many tasks are slow, and not compared with a bound.
+#: Runs at least; granularities in many tasks are slow, and not compared with a bound.
 _LEAST_RUNS = {"session": 3, "default": 3, "whole": 3}
 _MORE_TRIES = 2
 _MOST_RATIO, _MOST_MORE_S = 1.15, 5e-3
@@ -108,7 +108,7 @@ class Row:
     right : list of str
         Placements that are right.
     seconds : dict of str to float
-        CPU times by placement.
+        CPU times by granularity.
     wrong : list of str
         Placements that are not.
     unoptimised : list of str
@@ -161,16 +161,16 @@ def measure(session: Callable[[], Any], calls: dict[str, Callable[[], Any]], row
     row.seconds.update({way: statistics.median(times) for way, times in found.items()})
 
 
-def placements(model: Model, values: dict[str, Any]) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+def granularities(model: Model, values: dict[str, Any]) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     """Yield how a model is computed."""
     profile = ClusterProfile((1, 1))
     yield "default", lambda: model.bind(values).compute(scheduler="sync")
-    yield "whole", lambda: model.bind(values, placement="whole").compute(scheduler="sync")
+    yield "whole", lambda: model.bind(values, granularity="whole").compute(scheduler="sync")
     yield (
         "bundles",
-        lambda: model.bind(values, placement="bundles", profile=profile).compute(scheduler="sync"),
+        lambda: model.bind(values, granularity="bundles", profile=profile).compute(scheduler="sync"),
     )
-    yield "ops", lambda: model.bind(values, placement="ops").compute(scheduler="sync")
+    yield "ops", lambda: model.bind(values, granularity="ops").compute(scheduler="sync")
     yield "map_batches", lambda: in_batches(model, values)
 
 
@@ -197,27 +197,27 @@ def row_of(path: str, name: str, group: str, values: dict[str, Any] | None, is_q
     names = [entry.name for entry in session.get_outputs()]
     expected = dict(zip(names, session.run(None, values), strict=True))
     model, row, calls = load_onnx(path), Row(name, group, 0), {}
-    for placement, compute in placements(model, values):
+    for granularity, compute in granularities(model, values):
         try:
             found = compute()
             if not is_same(found, expected):
                 plain = onnxruntime.InferenceSession(path, options(0)).run(None, values)
                 same = is_same(found, dict(zip(names, plain, strict=True)))
-                (row.unoptimised if same else row.wrong).append(placement)
+                (row.unoptimised if same else row.wrong).append(granularity)
                 if not same:
                     continue
         except BindError as error:
-            print(f"  {name} {placement}: {error}"[:200], file=sys.stderr)
-            if placement != "map_batches":  # some models have no batches
-                row.wrong.append(placement)
+            print(f"  {name} {granularity}: {error}"[:200], file=sys.stderr)
+            if granularity != "map_batches":  # some models have no batches
+                row.wrong.append(granularity)
         except Exception as error:  # noqa: BLE001 -- whatever fails is a finding
             told = " ".join(str(error).split())
-            print(f"  {name} {placement}: {type(error).__name__} {told}"[:300], file=sys.stderr)
-            row.wrong.append(placement)
+            print(f"  {name} {granularity}: {type(error).__name__} {told}"[:300], file=sys.stderr)
+            row.wrong.append(granularity)
         else:
-            row.right.append(placement)
-            if placement == "default" or not is_quick:
-                calls[placement] = compute
+            row.right.append(granularity)
+            if granularity == "default" or not is_quick:
+                calls[granularity] = compute
     measure(lambda: session.run(None, values), calls, row)
     for _ in range(_MORE_TRIES):
         if not row.is_within and "default" in calls:
@@ -318,13 +318,13 @@ def summary(rows: list[Row]) -> str:
     for row in rows:
         groups[row.group].append(row)
     lines = [
-        f"| models | number | right | {' | '.join(_PLACEMENTS)} | within the bound |",
-        f"|{'---|' * (len(_PLACEMENTS) + 4)}",
+        f"| models | number | right | {' | '.join(_GRANULARITIES)} | within the bound |",
+        f"|{'---|' * (len(_GRANULARITIES) + 4)}",
     ]
     for group, of_group in groups.items():
         n_right = sum(len(row.right) for row in of_group)
         n_all = n_right + sum(len(row.wrong) for row in of_group)
-        found = [[row.ratios[way] for row in of_group if way in row.seconds] for way in _PLACEMENTS]
+        found = [[row.ratios[way] for row in of_group if way in row.seconds] for way in _GRANULARITIES]
         cells = [f"{statistics.median(ratios):.2f}" if ratios else "–" for ratios in found]
         n_within = sum(row.is_within for row in of_group)
         right = f"{n_right} of {n_all}"
@@ -333,7 +333,7 @@ def summary(rows: list[Row]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the table; return how many placements were wrong."""
+    """Print the table; return how many granularities were wrong."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     rows = []

@@ -151,7 +151,7 @@ def _profile(path: Path) -> None:
         calibration.load_durations(None)  # type: ignore[arg-type]
         profile = calibration.load_profile(None)  # type: ignore[arg-type]
     if profile is not None and profile.n_threads < 1000:
-        bind_graph(_with_shapes(), profile=profile, placement="auto")
+        bind_graph(_with_shapes(), profile=profile, granularity="auto")
 
 
 def _rows(path: Path) -> None:

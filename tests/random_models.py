@@ -1,4 +1,4 @@
-"""Random ONNX models: what onnxruntime runs must run in every placement and agree.
+"""Random ONNX models: what onnxruntime runs must run in every granularity and agree.
 
 python tests/random_models.py 1000 [first seed]
 """
@@ -271,7 +271,7 @@ def in_batches(graph: Graph, values: dict[str, Any], names: list[str]) -> dict[s
 
 
 def disagreement(seed: int) -> str | None:
-    """Return how a placement differs from onnxruntime; "" if none does, None if onnxruntime does not run."""
+    """Return how a result differs from onnxruntime; "" if none does, None if that does not run."""
     model, values = random_model(seed)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
@@ -289,11 +289,11 @@ def disagreement(seed: int) -> str | None:
     of_rows = [name for name, value in expected.items() if value.ndim and len(value) == _SIZE]
     profile = ClusterProfile((1, 1))
     ways: dict[str, Callable[[], dict[str, Any]]] = {
-        "whole": lambda: bind_graph(graph, values, placement="whole").compute(scheduler="sync"),
-        "bundles": lambda: bind_graph(graph, values, placement="bundles", profile=profile).compute(
+        "whole": lambda: bind_graph(graph, values, granularity="whole").compute(scheduler="sync"),
+        "bundles": lambda: bind_graph(graph, values, granularity="bundles", profile=profile).compute(
             scheduler="sync"
         ),
-        "ops": lambda: bind_graph(graph, values, placement="ops").compute(scheduler="sync"),
+        "ops": lambda: bind_graph(graph, values, granularity="ops").compute(scheduler="sync"),
     }
     if of_rows:
         ways["map_batches"] = lambda: in_batches(graph, values, of_rows)

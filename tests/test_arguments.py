@@ -31,7 +31,7 @@ OF_CLIENTS: dict[str, Callable[[Any], Any]] = {
     "explain": lambda client: explain(client, "x"),
     "calibrate": calibrate,
     "use_gpus": use_gpus,
-    "place": MODEL.place,
+    "scatter": MODEL.scatter,
 }
 
 
@@ -85,7 +85,7 @@ def test_a_cluster_that_is_closed_is_told() -> None:
 @pytest.mark.parametrize(
     ("call", "told"),
     [
-        (lambda client: MODEL.place(MODEL), "place takes a distributed.Client.* and not a Model"),
+        (lambda client: MODEL.scatter(MODEL), "scatter takes a distributed.Client.* and not a Model"),
         (lambda client: Model("mlp.onnx"), "Model takes a Graph; load_onnx.* and not 'mlp.onnx'"),
         (lambda client: MODEL.bind([1]), "bind takes a dict of inputs by name.* and not a list"),
         (lambda client: MODEL.evaluate([1]), "evaluate takes a dict of inputs by name.* and not a list"),

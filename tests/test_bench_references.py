@@ -28,7 +28,7 @@ SHAPE = Shape(2, 1, processes=False)
 def test_threads_compute_what_one_after_another_gives(dag: str, sizes: dict[str, Any]) -> None:
     graph = generate_graph(dag, seed=3, **sizes)
     with Threads(SHAPE) as threads:
-        outputs, seconds = threads.compute(graph, threads.place(graph))
+        outputs, seconds = threads.compute(graph, threads.scatter(graph))
     expected = evaluate(graph)
     assert list(outputs) == list(expected)
     for name, value in expected.items():
@@ -42,7 +42,7 @@ def test_an_op_that_fails_ends_the_run() -> None:
     builder.output(y=builder.op("Reshape", x, builder.constant(np.array([7], dtype=np.int64))))
     graph = builder.to_graph()
     with Threads(SHAPE) as threads, pytest.raises(KernelError):
-        threads.compute(graph, threads.place(graph))
+        threads.compute(graph, threads.scatter(graph))
 
 
 @pytest.mark.timeout(60)
@@ -50,7 +50,7 @@ def test_an_op_whose_results_cannot_be_taken_ends_the_run(monkeypatch: pytest.Mo
     monkeypatch.setattr(references, "run_op", lambda *_: ((), 0.0))
     graph = generate_graph("wide", width=2, depth=2)
     with Threads(SHAPE) as threads, pytest.raises(ValueError, match="argument 2 is shorter"):
-        threads.compute(graph, threads.place(graph))
+        threads.compute(graph, threads.scatter(graph))
 
 
 def test_after_an_op_that_fails_no_other_disturbs_the_run_that_comes_next(
@@ -66,7 +66,7 @@ def test_after_an_op_that_fails_no_other_disturbs_the_run_that_comes_next(
     monkeypatch.setattr(references, "run_op", failing)
     graph = generate_graph("wide", width=4, depth=2)
     with Threads(Shape(1, 1, processes=False)) as threads, pytest.raises(ArithmeticError):
-        threads.compute(graph, threads.place(graph))
+        threads.compute(graph, threads.scatter(graph))
     assert n_runs == 1
 
 
@@ -109,10 +109,10 @@ def test_constants_are_placed_before_the_clock_starts(monkeypatch: pytest.Monkey
     now_s = 0.0
 
     class Far(Threads):
-        def place(self, graph: Graph) -> dict[str, Any]:
+        def scatter(self, graph: Graph) -> dict[str, Any]:
             nonlocal now_s
             now_s += 100
-            return super().place(graph)
+            return super().scatter(graph)
 
         def compute(self, graph: Graph, placed: dict[str, Any]) -> tuple[dict[str, Any], dict[int, float]]:
             nonlocal now_s
@@ -132,9 +132,9 @@ def test_references_run_beside_policies_and_only_graphs() -> None:
     workloads = [(w, w.arguments({}, is_small=True)) for w in map(get_workload, ("wide", "merge"))]
     cases = make_cases(workloads, ["ferroflow", "threads"], ["learned"])
     assert [(case.workload.name, case.policy, case.lowering) for case in cases] == [
-        ("wide", "ferroflow", "root placed, one name"),
+        ("wide", "ferroflow", "root scattered, one name"),
         ("wide", "ferroflow", "bundled"),
-        ("wide", "threads", "root placed, one name"),
+        ("wide", "threads", "root scattered, one name"),
         ("merge", "ferroflow", ""),
     ]
     rows = list(run_plan(Plan(cases[:3], SHAPE, 2)))
@@ -170,7 +170,7 @@ def test_a_run_that_takes_too_long_on_ray_is_ended() -> None:
 def test_ray_computes_what_one_after_another_gives() -> None:
     graph = generate_graph("transformer", seed=3)
     with Ray(SHAPE) as ray:
-        outputs, seconds = ray.compute(graph, ray.place(graph))
+        outputs, seconds = ray.compute(graph, ray.scatter(graph))
     for name, value in evaluate(graph).items():
         np.testing.assert_allclose(outputs[name], value, rtol=0, atol=1e-4 * np.abs(value).max())
     assert set(seconds) == {op.id for op in graph.live_ops}

@@ -235,10 +235,10 @@ def test_a_graph_has_bounds_and_names_by_duration_where_its_ops_declare_duration
     assert instance.n_ops == len(graph.ops)
     durations = {op.id: op.attributes.get("duration") for op in graph.ops}
     if None in durations.values():
-        assert workload.lowerings == ("constants placed", "constants as tasks")
+        assert workload.lowerings == ("constants scattered", "constants as tasks")
         assert instance.t1_s is None
     else:
-        assert workload.lowerings[0] == "root placed, one name"
+        assert workload.lowerings[0] == "root scattered, one name"
         assert len(workload.lowerings) == 4
         expected = bounds(graph, durations)
         assert (instance.t1_s, instance.t_inf_s) == (expected.work, expected.critical_path)
@@ -285,7 +285,7 @@ def test_values_depend_on_the_seed(name: str, ran: Runs) -> None:
 
 
 def test_a_product_in_half_of_the_digits_fails_the_check(ran: Runs) -> None:
-    run = ran("matmul-chain", "constants placed", "learned")
+    run = ran("matmul-chain", "constants scattered", "learned")
     with pytest.raises(ResultError, match="differs by"):
         run.instance.check([result.astype(np.float16).astype(np.float32) for result in run.results])
 

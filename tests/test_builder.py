@@ -132,9 +132,9 @@ def branch(op_type: str, *reads: str) -> onnx.GraphProto:
     return onnx.helper.make_graph([node], op_type, [], [result])
 
 
-@pytest.mark.parametrize("placement", ["ops", "bundles", "whole"])
+@pytest.mark.parametrize("granularity", ["ops", "bundles", "whole"])
 @pytest.mark.parametrize("is_output", [False, True], ids=["inner", "also an output"])
-def test_sub_graphs_read_what_was_added_before(is_output: bool, placement: str) -> None:
+def test_sub_graphs_read_what_was_added_before(is_output: bool, granularity: str) -> None:
     builder = Builder()
     x, flag = builder.input("x", "float32", ("n",)), builder.input("flag", "bool", ())
     hidden = builder.op("Exp", x, name="hidden")
@@ -146,7 +146,7 @@ def test_sub_graphs_read_what_was_added_before(is_output: bool, placement: str) 
     assert str(graph.spec("y")) == "float32[n]"
     inputs = {"x": np.float32([1, 2]), "flag": np.array(True)}
     expected = ReferenceEvaluator(to_onnx(graph)).run(None, inputs)
-    found = bind_graph(graph, inputs, profile=ClusterProfile((1,)), placement=placement).compute(
+    found = bind_graph(graph, inputs, profile=ClusterProfile((1,)), granularity=granularity).compute(
         scheduler="sync"
     )
     assert list(found) == list(graph.outputs)

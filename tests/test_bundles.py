@@ -35,7 +35,7 @@ from ferroflow_dask.graph import (
     random_inputs,
 )
 from ferroflow_dask.kernels import evaluate
-from ferroflow_dask.lowering import bind_graph, executed_here, place
+from ferroflow_dask.lowering import bind_graph, executed_here, scatter
 from ferroflow_dask.lowering.bundles import bundle
 from ferroflow_dask.lowering.collection import BoundGraph
 from ferroflow_dask.lowering.tasks import exported, lower
@@ -321,8 +321,8 @@ def test_processes_give_the_same_and_count_every_op(process_client: Client) -> N
 
 
 # A session has its constants; and ops that are tasks one by one have all sources as such.
-@pytest.mark.parametrize(("placement", "n_sources"), [("whole", 1), ("bundles", 2), ("ops", 4)])
-def test_small_sources_travel_in_bundles_and_large_ones_are_tasks(placement: str, n_sources: int) -> None:
+@pytest.mark.parametrize(("granularity", "n_sources"), [("whole", 1), ("bundles", 2), ("ops", 4)])
+def test_small_sources_travel_in_bundles_and_large_ones_are_tasks(granularity: str, n_sources: int) -> None:
     builder = Builder("sources")
     x, z = builder.input("x", "float32", (256,)), builder.input("z", "float32", (256,))
     small = builder.constant(np.float32([2]), "small")
@@ -332,7 +332,7 @@ def test_small_sources_travel_in_bundles_and_large_ones_are_tasks(placement: str
     builder.output(sum=sums[0], product=sums[1], small=small)
     graph = builder.to_graph()
     inputs = dict.fromkeys(("x", "z"), np.arange(256, dtype=np.float32))
-    bound = bind_graph(graph, inputs, profile=FOUR, placement=placement)
+    bound = bind_graph(graph, inputs, profile=FOUR, granularity=granularity)
     assert bound.prediction is not None
     assert bound.n_tasks == bound.prediction.n_tasks + n_sources
     assert_same(run(bound), evaluate(graph, inputs))
@@ -367,7 +367,7 @@ def test_text_and_objects_are_sources_of_their_own() -> None:
 
 def test_small_constants_that_are_placed_are_waited_for_by_no_bundle(ferroflow_client: Client) -> None:
     graph = generate_graph("imbalanced", **SMALL["imbalanced"])
-    bound = bind_graph(place(graph, ferroflow_client), {}, profile=FOUR)
+    bound = bind_graph(scatter(graph, ferroflow_client), {}, profile=FOUR)
     assert bound.n_tasks == len(bound.__dask_graph__())  # no Future among them
     assert not any(task.dependencies for task in dict(bound.__dask_graph__()).values())
     assert_same(ferroflow_client.compute(bound).result(), evaluate(graph))

@@ -322,7 +322,7 @@ def test_run_measures_a_cluster_that_it_does_not_know_and_says_so() -> None:
 
 
 def test_run_learns_how_long_ops_take(cache: Path) -> None:
-    matmul = ("run", "--dag", "matmul-chain", "--n-ops", "3", "--placement", "ops", *LOCAL)
+    matmul = ("run", "--dag", "matmul-chain", "--n-ops", "3", "--granularity", "ops", *LOCAL)
     assert CliRunner().invoke(main, matmul).exit_code == 0
     (kept,) = json.loads((cache / "ferroflow-dask" / "durations.json").read_text()).values()
     (first,) = kept.values()

@@ -19,7 +19,7 @@ from ferroflow_dask.cost import AnalyticCost, estimate
 from ferroflow_dask.deploy import load_profile, profile_of, save_profile
 from ferroflow_dask.exceptions import ClusterError, KernelError, UsageError
 from ferroflow_dask.graph import Builder, Graph, generate_graph, graph_from_onnx
-from ferroflow_dask.lowering import place
+from ferroflow_dask.lowering import scatter
 from ferroflow_dask.lowering.bundles import bundle
 
 
@@ -96,8 +96,8 @@ def test_without_workers_graphs_wait_in_bundles_and_placing_is_told_so(ferroflow
     client.cluster.scale(0)
     assert soon(lambda: not client.nthreads(), 30)
     future = client.compute(sum_of_many())
-    with pytest.raises(ClusterError, match="there are no workers to place graph 'wide' on"):
-        place(generate_graph("wide", width=2, depth=2), client)
+    with pytest.raises(ClusterError, match="there are no workers for the constants of graph 'wide'"):
+        scatter(generate_graph("wide", width=2, depth=2), client)
     client.cluster.scale(1)
     assert future.result() == sum(range(61))
     assert n_tasks(client) < 60
@@ -130,10 +130,10 @@ def test_no_bundle_of_short_ops_is_longer_than_a_second(n_threads: int) -> None:
 @pytest.mark.cluster
 def test_a_graph_that_a_closed_client_has_placed_is_told() -> None:
     with Client(n_workers=1, processes=False, dashboard_address=":0") as client:
-        placed = place(generate_graph("matmul-chain", n_ops=2, m=4), client)
+        placed = scatter(generate_graph("matmul-chain", n_ops=2, m=4), client)
         assert Model(placed).bind().compute()
     with pytest.raises(
-        UsageError, match=r"constants of graph .* placed by a client that is closed; place the"
+        UsageError, match=r"constants of graph .* scattered by a client that is closed; call scatter"
     ):
         Model(placed).bind()
 

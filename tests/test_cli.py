@@ -37,7 +37,7 @@ FIELDS = [
     *("makespan_s", "ops_per_s", "bound_ops_per_s", "efficiency"),
     *(
         "predicted_s",
-        "placement",
+        "granularity",
         "providers",
         "in_session",
         "device",
@@ -114,7 +114,7 @@ def test_steals_are_counted_from_the_events_of_stealing() -> None:
 
 
 def test_a_graph_that_runs_whole_has_no_bound() -> None:
-    whole = ("--dag", "uniform", "--n", "3", "--dim", "8", "--placement", "whole")
+    whole = ("--dag", "uniform", "--n", "3", "--dim", "8", "--granularity", "whole")
     cluster = ("--workers", "1", "--no-processes")
     first, second = answer("run", *whole, *cluster).stdout.splitlines()
     assert re.search(r" = [\d,]+ ops/s$", first)  # and nothing of steals and idle threads

@@ -230,7 +230,7 @@ def test_a_worker_that_is_configured_for_a_scheduler_is_told_as_such(cluster: Cl
 
 def test_run_starts_a_cluster_of_its_own_whatever_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "tcp://127.0.0.1:1")
-    done = command("run", *SMALL, "--workers", "1", "--placement", "ops", "--json")
+    done = command("run", *SMALL, "--workers", "1", "--granularity", "ops", "--json")
     record = json.loads(done.stdout)
     assert (record["workers"], record["processes"], record["executed_ops"]) == (1, True, 8)
 

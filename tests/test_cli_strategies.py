@@ -64,7 +64,7 @@ def test_run_computes_the_same(file: Path, tmp_path: Path) -> None:
     options = ("--strategy", file, "--workers", 2, "--output", output, "--json")
     facts = json.loads(answer("run", *GRAPH, *map(str, options)).output.splitlines()[-1])
     assert facts["executed_ops"] == facts["compute_ops"] == 7
-    assert facts["placement"] == "bundles"
+    assert facts["granularity"] == "bundles"
     expected = evaluate(generate_graph("uniform", n=3, dim=8))
     with np.load(output) as found:
         for name, value in expected.items():
@@ -77,7 +77,7 @@ BAD = {
     "a truncated file": ((), "", "damaged or truncated"),
     "sequential": (("--policy", "sequential"), None, "--policy sequential has none"),
     "batches": (("--batch", "2"), None, "leave one out"),
-    "whole": (("--placement", "whole"), None, "needs --placement auto, bundles or ops, got 'whole'"),
+    "whole": (("--granularity", "whole"), None, "needs --granularity auto, bundles or ops, got 'whole'"),
 }
 
 

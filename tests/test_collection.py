@@ -42,7 +42,7 @@ def test_annotations_of_the_context_are_those_of_all_tasks() -> None:
 
 @pytest.mark.cluster
 def test_placed_constants_live_as_long_as_what_reads_them(thread_client: Client) -> None:
-    first = dask.delayed(lambda outputs: outputs["more"])(sums().place(thread_client).bind(x=X))
+    first = dask.delayed(lambda outputs: outputs["more"])(sums().scatter(thread_client).bind(x=X))
     gc.collect()
     np.testing.assert_equal(thread_client.compute(first).result(), [8, 9])
 

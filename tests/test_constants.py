@@ -17,7 +17,7 @@ from onnx.helper import make_tensor_value_info as info
 from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.graph import Builder, Graph, graph_from_onnx
 from ferroflow_dask.kernels import evaluate
-from ferroflow_dask.lowering import PLACEMENTS, bind_graph, place
+from ferroflow_dask.lowering import GRANULARITIES, bind_graph, scatter
 
 ONE = ClusterProfile((1,))
 X = np.zeros(3, np.float32)
@@ -47,18 +47,18 @@ def test_changing_results_changes_no_later_run(providers):
     assert_array_equal(evaluate(graph, {"x": X})["y"], W)
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_changing_what_dask_computed_changes_no_later_run(placement):
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_changing_what_dask_computed_changes_no_later_run(granularity):
     graph = weighted(W.copy())
-    change_all(bind_graph(graph, {"x": X}, placement=placement, profile=ONE).compute(scheduler="sync"))
+    change_all(bind_graph(graph, {"x": X}, granularity=granularity, profile=ONE).compute(scheduler="sync"))
     assert_array_equal(evaluate(graph, {"x": X})["y"], W)
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_changing_results_changes_nothing_in_a_worker_of_the_same_process(thread_client, placement):
-    graph = place(weighted(W.copy()), thread_client)
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_changing_results_changes_nothing_in_a_worker_of_the_same_process(thread_client, granularity):
+    graph = scatter(weighted(W.copy()), thread_client)
     for _ in range(2):
-        results = bind_graph(graph, {"x": X}, placement=placement, profile=ONE).compute()
+        results = bind_graph(graph, {"x": X}, granularity=granularity, profile=ONE).compute()
         assert_array_equal(results["y"], W)
         change_all(results)
 

@@ -22,7 +22,7 @@ from ferroflow_dask.devices.workers import device_usage, gpu_workers
 from ferroflow_dask.exceptions import ClusterError
 from ferroflow_dask.graph import Builder, generate_graph, graph_from_onnx
 from ferroflow_dask.kernels import evaluate, make_plan
-from ferroflow_dask.lowering import bind_graph, place
+from ferroflow_dask.lowering import bind_graph, scatter
 
 #: A product of two 1024² matrices is wrong by no more in single precision, and by some 3e-4 in TF32.
 FP32_ERROR = 5e-6
@@ -105,7 +105,7 @@ def gpu_client() -> Iterator[Client]:
 
 
 def as_computed(client: Client, graph: Any, **options: Any) -> dict[str, Any]:
-    found: dict[str, Any] = client.compute(bind_graph(place(graph, client), {}, **options)).result()
+    found: dict[str, Any] = client.compute(bind_graph(scatter(graph, client), {}, **options)).result()
     return found
 
 
@@ -141,7 +141,9 @@ def test_more_than_the_device_keeps() -> None:
     ):
         use_gpus(client)
         install(client)
-        results = client.persist(bind_graph(place(builder.to_graph(), client), {}))  # it has no other workers
+        results = client.persist(
+            bind_graph(scatter(builder.to_graph(), client), {})
+        )  # it has no other workers
         wait(results)
         usage = device_usage(client)
         assert (usage.ops, usage.host_ops) == (n, 0)

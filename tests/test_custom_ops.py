@@ -42,12 +42,12 @@ def library(tmp_path: Path) -> Path:
     return library
 
 
-@pytest.mark.parametrize("placement", ["whole", "ops"])
-def test_a_library_is_loaded_for_each_session(library: Path, placement: str) -> None:
+@pytest.mark.parametrize("granularity", ["whole", "ops"])
+def test_a_library_is_loaded_for_each_session(library: Path, granularity: str) -> None:
     segments.plans.clear()  # other tests may have opened sessions for the same ops
     registry._dispatchers.clear()
     with dask.config.set({"ferroflow.kernels.custom-op-libraries": [str(library)]}):
-        found = load_onnx(mlp(seed=7, hidden=9)).bind(x=X, placement=placement).compute(scheduler="sync")
+        found = load_onnx(mlp(seed=7, hidden=9)).bind(x=X, granularity=granularity).compute(scheduler="sync")
     assert found["y"].shape == (2, 10)
     assert (library.parent / "notes").read_text()
 
@@ -78,4 +78,4 @@ def test_a_library_that_is_not_there_is_named() -> None:
         "the setting ferroflow.kernels.custom-op-libraries has '/nowhere/libx.so', which onnxruntime cannot"
     )
     with dask.config.set(settings), pytest.raises(UsageError, match=message):
-        load_onnx(mlp(seed=8, hidden=9)).bind(x=X, placement="whole").compute(scheduler="sync")
+        load_onnx(mlp(seed=8, hidden=9)).bind(x=X, granularity="whole").compute(scheduler="sync")

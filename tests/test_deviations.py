@@ -68,7 +68,7 @@ def op_by_op(graph: Graph, values: Values) -> dict[str, Any]:
 
 
 def as_whole(graph: Graph, values: Values) -> dict[str, Any]:
-    found: dict[str, Any] = bind_graph(graph, values, placement="whole").compute(scheduler="sync")
+    found: dict[str, Any] = bind_graph(graph, values, granularity="whole").compute(scheduler="sync")
     return found
 
 

@@ -24,7 +24,7 @@ from ferroflow_dask.exceptions import KernelError
 from ferroflow_dask.graph import Builder, Graph, generate_graph
 from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.kernels import evaluate
-from ferroflow_dask.lowering import bind_graph, place
+from ferroflow_dask.lowering import bind_graph, scatter
 from ferroflow_dask.scheduler import installed
 
 pytestmark = pytest.mark.cluster
@@ -60,14 +60,14 @@ def assert_right(found: dict[str, Any], graph: Graph) -> None:
         np.testing.assert_allclose(found[name], expected, rtol=1e-4, atol=1e-5 * scale)
 
 
-@pytest.mark.parametrize("placement", ["ops", "bundles", "whole"])
-def test_arrays_stay_on_the_device_from_source_to_output(gpu_client: Client, placement: str) -> None:
+@pytest.mark.parametrize("granularity", ["ops", "bundles", "whole"])
+def test_arrays_stay_on_the_device_from_source_to_output(gpu_client: Client, granularity: str) -> None:
     graph = generate_graph("matmul-parallel", n_branches=4, ops_per_branch=6, m=64)
     profile = ferroflow_dask.calibrate(gpu_client)
     assert profile.n_gpus == 1
-    placed = place(graph, gpu_client)
+    placed = scatter(graph, gpu_client)
     before = usage_of(gpu_client)
-    bound = bind_graph(placed, {}, profile=profile, placement=placement)
+    bound = bind_graph(placed, {}, profile=profile, granularity=granularity)
     found = gpu_client.compute(bound).result()
     assert_right(found, graph)
     assert all(type(value) is np.ndarray for value in found.values())
@@ -76,7 +76,7 @@ def test_arrays_stay_on_the_device_from_source_to_output(gpu_client: Client, pla
     usage = usage_of(gpu_client).since(before)
     assert (usage.ops, usage.host_ops) == (len(graph.live_ops), 0)
     assert (usage.to_device, usage.to_host) == (len(graph.constants), len(graph.outputs))
-    if placement != "ops":
+    if granularity != "ops":
         assert usage.batched_ops == usage.ops
 
 
@@ -139,7 +139,7 @@ class Costs:
 
 def test_each_op_goes_where_it_ends_first(mixed_client: Client) -> None:
     graph = slow_and_large(8, 8, 256)
-    placed = place(graph, mixed_client)
+    placed = scatter(graph, mixed_client)
     bound = bind_graph(placed, {}, costs=Costs(0.05, 100.0), gpu_costs=Costs(100.0, 0.01))
     assert_right(mixed_client.compute(bound).result(), graph)
     on_cpu, on_gpu = where_ops_ran(mixed_client, bound.run)
@@ -151,7 +151,7 @@ def test_each_op_goes_where_it_ends_first(mixed_client: Client) -> None:
 @pytest.mark.parametrize("threshold", [256 * 256, 256 * 256 + 1])
 def test_a_threshold_overrides_costs(mixed_client: Client, threshold: int) -> None:
     graph = slow_and_large(4, 4, 256)
-    placed = place(graph, mixed_client)
+    placed = scatter(graph, mixed_client)
     bound = bind_graph(placed, {}, gpu_costs=FAST, gpu_matmul_threshold=threshold)
     assert_right(mixed_client.compute(bound).result(), graph)
     _, on_gpu = where_ops_ran(mixed_client, bound.run)
@@ -166,7 +166,7 @@ def test_idle_cpus_take_work_from_a_gpu_that_has_too_much(mixed_client: Client) 
         **{f"y{i}": builder.op("Slow", root, domain="ferroflow", duration=0.03) for i in range(30)}
     )
     graph = builder.to_graph()
-    placed = place(graph, mixed_client)
+    placed = scatter(graph, mixed_client)
 
     # That a GPU is told to be faster, and is not.
     bound = bind_graph(placed, {}, costs=Costs(0.03, 0), gpu_costs=Costs(0.01, 0))
@@ -177,7 +177,7 @@ def test_idle_cpus_take_work_from_a_gpu_that_has_too_much(mixed_client: Client) 
 
 def test_workers_learn_durations_from_the_device(mixed_client: Client) -> None:
     graph = generate_graph("matmul-chain", n_ops=3, m=128)
-    bound = bind_graph(place(graph, mixed_client), {}, gpu_costs=FAST, gpu_matmul_threshold=1)
+    bound = bind_graph(scatter(graph, mixed_client), {}, gpu_costs=FAST, gpu_matmul_threshold=1)
     mixed_client.compute(bound).result()
 
     def learned(dask_scheduler: Any) -> list[str]:
@@ -204,7 +204,7 @@ def test_more_results_than_the_device_holds_are_spilled(n: int, m: int, memory_n
     builder.output(**{f"y{i}": value for i, value in enumerate(values[1:])})
     with device_client(EMULATED, workers=0, emulated={"memory_nbytes": memory_nbytes}) as client:
         install(client)
-        kept = client.persist(bind_graph(place(builder.to_graph(), client), {}))
+        kept = client.persist(bind_graph(scatter(builder.to_graph(), client), {}))
         wait(kept)
         usage = usage_of(client)
         assert usage.used_nbytes <= memory_nbytes < n * nbytes
@@ -216,7 +216,7 @@ def test_more_results_than_the_device_holds_are_spilled(n: int, m: int, memory_n
 
 def test_a_gpu_worker_is_lost(mixed_client: Client) -> None:
     graph = slow_and_large(20, 20, 128)
-    bound = bind_graph(place(graph, mixed_client), {}, gpu_costs=FAST)
+    bound = bind_graph(scatter(graph, mixed_client), {}, gpu_costs=FAST)
     future = mixed_client.compute(bound)
     (gpu,) = gpu_workers(mixed_client)
 
@@ -274,7 +274,7 @@ def test_batches_leave_no_log_on_the_device(gpu_client: Client) -> None:
 
 def test_other_code_reads_results_on_a_device_as_arrays(gpu_client: Client) -> None:
     graph = generate_graph("matmul-chain", n_ops=2, m=16)
-    kept = gpu_client.persist(bind_graph(place(graph, gpu_client), {}))
+    kept = gpu_client.persist(bind_graph(scatter(graph, gpu_client), {}))
     (future,) = futures_of(kept)
     (expected,) = evaluate(graph).values()
     np.testing.assert_allclose(
@@ -286,7 +286,7 @@ def test_a_device_that_fails_gets_another_process() -> None:
     with device_client(EMULATED, workers=0) as client:
         install(client)
         graph = generate_graph("matmul-chain", n_ops=2, m=16)
-        placed = place(graph, client)
+        placed = scatter(graph, client)
         before = client.run(os.getpid)
 
         def break_device() -> None:
@@ -305,7 +305,7 @@ def test_a_device_that_fails_gets_another_process() -> None:
             return bool(count_gpus(client) and present) and not present.items() & before.items()
 
         assert soon(is_another, 90)  # a worker may take 30 s to close
-        assert_right(client.compute(bind_graph(place(graph, client), {})).result(), graph)
+        assert_right(client.compute(bind_graph(scatter(graph, client), {})).result(), graph)
 
 
 def test_a_worker_that_is_not_told_to_use_its_gpu_is_an_ordinary_one() -> None:
@@ -315,7 +315,7 @@ def test_a_worker_that_is_not_told_to_use_its_gpu_is_an_ordinary_one() -> None:
     ):
         install(client)
         graph = generate_graph("matmul-chain", n_ops=3, m=16)
-        assert_right(client.compute(bind_graph(place(graph, client), {})).result(), graph)
+        assert_right(client.compute(bind_graph(scatter(graph, client), {})).result(), graph)
 
         def learned(dask_scheduler: Any) -> tuple[str, int]:
             extension = dask_scheduler.extensions["stealing"]

@@ -13,7 +13,7 @@ from in_charge import cluster_of, scheduler_of, until
 from ferroflow_dask.device_reports import DEVICE_METRIC, DeviceTotals, report_of
 from ferroflow_dask.devices.workers import DeviceSpec, device_usage, use_devices
 from ferroflow_dask.graph import generate_graph
-from ferroflow_dask.lowering import bind_graph, place
+from ferroflow_dask.lowering import bind_graph, scatter
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
 
 MEMORY_NBYTES = 10**8
@@ -27,7 +27,7 @@ def client() -> Iterator[Client]:
     with cluster_of(gpu, gpu, {}) as client:
         use_devices(client, DeviceSpec("emulated", {"memory_nbytes": MEMORY_NBYTES}))
         graph = generate_graph("matmul-parallel", n_branches=4, ops_per_branch=3, m=16)
-        client.compute(bind_graph(place(graph, client), {}, gpu_matmul_threshold=1)).result()
+        client.compute(bind_graph(scatter(graph, client), {}, gpu_matmul_threshold=1)).result()
         beat(client)
         yield client
 

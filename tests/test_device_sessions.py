@@ -21,7 +21,7 @@ from ferroflow_dask.graph import Builder, Graph, graph_from_onnx
 from ferroflow_dask.kernels import evaluate, session
 from ferroflow_dask.kernels import ort_graph as sessions
 from ferroflow_dask.kernels.session_settings import SessionSettings
-from ferroflow_dask.lowering import bind_graph, place
+from ferroflow_dask.lowering import bind_graph, scatter
 
 pytestmark = pytest.mark.cluster
 
@@ -59,11 +59,11 @@ def test_batches_cross_once_each_way_and_weights_stay(client: Client, graph: Gra
     assert (usage.nbytes_to_device, usage.nbytes_to_host) == (X.nbytes, expected.nbytes)
 
 
-@pytest.mark.parametrize("is_placed", [False, True])
-def test_a_whole_graph_is_one_session_there(client: Client, graph: Graph, is_placed: bool) -> None:
+@pytest.mark.parametrize("is_scattered", [False, True])
+def test_a_whole_graph_is_one_session_there(client: Client, graph: Graph, is_scattered: bool) -> None:
     before = usage_of(client)
-    placed = place(graph, client) if is_placed else graph
-    bound = bind_graph(placed, {"x": X}, placement="whole")
+    placed = scatter(graph, client) if is_scattered else graph
+    bound = bind_graph(placed, {"x": X}, granularity="whole")
     found = client.compute(bound).result()
     for name, expected in evaluate(graph, {"x": X}).items():
         np.testing.assert_allclose(found[name], expected, rtol=1e-4, atol=1e-5)
@@ -78,7 +78,7 @@ def test_without_such_a_session_the_device_computes_by_itself(graph: Graph) -> N
     options = {"execution_provider": (CUDA, {})}
     with device_client(DeviceChoice("emulated"), workers=0, emulated=options) as client:
         install(client)
-        found = client.compute(bind_graph(graph, {"x": X}, placement="whole")).result()
+        found = client.compute(bind_graph(graph, {"x": X}, granularity="whole")).result()
         for name, expected in evaluate(graph, {"x": X}).items():
             np.testing.assert_allclose(found[name], expected, rtol=1e-4, atol=1e-5)
         usage = usage_of(client)

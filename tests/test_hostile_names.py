@@ -119,7 +119,7 @@ def assert_text_in_browser(page: Path) -> None:
 def test_reports_show_names_as_text(hostile: Path) -> None:
     page, simulated, trace = hostile / "run.html", hostile / "simulated.html", hostile / "trace.json"
     graph = hostile / "graph.json"
-    assert_clean("run", "--dag", graph, "--placement", "ops", "--report", page, "--trace", trace, *LOCAL)
+    assert_clean("run", "--dag", graph, "--granularity", "ops", "--report", page, "--trace", trace, *LOCAL)
     assert_clean("simulate", "--dag", graph, "--html", simulated, "--repeat", "1")
     assert json.loads(trace.read_text())["traceEvents"]
     for one in (page, simulated):

@@ -22,7 +22,7 @@ from onnx import TensorProto
 from onnx.helper import make_node as node
 
 from ferroflow_dask import Model
-from ferroflow_dask.annotations import is_placed_key
+from ferroflow_dask.annotations import is_scattered_key
 from ferroflow_dask.bench import run_on_cluster
 from ferroflow_dask.cli.batches import in_batches, run_batches
 from ferroflow_dask.cluster_profile import ClusterProfile
@@ -30,7 +30,7 @@ from ferroflow_dask.exceptions import BindError
 from ferroflow_dask.graph import Graph, graph_from_onnx, random_inputs
 from ferroflow_dask.graph.defaults import with_inputs
 from ferroflow_dask.kernels import evaluate
-from ferroflow_dask.lowering import bind_graph, place
+from ferroflow_dask.lowering import bind_graph, scatter
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 #: Below and above the size [B] from which on weights travel beside a graph.
@@ -67,17 +67,17 @@ def test_a_default_counts_until_another_value_is_given(width: int, ir_version: i
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("placement", ["ops", "bundles", "whole"])
+@pytest.mark.parametrize("granularity", ["ops", "bundles", "whole"])
 @pytest.mark.parametrize("providers", [None, ["array", "reference"]], ids=["session", "op by op"])
-def test_bound_graphs_take_it(width: int, placement: str, providers: list[str] | None) -> None:
+def test_bound_graphs_take_it(width: int, granularity: str, providers: list[str] | None) -> None:
     model = layer(width)
     graph = graph_from_onnx(model)
     x, w = given(width)
     for inputs in ({"x": x, "w": w}, {"x": x}):
         bound = bind_graph(
-            graph, inputs, placement=placement, profile=ClusterProfile((1, 1)), providers=providers
+            graph, inputs, granularity=granularity, profile=ClusterProfile((1, 1)), providers=providers
         )
-        assert bound.placement == placement
+        assert bound.granularity == granularity
         assert_same(bound.compute(scheduler="sync")["y"], reference(model, inputs)["y"])
 
 
@@ -96,12 +96,12 @@ def test_batches_take_it_whole(width: int) -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_placed_default_gives_way(process_client: Client, width: int) -> None:
     model = layer(width)
-    graph = place(graph_from_onnx(model), process_client)
+    graph = scatter(graph_from_onnx(model), process_client)
     x, w = given(width)
     for inputs in ({"x": x, "w": w}, {"x": x}):
         expected = reference(model, inputs)["y"]
-        for placement in ("ops", "whole"):
-            bound = bind_graph(graph, inputs, placement=placement)
+        for granularity in ("ops", "whole"):
+            bound = bind_graph(graph, inputs, granularity=granularity)
             assert_same(process_client.compute(bound).result()["y"], expected)
         batches = Model(graph).map_batches({**inputs, "x": da.from_array(x, (2, -1))})
         assert_same(process_client.compute(batches).result(), expected)
@@ -151,7 +151,7 @@ def test_indices_of_a_slice_may_be_given() -> None:
     assert with_inputs(graph, ["ends"]).spec("s").size is None
     for more in ({}, {"ends": np.int64([6])}, {"starts": np.int64([5]), "ends": np.int64([6])}):
         assert_equal_to_reference(model, graph, x=x, **more)
-        bound = bind_graph(graph, {"x": x, **more}, placement="ops")
+        bound = bind_graph(graph, {"x": x, **more}, granularity="ops")
         assert_same(bound.compute(scheduler="sync")["y"], reference(model, {"x": x, **more})["y"])
 
 
@@ -168,8 +168,8 @@ def test_a_body_of_an_if_may_read_a_default() -> None:
     for c in (np.array(True), np.array(False)):
         assert_equal_to_reference(model, graph, x=x, c=c)
         assert_equal_to_reference(model, graph, x=x, c=c, w=w)
-        for placement in ("ops", "whole"):
-            bound = bind_graph(graph, {"x": x, "c": c, "w": w}, placement=placement)
+        for granularity in ("ops", "whole"):
+            bound = bind_graph(graph, {"x": x, "c": c, "w": w}, granularity=granularity)
             assert_same(bound.compute(scheduler="sync")["y"], x + w if c else x * w)
 
 
@@ -207,7 +207,7 @@ def test_a_record_knows_the_session_of_a_graph_with_a_given_default(process_clie
     graph = graph_from_onnx(layer(3))
     x, w = given(3)
     run = run_on_cluster(
-        graph, {"x": x, "w": w}, process_client, policy="dask", processes=True, placement="whole"
+        graph, {"x": x, "w": w}, process_client, policy="dask", processes=True, granularity="whole"
     )
     assert run.record.in_session
 
@@ -228,7 +228,7 @@ def test_what_goes_whole_with_batches_is_on_the_workers_before_the_clock_starts(
         assert len(cloudpickle.dumps(tasks)) < w.nbytes
         read = set().union(*(task.dependencies for task in tasks.values() if isinstance(task, Task)))
         # Of other keys Dask's active memory manager would leave one copy.
-        placed.append(sum(map(is_placed_key, read)))
+        placed.append(sum(map(is_scattered_key, read)))
         return compute(collections)
 
     monkeypatch.setattr(process_client, "compute", watched)

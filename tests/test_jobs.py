@@ -25,7 +25,7 @@ from ferroflow_dask.graph import TensorSpec, graph_from_onnx
 from ferroflow_dask.jobs import job_of, run_job
 from ferroflow_dask.jobs.images import imagenet
 from ferroflow_dask.jobs.outputs import Output
-from ferroflow_dask.lowering import place
+from ferroflow_dask.lowering import scatter
 
 LOCAL = ("--workers", "1", "--no-processes")
 NODE = helper.make_node
@@ -158,7 +158,7 @@ def test_finished_partitions_are_not_done_again(
 ) -> None:
     graph = graph_from_onnx("two.onnx")
     made = job_of(graph, "t.parquet", "o.parquet", batch=10, columns=list("abcd"))
-    placed = place(graph, thread_client)
+    placed = scatter(graph, thread_client)
     updates: list[tuple[float, float | None]] = []
     with monkeypatch.context() as patched:
         patched.setattr(Output, "end", lambda *_: None)  # as if it had been ended just before

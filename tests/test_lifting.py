@@ -78,7 +78,9 @@ def test_large_weights_are_the_graphs(make, c, d):
     assert max(value.ByteSize() for value in op.attributes.values()) < 1000
     assert set(op.captured) & set(graph.constants)
     found = [evaluate(graph, inputs), evaluate(graph, inputs, providers=["reference"])]
-    found += [bind_graph(graph, inputs, placement=how).compute(scheduler="sync") for how in ("whole", "ops")]
+    found += [
+        bind_graph(graph, inputs, granularity=how).compute(scheduler="sync") for how in ("whole", "ops")
+    ]
     for values in found:
         for name, value in expected.items():
             assert_same(values[name], value)

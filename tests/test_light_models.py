@@ -15,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 from ferroflow_dask import Model, executed, install, uninstall
 from ferroflow_dask.graph import graph_from_onnx
 from ferroflow_dask.kernels.corrections import LRN
-from ferroflow_dask.lowering import place
+from ferroflow_dask.lowering import scatter
 
 #: The evaluator takes Softmax and BatchNormalization of old opsets for new ones, so it is given the same
 #: model in this one; LRN it does not compute in any (test_kernel_corrections shows that ours is right).
@@ -47,10 +47,10 @@ def test_an_architecture_on_processes_matches_onnx_reference(path: Path, process
         np.random.default_rng(seed).standard_normal((1, 3, 224, 224), np.float32) for seed in (1, 2)
     )
     install(process_client)
-    placed = place(graph, process_client)
+    placed = scatter(graph, process_client)
     outputs = []
     for x in (one, other):
-        bound = Model(placed).bind({name: x}, placement="ops")
+        bound = Model(placed).bind({name: x}, granularity="ops")
         assert bound.n_tasks == len(graph.live_ops) + 1  # the input is a task too
         (output,) = process_client.compute(bound).result().values()
         assert executed(process_client, bound.run).executed_ops == len(graph.live_ops)

@@ -22,7 +22,7 @@ from ferroflow_dask.exceptions import BindError, KernelError, KernelNotFoundErro
 from ferroflow_dask.graph import Builder, Graph, Op, Source, generate_graph, upward_ranks
 from ferroflow_dask.graph.nodes import UNKNOWN
 from ferroflow_dask.kernels import evaluate
-from ferroflow_dask.lowering import PLACEMENTS, bind_graph, executed_here, place
+from ferroflow_dask.lowering import GRANULARITIES, bind_graph, executed_here, scatter
 from ferroflow_dask.lowering.collection import BoundGraph
 
 RNG = np.random.default_rng(0)
@@ -118,7 +118,7 @@ def test_placed_constants_give_the_sequential_result(
     make: Callable[[], Graph], inputs: dict[str, Any], process_client: Client
 ) -> None:
     graph = make()
-    placed = place(graph, process_client)
+    placed = scatter(graph, process_client)
     for _ in range(2):
         assert_same(process_client.compute(Model(placed).bind(**inputs)).result(), evaluate(graph, inputs))
 
@@ -127,7 +127,7 @@ def test_placed_constants_give_the_sequential_result(
 @pytest.mark.usefixtures("_copies_stay")
 def test_placed_constants_are_on_every_worker_before_the_graph_is_computed(process_client: Client) -> None:
     graph = two_layer()
-    placed = place(graph, process_client)
+    placed = scatter(graph, process_client)
     (future,) = placed.constants.values()
     assert len(process_client.who_has([future])[future.key]) == 2
     _, tasks = Model(placed).bind(x=np.zeros((1, 3), "float32")).__dask_graph__().layers.values()
@@ -136,8 +136,8 @@ def test_placed_constants_are_on_every_worker_before_the_graph_is_computed(proce
 
 @pytest.mark.cluster
 def test_placing_twice_is_placing_once(process_client: Client) -> None:
-    placed = place(two_layer(), process_client)
-    again = place(placed, process_client)
+    placed = scatter(two_layer(), process_client)
+    again = scatter(placed, process_client)
     assert [s.value for s in again.sources] == [s.value for s in placed.sources]
     with pytest.raises(UsageError, match="are on a cluster"):
         evaluate(placed, {"x": np.zeros((1, 3), "float32")})
@@ -169,7 +169,7 @@ def test_a_persisted_graph_stays_on_the_cluster_and_computes_to_the_same(process
 def test_keys_are_readable_and_unique_to_each_binding() -> None:
     graph = two_layer()
     x = np.zeros((1, 3), "float32")
-    first, second = (Model(graph).bind(x=x, placement="ops") for _ in range(2))
+    first, second = (Model(graph).bind(x=x, granularity="ops") for _ in range(2))
     assert {key[0].split("-")[0] for key in first.__dask_keys__()} == {"relu", "matmul"}
     assert set(first.__dask_keys__()).isdisjoint(second.__dask_keys__())
 
@@ -350,21 +350,21 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("wrong", WRONG)
-def test_lazy_inputs_are_checked_once_they_are_computed(wrong: str, placement: str) -> None:
+def test_lazy_inputs_are_checked_once_they_are_computed(wrong: str, granularity: str) -> None:
     make, message = WRONG[wrong]
-    bound = bind_graph(two_layer(), {"x": dask.delayed(make)()}, profile=ONE, placement=placement)
+    bound = bind_graph(two_layer(), {"x": dask.delayed(make)()}, profile=ONE, granularity=granularity)
     with pytest.raises(BindError, match=message):
         bound.compute(scheduler="sync")
     with pytest.raises(BindError, match=message):  # as if it had been here
         Model(two_layer()).bind(x=make())
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_lazy_inputs_that_fit_give_the_same_in_every_placement(placement: str) -> None:
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_lazy_inputs_that_fit_give_the_same_in_every_granularity(granularity: str) -> None:
     graph = passed_through_of_five()
-    bound = bind_graph(graph, {"x": dask.delayed(X.copy)()}, profile=ONE, placement=placement)
+    bound = bind_graph(graph, {"x": dask.delayed(X.copy)()}, profile=ONE, granularity=granularity)
     assert_same(bound.compute(scheduler="sync"), evaluate(graph, {"x": X}))
     assert bound.n_tasks == 3  # the delayed value, its check, and the only op
 

@@ -82,8 +82,8 @@ def test_options_that_onnxruntime_does_not_have_are_refused(options: Any, messag
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("is_placed", [False, True])
-def test_warm_up_opens_the_model_on_each_worker(process_client: Client, is_placed: bool) -> None:
+@pytest.mark.parametrize("is_scattered", [False, True])
+def test_warm_up_opens_the_model_on_each_worker(process_client: Client, is_scattered: bool) -> None:
     def n_open(token: str) -> int:
         from ferroflow_dask.kernels import session
 
@@ -96,7 +96,7 @@ def test_warm_up_opens_the_model_on_each_worker(process_client: Client, is_place
     model = load_onnx(mlp())
     x = da.from_array(rows(4, 784), chunks=2)
     with process_client.as_current():
-        model = model.place(process_client) if is_placed else model
+        model = model.scatter(process_client) if is_scattered else model
         y = model.map_batches(x, warm_up=True, preprocess=Halves)
     graph = dict(y.__dask_graph__())
     (function,) = {

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 
 from ferroflow_dask import Model
 from ferroflow_dask.graph import Builder, graph_from_onnx
-from ferroflow_dask.lowering import place
+from ferroflow_dask.lowering import scatter
 from ferroflow_dask.lowering.batch_model import LoadedModel, RunModel
 from ferroflow_dask.lowering.sealed import Sealed
 
@@ -39,7 +39,7 @@ def test_shapes_are_tried_out_where_the_weights_are(thread_client: Client) -> No
     constants = {"w": w, "zero": np.int64([0]), "one": np.int64([1]), "rest": np.int64([2, -1])}
     model = model_of(nodes, {"x": (TensorProto.FLOAT, ("n", 40))}, ["y"], initializers=constants)
     x = rows(6, 40)
-    y = Model(place(graph_from_onnx(model), thread_client)).map_batches(da.from_array(x, chunks=4))
+    y = Model(scatter(graph_from_onnx(model), thread_client)).map_batches(da.from_array(x, chunks=4))
     assert y.shape == (6, 2, 30)
     np.testing.assert_allclose(
         thread_client.compute(y).result(), (x @ w).reshape(6, 2, 30), rtol=1e-4, atol=1e-5
@@ -48,12 +48,12 @@ def test_shapes_are_tried_out_where_the_weights_are(thread_client: Client) -> No
 
 @pytest.mark.cluster
 @pytest.mark.usefixtures("_copies_stay")
-@pytest.mark.parametrize("is_placed", [False, True], ids=["in the graph", "placed"])
-def test_weights_travel_to_each_worker_once(process_client: Client, is_placed: bool) -> None:
+@pytest.mark.parametrize("is_scattered", [False, True], ids=["in the graph", "placed"])
+def test_weights_travel_to_each_worker_once(process_client: Client, is_scattered: bool) -> None:
     model, x = mlp(hidden=512), rows(64, 784)
     graph = graph_from_onnx(model)
-    if is_placed:
-        graph = place(graph, process_client)
+    if is_scattered:
+        graph = scatter(graph, process_client)
     weights = sum(source.spec.nbytes or 0 for source in graph.sources if not source.is_input)
 
     before = n_fetched(process_client)
@@ -61,7 +61,7 @@ def test_weights_travel_to_each_worker_once(process_client: Client, is_placed: b
     found = process_client.compute(y).result()
     np.testing.assert_allclose(found, expected(model, x=x)[0], rtol=1e-4, atol=1e-5)
     moved = n_fetched(process_client) - before
-    assert moved < (0.2 if is_placed else 1.2) * weights + x.nbytes
+    assert moved < (0.2 if is_scattered else 1.2) * weights + x.nbytes
 
 
 @pytest.mark.cluster
@@ -72,7 +72,7 @@ def test_very_large_weights_stay_where_they_are(
 
     monkeypatch.setattr(provider, "_OWN_MOST", 1000)
     x = rows(6, 784)
-    graph = place(graph_from_onnx(mlp()), thread_client)
+    graph = scatter(graph_from_onnx(mlp()), thread_client)
     found = thread_client.compute(Model(graph).map_batches(da.from_array(x, chunks=(2, -1)))).result()
     np.testing.assert_allclose(found, expected(mlp(), x=x)[0], rtol=1e-4, atol=1e-6)
 
@@ -95,7 +95,7 @@ def test_three_gigabytes_of_weights_on_workers_of_six() -> None:
         Client(cluster) as client,
     ):
         client.amm.stop()  # it would drop copies for which no task waits
-        graph = place(builder.to_graph(), client)
+        graph = scatter(builder.to_graph(), client)
         found = client.compute(Model(graph).map_batches(da.from_array(x, chunks=(8, -1)))).result()
         assert n_fetched(client) < 10 * x.nbytes  # once, when they were placed
     for weight in weights:

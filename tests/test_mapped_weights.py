@@ -48,7 +48,7 @@ def as_batches(model: Model, client: Client) -> Any:
 
 
 def as_placed(model: Model, client: Client) -> Any:
-    return model.place(client).bind(x=X)
+    return model.scatter(client).bind(x=X)
 
 
 def result(collection: Any, client: Client) -> Any:
@@ -86,7 +86,7 @@ def test_placed_weights_are_mapped_on_each_worker(path: Path, process_client: Cl
 
         return [in_file(value) is not None for value in dask_worker.data.values() if value.nbytes > 2**20]
 
-    placed = load_onnx(path).place(process_client)
+    placed = load_onnx(path).scatter(process_client)
     for are_mapped in process_client.run(of_files).values():
         assert are_mapped
         assert all(are_mapped)

@@ -45,7 +45,7 @@ CALLS: dict[str, Callable[[Client], Any]] = {
     "calibrate": ferroflow_dask.calibrate,
     "executed": lambda client: ferroflow_dask.executed(client, "run"),
     "gpu_workers": gpu_workers,
-    "place": ferroflow_dask.generate("uniform", n=1, dim=2).place,
+    "scatter": ferroflow_dask.generate("uniform", n=1, dim=2).scatter,
     "use_gpus": ferroflow_dask.use_gpus,
     "workers_of": workers_of,
 }

@@ -143,16 +143,16 @@ def optional() -> tuple[onnx.ModelProto, dict[str, Any], dict[str, Any]]:
     return model, {"large": LARGE}, {"y": np.int64(2**53 + 3)}
 
 
-@pytest.mark.parametrize("placement", ["evaluate", "whole", "bundles", "ops"])
+@pytest.mark.parametrize("granularity", ["evaluate", "whole", "bundles", "ops"])
 @pytest.mark.parametrize("of", [branches, loop, scan, sequences, optional])
-def test_ops_inside_control_flow_are_computed_by_whom_they_should(of: Any, placement: str) -> None:
+def test_ops_inside_control_flow_are_computed_by_whom_they_should(of: Any, granularity: str) -> None:
     model, inputs, expected = of()
     graph = graph_from_onnx(model)
     for _ in range(2):
-        if placement == "evaluate":
+        if granularity == "evaluate":
             found = evaluate(graph, inputs)
         else:
-            bound = bind_graph(graph, inputs, placement=placement, profile=ClusterProfile((1,)))
+            bound = bind_graph(graph, inputs, granularity=granularity, profile=ClusterProfile((1,)))
             found = bound.compute(scheduler="sync")
         for name, value in expected.items():
             assert_same(found[name], value)

@@ -94,7 +94,10 @@ def run(left_out: str) -> None:
     expected = {"y": np.abs(np.stack([2 * X, 3 * X]))} if is_loop else reference(proto, inputs)
     graph = graph_from_onnx(proto)
     inputs = {name: inputs[name] for name in graph.inputs}
-    found = [evaluate(graph, inputs), bind_graph(graph, inputs, placement="whole").compute(scheduler="sync")]
+    found = [
+        evaluate(graph, inputs),
+        bind_graph(graph, inputs, granularity="whole").compute(scheduler="sync"),
+    ]
     plan = make_plan(graph, graph.live_ops, [*inputs, *graph.constants], list(graph.outputs))
     for _ in range(2):  # from the second time on in segments
         values = plan.run(

@@ -151,14 +151,14 @@ def test_rounds_hold_what_can_run_together() -> None:
     assert names == [("a c z", "k1"), ("b", "k2"), ("y", "")]
 
 
-def test_a_cut_model_warns_once_and_computes_in_all_placements(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cut_model_warns_once_and_computes_in_all_granularities(monkeypatch: pytest.MonkeyPatch) -> None:
     records: list[str] = []
     monkeypatch.setattr(session.logger, "warning", lambda text, *told: records.append(text % told))
     model = resized()
     graph = graph_from_onnx(model)
     expected = reference(model, {"x": X})["y"]
     for _ in range(2):
-        found = bind_graph(graph, {"x": X}, placement="whole").compute(scheduler="sync")
+        found = bind_graph(graph, {"x": X}, granularity="whole").compute(scheduler="sync")
         assert_same(found["y"], expected)
     (record,) = [record for record in records if "cut into" in record]
     assert record.startswith("model 'test' is cut into 2 sessions around: reference: larger (align_corners")
@@ -177,7 +177,9 @@ def test_a_session_that_fails_gives_way_to_ops(monkeypatch: pytest.MonkeyPatch) 
     model = model_of([node("Neg", ["x"], ["y"])], {"x": (FLOAT, [3])}, ["y"])
     graph = graph_from_onnx(model)
     for _ in range(2):
-        found = bind_graph(graph, {"x": np.ones(3, np.float32)}, placement="whole").compute(scheduler="sync")
+        found = bind_graph(graph, {"x": np.ones(3, np.float32)}, granularity="whole").compute(
+            scheduler="sync"
+        )
         assert found["y"].tolist() == [-1, -1, -1]
     assert records == ["model 'test' is computed op by op: its session failed: not today"]
 

@@ -142,12 +142,12 @@ def test_bundles_delay_nothing_that_another_worker_waits_for() -> None:
     assert n_ops == len(ops)
 
 
-@pytest.mark.parametrize("placement", ["bundles", "ops", None])
-def test_a_strategy_needs_no_cluster(placement: str | None) -> None:
+@pytest.mark.parametrize("granularity", ["bundles", "ops", None])
+def test_a_strategy_needs_no_cluster(granularity: str | None) -> None:
     graph = mlp()
     inputs = random_inputs(graph)
-    bound = Model(graph).bind(inputs, strategy=two_workers(graph, 0), placement=placement)
-    assert bound.placement == (placement or "bundles")
+    bound = Model(graph).bind(inputs, strategy=two_workers(graph, 0), granularity=granularity)
+    assert bound.granularity == (granularity or "bundles")
     assert_close(bound.compute(scheduler="sync"), evaluate(graph, inputs))
 
 
@@ -186,7 +186,7 @@ def test_parts_on_two_processes_give_what_the_whole_gives(name: str, process_cli
     expected = evaluate(graph, inputs)
     for seed in range(2):
         strategy = on_cluster(two_workers(graph, seed), process_client)
-        placed = Model(graph).place(process_client, strategy)
+        placed = Model(graph).scatter(process_client, strategy)
         for model in (placed, Model(graph)):
             bound = model.bind(inputs, strategy=None if model is placed else strategy)
             assert_close(process_client.compute(bound).result(), expected)
@@ -198,7 +198,7 @@ def test_parts_run_where_the_strategy_says(process_client: Client) -> None:
     graph = mlp()
     one, two = sorted(process_client.scheduler_info(n_workers=-1)["workers"])
     only = Strategy((two,), {op.name: Configuration((two,)) for op in graph.live_ops})
-    bound = bind_graph(graph, random_inputs(graph), strategy=only, placement="ops")
+    bound = bind_graph(graph, random_inputs(graph), strategy=only, granularity="ops")
     persisted = process_client.persist(bound)
     process_client.compute(persisted).result()
     by_worker = process_client.has_what()
@@ -210,9 +210,11 @@ def test_parts_run_where_the_strategy_says(process_client: Client) -> None:
 def test_each_worker_gets_the_weights_that_its_parts_read(process_client: Client) -> None:
     graph = block()
     # Each weight is cut in two: by columns, or by rows where products are summed up.
-    parts = Model(graph).place(process_client, split(graph, "contracted", "parameter2", "sample")).graph
+    parts = Model(graph).scatter(process_client, split(graph, "contracted", "parameter2", "sample")).graph
     big = {
-        source.value.key: source for source in parts.sources if source.is_placed and source.spec.nbytes > 128
+        source.value.key: source
+        for source in parts.sources
+        if source.is_scattered and source.spec.nbytes > 128
     }
     where = process_client.who_has()
     assert all(len(where[key]) == 1 for key, source in big.items() if "[" in source.name)
@@ -234,8 +236,8 @@ def test_names_of_workers_are_those_of_the_default_client(client: Client) -> Non
 def test_a_strategy_does_not_fit_all_options() -> None:
     graph = mlp()
     inputs, strategy = random_inputs(graph), two_workers(graph, 0)
-    with pytest.raises(UsageError, match="a strategy needs placement 'bundles' or 'ops', got 'whole'"):
-        bind_graph(graph, inputs, strategy=strategy, placement="whole")
+    with pytest.raises(UsageError, match="a strategy needs granularity 'bundles' or 'ops', got 'whole'"):
+        bind_graph(graph, inputs, strategy=strategy, granularity="whole")
     with pytest.raises(UsageError, match="in parts already"):
         bind_graph(partition(graph, strategy), inputs, strategy=strategy)
     with pytest.raises(UsageError, match="a Strategy, as read_strategy"):

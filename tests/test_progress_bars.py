@@ -14,7 +14,7 @@ from models import mlp
 import ferroflow_dask
 from ferroflow_dask.bench.progress import _finished, late_bar
 from ferroflow_dask.graph import generate_graph
-from ferroflow_dask.lowering import place
+from ferroflow_dask.lowering import scatter
 
 
 @pytest.fixture
@@ -86,8 +86,8 @@ def test_batches_are_counted(thread_client: Client) -> None:
 def test_weights_are_counted(thread_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = generate_graph("matmul-chain", n_ops=3, m=8)
     nbytes = [source.value.nbytes for source in graph.sources if not source.is_input]
-    monkeypatch.setattr("ferroflow_dask.lowering.placement._GROUP_NBYTES", 1)
+    monkeypatch.setattr("ferroflow_dask.lowering.scattering._GROUP_NBYTES", 1)
     copied: list[tuple[int, int]] = []
-    place(graph, thread_client, lambda *told: copied.append(told))
+    scatter(graph, thread_client, lambda *told: copied.append(told))
     assert copied == [(sum(nbytes[: i + 1]), sum(nbytes)) for i in range(len(nbytes))]
     assert len(copied) > 1

@@ -1,4 +1,4 @@
-"""Random models: where onnxruntime runs, all placements run and agree."""
+"""Random models: where onnxruntime runs, all granularities run and agree."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_a_seed_gives_the_same_numbers_in_every_run(op_type):
     assert (expected["y0"] == expected["y1"]).all()
     assert (expected["y0"] != expected["y2"]).any()
     found = [evaluate(graph, inputs) for _ in range(2)]
-    found += [bind_graph(graph, inputs, placement="whole").compute(scheduler="sync") for _ in range(2)]
+    found += [bind_graph(graph, inputs, granularity="whole").compute(scheduler="sync") for _ in range(2)]
     plans.clear()
     plan = make_plan(graph, graph.live_ops, [*inputs], list(graph.outputs))
     for _ in range(3):
@@ -73,8 +73,8 @@ def test_without_a_seed_each_run_draws_other_numbers(op_type):
     assert (evaluate(graph, inputs_of(graph))["y0"] != evaluate(graph, inputs_of(graph))["y0"]).any()
 
 
-@pytest.mark.parametrize("placement", ["ops", "whole"])
-def test_a_seed_in_a_branch_gives_the_same_numbers_in_every_run(placement):
+@pytest.mark.parametrize("granularity", ["ops", "whole"])
+def test_a_seed_in_a_branch_gives_the_same_numbers_in_every_run(granularity):
     def branch(name: str, seed: float) -> Any:
         result = make_tensor_value_info(name, TensorProto.FLOAT, [9])
         return make_graph([make_node("RandomUniform", [], [name], shape=[9], seed=seed)], name, [], [result])
@@ -82,7 +82,7 @@ def test_a_seed_in_a_branch_gives_the_same_numbers_in_every_run(placement):
     node = make_node("If", ["c"], ["y"], then_branch=branch("then", 3.0), else_branch=branch("other", 4.0))
     graph = graph_from_onnx(model_of([node], {"c": (TensorProto.BOOL, [])}, ["y"]))
     found = [
-        bind_graph(graph, {"c": np.array(True)}, placement=placement).compute(scheduler="sync")["y"]
+        bind_graph(graph, {"c": np.array(True)}, granularity=granularity).compute(scheduler="sync")["y"]
         for _ in range(3)
     ]
     assert found[0].tolist() == found[1].tolist() == found[2].tolist()

@@ -18,7 +18,7 @@ from ferroflow_dask import ClusterProfile, Model, install
 from ferroflow_dask.graph import Graph, graph_from_onnx
 from ferroflow_dask.kernels.ort_graph import open_graph
 from ferroflow_dask.kernels.session_settings import SessionSettings
-from ferroflow_dask.lowering import bind_graph, place
+from ferroflow_dask.lowering import bind_graph, scatter
 
 pytestmark = pytest.mark.cluster
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -44,7 +44,7 @@ def in_batches(graph: Graph, x: Any) -> Any:
 
 
 def as_one_task(graph: Graph, x: Any) -> Any:
-    return bind_graph(graph, {next(iter(graph.inputs)): x}, placement="whole")
+    return bind_graph(graph, {next(iter(graph.inputs)): x}, granularity="whole")
 
 
 def in_bundles(graph: Graph, x: Any) -> Any:
@@ -55,19 +55,19 @@ def op_by_op(graph: Graph, x: Any) -> Any:
     return bind_graph(graph, {next(iter(graph.inputs)): x})
 
 
-@pytest.mark.parametrize("placement", [in_batches, as_one_task, in_bundles, op_by_op])
+@pytest.mark.parametrize("granularity", [in_batches, as_one_task, in_bundles, op_by_op])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_gives_what_onnxruntime_gives(name: str, placement: Any, process_client: Client) -> None:
+def test_a_model_gives_what_onnxruntime_gives(name: str, granularity: Any, process_client: Client) -> None:
     package, pattern, shape = MODELS[name]
     path = model_file(package, pattern)
-    graph = place(graph_from_onnx(path), process_client)
+    graph = scatter(graph_from_onnx(path), process_client)
     ((input_name, spec),) = graph.inputs.items()
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, shape).astype(spec.dtype) if name == "magika" else rng.random(shape, np.float32)
     (expected,) = onnxruntime.InferenceSession(path).run(None, {input_name: x})
     for policy in ("ferroflow", "ring", "static", "random"):
         install(process_client, policy)
-        found = process_client.compute(placement(graph, x)).result()
+        found = process_client.compute(granularity(graph, x)).result()
         if isinstance(found, dict):
             (found,) = found.values()
         np.testing.assert_allclose(

@@ -11,7 +11,7 @@ from waiting import soon
 
 from ferroflow_dask import Model, install, uninstall
 from ferroflow_dask.graph import Builder, Graph
-from ferroflow_dask.lowering import place
+from ferroflow_dask.lowering import scatter
 
 pytestmark = pytest.mark.cluster
 
@@ -36,8 +36,8 @@ def n_copies(client: Client, key: str) -> int:
 
 def test_placed_values_stay_on_all_workers_until_the_plugin_goes(process_client: Client) -> None:
     install(process_client)
-    graph = place(layer(), process_client)
-    (key,) = (source.value.key for source in graph.sources if source.is_placed)
+    graph = scatter(layer(), process_client)
+    (key,) = (source.value.key for source in graph.sources if source.is_scattered)
     other = process_client.scatter(1, broadcast=True)  # of others' values one copy stays, as ever
     assert soon(lambda: n_copies(process_client, other.key) == 1, 30)
     assert n_copies(process_client, key) == 2

@@ -16,7 +16,7 @@ from ferroflow_dask import Model, install, uninstall
 from ferroflow_dask.bench import Run, machine, record, run_on_cluster, run_sequentially
 from ferroflow_dask.bench.runner import counting_fetches
 from ferroflow_dask.graph import FERROFLOW_DOMAIN, TOPOLOGIES, Graph, Op, generate_graph
-from ferroflow_dask.lowering import place
+from ferroflow_dask.lowering import scatter
 
 #: Small enough for all pairs to take a minute, large enough for every worker to get work.
 SIZES: dict[str, dict[str, Any]] = {
@@ -103,7 +103,7 @@ def policy_client(request: pytest.FixtureRequest, process_client: Client) -> Ite
 def test_policies_on_processes_give_numpys_result(dag: str, policy_client: tuple[str, Client]) -> None:
     policy, client = policy_client
     graph = generate_graph(dag, seed=3, **SIZES[dag])
-    run = run_on_cluster(place(graph, client), {}, client, policy=policy, processes=True)
+    run = run_on_cluster(scatter(graph, client), {}, client, policy=policy, processes=True)
     check(graph, run, policy)
     assert run.record.dask_tasks == len(graph.ops)
     assert run.record.workers == 2
@@ -113,7 +113,7 @@ def test_policies_on_processes_give_numpys_result(dag: str, policy_client: tuple
 def test_static_uses_every_worker_in_turn(process_client: Client) -> None:
     install(process_client, "static")
     graph = generate_graph("wide", width=6, depth=1)
-    persisted = process_client.persist(Model(place(graph, process_client)).bind())
+    persisted = process_client.persist(Model(scatter(graph, process_client)).bind())
     holders = process_client.who_has(list(persisted.__dask_graph__().to_dict().values()))
     process_client.gather(list(persisted.__dask_graph__().to_dict().values()))
     holders = process_client.who_has(list(persisted.__dask_graph__().to_dict().values()))
@@ -124,7 +124,7 @@ def test_static_uses_every_worker_in_turn(process_client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dag", "sizes", "placement", "is_known"),
+    ("dag", "sizes", "granularity", "is_known"),
     [
         pytest.param(
             "matmul-chain", {"n_ops": 3, "m": 8}, "whole", False, id="whole: no op has its own time"
@@ -135,11 +135,11 @@ def test_static_uses_every_worker_in_turn(process_client: Client) -> None:
     ],
 )
 def test_a_bound_is_told_only_where_the_ops_have_times(
-    dag: str, sizes: dict[str, Any], placement: str, is_known: bool, thread_client: Client
+    dag: str, sizes: dict[str, Any], granularity: str, is_known: bool, thread_client: Client
 ) -> None:
     graph = generate_graph(dag, **sizes)
-    run = run_on_cluster(graph, {}, thread_client, policy="dask", processes=False, placement=placement)
-    assert run.record.placement == placement
+    run = run_on_cluster(graph, {}, thread_client, policy="dask", processes=False, granularity=granularity)
+    assert run.record.granularity == granularity
     assert (run.record.efficiency is not None) == (run.record.bound_ops_per_s is not None) == is_known
     if is_known:
         assert run.record.efficiency == pytest.approx(run.record.ops_per_s / run.record.bound_ops_per_s)

@@ -60,7 +60,7 @@ def test_job_script_shows_what_is_submitted(
     [
         (("--dag", "wide", "--policy", "bogus"), "unknown policy 'bogus'"),
         (("--dag", "wide", "--output", "nofile.txt"), "'nofile.txt' must end in .npz"),
-        (("--dag", "wide", "--placement", "nowhere"), "nowhere"),
+        (("--dag", "wide", "--granularity", "nowhere"), "nowhere"),
         (("--dag", "wide", "--input", "x.npy"), "has no inputs; leave --input"),
         (("--dag", "wide", "--batch", "4"), "has no inputs"),
         (("--dag", "wied"), "unknown DAG 'wied'"),

@@ -98,7 +98,7 @@ def test_top_of_nothing() -> None:
 def test_run_shows_writes_and_still_prints_its_result(tmp_path: Path) -> None:
     report, trace = tmp_path / "r.html", tmp_path / "t.json"
     result = ferroflow(
-        *("run", "--dag", "wide", "--workers", "2", "--no-processes", "--placement", "ops"),
+        *("run", "--dag", "wide", "--workers", "2", "--no-processes", "--granularity", "ops"),
         *("--dashboard", "--report", str(report), "--trace", str(trace)),
     )
     assert result.exit_code == 0, result.output
@@ -119,7 +119,7 @@ def test_what_cannot_be_written_is_told_for_each_file_and_the_result_is_shown(
     monkeypatch.setattr("ferroflow_dask.dashboard.report.write_report", full)
     monkeypatch.setattr("ferroflow_dask.dashboard.report.write_trace", full)
     result = ferroflow(
-        *("run", "--dag", "wide", "--workers", "2", "--no-processes", "--placement", "ops"),
+        *("run", "--dag", "wide", "--workers", "2", "--no-processes", "--granularity", "ops"),
         *("--report", tmp_path / "r.html", "--trace", tmp_path / "t.json"),
     )
     assert result.exit_code == FAILURE

@@ -51,13 +51,13 @@ REFUSED: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
 }
 
 
-def in_all_placements(path: Any, inputs: dict[str, Any]) -> list[dict[str, Any]]:
+def in_all_granularities(path: Any, inputs: dict[str, Any]) -> list[dict[str, Any]]:
     loaded = load_onnx(path)
     profile = ClusterProfile((1,))
-    placements = ("whole", "bundles", "ops")
+    granularities = ("whole", "bundles", "ops")
     found = [
-        loaded.bind(inputs, placement=placement, profile=profile).compute(scheduler="sync")
-        for placement in placements
+        loaded.bind(inputs, granularity=granularity, profile=profile).compute(scheduler="sync")
+        for granularity in granularities
     ]
     return [loaded.evaluate(inputs), *found]
 
@@ -67,7 +67,7 @@ def test_what_onnxruntime_loads_is_computed_with_a_warning(make: Any, complaint:
     content = make().SerializeToString()
     (expected,) = onnxruntime.InferenceSession(content).run(None, {"x": X})
     with pytest.warns(UserWarning, match="but onnxruntime loads it") as warned:
-        found = in_all_placements(content, {"x": X})
+        found = in_all_granularities(content, {"x": X})
     assert complaint in str(warned[0].message)
     assert len(warned) == 1
     for one in found:
@@ -132,6 +132,6 @@ def test_a_model_that_onnxruntime_has_optimised_is_computed(of: Any, level: str,
     expected = onnxruntime.InferenceSession(made.SerializeToString(), options).run(None, {"x": x})
     domains = {op.domain for op in load_onnx(path).graph.ops}
     assert level == "basic" or domains & {"com.microsoft", "com.microsoft.nchwc"}
-    for found in in_all_placements(path, {"x": x}):
+    for found in in_all_granularities(path, {"x": x}):
         for one, value in zip(found.values(), expected, strict=True):
             assert_same(one, value, 1e-4, 1e-4)

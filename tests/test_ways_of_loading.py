@@ -95,12 +95,14 @@ def test_a_url_brings_its_weights_with_it(tmp_path: Path) -> None:
         files.rm("/models", recursive=True)
 
 
-@pytest.mark.parametrize("options", [{"placement": "whole"}, {"placement": "ops"}, {"placement": "bundles"}])
-def test_a_model_in_onnxruntimes_own_format_runs_in_each_placement(
+@pytest.mark.parametrize(
+    "options", [{"granularity": "whole"}, {"granularity": "ops"}, {"granularity": "bundles"}]
+)
+def test_a_model_in_onnxruntimes_own_format_runs_in_each_granularity(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
     path = as_ort(mlp(), tmp_path / "m.ort")
-    profile = ClusterProfile((1, 1)) if options["placement"] == "bundles" else None
+    profile = ClusterProfile((1, 1)) if options["granularity"] == "bundles" else None
     model = load_onnx(path)
     assert any(op.domain == "com.microsoft" for op in model.graph.ops)  # as onnxruntime has fused it
     (found,) = model.bind(x=X, profile=profile, **options).compute(scheduler="sync").values()

@@ -44,7 +44,7 @@ class RunRecord:
     dask_tasks : int
         Tasks given to Dask: one per op or bundle of ops, and one per input.
     makespan_s : float
-        From the un-lowered graph, cluster up and constants placed, until all outputs are gathered [s].
+        From the un-lowered graph, cluster up and constants scattered, until all outputs are gathered [s].
     ops_per_s : float
         compute_ops / makespan_s.
     bound_ops_per_s : float or None
@@ -54,7 +54,7 @@ class RunRecord:
         max(T1/P, T∞) / makespan_s, likewise.
     predicted_s : float or None
         The makespan that was expected when the graph was cut into bundles [s]; None if it was not.
-    placement : str or None
+    granularity : str or None
         `whole`, `bundles` or `ops`; None without a cluster.
     providers : mapping of str to int
         Ops by the kernel provider that was to compute them.
@@ -103,7 +103,7 @@ class RunRecord:
     bound_ops_per_s: float | None
     efficiency: float | None
     predicted_s: float | None
-    placement: str | None
+    granularity: str | None
     providers: Mapping[str, int]
     in_session: bool
     device: Mapping[str, float] | None

@@ -89,22 +89,22 @@ class Threads(_Reference):
         self._pool = ThreadPoolExecutor(self._n_threads)
         self.warm.clear()
 
-    def place(self, graph: Graph) -> Values:
+    def scatter(self, graph: Graph) -> Values:
         """Return the constants of a graph as they are, since all threads have them."""
         return dict(graph.constants)
 
-    def compute(self, graph: Graph, placed: Values) -> tuple[Values, dict[int, float]]:
+    def compute(self, graph: Graph, scattered: Values) -> tuple[Values, dict[int, float]]:
         """Return the outputs of a graph, and the time that each op took by its id [s]."""
-        values, seconds = _ThreadRun(self._pool, graph, placed).compute(self._timeout_s)
+        values, seconds = _ThreadRun(self._pool, graph, scattered).compute(self._timeout_s)
         return {name: values[name] for name in graph.outputs}, seconds
 
 
 class _ThreadRun:
     """One computation of a graph: what ends an op hands those that are ready now to the pool."""
 
-    def __init__(self, pool: ThreadPoolExecutor, graph: Graph, placed: Values) -> None:
+    def __init__(self, pool: ThreadPoolExecutor, graph: Graph, scattered: Values) -> None:
         self._pool, self._graph = pool, graph
-        self._values = dict(placed)
+        self._values = dict(scattered)
         self._seconds: dict[int, float] = {}
         self._error: BaseException | None = None
         self._lock = threading.Lock()
@@ -204,18 +204,18 @@ class Ray(_Reference):
         self.warm.clear()
         self.__enter__()
 
-    def place(self, graph: Graph) -> Values:
+    def scatter(self, graph: Graph) -> Values:
         """Return references to the constants of a graph, which all processes can read."""
         import ray
 
         return {name: ray.put(value) for name, value in graph.constants.items()}
 
-    def compute(self, graph: Graph, placed: Values) -> tuple[Values, dict[int, float]]:
+    def compute(self, graph: Graph, scattered: Values) -> tuple[Values, dict[int, float]]:
         """Return the outputs of a graph whose ops have one result each, and the time of each op [s]."""
         import ray
 
         # A result is its value alone, so that another op gets it as such; its time travels beside it.
-        references = dict(placed)
+        references = dict(scattered)
         seconds: dict[int, Any] = {}
         for op in graph.live_ops:
             operands = [references[name] if name else None for name in op.inputs + op.captured]
@@ -236,16 +236,16 @@ def make_reference(name: str, shape: Shape, timeout_s: float | None = None) -> T
 
 
 def measure(reference: Threads | Ray, instance: Instance) -> Measurement:
-    """Compute an instance's graph once, its constants placed before as on Dask's workers, and check it."""
+    """Compute an instance's graph once, its constants scattered before as on Dask's workers, and check it."""
     graph = instance.graph
     assert graph is not None
     makespan_s = 0.0
     seconds: dict[int, float] = {}
     try:
-        placed = reference.place(graph)
+        scattered = reference.scatter(graph)
         start = time.perf_counter()
         try:
-            outputs, seconds = reference.compute(graph, placed)
+            outputs, seconds = reference.compute(graph, scattered)
         finally:
             makespan_s = time.perf_counter() - start
         status = verdict(instance, list(outputs.values()), len(seconds))

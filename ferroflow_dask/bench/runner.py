@@ -97,7 +97,7 @@ def run_on_cluster(
     seed: int = 0,
     profile: ClusterProfile | None = None,
     costs: CostModel | None = None,
-    placement: str | None = None,
+    granularity: str | None = None,
     gpu_costs: CostModel | None = None,
     gpu_matmul_threshold: int | None = None,
     on_submit: Callable[[BoundGraph], object] | None = None,
@@ -107,7 +107,7 @@ def run_on_cluster(
     Parameters
     ----------
     graph : Graph
-        With its constants placed (`place`), if they are not to be part of what is measured.
+        With its constants scattered (`scatter`), if they are not to be part of what is measured.
     inputs : mapping of str to array
     client : distributed.Client
         Of a cluster on which `policy` is installed.
@@ -121,7 +121,7 @@ def run_on_cluster(
         Cut the graph into bundles for this cluster; one task for each op if left out.
     costs : CostModel, optional
         Of the ops; shapes and nominal rates if left out.
-    placement, gpu_costs, gpu_matmul_threshold
+    granularity, gpu_costs, gpu_matmul_threshold
         As in `bind_graph`.
     on_submit : callable, optional
         Called with the bound graph once it was handed to the scheduler, to watch its progress.
@@ -136,7 +136,7 @@ def run_on_cluster(
             inputs,
             costs=costs,
             profile=profile,
-            placement=placement,
+            granularity=granularity,
             gpu_costs=gpu_costs,
             gpu_matmul_threshold=gpu_matmul_threshold,
         )
@@ -148,7 +148,7 @@ def run_on_cluster(
         makespan_s = time.perf_counter() - start
         counted, bytes_moved = counts(), fetched()
     report = executed(client, bound.run)
-    has_session = ask_workers(client, in_session, token_of(graph)) if bound.placement == "whole" else {}
+    has_session = ask_workers(client, in_session, token_of(graph)) if bound.granularity == "whole" else {}
     record = _record(
         graph,
         report,
@@ -218,7 +218,7 @@ def _record(
     prediction = None if bound is None else bound.prediction
     compute_ops = len(graph.live_ops)
     # A graph that runs whole is timed whole.
-    has_op_times = bound is None or bound.placement != "whole" or compute_ops == 1
+    has_op_times = bound is None or bound.granularity != "whole" or compute_ops == 1
     costs = {op.id: _duration(op, graph, report, has_op_times) for op in graph.live_ops}
     known = {op_id: seconds for op_id, seconds in costs.items() if seconds is not None}
     bound_s = bounds(graph, known).makespan(sum(threads)) if len(known) == len(costs) else None
@@ -237,7 +237,7 @@ def _record(
         bound_ops_per_s=None if bound_s is None else compute_ops / bound_s if bound_s else 0.0,
         efficiency=None if bound_s is None else bound_s / makespan_s,
         predicted_s=None if prediction is None else prediction.makespan_s,
-        placement=None if bound is None else bound.placement,
+        granularity=None if bound is None else bound.granularity,
         providers={SESSIONS: compute_ops} if in_session else dict(provider_counts(graph)[0]),
         in_session=in_session,
         device=None if usage is None else usage.as_dict(),

@@ -88,7 +88,7 @@ class BenchRecord:
     repetition : int
         From 0; runs of one repetition and one invocation were made one right after the other.
     makespan_s : float
-        From the un-lowered graph until all results are gathered [s]; cluster up, constants placed.
+        From the un-lowered graph until all results are gathered [s]; cluster up, constants scattered.
     bound_s : float or None
         max(T1/P, T∞) [s], by declared durations where there are any, else by those measured in this run.
     efficiency : float or None

@@ -1,4 +1,4 @@
-"""Found strategies on two processes of this machine, against one session and against `placement="auto"`."""
+"""Found strategies on two processes of this machine, against one session and against `granularity="auto"`."""
 
 from __future__ import annotations
 
@@ -134,16 +134,16 @@ def _ways(
 ) -> dict[str, Callable[[], Any]]:
     """Return for each way a function that returns a collection."""
     inputs = random_inputs(graph)
-    whole = Model(graph).place(client)
-    in_parts = Model(graph).place(client, strategy)
+    whole = Model(graph).scatter(client)
+    in_parts = Model(graph).scatter(client, strategy)
     ways: dict[str, Callable[[], Any]] = {
-        "whole": lambda: whole.bind(inputs, placement="whole"),
-        "auto": lambda: whole.bind(inputs, profile=profile, placement="auto"),
+        "whole": lambda: whole.bind(inputs, granularity="whole"),
+        "auto": lambda: whole.bind(inputs, profile=profile, granularity="auto"),
         "found": lambda: in_parts.bind(inputs),
     }
     for way, chosen in (("whole (sleeping)", whole_on(graph)), ("found (sleeping)", strategy)):
         parts = partition(graph, chosen.on(_numbered(client)))
-        asleep = Model(sleeping(parts, cost)).place(client)
+        asleep = Model(sleeping(parts, cost)).scatter(client)
         ways[way] = partial(asleep.bind, inputs)
     return ways
 

@@ -13,11 +13,11 @@ from distributed import Client, wait
 
 from ferroflow_dask.bench.markdown import count
 from ferroflow_dask.bench.progress import batches_shown
-from ferroflow_dask.cli.graphs import place_shown
+from ferroflow_dask.cli.graphs import scatter_shown
 from ferroflow_dask.exceptions import BindError
 from ferroflow_dask.graph import Graph, random_inputs
 from ferroflow_dask.lowering.batches import how_batched, map_batches
-from ferroflow_dask.lowering.placement import on_all_workers
+from ferroflow_dask.lowering.scattering import on_all_workers
 from ferroflow_dask.lowering.sources import is_dask_array
 from ferroflow_dask.memory import check_memory
 
@@ -116,10 +116,10 @@ def run_batches(
     wait(list(batched.values()))
     whole = {name: value for name, value in arrays.items() if name not in batched}
     arrays = {**batched, **(on_all_workers(whole, client) if whole else {})}
-    placed = place_shown(graph, client, is_shown=shows_progress)
+    scattered = scatter_shown(graph, client, is_shown=shows_progress)
     makespans_s, results = [], []
     for _ in range(repeat + 1):  # the first run opens the model
-        found = map_batches(placed, arrays)
+        found = map_batches(scattered, arrays)
         outputs = list(found.values()) if isinstance(found, dict) else [found]
         on_run()
         with batches_shown(client, is_shown=shows_progress) as watch:
@@ -137,7 +137,7 @@ def run_batches(
         "threads": sum(client.nthreads().values()),
         "rows": n_rows,
         "batches": n_batches,
-        "batching": how_batched(placed, arrays),
+        "batching": how_batched(scattered, arrays),
         "makespan_s": median_s,
         "makespans_s": makespans_s[1:],
         "rows_per_s": n_rows / median_s,

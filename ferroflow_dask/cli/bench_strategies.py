@@ -52,8 +52,8 @@ def strategies(
 ) -> None:
     """Measure found strategies on two processes of one thread.
 
-    They take turns with the whole model in one session and with `placement="auto"`. Two matrix products at a
-    time show what the two processes reach together. In further runs, each part sleeps as long as it costs.
+    They take turns with the whole model in one session and with `granularity="auto"`. Two matrix products at
+    a time show what the two processes reach together. In further runs, each part sleeps as long as it costs.
     """
     if d_model % 16:
         raise UsageError(f"--d-model must be a multiple of its 16 heads, got {d_model}")

@@ -22,7 +22,7 @@ from ferroflow_dask.deploy import count_gpus, load_durations, profile_of, profil
 from ferroflow_dask.deploy.calibration import load_profile
 from ferroflow_dask.graph import Graph
 from ferroflow_dask.graph.nodes import Op
-from ferroflow_dask.lowering import AUTO, bind_graph, place
+from ferroflow_dask.lowering import AUTO, bind_graph, scatter
 from ferroflow_dask.replay import job_of_graph, stock_s
 
 _IN_WORDS = {"whole": "whole", "bundles": "in bundles", "ops": "op by op"}
@@ -43,7 +43,7 @@ def run_graph(
     client: Client,
     told: Told,
     *,
-    placement: str,
+    granularity: str,
     repeat: int,
     shows_progress: bool,
     on_run: Callable[[], None] = lambda: None,
@@ -52,42 +52,42 @@ def run_graph(
     """Compute a graph on a cluster some times, and learn from each run for the next."""
     n_gpus = count_gpus(client)
     # One task for each op, or one for all, needs no measurements.
-    cluster = None if placement in ("ops", "whole") and not n_gpus else _profile(client)
+    cluster = None if granularity in ("ops", "whole") and not n_gpus else _profile(client)
     costs = _costs(client, cluster)
     gpu_costs = _gpu_costs(client, cluster) if n_gpus else None
     is_all_gpus = n_gpus == len(client.nthreads())
-    if placement == AUTO and n_gpus and not is_all_gpus:
-        placement = "ops"  # of a bundle nobody could say where each of its ops ends first
+    if granularity == AUTO and n_gpus and not is_all_gpus:
+        granularity = "ops"  # of a bundle nobody could say where each of its ops ends first
     told_costs = gpu_costs if is_all_gpus and gpu_costs is not None else costs
     warm_up(client, graph)
-    placed = place_shown(graph, client, is_shown=shows_progress)
-    if placement == AUTO:
-        bound = bind_graph(placed, inputs, costs=told_costs, profile=cluster, placement=placement)
-        placement = bound.placement
-    if placement == "whole":  # opens it
-        client.compute(bind_graph(placed, inputs, costs=told_costs, placement=placement)).result()
+    scattered = scatter_shown(graph, client, is_shown=shows_progress)
+    if granularity == AUTO:
+        bound = bind_graph(scattered, inputs, costs=told_costs, profile=cluster, granularity=granularity)
+        granularity = bound.granularity
+    if granularity == "whole":  # opens it
+        client.compute(bind_graph(scattered, inputs, costs=told_costs, granularity=granularity)).result()
     runs = []
     for _ in range(repeat):
         on_run()
         with progress_bar(client, is_shown=shows_progress) as watch:
             run = run_on_cluster(
-                placed,
+                scattered,
                 inputs,
                 client,
                 policy=told.policy,
                 processes=told.processes,
                 seed=told.seed,
-                profile=None if placement in ("ops", "whole") else cluster,
+                profile=None if granularity in ("ops", "whole") else cluster,
                 costs=told_costs,
                 gpu_costs=None if is_all_gpus else gpu_costs,
                 gpu_matmul_threshold=matmul_threshold,
-                placement=placement,
+                granularity=granularity,
                 on_submit=watch,
             )
-        if told.policy == "ferroflow" and placement in ("bundles", "ops") and not n_gpus:
+        if told.policy == "ferroflow" and granularity in ("bundles", "ops") and not n_gpus:
             run = _with_stock(run, graph, client, cluster)
         runs.append(run)
-        if placement != "whole":  # of which no op has a time of its own
+        if granularity != "whole":  # of which no op has a time of its own
             costs.observe(graph, run.seconds)
             if gpu_costs is not None:
                 gpu_costs.observe(graph, run.device_seconds)
@@ -116,10 +116,10 @@ class _Measured:
         return self.durations_s.get(op.id, 0.0)
 
 
-def place_shown(graph: Graph, client: Client, *, is_shown: bool) -> Graph:
+def scatter_shown(graph: Graph, client: Client, *, is_shown: bool) -> Graph:
     """Copy the constants of a graph to the workers, and show how far that is."""
     with late_bar("weights", "B", is_shown=is_shown) as update:
-        return place(graph, client, update)
+        return scatter(graph, client, update)
 
 
 def _profile(client: Client) -> ClusterProfile:
@@ -160,14 +160,14 @@ def in_words(runs: Sequence[Run]) -> list[str]:
     record = _median(runs)
     spread = f", median of {len(runs)} ({min(makespans):.3f}–{max(makespans):.3f} s)" if len(runs) > 1 else ""
     lines = [f"{record.dag} · {record.policy} · {_cluster(record)}: {_result(record)}{spread}"]
-    if record.placement is not None:
+    if record.granularity is not None:
         kernels = ", ".join(f"{name} {n}" for name, n in record.providers.items())
         session = " in one session" if record.in_session else ""
         lines.append(
-            f"{_IN_WORDS[record.placement]}: {_tasks(record)}{_expected(record)}; "
+            f"{_IN_WORDS[record.granularity]}: {_tasks(record)}{_expected(record)}; "
             f"kernels: {kernels or 'none'}{session}"
         )
-    if record.placement in ("bundles", "ops"):  # one task runs on one worker, and is stolen by none
+    if record.granularity in ("bundles", "ops"):  # one task runs on one worker, and is stolen by none
         lines.append(_steals(record))
     if record.stock_s is not None:
         lines.append(f"as single tasks of Dask: {record.stock_s:.3f} s (simulated)")
@@ -211,7 +211,7 @@ def _result(record: RunRecord) -> str:
 
 
 def _tasks(record: RunRecord) -> str:
-    if record.placement != "whole":
+    if record.granularity != "whole":
         return count(record.dask_tasks, "Dask task")
     n_inputs = record.dask_tasks - 1
     inputs = f", and {count(n_inputs, 'task')} for its {'input' if n_inputs == 1 else 'inputs'}"

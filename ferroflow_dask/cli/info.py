@@ -134,7 +134,7 @@ def info(
         table.add_row(
             name.replace("_", " "), Text(printable(_shown(fact)))
         )  # no markup: shapes have brackets
-    told = ", ".join(f"{placement} {seconds:.3g} s" for placement, seconds in predicted_s.items())
+    told = ", ".join(f"{granularity} {seconds:.3g} s" for granularity, seconds in predicted_s.items())
     told = f"{told} (at nominal rates)" if told else "nothing: it cannot run"
     table.add_row(f"predicted, {workers} × {threads}", Text(told))
     Console().print(table)
@@ -143,10 +143,10 @@ def info(
 
 
 def _predicted_s(graph: Graph, cluster: ClusterProfile) -> dict[str, float]:
-    """Return the makespan to expect under each placement, on a cluster that nobody has measured [s]."""
+    """Return the makespan to expect under each granularity, on a cluster that nobody has measured [s]."""
     costs = estimate(graph, AnalyticCost(cluster.flop_rate, cluster.memory_bandwidth))
     found = predictions_of(graph, costs, cluster)
-    return {placement: prediction.makespan_s for placement, prediction in found.items()}
+    return {granularity: prediction.makespan_s for granularity, prediction in found.items()}
 
 
 def _shown(fact: Any, limit: int = 6) -> str:

@@ -15,7 +15,7 @@ from ferroflow_dask.bench.markdown import count
 from ferroflow_dask.bench.progress import late_bar
 from ferroflow_dask.cli.cluster_options import refuse_given
 from ferroflow_dask.cli.files import check_folder
-from ferroflow_dask.cli.graphs import place_shown
+from ferroflow_dask.cli.graphs import scatter_shown
 from ferroflow_dask.cli.sections import how_option
 from ferroflow_dask.exceptions import FerroflowError, UsageError
 from ferroflow_dask.graph import Graph
@@ -26,7 +26,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 #: Rows of a batch.
 _BATCH = 32
 _ONLY_OF_JOBS = ("columns", "preprocess")
-_NOT_OF_JOBS = ("placement", "strategy", "repeat", "is_live", "report", "trace", "seed", "prints_job_script")
+_NOT_OF_JOBS = (
+    "granularity",
+    "strategy",
+    "repeat",
+    "is_live",
+    "report",
+    "trace",
+    "seed",
+    "prints_job_script",
+)
 
 
 def job_options(function: F) -> F:
@@ -81,11 +90,11 @@ def run_in_partitions(
     chosen = None if columns is None else columns.split(",")
     job = job_of(graph, input_files[0], output, batch=batch or _BATCH, columns=chosen, preprocess=preprocess)
     with cluster() as client:
-        placed = place_shown(graph, client, is_shown=not as_json)
+        scattered = scatter_shown(graph, client, is_shown=not as_json)
         start = time.perf_counter()
         try:
             with late_bar("rows", "rows", is_shown=not as_json) as update:
-                facts: dict[str, Any] = dict(run_job(job, placed, client, update))
+                facts: dict[str, Any] = dict(run_job(job, scattered, client, update))
         except UsageError:
             raise
         except (FerroflowError, KeyboardInterrupt):

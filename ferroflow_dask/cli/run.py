@@ -36,8 +36,8 @@ from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.graph import Graph, check_inputs
 from ferroflow_dask.graph.defaults import with_inputs
 from ferroflow_dask.kernels import check_supported
-from ferroflow_dask.lowering import AUTO, check_placement
-from ferroflow_dask.lowering.bundles import default_placement
+from ferroflow_dask.lowering import AUTO, check_granularity
+from ferroflow_dask.lowering.bundles import default_granularity
 from ferroflow_dask.lowering.pinned import in_parts, on_cluster
 from ferroflow_dask.policy import policy_names
 from ferroflow_dask.printable import printable
@@ -73,7 +73,7 @@ _OF_CLUSTERS = (
     "installed package offers.",
 )
 @how_option(
-    "--placement",
+    "--granularity",
     help="whole: the graph as one task. bundles: short ops travel together. ops: a task for each. auto: what "
     "is predicted to be fastest on this cluster (with the policy ferroflow; ops with others, and where only "
     "some workers have GPUs).  [default: whole for --model, auto for --dag]",
@@ -136,7 +136,7 @@ def run(
     timeout_s: float | None,
     slurm: SlurmOptions | None,
     prints_job_script: bool,
-    placement: str | None,
+    granularity: str | None,
     batch: int | None,
     columns: str | None,
     preprocess: str | None,
@@ -158,8 +158,8 @@ def run(
     click.get_current_context().with_resource(time_limit(timeout_s))
     _check_cluster(policy, address, slurm, prints_job_script)
     options = _policy_options(policy, seed, steal_threshold, no_adaptive_threshold)
-    _check_placement(policy, placement, batch, devices)
-    check_options(strategy, policy, placement, batch)
+    _check_granularity(policy, granularity, batch, devices)
+    check_options(strategy, policy, granularity, batch)
     in_partitions = is_job(input_files, output)
     _check_output(output, in_partitions)
     graph = load_graph(dag, model, seed, sizes)
@@ -215,19 +215,19 @@ def run(
         if policy == "sequential":
             runs = [run_sequentially(graph, inputs, seed=seed) for _ in range(repeat)]
         else:
-            chosen = placement or _default_placement(graph, model, policy, devices)
+            chosen = granularity or _default_granularity(graph, model, policy, devices)
             if policy != "ferroflow" and chosen == AUTO:
                 chosen = "ops"  # a baseline is Dask as it is used
             with cluster() as client, looks.at(client) as keep:
                 if found_strategy is not None:
                     graph = in_parts(graph, inputs, on_cluster(found_strategy, client))
-                    chosen = "ops" if placement == "ops" else "bundles"
+                    chosen = "ops" if granularity == "ops" else "bundles"
                 runs = run_graph(
                     graph,
                     inputs,
                     client,
                     Told(policy, where.tells_processes, seed),
-                    placement=chosen,
+                    granularity=chosen,
                     repeat=repeat,
                     on_run=keep.begin_run,
                     shows_progress=not (as_json or looks.is_live),
@@ -284,24 +284,26 @@ def _check_output(output: str | None, in_partitions: bool) -> None:
     check_folder("--output", output)
 
 
-def _default_placement(graph: Graph, model: str | None, policy: str, devices: Devices | None) -> str:
+def _default_granularity(graph: Graph, model: str | None, policy: str, devices: Devices | None) -> str:
     is_whole = model is not None and policy == "ferroflow" and devices is None
-    return (default_placement(graph, False, False) or AUTO) if is_whole else AUTO
+    return (default_granularity(graph, False, False) or AUTO) if is_whole else AUTO
 
 
-def _check_placement(policy: str, placement: str | None, batch: int | None, devices: Devices | None) -> None:
+def _check_granularity(
+    policy: str, granularity: str | None, batch: int | None, devices: Devices | None
+) -> None:
     if batch is not None and devices is not None and devices.matmul_threshold is not None:
         raise UsageError("--gpu-matmul-threshold is for ops; --batch runs the whole model; leave one out")
-    if batch is not None and (policy == "sequential" or placement not in (None, AUTO, "whole")):
+    if batch is not None and (policy == "sequential" or granularity not in (None, AUTO, "whole")):
         raise UsageError(
             "--batch computes the whole model on each worker; --policy sequential has none, and no other "
-            "--placement than auto or whole goes with it"
+            "--granularity than auto or whole goes with it"
         )
-    if placement is None:
+    if granularity is None:
         return
-    check_placement(placement)
-    if policy == "sequential" and placement != AUTO:
-        raise UsageError("--placement is how a graph is cut for a cluster; --policy sequential has none")
+    check_granularity(granularity)
+    if policy == "sequential" and granularity != AUTO:
+        raise UsageError("--granularity is how a graph is cut for a cluster; --policy sequential has none")
 
 
 def _policy_options(policy: str, seed: int, threshold: int | None, is_fixed: bool) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def strategy_for(graph: Graph, inputs: Mapping[str, Any], path: str) -> Strategy
     return strategy
 
 
-def check_options(strategy: str | None, policy: str, placement: str | None, batch: int | None) -> None:
+def check_options(strategy: str | None, policy: str, granularity: str | None, batch: int | None) -> None:
     """Raise `UsageError` for options that a strategy, if there is one, does not go with."""
     if strategy is None:
         return
@@ -45,8 +45,8 @@ def check_options(strategy: str | None, policy: str, placement: str | None, batc
         raise UsageError("--strategy splits operators for workers; --policy sequential has none")
     if batch is not None:
         raise UsageError("--strategy splits operators; --batch runs the whole model; leave one out")
-    if placement not in (None, AUTO, "bundles", "ops"):
-        raise UsageError(f"--strategy needs --placement auto, bundles or ops, got {placement!r}")
+    if granularity not in (None, AUTO, "bundles", "ops"):
+        raise UsageError(f"--strategy needs --granularity auto, bundles or ops, got {granularity!r}")
 
 
 def report_of(graph: Graph, path: str) -> StrategyReport:

@@ -15,7 +15,7 @@ from ferroflow_dask.graph import random_inputs
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import FERROFLOW_DOMAIN, Op, TensorSpec
 from ferroflow_dask.kernels import compile_op
-from ferroflow_dask.lowering import bind_graph, executed, place
+from ferroflow_dask.lowering import bind_graph, executed, scatter
 from ferroflow_dask.lowering.bundles import is_for_sessions
 
 #: Runs of an operator, of which the shortest counts; no more once they took so long [s].
@@ -59,10 +59,10 @@ class WorkerCost:
             return
         self.factor = 1.0
         alone_s = sum(self.seconds(op, graph) or 0.0 for op in graph.live_ops)
-        placed, inputs = place(graph, self._client), random_inputs(graph)
+        scattered, inputs = scatter(graph, self._client), random_inputs(graph)
         durations = []
         for _ in range(_WHOLE_RUNS):
-            bound = bind_graph(placed, inputs, placement="whole")
+            bound = bind_graph(scattered, inputs, granularity="whole")
             self._client.compute(bound).result()
             durations.append(executed(self._client, bound.run).busy_s)
         if alone_s > 0 and min(durations) > 0:

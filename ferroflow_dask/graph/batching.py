@@ -106,5 +106,5 @@ def _freed_source(source: Source, is_batched: bool, is_target: bool, rows: int) 
         target = np.array(source.array)
         if target.ndim == 1 and len(target) and target[0] == rows:
             target[0] = 0  # "as many as the input has"
-            return replace(source, value=target, is_placed=False)
+            return replace(source, value=target, is_scattered=False)
     return source

@@ -52,7 +52,7 @@ def _opened(graph: Graph, names: Collection[str]) -> Graph:
 
 
 def _as_input(source: Source, spec: TensorSpec) -> Source:
-    return replace(source, spec=spec, value=None, is_placed=False, known=None, declared=None)
+    return replace(source, spec=spec, value=None, is_scattered=False, known=None, declared=None)
 
 
 def _reached(graph: Graph, names: Collection[str]) -> set[str]:

@@ -89,16 +89,16 @@ def with_specs(specs: Mapping[str, TensorSpec], most: int | None = None) -> str:
 class Source:
     """A value that is supplied, not computed: an input (no `value` yet) or a constant.
 
-    `value` is a NumPy array, read-only in a graph, or, once the constants of a graph were placed on a cluster
-    (`is_placed`), the Dask Future of one; `known` is the array of a small one then. `declared` is what may be
-    given in place of a constant that is only the default of an input; None of other sources.
+    `value` is a NumPy array, read-only in a graph, or, once constants were scattered to workers
+    (`is_scattered`), the Dask Future of one; `known` is the array of a small one then. `declared` is what may
+    be given in place of a constant that is only the default of an input; None of other sources.
     """
 
     id: int
     name: str
     spec: TensorSpec
     value: Any = None
-    is_placed: bool = False
+    is_scattered: bool = False
     known: Any = None
     declared: TensorSpec | None = None
 
@@ -120,12 +120,12 @@ class Source:
             return self
         view = array.view()
         view.flags.writeable = False
-        return replace(self, known=view) if self.is_placed else replace(self, value=view)
+        return replace(self, known=view) if self.is_scattered else replace(self, value=view)
 
     @property
     def array(self) -> Any:
         """The value, where it is in this process."""
-        return self.known if self.is_placed else self.value
+        return self.known if self.is_scattered else self.value
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -33,7 +33,9 @@ def to_onnx(graph: Graph, inputs: Mapping[str, TensorSpec] | None = None) -> onn
     inputs : mapping of str to TensorSpec, optional
         What is known of inputs beyond the graph's own specs.
     """
-    away = {source.name: source.spec for source in graph.sources if source.is_placed and not source.is_small}
+    away = {
+        source.name: source.spec for source in graph.sources if source.is_scattered and not source.is_small
+    }
     specs = {**graph.inputs, **away, **(inputs or {})}
     made = onnx.helper.make_graph(
         [node_from_op(op, graph.opsets.get(op.domain, 1)) for op in graph.live_ops],

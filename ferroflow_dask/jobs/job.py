@@ -133,13 +133,13 @@ def _attribute(name: str, value: Any) -> bytes:
     return message
 
 
-def run_job(job: Job, placed: Graph, client: Client, update: Update) -> dict[str, int]:
+def run_job(job: Job, scattered: Graph, client: Client, update: Update) -> dict[str, int]:
     """Compute the partitions that are missing, and make one file of all.
 
     Parameters
     ----------
     job : Job
-    placed : Graph
+    scattered : Graph
         The job's graph with its constants on the cluster.
     client : Client
     update : callable
@@ -156,7 +156,7 @@ def run_job(job: Job, placed: Graph, client: Client, update: Update) -> dict[str
     finished = set(range(len(sizes))) - set(missing)
     rows = sum(job.output.n_rows(at) for at in finished)
     done_rows, done_size, total_size = 0, 0, sum(sizes[at] for at in missing)
-    values = {source.name: source.value for source in placed.sources}
+    values = {source.name: source.value for source in scattered.sources}
     weights = {name: values[name] for name in job.model.weights}
     work = client.scatter(_Work(job.model.run, job.source, job.output, job.batch), broadcast=True)
     run = uuid.uuid4().hex

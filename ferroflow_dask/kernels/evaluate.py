@@ -49,7 +49,7 @@ def evaluate(
     BindError
         A name, shape or dtype does not fit.
     UsageError
-        The graph's constants were placed on a cluster.
+        The graph's constants were scattered on a cluster.
     KernelNotFoundError
         No provider has one of the operators; nothing was computed.
     KernelError
@@ -67,7 +67,7 @@ def evaluate(
     """
     graph = with_inputs(graph, inputs or {})
     given = check_inputs(graph, inputs or {})
-    if any(source.is_placed for source in graph.sources):
+    if any(source.is_scattered for source in graph.sources):
         raise UsageError(
             f"the constants of graph {graph.name!r} are on a cluster; evaluate it as it was before"
         )

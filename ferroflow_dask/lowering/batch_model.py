@@ -167,14 +167,14 @@ class BatchModel:
     specs: Mapping[str, TensorSpec]
 
     @property
-    def is_placed(self) -> bool:
+    def is_scattered(self) -> bool:
         """Whether large constants are on the cluster, as Futures; then they are an argument of each batch."""
         return any(isinstance(value, TaskRef) for value in self.weights.values())
 
     @property
     def sent(self) -> RunModel | LoadedModel:
-        """What travels to each worker: large constants included, unless they are placed."""
-        return self.run if self.is_placed else self.loaded
+        """What travels to each worker: large constants included, unless they are scattered."""
+        return self.run if self.is_scattered else self.loaded
 
     @property
     def loaded(self) -> LoadedModel:
@@ -184,7 +184,7 @@ class BatchModel:
     @property
     def weight_arguments(self) -> list[Any]:
         """The argument of a batch's task that has the large constants; none if they travel with the model."""
-        return [Dict(dict(self.weights))] if self.is_placed else []
+        return [Dict(dict(self.weights))] if self.is_scattered else []
 
 
 #: Values of the other inputs for which what was found out is kept, of each graph.

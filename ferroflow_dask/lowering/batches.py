@@ -29,9 +29,9 @@ from ferroflow_dask.kernels.session_settings import SessionSettings
 from ferroflow_dask.lowering.batch_model import BatchModel, LoadedModel, RunModel, Trial, batch_model
 from ferroflow_dask.lowering.forms import Columns
 from ferroflow_dask.lowering.map_rows import checked_others, map_rows
-from ferroflow_dask.lowering.placement import check_placed
 from ferroflow_dask.lowering.row_sources import ArraySource, source_of
 from ferroflow_dask.lowering.row_steps import Steps, function_of
+from ferroflow_dask.lowering.scattering import check_scattered
 from ferroflow_dask.lowering.sources import (
     check_sizes,
     checked,
@@ -113,7 +113,7 @@ def map_batches(
     source = source_of(data, as_count(batch))
     if source is not None:
         names = provider_names(providers)
-        check_placed(graph)
+        check_scattered(graph)
         check_supported(graph, names)
         return map_rows(graph, source, names, steps, trial, meta=rows.meta, has_warm_up=rows.warm_up)
     if rows.columns is not None:
@@ -127,7 +127,7 @@ def map_batches(
     if steps.preprocess is None:
         graph, names, batched, others = _given(graph, data, batch, providers)
     else:
-        check_placed(graph)
+        check_scattered(graph)
         names = provider_names(providers)
         check_supported(graph, names)
         batched, others = unchecked(data, batch), {}
@@ -178,7 +178,7 @@ def _given(
 ) -> tuple[Graph, tuple[str, ...], dict[str, Any], dict[str, Any]]:
     """Return the graph, its providers, the inputs that are batched, and the others."""
     names = provider_names(providers)
-    check_placed(graph)
+    check_scattered(graph)
     if isinstance(x, Mapping):
         graph = with_inputs(graph, x)
     check_supported(graph, names)

@@ -21,7 +21,7 @@ from ferroflow_dask.graph.nodes import FERROFLOW_DOMAIN, Op, TensorSpec
 from ferroflow_dask.lowering.tasks import exported
 
 #: All ops as one piece of work, in one session where a provider has such; in bundles; or each by itself.
-PLACEMENTS = ("whole", "bundles", "ops")
+GRANULARITIES = ("whole", "bundles", "ops")
 #: The one that is predicted to be fastest.
 AUTO = "auto"
 #: A graph stays whole where that is predicted to take at most this times as long as in pieces: a session
@@ -37,27 +37,27 @@ class Bundling:
     ----------
     bundles : tuple of tuple of Op
         The ops that run as one task each, in order; the tasks in an order in which they can run.
-    placement : str
-        Of `PLACEMENTS`.
+    granularity : str
+        Of `GRANULARITIES`.
     predictions : mapping of str to Prediction
-        Of that placement, and of others that were considered.
+        Of that granularity, and of others that were considered.
     costs_s : mapping of int to float
         What each op was taken to last, by id [s]: known or guessed.
     """
 
     bundles: tuple[tuple[Op, ...], ...]
-    placement: str
+    granularity: str
     predictions: Mapping[str, Prediction]
     costs_s: Mapping[int, float]
 
     @property
     def prediction(self) -> Prediction:
         """What should happen."""
-        return self.predictions[self.placement]
+        return self.predictions[self.granularity]
 
 
 def bundle(
-    graph: Graph, costs: Mapping[int, float], cluster: ClusterProfile, placement: str = "bundles"
+    graph: Graph, costs: Mapping[int, float], cluster: ClusterProfile, granularity: str = "bundles"
 ) -> Bundling:
     """Cut a graph into tasks for a cluster; O(ops · log ops).
 
@@ -68,24 +68,24 @@ def bundle(
         Expected duration of ops by id [s]; where one is missing, so many bundles of decreasing sizes are
         made that stealing can correct what the guess gets wrong.
     cluster : ClusterProfile
-    placement : str, optional
-        Of `PLACEMENTS`, or `auto`.
+    granularity : str, optional
+        Of `GRANULARITIES`, or `auto`.
 
     Raises
     ------
     UnknownNameError
-        There is no such placement.
+        There is no such granularity.
     """
-    check_placement(placement)
+    check_granularity(granularity)
     work, fits, is_guess = _work(graph, costs, cluster)
     n_ops = len(graph.live_ops)
     whole: Cut = [list(range(n_ops))] if n_ops else []
     cuts: dict[str, tuple[Cut, Prediction]] = {}
-    if placement == "whole" or (placement == AUTO and is_for_sessions(graph) and fits(whole)):
+    if granularity == "whole" or (granularity == AUTO and is_for_sessions(graph) and fits(whole)):
         cuts["whole"] = whole, predict(work, whole, cluster)
-    if placement in (AUTO, "bundles"):
+    if granularity in (AUTO, "bundles"):
         cuts["bundles"] = best_cut(work, cluster, is_guess, fits)
-    if placement == "ops":
+    if granularity == "ops":
         every: Cut = [[i] for i in range(n_ops)]
         cuts["ops"] = every, predict(work, every, cluster)
     predictions = {name: prediction for name, (_, prediction) in cuts.items()}
@@ -98,21 +98,21 @@ def bundle(
 def predictions_of(
     graph: Graph, costs: Mapping[int, float], cluster: ClusterProfile
 ) -> dict[str, Prediction]:
-    """Return what should happen under each placement; the parameters are those of `bundle`."""
+    """Return what should happen under each granularity; the parameters are those of `bundle`."""
     found: dict[str, Prediction] = {}
-    for placement in PLACEMENTS:
-        found.update(bundle(graph, costs, cluster, placement).predictions)
+    for granularity in GRANULARITIES:
+        found.update(bundle(graph, costs, cluster, granularity).predictions)
     return found
 
 
-def check_placement(placement: str) -> None:
-    """Raise for what is none of `PLACEMENTS`, nor `auto`."""
-    if placement not in (AUTO, *PLACEMENTS):
-        raise UnknownNameError.of("placement", placement, (AUTO, *PLACEMENTS))
+def check_granularity(granularity: str) -> None:
+    """Raise for what is none of `GRANULARITIES`, nor `auto`."""
+    if granularity not in (AUTO, *GRANULARITIES):
+        raise UnknownNameError.of("granularity", granularity, (AUTO, *GRANULARITIES))
 
 
-def default_placement(graph: Graph, has_profile: bool, has_gpu_costs: bool) -> str | None:
-    """Return the placement where the caller names none.
+def default_granularity(graph: Graph, has_profile: bool, has_gpu_costs: bool) -> str | None:
+    """Return the granularity where the caller names none.
 
     Without a measured cluster, one session is nearly always the fastest. Where ops have costs on GPUs, each
     runs where it ends first. A graph without inputs would be computed when its session is opened.

@@ -26,9 +26,9 @@ from ferroflow_dask.graph.inputs import check_inputs
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.kernels.choice import check_supported, provider_names
-from ferroflow_dask.lowering.bundles import Bundling, bundle, check_placement
+from ferroflow_dask.lowering.bundles import Bundling, bundle, check_granularity
 from ferroflow_dask.lowering.pinned import in_parts, is_pinned, pinned_bundling
-from ferroflow_dask.lowering.placement import check_placed
+from ferroflow_dask.lowering.scattering import check_scattered
 from ferroflow_dask.lowering.sources import check_lazy, is_lazy
 from ferroflow_dask.lowering.tasks import GpuCosts, host_values, lower, op_type_prefix
 from ferroflow_dask.strategy import Strategy
@@ -49,10 +49,10 @@ class BoundGraph(DaskMethodsMixin):
         all of it.
     n_tasks : int
         Number of tasks that a computation runs.
-    placement : str
+    granularity : str
         `whole`, `bundles` or `ops`.
     predictions : mapping of str to Prediction
-        What should happen on the cluster that the graph was cut for, if it was: by placement, those that
+        What should happen on the cluster that the graph was cut for, if it was: by granularity, those that
         were considered.
     """
 
@@ -64,17 +64,17 @@ class BoundGraph(DaskMethodsMixin):
         *,
         n_tasks: int,
         graph: Graph | None,
-        placement: str = "ops",
+        granularity: str = "ops",
         predictions: Mapping[str, Prediction] = MappingProxyType({}),
     ):
         self.run = run
         self.places = dict(places)
         self.n_tasks = n_tasks
-        self.placement = placement
+        self.granularity = granularity
         self.predictions = dict(predictions)
         self._dsk = dsk
-        # It may hold the Futures of placed constants: without them persisted outputs that a worker took with
-        # it could not be computed again.
+        # It may hold the Futures of scattered constants: without them persisted outputs that a worker took
+        # with it could not be computed again.
         self._graph = graph
 
     def __dask_graph__(self) -> HighLevelGraph:
@@ -97,12 +97,12 @@ class BoundGraph(DaskMethodsMixin):
         return host_values, (self.places,)
 
     def __dask_postpersist__(self) -> tuple[Callable[..., BoundGraph], tuple[Any, ...]]:
-        return _persisted, (self.run, self.places, self._graph, (self.placement, self.predictions))
+        return _persisted, (self.run, self.places, self._graph, (self.granularity, self.predictions))
 
     @property
     def prediction(self) -> Prediction | None:
         """What should happen, if the graph was cut for a cluster."""
-        return self.predictions.get(self.placement)
+        return self.predictions.get(self.granularity)
 
     def by_name(self, results: Sequence[Any]) -> dict[str, Any]:
         """Return the outputs, given the results of `__dask_keys__()`."""
@@ -119,7 +119,9 @@ class BoundGraph(DaskMethodsMixin):
         places = {name: self.places[name] for name in names}
         dsk = self._dsk.cull({key for key, _ in places.values()})
         n_tasks = len(dsk) if self.n_tasks else 0  # what was persisted is values
-        return BoundGraph(self.run, dsk, places, n_tasks=n_tasks, graph=self._graph, placement=self.placement)
+        return BoundGraph(
+            self.run, dsk, places, n_tasks=n_tasks, graph=self._graph, granularity=self.granularity
+        )
 
     def __repr__(self) -> str:
         names = list(self.places)
@@ -139,8 +141,10 @@ def _persisted(
         places = {name: (rename.get(key, key), item) for name, (key, item) in places.items()}
     layer = f"persisted-{run}"
     dsk = HighLevelGraph({layer: MaterializedLayer(results)}, {layer: set()})
-    placement, predictions = planned
-    return BoundGraph(run, dsk, places, n_tasks=0, graph=graph, placement=placement, predictions=predictions)
+    granularity, predictions = planned
+    return BoundGraph(
+        run, dsk, places, n_tasks=0, graph=graph, granularity=granularity, predictions=predictions
+    )
 
 
 def bind_graph(
@@ -151,7 +155,7 @@ def bind_graph(
     providers: Sequence[str] | None = None,
     prefix: Callable[[Op], str] = op_type_prefix,
     profile: ClusterProfile | None = None,
-    placement: str | None = None,
+    granularity: str | None = None,
     gpu_costs: CostModel | None = None,
     gpu_matmul_threshold: int | None = None,
     strategy: Strategy | None = None,
@@ -167,7 +171,7 @@ def bind_graph(
     prefix : callable, optional
         Returns the key prefix of the tasks of an op; the operator's name by default.
     """
-    check_placed(graph)
+    check_scattered(graph)
     check_kind("bind", inputs or {}, Mapping, "a dict of inputs by name, bind({'x': x})")
     if profile is not None:
         check_kind("bind", profile, ClusterProfile, "a ClusterProfile, as calibrate(client) returns one")
@@ -177,7 +181,7 @@ def bind_graph(
         graph = in_parts(graph, inputs or {}, strategy)
     with _collector_at_rest():
         seconds = _nominal_costs(graph) if costs is None else estimate(graph, costs)
-        bundling = _bundling(graph, seconds, profile, placement)
+        bundling = _bundling(graph, seconds, profile, granularity)
         return _bind(
             graph,
             {} if inputs is None else inputs,
@@ -241,10 +245,10 @@ def _bind(
         providers=chosen,
         costs=costs,
         prefix=prefix,
-        bundles=None if bundling is None or bundling.placement == "ops" else bundling.bundles,
+        bundles=None if bundling is None or bundling.granularity == "ops" else bundling.bundles,
         guesses=None if bundling is None else bundling.costs_s,
         gpu=gpu,
-        is_whole=bundling is not None and bundling.placement == "whole",
+        is_whole=bundling is not None and bundling.granularity == "whole",
     )
     return BoundGraph(
         run,
@@ -252,25 +256,25 @@ def _bind(
         lowered.places,
         n_tasks=lowered.n_tasks,
         graph=graph,
-        placement="ops" if bundling is None else bundling.placement,
+        granularity="ops" if bundling is None else bundling.granularity,
         predictions=bundling.predictions if bundling is not None and is_predicted else {},
     )
 
 
 def _bundling(
-    graph: Graph, costs: Mapping[int, float], profile: ClusterProfile | None, placement: str | None
+    graph: Graph, costs: Mapping[int, float], profile: ClusterProfile | None, granularity: str | None
 ) -> Bundling | None:
     """Return how the graph is cut; None for a task for each op, of which nothing is predicted."""
     if is_pinned(graph):
-        return pinned_bundling(graph, costs, placement)
-    if placement is not None:
-        check_placement(placement)
+        return pinned_bundling(graph, costs, granularity)
+    if granularity is not None:
+        check_granularity(granularity)
     if profile is not None:
-        return bundle(graph, costs, profile, placement or "bundles")
-    if placement in (None, "ops"):
+        return bundle(graph, costs, profile, granularity or "bundles")
+    if granularity in (None, "ops"):
         return None
-    if placement == "whole":
-        return bundle(graph, costs, ClusterProfile((1,)), placement)
+    if granularity == "whole":
+        return bundle(graph, costs, ClusterProfile((1,)), granularity)
     raise UsageError(
-        f"placement {placement!r} needs profile=, which ferroflow_dask.calibrate(client) returns"
+        f"granularity {granularity!r} needs profile=, which ferroflow_dask.calibrate(client) returns"
     )

@@ -52,7 +52,7 @@ def arrived(value: Any) -> Any:
 def files_of(graph: Graph, client: Client | None = None) -> dict[str, FileArray]:
     """Return the large constants of a graph that workers map from files; see `files_of_arrays`."""
     large = large_constants(graph).items()
-    return files_of_arrays({name: source.value for name, source in large if not source.is_placed}, client)
+    return files_of_arrays({name: source.value for name, source in large if not source.is_scattered}, client)
 
 
 def files_of_arrays(values: Mapping[str, Any], client: Client | None = None) -> dict[str, FileArray]:

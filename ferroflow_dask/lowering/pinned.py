@@ -12,7 +12,7 @@ from ferroflow_dask.clients import is_address
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import TensorSpec
-from ferroflow_dask.lowering.bundles import Bundling, check_placement
+from ferroflow_dask.lowering.bundles import Bundling, check_granularity
 from ferroflow_dask.lowering.pinned_bundles import bundles_of
 from ferroflow_dask.strategy import Strategy, partition, with_shapes
 
@@ -57,12 +57,12 @@ def in_parts(graph: Graph, inputs: Mapping[str, Any], strategy: Strategy) -> Gra
     return partition(with_shapes(graph, specs), strategy)
 
 
-def pinned_bundling(graph: Graph, costs: Mapping[int, float], placement: str | None) -> Bundling:
+def pinned_bundling(graph: Graph, costs: Mapping[int, float], granularity: str | None) -> Bundling:
     """Return the tasks of a graph whose ops name their workers."""
-    if placement is not None:
-        check_placement(placement)
-    if placement == "whole":
-        raise UsageError("a strategy needs placement 'bundles' or 'ops', got 'whole'")
-    if placement == "ops":
+    if granularity is not None:
+        check_granularity(granularity)
+    if granularity == "whole":
+        raise UsageError("a strategy needs granularity 'bundles' or 'ops', got 'whole'")
+    if granularity == "ops":
         return Bundling(tuple((op,) for op in graph.live_ops), "ops", {}, costs)
     return Bundling(tuple(bundles_of(graph, costs)), "bundles", {}, costs)

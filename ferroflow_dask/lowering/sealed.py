@@ -100,7 +100,7 @@ def _light(source: Source) -> Source:
     if source.is_input:
         return source
     value = None if is_large(source) else source.array
-    return replace(source, value=value, is_placed=False, declared=None)
+    return replace(source, value=value, is_scattered=False, declared=None)
 
 
 def runner_here(

@@ -155,7 +155,7 @@ class SourceReferences:
     def __getitem__(self, name: str) -> TaskRef:
         source = self._sources[name]
         value = self._inputs[name] if source.is_input else source.value
-        if source.is_placed:
+        if source.is_scattered:
             future: TaskRef = value  # whoever holds the tasks that read it keeps it alive
             return future
         if isinstance(value, TaskRef):

@@ -26,7 +26,7 @@ def warm_up(model: BatchModel, steps: Steps) -> None:
         raise UsageError("warm_up needs a client: Client(address)") from error
     check_synchronous(client, "warm_up")
     functions = [step for step in (steps.preprocess, steps.postprocess) if isinstance(step, BuiltOnce)]
-    if model.is_placed:
+    if model.is_scattered:
         _on_all(client, model.run, functions, dict(model.weights))
     else:  # sent once, and from worker to worker
         _on_all(client, client.scatter(model.loaded, hash=False), functions)

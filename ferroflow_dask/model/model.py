@@ -18,10 +18,10 @@ from ferroflow_dask.graph.render import to_dot, to_html, write
 from ferroflow_dask.kernels.evaluate import evaluate
 from ferroflow_dask.kernels.provider import Part
 from ferroflow_dask.kernels.session import parts_of
-from ferroflow_dask.lowering.bundles import default_placement
+from ferroflow_dask.lowering.bundles import default_granularity
 from ferroflow_dask.lowering.collection import BoundGraph, bind_graph
 from ferroflow_dask.lowering.pinned import in_parts, is_pinned, on_cluster
-from ferroflow_dask.lowering.placement import place
+from ferroflow_dask.lowering.scattering import scatter
 from ferroflow_dask.model.batch_inference import BatchInference
 from ferroflow_dask.strategy import Strategy
 
@@ -78,7 +78,7 @@ class Model(BatchInference):
         /,
         *,
         profile: ClusterProfile | None = None,
-        placement: str | None = None,
+        granularity: str | None = None,
         costs: CostModel | None = None,
         gpu_costs: CostModel | None = None,
         gpu_matmul_threshold: int | None = None,
@@ -95,7 +95,7 @@ class Model(BatchInference):
         profile : ClusterProfile, optional
             The cluster that the graph is cut for, as `calibrate` returns it: ops that are too short for a
             task of their own are bundled.
-        placement : str, optional
+        granularity : str, optional
             `whole` (one task, in one onnxruntime session or in several, see `providers`), `bundles`, `ops`
             (a task for each op) or `auto` (the one that is predicted to be fastest). `bundles` and `auto`
             need `profile`. The default is `whole`, or `auto` with a profile. For graphs without inputs or
@@ -134,8 +134,8 @@ class Model(BatchInference):
         StrategyError
             The strategy does not fit the model or the cluster.
         UsageError
-            An argument is of the wrong type, there is no such placement, it needs a profile, an input is
-            given twice, or the client that placed the constants is closed.
+            An argument is of the wrong type, there is no such granularity, it needs a profile, an input is
+            given twice, or the client that scattered the constants is closed.
 
         Examples
         --------
@@ -147,13 +147,13 @@ class Model(BatchInference):
         >>> model = builder.build()
         >>> model.bind(x=np.float32([1, 2])).compute(scheduler="sync")
         {'y': array([2., 4.], dtype=float32)}
-        >>> model.bind({"x": np.float32([3])}, placement="whole").compute(scheduler="sync")
+        >>> model.bind({"x": np.float32([3])}, granularity="whole").compute(scheduler="sync")
         {'y': array([6.], dtype=float32)}
         """
         given = _by_name("bind", inputs, named)
         options: dict[str, Any] = {
             "profile": profile,
-            "placement": placement,
+            "granularity": granularity,
             "costs": costs,
             "gpu_costs": gpu_costs,
             "gpu_matmul_threshold": gpu_matmul_threshold,
@@ -167,15 +167,15 @@ class Model(BatchInference):
                     f"{option!r} is an input of model {self.name!r} and an option of bind; give the input in "
                     f"a dict: bind({{{option!r}: {option}}})"
                 )
-        if placement is None and strategy is None and not is_pinned(self.graph):
+        if granularity is None and strategy is None and not is_pinned(self.graph):
             has_gpu_costs = gpu_costs is not None or gpu_matmul_threshold is not None
-            options["placement"] = default_placement(self.graph, profile is not None, has_gpu_costs)
+            options["granularity"] = default_granularity(self.graph, profile is not None, has_gpu_costs)
         return bind_graph(self.graph, given, **options)
 
-    def place(self, client: Client, strategy: Strategy | None = None) -> Model:
+    def scatter(self, client: Client, strategy: Strategy | None = None) -> Model:
         """Copy the constants to every worker and return a model that refers to the copies.
 
-        This model is not changed. Without placement, constants travel inside the Dask graph. That is right
+        This model is not changed. Without `scatter`, constants travel inside the Dask graph. That is right
         for small constants and slow for the weights of a large model (Dask warns about graphs over 10 MB).
         If the plugin is installed, all copies stay; otherwise Dask's active memory manager keeps one copy of
         a constant that no task waits for.
@@ -204,15 +204,15 @@ class Model(BatchInference):
 
         Examples
         --------
-        >>> model = load_onnx("model.onnx").place(client)  # doctest: +SKIP
+        >>> model = load_onnx("model.onnx").scatter(client)  # doctest: +SKIP
         >>> client.compute(model.bind(x=x)).result()  # doctest: +SKIP
         """
         graph = self.graph
         if strategy is not None:
-            check_kind("place", strategy, Strategy, "a Strategy, as read_strategy(file) returns one")
-            check_synchronous(client, "place")
+            check_kind("scatter", strategy, Strategy, "a Strategy, as read_strategy(file) returns one")
+            check_synchronous(client, "scatter")
             graph = in_parts(graph, {}, on_cluster(strategy, client))
-        return Model(place(graph, client))
+        return Model(scatter(graph, client))
 
     def evaluate(
         self,
@@ -242,7 +242,7 @@ class Model(BatchInference):
         KernelError
             An op failed.
         UsageError
-            The constants were placed on a cluster, or an input is given twice.
+            The constants were scattered on a cluster, or an input is given twice.
 
         Examples
         --------

@@ -228,7 +228,7 @@ class FerroflowStealing(WorkStealing):
         self.messages.open(self.policy.keeps_successors)
         if self.bundles_graphs:
             self.graphs.open()
-        self.changes.make(replicas.placed_replicas_change(self.scheduler))
+        self.changes.make(replicas.scattered_replicas_change(self.scheduler))
         self.changes.make(metrics.collector_change(self))
         for point in entry_points(group=ENTRY_POINT_GROUP):
             try:

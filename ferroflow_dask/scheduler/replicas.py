@@ -1,4 +1,4 @@
-"""Replicas of placed values: what `place` has copied to all workers stays there.
+"""Replicas of scattered values: what `scatter` has copied to all workers stays there.
 
 Dask's active memory manager keeps one replica of a value that no task waits for, and drops the others every
 two seconds. For weights, each call of a model would fetch them again.
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from distributed.active_memory_manager import ReduceReplicas
 
-from ferroflow_dask.annotations import is_placed_key
+from ferroflow_dask.annotations import is_scattered_key
 from ferroflow_dask.scheduler.changes import CallChange, Change
 
 if TYPE_CHECKING:
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 
 class KeepPlaced(ReduceReplicas):
-    """Dask's policy `ReduceReplicas` for all keys but placed ones."""
+    """Dask's policy `ReduceReplicas` for all keys but scattered ones."""
 
     def run(self) -> SuggestionGenerator:
         """Suggest which replicas to drop; called by the active memory manager."""
         for suggestion in super().run():
-            if not is_placed_key(suggestion.ts.key):
+            if not is_scattered_key(suggestion.ts.key):
                 yield suggestion
 
 
-def placed_replicas_change(scheduler: Scheduler) -> Change:
-    """Return the change that exempts placed values from Dask's reduction of replicas."""
+def scattered_replicas_change(scheduler: Scheduler) -> Change:
+    """Return the change that exempts scattered values from Dask's reduction of replicas."""
     return CallChange(
         "active memory manager's ReduceReplicas",
         lambda: _exchange(scheduler, ReduceReplicas, KeepPlaced),

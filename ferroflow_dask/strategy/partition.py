@@ -97,10 +97,10 @@ class Partition:
     def graph(self) -> Graph:
         """Write the ops of all parts."""
         for source in self._old.values():
-            if source.is_input or source.is_placed:
+            if source.is_input or source.is_scattered:
                 self._keep(source)
-                # A placed constant is on all workers.
-                home = "" if source.is_placed else self._strategy.workers[0]
+                # A scattered constant is on all workers.
+                home = "" if source.is_scattered else self._strategy.workers[0]
                 self._pieces[source.name] = [_Piece(self._all_of(source.name), (_Held(source.name, home),))]
         for op in self._graph.live_ops:
             self._split(op, self._strategy.operators[op.name])

@@ -1,7 +1,7 @@
 """The built-in graphs (`graph.generate`) as workloads, each in the ways it can be written for Dask.
 
 A run starts from the `Graph`: lowering it is on the clock, and so is everything after; only constants
-that are placed are there before. Outputs are all values that nothing reads, and the ends of stages.
+that are scattered are there before. Outputs are all values that nothing reads, and the ends of stages.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ferroflow_dask.cost import AnalyticCost, MeasuredCost, estimate
 from ferroflow_dask.deploy import calibrate
 from ferroflow_dask.exceptions import KernelNotFoundError, ResultError, UnknownNameError, UsageError
 from ferroflow_dask.graph import FERROFLOW_DOMAIN, TOPOLOGIES, Graph, Op, bounds, generate_graph
-from ferroflow_dask.lowering import bind_graph, executed, place
+from ferroflow_dask.lowering import bind_graph, executed, scatter
 from ferroflow_dask.lowering.tasks import host_values, op_type_prefix
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def duration_prefix(op: Op) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Lowering:
-    is_placed: bool
+    is_scattered: bool
     prefix: Callable[[Op], str] = op_type_prefix
     is_bundled: bool = False
 
@@ -67,13 +67,13 @@ _BUNDLED = "bundled"
 
 #: Of graphs whose ops declare their durations, and of all others. The plain one comes first.
 _BY_NAME: Mapping[str, _Lowering] = {
-    "root placed, one name": _Lowering(True),
-    "root placed, name by duration": _Lowering(True, duration_prefix),
+    "root scattered, one name": _Lowering(True),
+    "root scattered, name by duration": _Lowering(True, duration_prefix),
     "root a task, one name": _Lowering(False),
     "root a task, name by duration": _Lowering(False, duration_prefix),
 }
 _BY_PLACE: Mapping[str, _Lowering] = {
-    "constants placed": _Lowering(True),
+    "constants scattered": _Lowering(True),
     "constants as tasks": _Lowering(False),
 }
 
@@ -241,12 +241,12 @@ def _build(name: str, lowerings: Mapping[str, _Lowering], request: Request) -> I
     # Shapes and nominal rates stand in where durations are not declared, as for any user of `bind`.
     declared = None if request.costs == "known" else _NothingKnown()
     clusters: list[_KnownCluster] = []
-    ready: list[Graph] = [] if lowering.is_placed else [graph]
-    # No collection: it would hold the placed constants after the run.
+    ready: list[Graph] = [] if lowering.is_scattered else [graph]
+    # No collection: it would hold the scattered constants after the run.
     submitted: list[_Submitted] = []
 
     def prepare(cluster: Cluster) -> None:
-        ready[:] = [place(graph, cluster.client)]
+        ready[:] = [scatter(graph, cluster.client)]
         if lowering.is_bundled:
             clusters[:] = [_known_cluster(cluster.client)]
 
@@ -288,8 +288,8 @@ def _build(name: str, lowerings: Mapping[str, _Lowering], request: Request) -> I
         collect=collect,
         count_executed=count_executed,
         predicted=predicted if lowering.is_bundled else None,
-        prepare=prepare if lowering.is_placed else None,
-        restore=restore if lowering.is_placed else None,
+        prepare=prepare if lowering.is_scattered else None,
+        restore=restore if lowering.is_scattered else None,
     )
 
 

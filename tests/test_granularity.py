@@ -22,7 +22,7 @@ from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.exceptions import KernelError, UsageError
 from ferroflow_dask.graph import Graph, generate_graph, graph_from_onnx, random_inputs
 from ferroflow_dask.kernels import evaluate
-from ferroflow_dask.lowering import PLACEMENTS, bind_graph, place, predictions_of
+from ferroflow_dask.lowering import GRANULARITIES, bind_graph, predictions_of, scatter
 
 FOUR = ClusterProfile((1,) * 4)
 SOME_MODELS = [path for path in light_models() if path.stem.endswith(("alexnet", "squeezenet", "resnet50"))]
@@ -42,14 +42,14 @@ def parallel(n: int) -> Graph:
 
 
 @pytest.mark.parametrize("path", SOME_MODELS, ids=lambda path: path.stem)
-def test_each_placement_gives_the_same_numbers(path: Path, process_client: Client) -> None:
+def test_each_granularity_gives_the_same_numbers(path: Path, process_client: Client) -> None:
     graph = graph_from_onnx(randomize(onnx.load(path)))
     inputs = random_inputs(graph, 0)
     expected = evaluate(graph, inputs)
-    placed = place(graph, process_client)
-    for placement in PLACEMENTS:
-        bound = bind_graph(placed, inputs, profile=FOUR, placement=placement)
-        assert bound.placement == placement
+    placed = scatter(graph, process_client)
+    for granularity in GRANULARITIES:
+        bound = bind_graph(placed, inputs, profile=FOUR, granularity=granularity)
+        assert bound.granularity == granularity
         outputs = process_client.compute(bound).result()
         assert list(outputs) == list(expected)
         for name, value in expected.items():
@@ -88,7 +88,7 @@ def test_a_model_in_one_session_costs_few_calls_for_each_op() -> None:
 
 def test_whole_is_one_task_and_what_it_reads() -> None:
     graph = graph_from_onnx(mlp())
-    bound = bind_graph(graph, {"x": np.zeros((2, 784), np.float32)}, placement="whole")
+    bound = bind_graph(graph, {"x": np.zeros((2, 784), np.float32)}, granularity="whole")
     n_large = sum(not source.is_input and not source.is_small for source in graph.sources)
     assert bound.n_tasks == 1 + 1 + n_large
     assert bound.compute(scheduler="sync")["y"].shape == (2, 10)
@@ -97,18 +97,18 @@ def test_whole_is_one_task_and_what_it_reads() -> None:
 def test_auto_takes_what_is_predicted_to_be_fastest() -> None:
     chain = graph_from_onnx(mlp())
     x = {"x": np.zeros((2, 784), np.float32)}
-    assert bind_graph(chain, x, profile=FOUR, placement="auto").placement == "whole"
+    assert bind_graph(chain, x, profile=FOUR, granularity="auto").granularity == "whole"
     wide = parallel(16)
-    bound = bind_graph(wide, random_inputs(wide, 0), profile=FOUR, placement="auto")
-    assert bound.placement == "bundles"
+    bound = bind_graph(wide, random_inputs(wide, 0), profile=FOUR, granularity="auto")
+    assert bound.granularity == "bundles"
     assert bound.predictions["bundles"].makespan_s < 0.8 * bound.predictions["whole"].makespan_s
     assert bound.prediction == bound.predictions["bundles"]
 
 
 def test_ferroflows_own_ops_are_whole_only_if_that_is_asked_for() -> None:
     graph = generate_graph("wide", width=2, depth=2)
-    assert bind_graph(graph, {}, profile=ClusterProfile((1,)), placement="auto").placement == "bundles"
-    bound = bind_graph(graph, {}, placement="whole")
+    assert bind_graph(graph, {}, profile=ClusterProfile((1,)), granularity="auto").granularity == "bundles"
+    bound = bind_graph(graph, {}, granularity="whole")
     outputs = bound.compute(scheduler="sync")
     for name, value in evaluate(graph).items():
         assert_allclose(outputs[name], value)
@@ -117,12 +117,14 @@ def test_ferroflows_own_ops_are_whole_only_if_that_is_asked_for() -> None:
 def test_a_model_that_does_not_fit_a_worker_is_not_whole() -> None:
     wide = parallel(16)
     small = ClusterProfile((1,), memory_nbytes=2**24)
-    assert bind_graph(wide, random_inputs(wide, 0), profile=small, placement="auto").placement == "bundles"
+    assert (
+        bind_graph(wide, random_inputs(wide, 0), profile=small, granularity="auto").granularity == "bundles"
+    )
 
 
-def test_all_placements_are_predicted() -> None:
+def test_all_granularities_are_predicted() -> None:
     found = predictions_of(generate_graph("imbalanced"), {}, FOUR)
-    assert list(found) == list(PLACEMENTS)
+    assert list(found) == list(GRANULARITIES)
     assert found["whole"].n_tasks == 1
     assert found["ops"].n_tasks == 204
 
@@ -135,7 +137,7 @@ def test_an_error_in_a_whole_model_names_it() -> None:
             ["y"],
         )
     )
-    bound = bind_graph(graph, {"x": np.zeros(5, np.float32), "shape": np.array([2, 2])}, placement="whole")
+    bound = bind_graph(graph, {"x": np.zeros(5, np.float32), "shape": np.array([2, 2])}, granularity="whole")
     with pytest.raises(KernelError, match=r"model '.*' failed on \(x: float32\(5,\)"):
         bound.compute(scheduler="sync")
 
@@ -143,12 +145,12 @@ def test_an_error_in_a_whole_model_names_it() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"placement": "half"}, "unknown placement 'half'; choose one of: auto, bundles, ops, whole"),
-        ({"placement": "auto"}, "placement 'auto' needs profile="),
-        ({"placement": "bundles"}, "placement 'bundles' needs profile="),
+        ({"granularity": "half"}, "unknown granularity 'half'; choose one of: auto, bundles, ops, whole"),
+        ({"granularity": "auto"}, "granularity 'auto' needs profile="),
+        ({"granularity": "bundles"}, "granularity 'bundles' needs profile="),
     ],
 )
-def test_placements_that_make_no_sense(options: dict[str, Any], message: str) -> None:
+def test_granularities_that_make_no_sense(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         bind_graph(generate_graph("uniform", n=2, dim=2), {}, **options)
     assert message in str(caught.value)
@@ -158,17 +160,17 @@ def test_placements_that_make_no_sense(options: dict[str, Any], message: str) ->
 
 
 @pytest.mark.parametrize(
-    ("placement", "told"), [("whole", "whole: "), ("bundles", "in bundles: "), ("ops", "op by op: ")]
+    ("granularity", "told"), [("whole", "whole: "), ("bundles", "in bundles: "), ("ops", "op by op: ")]
 )
-def test_run_says_which_and_by_whom(mlp_files: Path, placement: str, told: str) -> None:
+def test_run_says_which_and_by_whom(mlp_files: Path, granularity: str, told: str) -> None:
     arguments = ("run", "--model", mlp_files / "mlp.onnx", "--input", mlp_files / "x.npy")
-    small = ("--workers", "2", "--no-processes", "--placement", placement)
+    small = ("--workers", "2", "--no-processes", "--granularity", granularity)
     second = answer(*arguments, *small).stdout.splitlines()[1]
     assert second.startswith(told)
-    kernels = "onnxruntime 5 in one session" if placement == "whole" else "onnxruntime 3, array 2"
+    kernels = "onnxruntime 5 in one session" if granularity == "whole" else "onnxruntime 3, array 2"
     assert second.endswith(f"; kernels: {kernels}")
     record = json.loads(answer(*arguments, *small, "--json").stdout)
-    assert record["placement"] == placement
+    assert record["granularity"] == granularity
     assert sum(record["providers"].values()) == record["compute_ops"]
     assert record["executed_ops"] == 5
 
@@ -181,9 +183,9 @@ def test_run_chooses(mlp_files: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--placement", "half"), "unknown placement 'half'"),
-        (("--placement", "ops", "--policy", "sequential"), "--policy sequential has none"),
-        (("--placement", "ops", "--batch", "2"), "no other --placement than auto or whole goes with it"),
+        (("--granularity", "half"), "unknown granularity 'half'"),
+        (("--granularity", "ops", "--policy", "sequential"), "--policy sequential has none"),
+        (("--granularity", "ops", "--batch", "2"), "no other --granularity than auto or whole goes with it"),
     ],
 )
 def test_options_that_make_no_sense(arguments: tuple[str, ...], message: str) -> None:
@@ -196,7 +198,7 @@ def test_info_predicts_and_draws(mlp_files: Path) -> None:
     told = answer(*arguments, "--dot", mlp_files / "g.dot").stdout
     assert "predicted, 3 × 2" in told
     assert (mlp_files / "g.dot").read_text().startswith("digraph")
-    assert set(json.loads(answer(*arguments, "--json").stdout)["predicted_s"]) == set(PLACEMENTS)
+    assert set(json.loads(answer(*arguments, "--json").stdout)["predicted_s"]) == set(GRANULARITIES)
     if shutil.which("dot"):
         answer(*arguments, "--dot", mlp_files / "g.svg")
         assert "<svg" in (mlp_files / "g.svg").read_text()

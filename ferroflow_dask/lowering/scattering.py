@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ferroflow_dask.annotations import PLACED_PREFIX
+from ferroflow_dask.annotations import SCATTERED_PREFIX
 from ferroflow_dask.clients import check_synchronous, is_address
 from ferroflow_dask.exceptions import ClusterError, UsageError
 from ferroflow_dask.graph.ir import Graph
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 _GROUP_NBYTES = 2**24
 
 
-def place(graph: Graph, client: Client, on_copied: Callable[[int, int], object] | None = None) -> Graph:
+def scatter(graph: Graph, client: Client, on_copied: Callable[[int, int], object] | None = None) -> Graph:
     """Copy the constants of a graph to the workers and return a graph that refers to the copies.
 
-    See `ferroflow_dask.Model.place`. A graph whose constants are all placed, or that has none, is returned as
-    it is. A constant that only ops with a worker read is copied to those workers, others to all workers.
+    See `ferroflow_dask.Model.scatter`. A graph without other constants than scattered ones is
+    returned as it is. A constant that only ops with a worker read is copied to those workers, others to all
+    workers.
 
     Parameters
     ----------
@@ -34,13 +35,13 @@ def place(graph: Graph, client: Client, on_copied: Callable[[int, int], object] 
     on_copied : callable, optional
         Called several times with the bytes that are copied by then, and with all bytes.
     """
-    check_synchronous(client, "place")
-    constants = [source for source in graph.sources if not (source.is_input or source.is_placed)]
+    check_synchronous(client, "scatter")
+    constants = [source for source in graph.sources if not (source.is_input or source.is_scattered)]
     if not constants:
         return graph
     if not client.nthreads():
         raise ClusterError(
-            f"there are no workers to place graph {graph.name!r} on; start some and place it again"
+            f"there are no workers for the constants of graph {graph.name!r}; start some first"
         )
     readers: dict[str, set[str]] = {}
     for op in graph.ops:
@@ -56,17 +57,18 @@ def place(graph: Graph, client: Client, on_copied: Callable[[int, int], object] 
         where = workers if all(map(is_address, workers)) else frozenset[str]()
         file = files.get(source.name)
         by_workers.setdefault(where, {})[source.id] = source.value if file is None else Travelling(file)
-    placed: dict[int, Future[Any]] = {}
+    scattered: dict[int, Future[Any]] = {}
     nbytes = {source.id: int(getattr(source.value, "nbytes", 0)) for source in constants}
     for workers, values in by_workers.items():
         for group in _groups(values, nbytes) if on_copied else [values]:
-            placed |= on_all_workers(group, client, sorted(workers))
+            scattered |= on_all_workers(group, client, sorted(workers))
             if on_copied is not None:
-                on_copied(sum(nbytes[source_id] for source_id in placed), sum(nbytes.values()))
+                on_copied(sum(nbytes[source_id] for source_id in scattered), sum(nbytes.values()))
     return replace(
         graph,
         sources=tuple(
-            _placed(source, placed[source.id]) if source.id in placed else source for source in graph.sources
+            _scattered(source, scattered[source.id]) if source.id in scattered else source
+            for source in graph.sources
         ),
     )
 
@@ -86,7 +88,7 @@ def _groups(values: Mapping[int, Any], nbytes: Mapping[int, int]) -> Iterator[di
 def on_all_workers(
     values: Mapping[Any, Any], client: Client, workers: Sequence[str] = ()
 ) -> dict[Any, Future[Any]]:
-    """Copy values to workers, where they stay as long as the Futures that are returned; see `place`.
+    """Copy values to workers, where they stay as long as the Futures that are returned; see `scatter`.
 
     Parameters
     ----------
@@ -96,7 +98,7 @@ def on_all_workers(
         Their addresses; all workers if there are none.
     """
     # Each has a key of its own: equal constants stay two, as the graph has them.
-    keys = {name: f"{PLACED_PREFIX}{uuid.uuid4().hex}" for name in values}
+    keys = {name: f"{SCATTERED_PREFIX}{uuid.uuid4().hex}" for name in values}
     in_files = {keys[name]: value for name, value in values.items() if isinstance(value, Travelling)}
     others = {keys[name]: value for name, value in values.items() if keys[name] not in in_files}
     futures: dict[str, Future[Any]] = {}
@@ -108,15 +110,15 @@ def on_all_workers(
     return {name: futures[key] for name, key in keys.items()}
 
 
-def check_placed(graph: Graph) -> None:
-    """Raise `UsageError` if a graph's constants were placed by a client that is closed."""
+def check_scattered(graph: Graph) -> None:
+    """Raise `UsageError` if a graph's constants were scattered by a client that is closed."""
     for source in graph.sources:
-        if source.is_placed and getattr(source.value.client, "status", "closed") != "running":
+        if source.is_scattered and getattr(source.value.client, "status", "closed") != "running":
             raise UsageError(
-                f"the constants of graph {graph.name!r} were placed by a client that is closed; place the "
-                "graph anew, as it was before"
+                f"the constants of graph {graph.name!r} were scattered by a client that is closed; "
+                "call scatter again with an open client"
             )
 
 
-def _placed(source: Source, future: Future[Any]) -> Source:
-    return replace(source, value=future, is_placed=True, known=source.value if source.is_small else None)
+def _scattered(source: Source, future: Future[Any]) -> Source:
+    return replace(source, value=future, is_scattered=True, known=source.value if source.is_small else None)
