@@ -14,7 +14,7 @@ WORKLOADS = ("imbalanced", "xlarge-wide", "xlarge-transformer")
 OUTPUT = "scaling.jsonl"
 OPTIONS = (
     *("--policy", "dask", "--policy", "static", "--policy", "ferroflow"),
-    *("--costs", "known", "--costs", "learned", "--repeat", "3", "--output", OUTPUT),
+    *("--costs", "known", "--costs", "learned", "--repeat", "3", "--rows", OUTPUT),
 )
 
 

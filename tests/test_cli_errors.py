@@ -319,15 +319,6 @@ MLP = ("run", "--model", "mlp.onnx", "--policy", "sequential")
             for first in ("x=x.npy", "whole.npz")
             for second in ("x=x.npy", "x.npy", "whole.npz")
         ),
-        *(
-            pytest.param(
-                ("bench", *command, "--size", "width=3", "--size", "width=4"),
-                USAGE,
-                "--size gives width as 3 and as 4; give it once",
-                id=f"{command[0]} with one size twice",
-            )
-            for command in (("run", "task_bench_stencil_1d"), ("metg",))
-        ),
         pytest.param((*MLP, "--batch", "0"), USAGE, "'--batch': 0 is not", id="empty batches"),
         pytest.param(("run", *SMALL, "--batch", "4"), USAGE, "has no inputs", id="batches of nothing"),
         pytest.param(

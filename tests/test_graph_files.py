@@ -1,4 +1,4 @@
-"""Graphs in JSON: `info --save` writes what `--dag FILE.json` reads, and bad files get one line."""
+"""Graphs in JSON: `info --output` writes what `--dag FILE.json` reads, and bad files get one line."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_operators_of_onnx_get_their_types(tmp_path: Path) -> None:
 
 def test_info_saves_and_run_takes_it(tmp_path: Path) -> None:
     onnx.save(mlp(), tmp_path / "m.onnx")
-    assert answer("info", "--model", tmp_path / "m.onnx", "--save", tmp_path / "g.json").exit_code == 0
+    assert answer("info", "--model", tmp_path / "m.onnx", "--output", tmp_path / "g.json").exit_code == 0
     run = ["run", "--policy", "sequential", "--output"]
     answer(*run, tmp_path / "1.npz", "--model", tmp_path / "m.onnx")
     answer(*run, tmp_path / "2.npz", "--dag", tmp_path / "g.json")
@@ -184,8 +184,8 @@ def test_a_bad_file_gets_one_line(fields: dict[str, Any], message: str, tmp_path
         (("run", "--dag", "none.json"), "a graph must be a file, got 'none.json': No such file"),
         (("run", "--dag", "damaged.json"), "a graph must be a JSON file, got 'damaged.json'"),
         (("run", "--dag", "g.json", "--width", "8"), "--dag FILE takes no sizes, but --width was given"),
-        (("info", "--dag", "g.json", "--save", "none/g.json"), "there is no folder 'none'"),
-        (("info", "--dag", "g.json", "--save", "g.txt"), "--save 'g.txt' must end in .json"),
+        (("info", "--dag", "g.json", "--output", "none/g.json"), "there is no folder 'none'"),
+        (("info", "--dag", "g.json", "--output", "g.txt"), "--output 'g.txt' must end in .json"),
     ],
 )
 def test_the_command_line_gives_one_line(

@@ -240,7 +240,7 @@ def test_that_another_section_serves_is_told_once_and_before_anything_fails_by_i
 
     monkeypatch.setattr(importlib.import_module("ferroflow_dask.cli.bench"), "run_plan", run_plan)
     monkeypatch.setattr(SlurmOptions, "cluster", cluster)
-    where = ("--cluster", "slurm", "--config", file, "--output", tmp_path / "rows.jsonl")
+    where = ("--cluster", "slurm", "--config", file, "--rows", tmp_path / "rows.jsonl")
     stopped = ferroflow("bench", "run", "wide", *where)
     assert (stopped.exit_code, stopped.stderr.count(told)) == (INTERRUPTED, 1)
 

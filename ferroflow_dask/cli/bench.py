@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, wraps
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,8 +30,8 @@ from ferroflow_dask.cli.bench_strategies import strategies
 from ferroflow_dask.cli.cluster_options import Duration, repeat_type, size_options
 from ferroflow_dask.cli.errors import Failure, Interrupted, OneLineErrors
 from ferroflow_dask.cli.files import check_folder
-from ferroflow_dask.cli.graph_options import argument_of, value_of
-from ferroflow_dask.cli.sections import SectionCommand
+from ferroflow_dask.cli.graph_options import SizeCommand, flag_of
+from ferroflow_dask.cli.sections import SectionCommand, workload_option
 from ferroflow_dask.cli.slurm import SlurmOptions, slurm_client, slurm_options
 from ferroflow_dask.exceptions import UsageError
 
@@ -52,28 +52,10 @@ _QUICK: Mapping[str, Mapping[str, Any]] = {
     "lognormal": {"n": 50},
     "straggler": {"n": 200},
 }
+#: Workloads whose default is shown in the help of a size.
+_MOST_SHOWN = 3
 #: Task durations of a METG curve [ms], longest first.
 _METG_MS = (100.0, 50.0, 20.0, 10.0, 5.0, 2.0, 1.0)
-
-
-class SizeCommand(SectionCommand):
-    """A command with `--size`, which tells those who give sizes as `run` and `info` have them."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Refuse options that there are not, with the one that is meant."""
-        given = tuple(args)  # parsing empties the list
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            option = error.option_name
-            if not _is_size(name := argument_of(option), WORKLOADS.values()):
-                raise
-            value = value_of(option, given) or "VALUE"
-            raise UsageError(f"there is no option {option} here; give --size {name}={value}") from error
-
-
-def _is_size(name: str, workloads: Iterable[Workload]) -> bool:
-    return any(name in workload.defaults for workload in workloads)
 
 
 #: Options that all commands that run something have, with the same defaults.
@@ -94,14 +76,15 @@ _COMMON_OPTIONS: tuple[Callable[..., Any], ...] = (
     ),
     click.option("--fresh", "is_fresh", is_flag=True, help="A new cluster for each run."),
     click.option(
-        "--timeout",
+        "--run-timeout",
         type=Duration(),
         default=300.0,
         show_default=True,
         help="How long a run may take before it counts as hung [s].",
     ),
     click.option(
-        "--output",
+        "--rows",
+        "file",
         type=click.Path(dir_okay=False, path_type=Path),
         default=Path("ferroflow-bench.jsonl"),
         show_default=True,
@@ -159,36 +142,54 @@ def _run_options(policies: Sequence[str], repeat: int) -> Callable[[F], F]:
     return add
 
 
+#: The patterns of Task Bench.
+_PATTERNS = [workload for workload in WORKLOADS.values() if workload.family == "task-bench"]
+
+
+def _sizes_of(workloads: Iterable[Workload], without: Collection[str] = ()) -> Callable[[F], F]:
+    """Add an option for each size of the workloads; the command gets those that are given, as `sizes`."""
+    defaults: dict[str, list[str]] = {}
+    for workload in workloads:
+        for name in workload.defaults.keys() - without:
+            defaults.setdefault(name, []).append(f"{workload.name} {workload.defaults[name]}")
+
+    def add(function: F) -> F:
+        @wraps(function)
+        def with_sizes(**options: Any) -> Any:
+            given = {name: options.pop(f"size_{name}") for name in defaults}
+            return function(sizes={name: text for name, text in given.items() if text is not None}, **options)
+
+        command: Any = with_sizes
+        for name, shown in sorted(defaults.items(), reverse=True):
+            told = ", ".join(shown[:_MOST_SHOWN]) + ", …" * (len(shown) > _MOST_SHOWN)
+            command = workload_option(
+                flag_of(name), f"size_{name}", metavar="VALUE", help=f"[default: {told}]"
+            )(command)
+        return command  # type: ignore[no-any-return]
+
+    return add
+
+
 @bench.command("list")
 def list_workloads() -> None:
     """List the workloads with their sizes."""
     for workload in WORKLOADS.values():
-        sizes = " ".join(f"{name}={value}" for name, value in workload.defaults.items())
+        sizes = " ".join(f"{flag_of(name)} {value}" for name, value in workload.defaults.items())
         click.echo(f"{workload.name} ({workload.family}): {workload.summary}\n    {sizes or 'no sizes'}")
 
 
 @bench.command("run", cls=SizeCommand)
 @click.argument("workloads", nargs=-1, metavar="WORKLOAD…")
-@click.option(
-    "--size",
-    "sizes",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Size of the workloads that have it. Repeatable.",
-)
 @_run_options(_DEFAULT_POLICIES, repeat=5)
-def run_workloads(workloads: tuple[str, ...], sizes: tuple[str, ...], **options: Any) -> None:
+@_sizes_of(WORKLOADS.values())
+def run_workloads(workloads: tuple[str, ...], sizes: Mapping[str, str], **options: Any) -> None:
     """Run the named workloads (`ferroflow bench list` names all)."""
     if not workloads:
         raise UsageError("name a workload; `ferroflow bench list` names all")
-    given = _sizes(sizes)
     chosen = [get_workload(name) for name in dict.fromkeys(workloads)]
-    _check_sizes(given, chosen)
+    _check_sizes(sizes, chosen)
     _run(
-        [
-            (w, w.arguments({name: value for name, value in given.items() if name in w.defaults}))
-            for w in chosen
-        ],
+        [(w, w.arguments({name: sizes[name] for name in sizes.keys() & w.defaults})) for w in chosen],
         **options,
     )
 
@@ -204,7 +205,6 @@ def suite(is_quick: bool, **options: Any) -> None:
 
 @bench.command(cls=SizeCommand)
 @click.option("--pattern", default="stencil_1d", show_default=True, help="Pattern of Task Bench.")
-@click.option("--size", "sizes", multiple=True, metavar="NAME=VALUE", help="Size of the pattern. Repeatable.")
 @click.option(
     "--task-ms",
     "durations",
@@ -215,45 +215,29 @@ def suite(is_quick: bool, **options: Any) -> None:
     help="Duration of a task [ms]. Repeatable.",
 )
 @_run_options(("dask", "ferroflow"), repeat=3)
-def metg(pattern: str, sizes: tuple[str, ...], durations: tuple[float, ...], **options: Any) -> None:
+@_sizes_of(_PATTERNS, without=("task_ms",))
+def metg(pattern: str, sizes: Mapping[str, str], durations: tuple[float, ...], **options: Any) -> None:
     """Measure the minimum effective task granularity, METG(50 %), of a Task Bench pattern."""
     # `tree` is RSDS's; Task Bench's is told from it by its prefix, which need not be given here.
     workload = WORKLOADS.get(f"task_bench_{pattern}") or WORKLOADS.get(pattern)
-    if workload is None or workload.family != "task-bench":
-        known = ", ".join(name for name, other in WORKLOADS.items() if other.family == "task-bench")
+    if workload not in _PATTERNS:
+        known = ", ".join(other.name for other in _PATTERNS)
         raise UsageError(f"{pattern!r} is no pattern of Task Bench; choose one of: {known}")
-    given = _sizes(sizes)
-    _check_sizes(given, [workload])
-    if (ms := given.get("task_ms")) is not None:
-        raise UsageError(f"--size task_ms={ms} would be ignored; durations are given by --task-ms")
-    if (kernel := workload.arguments(given)["kernel"]) not in TIMED:
+    _check_sizes(sizes, [workload])
+    if (kernel := workload.arguments(sizes)["kernel"]) not in TIMED:
         raise UsageError(
             f"kernel is {kernel!r}, whose tasks do not last what --task-ms says; it must be one of: "
             f"{', '.join(TIMED)}"
         )
-    chosen = [(workload, workload.arguments({**given, "task_ms": ms})) for ms in dict.fromkeys(durations)]
+    chosen = [(workload, workload.arguments({**sizes, "task_ms": ms})) for ms in dict.fromkeys(durations)]
     _run(chosen, **options)  # the report has the curves' METG
 
 
-def _sizes(texts: Sequence[str]) -> dict[str, str]:
-    sizes: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise UsageError(f"--size is {text!r}; it must be NAME=VALUE, like width=8")
-        if name in sizes:
-            raise UsageError(f"--size gives {name} as {sizes[name]} and as {value}; give it once")
-        sizes[name] = value
-    return sizes
-
-
 def _check_sizes(sizes: Mapping[str, str], workloads: Sequence[Workload]) -> None:
-    """Raise `UsageError` for a size that none of the workloads has, with the one that is meant."""
-    for lost in (name for name in sizes if not _is_size(name, workloads)):
-        is_near = _is_size(name := argument_of(lost), workloads)
-        told = f"give --size {name}={sizes[lost]}" if is_near else "see: ferroflow bench list"
+    """Raise `UsageError` for a size that none of the workloads has."""
+    for lost in (name for name in sizes if not any(name in workload.defaults for workload in workloads)):
         names = ", ".join(workload.name for workload in workloads)
-        raise UsageError(f"none of {names} has a size {lost!r}; {told}")
+        raise UsageError(f"none of {names} has a size {flag_of(lost)}; see: ferroflow bench list")
 
 
 def _run(
@@ -268,12 +252,12 @@ def _run(
     seed: int,
     every_lowering: bool,
     is_fresh: bool,
-    timeout: float,
-    output: Path,
+    run_timeout: float,
+    file: Path,
     retries_broken: bool,
     slurm: SlurmOptions | None,
 ) -> None:
-    check_folder("--output", output)
+    check_folder("--rows", file)
     cases = make_cases(chosen, policies, costs, every_lowering)
     _check_packages([workload for workload, _ in chosen])
     if slurm is None:
@@ -283,23 +267,23 @@ def _run(
         place = ("slurm", slurm.sections(), slurm.is_encrypted)
         plan = Plan(cases, shape, repeat, seed, *place, is_fresh)
     wanted = {plan.identity(case, i) for case in plan.cases for i in range(repeat)}
-    present = read_rows([output], may_be_empty=True) if output.exists() else ()
+    present = read_rows([file], may_be_empty=True) if file.exists() else ()
     rows = [row for row in present if identity_of(row) in wanted]
-    _check_setting(rows, output)
+    _check_setting(rows, file)
     done = {identity_of(row) for row in rows if row.status == OK or not retries_broken}
     with _progress(len(wanted) - len(done)) as (tell, advance, warn):
         try:
             for row in run_plan(
-                plan, done=done, timeout_s=timeout, start=start, on_step=tell, on_problem=warn
+                plan, done=done, timeout_s=run_timeout, start=start, on_step=tell, on_problem=warn
             ):
-                append_row(output, row)
+                append_row(file, row)
                 done.add(identity_of(row))
                 advance(row)
         except KeyboardInterrupt as error:
             raise Interrupted(
-                error, f"; {len(done)} of {len(wanted)} runs are in {output}; the same command goes on"
+                error, f"; {len(done)} of {len(wanted)} runs are in {file}; the same command goes on"
             ) from None
-    written = read_rows([output])
+    written = read_rows([file])
     rows = [row for row in written if identity_of(row) in wanted]
     click.echo(report(Rows(rows, written.notes), defaults=default_sizes()))
     broken = [row for row in rows if row.status != OK]
@@ -323,12 +307,12 @@ def _check_packages(workloads: Sequence[Workload]) -> None:
         )
 
 
-def _check_setting(rows: Sequence[BenchRecord], output: Path) -> None:
+def _check_setting(rows: Sequence[BenchRecord], file: Path) -> None:
     here = (commit(), machine(), versions())
     if any((row.commit, row.machine, dict(row.versions)) != here for row in rows):
         raise UsageError(
-            f"{output} has runs of this plan from another commit, machine or set of versions, which cannot "
-            "be gone on with; give another file with --output"
+            f"{file} has runs of this plan from another commit, machine or set of versions, which cannot "
+            "be gone on with; give another file with --rows"
         )
 
 

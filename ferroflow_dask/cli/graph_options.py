@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -42,20 +42,29 @@ _SIZES: tuple[tuple[str, type, str], ...] = (
 )
 
 
-class GraphCommand(SectionCommand):
-    """A command with `graph_options`; it tells those who leave the option's name out, or give bench's."""
+class SizeCommand(SectionCommand):
+    """A command with an option for each size; it refuses other spellings, with the option that is meant."""
 
-    allow_extra_args = True  # so that they are told here
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Refuse sizes as `generate` and other programs spell them."""
+        given = tuple(args)  # parsing empties the list
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            flags = {flag for param in self.params for flag in param.opts}
+            if (meant := _meant(error.option_name, given, flags)) is None:
+                raise
+            raise UsageError(meant) from error
+
+
+class GraphCommand(SizeCommand):
+    """A command with `graph_options`; it refuses a graph without an option, with the call that is meant."""
+
+    allow_extra_args = True  # this class refuses them
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Refuse arguments without an option, with the call that is probably meant."""
-        given = tuple(args)  # parsing empties the list
-        try:
-            rest = super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            if (meant := _size_meant(error.option_name, given)) is None:
-                raise
-            raise UsageError(meant) from error
+        rest = super().parse_args(ctx, args)
         if rest and (ctx.params["dag"] or ctx.params["model"]):
             raise UsageError(f"{rest[0]!r} belongs to no option; --help lists them")
         if rest:
@@ -67,29 +76,29 @@ class GraphCommand(SectionCommand):
         return rest
 
 
-def _size_meant(option: str, args: Sequence[str]) -> str | None:
-    """Return what to tell of an option that there is not, if it is how `bench` and Python give sizes."""
-    name, value = option, value_of(option, args)
+def _meant(option: str, args: Sequence[str], flags: Collection[str]) -> str | None:
+    """Return the message about an unknown option that is a size in another spelling; None for others."""
+    name, value = option, _value_of(option, args)
     if option == "--scheduler":  # of the original ferroflow
         policy = _POLICY_OF.get(value, value or "ferroflow")
         return f"there is no option --scheduler here; give --policy {policy}"
     if option == "--size":
         name, _, value = value.partition("=")
-    flag = _FLAG_OF.get(argument_of(name))
-    if flag is not None:
+    flag = flag_of(name.lstrip("-").replace("-", "_"))
+    if flag in flags:
         return f"there is no option {option} here; give {f'{flag} {value}'.rstrip()}"
     if option == "--size":
         return "there is no option --size here; each size has its own, like --width 8: --help lists them"
     return None
 
 
-def argument_of(spelling: str) -> str:
-    """Return the argument of `generate` that a size is, however it is spelt; `bench` has sizes by these."""
-    name = spelling.lstrip("-").replace("-", "_")
-    return _FLAGS.get(name, name)
+def flag_of(argument: str) -> str:
+    """Return the option of a size, by its name as an argument of `generate`."""
+    name = next((name for name, other in _FLAGS.items() if other == argument), argument)
+    return "--" + name.replace("_", "-")
 
 
-def value_of(option: str, args: Sequence[str]) -> str:
+def _value_of(option: str, args: Sequence[str]) -> str:
     """Return what follows an option on a command line; nothing where that is another option, or the end."""
     for text, following in zip(args, (*args[1:], ""), strict=True):
         if text == option:
@@ -109,7 +118,7 @@ def graph_options(function: F) -> F:
         graph_option(
             "--dag",
             metavar="NAME|FILE.json",
-            help=f"A built-in graph: {', '.join(TOPOLOGIES)}. Or a graph that `info --save` wrote.",
+            help=f"A built-in graph: {', '.join(TOPOLOGIES)}. Or a graph that `info --output` wrote.",
         ),
     ):
         function = option(function)
@@ -126,7 +135,7 @@ def graph_sizes(function: F) -> F:
             if argument in topology.defaults
         )
         function = size_option(
-            _flag(name), name, type=kind, default=None, help=f"{told}.  [default: {defaults}]"
+            flag_of(argument), name, type=kind, default=None, help=f"{told}.  [default: {defaults}]"
         )(function)
     return function
 
@@ -138,23 +147,16 @@ def load_graph(dag: str | None, model: str | None, seed: int, sizes: Mapping[str
         raise UsageError("give either --dag NAME or --model FILE")
     from_file = "--model" if dag is None else "--dag FILE" if dag.endswith(".json") else ""
     if given and from_file:
-        raise UsageError(
-            f"{from_file} takes no sizes, but {', '.join(_FLAG_OF[name] for name in given)} was given"
-        )
+        raise UsageError(f"{from_file} takes no sizes, but {', '.join(map(flag_of, given))} was given")
     if dag is not None and from_file:
         return read_graph(dag)
     if dag is not None:
         try:
             return generate_graph(dag, seed=seed, **given)
         except UsageError as error:
-            raise UsageError(_ARGUMENT.sub(lambda found: _FLAG_OF[found[0]], str(error))) from error
+            raise UsageError(_ARGUMENT.sub(lambda found: flag_of(found[0]), str(error))) from error
     return graph_from_onnx(str(model))
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-#: How arguments of `generate`, which its errors name, are called here.
-_FLAG_OF = {_FLAGS.get(name, name): _flag(name) for name, *_ in _SIZES}
-_ARGUMENT = re.compile(rf"\b(?:{'|'.join(_FLAG_OF)})\b")
+#: Arguments of `generate`, which its errors name.
+_ARGUMENT = re.compile(rf"\b(?:{'|'.join(_FLAGS.get(name, name) for name, *_ in _SIZES)})\b")

@@ -57,7 +57,8 @@ _GPU_MATMUL_THRESHOLD = 262_144
     help="Draw the graph too: .dot, or .svg, .png, .pdf with Graphviz.",
 )
 @output_option(
-    "--save",
+    "-o",
+    "--output",
     type=click.Path(dir_okay=False),
     metavar="FILE.json",
     help="Write the graph as JSON, for --dag. Large constants of a built-in graph go to FILE.npz.",
@@ -79,7 +80,7 @@ def info(
     workers: int,
     threads: int,
     dot: str | None,
-    save: str | None,
+    output: str | None,
     strategy: str | None,
     as_json: bool,
     **sizes: Any,
@@ -87,10 +88,10 @@ def info(
     """Show what a graph consists of and which kernels would run it."""
     if dot is not None:
         check_folder("--dot", dot)
-    if save is not None:
-        check_folder("--save", save)
-        if not save.endswith(".json"):
-            raise UsageError(f"--save {save!r} must end in .json")
+    if output is not None:
+        check_folder("--output", output)
+        if not output.endswith(".json"):
+            raise UsageError(f"--output {output!r} must end in .json")
     graph = load_graph(dag, model, seed, sizes)
     routing, unsupported = provider_counts(graph)
     large = sum(is_large_product(graph, op, gpu_matmul_threshold) for op in graph.live_ops)
@@ -121,9 +122,9 @@ def info(
         facts["strategy"] = as_facts(report)
     if dot is not None:
         write(to_dot(graph), dot)
-    if save is not None:
+    if output is not None:
         has_local_weights = model is not None and not is_url(model)
-        write_graph(graph, save, model if has_local_weights else None)
+        write_graph(graph, output, model if has_local_weights else None)
     if as_json:
         click.echo(json.dumps(facts))
         return

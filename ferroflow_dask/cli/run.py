@@ -115,6 +115,7 @@ _OF_CLUSTERS = (
 @device_options
 @look_options
 @output_option(
+    "-o",
     "--output",
     type=click.Path(dir_okay=False),
     metavar="FILE",

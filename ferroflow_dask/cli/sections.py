@@ -40,6 +40,7 @@ slurm_option = _option_of("SLURM")
 device_option = _option_of("Devices")
 output_option = _option_of("Output")
 size_option = _option_of("Sizes of built-in graphs")
+workload_option = _option_of("Sizes of workloads")
 
 
 class SectionCommand(click.Command):

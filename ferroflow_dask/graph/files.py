@@ -1,4 +1,4 @@
-"""Graphs in versioned JSON: written by hand, by other programs or by `ferroflow info --save`.
+"""Graphs in versioned JSON: written by hand, by other programs or by `ferroflow info --output`.
 
 `docs/command-line.md` describes the format. Large constants are in other files: `.onnx` or `.npz`.
 """
