@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bench_rows import fields, row
 
-from ferroflow_dask.bench import rows as module
 from ferroflow_dask.bench.report import report
 from ferroflow_dask.bench.rows import append_row, read_rows
 from ferroflow_dask.bench.schema import SCHEMA, BenchRecord, schema_table
@@ -133,24 +131,11 @@ def test_a_foreign_file_is_neither_read_nor_written(content: bytes, tmp_path: Pa
             '{"schema": "ferroflow-bench/2", ', r":3: not JSON", id="a torn line that is not the last"
         ),
         pytest.param("[" * 100_000, r":3: not JSON", id="brackets without end"),
-        pytest.param('{"schema": "other/1"}', r":3: schema is 'other/1'; it must be", id="another schema"),
+        pytest.param('{"schema": "other/1"}', r":3: schema is 'other/1'; this release", id="another schema"),
         pytest.param(
-            '{"schema": "ferroflow-bench"}', r":3: schema is 'ferroflow-bench'; it", id="no version"
-        ),
-        pytest.param(
-            '{"schema": "ferroflow-bench/7"}',
-            rf":3: schema is 'ferroflow-bench/7', this release reads up to '{SCHEMA}'",
-            id="a newer version",
-        ),
-        pytest.param(
-            '{"schema": "ferroflow-bench/4"}',
-            r":3: field .workload. is missing",
-            id="an older row without fields",
-        ),
-        pytest.param(
-            '{"schema": "ferroflow-bench/0"}',
-            rf":3: schema is 'ferroflow-bench/0', this release reads '{SCHEMA}' and cannot migrate it",
-            id="an older version",
+            '{"schema": "ferroflow-bench/5"}',
+            rf":3: schema is 'ferroflow-bench/5'; this release reads '{SCHEMA}'; measure again",
+            id="another version",
         ),
     ],
 )
@@ -225,54 +210,6 @@ def test_a_record_that_could_not_be_read_is_not_written(tmp_path: Path) -> None:
     assert not path.exists()
     with pytest.raises(UsageError, match="cannot be written: No such file"):
         append_row(tmp_path / "nowhere" / "rows.jsonl", FIRST)
-
-
-def test_older_rows_are_migrated_version_by_version(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def rename(old: dict[str, Any]) -> dict[str, Any]:
-        return {("makespan_s" if name == "wall_s" else name): value for name, value in old.items()}
-
-    monkeypatch.setitem(module.MIGRATIONS, 0, rename)
-    old = {("wall_s" if name == "makespan_s" else name): value for name, value in asdict(FIRST).items()}
-    path = tmp_path / "old.jsonl"
-    path.write_text(json.dumps({**old, "schema": "ferroflow-bench/0"}) + "\n", encoding="utf-8")
-    assert read_rows([path]) == (row(**_UNTOLD),)
-
-
-#: Fields that came with the versions 3 and 4, and those that came with 5 and 6 besides.
-_CALL, _PLACE = ("invocation",), ("cluster", "fresh")
-_JOBS = ("section", "tls", *_CALL)
-_MORE = ("predicted_tasks", "predicted_bytes", *_JOBS)
-_NO_CALL = {"invocation": None}
-_UNTOLD = {"cluster": "unknown", "section": None, "tls": None, "fresh": None, **_NO_CALL}
-
-
-@pytest.mark.parametrize(
-    ("version", "later", "untold"),
-    [
-        (1, ("predicted_s", *_PLACE, *_MORE), {"predicted_s": None, **_UNTOLD}),
-        (2, (*_PLACE, *_MORE), {"predicted_s": 1.5, **_UNTOLD}),
-        (3, _MORE, {"predicted_s": 1.5, **_NO_CALL}),
-        (4, _JOBS, {"predicted_s": 1.5, **_NO_CALL}),
-        (5, _CALL, {"predicted_s": 1.5, **_NO_CALL}),
-    ],
-)
-def test_rows_of_older_versions_do_not_tell_what_later_ones_do(
-    version: int, later: tuple[str, ...], untold: dict[str, Any], tmp_path: Path
-) -> None:
-    path = tmp_path / "old.jsonl"
-    old = {name: value for name, value in fields(predicted_s=1.5).items() if name not in later}
-    path.write_text(json.dumps({**old, "schema": f"ferroflow-bench/{version}"}) + "\n", encoding="utf-8")
-    assert read_rows([path]) == (row(**untold),)
-    assert SCHEMA == "ferroflow-bench/6"
-
-
-def test_older_rows_of_slurm_do_not_tell_of_which_section_they_are(tmp_path: Path) -> None:
-    path = tmp_path / "old.jsonl"
-    old = {name: value for name, value in fields(cluster="slurm").items() if name not in _JOBS}
-    path.write_text(json.dumps({**old, "schema": "ferroflow-bench/4"}) + "\n", encoding="utf-8")
-    assert read_rows([path]) == (row(cluster="slurm", section=None, tls=None, **_NO_CALL),)
 
 
 def test_every_field_of_a_row_is_documented() -> None:

@@ -247,7 +247,7 @@ def test_a_graph_has_bounds_and_names_by_duration_where_its_ops_declare_duration
 @pytest.mark.parametrize("lowering", WORKLOADS["imbalanced"].lowerings)
 def test_lowerings_differ_in_the_root_and_in_names(lowering: str, ran: Runs) -> None:
     names = Counter(key_split(key) for key in ran("imbalanced", lowering, "learned").submitted.keys)
-    roots = {"source": 1} if "a task" in lowering else {"ferroflow-placed": 1}
+    roots = {"source": 1} if "a task" in lowering else {"ferroflow-scattered": 1}
     ops = {"slow_16ms": 2, "slow_1ms": 20} if "by duration" in lowering else {"slow": 22}
     assert names == roots | ops
 

@@ -43,7 +43,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "outputs": ("run", *DAG, *LOCAL, "--policy", "sequential", "--output", "out.npz"),
     "a report": ("run", *DAG, *LOCAL, "--report", "out.html"),
     "a trace": ("run", *DAG, *LOCAL, "--trace", "out.json"),
-    "a graph": ("info", *DAG, "--save", "out.json"),
+    "a graph": ("info", *DAG, "--output", "out.json"),
     "a drawing": ("info", *DAG, "--dot", "out.dot"),
     "a simulated page": ("simulate", *DAG, "--repeat", "1", "--html", "out.html"),
     "a simulated trace": ("simulate", *DAG, "--repeat", "1", "--trace", "out.json"),
@@ -74,11 +74,11 @@ def test_a_full_disk_leaves_the_old_file(
 
 def test_a_full_disk_keeps_the_rows_of_a_benchmark(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
-    command = ("bench", "run", "merge", "--size", "n=10", "--policy", "dask", "--repeat", "1", *LOCAL)
-    assert ferroflow(*command, "--output", file).exit_code == 0
+    command = ("bench", "run", "merge", "--n", "10", "--policy", "dask", "--repeat", "1", *LOCAL)
+    assert ferroflow(*command, "--rows", file).exit_code == 0
     before = file.read_bytes()
     with full_disk():
-        done = ferroflow(*command, "--seed", "1", "--output", file)
+        done = ferroflow(*command, "--seed", "1", "--rows", file)
     assert_one_line(done.exit_code, done.stderr.splitlines(keepends=True)[-1], USAGE, "File too large")
     assert file.read_bytes().startswith(before)
     assert ferroflow("report", file).exit_code == 0

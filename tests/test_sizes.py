@@ -68,7 +68,7 @@ def test_huge_sizes_of_a_workload_are_refused(workload: str) -> None:
     found.arguments({name: found.defaults[name] for name in counts})
     counts = [name for name in counts if name not in ("seconds", "hours")]  # larger ones are fewer rows
     if workload != "xarray":  # its array has one size
-        names = ", ".join(f"--size {name}" for name in counts)
+        names = ", ".join(counts)
         with pytest.raises(UsageError, match=f"workload '{workload}' must fit .* give a smaller {names}$"):
             found.arguments(dict.fromkeys(counts, str(HUGE)))
 

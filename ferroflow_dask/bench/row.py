@@ -9,7 +9,7 @@ from distributed import Client
 
 from ferroflow_dask.bench.machine import commit, machine
 from ferroflow_dask.bench.record import versions
-from ferroflow_dask.bench.schema import OK, SCHEMA, BenchRecord
+from ferroflow_dask.bench.schema import BenchRecord
 
 
 def bench_row(
@@ -34,40 +34,16 @@ def bench_row(
     """
     threads = list(client.nthreads().values())
     return BenchRecord(
-        schema=SCHEMA,
         workload=workload,
-        family="dag",
         arguments=dict(arguments),
         policy=policy,
-        lowering="",
-        costs="learned",
         workers=len(threads),
         threads_per_worker=max(threads),
-        processes=True,
-        cluster="unknown",
-        section=None,
-        tls=None,
-        fresh=None,
         invocation=invocation,
         repetition=repetition,
         makespan_s=makespan_s,
-        bound_s=None,
-        efficiency=None,
-        predicted_s=None,
-        predicted_tasks=None,
-        predicted_bytes=None,
         ops=ops,
-        tasks=0,
         executed=ops,
-        steals_asked=0,
-        steals_confirmed=0,
-        steals_refused=0,
-        bytes_moved=0,
-        idle_fraction=0.0,
-        scheduler_cpu_s=0.0,
-        peak_worker_memory=0,
-        status=OK,
-        seed=0,
         versions=versions(),
         commit=commit(),
         machine=machine(),

@@ -14,48 +14,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from ferroflow_dask.bench.schema import CLUSTERS, COSTS, FAMILIES, NAME, OK, SCHEMA, VERSION, BenchRecord
+from ferroflow_dask.bench.schema import CLUSTERS, COSTS, FAMILIES, NAME, OK, SCHEMA, BenchRecord
 from ferroflow_dask.exceptions import UsageError
 
 Fields = dict[str, Any]
 Where = str
 
-
-def _with_section(fields: Fields) -> Fields:
-    # Only clusters of SLURM jobs had a section, and could be encrypted.
-    told: Fields = {"section": "", "tls": False} if fields.get("cluster") == "local" else {}
-    return {**fields, "section": None, "tls": None, **told}
-
-
-#: From a version of the schema to the next: takes the fields of a row and returns those of the next
-#: version. The field `schema` is kept up by the caller.
-MIGRATIONS: dict[int, Callable[[Fields], Fields]] = {
-    1: lambda fields: {**fields, "predicted_s": None},
-    2: lambda fields: {**fields, "cluster": "unknown", "fresh": None},
-    3: lambda fields: {**fields, "predicted_tasks": None, "predicted_bytes": None},
-    4: _with_section,
-    5: lambda fields: {**fields, "invocation": None},
-}
-
 #: How each row of ours begins; what a torn line is known by.
 _BEGINNING = f'{{"schema": "{NAME}/'
 
-_TEXTS = ("workload", "policy", "status")
-_MAYBE_EMPTY = ("lowering", "commit", "machine")
-_POSITIVE_COUNTS = ("workers", "threads_per_worker")
-_COUNTS = (
-    *("repetition", "ops", "tasks", "executed", "steals_asked", "steals_confirmed", "steals_refused"),
-    *("bytes_moved", "peak_worker_memory", "seed"),
-)
-_MAYBE_COUNTS = ("predicted_tasks", "predicted_bytes")
-_NUMBERS = ("makespan_s", "idle_fraction", "scheduler_cpu_s")
-_MAYBE_NUMBERS = ("bound_s", "efficiency", "predicted_s")
 #: What tells a run from all others.
 _RUN = (
     *("workload", "arguments", "policy", "lowering", "costs", "workers", "threads_per_worker", "processes"),
     *("cluster", "section", "tls", "fresh", "seed", "repetition", "versions", "commit", "machine"),
 )
-_CHOICES: Mapping[str, tuple[str, ...]] = {"family": FAMILIES, "costs": COSTS, "cluster": CLUSTERS}
 
 
 class Rows(tuple[BenchRecord, ...]):
@@ -93,8 +65,7 @@ def read_rows(paths: Sequence[str | os.PathLike[str]], *, may_be_empty: bool = F
     Raises
     ------
     UsageError
-        A file cannot be read, holds anything but rows of ours, is of a version that cannot be
-        migrated, or repeats a row; or there are no rows at all.
+        A file cannot be read, holds anything but rows of this version, or repeats a row, or there are none.
     """
     records: dict[str, tuple[BenchRecord, Where]] = {}
     notes = []
@@ -207,10 +178,14 @@ def _parse(line: bytes, where: Where) -> BenchRecord:
         raise UsageError(f"{where}: not JSON ({error}); each line must be one row of {SCHEMA}") from error
     if not isinstance(fields, dict) or not isinstance(fields.get("schema"), str):
         _refuse_foreign(where)
-    fields = _migrated(fields, where)
+    if fields["schema"] != SCHEMA:
+        raise UsageError(
+            f"{where}: schema is {fields['schema']!r}; this release reads {SCHEMA!r}; measure again"
+        )
     _check(fields, where)
-    for name in (*_NUMBERS, *_MAYBE_NUMBERS):
-        fields[name] = None if fields[name] is None else float(fields[name])
+    for name, field in BenchRecord.__dataclass_fields__.items():
+        if str(field.type).startswith("float") and fields[name] is not None:
+            fields[name] = float(fields[name])
     return BenchRecord(**fields)
 
 
@@ -220,22 +195,6 @@ def _refuse_constant(constant: str) -> NoReturn:
 
 def _refuse_foreign(where: Where) -> NoReturn:
     raise UsageError(f"{where}: not a row of ferroflow's; each line must be a JSON object of {SCHEMA}")
-
-
-def _migrated(fields: Fields, where: Where) -> Fields:
-    name, _, version = fields["schema"].partition("/")
-    if name != NAME or not version.isdecimal():
-        raise UsageError(f"{where}: schema is {fields['schema']!r}; it must be {SCHEMA!r}")
-    n = int(version)
-    found = f"{where}: schema is {fields['schema']!r}"
-    if n > VERSION:
-        raise UsageError(f"{found}, this release reads up to {SCHEMA!r}; install a newer one")
-    while n < VERSION:
-        if n not in MIGRATIONS:
-            raise UsageError(f"{found}, this release reads {SCHEMA!r} and cannot migrate it; measure again")
-        fields = {**MIGRATIONS[n](fields), "schema": f"{NAME}/{n + 1}"}
-        n += 1
-    return fields
 
 
 def _check(fields: Fields, where: Where) -> None:
@@ -256,35 +215,14 @@ def _check(fields: Fields, where: Where) -> None:
 
 def _problem(name: str, value: Any) -> str:
     """Return what a field must be if it is not; "" if it is."""
-    if name in _TEXTS:
-        return "" if isinstance(value, str) and value else "text, and not empty"
-    if name in _MAYBE_EMPTY:
-        return "" if isinstance(value, str) else "text"
     if name in _CHOICES:
         choices = _CHOICES[name]
         return "" if isinstance(value, str) and value in choices else f"one of: {', '.join(choices)}"
-    if name in _POSITIVE_COUNTS:
-        return "" if _is_count(value) and value >= 1 else "a whole number, at least 1"
-    if name in _COUNTS:
-        return "" if _is_count(value) else "a whole number, at least 0"
-    if name in _MAYBE_COUNTS:
-        return "" if value is None or _is_count(value) else "a whole number, at least 0, or null"
-    if name in _NUMBERS:
-        return "" if _is_number(value) else "a number, at least 0"
-    if name in _MAYBE_NUMBERS:
-        return "" if value is None or _is_number(value) else "a number, at least 0, or null"
-    if name == "schema":
-        return "" if value == SCHEMA else repr(SCHEMA)
-    if name == "processes":
-        return "" if isinstance(value, bool) else "true or false"
-    if name in ("section", "invocation"):
-        return "" if value is None or isinstance(value, str) else "text or null"
-    if name in ("fresh", "tls"):
-        return "" if value is None or isinstance(value, bool) else "true, false or null"
-    if name == "versions":
-        is_valid = isinstance(value, dict) and all(isinstance(part, str) for part in value.values())
-        return "" if is_valid else "an object of texts"
-    return "" if _is_object(value) else "an object that JSON can hold"
+    kind, _, null = str(BenchRecord.__dataclass_fields__[name].type).partition(" | ")
+    is_right, words = _KINDS[_STRICT.get(name, kind)]
+    if null:
+        words = f"{words}, or null" if "," in words else f"{words.replace(' or ', ', ')} or null"
+    return "" if (null and value is None) or is_right(value) else words
 
 
 def _is_count(value: Any) -> bool:
@@ -302,3 +240,30 @@ def _is_object(value: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return isinstance(value, dict) and all(isinstance(name, str) for name in value)
+
+
+#: For each type of a field: whether a value is of it, and what it must be otherwise.
+_KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "str": (lambda value: isinstance(value, str), "text"),
+    "text": (lambda value: isinstance(value, str) and bool(value), "text, and not empty"),
+    "int": (_is_count, "a whole number, at least 0"),
+    "size": (lambda value: _is_count(value) and value >= 1, "a whole number, at least 1"),
+    "float": (_is_number, "a number, at least 0"),
+    "bool": (lambda value: isinstance(value, bool), "true or false"),
+    "Mapping[str, Any]": (_is_object, "an object that JSON can hold"),
+    "Mapping[str, str]": (
+        lambda value: isinstance(value, dict) and all(isinstance(part, str) for part in value.values()),
+        "an object of texts",
+    ),
+}
+#: Fields that must be more than their type says.
+_STRICT = {
+    **dict.fromkeys(("workload", "policy", "status"), "text"),
+    **dict.fromkeys(("workers", "threads_per_worker"), "size"),
+}
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "schema": (SCHEMA,),
+    "family": FAMILIES,
+    "costs": COSTS,
+    "cluster": CLUSTERS,
+}

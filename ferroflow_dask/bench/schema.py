@@ -1,7 +1,6 @@
 """The rows that `ferroflow bench` writes: one JSON object a line, one line a run.
 
-The version changes whenever a field changes its name or meaning. Files of an older version are migrated
-where they can be and refused where not; files that are not ours are refused.
+The version changes whenever a field changes its name or meaning. Files of other versions are refused.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Shape:
         return f"{count(self.workers, 'worker')} × {count(self.threads, 'thread')}, {kind}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRecord:
     """One run of one workload under one policy.
 
@@ -112,8 +111,7 @@ class BenchRecord:
     steals_refused : int
         Those that it kept, since it ran them already.
     bytes_moved : int
-        Fetched by workers from each other, without P2P shuffles [B]; in rows of versions before 3 all that
-        workers sent so, results to the client too.
+        Fetched by workers from each other, without P2P shuffles [B].
     idle_fraction : float
         Part of makespan_s × P in which threads ran no task.
     scheduler_cpu_s : float
@@ -132,40 +130,40 @@ class BenchRecord:
         Processor, cores, memory.
     """
 
-    schema: str
+    schema: str = SCHEMA
     workload: str
-    family: str
+    family: str = "dag"
     arguments: Mapping[str, Any]
     policy: str
-    lowering: str
-    costs: str
+    lowering: str = ""
+    costs: str = "learned"
     workers: int
     threads_per_worker: int
-    processes: bool
-    cluster: str
-    section: str | None
-    tls: bool | None
-    fresh: bool | None
-    invocation: str | None
+    processes: bool = True
+    cluster: str = "unknown"
+    section: str | None = None
+    tls: bool | None = None
+    fresh: bool | None = None
+    invocation: str | None = None
     repetition: int
     makespan_s: float
-    bound_s: float | None
-    efficiency: float | None
-    predicted_s: float | None
-    predicted_tasks: int | None
-    predicted_bytes: int | None
+    bound_s: float | None = None
+    efficiency: float | None = None
+    predicted_s: float | None = None
+    predicted_tasks: int | None = None
+    predicted_bytes: int | None = None
     ops: int
-    tasks: int
+    tasks: int = 0
     executed: int
-    steals_asked: int
-    steals_confirmed: int
-    steals_refused: int
-    bytes_moved: int
-    idle_fraction: float
-    scheduler_cpu_s: float
-    peak_worker_memory: int
-    status: str
-    seed: int
+    steals_asked: int = 0
+    steals_confirmed: int = 0
+    steals_refused: int = 0
+    bytes_moved: int = 0
+    idle_fraction: float = 0.0
+    scheduler_cpu_s: float = 0.0
+    peak_worker_memory: int = 0
+    status: str = OK
+    seed: int = 0
     versions: Mapping[str, str]
     commit: str
     machine: str

@@ -12,8 +12,8 @@ from typing import Any
 from distributed import Client, wait
 
 from ferroflow_dask.bench.markdown import count
-from ferroflow_dask.bench.progress import batches_shown
 from ferroflow_dask.cli.graphs import scatter_shown
+from ferroflow_dask.cli.progress import batches_shown
 from ferroflow_dask.exceptions import BindError
 from ferroflow_dask.graph import Graph, random_inputs
 from ferroflow_dask.lowering.batches import how_batched, map_batches

@@ -17,7 +17,6 @@ from ferroflow_dask.bench import baselines, versions
 from ferroflow_dask.bench.machine import commit, machine
 from ferroflow_dask.bench.metg import TIMED
 from ferroflow_dask.bench.plan import Plan, identity_of, make_cases
-from ferroflow_dask.bench.progress import Rate
 from ferroflow_dask.bench.report import report
 from ferroflow_dask.bench.rows import Rows, append_row, read_rows
 from ferroflow_dask.bench.schema import COSTS, OK, BenchRecord, Shape
@@ -31,6 +30,7 @@ from ferroflow_dask.cli.cluster_options import Duration, repeat_type, size_optio
 from ferroflow_dask.cli.errors import Failure, Interrupted, OneLineErrors
 from ferroflow_dask.cli.files import check_folder
 from ferroflow_dask.cli.graph_options import SizeCommand, flag_of
+from ferroflow_dask.cli.progress import Rate
 from ferroflow_dask.cli.sections import SectionCommand, workload_option
 from ferroflow_dask.cli.slurm import SlurmOptions, slurm_client, slurm_options
 from ferroflow_dask.exceptions import UsageError

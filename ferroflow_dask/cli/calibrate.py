@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from ferroflow_dask.bench.markdown import count
-from ferroflow_dask.bench.progress import late_bar
 from ferroflow_dask.cli.cluster_options import check_address, connect_timeout, size_options
 from ferroflow_dask.cli.files import check_folder
+from ferroflow_dask.cli.progress import late_bar
 from ferroflow_dask.deploy import (
     Calibration,
     calibration_of,

@@ -15,7 +15,7 @@ from distributed import Client
 from ferroflow_dask.annotations import GPU
 from ferroflow_dask.bench import Run, RunRecord, run_on_cluster, warm_up
 from ferroflow_dask.bench.markdown import count
-from ferroflow_dask.bench.progress import late_bar, progress_bar
+from ferroflow_dask.cli.progress import late_bar, progress_bar
 from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.cost import AnalyticCost, MeasuredCost
 from ferroflow_dask.deploy import count_gpus, load_durations, profile_of, profiles_file, save_durations

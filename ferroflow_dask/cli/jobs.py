@@ -12,10 +12,10 @@ import click
 from distributed import Client
 
 from ferroflow_dask.bench.markdown import count
-from ferroflow_dask.bench.progress import late_bar
 from ferroflow_dask.cli.cluster_options import refuse_given
 from ferroflow_dask.cli.files import check_folder
 from ferroflow_dask.cli.graphs import scatter_shown
+from ferroflow_dask.cli.progress import late_bar
 from ferroflow_dask.cli.sections import how_option
 from ferroflow_dask.exceptions import FerroflowError, UsageError
 from ferroflow_dask.graph import Graph

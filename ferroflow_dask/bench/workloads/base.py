@@ -169,7 +169,7 @@ class Workload:
                     f"like {self.defaults[name]!r}"
                 ) from error
         if given:
-            names = ", ".join(f"--size {name}" for name in given)
+            names = ", ".join(given)
             needed = nbytes_of(self.name, self.family, chosen)
             check_memory(f"workload {self.name!r}", needed, f"give a smaller {names}")
         return chosen
