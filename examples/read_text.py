@@ -1,7 +1,6 @@
 """Read the text in an image with RapidOCR's three models on a Dask cluster.
 
-    pip install rapidocr-onnxruntime
-    python read_text.py IMAGE
+    python read_text.py IMAGE  # needs: pip install rapidocr-onnxruntime
 
 RapidOCR prepares the image and decodes the results. The workers compute the batches of the three models.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import doctest
-import importlib
+import importlib.util
 import os
 import pkgutil
 import re
@@ -186,6 +186,19 @@ def test_options_in_the_table_of_run_are_its_options() -> None:
     assert shown <= options
 
 
+def settings_table() -> str:
+    """Return the table that the site shows on the page of settings."""
+    spec = importlib.util.spec_from_file_location("site_hooks", REPOSITORY / "docs/site_hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    page = (REPOSITORY / "docs/configuration.md").read_text(encoding="utf-8")
+    assert hooks._SETTINGS in page
+    table: str = hooks.settings_table()
+    return table
+
+
 def settings_of(defaults: dict[str, Any], prefix: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in defaults.items():
@@ -197,8 +210,7 @@ def settings_of(defaults: dict[str, Any], prefix: str) -> dict[str, Any]:
 def test_the_page_of_settings_has_each_with_its_default() -> None:
     text = (REPOSITORY / "ferroflow_dask/ferroflow.yaml").read_text(encoding="utf-8")
     defaults = settings_of(yaml.safe_load(text)["ferroflow"], "ferroflow")
-    table = (REPOSITORY / "docs/configuration.md").read_text(encoding="utf-8")
-    shown = dict(re.findall(r"^\| `(ferroflow\.[\w.-]+)` \| `([^`]*)` \|", table, re.MULTILINE))
+    shown = dict(re.findall(r"^\| `(ferroflow\.[\w.-]+)` \| `([^`]*)` \|", settings_table(), re.MULTILINE))
     assert shown == {name: written(value) for name, value in defaults.items()}
 
 

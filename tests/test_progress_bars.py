@@ -12,7 +12,7 @@ from distributed import Client, wait
 from models import mlp
 
 import ferroflow_dask
-from ferroflow_dask.bench.progress import _finished, late_bar
+from ferroflow_dask.cli.progress import _finished, late_bar
 from ferroflow_dask.graph import generate_graph
 from ferroflow_dask.lowering import scatter
 
@@ -20,7 +20,7 @@ from ferroflow_dask.lowering import scatter
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # by which rich takes any stream for a terminal
-    monkeypatch.setattr("ferroflow_dask.bench.progress._DELAY_S", 0.05)
+    monkeypatch.setattr("ferroflow_dask.cli.progress._DELAY_S", 0.05)
 
 
 @pytest.mark.usefixtures("terminal")
@@ -41,7 +41,7 @@ def test_a_bar_shows_amount_and_rate(capsys: pytest.CaptureFixture[str], unit: s
 def test_what_ends_soon_has_no_bar(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ferroflow_dask.bench.progress._DELAY_S", 60)
+    monkeypatch.setattr("ferroflow_dask.cli.progress._DELAY_S", 60)
     with late_bar("sheep", "sheep") as update:
         update(1, 2)
     assert capsys.readouterr().err == ""
@@ -50,7 +50,7 @@ def test_what_ends_soon_has_no_bar(
 def test_there_is_no_bar_where_output_is_no_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ferroflow_dask.bench.progress._DELAY_S", 0)
+    monkeypatch.setattr("ferroflow_dask.cli.progress._DELAY_S", 0)
     with late_bar("sheep", "sheep") as update:
         threading.Event().wait(0.1)
         update(1, 2)
