@@ -163,7 +163,12 @@ def in_batch_job(command: list[str], moment: Path, number: signal.Signals, envir
     )
     job = done.stdout.strip()
     soon(moment.exists, _MOST_S)
-    ask("scancel", f"--signal={number.name.removeprefix('SIG')}", "--full", job)
+    # It fails if the job has ended.
+    subprocess.run(
+        ["scancel", f"--signal={number.name.removeprefix('SIG')}", "--full", job],
+        capture_output=True,
+        check=False,
+    )
     soon(lambda: job not in queue(), _END_S)
     found = re.search(r"ExitCode=(\d+):(\d+)", ask("scontrol", "show", "job", job))
     returned = int(found[1]) or -int(found[2]) if found and states()[job] != "RUNNING" else None

@@ -128,12 +128,13 @@ def test_the_page_comes_and_goes_with_the_plugin(client: Client) -> None:
 
 
 def test_the_layout_for_jupyterlab_has_plots_that_exist() -> None:
-    file = Path(__file__).parent.parent / "examples" / "jupyterlab-overrides.json"
-    (layout,) = json.loads(file.read_text(encoding="utf-8"))["dask-labextension:plugin"].values()
+    file = Path(__file__).parent.parent / "examples" / "jupyterlab-layout.json"
+    # Settings of a user replace the extension's layout; an overrides.json would be merged with it.
+    layout = json.loads(file.read_text(encoding="utf-8"))["defaultLayout"]
     seen: list[str | None] = [None]
     for plot, place in layout.items():
         assert plot.removeprefix("individual-ferroflow-") in PLOTS
-        assert place["mode"] in {"split-right", "split-bottom", "tab-after"}  # of dask-labextension's schema
+        assert place["mode"] in {"split-right", "split-bottom", "tab-before"}  # of dask-labextension's schema
         assert place["ref"] in seen  # relative to one that is there already
         seen.append(plot)
 

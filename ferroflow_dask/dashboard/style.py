@@ -63,7 +63,8 @@ _PANEL = """
   padding: 6px 8px; box-sizing: border-box; min-width: 0; overflow: hidden; }
 """
 _TEXT = """
-:host { color: var(--ff-ink, #222); font: 13px Helvetica, Arial, sans-serif; box-sizing: border-box; }
+:host { color: var(--ff-ink, #222); font: 13px Helvetica, Arial, sans-serif; box-sizing: border-box;
+  color-scheme: light dark; }
 .bk-clearfix { width: 100%; }
 .head { display: flex; gap: 10px; align-items: baseline; white-space: nowrap; overflow: hidden; }
 .head b { font-size: 15px; }

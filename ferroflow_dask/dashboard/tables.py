@@ -33,7 +33,8 @@ class Overview(Text):
         sample = recorder.samples[-1] if recorder.samples else None
         n_failed = len(recorder.failures)
         tiles = self._of_graph()
-        tiles.append(("workers", f"{len(workers):,} × {recorder.n_threads // max(1, len(workers))} threads"))
+        each = recorder.n_threads // max(1, len(workers))
+        tiles.append(("workers", f"{len(workers):,} × {each} thread{'s' if each != 1 else ''}"))
         if sample is not None:
             tiles.append(("threads at work", f"{sample.efficiency:.0%}"))
             tiles.append(("tasks/s", f"{sample.tasks_per_s:,.0f}"))
