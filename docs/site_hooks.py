@@ -40,14 +40,12 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
     """Let links point to the files of the site, and fill in what is made from other files."""
+    if page.file.src_uri == "gallery.md":
+        markdown = _PROGRAM.sub(lambda found: f"{found[0]}\n\n{_listing(found[1])}", markdown)
     markdown = markdown.replace("](../examples/", "](examples/").replace("](docs/", "](")
     for name in _TOP_PAGES:
         markdown = markdown.replace(f"](../{name}", f"]({name.lower()}").replace(
             f"]({name}", f"]({name.lower()}"
-        )
-    if page.file.src_uri == "gallery.md":
-        markdown = _PROGRAM.sub(
-            lambda found: f"{found[0].replace('../', '')}\n\n{_listing(found[1])}", markdown
         )
     return markdown.replace(_SETTINGS, settings_table())
 
