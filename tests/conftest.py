@@ -27,6 +27,12 @@ settings.register_profile(
 settings.load_profile("ferroflow")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of `pytest -m chaos`."""
+    parser.addoption("--minutes", type=float, default=1.0, help="Duration of each test with faults [min].")
+    parser.addoption("--chaos-seed", type=int, default=0, help="Seed of the faults.")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let a file that waits for jobs of Slurm come first, and the next one later: others run meanwhile."""
     files: dict[Path, list[pytest.Item]] = {}

@@ -358,7 +358,7 @@ class Bench:
         began = time.monotonic()
         with faults.active(*fault):
             try:
-                found = one.compute(client, self._folder)
+                found = one.compute(client, Path(tempfile.mkdtemp(dir=self._folder)))
                 if found != one.expected():
                     problems.append(f"wrong result: {str(found)[:200]}")
             except Exception as error:  # noqa: BLE001 -- any is judged
