@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fault_runs import MISSED, ONE_IN, PER_SCENARIO, Runs
-from feature_faults import FEATURES
+from fault_runs import MISSED, PER_SCENARIO, Runs
 from mutated_files import Reader
 from virtual_faults import MODES
 
@@ -25,15 +24,15 @@ def _quiet() -> Iterator[None]:
 
 @pytest.mark.cluster
 @pytest.mark.usefixtures("_quiet")
-def test_faults_in_features_change_no_result() -> None:
+def test_faults_in_varied_scenarios_change_no_result() -> None:
     runs = Runs(seed=1, checks_time=False)
+    # Which functions a feature calls depends on time, so features are left to the script.
     numbers = [
-        *(ONE_IN * i for i in range(len(FEATURES))),
         *(PER_SCENARIO * mode + 1 + i for mode in range(len(MODES)) for i in range(N_FAULTS)),
     ]
     found = {fault: problems for _, fault, problems in runs.run(numbers) if {*problems} - {MISSED}}
     assert found == {}
-    assert {*FEATURES, *(f"virtual time, {mode}" for mode in MODES)} <= {*runs.counts}
+    assert {f"virtual time, {mode}" for mode in MODES} <= {*runs.counts}
 
 
 @pytest.mark.filterwarnings("ignore")
