@@ -17,7 +17,14 @@ from browser import chromium
 
 from ferroflow_dask.bench import plots
 from ferroflow_dask.bench.comparison import cases_of
-from ferroflow_dask.bench.figures import Scaling, metg_figure, scaling_figures, speed_up_bars, styles_of
+from ferroflow_dask.bench.figures import (
+    Scaling,
+    efficiency_figure,
+    metg_figure,
+    scaling_figures,
+    speed_up_bars,
+    styles_of,
+)
 from ferroflow_dask.bench.metg import metg_from_rows
 from ferroflow_dask.bench.plots import write_html, write_png
 from ferroflow_dask.bench.rows import read_rows
@@ -50,6 +57,14 @@ def test_the_page_holds_the_data_and_needs_no_network(tmp_path: Path) -> None:
     ):
         assert expected in drawn
     assert not re.search(r"<(script|link)[^>]+(src|href)=", text)
+
+
+def test_efficiency_over_workers_has_a_line_for_each_policy_and_variant() -> None:
+    found = {"dask": {"1 s": {64: 0.5, 256: 0.25}}, "ferroflow": {"0.1 s": {64: 0.4}, "1 s": {64: 0.9}}}
+    plot = efficiency_figure("stencil", found)
+    assert labels(plot) == ["dask, 1 s", "ferroflow, 0.1 s", "ferroflow, 1 s"]
+    assert glyph_data(plot) == {"x": [64, 256], "y": [50.0, 25.0]}
+    assert plot.xaxis.ticker.ticks == [64, 256]
 
 
 def test_bars_start_at_one_and_have_the_interval() -> None:
