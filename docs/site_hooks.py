@@ -102,7 +102,7 @@ def _executed(path: Path, _: float) -> Sequence[Mapping[str, Any]]:
 def _cell(cell: Mapping[str, Any]) -> Iterator[str]:
     source = "".join(cell["source"])
     if cell["cell_type"] == "markdown":
-        yield source
+        yield re.sub(r"^#+ (.+)$", r"**\1**", source, flags=re.MULTILINE)  # headings are those of the page
         return
     yield f"```python\n{source}\n```"
     for output in cell["outputs"]:
