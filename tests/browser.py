@@ -23,25 +23,45 @@ def chromium() -> str:
     return str(found[1])
 
 
+#: Browsers that show no page.
+_idle: list[Any] = []
+
+
 @contextmanager
 def opened(url: str, width: int = 1600, height: int = 1000) -> Iterator[Any]:
-    """Open a page in a browser; expect that it logs no error."""
+    """Open a page in a browser, which may have shown others; expect that it logs no error."""
+    driver = _idle.pop() if _idle else _started()
+    try:
+        driver.set_window_size(width, height)
+        driver.get(url)
+        yield driver
+        assert not errors(driver)
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+        driver.get("about:blank")
+        errors(driver)  # of connections that it closed; the next page has no errors yet
+    except BaseException:
+        driver.quit()
+        raise
+    _idle.append(driver)
+
+
+def close_all() -> None:
+    """End all browsers that show no page."""
+    while _idle:
+        _idle.pop().quit()
+
+
+def _started() -> Any:
     driver_path = chromium()
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
         options.add_argument(argument)
-    options.add_argument(f"--window-size={width},{height}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver_path))
-    try:
-        driver.set_page_load_timeout(60)
-        driver.get(url)
-        yield driver
-        assert not errors(driver)
-    finally:
-        driver.quit()
+    driver.set_page_load_timeout(60)
+    return driver
 
 
 def errors(driver: Any) -> list[str]:

@@ -16,7 +16,8 @@ import dask
 import pytest
 from assume_short import assume_short
 from distributed.diagnostics.plugin import SchedulerPlugin
-from one_loop import Cluster, comes, on_cluster
+from one_loop import Cluster, on_cluster
+from waiting import comes
 
 from ferroflow_dask.bundling import sequence
 from ferroflow_dask.scheduler import extension_on

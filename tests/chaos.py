@@ -30,8 +30,8 @@ from distributed.comm import CommClosedError
 from distributed.stealing import WorkStealing
 from fault_injection import differences, inventory
 from feature_faults import _X, _model, _rounded, _rows, _strategy
-from in_charge import until
 from proxy import Proxy
+from waiting import until
 
 from ferroflow_dask import install, installed, uninstall
 

@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import pytest
 from distributed import Client, LocalCluster
+from distributed.utils import get_mp_context
 from hypothesis import HealthCheck, settings
 from models import mlp
 from real_slurm import missing, running_slurm
@@ -25,6 +26,9 @@ settings.register_profile(
     "ferroflow", deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 settings.load_profile("ferroflow")
+
+#: Modules that workers import. Not our own: the server would import them from the working tree.
+_PRELOADED = ("distributed", "dask.array", "dask.dataframe", "numpy", "onnx", "onnxruntime", "pandas", "yaml")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -68,6 +72,17 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(dask.config, "PATH", str(tmp_path_factory.mktemp("config")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _workers_are_forked(_own_cache: None) -> Iterator[None]:
+    """Fork worker processes from a server that has imported their modules: a new interpreter takes a second.
+
+    Commands that tests start in processes of their own start workers as users do.
+    """
+    with dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}):
+        get_mp_context().set_forkserver_preload([*_PRELOADED])
         yield
 
 

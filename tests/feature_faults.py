@@ -32,7 +32,7 @@ import real_faults
 from distributed import Client, LocalCluster
 from distributed.stealing import WorkStealing
 from fault_injection import BOUNDARY, MOST_CALLS, differences, functions_of, inventory, story
-from in_charge import until
+from waiting import until
 
 from ferroflow_dask import GraphBuilder, Model, install, record, uninstall
 from ferroflow_dask.jobs import job_of, run_job

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import dask
 import pytest
 from distributed import Client, Scheduler, SpecCluster, Worker
+from waiting import pause, until
 
 from ferroflow_dask import install, uninstall
 from ferroflow_dask.policy import ClusterView, StealingPolicy
 from ferroflow_dask.policy import events as happened
 from ferroflow_dask.policy.instructions import Instruction
 from ferroflow_dask.scheduler.extension import FerroflowStealing
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait for a state that no event announces; the test's time limit ends what never comes."""
-    while not condition():
-        time.sleep(0.005)
 
 
 def scheduler_of(client: Client) -> Any:
@@ -36,11 +30,6 @@ def stealing_of(client: Client) -> Any:
 def workers_of(client: Client) -> list[Any]:
     """Return the worker objects, in the order of their names."""
     return [worker for _, worker in sorted(client.cluster.workers.items())]
-
-
-def pause(i: int, seconds: float = 0.01) -> int:
-    time.sleep(seconds)
-    return i
 
 
 def pinned(client: Client, n: int, **options: Any) -> list[Any]:

@@ -10,7 +10,8 @@ from typing import Any
 
 from distributed import Client
 from distributed.diagnostics.plugin import SchedulerPlugin
-from in_charge import scheduler_of, until
+from in_charge import scheduler_of
+from waiting import until
 
 from ferroflow_dask.bench.workloads import Instance, Request, Workload
 

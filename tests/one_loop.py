@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any
 
 import dask
-from distributed import Client, Event, Scheduler, Worker
+from distributed import Client, Scheduler, Worker
 from distributed.stealing import WorkStealing
+from waiting import comes, pause
 
 from ferroflow_dask import FerroflowPlugin
 from ferroflow_dask.policy.instructions import StealTask
 from ferroflow_dask.scheduler.extension import PLUGIN_NAME
-
-
-def pause(i: int, seconds: float = 0.02) -> int:
-    time.sleep(seconds)
-    return i
-
-
-def wait_for(i: int, event: Event) -> int:
-    event.wait()
-    return i
-
-
-async def comes(condition: Callable[[], object]) -> None:
-    """Wait until something is true."""
-    while not condition():
-        await asyncio.sleep(0.005)
 
 
 class Cluster:
@@ -53,9 +37,8 @@ class Cluster:
     async def processing(self, future: Any) -> Any:
         """Wait until the scheduler has sent a task to a worker, and return the task."""
         sent = ("processing", "memory", "erred")
-        while (ts := self.scheduler.tasks.get(future.key)) is None or ts.state not in sent:
-            await asyncio.sleep(0.005)
-        return ts
+        await comes(lambda: (ts := self.scheduler.tasks.get(future.key)) and ts.state in sent)
+        return self.scheduler.tasks[future.key]
 
     def ask(self, ts: Any, victim: Worker, thief: Worker) -> None:
         """Ask for a steal as the policy would."""

@@ -25,6 +25,7 @@ from assume_short import assume_short
 from dask.base import tokenize
 from dask.utils import key_split
 from distributed import Client, LocalCluster, futures_of, wait
+from waiting import until
 
 import ferroflow_dask
 from ferroflow_dask.scheduler import extension_on
@@ -278,8 +279,8 @@ def run(seed: int, client: Client, other: Client) -> Outcome:
         futures = [client.compute(one) for one in made]
     elif way == 2:
         futures = client.compute(made)
-        while any(one.key not in client.cluster.scheduler.tasks for one in program.held):
-            time.sleep(0.005)  # the messages of two clients come in any order
+        # The messages of two clients come in any order.
+        until(lambda: all(one.key in client.cluster.scheduler.tasks for one in program.held))
         program.held += other.compute(made)
     else:
         futures = client.compute(made)

@@ -19,8 +19,8 @@ from assume_short import AllShort
 from distributed import Client, LocalCluster
 from distributed.utils import offload
 from fault_injection import Injector, differences, inventory, story
-from in_charge import until
-from one_loop import Cluster, comes, on_cluster, pause
+from one_loop import Cluster, on_cluster
+from waiting import comes, pause, soon, until
 
 from ferroflow_dask import install, uninstall
 from ferroflow_dask.scheduler.changes import FAILURES
@@ -253,9 +253,7 @@ def _problems_in_processes(injector: Injector, cluster: Any, client: Client) -> 
         yield "the fault did not strike"
     if len(scheduler.workers) != len(on_workers):
         yield "a worker was lost"
-    deadline = time.monotonic() + _SETTLED_S
-    while found() != (before, on_workers) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    soon(lambda: found() == (before, on_workers), _SETTLED_S)
     after, after_on_workers = found()
     yield from (f"not restored: {one}" for one in differences(before, after))
     for address, old in on_workers.items():

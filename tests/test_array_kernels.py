@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -176,46 +175,6 @@ def test_what_steers_is_read_on_the_host():
 
 
 # ---------------------------------------------------------------- whole graphs
-
-
-def test_onnx_node_tests_pass_or_are_declined():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the cases are generated, with overflows that they test
-        from onnx.backend.test.loader import load_model_tests
-
-        cases = [case for case in load_model_tests(kind="node") if case.model is not None]
-    if not cases:
-        pytest.skip("this release of onnx keeps its node tests in files")
-    n_passed, failed = 0, []
-    for case in cases:
-        graph = graph_from_onnx(case.model)
-        if not graph.live_ops or not all(provider.supports(op, graph.opsets) for op in graph.live_ops):
-            continue
-        try:
-            check_node_case(case, graph)
-            n_passed += 1
-        except KernelNotFoundError:
-            continue
-        except (AssertionError, KernelError) as error:
-            failed.append(f"{case.name}: {str(error).strip()[:200]}")
-    assert not failed
-    assert n_passed >= NODE_TESTS
-
-
-#: Node tests that pass with onnx 1.23; older releases have fewer.
-NODE_TESTS = 500
-
-
-def check_node_case(case: Any, graph: Any) -> None:
-    def array(value: Any) -> Any:
-        return onnx.numpy_helper.to_array(value) if isinstance(value, TensorProto) else value
-
-    names = [entry.name for entry in case.model.graph.input]
-    for inputs, outputs in case.data_sets:
-        given = dict(zip(names, map(array, inputs), strict=False))
-        actual = evaluate(graph, given, providers=["array"])
-        for one, other in zip(actual.values(), map(array, outputs), strict=True):
-            assert_same(one, other, max(case.rtol, 1e-3), max(case.atol, 1e-6))
 
 
 def architectures(*names: str) -> Any:

@@ -1,7 +1,8 @@
-"""ONNX's backend suite on a cluster, one Dask task per node: all that onnxruntime or the reference passes.
+"""ONNX's backend suite: its node tests with our kernels, and cases of all kinds on a cluster.
 
-A seeded tenth runs by default, all of it with FERROFLOW_BACKEND_SUITE=all. Each case is also given to
-onnxruntime and to `onnx.reference` alone, under the same comparison; what one of them passes must pass here.
+On a cluster each node is a Dask task. A seeded tenth of the cases runs by default, all of them with
+FERROFLOW_BACKEND_SUITE=all. Each case is also given to onnxruntime and to `onnx.reference` alone, under the
+same comparison; what one of them passes must pass here.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import random
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime
 import pytest
@@ -22,12 +25,12 @@ from agreement import assert_same
 from distributed import Client
 from onnx.reference import ReferenceEvaluator
 
-from ferroflow_dask.exceptions import FerroflowError
-from ferroflow_dask.graph import graph_from_onnx
-from ferroflow_dask.kernels import find_provider
+from ferroflow_dask.exceptions import FerroflowError, KernelError, KernelNotFoundError
+from ferroflow_dask.graph import Graph, graph_from_onnx
+from ferroflow_dask.kernels import evaluate, find_provider
+from ferroflow_dask.kernels.array import ArrayProvider
 from ferroflow_dask.lowering import bind_graph
 
-pytestmark = pytest.mark.cluster
 KINDS = ("node", "simple", "pytorch-operator", "pytorch-converted")
 ALL = os.environ.get("FERROFLOW_BACKEND_SUITE") == "all"
 SEED = 0
@@ -37,12 +40,18 @@ DEVIATIONS = {"test_attention_4d_causal_fp16": "one number of 192 is rounded the
 DataSets = list[tuple[list[Any], list[Any]]]
 
 
-def suite() -> list[Any]:
+@lru_cache
+def cases_of(kind: str) -> list[Any]:
+    """Return all cases of a kind; those of nodes take seconds to generate."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # cases are generated, with overflows that they test
         from onnx.backend.test.loader import load_model_tests
 
-        cases = [case for kind in KINDS for case in load_model_tests(kind=kind)]
+        return list(load_model_tests(kind=kind))
+
+
+def suite() -> list[Any]:
+    cases = [case for kind in KINDS for case in cases_of(kind)]
     # Expanded ones are the functions that stand for an operator, which `onnx` tests in our stead.
     cases = [case for case in cases if "_expanded" not in case.name]
     return cases if ALL else random.Random(SEED).sample(cases, len(cases) // 10)
@@ -121,6 +130,7 @@ def why_not(case: Any, model: onnx.ModelProto, sets: DataSets, run: Any) -> str:
     return ""
 
 
+@pytest.mark.cluster
 def test_whatever_onnxruntime_or_the_reference_passes_passes(thread_client: Client) -> None:
     passed: Counter[str] = Counter()
     providers: Counter[str] = Counter()
@@ -151,3 +161,63 @@ def test_whatever_onnxruntime_or_the_reference_passes_passes(thread_client: Clie
     assert not worse, "\n".join(worse)
     assert passed["ours"] >= passed["either"] - len(DEVIATIONS)
     assert len(cases) > 100
+
+
+#: Node tests whose expectations our default kernels do not meet, with the reason.
+NODE_DEVIATIONS = {
+    "test_bernoulli*": "random",
+    "test_*bf16*": "rounded to bfloat16 at other places",
+    "test_*fp16*": "rounded to half precision at other places",
+}
+
+
+def node_failures(cases: list[Any], *providers: str) -> tuple[list[str], int]:
+    """Return which node tests fail, and how many pass; the named providers may decline some."""
+    supports = ArrayProvider().supports
+    failed, n_passed = [], 0
+    for case in cases:
+        graph = graph_from_onnx(case.model)
+        if providers and not (graph.live_ops and all(supports(op, graph.opsets) for op in graph.live_ops)):
+            continue
+        try:
+            check_node_case(case, graph, [*providers] or None)
+            n_passed += 1
+        except (AssertionError, KernelError, KernelNotFoundError) as error:
+            if not (providers and isinstance(error, KernelNotFoundError)):
+                failed.append(f"{case.name}: {str(error).strip()[:200]}")
+    return failed, n_passed
+
+
+def check_node_case(case: Any, graph: Graph, providers: list[str] | None) -> None:
+    def array(value: Any) -> Any:
+        return onnx.numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
+
+    names = [entry.name for entry in case.model.graph.input]
+    for inputs, outputs in case.data_sets:
+        actual = evaluate(graph, dict(zip(names, map(array, inputs), strict=False)), providers=providers)
+        for one, other in zip(actual.values(), map(array, outputs), strict=True):
+            if providers or isinstance(other, np.ndarray):
+                assert_same(one, other, max(case.rtol, 1e-3), max(case.atol, 1e-6))
+
+
+def node_cases() -> list[Any]:
+    found = [case for case in cases_of("node") if case.model is not None]
+    return found or pytest.skip("this release of onnx keeps its node tests in files")
+
+
+def test_onnx_node_tests_pass_but_for_known_deviations() -> None:
+    cases = node_cases()
+    assert len(cases) > 1000
+    kept = [c for c in cases if not any(fnmatch.fnmatch(c.name, pattern) for pattern in NODE_DEVIATIONS)]
+    failed, _ = node_failures(kept)
+    assert not failed
+
+
+def test_onnx_node_tests_pass_with_array_kernels_or_are_declined() -> None:
+    failed, n_passed = node_failures(node_cases(), "array")
+    assert not failed
+    assert n_passed >= NODE_TESTS
+
+
+#: Node tests that pass with array kernels and onnx 1.23; older releases have fewer.
+NODE_TESTS = 500

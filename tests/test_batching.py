@@ -7,7 +7,7 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 from distributed import Client, Worker
 from distributed.comm import CommClosedError
 from one_loop import Cluster, on_cluster
+from waiting import comes
 
 from ferroflow_dask import FerroflowPlugin, install, uninstall
 from ferroflow_dask.scheduler.batching import worker as batching
@@ -54,23 +55,17 @@ def ours(plugins: Iterable[str]) -> list[str]:
     return [name for name in plugins if "ferroflow-batching" in name]
 
 
-async def comes(condition: Callable[[Cluster], bool], cluster: Cluster) -> None:
-    """Wait for what no event announces; the test's time limit ends what never comes."""
-    while not condition(cluster):
-        await asyncio.sleep(0.005)
-
-
 @pytest.mark.cluster
 def test_all_streams_are_shortened_and_given_back() -> None:
     async def test(cluster: Cluster) -> None:
-        await comes(are_short, cluster)
+        await comes(lambda: are_short(cluster))
         async with Worker(cluster.scheduler.address, nthreads=1) as late:
             assert type(late.batched_stream.interval).__name__ == "Interval"
             cluster.workers.append(late)
-            await comes(are_short, cluster)
+            await comes(lambda: are_short(cluster))
             assert await cluster.client.gather(cluster.map(50, 0.0)) == list(range(50))
             await uninstall(cluster.scheduler)
-            await comes(are_dasks, cluster)
+            await comes(lambda: are_dasks(cluster))
             cluster.workers.remove(late)
         assert not ours(cluster.scheduler.worker_plugins)
 
@@ -85,11 +80,11 @@ def test_installing_again_keeps_them_short() -> None:
             await cluster.client.register_plugin(FerroflowPlugin())
             await cluster.client.register_plugin(FerroflowPlugin())
         owners = (cluster.scheduler.worker_plugins, *(worker.plugins for worker in cluster.workers))
-        await comes(lambda _: all(len(ours(plugins)) == 1 for plugins in owners), cluster)
+        await comes(lambda: all(len(ours(plugins)) == 1 for plugins in owners))
         assert are_short(cluster)
         assert await cluster.client.gather(cluster.map(50, 0.0)) == list(range(50))
         await uninstall(cluster.scheduler)
-        await comes(are_dasks, cluster)
+        await comes(lambda: are_dasks(cluster))
 
     on_cluster(test)
 
@@ -109,9 +104,9 @@ def test_a_worker_that_leaves_while_it_is_told_is_no_error(
         monkeypatch.setattr(cluster.scheduler, "broadcast", gone)
         for n in (1, 2):
             await cluster.client.register_plugin(FerroflowPlugin())
-            await comes(lambda _, n=n: n_told == 2 * n - 1, cluster)
+            await comes(lambda n=n: n_told == 2 * n - 1)
             await uninstall(cluster.scheduler)
-            await comes(lambda _, n=n: n_told == 2 * n, cluster)
+            await comes(lambda n=n: n_told == 2 * n)
             assert not ours(cluster.scheduler.worker_plugins)
         await asyncio.sleep(0.05)  # what was raised would be logged a little later
 
@@ -148,23 +143,23 @@ def test_clients_have_short_streams_too() -> None:
         await install(cluster.client)
         async with Client(cluster.scheduler.address, asynchronous=True) as late:
             for client in (cluster.client, late):
-                await comes(lambda _, client=client: isinstance(between(client)[1], Interval), cluster)
-            await comes(lambda _: isinstance(between(cluster.client)[0], Interval), cluster)
+                await comes(lambda client=client: isinstance(between(client)[1], Interval))
+            await comes(lambda: isinstance(between(cluster.client)[0], Interval))
             assert between(late)[0] == DASKS_CLIENT[0]  # nobody has told it
             assert await late.submit(sum, [1, 2]) == 3
             await install(cluster.client, policy="ring")
-            await comes(lambda _: isinstance(between(cluster.client)[0], Interval), cluster)
+            await comes(lambda: isinstance(between(cluster.client)[0], Interval))
             await uninstall(late)
             for client in (cluster.client, late):
-                await comes(lambda _, client=client: between(client) == DASKS_CLIENT, cluster)
+                await comes(lambda client=client: between(client) == DASKS_CLIENT)
             await install(cluster.client)
-            await comes(lambda _: isinstance(between(cluster.client)[0], Interval), cluster)
+            await comes(lambda: isinstance(between(cluster.client)[0], Interval))
             await uninstall(cluster.client)
             assert between(cluster.client) == DASKS_CLIENT
             await install(late)
-            await comes(lambda _: isinstance(between(late)[0], Interval), cluster)
+            await comes(lambda: isinstance(between(late)[0], Interval))
             assert between(cluster.client)[0] == DASKS_CLIENT[0]  # which does not take part any more
-        await comes(lambda cluster: late.id not in cluster.scheduler.client_comms, cluster)
+        await comes(lambda: late.id not in cluster.scheduler.client_comms)
         assert late.id not in told(cluster.scheduler)
 
     on_cluster(test, plugin=False)
@@ -177,10 +172,10 @@ def test_a_client_keeps_its_short_interval_when_another_client_installs_again() 
             return isinstance(client.scheduler_comm.interval, Interval)
 
         await install(cluster.client)
-        await comes(lambda _: is_short(cluster.client), cluster)
+        await comes(lambda: is_short(cluster.client))
         async with Client(cluster.scheduler.address, asynchronous=True) as other:
             await install(other, policy="ring")
-            await comes(lambda _: is_short(cluster.client) and is_short(other), cluster)
+            await comes(lambda: is_short(cluster.client) and is_short(other))
         await uninstall(cluster.client)
         assert not told(cluster.scheduler)
 
@@ -198,11 +193,11 @@ def test_a_failure_gives_all_ends_back() -> None:
             return cluster.scheduler.client_comms[cluster.client.id].interval
 
         await install(cluster.client)
-        await comes(lambda _: isinstance(here(), Interval) and isinstance(there(), Interval), cluster)
-        await comes(are_short, cluster)
+        await comes(lambda: isinstance(here(), Interval) and isinstance(there(), Interval))
+        await comes(lambda: are_short(cluster))
         cluster.stealing.fail(ZeroDivisionError("the policy is broken"))
-        await comes(lambda _: (here(), there()) == DASKS_CLIENT, cluster)
-        await comes(are_dasks, cluster)
+        await comes(lambda: (here(), there()) == DASKS_CLIENT)
+        await comes(lambda: are_dasks(cluster))
         assert await cluster.client.submit(sum, [1, 2]) == 3
 
     on_cluster(test, plugin=False)
@@ -211,11 +206,11 @@ def test_a_failure_gives_all_ends_back() -> None:
 @pytest.mark.cluster
 def test_an_interval_of_somebody_else_stays() -> None:
     async def test(cluster: Cluster) -> None:
-        await comes(are_short, cluster)
+        await comes(lambda: are_short(cluster))
         address = cluster.workers[0].address
         cluster.scheduler.stream_comms[address].interval = 0.123
         await uninstall(cluster.scheduler)
-        await comes(lambda cluster: intervals(cluster)[1] == DASKS, cluster)
+        await comes(lambda: intervals(cluster)[1] == DASKS)
         assert cluster.scheduler.stream_comms[address].interval == 0.123
 
     on_cluster(test)

@@ -15,7 +15,7 @@ from bench_sums import SHAPE, SUMS, check, fail, plan, sums
 from dask._task_spec import Task
 from distributed import Client, Reschedule
 from distributed.diagnostics.plugin import SchedulerPlugin
-from in_charge import until
+from waiting import until
 
 from ferroflow_dask.bench.observe import longest_chain
 from ferroflow_dask.bench.plan import identity_of

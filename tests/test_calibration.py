@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from distributed import Client, Future, LocalCluster, Scheduler, SpecCluster, Worker, wait
-from in_charge import until
+from waiting import until
 
 from ferroflow_dask.cli import main
 from ferroflow_dask.clients import workers_of

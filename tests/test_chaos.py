@@ -15,6 +15,7 @@ import pytest
 from distributed import Worker, wait
 from distributed.stealing import WorkStealing
 from one_loop import Cluster, on_cluster
+from waiting import comes
 
 from ferroflow_dask import generate, install, uninstall
 from ferroflow_dask.policy import ClusterView, StealingPolicy
@@ -86,8 +87,7 @@ def test_a_policy_that_fails_at_a_random_event_changes_no_result_and_costs_no_wo
             if extension.error is None:
                 await uninstall(cluster.client)
             failed += extension.error is not None
-            while cluster.stealing is extension:
-                await asyncio.sleep(0.001)
+            await comes(lambda extension=extension: cluster.stealing is not extension)
             cluster.assert_stock()
             assert len(cluster.scheduler.workers) == 3
             assert_balanced(cluster)

@@ -13,7 +13,8 @@ import pytest
 from distributed import Client
 from distributed.cluster_dump import DumpArtefact
 from distributed.dashboard.components.scheduler import StealingEvents
-from in_charge import cluster_of, pinned, scheduler_of, stealing_of, until
+from in_charge import cluster_of, pinned, scheduler_of, stealing_of
+from waiting import until
 
 Function = Callable[[Any], Any]
 

@@ -13,7 +13,8 @@ import dask
 import numpy as np
 import pytest
 from distributed import Client, Event, Status, Worker, fire_and_forget, rejoin, secede, wait, worker_client
-from in_charge import cluster_of, in_charge, pause, pinned, scheduler_of, stealing_of, until, workers_of
+from in_charge import cluster_of, in_charge, pinned, scheduler_of, stealing_of, workers_of
+from waiting import pause, until
 
 Function = Callable[[Any], Any]
 

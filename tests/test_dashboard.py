@@ -21,8 +21,8 @@ from distributed.dashboard import components
 from distributed.dashboard import scheduler as dask_pages
 from distributed.dashboard.components import scheduler as dask_components
 from distributed.dashboard.core import BokehApplication
-from in_charge import until
 from rich.console import Console
+from waiting import until
 
 import ferroflow_dask
 from ferroflow_dask.dashboard import recorder as recorders

@@ -14,15 +14,19 @@ from typing import Any
 import dask
 import pytest
 import waiting
-from browser import chromium, n_documents, opened, sources, texts
+from browser import chromium, close_all, n_documents, opened, sources, texts
 from distributed import Client, Event, LocalCluster
-from in_charge import until
+from waiting import until
 
 import ferroflow_dask
 from ferroflow_dask import explain
 from ferroflow_dask.dashboard import recorder as recorders
 
-pytestmark = pytest.mark.cluster
+pytestmark = [
+    pytest.mark.cluster,
+    # Bokeh's own, for a page that left while it was sent something.
+    pytest.mark.filterwarnings("ignore:coroutine 'WSHandler.send_message' was never awaited:RuntimeWarning"),
+]
 
 #: First column of each figure's data, and what grows in it.
 FIGURES = {"victim": "steals", "key": "key", "time": "time", "level": "done"}
@@ -51,6 +55,7 @@ def started() -> Iterator[Client]:
 def client() -> Iterator[Client]:
     with started() as found:
         yield found
+    close_all()
 
 
 @pytest.fixture(name="new_client")

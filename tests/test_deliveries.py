@@ -24,7 +24,7 @@ from bundled import (
 )
 from distributed import wait
 from distributed.diagnostics.plugin import SchedulerPlugin
-from one_loop import comes
+from waiting import comes
 
 from ferroflow_dask import uninstall
 from ferroflow_dask.bundling import deliveries, sequence

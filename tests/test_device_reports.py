@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from distributed import Client, Worker
-from in_charge import cluster_of, scheduler_of, until
+from in_charge import cluster_of, scheduler_of
+from waiting import until
 
 from ferroflow_dask.device_reports import DEVICE_METRIC, DeviceTotals, report_of
 from ferroflow_dask.devices.workers import DeviceSpec, device_usage, use_devices

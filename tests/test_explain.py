@@ -8,7 +8,8 @@ import pytest
 from command_line import USAGE, answer, assert_one_line, ferroflow
 from distributed import Client
 from in_charge import stealing_of
-from one_loop import Cluster, on_cluster, pause
+from one_loop import Cluster, on_cluster
+from waiting import pause
 
 from ferroflow_dask import explain, install
 from ferroflow_dask.clients import workers_of
@@ -22,7 +23,7 @@ def test_a_task_has_the_story_of_its_placement_and_steals(thread_client: Client)
     install(thread_client)
     first = min(workers_of(thread_client))
     futures = thread_client.map(
-        pause, range(20), pure=False, key="pause", workers=[first], allow_other_workers=True
+        pause, range(20), seconds=0.02, pure=False, key="pause", workers=[first], allow_other_workers=True
     )
     thread_client.gather(futures)
     stolen = [key for key, holders in thread_client.who_has(futures).items() if first not in holders]

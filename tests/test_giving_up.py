@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from bundled import CALLS, Bundling, add, apart, chain, fork, on_bundling_cluster, take_all_for_short, task
-from one_loop import comes
+from waiting import comes
 
 from ferroflow_dask.bundling import sequence
 

@@ -26,7 +26,7 @@ from bundled import (
     task,
 )
 from distributed import Client, Future, get_worker, span, wait, worker_client
-from one_loop import comes
+from waiting import comes
 
 from ferroflow_dask import explain
 from ferroflow_dask.scheduler.graphs import graphs

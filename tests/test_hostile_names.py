@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import pytest
 from bench_rows import fields
-from browser import chromium, opened
+from browser import chromium, close_all, opened
 from command_line import answer, ferroflow
 from distributed import Client, LocalCluster
 from models import model_of
@@ -43,6 +43,12 @@ def assert_clean(*arguments: Any) -> str:
     assert is_clean(done.stdout), done.stdout
     assert is_clean(done.stderr), done.stderr
     return done.stdout
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _browsers_end() -> Iterator[None]:
+    yield
+    close_all()
 
 
 @pytest.fixture

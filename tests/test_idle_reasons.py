@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from distributed import Client
 from distributed.core import Status
-from in_charge import until
-from one_loop import pause
+from waiting import pause, until
 
 from ferroflow_dask import install
 from ferroflow_dask.clients import workers_of

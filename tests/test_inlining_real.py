@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
-from one_loop import Cluster, comes, on_cluster
+from one_loop import Cluster, on_cluster
+from waiting import comes
 
 from ferroflow_dask import install, uninstall
 from ferroflow_dask.scheduler.inlining.scheduler import Inlining

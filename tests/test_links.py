@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from distributed import Client, Scheduler, SpecCluster, Worker
-from in_charge import in_charge, stealing_of, until, workers_of
+from in_charge import in_charge, stealing_of, workers_of
+from waiting import until
 
 from ferroflow_dask.scheduler.network import Links
 

@@ -16,7 +16,7 @@ import pytest
 from distributed import Client, Event, LocalCluster, Worker, wait
 from distributed.scheduler import DEFAULT_EXTENSIONS
 from distributed.stealing import WorkStealing
-from in_charge import until
+from waiting import pause, until
 
 from ferroflow_dask import generate, install, uninstall
 from ferroflow_dask.deploy import local_client
@@ -51,15 +51,10 @@ def stealing_of(client: Client) -> Any:
     return scheduler_of(client).extensions["stealing"]
 
 
-def pause(i: int, seconds: float = 0.02) -> int:
-    time.sleep(seconds)
-    return i
-
-
 def held(i: int, event: Event) -> int:
     """Last until an event is set."""
     event.wait()
-    return pause(i)
+    return pause(i, 0.02)
 
 
 def pinned(client: Client, n: int, seconds: float = 0.02) -> list[Any]:

@@ -10,7 +10,8 @@ from dask._task_spec import DataNode
 from distributed import SchedulerPlugin, Worker
 from distributed.scheduler import DEFAULT_EXTENSIONS
 from distributed.stealing import WorkStealing
-from one_loop import Cluster, comes, on_cluster
+from one_loop import Cluster, on_cluster
+from waiting import comes
 
 from ferroflow_dask import FerroflowPlugin, install, uninstall
 from ferroflow_dask.bundling.bundle import Bundle

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from distributed.scheduler import DEFAULT_EXTENSIONS
 from distributed.stealing import WorkStealing
-from one_loop import Cluster, on_cluster, pause, wait_for
+from one_loop import Cluster, on_cluster
+from waiting import comes, pause, wait_for
 
 from ferroflow_dask import FerroflowPlugin, generate
 from ferroflow_dask.exceptions import UsageError
@@ -182,13 +183,11 @@ def test_a_task_whose_thief_left_and_whose_victim_keeps_it_is_in_the_view() -> N
         is_seen = await distributed.Event()
         future = held(cluster, is_seen)
         ts = await cluster.processing(future)
-        while not victim.state.executing:
-            await asyncio.sleep(0.005)
+        await comes(lambda: victim.state.executing)
         cluster.ask(ts, victim, thief)
         await cluster.scheduler.remove_worker(thief.address, stimulus_id="test")
         cluster.workers.remove(thief)
-        while cluster.stealing.in_flight:
-            await asyncio.sleep(0.005)
+        await comes(lambda: not cluster.stealing.in_flight)
         assert cluster.stealing.steals["refused"] == 1
         assert cluster.seen() == [1]
         await is_seen.set()
@@ -310,8 +309,7 @@ def test_a_failure_with_a_steal_in_flight_whose_task_goes_away_ends_with_dask_in
         extension.fail(ZeroDivisionError("the policy is broken"))
         cluster.scheduler.client_releases_keys([waiting.key], client=cluster.client.id, stimulus_id="test")
         assert await running == 0
-        while cluster.stealing is extension:
-            await asyncio.sleep(0.005)
+        await comes(lambda: cluster.stealing is not extension)
         cluster.assert_stock()
 
     on_cluster(test)

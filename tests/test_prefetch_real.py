@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from dask._task_spec import Task
 from distributed import Client, Event, KilledWorker, LocalCluster, Worker
-from one_loop import Cluster, comes, on_cluster, wait_for
+from one_loop import Cluster, on_cluster
 from packaging.version import Version
-from waiting import soon
+from waiting import comes, soon, wait_for
 
 from ferroflow_dask import explain, install, uninstall
 
@@ -30,8 +30,7 @@ def test_a_leading_task_is_stolen() -> None:
         leading = cluster.client.submit(wait_for, 1, event, workers=[address], allow_other_workers=True)
         ts = await cluster.processing(leading)
         following = cluster.client.submit(lambda i: i + 1, leading)
-        while cluster.scheduler.tasks.get(following.key) is None:
-            await asyncio.sleep(0.005)
+        await comes(lambda: cluster.scheduler.tasks.get(following.key) is not None)
         # Nothing follows a task that waits; here it is sent all the same, as if there had been time.
         prefetch = cluster.stealing.messages.prefetch
         prefetch._send(cluster.scheduler.tasks[following.key], ts.processing_on)
@@ -72,8 +71,7 @@ def test_only_plain_calls_lead_and_follow_and_are_led_to() -> None:
                 future = cluster.client.get(graph, third.key, sync=False)
                 await cluster.processing(SimpleNamespace(key=first.key))
                 if cls is Task:
-                    while prefetch.n_ahead < 2:
-                        await asyncio.sleep(0.005)
+                    await comes(lambda: prefetch.n_ahead >= 2)
                 else:
                     await asyncio.sleep(
                         0.02
@@ -120,21 +118,18 @@ def test_workers_are_told_as_they_join_and_until_it_is_uninstalled() -> None:
 
         async with Worker(cluster.scheduler.address, nthreads=1) as late:
             cluster.workers.append(late)
-            while len(cluster.stealing.messages.prefetch._supporting) < 3 or not all(listening()):
-                await asyncio.sleep(0.005)
+            await comes(lambda: len(cluster.stealing.messages.prefetch._supporting) >= 3 and all(listening()))
             event = await Event(name="go", client=cluster.client)
             first = cluster.client.submit(wait_for, 1, event, workers=[late.address])
             last = cluster.client.submit(lambda i: i + 1, first)
-            while not cluster.stealing.messages.prefetch.n_ahead:
-                await asyncio.sleep(0.005)
+            await comes(lambda: cluster.stealing.messages.prefetch.n_ahead)
             prefetch = cluster.stealing.messages.prefetch
             await uninstall(cluster.scheduler)
             assert prefetch.n_ahead == 0
             assert "_task_to_msg" not in vars(cluster.scheduler)
             await event.set()
             assert await last == 2
-            while any(listening()):
-                await asyncio.sleep(0.005)
+            await comes(lambda: not any(listening()))
             cluster.workers.remove(late)
 
     on_cluster(test)

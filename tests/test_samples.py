@@ -23,7 +23,8 @@ from bundled import (
 )
 from dask.utils import key_split
 from distributed import Client, Status, Worker
-from one_loop import Cluster, comes, on_cluster
+from one_loop import Cluster, on_cluster
+from waiting import comes
 
 from ferroflow_dask import explain, uninstall
 from ferroflow_dask.bundling import sequence

@@ -21,7 +21,7 @@ from bundled import (
     task,
 )
 from distributed.utils_test import captured_logger
-from one_loop import comes
+from waiting import comes
 
 from ferroflow_dask import install, uninstall
 from ferroflow_dask.scheduler.graphs import arrival

@@ -30,8 +30,8 @@ from bundled import (
 )
 from conftest import checked_client
 from distributed import Reschedule, wait
-from in_charge import scheduler_of, stealing_of, until
-from one_loop import comes
+from in_charge import scheduler_of, stealing_of
+from waiting import comes, until
 
 from ferroflow_dask import install
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from distributed import Event, Worker
-from one_loop import Cluster, comes, on_cluster, wait_for
+from one_loop import Cluster, on_cluster
+from waiting import comes, wait_for
 
 from ferroflow_dask import install, uninstall
 from ferroflow_dask.scheduler import _distributed

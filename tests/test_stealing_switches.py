@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import Any
 
 import pytest
 from distributed import Event
 from distributed.stealing import fast_tasks
-from one_loop import Cluster, on_cluster, wait_for
+from one_loop import Cluster, on_cluster
+from waiting import comes, wait_for
 
 pytestmark = pytest.mark.cluster
 
@@ -25,8 +25,7 @@ async def crowd(cluster: Cluster, n: int, key: str = "blocked") -> tuple[Event, 
         workers=[cluster.workers[0].address],
         allow_other_workers=True,
     )
-    while sum(processing(cluster)) < n:
-        await asyncio.sleep(0.005)
+    await comes(lambda: sum(processing(cluster)) >= n)
     return event, futures
 
 
@@ -59,8 +58,7 @@ def test_an_interval_beyond_reason_turns_stealing_off(interval: str | int, is_st
     async def test(cluster: Cluster) -> None:
         event, futures = await crowd(cluster, 9)
         if is_stealing:
-            while processing(cluster) == [9, 0]:
-                await asyncio.sleep(0.005)
+            await comes(lambda: processing(cluster) != [9, 0])
         else:
             assert processing(cluster) == [9, 0]
         await event.set()

@@ -7,7 +7,6 @@ import importlib
 import os
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ import dask
 import pytest
 from distributed import Client, LocalCluster, Scheduler
 from distributed.scheduler import DEFAULT_EXTENSIONS, WorkerState
+from waiting import pause
 
 from ferroflow_dask import FerroflowPlugin, install, uninstall
 from ferroflow_dask.exceptions import ClusterError
@@ -30,11 +30,6 @@ pytestmark = pytest.mark.cluster
 PRELOAD = "ferroflow_dask.preload"
 #: The module, not the function of the same name.
 install_module = importlib.import_module("ferroflow_dask.scheduler.installation")
-
-
-def pause(i: int) -> int:
-    time.sleep(0.01)
-    return i
 
 
 def check_that_it_works(client: Client) -> None:
