@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from typing import Any
@@ -11,6 +12,7 @@ from calls_per_task import calls
 from command_line import answer
 
 from ferroflow_dask.bench import feeding
+from ferroflow_dask.bench.garbage import collected_as_by_a_scheduler
 from ferroflow_dask.bench.overhead import VERSIONS, Overhead, measure, overhead_table
 from ferroflow_dask.bench.overhead_graphs import GRAPHS
 from ferroflow_dask.exceptions import UsageError
@@ -109,6 +111,14 @@ def test_the_command_prints_a_table() -> None:
     assert result.stdout.splitlines()[2].startswith("| tree | 102 |")
 
 
+def test_garbage_is_collected_as_by_a_scheduler_and_then_as_before() -> None:
+    before = gc.get_threshold(), gc.get_freeze_count()
+    with collected_as_by_a_scheduler():
+        assert gc.get_threshold() == tuple(3 * one for one in before[0])
+        assert gc.get_freeze_count() > before[1]
+    assert (gc.get_threshold(), gc.get_freeze_count()) == before
+
+
 # Workers that a scheduler feeds
 
 
@@ -120,12 +130,12 @@ def test_a_scheduler_that_takes_no_time_keeps_all_workers_busy(name: str) -> Non
 
 
 def slow_from(limit: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Let a scheduler keep up to `limit` workers busy; return the numbers that are tried."""
+    """Let a scheduler keep up to `limit` workers busy, except in each third run; return what is tried."""
     tried: list[int] = []
 
     def feed(name: str, policy: str, workers: int, duration_s: float) -> feeding.Feeding:
         tried.append(workers)
-        return feeding.Feeding(0.95 if workers <= limit else 0.5, 1.0)
+        return feeding.Feeding(0.95 if workers <= limit and len(tried) % 3 else 0.5, 1.0)
 
     monkeypatch.setattr(feeding, "feed", feed)
     return tried
@@ -145,7 +155,7 @@ def test_the_largest_number_of_busy_workers_is_searched(
 ) -> None:
     tried = slow_from(limit, monkeypatch)
     assert feeding.most_workers("shuffle", "dask", 0.1, 64, 1000) == found
-    assert tried == numbers
+    assert tried == [number for number in numbers for _ in range(3)]
 
 
 def test_the_command_prints_the_largest_numbers_of_workers() -> None:

@@ -6,11 +6,11 @@ plugin are measured. The versions take turns, so that a machine that becomes slo
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from ferroflow_dask.bench.garbage import collected_as_by_a_scheduler
 from ferroflow_dask.bench.markdown import number, table
 from ferroflow_dask.bench.overhead_graphs import GRAPHS, Graph
 from ferroflow_dask.virtual import VirtualCluster
@@ -50,9 +50,9 @@ class Overhead:
 def cpu_per_task(graph: Graph, policy: str, workers: int, seed: int = 0) -> float:
     """Return the scheduler's CPU time per task [s] for one run of a graph."""
     cluster = VirtualCluster(workers, policy=policy, validate=False, scheduler_cpu="measured", seed=seed)
-    gc.collect()
-    cluster.submit(graph)
-    cluster.run()
+    with collected_as_by_a_scheduler():
+        cluster.submit(graph)
+        cluster.run()
     return cluster.cpu.seconds / len(graph)
 
 

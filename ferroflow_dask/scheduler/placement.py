@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from time import thread_time
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
@@ -103,7 +103,7 @@ class Placement:
 
     def _ready(self, task: TaskView, now: float) -> None:
         event = self.watch.event = TaskReady(task)
-        start_s = thread_time()
+        start_s = monotonic()
         for instruction in self.policy.handle(event, self._view, now):
             if isinstance(instruction, AssignTask) and instruction.key == task.key:
                 self._assign(task, instruction, now)
@@ -111,7 +111,7 @@ class Placement:
                 self._steals.log_requests([request])
         self.watch.event = None
         self.watch.n_calls += 1
-        if (taken_s := thread_time() - start_s) > self.watch.limit_s:
+        if (taken_s := monotonic() - start_s) > self.watch.limit_s:
             self.watch.slow(event, taken_s)
 
     def _assign(self, task: TaskView, instruction: AssignTask, now: float) -> None:
@@ -137,14 +137,14 @@ class Placement:
         now = self._clock()
         by_key = {task.key: task for task in tasks}
         requests = []
-        self.watch.event, start_s = event, thread_time()
+        self.watch.event, start_s = event, monotonic()
         for instruction in self.policy.handle(event, self._view, now):
             request = self._carry_out(instruction, event, by_key, now)
             if request is not None:
                 requests.append(request)
         self.watch.event = None
         self.watch.n_calls += 1
-        if (taken_s := thread_time() - start_s) > self.watch.limit_s:
+        if (taken_s := monotonic() - start_s) > self.watch.limit_s:
             self.watch.slow(event, taken_s)
         if requests:
             self._steals.log_requests(requests)

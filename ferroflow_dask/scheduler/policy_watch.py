@@ -31,7 +31,7 @@ class PolicyWatch:
     name : str
         Of the policy.
     limit_s : float
-        Processor time of a call above which it is slow [s].
+        Time of a call above which it is slow [s]. Waiting counts, since the event loop waits, too.
     """
 
     def __init__(self, name: str, limit_s: float) -> None:
@@ -45,7 +45,7 @@ class PolicyWatch:
         self._has_ended = threading.Event()
 
     def slow(self, event: Event, seconds: float) -> None:
-        """Note a call above the limit, and its processor time [s].
+        """Note a call above the limit, and its time [s].
 
         Raises
         ------
