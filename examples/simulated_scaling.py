@@ -33,7 +33,7 @@ Tasks = dict[Key, VirtualTask]
 
 
 def task(seconds: float, needed: tuple[Key, ...] = (), nbytes: int = 8) -> VirtualTask:
-    return VirtualTask(seconds, needed, nbytes, takes_core=False)
+    return VirtualTask(seconds, needed, nbytes, core_share=0.0)
 
 
 def wide(n: int, seconds: float) -> Tasks:

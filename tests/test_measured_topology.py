@@ -15,7 +15,7 @@ from ferroflow_dask.replay import Job, JobGraph, simulate
 from ferroflow_dask.topology import load_topology, topology_from_dict
 from ferroflow_dask.virtual import VirtualTask
 
-SLEEPS = {("t", i): VirtualTask(0.05, takes_core=False) for i in range(80)}
+SLEEPS = {("t", i): VirtualTask(0.05, core_share=0.0) for i in range(80)}
 
 
 def calibration(client: Client) -> Calibration:

@@ -112,11 +112,16 @@ def test_the_command_prints_a_table() -> None:
 
 
 def test_garbage_is_collected_as_by_a_scheduler_and_then_as_before() -> None:
-    before = gc.get_threshold(), gc.get_freeze_count()
+    def is_collected(value: object) -> bool:
+        return any(one is value for one in gc.get_objects())
+
+    before, old = gc.get_threshold(), [object()]
     with collected_as_by_a_scheduler():
-        assert gc.get_threshold() == tuple(3 * one for one in before[0])
-        assert gc.get_freeze_count() > before[1]
-    assert (gc.get_threshold(), gc.get_freeze_count()) == before
+        assert gc.get_threshold() == tuple(3 * one for one in before)
+        new = [object()]
+        assert not is_collected(old)
+        assert is_collected(new)
+    assert gc.get_threshold() == before
 
 
 # Workers that a scheduler feeds

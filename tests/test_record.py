@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import operator
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,8 +47,8 @@ def test_a_run_is_recorded_and_runs_again(client: Client, tmp_path: Path) -> Non
     assert job.makespan_s is not None
     assert 0 < job.work_s < sum(job.threads) * job.makespan_s * 1.5
     assert set(json.loads(text)) == {
-        *("format", "version", "policy", "threads", "core_share", "makespan_s", "graphs", "tasks"),
-        "transfers",
+        *("format", "version", "policy", "threads", "core_share", "queued_share", "makespan_s"),
+        *("graphs", "tasks", "transfers"),
     }
     for policy in ("dask", "ferroflow"):
         [found] = simulate(job, "this-machine", policy)
@@ -135,6 +136,29 @@ def test_a_record_without_tasks_gets_one_line(thread_client: Client, tmp_path: P
     assert not list(tmp_path.iterdir())
 
 
+def test_a_record_tells_computing_from_sleeping_and_from_waiting_for_a_core(
+    process_client: Client, tmp_path: Path
+) -> None:
+    def compute(seconds: float) -> None:
+        end_s = time.thread_time() + seconds
+        while time.thread_time() < end_s:
+            pass
+
+    def shares(function: Any) -> tuple[float, float]:
+        with record(process_client, tmp_path / "job.json"):
+            process_client.gather(
+                process_client.map(function, [0.05 + n / 1e6 for n in range(24)], pure=False)
+            )
+        document = json.loads((tmp_path / "job.json").read_text())
+        return document["core_share"], document["queued_share"]
+
+    assert shares(time.sleep)[0] < 0.3
+    computed, waited = shares(compute)
+    assert computed > 0.1
+    # However busy the machine is: what computes has a core or waits for one.
+    assert computed + waited > 0.7
+
+
 GOOD: dict[str, Any] = {
     "format": "ferroflow record",
     "version": 1,
@@ -160,9 +184,12 @@ def test_a_small_record_is_read(tmp_path: Path) -> None:
         2.0,
     )
     assert job.tasks["b"].dependencies == ("a",)
-    assert job.tasks["a"].takes_core
+    assert job.tasks["a"].core_share == 1
     path.write_text(json.dumps(GOOD | {"core_share": 0.1}))
-    assert not load_record(path).tasks["a"].takes_core
+    assert load_record(path).tasks["a"].core_share == 0.1
+    path.write_text(json.dumps(GOOD | {"core_share": 0.25, "queued_share": 0.5}))
+    half = load_record(path).tasks["a"]
+    assert (half.duration_s, half.core_share) == (job.tasks["a"].duration_s / 2, 0.5)
 
 
 def with_task(at: int, value: Any) -> dict[str, Any]:
@@ -189,6 +216,12 @@ def with_task(at: int, value: Any) -> dict[str, Any]:
         pytest.param(json.dumps(with_task(4, [1])), "must be an earlier task, got 1", id="cycle"),
         pytest.param(json.dumps(with_task(4, [5])), "must be an earlier task, got 5", id="unknown task"),
         pytest.param(json.dumps(GOOD | {"threads": [10**9]}), "at most 100,000 in all", id="threads"),
+        pytest.param(json.dumps(GOOD | {"core_share": 2}), "core_share must be at most 1, got 2", id="share"),
+        pytest.param(
+            json.dumps(GOOD | {"core_share": 0.7, "queued_share": 0.6}),
+            "core_share and queued_share must be at most 1 together",
+            id="shares",
+        ),
         pytest.param(json.dumps(GOOD | {"makespan_s": None}), "makespan_s must be a finite", id="makespan"),
     ],
 )

@@ -29,7 +29,7 @@ def delayed_tree(n: int = 8) -> Any:
 
 
 def job(durations_s: list[float], **more: Any) -> Job:
-    tasks = {("t", i): VirtualTask(seconds, takes_core=False) for i, seconds in enumerate(durations_s)}
+    tasks = {("t", i): VirtualTask(seconds, core_share=0.0) for i, seconds in enumerate(durations_s)}
     return Job((JobGraph(tasks, tuple(tasks)),), **more)
 
 
@@ -83,7 +83,7 @@ def test_ops_have_estimated_durations_and_sleeping_ones_take_no_core() -> None:
     found = job_of_graph(model.graph)
     assert found.work_s == pytest.approx(1.01, rel=0.01)
     slow = [task for task in found.tasks.values() if task.duration_s > 0]
-    assert not any(task.takes_core for task in slow)
+    assert not any(task.core_share for task in slow)
     for policy in ("dask", "ferroflow"):
         [outcome] = simulate(model, "this-machine", policy)
         assert 0.5 <= outcome.makespan_s < 0.6  # short ops are not bundled with long ones

@@ -166,7 +166,7 @@ def makespan_s(topology: Topology, graph: dict[Any, VirtualTask], **options: Any
 def test_tasks_that_compute_share_cores_and_tasks_that_sleep_do_not(policy: str) -> None:
     topology = one_host(4, 2)
     computing = makespan_s(topology, wide(8), policy=policy, bundle=False)
-    sleeping = makespan_s(topology, wide(8, takes_core=False), policy=policy, bundle=False)
+    sleeping = makespan_s(topology, wide(8, core_share=0.0), policy=policy, bundle=False)
     assert (computing, sleeping) == (pytest.approx(2.0), pytest.approx(1.0))
 
 
@@ -182,7 +182,7 @@ def test_tasks_that_compute_share_cores_and_tasks_that_sleep_do_not(policy: str)
 )
 def test_each_cost_of_dask_takes_its_time(costs: dict[str, Any], least_s: float) -> None:
     topology = one_host(4, 100, replace(NO_COSTS, **costs))
-    found = makespan_s(topology, wide(100, 0.001, takes_core=False), policy="dask")
+    found = makespan_s(topology, wide(100, 0.001, core_share=0.0), policy="dask")
     assert least_s <= found <= 1.1 * least_s + 1
 
 

@@ -116,5 +116,5 @@ def virtual_graph(sleeps: Sleeps, name: str, overshoot_s: float = 0.0) -> dict[K
     tasks: dict[Key, Any] = {}
     for key, (seconds, needed, nbytes) in zip(keys, sleeps, strict=True):
         dependencies = tuple(keys[i] for i in needed)
-        tasks[key] = VirtualTask(seconds + overshoot_s, dependencies, nbytes, takes_core=False)
+        tasks[key] = VirtualTask(seconds + overshoot_s, dependencies, nbytes, core_share=0.0)
     return tasks

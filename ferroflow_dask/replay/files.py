@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from ferroflow_dask.replay.job import Job, JobGraph
 from ferroflow_dask.virtual import VirtualTask
 
 FORMAT, VERSION = "ferroflow record", 1
+#: Of sums of floats.
+_DUST = 1e-9
 _MOST_TASKS, _MOST_THREADS = 5_000_000, 100_000
-#: Part of the duration of tasks below which they are taken to wait rather than to compute.
-_COMPUTES = 0.5
 
 
 def load_record(path: str | Path) -> Job:
@@ -41,13 +42,21 @@ def job_of_document(document: Any, name: str = "") -> Job:
     rows, graphs = as_list(document.get("tasks"), "tasks"), as_list(document.get("graphs"), "graphs")
     if len(rows) > _MOST_TASKS:
         raise UsageError(f"tasks must be at most {_MOST_TASKS:,}, got {len(rows):,}")
-    computes = as_number(document.get("core_share", 1.0), "core_share") >= _COMPUTES
+    core_share, queued_share = _share(document, "core_share", 1.0), _share(document, "queued_share", 0.0)
+    if core_share + queued_share > 1 + _DUST:
+        raise UsageError(
+            f"core_share and queued_share must be at most 1 together, got {core_share + queued_share}"
+        )
+    # How long tasks wait for a core depends on the host: it is simulated.
+    kept = 1 - queued_share
+    core_share = min(1.0, core_share / kept) if kept else 1.0
     keys: list[Key] = []
     tasks: list[dict[Key, VirtualTask]] = [{} for _ in graphs]
     wanted: list[list[Key]] = [[] for _ in graphs]
     for at, row in enumerate(rows):
-        graph, task, is_wanted = _task(row, at, keys, len(graphs), computes)
+        graph, task, is_wanted = _task(row, at, keys, len(graphs))
         key = row[0]
+        task = replace(task, duration_s=task.duration_s * kept, core_share=core_share)
         tasks[graph][key] = task
         keys.append(key)
         if is_wanted:
@@ -74,7 +83,7 @@ def job_of_document(document: Any, name: str = "") -> Job:
     )
 
 
-def _task(row: Any, at: int, keys: list[Key], n_graphs: int, computes: bool) -> tuple[int, VirtualTask, bool]:
+def _task(row: Any, at: int, keys: list[Key], n_graphs: int) -> tuple[int, VirtualTask, bool]:
     """Return graph, task and whether clients want it, of a row as `record` writes it."""
     if not isinstance(row, list) or len(row) != 8 or not isinstance(row[0], str):
         raise UsageError(
@@ -93,9 +102,15 @@ def _task(row: Any, at: int, keys: list[Key], n_graphs: int, computes: bool) -> 
         as_number(duration_s, f"duration of task {at}"),
         tuple([keys[one] for one in needed]),
         int(as_number(nbytes, f"size of task {at}")),
-        takes_core=computes,
     )
     return graph, task, bool(is_wanted)
+
+
+def _share(document: Mapping[str, Any], name: str, default: float) -> float:
+    share = as_number(document.get(name, default), name)
+    if share > 1:
+        raise UsageError(f"{name} must be at most 1, got {share}")
+    return share
 
 
 def _count(value: Any, where: str) -> int:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import heapq
 import json
-import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
-from time import process_time
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
@@ -67,9 +65,9 @@ def record(client: Client, path: str | Path) -> Iterator[None]:
     recorder = Recorder(f"ferroflow-record-{uuid.uuid4().hex}")
     client.register_plugin(recorder, recorder.name)
     try:
-        before = ask_workers(client, _processor_s)
+        before = ask_workers(client, _threads_s)
         yield
-        after = ask_workers(client, _processor_s)
+        after = ask_workers(client, _threads_s)
         found: dict[str, Any] = client.run_on_scheduler(_take, name=recorder.name)
     finally:
         client.unregister_scheduler_plugin(recorder.name)
@@ -81,7 +79,7 @@ def record(client: Client, path: str | Path) -> Iterator[None]:
         "version": VERSION,
         "policy": "dask" if plugin is None else plugin.policy or config.get("policy"),
         "threads": [worker["nthreads"] for worker in workers_of(client).values()],
-        "core_share": _core_share(dict(before.values()), dict(after.values()), found["tasks"]),
+        **_shares(before, after, sum(task[2] for task in found["tasks"])),
         **found,
     }
     try:
@@ -90,19 +88,41 @@ def record(client: Client, path: str | Path) -> Iterator[None]:
         raise UsageError(f"a record must be written to a file, got {str(path)!r}: {error}") from error
 
 
-def _processor_s() -> tuple[int, float]:
-    """Return the process and its processor time [s]; runs on workers."""
-    return os.getpid(), process_time()
+def _threads_s(dask_worker: Any) -> tuple[float, float] | None:
+    """Return for how long the threads of a worker's tasks have computed, and waited for a core [s].
 
-
-def _core_share(before: Mapping[int, float], after: Mapping[int, float], tasks: list[Any]) -> float:
-    """Return the part of the duration of tasks for which their workers used a core, at most 1.
-
-    It is below a half for tasks that sleep or wait for something.
+    None where the system does not tell: it does on Linux.
     """
-    used_s = sum(seconds - before.get(process, 0.0) for process, seconds in after.items())
-    lasted_s = sum(task[2] for task in tasks)
-    return min(1.0, used_s / lasted_s) if lasted_s else 1.0
+    computed_ns = waited_ns = 0
+    try:
+        for thread in dask_worker.executors["default"]._threads:
+            on_core, waiting, _ = Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text().split()
+            computed_ns += int(on_core)
+            waited_ns += int(waiting)
+    except (AttributeError, OSError, ValueError):  # processes instead of threads, or another system
+        return None
+    return computed_ns / 1e9, waited_ns / 1e9
+
+
+def _shares(
+    before: Mapping[str, tuple[float, float] | None],
+    after: Mapping[str, tuple[float, float] | None],
+    lasted_s: float,
+) -> dict[str, float]:
+    """Return the parts of the durations of tasks in which they computed, and in which they waited for a core.
+
+    If no worker told, they have computed all the time.
+    """
+    computed_s = waited_s = 0.0
+    for address, at_end in after.items():
+        if at_end is not None:
+            at_start = before.get(address) or (0.0, 0.0)
+            computed_s += at_end[0] - at_start[0]
+            waited_s += at_end[1] - at_start[1]
+    if not lasted_s or not computed_s:
+        return {"core_share": 1.0, "queued_share": 0.0}
+    core_share = min(1.0, computed_s / lasted_s)
+    return {"core_share": core_share, "queued_share": min(waited_s / lasted_s, 1.0 - core_share)}
 
 
 def _take(name: str, dask_scheduler: Any = None) -> dict[str, Any]:

@@ -44,7 +44,9 @@ def job_of_graph(graph: Graph, costs: CostModel | None = None) -> Job:
         nbytes = sum(graph.spec(value).nbytes or 0 for value in op.outputs if value)
         sleeps = op.domain == FERROFLOW_DOMAIN and op.op_type == "Slow"
         dependencies = tuple(keys[earlier] for earlier in dict.fromkeys(needed))
-        tasks[key] = VirtualTask(seconds.get(op.id, 0.0), dependencies, nbytes, takes_core=not sleeps)
+        tasks[key] = VirtualTask(
+            seconds.get(op.id, 0.0), dependencies, nbytes, core_share=0.0 if sleeps else 1.0
+        )
     return Job((JobGraph(tasks, tuple(sinks(tasks)), knows_costs=True),), name=graph.name)
 
 

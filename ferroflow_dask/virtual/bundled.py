@@ -97,8 +97,9 @@ def bundled(
 def _whole(tasks: Sequence[VirtualTask], dependencies: tuple[Key, ...], nbytes: int) -> VirtualTask:
     """Return the task that runs some tasks one after another."""
     duration_s = sum(one.duration_s for one in tasks)
-    takes_core = any(one.takes_core for one in tasks)
-    return VirtualTask(duration_s, dependencies, nbytes, {COST_ANNOTATION: duration_s}, takes_core=takes_core)
+    computes_s = sum(one.duration_s * one.core_share for one in tasks)
+    core_share = min(1.0, computes_s / duration_s) if duration_s else 1.0
+    return VirtualTask(duration_s, dependencies, nbytes, {COST_ANNOTATION: duration_s}, core_share=core_share)
 
 
 def _stopped(

@@ -8,6 +8,7 @@ from typing import Any
 
 from dask.typing import Key
 
+from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.virtual.limits import check_amount, check_count
 
 
@@ -28,13 +29,13 @@ class VirtualTask:
         `resources`, `priority`, `retries`, `ferroflow_cost`, `ferroflow_rank`, …
     failures : int
         How many of its first executions raise an exception.
-    takes_core : bool
-        Whether it computes; a task that sleeps or waits takes no core of its host.
+    core_share : float
+        Part of its duration in which it computes, from 0 to 1; then it sleeps or waits, and takes no core.
 
     Raises
     ------
     UsageError
-        A number is below 0 or not finite.
+        A number is below 0 or not finite, or `core_share` is above 1.
     """
 
     duration_s: float
@@ -42,11 +43,14 @@ class VirtualTask:
     nbytes: int = 0
     annotations: Mapping[str, Any] = field(default_factory=dict)
     failures: int = 0
-    takes_core: bool = True
+    core_share: float = 1.0
 
     def __post_init__(self) -> None:
         check_amount("duration_s", self.duration_s)
         check_amount("nbytes", self.nbytes)
+        check_amount("core_share", self.core_share)
+        if self.core_share > 1:
+            raise UsageError(f"core_share must be at most 1, got {self.core_share}")
         check_count("failures", self.failures, 0)
 
 

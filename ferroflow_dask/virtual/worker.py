@@ -209,8 +209,10 @@ class VirtualWorker:
             task.duration_s / self.speed,
             partial(self._if_alive, self._executed, key, run_id, fails),
         )
-        if task.takes_core:
-            self._cores.run(work_s, ended)
+        computes_s = work_s * task.core_share
+        if computes_s:
+            rest_s = work_s - computes_s
+            self._cores.run(computes_s, partial(self._time.after, rest_s, ended) if rest_s else ended)
         else:
             self._time.after(work_s, ended)
 
