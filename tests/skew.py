@@ -47,7 +47,7 @@ def told(name, function):
 def model():
     import numpy as np
     graph = ferroflow_dask.generate("matmul-chain", n_ops=3, m=8)
-    client.compute(graph.bind(placement="ops")).result(timeout=60)
+    client.compute(graph.bind(granularity="ops")).result(timeout=60)
     return "works"
 def installs():
     ferroflow_dask.install(client)
