@@ -13,9 +13,10 @@ from test_partition import block
 
 from ferroflow_dask.cost import AnalyticCost
 from ferroflow_dask.deploy.parts import WorkerCost, measure_op
+from ferroflow_dask.deploy.searching import auto_choices
 from ferroflow_dask.graph import Builder, TensorSpec, generate_graph
-from ferroflow_dask.search import Problem
-from ferroflow_dask.search.candidates import degrees_of
+from ferroflow_dask.search import Problem, simulate
+from ferroflow_dask.search.candidates import degrees_of, seeds
 from ferroflow_dask.simulation import Machine
 from ferroflow_dask.strategy import check_strategy, read_strategy
 from ferroflow_dask.topology import load_topology
@@ -29,7 +30,7 @@ def test_search_writes_a_strategy_that_info_shows(tmp_path: Path) -> None:
     facts = json.loads(answer("search", *GRAPH, *FAST, "-o", file, "--json").output)
     assert facts["proposals"] <= 60
     found = facts["strategies"].pop("found")
-    assert set(facts["strategies"]) >= {"one device", "data-parallel", "Megatron-like"}
+    assert set(facts["strategies"]) >= {"one device", "data-parallel", "Megatron-like", 'granularity="auto"'}
     assert all(found["makespan_s"] <= one["makespan_s"] for one in facts["strategies"].values())
     graph = generate_graph("transformer", seq_len=64, d_model=64, n_heads=4)
     check_strategy(read_strategy(file), graph)
@@ -43,7 +44,43 @@ def test_search_prints_the_baselines() -> None:
         assert name in text
 
 
+def test_processes_find_what_one_process_finds(tmp_path: Path) -> None:
+    files = [tmp_path / f"{n}.json" for n in (1, 3)]
+    for n, file in zip((1, 3), files, strict=True):
+        answer("search", *GRAPH, *FAST, "--steps", "200", "--processes", n, "-o", file)
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_search_goes_on_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "s.json"
+    spans = []
+    for _ in range(3):
+        resume = ("--resume", file) if file.exists() else ()
+        facts = json.loads(answer("search", *GRAPH, *FAST, *resume, "-o", file, "--json").output)[
+            "strategies"
+        ]
+        assert ("resumed" in facts) == bool(resume)
+        spans.append(facts["found"]["makespan_s"])
+        if resume:
+            assert facts["resumed"]["makespan_s"] == spans[-2]
+    assert spans == sorted(spans, reverse=True)
+
+
+def test_what_auto_would_do_is_a_baseline() -> None:
+    graph = generate_graph("imbalanced", n_heavy=4, heavy_ms=200.0, n_fast=4)
+    topology = load_topology("this-machine").with_workers(2)
+    problem = Problem(graph, Machine.of_topology(topology), AnalyticCost())
+    auto = simulate(problem, auto_choices(problem, topology.profile()))
+    assert 0.4 < auto.makespan_s < 0.45  # two of the four long ops on each worker
+    assert simulate(problem, seeds(problem)["one device"]).makespan_s > 0.8
+    # Messages cost more than the operators of a small model.
+    small = Problem(block(), Machine.of_topology(topology), AnalyticCost())
+    assert simulate(small, auto_choices(small, topology.profile())).nbytes_moved == 0
+
+
 BAD = {
+    "no strategy": (("--resume", "/none.json"), "a strategy must be a JSON file"),
+    "no processes": (("--processes", "0"), "0 is not in the range x>=1"),
     "no steps": (("--steps", "0"), "0 is not in the range x>=1"),
     "no seconds": (("--seconds", "0"), "0.0 is not in the range x>0"),
     "no topology": (("--topology", "mars"), "unknown topology 'mars'"),

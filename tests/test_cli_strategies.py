@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,21 @@ def test_info_shows_what_becomes_of_each_operator(file: Path) -> None:
     facts = json.loads(answer("info", *GRAPH, "--strategy", file, "--json").output)["strategy"]
     assert facts["bytes_moved"] == 256
     assert [one["split"] for one in facts["operators"].values()] == [{"parameter1": 2}, {"contracted": 2}, {}]
+
+
+def test_info_predicts_and_draws_a_strategy(file: Path, tmp_path: Path) -> None:
+    dot = tmp_path / "s.dot"
+    facts = json.loads(answer("info", *GRAPH, "--strategy", file, "--dot", dot, "--json").output)["strategy"]
+    # Three products of 8 × 8: messages cost more than the products.
+    assert facts["predicted_s"] > facts["one_device_s"] > 0
+    text = dot.read_text()
+    assert text.count('style="striped"') == 2
+    assert text.count('style="filled"') == 1
+    assert "parameter1 2\\non 0 1" in text
+    assert "predicted: " in answer("info", *GRAPH, "--strategy", file).output
+    if shutil.which("dot") is not None:
+        answer("info", *GRAPH, "--strategy", file, "--dot", tmp_path / "s.svg")
+        assert "contracted 2" in (tmp_path / "s.svg").read_text()
 
 
 @pytest.mark.cluster

@@ -15,7 +15,7 @@ from ferroflow_dask.bench.markdown import table
 from ferroflow_dask.cost import AnalyticCost
 from ferroflow_dask.search import Choice, Problem, Simulation, search, simulate
 from ferroflow_dask.search.candidates import spread
-from ferroflow_dask.search.training import TrainingProblem, compute_s, least_traffic
+from ferroflow_dask.search.training import TrainingProblem, compute_s, least_traffic, nbytes_between
 from ferroflow_dask.simulation import Machine
 from ferroflow_dask.topology import load_topology
 
@@ -39,14 +39,15 @@ class Trained:
     ----------
     samples_per_s : float
         [1/s]
-    nbytes_moved : int
-        [B]
+    nbytes_moved, nbytes_between : int
+        In all, and between hosts [B].
     compute_s : float
         Of all parts together [s].
     """
 
     samples_per_s: float
     nbytes_moved: int
+    nbytes_between: int
     compute_s: float
 
 
@@ -88,6 +89,11 @@ class Compared:
     def fewer_bytes(self) -> float:
         """How many times more bytes data-parallel training moves."""
         return self.data_parallel.nbytes_moved / max(1, self.found.nbytes_moved)
+
+    @property
+    def fewer_between(self) -> float:
+        """How many times more bytes data-parallel training moves between hosts."""
+        return self.data_parallel.nbytes_between / max(1, self.found.nbytes_between)
 
     @property
     def efficiency(self) -> float:
@@ -170,11 +176,13 @@ def compared(
     problem = problem_of(network, cluster, devices, synchronization)
     end_s = time.monotonic() + seconds
     more = {"expert": expert(problem, network), "least traffic": least_traffic(problem)}
+    hosts = load_topology(cluster).with_workers(devices).host_of
     found = search(problem, steps=steps, more=more, is_over=lambda: time.monotonic() >= end_s)
 
     def trained(one: Simulation) -> Trained:
         speed = network.samples / one.makespan_s
-        return Trained(speed, one.nbytes_moved, compute_s(problem, one))
+        between = nbytes_between(problem, one, hosts)
+        return Trained(speed, one.nbytes_moved, between, compute_s(problem, one))
 
     alone = NETWORKS[name](1)
     single = problem_of(alone, cluster, 1)
@@ -222,6 +230,7 @@ def flexflow_table(rows: Sequence[Compared]) -> str:
         "over data-parallel",
         "over expert",
         "fewer bytes",
+        "between hosts",
         "computing",
         "of the ideal",
     )
@@ -236,6 +245,7 @@ def flexflow_table(rows: Sequence[Compared]) -> str:
             f"{row.over_data_parallel:.2f}",
             f"{row.over_expert:.2f}",
             f"{row.fewer_bytes:.1f}",
+            f"{row.fewer_between:.1f}" if row.data_parallel.nbytes_between else "",
             f"{row.found.compute_s / row.data_parallel.compute_s - 1:+.0%}",
             f"{row.efficiency:.0%}",
         )

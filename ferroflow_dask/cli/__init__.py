@@ -16,6 +16,7 @@ _COMMANDS = {
     "doctor": "doctor",
     "explain": "explain",
     "info": "info",
+    "plan": "plan",
     "report": "report",
     "run": "run",
     "search": "search",

@@ -14,7 +14,7 @@ from ferroflow_dask.cli.cluster_options import simulated_workers, threads_option
 from ferroflow_dask.cli.files import check_folder
 from ferroflow_dask.cli.graph_options import GraphCommand, graph_options, graph_sizes, load_graph
 from ferroflow_dask.cli.sections import cluster_option, device_option, output_option
-from ferroflow_dask.cli.strategies import as_facts, as_table, report_of
+from ferroflow_dask.cli.strategies import as_facts, as_table, shown
 from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.cost import AnalyticCost, estimate, flops
 from ferroflow_dask.exceptions import UsageError
@@ -27,6 +27,7 @@ from ferroflow_dask.kernels import provider_counts
 from ferroflow_dask.kernels.session import parts_of
 from ferroflow_dask.lowering import predictions_of
 from ferroflow_dask.printable import printable
+from ferroflow_dask.strategy.report import drawn
 
 #: Elements of the result [-]: ferroflow's own default.
 _GPU_MATMUL_THRESHOLD = 262_144
@@ -67,7 +68,8 @@ _GPU_MATMUL_THRESHOLD = 262_144
     "--strategy",
     type=click.Path(dir_okay=False),
     metavar="FILE",
-    help="Show what a strategy does with each operator, and how many bytes that moves.",
+    help="Show what a strategy does with each operator, the bytes that move and the predicted time. "
+    "--dot draws it.",
 )
 @output_option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @graph_sizes
@@ -117,11 +119,12 @@ def info(
         "gpu_sized_matmuls": large,
         "predicted_s": {} if unsupported else _predicted_s(graph, ClusterProfile((threads,) * workers)),
     }
-    report = None if strategy is None else report_of(graph, strategy)
-    if report is not None:
-        facts["strategy"] = as_facts(report)
+    found = None if strategy is None else shown(graph, strategy, threads)
+    if found is not None:
+        facts["strategy"] = as_facts(found)
     if dot is not None:
-        write(to_dot(graph), dot)
+        marks = None if found is None else drawn(found.report, found.strategy.workers)
+        write(to_dot(graph, marks), dot)
     if output is not None:
         has_local_weights = model is not None and not is_url(model)
         write_graph(graph, output, model if has_local_weights else None)
@@ -139,8 +142,8 @@ def info(
     told = f"{told} (at nominal rates)" if told else "nothing: it cannot run"
     table.add_row(f"predicted, {workers} × {threads}", Text(told))
     Console().print(table)
-    if report is not None:
-        Console().print(as_table(report))
+    if found is not None:
+        Console().print(as_table(found))
 
 
 def _predicted_s(graph: Graph, cluster: ClusterProfile) -> dict[str, float]:

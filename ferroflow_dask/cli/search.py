@@ -25,14 +25,23 @@ from ferroflow_dask.cli.simulations import topology_named, topology_option
 from ferroflow_dask.cli.strategies import sized
 from ferroflow_dask.cost import AnalyticCost, CostModel
 from ferroflow_dask.deploy.parts import WorkerCost
+from ferroflow_dask.deploy.searching import auto_choices, in_processes
 from ferroflow_dask.printable import printable
 from ferroflow_dask.search import Found, Problem, Simulation
 from ferroflow_dask.search import search as search_for
 from ferroflow_dask.simulation import Machine
-from ferroflow_dask.strategy import write_strategy
+from ferroflow_dask.strategy import check_strategy, read_strategy, write_strategy
 
 #: More steps than any budget in seconds allows.
 _ENDLESS = 10**9
+
+costs_option = how_option(
+    "--costs",
+    type=click.Choice(["measured", "analytic"]),
+    default="measured",
+    show_default=True,
+    help="measured: operators with the shapes of parts run on a local worker. analytic: nominal rates.",
+)
 
 
 @click.command(cls=GraphCommand)
@@ -41,15 +50,24 @@ _ENDLESS = 10**9
 @cluster_option(
     "--workers", type=simulated_workers, help="Number of workers; those of the topology if left out."
 )
-@how_option(
-    "--costs",
-    type=click.Choice(["measured", "analytic"]),
-    default="measured",
-    show_default=True,
-    help="measured: operators with the shapes of parts run on a local worker. analytic: nominal rates.",
-)
+@costs_option
 @how_option("--seconds", type=Duration(), help="Budget; 10 seconds if neither this nor --steps is given.")
 @how_option("--steps", type=click.IntRange(min=1), help="Budget: strategies to simulate.")
+@how_option(
+    "--resume",
+    metavar="FILE",
+    help="Continue from the strategy in this file. The result is at least as fast.",
+)
+@how_option(
+    "--chains", type=click.IntRange(min=1), default=3, show_default=True, help="Number of Markov chains."
+)
+@how_option(
+    "--processes",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Run the chains in so many processes. With --steps, the result does not depend on it.",
+)
 @output_option("-o", "--output", metavar="FILE", help="Write the strategy to this JSON file.")
 @output_option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @graph_sizes
@@ -63,6 +81,9 @@ def search(
     costs: str,
     seconds: float | None,
     steps: int | None,
+    resume: str | None,
+    chains: int,
+    processes: int,
     output: str | None,
     as_json: bool,
     **sizes: Any,
@@ -71,21 +92,31 @@ def search(
     if output is not None:
         check_folder("--output", output)
     graph = sized(load_graph(dag, model, seed, sizes))
+    resumed = None if resume is None else read_strategy(resume)
+    if resumed is not None:
+        check_strategy(resumed, graph)
     base = topology_named(topology)
-    machine = Machine.of_topology(base if workers is None else base.with_workers(workers))
+    base = base if workers is None else base.with_workers(workers)
+    machine = Machine.of_topology(base)
     budget_s = 10.0 if seconds is None and steps is None else seconds
-    with _costs(costs) as cost:
+    with costs_of(costs) as cost:
         if isinstance(cost, WorkerCost):
             cost.fit(graph)
         problem = Problem(graph, machine, cost)
+        more = {'granularity="auto"': auto_choices(problem, base.profile())}
+        if resumed is not None:
+            more["resumed"] = problem.choices(resumed)
         end_s = None if budget_s is None else time.monotonic() + budget_s
         with _progress() as watch:
             found = search_for(
                 problem,
                 steps=steps or _ENDLESS,
                 seed=seed,
+                chains=chains,
+                more=more,
                 is_over=lambda: end_s is not None and time.monotonic() >= end_s,
                 watch=watch,
+                run_chains=in_processes(processes, end_s) if processes > 1 else None,
             )
     if output is not None:
         write_strategy(problem.strategy(found.best.choices), output)
@@ -101,7 +132,8 @@ def search(
 
 
 @contextmanager
-def _costs(kind: str) -> Iterator[CostModel]:
+def costs_of(kind: str) -> Iterator[CostModel]:
+    """Yield the costs that the option `--costs` names."""
     if kind == "analytic":
         yield AnalyticCost()
         return

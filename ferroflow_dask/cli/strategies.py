@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from dask.utils import format_bytes
 from rich.table import Table
 from rich.text import Text
 
+from ferroflow_dask.cluster_profile import ClusterProfile
+from ferroflow_dask.cost import AnalyticCost
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.graph import Graph, random_inputs
 from ferroflow_dask.graph.nodes import TensorSpec
 from ferroflow_dask.lowering import AUTO
-from ferroflow_dask.strategy import Strategy, check_strategy, read_strategy, with_shapes
+from ferroflow_dask.search import Problem, simulate
+from ferroflow_dask.simulation import Machine
+from ferroflow_dask.strategy import Strategy, check_strategy, read_strategy, whole_on, with_shapes
 from ferroflow_dask.strategy.report import StrategyReport, describe
 
 
@@ -49,13 +53,30 @@ def check_options(strategy: str | None, policy: str, granularity: str | None, ba
         raise UsageError(f"--strategy needs --granularity auto, bundles or ops, got {granularity!r}")
 
 
-def report_of(graph: Graph, path: str) -> StrategyReport:
-    """Return what the strategy in a file does with a graph."""
-    return describe(sized(graph), read_strategy(path))
+class Shown(NamedTuple):
+    """A strategy of a file: what it does with a graph, and how long that should take at nominal rates."""
+
+    strategy: Strategy
+    report: StrategyReport
+    predicted_s: float
+    one_device_s: float
 
 
-def as_facts(report: StrategyReport) -> dict[str, Any]:
-    """Return a report as JSON has it."""
+def shown(graph: Graph, path: str, threads: int) -> Shown:
+    """Return the strategy in a file for a graph, predicted for workers that nobody has measured."""
+    known, strategy = sized(graph), read_strategy(path)
+    report = describe(known, strategy)
+    profile = ClusterProfile((threads,) * len(strategy.workers))
+    cost = AnalyticCost(profile.flop_rate, profile.memory_bandwidth)
+    problem = Problem(known, Machine.of_profile(profile), cost)
+    chosen = (strategy, whole_on(known, strategy.workers))
+    predicted_s, one_device_s = (simulate(problem, problem.choices(one)).makespan_s for one in chosen)
+    return Shown(strategy, report, predicted_s, one_device_s)
+
+
+def as_facts(found: Shown) -> dict[str, Any]:
+    """Return a strategy as JSON has it."""
+    report = found.report
     operators = {
         name: {
             "kind": one.kind,
@@ -70,12 +91,15 @@ def as_facts(report: StrategyReport) -> dict[str, Any]:
         "ops": report.n_ops,
         "bytes_moved": report.nbytes_moved,
         "weight_bytes": report.weight_nbytes,
+        "predicted_s": found.predicted_s,
+        "one_device_s": found.one_device_s,
         "operators": operators,
     }
 
 
-def as_table(report: StrategyReport) -> Table:
-    """Return the operators of a report as a table."""
+def as_table(found: Shown) -> Table:
+    """Return the operators of a strategy as a table."""
+    report = found.report
     weights = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in report.weight_nbytes.items())
     table = Table(
         "operator",
@@ -84,7 +108,8 @@ def as_table(report: StrategyReport) -> Table:
         "workers",
         "sends",
         box=None,
-        title=f"{report.n_ops} ops in parts; {format_bytes(report.nbytes_moved)} move; weights: {weights}",
+        title=f"{report.n_ops} ops in parts; {format_bytes(report.nbytes_moved)} move; weights: {weights}\n"
+        f"predicted: {found.predicted_s:.3g} s, one device {found.one_device_s:.3g} s (at nominal rates)",
         title_justify="left",
     )
     for name, one in report.operators.items():

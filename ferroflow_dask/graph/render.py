@@ -6,6 +6,7 @@ import html
 import shutil
 import subprocess
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 from ferroflow_dask.exceptions import FerroflowError, UsageError
@@ -20,19 +21,27 @@ _RENDERED = (".pdf", ".png", ".svg")
 _SHOWN = 8
 
 
-def to_dot(graph: Graph) -> str:
-    """Return the graph in Graphviz's DOT language: ops are boxes, sources ellipses."""
+def to_dot(graph: Graph, marks: Mapping[str, Mapping[str, str]] | None = None) -> str:
+    """Return the graph in Graphviz's DOT language: ops are boxes, sources ellipses.
+
+    Parameters
+    ----------
+    graph : Graph
+    marks : mapping of str to mapping of str to str, optional
+        Attributes of Graphviz by the names of ops, in place of the usual ones or in addition to them.
+    """
 
     def quote(text: str) -> str:
-        return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        return f'"{escaped}"'
 
     lines = [f"digraph {quote(graph.name)} {{", "  rankdir=BT;"]
     for source in graph.sources:
         lines.append(f"  {quote(source.name)} [shape=ellipse, tooltip={quote(str(source.spec))}];")
     for op in graph.ops:
-        lines.append(
-            f"  {quote(f'op {op.id}')} [shape=box, label={quote(op.kind)}, tooltip={quote(op.name)}];"
-        )
+        attributes = {"label": op.kind, "tooltip": op.name, **(marks or {}).get(op.name, {})}
+        shown = ", ".join(f"{name}={quote(value)}" for name, value in attributes.items())
+        lines.append(f"  {quote(f'op {op.id}')} [shape=box, {shown}];")
     for op in graph.ops:
         for value in op.operands:
             origin = graph.producers.get(value)

@@ -1,7 +1,8 @@
 """Search of strategies by simulation."""
 
+from ferroflow_dask.search.oracle import least_makespan_s
 from ferroflow_dask.search.problem import Choice, Problem
-from ferroflow_dask.search.search import Found, search, search_exactly
+from ferroflow_dask.search.search import Found, search
 from ferroflow_dask.search.timeline import Simulation, simulate, simulate_change
 
 __all__ = [
@@ -9,8 +10,8 @@ __all__ = [
     "Found",
     "Problem",
     "Simulation",
+    "least_makespan_s",
     "search",
-    "search_exactly",
     "simulate",
     "simulate_change",
 ]

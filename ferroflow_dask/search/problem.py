@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -19,6 +20,9 @@ from ferroflow_dask.strategy.strategy import numbered
 
 #: Bytes that one core concatenates or adds in a second: it reads and writes them [B/s].
 COPY_BANDWIDTH = 2e9
+
+#: Part of the memory of a worker that weights may occupy: above it, workers spill to disk.
+WEIGHTS_SHARE = 0.6
 
 #: Number of parts along each axis that is split, sorted.
 Degrees = tuple[tuple[str, int], ...]
@@ -98,11 +102,29 @@ class Problem:
         self._parts: dict[tuple[int, Degrees], list[Part]] = {}
         self._base_s: dict[tuple[int, Degrees], list[float]] = {}
         self._regions: dict[object, int] = {}
+        self._weights: dict[tuple[int, Degrees], list[dict[tuple[str, Region | None], int]]] = {}
+        #: What the weights of each worker may occupy [B]; empty if they fit anyway.
+        self.limits = [int(WEIGHTS_SHARE * nbytes) for nbytes in machine.memory_nbytes]
+        in_all = sum(graph.spec(name).nbytes or 0 for name in graph.constants)
+        if all(in_all <= limit or not limit for limit in self.limits):
+            self.limits = []
         self._tables: dict[tuple[int, Degrees, int, Degrees], Table] = {}
 
     def op(self, node: int) -> Op | None:
         """Return the operator of a node."""
         return self.ops[node - self.first] if node in self.changeable else None
+
+    def with_cost(self, cost: CostModel) -> Problem:
+        """Return the problem with another cost model; durations that are known remain."""
+        other = copy(self)
+        other._cost = cost
+        return other
+
+    def with_durations(self, known: Mapping[tuple[int, Degrees], list[float]], machine: Machine) -> Problem:
+        """Return the problem with other durations of parts [s], on another machine of as many workers."""
+        other = copy(self)
+        other._base_s, other.machine = {**self._base_s, **known}, machine
+        return other
 
     def following(self, node: int, choice: Choice) -> dict[int, Choice]:
         """Return the choices of other nodes that follow from that of a changeable node."""
@@ -222,6 +244,35 @@ class Problem:
                 dims = space.inputs[i]
                 found[everything if dims is None else region_of(dims, part, _shape(spec))] = None
         return list(found)
+
+    def _weights_of(self, node: int, degrees: Degrees) -> list[dict[tuple[str, Region | None], int]]:
+        """Return the size of each region of a constant that each part reads [B]."""
+        key = (node, degrees)
+        if key not in self._weights:
+            op, constants = self.op(node), self.graph.constants
+            names = [] if op is None else [name for name in op.operands if name in constants]
+            found = []
+            for part in self.parts(node, degrees):
+                regions = [(name, region) for name in names for region in self._reads(node, name, part)]
+                found.append({one: self._nbytes(*one) for one in regions})
+            self._weights[key] = found
+        return self._weights[key]
+
+    def _nbytes(self, name: str, region: Region | None) -> int:
+        spec = self.graph.spec(name)
+        return (spec if region is None else _cut(spec, region)).nbytes or 0
+
+    def excess_nbytes(self, choices: Sequence[Choice]) -> int:
+        """Return the size of weights that do not fit the memory of their workers [B]."""
+        if not self.limits:
+            return 0
+        held: list[dict[tuple[str, Region | None], int]] = [{} for _ in self.limits]
+        for node in self.changeable:
+            degrees, workers = choices[node]
+            for worker, weights in zip(workers, self._weights_of(node, degrees), strict=True):
+                held[worker].update(weights)
+        sizes = [sum(of.values()) for of in held]
+        return sum(max(0, size - limit) for size, limit in zip(sizes, self.limits, strict=True) if limit)
 
     def strategy(self, choices: Sequence[Choice]) -> Strategy:
         """Return choices of all nodes as a strategy."""

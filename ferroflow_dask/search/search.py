@@ -1,23 +1,25 @@
-"""Search of strategies: Markov chain Monte Carlo, then a greedy descent; an exact search of small graphs."""
+"""Search of strategies: Markov chain Monte Carlo, then a greedy descent."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import islice
 
 import numpy as np
 
-from ferroflow_dask.exceptions import UsageError
+from ferroflow_dask.exceptions import StrategyError, UsageError
 from ferroflow_dask.search.candidates import neighbours, random_choice, seeds
 from ferroflow_dask.search.problem import Choice, Problem
 from ferroflow_dask.search.timeline import Simulation, simulate, simulate_change
 
 #: A proposal that is slower by this part of the makespan is accepted once in e times.
 _TEMPERATURE = 0.02
-#: Strategies that an exact search may have to look at.
-_MOST_EXACT = 200_000
+#: Chains of a search.
+_CHAINS = 3
+#: Proposals of a chain before the next chain has its turn.
+_SLICE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +40,45 @@ class Found:
     n_proposals: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A Markov chain of strategies.
+
+    Parameters
+    ----------
+    start : list of Choice
+        Of each node.
+    steps : int
+        Strategies to propose.
+    seed : tuple of int
+        Of the random numbers.
+    """
+
+    start: list[Choice]
+    steps: int
+    seed: tuple[int, ...]
+
+
+#: Best choices of a chain, and the number of strategies that it proposed.
+Ended = tuple[list[Choice], int]
+
+
 def search(
     problem: Problem,
     *,
     steps: int,
     seed: int = 0,
+    chains: int = _CHAINS,
     more: Mapping[str, list[Choice]] | None = None,
     is_over: Callable[[], bool] = lambda: False,
     watch: Callable[[int, float], object] = lambda _steps, _best_s: None,
+    run_chains: Callable[[Problem, Sequence[Chain]], Iterable[Ended]] | None = None,
 ) -> Found:
     """Return the fastest strategy that was found.
 
     Chains start from the fastest baselines. A proposal replaces the choice of a random operator. It is
-    accepted with the probability of Metropolis et al. (1953). A greedy descent follows.
+    accepted with the probability of Metropolis et al. (1953). A greedy descent follows. Each chain has random
+    numbers of its own, so it does not matter in which order or process the chains run.
 
     Parameters
     ----------
@@ -59,87 +87,129 @@ def search(
         Strategies to simulate at most, the descent among them.
     seed : int, optional
         Of the random numbers.
+    chains : int, optional
+        Number of Markov chains.
     more : mapping of str to list of Choice, optional
         Baselines besides those of `candidates.seeds`: the choice of each node.
     is_over : callable, optional
         Returns whether the search must end.
     watch : callable, optional
         Called with the number of steps and the makespan of the best strategy so far [s].
+    run_chains : callable, optional
+        Runs chains elsewhere, as `deploy.searching.in_processes` does. By default they take turns here.
 
     Raises
     ------
     UsageError
-        `steps` is less than 1.
+        `steps` or `chains` is less than 1.
+    StrategyError
+        The weights do not fit the memory of the workers.
     """
-    if steps < 1:
-        raise UsageError(f"steps must be at least 1, got {steps}")
-    rng = np.random.default_rng(seed)
-    baselines = {
-        name: simulate(problem, choices) for name, choices in {**seeds(problem), **(more or {})}.items()
-    }
-    best = min(baselines.values(), key=lambda one: one.makespan_s)
+    for name, value in (("steps", steps), ("chains", chains)):
+        if value < 1:
+            raise UsageError(f"{name} must be at least 1, got {value}")
+    known = {**seeds(problem), **(more or {})}
+    baselines = {name: simulate(problem, choices) for name, choices in known.items()}
+    best = min(baselines.values(), key=lambda one: one.cost_s)
     # A quarter of the steps for the descents before and after the chains.
-    best, n = _descended(problem, best, steps // 8, is_over)
-    chains = sorted([best, *baselines.values()], key=lambda one: one.makespan_s)[:3]
-    for i, start in enumerate(chains):
-        until = steps * 7 // 8 if i == len(chains) - 1 else n + (steps * 7 // 8 - n) // (len(chains) - i)
-        current = start
-        while n < until and not is_over():
-            n += 1
-            node = int(rng.integers(problem.changeable.start, problem.changeable.stop))
-            choice = random_choice(problem, node, rng)
-            if choice == current.choices[node]:
-                continue
-            proposed = simulate_change(problem, current, node, choice)
-            worse_s = proposed.makespan_s - current.makespan_s
-            if worse_s <= 0 or rng.random() < math.exp(-worse_s / (_TEMPERATURE * best.makespan_s)):
-                current = proposed
-            if current.makespan_s < best.makespan_s:
-                best = current
-            watch(n, best.makespan_s)
-    best, n_more = _descended(problem, best, steps - n, is_over)
+    others = [one.choices for one in baselines.values()]
+    best, n = _descended(problem, best, others, steps // 8, is_over)
+    starts = sorted([best, *baselines.values()], key=lambda one: one.cost_s)[:_CHAINS]
+    share = (steps * 7 // 8 - n) // chains
+    walks = [Chain(starts[i % len(starts)].choices, share, (seed, i)) for i in range(chains)]
+    if run_chains is None:
+        ended: Iterable[Ended] = _in_turn(
+            problem, walks, is_over, lambda more, best_s: watch(n + more, best_s)
+        )
+    else:
+        ended = run_chains(problem, walks)
+    for choices, n_chain in ended:
+        n += n_chain
+        found = simulate(problem, choices)
+        best = min(best, found, key=lambda one: one.cost_s)
+        watch(n, best.makespan_s)
+    best, n_more = _descended(problem, best, others, steps - n, is_over)
     watch(n + n_more, best.makespan_s)
+    if best.excess_nbytes:
+        raise StrategyError(
+            f"no strategy was found whose weights fit: {best.excess_nbytes:,} B are too much for the memory "
+            f"of {len(problem.machine.threads)} workers; use more workers, or larger ones"
+        )
     return Found(best, baselines, n + n_more)
 
 
+def walk(problem: Problem, chain: Chain) -> Iterator[Simulation]:
+    """Yield the best strategy so far, after each proposal of a chain."""
+    rng = np.random.default_rng(chain.seed)
+    current = best = simulate(problem, chain.start)
+    for _ in range(chain.steps):
+        node = int(rng.integers(problem.changeable.start, problem.changeable.stop))
+        choice = random_choice(problem, node, rng)
+        if choice != current.choices[node]:
+            proposed = simulate_change(problem, current, node, choice)
+            worse_s = proposed.cost_s - current.cost_s
+            if worse_s <= 0 or rng.random() < math.exp(-worse_s / (_TEMPERATURE * best.makespan_s)):
+                current = proposed
+            if current.cost_s < best.cost_s:
+                best = current
+        yield best
+
+
+def run_chain(problem: Problem, chain: Chain, is_over: Callable[[], bool]) -> Ended:
+    """Run a chain to its end, or until the search must end."""
+    choices, n = chain.start, 0
+    for best in walk(problem, chain):
+        choices, n = best.choices, n + 1
+        if is_over():
+            break
+    return choices, n
+
+
+def _in_turn(
+    problem: Problem,
+    chains: Sequence[Chain],
+    is_over: Callable[[], bool],
+    watch: Callable[[int, float], object],
+) -> list[Ended]:
+    """Run some proposals of each chain, then of the next one: each gets its share of the time."""
+    walks = dict(enumerate(walk(problem, chain) for chain in chains))
+    choices, steps = [chain.start for chain in chains], [0] * len(chains)
+    best_s = math.inf
+    while walks and not is_over():
+        for i, one in list(walks.items()):
+            for best in islice(one, _SLICE):
+                choices[i], steps[i] = best.choices, steps[i] + 1
+                best_s = min(best_s, best.makespan_s)
+                watch(sum(steps), best_s)
+                if is_over():
+                    break
+            if steps[i] >= chains[i].steps:
+                del walks[i]
+    return list(zip(choices, steps, strict=True))
+
+
 def _descended(
-    problem: Problem, start: Simulation, steps: int, is_over: Callable[[], bool]
+    problem: Problem,
+    start: Simulation,
+    others: Sequence[list[Choice]],
+    steps: int,
+    is_over: Callable[[], bool],
 ) -> tuple[Simulation, int]:
-    """Return the end of a greedy descent, and the number of strategies that it simulated."""
+    """Return the end of a greedy descent, and the number of strategies that it simulated.
+
+    For each operator, it also tries the choices that other strategies have for it.
+    """
     best, n, is_better = start, 0, True
     while is_better:
         is_better = False
         for node in problem.changeable:
-            for choice in neighbours(problem, node):
+            for choice in dict.fromkeys([*(other[node] for other in others), *neighbours(problem, node)]):
                 if n >= steps or is_over():
                     return best, n
                 if choice == best.choices[node]:
                     continue
                 n += 1
                 found = simulate_change(problem, best, node, choice)
-                if found.makespan_s < best.makespan_s:
+                if found.cost_s < best.cost_s:
                     best, is_better = found, True
     return best, n
-
-
-def search_exactly(problem: Problem) -> Simulation:
-    """Return the fastest of all strategies that a descent could reach: an oracle for small graphs.
-
-    Raises
-    ------
-    UsageError
-        There are too many.
-    """
-    options = [list(neighbours(problem, node)) for node in problem.changeable]
-    n = math.prod(map(len, options))
-    if n > _MOST_EXACT:
-        raise UsageError(f"an exact search must have at most {_MOST_EXACT:,} strategies, got {n:,}")
-    return min(_all(problem, options), key=lambda one: one.makespan_s)
-
-
-def _all(problem: Problem, options: list[list[Choice]]) -> Iterator[Simulation]:
-    for choices in product(*options):
-        found = [Choice((), (0,))] * problem.n_nodes
-        for node, choice in zip(problem.changeable, choices, strict=True):
-            found[node] = choice
-        yield simulate(problem, found)

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 
 from ferroflow_dask.search.problem import Choice, Problem, Table
 
+#: A byte of weights that does not fit counts as this [s]: more than any gain.
+_EXCESS_S = 1.0
 #: Snapshots of one simulation.
 _SNAPSHOTS = 12
 
@@ -66,11 +68,14 @@ class Simulation:
         Size of all transfers [B].
     starts_s, stops_s : list of list of float
         Of each part of each node, after the submission [s].
+    excess_nbytes : int
+        Size of weights that do not fit the memory of their worker [B].
     """
 
     choices: list[Choice]
     makespan_s: float = 0.0
     nbytes_moved: int = 0
+    excess_nbytes: int = 0
     starts_s: list[list[float]] = field(default_factory=list)
     stops_s: list[list[float]] = field(default_factory=list)
     #: Number of events that a delta simulation took over.
@@ -82,6 +87,11 @@ class Simulation:
     tables: list[dict[int, Table]] = field(default_factory=list)
     durations_s: list[list[float]] = field(default_factory=list)
     needed: list[list[int]] = field(default_factory=list)
+
+    @property
+    def cost_s(self) -> float:
+        """What a search minimises: the makespan, but first of all weights must fit [s]."""
+        return self.makespan_s + _EXCESS_S * self.excess_nbytes
 
 
 def simulate(problem: Problem, choices: list[Choice]) -> Simulation:
@@ -246,3 +256,4 @@ def _advance(problem: Problem, run: Simulation, memory: _Memory, interval: int) 
     n_tasks = 2 * (memory.n_events - n_parts) + len({worker for part in workers for worker in part})
     before_s = machine.submit_s + n_tasks * machine.arrival_s
     run.makespan_s, run.nbytes_moved, run.n_events = before_s + memory.last_s, memory.nbytes, memory.n_events
+    run.excess_nbytes = problem.excess_nbytes(run.choices)

@@ -9,7 +9,7 @@ of them, which sends the new weight back as a parameter server does, or in a rin
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ferroflow_dask.cost import CostModel
@@ -300,3 +300,25 @@ def compute_s(problem: Problem, found: Simulation) -> float:
         for choice, durations in zip(found.choices, found.durations_s, strict=True)
         for worker, seconds in zip(choice.workers, durations, strict=True)
     )
+
+
+def nbytes_between(problem: Problem, found: Simulation, places: Sequence[int]) -> int:
+    """Return the size of all transfers between different places, such as hosts [B].
+
+    Parameters
+    ----------
+    problem : Problem
+    found : Simulation
+    places : sequence of int
+        Of each worker.
+    """
+    total = 0
+    for node, choice in enumerate(found.choices):
+        for part, home in enumerate(choice.workers):
+            sent = {
+                (found.choices[reader].workers[taker], region): nbytes
+                for reader in problem.consumers[node]
+                for taker, region, nbytes in found.tables[reader][node].reads[part]
+            }
+            total += sum(nbytes for (to, _), nbytes in sent.items() if places[to] != places[home])
+    return total

@@ -33,6 +33,8 @@ class Machine:
         From the end of a task to the time at which its dependents are ready [s].
     worker_s : float, optional
         Time of a worker's thread for each task, which is a part of the round trip [s].
+    memory_nbytes : sequence of int, optional
+        Of each worker [B]; 0 or none if there is no limit.
     """
 
     threads: Sequence[int]
@@ -44,6 +46,7 @@ class Machine:
     task_s: float = 0.0
     round_trip_s: float = 0.0
     worker_s: float = 0.0
+    memory_nbytes: Sequence[int] = ()
 
     @property
     def n_threads(self) -> int:
@@ -97,4 +100,5 @@ class Machine:
             task_s=runtime.of_message("task-finished"),
             round_trip_s=profile.round_trip_s if has_costs else 0.0,
             worker_s=runtime.worker_task_s,
+            memory_nbytes=[worker.memory_nbytes for worker in workers],
         )

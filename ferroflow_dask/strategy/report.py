@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ferroflow_dask.graph.ir import Graph
@@ -80,3 +81,30 @@ def describe(graph: Graph, strategy: Strategy) -> StrategyReport:
         reason = space if isinstance(space, str) else ""
         operators[op.name] = OperatorReport(op.kind, split, found.workers, reason, sent.get(op.name, 0))
     return StrategyReport(len(parts.ops), sum(sent.values()), weights, operators)
+
+
+#: Fill of each worker's operators, in turn: Brewer's qualitative palette `Set3`.
+_FILLS = ("#8dd3c7", "#ffffb3", "#bebada", "#fb8072", "#80b1d3", "#fdb462", "#b3de69", "#fccde5")
+
+
+def drawn(report: StrategyReport, workers: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return marks for `to_dot`: what becomes of each operator, with a stripe for each worker.
+
+    Parameters
+    ----------
+    report : StrategyReport
+    workers : sequence of str
+        All workers of the strategy.
+    """
+    fill = {worker: _FILLS[i % len(_FILLS)] for i, worker in enumerate(workers)}
+    marks = {}
+    for name, one in report.operators.items():
+        split = ", ".join(f"{axis} {n}" for axis, n in one.split.items()) or "whole"
+        used = list(dict.fromkeys(one.workers))
+        marks[name] = {
+            "label": f"{one.kind}\n{split}\non {' '.join(used)}",
+            "tooltip": f"{name}: sends {one.nbytes_sent:,} B",
+            "style": "filled" if len(used) == 1 else "striped",
+            "fillcolor": ":".join(fill[worker] for worker in used),
+        }
+    return marks

@@ -60,6 +60,21 @@ def default_section(config_file: str | Path | None = None) -> str:
     return _COMMON_SECTION if sections.keys() == {_COMMON_SECTION} else DEFAULT_SECTION
 
 
+def section_names(config_file: str | Path | None = None) -> list[str]:
+    """Return the names of all sections that describe jobs, in order.
+
+    Raises
+    ------
+    UsageError
+        There is none.
+    """
+    sections, where = _sections(config_file)
+    names = [name for name in sections if name != _COMMON_SECTION] or list(sections)
+    if not names:
+        raise UsageError(f"{where} must have a section of jobs, got none; run `ferroflow slurm template`")
+    return names
+
+
 def _sections(config_file: str | Path | None) -> tuple[dict[str, Any], str]:
     """Return the sections by name, and the name of their source."""
     here = Path(_FILE)

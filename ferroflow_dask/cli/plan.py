@@ -1,0 +1,188 @@
+"""`ferroflow plan`."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from typing import Any
+
+import click
+from dask.utils import parse_timedelta
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ferroflow_dask.cli.files import check_folder
+from ferroflow_dask.cli.graph_options import GraphCommand, graph_options, graph_sizes, load_graph
+from ferroflow_dask.cli.search import costs_of, costs_option
+from ferroflow_dask.cli.sections import cluster_option, how_option, output_option, slurm_option
+from ferroflow_dask.cli.simulations import topology_named, topology_option
+from ferroflow_dask.cli.strategies import sized
+from ferroflow_dask.deploy.parts import WorkerCost
+from ferroflow_dask.deploy.planning import Plan, Planned
+from ferroflow_dask.deploy.planning import plan as plan_for
+from ferroflow_dask.exceptions import UsageError
+from ferroflow_dask.strategy import write_strategy
+
+_BUDGET = re.compile(r"\s*(?P<number>[-+.\de]+)\s*node-(?P<unit>second|minute|hour)s?\s*")
+_SECONDS = {"second": 1.0, "minute": 60.0, "hour": 3600.0}
+
+
+@click.command(cls=GraphCommand)
+@graph_options
+@how_option("--deadline", metavar="TIME", help="Meet this time, like 60s or 5min, at least cost.")
+@how_option(
+    "--budget",
+    metavar="N-node-hours",
+    help="End first within this cost, like 10node-hours or 90node-seconds.",
+)
+@slurm_option(
+    "--section", "sections", multiple=True, help="Section of jobqueue.yaml; all if left out. Repeatable."
+)
+@slurm_option("--config", "config_file", metavar="FILE", help="In place of jobqueue.yaml.")
+@slurm_option(
+    "--speed",
+    "speeds",
+    multiple=True,
+    metavar="SECTION=N",
+    help="Workers of this section are N times faster than the costs say. Repeatable.",
+)
+@cluster_option(
+    "--nodes", type=click.IntRange(min=1), default=8, show_default=True, help="Most nodes of a plan."
+)
+@topology_option
+@costs_option
+@how_option(
+    "--steps",
+    type=click.IntRange(min=1),
+    default=200,
+    show_default=True,
+    help="Strategies to simulate for each number of nodes.",
+)
+@output_option("-o", "--output", metavar="FILE", help="Write the strategy to this JSON file.")
+@output_option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@graph_sizes
+def plan(
+    *,
+    dag: str | None,
+    model: str | None,
+    seed: int,
+    deadline: str | None,
+    budget: str | None,
+    sections: tuple[str, ...],
+    config_file: str | None,
+    speeds: tuple[str, ...],
+    nodes: int,
+    topology: str,
+    costs: str,
+    steps: int,
+    output: str | None,
+    as_json: bool,
+    **sizes: Any,
+) -> None:
+    """Propose SLURM jobs that meet a deadline at least cost, or that end first within a budget.
+
+    The time counts from the submission of the graph to workers that run. The wait in Slurm's queue is not
+    predicted.
+    """
+    if (deadline is None) == (budget is None):
+        raise UsageError("give one of --deadline TIME and --budget N-node-hours")
+    if output is not None:
+        check_folder("--output", output)
+    deadline_s = None if deadline is None else _deadline_s(deadline)
+    budget_node_s = None if budget is None else _budget_node_s(budget)
+    factors = _speeds(speeds)
+    graph = sized(load_graph(dag, model, seed, sizes))
+    with costs_of(costs) as cost:
+        if isinstance(cost, WorkerCost):
+            cost.fit(graph)
+        found = plan_for(
+            graph,
+            deadline_s=deadline_s,
+            budget_node_s=budget_node_s,
+            sections=sections,
+            config_file=config_file,
+            topology=topology_named(topology),
+            cost=cost,
+            speeds=factors,
+            most_nodes=nodes,
+            steps=steps,
+            seed=seed,
+        )
+    if output is not None:
+        write_strategy(found.best.strategy, output)
+    if as_json:
+        facts = {"graph": graph.name, "plan": _facts(found.best), "tried": list(map(_facts, found.tried))}
+        click.echo(json.dumps(facts))
+        return
+    _print(graph.name, found)
+    chosen = f"--section {found.best.section} --jobs {found.best.nodes}"
+    click.echo(f"proposed: ferroflow run … --cluster slurm {chosen} --strategy {output or 'FILE'}")
+
+
+def _deadline_s(text: str) -> float:
+    try:
+        seconds = float(parse_timedelta(text, default="seconds"))
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"--deadline must be a time like 60s or 5min, got {text!r}") from error
+    if not seconds > 0:
+        raise UsageError(f"--deadline must be above 0, got {text!r}; write it like 60s")
+    return seconds
+
+
+def _budget_node_s(text: str) -> float:
+    match = _BUDGET.fullmatch(text)
+    try:
+        number = float(match["number"]) if match is not None else float("nan")
+    except ValueError:
+        number = float("nan")
+    if match is None or math.isnan(number):
+        raise UsageError(f"--budget must be a cost like 10node-hours or 90node-seconds, got {text!r}")
+    if not number > 0:
+        raise UsageError(f"--budget must be above 0, got {text!r}; write it like 10node-hours")
+    return number * _SECONDS[match["unit"]]
+
+
+def _speeds(texts: tuple[str, ...]) -> dict[str, float]:
+    found = {}
+    for text in texts:
+        section, _, number = text.rpartition("=")
+        try:
+            found[section] = float(number)
+        except ValueError:
+            section = ""
+        if not section:
+            raise UsageError(f"--speed must be SECTION=N, got {text!r}; write it like cpu=1.5")
+    return found
+
+
+def _facts(one: Plan) -> dict[str, Any]:
+    return {
+        "section": one.section,
+        "nodes": one.nodes,
+        "workers": len(one.strategy.workers),
+        "predicted_s": one.makespan_s,
+        "low_s": one.low_s,
+        "high_s": one.high_s,
+        "node_s": one.cost_s,
+    }
+
+
+def _print(name: str, found: Planned) -> None:
+    table = Table(box=None, title=Text(f"plans for {name}"), title_justify="left")
+    for column in ("section", "nodes", "workers", "predicted [s]", "interval [s]", "node-seconds", ""):
+        table.add_column(Text(column), justify="left" if column == "section" else "right")
+    for one in found.tried:
+        cells = (
+            one.section,
+            str(one.nodes),
+            str(len(one.strategy.workers)),
+            f"{one.makespan_s:.4g}",
+            f"{one.low_s:.4g}–{one.high_s:.4g}",
+            f"{one.cost_s:.4g}",
+            "proposed" if one is found.best else "",
+        )
+        table.add_row(*map(Text, cells))
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
