@@ -82,8 +82,7 @@ def test_the_gap_of_found_strategies_to_the_bound_is_small() -> None:
         assert gaps[-1] >= -1e-12
     print(f"gap on {GRAPHS} random graphs: median {median(gaps):.2%}, worst {max(gaps):.2%}")
     assert median(gaps) <= 0.03
-    # The bound itself may be too low by more than that: it relaxes links, the scheduler and the order.
-    assert sum(gap <= 0.15 for gap in gaps) >= 0.8 * len(gaps)
+    assert max(gaps) <= 0.15
 
 
 def graph_of_one() -> Graph:

@@ -81,7 +81,7 @@ def test_the_delta_simulation_is_the_full_one_bit_by_bit(name: str) -> None:
             current = found
     rates = ", ".join(f"{PROPOSALS / seconds:,.0f}/s {kind}" for kind, seconds in spent_s.items())
     print(f"{name}: {PROPOSALS:,} proposals, {rates}, {kept / PROPOSALS:.0%} of the events kept")
-    assert kept > PROPOSALS / 4  # it did go back to snapshots
+    assert kept > PROPOSALS / 5  # it did go back to snapshots
 
 
 def test_a_timeline_by_hand() -> None:

@@ -94,7 +94,7 @@ def test_an_unknown_synchronization_gets_one_line() -> None:
 
 
 def test_a_recurrent_network_gains_and_a_convolutional_one_does_not() -> None:
-    gain = compared("RNNLM", "flexflow-k80", 16, 60.0, steps=60)
+    gain = compared("RNNLM", "flexflow-k80", 16, 60.0, steps=150)
     assert gain.over_data_parallel > 1.3
     assert gain.over_expert > 1.3
     assert 0 < gain.efficiency <= 1
