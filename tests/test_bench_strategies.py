@@ -10,6 +10,7 @@ from command_line import USAGE, answer, assert_one_line, ferroflow
 
 from ferroflow_dask.bench.strategies import Measured, measure, sleeping, strategies_table
 from ferroflow_dask.bench.strategy_models import MODELS, cnn, transformer
+from ferroflow_dask.bench.strategy_order import Ordered, order, order_table
 from ferroflow_dask.cost import AnalyticCost
 from ferroflow_dask.graph import random_inputs
 from ferroflow_dask.kernels import evaluate
@@ -62,6 +63,22 @@ def test_a_small_model_is_measured_in_each_way() -> None:
     assert len(row.together) == 2
     assert row.predicted_s > 0
     assert json.dumps(row.seconds)
+
+
+def test_pairs_differ_if_no_run_of_one_is_as_fast_as_one_of_the_other() -> None:
+    row = Ordered("block", [1.0, 2.0, 3.0], [[1.0, 1.2], [1.1, 1.3], [0.8, 0.9]])
+    assert row.pairs() == (2, 0)  # the first two overlap; the third should be the slowest
+    assert Ordered("block", [1.0, 2.0], [[1.0], [1.5]]).pairs() == (1, 1)
+    line = "| block | 3 | 1.000–3.000 | 0.850–1.200 | -72% / -40% / +10% | 2 | 0 |"
+    assert line in order_table([row])
+
+
+@pytest.mark.cluster
+def test_strategies_are_run_in_the_order_of_their_predictions() -> None:
+    (row,) = order(["cnn"], n=3, repeat=2, seconds=0.2, models={"cnn": lambda: cnn(16)})
+    assert row.predicted_s == sorted(row.predicted_s)
+    assert [len(one) for one in row.seconds] == [2, 2, 2]
+    assert row.predicted_s[-1] > row.predicted_s[0]
 
 
 def test_bad_options_are_one_line() -> None:

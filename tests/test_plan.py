@@ -127,7 +127,7 @@ def heavy() -> Graph:
 
 
 def test_weights_must_fit_the_nodes(tmp_path: Path) -> None:
-    small = {"cpu": {"cores": 1, "memory": "60 MiB", "walltime": "00:30:00"}}
+    small = {"cpu": {"cores": 1, "memory": "120 MiB", "walltime": "00:30:00"}}
     config = sections(tmp_path, **small)
     found = plan(heavy(), deadline_s=60.0, config_file=config, most_nodes=3, steps=60)
     assert {one.nodes for one in found.tried} == {2, 3}  # 64 MiB of weights, 36 MiB for them on a node

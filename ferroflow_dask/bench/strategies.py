@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -105,26 +106,36 @@ def measure(
         Called with a line on the progress.
     models : mapping of str to callable, optional
     """
-    with local_client(2) as client:
-        install(client)
-        progress("calibrating")
-        found = calibration_of(client)
-        machine, cost = Machine.of_topology(measured_topology(client, found)), WorkerCost(client)
+    with workshop(progress) as (client, machine, cost, profile):
         for name in names:
             progress(f"{name}: searching")
             graph = models[name]()
             cost.fit(graph)
             problem = Problem(graph, machine, cost)
-            best = _searched(problem, seconds)
+            best = searched(problem, seconds)
             row = Measured(name, best.makespan_s, best.nbytes_moved)
-            ways = _ways(graph, problem.strategy(best.choices), client, cost, found.profile)
+            ways = _ways(graph, problem.strategy(best.choices), client, cost, profile)
             row.n_tasks = len(ways["found"]().__dask_graph__())
             progress(f"{name}: measuring")
             _take_turns(row, client, ways, repeat)
             yield row
 
 
-def _searched(problem: Problem, seconds: float) -> Simulation:
+@contextmanager
+def workshop(
+    progress: Callable[[str], object],
+) -> Iterator[tuple[Client, Machine, WorkerCost, ClusterProfile]]:
+    """Yield a client of two processes of one thread, this machine as calibrated, and costs of operators."""
+    with local_client(2) as client:
+        install(client)
+        progress("calibrating")
+        found = calibration_of(client)
+        machine = Machine.of_topology(measured_topology(client, found))
+        yield client, machine, WorkerCost(client), found.profile
+
+
+def searched(problem: Problem, seconds: float) -> Simulation:
+    """Return the fastest strategy that a search finds in some time [s]."""
     end_s = time.monotonic() + seconds
     return search(problem, steps=_ENDLESS, is_over=lambda: time.monotonic() > end_s).best
 
@@ -142,13 +153,14 @@ def _ways(
         "found": lambda: in_parts.bind(inputs),
     }
     for way, chosen in (("whole (sleeping)", whole_on(graph)), ("found (sleeping)", strategy)):
-        parts = partition(graph, chosen.on(_numbered(client)))
+        parts = partition(graph, chosen.on(numbered(client)))
         asleep = Model(sleeping(parts, cost)).scatter(client)
         ways[way] = partial(asleep.bind, inputs)
     return ways
 
 
-def _numbered(client: Client) -> dict[str, str]:
+def numbered(client: Client) -> dict[str, str]:
+    """Return the addresses of workers by their numbers."""
     return {str(i): address for i, address in enumerate(workers_of(client))}
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import warnings
+from collections.abc import Iterable
 from dataclasses import asdict
 from functools import partial
+from typing import Any
 
 import click
 
-from ferroflow_dask.bench.strategies import measure, strategies_table
+from ferroflow_dask.bench.strategies import Measured, measure, strategies_table
 from ferroflow_dask.bench.strategy_models import MODELS, cnn, transformer
+from ferroflow_dask.bench.strategy_order import Ordered, order, order_table
 from ferroflow_dask.cli.cluster_options import Count, Duration, repeat_type
 from ferroflow_dask.exceptions import UsageError
 
@@ -29,6 +32,12 @@ _MOST_LENGTH, _MEMORY = 2**14, "results are in memory"
     help="A transformer block, a stack of eight, or a CNN; all if left out. Repeatable.",
 )
 @click.option("--repeat", type=repeat_type(2), default=5, show_default=True, help="Runs of each way.")
+@click.option(
+    "--order",
+    "n_ordered",
+    type=click.IntRange(min=2),
+    help="Compare so many strategies of each model by predicted and by measured time instead. Parts sleep.",
+)
 @click.option("--seconds", type=Duration(), default=10.0, show_default=True, help="Budget of a search [s].")
 @click.option("--seq-len", type=Count(2, _MOST_LENGTH, _MEMORY), default=512, show_default=True)
 @click.option("--d-model", type=Count(16, _MOST_LENGTH, _MEMORY), default=1024, show_default=True)
@@ -44,6 +53,7 @@ def strategies(
     *,
     models: tuple[str, ...],
     repeat: int,
+    n_ordered: int | None,
     seconds: float,
     seq_len: int,
     d_model: int,
@@ -65,10 +75,15 @@ def strategies(
         "cnn": partial(cnn, image),
     }
     progress = partial(click.echo, err=True)
-    rows = []
-    for row in measure(list(dict.fromkeys(models)), repeat, seconds, progress, made):
+    names = list(dict.fromkeys(models))
+    if n_ordered is None:
+        found: Iterable[Measured | Ordered] = measure(names, repeat, seconds, progress, made)
+    else:
+        found = order(names, n=n_ordered, repeat=repeat, seconds=seconds, models=made, progress=progress)
+    rows: list[Any] = []
+    for row in found:
         rows.append(row)
         if as_json:
             click.echo(json.dumps(asdict(row)))
     if not as_json:
-        click.echo(strategies_table(rows))
+        click.echo(strategies_table(rows) if n_ordered is None else order_table(rows))

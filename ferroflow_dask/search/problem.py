@@ -21,8 +21,9 @@ from ferroflow_dask.strategy.strategy import numbered
 #: Bytes that one core concatenates or adds in a second: it reads and writes them [B/s].
 COPY_BANDWIDTH = 2e9
 
-#: Part of the memory of a worker that weights may occupy: above it, workers spill to disk.
-WEIGHTS_SHARE = 0.6
+#: Part of the memory of a worker that weights may occupy. Its session has a second copy of them, and above
+#: twice this part, workers spill to disk.
+WEIGHTS_SHARE = 0.3
 
 #: Number of parts along each axis that is split, sorted.
 Degrees = tuple[tuple[str, int], ...]
