@@ -107,6 +107,19 @@ def _garbage_of_this_file() -> Iterator[None]:
         gc.unfreeze()
 
 
+@pytest.fixture(autouse=True)
+def _no_setting_of_a_closed_client() -> None:
+    """Forget that a client is to compute, which it set when it opened, if there is none any more.
+
+    Dask takes the setting back only if clients close in the reverse order.
+    """
+    if dask.config.get("scheduler", None) == "dask.distributed":
+        try:
+            Client.current()
+        except ValueError:
+            dask.config.config.pop("scheduler")
+
+
 @pytest.fixture(scope="session")
 def process_client() -> Iterator[Client]:
     """A client of two worker processes, the same for all tests."""
