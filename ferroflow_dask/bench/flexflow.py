@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ferroflow_dask.bench.flexflow_models import NETWORKS, Network
 from ferroflow_dask.bench.markdown import table
 from ferroflow_dask.cost import AnalyticCost
-from ferroflow_dask.search import Choice, Problem, Simulation, search, simulate
+from ferroflow_dask.search import ENDLESS, Choice, Problem, Simulation, search, simulate
 from ferroflow_dask.search.candidates import spread
 from ferroflow_dask.search.training import TrainingProblem, compute_s, least_traffic, nbytes_between
 from ferroflow_dask.simulation import Machine
@@ -24,8 +24,6 @@ from ferroflow_dask.topology import load_topology
 _RATES = {"flexflow-p100": (0.5 * 10.6e12, 0.75 * 732e9), "flexflow-k80": (0.5 * 2.8e12, 0.75 * 240e9)}
 #: Devices of one host, in both clusters.
 _PER_HOST = 4
-#: More steps than any budget in seconds allows.
-_ENDLESS = 10**9
 
 CLUSTERS = tuple(_RATES)
 DEVICES = (4, 16, 64)
@@ -153,7 +151,7 @@ def compared(
     devices: int,
     seconds: float,
     *,
-    steps: int = _ENDLESS,
+    steps: int = ENDLESS,
     synchronization: str = "server",
 ) -> Compared:
     """Search a strategy and compare it.

@@ -26,14 +26,12 @@ from ferroflow_dask.graph import FERROFLOW_DOMAIN, Graph, random_inputs
 from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.model import Model
 from ferroflow_dask.scheduler import install
-from ferroflow_dask.search import Problem, Simulation, search
+from ferroflow_dask.search import ENDLESS, Problem, Simulation, search
 from ferroflow_dask.simulation import Machine
 from ferroflow_dask.strategy import Strategy, partition, whole_on
 
 #: The matrix product that shows what two processes reach together: size, and products of a measurement.
 _GEMM, _PRODUCTS = 1024, 10
-#: More steps than any budget in seconds allows.
-_ENDLESS = 10**9
 #: Operators that stay what they are if parts sleep: they cut, join and send.
 _MOVERS = frozenset({"Identity", "Slice", "Concat"})
 
@@ -137,7 +135,7 @@ def workshop(
 def searched(problem: Problem, seconds: float) -> Simulation:
     """Return the fastest strategy that a search finds in some time [s]."""
     end_s = time.monotonic() + seconds
-    return search(problem, steps=_ENDLESS, is_over=lambda: time.monotonic() > end_s).best
+    return search(problem, steps=ENDLESS, is_over=lambda: time.monotonic() > end_s).best
 
 
 def _ways(

@@ -28,10 +28,10 @@ _NUMBER_NBYTES = 8
 
 def draw_inputs(graph: Graph, seed: int, rows: int | None = None) -> dict[str, Any]:
     """Return random inputs, as `random_inputs`; raise `UsageError` if they are larger than memory."""
-    told = "" if rows is None else f" of {rows:,} rows"
+    of_rows = "" if rows is None else f" of {rows:,} rows"
     or_batch = "" if rows is None else ", or a smaller --batch"
     needed = sum(_drawn_nbytes(spec.shape or (), rows) for spec in graph.inputs.values())
-    check_memory(f"random inputs{told}", needed, f"give smaller ones with --input{or_batch}")
+    check_memory(f"random inputs{of_rows}", needed, f"give smaller ones with --input{or_batch}")
     return random_inputs(graph, seed, rows)
 
 

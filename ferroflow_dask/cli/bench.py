@@ -161,9 +161,9 @@ def _sizes_of(workloads: Iterable[Workload], without: Collection[str] = ()) -> C
 
         command: Any = with_sizes
         for name, shown in sorted(defaults.items(), reverse=True):
-            told = ", ".join(shown[:_MOST_SHOWN]) + ", …" * (len(shown) > _MOST_SHOWN)
+            listed = ", ".join(shown[:_MOST_SHOWN]) + ", …" * (len(shown) > _MOST_SHOWN)
             command = workload_option(
-                flag_of(name), f"size_{name}", metavar="VALUE", help=f"[default: {told}]"
+                flag_of(name), f"size_{name}", metavar="VALUE", help=f"[default: {listed}]"
             )(command)
         return command  # type: ignore[no-any-return]
 

@@ -20,7 +20,6 @@ from ferroflow_dask.cli.search import costs_of, costs_option
 from ferroflow_dask.cli.sections import cluster_option, how_option, output_option, slurm_option
 from ferroflow_dask.cli.simulations import topology_named, topology_option
 from ferroflow_dask.cli.strategies import sized
-from ferroflow_dask.deploy.parts import WorkerCost
 from ferroflow_dask.deploy.planning import Plan, Planned
 from ferroflow_dask.deploy.planning import plan as plan_for
 from ferroflow_dask.exceptions import UsageError
@@ -95,9 +94,7 @@ def plan(
     budget_node_s = None if budget is None else _budget_node_s(budget)
     factors = _speeds(speeds)
     graph = sized(load_graph(dag, model, seed, sizes))
-    with costs_of(costs) as cost:
-        if isinstance(cost, WorkerCost):
-            cost.fit(graph)
+    with costs_of(costs, graph) as cost:
         found = plan_for(
             graph,
             deadline_s=deadline_s,

@@ -26,14 +26,12 @@ from ferroflow_dask.cli.strategies import sized
 from ferroflow_dask.cost import AnalyticCost, CostModel
 from ferroflow_dask.deploy.parts import WorkerCost
 from ferroflow_dask.deploy.searching import auto_choices, in_processes
+from ferroflow_dask.graph import Graph
 from ferroflow_dask.printable import printable
-from ferroflow_dask.search import Found, Problem, Simulation
+from ferroflow_dask.search import ENDLESS, Found, Problem, Simulation
 from ferroflow_dask.search import search as search_for
 from ferroflow_dask.simulation import Machine
 from ferroflow_dask.strategy import check_strategy, read_strategy, write_strategy
-
-#: More steps than any budget in seconds allows.
-_ENDLESS = 10**9
 
 costs_option = how_option(
     "--costs",
@@ -99,9 +97,7 @@ def search(
     base = base if workers is None else base.with_workers(workers)
     machine = Machine.of_topology(base)
     budget_s = 10.0 if seconds is None and steps is None else seconds
-    with costs_of(costs) as cost:
-        if isinstance(cost, WorkerCost):
-            cost.fit(graph)
+    with costs_of(costs, graph) as cost:
         problem = Problem(graph, machine, cost)
         more = {'granularity="auto"': auto_choices(problem, base.profile())}
         if resumed is not None:
@@ -110,7 +106,7 @@ def search(
         with _progress() as watch:
             found = search_for(
                 problem,
-                steps=steps or _ENDLESS,
+                steps=steps or ENDLESS,
                 seed=seed,
                 chains=chains,
                 more=more,
@@ -132,13 +128,15 @@ def search(
 
 
 @contextmanager
-def costs_of(kind: str) -> Iterator[CostModel]:
-    """Yield the costs that the option `--costs` names."""
+def costs_of(kind: str, graph: Graph) -> Iterator[CostModel]:
+    """Yield the costs of a graph that the option `--costs` names."""
     if kind == "analytic":
         yield AnalyticCost()
         return
     with client_for(Where(None, 30.0, None, 1, 1, True)) as client:
-        yield WorkerCost(client)
+        cost = WorkerCost(client)
+        cost.fit(graph)
+        yield cost
 
 
 @contextmanager

@@ -2,10 +2,11 @@
 
 from ferroflow_dask.search.oracle import least_makespan_s
 from ferroflow_dask.search.problem import Choice, Problem
-from ferroflow_dask.search.search import Found, search
+from ferroflow_dask.search.search import ENDLESS, Found, search
 from ferroflow_dask.search.timeline import Simulation, simulate, simulate_change
 
 __all__ = [
+    "ENDLESS",
     "Choice",
     "Found",
     "Problem",

@@ -18,6 +18,8 @@ from ferroflow_dask.search.timeline import Simulation, simulate, simulate_change
 _TEMPERATURE = 0.02
 #: Chains of a search.
 _CHAINS = 3
+#: More steps than any budget in seconds allows.
+ENDLESS = 10**9
 #: Part of the proposals that change two operators: a better split of one often needs that of another one.
 _TWO = 0.25
 #: Proposals of a chain before the next chain has its turn.
