@@ -271,9 +271,14 @@ def test_what_cannot_be_kept_is_said(
 ) -> None:
     (cache / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache / "file"))
-    shown = CliRunner().invoke(main, [*command, *LOCAL])
-    assert shown.exit_code == 0, shown.output
-    assert "could not be kept in" in shown.stderr
+
+    def says_so() -> bool:
+        shown = CliRunner().invoke(main, [*command, *LOCAL])
+        assert shown.exit_code == 0, shown.output
+        return "could not be kept in" in shown.stderr
+
+    # On a busy machine a measurement may be implausible; then nothing is to be kept.
+    assert any(says_so() for _ in range(3))
 
 
 def test_a_cluster_without_workers_is_refused() -> None:

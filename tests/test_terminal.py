@@ -59,7 +59,7 @@ def test_top_in_a_terminal(client: Client, tmp_path: Path, width: int, height: i
         assert "3 workers · 3 threads · StealingPolicy" in screen()
         assert "nothing was submitted since this was started" in screen()
         graph = ferroflow_dask.generate("imbalanced", n_heavy=3, heavy_ms=5000.0, n_fast=20)
-        future = client.compute(graph.bind())
+        future = client.compute(graph.bind(granularity="ops"))
         assert soon(lambda: re.search(r"^\d +executing +1/1", screen(), re.MULTILINE)), screen()
         future.result()
         assert soon(lambda: "graph    25 of 25 tasks took " in screen()), screen()

@@ -55,8 +55,7 @@ class Samples:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        #: Samples that run: several clients may have the same task in theirs.
-        #: Samples whose tasks have not all ended.
+        #: Samples whose tasks have not all ended; several clients may have the same task in theirs.
         self.running: list[_Running] = []
         self._is_open = True
 
