@@ -48,10 +48,10 @@ def scheduler(*workers: SimpleNamespace, unrunnable: tuple[Any, ...] = (), n_unr
 @pytest.mark.parametrize(
     ("cluster", "reasons"),
     [
-        (scheduler(worker("a")), {"a": "no ready task 0"}),
+        (scheduler(worker("a")), {"a": "no ready task"}),
         (scheduler(worker("a"), n_unready=12), {"a": "no ready task 12"}),
         (scheduler(worker("a", task(), executing=1)), {}),
-        (scheduler(worker("a", task(), n_threads=2)), {"a": "no ready task 0"}),
+        (scheduler(worker("a", task(), n_threads=2)), {"a": "no ready task"}),
         (scheduler(worker("a", task(), task(), task(), status="paused")), {"a": "paused 3"}),
         (scheduler(worker("a", task(), task(), waiting=2, flight=5)), {"a": "waiting for data 2"}),
         (scheduler(worker("a", task(), task(), executing=1, waiting=1)), {}),

@@ -56,7 +56,7 @@ def test_top_in_a_terminal(client: Client, tmp_path: Path, width: int, height: i
     with terminal(tmp_path, f"{TOP} top --connect {address}", width, height) as shown:
         screen = shown.screen
         assert soon(lambda: re.search(COLUMNS, screen())), screen()
-        assert "3 workers · 3 threads · StealingPolicy" in screen()
+        assert "3 workers · 3 threads · policy ferroflow" in screen()
         assert "nothing was submitted since this was started" in screen()
         graph = ferroflow_dask.generate("imbalanced", n_heavy=3, heavy_ms=5000.0, n_fast=20)
         future = client.compute(graph.bind(granularity="ops"))

@@ -44,7 +44,7 @@ class Idle(NamedTuple):
 
     def __str__(self) -> str:
         """Return the reason as it is shown."""
-        return f"{self.word} {self.n:,}"
+        return f"{self.word} {self.n:,}" if self.n else self.word
 
 
 def idle_reasons(scheduler: Scheduler) -> dict[str, Idle]:

@@ -20,6 +20,7 @@ from ferroflow_dask.dashboard.progress import GraphProgress
 from ferroflow_dask.dashboard.recording import Failure, OpRun, Recording, RunStart, Sample, WorkerLoad
 from ferroflow_dask.dashboard.stock import StockEstimate
 from ferroflow_dask.device_reports import has_gpu
+from ferroflow_dask.policy import policy_name
 from ferroflow_dask.scheduler.decisions import Decision
 from ferroflow_dask.scheduler.extension import FerroflowStealing, extension_on
 from ferroflow_dask.scheduler.installation import decisions_about
@@ -275,7 +276,7 @@ class Recorder(SchedulerPlugin):
             self.n_threads,
             dict(self.steals),
             frozenset(steal["thief"].address for steal in in_flight),
-            None if stealing is None else type(stealing.policy).__name__,
+            None if stealing is None else policy_name(stealing.policy),
             self.time,
             [] if is_summary else self.failures,
             self._began,

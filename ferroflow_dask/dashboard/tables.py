@@ -13,6 +13,7 @@ from ferroflow_dask.dashboard.idle import MEANINGS
 from ferroflow_dask.dashboard.lanes import natural
 from ferroflow_dask.dashboard.recording import WorkerLoad
 from ferroflow_dask.dashboard.style import BLUE, GREY, RED, Html, table, task_link
+from ferroflow_dask.policy import policy_name
 
 _MOST_ROWS = 50
 #: Rows of workers; of more, those that are idle come first.
@@ -71,7 +72,7 @@ class Overview(Text):
         stealing = self.recorder.stealing
         if stealing is None:
             return "Dask schedules this cluster, until ferroflow_dask.install(client)."
-        return f"ferroflow schedules this cluster ({type(stealing.policy).__name__})."
+        return f"ferroflow schedules this cluster (policy {policy_name(stealing.policy)})."
 
 
 class Workers(Text):

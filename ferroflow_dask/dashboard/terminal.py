@@ -45,7 +45,7 @@ def view(recording: Recording, width: int = 80, height: int = 24) -> Group:
     """Return what to show of a cluster."""
     samples = recording.samples[-max(1, min(SUMMARY_SAMPLES, width - _BESIDE_SPARKS)) :]
     last = samples[-1] if samples else None
-    policy = recording.policy or "Dask's own scheduling"
+    policy = f"policy {recording.policy}" if recording.policy else "Dask's own scheduling"
     head = Text(f"{len(recording.loads)} workers · {recording.n_threads} threads · {policy}", style="bold")
     lines = [head]
     if last is not None:

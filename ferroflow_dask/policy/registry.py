@@ -57,6 +57,12 @@ def make_policy(name: str, **options: Any) -> Policy:
     return policy
 
 
+def policy_name(policy: Policy) -> str:
+    """Return the name of a built-in policy, the name of the class of any other."""
+    kind = type(policy)
+    return next((name for name, built_in in _BUILT_IN.items() if built_in is kind), kind.__name__)
+
+
 def _from_other_packages(name: str) -> Any:
     for point in entry_points(group=ENTRY_POINT_GROUP, name=name):
         try:
