@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -15,14 +17,17 @@ from ferroflow_dask.cost import AnalyticCost
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.graph import Builder, Graph, generate_graph
 from ferroflow_dask.search import (
+    ENDLESS,
     Choice,
     Problem,
     Simulation,
     search,
     simulate,
     simulate_change,
+    time_spent,
 )
 from ferroflow_dask.search.candidates import neighbours, random_choice, seeds
+from ferroflow_dask.search.search import Chain, Ended
 from ferroflow_dask.simulation import Machine
 from ferroflow_dask.strategy import check_strategy, partition
 from ferroflow_dask.strategy.report import describe
@@ -193,9 +198,37 @@ def test_budgets_are_at_least_one_and_end_the_search() -> None:
         search(one, steps=0)
     with pytest.raises(UsageError, match="chains must be at least 1, got 0"):
         search(one, steps=1, chains=0)
-    calls = iter(range(100))
-    assert search(one, steps=10**9, is_over=lambda: next(calls) >= 50).n_proposals <= 51
     assert search(one, steps=1).n_proposals == 1
+
+
+def test_a_budget_in_time_has_shares_for_both_descents() -> None:
+    one, part, asked = problem(cnn()), [0.0], []
+
+    def chains(_: Problem, walks: Sequence[Chain], is_over: Callable[[], bool]) -> list[Ended]:
+        for now in (1 / 8, 6 / 8, 7 / 8):
+            part[0] = now
+            asked.append(is_over())
+        part[0] = after_chains
+        return [(walks[0].start, 0)]
+
+    spans = {}
+    for at_first, after_chains in ((1 / 8, 1.0), (1 / 8, 7 / 8), (0.0, 1.0)):
+        part[0] = at_first
+        found = search(one, steps=ENDLESS, spent=lambda: part[0], run_chains=chains)
+        spans[at_first, after_chains] = found.best.makespan_s
+        fastest_s = min(base.makespan_s for base in found.baselines.values())
+    # The chains add nothing here: without time for a descent, the fastest baseline remains.
+    assert spans[1 / 8, 1.0] == fastest_s
+    assert spans[1 / 8, 7 / 8] == spans[0.0, 1.0] < fastest_s
+    assert asked == 3 * [False, False, True]
+
+
+@pytest.mark.parametrize("ticks", [80, 800])
+def test_a_clock_ends_a_search(ticks: int) -> None:
+    # The clock ticks once for each strategy that is simulated.
+    clock = count()
+    found = search(problem(cnn()), steps=ENDLESS, spent=time_spent(ticks, lambda: float(next(clock))))
+    assert 0.7 * ticks < found.n_proposals < ticks
 
 
 def test_candidates_fit_the_operators() -> None:

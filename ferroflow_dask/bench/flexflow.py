@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ferroflow_dask.bench.flexflow_models import NETWORKS, Network
 from ferroflow_dask.bench.markdown import table
 from ferroflow_dask.cost import AnalyticCost
-from ferroflow_dask.search import ENDLESS, Choice, Problem, Simulation, search, simulate
+from ferroflow_dask.search import ENDLESS, Choice, Problem, Simulation, search, simulate, time_spent
 from ferroflow_dask.search.candidates import spread
 from ferroflow_dask.search.training import TrainingProblem, compute_s, least_traffic, nbytes_between
 from ferroflow_dask.simulation import Machine
@@ -172,10 +172,10 @@ def compared(
     """
     network = NETWORKS[name](devices)
     problem = problem_of(network, cluster, devices, synchronization)
-    end_s = time.monotonic() + seconds
+    spent = time_spent(seconds, time.monotonic)
     more = {"expert": expert(problem, network), "least traffic": least_traffic(problem)}
     hosts = load_topology(cluster).with_workers(devices).host_of
-    found = search(problem, steps=steps, more=more, is_over=lambda: time.monotonic() >= end_s)
+    found = search(problem, steps=steps, more=more, spent=spent)
 
     def trained(one: Simulation) -> Trained:
         speed = network.samples / one.makespan_s

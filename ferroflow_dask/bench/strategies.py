@@ -26,7 +26,7 @@ from ferroflow_dask.graph import FERROFLOW_DOMAIN, Graph, random_inputs
 from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.model import Model
 from ferroflow_dask.scheduler import install
-from ferroflow_dask.search import ENDLESS, Problem, Simulation, search
+from ferroflow_dask.search import ENDLESS, Problem, Simulation, search, time_spent
 from ferroflow_dask.simulation import Machine
 from ferroflow_dask.strategy import Strategy, partition, whole_on
 
@@ -134,8 +134,7 @@ def workshop(
 
 def searched(problem: Problem, seconds: float) -> Simulation:
     """Return the fastest strategy that a search finds in some time [s]."""
-    end_s = time.monotonic() + seconds
-    return search(problem, steps=ENDLESS, is_over=lambda: time.monotonic() > end_s).best
+    return search(problem, steps=ENDLESS, spent=time_spent(seconds, time.monotonic)).best
 
 
 def _ways(

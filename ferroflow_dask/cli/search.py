@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ from ferroflow_dask.deploy.parts import WorkerCost
 from ferroflow_dask.deploy.searching import auto_choices, in_processes
 from ferroflow_dask.graph import Graph
 from ferroflow_dask.printable import printable
-from ferroflow_dask.search import ENDLESS, Found, Problem, Simulation
+from ferroflow_dask.search import ENDLESS, Found, Problem, Simulation, time_spent
 from ferroflow_dask.search import search as search_for
 from ferroflow_dask.simulation import Machine
 from ferroflow_dask.strategy import check_strategy, read_strategy, write_strategy
@@ -40,6 +41,10 @@ costs_option = how_option(
     show_default=True,
     help="measured: operators with the shapes of parts run on a local worker. analytic: nominal rates.",
 )
+
+
+#: Budget if the user gives none [s].
+_SECONDS = 10.0
 
 
 @click.command(cls=GraphCommand)
@@ -96,13 +101,13 @@ def search(
     base = topology_named(topology)
     base = base if workers is None else base.with_workers(workers)
     machine = Machine.of_topology(base)
-    budget_s = 10.0 if seconds is None and steps is None else seconds
+    if seconds is None:
+        seconds = _SECONDS if steps is None else math.inf
     with costs_of(costs, graph) as cost:
         problem = Problem(graph, machine, cost)
         more = {'granularity="auto"': auto_choices(problem, base.profile())}
         if resumed is not None:
             more["resumed"] = problem.choices(resumed)
-        end_s = None if budget_s is None else time.monotonic() + budget_s
         with _progress() as watch:
             found = search_for(
                 problem,
@@ -110,9 +115,9 @@ def search(
                 seed=seed,
                 chains=chains,
                 more=more,
-                is_over=lambda: end_s is not None and time.monotonic() >= end_s,
+                spent=time_spent(seconds, time.monotonic),
                 watch=watch,
-                run_chains=in_processes(processes, end_s) if processes > 1 else None,
+                run_chains=in_processes(processes) if processes > 1 else None,
             )
     if output is not None:
         write_strategy(problem.strategy(found.best.choices), output)

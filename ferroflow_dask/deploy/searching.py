@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -14,7 +13,7 @@ from ferroflow_dask.cost import AnalyticCost
 from ferroflow_dask.lowering.bundles import AUTO, bundle
 from ferroflow_dask.search import Choice, Problem
 from ferroflow_dask.search.candidates import degrees_of
-from ferroflow_dask.search.search import Chain, Ended, run_chain
+from ferroflow_dask.search.search import Chain, Ended, RunChains, run_chain
 from ferroflow_dask.simulation import TaskGraph, run_listed
 
 
@@ -50,7 +49,7 @@ def auto_choices(problem: Problem, profile: ClusterProfile) -> list[Choice]:
     return choices
 
 
-def in_processes(n: int, end_s: float | None = None) -> Callable[[Problem, Sequence[Chain]], Iterator[Ended]]:
+def in_processes(n: int) -> RunChains:
     """Return a function that runs chains in processes, for `search`.
 
     The results are those of one process. Each process gets a copy of the graph.
@@ -59,14 +58,13 @@ def in_processes(n: int, end_s: float | None = None) -> Callable[[Problem, Seque
     ----------
     n : int
         Number of processes.
-    end_s : float, optional
-        Of `time.monotonic`, at which all chains end [s].
     """
 
-    def run(problem: Problem, chains: Sequence[Chain]) -> Iterator[Ended]:
-        packed = cloudpickle.dumps(_without_costs(problem))
+    def run(problem: Problem, chains: Sequence[Chain], is_over: Callable[[], bool]) -> Iterator[Ended]:
+        # A budget in time goes there, too: all processes of a machine have one monotonic clock.
+        packed = cloudpickle.dumps((_without_costs(problem), is_over))
         with ProcessPoolExecutor(min(n, len(chains)), get_context("spawn")) as pool:
-            tasks = [pool.submit(_run, packed, chain, end_s) for chain in chains]
+            tasks = [pool.submit(_run, packed, chain) for chain in chains]
             yield from (task.result() for task in tasks)
 
     return run
@@ -80,6 +78,6 @@ def _without_costs(problem: Problem) -> Problem:
     return problem.with_cost(AnalyticCost())
 
 
-def _run(packed: bytes, chain: Chain, end_s: float | None) -> Ended:
-    problem: Problem = cloudpickle.loads(packed)
-    return run_chain(problem, chain, lambda: end_s is not None and time.monotonic() >= end_s)
+def _run(packed: bytes, chain: Chain) -> Ended:
+    problem, is_over = cloudpickle.loads(packed)
+    return run_chain(problem, chain, is_over)

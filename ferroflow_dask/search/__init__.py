@@ -2,7 +2,7 @@
 
 from ferroflow_dask.search.oracle import least_makespan_s
 from ferroflow_dask.search.problem import Choice, Problem
-from ferroflow_dask.search.search import ENDLESS, Found, search
+from ferroflow_dask.search.search import ENDLESS, Found, search, time_spent
 from ferroflow_dask.search.timeline import Simulation, simulate, simulate_change
 
 __all__ = [
@@ -15,4 +15,5 @@ __all__ = [
     "search",
     "simulate",
     "simulate_change",
+    "time_spent",
 ]

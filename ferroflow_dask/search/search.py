@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -20,6 +21,9 @@ _TEMPERATURE = 0.02
 _CHAINS = 3
 #: More steps than any budget in seconds allows.
 ENDLESS = 10**9
+#: Part of a budget, in steps or in time, that each descent may use. The one before the chains must leave time
+#: for them. The one after them takes back what random changes made worse.
+_DESCENT = 1 / 8
 #: Part of the proposals that change two operators: a better split of one often needs that of another one.
 _TWO = 0.25
 #: Proposals of a chain before the next chain has its turn.
@@ -65,6 +69,8 @@ class Chain:
 
 #: Best choices of a chain, and the number of strategies that it proposed.
 Ended = tuple[list[Choice], int]
+#: Runs chains until they end or a function returns that they must.
+RunChains = Callable[[Problem, Sequence[Chain], Callable[[], bool]], Iterable[Ended]]
 
 
 def search(
@@ -74,9 +80,9 @@ def search(
     seed: int = 0,
     chains: int = _CHAINS,
     more: Mapping[str, list[Choice]] | None = None,
-    is_over: Callable[[], bool] = lambda: False,
+    spent: Callable[[], float] = lambda: 0.0,
     watch: Callable[[int, float], object] = lambda _steps, _best_s: None,
-    run_chains: Callable[[Problem, Sequence[Chain]], Iterable[Ended]] | None = None,
+    run_chains: RunChains | None = None,
 ) -> Found:
     """Return the fastest strategy that was found.
 
@@ -95,8 +101,9 @@ def search(
         Number of Markov chains.
     more : mapping of str to list of Choice, optional
         Baselines besides those of `candidates.seeds`: the choice of each node.
-    is_over : callable, optional
-        Returns whether the search must end.
+    spent : callable, optional
+        Returns which part of a further budget is spent, as that of `time_spent`. The first descent ends at an
+        eighth of both budgets, the chains at seven eighths, and the search at 1.
     watch : callable, optional
         Called with the number of steps and the makespan of the best strategy so far [s].
     run_chains : callable, optional
@@ -115,24 +122,19 @@ def search(
     known = {**seeds(problem), **(more or {})}
     baselines = {name: simulate(problem, choices) for name, choices in known.items()}
     best = min(baselines.values(), key=lambda one: one.cost_s)
-    # A quarter of the steps for the descents before and after the chains.
     others = [one.choices for one in baselines.values()]
-    best, n = _descended(problem, best, others, steps // 8, is_over)
+    best, n = _descended(problem, best, others, int(_DESCENT * steps), lambda: spent() >= _DESCENT)
     starts = sorted([best, *baselines.values()], key=lambda one: one.cost_s)[:_CHAINS]
-    share = (steps * 7 // 8 - n) // chains
+    share = (int((1 - _DESCENT) * steps) - n) // chains
     walks = [Chain(starts[i % len(starts)].choices, share, (seed, i)) for i in range(chains)]
-    if run_chains is None:
-        ended: Iterable[Ended] = _in_turn(
-            problem, walks, is_over, lambda more, best_s: watch(n + more, best_s)
-        )
-    else:
-        ended = run_chains(problem, walks)
-    for choices, n_chain in ended:
+    before = n
+    run = run_chains or partial(_in_turn, watch=lambda more, best_s: watch(before + more, best_s))
+    for choices, n_chain in run(problem, walks, lambda: spent() >= 1 - _DESCENT):
         n += n_chain
         found = simulate(problem, choices)
         best = min(best, found, key=lambda one: one.cost_s)
         watch(n, best.makespan_s)
-    best, n_more = _descended(problem, best, others, steps - n, is_over)
+    best, n_more = _descended(problem, best, others, steps - n, lambda: spent() >= 1)
     watch(n + n_more, best.makespan_s)
     if best.excess_nbytes:
         raise StrategyError(
@@ -140,6 +142,12 @@ def search(
             f"of {len(problem.machine.threads)} workers; use more workers, or larger ones"
         )
     return Found(best, baselines, n + n_more)
+
+
+def time_spent(seconds: float, clock: Callable[[], float]) -> Callable[[], float]:
+    """Return a function that returns which part of some seconds is over, counted from now on a clock."""
+    start_s = clock()
+    return lambda: (clock() - start_s) / seconds
 
 
 def walk(problem: Problem, chain: Chain) -> Iterator[Simulation]:
