@@ -82,7 +82,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "run on Slurm": ((*LONG, *SLURM), ("starting", "pending", "computing")),
     "run on Slurm, jobs wait": ((*LONG, *SLURM, "--section", "later"), ("pending",)),
     "run short on Slurm": ((*SHORT, *SLURM), ("closing",)),
-    "bench": (("bench", "run", "imbalanced", "--output", "rows.jsonl"), ("starting", "computing")),
+    "bench": (("bench", "run", "imbalanced", "--rows", "rows.jsonl"), ("starting", "computing")),
     "calibrate": (("calibrate",), ("starting", "computing")),
     "top": (("top",), ("connected",)),
 }
@@ -127,7 +127,7 @@ def in_terminal(command: list[str], moment: Path, number: signal.Signals, enviro
             return done
         return False
 
-    soon(lambda: is_read(done=moment.exists()), _MOST_S)
+    soon(lambda: is_read(done=moment.exists() or program.poll() is not None), _MOST_S)
     if number == signal.SIGINT:
         os.write(main_end, b"\x03")
     else:
@@ -143,7 +143,7 @@ def in_pipe(command: list[str], moment: Path, number: signal.Signals, environmen
         program = subprocess.Popen(
             command, stdout=out, stderr=out, start_new_session=True, env=environment, cwd=moment.parent
         )
-        soon(moment.exists, _MOST_S)
+        soon(lambda: moment.exists() or program.poll() is not None, _MOST_S)
         if number == signal.SIGINT:
             os.killpg(program.pid, number)
         else:
@@ -162,7 +162,7 @@ def in_batch_job(command: list[str], moment: Path, number: signal.Signals, envir
         submit, capture_output=True, text=True, check=True, env=environment, cwd=moment.parent
     )
     job = done.stdout.strip()
-    soon(moment.exists, _MOST_S)
+    soon(lambda: moment.exists() or job not in queue(), _MOST_S)
     # It fails if the job has ended.
     subprocess.run(
         ["scancel", f"--signal={number.name.removeprefix('SIG')}", "--full", job],

@@ -18,8 +18,9 @@ import onnx
 import onnx.parser
 import psutil
 import pytest
-from command_line import INTERRUPTED, TERMINATED, assert_one_line, ferroflow
+from command_line import INTERRUPTED, TERMINATED, answer, assert_one_line, ferroflow
 from real_slurm import queue
+from signal_matrix import CASES
 from slurm_clusters import no_jobs, sections
 from waiting import soon
 
@@ -326,3 +327,8 @@ def test_a_signal_to_the_process_group_does_not_reach_the_commands_of_slurm() ->
 
     told = asyncio.run(Job._call([sys.executable, "-c", "import os; print(os.getpgrp() == os.getpid())"]))
     assert told == "True\n"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_options_of_the_signal_matrix_exist(name: str) -> None:
+    answer(*CASES[name][0], "--help")
