@@ -11,12 +11,13 @@ from command_line import USAGE, answer, assert_one_line, ferroflow
 from test_partition import MODELS
 from test_search import SLOW, assert_equal, machine
 
-from ferroflow_dask.bench.flexflow import compared
+from ferroflow_dask.bench.flexflow import Setting, compared
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.graph import Builder, Graph
 from ferroflow_dask.search import Choice, Problem, simulate, simulate_change
 from ferroflow_dask.search.candidates import random_choice, seeds, spread
-from ferroflow_dask.search.training import SYNCHRONIZATIONS, TrainingProblem, compute_s, least_traffic
+from ferroflow_dask.search.training import SYNCHRONIZATIONS, TrainingProblem
+from ferroflow_dask.search.training_baselines import compute_s, least_traffic
 
 
 def dense(*sizes: int, rows: int = 64) -> Graph:
@@ -102,10 +103,27 @@ def test_a_recurrent_network_gains_and_a_convolutional_one_does_not() -> None:
     assert even.over_data_parallel == pytest.approx(1.0, abs=0.02)
 
 
+def test_without_memory_results_are_computed_twice_or_microbatches_are_chosen() -> None:
+    # 128 samples of ResNet-101 need more than the 12 GB of a K80.
+    short = compared("ResNet-101", "flexflow-k80", 4, 1e9, steps=1, setting=Setting(samples=128))
+    assert short.found.fits
+    assert short.data_parallel.fits
+    assert 0 < short.data_parallel.recomputed < 0.5
+    parts = Setting(samples=128, microbatches=2)
+    chosen = compared("ResNet-101", "flexflow-k80", 4, 1e9, steps=2, setting=parts).found
+    assert (chosen.fits, chosen.microbatches, chosen.in_flight, chosen.recomputed) == (True, 2, 1, 0.0)
+    assert short.data_parallel.compute_s > chosen.compute_s
+
+
 def test_the_command_prints_what_was_compared() -> None:
     arguments = ("--network", "AlexNet", "--topology", "flexflow-k80", "--devices", "4", "--seconds", "1")
     found = json.loads(answer("bench", "flexflow", *arguments, "--json").stdout)
     assert (found["network"], found["devices"]) == ("AlexNet", 4)
     assert found["found"]["samples_per_s"] >= found["data_parallel"]["samples_per_s"]
+    table = answer("bench", "flexflow", *arguments, "--microbatches", "2").stdout.splitlines()
+    assert [cell.strip() for cell in table[-1].split("|")][1:4] == ["AlexNet", "K80", "4"]
+    assert len(table[-1].split("/")) == 9  # speed, bytes in all and between hosts: three strategies each
+    odd = ferroflow("bench", "flexflow", *arguments, "--samples", "9", "--microbatches", "2")
+    assert_one_line(odd.exit_code, odd.stderr, USAGE, "microbatches must divide the 9 samples of a device")
     refused = ferroflow("bench", "flexflow", "--network", "VGG")
     assert_one_line(refused.exit_code, refused.stderr, USAGE, "'VGG' is not one of")

@@ -9,13 +9,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from ferroflow_dask.bench.flexflow_models import NETWORKS, Network
 from ferroflow_dask.bench.markdown import table
 from ferroflow_dask.cost import AnalyticCost
-from ferroflow_dask.search import ENDLESS, Choice, Problem, Simulation, search, simulate, time_spent
+from ferroflow_dask.exceptions import UsageError
+from ferroflow_dask.search import ENDLESS, Choice, Found, Simulation, simulate, time_spent
 from ferroflow_dask.search.candidates import spread
-from ferroflow_dask.search.training import TrainingProblem, compute_s, least_traffic, nbytes_between
+from ferroflow_dask.search.search import RECOMPUTED, with_less_computed_twice
+from ferroflow_dask.search.training import TrainingProblem
+from ferroflow_dask.search.training_baselines import compute_s, least_traffic, nbytes_between
+from ferroflow_dask.search.training_search import search_training
 from ferroflow_dask.simulation import Machine
 from ferroflow_dask.topology import load_topology
 
@@ -41,12 +46,22 @@ class Trained:
         In all, and between hosts [B].
     compute_s : float
         Of all parts together [s].
+    fits : bool
+        Whether the state fits the memory of the devices.
+    microbatches, in_flight : int
+        As for `TrainingProblem`.
+    recomputed : float
+        Part of the operators that compute their forward pass twice.
     """
 
     samples_per_s: float
     nbytes_moved: int
     nbytes_between: int
     compute_s: float
+    fits: bool
+    microbatches: int
+    in_flight: int
+    recomputed: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +89,11 @@ class Compared:
     proposals: int
 
     @property
+    def all(self) -> tuple[Trained, Trained, Trained]:
+        """Data-parallel training, the expert's strategy, and the found one."""
+        return self.data_parallel, self.expert, self.found
+
+    @property
     def over_data_parallel(self) -> float:
         """Speed-up of the found strategy over data-parallel training."""
         return self.found.samples_per_s / self.data_parallel.samples_per_s
@@ -84,25 +104,52 @@ class Compared:
         return self.found.samples_per_s / self.expert.samples_per_s
 
     @property
-    def fewer_bytes(self) -> float:
-        """How many times more bytes data-parallel training moves."""
-        return self.data_parallel.nbytes_moved / max(1, self.found.nbytes_moved)
-
-    @property
-    def fewer_between(self) -> float:
-        """How many times more bytes data-parallel training moves between hosts."""
-        return self.data_parallel.nbytes_between / max(1, self.found.nbytes_between)
-
-    @property
     def efficiency(self) -> float:
         """Speed of the found strategy as a part of as many independent devices."""
         return self.found.samples_per_s / (self.devices * self.one)
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How networks are trained.
+
+    Parameters
+    ----------
+    synchronization : str, optional
+        As for `TrainingProblem`.
+    samples : int, optional
+        Of each device; AlexNet has four times as many.
+    microbatches : int, optional
+        Most microbatches that a search may choose.
+    """
+
+    synchronization: str = "server"
+    samples: int = 64
+    microbatches: int = 1
+
+    def __post_init__(self) -> None:
+        if self.samples % self.microbatches:
+            raise UsageError(
+                f"microbatches must divide the {self.samples} samples of a device, got {self.microbatches}"
+            )
+
+
+_SETTING = Setting()
+
+
 def problem_of(
-    network: Network, cluster: str, devices: int, synchronization: str = "server"
+    network: Network,
+    cluster: str,
+    devices: int,
+    *,
+    synchronization: str = "server",
+    microbatches: int = 1,
+    in_flight: int | None = None,
 ) -> TrainingProblem:
-    """Return the training of a network on devices of a cluster as a problem."""
+    """Return the training of a network on devices of a cluster as a problem.
+
+    The network is that of one microbatch.
+    """
     machine = Machine.of_topology(load_topology(cluster).with_workers(devices))
     flop_rate, bandwidth = _RATES[cluster]
     cost = AnalyticCost(flop_rate, bandwidth)
@@ -115,10 +162,12 @@ def problem_of(
         # What is put together is read and written.
         copy_bandwidth=bandwidth / 2,
         synchronization=synchronization,
+        microbatches=microbatches,
+        in_flight=in_flight,
     )
 
 
-def expert(problem: Problem, network: Network) -> list[Choice]:
+def expert(problem: TrainingProblem, network: Network) -> list[Choice]:
     """Return the strategy of experts.
 
     Convolutional networks: A. Krizhevsky, "One weird trick for parallelizing convolutional neural networks",
@@ -135,7 +184,7 @@ def expert(problem: Problem, network: Network) -> list[Choice]:
         sizes = {} if isinstance(space, str) else space.sizes
         if network.depth:
             hosts = max(1, n // _PER_HOST)
-            device = network.depth[op.name] % min(n, _PER_HOST)
+            device = network.depth[problem.name_of(node)] % min(n, _PER_HOST)
             split = (("sample", hosts),) if hosts > 1 and "sample" in sizes else ()
             copies = range(hosts) if split else range(1)
             choices[node] = Choice(split, tuple(host * _PER_HOST + device for host in copies))
@@ -152,7 +201,7 @@ def compared(
     seconds: float,
     *,
     steps: int = ENDLESS,
-    synchronization: str = "server",
+    setting: Setting = _SETTING,
 ) -> Compared:
     """Search a strategy and compare it.
 
@@ -167,34 +216,68 @@ def compared(
         Budget of the search [s].
     steps : int, optional
         Strategies to simulate at most.
-    synchronization : str, optional
-        As for `TrainingProblem`.
+    setting : Setting, optional
     """
-    network = NETWORKS[name](devices)
-    problem = problem_of(network, cluster, devices, synchronization)
     spent = time_spent(seconds, time.monotonic)
-    more = {"expert": expert(problem, network), "least traffic": least_traffic(problem)}
-    hosts = load_topology(cluster).with_workers(devices).host_of
-    found = search(problem, steps=steps, more=more, spent=spent)
+    of_microbatch = cache(lambda n: NETWORKS[name](setting.samples * devices // n))
+    whole = of_microbatch(1)
 
-    def trained(one: Simulation) -> Trained:
-        speed = network.samples / one.makespan_s
-        between = nbytes_between(problem, one, hosts)
-        return Trained(speed, one.nbytes_moved, between, compute_s(problem, one))
+    def make(microbatches: int, in_flight: int) -> TrainingProblem:
+        network = of_microbatch(microbatches)
+        return problem_of(
+            network,
+            cluster,
+            devices,
+            synchronization=setting.synchronization,
+            microbatches=microbatches,
+            in_flight=in_flight,
+        )
 
-    alone = NETWORKS[name](1)
-    single = problem_of(alone, cluster, 1)
-    whole = simulate(single, [Choice((), (0,))] * single.n_nodes)
+    def more(problem: TrainingProblem) -> dict[str, list[Choice]]:
+        return {"expert": expert(problem, whole), "least traffic": least_traffic(problem)}
+
+    problem, found = search_training(make, steps=steps, most=setting.microbatches, more=more, spent=spent)
+    first = make(1, 1)
     return Compared(
         name,
         cluster,
         devices,
-        alone.samples / whole.makespan_s,
-        trained(found.baselines["data-parallel"]),
-        trained(found.baselines["expert"]),
-        trained(found.best),
+        _alone(name, cluster, setting),
+        _trained(whole, cluster, first, _fitting(first, found, "data-parallel")),
+        _trained(whole, cluster, first, _fitting(first, found, "expert")),
+        _trained(whole, cluster, problem, found.best),
         found.n_proposals,
     )
+
+
+def _fitting(problem: TrainingProblem, found: Found, name: str) -> Simulation:
+    """Return a baseline; if it does not fit the memory, with as many results computed twice as needed."""
+    plain = found.baselines[name]
+    if not plain.excess_nbytes:
+        return plain
+    return with_less_computed_twice(problem, found.baselines[name + RECOMPUTED])
+
+
+def _trained(network: Network, cluster: str, problem: TrainingProblem, one: Simulation) -> Trained:
+    hosts = load_topology(cluster).with_workers(len(problem.machine.threads)).host_of
+    twice = [one.choices[node].recompute for node in problem.first_copy]
+    return Trained(
+        network.samples / one.makespan_s,
+        one.nbytes_moved,
+        nbytes_between(problem, one, hosts),
+        compute_s(problem, one),
+        not one.excess_nbytes,
+        problem.microbatches,
+        problem.in_flight,
+        sum(twice) / len(twice),
+    )
+
+
+def _alone(name: str, cluster: str, setting: Setting) -> float:
+    """Return the speed of one device with its share of the samples and enough memory [1/s]."""
+    network = NETWORKS[name](setting.samples)
+    problem = problem_of(network, cluster, 1)
+    return network.samples / simulate(problem, [Choice((), (0,))] * problem.n_nodes).makespan_s
 
 
 def compare(
@@ -203,7 +286,7 @@ def compare(
     devices: Sequence[int],
     seconds: float,
     *,
-    synchronization: str = "server",
+    setting: Setting = _SETTING,
     progress: Callable[[str], object] = lambda _: None,
 ) -> Iterator[Compared]:
     """Yield a comparison for each cluster, network and number of devices that the cluster has."""
@@ -213,40 +296,44 @@ def compare(
             for n in devices:
                 if n <= n_workers:
                     progress(f"{name} on {n} devices of {cluster}")
-                    yield compared(name, cluster, n, seconds, synchronization=synchronization)
+                    yield compared(name, cluster, n, seconds, setting=setting)
 
 
 def flexflow_table(rows: Sequence[Compared]) -> str:
-    """Return comparisons in markdown; ratios are those of data-parallel or the expert's to the found one."""
+    """Return comparisons in markdown. Three numbers are data-parallel, the expert's and found."""
     header = (
         "network",
         "cluster",
         "devices",
-        "data-parallel [1/s]",
-        "expert [1/s]",
-        "found [1/s]",
+        "samples [1/s]",
         "over data-parallel",
         "over expert",
-        "fewer bytes",
-        "between hosts",
-        "computing",
         "of the ideal",
+        "moved [GB]",
+        "between hosts [GB]",
+        "computing [s]",
+        "microbatches",
+        "computed twice",
     )
     lines = [
         (
             row.network,
             row.cluster.removeprefix("flexflow-").upper(),
             str(row.devices),
-            f"{row.data_parallel.samples_per_s:,.0f}",
-            f"{row.expert.samples_per_s:,.0f}",
-            f"{row.found.samples_per_s:,.0f}",
+            " / ".join(_speed(one) for one in row.all),
             f"{row.over_data_parallel:.2f}",
             f"{row.over_expert:.2f}",
-            f"{row.fewer_bytes:.1f}",
-            f"{row.fewer_between:.1f}" if row.data_parallel.nbytes_between else "",
-            f"{row.found.compute_s / row.data_parallel.compute_s - 1:+.0%}",
             f"{row.efficiency:.0%}",
+            " / ".join(f"{one.nbytes_moved / 1e9:.3g}" for one in row.all),
+            " / ".join(f"{one.nbytes_between / 1e9:.3g}" for one in row.all),
+            " / ".join(f"{one.compute_s:.3g}" for one in row.all),
+            f"{row.found.microbatches} ({row.found.in_flight})",
+            f"{row.found.recomputed:.0%}",
         )
         for row in rows
     ]
     return table(header, lines, right=header[2:])
+
+
+def _speed(one: Trained) -> str:
+    return f"{one.samples_per_s:,.0f}" + ("" if one.fits else " (too large)")

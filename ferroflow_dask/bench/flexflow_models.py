@@ -14,8 +14,8 @@ import numpy as np
 
 from ferroflow_dask.graph import Builder, Graph
 
-#: Samples of one device; those of AlexNet are four times as many.
-_SAMPLES = 64
+#: AlexNet's samples are so many times those of the other networks.
+_ALEXNET = 4
 #: Time steps of a recurrent network, and of one block of them.
 _STEPS, _BLOCK = 40, 10
 #: Gates of an LSTM: its products are so many times those of one of them.
@@ -90,9 +90,9 @@ class _Layers:
         return Network(self.b.to_graph(), samples)
 
 
-def alexnet(devices: int) -> Network:
+def alexnet(samples: int) -> Network:
     """Krizhevsky, Sutskever and Hinton, 2012, as one column."""
-    samples = 4 * _SAMPLES * devices
+    samples *= _ALEXNET
     net = _Layers("AlexNet", samples, 229)
     x = net.pool(net.conv(net.x, 64, 11, 4, 2), 3, 2)
     x = net.pool(net.conv(x, 192, 5), 3, 2)
@@ -104,9 +104,8 @@ def alexnet(devices: int) -> Network:
     return Network(net.b.to_graph(), samples)
 
 
-def resnet(devices: int) -> Network:
+def resnet(samples: int) -> Network:
     """He, Zhang, Ren and Sun, 2016: ResNet-101."""
-    samples = _SAMPLES * devices
     net = _Layers("ResNet-101", samples, 224)
     x = net.pool(net.conv(net.x, 64, 7, 2), 3, 2, 1)
     for n, blocks, first in ((64, 3, 1), (128, 4, 2), (256, 23, 2), (512, 3, 2)):
@@ -118,9 +117,8 @@ def resnet(devices: int) -> Network:
     return net.end(x, 1000, samples)
 
 
-def inception(devices: int) -> Network:
+def inception(samples: int) -> Network:
     """Szegedy et al., 2016: Inception-v3, without the second classifier."""
-    samples = _SAMPLES * devices
     net = _Layers("Inception-v3", samples, 299)
 
     def joined(*branches: str) -> str:
@@ -215,27 +213,27 @@ class _Steps:
         return Network(self.b.to_graph(), self.samples, self.times, self.without, self.depth)
 
 
-def rnn_classifier(devices: int) -> Network:
+def rnn_classifier(samples: int) -> Network:
     """Four recurrent layers and a Softmax over the last state."""
-    net = _Steps("RNNTC", _SAMPLES * devices, 1024)
+    net = _Steps("RNNTC", samples, 1024)
     blocks = net.words("words", 20_000)
     for depth in range(4):
         blocks = net.recurrent(blocks, depth)
     return net.end(net.dense(blocks[-1:], 2, 3))
 
 
-def language_model(devices: int) -> Network:
+def language_model(samples: int) -> Network:
     """Two recurrent layers and a Softmax over all words."""
-    net = _Steps("RNNLM", _SAMPLES * devices, 2048)
+    net = _Steps("RNNLM", samples, 2048)
     blocks = net.words("words", 10_000)
     for depth in range(2):
         blocks = net.recurrent(blocks, depth)
     return net.end(net.dense(blocks, 10_000, 2))
 
 
-def nmt(devices: int) -> Network:
+def nmt(samples: int) -> Network:
     """Two recurrent layers that read, two that write, attention between them, a Softmax over all words."""
-    net = _Steps("NMT", _SAMPLES * devices, 1024)
+    net = _Steps("NMT", samples, 1024)
     source = net.words("source", 32_000)
     for depth in range(2):
         source = net.recurrent(source, depth)
@@ -251,7 +249,7 @@ def nmt(devices: int) -> Network:
     return net.end(net.dense(mixed, 32_000, 3))
 
 
-#: By the names of FlexFlow's paper.
+#: By the names of FlexFlow's paper. They take the number of samples; AlexNet has four times as many.
 NETWORKS: Mapping[str, Callable[[int], Network]] = {
     "AlexNet": alexnet,
     "Inception-v3": inception,

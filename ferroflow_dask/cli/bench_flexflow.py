@@ -8,9 +8,9 @@ from functools import partial
 
 import click
 
-from ferroflow_dask.bench.flexflow import CLUSTERS, DEVICES, compare, flexflow_table
+from ferroflow_dask.bench.flexflow import CLUSTERS, DEVICES, Setting, compare, flexflow_table
 from ferroflow_dask.bench.flexflow_models import NETWORKS
-from ferroflow_dask.cli.cluster_options import Duration, simulated_workers
+from ferroflow_dask.cli.cluster_options import Count, Duration, simulated_workers
 from ferroflow_dask.search.training import SYNCHRONIZATIONS
 
 
@@ -48,6 +48,20 @@ from ferroflow_dask.search.training import SYNCHRONIZATIONS
     show_default=True,
     help="How gradients are summed up: by parameter servers, or in a ring.",
 )
+@click.option(
+    "--samples",
+    type=Count(1, 4096, "larger graphs take long"),
+    default=64,
+    show_default=True,
+    help="Samples of each device; AlexNet has four times as many.",
+)
+@click.option(
+    "--microbatches",
+    type=Count(1, 64, "each one is simulated"),
+    default=1,
+    show_default=True,
+    help="Most microbatches of an iteration that the search may choose.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each comparison.")
 def flexflow(
     *,
@@ -56,16 +70,19 @@ def flexflow(
     devices: tuple[int, ...],
     seconds: float,
     synchronization: str,
+    samples: int,
+    microbatches: int,
     as_json: bool,
 ) -> None:
     """Simulate the training of FlexFlow's six networks on its two clusters.
 
     A found strategy is compared with data-parallel training and with the strategy of experts.
     """
+    setting = Setting(synchronization, samples, microbatches)
     rows = []
     chosen = (list(dict.fromkeys(networks)), list(dict.fromkeys(topologies)), list(dict.fromkeys(devices)))
     progress = partial(click.echo, err=True)
-    for row in compare(*chosen, seconds, synchronization=synchronization, progress=progress):
+    for row in compare(*chosen, seconds, setting=setting, progress=progress):
         rows.append(row)
         if as_json:
             click.echo(json.dumps(asdict(row)))

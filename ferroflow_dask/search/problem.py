@@ -30,10 +30,19 @@ Degrees = tuple[tuple[str, int], ...]
 
 
 class Choice(NamedTuple):
-    """Degrees of an operator, and the number of the worker of each part."""
+    """Degrees of an operator, and the number of the worker of each part.
+
+    Parameters
+    ----------
+    degrees : tuple of (str, int)
+    workers : tuple of int
+    recompute : bool, optional
+        Whether the results are not kept: the forward pass runs a second time for the backward pass.
+    """
 
     degrees: Degrees
     workers: tuple[int, ...]
+    recompute: bool = False
 
 
 class Table(NamedTuple):
@@ -71,6 +80,9 @@ class Problem:
         At which a worker puts together what a part reads [B/s].
     """
 
+    #: What must fit the memory of workers.
+    held = "weights"
+
     def __init__(
         self, graph: Graph, machine: Machine, cost: CostModel, copy_bandwidth: float = COPY_BANDWIDTH
     ) -> None:
@@ -83,6 +95,10 @@ class Problem:
         self.first, self.n_nodes = len(inputs), len(inputs) + len(self.ops) + len(outputs)
         #: Numbers of the nodes that a search may change.
         self.changeable = range(self.first, self.first + len(self.ops))
+        #: Those of them whose choices do not follow from that of another one.
+        self.leading: Sequence[int] = self.changeable
+        #: Whether `Choice.recompute` may be set.
+        self.may_recompute = False
         home = {name: i for i, name in enumerate(inputs)}
         for i, op in zip(self.changeable, self.ops, strict=True):
             home.update(dict.fromkeys(op.outputs, i))
@@ -150,6 +166,10 @@ class Problem:
             parts = self.parts(node, degrees)
             self._base_s[key] = [0.0 if op is None else self._seconds(op, part) for part in parts]
         return self._base_s[key]
+
+    def durations_s(self, node: int, choice: Choice) -> list[float]:
+        """Return the duration of each part of a node with a choice on a worker of speed 1 [s]."""
+        return self.base_s(node, choice.degrees)
 
     def _seconds(self, op: Op, part: Part) -> float:
         space = self.spaces[op.name]
@@ -246,7 +266,7 @@ class Problem:
                 found[everything if dims is None else region_of(dims, part, _shape(spec))] = None
         return list(found)
 
-    def _weights_of(self, node: int, degrees: Degrees) -> list[dict[tuple[str, Region | None], int]]:
+    def weight_regions(self, node: int, degrees: Degrees) -> list[dict[tuple[str, Region | None], int]]:
         """Return the size of each region of a constant that each part reads [B]."""
         key = (node, degrees)
         if key not in self._weights:
@@ -269,8 +289,8 @@ class Problem:
             return 0
         held: list[dict[tuple[str, Region | None], int]] = [{} for _ in self.limits]
         for node in self.changeable:
-            degrees, workers = choices[node]
-            for worker, weights in zip(workers, self._weights_of(node, degrees), strict=True):
+            degrees, workers = choices[node][:2]
+            for worker, weights in zip(workers, self.weight_regions(node, degrees), strict=True):
                 held[worker].update(weights)
         sizes = [sum(of.values()) for of in held]
         return sum(max(0, size - limit) for size, limit in zip(sizes, self.limits, strict=True) if limit)

@@ -26,6 +26,9 @@ ENDLESS = 10**9
 _DESCENT = 1 / 8
 #: Part of the proposals that change two operators: a better split of one often needs that of another one.
 _TWO = 0.25
+_WHOLE = Choice((), (0,))
+#: After the name of a baseline whose results are computed twice, since it does not fit otherwise.
+RECOMPUTED = ", recomputed"
 #: Proposals of a chain before the next chain has its turn.
 _SLICE = 32
 
@@ -83,6 +86,7 @@ def search(
     spent: Callable[[], float] = lambda: 0.0,
     watch: Callable[[int, float], object] = lambda _steps, _best_s: None,
     run_chains: RunChains | None = None,
+    must_fit: bool = True,
 ) -> Found:
     """Return the fastest strategy that was found.
 
@@ -108,23 +112,24 @@ def search(
         Called with the number of steps and the makespan of the best strategy so far [s].
     run_chains : callable, optional
         Runs chains elsewhere, as `deploy.searching.in_processes` does. By default they take turns here.
+    must_fit : bool, optional
+        Whether to raise if nothing fits the memory of the workers.
 
     Raises
     ------
     UsageError
         `steps` or `chains` is less than 1.
     StrategyError
-        The weights do not fit the memory of the workers.
+        No strategy was found that fits the memory of the workers.
     """
     for name, value in (("steps", steps), ("chains", chains)):
         if value < 1:
             raise UsageError(f"{name} must be at least 1, got {value}")
-    known = {**seeds(problem), **(more or {})}
-    baselines = {name: simulate(problem, choices) for name, choices in known.items()}
-    best = min(baselines.values(), key=lambda one: one.cost_s)
+    baselines = _baselines(problem, more or {})
+    best = with_less_computed_twice(problem, min(baselines.values(), key=rank))
     others = [one.choices for one in baselines.values()]
     best, n = _descended(problem, best, others, int(_DESCENT * steps), lambda: spent() >= _DESCENT)
-    starts = sorted([best, *baselines.values()], key=lambda one: one.cost_s)[:_CHAINS]
+    starts = sorted([best, *baselines.values()], key=rank)[:_CHAINS]
     share = (int((1 - _DESCENT) * steps) - n) // chains
     walks = [Chain(starts[i % len(starts)].choices, share, (seed, i)) for i in range(chains)]
     before = n
@@ -132,16 +137,54 @@ def search(
     for choices, n_chain in run(problem, walks, lambda: spent() >= 1 - _DESCENT):
         n += n_chain
         found = simulate(problem, choices)
-        best = min(best, found, key=lambda one: one.cost_s)
+        best = min(best, found, key=rank)
         watch(n, best.makespan_s)
     best, n_more = _descended(problem, best, others, steps - n, lambda: spent() >= 1)
     watch(n + n_more, best.makespan_s)
-    if best.excess_nbytes:
+    if best.excess_nbytes and must_fit:
         raise StrategyError(
-            f"no strategy was found whose weights fit: {best.excess_nbytes:,} B are too much for the memory "
-            f"of {len(problem.machine.threads)} workers; use more workers, or larger ones"
+            f"no strategy was found whose {problem.held} fit: {best.excess_nbytes:,} B are too much for the "
+            f"memory of {len(problem.machine.threads)} workers; use more workers, or larger ones"
         )
     return Found(best, baselines, n + n_more)
+
+
+def _baselines(problem: Problem, more: Mapping[str, list[Choice]]) -> dict[str, Simulation]:
+    """Return the simulated baselines; those that do not fit also with most results computed twice.
+
+    Of n operators, each √n-th one keeps its results: T. Chen et al., "Training Deep Nets with Sublinear
+    Memory Cost", 2016.
+    """
+    step = max(1, round(math.sqrt(len(problem.leading))))
+    leading = problem.leading[step - 1 :: step]
+    kept = {one for node in leading for one in (node, *problem.following(node, _WHOLE))}
+    found = {name: simulate(problem, choices) for name, choices in {**seeds(problem), **more}.items()}
+    too_large = [(name, one.choices) for name, one in found.items() if one.excess_nbytes]
+    for name, choices in too_large if problem.may_recompute else ():
+        again = [choice._replace(recompute=node not in kept) for node, choice in enumerate(choices)]
+        found[name + RECOMPUTED] = simulate(problem, again)
+    return found
+
+
+def with_less_computed_twice(problem: Problem, one: Simulation) -> Simulation:
+    """Return a strategy that keeps further results, from the longest operators on, while they fit."""
+    twice = [node for node in problem.leading if one.choices[node].recompute]
+    if one.excess_nbytes or not twice:
+        return one
+    choices = list(one.choices)
+    for node in sorted(twice, key=lambda node: -sum(problem.durations_s(node, choices[node]))):
+        kept = choices[node]._replace(recompute=False)
+        changed = list(choices)
+        for there, choice in {node: kept, **problem.following(node, kept)}.items():
+            changed[there] = choice
+        if not problem.excess_nbytes(changed):
+            choices = changed
+    return simulate(problem, choices)
+
+
+def rank(one: Simulation) -> tuple[int, float, int]:
+    """Return what a search minimises: what does not fit, then the makespan, then second forward passes."""
+    return one.excess_nbytes, one.makespan_s, sum(choice.recompute for choice in one.choices)
 
 
 def time_spent(seconds: float, clock: Callable[[], float]) -> Callable[[], float]:
@@ -157,15 +200,17 @@ def walk(problem: Problem, chain: Chain) -> Iterator[Simulation]:
     for _ in range(chain.steps):
         proposed = current
         for _ in range(2 if rng.random() < _TWO else 1):
-            node = int(rng.integers(problem.changeable.start, problem.changeable.stop))
+            node = problem.leading[int(rng.integers(len(problem.leading)))]
             choice = random_choice(problem, node, rng)
+            if problem.may_recompute and (proposed.excess_nbytes or proposed.choices[node].recompute):
+                choice = choice._replace(recompute=bool(rng.integers(2)))
             if choice != proposed.choices[node]:
                 proposed = simulate_change(problem, proposed, node, choice)
         if proposed is not current:
             worse_s = proposed.cost_s - current.cost_s
             if worse_s <= 0 or rng.random() < math.exp(-worse_s / (_TEMPERATURE * best.makespan_s)):
                 current = proposed
-            if current.cost_s < best.cost_s:
+            if rank(current) < rank(best):
                 best = current
         yield best
 
@@ -217,14 +262,18 @@ def _descended(
     best, n, is_better = start, 0, True
     while is_better:
         is_better = False
-        for node in problem.changeable:
-            for choice in dict.fromkeys([*(other[node] for other in others), *neighbours(problem, node)]):
+        for node in problem.leading:
+            options = [*(other[node] for other in others), *neighbours(problem, node)]
+            now = best.choices[node]
+            if problem.may_recompute and (best.excess_nbytes or now.recompute):
+                options.insert(0, now._replace(recompute=not now.recompute))
+            for choice in dict.fromkeys(options):
                 if n >= steps or is_over():
                     return best, n
                 if choice == best.choices[node]:
                     continue
                 n += 1
                 found = simulate_change(problem, best, node, choice)
-                if found.cost_s < best.cost_s:
+                if rank(found) < rank(best):
                     best, is_better = found, True
     return best, n

@@ -90,7 +90,7 @@ class Simulation:
 
     @property
     def cost_s(self) -> float:
-        """What a search minimises: the makespan, but first of all weights must fit [s]."""
+        """What a Markov chain lowers: the makespan, but first of all weights must fit [s]."""
         return self.makespan_s + _EXCESS_S * self.excess_nbytes
 
 
@@ -188,8 +188,8 @@ def _resized(memory: _Memory, changes: Mapping[int, Choice]) -> _Memory:
 
 def _connect(problem: Problem, run: Simulation, node: int) -> None:
     """Note what a node reads, how long its parts take, and for how many parts they wait."""
-    degrees, workers = run.choices[node]
-    seconds = list(problem.base_s(node, degrees))
+    degrees, workers = run.choices[node][:2]
+    seconds = problem.durations_s(node, run.choices[node])
     needed = [0] * len(workers)
     for producer in problem.values[node]:
         table = problem.table(producer, run.choices[producer].degrees, node, degrees)

@@ -16,11 +16,11 @@ from ferroflow_dask.cost import CostModel
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.graph.nodes import Op
-from ferroflow_dask.search.candidates import spread
+from ferroflow_dask.search.microbatches import repeated
 from ferroflow_dask.search.problem import COPY_BANDWIDTH, Choice, Degrees, Problem, Table
-from ferroflow_dask.search.timeline import Simulation
+from ferroflow_dask.search.training_memory import state_nbytes
 from ferroflow_dask.simulation import Machine
-from ferroflow_dask.strategy.spaces import Axis, Region, region_of, shape_of, whole_region
+from ferroflow_dask.strategy.spaces import Region, region_of, shape_of, whole_region
 
 #: A backward pass computes the gradients of the inputs and of the weights.
 _BACKWARD = 2.0
@@ -31,16 +31,18 @@ SYNCHRONIZATIONS = ("server", "ring")
 class TrainingProblem(Problem):
     """One iteration of the training of a graph on a machine.
 
-    Operators that read the same weights have the same choice.
+    Operators that read the same weights have the same choice; so have the microbatches. Gradients are
+    accumulated over the microbatches, and synchronised once.
 
     Parameters
     ----------
     graph : Graph
-        With known shapes.
+        Of one microbatch, with known shapes.
     machine : Machine
     cost : CostModel
     times : mapping of str to float, optional
-        By operator, how many times its duration and its weights count: for one that stands for several.
+        By operator, how many times its duration, its weights and its results count: for one that stands for
+        several.
     without : mapping of str to collection of str, optional
         By operator, axes along which it must not be split.
     copy_bandwidth : float, optional
@@ -48,7 +50,14 @@ class TrainingProblem(Problem):
     synchronization : str, optional
         `server`: for each part of a weight, one of its holders gets all gradients and sends the new values.
         `ring`: the sum goes around.
+    microbatches : int, optional
+        Number of microbatches. They follow each other through the operators, as in a pipeline.
+    in_flight : int, optional
+        How many microbatches may have run the forward pass of an operator, but not its backward pass; all if
+        left out. With 1, gradients are accumulated without a pipeline.
     """
+
+    held = "weights, gradients and results"
 
     def __init__(
         self,
@@ -60,17 +69,31 @@ class TrainingProblem(Problem):
         without: Mapping[str, Collection[str]] | None = None,
         copy_bandwidth: float = COPY_BANDWIDTH,
         synchronization: str = "server",
+        microbatches: int = 1,
+        in_flight: int | None = None,
     ) -> None:
         if synchronization not in SYNCHRONIZATIONS:
             known = " or ".join(SYNCHRONIZATIONS)
             raise UsageError(f"synchronization must be {known}, got {synchronization!r}")
+        self.microbatches = microbatches
+        self.in_flight = microbatches if in_flight is None else in_flight
+        if not 1 <= self.in_flight <= microbatches:
+            raise UsageError(f"in_flight must be from 1 to {microbatches} microbatches, got {self.in_flight}")
+        graph, self._origin = repeated(graph, microbatches)
         super().__init__(graph, machine, cost, copy_bandwidth)
         self._times = times or {}
-        for name, axes in (without or {}).items():
-            space = self.spaces[name]
-            if not isinstance(space, str):
+        for op in self.ops:
+            space, axes = self.spaces[op.name], (without or {}).get(self._origin[op.name][0], ())
+            if axes and not isinstance(space, str):
                 kept = tuple(axis for axis in space.axes if axis.name not in axes)
-                self.spaces[name] = replace(space, axes=kept)
+                self.spaces[op.name] = replace(space, axes=kept)
+        at = {self._origin[op.name]: node for node, op in zip(self.changeable, self.ops, strict=True)}
+        #: By node, the same operator in the first microbatch.
+        self.twins = {node: at[name, 0] for (name, _), node in at.items()}
+        # By node, the one whose backward pass it waits for.
+        self._waits = {node: at.get((name, copy - self.in_flight)) for (name, copy), node in at.items()}
+        #: Nodes of the first microbatch.
+        self.first_copy = [node for (_, copy), node in at.items() if copy == 0]
         # The loss is computed where the results are: nothing is put together.
         self._n_forward = self.first + len(self.ops)
         self.values = self.values[: self._n_forward]
@@ -78,6 +101,7 @@ class TrainingProblem(Problem):
         self.consumers = self.consumers[: self._n_forward]
         #: By the first operator of each group, the operators that read the same weights.
         self.groups = _groups(self)
+        self.leading = list(self.groups)
         self._group_of = {node: first for first, nodes in self.groups.items() for node in nodes}
         self._backward = {node: self._n_forward + i for i, node in enumerate(self.changeable)}
         n_before = self._n_forward + len(self.ops)
@@ -92,6 +116,9 @@ class TrainingProblem(Problem):
             self.n_nodes += len(weighted)
         self._first_of = {there: first for of in (self._sync, self._spread) for first, there in of.items()}
         self._connect_backward()
+        self.limits = [int(nbytes) for nbytes in machine.memory_nbytes]
+        self.may_recompute = any(self.limits)
+        self._results: dict[tuple[int, Degrees], list[float]] = {}
 
     def _connect_backward(self) -> None:
         more = self.n_nodes - self._n_forward
@@ -109,6 +136,53 @@ class TrainingProblem(Problem):
         for node in range(self._n_forward, self.n_nodes):
             for producer in self.values[node]:
                 self.consumers[producer].append(node)
+        for node, before in self._waits.items():
+            if before is not None:
+                self.values[node][self._backward[before]] = []
+                self.consumers[self._backward[before]].append(node)
+
+    def name_of(self, node: int) -> str:
+        """Return the name of an operator in the graph of one microbatch."""
+        return self._origin[self.ops[node - self.first].name][0]
+
+    def times_of(self, node: int) -> float:
+        """Return how many times an operator counts."""
+        return self._times.get(self.name_of(node), 1.0) if node in self.changeable else 1.0
+
+    def named(self, choices: Sequence[Choice]) -> dict[str, Choice]:
+        """Return the choices of operators by their names in the graph of one microbatch."""
+        return {self.name_of(i): choices[i] for i in self.first_copy}
+
+    def of_names(self, found: Mapping[str, Choice]) -> list[Choice]:
+        """Return the choice of each node from those by name, as `named` returns them."""
+        choices = [Choice((), (0,))] * self.n_nodes
+        for node in self.changeable:
+            choices[node] = found[self.name_of(node)]
+        return choices
+
+    def result_nbytes(self, node: int, degrees: Degrees) -> list[float]:
+        """Return the size of the results of each part of an operator [B]."""
+        key = (node, degrees)
+        if key not in self._results:
+            op = self.op(node)
+            assert op is not None
+            split = not isinstance(self.spaces[op.name], str)
+            self._results[key] = [
+                self.times_of(node)
+                * sum(
+                    (self._of_result(op, i, part) if split else self.graph.spec(name)).nbytes or 0
+                    for i, name in enumerate(op.outputs)
+                )
+                for part in self.parts(node, degrees)
+            ]
+        return self._results[key]
+
+    def excess_nbytes(self, choices: Sequence[Choice]) -> int:
+        """Return how much of the state does not fit the memory of the devices; see `state_nbytes` [B]."""
+        if not self.may_recompute:
+            return 0
+        pairs = zip(state_nbytes(self, choices), self.limits, strict=True)
+        return math.ceil(sum(max(0.0, nbytes - limit) for nbytes, limit in pairs if limit))
 
     def weights_of(self, node: int) -> list[str]:
         """Return the names of the weights that the operator of a node reads."""
@@ -135,11 +209,23 @@ class TrainingProblem(Problem):
             return [_BACKWARD * seconds for seconds in self.base_s(self._forward[node], degrees)]
         if node in self._first_of:
             return [0.0] * len(self.parts(self._first_of[node], degrees))
-        op = self.op(node)
-        times = 1.0 if op is None else self._times.get(op.name, 1.0)
-        return [times * seconds for seconds in super().base_s(node, degrees)]
+        times = self.times_of(node)
+        # Microbatches take equal time: one of them is asked for.
+        return [times * seconds for seconds in super().base_s(self.twins.get(node, node), degrees)]
+
+    def durations_s(self, node: int, choice: Choice) -> list[float]:
+        """Return the duration of each part of a node with a choice on a worker of speed 1 [s].
+
+        A second forward pass counts together with the backward pass.
+        """
+        seconds = self.base_s(node, choice.degrees)
+        if not choice.recompute or node not in self._forward:
+            return seconds
+        return [(1 + 1 / _BACKWARD) * duration for duration in seconds]
 
     def _new_table(self, producer: int, made: Degrees, reader: int, read: Degrees) -> Table:
+        if reader < self._n_forward <= producer:
+            return self._waiting(len(self.parts(self._forward[producer], made)), reader, read)
         if reader < self._n_forward:
             return super()._new_table(producer, made, reader, read)
         if reader in self._first_of:
@@ -148,6 +234,11 @@ class TrainingProblem(Problem):
             n = len(self.parts(producer, made))
             return Table([[] for _ in range(n)], [[i] for i in range(n)], [0.0] * n)
         return self._gradients(self._forward[reader], read, self._forward[producer], made)
+
+    def _waiting(self, n: int, reader: int, read: Degrees) -> Table:
+        """Return that each part of a microbatch waits for the same one of an earlier microbatch."""
+        n_read = len(self.parts(reader, read))
+        return Table([[] for _ in range(n)], [[i] if i < n_read else [] for i in range(n)], [0.0] * n_read)
 
     def _gradients(self, node: int, degrees: Degrees, reader: int, read: Degrees) -> Table:
         """Return what the backward pass of a node gets of that of one of its readers."""
@@ -166,8 +257,11 @@ class TrainingProblem(Problem):
         n = len(self.parts(node, degrees))
         reads: list[list[tuple[int, int, int]]] = [[] for _ in range(n)]
         readers = [[part] for part in range(n)]
-        # All members of a group sum up their gradients where they are. The last backward pass sends them.
-        if producer in (self._backward[node], self._sync[node]):
+        # All members of a group sum up their gradients where they are. The last backward pass sends them:
+        # that of the first operator in the last microbatch.
+        group = self.groups[node]
+        last = group[-len(group) // self.microbatches]
+        if producer in (self._backward[last], self._sync[node]):
             for shard, (holders, nbytes) in enumerate(self.shards(node, degrees)):
                 for part, to, size in self._sent(sync, shard, holders, nbytes):
                     # A gradient is each holder's own, a new weight the same for all.
@@ -213,112 +307,20 @@ class TrainingProblem(Problem):
     def _gradient_nbytes(self, op: Op, name: str, region: Region) -> float:
         weight = self.graph.constants[name]
         share = math.prod(shape_of(region)) / weight.size
-        nbytes: float = weight.nbytes * share * self._times.get(op.name, 1.0)
+        nbytes: float = weight.nbytes * share * self._times.get(self._origin[op.name][0], 1.0)
         if op.op_type != "Gather":
             return nbytes
         # The gradient of a table has only the rows that were looked up. They are gathered, not summed up.
-        looked_up = self.graph.spec(op.outputs[0]).nbytes or 0
+        looked_up = self.microbatches * (self.graph.spec(op.outputs[0]).nbytes or 0)
         rows: float = min(nbytes, looked_up * share / 2)
         return rows
-
-
-def least_traffic(problem: TrainingProblem) -> list[Choice]:
-    """Return all operators on all workers, each split so that the busiest link is busy for the least time.
-
-    Samples, a part of the weights, or both are split. That generalises A. Krizhevsky, "One weird trick for
-    parallelizing convolutional neural networks", 2014.
-    """
-    n = len(problem.machine.threads)
-    choices = [Choice((), (0,))] * problem.n_nodes
-    for first, nodes in problem.groups.items():
-        options = [spread(problem, degrees) for degrees in _both_ways(problem, first, n) or [()]]
-        costs = [_busiest_s(problem, nodes, choice, choices) for choice in options]
-        best = options[costs.index(min(costs))]
-        for node in nodes:
-            choices[node] = best
-    return choices
-
-
-def _both_ways(problem: TrainingProblem, node: int, n: int) -> list[Degrees]:
-    """Return the degrees that split samples and one dimension of weights into as many parts as workers."""
-    op = problem.op(node)
-    space = "" if op is None else problem.spaces[op.name]
-    axes = [] if isinstance(space, str) else list(space.axes)
-    samples = next((axis.size for axis in axes if axis.name == "sample"), 1)
-    others: list[Axis | None] = [axis for axis in axes if axis.name.startswith("parameter")]
-    options = []
-    for other in others or [None]:
-        inside = 1
-        while inside <= n:
-            if not n % inside and n // inside <= samples and inside <= (1 if other is None else other.size):
-                found = {"sample": n // inside, **({} if other is None else {other.name: inside})}
-                options.append(tuple(sorted((axis, degree) for axis, degree in found.items() if degree > 1)))
-            inside *= 2
-    return options
-
-
-def _busiest_s(problem: TrainingProblem, nodes: list[int], choice: Choice, before: list[Choice]) -> float:
-    """Return how long a choice keeps the busiest link busy: values, gradients and weights [s]."""
-    machine = problem.machine
-    busy_s: dict[int, float] = {}
-
-    def send(source: int, destination: int, nbytes: float) -> None:
-        if source != destination:
-            for link in machine.route(source, destination).links:
-                busy_s[link] = busy_s.get(link, 0.0) + nbytes / machine.bandwidths[link]
-
-    for node in nodes:
-        for producer in problem.values[node]:
-            made = before[producer]
-            table = problem.table(producer, made.degrees, node, choice.degrees)
-            for home, reads in zip(made.workers, table.reads, strict=True):
-                for part, _, nbytes in reads:
-                    send(home, choice.workers[part], nbytes)
-                    send(choice.workers[part], home, nbytes)
-    for holders, size in problem.shards(nodes[0], choice.degrees):
-        for holder in holders[1:]:
-            send(choice.workers[holder], choice.workers[holders[0]], size)
-            send(choice.workers[holders[0]], choice.workers[holder], size)
-    return max(busy_s.values(), default=0.0)
 
 
 def _groups(problem: TrainingProblem) -> dict[int, list[int]]:
     by_weights: dict[object, int] = {}
     found: dict[int, list[int]] = {}
-    for node in problem.changeable:
+    for node, twin in sorted(problem.twins.items(), key=lambda pair: pair[0] != pair[1]):
         weights = tuple(problem.weights_of(node))
-        first = by_weights.setdefault(weights or node, node)
+        first = by_weights.setdefault(weights or twin, node)
         found.setdefault(first, []).append(node)
     return found
-
-
-def compute_s(problem: Problem, found: Simulation) -> float:
-    """Return the time that all parts take together, without transfers [s]."""
-    speeds = problem.machine.speeds
-    return sum(
-        seconds / speeds[worker]
-        for choice, durations in zip(found.choices, found.durations_s, strict=True)
-        for worker, seconds in zip(choice.workers, durations, strict=True)
-    )
-
-
-def nbytes_between(problem: Problem, found: Simulation, places: Sequence[int]) -> int:
-    """Return the size of all transfers between different places, such as hosts [B].
-
-    Parameters
-    ----------
-    problem : Problem
-    found : Simulation
-    places : sequence of int
-        Of each worker.
-    """
-    total = 0
-    for node, choice in enumerate(found.choices):
-        for part, home in enumerate(choice.workers):
-            sent = {
-                (found.choices[reader].workers[taker], region): nbytes
-                for reader in problem.consumers[node]
-                for taker, region, nbytes in found.tables[reader][node].reads[part]
-            }
-            total += sum(nbytes for (to, _), nbytes in sent.items() if places[to] != places[home])
-    return total
