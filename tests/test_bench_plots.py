@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from bench_rows import rows
 from browser import chromium
+from command_line import USAGE, assert_one_line, ferroflow
 
 from ferroflow_dask.bench import plots
 from ferroflow_dask.bench.comparison import cases_of
@@ -25,6 +26,8 @@ from ferroflow_dask.bench.figures import (
     speed_up_bars,
     styles_of,
 )
+from ferroflow_dask.bench.flexflow import Compared, Trained
+from ferroflow_dask.bench.flexflow_plot import flexflow_plot
 from ferroflow_dask.bench.metg import metg_from_rows
 from ferroflow_dask.bench.plots import write_html, write_png
 from ferroflow_dask.bench.rows import read_rows
@@ -191,3 +194,31 @@ def test_bokeh_is_imported_only_to_draw() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ}
     )
     assert done.stdout == "False\n"
+
+
+def test_flexflow_is_drawn_beside_the_ideal_and_the_paper() -> None:
+    def trained(speed: float) -> Trained:
+        return Trained(speed, 0, 0, 1.0, fits=True, microbatches=1, in_flight=1, recomputed=0.0)
+
+    found = [
+        Compared("NMT", "flexflow-k80", n, 10.0, trained(n * 8), trained(n * 4), trained(n * 9), 1)
+        for n in (16, 64)
+    ]
+    (line,) = flexflow_plot(found).children
+    (plot,) = line.children
+    assert plot.title.text == "NMT"
+    entries = {item.label.value: item.renderers[0].data_source.data for item in plot.legend[0].items}
+    claim = entries.pop("the paper's gain, K80")
+    assert {name: list(data["y"]) for name, data in entries.items()} == {
+        "data-parallel, K80": [80, 80],
+        "expert, K80": [40, 40],
+        "found, K80": [90, 90],
+        "ideal": [100, 100],
+    }
+    # 1.7 to 2.4 times the speed of data-parallel training, at 64 devices.
+    assert (*claim["x0"], *claim["y0"], *claim["y1"]) == (64, 80 * 1.7, 80 * 2.4)
+
+
+def test_a_picture_has_its_name_before_anything_runs() -> None:
+    refused = ferroflow("bench", "flexflow", "--plot", "plot.svg")
+    assert_one_line(refused.exit_code, refused.stderr, USAGE, "a picture's name must end in .png")

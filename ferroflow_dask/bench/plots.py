@@ -72,16 +72,26 @@ def write_png(
     FerroflowError
         The browser failed.
     """
-    write_picture(_page(rows, defaults or {}, has_tools=False), path)
+    write_picture(
+        _page(rows, defaults or {}, has_tools=False), path, otherwise="; or write a page with --html"
+    )
 
 
-def write_picture(page: Any, path: str | os.PathLike[str]) -> None:
+def check_picture(path: str | os.PathLike[str]) -> None:
+    """Raise `UsageError` if a file is not named as a picture is."""
+    if Path(path).suffix != ".png":
+        raise UsageError(f"a picture's name must end in .png, but is {str(path)!r}")
+
+
+def write_picture(page: Any, path: str | os.PathLike[str], otherwise: str = "") -> None:
     """Write a layout of Bokeh as one picture, through a browser.
 
     Parameters
     ----------
     page : bokeh.models.LayoutDOM
     path : path-like
+    otherwise : str, optional
+        End of the error if selenium or a browser is missing.
 
     Raises
     ------
@@ -90,21 +100,20 @@ def write_picture(page: Any, path: str | os.PathLike[str]) -> None:
     FerroflowError
         The browser failed.
     """
-    if Path(path).suffix != ".png":
-        raise UsageError(f"a picture's name must end in .png, but is {str(path)!r}")
+    check_picture(path)
     try:
         from bokeh.io.export import export_png
         from selenium.common.exceptions import WebDriverException
     except ImportError as error:
         raise UsageError(
-            "a picture needs selenium; run in the clone: pip install '.[bench]'; or write a page with --html"
+            f"a picture needs selenium; run in the clone: pip install '.[bench]'{otherwise}"
         ) from error
     try:
         driver = _browser()
     except (RuntimeError, WebDriverException) as error:
         raise UsageError(
             "a picture needs a browser: install chromium and chromedriver (Debian: apt-get install chromium "
-            f"chromium-driver), or write a page with --html ({_first_line(error)})"
+            f"chromium-driver){otherwise} ({_first_line(error)})"
         ) from error
     try:
         with replacing(path) as beside:

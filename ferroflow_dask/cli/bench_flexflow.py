@@ -10,7 +10,9 @@ import click
 
 from ferroflow_dask.bench.flexflow import CLUSTERS, DEVICES, Setting, compare, flexflow_table
 from ferroflow_dask.bench.flexflow_models import NETWORKS
+from ferroflow_dask.bench.plots import check_picture, write_picture
 from ferroflow_dask.cli.cluster_options import Count, Duration, simulated_workers
+from ferroflow_dask.cli.files import check_folder
 from ferroflow_dask.search.training import SYNCHRONIZATIONS
 
 
@@ -62,6 +64,9 @@ from ferroflow_dask.search.training import SYNCHRONIZATIONS
     show_default=True,
     help="Most microbatches of an iteration that the search may choose.",
 )
+@click.option(
+    "--plot", metavar="FILE.png", help="Also write a plot to this picture, by selenium and a browser."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each comparison.")
 def flexflow(
     *,
@@ -72,12 +77,16 @@ def flexflow(
     synchronization: str,
     samples: int,
     microbatches: int,
+    plot: str | None,
     as_json: bool,
 ) -> None:
     """Simulate the training of FlexFlow's six networks on its two clusters.
 
     A found strategy is compared with data-parallel training and with the strategy of experts.
     """
+    if plot is not None:
+        check_folder("--plot", plot)
+        check_picture(plot)
     setting = Setting(synchronization, samples, microbatches)
     rows = []
     chosen = (list(dict.fromkeys(networks)), list(dict.fromkeys(topologies)), list(dict.fromkeys(devices)))
@@ -88,3 +97,7 @@ def flexflow(
             click.echo(json.dumps(asdict(row)))
     if not as_json:
         click.echo(flexflow_table(rows))
+    if plot is not None:
+        from ferroflow_dask.bench.flexflow_plot import flexflow_plot
+
+        write_picture(flexflow_plot(rows), plot)
