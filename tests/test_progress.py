@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import heapq
 import re
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
+from skewed_batches import KINDS, LOG_NORMAL, Task, other_times, predicted_batches
 
 from ferroflow_dask.dashboard.progress import GraphProgress
 from ferroflow_dask.dashboard.recording import Recording, WorkerLoad
 from ferroflow_dask.dashboard.terminal import view
-
-
-class Task:
-    """What progress needs of a scheduler's task."""
-
-    def __init__(self, key: str, *dependencies: Task) -> None:
-        self.key, self.dependencies, self.dependents, self.state = key, dependencies, [], "waiting"
-        for other in dependencies:
-            other.dependents.append(self)
 
 
 def followed(*tasks: Task, seconds: Mapping[str, float] | None = None, n_threads: int = 2) -> GraphProgress:
@@ -157,69 +148,20 @@ def test_an_interval_is_wide_while_durations_vary_and_narrow_while_they_do_not()
     assert width([0.1] * 20) < width([0.01, 0.19] * 10) < width([0.001] * 19 + [1.9])
 
 
-def batch(n: int, kind: str, rng: np.random.Generator) -> tuple[list[Task], dict[str, float]]:
-    """A graph of tasks whose durations no task declares, and these."""
-    seconds: dict[str, float] = {}
-
-    def task(key: str, duration_s: float, *before: Task) -> Task:
-        seconds[key] = duration_s
-        return Task(key, *before)
-
-    root = task(f"load-{n}", 0.05)
-    if kind == "every fourth takes 20 times as long":
-        middle = [task(f"work-{n}-{i}", 0.2 if i % 4 == 0 else 0.01, root) for i in range(40)]
-    elif kind == "one in four takes 20 times as long, at random":
-        middle = [task(f"work-{n}-{i}", 0.2 if rng.random() < 0.25 else 0.01, root) for i in range(40)]
-    else:
-        deviation = 1.3 if kind == "log-normal durations of a long tail" else 1.0
-        middle = [task(f"work-{n}-{i}", float(rng.lognormal(-3, deviation)), root) for i in range(200)]
-    return [root, *middle, task(f"sum-{n}", 0.1, *middle)], seconds
-
-
-def run(progress: GraphProgress, tasks: list[Task], seconds: Mapping[str, float], now_s: float) -> float:
-    """Compute a graph on four threads in virtual time; return when it ends."""
-    progress.add(tasks, 4, now_s)  # type: ignore[arg-type]
-    missing = {task.key: len(task.dependencies) for task in tasks}
-    ready, running = deque(task for task in tasks if not missing[task.key]), []
-    while ready or running:
-        while ready and len(running) < 4:
-            task = ready.popleft()
-            heapq.heappush(running, (now_s + seconds[task.key] + 0.002, task.key, task))
-        now_s, key, task = heapq.heappop(running)
-        progress.done(key, now_s, seconds[key])
-        for dependent in task.dependents:
-            missing[dependent.key] -= 1
-            if not missing[dependent.key]:
-                ready.append(dependent)
-    return now_s
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "every fourth takes 20 times as long",
-        "one in four takes 20 times as long, at random",
-        "log-normal durations",
-        "log-normal durations of a long tail",
-    ],
-)
+@pytest.mark.parametrize("kind", KINDS[:4])
 def test_predictions_learn_from_batches_that_are_skewed(kind: str) -> None:
-    # A prediction that knows the distribution of random durations has an error of 8 to 13 % here.
-    errors, covered = [], []
-    for seed in range(5):
-        progress, rng, now_s = GraphProgress(lambda _: None), np.random.default_rng(seed), 0.0
-        for n in range(20):
-            tasks, seconds = batch(n, kind, rng)
-            began_s, now_s = now_s, run(progress, tasks, seconds, now_s)
-            took_s, predicted = now_s - began_s, progress.predicted
-            assert predicted is not None
-            if n >= 10:
-                errors.append(abs(predicted.seconds - took_s) / took_s)
-                covered.append(predicted.low <= took_s <= predicted.high)
-            for task in tasks:
-                progress.forget(task.key, now_s)
-    assert np.mean(errors) <= 0.15
-    assert np.mean(covered) >= 0.8
+    found = predicted_batches(kind, 5)
+    assert np.mean(found.errors) <= 0.15
+    assert np.mean(found.covered) >= 0.8
+
+
+@pytest.mark.parametrize("kind", LOG_NORMAL)
+def test_predictions_come_close_to_the_best_one_where_durations_are_random(kind: str) -> None:
+    # The best prediction knows the distribution, but not the durations. Of few that vary widely, its error is
+    # more than 15 %, too.
+    found = predicted_batches(kind, 5)
+    assert np.mean(found.errors) <= 1.25 * found.least_error(other_times(kind, 300))
+    assert np.mean(found.covered) >= 0.8
 
 
 def test_what_is_not_followed_is_not_told_to_be_done(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,9 +102,13 @@ class Looks:
             with shown:
                 yield kept
             if kept.told is not None and (self.report is not None or self.trace is not None):
-                self._write(look(), *kept.told)
+                client.sync(self._write, look(), *kept.told)
 
-    def _write(self, recorded: Any, title: str, lines: Sequence[str]) -> None:
+    async def _write(self, recorded: Any, title: str, lines: Sequence[str]) -> None:
+        """Write the files on the event loop, where no page of this process is brought up to date meanwhile.
+
+        Such an update turns Bokeh's checks off in all threads, and a column of colours would become a colour.
+        """
         from ferroflow_dask.dashboard.report import write_report, write_trace
 
         def report(path: Path) -> None:

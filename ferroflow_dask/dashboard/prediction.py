@@ -4,6 +4,9 @@ Durations are learned by task prefix. The ratio of measured to predicted time is
 has most of a graph's work: it contains the overheads of the cluster and idle threads at the end of a graph.
 The predicted time is corrected by the measured durations first. Otherwise the ratio would also contain their
 deviation from the mean, which is chance.
+
+Few long tasks decide how long a graph of widely varying durations takes: its mean time is longer than most of
+its times. The predicted time is the one of least expected relative error, under a log-normal distribution.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ class Interval:
     Parameters
     ----------
     seconds, low, high : float
-        The expected value, and the bounds that should hold for four of five graphs [s].
+        The value of least expected relative error, and bounds that should hold for four of five graphs [s].
     """
 
     seconds: float
@@ -126,16 +129,26 @@ class Left:
 
 @dataclass(slots=True)
 class _Graphs:
-    """Sums over the graphs of a kind, in which earlier ones count less."""
+    """Sums over the graphs of a kind, in which earlier ones count less.
+
+    `squares` are of the logarithm of measured to predicted time, for `n` graphs. `later_squares` leave out
+    the first graph: when it was predicted, its durations were hardly known.
+    """
 
     measured_s: float = 0.0
     known_s: float = 0.0
     squares: float = 0.0
     n: float = 0.0
+    later_squares: float = 0.0
+    n_later: float = 0.0
 
     def add(self, measured_s: float, predicted_s: float, known_s: float) -> None:
         """Add a graph: its time, the predicted one, and the one predicted from its own durations."""
-        self.squares = _FADING * self.squares + math.log(measured_s / (predicted_s * self.factor)) ** 2
+        square = math.log(measured_s / (predicted_s * self.factor)) ** 2
+        if self.n:
+            self.later_squares = _FADING * self.later_squares + square
+            self.n_later = _FADING * self.n_later + 1
+        self.squares = _FADING * self.squares + square
         self.n = _FADING * self.n + 1
         self.measured_s = _FADING * self.measured_s + measured_s
         self.known_s = _FADING * self.known_s + known_s
@@ -143,6 +156,19 @@ class _Graphs:
     @property
     def factor(self) -> float:
         return self.measured_s / self.known_s if self.known_s > 0 else 1.0
+
+    def reduction(self, of_tasks: float) -> float:
+        """Return the ratio of the best prediction to the mean time.
+
+        The variance of the logarithm of a sum of random durations follows from their deviation. Earlier
+        graphs bound it: durations that vary from task to task may be the same in each graph. The median with
+        weights 1 / t has the least error relative to t. Under a log-normal distribution, its logarithm is
+        less than that of the mean by one and a half variances.
+        """
+        if not self.n_later:
+            return 1.0
+        variance = min(math.log1p(of_tasks**2), self.later_squares / self.n_later)
+        return math.exp(-1.5 * variance)
 
     def spread(self, of_tasks: float, part: float) -> float:
         """Return the deviation of the logarithm for a part of a graph: the sums of fewer tasks vary more."""
@@ -208,7 +234,8 @@ class Durations:
             return _Prediction(kind, 0.0, 1.0, 0.0, 0.0)
         of_tasks, part = math.sqrt(variance) / seconds, seconds / max(whole_s, seconds)
         spread = min(graphs.spread(of_tasks, part), _MOST_SPREAD)
-        return _Prediction(kind, seconds, graphs.factor, spread, work_s * n_threads)
+        factor = graphs.factor * graphs.reduction(of_tasks)
+        return _Prediction(kind, seconds, factor, spread, work_s * n_threads)
 
     def _sum(self, left: dict[str, Left]) -> tuple[float, float, float, str]:
         """Return the sum of durations, its variance, the largest variance of one task, the main prefix."""
@@ -243,7 +270,7 @@ class _Prediction:
     seconds : float
         [s]
     factor, spread : float
-        Ratio of measured to predicted time, and the deviation of its logarithm.
+        Ratio of the best prediction to this time, and the deviation of its logarithm.
     work_s : float
         Duration of all tasks together [s].
     """

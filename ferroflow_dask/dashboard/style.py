@@ -23,6 +23,7 @@ from bokeh.models import (
     ResetTool,
     WheelZoomTool,
 )
+from bokeh.models.annotations import Title
 from bokeh.models.glyph import Glyph
 from bokeh.models.widgets import Div
 from bokeh.palettes import Blues256, Colorblind8
@@ -165,7 +166,8 @@ def plot(title: str, tooltips: list[tuple[str, str]], **options: Any) -> Any:
     is_over_time = options.get("x_axis_type") == "datetime"
     if is_over_time:
         options["x_axis_type"] = None
-    root = figure(title=title or None, **options)
+    # Not text: Bokeh makes no title of it while another thread has turned the checks of properties off.
+    root = figure(title=Title(text=title) if title else None, **options)
     if is_over_time:
         axis: Any = DatetimeAxis(formatter=_time_formatter())
         axis.ticker = _time_ticker()
