@@ -8,13 +8,18 @@ import numpy as np
 import pytest
 from command_line import USAGE, answer, assert_one_line, ferroflow
 
-from ferroflow_dask.bench.strategies import Measured, measure, sleeping, strategies_table
+from ferroflow_dask.bench.strategies import Measured, accounts_table, measure, sleeping, strategies_table
+from ferroflow_dask.bench.strategy_account import Account, Span, account_of, measured, predicted
 from ferroflow_dask.bench.strategy_models import MODELS, cnn, transformer
 from ferroflow_dask.bench.strategy_order import Ordered, order, order_table
 from ferroflow_dask.cost import AnalyticCost
 from ferroflow_dask.graph import random_inputs
 from ferroflow_dask.kernels import evaluate
+from ferroflow_dask.search import Problem, simulate
+from ferroflow_dask.search.candidates import seeds
+from ferroflow_dask.simulation import Machine
 from ferroflow_dask.strategy import Configuration, Strategy, partition, spaces_of
+from ferroflow_dask.topology import load_topology
 
 
 def test_models_are_those_of_onnx_and_can_be_split() -> None:
@@ -63,6 +68,14 @@ def test_a_small_model_is_measured_in_each_way() -> None:
     assert len(row.together) == 2
     assert row.predicted_s > 0
     assert json.dumps(row.seconds)
+    for way, accounts in row.accounts.items():
+        for account, elapsed_s in zip(accounts, row.seconds[way], strict=True):
+            parts = (account.compute_s, account.transfer_s, account.dask_s, account.waiting_s)
+            assert min(parts) >= 0
+            assert account.compute_s > 0
+            assert sum(parts) == pytest.approx(elapsed_s)
+    lines = accounts_table([row]).splitlines()[2:]
+    assert [line.split(" | ")[1] for line in lines] == ["found", "found (sleeping)", "whole"]
 
 
 def test_pairs_differ_if_no_run_of_one_is_as_fast_as_one_of_the_other() -> None:
@@ -87,3 +100,43 @@ def test_bad_options_are_one_line() -> None:
         result.exit_code, result.stderr, USAGE, "--d-model must be a multiple of its 16 heads, got 100"
     )
     assert "--image" in answer("bench", "strategies", "--help").output
+
+
+def test_an_account_by_hand() -> None:
+    spans = {
+        "a": Span("here", 1.0, 4.0),
+        "b": Span("there", 1.5, 6.0),
+        # Waits for `b` until 6, for its result until 7.5, and for Dask until 8.
+        "c": Span("here", 8.0, 10.0, ("a", "b"), ((6.0, 7.0), (6.5, 7.5))),
+        "d": Span("there", 10.5, 11.0, ("c",), ((10.0, 10.25),)),
+    }
+    account = account_of(spans, 0.0, 12.0)
+    # `here` computes 5 s of all 10; it waits from 4 to 6 and for the last task from 10 to 11.
+    assert account == Account(5.0, 1.5, 1.0 + 0.5 + 1.0, 2.0 + 1.0, 10.0)
+    stream = [
+        {
+            "key": key,
+            "worker": span.worker,
+            "startstops": [
+                *({"action": "transfer", "start": first, "stop": last} for first, last in span.transfers),
+                {"action": "compute", "start": span.start_s, "stop": span.stop_s},
+            ],
+        }
+        for key, span in spans.items()
+    ]
+    other = {"key": "other", "worker": "here", "startstops": [{"action": "compute", "start": 0, "stop": 99}]}
+    reads = {key: span.reads for key, span in spans.items()}
+    assert measured([*stream, other], reads, 0.0, 12.0) == account
+
+
+@pytest.mark.parametrize("name", ["one device", "sequence-parallel", "output dimensions"])
+def test_the_predicted_account_is_all_of_the_makespan(name: str) -> None:
+    topology = load_topology("this-machine").with_workers(2)
+    problem = Problem(transformer(1, 64, 64, 4), Machine.of_topology(topology), AnalyticCost())
+    found = simulate(problem, seeds(problem)[name])
+    account = predicted(problem, found)
+    parts = (account.compute_s, account.transfer_s, account.dask_s, account.waiting_s)
+    assert min(parts) >= 0
+    assert sum(parts) == pytest.approx(found.makespan_s)
+    assert account.in_all_s == pytest.approx(sum(map(sum, found.durations_s)))
+    assert (account.transfer_s > 0) == (name != "one device")

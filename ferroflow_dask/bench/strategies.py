@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from distributed import Client, wait
 
 from ferroflow_dask.bench.markdown import table
+from ferroflow_dask.bench.strategy_account import Account, measured, predicted
 from ferroflow_dask.bench.strategy_models import MODELS
 from ferroflow_dask.clients import ask_workers, workers_of
 from ferroflow_dask.cluster_profile import ClusterProfile
@@ -26,7 +27,7 @@ from ferroflow_dask.graph import FERROFLOW_DOMAIN, Graph, random_inputs
 from ferroflow_dask.graph.nodes import Op
 from ferroflow_dask.model import Model
 from ferroflow_dask.scheduler import install
-from ferroflow_dask.search import ENDLESS, Problem, Simulation, search, time_spent
+from ferroflow_dask.search import ENDLESS, Choice, Problem, Simulation, search, simulate, time_spent
 from ferroflow_dask.simulation import Machine
 from ferroflow_dask.strategy import Strategy, partition, whole_on
 
@@ -53,6 +54,8 @@ class Measured:
         Durations by way: `whole`, `auto`, `found`; `whole (sleeping)` and `found (sleeping)` [s].
     cpu_s : dict of str to list of float
         Likewise the CPU time of the worker that needs most of it [s]. Other programs change it less.
+    predicted, accounts : dict of str to Account
+        By way, where the time should go, and where it went in each run.
     """
 
     model: str
@@ -62,6 +65,8 @@ class Measured:
     together: list[float] = field(default_factory=list)
     seconds: dict[str, list[float]] = field(default_factory=dict)
     cpu_s: dict[str, list[float]] = field(default_factory=dict)
+    predicted: dict[str, Account] = field(default_factory=dict)
+    accounts: dict[str, list[Account]] = field(default_factory=dict)
 
     def median_s(self, way: str) -> float:
         """Return the median duration of a way [s]."""
@@ -112,6 +117,9 @@ def measure(
             problem = Problem(graph, machine, cost)
             best = searched(problem, seconds)
             row = Measured(name, best.makespan_s, best.nbytes_moved)
+            row.predicted = dict.fromkeys(("found", "found (sleeping)"), predicted(problem, best))
+            one_device = simulate(problem, [Choice((), (0,))] * problem.n_nodes)
+            row.predicted["whole"] = predicted(problem, one_device)
             ways = _ways(graph, problem.strategy(best.choices), client, cost, profile)
             row.n_tasks = len(ways["found"]().__dask_graph__())
             progress(f"{name}: measuring")
@@ -188,6 +196,7 @@ def sleeping(parts: Graph, cost: CostModel) -> Graph:
 def _take_turns(row: Measured, client: Client, ways: Mapping[str, Callable[[], Any]], repeat: int) -> None:
     workers = list(workers_of(client))
     expected: dict[str, Any] = {}
+    client.get_task_stream()  # from now on, the scheduler keeps the times of tasks
     for turn in range(repeat + 1):
         alone_s = max(_products(client, workers[:1]))
         pair_s = max(_products(client, workers))
@@ -196,13 +205,16 @@ def _take_turns(row: Measured, client: Client, ways: Mapping[str, Callable[[], A
         for way, collection in ways.items():
             bound = collection()
             before_s = ask_workers(client, time.process_time)
-            start = time.perf_counter()
+            start_s = time.time()  # the clock of Dask's task stream
             found = client.compute(bound).result()
-            elapsed_s = time.perf_counter() - start
+            stop_s = time.time()
             after_s = ask_workers(client, time.process_time)
             if turn:
-                row.seconds.setdefault(way, []).append(elapsed_s)
+                row.seconds.setdefault(way, []).append(stop_s - start_s)
                 row.cpu_s.setdefault(way, []).append(max(after_s[one] - before_s[one] for one in workers))
+                reads = bound.__dask_graph__().get_all_dependencies()
+                records = client.get_task_stream(start=start_s)
+                row.accounts.setdefault(way, []).append(measured(records, reads, start_s, stop_s))
             elif "sleeping" not in way:
                 expected = expected or found
                 for name, value in expected.items():
@@ -223,6 +235,20 @@ def _gemm_s() -> float:
     for _ in range(_PRODUCTS):
         np.matmul(matrix, matrix, out=result)
     return time.perf_counter() - start
+
+
+def accounts_table(rows: Sequence[Measured]) -> str:
+    """Return in markdown where the time goes: as predicted, and the median of the runs."""
+    header = ("model", "way", "compute [s]", "transfers [s]", "Dask [s]", "waiting [s]", "compute in all [s]")
+    lines = []
+    for row in rows:
+        for way, expected in row.predicted.items():
+            cells = []
+            for part in fields(Account):
+                median_s = statistics.median(getattr(one, part.name) for one in row.accounts[way])
+                cells.append(f"{getattr(expected, part.name):.3f} → {median_s:.3f}")
+            lines.append((row.model, way, *cells))
+    return table(header, lines, right=header[2:])
 
 
 def strategies_table(rows: Sequence[Measured]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from ferroflow_dask.bench.strategies import Measured, measure, strategies_table
+from ferroflow_dask.bench.strategies import Measured, accounts_table, measure, strategies_table
 from ferroflow_dask.bench.strategy_models import MODELS, cnn, transformer
 from ferroflow_dask.bench.strategy_order import Ordered, order, order_table
 from ferroflow_dask.cli.cluster_options import Count, Duration, repeat_type
@@ -87,3 +87,5 @@ def strategies(
             click.echo(json.dumps(asdict(row)))
     if not as_json:
         click.echo(strategies_table(rows) if n_ordered is None else order_table(rows))
+        if n_ordered is None:
+            click.echo(f"\nbusiest worker, predicted → measured:\n\n{accounts_table(rows)}")
