@@ -27,7 +27,7 @@ import pytest
 import yaml
 from bench_rows import fields
 from feature_faults import _model
-from test_mutants import mutant
+from mutants import mutant
 
 from ferroflow_dask.bench.report import report
 from ferroflow_dask.bench.rows import read_rows

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from command_line import USAGE, answer, assert_one_line, ferroflow
 from dask.distributed import Client
-from test_partition import block
+from split_models import block
 
 from ferroflow_dask.cost import AnalyticCost
 from ferroflow_dask.deploy.parts import WorkerCost, measure_op

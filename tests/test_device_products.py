@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_devices import PROVIDERS, ignore, run
+from device_runs import PROVIDERS, ignore, run
 
 from ferroflow_dask.devices import DeviceRunner
 from ferroflow_dask.devices.emulated import EmulatedDevice

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from device_runs import PROVIDERS, ignore, run
 from slow_devices import slow_device
 
 from ferroflow_dask.devices import DeviceRunner, Resident
@@ -16,23 +17,10 @@ from ferroflow_dask.exceptions import KernelError, KernelNotFoundError
 from ferroflow_dask.graph import Builder, Graph, generate_graph
 from ferroflow_dask.kernels import evaluate, make_plan
 
-PROVIDERS = ("synthetic", "array", "onnxruntime", "reference")
-
 
 @pytest.fixture
 def device() -> EmulatedDevice:
     return EmulatedDevice()
-
-
-def ignore(_ids: tuple[int, ...], _seconds: float, _is_on_device: bool) -> None:
-    pass
-
-
-def run(runner: DeviceRunner, graph: Graph, note: Any = ignore, **more: Any) -> dict[str, Any]:
-    names = list(graph.constants)
-    plan = make_plan(graph, graph.live_ops, names, list(graph.outputs))
-    found = runner.run(plan, [graph.constants[name] for name in names], PROVIDERS, note, **more)
-    return dict(zip(graph.outputs, found, strict=True))
 
 
 def products(n_branches: int, ops_per_branch: int, m: int = 16) -> Graph:

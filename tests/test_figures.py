@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from bokeh.document import Document
 from distributed.utils import color_of
-from test_progress import Task
+from skewed_batches import Task
 
 from ferroflow_dask.dashboard.charts import Levels
 from ferroflow_dask.dashboard.figure import Figure, choice

@@ -20,8 +20,8 @@ from command_line import answer, ferroflow
 from distributed import Client, LocalCluster
 from models import model_of
 from onnx import TensorProto, helper
+from recordings import EMPTY
 from rich.console import Console
-from test_whole_files import EMPTY
 
 import ferroflow_dask
 from ferroflow_dask.dashboard.recording import WorkerLoad

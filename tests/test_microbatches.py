@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from test_search import SLOW, assert_equal, machine
-from test_training import dense
+from searches import SLOW, assert_equal, dense, machine
 
 from ferroflow_dask.exceptions import StrategyError, UsageError
 from ferroflow_dask.graph import Graph

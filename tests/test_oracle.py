@@ -8,7 +8,7 @@ from statistics import median
 
 import numpy as np
 import pytest
-from test_partition import block
+from split_models import block
 
 from ferroflow_dask.cost import AnalyticCost
 from ferroflow_dask.exceptions import UsageError

@@ -12,7 +12,7 @@ from dask import delayed
 from dask.distributed import Client
 from numpy.testing import assert_allclose
 from split_cases import random_strategy
-from test_partition import MODELS, block, mlp
+from split_models import MODELS, block, mlp
 
 from ferroflow_dask import GraphBuilder, Model, executed
 from ferroflow_dask.exceptions import StrategyError, UsageError

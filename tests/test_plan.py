@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from command_line import USAGE, answer, assert_one_line, ferroflow
+from plans import GRAPH, planned, sections
 
 from ferroflow_dask.deploy import job_kind
 from ferroflow_dask.deploy.planning import plan, topology_of
@@ -17,28 +15,6 @@ from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.graph import Builder, Graph, generate_graph
 from ferroflow_dask.strategy import check_strategy, read_strategy
 from ferroflow_dask.topology import load_topology
-
-#: Twelve seconds of sleep.
-GRAPH = ("--dag", "imbalanced", "--n-heavy", "12", "--heavy-ms", "1000", "--n-fast", "1")
-SETTINGS = {
-    "slurm": {"cores": 1, "memory": "900 MiB", "walltime": "00:30:00"},
-    "narrow": {"name": "ff-narrow"},
-    "wide": {"name": "ff-wide", "cores": 2, "processes": 2, "memory": "1800 MiB"},
-}
-
-
-def sections(folder: Path, **settings: Any) -> Path:
-    """Write a section of jobs with one worker, and one of jobs with two."""
-    path = folder / "jobqueue.yaml"
-    path.write_text(yaml.safe_dump({"jobqueue": settings or SETTINGS}), encoding="utf-8")
-    return path
-
-
-def planned(folder: Path, *options: object) -> dict[str, Any]:
-    fast = ("--costs", "analytic", "--steps", "40", "--nodes", "4")
-    text = answer("plan", *GRAPH, *fast, "--config", sections(folder), *options, "--json").output
-    facts: dict[str, Any] = json.loads(text)
-    return facts
 
 
 def test_the_cheapest_jobs_that_meet_the_deadline(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from itertools import count
 
 import numpy as np
 import pytest
+from searches import SLOW, assert_equal, machine
 from split_cases import random_strategy
-from test_partition import MODELS, block, cnn, mlp
+from split_models import MODELS, block, cnn, mlp
 
 from ferroflow_dask.cost import AnalyticCost
 from ferroflow_dask.exceptions import UsageError
@@ -20,7 +21,6 @@ from ferroflow_dask.search import (
     ENDLESS,
     Choice,
     Problem,
-    Simulation,
     search,
     simulate,
     simulate_change,
@@ -34,28 +34,8 @@ from ferroflow_dask.strategy.report import describe
 from ferroflow_dask.topology import Route, load_topology
 
 
-def machine(n: int = 4) -> Machine:
-    """Return fast links, and little overhead: small graphs are worth splitting."""
-    return Machine(
-        (1,) * n, (1.0,) * n, (1e10,) * n, lambda _, to: Route((to,), 1e-7, 1e10), round_trip_s=1e-7
-    )
-
-
-#: Slow enough that small operators are worth splitting.
-SLOW = AnalyticCost(flop_rate=1e8, memory_bandwidth=1e9)
-
-
 def problem(graph: Graph, n: int = 4) -> Problem:
     return Problem(graph, machine(n), SLOW)
-
-
-def assert_equal(found: Simulation, full: Simulation) -> None:
-    assert found.makespan_s == full.makespan_s
-    assert found.starts_s == full.starts_s
-    assert found.stops_s == full.stops_s
-    assert found.nbytes_moved == full.nbytes_moved
-    assert found.n_events == full.n_events
-    assert found.at == full.at
 
 
 #: Random proposals on each graph.
@@ -130,8 +110,8 @@ def test_tasks_of_dask_take_time_of_client_scheduler_and_workers() -> None:
     costly = replace(free, worker_s=0.5, task_s=0.125, submit_s=8.0, arrival_s=2.0)
     whole = [Choice((), (0,))] * 4
     apart = [*whole[:1], Choice((), (1,)), *whole[:2]]
-    for machine, together_s, apart_s in ((free, 2.0, 2.0), (costly, 8 + 2 + 2.0, 8 + 12 + 2 + 0.75)):
-        one = Problem(b.to_graph(), machine, Second())
+    for links, together_s, apart_s in ((free, 2.0, 2.0), (costly, 8 + 2 + 2.0, 8 + 12 + 2 + 0.75)):
+        one = Problem(b.to_graph(), links, Second())
         assert simulate(one, whole).makespan_s == pytest.approx(together_s)
         # Two transfers, six tasks. The second worker is busy with its tasks until 0.5, the scheduler with the
         # first transfer until 0.25 and with the second one from 1.5 to 1.75.

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from command_line import answer
+from plans import GRAPH, SETTINGS, planned, sections
 from slurm_clusters import SCHEDULER, no_jobs
-from test_plan import GRAPH, SETTINGS, planned, sections
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("slurm")]
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from distributed import Client
 from in_charge import stealing_of, workers_of
 from one_loop import Cluster, on_cluster
-from test_policy_contract import CONTRACT, Make
+from policy_contract import CONTRACT, Make
 
 from ferroflow_dask import explain, install, uninstall
 from ferroflow_dask.annotations import RANK_ANNOTATION

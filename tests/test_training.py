@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 
 import numpy as np
 import pytest
 from command_line import USAGE, answer, assert_one_line, ferroflow
-from test_partition import MODELS
-from test_search import SLOW, assert_equal, machine
+from searches import SLOW, assert_equal, dense, machine
+from split_models import MODELS
 
 from ferroflow_dask.bench.flexflow import Setting, compared
 from ferroflow_dask.exceptions import UsageError
-from ferroflow_dask.graph import Builder, Graph
+from ferroflow_dask.graph import Graph
 from ferroflow_dask.search import Choice, Problem, simulate, simulate_change
 from ferroflow_dask.search.candidates import random_choice, seeds, spread
 from ferroflow_dask.search.training import SYNCHRONIZATIONS, TrainingProblem
 from ferroflow_dask.search.training_baselines import compute_s, least_traffic
-
-
-def dense(*sizes: int, rows: int = 64) -> Graph:
-    """Return dense layers without biases."""
-    builder = Builder("dense")
-    x = builder.input("x", np.float32, (rows, sizes[0]))
-    for n_in, n_out in itertools.pairwise(sizes):
-        x = builder.op("MatMul", x, builder.constant(np.zeros((n_in, n_out), np.float32)))
-    builder.output(y=x)
-    return builder.to_graph()
 
 
 def training(graph: Graph, n: int, synchronization: str = "server") -> TrainingProblem:

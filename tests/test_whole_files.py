@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from recordings import EMPTY
 
 from ferroflow_dask.array_files import write_outputs
 from ferroflow_dask.dashboard import report
-from ferroflow_dask.dashboard.progress import GraphProgress
-from ferroflow_dask.dashboard.recording import Recording
 from ferroflow_dask.exceptions import FerroflowError
 from ferroflow_dask.whole_files import replacing, write_text
 
@@ -90,9 +88,6 @@ def test_outputs_that_cannot_be_written_leave_those_of_before(
     with np.load(file) as kept:
         assert kept["y"].tolist() == [0, 1, 2]
     assert list(tmp_path.iterdir()) == [file]
-
-
-EMPTY = Recording([], 0, [], [], Counter(), GraphProgress(lambda _: 0.0), 0, {}, frozenset(), None)
 
 
 @pytest.mark.parametrize(
