@@ -1,9 +1,9 @@
 """`/ferroflow` on a scheduler's own dashboard, and each of its figures as an individual plot.
 
-The one file that touches names of distributed's dashboard that are not public (`tests/test_dashboard.py`
-names them). A second application with all of Dask's pages and ours takes the first place among the
-scheduler's; Dask's own stays behind it, and is the first one again when ours is taken away. Browsers keep
-what they have open.
+The one file that touches names of distributed's dashboard that are not public.
+`tests/dashboard/test_dashboard.py` names them. A second application with all of Dask's pages and ours takes
+the first place among the scheduler's. Dask's own stays behind it, and is the first one again when ours is
+taken away. Browsers keep what they have open.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Private names of distributed: the only module of `scheduler` that uses them, behind functions of ours.
 
-`missing_names` checks all of them when the plugin is installed; `tests/test_distributed_names.py` is the
-contract test that names what an upgrade of distributed has taken away.
+`missing_names` checks all of them when the plugin is installed. `tests/scheduler/test_distributed_names.py`
+is the contract test that names what an upgrade of distributed has taken away.
 """
 
 from __future__ import annotations

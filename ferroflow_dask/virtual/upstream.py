@@ -1,7 +1,7 @@
 """distributed's scheduler, freed of event loop and comms.
 
 Every name of distributed that is not public and that the virtual cluster touches is touched here, or in
-`upstream_worker`. `REQUIRED` lists them for the contract test (tests/test_virtual_upstream.py).
+`upstream_worker`. `REQUIRED` lists them for the contract test (tests/virtual/test_upstream.py).
 `VirtualScheduler.join` and `VirtualScheduler.leave` say over again what `Scheduler.add_worker` and
 `Scheduler.remove_worker` do between their awaits; the same test compares them with the originals.
 """

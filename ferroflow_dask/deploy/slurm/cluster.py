@@ -1,9 +1,9 @@
 """`SlurmCluster`: dask-jobqueue's `SLURMCluster` with two kinds of jobs and corrections.
 
 This module, `replacing`, `job` and `adaptive` use private names of dask-jobqueue and of
-`distributed.SpecCluster`; `tests/test_slurm_seams.py` lists them. Corrected are, in dask-jobqueue 0.9: a
-rejected submission is only logged, a lost job is not replaced, jobs that end before their workers connect are
-not noticed, and `adapt` counts workers instead of jobs.
+`distributed.SpecCluster`; `tests/deploy/test_slurm_seams.py` lists them. Corrected are, in dask-jobqueue
+0.9: a rejected submission is only logged, a lost job is not replaced, jobs that end before their workers
+connect are not noticed, and `adapt` counts workers instead of jobs.
 """
 
 from __future__ import annotations

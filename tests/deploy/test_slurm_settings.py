@@ -14,7 +14,7 @@ from ferroflow_dask.deploy.slurm.refusals import setting_behind
 from ferroflow_dask.deploy.slurm.settings import job_arguments
 from ferroflow_dask.exceptions import FerroflowError, UsageError
 
-TEMPLATE = Path(__file__).parents[1] / "jobqueue.yaml"
+TEMPLATE = Path(__file__).parents[2] / "jobqueue.yaml"
 SMALL = {"cores": 1, "memory": "1 GiB"}
 
 

@@ -33,7 +33,7 @@ from ferroflow_dask.bench.plots import write_html, write_png
 from ferroflow_dask.bench.rows import read_rows
 from ferroflow_dask.exceptions import UsageError
 
-DATA = Path(__file__).parent / "data" / "bench.jsonl"
+DATA = Path(__file__).parents[1] / "data" / "bench.jsonl"
 
 
 def labels(plot: Any) -> list[str]:

@@ -21,7 +21,7 @@ from ferroflow_dask.kernels.session_settings import SessionSettings
 from ferroflow_dask.lowering import bind_graph, scatter
 
 pytestmark = pytest.mark.cluster
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def model_file(package: str, pattern: str) -> Path:

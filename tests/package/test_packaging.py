@@ -9,7 +9,7 @@ from pathlib import Path
 
 import ferroflow_dask
 
-REPOSITORY = Path(__file__).parent.parent
+REPOSITORY = Path(__file__).parents[2]
 
 
 def test_the_package_under_test_is_the_installed_one() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parent.parent
+REPOSITORY = Path(__file__).parents[2]
 PAGES = sorted(
     str(page.relative_to(REPOSITORY)) for page in (*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md"))
 )

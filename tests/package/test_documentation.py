@@ -21,7 +21,7 @@ from distributed import Client
 import ferroflow_dask
 from ferroflow_dask.cli import main
 
-REPOSITORY = Path(__file__).parent.parent
+REPOSITORY = Path(__file__).parents[2]
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 PAGES = ["README.md", *sorted(str(page.relative_to(REPOSITORY)) for page in REPOSITORY.glob("docs/*.md"))]
 MODULES = sorted(

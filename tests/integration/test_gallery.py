@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-REPOSITORY = Path(__file__).parent.parent
+REPOSITORY = Path(__file__).parents[2]
 GALLERY = (REPOSITORY / "docs/gallery.md").read_text(encoding="utf-8")
 PROGRAMS = re.findall(r"^Program: \[(examples/\S+)\]\(\.\./\1\)$", GALLERY, re.MULTILINE)
 NOTEBOOKS = [program for program in PROGRAMS if program.endswith(".ipynb")]

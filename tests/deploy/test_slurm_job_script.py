@@ -15,7 +15,7 @@ from slurm_clusters import sections
 from ferroflow_dask.cli.slurm import SlurmOptions
 from ferroflow_dask.deploy import job_scripts
 
-TEMPLATE = Path(__file__).parents[1] / "jobqueue.yaml"
+TEMPLATE = Path(__file__).parents[2] / "jobqueue.yaml"
 
 
 @pytest.mark.cluster

@@ -20,7 +20,7 @@ from ferroflow_dask.bench.schema import BenchRecord
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.graph import bounds, generate_graph
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 SIZES = ("width", "steps", "task_ms", "kernel", "n", "iterations", "output_bytes")
 DEFAULTS = {
     "imbalanced": {"n_heavy": 4, "heavy_ms": 200.0, "n_fast": 200, "fast_ms": 1.0},

@@ -128,7 +128,7 @@ def test_the_page_comes_and_goes_with_the_plugin(client: Client) -> None:
 
 
 def test_the_layout_for_jupyterlab_has_plots_that_exist() -> None:
-    file = Path(__file__).parent.parent / "examples" / "jupyterlab-layout.json"
+    file = Path(__file__).parents[2] / "examples" / "jupyterlab-layout.json"
     # Settings of a user replace the extension's layout; an overrides.json would be merged with it.
     layout = json.loads(file.read_text(encoding="utf-8"))["defaultLayout"]
     seen: list[str | None] = [None]

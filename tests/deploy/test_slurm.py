@@ -368,7 +368,7 @@ def test_jobs_that_fail_are_tried_no_more_often(tmp_path: Path, monkeypatch: pyt
 
 
 def test_srun_example(tmp_path: Path) -> None:
-    script = Path(__file__).parents[1] / "examples" / "srun.sh"
+    script = Path(__file__).parents[2] / "examples" / "srun.sh"
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(
         ["sbatch", "--parsable", "--ntasks=4", f"--output={tmp_path}/out.txt", str(script)],
@@ -387,7 +387,7 @@ def test_srun_example(tmp_path: Path) -> None:
 
 
 def test_gpu_example(tmp_path: Path) -> None:
-    script = Path(__file__).parents[1] / "examples" / "gpu.sh"
+    script = Path(__file__).parents[2] / "examples" / "gpu.sh"
     programs = tmp_path / "env" / "bin"  # instead of the measurements, which take minutes
     programs.mkdir(parents=True)
     for name in ("python", "ferroflow"):

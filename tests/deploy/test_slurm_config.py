@@ -21,7 +21,7 @@ from ferroflow_dask.deploy import default_section, job_kind, job_scripts, slurm_
 from ferroflow_dask.deploy.slurm.settings import walltime_s
 from ferroflow_dask.exceptions import FerroflowError, UsageError
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 TEMPLATE = REPOSITORY / "jobqueue.yaml"
 WORKER = f"{sys.executable} -m distributed.cli.dask_worker tcp://<scheduler>:8786 --name <job>"
 CUDA_WORKER = f"{sys.executable} -m dask_cuda.cli tcp://<scheduler>:8786 --name <job>"
