@@ -8,9 +8,7 @@ import numpy as np
 
 from ferroflow_dask.cost import AnalyticCost
 from ferroflow_dask.graph import Builder, Graph
-from ferroflow_dask.search import (
-    Simulation,
-)
+from ferroflow_dask.search import Simulation
 from ferroflow_dask.simulation import Machine
 from ferroflow_dask.topology import Route
 

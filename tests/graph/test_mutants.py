@@ -15,9 +15,7 @@ import onnxruntime
 import pytest
 from agreement import assert_same
 from distributed import Client
-from mutants import (
-    mutant,
-)
+from mutants import mutant
 from onnx.reference import ReferenceEvaluator
 
 from ferroflow_dask import install

@@ -9,16 +9,7 @@ import dask.array as da
 import pytest
 from distributed import Client, LocalCluster
 
-from ferroflow_dask import (
-    Model,
-    calibrate,
-    explain,
-    generate,
-    install,
-    installed,
-    uninstall,
-    use_gpus,
-)
+from ferroflow_dask import Model, calibrate, explain, generate, install, installed, uninstall, use_gpus
 from ferroflow_dask.exceptions import UsageError
 
 X = da.zeros(4, chunks=2)

@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from policy_contract import (
-    CONTRACT,
-    HELD,
-    THERE,
-    Make,
-)
+from policy_contract import CONTRACT, HELD, THERE, Make
 from pure_policy import Cluster
 
 from ferroflow_dask.policy import make_policy, policy_names

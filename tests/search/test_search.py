@@ -17,15 +17,7 @@ from split_models import MODELS, block, cnn, mlp
 from ferroflow_dask.cost import AnalyticCost
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.graph import Builder, Graph, generate_graph
-from ferroflow_dask.search import (
-    ENDLESS,
-    Choice,
-    Problem,
-    search,
-    simulate,
-    simulate_change,
-    time_spent,
-)
+from ferroflow_dask.search import ENDLESS, Choice, Problem, search, simulate, simulate_change, time_spent
 from ferroflow_dask.search.candidates import neighbours, random_choice, seeds
 from ferroflow_dask.search.search import Chain, Ended
 from ferroflow_dask.simulation import Machine
