@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
+from dask.utils import parse_timedelta
 from distributed import Client
 
 from ferroflow_dask.cli.sections import cluster_option
@@ -21,12 +22,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Duration(click.FloatRange):
-    """Finite durations above 0.
+    """Finite durations above 0: a number, or one with a unit like `60s` or `5m`.
 
     Parameters
     ----------
     unit : str, optional
+        Of numbers without a unit, and of the value.
     """
+
+    name = "duration"
 
     def __init__(self, unit: str = "seconds") -> None:
         super().__init__(min=0, min_open=True)
@@ -34,9 +38,20 @@ class Duration(click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the number that a text is."""
-        number = super().convert(value, param, ctx)
+        number = super().convert(self._number(value, param, ctx), param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value} is no number of {self.unit}", param, ctx)
+        return number
+
+    def _number(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return float(value)
+        except ValueError:
+            pass
+        try:
+            number: float = parse_timedelta(value) / parse_timedelta(1, default=self.unit)
+        except (ValueError, KeyError, TypeError):
+            self.fail(f"{value!r} is no duration; write it like 60, 60s or 5m", param, ctx)
         return number
 
 

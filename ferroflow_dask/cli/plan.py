@@ -9,11 +9,11 @@ import sys
 from typing import Any
 
 import click
-from dask.utils import parse_timedelta
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ferroflow_dask.cli.cluster_options import Duration
 from ferroflow_dask.cli.files import check_folder
 from ferroflow_dask.cli.graph_options import GraphCommand, graph_options, graph_sizes, load_graph
 from ferroflow_dask.cli.search import costs_of, costs_option
@@ -31,7 +31,7 @@ _SECONDS = {"second": 1.0, "minute": 60.0, "hour": 3600.0}
 
 @click.command(cls=GraphCommand)
 @graph_options
-@how_option("--deadline", metavar="TIME", help="Meet this time, like 60s or 5min, at least cost.")
+@how_option("--deadline", type=Duration(), help="Meet this time, like 60s or 5m, at least cost.")
 @how_option(
     "--budget",
     metavar="N-node-hours",
@@ -68,7 +68,7 @@ def plan(
     dag: str | None,
     model: str | None,
     seed: int,
-    deadline: str | None,
+    deadline: float | None,
     budget: str | None,
     sections: tuple[str, ...],
     config_file: str | None,
@@ -90,14 +90,13 @@ def plan(
         raise UsageError("give one of --deadline TIME and --budget N-node-hours")
     if output is not None:
         check_folder("--output", output)
-    deadline_s = None if deadline is None else _deadline_s(deadline)
     budget_node_s = None if budget is None else _budget_node_s(budget)
     factors = _speeds(speeds)
     graph = sized(load_graph(dag, model, seed, sizes))
     with costs_of(costs, graph) as cost:
         found = plan_for(
             graph,
-            deadline_s=deadline_s,
+            deadline_s=deadline,
             budget_node_s=budget_node_s,
             sections=sections,
             config_file=config_file,
@@ -111,22 +110,17 @@ def plan(
     if output is not None:
         write_strategy(found.best.strategy, output)
     if as_json:
-        facts = {"graph": graph.name, "plan": _facts(found.best), "tried": list(map(_facts, found.tried))}
-        click.echo(json.dumps(facts))
+        plans = {"plan": _facts(found.best), "tried": list(map(_facts, found.tried))}
+        click.echo(json.dumps({"graph": graph.name, **plans, "gpus_as_cpus": found.with_gpus}))
         return
     _print(graph.name, found)
+    for section in found.with_gpus:
+        click.echo(
+            f"section {section} has GPUs: its workers count as CPU workers; "
+            f"--speed {section}=N says that they are N times faster"
+        )
     chosen = f"--section {found.best.section} --jobs {found.best.nodes}"
     click.echo(f"proposed: ferroflow run … --cluster slurm {chosen} --strategy {output or 'FILE'}")
-
-
-def _deadline_s(text: str) -> float:
-    try:
-        seconds = float(parse_timedelta(text, default="seconds"))
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"--deadline must be a time like 60s or 5min, got {text!r}") from error
-    if not seconds > 0:
-        raise UsageError(f"--deadline must be above 0, got {text!r}; write it like 60s")
-    return seconds
 
 
 def _budget_node_s(text: str) -> float:

@@ -18,6 +18,7 @@ from ferroflow_dask.cost import AnalyticCost, CostModel
 from ferroflow_dask.deploy.searching import auto_choices
 from ferroflow_dask.deploy.slurm.kinds import JobKind
 from ferroflow_dask.deploy.slurm.sections import job_kind, section_names
+from ferroflow_dask.deploy.slurm.settings import has_gpus
 from ferroflow_dask.exceptions import StrategyError, UnknownNameError, UsageError
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.search import Choice, Problem, search, simulate
@@ -62,10 +63,19 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The proposed plan, and all that were simulated."""
+    """The proposed plan, and all that were simulated.
+
+    Parameters
+    ----------
+    best : Plan
+    tried : list of Plan
+    with_gpus : tuple of str
+        Sections whose jobs have GPUs and no speed was given for. Their workers were simulated as CPU workers.
+    """
 
     best: Plan
     tried: list[Plan]
+    with_gpus: tuple[str, ...] = ()
 
 
 def plan(
@@ -132,7 +142,10 @@ def plan(
             if found is not None:
                 tried.append(found)
                 watch(found)
-    return Planned(_best(tried, deadline_s, budget_node_s, most_nodes), tried)
+    with_gpus = tuple(
+        kind.section for kind in kinds if has_gpus(kind.arguments) and kind.section not in (speeds or {})
+    )
+    return Planned(_best(tried, deadline_s, budget_node_s, most_nodes), tried, with_gpus)
 
 
 def _check(deadline_s: float | None, budget_node_s: float | None, numbers: Mapping[str, float]) -> None:

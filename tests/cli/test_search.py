@@ -11,6 +11,7 @@ from command_line import USAGE, answer, assert_one_line, ferroflow
 from dask.distributed import Client
 from split_models import block
 
+from ferroflow_dask.cli.cluster_options import Duration
 from ferroflow_dask.cost import AnalyticCost
 from ferroflow_dask.deploy.parts import WorkerCost, measure_op
 from ferroflow_dask.deploy.searching import auto_choices
@@ -78,10 +79,27 @@ def test_what_auto_would_do_is_a_baseline() -> None:
     assert simulate(small, auto_choices(small, topology.profile())).nbytes_moved == 0
 
 
+@pytest.mark.parametrize(
+    ("text", "unit", "expected"),
+    [
+        pytest.param("60", "seconds", 60.0, id="a number is seconds"),
+        pytest.param("60s", "seconds", 60.0, id="seconds"),
+        pytest.param("1.5m", "seconds", 90.0, id="minutes"),
+        pytest.param("1e2", "seconds", 100.0, id="an exponent"),
+        pytest.param("250 ms", "seconds", 0.25, id="milliseconds with a blank"),
+        pytest.param("5", "milliseconds", 5.0, id="a number is milliseconds"),
+        pytest.param("2s", "milliseconds", 2000.0, id="seconds as milliseconds"),
+    ],
+)
+def test_durations_have_units(text: str, unit: str, expected: float) -> None:
+    assert Duration(unit).convert(text, None, None) == pytest.approx(expected)
+
+
 BAD = {
     "no strategy": (("--resume", "/none.json"), "a strategy must be a JSON file"),
     "no processes": (("--processes", "0"), "0 is not in the range x>=1"),
     "no steps": (("--steps", "0"), "0 is not in the range x>=1"),
+    "no unit": (("--seconds", "10parsecs"), "'10parsecs' is no duration; write it like 60, 60s or 5m"),
     "no seconds": (("--seconds", "0"), "0.0 is not in the range x>0"),
     "no topology": (("--topology", "mars"), "unknown topology 'mars'"),
     "no folder": (("-o", "/none/s.json"), "there is no folder '/none'"),

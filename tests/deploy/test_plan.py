@@ -46,6 +46,17 @@ def test_the_fastest_jobs_within_a_budget(tmp_path: Path) -> None:
     assert faster["section"] == "narrow"
 
 
+def test_sections_with_gpus_are_named(tmp_path: Path) -> None:
+    gpu = {"cores": 1, "memory": "900 MiB", "walltime": "00:30:00", "job_extra_directives": ["--gres=gpu:1"]}
+    config = sections(tmp_path, cpu={"cores": 1, "memory": "900 MiB", "walltime": "00:30:00"}, gpu=gpu)
+    options = ("--costs", "analytic", "--steps", "10", "--nodes", "2", "--config", config, "--deadline", "60")
+    line = "section gpu has GPUs: its workers count as CPU workers; --speed gpu=N says that they are N times "
+    line += "faster"
+    assert [one for one in answer("plan", *GRAPH, *options).output.splitlines() if "GPUs" in one] == [line]
+    assert "GPUs" not in answer("plan", *GRAPH, *options, "--speed", "gpu=9").output
+    assert json.loads(answer("plan", *GRAPH, *options, "--json").output)["gpus_as_cpus"] == ["gpu"]
+
+
 def test_the_table_marks_the_proposal_and_prints_the_run(tmp_path: Path) -> None:
     options = ("--costs", "analytic", "--steps", "40", "--nodes", "3", "--config", sections(tmp_path))
     text = answer("plan", *GRAPH, *options, "--deadline", "6s").output
@@ -58,9 +69,12 @@ def test_the_table_marks_the_proposal_and_prints_the_run(tmp_path: Path) -> None
 BAD = {
     "no deadline": ((), "give one of --deadline TIME and --budget N-node-hours"),
     "both": (("--deadline", "1s", "--budget", "1node-hours"), "give one of --deadline TIME and --budget"),
-    "a deadline of 0": (("--deadline", "0s"), "--deadline must be above 0, got '0s'; write it like 60s"),
-    "a deadline below 0": (("--deadline", "-5s"), "--deadline must be a time like 60s or 5min, got '-5s'"),
-    "no time": (("--deadline", "soon"), "--deadline must be a time like 60s or 5min, got 'soon'"),
+    "a deadline of 0": (("--deadline", "0s"), "'--deadline': 0.0 is not in the range x>0"),
+    "a deadline below 0": (
+        ("--deadline", "-5s"),
+        "'--deadline': '-5s' is no duration; write it like 60",
+    ),
+    "no time": (("--deadline", "soon"), "'--deadline': 'soon' is no duration; write it like"),
     "a budget of 0": (("--budget", "0node-hours"), "--budget must be above 0, got '0node-hours'"),
     "no cost": (("--budget", "10"), "--budget must be a cost like 10node-hours or 90node-seconds, got '10'"),
     "no section": (("--deadline", "1s", "--section", "moon"), "there is no section jobqueue.moon in"),

@@ -277,6 +277,13 @@ def _gpus(said: _Said) -> tuple[int, str]:
     return next(iter(numbers.items())) if len(numbers) == 1 else (0, "")
 
 
+def has_gpus(arguments: Mapping[str, Any]) -> bool:
+    """Return whether jobs with these arguments have GPUs: Slurm is asked, or workers are dask-cuda's."""
+    found = (_GPUS.search(str(directive)) for directive in arguments.get("job_extra_directives", ()))
+    asked = any(_n_gpus(match["option"], match["asked"]) for match in found if match)
+    return asked or _DASK_CUDA.search(str(arguments.get("worker_command", ""))) is not None
+
+
 def _n_gpus(option: str, asked: str) -> int:
     items = [item.split(":") for item in asked.split(",")]
     gpus = [item for item in items if item[0] == "gpu" or option != "--gres"]
