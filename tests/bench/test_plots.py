@@ -201,7 +201,7 @@ def test_flexflow_is_drawn_beside_the_ideal_and_the_paper() -> None:
         return Trained(speed, 0, 0, 1.0, fits=True, microbatches=1, in_flight=1, recomputed=0.0)
 
     found = [
-        Compared("NMT", "flexflow-k80", n, 10.0, trained(n * 8), trained(n * 4), trained(n * 9), 1)
+        Compared("NMT", "flexflow-k80", n, 10.0, trained(n * 5), trained(n * 4), trained(n * 9), 1)
         for n in (16, 64)
     ]
     (line,) = flexflow_plot(found).children
@@ -210,13 +210,13 @@ def test_flexflow_is_drawn_beside_the_ideal_and_the_paper() -> None:
     entries = {item.label.value: item.renderers[0].data_source.data for item in plot.legend[0].items}
     claim = entries.pop("the paper's gain, K80")
     assert {name: list(data["y"]) for name, data in entries.items()} == {
-        "data-parallel, K80": [80, 80],
+        "data-parallel, K80": [50, 50],
         "expert, K80": [40, 40],
         "found, K80": [90, 90],
         "ideal": [100, 100],
     }
-    # 1.7 to 2.4 times the speed of data-parallel training, at 64 devices.
-    assert (*claim["x0"], *claim["y0"], *claim["y1"]) == (64, 80 * 1.7, 80 * 2.4)
+    # 1.7 to 2.4 times the speed of data-parallel training, at 64 devices, but at most the ideal.
+    assert (*claim["x0"], *claim["y0"], *claim["y1"]) == (64, 50 * 1.7, 100)
 
 
 def test_a_picture_has_its_name_before_anything_runs() -> None:
