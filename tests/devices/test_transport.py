@@ -16,6 +16,7 @@ from distributed import Client
 from distributed.protocol import deserialize, serialize
 from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
 
+import ferroflow_dask.lowering  # noqa: F401 -- registers what is sent and spilled
 from ferroflow_dask.bundling.results import Results
 from ferroflow_dask.devices import DeviceRunner, Resident, attach, detach
 from ferroflow_dask.devices.emulated import EmulatedArray, EmulatedDevice, UnplannedAccessError
@@ -39,7 +40,7 @@ def test_low_precision(name: str) -> None:
 @pytest.mark.cluster
 @pytest.mark.parametrize("name", LOW_PRECISION)
 def test_low_precision_from_worker_to_worker(process_client: Client, name: str) -> None:
-    process_client.run(importlib.import_module, "ferroflow_dask")  # as ops of ours do
+    process_client.run(importlib.import_module, "ferroflow_dask.lowering")  # as ops of ours do
     here, there = list(process_client.nthreads())[:2]
     made = process_client.submit(np.ones, (2, 3), dtype=getattr(ml_dtypes, name), workers=[here])
     found = process_client.submit(np.shape, made, workers=[there]).result(timeout=30)
