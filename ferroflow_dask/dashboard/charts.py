@@ -58,7 +58,13 @@ class Rates(Figure):
         ]
         options = {"height": _HEIGHT, **options}
         root = plot(
-            label, tooltips, x_axis_type="datetime", x_range=self._x_range, y_range=y_range, **options
+            label,
+            tooltips,
+            n_times=3,
+            x_axis_type="datetime",
+            x_range=self._x_range,
+            y_range=y_range,
+            **options,
         )
         root.title.text_font_size, root.title.text_font_style = "12px", "normal"
         root.hover.formatters = {"@time": "datetime"}

@@ -103,7 +103,8 @@ class StealFlow(Figure):
             self.source.data = found
         if self._mapper.high != most:
             self._mapper.high = most
-            self._legend.ticker = FixedTicker(ticks=sorted({0, most // 2, most}))
+            # A browser does not notice another ticker.
+            self._legend.ticker.ticks = sorted({0, most // 2, most})
         self.note(f"{n_steals:,} in all")  # of workers that left, too
 
     def _label(self, labels: list[str]) -> None:

@@ -102,7 +102,7 @@ class _Prefix:
         squares = max(0.0, self.mm - 2 * self.rate * self.mw + self.rate**2 * self.ww)
         assumed = (_OF_ONE * self.rate) ** 2
         # One task says nothing of how they vary.
-        return (squares / self.ww * self.n + assumed) / (self.n + 1)
+        return squares / self.ww + assumed / self.n
 
 
 @dataclass(slots=True)
@@ -131,25 +131,20 @@ class Left:
 class _Graphs:
     """Sums over the graphs of a kind, in which earlier ones count less.
 
-    `squares` are of the logarithm of measured to predicted time, for `n` graphs. `later_squares` leave out
-    the first graph: when it was predicted, its durations were hardly known.
+    `squares` are of the logarithm of measured to predicted time, for `n` graphs. They leave out the first
+    graph: when it was predicted, its durations were hardly known.
     """
 
     measured_s: float = 0.0
     known_s: float = 0.0
     squares: float = 0.0
     n: float = 0.0
-    later_squares: float = 0.0
-    n_later: float = 0.0
 
     def add(self, measured_s: float, predicted_s: float, known_s: float) -> None:
         """Add a graph: its time, the predicted one, and the one predicted from its own durations."""
-        square = math.log(measured_s / (predicted_s * self.factor)) ** 2
-        if self.n:
-            self.later_squares = _FADING * self.later_squares + square
-            self.n_later = _FADING * self.n_later + 1
-        self.squares = _FADING * self.squares + square
-        self.n = _FADING * self.n + 1
+        if self.measured_s > 0:
+            self.squares = _FADING * self.squares + math.log(measured_s / (predicted_s * self.factor)) ** 2
+            self.n = _FADING * self.n + 1
         self.measured_s = _FADING * self.measured_s + measured_s
         self.known_s = _FADING * self.known_s + known_s
 
@@ -165,9 +160,9 @@ class _Graphs:
         weights 1 / t has the least error relative to t. Under a log-normal distribution, its logarithm is
         less than that of the mean by one and a half variances.
         """
-        if not self.n_later:
+        if not self.n:
             return 1.0
-        variance = min(math.log1p(of_tasks**2), self.later_squares / self.n_later)
+        variance = min(math.log1p(of_tasks**2), self.squares / self.n)
         return math.exp(-1.5 * variance)
 
     def spread(self, of_tasks: float, part: float) -> float:

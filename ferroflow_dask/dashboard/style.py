@@ -46,18 +46,19 @@ _THEME = """
 :root { --ff-ink: #222; --ff-faint: #666; --ff-line: #ddd; --ff-fill: #eee; --ff-panel: #fff; }
 @media (prefers-color-scheme: dark) {
   :root { --ff-ink: #e6e6e6; --ff-faint: #a8a8a8; --ff-line: #444; --ff-fill: #333; --ff-panel: #1d1d1d; }
+  html { color-scheme: dark; }
   html, body { background: #121212; }
   .navbar ul, .dropdown-content { background-color: #2b2b2b; }
   .navbar li a { color: #e6e6e6; }
 }
 """
-#: The grid of the page: 12 columns, or one where there is no room.
+#: The grid of the page: 12 columns, or one where there is no room. Panels take the room of hidden neighbours.
 _GRID = f"""
-:host {{ display: grid !important; grid-template-columns: repeat(12, minmax(0, 1fr)); gap: 10px; width: 100%;
-  align-items: start; }}
-.ff-12 {{ grid-column: span 12; }} .ff-8 {{ grid-column: span 8; }} .ff-6 {{ grid-column: span 6; }}
-.ff-4 {{ grid-column: span 4; }}
-@media (max-width: {_WIDE}px) {{ .ff-12, .ff-8, .ff-6, .ff-4 {{ grid-column: span 12; }} }}
+:host {{ display: flex !important; flex-flow: row wrap !important; gap: 10px; width: 100%;
+  align-items: flex-start; }}
+.ff-12 {{ flex: 1 1 100% !important; }} .ff-8 {{ flex: 2 1 calc(66.6% - 10px) !important; }}
+.ff-6 {{ flex: 1 1 calc(50% - 10px) !important; }} .ff-4 {{ flex: 1 1 calc(33.3% - 10px) !important; }}
+@media (max-width: {_WIDE}px) {{ .ff-12, .ff-8, .ff-6, .ff-4 {{ flex: 1 1 100% !important; }} }}
 """
 _PANEL = """
 :host { background: var(--ff-panel, #fff); border: 1px solid var(--ff-line, #ddd); border-radius: 6px;
@@ -90,6 +91,7 @@ pre { margin: 4px 0; white-space: pre-wrap; overflow-wrap: anywhere; }
 .tiles span { font-size: 12px; color: var(--ff-faint, #666); }
 .tiles b { font-size: 20px; white-space: nowrap; }
 .tiles div:first-child b { font-size: 28px; }
+@media (max-width: 1000px) { .tiles { column-gap: 14px; } }
 .progress { height: 12px; margin-top: 6px; background: var(--ff-fill, #eee); border-radius: 6px;
   overflow: hidden; display: flex; }
 """
@@ -153,8 +155,11 @@ def text(**options: Any) -> Div:
     return Div(text="", sizing_mode="stretch_width", stylesheets=sheets, disable_math=True, **options)
 
 
-def plot(title: str, tooltips: list[tuple[str, str]], **options: Any) -> Any:
-    """Return an empty figure with tools that do not get in the way; tooltips show values as text."""
+def plot(title: str, tooltips: list[tuple[str, str]], *, n_times: int = 6, **options: Any) -> Any:
+    """Return an empty figure with tools that do not get in the way; tooltips show values as text.
+
+    A time axis has about `n_times` labels.
+    """
     options = {
         "tools": "",
         "toolbar_location": "right",
@@ -170,7 +175,7 @@ def plot(title: str, tooltips: list[tuple[str, str]], **options: Any) -> Any:
     root = figure(title=Title(text=title) if title else None, **options)
     if is_over_time:
         axis: Any = DatetimeAxis(formatter=_time_formatter())
-        axis.ticker = _time_ticker()
+        axis.ticker = _time_ticker(n_times)
         root.add_layout(axis, "below")
     root.center = []  # grids
     root.add_tools(HoverTool(tooltips=tooltips), PanTool(), WheelZoomTool(), ResetTool())
@@ -192,7 +197,7 @@ def _time_formatter() -> DatetimeTickFormatter:
     )
 
 
-def _time_ticker() -> CompositeTicker:
+def _time_ticker(n_times: int) -> CompositeTicker:
     """Return ticks from milliseconds to hours; Bokeh's own go on to years, at nine more models an axis."""
     steps = [
         ([1, 2, 5], 10, 0, 500),
@@ -201,6 +206,7 @@ def _time_ticker() -> CompositeTicker:
     ]
     return CompositeTicker(
         num_minor_ticks=0,
+        desired_num_ticks=n_times,
         tickers=[
             AdaptiveTicker(
                 mantissas=mantissas,
@@ -208,7 +214,6 @@ def _time_ticker() -> CompositeTicker:
                 min_interval=least_ms,
                 max_interval=most_ms,
                 num_minor_ticks=0,
-                desired_num_ticks=4,
             )
             for mantissas, base, least_ms, most_ms in steps
         ],
