@@ -210,12 +210,42 @@ def click(driver: Any, selector: str) -> None:
     driver.execute_script(f"{FOUND} found(arguments[0])[0].click()", selector)
 
 
+def test_the_legend_of_steals_has_the_numbers_of_the_cells(new_client: Client) -> None:
+    def drawn() -> list[int]:
+        return list(
+            driver.execute_script(
+                """
+                const found = []
+                const walk = (view) => {
+                  if (view.model.type == "ColorBar") found.push(...view._axis_view.model.ticker.ticks)
+                  for (const child of view.children ? view.children() : []) walk(child)
+                }
+                for (const view of Bokeh.index) walk(view)
+                return found
+                """
+            )
+        )
+
+    def is_drawn() -> bool:
+        cells = sources(driver)["victim"]["steals"]
+        return bool(cells) and max(cells) > 1 and max(drawn()) == max(cells)
+
+    with opened(page(new_client)) as driver:
+        until(lambda: n_documents(driver))
+        skewed(new_client)
+        skewed(new_client)
+        assert soon(is_drawn)
+
+
 @pytest.mark.parametrize(("width", "height"), [(1400, 900), (800, 600)])
 def test_panels_without_content_take_no_room_and_nothing_is_wider_than_the_page(
     new_client: Client, width: int, height: int
 ) -> None:
     with opened(page(new_client), width, height) as driver:
         assert soon(lambda: panels(driver) == ["Ferroflow", "Workers"])
+        script = "return found('.head').map((one) => one.getBoundingClientRect().width).filter((one) => one)"
+        whole, workers = driver.execute_script(FOUND + script)
+        assert workers == pytest.approx(whole, abs=2), "it has the room of its hidden neighbour"
         skewed(new_client)
         assert soon(lambda: panels(driver) == PANELS)
         assert driver.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
