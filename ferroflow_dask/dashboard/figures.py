@@ -66,15 +66,16 @@ class StealFlow(Figure):
         )
         number.text_baseline = "middle"
         draw(root, self.source, number)
-        self._legend = ColorBar(
+        self._ticks = FixedTicker(ticks=[0, 1])
+        legend = ColorBar(
             color_mapper=self._mapper,
-            ticker=FixedTicker(ticks=[0, 1]),
+            ticker=self._ticks,
             width=10,
             background_fill_color=None,
             major_label_text_font_size="12px",
             title="tasks",
         )
-        root.add_layout(self._legend, "right")
+        root.add_layout(legend, "right")
         root.xaxis.axis_label, root.yaxis.axis_label = "to worker", "from worker"
         return root
 
@@ -104,7 +105,7 @@ class StealFlow(Figure):
         if self._mapper.high != most:
             self._mapper.high = most
             # A browser does not notice another ticker.
-            self._legend.ticker.ticks = sorted({0, most // 2, most})
+            self._ticks.ticks = sorted({0, most // 2, most})
         self.note(f"{n_steals:,} in all")  # of workers that left, too
 
     def _label(self, labels: list[str]) -> None:
