@@ -88,4 +88,4 @@ def strategies(
     if not as_json:
         click.echo(strategies_table(rows) if n_ordered is None else order_table(rows))
         if n_ordered is None:
-            click.echo(f"\nbusiest worker, predicted → measured:\n\n{accounts_table(rows)}")
+            click.echo(f"\nbusiest worker, predicted → fastest run:\n\n{accounts_table(rows)}")
