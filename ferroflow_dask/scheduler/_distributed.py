@@ -75,7 +75,7 @@ ATTRIBUTES = (
     "worker_plugins",
 )
 HANDLERS = ("gather",)
-STREAM_HANDLERS = ("reschedule", "task-erred", "update-graph")
+STREAM_HANDLERS = ("cancel-keys", "reschedule", "task-erred", "update-graph")
 
 #: Prefixes of tasks that Dask never steals, such as the splits of a shuffle.
 NEVER_STOLEN = fast_tasks

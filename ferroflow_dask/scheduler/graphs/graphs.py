@@ -13,6 +13,7 @@ from ferroflow_dask.scheduler.changes import CallChange, Changes, Guard
 from ferroflow_dask.scheduler.graphs.arrival import Knowledge
 from ferroflow_dask.scheduler.graphs.arrivals import GraphArrivals
 from ferroflow_dask.scheduler.graphs.bundles import Bundles
+from ferroflow_dask.scheduler.graphs.cancelling import Cancelling
 from ferroflow_dask.scheduler.graphs.deliveries import Deliveries
 from ferroflow_dask.scheduler.graphs.overheads import Overheads
 from ferroflow_dask.scheduler.graphs.samples import Samples
@@ -65,6 +66,7 @@ class Graphs:
         self._note = note
         self.samples = Samples(scheduler)
         self.bundles = Bundles(scheduler, guard, withdraw=withdraw, note=note)
+        self._cancelling = Cancelling(scheduler, self.bundles, guard)
         self.deliveries = Deliveries(scheduler, guard, own, self._delivered)
         #: The changes on workers, which are made and undone by coroutines.
         self.on_workers: list[WorkerPluginChange] = []
@@ -75,7 +77,8 @@ class Graphs:
         knowledge = Knowledge(cluster, self.learned, lambda: bool(self._scheduler.idle))
         self._arrivals = GraphArrivals(self._scheduler, self.bundles, self.samples, knowledge, self._note)
         self._changes.make(CallChange("bundled graphs", lambda: None, self._close))
-        for change in (*self.bundles.changes(), self.deliveries.change(), *self._arrivals.changes()):
+        changes = (self.deliveries.change(), self._cancelling.change())
+        for change in (*self.bundles.changes(), *changes, *self._arrivals.changes()):
             self._changes.make(change)
         # A worker gets bundles once it announces that it can run them: it delivers by then.
         plugins: dict[str, WorkerPlugin] = {
