@@ -50,6 +50,7 @@ _THEME = """
   html, body { background: #121212; }
   .navbar ul, .dropdown-content { background-color: #2b2b2b; }
   .navbar li a { color: #e6e6e6; }
+  #navbar-toggle-icon img { filter: invert(1); }
 }
 """
 #: The grid of the page: 12 columns, or one where there is no room. Panels take the room of hidden neighbours.
@@ -74,7 +75,7 @@ _TEXT = """
   text-overflow: ellipsis; cursor: help; }
 .swatch { display: inline-block; width: 10px; height: 10px; margin: 0 3px 0 6px; }
 table { border-collapse: collapse; width: 100%; }
-th, td { text-align: left; padding: 2px 12px 2px 0; white-space: nowrap; }
+th, td { text-align: left; padding: 2px 8px 2px 0; white-space: nowrap; }
 th { color: var(--ff-faint, #666); font-weight: normal; position: sticky; top: 0;
   background: var(--ff-panel, #fff); }
 td.n, th.n { text-align: right; }
