@@ -144,6 +144,8 @@ def _codes_in(module: ModuleType) -> Iterator[tuple[str, CodeType]]:
             continue
         members = vars(value).items() if inspect.isclass(value) else [("", value)]
         for name, member in members:
+            if name == "__hash__":
+                continue  # weak dictionaries call it where Python ignores exceptions
             for function in functions_of(member):
                 qualname = f"{value.__qualname__}.{name}".strip(".")
                 code = function.__code__

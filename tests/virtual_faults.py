@@ -93,7 +93,7 @@ class Cluster(VirtualCluster):
         scheduler: Any = self.scheduler
         self.loop = scheduler.loop = LoggingLoop(self.time)
         scheduler.handlers = {"gather": _gather}
-        scheduler.stream_handlers["update-graph"] = _update_graph
+        scheduler.stream_handlers |= {"update-graph": _update_graph, "cancel-keys": _cancel_keys}
         scheduler._active_graph_updates = 0
         scheduler.worker_plugins = {}
         scheduler.broadcast = self._broadcast
@@ -122,7 +122,11 @@ class Cluster(VirtualCluster):
     def _announce(self, address: str, plugin: str) -> None:
         for topic in (PREFETCH_TOPIC, INLINING_TOPIC):
             if plugin.startswith(topic):
-                self.scheduler.log_worker_event(address, topic, {})
+                self.scheduler.log_worker_event(address, topic, {"number": 1})
+
+
+def _cancel_keys(**_: Any) -> None:
+    """Stand for the handler of a scheduler with comms."""
 
 
 async def _update_graph(**_: Any) -> None:

@@ -13,7 +13,10 @@ from typing import Any
 
 
 class StreamHandlers:
-    """Handlers that stay until as many closing messages have arrived as plugins have added them.
+    """Handlers that stay until the closing message for the last plugin that added them has arrived.
+
+    Plugins are numbered. A closing message stands for all plugins up to its number: if a plugin was removed
+    before the scheduler knew of it, it has no message of its own.
 
     Parameters
     ----------
@@ -22,7 +25,7 @@ class StreamHandlers:
     close : str
         Operation of the closing message.
     closed : callable
-        Called after the last closing message.
+        Called after that message.
     """
 
     def __init__(
@@ -31,17 +34,17 @@ class StreamHandlers:
         self._handlers = {**handlers, close: self._close}
         self._closed = closed
         self._registry: MutableMapping[str, Any] = {}
-        self._n_open = 0
+        self._newest = 0
 
-    def add(self, registry: MutableMapping[str, Any]) -> None:
-        """Add the handlers to a worker's; several plugins may do so, one after the other."""
+    def add(self, registry: MutableMapping[str, Any]) -> int:
+        """Add the handlers to a worker's, and return the number of the plugin that does so."""
         self._registry = registry
-        self._n_open += 1
+        self._newest += 1
         registry.update(self._handlers)
+        return self._newest
 
-    def _close(self) -> None:
-        self._n_open -= 1
-        if not self._n_open:
+    def _close(self, number: int) -> None:
+        if number >= self._newest:
             for operation in self._handlers:
                 self._registry.pop(operation, None)
             self._closed()

@@ -127,9 +127,9 @@ class WorkerMessages:
     def event(self, topic: str, msg: Any) -> None:
         """Note that a worker announces what it supports."""
         if topic == prefetch_worker.TOPIC and isinstance(msg, dict):
-            self.prefetch.supports(msg.get("worker", ""))
+            self.prefetch.supports(msg.get("worker", ""), msg.get("number", 0))
         elif topic == inlining_worker.TOPIC and isinstance(msg, dict):
-            self.inlining.supports(msg.get("worker", ""))
+            self.inlining.supports(msg.get("worker", ""), msg.get("number", 0))
 
     def _message(self, ts: TaskState, stock: Callable[[TaskState], dict[str, Any]]) -> dict[str, Any] | None:
         """Return the message for a task: Dask's own with what is added to it, or a confirmation."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ferroflow_dask.scheduler.changes import Change, attempt
@@ -24,7 +24,7 @@ class WorkerStreamHandler(Change):
     close, closed : str
         Operations of the message that asks a worker for its last one, and of the last one.
     senders : callable
-        Returns the addresses of the workers that may send messages.
+        Returns the workers that may send messages by address, with the numbers of their plugins.
     receive, ignore : callable
         Called with the fields of a message; they must not raise.
     """
@@ -36,7 +36,7 @@ class WorkerStreamHandler(Change):
         close: str,
         closed: str,
         *,
-        senders: Callable[[], Collection[str]],
+        senders: Callable[[], Mapping[str, int]],
         receive: Callable[..., object],
         ignore: Callable[..., object] = lambda **_: None,
     ) -> None:
@@ -47,7 +47,7 @@ class WorkerStreamHandler(Change):
         self._senders = senders
         self._receive, self._ignore = receive, ignore
         # Workers that are not asked yet, and workers that have not answered.
-        self._unasked: set[str] = set()
+        self._unasked: dict[str, int] = {}
         self._pending: set[str] | None = None
 
     @property
@@ -63,8 +63,9 @@ class WorkerStreamHandler(Change):
     def undo(self) -> None:
         """Ignore messages from now on, and remove the handlers after the last message of each worker."""
         if self.is_applied:
-            self._pending = {one for one in self._senders() if one in self._scheduler.workers}
-            self._unasked = set(self._pending)
+            workers = self._scheduler.workers
+            self._unasked = {one: number for one, number in self._senders().items() if one in workers}
+            self._pending = set(self._unasked)
             self._handlers[self._operation] = self._ignore
         if self._pending is not None:  # also when an earlier call has failed halfway
             self._ask()
@@ -72,9 +73,9 @@ class WorkerStreamHandler(Change):
 
     def _ask(self) -> None:
         while self._unasked:
-            address = self._unasked.pop()
+            address, number = self._unasked.popitem()
             if address in self._scheduler.stream_comms:
-                self._scheduler.worker_send(address, {"op": self._close})
+                self._scheduler.worker_send(address, {"op": self._close, "number": number})
 
     def _worker_closed(self, worker: str) -> None:
         if self._pending is not None:

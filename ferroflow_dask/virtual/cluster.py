@@ -220,7 +220,7 @@ class VirtualCluster:
                 shorten(cast(BatchedSend, to_worker), ProcessLoad(self.fabric.scheduler))
                 shorten(cast(BatchedSend, to_scheduler), ProcessLoad(worker.process, state.ready))
             for topic in (PREFETCH_TOPIC, INLINING_TOPIC):
-                self.scheduler.log_worker_event(address, topic, {})  # that it listens
+                self.scheduler.log_worker_event(address, topic, {"number": 1})  # that it listens
         ws = self.scheduler.workers[address]
         ws.metrics = {"bandwidth": {"workers": worker.bandwidths}}  # what its heartbeats would tell
         return name

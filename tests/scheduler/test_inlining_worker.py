@@ -211,9 +211,25 @@ def test_after_the_last_message_no_result_is_reported() -> None:
     worker = Loose()
     plugin = plugged(worker)
     worker.take(limit=1000)
-    worker.stream_handlers[CLOSE]()
+    worker.stream_handlers[CLOSE](number=1)
     assert worker.stream_handlers == {}
     assert worker.ends(plugin, 1) == {}
+
+
+def test_a_plugin_that_the_scheduler_did_not_know_of_leaves_no_handler() -> None:
+    worker = Loose()
+    plugged(worker)  # removed before its announcement arrived: it gets no closing message
+    plugged(worker)
+    worker.stream_handlers[CLOSE](number=2)
+    assert worker.stream_handlers == {}
+
+
+def test_a_closing_message_for_an_earlier_plugin_leaves_the_handlers() -> None:
+    worker = Loose()
+    plugged(worker)
+    plugged(worker)
+    worker.stream_handlers[CLOSE](number=1)
+    assert CLOSE in worker.stream_handlers
 
 
 def test_the_workers_need_not_have_the_package_nor_numpy() -> None:

@@ -47,8 +47,8 @@ class Deliveries:
         self._received = guard(self._complete, default=False)
         self._own = own
         self._completed = completed
-        # Workers that deliver.
-        self._workers: set[str] = set()
+        # Workers that deliver, and the numbers of their plugins.
+        self._workers: dict[str, int] = {}
         #: Tasks that were completed.
         self.count = 0
 
@@ -67,11 +67,11 @@ class Deliveries:
     def event(self, topic: str, msg: Any) -> None:
         """Note that a worker announces that it delivers."""
         if topic == TOPIC and isinstance(msg, dict):
-            self._workers.add(str(msg.get("worker")))
+            self._workers[str(msg.get("worker"))] = msg.get("number", 0)
 
     def worker_left(self, address: str) -> None:
         """Forget a worker."""
-        self._workers.discard(address)
+        self._workers.pop(address, None)
 
     def _arrived(self, *, values: Mapping[Key, Any], worker: str) -> None:
         if not self._received(values, worker):

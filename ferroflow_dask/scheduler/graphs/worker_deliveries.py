@@ -43,12 +43,12 @@ class DeliveredValues(StreamHandlers):
         self._n_plugins = 0
         self._is_open = False
 
-    def open(self) -> None:
-        """Take values for one more plugin."""
+    def open(self) -> int:
+        """Take values for one more plugin, and return its number."""
         self._n_plugins += 1
         self._is_open = True
         self._worker.extensions[_EXTENSION] = self
-        self.add(self._worker.stream_handlers)
+        return self.add(self._worker.stream_handlers)
 
     def close(self) -> None:
         """Let bundles keep their values if no other plugin is left."""
@@ -101,8 +101,8 @@ class WorkerDeliveries(WorkerPlugin):
         # An earlier plugin of this kind may still be asked to close.
         earlier = getattr(worker.stream_handlers.get(CLOSE), "__self__", None)
         self._values: DeliveredValues = DeliveredValues(worker) if earlier is None else earlier
-        self._values.open()
-        worker.log_event(TOPIC, {})  # distributed adds the worker
+        number = self._values.open()
+        worker.log_event(TOPIC, {"number": number})  # distributed adds the worker
 
     def teardown(self, worker: Worker) -> None:
         """Let bundles keep their values; called by distributed when the plugin is removed."""

@@ -55,7 +55,8 @@ class Inlining:
         self._scheduler = scheduler
         self._costs = costs
         self._limit = 0
-        self._supporting: set[str] = set()
+        # Workers, and the numbers of their plugins.
+        self._supporting: dict[str, int] = {}
         # Whether results are also kept for clients.
         self._for_clients = False
         #: Results that are kept, the oldest first.
@@ -79,23 +80,23 @@ class Inlining:
         self._limit = 0
         self.clear()
         while self._supporting:
-            address = self._supporting.pop()
+            address, number = self._supporting.popitem()
             if address in self._scheduler.stream_comms:
-                self._scheduler.worker_send(address, {"op": CLOSE})
+                self._scheduler.worker_send(address, {"op": CLOSE, "number": number})
 
     def clear(self) -> None:
         """Forget all results."""
         self.known.clear()
         self._nbytes = 0
 
-    def supports(self, address: str) -> None:
-        """Note that a worker supports inlined results."""
+    def supports(self, address: str, number: int) -> None:
+        """Note that a worker supports inlined results, by its plugin of a number."""
         if self.is_open and address in self._scheduler.workers:
-            self._supporting.add(address)
+            self._supporting[address] = number
 
     def left(self, address: str) -> None:
         """Forget a worker."""
-        self._supporting.discard(address)
+        self._supporting.pop(address, None)
 
     def inputs_of(self, ts: TaskState) -> Mapping[Key, bytes]:
         """Return the pickled inputs that are sent with a task; O(inputs)."""

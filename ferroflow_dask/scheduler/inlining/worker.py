@@ -174,8 +174,8 @@ class WorkerInlining(WorkerPlugin):
             if earlier is None  # one without results is false
             else earlier
         )
-        self._results.handlers.add(worker.stream_handlers)
-        worker.log_event(TOPIC, {})  # distributed adds the worker
+        number = self._results.handlers.add(worker.stream_handlers)
+        worker.log_event(TOPIC, {"number": number})  # distributed adds the worker
 
     def transition(self, key: Key, start: str, finish: str, **_: Any) -> None:
         """Report the result of a task that finished."""

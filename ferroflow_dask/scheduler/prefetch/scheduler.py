@@ -71,7 +71,8 @@ class Prefetch:
         self._was_withdrawn = was_withdrawn
         self._inlining = inlining
         self.is_open = False
-        self._supporting: set[str] = set()
+        # Workers, and the numbers of their plugins.
+        self._supporting: dict[str, int] = {}
         #: Prefetched tasks that are not placed yet.
         self.ahead: dict[Key, _Ahead] = {}
         #: Tasks on workers whose dependents are to be looked at, in order.
@@ -92,9 +93,9 @@ class Prefetch:
         self.is_open = False
         self.withdraw_all()
         for address in list(self._supporting):
-            self._supporting.discard(address)
+            number = self._supporting.pop(address)
             if address in self._scheduler.stream_comms:
-                self._scheduler.worker_send(address, {"op": CLOSE})
+                self._scheduler.worker_send(address, {"op": CLOSE, "number": number})
         self.clear()
 
     def withdraw_all(self) -> None:
@@ -121,16 +122,16 @@ class Prefetch:
         self.early.clear()
         self.doubtful.clear()
 
-    def supports(self, address: str) -> None:
-        """Note that a worker supports prefetched tasks."""
+    def supports(self, address: str, number: int) -> None:
+        """Note that a worker supports prefetched tasks, by its plugin of a number."""
         if self.is_open and address in self._scheduler.workers:
-            self._supporting.add(address)
+            self._supporting[address] = number
             for ts in self._scheduler.workers[address].processing:
                 self._look_after(ts.key)
 
     def left(self, address: str) -> None:
         """Forget a worker and the tasks that were prefetched to it."""
-        self._supporting.discard(address)
+        self._supporting.pop(address, None)
         for key in [key for key, ahead in self.ahead.items() if ahead.worker == address]:
             self.withdraw(key)
 

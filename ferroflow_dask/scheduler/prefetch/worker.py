@@ -176,8 +176,8 @@ class WorkerPrefetch(WorkerPlugin):
             if earlier is None  # one without tasks is false
             else earlier
         )
-        self._tasks.handlers.add(worker.stream_handlers)
-        worker.log_event(TOPIC, {})  # distributed adds the worker
+        number = self._tasks.handlers.add(worker.stream_handlers)
+        worker.log_event(TOPIC, {"number": number})  # distributed adds the worker
 
     def transition(self, key: Key, start: str, finish: str, **_: Any) -> None:
         """Start the tasks that waited for a result."""
