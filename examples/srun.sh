@@ -12,6 +12,7 @@
 program=$(mktemp -p "$PWD" ferroflow-XXXXXX.py)
 trap 'rm -f "$program"' EXIT
 cat > "$program" <<'PYTHON'
+import asyncio
 import time
 
 from dask_jobqueue.slurm import SLURMRunner
@@ -19,8 +20,20 @@ from distributed import Client
 
 import ferroflow_dask
 
+
+class Runner(SLURMRunner):
+    """Tries again if the scheduler is still writing its file; dask-jobqueue 0.9 fails then."""
+
+    async def get_scheduler_address(self):
+        while True:
+            try:
+                return await super().get_scheduler_address()
+            except ValueError:
+                await asyncio.sleep(0.2)
+
+
 if __name__ == "__main__":
-    with SLURMRunner(scheduler_file="scheduler-{job_id}.json") as runner, Client(runner) as client:
+    with Runner(scheduler_file="scheduler-{job_id}.json") as runner, Client(runner) as client:
         client.wait_for_workers(runner.n_workers)
         ferroflow_dask.install(client)
         model = ferroflow_dask.generate("imbalanced")
