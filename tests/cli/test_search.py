@@ -52,6 +52,14 @@ def test_processes_find_what_one_process_finds(tmp_path: Path) -> None:
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
+def test_processes_share_a_budget_in_time() -> None:
+    budget = ("--topology", "flexflow-p100", "--workers", "4", "--costs", "analytic", "--seconds", "1s")
+    facts = json.loads(answer("search", *GRAPH, *budget, "--processes", "2", "--json").output)
+    assert facts["proposals"] >= 2  # each chain simulates one strategy before it looks at the clock
+    found = facts["strategies"].pop("found")
+    assert all(found["makespan_s"] <= one["makespan_s"] for one in facts["strategies"].values())
+
+
 def test_a_search_goes_on_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "s.json"
     spans = []
