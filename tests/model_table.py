@@ -1,10 +1,10 @@
 """A table of models: each in each granularity, compared with onnxruntime.
 
-    python tests/model_table.py [--variants] [--quick] [--sklearn] [FILE.onnx …]
+    python tests/model_table.py [--variants] [--quick] [--sklearn] [--save FILE.csv] [FILE.onnx …]
 
 Without files, the light models of onnx; with `--sklearn`, models of skl2onnx instead. `--variants` adds each
 model as onnxruntime has optimised it at each level, and quantised in both forms. `--quick` measures only the
-default, and checks the others.
+default, and checks the others. `--save` appends the rows to a file, which `tests/model_rows.py` sums up.
 
 A result is right if it is that of one session. Some models, above all those with QDQ nodes, give other
 results if onnxruntime does not optimise them. Then those are right, too, and counted. Times are CPU times of
@@ -22,7 +22,6 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ import numpy as np
 import onnx
 import onnxruntime
 from agreement import assert_same
+from model_rows import Row, save, summary
 from models import light_models, randomize
 from sklearn_models import sklearn_models
 
@@ -38,13 +38,11 @@ from ferroflow_dask.exceptions import BindError
 
 #: Of symbolic dimensions, tried in this order; models of audio and text take few.
 _SIZES = (2, 1, 32, 64, 256, 512, 576, 16000)
-_GRANULARITIES = ("default", "whole", "bundles", "ops", "map_batches")
 #: Warm runs of each program; fewer if they take longer than this in all [s].
 _RUNS, _ENOUGH_S = 7, 1.0
 #: Runs at least; granularities in many tasks are slow, and not compared with a bound.
 _LEAST_RUNS = {"session": 3, "default": 3, "whole": 3}
 _MORE_TRIES = 2
-_MOST_RATIO, _MOST_MORE_S = 1.15, 5e-3
 _LEVELS = {"basic": 1, "extended": 2, "all": 99}
 _TYPES = {
     "float": "f4",
@@ -68,21 +66,33 @@ def options(level: int = 99) -> Any:
 
 def values_for(session: Any) -> dict[str, Any] | None:
     """Return inputs with which a session runs; None if none were found."""
-    for size in _SIZES:
+    entries = session.get_inputs()
+    batches = {entry.shape[0] for entry in entries if entry.shape and isinstance(entry.shape[0], str)}
+    has_lengths = any(_is_length(entry) for entry in entries)
+    for size in (_SIZES[-1],) if has_lengths else _SIZES:
         rng = np.random.default_rng(0)
         values = {}
-        for entry in session.get_inputs():
-            shape = [dim if isinstance(dim, int) and dim > 0 else size for dim in entry.shape]
+        for entry in entries:
+            shape = [
+                dim if isinstance(dim, int) and dim > 0 else min(size, 2) if dim in batches else size
+                for dim in entry.shape
+            ]
             dtype = np.dtype(_TYPES.get(entry.type[7:-1], "f4"))
-            is_rate = entry.name == "sr"  # of audio
             drawn = rng.random(shape) if dtype.kind == "f" else rng.integers(0, 2, shape)
-            values[entry.name] = np.asarray(16000 if is_rate else drawn).astype(dtype)
+            if entry.name == "sr" or _is_length(entry):  # of audio
+                drawn = np.full(shape, 16000)
+            values[entry.name] = np.asarray(drawn).astype(dtype)
         try:
             session.run(None, values)
         except Exception:  # noqa: BLE001 -- onnxruntime's errors have no base of their own
             continue
         return values
     return None
+
+
+def _is_length(entry: Any) -> bool:
+    """Return whether an input is the number of samples of each recording."""
+    return str(entry.name).endswith("_lens")
 
 
 def loads(path: str, session_options: Any) -> bool:
@@ -92,55 +102,6 @@ def loads(path: str, session_options: Any) -> bool:
     except Exception:  # noqa: BLE001
         return False
     return True
-
-
-@dataclass
-class Row:
-    """A model in the table.
-
-    Parameters
-    ----------
-    name : str
-    group : str
-        Models of one line of the summary.
-    session_s : float
-        CPU time of one session.
-    right : list of str
-        Placements that are right.
-    seconds : dict of str to float
-        CPU times by granularity.
-    wrong : list of str
-        Placements that are not.
-    unoptimised : list of str
-        Placements whose results are those of a session without optimisations.
-    reason : str
-        Why the default is over the bound; empty if it is not.
-    """
-
-    name: str
-    group: str
-    session_s: float
-    right: list[str] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-    wrong: list[str] = field(default_factory=list)
-    unoptimised: list[str] = field(default_factory=list)
-    reason: str = ""
-
-    @property
-    def ratios(self) -> dict[str, float]:
-        """CPU times as multiples of the session's."""
-        return {way: found / self.session_s for way, found in self.seconds.items()}
-
-    @property
-    def is_within(self) -> bool:
-        """Whether the default takes hardly longer than the session."""
-        return self.seconds.get("default", np.inf) <= _MOST_RATIO * self.session_s + _MOST_MORE_S
-
-    def __str__(self) -> str:
-        cells = [f"{way} {ratio:.2f}{'*' * (way in self.unoptimised)}" for way, ratio in self.ratios.items()]
-        cells += [f"{way}{'*' * (way in self.unoptimised)}" for way in self.right if way not in self.seconds]
-        cells += [f"{way} WRONG" for way in self.wrong]
-        return f"{self.name:48} {1e3 * self.session_s:8.1f} ms  {', '.join(cells)}  {self.reason}"
 
 
 def cpu_s(call: Callable[[], Any]) -> float:
@@ -186,14 +147,14 @@ def in_batches(model: Model, values: dict[str, Any]) -> dict[str, Any]:
     return dict(zip(found, dask.compute(*found.values(), scheduler="sync"), strict=True))
 
 
-def row_of(path: str, name: str, group: str, values: dict[str, Any] | None, is_quick: bool) -> Row | str:
-    """Return a model's row, or why there is none."""
+def row_of(path: str, name: str, group: str, values: dict[str, Any] | None, is_quick: bool) -> Row:
+    """Return a model's row."""
     if not loads(path, options()):
-        return f"{name:48} onnxruntime does not load it"
+        return Row(name, group, np.nan, reason="onnxruntime does not load it")
     session = onnxruntime.InferenceSession(path, options())
     values = values or values_for(session)
     if values is None:
-        return f"{name:48} no inputs found"
+        return Row(name, group, np.nan, reason="no inputs found")
     names = [entry.name for entry in session.get_outputs()]
     expected = dict(zip(names, session.run(None, values), strict=True))
     model, row, calls = load_onnx(path), Row(name, group, 0), {}
@@ -244,11 +205,10 @@ def is_same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
     return True
 
 
-def variants(path: str, folder: str, given: dict[str, Any] | None) -> Iterator[tuple[str, str]]:
-    """Yield the model as onnxruntime has optimised it, and quantised unless its values are given."""
-    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
-
-    values = None if given else values_for(onnxruntime.InferenceSession(path, options()))
+def quantised(path: str, target: str, form: Any, values: dict[str, Any]) -> str:
+    """Quantise a model; return why it cannot be, or nothing."""
+    from onnxruntime.quantization import CalibrationDataReader, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -257,25 +217,51 @@ def variants(path: str, folder: str, given: dict[str, Any] | None) -> Iterator[t
         def get_next(self) -> Any:
             return self.left.pop() if self.left else None
 
+    reason, prepared = "", f"{target}.prepared.onnx"
+    for is_prepared in (False, True):
+        try:
+            if is_prepared:
+                quant_pre_process(path, prepared, skip_symbolic_shape=True)
+            quantize_static(prepared if is_prepared else path, target, Reader(), quant_format=form)
+        except Exception as error:  # noqa: BLE001 -- not each model can be quantised
+            told = " ".join(str(error).split())
+            reason = reason or f"quantising fails: {type(error).__name__} {told}"[:160]
+            continue
+        if not has_quantised(onnx.load(target, load_external_data=False).graph):
+            return "onnxruntime quantises none of its ops"
+        return "" if loads(target, options()) else "onnxruntime does not load what it has quantised"
+    return reason
+
+
+def has_quantised(graph: onnx.GraphProto) -> bool:
+    """Return whether a graph has quantised ops."""
+    return any(node.op_type.startswith(("Q", "DequantizeLinear")) for node in graph.node)
+
+
+def variants(path: str, folder: str, given: dict[str, Any] | None) -> Iterator[tuple[str, str | None, str]]:
+    """Yield the model as onnxruntime has optimised it, and quantised unless its values are given.
+
+    A variant has no file if onnxruntime does not make or load it; then the reason follows.
+    """
+    from onnxruntime.quantization import QuantFormat
+
     made = {"": path}
+    values = None if given else values_for(onnxruntime.InferenceSession(path, options()))
     for form in (QuantFormat.QDQ, QuantFormat.QOperator) if values else ():
         target = f"{folder}/{form.name}.onnx"
-        try:
-            quantize_static(path, target, Reader(), quant_format=form)
-        except Exception as error:  # noqa: BLE001 -- not each model can be quantised
-            print(f"  {path} is not quantised: {type(error).__name__} {error}"[:160], file=sys.stderr)
+        reason = quantised(path, target, form, values)
+        if reason:
+            yield form.name, None, reason
         else:
             made[form.name] = target
+            yield form.name, target, ""
     for form_name, source in made.items():
-        if form_name and loads(source, options()):
-            yield form_name, source
         for level, number in _LEVELS.items():
-            target = f"{folder}/{form_name}-{level}.onnx"
+            name, target = f"{form_name} {level}".strip(), f"{folder}/{form_name}-{level}.onnx"
             optimising = options(number)
             optimising.optimized_model_filepath = target
-            # onnxruntime cannot load all that it has quantised or optimised.
-            if loads(source, optimising) and loads(target, options()):
-                yield f"{form_name} {level}".strip(), target
+            is_loaded = loads(source, optimising) and loads(target, options())
+            yield name, target if is_loaded else None, "onnxruntime does not load what it has optimised"
 
 
 def models_of(arguments: list[str], folder: str) -> Iterator[tuple[str, str, dict[str, Any] | None]]:
@@ -294,61 +280,44 @@ def models_of(arguments: list[str], folder: str) -> Iterator[tuple[str, str, dic
         yield "files", file, None
 
 
-def rows_of(arguments: list[str]) -> Iterator[Row | str]:
+def rows_of(arguments: list[str]) -> Iterator[Row]:
     """Yield the rows of the table."""
     with tempfile.TemporaryDirectory() as folder:
         for group, file, values in models_of(arguments, folder):
             stem = Path(file).stem
             with tempfile.TemporaryDirectory() as made:
-                found = [("", file)]
+                found: list[tuple[str, str | None, str]] = [("", file, "")]
                 if "--variants" in arguments:
                     found += variants(file, made, values)
-                for variant, path in found:
+                for variant, path, reason in found:
                     form = "quantised" if variant[:1] == "Q" else "optimised" if variant else "as given"
-                    name = f"{stem} {variant}".strip()
+                    name, of_form = f"{stem} {variant}".strip(), f"{group}, {form}"
+                    if path is None:
+                        yield Row(name, of_form, np.nan, reason=reason)
+                        continue
                     try:
-                        yield row_of(path, name, f"{group}, {form}", values, "--quick" in arguments)
+                        yield row_of(path, name, of_form, values, "--quick" in arguments)
                     except Exception as error:  # noqa: BLE001 -- a finding, too
-                        yield Row(name, group, np.nan, wrong=[f"{type(error).__name__}: {error}"[:200]])
-
-
-def summary(rows: list[Row]) -> str:
-    """Return lines of a table in Markdown: right results, and medians of ratios to a session."""
-    groups: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        groups[row.group].append(row)
-    lines = [
-        f"| models | number | right | {' | '.join(_GRANULARITIES)} | within the bound |",
-        f"|{'---|' * (len(_GRANULARITIES) + 4)}",
-    ]
-    for group, of_group in groups.items():
-        n_right = sum(len(row.right) for row in of_group)
-        n_all = n_right + sum(len(row.wrong) for row in of_group)
-        found = [[row.ratios[way] for row in of_group if way in row.seconds] for way in _GRANULARITIES]
-        cells = [f"{statistics.median(ratios):.2f}" if ratios else "–" for ratios in found]
-        n_within = sum(row.is_within for row in of_group)
-        right = f"{n_right} of {n_all}"
-        lines.append(f"| {group} | {len(of_group)} | {right} | {' | '.join(cells)} | {n_within} |")
-    return "\n".join(lines)
+                        yield Row(name, of_form, np.nan, wrong=[f"{type(error).__name__}: {error}"[:200]])
 
 
 def main(arguments: list[str]) -> int:
     """Print the table; return how many granularities were wrong."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
+    target = None
+    if "--save" in arguments:
+        at = arguments.index("--save")
+        target = arguments[at + 1]
+        arguments = arguments[:at] + arguments[at + 2 :]
     rows = []
     for row in rows_of(arguments):
         print(row, flush=True)
-        if isinstance(row, Row):
-            rows.append(row)
-    n_wrong = sum(len(row.wrong) for row in rows)
-    n_right = sum(len(row.right) for row in rows)
-    n_unoptimised = sum(len(row.unoptimised) for row in rows)
-    n_within = sum(row.is_within for row in rows)
+        rows.append(row)
+        if target is not None:
+            save(row, target)
     print(summary(rows))
-    print(f"{n_right} of {n_right + n_wrong} are right, {n_unoptimised} as without optimisations")
-    print(f"the default is within the bound for {n_within} of {len(rows)} models")
-    return n_wrong
+    return sum(len(row.wrong) for row in rows)
 
 
 if __name__ == "__main__":

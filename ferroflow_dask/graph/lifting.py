@@ -45,7 +45,7 @@ def lift_weights(
             outside = name
             if defined[name] > 1:
                 outside = unique(name, taken)
-                _rename(sub, name, outside)
+                rename(sub, name, outside)
             yield outside, value
 
 
@@ -87,14 +87,14 @@ def _remove(graph: onnx.GraphProto, name: str) -> None:
             return
 
 
-def _rename(graph: onnx.GraphProto, old: str, new: str) -> None:
-    """Have the nodes of a graph, and of those inside of it, read another value."""
+def rename(graph: onnx.GraphProto, old: str, new: str) -> None:
+    """Have a graph, and those inside of it, read another value from outside."""
     for node in graph.node:
         for i, name in enumerate(node.input):
             if name == old:
                 node.input[i] = new
         for sub in subgraphs_of_node(node):
-            _rename(sub, old, new)
-            for entry in sub.output:
-                if entry.name == old:
-                    entry.name = new
+            rename(sub, old, new)
+    for entry in graph.output:
+        if entry.name == old:
+            entry.name = new

@@ -18,6 +18,7 @@ from dask.typing import Key
 from ferroflow_dask.bundling.results import Results
 from ferroflow_dask.counts import as_count
 from ferroflow_dask.exceptions import BindError, UsageError
+from ferroflow_dask.graph.batch_axes import BatchAxis, with_rows_first
 from ferroflow_dask.graph.batching import BATCH
 from ferroflow_dask.graph.defaults import with_inputs
 from ferroflow_dask.graph.inputs import as_array, check_array, taken
@@ -96,6 +97,7 @@ def map_batches(
     data: Any,
     *,
     batch: int | None = None,
+    batch_axis: BatchAxis = 0,
     providers: Sequence[str] | None = None,
     check_rows: bool = True,
     outputs: Outputs | None = None,
@@ -105,6 +107,7 @@ def map_batches(
     specs = _specs_of(outputs)
     if outputs is not None:
         graph = with_outputs(graph, list(outputs))
+    graph = with_rows_first(graph, batch_axis)
     rows = RowOptions(**options)
     settings = SessionSettings.of(rows.session_options, rows.intra_op_num_threads)
     steps, trial = rows.steps(), Trial(check_rows, specs, settings=settings)

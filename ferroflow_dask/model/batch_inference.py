@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ferroflow_dask.graph.batch_axes import BatchAxis
 from ferroflow_dask.graph.ir import Graph
 from ferroflow_dask.lowering.batches import Outputs, map_batches
 from ferroflow_dask.lowering.forms import Columns
@@ -21,6 +22,7 @@ class BatchInference:
         *,
         batch: int | None = None,
         batch_size: int | None = None,
+        batch_axis: BatchAxis = 0,
         columns: Columns = None,
         preprocess: Callable[[Any], Any] | None = None,
         postprocess: Callable[[Any], Any] | None = None,
@@ -57,6 +59,9 @@ class BatchInference:
             array, and four chunks for each thread for a pandas frame.
         batch_size : int, optional
             Rows that the model gets at once. The default is all rows of a chunk. Chunks stay as they are.
+        batch_axis : int, or dict of str to int, optional
+            The axis of the model's inputs and outputs along which rows are: of all, or by name. The default
+            is the first. In `data` and in the result, rows are always along the first axis.
         columns : dict of str to (str or list of str), or list of str, optional
             Columns of a frame by input, or those of the only input. The default is columns with the names of
             inputs, or else all columns for the only input. For bags, keys of the dicts by input.
@@ -119,6 +124,7 @@ class BatchInference:
             data,
             batch=batch,
             batch_size=batch_size,
+            batch_axis=batch_axis,
             columns=columns,
             preprocess=preprocess,
             postprocess=postprocess,
