@@ -80,7 +80,7 @@ def _axes(graph: Graph, batch_axis: BatchAxis) -> dict[str, tuple[int, TensorSpe
 def _moved(graph: Graph, axes: Mapping[str, tuple[int, TensorSpec]]) -> Graph:
     taken = {source.name for source in graph.sources} | set(graph.producers)
     names = {name: unique(f"{name}_in_model", taken) for name in axes}
-    first_id = 1 + max(node.id for node in (*graph.sources, *graph.ops))
+    first_id = 1 + max([*(source.id for source in graph.sources), *(op.id for op in graph.ops)])
     op_names = {op.name for op in graph.ops}
     specs = {names.get(name, name): spec for name, spec in graph.specs.items()}
     ops, rows_first = [_renamed(op, names) for op in graph.ops], {}
