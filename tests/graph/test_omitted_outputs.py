@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -113,7 +114,12 @@ def run(left_out: str) -> None:
 @pytest.mark.parametrize("left_out", NODES)
 def test_outputs_may_be_left_out(left_out):
     done = subprocess.run(
-        [sys.executable, Path(__file__), left_out], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, Path(__file__), left_out],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.returncode == 0, done.stderr
 

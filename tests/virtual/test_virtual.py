@@ -218,7 +218,7 @@ def test_a_run_in_other_processes_is_the_same(call: str) -> None:
     told = []
     for hash_seed in ("1", "5"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        environment["PYTHONPATH"] = os.pathsep.join([os.path.dirname(os.path.dirname(__file__)), *sys.path])
+        environment["PYTHONPATH"] = os.pathsep.join([os.path.dirname(__file__), *sys.path])
         run = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True)
         told.append(run.stdout)
     assert told[0] == told[1]
