@@ -182,7 +182,7 @@ def test_the_least_integer_is_divided_in_a_process_that_goes_on(way: str, nested
     code = "import sys, warnings; sys.path[:0] = sys.argv[1:]; warnings.simplefilter('ignore')\n"
     code += "from test_deviations import divided\n" + "\n".join(calls)
     done = subprocess.run(
-        [sys.executable, "-c", code, *sys.path],
+        [sys.executable, "-c", code, str(Path(__file__).parent), *sys.path],
         check=False,
         capture_output=True,
         text=True,
