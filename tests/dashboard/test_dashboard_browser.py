@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import logging
 import re
 import time
@@ -30,6 +31,9 @@ pytestmark = [
 
 #: First column of each figure's data, and what grows in it.
 FIGURES = {"victim": "steals", "key": "key", "time": "time", "level": "done"}
+
+#: Where each figure has a page of its own.
+PLOTS = ["overview", "failures", "timeline", "workers", "rates", "levels", "steals", "bundles", "decisions"]
 
 soon = partial(waiting.soon, within_s=30.0)
 
@@ -165,19 +169,8 @@ def test_the_page_survives_uninstall_restart_and_a_worker_that_leaves(client: Cl
 
 
 def test_each_figure_is_a_page_of_its_own(client: Client) -> None:
-    plots = [
-        "overview",
-        "failures",
-        "timeline",
-        "workers",
-        "rates",
-        "levels",
-        "steals",
-        "bundles",
-        "decisions",
-    ]
-    with opened(page(client, f"individual-ferroflow-{plots[0]}"), 800, 600) as driver:
-        for plot in plots:
+    with opened(page(client, f"individual-ferroflow-{PLOTS[0]}"), 800, 600) as driver:
+        for plot in PLOTS:
             driver.get(page(client, f"individual-ferroflow-{plot}"))
             assert soon(lambda: n_documents(driver) == 1), plot
 
@@ -318,9 +311,51 @@ def test_the_page_follows_the_dark_theme(client: Client) -> None:
         assert background(driver) == "rgb(18, 18, 18)"
 
 
+HOSTILE = "<img src=x onerror=document.title='pwned'><script>document.title='pwned'</script>"
+#: Keeps what a page is sent.
+KEEP_MESSAGES = """
+window.sent = []
+const Stock = window.WebSocket
+window.WebSocket = class extends Stock {
+  constructor(...given) {
+    super(...given)
+    this.addEventListener("message", (event) => { if (typeof event.data == "string") sent.push(event.data) })
+  }
+}
+"""
+
+
+def html_sent(message: Any) -> Iterator[str]:
+    """Yield what a message to a page has for it to show as HTML."""
+    if isinstance(message, list):
+        for one in message:
+            yield from html_sent(one)
+    elif isinstance(message, dict):
+        for name, value in message.items():
+            if isinstance(value, str):
+                if name == "text" or (name == "new" and message.get("attr") == "text"):
+                    yield value
+            else:
+                yield from html_sent(value)
+
+
+def shows_text(driver: Any) -> bool:
+    """Assert that the page has the hostile name as text only; return whether the page was sent it."""
+    sent = driver.execute_script("return sent.splice(0)")
+    for message in sent:
+        for shown in html_sent(json.loads(message)) if message.startswith("{") else ():
+            assert "<img" not in shown
+    assert not driver.execute_script(f"{FOUND} return found('img[src=x]')")
+    assert "pwned" not in driver.title
+    return any("onerror" in message for message in sent)
+
+
 def test_hostile_names_are_text() -> None:
     chromium()
-    hostile = "<img src=x onerror=document.title='pwned'><script>document.title='pwned'</script>"
+
+    def fail(_: int) -> None:
+        raise ValueError(HOSTILE)
+
     with (
         dask.config.set({"distributed.scheduler.validate": False}),
         LocalCluster(
@@ -328,21 +363,33 @@ def test_hostile_names_are_text() -> None:
         ) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
-        cluster.worker_spec[f"<b>{hostile}"] = cluster.new_spec
-        cluster.worker_spec[f"<i>{hostile}"] = cluster.new_spec
+        cluster.worker_spec[f"<b>{HOSTILE}"] = cluster.new_spec
+        cluster.worker_spec[f"<i>{HOSTILE}"] = cluster.new_spec
         cluster.sync(cluster._correct_state)
         ferroflow_dask.install(client)
         with opened(page(client)) as driver:
+            kept = driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": KEEP_MESSAGES})
+            driver.get(page(client))
             assert soon(lambda: set(FIGURES) <= set(sources(driver)))
-            root = client.submit(int, key=f"{hostile}-root")
-            futures = [client.submit(_slowly, root, key=f"{hostile}-{i}") for i in range(8)]
-            client.gather(futures)
-            assert soon(lambda: any(hostile in key for key in sources(driver)["key"]["key"]))
+            root = client.submit(int, key=f"{HOSTILE}-root")
+            futures = [client.submit(_slowly, root, key=f"{HOSTILE}-{i}") for i in range(8)]
+            futures.append(client.submit(fail, root, key=f"{HOSTILE}-failed"))
+            until(lambda: all(future.done() for future in futures))
+            assert soon(lambda: any(HOSTILE in key for key in sources(driver)["key"]["key"]))
             assert soon(lambda: "&lt;img src=x" in texts(driver))
-            canvas = driver.find_element("css selector", "body")
-            driver.execute_script("arguments[0].scrollIntoView()", canvas)
+            click(driver, "a[data-task]")
+            assert soon(lambda: "Selected" in panels(driver))
+            click(driver, "tr[data-worker]")
+            assert soon(lambda: "worker &lt;" in texts(driver))
+            assert shows_text(driver)
             assert driver.title == "Dask: ferroflow"
-            assert not driver.find_elements("css selector", "img[src='x']")
+            n_hostile = 0
+            for plot in PLOTS:
+                driver.get(page(client, f"individual-ferroflow-{plot}"))
+                assert soon(lambda: n_documents(driver) == 1), plot
+                n_hostile += shows_text(driver)
+            assert n_hostile > 3
+            driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", kept)
 
 
 def _slowly(_: int) -> None:
