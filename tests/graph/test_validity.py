@@ -11,6 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 from agreement import assert_same
+from dask.array import from_array
 from models import convolution, model_of
 from onnx import TensorProto, helper
 from onnx.helper import make_node as node
@@ -85,6 +86,41 @@ def test_an_operator_that_no_library_has_is_refused_with_both_answers() -> None:
         ModelError, match=r"^model: is not valid ONNX: No Op registered for Rlu.*onnxruntime: "
     ):
         load_onnx(model([node("Rlu", ["x"], ["y"])]))
+
+
+#: Operators of ONNX's first drafts, which onnxruntime has up to opset 9, with attributes.
+DRAFTS: dict[str, dict[str, Any]] = {
+    "Affine": {"alpha": 2.0, "beta": 0.5},
+    "ScaledTanh": {"alpha": 2.0, "beta": 0.5},
+    "ImageScaler": {"scale": 2.0, "bias": [1.0, 2.0, 3.0]},
+    "ParametricSoftplus": {"alpha": 2.0, "beta": 0.5},
+    "Scale": {"scale": 3.0},
+    "Crop": {"border": [1, 0, 0, 1]},
+}
+
+
+@pytest.mark.parametrize("is_inside", [False, True], ids=["alone", "in a branch"])
+@pytest.mark.parametrize("op_type", DRAFTS)
+@pytest.mark.filterwarnings("ignore:.*onnxruntime loads it")
+def test_an_operator_of_the_first_drafts_is_computed(op_type: str, is_inside: bool) -> None:
+    nodes = [node(op_type, ["x"], ["h"], **DRAFTS[op_type]), node("Abs", ["h"], ["y"])]
+    inputs = [info("x", FLOAT, ["n", 3, 4, 4])]
+    if is_inside:
+        out = [info("y", FLOAT, None)]
+        branch = helper.make_graph(nodes, "branch", [], out)
+        other = helper.make_graph([node("Neg", ["x"], ["y"])], "other", [], out)
+        nodes = [node("If", ["c"], ["z"], then_branch=branch, else_branch=other), node("Abs", ["z"], ["y"])]
+        inputs.append(info("c", TensorProto.BOOL, []))
+    graph = helper.make_graph(nodes, "g", inputs, [info("y", FLOAT, ["n", 3, "h", "w"])])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 9)], ir_version=4)
+    content = made.SerializeToString()
+    x = np.random.default_rng(0).standard_normal((2, 3, 4, 4)).astype(np.float32)
+    given = {"x": x, **({"c": np.array(True)} if is_inside else {})}
+    (expected,) = onnxruntime.InferenceSession(content).run(None, given)
+    rows = {name: from_array(value, chunks=-1) if value.ndim else value for name, value in given.items()}
+    batches = load_onnx(content).map_batches(rows).compute(scheduler="sync")
+    for found in (*(one["y"] for one in in_all_granularities(content, given)), batches):
+        assert_same(found, expected)
 
 
 LEVELS = {

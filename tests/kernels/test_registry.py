@@ -13,9 +13,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 from kernel_cases import normal_from, op_of
+from models import model_of
 from onnx import TensorProto, helper
 from zict import LRU
 
+from ferroflow_dask import ClusterProfile, load_onnx
 from ferroflow_dask.exceptions import KernelError, KernelNotFoundError, UnknownNameError
 from ferroflow_dask.graph import FERROFLOW_DOMAIN, Graph, Op, generate_graph
 from ferroflow_dask.kernels import check_supported, choice, compile_op, find_provider, registry
@@ -327,6 +329,27 @@ def test_a_provider_whose_library_is_missing_is_passed_over(provide):
     choice.PROVIDERS["absent"] = absent
     kernel = compile_op(op_of("Foo", [1], domain="acme"), {}, ["absent", "one"])
     assert kernel(1.5) == ("one: 1.5",)
+
+
+@pytest.mark.parametrize("granularity", [None, "whole", "bundles", "ops"])
+def test_an_op_that_all_providers_fail_at_names_the_answer_of_each(granularity: str | None) -> None:
+    x, places = np.ones((2, 3), np.float32), np.int64([7])
+    inputs = {"x": (TensorProto.FLOAT, ["n", 3]), "places": (TensorProto.INT64, ["k"])}
+    nodes = [
+        helper.make_node("Gather", ["x", "places"], ["h"], "pick"),
+        helper.make_node("Neg", ["h"], ["y"]),
+    ]
+    bound = load_onnx(model_of(nodes, inputs, ["y"])).bind(
+        x=x, places=places, granularity=granularity, profile=ClusterProfile((1,))
+    )
+    with pytest.raises(KernelError) as raised:
+        bound.compute(scheduler="sync")
+    (told,) = str(raised.value).splitlines()
+    _, answers = told.split("op 'pick' (Gather) failed on (float32[2, 3], int64[1]): ")
+    said = dict(answer.split(": ", 1) for answer in answers.split("; "))
+    assert said.keys() == {"array", "onnxruntime", "reference"}
+    assert "index 7 is out of bounds" in said["array"]
+    assert "idx=7 must be within the inclusive range [-2,1]" in said["onnxruntime"]
 
 
 def test_importing_the_package_does_not_import_onnxruntime():

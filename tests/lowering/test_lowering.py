@@ -378,6 +378,9 @@ def test_a_lazy_input_has_the_symbolic_dimensions_of_those_that_are_here() -> No
         assert_same(bound.compute(scheduler="sync"), {"y": X[:1] + X})
     with pytest.warns(UserWarning, match="dimension 'batch' is 1 in input 'x' and 5 in 'w'"):
         assert_same(Model(builder.to_graph()).evaluate(x=X[:1], w=X), {"y": X[:1] + X})
+    with pytest.warns(UserWarning, match="dimension 'batch' is 1 in input 'x' and 5 in 'w'"):
+        bound = Model(builder.to_graph()).bind(x=X[:1], w=X)
+    assert_same(bound.compute(scheduler="sync"), {"y": X[:1] + X})
 
 
 @pytest.mark.cluster
