@@ -97,8 +97,10 @@ def test_a_task_on_its_way_to_a_thief_is_offered_to_nobody_until_it_arrives() ->
 
 
 def test_answers_about_released_tasks_are_told_where_dask_tells(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(logging.getLogger("distributed"), "propagate", True)
+
     async def test(cluster: Cluster) -> None:
         with caplog.at_level(logging.DEBUG, logger="distributed.stealing"):
             handler = cluster.scheduler.stream_handlers["steal-response"]
