@@ -135,13 +135,14 @@ class _SessionKernel:
         for name, (_, _, is_list) in types.items():
             if is_list:
                 declared[name] = onnx.helper.make_sequence_type_proto(declared[name])
-        model = one_node_model(self._op, self._opsets, declared, declared_opset(self._op, self._opsets))
-        if self._has_rules and self._has_subgraph and (found := deviations(model)):
+        # Some operators are functions, which onnxruntime writes in the operators of the declared version.
+        versions = (declared_opset(self._op, self._opsets), opset_version(self._op, self._opsets))
+        models = [one_node_model(self._op, self._opsets, declared, v) for v in dict.fromkeys(versions)]
+        if self._has_rules and self._has_subgraph and (found := deviations(models[0])):
             return "; ".join(found.values())
-        try:
-            session = _open_plainly(model)
-        except OPEN_ERRORS as error:
-            return str(error)
+        session = _open_first(models)
+        if isinstance(session, str):
+            return session
         strange = [output.type for output in session.get_outputs() if NOT_NUMPY.search(output.type)]
         return f"results of type {', '.join(strange)}" if strange else session
 
@@ -216,6 +217,17 @@ def open_segment(
         return found
 
     return compute
+
+
+def _open_first(models: Sequence[onnx.ModelProto]) -> Any:
+    """Return the session of the first model that opens, or the reason why the first one does not."""
+    reason = ""
+    for model in models:
+        try:
+            return _open_plainly(model)
+        except OPEN_ERRORS as error:
+            reason = reason or str(error)
+    return reason
 
 
 def _open_plainly(model: onnx.ModelProto) -> Any:

@@ -79,6 +79,7 @@ def test_a_mutant_is_an_error_of_ours_or_a_right_result(process_client: Client) 
             ended["results"] += 1
             if expected and not any(agrees(found, other) for other in expected):
                 wrong.append(seed)
+    print(f"{N_MUTANTS} mutants: {dict(ended)}, {len(wrong)} wrong")
     assert wrong == []
     assert ended["long"] == 0
     assert process_client.run(os.getpid) == workers

@@ -331,6 +331,16 @@ def test_a_provider_whose_library_is_missing_is_passed_over(provide):
     assert kernel(1.5) == ("one: 1.5",)
 
 
+def test_a_function_of_onnx_is_written_in_the_operators_of_its_own_opset():
+    """In those of opset 13, where the operator was last changed, onnxruntime has no half precision."""
+    x = np.random.default_rng(0).standard_normal((2, 3)).astype(np.float16)
+    op = op_of("MeanVarianceNormalization", [x], axes=[0])
+    (found,) = compile_op(op, {"": 19}, ["onnxruntime"])(x)
+    wide = x.astype(np.float64)
+    assert found.dtype == np.float16
+    np.testing.assert_allclose(found, (wide - wide.mean(0)) / wide.std(0), atol=2e-2)
+
+
 @pytest.mark.parametrize("granularity", [None, "whole", "bundles", "ops"])
 def test_an_op_that_all_providers_fail_at_names_the_answer_of_each(granularity: str | None) -> None:
     x, places = np.ones((2, 3), np.float32), np.int64([7])
