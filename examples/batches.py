@@ -13,7 +13,8 @@ These programs compute the same rows with the same onnxruntime, in turn:
 
 The rows of a model are random. If it has a fixed batch size, all programs use a copy without it.
 `texts` is a table of texts of 5 to 500 words and an encoder of sentences. `trees` is a table of numbers
-and gradient boosting, which needs skl2onnx. The script prints medians and ranges.
+and gradient boosting, which needs skl2onnx. The script prints medians and ranges,
+and CPU times, which other programs on the machine hardly change.
 """
 
 import argparse
@@ -238,7 +239,7 @@ def measure(model, path, rows, options):
         }
         if options.ray:
             ways = {"Ray Data, 2 actors": by_ray(rows, path, options), **ways}
-        compare(ways, expected, options)
+        compare(ways, expected, options, client)
 
 
 def start_ray():
@@ -301,7 +302,7 @@ def measure_table(model, path, read, folder, options):
         }
         if options.ray:
             ways = {"Ray Data, 2 actors": table_by_ray(path, read, folder, options), **ways}
-        compare(ways, expected, options)
+        compare(ways, expected, options, client)
 
 
 def table_by_ray(path, read, folder, options):
@@ -319,23 +320,30 @@ def table_by_ray(path, read, folder, options):
     return run
 
 
-def compare(ways, expected, options):
-    """Run all programs in turn, check their results and print their rates."""
-    rates = {way: [] for way in ways}
+def cpu_s(client):
+    """Return the CPU time of this process and of the workers so far."""
+    return time.process_time() + sum(client.run(time.process_time).values())
+
+
+def compare(ways, expected, options, client):
+    """Run all programs in turn, check their results and print their rates and CPU times."""
+    rates, cpu_times = ({way: [] for way in ways} for _ in range(2))
     for repetition in range(-1, options.repeat):  # the first repetition opens sessions
         for way, compute in ways.items():
-            start = time.perf_counter()
+            cpu_start, start = cpu_s(client), time.perf_counter()
             found = compute()
             spent = time.perf_counter() - start
+            cpu = cpu_s(client) - cpu_start
             np.testing.assert_allclose(
                 found.reshape(expected.shape), expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max()
             )
             if repetition >= 0:
                 rates[way].append(len(expected) / spent)
-    tell(rates)
+                cpu_times[way].append(cpu)
+    tell(rates, cpu_times)
 
 
-def tell(rates):
+def tell(rates, cpu_times):
     *others, ours = rates
     for way, found in rates.items():
         print(f"{way}: {np.median(found):,.1f} rows/s ({min(found):,.1f}–{max(found):,.1f})")
@@ -345,6 +353,9 @@ def tell(rates):
             f"{ours} / {other}: {np.median(rates[ours]) / np.median(rates[other]):.2f} of medians; "
             f"turn by turn {np.median(ratios):.2f} ({ratios.min():.2f}–{ratios.max():.2f})"
         )
+    for way, found in cpu_times.items():
+        if not way.startswith("Ray"):  # the time of its actors is not known here
+            print(f"{way}: {np.median(found):.3f} s of CPU time in client and workers")
 
 
 if __name__ == "__main__":
