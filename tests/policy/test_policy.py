@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from pure_policy import Cluster, ferroflow
+from pure_policy import Cluster, ferroflow, steals
 
 from ferroflow_dask.exceptions import UnknownNameError, UsageError
 from ferroflow_dask.policy import make_policy
@@ -188,6 +188,8 @@ def test_guesses_and_very_short_tasks_tell_nothing_of_a_worker() -> None:
     for _ in range(10):
         cluster.put("w0", guess)
         cluster.view.observe("guess", 50.0)
+    for worker in ("w0", "w2", "w3"):
+        run_on(cluster, worker, 0.02, 0.02)
     run_on(cluster, "w1", 1e-4, 1e-2)
     assert speeds(cluster) == [1.0] * 4
 
@@ -207,6 +209,14 @@ def test_a_slow_thief_leaves_what_ends_earlier_where_it_is() -> None:
     cluster.put("w0", cluster.task("a", 1.0), cluster.task("b", 1.0))
     assert cluster.tell(WorkerIdle("w1")) == []
     assert in_words(cluster.declined[-1].reason) == "would end in 4.003 s instead of 2 s"
+
+
+def test_a_slow_victim_loses_what_it_would_end_later() -> None:
+    cluster = Cluster(make_policy("ferroflow"), workers=2)
+    run_on(cluster, "w0", 0.02, 0.02)
+    run_on(cluster, "w1", 0.02, 0.08)
+    cluster.put("w1", *(cluster.task(i, 0.1) for i in range(10)))
+    assert len(steals(cluster.tell(WorkerIdle("w0")))) == 7  # 0.7 s, and three tasks of 0.4 s
 
 
 def test_branches_are_run_to_their_end_longest_first() -> None:

@@ -9,6 +9,7 @@ from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.policy import make_policy
 from ferroflow_dask.policy.baselines import AdaptiveThreshold
 from ferroflow_dask.policy.events import StealRefused, WorkerIdle, WorkerLeft
+from ferroflow_dask.policy.instructions import in_words
 
 
 def test_an_idle_worker_takes_half_of_the_surplus_by_time() -> None:
@@ -51,6 +52,14 @@ def test_a_short_task_behind_one_that_overruns_is_taken() -> None:
     assert cluster.tell(WorkerIdle("w1")) == []
     cluster.now = 0.5
     assert steals(cluster.tell(WorkerIdle("w1"))) == ["stuck"]
+
+
+def test_an_overrun_that_messages_explain_is_none() -> None:
+    cluster = ferroflow()
+    cluster.put("w0", cluster.task("runs", 0.001), cluster.task("waits", 0.0018))
+    cluster.now = 0.0015
+    assert cluster.tell(WorkerIdle("w1")) == []
+    assert in_words(cluster.declined[-1].reason) == "the victim is done in 0.0028 s; a steal takes 0.003 s"
 
 
 def test_work_does_not_go_back_and_forth() -> None:

@@ -59,7 +59,18 @@ def test_what_another_worker_of_the_host_has_comes_at_the_bandwidth_within_hosts
         )
     some = {"held": {"w0": 3, "w2": 10}, "n_held": {"w0": 1, "w2": 2}, "near": {"a": 3, "b": 10}}
     task = TaskView("some", 1.0, (0,), input_bytes=12, n_inputs=2, **some)
+    assert [task.missing_bytes(worker) for worker in ("w0", "w1", "w2")] == [9, 12, 2]
     assert [task.near_bytes(view.workers[worker]) for worker in ("w0", "w1", "w2")] == [0, 3, 0]
+
+
+def test_a_host_stays_as_long_as_one_of_its_workers() -> None:
+    view = on_hosts(["a", "a", "b"])
+    view.remove_worker("w1")
+    view.assign(TaskView("before", 1.0, (0,)), "w0", 0.0)
+    near_a = lacking("task", 10**6, "w1", {"a": 10**6})
+    assert [worker.key for worker in view.least_loaded_for(near_a)][0] == "w0"
+    view.remove_worker("w0")
+    assert [worker.key for worker in view.least_loaded_for(near_a)] == ["w2"]
 
 
 def on_hosts(hosts: list[str]) -> ClusterView:
