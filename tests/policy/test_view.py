@@ -68,7 +68,7 @@ def test_a_host_stays_as_long_as_one_of_its_workers() -> None:
     view.remove_worker("w1")
     view.assign(TaskView("before", 1.0, (0,)), "w0", 0.0)
     near_a = lacking("task", 10**6, "w1", {"a": 10**6})
-    assert [worker.key for worker in view.least_loaded_for(near_a)][0] == "w0"
+    assert next(iter(view.least_loaded_for(near_a))).key == "w0"
     view.remove_worker("w0")
     assert [worker.key for worker in view.least_loaded_for(near_a)] == ["w2"]
 
