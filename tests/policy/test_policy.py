@@ -34,6 +34,9 @@ def test_threads_count_as_free_places() -> None:
     cluster.put("w0", cluster.task("fourth"))
     assert [worker.key for worker in cluster.view.crowded_from_most_loaded()] == ["w0"]
     assert [task.key for task in cluster.view.workers["w0"].waiting_from_last()] == ["fourth"]
+    for key in cluster.tasks:
+        cluster.view.finish(key, 1.0)
+    assert cluster.view.n_idle == len(cluster.view.first_idle(9)) == 1
 
 
 def test_of_equal_priorities_the_last_that_was_sent_is_due_first() -> None:
