@@ -14,7 +14,7 @@ RANK_ANNOTATION = "ferroflow_rank"
 #: Operator kind of a task. Tasks of one kind take equally long, and their durations are learned together.
 KIND_ANNOTATION = "ferroflow_kind"
 
-#: False for tasks that must not be bundled with others.
+#: False, or "off" as in the setting, for tasks that must not be bundled with others.
 BUNDLE_ANNOTATION = "ferroflow_bundle"
 
 #: Worker kinds.
@@ -25,6 +25,11 @@ BUNDLE_PREFIX = "bundle"
 
 #: Key prefix of values that `scatter` has copied to all workers; a unique part follows.
 SCATTERED_PREFIX = "ferroflow-scattered-"
+
+
+def is_bundling_off(value: object) -> bool:
+    """Return whether a value of `BUNDLE_ANNOTATION` keeps a task separate."""
+    return value is False or (isinstance(value, str) and value == "off")
 
 
 def is_scattered_key(key: object) -> bool:

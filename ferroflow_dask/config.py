@@ -36,6 +36,11 @@ def get(key: str) -> Any:
     return dask.config.get(f"ferroflow.{key}", dask.config.get(f"ferroflow.{key}", config=_DEFAULTS))
 
 
+def is_setting(key: str) -> bool:
+    """Return whether there is a setting `ferroflow.<key>`."""
+    return key in _DEFAULTS["ferroflow"]
+
+
 def unknown_settings() -> list[str]:
     """Return a line for each setting below `ferroflow` that there is not, if its name is near to another's.
 

@@ -76,7 +76,9 @@ def device_options(function: F) -> F:
         if choice is not None and others.get("policy") == "sequential":
             raise UsageError("--policy sequential runs in this process, on the CPU; leave --device out")
         if choice is not None and slurm is not None and choice.kind != "auto":
-            raise UsageError(f"--device {choice} is of this machine; SLURM jobs with GPUs come by --gpu-jobs")
+            raise UsageError(
+                f"--device {choice} is for this machine; with SLURM give --gpu-jobs N and --device auto"
+            )
         if choice is not None and not others.get("processes", True):
             raise UsageError(
                 "--no-processes: with --device each worker is a process of its own; leave one of them out"

@@ -16,7 +16,7 @@ import click
 from ferroflow_dask.cli.limits import Expired
 from ferroflow_dask.deploy.interrupts import number_of, signals_raised
 from ferroflow_dask.deploy.stuck import ended_if_stuck
-from ferroflow_dask.exceptions import FerroflowError, UsageError
+from ferroflow_dask.exceptions import FerroflowError, UnknownNameError, UsageError
 from ferroflow_dask.printable import printable
 
 #: Raised by click from 8.2 on.
@@ -82,6 +82,14 @@ class OneLineErrors(click.Group):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             raise Refusal(error.format_message()) from error
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that is meant; the error for an unknown one names the nearest and all others."""
+        if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            raise UnknownNameError.of("command", args[0], self.list_commands(ctx))
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command and report an error in one line."""

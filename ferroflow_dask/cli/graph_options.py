@@ -67,6 +67,11 @@ class GraphCommand(SizeCommand):
         rest = super().parse_args(ctx, args)
         if rest and (ctx.params["dag"] or ctx.params["model"]):
             raise UsageError(f"{rest[0]!r} belongs to no option; --help lists them")
+        if rest and rest[0].endswith(".py"):
+            raise UsageError(
+                f"{rest[0]!r} is a Python program; add `ferroflow_dask.install(client)` to it and run it "
+                f"with `python {rest[0]}`"
+            )
         if rest:
             option = "--dag" if rest[0] in TOPOLOGIES else "--model"
             raise UsageError(
@@ -150,6 +155,8 @@ def load_graph(dag: str | None, model: str | None, seed: int, sizes: Mapping[str
         raise UsageError(f"{from_file} takes no sizes, but {', '.join(map(flag_of, given))} was given")
     if dag is not None and from_file:
         return read_graph(dag)
+    if dag is not None and dag.endswith((".onnx", ".ort")):
+        raise UsageError(f"--dag takes a built-in graph, and {dag!r} is a model; give --model {dag}")
     if dag is not None:
         try:
             return generate_graph(dag, seed=seed, **given)

@@ -140,7 +140,7 @@ def info(
         )  # no markup: shapes have brackets
     told = ", ".join(f"{granularity} {seconds:.3g} s" for granularity, seconds in predicted_s.items())
     told = f"{told} (at nominal rates)" if told else "nothing: it cannot run"
-    table.add_row(f"predicted, {workers} × {threads}", Text(told))
+    table.add_row(f"predicted on {workers} × {threads}", Text(told))
     Console().print(table)
     if found is not None:
         Console().print(as_table(found))

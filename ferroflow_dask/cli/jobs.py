@@ -49,7 +49,7 @@ def job_options(function: F) -> F:
         how_option(
             "--columns",
             metavar="NAME,…",
-            help="With a table as --input: the columns that the model's only input gets.",
+            help="With a table as --input: the columns for the model's only input, separated by commas.",
         ),
     ):
         function = option(function)
@@ -87,7 +87,7 @@ def run_in_partitions(
             "MODEL --input table.parquet --output out.parquet"
         )
     check_folder("--output", output)
-    chosen = None if columns is None else columns.split(",")
+    chosen = None if columns is None else [name.strip() for name in columns.split(",")]
     job = job_of(graph, input_files[0], output, batch=batch or _BATCH, columns=chosen, preprocess=preprocess)
     with cluster() as client:
         scattered = scatter_shown(graph, client, is_shown=not as_json)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 import sys
 from typing import Any
 
@@ -15,13 +16,15 @@ from rich.text import Text
 
 from ferroflow_dask.cli.cluster_options import Duration
 from ferroflow_dask.cli.files import check_folder
-from ferroflow_dask.cli.graph_options import GraphCommand, graph_options, graph_sizes, load_graph
+from ferroflow_dask.cli.graph_options import GraphCommand, flag_of, graph_options, graph_sizes, load_graph
+from ferroflow_dask.cli.progress import late_bar
 from ferroflow_dask.cli.search import costs_of, costs_option
 from ferroflow_dask.cli.sections import cluster_option, how_option, output_option, slurm_option
 from ferroflow_dask.cli.simulations import topology_named, topology_option
 from ferroflow_dask.cli.strategies import sized
 from ferroflow_dask.deploy.planning import Plan, Planned
 from ferroflow_dask.deploy.planning import plan as plan_for
+from ferroflow_dask.deploy.slurm.sections import section_names
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.strategy import write_strategy
 
@@ -93,12 +96,19 @@ def plan(
     budget_node_s = None if budget is None else _budget_node_s(budget)
     factors = _speeds(speeds)
     graph = sized(load_graph(dag, model, seed, sizes))
-    with costs_of(costs, graph) as cost:
+    of_all = sections or tuple(section_names(config_file))
+    done: list[Plan] = []
+    with costs_of(costs, graph) as cost, late_bar("plans", "plans", is_shown=not as_json) as update:
+
+        def watch(one: Plan) -> None:
+            done.append(one)
+            update(len(done), len(of_all) * nodes)
+
         found = plan_for(
             graph,
             deadline_s=deadline,
             budget_node_s=budget_node_s,
-            sections=sections,
+            sections=of_all,
             config_file=config_file,
             topology=topology_named(topology),
             cost=cost,
@@ -106,6 +116,7 @@ def plan(
             most_nodes=nodes,
             steps=steps,
             seed=seed,
+            watch=watch,
         )
     if output is not None:
         write_strategy(found.best.strategy, output)
@@ -119,8 +130,15 @@ def plan(
             f"section {section} has GPUs: its workers count as CPU workers; "
             f"--speed {section}=N says that they are N times faster"
         )
-    chosen = f"--section {found.best.section} --jobs {found.best.nodes}"
-    click.echo(f"proposed: ferroflow run … --cluster slurm {chosen} --strategy {output or 'FILE'}")
+    given = [("--dag", dag), ("--model", model), *((flag_of(name), value) for name, value in sizes.items())]
+    words = ["ferroflow", "run"]
+    words += [str(word) for option, value in given if value is not None for word in (option, value)]
+    words += ["--cluster", "slurm", *(() if config_file is None else ("--config", config_file))]
+    words += ["--section", found.best.section, "--jobs", str(found.best.nodes)]
+    words += [] if output is None else ["--strategy", output]
+    click.echo(f"proposed: {shlex.join(words)}")
+    if output is None:
+        click.echo("the prediction is for a strategy; -o FILE writes it, for --strategy FILE of this command")
 
 
 def _budget_node_s(text: str) -> float:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ferroflow_dask.cli.cluster_options import Count, Duration, refuse_given, refuse_local_sizes
+from ferroflow_dask.cli.errors import OneLineErrors
 from ferroflow_dask.cli.sections import slurm_option
 from ferroflow_dask.deploy import (
     DEFAULT_SECTION,
@@ -240,7 +241,7 @@ def print_job_scripts(options: SlurmOptions) -> None:
     click.echo("\n".join(options.job_scripts()), nl=False)
 
 
-@click.group()
+@click.group(cls=OneLineErrors)
 def slurm() -> None:
     """SLURM clusters."""
 

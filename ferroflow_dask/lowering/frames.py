@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -92,8 +93,13 @@ def columns_of(names: Sequence[Any], inputs: Inputs, columns: Columns) -> dict[s
     for found in chosen.values():
         for name in [found] if isinstance(found, str) else found:
             if name not in names:
-                raise BindError(f"columns must be of {list(names)}, got {name!r}")
+                raise BindError(f"columns must be of {list(names)}, got {name!r}{_meant(name, names)}")
     return chosen
+
+
+def _meant(name: str, names: Sequence[str]) -> str:
+    near = get_close_matches(name, [known for known in names if isinstance(known, str)], n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _read(frame: Any, columns: Any, spec: TensorSpec, name: str) -> NDArray[Any]:

@@ -212,6 +212,11 @@ def source_of(data: Any, batch: int | None) -> RowSource | None:
         return FrameSource(_cut(data, batch))
     if pandas is not None and isinstance(data, pandas.Series):
         raise BindError("data is a Series; pass data.to_frame()")
+    if isinstance(data, str | os.PathLike):
+        raise UsageError(
+            f"data must be a table or arrays, got the path {str(data)!r}; read it first, for example by "
+            "dask.dataframe.read_parquet"
+        )
     source: RowSource | None = None
     is_list = isinstance(data, list | tuple) and bool(data)
     if isinstance(data, Delayed) or (is_list and all(isinstance(value, Delayed) for value in data)):

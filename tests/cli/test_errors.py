@@ -213,7 +213,30 @@ MLP = ("run", "--model", "mlp.onnx", "--policy", "sequential")
             )
             for command in (("top",), ("explain", "k"))
         ),
-        pytest.param(("walk",), USAGE, "No such command 'walk'", id="unknown command"),
+        pytest.param(
+            ("walk",), USAGE, "unknown command 'walk'; choose one of: bench, .*, top", id="unknown command"
+        ),
+        pytest.param(
+            ("rn",), USAGE, r"unknown command 'rn'; did you mean 'run'\? Choose", id="misspelt command"
+        ),
+        pytest.param(
+            ("slurm", "state"),
+            USAGE,
+            r"unknown command 'state'; did you mean 'status'\? Choose one of: cancel, status, template",
+            id="misspelt subcommand",
+        ),
+        pytest.param(
+            ("run", "program.py"),
+            USAGE,
+            r"program.py' is a Python program; add `ferroflow_dask.install\(client\)` to it",
+            id="a Python program in place of a graph",
+        ),
+        pytest.param(
+            ("run", "--dag", "net.onnx"),
+            USAGE,
+            "'net.onnx' is a model; give --model net.onnx",
+            id="model as DAG",
+        ),
         pytest.param(
             ("run", *SMALL, "--policy", "random", "--steal-threshold", "3"),
             USAGE,

@@ -64,7 +64,12 @@ def test_the_table_marks_the_proposal_and_prints_the_run(tmp_path: Path) -> None
     assert [line.split()[:2] for line in text.splitlines() if line.rstrip().endswith("proposed")] == [
         ["wide", "2"]
     ]
-    assert "ferroflow run … --cluster slurm --section wide --jobs 2 --strategy FILE" in text
+    graph = "--dag imbalanced --n-heavy 12 --heavy-ms 1000.0 --n-fast 1"
+    jobs = f"--cluster slurm --config {sections(tmp_path)} --section wide --jobs 2"
+    assert f"proposed: ferroflow run {graph} {jobs}\n" in text
+    strategy = str(tmp_path / "s.json")
+    text = answer("plan", *GRAPH, *options, "--deadline", "6s", "-o", strategy).output
+    assert text.endswith(f"--section wide --jobs 2 --strategy {strategy}\n")
 
 
 BAD = {

@@ -225,6 +225,10 @@ def test_one_command(tmp_path: Path) -> None:
             r"sbatch refused the job 'ff-cpu': .*(Memory|node conf).*; change .*`memory: 900 GiB` in",
         ),
         (
+            {"cores": 64},
+            r"job \d+ will never start: PENDING \(PartitionConfig\); change .*`cores: 64` or .* in section",
+        ),
+        (
             {"walltime": "12:00:00", "queue": "short"},
             r"job \d+ will never start: PENDING \(PartitionTimeLimit\); change `walltime: 12:00:00` or "
             r"`queue: short` in section",

@@ -31,7 +31,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"cores": 2, "processes": 4, "memory": "1 GiB"}, "4 processes on 2 cores"),
     ({"cores": 1, "memory": "lots"}, "has memory 'lots'; write it like 8 GiB"),
     ({"cores": 1, "memory": 8}, "has memory 8, which is 8 B"),
-    ({"cores": 1, "memory": "1 GiB", "walltime": 3600}, "walltime is 3600; write it in quotes"),
+    ({"cores": 1, "memory": "1 GiB", "walltime": 3600}, "has walltime 3600; write it in quotes"),
     *(
         (
             {"cores": 1, "memory": "1 GiB", key: "module load x"},
@@ -109,6 +109,12 @@ def test_sections_that_make_no_sense(
         ({"speed": "high"}, "^there is an argument 'speed', which .* it takes: account, cores, .* job_name,"),
         ({"job_extra": ["-x"]}, "^there is an argument 'job_extra', which is called 'job_extra_directives'"),
         ({"gpus": 2}, "^there is an argument 'gpus', which dask-jobqueue does not know"),
+        ({"jobs": 2}, r"^there is an argument 'jobs', which is given elsewhere: cluster.scale\(jobs=…\)"),
+        ({"dashboard_address": ":0"}, "^there is an argument 'dashboard_address', .*: scheduler_options="),
+        (
+            {"interface": "ib7"},
+            "'ib7' is not a valid network interface.*; change the argument interface='ib7'",
+        ),
         ({"cores": "four"}, "^the argument cores is 'four'; it must be a whole number"),
         ({"memory": "lots"}, "^the argument memory is 'lots'; write it like 8 GiB"),
         ({"job_name": "my job"}, "^the argument job_name is 'my job'; it must be one word"),

@@ -196,7 +196,7 @@ def test_options_that_make_no_sense(arguments: tuple[str, ...], message: str) ->
 def test_info_predicts_and_draws(mlp_files: Path) -> None:
     arguments = ("info", "--model", mlp_files / "mlp.onnx", "--workers", "3", "--threads", "2")
     told = answer(*arguments, "--dot", mlp_files / "g.dot").stdout
-    assert "predicted, 3 × 2" in told
+    assert "predicted on 3 × 2" in told
     assert (mlp_files / "g.dot").read_text().startswith("digraph")
     assert set(json.loads(answer(*arguments, "--json").stdout)["predicted_s"]) == set(GRANULARITIES)
     if shutil.which("dot"):

@@ -154,6 +154,10 @@ AS_THEY_CAME: dict[str, tuple[Callable[[Bundling], Any], int]] = {
         lambda cluster: cluster.values(annotated(ferroflow_bundle=False)),
         SUM_OF_30,
     ),
+    "tasks annotated with the word of the setting": (
+        lambda cluster: cluster.values(annotated(ferroflow_bundle="off")),
+        SUM_OF_30,
+    ),
     "a graph annotated to stay separate": (all_annotated, SUM_OF_30),
 }
 

@@ -176,6 +176,8 @@ def test_wrong_names_and_options_are_told_at_once(thread_client: Client) -> None
         install(thread_client, "greedy")
     with pytest.raises(UsageError, match="options of policy 'static' must be among: none"):
         install(thread_client, "static", threshold=2)
+    with pytest.raises(UsageError, match=r"inline_limit is a setting, .* call dask\.config\.set"):
+        install(thread_client, inline_limit=0)
     assert_stock(thread_client)
 
 

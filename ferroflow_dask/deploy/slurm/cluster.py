@@ -23,8 +23,10 @@ from ferroflow_dask.deploy.slurm.adaptive import JobAdaptive, JobsOfKind, job_li
 from ferroflow_dask.deploy.slurm.job import Job
 from ferroflow_dask.deploy.slurm.kinds import JobKind, kind_of
 from ferroflow_dask.deploy.slurm.queue_line import in_numbers, in_queue, rarely
+from ferroflow_dask.deploy.slurm.refusals import setting_behind
 from ferroflow_dask.deploy.slurm.replacing import ReplacingCluster
 from ferroflow_dask.deploy.slurm.waiting import all_connected
+from ferroflow_dask.exceptions import UsageError
 
 logger = logging.getLogger("ferroflow_dask")
 scheduler_logger = logging.getLogger("distributed.scheduler")
@@ -75,7 +77,12 @@ class SlurmCluster(ReplacingCluster):
         self._kinds = {"cpu": kind} | ({} if gpu_kind is None else {"gpu": gpu_kind})
         self._specs: dict[str, dict[str, Any]] = {}
         self._n_named = 0
-        super().__init__(n_workers=0, **of_cluster, **kind.arguments)
+        try:
+            super().__init__(n_workers=0, **of_cluster, **kind.arguments)
+        except (RuntimeError, ValueError) as error:
+            if "network interface" not in str(error):
+                raise
+            raise UsageError(f"{error}{setting_behind(str(error), kind)}") from error
 
     def _specify(self) -> dict[str, dict[str, Any]]:
         """Return the worker specification of each kind, made once."""

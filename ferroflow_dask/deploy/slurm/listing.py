@@ -108,7 +108,7 @@ def cancel_jobs(job_ids: Sequence[str] = ()) -> list[ListedJob]:
     if unknown := set(job_ids) - {job.job_id for job in jobs}:
         raise UsageError(
             f"job {min(unknown)} must be a job of ferroflow that is pending or running; "
-            "`ferroflow slurm status` lists these"
+            "`ferroflow slurm status` lists these, and `ferroflow slurm cancel` cancels all"
         )
     cancelled = [job for job in jobs if job.job_id in job_ids] if job_ids else jobs
     if not job_ids:

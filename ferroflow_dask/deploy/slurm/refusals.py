@@ -13,7 +13,8 @@ from ferroflow_dask.deploy.slurm.settings import SETTINGS
 
 #: Words of sbatch's messages and of squeue's reasons, and the arguments that they may be about.
 _ABOUT = (
-    (r"partition (specified|name)|PartitionConfig", ("queue",)),
+    (r"partition (specified|name)", ("queue",)),
+    (r"PartitionConfig", ("cores", "job_cpu", "memory", "queue")),
     (r"account", ("account", "queue")),
     (r"time ?limit|walltime|WallDuration|--time", ("walltime", "queue")),
     (r"memory", ("memory", "job_mem")),
@@ -22,6 +23,7 @@ _ABOUT = (
         r"qos|gres|generic resource|constraint|feature|reservation|license|option|node name",
         ("job_extra_directives",),
     ),
+    (r"network interface", ("interface",)),
 )
 #: What is needed at sites that have no default for it.
 _ADDED = ("account", "walltime", "queue")

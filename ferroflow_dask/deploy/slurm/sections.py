@@ -18,6 +18,7 @@ from ferroflow_dask.deploy.slurm.settings import job_arguments
 from ferroflow_dask.exceptions import UnknownNameError, UsageError
 
 _FILE = "jobqueue.yaml"
+_FIRST_FILE = f"`ferroflow slurm template > {_FILE}` writes a file to start from"
 #: The section of jobs without GPUs if the caller names none.
 DEFAULT_SECTION = "cpu"
 #: dask-jobqueue's own section: defaults of the settings that other sections leave out.
@@ -71,7 +72,7 @@ def section_names(config_file: str | Path | None = None) -> list[str]:
     sections, where = _sections(config_file)
     names = [name for name in sections if name != _COMMON_SECTION] or list(sections)
     if not names:
-        raise UsageError(f"{where} must have a section of jobs, got none; run `ferroflow slurm template`")
+        raise UsageError(f"{where} must have a section of jobs, got none; {_FIRST_FILE}")
     return names
 
 
@@ -95,10 +96,7 @@ def _section(section: str, config_file: str | Path | None) -> tuple[dict[str, An
         )
     if found is None:
         has = f"it has: {', '.join(sorted(map(str, sections)))}" if sections else "it has none"
-        raise UnknownNameError(
-            f"there is no section jobqueue.{section} in {where}; {has}; "
-            f"`ferroflow slurm template > {_FILE}` writes a file to start from"
-        )
+        raise UnknownNameError(f"there is no section jobqueue.{section} in {where}; {has}; {_FIRST_FILE}")
     defaults = sections.get(_COMMON_SECTION)
     known = defaults if isinstance(defaults, Mapping) else {}
     return {**known, **found}, where

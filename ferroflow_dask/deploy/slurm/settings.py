@@ -24,6 +24,7 @@ _KEYS = frozenset(
     | {"shared-temp-directory", "scheduler-options", "protocol"}
 )
 #: dask-jobqueue's old names of settings, and Slurm's.
+_WALLTIME_HELP = 'write it in quotes, like "02:30:00", or "1-12" (days, hours)'
 _NOW_CALLED = {
     "extra": "worker-extra-args",
     "job-extra": "job-extra-directives",
@@ -34,6 +35,13 @@ _NOW_CALLED = {
     "time": "walltime",
     "cpus-per-task": "job-cpu",
     "mem": "job-mem",
+}
+#: What a job does not say, and the call that does.
+_ELSEWHERE = {
+    "jobs": "cluster.scale(jobs=…)",
+    "n_workers": "cluster.scale(jobs=…)",
+    "gpu_jobs": "cluster.scale(gpu_jobs=…)",
+    "dashboard_address": 'scheduler_options={"dashboard_address": ":0"}',
 }
 #: The names of settings, where those of arguments differ by more than dashes.
 SETTINGS = {"job_name": "name"}
@@ -172,6 +180,8 @@ def _named(section: Mapping[str, Any], given: Mapping[str, Any], where: str) -> 
 
 def _what_instead(name: str, known: Collection[str]) -> str:
     """Return what to write in place of a name that is none of those known."""
+    if name in _ELSEWHERE:
+        return f"which is given elsewhere: {_ELSEWHERE[name]}"
     now = _NOW_CALLED.get(name.replace("_", "-"))
     if now is not None:
         return f"which is called {(now if now in known else now.replace('-', '_'))!r}"
@@ -193,7 +203,10 @@ def _check(said: _Said) -> None:
     if nbytes < 2**20:
         raise UsageError(f"{said.told('memory')}, which is {nbytes} B; write it like 8 GiB")
     if "walltime" in arguments:
-        walltime_s(arguments["walltime"])
+        try:
+            walltime_s(arguments["walltime"])
+        except UsageError as error:
+            raise UsageError(f"{said.told('walltime')}; {_WALLTIME_HELP}") from error
     if "death_timeout" in arguments and not _is_duration(arguments["death_timeout"]):
         raise UsageError(f"{said.told('death_timeout')}; it must be a number of seconds, like 120")
     for option in _options(said):
@@ -295,9 +308,7 @@ def walltime_s(walltime: object) -> float:
     # YAML reads 01:00:00 without quotes as a number in base sixty.
     match = _WALLTIME.fullmatch(str(walltime)) if isinstance(walltime, str) else None
     if match is None:
-        raise UsageError(
-            f'walltime is {walltime!r}; write it in quotes, like "02:30:00", or "1-12" (days, hours)'
-        )
+        raise UsageError(f"walltime is {walltime!r}; {_WALLTIME_HELP}")
     parts = [int(part) for part in match.group("first", "second", "third") if part is not None]
     if match["days"] is not None:
         hours, minutes, seconds = (*parts, 0, 0)[:3]

@@ -14,7 +14,7 @@ from dask.order import order
 from dask.typing import Key
 from dask.utils import key_split
 
-from ferroflow_dask.annotations import BUNDLE_ANNOTATION
+from ferroflow_dask.annotations import BUNDLE_ANNOTATION, is_bundling_off
 from ferroflow_dask.bundling import shuffles
 from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.bundling.cut import MEMORY_SHARE
@@ -373,7 +373,7 @@ def _annotated(
     for name, by_key in annotations.items():
         own = {key: value for key, value in by_key.items() if key in graph and value is not None}
         if name == BUNDLE_ANNOTATION:
-            own = {key: value for key, value in own.items() if value is False}
+            own = {key: value for key, value in own.items() if is_bundling_off(value)}
         elif name in INHERITED and len(own) == len(graph):
             value = next(iter(own.values()))
             if all(other == value for other in own.values()):

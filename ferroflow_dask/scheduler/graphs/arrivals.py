@@ -21,7 +21,7 @@ from dask.utils import format_bytes
 from distributed.protocol.serialize import register_serialization_family
 from distributed.utils import offload
 
-from ferroflow_dask.annotations import BUNDLE_ANNOTATION
+from ferroflow_dask.annotations import BUNDLE_ANNOTATION, is_bundling_off
 from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.scheduler import _distributed_graphs
 from ferroflow_dask.scheduler.changes import FAILURES, Change, ItemChange, attempt
@@ -189,7 +189,8 @@ class GraphArrivals:
             return None
         annotations = options.get("annotations") or {}
         if any(
-            callable(value) or (name not in INHERITED and (name != BUNDLE_ANNOTATION or value is False))
+            callable(value)
+            or (name not in INHERITED and (name != BUNDLE_ANNOTATION or is_bundling_off(value)))
             for name, value in annotations.items()
         ):
             return None
