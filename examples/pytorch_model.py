@@ -1,6 +1,6 @@
 """Export a PyTorch model to ONNX and compute it on two workers; needs torch and onnxscript.
 
-pip install 'ferroflow-dask[examples]'
+pip install '.[examples]'
 python pytorch_model.py
 """
 

@@ -17,7 +17,7 @@ def arrow() -> Any:
         import pandas  # noqa: F401 -- by which columns are read
         import pyarrow
     except ImportError as error:
-        raise UsageError("tables need pandas and pyarrow: pip install 'ferroflow-dask[tables]'") from error
+        raise UsageError("tables need pandas and pyarrow; in the clone: pip install '.[tables]'") from error
     return pyarrow
 
 

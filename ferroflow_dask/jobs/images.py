@@ -24,7 +24,7 @@ def check_images() -> None:
     try:
         import PIL.Image  # noqa: F401
     except ImportError as error:
-        raise UsageError("images need Pillow: pip install 'ferroflow-dask[images]'") from error
+        raise UsageError("images need Pillow; in the clone: pip install '.[images]'") from error
 
 
 def imagenet(path: Path, spec: TensorSpec) -> Any:
