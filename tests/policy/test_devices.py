@@ -109,6 +109,15 @@ def test_short_tasks_do_not_follow_each_other_to_a_gpu_that_is_full() -> None:
     assert cluster.ready([second]) == ["gpu1"]
 
 
+def test_a_gpu_that_has_room_again_stands_among_the_others() -> None:
+    cluster = two_gpus(PLENTY, PLENTY)
+    task, asked = cluster.task("a", 1.0), []
+    for free in (PLENTY, NEARLY_NONE, PLENTY):
+        cluster.view.set_device_memory("gpu0", free, TOTAL)
+        asked.append(len(list(cluster.view.least_loaded_for(task))))
+    assert asked == [1, 2, 1]  # one of each group
+
+
 def test_a_full_gpu_is_worth_it_once_the_other_one_is_busy_for_longer_than_spilling_takes() -> None:
     cluster = two_gpus(NEARLY_NONE, PLENTY)
     chosen = cluster.ready(cluster.task(i, 0.3, **RESULT) for i in range(3))

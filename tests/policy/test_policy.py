@@ -48,6 +48,18 @@ def test_of_equal_priorities_the_last_that_was_sent_is_due_first() -> None:
     assert [task.key for task in cluster.view.workers["w0"].queue if task.has_started] == [3]
 
 
+def test_set_priority_moves_a_task_in_its_queue_but_not_another_of_its_key() -> None:
+    cluster = ferroflow()
+    cluster.put("w0", *(cluster.task(i) for i in range(4)))
+    cluster.view.set_priority(cluster.tasks[3], (0, 1, 0.5))
+    queue = cluster.view.workers["w0"].queue
+    assert [task.key for task in queue] == [0, 3, 1, 2]
+    namesake = cluster.task(2)
+    cluster.view.set_priority(namesake, (0, 0, 0))
+    assert [task.key for task in queue] == [0, 3, 1, 2]
+    assert namesake.priority == (0, 0, 0)
+
+
 def test_what_has_started_stays_in_front_of_what_comes_before_it() -> None:
     cluster = Cluster(make_policy("ferroflow"), workers=2, nthreads=2)
     cluster.put("w0", *(cluster.task(key, priority=(0, 1, key)) for key in (5, 6, 7, 1, 2)))

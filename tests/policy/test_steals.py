@@ -135,6 +135,12 @@ def test_refusals_raise_the_threshold_up_to_a_quarter_of_the_workers() -> None:
     assert record(AdaptiveThreshold(), *[False] * 200) == 8
 
 
+def test_threshold_is_considered_every_ten_attempts_and_stays_between_good_and_bad() -> None:
+    threshold = AdaptiveThreshold(3)
+    assert record(threshold, *[False] * 9) == 3
+    assert record(AdaptiveThreshold(3), *[True, False] * 5) == 3
+
+
 def test_a_fixed_threshold_stays() -> None:
     assert record(AdaptiveThreshold(2, adaptive=False), *[False] * 50) == 2
 
