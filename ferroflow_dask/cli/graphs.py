@@ -127,11 +127,11 @@ def _profile(client: Client) -> ClusterProfile:
     if is_kept is not None:
         where = profiles_file()
         told = (
-            f"kept in {where}; remove that file to measure anew"
+            f"kept in {where}; delete this file to measure again"
             if is_kept
             else f"it could not be kept in {where}"
         )
-        click.echo(f"measured this cluster, to cut the graph for it; {told}", err=True)
+        click.echo(f"measured the costs of this cluster; {told}", err=True)
     return profile
 
 

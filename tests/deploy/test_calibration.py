@@ -314,15 +314,15 @@ def test_the_command_keeps_what_run_then_uses() -> None:
     assert min(measured["bandwidths"].values()) == profile.bandwidth
     ran = CliRunner().invoke(main, ["run", "--dag", "wide", *LOCAL])
     assert ran.exit_code == 0, ran.output
-    assert "measured this cluster" not in ran.output
+    assert "measured the costs of this cluster" not in ran.output
 
 
 def test_run_measures_a_cluster_that_it_does_not_know_and_says_so() -> None:
     first, *others = (
         CliRunner().invoke(main, ["run", "--dag", dag, *LOCAL]) for dag in ("wide", "wide", "matmul-chain")
     )
-    kept = f"kept in {profiles_file()}; remove that file to measure anew\n"
-    assert first.stderr == f"measured this cluster, to cut the graph for it; {kept}"
+    kept = f"kept in {profiles_file()}; delete this file to measure again\n"
+    assert first.stderr == f"measured the costs of this cluster; {kept}"
     assert [other.stderr for other in others] == ["", ""]  # once for all graphs
 
 
