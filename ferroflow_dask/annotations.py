@@ -17,6 +17,9 @@ KIND_ANNOTATION = "ferroflow_kind"
 #: False, or "off" as in the setting, for tasks that must not be bundled with others.
 BUNDLE_ANNOTATION = "ferroflow_bundle"
 
+#: The annotations that a user may set.
+ANNOTATIONS = (COST_ANNOTATION, RANK_ANNOTATION, KIND_ANNOTATION, BUNDLE_ANNOTATION)
+
 #: Worker kinds.
 CPU, GPU = "cpu", "gpu"
 

@@ -99,8 +99,12 @@ def check_dtype(name: str, array: Any, spec: TensorSpec, given: Any = None) -> N
             "numpy.load(file) returns that of a .npy file"
         )
     to = "str" if wanted.kind == "O" else repr(wanted.name)
-    is_array = given is None or hasattr(given, "astype")
-    cure = f"array.astype({to})" if is_array else f"numpy.asarray(value, {to})"
+    if hasattr(given, "to_numpy"):
+        cure = f"some columns, as frame[names].to_numpy({to})"
+    elif given is None or hasattr(given, "astype"):
+        cure = f"array.astype({to})"
+    else:
+        cure = f"numpy.asarray(value, {to})"
     raise BindError(f"input {name!r} has dtype {array.dtype}, the graph takes {spec}; pass {cure}")
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import wraps
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -333,9 +333,12 @@ class FerroflowStealing(WorkStealing):
         self.messages.batching.client_left(client)
 
     @_guarded
-    def update_graph(self, scheduler: Scheduler, *, tasks: list[Key], **kwargs: Any) -> None:
+    def update_graph(
+        self, scheduler: Scheduler, *, tasks: list[Key], annotations: Mapping[str, Any], **kwargs: Any
+    ) -> None:
         """Let the policy order a new graph."""
         self.graphs.created()
+        self.task_views.annotations_arrived(annotations)
         if not self.scheduler.queued:
             self._queue_depth.adapt(self.clock())
         self.placement.graph_arrived([self.scheduler.tasks[key] for key in tasks])

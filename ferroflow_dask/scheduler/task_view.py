@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import count, islice
 from numbers import Real
 from types import MappingProxyType
@@ -13,7 +14,7 @@ from weakref import WeakValueDictionary
 
 from dask.typing import Key
 
-from ferroflow_dask.annotations import COST_ANNOTATION, CPU, GPU, RANK_ANNOTATION
+from ferroflow_dask.annotations import ANNOTATIONS, COST_ANNOTATION, CPU, GPU, RANK_ANNOTATION
 from ferroflow_dask.bundling.sequence import bundle_in
 from ferroflow_dask.device_reports import kind_of_worker
 from ferroflow_dask.policy import TaskView
@@ -28,6 +29,8 @@ _HOLDERS = 16
 #: Longer declared durations are mistakes [s]: thirty years.
 _LONGEST_S = 1e9
 _BOTH = frozenset((CPU, GPU))
+#: From this likeness on, the name of an annotation is a misspelt one of ours.
+_MISSPELT = 0.85
 #: The abstract class comes last, since its instance check is slow.
 _NUMBERS = (float, int, Real)
 #: Shared by all tasks: fewer objects mean less work for Python's garbage collector.
@@ -170,6 +173,17 @@ class TaskViews:
             f"{_LONGEST_S:g}, or a dict of them for {CPU!r} and {GPU!r}; got {reprlib.repr(declared)}, "
             f"whose {mistake} is ignored",
         )
+
+    def annotations_arrived(self, names: Iterable[str]) -> None:
+        """Warn the clients, once each, of a graph's annotations whose names look like misspelt ones."""
+        for name in names:
+            if name in ANNOTATIONS or name in self._warned or not isinstance(name, str):
+                continue
+            for near in get_close_matches(name, ANNOTATIONS, n=1, cutoff=_MISSPELT):
+                self._warned.add(name)
+                _distributed.warn_clients(
+                    self._scheduler, f"ferroflow: there is no annotation {name!r}; did you mean {near!r}?"
+                )
 
     def _costs_by_kind(self, ts: TaskState, on_cpu: float | None) -> Mapping[str, float]:
         """Return a task's duration by kind of worker [s]; empty if the cluster has one kind only."""

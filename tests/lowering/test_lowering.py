@@ -343,6 +343,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "float64": (lambda: X.astype("f8"), "'x' has dtype float64"),
     "int64": (lambda: X.astype("i8"), "'x' has dtype int64"),
     "a list": (X.tolist, r"'x' has dtype float64.*pass numpy.asarray\(value, 'float32'\)$"),
+    "a frame with texts": (
+        lambda: pd.DataFrame({"a": ["x"], "b": [1.0]}),
+        r"'x' has dtype object.*pass some columns, as frame\[names\].to_numpy\('float32'\)$",
+    ),
     "a file's name": (lambda: "x.npy", r"'x' is the text 'x.npy', .*pass an array, as numpy.load"),
     "rank": (lambda: X[0], r"'x' has shape \[3\], the graph takes float32\[batch, 3\]"),
     "size": (lambda: X[:, :2], r"'x' has shape \[5, 2\]"),

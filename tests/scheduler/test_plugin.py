@@ -277,6 +277,16 @@ def test_an_annotation_that_is_no_duration_is_ignored_and_told_once(
         )
 
 
+def test_a_misspelt_annotation_is_told_once(ferroflow_client: Client) -> None:
+    messages = []
+    ferroflow_client.subscribe_topic("warn", lambda event: messages.append(pickle.loads(event[1]["message"])))
+    for _ in range(2):
+        with dask.annotate(ferroflow_costs=0.1, cost=1):
+            future = ferroflow_client.compute(dask.delayed(pause)(1, 0.0, pure=False))
+        assert future.result() == 1
+    assert messages == ["ferroflow: there is no annotation 'ferroflow_costs'; did you mean 'ferroflow_cost'?"]
+
+
 def test_user_priorities_stay_above_ranks(ferroflow_client: Client) -> None:
     graph = generate("wide", width=4, depth=2, skew=0.5)
     low = ferroflow_client.persist(graph.bind())
