@@ -18,6 +18,9 @@ from ferroflow_dask.exceptions import UsageError
 
 _DEFAULTS = yaml.safe_load(Path(__file__).with_name("ferroflow.yaml").read_text(encoding="utf-8"))
 
+#: What Dask's `parse_bytes` and `parse_timedelta` raise for what is no size or time.
+NO_QUANTITY = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)
+
 #: What switches may be, as words; `str` makes the first two and 1 and 0 of values.
 _SWITCHES = {
     **dict.fromkeys(("true", "on", "yes", "1"), True),
@@ -64,7 +67,7 @@ def get_seconds(key: str) -> float:
     value = get(key)
     try:
         return float(parse_timedelta(value, default="s"))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except NO_QUANTITY as error:
         raise UsageError(
             f"the setting ferroflow.{key} is {value!r}, which is no time; write 1ms or 0.001"
         ) from error
@@ -75,7 +78,7 @@ def get_bytes(key: str) -> int:
     value = get(key)
     try:
         nbytes = int(parse_bytes(value))
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except NO_QUANTITY:
         nbytes = -1
     if nbytes < 0 or isinstance(value, bool):
         raise UsageError(f"the setting ferroflow.{key} is {value!r}, which is no size; write 16kiB or 16384")

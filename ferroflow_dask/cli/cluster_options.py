@@ -14,6 +14,7 @@ from dask.utils import parse_timedelta
 from distributed import Client
 
 from ferroflow_dask.cli.sections import cluster_option
+from ferroflow_dask.config import NO_QUANTITY
 from ferroflow_dask.deploy import connect
 from ferroflow_dask.exceptions import ClusterError, UsageError
 from ferroflow_dask.topology.parts import MOST
@@ -50,7 +51,7 @@ class Duration(click.FloatRange):
             pass
         try:
             number: float = parse_timedelta(value) / parse_timedelta(1, default=self.unit)
-        except (ValueError, KeyError, TypeError):
+        except NO_QUANTITY:
             self.fail(f"{value!r} is no duration; write it like 60, 60s or 5m", param, ctx)
         return number
 

@@ -26,6 +26,8 @@ DEFAULT_OPSET = 21
 
 #: Constants up to this many elements may be shapes, axes or pads, whose values shape inference reads.
 _SHAPE_SIZE = 64
+#: Of a dimension: ONNX has 64 bits for it.
+_LARGEST = 2**63 - 1
 
 
 class Builder:
@@ -293,7 +295,7 @@ def _checked_dim(name: str, dim: Any) -> Dim:
     if dim is None or (isinstance(dim, str) and dim):
         return dim
     size = as_count(dim)
-    if size is None:
+    if size is None or size > _LARGEST:
         raise GraphError(
             f"input {name!r}: a dimension is {dim!r}; it must be a size, a name, or None for any size"
         )

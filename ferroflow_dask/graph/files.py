@@ -221,7 +221,7 @@ def _op(row: Any, at: int, op_id: int) -> Op:
     attributes["duration"] = as_number(row["duration_s"], f"duration_s of op {name!r}")
     if "nbytes" in row or not inputs:
         nbytes = as_number(row.get("nbytes", _TOKEN_NBYTES), f"nbytes of op {name!r}")
-        attributes.update(shape=(int(nbytes),), dtype="uint8")
+        attributes.update(shape=checked_shape(name, (int(nbytes),)), dtype="uint8")
     return Op(op_id, name, "Slow", inputs, outputs, FERROFLOW_DOMAIN, attributes)
 
 

@@ -107,6 +107,7 @@ BAD = {
     "no strategy": (("--resume", "/none.json"), "a strategy must be a JSON file"),
     "no processes": (("--processes", "0"), "0 is not in the range x>=1"),
     "no steps": (("--steps", "0"), "0 is not in the range x>=1"),
+    "nothing": (("--seconds", ""), "'' is no duration"),
     "no unit": (("--seconds", "10parsecs"), "'10parsecs' is no duration; write it like 60, 60s or 5m"),
     "no seconds": (("--seconds", "0"), "0.0 is not in the range x>0"),
     "no topology": (("--topology", "mars"), "unknown topology 'mars'"),

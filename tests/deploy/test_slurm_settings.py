@@ -30,6 +30,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"cores": "four", "memory": "1 GiB"}, "has cores 'four'"),
     ({"cores": 2, "processes": 4, "memory": "1 GiB"}, "4 processes on 2 cores"),
     ({"cores": 1, "memory": "lots"}, "has memory 'lots'; write it like 8 GiB"),
+    ({"cores": 1, "memory": float("inf")}, "has memory inf; write it like 8 GiB"),
     ({"cores": 1, "memory": 8}, "has memory 8, which is 8 B"),
     ({"cores": 1, "memory": "1 GiB", "walltime": 3600}, "has walltime 3600; write it in quotes"),
     *(
@@ -60,7 +61,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
             ("job-cpu", (0, "4"), "a whole number"),
             ("local-directory", ("/scratch\n/me", ""), "a path"),
             ("log-directory", ('my "logs"', "logs\n"), "a path"),
-            ("death-timeout", ("abc", 0, -1, float("inf"), [5]), "a number of seconds"),
+            ("death-timeout", ("abc", "", 0, -1, float("inf"), [5]), "a number of seconds"),
             ("nanny", ("no",), "true or false"),
         )
         for value in values

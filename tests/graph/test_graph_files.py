@@ -149,6 +149,8 @@ def test_info_saves_and_run_takes_it(tmp_path: Path) -> None:
         ({"ops": [A], "inputs": {"x": 1}}, "'x' must be an object like .*, got 1"),
         ({"ops": [A], "inputs": {"x": {"dtype": "x"}}}, "ONNX has no dtype 'x'"),
         ({"ops": [A], "inputs": {"x": {"dtype": "int8", "shape": [-1]}}}, "a dimension is -1"),
+        ({"ops": [A], "inputs": {"x": {"dtype": "int8", "shape": [2**63]}}}, f"a dimension is {2**63}"),
+        ({"ops": [{**A, "nbytes": 1e30}]}, "a dimension is 1"),
         ({"ops": [A], "constants": {"w": {}}}, r"constant 'w' must have base64, got \{\}"),
         ({"ops": [A], "constants": {"w": {"base64": "?"}}}, "constant 'w' must be base64, got"),
         ({"ops": [A], "constants": {"w": {"base64": "aaaa"}}}, "constant 'w' must be a tensor of ONNX"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from importlib.resources import files
 from typing import Any
@@ -76,7 +77,7 @@ def test_defaults_are_there_in_a_configuration_that_was_cleared() -> None:
         assert config.get("latency") == DEFAULTS["ferroflow"]["latency"]
 
 
-@pytest.mark.parametrize("value", ["blah", "3 parsecs", None, [], True, -1], ids=repr)
+@pytest.mark.parametrize("value", ["blah", "3 parsecs", None, [], True, -1, math.inf], ids=repr)
 def test_what_is_no_size_is_told(value: object) -> None:
     with (
         dask.config.set({"ferroflow.inline-limit": value}),

@@ -15,6 +15,7 @@ from typing import Any
 
 from dask.utils import parse_bytes, parse_timedelta
 
+from ferroflow_dask.config import NO_QUANTITY
 from ferroflow_dask.exceptions import UsageError
 
 _KEYS = frozenset(
@@ -198,7 +199,7 @@ def _check(said: _Said) -> None:
         _check_kind(said, name)
     try:
         nbytes = parse_bytes(arguments["memory"])
-    except (ValueError, AttributeError) as error:
+    except NO_QUANTITY as error:
         raise UsageError(f"{said.told('memory')}; write it like 8 GiB") from error
     if nbytes < 2**20:
         raise UsageError(f"{said.told('memory')}, which is {nbytes} B; write it like 8 GiB")
@@ -243,7 +244,7 @@ def _check_kind(said: _Said, name: str) -> None:
 def _is_duration(value: Any) -> bool:
     try:
         return bool(0 < parse_timedelta(value) < math.inf)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except NO_QUANTITY:
         return False
 
 
