@@ -1,4 +1,4 @@
-"""A Dask collection and its known answer, as a workload.
+"""A Dask collection as a workload: its answer is what the same program gives in this process.
 
 Owns what the array, frame and RSDS workloads share: when the answer is computed, how tasks are counted, what
 comes on the clock, how a result is compared, and sources of random arrays. A collection's data depend on its
@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from dask.base import collections_to_expr, tokenize
+from dask.base import collections_to_expr, compute, tokenize
 
 from ferroflow_dask.bench.workloads.base import Instance, Request, Workload
 from ferroflow_dask.bench.workloads.sizes import check_sizes
@@ -32,61 +32,71 @@ TOLERANCE, CANCELLATION = 1e-9, 1e-12
 N_KEPT = 256
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Recipe:
-    """How a collection is made and what it must compute to.
+    """How a collection is made.
 
     Parameters
     ----------
     collect : callable
         Takes the seed, the salt and the sizes by name; returns a lazy collection.
-    answer : callable
-        Takes the seed and the sizes by name; returns the answer, computed without Dask. Arrays and floats are
-        compared within `TOLERANCE`, integers and lists exactly.
-    view : callable, optional
-        Takes the result and returns what is comparable to the answer.
+    local : mapping
+        Sizes and other arguments that differ where the answer is computed: no sleeps, and no P2P shuffle.
     count : callable, optional
         Takes the sizes by name and returns the number of ops, where that of tasks varies.
     """
 
     collect: Callable[..., Any]
-    answer: Callable[..., Any]
-    view: Callable[[Any], Any] | None = None
+    local: Mapping[str, Any] = field(default_factory=dict)
     count: Callable[..., int] | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the workload."""
+        return self.collect.__name__.lstrip("_")
 
 
 def of_collection(
-    name: str,
+    family: str,
     summary: str,
-    recipe: Recipe,
-    *,
     defaults: Mapping[str, Any],
     small: Mapping[str, Any],
-    family: str,
+    *,
     needs: tuple[str, ...] = (),
-) -> Workload:
-    """Return the workload whose instances compute a collection; the parameters are `Workload`'s."""
+    local: Mapping[str, Any] | None = None,
+    count: Callable[..., int] | None = None,
+) -> Callable[[Callable[..., Any]], Workload]:
+    """Make a function that returns a collection a workload of its name; see `Workload` and `Recipe`."""
 
-    def build(request: Request) -> Instance:
-        return instance(name, recipe, request)
+    def workload(collect: Callable[..., Any]) -> Workload:
+        recipe = Recipe(collect, local or {}, count)
+        build = partial(instance, recipe)
+        return Workload(recipe.name, summary, build, defaults, small, family=family, needs=needs)
 
-    return Workload(name, summary, build, defaults, small, family=family, needs=needs)
+    return workload
 
 
-def instance(name: str, recipe: Recipe, request: Request) -> Instance:
+def instance(recipe: Recipe, request: Request, **options: Any) -> Instance:
     """Build a collection and what its result is compared with; neither is on the clock.
+
+    Parameters
+    ----------
+    recipe : Recipe
+    request : Request
+    **options
+        Further arguments of `collect`, which do not change the answer.
 
     Raises
     ------
     UsageError
         A count is less than 1, or a duration negative.
     """
-    numbers = {name: size for name, size in request.arguments.items() if not isinstance(size, str)}
-    ranges = {name: (1 if isinstance(size, int) else 0, math.inf) for name, size in numbers.items()}
-    check_sizes(name, request.arguments, ranges)
-    sizes = tuple(sorted(request.arguments.items()))
-    expected = _answer(recipe.answer, request.seed, sizes)
-    collection = recipe.collect(request.seed, request.salt, **request.arguments)
+    name, arguments = recipe.name, request.arguments
+    numbers = {size: value for size, value in arguments.items() if not isinstance(value, str)}
+    ranges = {size: (1 if isinstance(value, int) else 0, math.inf) for size, value in numbers.items()}
+    check_sizes(name, arguments, ranges)
+    collection = recipe.collect(request.seed, request.salt, **arguments, **options)
+    expected = _answer(recipe.collect, request.seed, tuple(sorted({**arguments, **recipe.local}.items())))
 
     def submit(client: Client) -> Sequence[Future[Any]]:
         return [client.compute(_optimized(collection))]
@@ -94,20 +104,30 @@ def instance(name: str, recipe: Recipe, request: Request) -> Instance:
     def check(results: Sequence[Any]) -> None:
         found = results[0] if len(results) == 1 else results
         try:
-            problem = difference(recipe.view(found) if recipe.view else found, expected)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            problem = difference(_plain(found), expected)
+        except (TypeError, ValueError) as error:
             why = str(error).partition("\n")[0]
             raise ResultError(f"{name}: the result is a {type(found).__name__} ({why})") from error
         if problem:
             raise ResultError(f"{name}: {problem}")
 
-    n_ops = recipe.count(**request.arguments) if recipe.count else _n_tasks(recipe.collect, sizes)
+    sizes = tuple(sorted(arguments.items()))
+    n_ops = recipe.count(**arguments) if recipe.count else _n_tasks(recipe.collect, sizes)
     return Instance(submit, check, n_ops)
 
 
 @lru_cache(N_KEPT)
-def _answer(answer: Callable[..., Any], seed: int, sizes: tuple[tuple[str, Any], ...]) -> Any:
-    return answer(seed, **dict(sizes))
+def _answer(collect: Callable[..., Any], seed: int, arguments: tuple[tuple[str, Any], ...]) -> Any:
+    """Compute a collection in this thread, by tasks of its own, without a cluster."""
+    (found,) = compute(collect(seed, "the answer", **dict(arguments)), scheduler="synchronous")
+    return _plain(found)
+
+
+def _plain(result: Any) -> Any:
+    """Return the numbers of a frame or of what xarray returns; all else as it is."""
+    if hasattr(result, "to_dataarray"):
+        result = result.to_dataarray()
+    return result.to_numpy() if hasattr(result, "to_numpy") else result
 
 
 @lru_cache(N_KEPT)
@@ -200,24 +220,6 @@ def random_array(
     )
 
 
-def random_values(
-    seed: int, shape: tuple[int, ...], chunks: tuple[int, ...], *, index: int = 0
-) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return the values of `random_array` without Dask computing anything."""
-    from dask.array.core import normalize_chunks, slices_from_chunks
-
-    blocks = normalize_chunks(chunks, shape)
-    values = np.empty(shape)
-    locations = np.ndindex(*map(len, blocks))
-    for location, part in zip(locations, slices_from_chunks(blocks), strict=True):
-        values[part] = _random(seed, index, location, values[part].shape)
-    return values
-
-
 def _block(seed: int, index: int, block_info: Mapping[Any, Any]) -> Any:
     block = block_info[None]
-    return _random(seed, index, block["chunk-location"], block["chunk-shape"])
-
-
-def _random(seed: int, index: int, location: Sequence[int], shape: Sequence[int]) -> Any:
-    return np.random.default_rng([seed, index, *location]).random(tuple(shape))
+    return np.random.default_rng([seed, index, *block["chunk-location"]]).random(block["chunk-shape"])

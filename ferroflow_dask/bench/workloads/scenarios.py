@@ -24,7 +24,7 @@ from distributed import get_worker
 
 from ferroflow_dask.annotations import COST_ANNOTATION
 from ferroflow_dask.bench.workloads.base import Cluster, Instance, Request, Workload
-from ferroflow_dask.bench.workloads.collection import Recipe, block, instance, random_array, random_values
+from ferroflow_dask.bench.workloads.collection import Recipe, block, instance, random_array
 from ferroflow_dask.bench.workloads.sizes import check_sizes
 from ferroflow_dask.clients import workers_of
 from ferroflow_dask.exceptions import ResultError, UnknownNameError
@@ -165,33 +165,21 @@ def _same(chunk: Any) -> Any:
     return chunk
 
 
-def _cube(n: int, chunks: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    return (n, n, n), (block(n, chunks),) * 3
-
-
-def _overlapping(seed: int, salt: str, *, n: int, chunks: int, task_ms: float) -> Any:
-    x = random_array(seed, salt, *_cube(n, chunks))
+def _scale_up(seed: int, salt: str, *, n: int, chunks: int, task_ms: float) -> Any:
+    x = random_array(seed, salt, (n, n, n), (block(n, chunks),) * 3)
     options = {"depth": 1, "boundary": "none", "meta": x._meta}
     x = x.map_overlap(_slowly, seconds=task_ms * _MILLISECOND, **options)
     return x.map_overlap(_same, **options).sum(axis=0)
 
 
-def _overlapping_answer(seed: int, *, n: int, chunks: int, task_ms: float) -> Any:
-    del task_ms  # no part of the answer
-    return random_values(seed, *_cube(n, chunks)).sum(axis=0)
-
-
-_OVERLAPPING = Recipe(_overlapping, _overlapping_answer)
-
-
-def _scale_up(request: Request) -> Instance:
+def _build_scale_up(request: Request) -> Instance:
     # Processes take seconds to start, and so there must be work left for them. By then all that can run is on
     # the first worker: most of the tasks need results, and Dask queues those that need none only.
     def all_workers(cluster: Cluster) -> None:
         cluster.scale(cluster.n_workers)
 
     return replace(
-        instance("scale_up", _OVERLAPPING, request),
+        instance(Recipe(_scale_up, local={"task_ms": 0.0}), request),
         prepare=lambda cluster: cluster.scale(1),
         during=all_workers,
         restore=all_workers,
@@ -318,7 +306,7 @@ SCENARIOS: tuple[Workload, ...] = (
     _workload(
         "scale_up",
         "`chunks`³ slow blocks of a cube of `n`³ numbers for one worker, then all the others join",
-        _scale_up,
+        _build_scale_up,
         # With more blocks, their overlaps are what two cores are busy with.
         {"n": 30, "chunks": 4, "task_ms": 300.0},
         {"n": 6, "chunks": 2, "task_ms": 5.0},
