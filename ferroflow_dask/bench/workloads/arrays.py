@@ -19,6 +19,8 @@ from ferroflow_dask.exceptions import UnknownNameError
 
 _array = partial(of_collection, "array")
 _XARRAY = ("pandas", "xarray")
+#: BLAS takes long for many small products one after another, if it may use all cores.
+_WHOLE = {"is_whole": True}
 
 
 def _squares(seed: int, salt: str, n: int, chunks: int, how_many: int = 1) -> list[Any]:
@@ -27,13 +29,20 @@ def _squares(seed: int, salt: str, n: int, chunks: int, how_many: int = 1) -> li
     return [random_array(seed, salt, *sizes, index=i) for i in range(how_many)]
 
 
-@_array("contraction of two cubes over two axes", {"n": 200, "chunks": 4}, {"n": 60, "chunks": 3})
-def _tensordot(seed: int, salt: str, *, n: int, chunks: int) -> Any:
+@_array(
+    "contraction of two cubes over two axes",
+    {"n": 200, "chunks": 4},
+    {"n": 60, "chunks": 3},
+    local=_WHOLE,
+)
+def _tensordot(seed: int, salt: str, *, n: int, chunks: int, is_whole: bool = False) -> Any:
     import dask.array as da
 
     # Cubes whose middle axis is kept: each block of the product sums over blocks along two axes.
     sizes = (n, n, n), (block(n, chunks),) * 3
     a, b = (random_array(seed, salt, *sizes, index=i) for i in range(2))
+    if is_whole:
+        a, b = a.rechunk(-1), b.rechunk(-1)
     return da.tensordot(a, b, axes=((0, 2), (2, 0))).sum(axis=0)
 
 
