@@ -1,7 +1,8 @@
 """Measured runs."""
 
-from ferroflow_dask.bench.record import RunRecord, versions
-from ferroflow_dask.bench.row import bench_row
+from ferroflow_dask.bench.machine import versions
+from ferroflow_dask.bench.record import RunRecord
+from ferroflow_dask.bench.rows import bench_row
 from ferroflow_dask.bench.runner import Run, run_on_cluster, run_sequentially
 from ferroflow_dask.bench.warm import warm_up
 

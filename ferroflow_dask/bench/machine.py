@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
+from contextlib import suppress
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
+_PACKAGES = ("ferroflow-dask", "dask", "distributed", "numpy", "onnx")
+#: Either may be what `import onnxruntime` finds.
+_RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 _CPUINFO, _MEMINFO = Path("/proc/cpuinfo"), Path("/proc/meminfo")
 _GIB = 2**30
 
@@ -45,3 +52,19 @@ def _git(*arguments: str) -> str:
     here = Path(__file__).parent
     done = subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True)
     return done.stdout.strip()
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a measurement depends on, of packages that are installed as such."""
+    found = {"python": platform.python_version()}
+    for names in (*((package,) for package in _PACKAGES), _RUNTIMES):
+        for name in names:
+            with suppress(PackageNotFoundError):
+                found[name] = version(name)
+                break
+    return found
+
+
+def stamp() -> dict[str, Any]:
+    """Return what each row says of where and with what it was measured."""
+    return {"versions": versions(), "commit": commit(), "machine": machine()}

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from ferroflow_dask.bench.schema import CLUSTERS, COSTS, FAMILIES, NAME, OK, SCHEMA, BenchRecord
+from distributed import Client
+
+from ferroflow_dask.bench.machine import stamp
+from ferroflow_dask.bench.schema import NAME, OK, ROW, SCHEMA, BenchRecord
 from ferroflow_dask.exceptions import UsageError
 
 Fields = dict[str, Any]
@@ -28,6 +30,33 @@ _RUN = (
     *("workload", "arguments", "policy", "lowering", "costs", "workers", "threads_per_worker", "processes"),
     *("cluster", "section", "tls", "fresh", "seed", "repetition", "versions", "commit", "machine"),
 )
+
+
+def bench_row(
+    client: Client, workload: str, arguments: Mapping[str, Any], *, ops: int, **facts: Any
+) -> BenchRecord:
+    """Return the row of a run that was measured by other means than `ferroflow bench`.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        Of the cluster that was measured.
+    workload, arguments, ops
+        As in `BenchRecord`.
+    **facts
+        Likewise `policy`, `repetition`, `makespan_s` and what else is known.
+    """
+    threads = list(client.nthreads().values())
+    return BenchRecord(
+        workload=workload,
+        arguments=dict(arguments),
+        workers=len(threads),
+        threads_per_worker=max(threads),
+        ops=ops,
+        executed=ops,
+        **stamp(),
+        **facts,
+    )
 
 
 class Rows(tuple[BenchRecord, ...]):
@@ -183,8 +212,8 @@ def _parse(line: bytes, where: Where) -> BenchRecord:
             f"{where}: schema is {fields['schema']!r}; this release reads {SCHEMA!r}; measure again"
         )
     _check(fields, where)
-    for name, field in BenchRecord.__dataclass_fields__.items():
-        if str(field.type).startswith("float") and fields[name] is not None:
+    for name, field in ROW.items():
+        if field.kind.type == "float" and fields[name] is not None:
             fields[name] = float(fields[name])
     return BenchRecord(**fields)
 
@@ -199,71 +228,14 @@ def _refuse_foreign(where: Where) -> NoReturn:
 
 def _check(fields: Fields, where: Where) -> None:
     """Raise `UsageError` unless these are the fields of a row, each of its type and range."""
-    expected = BenchRecord.__dataclass_fields__
-    if missing := [name for name in expected if name not in fields]:
+    if missing := [name for name in ROW if name not in fields]:
         raise UsageError(f"{where}: field {missing[0]!r} is missing; a row of {SCHEMA} has it")
-    if unknown := [name for name in fields if name not in expected]:
+    if unknown := [name for name in fields if name not in ROW]:
         raise UsageError(f"{where}: a row of {SCHEMA} has no field {unknown[0]!r}")
     for name, value in fields.items():
-        if problem := _problem(name, value):
+        if problem := ROW[name].problem(value):
             raise UsageError(f"{where}: {name} is {value!r}; it must be {problem}")
     if fields["status"] == OK and not fields["makespan_s"] > 0:
         raise UsageError(
             f"{where}: makespan_s is {fields['makespan_s']!r}; of a run that is ok it is above 0"
         )
-
-
-def _problem(name: str, value: Any) -> str:
-    """Return what a field must be if it is not; "" if it is."""
-    if name in _CHOICES:
-        choices = _CHOICES[name]
-        return "" if isinstance(value, str) and value in choices else f"one of: {', '.join(choices)}"
-    kind, _, null = str(BenchRecord.__dataclass_fields__[name].type).partition(" | ")
-    is_right, words = _KINDS[_STRICT.get(name, kind)]
-    if null:
-        words = f"{words}, or null" if "," in words else f"{words.replace(' or ', ', ')} or null"
-    return "" if (null and value is None) or is_right(value) else words
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_number(value: Any) -> bool:
-    # The comparison is false of NaN, and of whole numbers that no float can hold.
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
-
-
-def _is_object(value: Any) -> bool:
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError):
-        return False
-    return isinstance(value, dict) and all(isinstance(name, str) for name in value)
-
-
-#: For each type of a field: whether a value is of it, and what it must be otherwise.
-_KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "str": (lambda value: isinstance(value, str), "text"),
-    "text": (lambda value: isinstance(value, str) and bool(value), "text, and not empty"),
-    "int": (_is_count, "a whole number, at least 0"),
-    "size": (lambda value: _is_count(value) and value >= 1, "a whole number, at least 1"),
-    "float": (_is_number, "a number, at least 0"),
-    "bool": (lambda value: isinstance(value, bool), "true or false"),
-    "Mapping[str, Any]": (_is_object, "an object that JSON can hold"),
-    "Mapping[str, str]": (
-        lambda value: isinstance(value, dict) and all(isinstance(part, str) for part in value.values()),
-        "an object of texts",
-    ),
-}
-#: Fields that must be more than their type says.
-_STRICT = {
-    **dict.fromkeys(("workload", "policy", "status"), "text"),
-    **dict.fromkeys(("workers", "threads_per_worker"), "size"),
-}
-_CHOICES: Mapping[str, tuple[str, ...]] = {
-    "schema": (SCHEMA,),
-    "family": FAMILIES,
-    "costs": COSTS,
-    "cluster": CLUSTERS,
-}

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from distributed import Client, futures_of
 
+from ferroflow_dask.bench.machine import versions
 from ferroflow_dask.bench.observe import FetchCounter, RunCounter, RunCounts
-from ferroflow_dask.bench.record import RunRecord, versions
+from ferroflow_dask.bench.record import RunRecord
 from ferroflow_dask.clients import ask_workers
 from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.cost import AnalyticCost, CostModel

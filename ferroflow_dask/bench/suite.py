@@ -9,13 +9,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Self
 
-from ferroflow_dask.bench.machine import commit, machine
+from ferroflow_dask.bench.machine import stamp
 from ferroflow_dask.bench.observe import Measurement
 from ferroflow_dask.bench.plan import Case, Plan
-from ferroflow_dask.bench.record import versions
 from ferroflow_dask.bench.references import REFERENCES, Ray, Threads, make_reference
 from ferroflow_dask.bench.references import measure as measure_reference
-from ferroflow_dask.bench.schema import OK, SCHEMA, BenchRecord
+from ferroflow_dask.bench.schema import OK, BenchRecord
 from ferroflow_dask.bench.session import Session, Start
 from ferroflow_dask.bench.workloads.base import Instance, Request
 
@@ -195,7 +194,6 @@ def _row(
     predicted = instance.predicted() if is_ok and instance.predicted is not None else None
     available_s = measurement.makespan_s * shape.n_threads  # 0 of a run that failed before the clock started
     return BenchRecord(
-        schema=SCHEMA,
         workload=case.workload.name,
         family=case.workload.family,
         arguments=dict(case.arguments),
@@ -229,7 +227,5 @@ def _row(
         peak_worker_memory=seen.peak_worker_memory,
         status=measurement.status,
         seed=plan.seed,
-        versions=versions(),
-        commit=commit(),
-        machine=machine(),
+        **stamp(),
     )

@@ -13,8 +13,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ferroflow_dask.bench import baselines, versions
-from ferroflow_dask.bench.machine import commit, machine
+from ferroflow_dask.bench import baselines
+from ferroflow_dask.bench.machine import stamp
 from ferroflow_dask.bench.metg import TIMED
 from ferroflow_dask.bench.plan import Plan, identity_of, make_cases
 from ferroflow_dask.bench.report import report
@@ -308,8 +308,8 @@ def _check_packages(workloads: Sequence[Workload]) -> None:
 
 
 def _check_setting(rows: Sequence[BenchRecord], file: Path) -> None:
-    here = (commit(), machine(), versions())
-    if any((row.commit, row.machine, dict(row.versions)) != here for row in rows):
+    here = stamp()
+    if any({name: getattr(row, name) for name in here} != here for row in rows):
         raise UsageError(
             f"{file} has runs of this plan from another commit, machine or set of versions, which cannot "
             "be gone on with; give another file with --rows"

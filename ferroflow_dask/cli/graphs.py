@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import click
@@ -151,7 +151,7 @@ def as_object(runs: Sequence[Run]) -> str:
     """Return the median of some runs as a JSON object."""
     makespans = [run.record.makespan_s for run in runs]
     more = {"makespans_s": makespans} if len(runs) > 1 else {}
-    return json.dumps({**_median(runs).as_dict(), **more})
+    return json.dumps({**asdict(_median(runs)), **more})
 
 
 def in_words(runs: Sequence[Run]) -> list[str]:
