@@ -7,6 +7,7 @@ thing on the clock.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
 
     from ferroflow_dask.bundling.predict import Prediction
     from ferroflow_dask.graph import Graph
+
+
+#: Ranges of sizes by name. Other whole numbers are 1 or more, other durations and factors 0 or more.
+_RANGES: Mapping[str, tuple[float, float]] = {
+    **dict.fromkeys(("fraction", "heavy_fraction", "imbalance"), (0, 1)),
+    **dict.fromkeys(("shrink", "slowdown", "heavy_factor"), (1, math.inf)),
+    "output_bytes": (0, math.inf),
+}
 
 
 class Cluster(Protocol):
@@ -151,8 +160,8 @@ class Workload:
         Raises
         ------
         UsageError
-            A name that the workload does not have, a value that cannot be read as its type, or sizes for
-            which this machine has too little memory.
+            A name that the workload does not have, a value that cannot be read as its type or is out of its
+            range, or sizes for which this machine has too little memory.
         """
         unknown = sorted(set(given) - set(self.defaults))
         if unknown:
@@ -168,8 +177,20 @@ class Workload:
                     f"size {name!r} of {self.name!r} is {value!r}; it must be {kind.__name__}, "
                     f"like {self.defaults[name]!r}"
                 ) from error
+        if self.family != "dag":  # graphs check their own
+            _check_ranges(self.name, chosen)
         if given:
             names = ", ".join(given)
             needed = nbytes_of(self.name, self.family, chosen)
             check_memory(f"workload {self.name!r}", needed, f"give a smaller {names}")
         return chosen
+
+
+def _check_ranges(workload: str, sizes: Mapping[str, Any]) -> None:
+    for name, value in sizes.items():
+        if isinstance(value, str):
+            continue
+        low, high = _RANGES.get(name, (1 if isinstance(value, int) else 0, math.inf))
+        if not (math.isfinite(value) and low <= value <= high):
+            allowed = f"{low:g} or more" if math.isinf(high) else f"between {low:g} and {high:g}"
+            raise UsageError(f"size {name!r} of {workload!r} is {value!r}; it must be {allowed}")

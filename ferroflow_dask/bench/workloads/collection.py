@@ -8,7 +8,6 @@ Dask never takes one instance's task for another's.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -18,7 +17,6 @@ import numpy as np
 from dask.base import collections_to_expr, compute, tokenize
 
 from ferroflow_dask.bench.workloads.base import Instance, Request, Workload
-from ferroflow_dask.bench.workloads.sizes import check_sizes
 from ferroflow_dask.exceptions import ResultError
 
 if TYPE_CHECKING:
@@ -85,16 +83,8 @@ def instance(recipe: Recipe, request: Request, **options: Any) -> Instance:
     request : Request
     **options
         Further arguments of `collect`, which do not change the answer.
-
-    Raises
-    ------
-    UsageError
-        A count is less than 1, or a duration negative.
     """
     name, arguments = recipe.name, request.arguments
-    numbers = {size: value for size, value in arguments.items() if not isinstance(value, str)}
-    ranges = {size: (1 if isinstance(value, int) else 0, math.inf) for size, value in numbers.items()}
-    check_sizes(name, arguments, ranges)
     collection = recipe.collect(request.seed, request.salt, **arguments, **options)
     expected = _answer(recipe.collect, request.seed, tuple(sorted({**arguments, **recipe.local}.items())))
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,6 @@ from distributed import get_worker
 from ferroflow_dask.annotations import COST_ANNOTATION
 from ferroflow_dask.bench.workloads.base import Cluster, Instance, Request, Workload
 from ferroflow_dask.bench.workloads.collection import Recipe, block, instance, random_array
-from ferroflow_dask.bench.workloads.sizes import check_sizes
 from ferroflow_dask.clients import workers_of
 from ferroflow_dask.exceptions import ResultError, UnknownNameError
 from ferroflow_dask.lowering.tasks import PerKey
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
 
 _MILLISECOND = 1e-3
 _MEBIBYTE = 2**20
-#: A count, and a duration in any unit.
-_COUNT, _DURATION = (1.0, math.inf), (0.0, math.inf)
 
 
 # What tasks do
@@ -64,60 +61,32 @@ def _trivial(root: bytes, i: int, start: int) -> int:
 # What is submitted, and what must come out
 
 
-@dataclass(frozen=True, slots=True)
 class _Map:
-    """A list of calls of one function, as for `client.map`.
+    """Calls of one function as for `client.map`: the i-th one takes `seconds[i]` and returns `start` + i."""
 
-    Parameters
-    ----------
-    seconds : sequence of float
-        Duration of each call [s].
-    keys : sequence of str
-        As `client.map` makes them itself, but from the salt.
-    start : int
-        Result of call i is `start` + i.
-    is_declared : bool
-        Whether tasks carry their durations.
-    """
-
-    seconds: Sequence[float]
-    keys: Sequence[str]
-    start: int
-    is_declared: bool
-
-    @classmethod
-    def of(cls, request: Request, seconds: Sequence[float], names: Sequence[str]) -> _Map:
-        """Build the calls of an instance whose tasks have these names."""
+    def __init__(self, request: Request, seconds: Sequence[float], names: Sequence[str]) -> None:
         token = tokenize(request.salt)
-        keys = [f"{name}-{token}-{i}" for i, name in enumerate(names)]
-        return cls(seconds, keys, _start(request), request.costs == "known")
+        # As `client.map` makes them itself, but from the salt.
+        self.keys = [f"{name}-{token}-{i}" for i, name in enumerate(names)]
+        self.seconds = seconds
+        self.start = _start(request)
+        self.is_declared = request.costs == "known"
 
     def submit(
         self, client: Client, function: Callable[..., int] = nap, **options: Any
     ) -> Sequence[Future[Any]]:
         """Hand all calls over at once."""
         costs = PerKey(dict(zip(self.keys, self.seconds, strict=True)))
+        places, options = range(len(self.keys)), {"start": self.start, **options}
         with annotate(**{COST_ANNOTATION: costs}) if self.is_declared else nullcontext():
-            futures: list[Future[Any]] = client.map(
-                function,
-                range(len(self.keys)),
-                self.seconds,
-                key=list(self.keys),
-                start=self.start,
-                **options,
-            )
+            futures: list[Future[Any]] = client.map(function, places, self.seconds, key=self.keys, **options)
         return futures
 
     def instance(self) -> Instance:
         """Return the instance that computes this and nothing else, on workers of equal speed."""
         n = len(self.keys)
-        return Instance(
-            submit=self.submit,
-            check=partial(_check, self.start, n),
-            n_ops=n,
-            t1_s=sum(self.seconds),
-            t_inf_s=max(self.seconds),
-        )
+        check = partial(_check, self.start, n)
+        return Instance(self.submit, check, n, t1_s=sum(self.seconds), t_inf_s=max(self.seconds))
 
 
 def _start(request: Request) -> int:
@@ -139,7 +108,6 @@ def _check(first: int, n: int, found: Sequence[Any]) -> None:
 
 
 def _trivial_fanout(request: Request) -> Instance:
-    check_sizes("trivial_fanout", request.arguments, {"n": _COUNT})
     n, start, token = request.arguments["n"], _start(request), tokenize(request.salt)
     root = f"root-{token}"
     tasks: dict[Key, Task] = {
@@ -193,7 +161,6 @@ _NAMES = ("one", "by-duration")
 
 def _lognormal(request: Request) -> Instance:
     sizes = request.arguments
-    check_sizes("lognormal", sizes, {"n": _COUNT, "shrink": (1.0, math.inf)})
     if sizes["names"] not in _NAMES:
         raise UnknownNameError.of("choice of names", sizes["names"], _NAMES)
     drawn = np.random.default_rng(request.seed).lognormal(_LOG_MEAN, _LOG_DEVIATION, sizes["n"])
@@ -201,13 +168,11 @@ def _lognormal(request: Request) -> Instance:
     names = ["lognormal"] * len(seconds)
     if sizes["names"] == "by-duration":
         names = [f"lognormal_{2.0 ** round(math.log2(s / _MILLISECOND)):g}ms" for s in seconds]
-    return _Map.of(request, seconds, names).instance()
+    return _Map(request, seconds, names).instance()
 
 
 def _heavy_tail(request: Request) -> Instance:
     sizes = request.arguments
-    ranges = {"n": _COUNT, "task_ms": _DURATION, "heavy_fraction": (0.0, 1.0), "heavy_factor": _COUNT}
-    check_sizes("heavy_tail", sizes, ranges)
     n, base_s = sizes["n"], sizes["task_ms"] * _MILLISECOND
     n_heavy = round(n * sizes["heavy_fraction"])
     heavy = set(np.random.default_rng(request.seed).permutation(n)[:n_heavy].tolist())
@@ -234,15 +199,7 @@ def _heavy_tail(request: Request) -> Instance:
     )
 
 
-def _straggler(request: Request) -> Instance:
-    return _on_slow_workers("straggler", request, n_slow_of=lambda _total: 1)
-
-
-def _two_speeds(request: Request) -> Instance:
-    return _on_slow_workers("two_speeds", request, n_slow_of=lambda total: math.ceil(total / 2))
-
-
-def _on_slow_workers(name: str, request: Request, n_slow_of: Callable[[int], int]) -> Instance:
+def _on_slow_workers(name: str, n_slow_of: Callable[[int], int], request: Request) -> Instance:
     """Build a map of equal calls on workers of which some, the first by name, are slow.
 
     T1 depends on who runs what. What no schedule can beat is the work over the sum of speeds, a slow
@@ -250,10 +207,9 @@ def _on_slow_workers(name: str, request: Request, n_slow_of: Callable[[int], int
     threads too; with more threads, of which more are slow then, it is still a bound.
     """
     sizes = request.arguments
-    check_sizes(name, sizes, {"n": _COUNT, "task_ms": _DURATION, "slowdown": _COUNT})
     n, slowdown = sizes["n"], sizes["slowdown"]
     seconds = sizes["task_ms"] * _MILLISECOND
-    calls = _Map.of(request, [seconds] * n, [name] * n)
+    calls = _Map(request, [seconds] * n, [name] * n)
     slow: list[str] = []
 
     def prepare(cluster: Cluster) -> None:
@@ -285,15 +241,7 @@ def _natural(name: object) -> tuple[bool, float, str]:
 # Workloads
 
 
-def _workload(
-    name: str,
-    summary: str,
-    build: Callable[[Request], Instance],
-    defaults: Mapping[str, Any],
-    small: Mapping[str, Any],
-) -> Workload:
-    return Workload(name, summary, build, defaults, small, family="stealing")
-
+_workload = partial(Workload, family="stealing")
 
 SCENARIOS: tuple[Workload, ...] = (
     _workload(
@@ -321,7 +269,7 @@ SCENARIOS: tuple[Workload, ...] = (
     _workload(
         "straggler",
         "`n` equal tasks, and one worker that takes `slowdown` times as long",
-        _straggler,
+        partial(_on_slow_workers, "straggler", lambda _total: 1),
         {"n": 1000, "task_ms": 20.0, "slowdown": 10.0},
         {"n": 30, "task_ms": 1.0},
     ),
@@ -335,7 +283,7 @@ SCENARIOS: tuple[Workload, ...] = (
     _workload(
         "two_speeds",
         "`n` equal tasks, and half of the workers take `slowdown` times as long",
-        _two_speeds,
+        partial(_on_slow_workers, "two_speeds", lambda total: math.ceil(total / 2)),
         {"n": 400, "task_ms": 20.0, "slowdown": 10.0},
         {"n": 30, "task_ms": 1.0},
     ),

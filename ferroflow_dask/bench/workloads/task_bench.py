@@ -31,8 +31,8 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.typing import Key
 
 from ferroflow_dask.annotations import COST_ANNOTATION
+from ferroflow_dask.bench.observe import longest_chain
 from ferroflow_dask.bench.workloads.base import Instance, Request, Workload
-from ferroflow_dask.bench.workloads.sizes import check_sizes
 from ferroflow_dask.exceptions import ResultError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 _MILLISECOND = 1e-3
 #: After so many steps `spread` and `random_nearest` repeat; Task Bench's default.
 _PERIOD = 3
-_INFINITY = math.inf
 
 
 # Patterns
@@ -165,20 +164,9 @@ KERNELS: Mapping[str, Callable[[float, int, int], None]] = {"sleep": _sleep, "bu
 class PointTask:
     """The function of all tasks of an instance.
 
-    Parameters
-    ----------
-    kernel : str
-        One of `KERNELS`.
-    seconds : float
-        For which `sleep` and `busy` run [s], on average.
-    imbalance : float
-        By which part of that at most a task takes longer or shorter.
-    n, iterations : int
-        Of `matmul`: products of (n, n) single-precision matrices.
-    output_bytes : int
-        Size of what a task returns besides its point [B].
-    salt : str
-        What those bytes are made of, with the point.
+    `kernel` is one of `KERNELS`. `sleep` and `busy` run for `seconds` [s] on average, and take at most the
+    part `imbalance` of that longer or shorter. `matmul` makes `iterations` products of (n, n) matrices in
+    single precision. A task returns its point and `output_bytes` more [B], made of `salt` and the point.
     """
 
     kernel: str
@@ -224,23 +212,18 @@ class PointTask:
 
 def _build(name: str, request: Request) -> Instance:
     sizes = request.arguments
-    _check(name, sizes)
+    if sizes["kernel"] not in KERNELS:
+        raise UnknownNameError.of("kernel", sizes["kernel"], KERNELS)
     steps = sizes["steps"]
     pattern = Pattern(name, sizes["width"], sizes.get("radix", 0), sizes.get("fraction", 0.0))
     seconds = sizes["task_ms"] * _MILLISECOND
-    task = PointTask(
-        sizes["kernel"],
-        seconds,
-        sizes["imbalance"],
-        sizes["n"],
-        sizes["iterations"],
-        sizes["output_bytes"],
-        request.salt,
-    )
+    own = {name: sizes[name] for name in ("kernel", "imbalance", "n", "iterations", "output_bytes")}
+    task = PointTask(seconds=seconds, salt=request.salt, **own)
     # A token, since a salt of letters only would become part of the prefix by which Dask learns.
     group = f"{name}-{tokenize(request.salt)}"
     points = [(t, i) for t in range(steps) for i in range(pattern.width_at(t))]
     dependences = {(t, i): pattern.dependences(t, i) for t, i in points}
+    before = {(t, i): tuple((t - 1, j) for j in needed) for (t, i), needed in dependences.items()}
     tasks: dict[Key, Task] = {
         (group, t, i): Task((group, t, i), task, t, i, needed, *(TaskRef((group, t - 1, j)) for j in needed))
         for (t, i), needed in dependences.items()
@@ -248,7 +231,7 @@ def _build(name: str, request: Request) -> Instance:
     is_timed = task.kernel != "matmul"
     annotations = {COST_ANNOTATION: seconds} if is_timed and request.costs == "known" else None
     dsk = HighLevelGraph({group: MaterializedLayer(tasks, annotations=annotations)}, {group: set()})
-    read = {(t - 1, j) for (t, _), needed in dependences.items() for j in needed}
+    read = {point for needed in before.values() for point in needed}
     results = [point for point in points if point not in read]
     keys: list[Key] = [(group, t, i) for t, i in results]
 
@@ -265,36 +248,9 @@ def _build(name: str, request: Request) -> Instance:
         check=partial(_check_results, task, results),
         n_ops=len(points),
         t1_s=sum(durations_s.values()) if is_timed else None,
-        t_inf_s=_longest_chain_s(dependences, durations_s) if is_timed else None,
+        t_inf_s=longest_chain(before, durations_s) if is_timed else None,
         count_executed=count_executed,
     )
-
-
-def _check(name: str, sizes: Mapping[str, Any]) -> None:
-    counts = dict.fromkeys(("width", "steps", "n", "iterations"), (1.0, _INFINITY))
-    ranges = {
-        **counts,
-        "task_ms": (0.0, _INFINITY),
-        "output_bytes": (0.0, _INFINITY),
-        "imbalance": (0.0, 1.0),
-    }
-    if "radix" in sizes:
-        ranges["radix"] = (1.0, _INFINITY)
-    if "fraction" in sizes:
-        ranges["fraction"] = (0.0, 1.0)
-    check_sizes(_workload_name(name), sizes, ranges)
-    if sizes["kernel"] not in KERNELS:
-        raise UnknownNameError.of("kernel", sizes["kernel"], KERNELS)
-
-
-def _longest_chain_s(
-    dependences: Mapping[tuple[int, int], tuple[int, ...]], durations_s: Mapping[tuple[int, int], float]
-) -> float:
-    """Return how long the longest chain takes [s], given each point's dependences step by step."""
-    end_s: dict[tuple[int, int], float] = {}
-    for (t, i), needed in dependences.items():
-        end_s[t, i] = durations_s[t, i] + max((end_s[t - 1, j] for j in needed), default=0.0)
-    return max(end_s.values())
 
 
 def _check_results(task: PointTask, points: Sequence[tuple[int, int]], found: Sequence[Any]) -> None:
