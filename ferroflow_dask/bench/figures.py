@@ -1,4 +1,4 @@
-"""Figures of benchmark rows, drawn by Bokeh: speed-ups, scaling and METG curves.
+"""Figures drawn by Bokeh: speed-ups, scaling and METG curves of benchmark rows, and FlexFlow's evaluation.
 
 Policies differ by marker and dash too; the colours are Okabe and Ito's, which can be told apart with any
 colour vision (bokeh.palettes.Colorblind). Whiskers are ranges of runs; those of speed-ups 95 % intervals.
@@ -6,18 +6,22 @@ colour vision (bokeh.palettes.Colorblind). Whiskers are ranges of runs; those of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from bokeh.layouts import column, row
 from bokeh.models import ColumnDataSource, FixedTicker, HoverTool, NumeralTickFormatter, Range1d
 from bokeh.models.annotations import Legend, LegendItem, Span, Whisker
 from bokeh.palettes import Colorblind
 from bokeh.plotting import figure
 
 from ferroflow_dask.bench.comparison import AGAIN, STOCK, Case, Sample, is_ours, policies_of
-from ferroflow_dask.bench.estimates import Estimate, median
+from ferroflow_dask.bench.estimates import median
 from ferroflow_dask.bench.metg import THRESHOLD, Curve
+
+if TYPE_CHECKING:
+    from ferroflow_dask.bench.flexflow import Compared
 
 _PERCENT, _MS_PER_S = 100, 1e3
 #: Sizes [pixels]: of one of three figures side by side, of one alone, of a bar with the gap to the next,
@@ -55,23 +59,12 @@ def styles_of(policies: Sequence[str]) -> dict[str, Style]:
     return {name: _STYLES.get(name) or others[name] for name in policies}
 
 
-def order(policies: Sequence[str]) -> list[str]:
+def order(policies: Iterable[str]) -> list[str]:
     """Return policies in the order of legends: stock Dask, other baselines, ours."""
     return sorted(set(policies), key=lambda name: (is_ours(name), name != STOCK, name))
 
 
 # Speed-ups
-
-
-@dataclass(frozen=True, slots=True)
-class _Bar:
-    """The speed-up of a policy on a workload, and where it is drawn."""
-
-    place: float
-    name: str
-    policy: str
-    case: Case
-    ratio: Estimate
 
 
 def speed_up_bars(title: str, cases: Mapping[str, Case]) -> Any:
@@ -84,97 +77,62 @@ def speed_up_bars(title: str, cases: Mapping[str, Case]) -> Any:
         Of one cluster shape, by the name to show.
     """
     policies = order(policies_of(cases.values()))
-    bars, ticks = _placed(cases, policies)
-    if not bars:
-        return None
-    top = bars[-1].place + 1
-    plot = _figure(
-        f"Speed-up over the best stock Dask, {title}",
-        x_axis_label="median time of stock Dask / median time (above 1: faster; whiskers: 95 % intervals)",
-        x_axis_type="log",
-        y_range=Range1d(start=top, end=-1),
-        width=_WIDE,
-        height=_FRAME + round(_BAR * (top + 1)),
-        min_border_left=20 + _LETTER * max(map(len, ticks.values())),
-    )
-    items = []
-    styles = styles_of(policies)
-    for policy in policies:
-        own = [bar for bar in bars if bar.policy == policy]
-        if not own:
-            continue
-        source = ColumnDataSource(_bar_columns(own))
-        boxes = plot.hbar(
-            y="place",
-            left=1,
-            right="ratio",
-            height=0.85,
-            source=source,
-            color=styles[policy].colour,
-            alpha=0.8,
-        )
-        _whisker(plot, boxes, dimension="width", base="place", colour="#404040")
-        tips = [
-            ("", "@workload, @policy"),
-            ("speed-up", "@shown"),
-            ("time", "@time"),
-            ("stock dask", "@dask"),
-        ]
-        _hover(plot, boxes, tips)
-        items.append((_noise_or(policy), [boxes]))
-    plot.add_layout(Span(location=1, dimension="height", line_color="black", line_width=1.5))
-    _legend(plot, items, columns=8)
-    _ratio_axes(plot, bars, ticks)
-    return plot
-
-
-def _ratio_axes(plot: Any, bars: Sequence[_Bar], names: Mapping[float, str]) -> None:
-    ends = [
-        end for bar in bars for end in (bar.ratio.value, bar.ratio.low, bar.ratio.high) if end is not None
-    ]
-    plot.x_range = Range1d(start=min(0.8, 0.93 * min(ends)), end=max(1.25, 1.07 * max(ends)))
-    plot.xaxis.ticker = FixedTicker(ticks=list(_SPEED_UPS))
-    plot.xaxis.formatter = NumeralTickFormatter(format="0.[00]")
-    plot.yaxis.ticker = FixedTicker(ticks=list(names))
-    plot.yaxis.major_label_overrides = names
-    plot.ygrid.grid_line_color = None
-
-
-def _placed(cases: Mapping[str, Case], policies: Sequence[str]) -> tuple[list[_Bar], dict[float, str]]:
-    """Return bars from the top down, a gap after each workload, and the workloads' names by their middles."""
-    bars: list[_Bar] = []
+    bars: dict[str, list[dict[str, Any]]] = {policy: [] for policy in policies}
     ticks: dict[float, str] = {}
-    place = 0.0
+    place = 0.0  # from the top down, with a gap after each workload
     for name, case in cases.items():
         found = [(policy, ratio) for policy in policies if (ratio := case.speed_up(policy)) is not None]
         if not found:
             continue
         ticks[place + (len(found) - 1) / 2] = name
         for policy, ratio in found:
-            bars.append(_Bar(place, name, policy, case, ratio))
+            ends = {
+                "low": ratio.value if ratio.low is None else ratio.low,
+                "high": ratio.value if ratio.high is None else ratio.high,
+            }
+            times = {"time": _time(case.of(policy)), "dask": _time(case.stock)}
+            told = {"workload": name, "policy": policy, "shown": str(ratio), **times}
+            bars[policy].append({"place": place, "ratio": ratio.value, **ends, **told})
             place += 1
         place += 1
-    return bars, ticks
+    if not ticks:
+        return None
+    all_bars = [bar for own in bars.values() for bar in own]
+    plot = _figure(
+        f"Speed-up over the best stock Dask, {title}",
+        x_axis_label="median time of stock Dask / median time (above 1: faster; whiskers: 95 % intervals)",
+        x_axis_type="log",
+        x_range=Range1d(
+            start=min(0.8, 0.93 * min(bar["low"] for bar in all_bars)),
+            end=max(1.25, 1.07 * max(bar["high"] for bar in all_bars)),
+        ),
+        y_range=Range1d(start=place - 1, end=-1),
+        width=_WIDE,
+        height=_FRAME + round(_BAR * place),
+        min_border_left=20 + _LETTER * max(map(len, ticks.values())),
+    )
+    items = []
+    styles = styles_of(policies)
+    tips = [("", "@workload, @policy"), ("speed-up", "@shown"), ("time", "@time"), ("stock dask", "@dask")]
+    for policy, own in bars.items():
+        if own:
+            options = {"left": 1, "height": 0.85, "color": styles[policy].colour, "alpha": 0.8}
+            boxes = plot.hbar(y="place", right="ratio", source=_source(own), **options)
+            _whisker(plot, boxes, dimension="width", base="place", colour="#404040")
+            plot.add_tools(HoverTool(renderers=[boxes], tooltips=tips))
+            items.append((_noise_or(policy), [boxes]))
+    plot.add_layout(Span(location=1, dimension="height", line_color="black", line_width=1.5))
+    _legend(plot, items, columns=8)
+    plot.xaxis.ticker = FixedTicker(ticks=list(_SPEED_UPS))
+    plot.xaxis.formatter = NumeralTickFormatter(format="0.[00]")
+    plot.yaxis.ticker = FixedTicker(ticks=list(ticks))
+    plot.yaxis.major_label_overrides = ticks
+    plot.ygrid.grid_line_color = None
+    return plot
 
 
 def _noise_or(policy: str) -> str:
     return f"{policy} (noise)" if policy == AGAIN else policy
-
-
-def _bar_columns(bars: Sequence[_Bar]) -> dict[str, list[Any]]:
-    lows = [bar.ratio.value if bar.ratio.low is None else bar.ratio.low for bar in bars]
-    highs = [bar.ratio.value if bar.ratio.high is None else bar.ratio.high for bar in bars]
-    return {
-        "place": [bar.place for bar in bars],
-        "ratio": [bar.ratio.value for bar in bars],
-        "low": lows,
-        "high": highs,
-        "workload": [bar.name for bar in bars],
-        "policy": [bar.policy for bar in bars],
-        "shown": [str(bar.ratio) for bar in bars],
-        "time": [_time(bar.case.of(bar.policy)) for bar in bars],
-        "dask": [_time(bar.case.stock) for bar in bars],
-    }
 
 
 def _time(sample: Sample | None) -> str:
@@ -188,28 +146,18 @@ def _time(sample: Sample | None) -> str:
 # Scaling
 
 
-@dataclass(frozen=True, slots=True)
-class Scaling:
-    """One workload on clusters of several sizes: its cases by threads in all."""
-
-    name: str
-    cases: dict[int, Case] = field(default_factory=dict)
-
-
-def scaling_figures(scaling: Scaling) -> list[Any]:
-    """Return throughput, efficiency and steal rate against the number of workers."""
-    policies = order([STOCK, *policies_of(scaling.cases.values())])
-    policies = [policy for policy in policies if policy != AGAIN]
-    throughput = _against_workers(scaling, policies, "Throughput", "ops/s", _ops_per_s)
-    bounds = [(n, _bound_ops_per_s(case)) for n, case in sorted(scaling.cases.items())]
-    known = [(n, bound) for n, bound in bounds if bound is not None]
+def scaling_figures(name: str, cases: Mapping[int, Case]) -> list[Any]:
+    """Return throughput, efficiency and steal rate of a workload, its cases given by worker threads."""
+    cases = dict(sorted(cases.items()))
+    throughput = _against_workers(name, cases, "Throughput", "ops/s", _ops_per_s)
+    known = [(n, bound) for n, case in cases.items() if (bound := _bound_ops_per_s(case)) is not None]
     if known:
         line = throughput.line(*zip(*known, strict=True), color="black", line_dash="dotted", line_width=1.5)
         throughput.legend[0].items.append(LegendItem(label="bound", renderers=[line]))
         throughput.y_range.end = max(throughput.y_range.end, *(1.05 * bound for _, bound in known))
-    efficiency = _against_workers(scaling, policies, "Efficiency", "bound / time [%]", _efficiency)
+    efficiency = _against_workers(name, cases, "Efficiency", "bound / time [%]", _efficiency)
     efficiency.y_range = Range1d(start=0, end=105)
-    steals = _against_workers(scaling, policies, "Steal rate", "confirmed steals per second", _steals_per_s)
+    steals = _against_workers(name, cases, "Steal rate", "confirmed steals per second", _steals_per_s)
     return [throughput, efficiency, steals]
 
 
@@ -232,55 +180,32 @@ def _bound_ops_per_s(case: Case) -> float | None:
 
 
 def _against_workers(
-    scaling: Scaling,
-    policies: Sequence[str],
-    title: str,
-    unit: str,
-    values_of: Callable[[Sample], list[float]],
+    name: str, cases: Mapping[int, Case], title: str, unit: str, values_of: Callable[[Sample], list[float]]
 ) -> Any:
-    plot = _figure(
-        f"{title}: {scaling.name}", x_axis_label="worker threads", y_axis_label=unit, x_axis_type="log"
-    )
+    plot = _figure(f"{title}: {name}", x_axis_label="worker threads", y_axis_label=unit, x_axis_type="log")
     items = []
-    styles = styles_of(policies)
-    for policy in policies:
-        source = ColumnDataSource(_points(scaling, policy, values_of))
-        if not source.data["n"]:
-            continue
-        style = styles[policy]
-        line = plot.line("n", "middle", source=source, color=style.colour, line_dash=style.dash, line_width=2)
-        dots = plot.scatter("n", "middle", source=source, color=style.colour, marker=style.marker, size=9)
-        _whisker(plot, dots, dimension="height", base="n", colour=style.colour)
-        values = "@middle{0,0.[0]} (@low{0,0.[0]}–@high{0,0.[0]})"
-        _hover(plot, dots, [("", "@policy"), ("cluster", "@cluster"), (unit, values)])
-        items.append((policy, [line, dots]))
-    ticks = sorted(scaling.cases)
-    plot.xaxis.ticker = FixedTicker(ticks=ticks)
-    plot.x_range = Range1d(start=ticks[0] / 1.15, end=ticks[-1] * 1.15)
-    highest = max((max(marks[-1].data_source.data["high"]) for _, marks in items), default=1)
+    policies = order({STOCK, *policies_of(cases.values())} - {AGAIN})
+    highest = 0.0
+    values_told = "@y{0,0.[0]} (@low{0,0.[0]}–@high{0,0.[0]})"
+    for policy, style in styles_of(policies).items():
+        points = []
+        for n, case in cases.items():
+            sample = case.of(policy)
+            if values := values_of(sample) if sample else []:
+                ends = {"low": min(values), "high": max(values)}
+                told = {"policy": policy, "cluster": str(case.shape)}
+                points.append({"x": n, "y": median(values), **ends, **told})
+                highest = max(highest, ends["high"])
+        if points:
+            tips = [("", "@policy"), ("cluster", "@cluster"), (unit, values_told)]
+            line, dots = _curve(plot, points, style, tips)
+            _whisker(plot, dots, dimension="height", base="x", colour=style.colour)
+            items.append((policy, [line, dots]))
+    _workers_axis(plot, list(cases), "0")
     plot.y_range = Range1d(start=0, end=1.05 * highest or 1)
     plot.yaxis.formatter = NumeralTickFormatter(format="0,0.[0]")
-    plot.xaxis.formatter = NumeralTickFormatter(format="0")
     _legend(plot, items)
     return plot
-
-
-def _points(
-    scaling: Scaling, policy: str, values_of: Callable[[Sample], list[float]]
-) -> dict[str, list[Any]]:
-    columns: dict[str, list[Any]] = {name: [] for name in ("n", "middle", "low", "high", "policy", "cluster")}
-    for n, case in sorted(scaling.cases.items()):
-        sample = case.of(policy)
-        values = values_of(sample) if sample else []
-        if not values:
-            continue
-        columns["n"].append(n)
-        columns["middle"].append(median(values))
-        columns["low"].append(min(values))
-        columns["high"].append(max(values))
-        columns["policy"].append(_noise_or(policy))
-        columns["cluster"].append(str(case.shape))
-    return columns
 
 
 def efficiency_figure(title: str, found: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Any:
@@ -298,18 +223,59 @@ def efficiency_figure(title: str, found: Mapping[str, Mapping[str, Mapping[int, 
     ticks: set[int] = set()
     styles = styles_of(list(found))
     for policy, variants in found.items():
-        style = styles[policy]
-        for width, (variant, points) in enumerate(variants.items(), start=1):
-            ticks |= points.keys()
-            x, y = list(points), [_PERCENT * value for value in points.values()]
-            line = plot.line(x, y, color=style.colour, line_dash=style.dash, line_width=1.5 * width)
-            dots = plot.scatter(x, y, color=style.colour, marker=style.marker, size=4 + 3 * width)
-            items.append((f"{policy}, {variant}", [line, dots]))
+        for width, (variant, reached) in enumerate(variants.items(), start=1):
+            ticks |= reached.keys()
+            points = [{"x": n, "y": _PERCENT * value} for n, value in reached.items()]
+            marks = _curve(plot, points, styles[policy], width=1.5 * width, size=4 + 3 * width)
+            items.append((f"{policy}, {variant}", marks))
     plot.y_range = Range1d(start=0, end=105)
-    plot.x_range = Range1d(start=min(ticks) / 1.15, end=max(ticks) * 1.15)
-    plot.xaxis.ticker = FixedTicker(ticks=sorted(ticks))
-    plot.xaxis.formatter = NumeralTickFormatter(format="0,0")
+    _workers_axis(plot, sorted(ticks), "0,0")
     _legend(plot, items, columns=2)
+    return plot
+
+
+# FlexFlow
+
+#: How many times faster than data-parallel training the paper's strategies are, at least and at most, on this
+#: cluster with so many devices. Jia, Zaharia and Aiken, "Beyond Data and Model Parallelism for Deep Neural
+#: Networks", MLSys 2019. ResNet-101 gains nothing; a bar without height would not be seen. For other networks
+#: it only says "up to 3.3".
+_CLAIMS = {"ResNet-101": (0.98, 1.02), "NMT": (1.7, 2.4)}
+_CLAIM_OF_OTHERS = (1.0, 3.3)
+_CLAIMED = ("flexflow-k80", 64)
+#: Figures side by side; height of one of them, and width of an entry of its legend [pixels].
+_COLUMNS, _NETWORK_HEIGHT, _LABEL = 3, 380, 140
+
+
+def flexflow_plot(rows: Sequence[Compared]) -> Any:
+    """Return a figure for each network: data-parallel, the expert's and the found strategy, and the ideal."""
+    names = list(dict.fromkeys(one.network for one in rows))
+    plots = [_of_network(name, [one for one in rows if one.network == name]) for name in names]
+    lines = [plots[i : i + _COLUMNS] for i in range(0, len(plots), _COLUMNS)]
+    return column(*(row(*line) for line in lines))
+
+
+def _of_network(name: str, rows: Sequence[Compared]) -> Any:
+    found: dict[str, dict[str, dict[int, float]]] = {}
+    for one in rows:
+        for kind, trained in zip(("data-parallel", "expert", "found"), one.all, strict=True):
+            points = found.setdefault(kind, {}).setdefault(one.cluster.removeprefix("flexflow-").upper(), {})
+            points[one.devices] = trained.samples_per_s / (one.devices * one.one)
+    plot = efficiency_figure(name, found)
+    plot.toolbar_location = None
+    plot.xaxis.axis_label = "devices"
+    plot.yaxis.axis_label = "speed per device [%]"
+    plot.width, plot.height = _WIDTH, _NETWORK_HEIGHT
+    plot.legend[0].label_width = _LABEL
+    sizes = sorted({one.devices for one in rows})
+    ideal = plot.line(sizes, [_PERCENT] * len(sizes), color="black", line_dash="dotted", line_width=1.5)
+    plot.legend[0].items.append(LegendItem(label="ideal", renderers=[ideal]))
+    for n in [one.devices for one in rows if (one.cluster, one.devices) == _CLAIMED]:
+        base = _PERCENT * found["data-parallel"]["K80"][n]
+        # Nothing is faster than as many devices alone.
+        low, high = (min(base * ratio, _PERCENT) for ratio in _CLAIMS.get(name, _CLAIM_OF_OTHERS))
+        bar = plot.segment([n], [low], [n], [high], line_width=14, line_alpha=0.25)
+        plot.legend[0].items.append(LegendItem(label="the paper's gain, K80", renderers=[bar]))
     return plot
 
 
@@ -327,46 +293,32 @@ def metg_figure(title: str, curves: Sequence[Curve]) -> Any:
         height=_HEIGHT + 60,
     )
     items = []
-    for curve, style in zip(curves, _styles(curves), strict=True):
-        source = ColumnDataSource(
-            {
-                "granularity": [_MS_PER_S * value for value in curve.granularity_s],
-                "efficiency": [_PERCENT * value for value in curve.efficiency],
-                "size": list(curve.sizes),
-                "label": [curve.label] * len(curve.sizes),
-            }
-        )
-        line = plot.line(
-            "granularity", "efficiency", source=source, color=style.colour, line_dash=style.dash, line_width=2
-        )
-        dots = plot.scatter(
-            "granularity", "efficiency", source=source, color=style.colour, marker=style.marker, size=9
-        )
-        tips = [("", "@label"), (curve.swept, "@size"), ("granularity", "@granularity{0.[000]} ms")]
-        _hover(plot, dots, [*tips, ("efficiency", "@efficiency{0.[0]} %")])
+    # Several curves of one policy, which differ in lowering or costs, go by their labels.
+    names = [curve.policy for curve in curves]
+    labels = names if len(set(names)) == len(names) else [curve.label for curve in curves]
+    styles = styles_of(labels)
+    for curve, label in zip(curves, labels, strict=True):
+        points = [
+            {"x": _MS_PER_S * granularity_s, "y": _PERCENT * reached, "size": size, "label": curve.label}
+            for granularity_s, reached, size in zip(
+                curve.granularity_s, curve.efficiency, curve.sizes, strict=True
+            )
+        ]
+        tips = [("", "@label"), (curve.swept, "@size"), ("granularity", "@x{0.[000]} ms")]
+        marks = _curve(plot, points, styles[label], [*tips, ("efficiency", "@y{0.[0]} %")])
         found = curve.result.granularity_s
-        if found is None:
-            items.append((f"{curve.label}: no METG", [line, dots]))
-            continue
-        ms = _MS_PER_S * found
-        mark = plot.scatter(
-            [ms], [_PERCENT * THRESHOLD], marker="x", size=14, line_width=3, color=style.colour
-        )
-        items.append((f"{curve.label}: {ms:.3g} ms", [line, dots, mark]))
+        if found is not None:
+            where = [_MS_PER_S * found], [_PERCENT * THRESHOLD]
+            options = {"marker": "x", "size": 14, "line_width": 3, "color": styles[label].colour}
+            marks.append(plot.scatter(*where, **options))
+        told = "no METG" if found is None else f"{_MS_PER_S * found:.3g} ms"
+        items.append((f"{curve.label}: {told}", marks))
     plot.add_layout(Span(location=_PERCENT * THRESHOLD, dimension="width", line_dash="dotted"))
     plot.y_range = Range1d(start=0, end=105)
     plot.xaxis.formatter = NumeralTickFormatter(format="0.[000]")
     plot.xaxis.ticker = FixedTicker(ticks=[m * 10.0**e for e in range(-3, 6) for m in (1, 1.5, 2, 3, 5, 7)])
     _legend(plot, items, columns=2)
     return plot
-
-
-def _styles(curves: Sequence[Curve]) -> list[Style]:
-    # Several curves of one policy, which differ in lowering or costs, go by their labels.
-    names = [curve.policy for curve in curves]
-    labels = names if len(set(names)) == len(names) else [curve.label for curve in curves]
-    styles = styles_of(labels)
-    return [styles[label] for label in labels]
 
 
 # What all have
@@ -387,6 +339,34 @@ def _figure(title: str, **options: Any) -> Any:
     return plot
 
 
+def _source(points: Sequence[Mapping[str, Any]]) -> ColumnDataSource:
+    return ColumnDataSource({name: [point[name] for point in points] for name in points[0]})
+
+
+def _curve(
+    plot: Any,
+    points: Sequence[Mapping[str, Any]],
+    style: Style,
+    tooltips: Sequence[tuple[str, str]] = (),
+    *,
+    width: float = 2,
+    size: int = 9,
+) -> list[Any]:
+    """Draw a line with a mark at each point, and return both."""
+    source = _source(points)
+    line = plot.line("x", "y", source=source, color=style.colour, line_dash=style.dash, line_width=width)
+    dots = plot.scatter("x", "y", source=source, color=style.colour, marker=style.marker, size=size)
+    if tooltips:
+        plot.add_tools(HoverTool(renderers=[dots], tooltips=list(tooltips)))
+    return [line, dots]
+
+
+def _workers_axis(plot: Any, ticks: Sequence[int], form: str) -> None:
+    plot.x_range = Range1d(start=ticks[0] / 1.15, end=ticks[-1] * 1.15)
+    plot.xaxis.ticker = FixedTicker(ticks=list(ticks))
+    plot.xaxis.formatter = NumeralTickFormatter(format=form)
+
+
 def _whisker(plot: Any, marks: Any, *, dimension: Any, base: str, colour: str) -> None:
     """Draw a line from the column `low` to the column `high` of marks, hidden when these are."""
     whisker: Any = Whisker(
@@ -403,10 +383,6 @@ def _whisker(plot: Any, marks: Any, *, dimension: Any, base: str, colour: str) -
         head.line_color = colour
     plot.add_layout(whisker)
     marks.js_link("visible", whisker, "visible")
-
-
-def _hover(plot: Any, renderer: Any, tooltips: list[tuple[str, str]]) -> None:
-    plot.add_tools(HoverTool(renderers=[renderer], tooltips=tooltips))
 
 
 def _legend(plot: Any, items: Sequence[tuple[str, list[Any]]], columns: int = 4) -> None:

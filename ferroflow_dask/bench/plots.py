@@ -6,11 +6,11 @@ Bokeh is imported when something is drawn; so is selenium, which a picture needs
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ferroflow_dask.bench.comparison import Defaults, by_setting, by_shape, cases_of, named
+from ferroflow_dask.bench.comparison import Case, Defaults, by_setting, by_shape, cases_of, named
 from ferroflow_dask.bench.metg import Curve, metg_from_rows
 from ferroflow_dask.bench.schema import BenchRecord
 from ferroflow_dask.exceptions import FerroflowError, UsageError
@@ -25,24 +25,9 @@ _SCALE = 2
 _TIMEOUT_S = 60
 
 
-def write_html(
-    rows: Sequence[BenchRecord], path: str | os.PathLike[str], *, defaults: Defaults | None = None
-) -> None:
-    """Write a page of plots, with all that it needs inside.
-
-    Parameters
-    ----------
-    rows : sequence of BenchRecord
-    path : path-like
-    defaults : mapping, optional
-        Sizes of each workload by default; those are not named.
-
-    Raises
-    ------
-    UsageError
-        The rows have nothing to plot, or the file cannot be written.
-    """
-    page = _page(rows, defaults or {})
+def write_html(rows: Sequence[BenchRecord], path: str | os.PathLike[str], defaults: Defaults) -> None:
+    """Write a page of plots with all that it needs inside; the parameters are those of `write_png`."""
+    page = _page(rows, defaults)
     from bokeh.embed import file_html
     from bokeh.resources import INLINE
 
@@ -52,16 +37,14 @@ def write_html(
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
 
 
-def write_png(
-    rows: Sequence[BenchRecord], path: str | os.PathLike[str], *, defaults: Defaults | None = None
-) -> None:
+def write_png(rows: Sequence[BenchRecord], path: str | os.PathLike[str], defaults: Defaults) -> None:
     """Write the plots as one picture, through a browser.
 
     Parameters
     ----------
     rows : sequence of BenchRecord
     path : path-like
-    defaults : mapping, optional
+    defaults : mapping
         Sizes of each workload by default; those are not named.
 
     Raises
@@ -72,9 +55,7 @@ def write_png(
     FerroflowError
         The browser failed.
     """
-    write_picture(
-        _page(rows, defaults or {}, has_tools=False), path, otherwise="; or write a page with --html"
-    )
+    write_picture(_page(rows, defaults, has_tools=False), path, "; or write a page with --html")
 
 
 def check_picture(path: str | os.PathLike[str]) -> None:
@@ -86,19 +67,7 @@ def check_picture(path: str | os.PathLike[str]) -> None:
 def write_picture(page: Any, path: str | os.PathLike[str], otherwise: str = "") -> None:
     """Write a layout of Bokeh as one picture, through a browser.
 
-    Parameters
-    ----------
-    page : bokeh.models.LayoutDOM
-    path : path-like
-    otherwise : str, optional
-        End of the error if selenium or a browser is missing.
-
-    Raises
-    ------
-    UsageError
-        Selenium or a browser is missing, or the file is not named .png or cannot be written.
-    FerroflowError
-        The browser failed.
+    What it raises is as for `write_png`; `otherwise` ends the error if selenium or a browser is missing.
     """
     check_picture(path)
     try:
@@ -170,25 +139,17 @@ def _lines(rows: Sequence[BenchRecord], defaults: Defaults, setting: str) -> Ite
         bars = figures.speed_up_bars(f"{shape}{setting}", {named(case, defaults): case for case in own})
         if bars is not None:
             yield [bars]
-    scalings: dict[tuple[str, bool, str], figures.Scaling] = {}
+    scalings: dict[str, dict[int, Case]] = {}
     for case in cases:
         kind = "processes" if case.shape.processes else "in one process"
-        name = f"{named(case, defaults)}, {kind}{setting}"
-        threads = case.shape.threads
-        if threads > 1:
-            name += f", {threads} threads each"
-        scaling = scalings.setdefault((name, case.shape.processes, setting), figures.Scaling(name))
-        scaling.cases[case.shape.workers * threads] = case
-    for scaling in scalings.values():
-        if len(scaling.cases) > 1:
-            yield figures.scaling_figures(scaling)
-    for title, curves in _by_pattern(metg_from_rows(rows, defaults)).items():
+        threads = f", {case.shape.threads} threads each" if case.shape.threads > 1 else ""
+        name = f"{named(case, defaults)}, {kind}{setting}{threads}"
+        scalings.setdefault(name, {})[case.shape.n_threads] = case
+    for name, scaling in scalings.items():
+        if len(scaling) > 1:
+            yield figures.scaling_figures(name, scaling)
+    patterns: dict[str, list[Curve]] = {}
+    for curve in metg_from_rows(rows, defaults):
+        patterns.setdefault(f"{curve.title}, {curve.kernel}, {curve.shape}", []).append(curve)
+    for title, curves in patterns.items():
         yield [figures.metg_figure(f"{title}{setting}", curves)]
-
-
-def _by_pattern(curves: Sequence[Curve]) -> Mapping[str, list[Curve]]:
-    groups: dict[str, list[Curve]] = {}
-    for curve in curves:
-        title = f"{curve.title}, {curve.kernel}, {curve.shape}"
-        groups.setdefault(title, []).append(curve)
-    return groups

@@ -98,6 +98,6 @@ def flexflow(
     if not as_json:
         click.echo(flexflow_table(rows))
     if plot is not None:
-        from ferroflow_dask.bench.flexflow_plot import flexflow_plot
+        from ferroflow_dask.bench.figures import flexflow_plot
 
         write_picture(flexflow_plot(rows), plot)

@@ -39,6 +39,6 @@ def report(files: tuple[Path, ...], is_schema_asked: bool, html: Path | None, pn
     rows = read_rows(files)
     click.echo(printable(as_markdown(rows, defaults=default_sizes())))
     if html is not None:
-        write_html(rows, html, defaults=default_sizes())
+        write_html(rows, html, default_sizes())
     if png is not None:
-        write_png(rows, png, defaults=default_sizes())
+        write_png(rows, png, default_sizes())

@@ -19,15 +19,14 @@ from command_line import USAGE, assert_one_line, ferroflow
 from ferroflow_dask.bench import plots
 from ferroflow_dask.bench.comparison import cases_of
 from ferroflow_dask.bench.figures import (
-    Scaling,
     efficiency_figure,
+    flexflow_plot,
     metg_figure,
     scaling_figures,
     speed_up_bars,
     styles_of,
 )
 from ferroflow_dask.bench.flexflow import Compared, Trained
-from ferroflow_dask.bench.flexflow_plot import flexflow_plot
 from ferroflow_dask.bench.metg import metg_from_rows
 from ferroflow_dask.bench.plots import write_html, write_png
 from ferroflow_dask.bench.rows import read_rows
@@ -47,7 +46,7 @@ def glyph_data(plot: Any, i: int = 0) -> dict[str, list[Any]]:
 
 def test_the_page_holds_the_data_and_needs_no_network(tmp_path: Path) -> None:
     page = tmp_path / "plots.html"
-    write_html(read_rows([DATA]), page)
+    write_html(read_rows([DATA]), page, {})
     text = page.read_text(encoding="utf-8")
     (written,) = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', text, re.DOTALL)
     drawn = json.dumps(json.loads(written), ensure_ascii=False)
@@ -94,15 +93,15 @@ def test_throughput_efficiency_and_steals_are_drawn_against_workers() -> None:
         for policy, s in [("dask", 2.0), ("ferroflow", 1.0)]
         for record in rows([s, s, 2 * s], workers=workers, policy=policy, bound_s=bound_s)
     ]
-    scaling = Scaling("merge", {case.shape.workers: case for case in cases_of(measured)})
-    throughput, efficiency, steals = scaling_figures(scaling)
+    cases = {case.shape.workers: case for case in cases_of(measured)}
+    throughput, efficiency, steals = scaling_figures("merge", cases)
     assert labels(throughput) == ["dask", "ferroflow", "bound"]
     data = glyph_data(throughput, 1)
-    assert (data["n"], data["middle"]) == ([4, 8], [100.0, 100.0])
+    assert (data["x"], data["y"]) == ([4, 8], [100.0, 100.0])
     assert (data["low"], data["high"]) == ([50.0, 50.0], [100.0, 100.0])
     assert list(glyph_data(throughput, 2)["y"]) == [100.0, 200.0]
-    assert glyph_data(efficiency, 1)["middle"] == [100.0, 50.0]
-    assert glyph_data(steals, 0)["middle"] == [1.5, 1.5]
+    assert glyph_data(efficiency, 1)["y"] == [100.0, 50.0]
+    assert glyph_data(steals, 0)["y"] == [1.5, 1.5]
     assert [plot.yaxis[0].axis_label for plot in (throughput, efficiency, steals)] == [
         "ops/s",
         "bound / time [%]",
@@ -128,16 +127,16 @@ def test_policies_have_styles_of_their_own() -> None:
 @pytest.mark.parametrize("write", [write_html, write_png])
 def test_nothing_to_plot_is_refused(write: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no rows to plot"):
-        write([], tmp_path / "plots.png")
+        write([], tmp_path / "plots.png", {})
     with pytest.raises(UsageError, match="nothing to plot: there is no policy beside stock dask"):
-        write(rows([1.0]), tmp_path / "plots.png")
+        write(rows([1.0]), tmp_path / "plots.png", {})
 
 
 def test_a_picture_is_a_png(tmp_path: Path) -> None:
     pytest.importorskip("selenium")
     chromium()
     picture = tmp_path / "plots.png"
-    write_png(read_rows([DATA]), picture)
+    write_png(read_rows([DATA]), picture, {})
     content = picture.read_bytes()
     assert content.startswith(b"\x89PNG\r\n\x1a\n")
     assert content[12:16] == b"IHDR"
@@ -149,17 +148,17 @@ def test_a_picture_is_a_png(tmp_path: Path) -> None:
 
 def test_a_picture_has_the_name_of_one(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"must end in \.png"):
-        write_png(read_rows([DATA]), tmp_path / "plots.svg")
+        write_png(read_rows([DATA]), tmp_path / "plots.svg", {})
 
 
 def test_a_page_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be written: No such file"):
-        write_html(read_rows([DATA]), tmp_path / "nowhere" / "plots.html")
+        write_html(read_rows([DATA]), tmp_path / "nowhere" / "plots.html", {})
 
 
 def refusal_of_a_picture(folder: Path) -> str:
     with pytest.raises(UsageError) as caught:
-        write_png(read_rows([DATA]), folder / "plots.png")
+        write_png(read_rows([DATA]), folder / "plots.png", {})
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
