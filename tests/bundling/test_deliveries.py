@@ -90,65 +90,41 @@ def is_empty(cluster: Bundling) -> bool:
     return not any(worker.data or worker.state.tasks for worker in cluster.workers)
 
 
-def test_a_mapped_function_has_the_same_values_in_few_tasks() -> None:
+class Finished(SchedulerPlugin):
+    """Notes the spans of tasks that ended, as tools of Dask's do."""
+
+    name = "finished"
+
+    def __init__(self) -> None:
+        self.spans: dict[Any, Any] = {}
+
+    def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
+        if (start, finish) == ("processing", "memory"):
+            self.spans[key] = kwargs["startstops"]
+
+
+def test_a_mapped_function_has_the_same_values_priorities_and_spans_in_few_tasks() -> None:
     async def test(cluster: Bundling) -> None:
+        plugin = Finished()
+        cluster.scheduler.add_plugin(plugin)
         futures = mapped(cluster)
         assert await cluster.client.gather(futures) == [i + 1 for i in range(N)]
         assert set(CALLS.values()) == {1}
         assert cluster.counts["tasks"] == N
         assert cluster.counts["created"] < N / 4
         assert cluster.stealing.graphs.deliveries.count == N
-        await comes(lambda: stored(cluster) == {*NAMES})  # and no bundle
-        del futures
-        await cluster.is_empty()
-        await comes(lambda: is_empty(cluster))
-
-    on_delivering_cluster(test)
-
-
-def test_bundles_have_the_first_priority_of_their_tasks() -> None:
-    async def test(cluster: Bundling) -> None:
-        await cluster.client.gather(mapped(cluster))
         priorities = {key: cluster.seen.tasks[key].priority[-1] for key in cluster.keys}
         assert [priorities[name] for name in NAMES] == list(range(N))
         bundles = cluster.keys - {*NAMES}
         assert min(priorities[key] for key in bundles) == 0
         assert len({priorities[key] for key in bundles}) == len(bundles)
-
-    on_delivering_cluster(test)
-
-
-def test_a_client_gets_values_while_the_bundle_runs(gate: Gate) -> None:
-    async def test(cluster: Bundling) -> None:
-        futures = mapped(cluster, 12, at_11=at_gate(gate))
-        assert await cluster.client.gather(futures[:11]) == [i + 1 for i in range(11)]
-        cluster.scheduler.validate_state()
-        gate.open()
-        assert await futures[11] == 12
-        assert cluster.stealing.graphs.deliveries.count == 12
-
-    on_delivering_cluster(test)
-
-
-def test_tools_see_each_task() -> None:
-    class Finished(SchedulerPlugin):
-        name = "finished"
-
-        def __init__(self) -> None:
-            self.spans: dict[Any, Any] = {}
-
-        def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
-            if (start, finish) == ("processing", "memory"):
-                self.spans[key] = kwargs["startstops"]
-
-    async def test(cluster: Bundling) -> None:
-        plugin = Finished()
-        cluster.scheduler.add_plugin(plugin)
-        await cluster.client.gather(mapped(cluster))
-        assert plugin.spans.keys() >= {*NAMES}
         spans = [plugin.spans[name][0] for name in NAMES]
         assert {span["action"] for span in spans} == {"compute"}
         assert all(span["start"] <= span["stop"] for span in spans)
+        await comes(lambda: stored(cluster) == {*NAMES})  # and no bundle
+        del futures
+        await cluster.is_empty()
+        await comes(lambda: is_empty(cluster))
 
     on_delivering_cluster(test)
 
@@ -205,10 +181,11 @@ def test_values_of_a_lost_worker_are_computed_again() -> None:
     on_delivering_cluster(test)
 
 
-def test_dask_takes_over_a_running_bundle_whose_values_are_delivered(gate: Gate) -> None:
+def test_a_running_bundle_delivers_values_and_dask_takes_it_over(gate: Gate) -> None:
     async def test(cluster: Bundling) -> None:
         futures = mapped(cluster, 12, at_5=at_gate(gate))
         assert await cluster.client.gather(futures[:5]) == [1, 2, 3, 4, 5]
+        cluster.scheduler.validate_state()
         await uninstall(cluster.scheduler)
         gate.open()
         assert await cluster.client.gather(futures) == [i + 1 for i in range(12)]
@@ -287,16 +264,6 @@ def test_a_value_that_was_released_is_computed_again_by_itself() -> None:
         again = cluster.client.map(call, [add] * 12, NAMES[:12], range(12), key=NAMES[:12])
         assert await cluster.client.gather(again) == [i + 1 for i in range(12)]
         assert {key for key, n in CALLS.items() if n > 1} == {"map-3"}
-
-    on_delivering_cluster(test)
-
-
-def test_a_few_submitted_tasks_are_not_bundled() -> None:
-    async def test(cluster: Bundling) -> None:
-        futures = [cluster.client.submit(add, name, i, key=name) for i, name in enumerate(NAMES)]
-        assert await cluster.client.gather(futures) == [i + 1 for i in range(N)]
-        assert await cluster.client.gather(cluster.client.map(add, ["a", "b"], [1, 2])) == [2, 3]
-        assert cluster.counts["created"] == 0
 
     on_delivering_cluster(test)
 

@@ -44,37 +44,30 @@ def prefixes(keys: set[str]) -> Counter[str]:
 # Whether there is a sample
 
 
-@pytest.mark.parametrize(
-    ("tasks", "known"),
-    [
-        ({}, set()),
-        (leaves("load", 8 * N_THREADS - 1), set()),
-        (columns(), {"load", "clean", "reduce", "total"}),
-        ({**columns(), **leaves("new", 8 * N_THREADS - 2)}, {"load", "clean", "reduce"}),
-        ({f"x-{i}": DataNode(f"x-{i}", i) for i in range(100)}, set()),
-        ({f"x-{i}": Alias(f"x-{i}", "y") for i in range(100)}, set()),
-    ],
-    ids=[
-        "no tasks",
-        "fewer than eight tasks for each thread",
-        "known tasks",
-        "fewer than eight unknown tasks for each thread",
-        "data",
-        "names of other tasks",
-    ],
-)
-def test_there_is_no_sample_of(tasks: Graph, known: set[str]) -> None:
+#: 64 prefixes.
+NAMES = [f"{first}{second}" for first in "abcdefgh" for second in "ghijklmn"]
+WITHOUT: dict[str, tuple[Graph, set[str]]] = {
+    "no tasks": ({}, set()),
+    "fewer than eight tasks for each thread": (leaves("load", 8 * N_THREADS - 1), set()),
+    "known tasks": (columns(), {"load", "clean", "reduce", "total"}),
+    "fewer than eight unknown tasks for each thread": (
+        {**columns(), **leaves("new", 8 * N_THREADS - 2)},
+        {"load", "clean", "reduce"},
+    ),
+    "data": ({f"x-{i}": DataNode(f"x-{i}", i) for i in range(100)}, set()),
+    "names of other tasks": ({f"x-{i}": Alias(f"x-{i}", "y") for i in range(100)}, set()),
+    "tasks of which each has its own prefix": ({name: Task(name, combine, name) for name in NAMES}, set()),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_there_is_no_sample_of(name: str) -> None:
+    tasks, known = WITHOUT[name]
     assert sample_of(tasks, known, N_THREADS) == set()
 
 
 def test_there_is_a_sample_of_eight_unknown_tasks_for_each_thread() -> None:
     assert sample_of(leaves("load", 8 * N_THREADS), set(), N_THREADS)
-
-
-def test_there_is_no_sample_of_tasks_of_which_each_has_its_own_prefix() -> None:
-    names = [f"{first}{second}" for first in "abcdefgh" for second in "ghijklmn"]
-    tasks: Graph = {name: Task(name, combine, name) for name in names}
-    assert sample_of(tasks, set(), 1) == set()
 
 
 # What it consists of
@@ -119,8 +112,7 @@ def test_a_sample_is_at_most_a_fifth_of_the_graph_or_eight_tasks(n: int, most: i
 
 def test_later_tasks_come_first_if_there_is_no_room_for_all() -> None:
     tasks: Graph = {}
-    names = [f"{first}{second}" for first in "abcdefgh" for second in "ghijklmn"]
-    for name in names:
+    for name in NAMES:
         tasks |= leaves(name, 3)
     found = prefixes(sample_of(tasks, set(), 1))
     assert sum(found.values()) == len(tasks) // 5
@@ -132,6 +124,7 @@ def test_later_tasks_come_first_if_there_is_no_room_for_all() -> None:
 def test_a_sample_has_all_that_its_tasks_read(make: Callable[[], object], n_threads: int) -> None:
     tasks, keys = graph_of(make())
     found = sample_of(tasks, set(), n_threads, sized=keys)
+    assert found == sample_of(dict(tasks), set(), n_threads, sized=keys)
     assert found <= tasks.keys()
     assert len(found) <= max(8, len(tasks) // 2)
     for key in found:
@@ -160,10 +153,3 @@ def test_tasks_whose_sizes_are_needed_are_sampled_however_few_and_well_known_the
         assert sample_of(tasks, known, N_THREADS, sized=["load-1"]) == {"load-1"}
     assert sample_of(tasks, set(), N_THREADS, sized=["elsewhere"]) == set()
     assert sample_of(tasks, set(), N_THREADS, sized=["load-1"], not_now={"load-1"}) == set()
-
-
-@pytest.mark.parametrize("name", ["array", "bag", "lines of delayed"])
-def test_the_same_graph_has_the_same_sample(name: str) -> None:
-    tasks, keys = graph_of(COLLECTIONS[name]())
-    first, second = (sample_of(dict(tasks), set(), 1, sized=keys) for _ in range(2))
-    assert first == second != set()

@@ -12,12 +12,6 @@ from ferroflow_dask.policy import make_policy
 from ferroflow_dask.policy.events import GraphArrived
 
 
-def test_all_workers_are_candidates_not_only_holders_of_inputs() -> None:
-    cluster = ferroflow()
-    held = {"held": {"w0": 100}, "input_bytes": 100}
-    assert sorted(cluster.ready(cluster.task(i, 0.2, **held) for i in range(4))) == ["w0", "w1", "w2", "w3"]
-
-
 def test_a_task_stays_with_its_data_when_moving_costs_more_than_waiting() -> None:
     cluster = ferroflow()
     big = {"held": {"w0": 10**9}, "input_bytes": 10**9}  # 10 s of transfer
@@ -89,13 +83,9 @@ def test_only_short_tasks_go_beside_the_one_before(second: dict[str, Any], expec
     cluster = ferroflow()
     assert cluster.ready([cluster.task("first", cost_s=1e-3)]) == ["w0"]
     assert cluster.ready([cluster.task("second", **{"cost_s": 1e-3, **second})]) == [expected]
-
-
-def test_no_task_goes_beside_the_one_before_on_a_worker_that_is_paused() -> None:
-    cluster = ferroflow()
-    assert cluster.ready([cluster.task("first", cost_s=1e-3)]) == ["w0"]
-    cluster.view.set_running("w0", False)
-    assert cluster.ready([cluster.task("second", cost_s=1e-3)]) == ["w1"]
+    if expected == "w0":
+        cluster.view.set_running("w0", False)
+        assert cluster.ready([cluster.task("paused", cost_s=1e-3)]) == ["w1"]
 
 
 def test_among_equal_workers_a_restricted_task_goes_to_the_one_that_holds_less() -> None:

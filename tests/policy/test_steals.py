@@ -1,6 +1,8 @@
-"""What an idle worker takes, what it leaves, and how the threshold follows from that."""
+"""What an idle worker finds, takes and leaves, and how the threshold follows from that."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from pure_policy import Cluster, ferroflow, steals
@@ -16,14 +18,8 @@ def test_an_idle_worker_takes_half_of_the_surplus_by_time() -> None:
     cluster = ferroflow()
     cluster.put("w0", *(cluster.task(i, 0.1) for i in range(9)))
     taken = steals(cluster.tell(WorkerIdle("w1")))
-    assert len(taken) == 4
+    assert taken == [8, 7, 6, 5]  # those due last
     assert cluster.view.workers["w0"].backlog_s == pytest.approx(0.5)
-
-
-def test_the_task_due_last_moves_first() -> None:
-    cluster = ferroflow()
-    cluster.put("w0", *(cluster.task(i, 0.1) for i in range(4)))
-    assert steals(cluster.tell(WorkerIdle("w1")))[0] == 3
 
 
 def test_the_cheapest_to_move_moves_first() -> None:
@@ -31,19 +27,6 @@ def test_the_cheapest_to_move_moves_first() -> None:
     cluster.put("w0", cluster.task("runs", 1.0), cluster.task("light", 0.5))
     cluster.put("w0", cluster.task("heavy", 0.5, held={"w0": 10**7}, input_bytes=10**7))
     assert steals(cluster.tell(WorkerIdle("w1")))[0] == "light"
-
-
-def test_what_is_short_waits_rather_than_moves() -> None:
-    cluster = ferroflow()
-    cluster.put("w0", *(cluster.task(i, 0.001) for i in range(3)))
-    assert cluster.tell(WorkerIdle("w1")) == []
-
-
-def test_transfer_longer_than_the_wait_forbids_a_steal() -> None:
-    cluster = ferroflow()
-    big = {"held": {"w0": 10**9}, "input_bytes": 10**9}
-    cluster.put("w0", *(cluster.task(i, 1.0, **big) for i in range(4)))
-    assert cluster.tell(WorkerIdle("w1")) == []
 
 
 def test_a_short_task_behind_one_that_overruns_is_taken() -> None:
@@ -68,20 +51,6 @@ def test_work_does_not_go_back_and_forth() -> None:
     cluster.tell(WorkerIdle("w1"))
     assert cluster.tell(WorkerIdle("w0")) == []
     assert cluster.tell(WorkerIdle("w1")) == []
-
-
-@pytest.mark.parametrize(
-    ("more", "what"),
-    [
-        ({"allowed": frozenset({"w0", "w2"})}, "restricted to other workers"),
-        ({"is_movable": False}, "started or an actor"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_some_tasks_are_never_stolen(more: dict[str, object], what: str) -> None:
-    cluster = ferroflow()
-    cluster.put("w0", *(cluster.task(i, 0.5, **more) for i in range(5)))
-    assert cluster.tell(WorkerIdle("w1")) == [], what
 
 
 def test_a_worker_that_left_is_neither_victim_nor_candidate() -> None:
@@ -121,6 +90,49 @@ def test_the_rings_threshold_is_a_ratchet() -> None:
     assert len(cluster.tell(WorkerIdle("w1"))) == 1
 
 
+# What idle workers find, and who looks first
+
+
+def test_work_is_found_behind_workers_that_have_none_to_give() -> None:
+    cluster = Cluster(make_policy("ferroflow"), workers=8)
+    for i in range(6):
+        pinned = (cluster.task((i, j), 10.0, allowed=frozenset({f"w{i}"})) for j in range(9))
+        cluster.put(f"w{i}", *pinned)
+    cluster.put("w6", cluster.task("runs", 1.0), cluster.task("free", 1.0))
+    assert steals(cluster.tell(WorkerIdle("w7"))) == ["free"]
+
+
+def test_work_is_found_behind_tasks_that_may_not_move() -> None:
+    cluster = Cluster(make_policy("ferroflow"), workers=100)
+    cluster.put("w0", cluster.task("runs", 1.0), cluster.task("free", 1.0))
+    cluster.put("w0", *(cluster.task(i, 1.0, allowed=frozenset({"w0"})) for i in range(100)))
+    assert steals(cluster.tell(WorkerIdle("w1"))) == ["free"]
+
+
+def test_a_task_that_does_not_pay_hides_no_other() -> None:
+    cluster = ferroflow()
+    for name in ("w0", "w1"):
+        cluster.view.set_kind(name, "gpu")
+    quick_there = {"costs_s": {"cpu": 100.0, "gpu": 0.1}}
+    as_quick_here = {"costs_s": {"cpu": 0.5, "gpu": 0.4}}
+    cluster.put("w0", *(cluster.task(i, 0.4, **as_quick_here) for i in range(20)))
+    cluster.put("w0", cluster.task("last", 0.1, **quick_there))
+    taken = steals(cluster.tell(WorkerIdle("w2")))
+    assert taken
+    assert "last" not in taken
+
+
+def test_who_becomes_idle_is_served_before_those_that_found_nothing() -> None:
+    cluster = ferroflow()
+    cluster.put("w0", cluster.task("a"))
+    assert sorted(cluster.view.first_idle(9)) == ["w1", "w2", "w3"]
+    cluster.view.finish("a", cluster.now)
+    assert cluster.view.first_idle(9)[0] == "w0"
+    cluster.put("w1", cluster.task("b"))
+    cluster.view.to_end_of_idle("w0")
+    assert cluster.view.first_idle(9)[-1] == "w0"
+
+
 # The adaptive threshold
 
 
@@ -130,19 +142,18 @@ def record(threshold: AdaptiveThreshold, *outcomes: bool, workers: int = 32) -> 
     return threshold.value
 
 
-def test_refusals_raise_the_threshold_up_to_a_quarter_of_the_workers() -> None:
-    assert record(AdaptiveThreshold(), *[False] * 10) == 3
-    assert record(AdaptiveThreshold(), *[False] * 200) == 8
-
-
-def test_threshold_is_considered_every_ten_attempts_and_stays_between_good_and_bad() -> None:
-    threshold = AdaptiveThreshold(3)
-    assert record(threshold, *[False] * 9) == 3
-    assert record(AdaptiveThreshold(3), *[True, False] * 5) == 3
-
-
-def test_a_fixed_threshold_stays() -> None:
-    assert record(AdaptiveThreshold(2, adaptive=False), *[False] * 50) == 2
+@pytest.mark.parametrize(
+    ("threshold", "outcomes", "value"),
+    [
+        pytest.param({}, [False] * 10, 3, id="refusals raise it"),
+        pytest.param({}, [False] * 200, 8, id="up to a quarter of the workers"),
+        pytest.param({"initial": 3}, [False] * 9, 3, id="after every ten attempts"),
+        pytest.param({"initial": 3}, [True, False] * 5, 3, id="it stays between good and bad"),
+        pytest.param({"initial": 2, "adaptive": False}, [False] * 50, 2, id="fixed"),
+    ],
+)
+def test_threshold_follows_the_outcomes(threshold: dict[str, Any], outcomes: list[bool], value: int) -> None:
+    assert record(AdaptiveThreshold(**threshold), *outcomes) == value
 
 
 def test_threshold_after_success_comes_down() -> None:

@@ -134,12 +134,6 @@ def test_a_worker_that_comes_back_is_not_known_to_be_slow() -> None:
         assert view.workers["w0"].speed == 1.0
 
 
-def test_observe_of_a_guessed_cost_teaches_no_speed() -> None:
-    view = where_others_are_usual()
-    run_on(view, "w0", 4.0, n=7, is_guess=True)
-    assert view.workers["w0"].speed == 1.0
-
-
 def test_observe_of_other_workers_updates_a_slow_worker_without_tasks() -> None:
     view = where_others_are_usual()
     run_on(view, "w0", 4.0, n=7)
