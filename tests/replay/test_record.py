@@ -68,18 +68,7 @@ def test_tasks_inside_bundles_are_recorded(client: Client, tmp_path: Path) -> No
     assert job.graphs[0].wanted == ("whole-1",)
 
 
-def test_mapped_tasks_are_recorded_one_by_one(client: Client, tmp_path: Path) -> None:
-    path = tmp_path / "job.json"
-    for turn in range(2):
-        with record(client, path):
-            futures = client.map(operator.neg, range(100 * turn, 100 * turn + 100), pure=False)
-            client.gather(futures)
-    job = load_record(path)
-    assert {future.key for future in futures} == set(job.tasks)
-    assert len(job.graphs[0].wanted) == 100
-
-
-def test_delivered_values_are_recorded_although_their_bundle_has_not_ended(
+def test_delivered_values_are_recorded_one_by_one_although_their_bundle_has_not_ended(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.gather(client.map(operator.neg, range(100), pure=False))  # now its duration is known
@@ -87,7 +76,9 @@ def test_delivered_values_are_recorded_although_their_bundle_has_not_ended(
     with record(client, tmp_path / "job.json"):
         futures = client.map(operator.neg, range(100, 200), pure=False)
         client.gather(futures)
-    assert {future.key for future in futures} == set(load_record(tmp_path / "job.json").tasks)
+    job = load_record(tmp_path / "job.json")
+    assert {future.key for future in futures} == set(job.tasks)
+    assert len(job.graphs[0].wanted) == 100
 
 
 def test_a_record_that_lacks_a_task_is_not_written(
@@ -176,13 +167,8 @@ def test_a_small_record_is_read(tmp_path: Path) -> None:
     path = tmp_path / "job.json"
     path.write_text(json.dumps(GOOD))
     job = load_record(path)
-    assert (job.name, job.policy, job.threads, job.makespan_s, job.work_s) == (
-        "job",
-        "dask",
-        (1, 1),
-        2.0,
-        2.0,
-    )
+    assert (job.name, job.policy, job.threads) == ("job", "dask", (1, 1))
+    assert (job.makespan_s, job.work_s) == (2.0, 2.0)
     assert job.tasks["b"].dependencies == ("a",)
     assert job.tasks["a"].core_share == 1
     path.write_text(json.dumps(GOOD | {"core_share": 0.1}))
@@ -202,10 +188,8 @@ def with_task(at: int, value: Any) -> dict[str, Any]:
     ("content", "message"),
     [
         pytest.param("", "must be a JSON file", id="empty"),
-        pytest.param(json.dumps(GOOD)[:-40], "must be a JSON file", id="truncated"),
         pytest.param("[" * 100_000, "must be a JSON file", id="deep"),
         pytest.param("[]", "format must be 'ferroflow record', got []", id="foreign"),
-        pytest.param(json.dumps({"traceEvents": []}), "format must be 'ferroflow record'", id="a trace"),
         pytest.param(json.dumps(GOOD | {"version": 9}), "version must be 1, got 9", id="newer"),
         pytest.param(json.dumps(GOOD | {"tasks": 3}), "tasks must be a list, got 3", id="tasks"),
         pytest.param(json.dumps(GOOD | {"tasks": []}), "a job must have a task", id="no tasks"),
@@ -214,7 +198,6 @@ def with_task(at: int, value: Any) -> dict[str, Any]:
         pytest.param(json.dumps(with_task(1, 7)), "graph of task 1 must be from 0 to 0, got 7", id="graph"),
         pytest.param(json.dumps(with_task(2, -1)), "duration of task 1 must be a finite", id="duration"),
         pytest.param(json.dumps(with_task(4, [1])), "must be an earlier task, got 1", id="cycle"),
-        pytest.param(json.dumps(with_task(4, [5])), "must be an earlier task, got 5", id="unknown task"),
         pytest.param(json.dumps(GOOD | {"threads": [10**9]}), "at most 100,000 in all", id="threads"),
         pytest.param(json.dumps(GOOD | {"core_share": 2}), "core_share must be at most 1, got 2", id="share"),
         pytest.param(
@@ -232,8 +215,5 @@ def test_what_is_no_record_gets_one_line(content: str, message: str, tmp_path: P
         load_record(path)
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
-
-
-def test_a_record_that_is_not_there_gets_one_line(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="a record must be a file"):
         load_record(tmp_path / "none.json")

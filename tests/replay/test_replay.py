@@ -24,29 +24,20 @@ def recorded(story: Story, name: str) -> Recording:
 
 @pytest.mark.parametrize("name", ["ferroflow", "ring", "static", "random"])
 def test_a_replay_gives_the_same_instructions(name: str) -> None:
-    kinds = set()
+    kinds, others_differ = set(), False
 
     @settings(max_examples=30)
     @given(stories())
     def replay_gives_the_same(story: Story) -> None:
+        nonlocal others_differ
         recording = recorded(story, name)
         assert replay(recording, make_policy(name)) == recording.instructions
+        other = make_policy("ferroflow" if name == "static" else "static")
+        others_differ |= replay(recording, other) != recording.instructions
         kinds.update(type(instruction) for instruction in recording.instructions)
 
     replay_gives_the_same()
+    assert others_differ
     assert AssignTask in kinds
     if name == "ferroflow":
         assert kinds == {AssignTask, SetPriority, StealTask, DeclineSteal}
-
-
-def test_another_policy_says_something_else() -> None:
-    said = []
-
-    @settings(max_examples=10)
-    @given(stories())
-    def compare(story: Story) -> None:
-        recording = recorded(story, "ferroflow")
-        said.append(replay(recording, make_policy("static")) != recording.instructions)
-
-    compare()
-    assert any(said)

@@ -179,12 +179,9 @@ def test_a_wrong_program_gets_one_line(program: Any, message: str) -> None:
         simulate(program, FREE)
 
 
-def test_a_cycle_gets_one_line() -> None:
+def test_a_cycle_or_an_empty_job_gets_one_line() -> None:
     tasks = {"a": VirtualTask(1.0, ("b",)), "b": VirtualTask(1.0, ("a",))}
     with pytest.raises(UsageError, match="must not depend on each other in a cycle"):
         Job((JobGraph(tasks, ("a",)),)).bound_s(1)
-
-
-def test_an_empty_job_gets_one_line() -> None:
     with pytest.raises(UsageError, match="a job must have a task"):
         Job(())

@@ -50,9 +50,11 @@ def test_periodic_calls_go_on_up_to_a_time_and_end_soon_where_none_is_given() ->
     assert (len(seen), time.now) == (25, 25.5)
 
 
-def test_what_was_due_before_now_is_told() -> None:
+def test_what_is_or_was_due_before_now_is_told() -> None:
     time = VirtualTime()
     time.at(1.0, lambda: None)
     time.now = 2.0
+    with pytest.raises(SimulationError, match=r"due at 0\.5 s, but it is 2\.0 s already"):
+        time.at(0.5, lambda: None)
     with pytest.raises(SimulationError, match=r"due at 1\.0 s, but it is 2\.0 s already"):
         time.run(3.0, patience_s=1.0, max_calls=10)

@@ -193,11 +193,6 @@ def story(policy: str, seed: int = 0) -> tuple[Any, ...]:
     return record.timeline(), record.completions, record.transfers, record.n_messages, cluster.n_steals
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_two_runs_are_the_same_event_for_event(policy: str) -> None:
-    assert story(policy) == story(policy)
-
-
 def test_another_seed_breaks_ties_in_another_way() -> None:
     assert len({str(story("dask", seed)[0]) for seed in range(4)}) > 1
 
@@ -212,9 +207,9 @@ def fetched_together() -> list[Any]:
     return cluster.record.timeline()
 
 
-@pytest.mark.parametrize("call", ["story('ferroflow')", "fetched_together()"])
+@pytest.mark.parametrize("call", ["[*map(story, POLICIES)]", "fetched_together()"])
 def test_a_run_in_other_processes_is_the_same(call: str) -> None:
-    code = f"import logging; logging.disable(); import test_virtual; print(test_virtual.{call})"
+    code = f"import logging; logging.disable(); from test_virtual import *; print({call})"
     told = []
     for hash_seed in ("1", "5"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
@@ -332,12 +327,6 @@ def test_a_run_without_end_is_told() -> None:
         cluster.run(max_events=100)
 
 
-def test_time_does_not_go_back() -> None:
-    cluster = run(independent(1))
-    with pytest.raises(SimulationError, match="already"):
-        cluster.at(0.25, cluster.join)
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -358,7 +347,6 @@ NAN, INFINITY = math.nan, math.inf
     [
         (lambda: VirtualTask(-1.0), "duration_s is -1.0; it must be a finite number, at least 0"),
         (lambda: VirtualTask(NAN), "duration_s is nan"),
-        (lambda: VirtualTask(INFINITY), "duration_s is inf"),
         (lambda: VirtualTask("1"), "duration_s is '1'"),
         (lambda: VirtualTask(1.0, nbytes=-1), "nbytes is -1"),
         (lambda: VirtualTask(1.0, failures=-1), "failures is -1; it must be a whole number, at least 0"),
