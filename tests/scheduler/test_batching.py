@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
-import subprocess
-import sys
 import time
 from collections.abc import Iterable
 from types import SimpleNamespace
@@ -23,12 +20,8 @@ from ferroflow_dask.scheduler.batching.scheduler import TOPIC
 from ferroflow_dask.scheduler.batching.worker import (
     Interval,
     Load,
-    WorkerBatching,
     WorkerLoad,
-    restore,
-    shorten,
 )
-from ferroflow_dask.scheduler.worker_plugins import by_value
 
 #: What Dask waits between two batches to a worker and back [s].
 DASKS = (0.005, 0.002)
@@ -113,16 +106,6 @@ def test_a_worker_that_leaves_while_it_is_told_is_no_error(
     others = {"ferroflow.bundle": "off", "ferroflow.prefetch": False, "ferroflow.inline-limit": 0}
     on_cluster(test, plugin=False, config=others)
     assert "Traceback" not in caplog.text
-
-
-@pytest.mark.cluster
-def test_a_setting_leaves_them_alone() -> None:
-    async def test(cluster: Cluster) -> None:
-        assert await cluster.client.gather(cluster.map(5, 0.0)) == list(range(5))
-        assert are_dasks(cluster)
-        assert not ours(cluster.scheduler.worker_plugins)
-
-    on_cluster(test, config={"ferroflow.low-latency-messages": False})
 
 
 def told(scheduler: Any) -> set[str]:
@@ -214,54 +197,6 @@ def test_an_interval_of_somebody_else_stays() -> None:
         assert cluster.scheduler.stream_comms[address].interval == 0.123
 
     on_cluster(test)
-
-
-def test_workers_need_not_have_the_package() -> None:
-    payload = by_value(WorkerBatching())
-    script = """
-import sys, pickle, types
-sys.modules["ferroflow_dask"] = None  # importing it raises
-plugin = pickle.loads(sys.stdin.buffer.read())
-stream, state = types.SimpleNamespace(interval=0.002), types.SimpleNamespace(ready=[])
-worker = types.SimpleNamespace(batched_stream=stream, state=state)
-plugin.setup(worker)
-assert 0 <= 5.0 + worker.batched_stream.interval <= 5.002
-plugin.teardown(worker)
-print(worker.batched_stream.interval)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], input=payload, capture_output=True, timeout=60, check=True
-    )
-    assert done.stdout.split() == [b"0.002"]
-    assert pickle.loads(payload)
-
-
-class Stream:
-    interval: Any = 0.005
-
-
-def test_a_busy_thread_waits_and_an_idle_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream: Any = Stream()
-    pause = shorten(stream, Load())
-    now_s, worked_s = 100.0, 0.0
-    # Not in the module: where it was unpickled by value, the class looks names up elsewhere.
-    monkeypatch.setitem(Load.at.__globals__, "_busy_s", lambda: worked_s)
-
-    def pauses(part: float) -> list[float]:
-        """Let 20 ms pass ten times, of which the thread works a part."""
-        nonlocal now_s, worked_s
-        found = []
-        for _ in range(10):
-            now_s += 0.02
-            worked_s += part * 0.02
-            found.append(now_s + stream.interval - now_s)
-        return found
-
-    assert pauses(0.0) == [0.0] * 10
-    assert pauses(1.0) == pytest.approx([0.005] * 10)
-    assert pauses(0.5) == [0.0] * 10
-    restore(stream, pause)
-    assert stream.interval == 0.005
 
 
 #: A time longer than a window and one shorter, of which sums are exact [s].

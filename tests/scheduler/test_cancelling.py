@@ -10,8 +10,6 @@ from bundled import Bundling, Gate, apart, gates, on_bundling_cluster, take_all_
 from distributed import Client
 from waiting import comes
 
-from ferroflow_dask import uninstall
-
 pytestmark = pytest.mark.cluster
 N, KEPT = 60, 20
 
@@ -94,15 +92,5 @@ def test_what_another_client_wants_goes_on(gate: Gate) -> None:
             assert await theirs == 53
             del theirs
         await half_is_lost(cluster, first, second[:KEPT] + second[KEPT:50] + second[51:], start=1)
-
-    on_bundling_cluster(test)
-
-
-def test_uninstalled_it_is_dask_that_cancels() -> None:
-    async def test(cluster: Bundling) -> None:
-        stock = cluster.scheduler.stimulus_cancel
-        assert cluster.scheduler.stream_handlers["cancel-keys"] != stock
-        await uninstall(cluster.client)
-        assert cluster.scheduler.stream_handlers["cancel-keys"] == stock
 
     on_bundling_cluster(test)

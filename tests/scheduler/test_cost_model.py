@@ -1,4 +1,4 @@
-"""What is learned of how long tasks take, where something else holds up one of them."""
+"""What is learned of how long tasks take, where something else holds up one of them, and in runs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 from ferroflow_dask.annotations import KIND_ANNOTATION
 from ferroflow_dask.policy.estimators import Paces
 from ferroflow_dask.scheduler.cost_model import CostModel
+from ferroflow_dask.scheduler.extension import FerroflowStealing
+from ferroflow_dask.virtual import VirtualCluster, VirtualTask
 
 
 def task(name: str = "f", kind: str | None = None, group: str | None = None, average_s: float = -1.0) -> Any:
@@ -92,3 +94,41 @@ def test_record_forgets_the_prefix_that_was_used_longest_ago(monkeypatch: pytest
     for name in ("f", "g", "f", "h"):
         costs.record(task(name), 1.0, 8, "a")
     assert set(costs.by_prefix()) == {"f", "h"}
+
+
+# In runs
+
+N = 100
+
+
+def gauge(cluster: VirtualCluster, name: str) -> float:
+    assert isinstance(cluster.stealing, FerroflowStealing)
+    return cluster.stealing.gauges()[name][1]
+
+
+@pytest.mark.parametrize("latency_s", [0.001, 0.01])
+def test_how_long_a_thread_waits_for_the_next_task(latency_s: float) -> None:
+    # One task for a thread at a time, so that each ends before the next is sent.
+    cluster = VirtualCluster(2, latency_s=latency_s, saturation=1.0)
+    cluster.submit({("t-0a1", i): VirtualTask(0.1) for i in range(2 * N)})
+    assert gauge(cluster, "round_trip_seconds") == 3 * latency_s
+    cluster.run()
+    cluster.check()
+    # There and back, less what a worker takes between two tasks that it has, which here is nothing.
+    assert gauge(cluster, "round_trip_seconds") == pytest.approx(2 * latency_s - 0.0005, rel=0.01)
+
+
+def test_learned_durations_and_round_trip_outlive_the_extension() -> None:
+    cluster = VirtualCluster(2, latency_s=0.001, saturation=1.0)
+    cluster.submit({("t-0a1", i): VirtualTask(0.1, nbytes=8) for i in range(N)})
+    cluster.run()
+    cluster.check()
+    before = gauge(cluster, "round_trip_seconds")
+    assert before != 0.003
+    assert isinstance(cluster.stealing, FerroflowStealing)
+    expected = cluster.stealing.costs.by_prefix()
+    cluster.stealing.teardown()
+    again = FerroflowStealing(cluster.scheduler, latency_s=0.001)
+    assert again.gauges()["round_trip_seconds"][1] == before
+    assert again.costs.by_prefix() == expected
+    again.teardown()

@@ -84,16 +84,6 @@ def test_a_declined_steal_tells_both_workers() -> None:
     on_cluster(test)
 
 
-def test_an_asynchronous_client_awaits_it() -> None:
-    async def test(cluster: Cluster) -> None:
-        future = cluster.client.submit(pause, 1, 0.0, key="one", workers=[cluster.workers[0].address])
-        await future
-        (decision,) = await explain(cluster.client, "one")
-        assert decision.worker == str(cluster.workers[0].name)
-
-    on_cluster(test)
-
-
 def test_what_cannot_be_told_is_said(thread_client: Client) -> None:
     with pytest.raises(ClusterError, match="explain needs the plugin"):
         explain(thread_client, "x")
@@ -104,10 +94,7 @@ def test_what_cannot_be_told_is_said(thread_client: Client) -> None:
     assert_one_line(refused.exit_code, refused.stderr, USAGE, "key must be that of a recent task, got 'x'")
 
 
-def test_the_decisions_are_bounded(thread_client: Client) -> None:
-    install(thread_client)
-    thread_client.gather(thread_client.map(pause, range(5), seconds=0.0, pure=False))
-    assert len(stealing_of(thread_client).decisions._decisions) >= 5
+def test_the_decisions_are_bounded() -> None:
     times = iter([0.0, 1.0, 2.0])
     decisions = DecisionLog(lambda: next(times), kept=2)
     for i in range(3):

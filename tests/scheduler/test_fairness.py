@@ -64,9 +64,6 @@ class Run:
     def before_end_of(self, client: str) -> str:
         return self.order[: self.order.rindex(client) + 1]
 
-    def done_of_other_at_first_of(self, client: str) -> int:
-        return self.order.index(client)
-
     def widest_gap(self) -> int:
         """Return by how many tasks one client was ahead at most, while neither had ended."""
         done, widest = Counter(a=0, b=0), 0
@@ -100,93 +97,51 @@ def letters(cluster: VirtualCluster) -> str:
     return "".join(key[0] for key, _ in map(astuple, cluster.record.completions))
 
 
-#: Shape of the graphs; whether a and b declare costs.
-NEITHER, BOTH, FIRST, SECOND = (False, False), (True, True), (True, False), (False, True)
-
-
 Shape = Callable[[str, bool], dict[Any, VirtualTask]]
 ALL_SHAPES = pytest.mark.parametrize("shape", [independent, chains, fan], ids=lambda shape: shape.__name__)
+#: Whether a and b declare costs.
 ALL_KNOWLEDGE = pytest.mark.parametrize(
     "declared",
     [
-        pytest.param(NEITHER, id="both unknown"),
-        pytest.param(BOTH, id="both declared"),
-        pytest.param(FIRST, id="first declared"),
-        pytest.param(SECOND, id="second declared"),
+        pytest.param((False, False), id="both unknown"),
+        pytest.param((True, True), id="both declared"),
+        pytest.param((True, False), id="first declared"),
+        pytest.param((False, True), id="second declared"),
     ],
 )
 
 
 @ALL_SHAPES
 @ALL_KNOWLEDGE
-def test_graphs_of_one_generation_take_turns(shape: Shape, declared: tuple[bool, bool]) -> None:
-    graphs = shape("a", declared[0]), shape("b", declared[1])
-    ours, stock = (run(policy, *graphs, fifo_timeout_s=60.0) for policy in ("ferroflow", "dask"))
-    # A chain goes on where its last task ended, so whole chains get ahead.
-    assert ours.widest_gap() <= (HEAD_START if shape is not chains else 40)
-    assert ours.done_of_other_at_first_of("b") <= HEAD_START
-    assert ours.done_of_other_at_first_of("a") == 0
-    for client in "ab":
-        assert ours.ends[client] <= SMALL_FACTOR * stock.ends[client]
-
-
-@ALL_SHAPES
-@ALL_KNOWLEDGE
-def test_an_earlier_generation_is_not_delayed_and_the_later_one_ends_as_with_dask(
-    shape: Shape, declared: tuple[bool, bool]
+@pytest.mark.parametrize("fifo_timeout_s", [60.0, 0.0], ids=["one generation", "two generations"])
+def test_graphs_of_one_generation_take_turns_and_those_of_two_end_as_with_dask(
+    shape: Shape, declared: tuple[bool, bool], fifo_timeout_s: float
 ) -> None:
     graphs = shape("a", declared[0]), shape("b", declared[1])
-    ours, stock = (run(policy, *graphs, fifo_timeout_s=0.0) for policy in ("ferroflow", "dask"))
+    ours, stock = (run(policy, *graphs, fifo_timeout_s=fifo_timeout_s) for policy in ("ferroflow", "dask"))
+    if fifo_timeout_s:
+        # A chain goes on where its last task ended, so whole chains get ahead.
+        assert ours.widest_gap() <= (HEAD_START if shape is not chains else 40)
+        assert ours.order.index("b") <= HEAD_START
+        assert ours.order.index("a") == 0
     for client in "ab":
         assert ours.ends[client] <= SMALL_FACTOR * stock.ends[client]
 
 
-@pytest.mark.parametrize(
-    "declared",
-    [
-        pytest.param(NEITHER, id="both unknown"),
-        pytest.param(BOTH, id="both declared"),
-        pytest.param(FIRST, id="low one declared"),
-        pytest.param(SECOND, id="high one declared"),
-    ],
-)
-def test_a_client_of_higher_priority_that_comes_later_comes_first(declared: tuple[bool, bool]) -> None:
+@ALL_KNOWLEDGE
+def test_a_client_of_higher_priority_comes_first_also_if_it_comes_later(declared: tuple[bool, bool]) -> None:
     graphs = independent("a", declared[0]), independent("b", declared[1])
-    order = run("ferroflow", *graphs, fifo_timeout_s=60.0, priorities=(0, 10)).before_end_of("b")
-    assert order.count("a") <= HEAD_START
-
-
-@pytest.mark.parametrize(
-    "declared",
-    [
-        pytest.param(NEITHER, id="both unknown"),
-        pytest.param(BOTH, id="both declared"),
-        pytest.param(FIRST, id="high one declared"),
-        pytest.param(SECOND, id="low one declared"),
-    ],
-)
-def test_a_client_of_lower_priority_that_comes_later_waits(declared: tuple[bool, bool]) -> None:
-    graphs = independent("a", declared[0]), independent("b", declared[1])
-    order = run("ferroflow", *graphs, fifo_timeout_s=60.0, priorities=(10, 0)).before_end_of("a")
-    assert order.count("b") <= P  # of the same instant
+    later = run("ferroflow", *graphs, fifo_timeout_s=60.0, priorities=(0, 10)).before_end_of("b")
+    assert later.count("a") <= HEAD_START
+    earlier = run("ferroflow", *graphs, fifo_timeout_s=60.0, priorities=(10, 0)).before_end_of("a")
+    assert earlier.count("b") <= P  # of the same instant
 
 
 # The same on one worker, small enough to be read. One task runs and one waits there when b arrives.
 
 
-@pytest.mark.parametrize(
-    ("declared", "priorities", "order"),
-    [
-        pytest.param(NEITHER, (0, 10), "aabbbaaa", id="high b, both unknown"),
-        pytest.param(BOTH, (0, 10), "aabbbaaa", id="high b, both declared"),
-        pytest.param(SECOND, (0, 10), "aabbbaaa", id="high b declared"),
-        pytest.param(FIRST, (0, 10), "aabbbaaa", id="a declared"),
-        pytest.param(NEITHER, (10, 0), "aaaaabbb", id="high a, both unknown"),
-        pytest.param(BOTH, (10, 0), "aaaaabbb", id="high a, both declared"),
-        pytest.param(FIRST, (10, 0), "aaaaabbb", id="high a declared"),
-        pytest.param(SECOND, (10, 0), "aaaaabbb", id="b declared"),
-    ],
-)
+@ALL_KNOWLEDGE
+@pytest.mark.parametrize(("priorities", "order"), [((0, 10), "aabbbaaa"), ((10, 0), "aaaaabbb")])
 def test_priorities_on_one_worker(
     declared: tuple[bool, bool], priorities: tuple[int, int], order: str
 ) -> None:

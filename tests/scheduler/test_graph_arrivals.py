@@ -8,8 +8,6 @@ from contextlib import suppress
 from typing import Any
 
 import dask
-import dask.array as da
-import numpy as np
 import pytest
 from bundled import (
     CALLS,
@@ -70,39 +68,12 @@ def test_a_graph_is_bundled_and_gives_the_same_values() -> None:
     async def test(cluster: Bundling) -> None:
         inner, outs = fork()
         assert await cluster.values(*outs) == [13, 14, 15]
-        assert cluster.keys == {cluster.bundle_of("inc"), "out-0", "out-1", "out-2"}
+        bundle = cluster.bundle_of("inc")
+        assert cluster.keys == {bundle, "out-0", "out-1", "out-2"}
+        assert cluster.seen.tasks[bundle].expected_s == pytest.approx(12e-3)  # of the tasks in it
         assert cluster.counts["created"] == 1
         assert cluster.counts["tasks"] == len(inner)
         assert set(CALLS.values()) == {1}
-
-    on_bundling_cluster(test)
-
-
-def test_one_wanted_result_gives_its_key_to_the_bundle() -> None:
-    async def test(cluster: Bundling) -> None:
-        assert await cluster.values(chain("inc", 0)[-1]) == [12]
-        assert cluster.keys == {"inc-11"}
-
-    on_bundling_cluster(test)
-
-
-def test_an_array_is_bundled() -> None:
-    async def test(cluster: Bundling) -> None:
-        x = da.from_array(np.arange(200.0).reshape(20, 10), chunks=(2, 5))
-        sums = (da.sin(x) + x.T.rechunk((5, 5)).sum()).sum(axis=0)
-        (found,) = await cluster.values(sums)
-        assert cluster.counts["created"] > 0
-        assert len(cluster.keys) < len(dict(sums.__dask_graph__()))
-        np.testing.assert_allclose(found, sums.compute(scheduler="sync"))
-
-    on_bundling_cluster(test)
-
-
-def test_dask_expects_the_duration_of_the_tasks_in_a_bundle() -> None:
-    async def test(cluster: Bundling) -> None:
-        await cluster.values(*fork()[1])
-        created = cluster.seen.tasks[cluster.bundle_of("inc")]
-        assert created.expected_s == pytest.approx(12e-3)
 
     on_bundling_cluster(test)
 
@@ -209,17 +180,6 @@ def test_known_tasks_are_bundled_on_workers_with(can_bundle: bool, monkeypatch: 
 
 
 # Annotations
-
-
-def test_a_task_that_stays_separate_has_its_own_key() -> None:
-    async def test(cluster: Bundling) -> None:
-        with dask.annotate(ferroflow_bundle=False):
-            apart = task("leaf-100", 100)
-        assert await cluster.values(task("total-0", *leaves("leaf"), apart)) == [SUM_OF_30 + 101]
-        assert "leaf-100" in cluster.keys
-        assert cluster.counts["tasks"] == 30
-
-    on_bundling_cluster(test)
 
 
 @pytest.mark.parametrize("is_global", [True, False], ids=["of the graph", "of its tasks"])

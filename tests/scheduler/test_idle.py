@@ -1,4 +1,4 @@
-"""Which idle workers look for work, in which order, and when they are let be for a moment."""
+"""Idle workers: who looks for work and in which order; passes over them after events and by the clock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from ferroflow_dask.policy import ClusterView, TaskView
-from ferroflow_dask.scheduler.idle_workers import IdleWorkers
+from ferroflow_dask.scheduler.idle_workers import IdleWorkers, Passes
+from ferroflow_dask.virtual.clock import VirtualLoop, VirtualTime
 
 A, B, C, D = "abcd"
 
@@ -47,16 +48,11 @@ def test_those_that_find_nothing_let_others_come_first_and_two_of_them_end_a_tur
     assert not again
 
 
-def test_after_a_turn_in_which_all_found_work_there_is_another() -> None:
-    idle, _, again = served("ab", lambda _: True)
+@pytest.mark.parametrize(("find_work", "turns"), [("ab", ["again"]), ("a", [])], ids=["all", "one"])
+def test_there_is_another_turn_after_one_in_which_all_found_work(find_work: str, turns: list[str]) -> None:
+    idle, _, again = served("ab", lambda worker: worker in find_work)
     idle.serve()
-    assert again == ["again"]
-
-
-def test_after_a_turn_in_which_one_found_nothing_there_is_none() -> None:
-    idle, _, again = served("ab", lambda worker: worker == A)
-    idle.serve()
-    assert not again
+    assert again == turns
 
 
 @pytest.mark.parametrize(
@@ -67,3 +63,61 @@ def test_after_a_turn_in_which_one_found_nothing_there_is_none() -> None:
 def test_there_is_hope_where_idle_workers_may_steal(hopeless: dict[str, bool], n: int) -> None:
     idle, _, _ = served("ab", never, **hopeless)
     assert idle.n_hopeful() == n
+
+
+# Passes
+
+
+class Looking:
+    """Passes on a virtual loop, and the times at which they ran."""
+
+    def __init__(self, n_hopeful: int) -> None:
+        self.time, self.at = VirtualTime(), []
+        self.n_hopeful = n_hopeful
+        loop: Any = VirtualLoop(self.time)
+        self.passes = Passes(loop, self.run)
+
+    def run(self) -> int:
+        self.at.append(self.time.now)
+        return self.n_hopeful
+
+    def until(self, when: float) -> list[float]:
+        """Go on to a time; return when passes ran since the last call."""
+        self.at.clear()
+        self.time.run(when, 0.0, 10_000)
+        return [pytest.approx(at) for at in self.at]
+
+
+def test_passes_without_hope_run_once_for_all_events_of_an_instant() -> None:
+    looking = Looking(0)
+    for _ in range(3):
+        looking.passes.ask()
+    assert looking.at == []
+    assert looking.until(10.0) == [0.0]
+    looking.passes.ask()
+    assert looking.until(20.0) == [10.0]
+
+
+def test_passes_with_hope_run_by_the_clock_until_it_ends() -> None:
+    looking = Looking(1)
+    looking.passes.ask()
+    assert looking.until(0.05) == [0.0, 0.02, 0.04]
+    looking.n_hopeful = 0
+    assert looking.until(10.0) == [0.06]
+
+
+def test_an_event_does_not_put_off_the_next_pass_by_the_clock() -> None:
+    looking = Looking(1)
+    looking.passes.ask()
+    assert looking.until(0.01) == [0.0]
+    looking.passes.ask()
+    assert looking.until(0.03) == [0.01, 0.02]
+
+
+def test_close_ends_all_passes() -> None:
+    looking = Looking(1)
+    looking.passes.ask()
+    assert looking.until(0.01) == [0.0]
+    looking.passes.close()
+    looking.passes.ask()
+    assert looking.until(10.0) == []

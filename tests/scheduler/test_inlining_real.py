@@ -15,7 +15,7 @@ from ferroflow_dask import install, uninstall
 from ferroflow_dask.scheduler.inlining.scheduler import Inlining
 from ferroflow_dask.scheduler.inlining.worker import TASK
 
-OFF = {"ferroflow.inline-limit": 0}
+OFF = {"ferroflow.inline-limit": 0, "ferroflow.prefetch": False, "ferroflow.low-latency-messages": False}
 
 
 def total(*numbers: float) -> float:
@@ -91,15 +91,18 @@ def test_a_result_that_is_lost_is_still_said_to_be() -> None:
     on_cluster(test)
 
 
-def test_a_setting_turns_it_off() -> None:
+def test_settings_turn_all_changes_of_messages_off() -> None:
     async def test(cluster: Cluster) -> None:
-        await asyncio.sleep(0.1)
-        assert not any("ferroflow-inlining" in name for worker in cluster.workers for name in worker.plugins)
-        assert not any(TASK in worker.stream_handlers for worker in cluster.workers)
-        assert cluster.scheduler.handlers["gather"] == cluster.scheduler.gather
         first, second = (placed(cluster, total, i, worker=i) for i in (0, 1))
         assert await placed(cluster, total, first, second, worker=0) == 1
         assert n_sent(cluster) == 2
+        for worker in cluster.workers:
+            ours = sorted(name.rstrip("-0123456789") for name in worker.plugins if "ferroflow" in name)
+            assert ours == ["ferroflow-bundles", "ferroflow-deliveries"]
+            assert worker.batched_stream.interval == 0.002  # as Dask's
+            assert TASK not in worker.stream_handlers
+        assert "_task_to_msg" not in vars(cluster.scheduler)
+        assert cluster.scheduler.handlers["gather"] == cluster.scheduler.gather
 
     on_cluster(test, config=OFF)
 

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import pickle
 import re
-import time
 from collections.abc import Iterator
-from operator import add
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import dask
 import numpy as np
 import pytest
-from distributed import Client, Event, LocalCluster, Worker, wait
-from distributed.scheduler import DEFAULT_EXTENSIONS
+from conftest import checked_client
+from distributed import Client, Event, Worker, wait
 from distributed.stealing import WorkStealing
+from in_charge import pinned, scheduler_of, stealing_of
 from waiting import pause, until
 
-from ferroflow_dask import generate, install, uninstall
+from ferroflow_dask import install, uninstall
 from ferroflow_dask.deploy import local_client
 from ferroflow_dask.exceptions import UnknownNameError, UsageError
 from ferroflow_dask.policy import StealingPolicy
@@ -34,33 +33,14 @@ NEVER = {"distributed.scheduler.work-stealing-interval": "5m"}
 @pytest.fixture
 def patient_client() -> Iterator[Client]:
     """Three workers whose stealing extension never acts by the clock."""
-    checked = {"distributed.scheduler.validate": True, "distributed.worker.validate": True}
-    with (
-        dask.config.set({**NEVER, **checked}),
-        LocalCluster(n_workers=3, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
-        Client(cluster) as client,
-    ):
+    with dask.config.set(NEVER), checked_client(3, processes=False, set_as_default=True) as client:
         yield client
-
-
-def scheduler_of(client: Client) -> Any:
-    return client.cluster.scheduler
-
-
-def stealing_of(client: Client) -> Any:
-    return scheduler_of(client).extensions["stealing"]
 
 
 def held(i: int, event: Event) -> int:
     """Last until an event is set."""
     event.wait()
     return pause(i, 0.02)
-
-
-def pinned(client: Client, n: int, seconds: float = 0.02) -> list[Any]:
-    """Submit tasks that prefer the first worker, so that only stealing can spread them."""
-    first = next(iter(client.nthreads()))
-    return client.map(pause, range(n), seconds=seconds, workers=[first], allow_other_workers=True, pure=False)
 
 
 def validate(dask_scheduler: Any) -> None:
@@ -81,18 +61,19 @@ def assert_stock(client: Client) -> None:
 # In and out
 
 
-def test_install_replaces_the_extension_and_uninstall_puts_it_back(thread_client: Client) -> None:
-    install(thread_client)
-    assert type(stealing_of(thread_client)) is FerroflowStealing
-    assert "ferroflow" in scheduler_of(thread_client).plugins
-    uninstall(thread_client)
+@pytest.mark.parametrize("takes", ["client", "cluster"])
+def test_install_replaces_the_extension_and_uninstall_puts_it_back(takes: str, thread_client: Client) -> None:
+    target = thread_client if takes == "client" else thread_client.cluster
+    uninstall(target)  # nothing is there
     assert_stock(thread_client)
-
-
-def test_install_takes_a_cluster(thread_client: Client) -> None:
-    install(thread_client.cluster)
+    install(target, "static")
     assert type(stealing_of(thread_client)) is FerroflowStealing
-    uninstall(thread_client.cluster)
+    install(target)  # which replaces the first one
+    assert isinstance(stealing_of(thread_client).policy, StealingPolicy)
+    plugins = scheduler_of(thread_client).plugins
+    assert "ferroflow" in plugins
+    assert sum(isinstance(plugin, WorkStealing) for plugin in plugins.values()) == 1
+    uninstall(target)
     assert_stock(thread_client)
 
 
@@ -130,47 +111,6 @@ def test_of_two_clusters_the_one_that_stays_goes_on_showing(thread_client: Clien
     assert b"scheduler_ferroflow" not in prometheus_client.generate_latest()
 
 
-def test_a_second_install_replaces_the_first(thread_client: Client) -> None:
-    install(thread_client, "static")
-    install(thread_client)
-    assert isinstance(stealing_of(thread_client).policy, StealingPolicy)
-    assert sum(isinstance(p, WorkStealing) for p in scheduler_of(thread_client).plugins.values()) == 1
-    uninstall(thread_client)
-    assert_stock(thread_client)
-
-
-def test_the_policy_that_is_shown_is_the_one_that_is_asked(thread_client: Client) -> None:
-    install(thread_client, "ring")
-    stealing = stealing_of(thread_client)
-    assert stealing.policy is stealing.placement.policy
-    with pytest.raises(AttributeError, match="policy"):
-        stealing.policy = StealingPolicy()
-    stealing.placement.policy = other = StealingPolicy()
-    assert stealing.policy is other
-    uninstall(thread_client)
-
-
-def test_uninstall_of_what_is_not_there_does_nothing(thread_client: Client) -> None:
-    uninstall(thread_client)
-    assert_stock(thread_client)
-
-
-def test_it_may_stand_in_the_table_of_default_extensions() -> None:
-    extensions = {**DEFAULT_EXTENSIONS, "stealing": FerroflowStealing}
-    with (
-        LocalCluster(
-            n_workers=2,
-            threads_per_worker=1,
-            processes=False,
-            dashboard_address=":0",
-            scheduler_kwargs={"extensions": extensions},
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
-        assert client.gather(pinned(client, 20)) == list(range(20))
-        assert stealing_of(client).steals["confirmed"] > 0
-
-
 def test_wrong_names_and_options_are_told_at_once(thread_client: Client) -> None:
     with pytest.raises(UnknownNameError, match="unknown policy 'greedy'"):
         install(thread_client, "greedy")
@@ -186,43 +126,29 @@ def test_wrong_names_and_options_are_told_at_once(thread_client: Client) -> None
 
 def test_idle_workers_steal_without_waiting_for_a_timer(patient_client: Client) -> None:
     install(patient_client)
-    futures = pinned(patient_client, 30)
+    futures = pinned(patient_client, 30, seconds=0.02)
     assert patient_client.gather(futures) == list(range(30))
     assert all(patient_client.has_what().values())
     steals = stealing_of(patient_client).steals
     assert steals["confirmed"] >= 10
     assert steals["asked"] >= steals["confirmed"] + steals["refused"]
     patient_client.run_on_scheduler(validate)
-
-
-def test_stock_stealing_would_not_have_moved_anything(patient_client: Client) -> None:
-    # What makes the test above one that can fail.
-    futures = pinned(patient_client, 30)
-    patient_client.gather(futures)
-    assert sorted(len(keys) for keys in patient_client.has_what().values()) == [0, 0, 30]
-
-
-def test_steals_are_events_that_the_dashboard_reads(patient_client: Client) -> None:
-    install(patient_client)
-    patient_client.gather(pinned(patient_client, 30))
+    # Steals are events, which the dashboard reads.
     events = [message for _, message in patient_client.get_events("stealing")]
     requests = [request for kind, *rest in events if kind == "request" for request in rest[0]]
-    assert len(requests) == stealing_of(patient_client).steals["asked"]
-    assert sum(event[0] == "confirm" for event in events) == stealing_of(patient_client).steals["confirmed"]
+    assert len(requests) == steals["asked"]
+    assert sum(event[0] == "confirm" for event in events) == steals["confirmed"]
     time_, level, _key, cost, victim, victim_occupancy, thief, thief_occupancy = requests[0][:8]
     assert stealing_of(patient_client).cost_multipliers[level]
     assert {victim, thief} <= set(scheduler_of(patient_client).workers)
     assert min(time_, cost, victim_occupancy, thief_occupancy) >= 0
 
 
-def test_dependents_of_one_task_go_to_all_workers(patient_client: Client) -> None:
-    install(patient_client)
-    root = patient_client.submit(add, 1, 2)
-    futures = patient_client.map(pause, [root] * 3, seconds=0.2, pure=False)
+def test_stock_stealing_would_not_have_moved_anything(patient_client: Client) -> None:
+    # What makes the test above one that can fail.
+    futures = pinned(patient_client, 30, seconds=0.02)
     patient_client.gather(futures)
-    holders = {worker for workers in patient_client.who_has(futures).values() for worker in workers}
-    assert len(holders) == 3
-    assert stealing_of(patient_client).steals["asked"] == 0  # placed right, not corrected
+    assert sorted(len(keys) for keys in patient_client.has_what().values()) == [0, 0, 30]
 
 
 def test_declared_costs_order_the_tasks_of_a_graph(patient_client: Client) -> None:
@@ -287,43 +213,6 @@ def test_a_misspelt_annotation_is_told_once(ferroflow_client: Client) -> None:
     assert messages == ["ferroflow: there is no annotation 'ferroflow_costs'; did you mean 'ferroflow_cost'?"]
 
 
-def test_user_priorities_stay_above_ranks(ferroflow_client: Client) -> None:
-    graph = generate("wide", width=4, depth=2, skew=0.5)
-    low = ferroflow_client.persist(graph.bind())
-    high = ferroflow_client.persist(graph.bind(), priority=5)
-    wait([low, high])
-    tasks = scheduler_of(ferroflow_client).tasks
-    for bound, first in ((low, 0), (high, -5)):
-        priorities = [tasks[key].priority for key in bound.__dask_keys__()]
-        assert {priority[0] for priority in priorities} == {first}
-        assert len(set(priorities)) == len(priorities)
-
-
-def test_resources_balance_after_steals(patient_client: Client) -> None:
-    async def give(dask_worker: Worker) -> None:
-        await dask_worker.set_resources(slot=1)
-
-    patient_client.run(give)
-    install(patient_client)
-    first = next(iter(patient_client.nthreads()))
-    futures = patient_client.map(
-        pause, range(30), resources={"slot": 1}, workers=[first], allow_other_workers=True, pure=False
-    )
-    assert patient_client.gather(futures) == list(range(30))
-    assert stealing_of(patient_client).steals["confirmed"] > 0
-    used = [ws.used_resources for ws in scheduler_of(patient_client).workers.values()]
-    assert used == [{"slot": 0}] * 3
-
-
-def test_restrictions_hold_under_stealing(patient_client: Client) -> None:
-    install(patient_client)
-    allowed = list(patient_client.nthreads())[:2]
-    futures = patient_client.map(pause, range(30), workers=allowed, pure=False)
-    wait(futures)
-    holders = {worker for workers in patient_client.who_has(futures).values() for worker in workers}
-    assert holders == set(allowed)
-
-
 def test_tasks_and_results_of_a_lost_worker_are_made_elsewhere(ferroflow_client: Client) -> None:
     futures = pinned(ferroflow_client, 60, seconds=0.03)
     first = next(iter(ferroflow_client.nthreads()))
@@ -339,21 +228,6 @@ def test_tasks_and_results_of_a_lost_worker_are_made_elsewhere(ferroflow_client:
     assert set(stealing_of(ferroflow_client).view.workers) == set(ferroflow_client.nthreads())
     assert not any(stealing_of(ferroflow_client).kept().values())
     ferroflow_client.run_on_scheduler(validate)
-
-
-def test_a_worker_that_joins_late_gets_work(patient_client: Client) -> None:
-    install(patient_client)
-    before, has_joined = set(patient_client.nthreads()), Event()
-    futures = patient_client.map(
-        held, range(120), event=has_joined, workers=list(before), allow_other_workers=True, pure=False
-    )
-    patient_client.cluster.scale(4)
-    patient_client.wait_for_workers(4, timeout=120)
-    has_joined.set()
-    patient_client.gather(futures)
-    late = [len(keys) for worker, keys in patient_client.has_what().items() if worker not in before]
-    assert len(late) == 1
-    assert late[0] > 0
 
 
 def test_a_worker_that_joins_late_may_take_restricted_tasks(patient_client: Client) -> None:
@@ -378,20 +252,3 @@ def test_a_worker_that_joins_late_may_take_restricted_tasks(patient_client: Clie
     (late,) = set(n_held) - {first, *others}
     assert n_held[late] > 0
     assert [n_held[worker] for worker in others] == [0, 0]
-
-
-def test_restart_forgets_all_tasks(process_client: Client) -> None:
-    install(process_client)
-    # Worker processes cannot import this module, hence the standard library's function.
-    futures = process_client.map(time.sleep, [0.05] * 50, pure=False)
-    with process_client.as_current():
-        wait(futures[:1])
-    process_client.restart()
-    assert process_client.submit(add, 1, 2).result() == 3
-
-    def left(dask_scheduler: Any) -> tuple[int, int]:
-        stealing = dask_scheduler.extensions["stealing"]
-        return len(stealing.view.workers), sum(map(len, stealing.kept().values()))
-
-    assert process_client.run_on_scheduler(left) == (2, 0)
-    uninstall(process_client)

@@ -99,17 +99,6 @@ def test_nothing_is_kept_of_tasks_that_are_cancelled_or_fail() -> None:
     on_cluster(test)
 
 
-@pytest.mark.parametrize("cost", [{}, {"ferroflow_cost": 0.1}], ids=["unknown costs", "known costs"])
-@pytest.mark.parametrize("failures", [0, 1], ids=["ended", "failed"])
-def test_nothing_is_kept_of_tasks(failures: int, cost: dict[str, float]) -> None:
-    cluster = VirtualCluster(2)
-    roots = {("root", i): VirtualTask(0.1, annotations=cost, failures=failures) for i in range(20)}
-    ends = {("end", i): VirtualTask(0.1, (("root", i),)) for i in range(20)}
-    cluster.submit(roots | ends)
-    cluster.run()
-    cluster.check()
-
-
 def test_a_restart_forgets_what_was_kept_of_tasks() -> None:
     kept: list[dict[str, Any]] = []
 

@@ -77,15 +77,6 @@ def test_installing_twice_at_once_leaves_one() -> None:
     on_cluster(test)
 
 
-def test_uninstall_also_works_when_the_plugin_was_unregistered_by_name() -> None:
-    async def test(cluster: Cluster) -> None:
-        await cluster.client.unregister_scheduler_plugin(PLUGIN_NAME)
-        await uninstall_from(cluster.scheduler)
-        cluster.assert_stock()
-
-    on_cluster(test)
-
-
 def test_what_is_on_workers_can_be_stolen_by_dask_afterwards() -> None:
     async def test(cluster: Cluster) -> None:
         await cluster.stealing.stop()
@@ -196,19 +187,6 @@ def test_a_task_whose_thief_left_and_whose_victim_keeps_it_is_in_the_view() -> N
     on_cluster(test)
 
 
-def test_pausing_and_resuming_are_seen_when_they_happen() -> None:
-    async def test(cluster: Cluster) -> None:
-        first, second = (worker.address for worker in cluster.workers)
-        for status, address in [("paused", first), ("running", first), ("paused", second)]:
-            cluster.scheduler.handle_worker_status_change(status, address, stimulus_id="test")
-        running = {address: worker.is_running for address, worker in cluster.stealing.view.workers.items()}
-        assert running == {first: True, second: False}
-        await cluster.client.gather(cluster.map(20, 0))
-        assert not cluster.workers[1].data
-
-    on_cluster(test)
-
-
 def test_tasks_of_a_worker_that_dies_are_placed_by_the_policy() -> None:
     async def test(cluster: Cluster) -> None:
         dying, *_ = cluster.workers
@@ -218,9 +196,8 @@ def test_tasks_of_a_worker_that_dies_are_placed_by_the_policy() -> None:
         place = cluster.stealing.placement.worker_of
         cluster.stealing.placement.worker_of = lambda ts: chosen.append(place(ts)) or chosen[-1]
         everywhere = {worker.address for worker in cluster.workers}
-        for (
-            future
-        ) in futures:  # Dask would place tasks with a preference, and queue those without restrictions
+        # Dask would place tasks with a preference, and queue those without restrictions.
+        for future in futures:
             if (ts := cluster.scheduler.tasks.get(future.key)) is not None:
                 ts.worker_restrictions, ts.loose_restrictions = everywhere, False
         await cluster.scheduler.remove_worker(dying.address, stimulus_id="test")

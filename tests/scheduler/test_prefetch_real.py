@@ -135,15 +135,6 @@ def test_workers_are_told_as_they_join_and_until_it_is_uninstalled() -> None:
     on_cluster(test)
 
 
-def test_a_setting_turns_it_off() -> None:
-    async def test(cluster: Cluster) -> None:
-        await asyncio.sleep(0.1)
-        assert not any("ferroflow-prefetch" in name for worker in cluster.workers for name in worker.plugins)
-        assert "_task_to_msg" not in vars(cluster.scheduler)
-
-    on_cluster(test, config={"ferroflow.prefetch": False, "ferroflow.inline-limit": 0})
-
-
 @pytest.mark.cluster
 def test_chains_on_processes_and_the_task_that_ends_them_is_named() -> None:
     def increment(i: int) -> int:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-import subprocess
-import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +9,7 @@ import pytest
 from distributed.worker_state_machine import ComputeTaskEvent
 from loose_workers import LooseWorker
 
-from ferroflow_dask.scheduler.prefetch.worker import CLOSE, CONFIRM, SEND, TAKEN_ON, WITHDRAW, WorkerPrefetch
-from ferroflow_dask.scheduler.worker_plugins import by_value
+from ferroflow_dask.scheduler.prefetch.worker import CONFIRM, SEND, TAKEN_ON, WITHDRAW, WorkerPrefetch
 
 
 class Loose(LooseWorker):
@@ -131,27 +127,3 @@ def test_what_was_sent_before_the_plugin_came_again_is_still_withdrawn() -> None
     worker.has("a", "memory")
     earlier.transition("a", "executing", "memory")
     assert worker.started == []
-
-
-def test_the_workers_need_not_have_the_package() -> None:
-    script = """
-import sys, pickle, types
-sys.modules["ferroflow_dask"] = None  # importing it raises
-plugin = pickle.loads(sys.stdin.buffer.read())
-worker = types.SimpleNamespace(
-    state=types.SimpleNamespace(tasks={}), handle_stimulus=None, batched_send=None, stream_handlers={},
-    loop=types.SimpleNamespace(asyncio_loop=types.SimpleNamespace(call_soon=None)), log_event=lambda *_: None,
-)
-plugin.setup(worker)
-worker.stream_handlers["ferroflow-send"](
-    awaits=[("a", 1)], starts_by="compute-task", key="b", nbytes={"a": 1}
-)
-plugin.teardown(worker)
-print(*worker.stream_handlers)
-"""
-    payload = by_value(WorkerPrefetch())
-    done = subprocess.run(
-        [sys.executable, "-c", script], input=payload, capture_output=True, timeout=60, check=True
-    )
-    assert done.stdout.decode().split() == [SEND, CONFIRM, WITHDRAW, CLOSE]
-    assert pickle.loads(payload)

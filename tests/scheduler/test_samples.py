@@ -109,6 +109,9 @@ def test_a_new_cluster_bundles_a_graph_and_runs_each_task_once(sampled: list[set
         assert len(cluster.keys) < len(keys_of(total))
         assert CALLS.keys() == keys_of(total)
         assert set(CALLS.values()) == {1}
+        story = await explain(cluster.client, min(sampled[0]))
+        assert [decision.what for decision in story][:2] == ["in a sample", "placed"]
+        assert story[0].reason == "too little is known of its prefix"
 
     on_capable_cluster(test)
 
@@ -135,16 +138,6 @@ def test_a_client_keeps_what_it_wants_of_a_sample_and_releases_the_rest(sampled:
         await comes(lambda: {ts.key for ts in state.wants_what} == wanted)
         cluster.scheduler.validate_state()
         assert await cluster.client.gather(futures) == VALUES
-
-    on_capable_cluster(test)
-
-
-def test_a_task_of_a_sample_has_an_explanation(sampled: list[set[Any]]) -> None:
-    async def test(cluster: Bundling) -> None:
-        await cluster.values(*graph())
-        story = await explain(cluster.client, min(sampled[0]))
-        assert [decision.what for decision in story][:2] == ["in a sample", "placed"]
-        assert story[0].reason == "too little is known of its prefix"
 
     on_capable_cluster(test)
 
@@ -253,23 +246,15 @@ def test_nothing_is_left_of_a_client_that_disappears(gate: Gate) -> None:
     on_capable_cluster(test)
 
 
-def test_futures_may_be_cancelled_at_once() -> None:
+@pytest.mark.parametrize("at_once", [True, False], ids=["at once", "while a sample runs"])
+def test_futures_may_be_cancelled(at_once: bool, gate: Gate) -> None:
     async def test(cluster: Bundling) -> None:
-        futures = cluster.client.compute(graph())
-        await cluster.client.cancel(futures)
-        assert {future.status for future in futures} == {"cancelled"}
-        await is_cancelled(cluster)
-        assert await cluster.values(task("total-0", *leaves("leaf"))) == [466]
-
-    on_capable_cluster(test)
-
-
-def test_futures_may_be_cancelled_while_a_sample_runs(gate: Gate) -> None:
-    async def test(cluster: Bundling) -> None:
-        futures = cluster.client.compute(graph(gate.task))
-        await comes(gate.reached.is_set)
+        futures = cluster.client.compute(graph() if at_once else graph(gate.task))
+        if not at_once:
+            await comes(gate.reached.is_set)
         await cluster.client.cancel(futures)
         gate.open()
+        assert {future.status for future in futures} == {"cancelled"}
         await is_cancelled(cluster)
         assert await cluster.values(task("total-0", *leaves("leaf"))) == [466]
 

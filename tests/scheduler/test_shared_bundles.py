@@ -59,21 +59,6 @@ def test_keys_that_exist_stay_as_they_are() -> None:
     on_bundling_cluster(test)
 
 
-def test_a_graph_reads_a_value_that_a_bundle_returns(gate: Gate) -> None:
-    async def test(cluster: Bundling) -> None:
-        inner, outs = fork()
-        futures = cluster.client.compute([gate.task("last-0", inner[-1]), *outs])
-        await comes(gate.reached.is_set)
-        more = cluster.client.compute(chain("dec", inner[-1])[-1])
-        await comes(lambda: "dec-11" in cluster.keys)
-        assert cluster.counts["shared"] == 1
-        gate.open()
-        assert await cluster.client.gather([*futures, more]) == [13, 13, 14, 15, 24]
-        assert set(CALLS.values()) == {1}
-
-    on_bundling_cluster(test)
-
-
 def test_a_client_gets_a_value_that_a_bundle_of_another_graph_returns(gate: Gate) -> None:
     async def test(cluster: Bundling) -> None:
         inner, outs = fork()
@@ -196,7 +181,10 @@ def test_an_uninstalled_plugin_leaves_a_graph_in_flight_to_dask(gate: Gate) -> N
         await uninstall(cluster.client)
         assert keys_of(*fork(start)[1]) <= set(cluster.scheduler.tasks)
         handlers = cluster.scheduler.stream_handlers
-        assert all(handlers[name] == stock[name] for name in ("update-graph", "task-erred", "reschedule"))
+        assert all(
+            handlers[name] == stock[name]
+            for name in ("update-graph", "task-erred", "reschedule", "cancel-keys")
+        )
         assert "_find_lost_dependencies" not in vars(cluster.scheduler)
         assert not [name for worker in cluster.workers for name in worker.plugins if "ferroflow" in name]
         cluster.assert_stock()

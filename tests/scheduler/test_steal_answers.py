@@ -150,16 +150,3 @@ def test_a_slot_that_a_steal_opens_is_filled_from_the_queue() -> None:
         assert await cluster.client.gather([*queued, stolen, other]) == [*range(10), 0, 0]
 
     on_cluster(test)
-
-
-def test_after_a_refusal_idle_workers_are_looked_for_again() -> None:
-    async def test(cluster: Cluster) -> None:
-        victim, _ = cluster.workers
-        victim.stream_handlers["steal-request"] = lambda **_: None  # the answer is ours
-        async with steal_in_flight(cluster) as (future, ts, stimulus_id):
-            await comes(lambda: not cluster.stealing._passes.is_asked_for)
-            answer(cluster, ts, "executing", stimulus_id, victim)
-            assert cluster.stealing._passes.is_asked_for
-        assert await future == 0
-
-    on_cluster(test)

@@ -41,7 +41,11 @@ def test_after_stop_only_an_explicit_balance_moves_tasks() -> None:
         assert cluster.stealing.steals["asked"] == 0
         assert processing(cluster) == [9, 0]
         cluster.stealing.balance()
+        under_way = [cluster.stealing.view.assigned[ts.key] for ts in cluster.stealing.in_flight]
+        assert {worker.key for _, worker in under_way} == {cluster.workers[1].address}
+        assert not any(task.is_movable for task, _ in under_way)  # until it arrives
         await cluster.stealing.stop()  # also waits for the steals under way
+        assert all(task.is_movable for task, _ in under_way)
         assert min(processing(cluster)) >= 3
         await event.set()
         assert await cluster.client.gather(futures) == list(range(9))
@@ -73,23 +77,6 @@ def test_what_dask_never_steals_stays() -> None:
         event, futures = await crowd(cluster, 9, key=min(fast_tasks))
         cluster.stealing.balance()
         assert cluster.stealing.steals["asked"] == 0
-        await event.set()
-        assert await cluster.client.gather(futures) == list(range(9))
-
-    on_cluster(test)
-
-
-def test_a_task_on_its_way_to_a_thief_is_offered_to_nobody_until_it_arrives() -> None:
-    async def test(cluster: Cluster) -> None:
-        await cluster.stealing.stop()
-        event, futures = await crowd(cluster, 9)
-        cluster.stealing.balance()
-        under_way = [cluster.stealing.view.assigned[ts.key] for ts in cluster.stealing.in_flight]
-        assert under_way
-        assert {worker.key for _, worker in under_way} == {cluster.workers[1].address}
-        assert not any(task.is_movable for task, _ in under_way)
-        await cluster.stealing.stop()  # waits for the answers
-        assert all(task.is_movable for task, _ in under_way)
         await event.set()
         assert await cluster.client.gather(futures) == list(range(9))
 

@@ -55,12 +55,22 @@ def cluster(**options: Any) -> Iterator[Client]:
         yield client
 
 
-def test_by_a_preload_of_the_scheduler_in_the_configuration() -> None:
-    with dask.config.set({"distributed.scheduler.preload": [PRELOAD]}), cluster() as client:
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        ({"distributed.scheduler.preload": [PRELOAD]}, {}),
+        ({}, {"plugins": [FerroflowPlugin()]}),
+        ({}, {"extensions": {**DEFAULT_EXTENSIONS, "stealing": FerroflowStealing}}),
+    ],
+    ids=["a preload in the configuration", "a plugin as an argument", "an extension as an argument"],
+)
+def test_by_settings_of_the_scheduler(config: dict[str, Any], options: dict[str, Any]) -> None:
+    with dask.config.set(config), cluster(scheduler_kwargs=options) as client:
         check_that_it_works(client)
-        assert installed(client) is not None
-        uninstall(client)
-        assert installed(client) is None
+        if "extensions" not in options:
+            assert installed(client) is not None
+            uninstall(client)
+            assert installed(client) is None
 
 
 def test_by_a_preload_of_the_client_in_the_configuration() -> None:
@@ -83,27 +93,10 @@ def test_it_schedules_until_it_is_uninstalled_whoever_drops_the_plugin() -> None
         client.cluster.scheduler.validate_state()
 
 
-def test_a_plugin_shows_how_it_was_made() -> None:
-    assert repr(FerroflowPlugin()) == "FerroflowPlugin()"
-    assert repr(FerroflowPlugin("ring", threshold=2)) == "FerroflowPlugin(policy='ring', threshold=2)"
-
-
 def test_by_the_configured_policy() -> None:
     setting = {"distributed.scheduler.preload": [PRELOAD], "ferroflow.policy": "static"}
     with dask.config.set(setting), cluster() as client:
         assert type(client.cluster.scheduler.extensions["stealing"].policy).__name__ == "StaticPolicy"
-
-
-def test_by_a_plugin_among_the_arguments_of_the_scheduler() -> None:
-    with cluster(scheduler_kwargs={"plugins": [FerroflowPlugin()]}) as client:
-        check_that_it_works(client)
-        assert installed(client) is not None
-
-
-def test_by_an_extension_among_the_arguments_of_the_scheduler() -> None:
-    extensions = {**DEFAULT_EXTENSIONS, "stealing": FerroflowStealing}
-    with cluster(scheduler_kwargs={"extensions": extensions}) as client:
-        check_that_it_works(client)
 
 
 def test_by_an_option_of_the_command_line(tmp_path: Path) -> None:
@@ -193,11 +186,11 @@ def test_where_upstream_lacks_a_name_dask_goes_on(
     assert thread_client.submit(add, 1, 2).result() == 3
 
 
-#: A worker on a machine on which the package is not installed.
+#: A worker on a machine on which neither the package nor NumPy is installed.
 WORKER_WITHOUT_US = """
 import asyncio, sys
-sys.modules["ferroflow_dask"] = None  # importing it raises
 from distributed import Worker
+sys.modules["ferroflow_dask"] = sys.modules["numpy"] = None  # importing them raises
 
 async def work():
     async with Worker(sys.argv[1], nthreads=1, dashboard=False) as worker:
@@ -229,7 +222,17 @@ def test_workers_need_nothing_of_ours_for_plain_dask() -> None:
                     "ferroflow-inlining",
                     "ferroflow-prefetch",
                 ]
-                assert await client.submit(add, 1, 2) == 3
+                intervals = await client.run(lambda dask_worker: repr(dask_worker.batched_stream.interval))
+                assert "Interval" in str(intervals)
+                messages = scheduler.extensions["stealing"].messages
+                future = client.submit(abs, 0)
+                for _ in range(50):  # a chain, of which tasks are prefetched
+                    future = client.submit(add, future, 1)
+                assert await future == 50
+                assert messages.prefetch.outcomes["confirmed"] > 0
+                parts = [client.submit(add, i, future) for i in range(2)]
+                assert await client.submit(add, *parts) == 101
+                assert messages.inlining.counts["received"] > 0
             finally:
                 if process.returncode is None:
                     process.terminate()
