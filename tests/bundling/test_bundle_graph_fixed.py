@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from time import sleep
 from typing import Any
 
 import dask
-import dask.array as da
 import numpy as np
 import pytest
 from bundled import take_all_for_short
@@ -97,28 +95,6 @@ def test_a_task_that_shares_no_bundle_but_reads_from_one_keeps_its_key_and_prefi
 # On clusters
 
 
-def frame(n: int) -> Any:
-    pd, dd = pytest.importorskip("pandas"), pytest.importorskip("dask.dataframe")
-    data = pd.DataFrame({"name": list("abcd") * 25, "value": np.arange(100.0)})
-    return dd.from_pandas(data, npartitions=n)
-
-
-def abs_sum(part: Any) -> Any:
-    return part.value.abs().sum()
-
-
-#: Collections with P2P shuffles, on clusters.
-SHUFFLED: dict[str, Callable[[], Any]] = {
-    "shuffle": lambda: frame(4).shuffle("value"),
-    "sum of shuffled": lambda: frame(4).shuffle("value").map_partitions(abs_sum, meta=(None, float)).sum(),
-    "groupby": lambda: frame(20).groupby("name").value.agg("mean"),
-    "nunique": lambda: frame(4).name.nunique() + 1,
-    "split out": lambda: frame(4).groupby("value").agg({"value": "sum"}, split_out=4),
-    "join": lambda: frame(4).merge(frame(5), on="value", shuffle_method="p2p", broadcast=False),
-    "rechunk": lambda: da.arange(400, chunks=20).reshape(20, 20).rechunk((20, 1), method="p2p").sum(axis=0),
-}
-
-
 @pytest.fixture
 def _all_short(monkeypatch: pytest.MonkeyPatch) -> None:
     take_all_for_short(monkeypatch)
@@ -135,31 +111,10 @@ def bundle_counts(client: Client) -> dict[str, int]:
     return found
 
 
-def rows_of(result: Any) -> Any:
-    """Return rows in an order that does not depend on partitions."""
-    if isinstance(result, (int, float, np.ndarray, np.generic)):
-        return result
-    table = result.to_frame("value") if result.ndim == 1 else result
-    return sorted(map(tuple, table.add_prefix("of_").reset_index().values.tolist()))
-
-
 def n_collisions(client: Client) -> int:
     """Return how many arriving tasks had other dependencies than the scheduler's task of the same key."""
     events = [event for _, event in client.get_events("scheduler")]
     return sum(event["metrics"]["key_collisions"] for event in events if event.get("metrics"))
-
-
-@pytest.mark.cluster
-@pytest.mark.usefixtures("_all_short")
-@pytest.mark.parametrize("name", SHUFFLED)
-def test_p2p_shuffles_give_the_same_with_bundles(name: str, thread_client: Client) -> None:
-    collection = SHUFFLED[name]()
-    expected = rows_of(collection.compute())
-    install(thread_client)
-    for _ in range(2):
-        np.testing.assert_array_equal(rows_of(collection.compute()), expected)
-    assert n_collisions(thread_client) == 0
-    assert bundle_counts(thread_client)["split"] == 0
 
 
 @pytest.mark.cluster

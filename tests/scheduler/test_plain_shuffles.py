@@ -209,13 +209,14 @@ def test_the_second_run_of_little_data_has_no_p2p(most: int, monkeypatch: pytest
 
 
 @pytest.mark.cluster
+@pytest.mark.parametrize("make", [shuffled, joined])
 @pytest.mark.parametrize("first", ["p2p", "plain"])
 def test_what_is_on_the_scheduler_stays_as_it_is_for_other_graphs(
-    first: str, monkeypatch: pytest.MonkeyPatch
+    first: str, make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take_all_for_short(monkeypatch)
     limits = {"p2p": 0, "plain": 2**30}
-    collection = shuffled()
+    collection = make()
     lengths = collection.map_partitions(len, meta=(None, "i8"))
 
     async def test(on: Bundling, expected: list[Any]) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import dask
 import pytest
-from distributed.diagnostics.plugin import SchedulerPlugin
 from virtual_runs import L, chain, finished
 
 from ferroflow_dask.policy import ClusterView, StealingPolicy
@@ -117,10 +116,7 @@ def test_a_client_releases_what_was_sent_ahead(at_s: float) -> None:
 
 
 def test_a_task_fails() -> None:
-    graph = {"a": VirtualTask(0.5, failures=1)} | {
-        "b": VirtualTask(0.5, ("a",)),
-        "c": VirtualTask(0.5, ("b",)),
-    }
+    graph = {"a": VirtualTask(0.5, failures=1), "b": VirtualTask(0.5, ("a",)), "c": VirtualTask(0.5, ("b",))}
     cluster = finished(cluster_of(graph))
     assert {ts.state for ts in cluster.scheduler.tasks.values()} == {"erred"}
     assert outcomes(cluster) == {"withdrawn": 2}
@@ -141,11 +137,8 @@ def test_a_task_is_tried_again() -> None:
 def test_a_task_that_was_sent_ahead_fails_as_any_other() -> None:
     graph = {"a": VirtualTask(0.5), "b": VirtualTask(0.5, ("a",), failures=1), "c": VirtualTask(0.5, ("b",))}
     cluster = finished(cluster_of(graph))
-    assert {key: ts.state for key, ts in cluster.scheduler.tasks.items()} == {
-        "a": "released",
-        "b": "erred",
-        "c": "erred",
-    }
+    states = {key: ts.state for key, ts in cluster.scheduler.tasks.items()}
+    assert states == {"a": "released", "b": "erred", "c": "erred"}
     assert cluster.record.n_started == {"a": 1, "b": 1}
 
 
@@ -168,23 +161,15 @@ def test_a_copy_of_an_input_stays_while_a_worker_may_be_using_it() -> None:
     with dask.config.set({"ferroflow.inline-limit": 0}):
         cluster = cluster_of({}, workers=2, latency_s=0.005)
     here, there = (worker.state.address for worker in cluster.workers)
-    cluster.submit(
-        {
-            "m": VirtualTask(0.01, annotations={"workers": [1]}),
-            "u": VirtualTask(0.01, ("m",), annotations={"workers": [0]}),
-        },
-        keep=["m", "u"],
-    )
+    first = {"m": VirtualTask(0.01, annotations={"workers": [1]})}
+    first["u"] = VirtualTask(0.01, ("m",), annotations={"workers": [0]})
+    cluster.submit(first, keep=["m", "u"])
     cluster.run()
     copies = cluster.scheduler.tasks["m"].who_has
     assert {ws.address for ws in copies or ()} == {here, there}
-    cluster.submit(
-        {
-            "c": VirtualTask(0.05, ("u",), annotations={"workers": [0]}),
-            "b": VirtualTask(0.05, ("m", "c")),
-        },
-        keep=["b"],
-    )
+    second = {"c": VirtualTask(0.05, ("u",), annotations={"workers": [0]})}
+    second["b"] = VirtualTask(0.05, ("m", "c"))
+    cluster.submit(second, keep=["b"])
 
     def drop() -> None:
         assert cluster.workers[0].state.tasks["b"].state == "executing"
@@ -216,11 +201,8 @@ def test_what_ends_workers_before_they_have_told_anything_is_found_out(n: int) -
 
     def look() -> None:
         for worker in cluster.workers:
-            if (
-                worker.is_alive
-                and "bad" in worker.state.tasks
-                and worker.state.tasks["bad"].state == "executing"
-            ):
+            bad = worker.state.tasks.get("bad")
+            if worker.is_alive and bad is not None and bad.state == "executing":
                 die_of_it(worker)
         if cluster.scheduler.tasks["bad"].state != "erred":
             cluster.at(cluster.time.now + 0.0005, look)
@@ -233,22 +215,12 @@ def test_what_ends_workers_before_they_have_told_anything_is_found_out(n: int) -
     assert max(ts.suspicious for ts in cluster.scheduler.tasks.values() if ts.key != "bad") <= 1
 
 
-class RestrictWhileItRuns(SchedulerPlugin):
-    """As a shuffle does: it decides where tasks run while the one before them runs."""
-
-    def __init__(self, scheduler: Any) -> None:
-        self._scheduler = scheduler
-
-    def restrict(self, key: Any, address: str) -> None:
-        self._scheduler.set_restrictions({key: {address}})
-
-
 def test_a_task_is_restricted_after_it_was_sent_ahead() -> None:
     cluster = cluster_of({"a": VirtualTask(0.5), "b": VirtualTask(0.5, ("a",))}, workers=2)
     (first,) = [ws for ws in cluster.scheduler.workers.values() if ws.processing]
     (other,) = [ws for ws in cluster.scheduler.workers.values() if ws is not first]
-    plugin = RestrictWhileItRuns(cluster.scheduler)
-    cluster.at(0.25, plugin.restrict, "b", other.address)
+    # As a shuffle does: it decides where tasks run while the one before them runs.
+    cluster.at(0.25, cluster.scheduler.set_restrictions, {"b": {other.address}})
     finished(cluster)
     assert outcomes(cluster) == {"withdrawn": 1}
     (ts,) = other.has_what
