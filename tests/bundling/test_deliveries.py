@@ -22,6 +22,7 @@ from bundled import (
     task,
     wait_at,
 )
+from cluster_tests import runs_on
 from distributed import wait
 from distributed.diagnostics.plugin import SchedulerPlugin
 from waiting import comes
@@ -103,118 +104,105 @@ class Finished(SchedulerPlugin):
             self.spans[key] = kwargs["startstops"]
 
 
-def test_a_mapped_function_has_the_same_values_priorities_and_spans_in_few_tasks() -> None:
-    async def test(cluster: Bundling) -> None:
-        plugin = Finished()
-        cluster.scheduler.add_plugin(plugin)
-        futures = mapped(cluster)
-        assert await cluster.client.gather(futures) == [i + 1 for i in range(N)]
-        assert set(CALLS.values()) == {1}
-        assert cluster.counts["tasks"] == N
-        assert cluster.counts["created"] < N / 4
-        assert cluster.stealing.graphs.deliveries.count == N
-        priorities = {key: cluster.seen.tasks[key].priority[-1] for key in cluster.keys}
-        assert [priorities[name] for name in NAMES] == list(range(N))
-        bundles = cluster.keys - {*NAMES}
-        assert min(priorities[key] for key in bundles) == 0
-        assert len({priorities[key] for key in bundles}) == len(bundles)
-        spans = [plugin.spans[name][0] for name in NAMES]
-        assert {span["action"] for span in spans} == {"compute"}
-        assert all(span["start"] <= span["stop"] for span in spans)
-        await comes(lambda: stored(cluster) == {*NAMES})  # and no bundle
-        del futures
-        await cluster.is_empty()
-        await comes(lambda: is_empty(cluster))
-
-    on_delivering_cluster(test)
-
-
-def test_only_the_failed_task_has_the_error_and_the_others_run_once() -> None:
-    async def test(cluster: Bundling) -> None:
-        futures = mapped(cluster, at_5=fail)
-        await wait(futures)
-        assert [future.status for future in futures] == ["finished"] * 5 + ["error"] + ["finished"] * (N - 6)
-        assert isinstance(await futures[5].exception(), PlannedError)
-        assert await cluster.client.gather([*futures[:5], *futures[6:]]) == [
-            i + 1 for i in range(N) if i != 5
-        ]
-        assert {key for key, n in CALLS.items() if n > 1} == {"map-5"}
-        assert cluster.counts["split"] == 1
-
-    on_delivering_cluster(test)
+@runs_on(on_delivering_cluster)
+async def test_a_mapped_function_has_the_same_values_priorities_and_spans_in_few_tasks(
+    cluster: Bundling,
+) -> None:
+    plugin = Finished()
+    cluster.scheduler.add_plugin(plugin)
+    futures = mapped(cluster)
+    assert await cluster.client.gather(futures) == [i + 1 for i in range(N)]
+    assert set(CALLS.values()) == {1}
+    assert cluster.counts["tasks"] == N
+    assert cluster.counts["created"] < N / 4
+    assert cluster.stealing.graphs.deliveries.count == N
+    priorities = {key: cluster.seen.tasks[key].priority[-1] for key in cluster.keys}
+    assert [priorities[name] for name in NAMES] == list(range(N))
+    bundles = cluster.keys - {*NAMES}
+    assert min(priorities[key] for key in bundles) == 0
+    assert len({priorities[key] for key in bundles}) == len(bundles)
+    spans = [plugin.spans[name][0] for name in NAMES]
+    assert {span["action"] for span in spans} == {"compute"}
+    assert all(span["start"] <= span["stop"] for span in spans)
+    await comes(lambda: stored(cluster) == {*NAMES})  # and no bundle
+    del futures
+    await cluster.is_empty()
+    await comes(lambda: is_empty(cluster))
 
 
-def test_a_cancelled_task_leaves_no_value(gate: Gate) -> None:
-    async def test(cluster: Bundling) -> None:
-        futures = mapped(cluster, 12, at_0=at_gate(gate))
-        await comes(gate.reached.is_set)
-        await cluster.client.cancel([futures[11]])
-        await comes(lambda: "map-11" not in cluster.scheduler.tasks)
-        gate.open()
-        assert await cluster.client.gather(futures[:11]) == [i + 1 for i in range(11)]
-        await comes(lambda: stored(cluster) == {*NAMES[:11]})
-        assert futures[11].cancelled()
-
-    on_delivering_cluster(test)
+@runs_on(on_delivering_cluster)
+async def test_only_the_failed_task_has_the_error_and_the_others_run_once(cluster: Bundling) -> None:
+    futures = mapped(cluster, at_5=fail)
+    await wait(futures)
+    assert [future.status for future in futures] == ["finished"] * 5 + ["error"] + ["finished"] * (N - 6)
+    assert isinstance(await futures[5].exception(), PlannedError)
+    assert await cluster.client.gather([*futures[:5], *futures[6:]]) == [i + 1 for i in range(N) if i != 5]
+    assert {key for key, n in CALLS.items() if n > 1} == {"map-5"}
+    assert cluster.counts["split"] == 1
 
 
-def test_cancelled_tasks_leave_no_bundle(gate: Gate) -> None:
-    async def test(cluster: Bundling) -> None:
-        futures = mapped(cluster, at_0=at_gate(gate))
-        await comes(gate.reached.is_set)
-        await cluster.client.cancel(futures)
-        await cluster.is_empty()
-        gate.open()
-        await comes(lambda: is_empty(cluster))
-
-    on_delivering_cluster(test)
-
-
-def test_values_of_a_lost_worker_are_computed_again() -> None:
-    async def test(cluster: Bundling) -> None:
-        futures = mapped(cluster)
-        await wait(futures)
-        await leaves_cluster(cluster, 0)
-        assert await cluster.client.gather(futures) == [i + 1 for i in range(N)]
-        assert set(CALLS.values()) <= {1, 2}
-
-    on_delivering_cluster(test)
+@runs_on(on_delivering_cluster)
+async def test_a_cancelled_task_leaves_no_value(cluster: Bundling, gate: Gate) -> None:
+    futures = mapped(cluster, 12, at_0=at_gate(gate))
+    await comes(gate.reached.is_set)
+    await cluster.client.cancel([futures[11]])
+    await comes(lambda: "map-11" not in cluster.scheduler.tasks)
+    gate.open()
+    assert await cluster.client.gather(futures[:11]) == [i + 1 for i in range(11)]
+    await comes(lambda: stored(cluster) == {*NAMES[:11]})
+    assert futures[11].cancelled()
 
 
-def test_a_running_bundle_delivers_values_and_dask_takes_it_over(gate: Gate) -> None:
-    async def test(cluster: Bundling) -> None:
-        futures = mapped(cluster, 12, at_5=at_gate(gate))
-        assert await cluster.client.gather(futures[:5]) == [1, 2, 3, 4, 5]
-        cluster.scheduler.validate_state()
-        await uninstall(cluster.scheduler)
-        gate.open()
-        assert await cluster.client.gather(futures) == [i + 1 for i in range(12)]
-        await comes(lambda: stored(cluster) == {*NAMES[:12]})
-        del futures
-        await cluster.is_empty()
-        await comes(lambda: is_empty(cluster))
-
-    on_delivering_cluster(test)
+@runs_on(on_delivering_cluster)
+async def test_cancelled_tasks_leave_no_bundle(cluster: Bundling, gate: Gate) -> None:
+    futures = mapped(cluster, at_0=at_gate(gate))
+    await comes(gate.reached.is_set)
+    await cluster.client.cancel(futures)
+    await cluster.is_empty()
+    gate.open()
+    await comes(lambda: is_empty(cluster))
 
 
-def test_a_bundle_stops_after_a_task_that_takes_unusually_long(monkeypatch: pytest.MonkeyPatch) -> None:
+@runs_on(on_delivering_cluster)
+async def test_values_of_a_lost_worker_are_computed_again(cluster: Bundling) -> None:
+    futures = mapped(cluster)
+    await wait(futures)
+    await leaves_cluster(cluster, 0)
+    assert await cluster.client.gather(futures) == [i + 1 for i in range(N)]
+    assert set(CALLS.values()) <= {1, 2}
+
+
+@runs_on(on_delivering_cluster)
+async def test_a_running_bundle_delivers_values_and_dask_takes_it_over(cluster: Bundling, gate: Gate) -> None:
+    futures = mapped(cluster, 12, at_5=at_gate(gate))
+    assert await cluster.client.gather(futures[:5]) == [1, 2, 3, 4, 5]
+    cluster.scheduler.validate_state()
+    await uninstall(cluster.scheduler)
+    gate.open()
+    assert await cluster.client.gather(futures) == [i + 1 for i in range(12)]
+    await comes(lambda: stored(cluster) == {*NAMES[:12]})
+    del futures
+    await cluster.is_empty()
+    await comes(lambda: is_empty(cluster))
+
+
+@runs_on(on_delivering_cluster)
+async def test_a_bundle_stops_after_a_task_that_takes_unusually_long(
+    cluster: Bundling, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sequence, "_given_up", {})
     monkeypatch.setattr(sequence, "_TASK_S", 1e-9)  # the tasks after it are worth it at once
-
-    async def test(cluster: Bundling) -> None:
-        with gates() as make:
-            gate = make()
-            futures = mapped(cluster, at_3=at_gate(gate))
-            await comes(gate.reached.is_set)
-            await asyncio.sleep(0.05)  # more than `_SPLIT_S`
-            gate.open()
-            values = await cluster.client.gather(futures)
-        assert values == [i + 1 for i in range(N)]
-        assert cluster.counts["split"] == 1
-        assert {CALLS[name] for name in NAMES} == {1}
-        assert not cluster.stealing.graphs._learned.separate
-
-    on_delivering_cluster(test)
+    with gates() as make:
+        gate = make()
+        futures = mapped(cluster, at_3=at_gate(gate))
+        await comes(gate.reached.is_set)
+        await asyncio.sleep(0.05)  # more than `_SPLIT_S`
+        gate.open()
+        values = await cluster.client.gather(futures)
+    assert values == [i + 1 for i in range(N)]
+    assert cluster.counts["split"] == 1
+    assert {CALLS[name] for name in NAMES} == {1}
+    assert not cluster.stealing.graphs._learned.separate
 
 
 @pytest.mark.parametrize(
@@ -234,50 +222,44 @@ def test_a_bundle_stops_if_the_long_task_took_longer_than_the_others_cost(
     assert sequence.is_outlier(taken_s, usual_s, n_left) is stops
 
 
-def test_values_that_are_not_delivered_are_read_from_the_bundle() -> None:
-    async def test(cluster: Bundling) -> None:
-        for worker in cluster.workers:
-            del worker.extensions[deliveries.EXTENSION]
-        assert await cluster.client.gather(mapped(cluster)) == [i + 1 for i in range(N)]
-        assert set(CALLS.values()) == {1}
-        assert cluster.stealing.graphs.deliveries.count == 0
-
-    on_delivering_cluster(test)
+@runs_on(on_delivering_cluster)
+async def test_values_that_are_not_delivered_are_read_from_the_bundle(cluster: Bundling) -> None:
+    for worker in cluster.workers:
+        del worker.extensions[deliveries.EXTENSION]
+    assert await cluster.client.gather(mapped(cluster)) == [i + 1 for i in range(N)]
+    assert set(CALLS.values()) == {1}
+    assert cluster.stealing.graphs.deliveries.count == 0
 
 
-def test_a_later_graph_reads_delivered_values() -> None:
-    async def test(cluster: Bundling) -> None:
-        kept = cluster.client.persist(leaves("leaf", N))
-        assert await cluster.values(task("total-0", *kept)) == [sum(range(1, N + 1)) + 1]
-        assert set(CALLS.values()) == {1}
-        assert cluster.stealing.graphs.deliveries.count == N
-
-    on_delivering_cluster(test)
+@runs_on(on_delivering_cluster)
+async def test_a_later_graph_reads_delivered_values(cluster: Bundling) -> None:
+    kept = cluster.client.persist(leaves("leaf", N))
+    assert await cluster.values(task("total-0", *kept)) == [sum(range(1, N + 1)) + 1]
+    assert set(CALLS.values()) == {1}
+    assert cluster.stealing.graphs.deliveries.count == N
 
 
-def test_a_value_that_was_released_is_computed_again_by_itself() -> None:
-    async def test(cluster: Bundling) -> None:
-        futures = mapped(cluster, 12)
-        await wait(futures)
-        del futures[3]
-        await comes(lambda: "map-3" not in cluster.scheduler.tasks)
-        again = cluster.client.map(call, [add] * 12, NAMES[:12], range(12), key=NAMES[:12])
-        assert await cluster.client.gather(again) == [i + 1 for i in range(12)]
-        assert {key for key, n in CALLS.items() if n > 1} == {"map-3"}
-
-    on_delivering_cluster(test)
+@runs_on(on_delivering_cluster)
+async def test_a_value_that_was_released_is_computed_again_by_itself(cluster: Bundling) -> None:
+    futures = mapped(cluster, 12)
+    await wait(futures)
+    del futures[3]
+    await comes(lambda: "map-3" not in cluster.scheduler.tasks)
+    again = cluster.client.map(call, [add] * 12, NAMES[:12], range(12), key=NAMES[:12])
+    assert await cluster.client.gather(again) == [i + 1 for i in range(12)]
+    assert {key for key, n in CALLS.items() if n > 1} == {"map-3"}
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_values_come_whatever_is_cancelled_and_whichever_worker_leaves(seed: int) -> None:
-    async def test(cluster: Bundling) -> None:
-        futures = mapped(cluster)
-        for _ in range(seed):
-            await asyncio.sleep(0.001)
-        await cluster.client.cancel(futures[seed::7])
-        if seed % 2:
-            await leaves_cluster(cluster, int(seed % 3 == 0))
-        left = [(i, future) for i, future in enumerate(futures) if not future.cancelled()]
-        assert await cluster.client.gather([future for _, future in left]) == [i + 1 for i, _ in left]
-
-    on_delivering_cluster(test)
+@runs_on(on_delivering_cluster)
+async def test_values_come_whatever_is_cancelled_and_whichever_worker_leaves(
+    cluster: Bundling, seed: int
+) -> None:
+    futures = mapped(cluster)
+    for _ in range(seed):
+        await asyncio.sleep(0.001)
+    await cluster.client.cancel(futures[seed::7])
+    if seed % 2:
+        await leaves_cluster(cluster, int(seed % 3 == 0))
+    left = [(i, future) for i, future in enumerate(futures) if not future.cancelled()]
+    assert await cluster.client.gather([future for _, future in left]) == [i + 1 for i, _ in left]

@@ -10,6 +10,7 @@ from typing import Any
 import dask
 import pytest
 from click.testing import CliRunner
+from cluster_tests import runs_on
 from distributed import Client
 from in_charge import stealing_of, workers_of
 from one_loop import Cluster, on_cluster
@@ -122,39 +123,35 @@ def test_it_is_listed_and_made_if_it_is_a_subclass_of_policy(package: ModuleType
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("more", [{}, {"ferroflow_cost": 0.02, RANK_ANNOTATION: 1.0}], ids=["", "ranked"])
-def test_none_can_break_restrictions(more: dict[str, Any]) -> None:
-    async def test(cluster: Cluster) -> None:
-        await exchange(cluster.scheduler, lambda scheduler: FerroflowStealing(scheduler, Careless()))
-        # Of those that are there before it, the view has them by address.
-        theirs, other = sorted(cluster.workers, key=lambda worker: worker.address)
-        first, name = theirs.address, str(theirs.name)
-        with dask.annotate(**more):
-            futures = cluster.map(10, workers=[first])
-        await cluster.client.gather(futures)
-        decisions = cluster.stealing.decisions
-        assert {future.key for future in futures} <= set(theirs.data)
-        assert not set(other.data)
-        for future in futures:
-            told = [(one.what, one.worker) for one in decisions.about(future.key) if one.what == "placed"]
-            assert told == [("placed", name)]
-        declined = {decision.what for decision in decisions.last(1000) if decision.worker != name}
-        assert declined == {"placement declined", "steal declined"}
-        assert cluster.stealing.steals["asked"] == 0
-        assert cluster.stealing.error is None
-
-    on_cluster(test, plugin=False)
+@runs_on(on_cluster, plugin=False)
+async def test_none_can_break_restrictions(cluster: Cluster, more: dict[str, Any]) -> None:
+    await exchange(cluster.scheduler, lambda scheduler: FerroflowStealing(scheduler, Careless()))
+    # Of those that are there before it, the view has them by address.
+    theirs, other = sorted(cluster.workers, key=lambda worker: worker.address)
+    first, name = theirs.address, str(theirs.name)
+    with dask.annotate(**more):
+        futures = cluster.map(10, workers=[first])
+    await cluster.client.gather(futures)
+    decisions = cluster.stealing.decisions
+    assert {future.key for future in futures} <= set(theirs.data)
+    assert not set(other.data)
+    for future in futures:
+        told = [(one.what, one.worker) for one in decisions.about(future.key) if one.what == "placed"]
+        assert told == [("placed", name)]
+    declined = {decision.what for decision in decisions.last(1000) if decision.worker != name}
+    assert declined == {"placement declined", "steal declined"}
+    assert cluster.stealing.steals["asked"] == 0
+    assert cluster.stealing.error is None
 
 
 @pytest.mark.cluster
-def test_steals_in_answer_to_a_ready_task_are_events_too() -> None:
-    async def test(cluster: Cluster) -> None:
-        await exchange(cluster.scheduler, lambda scheduler: FerroflowStealing(scheduler, Hasty()))
-        await cluster.client.gather(cluster.map(10))
-        events = [message for _, message in cluster.scheduler.get_events("stealing")]
-        requests = [request for kind, *rest in events if kind == "request" for request in rest[0]]
-        assert len(requests) == cluster.stealing.steals["asked"] > 0
-
-    on_cluster(test, plugin=False)
+@runs_on(on_cluster, plugin=False)
+async def test_steals_in_answer_to_a_ready_task_are_events_too(cluster: Cluster) -> None:
+    await exchange(cluster.scheduler, lambda scheduler: FerroflowStealing(scheduler, Hasty()))
+    await cluster.client.gather(cluster.map(10))
+    events = [message for _, message in cluster.scheduler.get_events("stealing")]
+    requests = [request for kind, *rest in events if kind == "request" for request in rest[0]]
+    assert len(requests) == cluster.stealing.steals["asked"] > 0
 
 
 @pytest.mark.cluster

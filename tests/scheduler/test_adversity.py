@@ -7,6 +7,7 @@ from typing import Any
 
 import dask
 import pytest
+from cluster_tests import runs_on
 from distributed.diagnostics.plugin import SchedulerPlugin
 from one_loop import Cluster, on_cluster
 
@@ -64,20 +65,18 @@ class RestrictLate(SchedulerPlugin):
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("kind", ["worker", "resource"])
-def test_restrictions_that_come_after_a_task_was_planned_hold(kind: str) -> None:
-    async def test(cluster: Cluster) -> None:
-        first = cluster.workers[0]
-        given = {
-            "worker": {"worker_restrictions": {first.address}},
-            "resource": {"resource_restrictions": {"A": 1}},
-        }
-        cluster.scheduler.add_plugin(RestrictLate(**given[kind]))
-        with dask.annotate(ferroflow_cost=0.05):
-            futures = cluster.map(8, 0.01)
-        await cluster.client.gather(futures)
-        assert {future.key for future in futures} <= set(first.data)
-
-    on_cluster(test, resources=({"A": 1}, {}))
+@runs_on(on_cluster, resources=({"A": 1}, {}))
+async def test_restrictions_that_come_after_a_task_was_planned_hold(cluster: Cluster, kind: str) -> None:
+    first = cluster.workers[0]
+    given = {
+        "worker": {"worker_restrictions": {first.address}},
+        "resource": {"resource_restrictions": {"A": 1}},
+    }
+    cluster.scheduler.add_plugin(RestrictLate(**given[kind]))
+    with dask.annotate(ferroflow_cost=0.05):
+        futures = cluster.map(8, 0.01)
+    await cluster.client.gather(futures)
+    assert {future.key for future in futures} <= set(first.data)
 
 
 def test_restrictions_that_come_while_a_task_waits_hold_for_steals() -> None:

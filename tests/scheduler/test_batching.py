@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cluster_tests import runs_on
 from distributed import Client, Worker
 from distributed.comm import CommClosedError
 from one_loop import Cluster, on_cluster
@@ -49,37 +50,33 @@ def ours(plugins: Iterable[str]) -> list[str]:
 
 
 @pytest.mark.cluster
-def test_all_streams_are_shortened_and_given_back() -> None:
-    async def test(cluster: Cluster) -> None:
+@runs_on(on_cluster)
+async def test_all_streams_are_shortened_and_given_back(cluster: Cluster) -> None:
+    await comes(lambda: are_short(cluster))
+    async with Worker(cluster.scheduler.address, nthreads=1) as late:
+        assert type(late.batched_stream.interval).__name__ == "Interval"
+        cluster.workers.append(late)
         await comes(lambda: are_short(cluster))
-        async with Worker(cluster.scheduler.address, nthreads=1) as late:
-            assert type(late.batched_stream.interval).__name__ == "Interval"
-            cluster.workers.append(late)
-            await comes(lambda: are_short(cluster))
-            assert await cluster.client.gather(cluster.map(50, 0.0)) == list(range(50))
-            await uninstall(cluster.scheduler)
-            await comes(lambda: are_dasks(cluster))
-            cluster.workers.remove(late)
-        assert not ours(cluster.scheduler.worker_plugins)
-
-    on_cluster(test)
-
-
-@pytest.mark.cluster
-def test_installing_again_keeps_them_short() -> None:
-    async def test(cluster: Cluster) -> None:
-        for _ in range(20):
-            await uninstall(cluster.scheduler)
-            await cluster.client.register_plugin(FerroflowPlugin())
-            await cluster.client.register_plugin(FerroflowPlugin())
-        owners = (cluster.scheduler.worker_plugins, *(worker.plugins for worker in cluster.workers))
-        await comes(lambda: all(len(ours(plugins)) == 1 for plugins in owners))
-        assert are_short(cluster)
         assert await cluster.client.gather(cluster.map(50, 0.0)) == list(range(50))
         await uninstall(cluster.scheduler)
         await comes(lambda: are_dasks(cluster))
+        cluster.workers.remove(late)
+    assert not ours(cluster.scheduler.worker_plugins)
 
-    on_cluster(test)
+
+@pytest.mark.cluster
+@runs_on(on_cluster)
+async def test_installing_again_keeps_them_short(cluster: Cluster) -> None:
+    for _ in range(20):
+        await uninstall(cluster.scheduler)
+        await cluster.client.register_plugin(FerroflowPlugin())
+        await cluster.client.register_plugin(FerroflowPlugin())
+    owners = (cluster.scheduler.worker_plugins, *(worker.plugins for worker in cluster.workers))
+    await comes(lambda: all(len(ours(plugins)) == 1 for plugins in owners))
+    assert are_short(cluster)
+    assert await cluster.client.gather(cluster.map(50, 0.0)) == list(range(50))
+    await uninstall(cluster.scheduler)
+    await comes(lambda: are_dasks(cluster))
 
 
 @pytest.mark.cluster
@@ -115,88 +112,80 @@ def told(scheduler: Any) -> set[str]:
 
 
 @pytest.mark.cluster
-def test_clients_have_short_streams_too() -> None:
-    async def test(cluster: Cluster) -> None:
-        def between(client: Client) -> tuple[Any, Any]:
-            there = cluster.scheduler.client_comms.get(client.id)
-            here = client.scheduler_comm
-            return getattr(here, "interval", None), getattr(there, "interval", None)
+@runs_on(on_cluster, plugin=False)
+async def test_clients_have_short_streams_too(cluster: Cluster) -> None:
+    def between(client: Client) -> tuple[Any, Any]:
+        there = cluster.scheduler.client_comms.get(client.id)
+        here = client.scheduler_comm
+        return getattr(here, "interval", None), getattr(there, "interval", None)
 
-        assert between(cluster.client) == DASKS_CLIENT
+    assert between(cluster.client) == DASKS_CLIENT
+    await install(cluster.client)
+    async with Client(cluster.scheduler.address, asynchronous=True) as late:
+        for client in (cluster.client, late):
+            await comes(lambda client=client: isinstance(between(client)[1], Interval))
+        await comes(lambda: isinstance(between(cluster.client)[0], Interval))
+        assert between(late)[0] == DASKS_CLIENT[0]  # nobody has told it
+        assert await late.submit(sum, [1, 2]) == 3
+        await install(cluster.client, policy="ring")
+        await comes(lambda: isinstance(between(cluster.client)[0], Interval))
+        await uninstall(late)
+        for client in (cluster.client, late):
+            await comes(lambda client=client: between(client) == DASKS_CLIENT)
         await install(cluster.client)
-        async with Client(cluster.scheduler.address, asynchronous=True) as late:
-            for client in (cluster.client, late):
-                await comes(lambda client=client: isinstance(between(client)[1], Interval))
-            await comes(lambda: isinstance(between(cluster.client)[0], Interval))
-            assert between(late)[0] == DASKS_CLIENT[0]  # nobody has told it
-            assert await late.submit(sum, [1, 2]) == 3
-            await install(cluster.client, policy="ring")
-            await comes(lambda: isinstance(between(cluster.client)[0], Interval))
-            await uninstall(late)
-            for client in (cluster.client, late):
-                await comes(lambda client=client: between(client) == DASKS_CLIENT)
-            await install(cluster.client)
-            await comes(lambda: isinstance(between(cluster.client)[0], Interval))
-            await uninstall(cluster.client)
-            assert between(cluster.client) == DASKS_CLIENT
-            await install(late)
-            await comes(lambda: isinstance(between(late)[0], Interval))
-            assert between(cluster.client)[0] == DASKS_CLIENT[0]  # which does not take part any more
-        await comes(lambda: late.id not in cluster.scheduler.client_comms)
-        assert late.id not in told(cluster.scheduler)
-
-    on_cluster(test, plugin=False)
+        await comes(lambda: isinstance(between(cluster.client)[0], Interval))
+        await uninstall(cluster.client)
+        assert between(cluster.client) == DASKS_CLIENT
+        await install(late)
+        await comes(lambda: isinstance(between(late)[0], Interval))
+        assert between(cluster.client)[0] == DASKS_CLIENT[0]  # which does not take part any more
+    await comes(lambda: late.id not in cluster.scheduler.client_comms)
+    assert late.id not in told(cluster.scheduler)
 
 
 @pytest.mark.cluster
-def test_a_client_keeps_its_short_interval_when_another_client_installs_again() -> None:
-    async def test(cluster: Cluster) -> None:
-        def is_short(client: Client) -> bool:
-            return isinstance(client.scheduler_comm.interval, Interval)
+@runs_on(on_cluster, plugin=False, limit_s=30)
+async def test_a_client_keeps_its_short_interval_when_another_client_installs_again(cluster: Cluster) -> None:
+    def is_short(client: Client) -> bool:
+        return isinstance(client.scheduler_comm.interval, Interval)
 
-        await install(cluster.client)
-        await comes(lambda: is_short(cluster.client))
-        async with Client(cluster.scheduler.address, asynchronous=True) as other:
-            await install(other, policy="ring")
-            await comes(lambda: is_short(cluster.client) and is_short(other))
-        await uninstall(cluster.client)
-        assert not told(cluster.scheduler)
-
-    on_cluster(test, plugin=False, limit_s=30)
+    await install(cluster.client)
+    await comes(lambda: is_short(cluster.client))
+    async with Client(cluster.scheduler.address, asynchronous=True) as other:
+        await install(other, policy="ring")
+        await comes(lambda: is_short(cluster.client) and is_short(other))
+    await uninstall(cluster.client)
+    assert not told(cluster.scheduler)
 
 
 @pytest.mark.cluster
 @pytest.mark.filterwarnings("default:ferroflow:UserWarning")
-def test_a_failure_gives_all_ends_back() -> None:
-    async def test(cluster: Cluster) -> None:
-        def here() -> Any:
-            return cluster.client.scheduler_comm.interval
+@runs_on(on_cluster, plugin=False)
+async def test_a_failure_gives_all_ends_back(cluster: Cluster) -> None:
+    def here() -> Any:
+        return cluster.client.scheduler_comm.interval
 
-        def there() -> Any:
-            return cluster.scheduler.client_comms[cluster.client.id].interval
+    def there() -> Any:
+        return cluster.scheduler.client_comms[cluster.client.id].interval
 
-        await install(cluster.client)
-        await comes(lambda: isinstance(here(), Interval) and isinstance(there(), Interval))
-        await comes(lambda: are_short(cluster))
-        cluster.stealing.fail(ZeroDivisionError("the policy is broken"))
-        await comes(lambda: (here(), there()) == DASKS_CLIENT)
-        await comes(lambda: are_dasks(cluster))
-        assert await cluster.client.submit(sum, [1, 2]) == 3
-
-    on_cluster(test, plugin=False)
+    await install(cluster.client)
+    await comes(lambda: isinstance(here(), Interval) and isinstance(there(), Interval))
+    await comes(lambda: are_short(cluster))
+    cluster.stealing.fail(ZeroDivisionError("the policy is broken"))
+    await comes(lambda: (here(), there()) == DASKS_CLIENT)
+    await comes(lambda: are_dasks(cluster))
+    assert await cluster.client.submit(sum, [1, 2]) == 3
 
 
 @pytest.mark.cluster
-def test_an_interval_of_somebody_else_stays() -> None:
-    async def test(cluster: Cluster) -> None:
-        await comes(lambda: are_short(cluster))
-        address = cluster.workers[0].address
-        cluster.scheduler.stream_comms[address].interval = 0.123
-        await uninstall(cluster.scheduler)
-        await comes(lambda: intervals(cluster)[1] == DASKS)
-        assert cluster.scheduler.stream_comms[address].interval == 0.123
-
-    on_cluster(test)
+@runs_on(on_cluster)
+async def test_an_interval_of_somebody_else_stays(cluster: Cluster) -> None:
+    await comes(lambda: are_short(cluster))
+    address = cluster.workers[0].address
+    cluster.scheduler.stream_comms[address].interval = 0.123
+    await uninstall(cluster.scheduler)
+    await comes(lambda: intervals(cluster)[1] == DASKS)
+    assert cluster.scheduler.stream_comms[address].interval == 0.123
 
 
 #: A time longer than a window and one shorter, of which sums are exact [s].

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from cluster_tests import runs_on
 from command_line import USAGE, answer, assert_one_line, ferroflow
 from distributed import Client
 from in_charge import stealing_of
@@ -66,22 +67,20 @@ def test_the_command_tells_it(thread_client: Client) -> None:
     assert len(set(line.groups()) & names_of(thread_client)) == 2
 
 
-def test_a_declined_steal_tells_both_workers() -> None:
-    async def test(cluster: Cluster) -> None:
-        victim, thief = (worker.address for worker in cluster.workers)
-        names = {worker.address: str(worker.name) for worker in cluster.workers}
-        name = names[thief]
-        first, *_, last = cluster.map(3, 0.2, workers=[victim])
-        await cluster.processing(last)
-        cluster.stealing._steal_for(thief)
-        story = await explain(cluster.client, last.key)
-        declined = [decision for decision in story if decision.what == "steal declined"]
-        assert {(decision.worker, decision.reason) for decision in declined} == {
-            (name, f"from {names[victim]}: no task there may move here, and is long enough")
-        }
-        assert await first == 0
-
-    on_cluster(test)
+@runs_on(on_cluster)
+async def test_a_declined_steal_tells_both_workers(cluster: Cluster) -> None:
+    victim, thief = (worker.address for worker in cluster.workers)
+    names = {worker.address: str(worker.name) for worker in cluster.workers}
+    name = names[thief]
+    first, *_, last = cluster.map(3, 0.2, workers=[victim])
+    await cluster.processing(last)
+    cluster.stealing._steal_for(thief)
+    story = await explain(cluster.client, last.key)
+    declined = [decision for decision in story if decision.what == "steal declined"]
+    assert {(decision.worker, decision.reason) for decision in declined} == {
+        (name, f"from {names[victim]}: no task there may move here, and is long enough")
+    }
+    assert await first == 0
 
 
 def test_what_cannot_be_told_is_said(thread_client: Client) -> None:

@@ -23,6 +23,7 @@ from bundled import (
     take_all_for_short,
     task,
 )
+from cluster_tests import runs_on
 from distributed import Client, Future, get_worker, span, wait, worker_client
 from waiting import comes
 
@@ -64,34 +65,30 @@ class Mutable:
 # What is bundled
 
 
-def test_a_graph_is_bundled_and_gives_the_same_values() -> None:
-    async def test(cluster: Bundling) -> None:
-        inner, outs = fork()
-        assert await cluster.values(*outs) == [13, 14, 15]
-        bundle = cluster.bundle_of("inc")
-        assert cluster.keys == {bundle, "out-0", "out-1", "out-2"}
-        assert cluster.seen.tasks[bundle].expected_s == pytest.approx(12e-3)  # of the tasks in it
-        assert cluster.counts["created"] == 1
-        assert cluster.counts["tasks"] == len(inner)
-        assert set(CALLS.values()) == {1}
-
-    on_bundling_cluster(test)
+@runs_on(on_bundling_cluster)
+async def test_a_graph_is_bundled_and_gives_the_same_values(cluster: Bundling) -> None:
+    inner, outs = fork()
+    assert await cluster.values(*outs) == [13, 14, 15]
+    bundle = cluster.bundle_of("inc")
+    assert cluster.keys == {bundle, "out-0", "out-1", "out-2"}
+    assert cluster.seen.tasks[bundle].expected_s == pytest.approx(12e-3)  # of the tasks in it
+    assert cluster.counts["created"] == 1
+    assert cluster.counts["tasks"] == len(inner)
+    assert set(CALLS.values()) == {1}
 
 
-def test_a_task_and_its_bundle_have_one_explanation(gate: Gate) -> None:
-    async def test(cluster: Bundling) -> None:
-        inner, (out, *_) = fork()
-        futures = cluster.client.compute([out, gate.task("last-0", inner[-1])])
-        await comes(gate.reached.is_set)
-        story = await explain(cluster.client, "inc-5")
-        assert story == await explain(cluster.client, cluster.bundle_of("inc"))
-        assert [decision.what for decision in story][:2] == ["bundled", "placed"]
-        assert story[0].reason == "12 tasks: 12 inc"
-        assert story[0].key == cluster.bundle_of("inc")
-        gate.open()
-        await cluster.client.gather(futures)
-
-    on_bundling_cluster(test)
+@runs_on(on_bundling_cluster)
+async def test_a_task_and_its_bundle_have_one_explanation(cluster: Bundling, gate: Gate) -> None:
+    inner, (out, *_) = fork()
+    futures = cluster.client.compute([out, gate.task("last-0", inner[-1])])
+    await comes(gate.reached.is_set)
+    story = await explain(cluster.client, "inc-5")
+    assert story == await explain(cluster.client, cluster.bundle_of("inc"))
+    assert [decision.what for decision in story][:2] == ["bundled", "placed"]
+    assert story[0].reason == "12 tasks: 12 inc"
+    assert story[0].key == cluster.bundle_of("inc")
+    gate.open()
+    await cluster.client.gather(futures)
 
 
 # What runs as it came
@@ -134,33 +131,27 @@ AS_THEY_CAME: dict[str, tuple[Callable[[Bundling], Any], int]] = {
 
 
 @pytest.mark.parametrize("name", AS_THEY_CAME)
-def test_a_graph_runs_as_it_came_if_it_is(name: str) -> None:
-    async def test(cluster: Bundling) -> None:
-        compute, expected = AS_THEY_CAME[name]
-        assert await compute(cluster) == [expected]
-        assert cluster.keys == set(CALLS)
-        assert cluster.counts["created"] == 0
-
-    on_bundling_cluster(test, resources=({"R": 1}, None))
+@runs_on(on_bundling_cluster, resources=({"R": 1}, None))
+async def test_a_graph_runs_as_it_came_if_it_is(cluster: Bundling, name: str) -> None:
+    compute, expected = AS_THEY_CAME[name]
+    assert await compute(cluster) == [expected]
+    assert cluster.keys == set(CALLS)
+    assert cluster.counts["created"] == 0
 
 
-def test_graphs_with_actors_run_as_they_came() -> None:
-    async def test(cluster: Bundling) -> None:
-        actors = [task(f"actor-{i}", function=Mutable) for i in range(12)]
-        last = task("last-0", *actors, function=Mutable)
-        await cluster.client.compute(last, actors=True)
-        assert cluster.keys == keys_of(last)
-        assert cluster.counts["created"] == 0
-
-    on_bundling_cluster(test)
+@runs_on(on_bundling_cluster)
+async def test_graphs_with_actors_run_as_they_came(cluster: Bundling) -> None:
+    actors = [task(f"actor-{i}", function=Mutable) for i in range(12)]
+    last = task("last-0", *actors, function=Mutable)
+    await cluster.client.compute(last, actors=True)
+    assert cluster.keys == keys_of(last)
+    assert cluster.counts["created"] == 0
 
 
-def test_nothing_is_bundled_if_the_setting_is_off() -> None:
-    async def test(cluster: Bundling) -> None:
-        assert await cluster.values(total()) == [SUM_OF_30]
-        assert cluster.keys == keys_of(total())
-
-    on_bundling_cluster(test, config={"ferroflow.bundle": "off"})
+@runs_on(on_bundling_cluster, config={"ferroflow.bundle": "off"})
+async def test_nothing_is_bundled_if_the_setting_is_off(cluster: Bundling) -> None:
+    assert await cluster.values(total()) == [SUM_OF_30]
+    assert cluster.keys == keys_of(total())
 
 
 @pytest.mark.parametrize("can_bundle", [True, False], ids=["this package", "another version of it"])
@@ -183,69 +174,61 @@ def test_known_tasks_are_bundled_on_workers_with(can_bundle: bool, monkeypatch: 
 
 
 @pytest.mark.parametrize("is_global", [True, False], ids=["of the graph", "of its tasks"])
-def test_bundles_inherit_one_priority(is_global: bool) -> None:
-    async def test(cluster: Bundling) -> None:
-        if is_global:
-            await cluster.values(*fork()[1], priority=7)
-        else:
-            with dask.annotate(priority=7):
-                outs = fork()[1]
-            await cluster.values(*outs)
-        assert cluster.counts["created"] == 1
-        assert {created.priority[0] for created in cluster.seen.tasks.values()} == {-7}
-
-    on_bundling_cluster(test)
-
-
-def test_tasks_of_different_priorities_stay_separate() -> None:
-    async def test(cluster: Bundling) -> None:
+@runs_on(on_bundling_cluster)
+async def test_bundles_inherit_one_priority(cluster: Bundling, is_global: bool) -> None:
+    if is_global:
+        await cluster.values(*fork()[1], priority=7)
+    else:
         with dask.annotate(priority=7):
-            inner = chain("inc", 0)
-        outs = chain("dec", inner[-1])
-        assert await cluster.values(outs[-1]) == [24]
-        assert {f"inc-{i}" for i in range(12)} < cluster.keys
-        assert {cluster.seen.tasks[f"inc-{i}"].priority[0] for i in range(12)} == {-7}
-        assert cluster.seen.tasks["dec-11"].priority[0] == 0
-        assert cluster.counts["tasks"] == 12
-
-    on_bundling_cluster(test)
-
-
-def test_bundles_belong_to_the_span_of_their_tasks() -> None:
-    async def test(cluster: Bundling) -> None:
-        with span("work"):
             outs = fork()[1]
         await cluster.values(*outs)
-        (found,) = cluster.scheduler.extensions["spans"].spans_search_by_name["work",]
-        assert cluster.counts["created"] == 1
-        assert {group.name for group in found.groups} == {one.group for one in cluster.seen.tasks.values()}
-        assert ("default",) not in cluster.scheduler.extensions["spans"].spans_search_by_name
+    assert cluster.counts["created"] == 1
+    assert {created.priority[0] for created in cluster.seen.tasks.values()} == {-7}
 
-    on_bundling_cluster(test)
+
+@runs_on(on_bundling_cluster)
+async def test_tasks_of_different_priorities_stay_separate(cluster: Bundling) -> None:
+    with dask.annotate(priority=7):
+        inner = chain("inc", 0)
+    outs = chain("dec", inner[-1])
+    assert await cluster.values(outs[-1]) == [24]
+    assert {f"inc-{i}" for i in range(12)} < cluster.keys
+    assert {cluster.seen.tasks[f"inc-{i}"].priority[0] for i in range(12)} == {-7}
+    assert cluster.seen.tasks["dec-11"].priority[0] == 0
+    assert cluster.counts["tasks"] == 12
+
+
+@runs_on(on_bundling_cluster)
+async def test_bundles_belong_to_the_span_of_their_tasks(cluster: Bundling) -> None:
+    with span("work"):
+        outs = fork()[1]
+    await cluster.values(*outs)
+    (found,) = cluster.scheduler.extensions["spans"].spans_search_by_name["work",]
+    assert cluster.counts["created"] == 1
+    assert {group.name for group in found.groups} == {one.group for one in cluster.seen.tasks.values()}
+    assert ("default",) not in cluster.scheduler.extensions["spans"].spans_search_by_name
 
 
 @pytest.mark.parametrize("function", [ask, ask_a_client])
-def test_tasks_that_talk_to_dask_are_separate_from_the_next_graph_on(function: Any) -> None:
-    async def test(cluster: Bundling) -> None:
-        await cluster.values(task("asks-100", function=function))
-        await comes(lambda: "asks" in cluster.stealing.graphs._learned.separate)
-        cluster.forget_seen()
-        last = chain("inc", 0)[-1]
-        asking = [task(f"asks-{i}", last, i, function=function) for i in range(10)]
-        assert await cluster.values(task("total-0", *asking)) == [10 * 13 + 45 + 1]
-        assert {f"asks-{i}" for i in range(10)} < cluster.keys
-        assert cluster.counts["tasks"] == 12
+@runs_on(on_bundling_cluster)
+async def test_tasks_that_talk_to_dask_are_separate_from_the_next_graph_on(
+    cluster: Bundling, function: Any
+) -> None:
+    await cluster.values(task("asks-100", function=function))
+    await comes(lambda: "asks" in cluster.stealing.graphs._learned.separate)
+    cluster.forget_seen()
+    last = chain("inc", 0)[-1]
+    asking = [task(f"asks-{i}", last, i, function=function) for i in range(10)]
+    assert await cluster.values(task("total-0", *asking)) == [10 * 13 + 45 + 1]
+    assert {f"asks-{i}" for i in range(10)} < cluster.keys
+    assert cluster.counts["tasks"] == 12
 
-    on_bundling_cluster(test)
 
-
-def test_a_task_that_talks_to_dask_for_the_first_time_in_a_bundle_is_noted() -> None:
-    async def test(cluster: Bundling) -> None:
-        assert await cluster.values(*fork(at_5=ask)[1]) == [13, 14, 15]
-        await comes(lambda: cluster.stealing.graphs._learned.separate)
-        assert cluster.stealing.graphs._learned.separate == {"inc"}
-
-    on_bundling_cluster(test)
+@runs_on(on_bundling_cluster)
+async def test_a_task_that_talks_to_dask_for_the_first_time_in_a_bundle_is_noted(cluster: Bundling) -> None:
+    assert await cluster.values(*fork(at_5=ask)[1]) == [13, 14, 15]
+    await comes(lambda: cluster.stealing.graphs._learned.separate)
+    assert cluster.stealing.graphs._learned.separate == {"inc"}
 
 
 @pytest.mark.parametrize("way", ["compute", "submit"])

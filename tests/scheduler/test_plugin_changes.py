@@ -6,6 +6,7 @@ from typing import Any
 
 import dask
 import pytest
+from cluster_tests import runs_on
 from dask._task_spec import DataNode
 from distributed import SchedulerPlugin, Worker
 from distributed.scheduler import DEFAULT_EXTENSIONS
@@ -24,79 +25,69 @@ def fails(i: int) -> None:
     raise ValueError(i)
 
 
-def test_a_task_that_is_freed_of_a_restriction_frees_no_other() -> None:
-    async def test(cluster: Cluster) -> None:
-        first = cluster.workers[0]
-        futures = cluster.map(12, 0.03, workers=[first.address])
-        freed = await cluster.processing(futures[0])
-        cluster.scheduler.set_restrictions({freed.key: None})  # as shuffles do with tasks of theirs
-        async with Worker(cluster.scheduler.address, nthreads=1) as late:
-            futures += cluster.map(4, 0.03, workers=[first.address])
-            await cluster.client.gather(futures)
-            elsewhere = {*cluster.workers[1].data, *late.data} & {future.key for future in futures}
-            assert elsewhere <= {freed.key}
-
-    on_cluster(test)
-
-
-def test_a_worker_that_gains_a_resource_is_given_tasks() -> None:
-    async def test(cluster: Cluster) -> None:
-        second = cluster.workers[1]
-        futures = cluster.map(10, 0.05, resources={"GPU": 1})
-        await cluster.processing(futures[0])
-        await second.set_resources(GPU=1)
-        futures += cluster.map(10, 0.05, resources={"GPU": 1})
+@runs_on(on_cluster)
+async def test_a_task_that_is_freed_of_a_restriction_frees_no_other(cluster: Cluster) -> None:
+    first = cluster.workers[0]
+    futures = cluster.map(12, 0.03, workers=[first.address])
+    freed = await cluster.processing(futures[0])
+    cluster.scheduler.set_restrictions({freed.key: None})  # as shuffles do with tasks of theirs
+    async with Worker(cluster.scheduler.address, nthreads=1) as late:
+        futures += cluster.map(4, 0.03, workers=[first.address])
         await cluster.client.gather(futures)
-        assert len(second.data) >= 5
-
-    on_cluster(test, resources=({"GPU": 1}, {}))
-
-
-def test_a_worker_that_gains_a_resource_steals() -> None:
-    async def test(cluster: Cluster) -> None:
-        second = cluster.workers[1]
-        futures = cluster.map(10, 0.05, resources={"GPU": 1})
-        await cluster.processing(futures[-1])
-        await second.set_resources(GPU=1)
-        cluster.stealing.balance()  # as it is called by the clock
-        await cluster.client.gather(futures)
-        assert len(second.data) >= 2
-
-    on_cluster(test, resources=({"GPU": 1}, {}))
+        elsewhere = {*cluster.workers[1].data, *late.data} & {future.key for future in futures}
+        assert elsewhere <= {freed.key}
 
 
-def test_after_a_refused_steal_what_waits_may_still_be_stolen() -> None:
-    async def test(cluster: Cluster) -> None:
-        victim, thief = cluster.workers
-        busy = cluster.map(1, 0.3, workers=[thief.address])
-        await cluster.processing(busy[0])
-        futures = cluster.pinned(2, 0.5)
-        states = [await cluster.processing(future) for future in futures]
-        await comes(lambda: victim.state.executing)
-        (running,) = (ts for ts in states if ts.key in {task.key for task in victim.state.executing})
-        cluster.ask(running, victim, thief)
-        await comes(lambda: not cluster.stealing.in_flight)
-        assert cluster.stealing.steals["refused"] == 1
-        queue = cluster.stealing.view.workers[victim.address].queue
-        assert [task.key for task in queue if task.has_started] == [running.key]
-        await cluster.client.gather(futures)
-        assert len(thief.data) == 2  # what it had, and what waited
-
-    on_cluster(test)
+@runs_on(on_cluster, resources=({"GPU": 1}, {}))
+async def test_a_worker_that_gains_a_resource_is_given_tasks(cluster: Cluster) -> None:
+    second = cluster.workers[1]
+    futures = cluster.map(10, 0.05, resources={"GPU": 1})
+    await cluster.processing(futures[0])
+    await second.set_resources(GPU=1)
+    futures += cluster.map(10, 0.05, resources={"GPU": 1})
+    await cluster.client.gather(futures)
+    assert len(second.data) >= 5
 
 
-def test_nothing_is_kept_of_tasks_that_are_cancelled_or_fail() -> None:
-    async def test(cluster: Cluster) -> None:
-        with dask.annotate(ferroflow_rank=1.0):
-            futures = cluster.map(50, 0.1, key="cancelled")
-        await cluster.processing(futures[0])
-        failing = cluster.client.map(fails, range(10), pure=False)
-        await cluster.client.gather(failing, errors="skip")
-        await cluster.client.cancel(futures)
-        await comes(lambda: not any(ts.key[0] == "c" for ts in cluster.scheduler.tasks.values()))
-        assert not any(cluster.stealing.kept().values())
+@runs_on(on_cluster, resources=({"GPU": 1}, {}))
+async def test_a_worker_that_gains_a_resource_steals(cluster: Cluster) -> None:
+    second = cluster.workers[1]
+    futures = cluster.map(10, 0.05, resources={"GPU": 1})
+    await cluster.processing(futures[-1])
+    await second.set_resources(GPU=1)
+    cluster.stealing.balance()  # as it is called by the clock
+    await cluster.client.gather(futures)
+    assert len(second.data) >= 2
 
-    on_cluster(test)
+
+@runs_on(on_cluster)
+async def test_after_a_refused_steal_what_waits_may_still_be_stolen(cluster: Cluster) -> None:
+    victim, thief = cluster.workers
+    busy = cluster.map(1, 0.3, workers=[thief.address])
+    await cluster.processing(busy[0])
+    futures = cluster.pinned(2, 0.5)
+    states = [await cluster.processing(future) for future in futures]
+    await comes(lambda: victim.state.executing)
+    (running,) = (ts for ts in states if ts.key in {task.key for task in victim.state.executing})
+    cluster.ask(running, victim, thief)
+    await comes(lambda: not cluster.stealing.in_flight)
+    assert cluster.stealing.steals["refused"] == 1
+    queue = cluster.stealing.view.workers[victim.address].queue
+    assert [task.key for task in queue if task.has_started] == [running.key]
+    await cluster.client.gather(futures)
+    assert len(thief.data) == 2  # what it had, and what waited
+
+
+@runs_on(on_cluster)
+async def test_nothing_is_kept_of_tasks_that_are_cancelled_or_fail(cluster: Cluster) -> None:
+    with dask.annotate(ferroflow_rank=1.0):
+        futures = cluster.map(50, 0.1, key="cancelled")
+    await cluster.processing(futures[0])
+    failing = cluster.client.map(fails, range(10), pure=False)
+    await cluster.client.gather(failing, errors="skip")
+    await cluster.client.cancel(futures)
+    await comes(lambda: not any(ts.key[0] == "c" for ts in cluster.scheduler.tasks.values()))
+    assert not any(cluster.stealing.kept().values())
 
 
 def test_a_restart_forgets_what_was_kept_of_tasks() -> None:
@@ -122,13 +113,11 @@ def test_a_restart_forgets_what_was_kept_of_tasks() -> None:
     assert not any(after.values())
 
 
-def test_a_plugin_that_is_there_before_the_scheduler_runs_reaches_the_workers() -> None:
-    async def test(cluster: Cluster) -> None:
-        for worker in cluster.workers:
-            await comes(lambda worker=worker: any("ferroflow" in name for name in worker.plugins))
-            assert type(worker.batched_stream.interval).__name__ == "Interval"
-
-    on_cluster(test, plugin=False, plugins=[FerroflowPlugin()])
+@runs_on(on_cluster, plugin=False, plugins=[FerroflowPlugin()])
+async def test_a_plugin_that_is_there_before_the_scheduler_runs_reaches_the_workers(cluster: Cluster) -> None:
+    for worker in cluster.workers:
+        await comes(lambda worker=worker: any("ferroflow" in name for name in worker.plugins))
+        assert type(worker.batched_stream.interval).__name__ == "Interval"
 
 
 def test_one_task_of_known_duration_lets_no_others_pass_by_the_queue() -> None:
@@ -197,20 +186,18 @@ def test_what_others_had_put_in_place_is_put_back(monkeypatch: pytest.MonkeyPatc
     on_cluster(test, plugin=False)
 
 
-def test_what_others_put_in_place_since_stays() -> None:
-    async def test(cluster: Cluster) -> None:
-        scheduler = cluster.scheduler
-        ours = scheduler.is_rootish
-        asked = []
+@runs_on(on_cluster)
+async def test_what_others_put_in_place_since_stays(cluster: Cluster) -> None:
+    scheduler = cluster.scheduler
+    ours = scheduler.is_rootish
+    asked = []
 
-        def watched(ts: Any) -> bool:
-            asked.append(ts.key)
-            return ours(ts)
+    def watched(ts: Any) -> bool:
+        asked.append(ts.key)
+        return ours(ts)
 
-        scheduler.is_rootish = watched  # type: ignore[method-assign]
-        await uninstall(scheduler)
-        assert vars(scheduler)["is_rootish"] is watched
-        assert await cluster.client.gather(cluster.map(10, 0.001)) == list(range(10))
-        assert len(asked) == 10
-
-    on_cluster(test)
+    scheduler.is_rootish = watched  # type: ignore[method-assign]
+    await uninstall(scheduler)
+    assert vars(scheduler)["is_rootish"] is watched
+    assert await cluster.client.gather(cluster.map(10, 0.001)) == list(range(10))
+    assert len(asked) == 10

@@ -12,6 +12,7 @@ import dask.array as da
 import distributed
 import numpy as np
 import pytest
+from cluster_tests import runs_on
 from dask._task_spec import Task
 from distributed import Client, Event, KilledWorker, LocalCluster, Worker
 from one_loop import Cluster, on_cluster
@@ -21,67 +22,61 @@ from waiting import comes, soon, wait_for
 from ferroflow_dask import explain, install, uninstall
 
 
-def test_a_leading_task_is_stolen() -> None:
-    async def test(cluster: Cluster) -> None:
-        event = await Event(name="go", client=cluster.client)
-        address = cluster.workers[0].address
-        blocking = cluster.client.submit(wait_for, 0, event, workers=[address])
-        await cluster.processing(blocking)
-        leading = cluster.client.submit(wait_for, 1, event, workers=[address], allow_other_workers=True)
-        ts = await cluster.processing(leading)
-        following = cluster.client.submit(lambda i: i + 1, leading)
-        await comes(lambda: cluster.scheduler.tasks.get(following.key) is not None)
-        # Nothing follows a task that waits; here it is sent all the same, as if there had been time.
-        prefetch = cluster.stealing.messages.prefetch
-        prefetch._send(cluster.scheduler.tasks[following.key], ts.processing_on)
-        cluster.ask(ts, cluster.workers[0], cluster.workers[1])
-        there = cluster.workers[0].state.tasks
-        await comes(lambda: not prefetch.n_ahead and following.key not in there)  # it was withdrawn
-        await event.set()
-        assert await cluster.client.gather([blocking, leading, following]) == [0, 1, 2]
-        assert cluster.stealing.steals["confirmed"] == 1
-        assert leading.key in cluster.workers[1].state.tasks
-        # The result of the leading task comes with it to any worker: the policy decides anew.
-        (placed,) = (one for one in cluster.stealing.decisions.about(following.key) if one.what == "placed")
-        assert "prefetched" not in placed.reason
-        assert following.key in next(w for w in cluster.workers if w.address == placed.worker).data
-
-    on_cluster(test, config={"distributed.scheduler.work-stealing": False})
+@runs_on(on_cluster, config={"distributed.scheduler.work-stealing": False})
+async def test_a_leading_task_is_stolen(cluster: Cluster) -> None:
+    event = await Event(name="go", client=cluster.client)
+    address = cluster.workers[0].address
+    blocking = cluster.client.submit(wait_for, 0, event, workers=[address])
+    await cluster.processing(blocking)
+    leading = cluster.client.submit(wait_for, 1, event, workers=[address], allow_other_workers=True)
+    ts = await cluster.processing(leading)
+    following = cluster.client.submit(lambda i: i + 1, leading)
+    await comes(lambda: cluster.scheduler.tasks.get(following.key) is not None)
+    # Nothing follows a task that waits; here it is sent all the same, as if there had been time.
+    prefetch = cluster.stealing.messages.prefetch
+    prefetch._send(cluster.scheduler.tasks[following.key], ts.processing_on)
+    cluster.ask(ts, cluster.workers[0], cluster.workers[1])
+    there = cluster.workers[0].state.tasks
+    await comes(lambda: not prefetch.n_ahead and following.key not in there)  # it was withdrawn
+    await event.set()
+    assert await cluster.client.gather([blocking, leading, following]) == [0, 1, 2]
+    assert cluster.stealing.steals["confirmed"] == 1
+    assert leading.key in cluster.workers[1].state.tasks
+    # The result of the leading task comes with it to any worker: the policy decides anew.
+    (placed,) = (one for one in cluster.stealing.decisions.about(following.key) if one.what == "placed")
+    assert "prefetched" not in placed.reason
+    assert following.key in next(w for w in cluster.workers if w.address == placed.worker).data
 
 
 class OtherTask(Task):
     """A task that does more than call a function, as a barrier of distributed's shuffles does."""
 
 
-def test_only_plain_calls_lead_and_follow_and_are_led_to() -> None:
-    async def test(cluster: Cluster) -> None:
-        prefetch = cluster.stealing.messages.prefetch
-        event = await Event(name="go", client=cluster.client)
-        for cls in (Task, OtherTask):
-            graph = {}
-            for one, classes in {
-                "leads": (cls, Task, Task),
-                "follows": (Task, cls, Task),
-                "comes": (Task, Task, cls),
-            }.items():
-                first = classes[0](f"{one}-{cls.__name__}-0", wait_for, 1, event)
-                second = classes[1](f"{one}-{cls.__name__}-1", abs, first.ref())
-                third = classes[2](f"{one}-{cls.__name__}-2", abs, second.ref())
-                graph |= {task.key: task for task in (first, second, third)}
-                future = cluster.client.get(graph, third.key, sync=False)
-                await cluster.processing(SimpleNamespace(key=first.key))
-                if cls is Task:
-                    await comes(lambda: prefetch.n_ahead >= 2)
-                else:
-                    await asyncio.sleep(
-                        0.02
-                    )  # it would come with the pass that follows, within a millisecond
-                    assert prefetch.n_ahead == 0
-                await event.set()
-                assert await future == 1
-                await event.clear()
-
-    on_cluster(test)
+@runs_on(on_cluster)
+async def test_only_plain_calls_lead_and_follow_and_are_led_to(cluster: Cluster) -> None:
+    prefetch = cluster.stealing.messages.prefetch
+    event = await Event(name="go", client=cluster.client)
+    for cls in (Task, OtherTask):
+        graph = {}
+        for one, classes in {
+            "leads": (cls, Task, Task),
+            "follows": (Task, cls, Task),
+            "comes": (Task, Task, cls),
+        }.items():
+            first = classes[0](f"{one}-{cls.__name__}-0", wait_for, 1, event)
+            second = classes[1](f"{one}-{cls.__name__}-1", abs, first.ref())
+            third = classes[2](f"{one}-{cls.__name__}-2", abs, second.ref())
+            graph |= {task.key: task for task in (first, second, third)}
+            future = cluster.client.get(graph, third.key, sync=False)
+            await cluster.processing(SimpleNamespace(key=first.key))
+            if cls is Task:
+                await comes(lambda: prefetch.n_ahead >= 2)
+            else:
+                await asyncio.sleep(0.02)  # it would come with the pass that follows, within a millisecond
+                assert prefetch.n_ahead == 0
+            await event.set()
+            assert await future == 1
+            await event.clear()
 
 
 @pytest.mark.cluster
@@ -109,30 +104,26 @@ def test_shuffles_find_their_tasks_where_they_look_for_them() -> None:
             assert client.compute(total, optimize_graph=False).result(timeout=30) == 800
 
 
-def test_workers_are_told_as_they_join_and_until_it_is_uninstalled() -> None:
-    async def test(cluster: Cluster) -> None:
-        def listening() -> list[bool]:
-            return [
-                any("ferroflow-prefetch" in name for name in worker.plugins) for worker in cluster.workers
-            ]
+@runs_on(on_cluster)
+async def test_workers_are_told_as_they_join_and_until_it_is_uninstalled(cluster: Cluster) -> None:
+    def listening() -> list[bool]:
+        return [any("ferroflow-prefetch" in name for name in worker.plugins) for worker in cluster.workers]
 
-        async with Worker(cluster.scheduler.address, nthreads=1) as late:
-            cluster.workers.append(late)
-            await comes(lambda: len(cluster.stealing.messages.prefetch._supporting) >= 3 and all(listening()))
-            event = await Event(name="go", client=cluster.client)
-            first = cluster.client.submit(wait_for, 1, event, workers=[late.address])
-            last = cluster.client.submit(lambda i: i + 1, first)
-            await comes(lambda: cluster.stealing.messages.prefetch.n_ahead)
-            prefetch = cluster.stealing.messages.prefetch
-            await uninstall(cluster.scheduler)
-            assert prefetch.n_ahead == 0
-            assert "_task_to_msg" not in vars(cluster.scheduler)
-            await event.set()
-            assert await last == 2
-            await comes(lambda: not any(listening()))
-            cluster.workers.remove(late)
-
-    on_cluster(test)
+    async with Worker(cluster.scheduler.address, nthreads=1) as late:
+        cluster.workers.append(late)
+        await comes(lambda: len(cluster.stealing.messages.prefetch._supporting) >= 3 and all(listening()))
+        event = await Event(name="go", client=cluster.client)
+        first = cluster.client.submit(wait_for, 1, event, workers=[late.address])
+        last = cluster.client.submit(lambda i: i + 1, first)
+        await comes(lambda: cluster.stealing.messages.prefetch.n_ahead)
+        prefetch = cluster.stealing.messages.prefetch
+        await uninstall(cluster.scheduler)
+        assert prefetch.n_ahead == 0
+        assert "_task_to_msg" not in vars(cluster.scheduler)
+        await event.set()
+        assert await last == 2
+        await comes(lambda: not any(listening()))
+        cluster.workers.remove(late)
 
 
 @pytest.mark.cluster

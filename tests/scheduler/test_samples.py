@@ -21,6 +21,7 @@ from bundled import (
     on_bundling_cluster,
     task,
 )
+from cluster_tests import runs_on
 from dask.utils import key_split
 from distributed import Client, Status, Worker
 from one_loop import Cluster, on_cluster
@@ -100,74 +101,74 @@ def on_capable_cluster(test: Callable[[Bundling], Any], **options: Any) -> None:
 # The first run
 
 
-def test_a_new_cluster_bundles_a_graph_and_runs_each_task_once(sampled: list[set[Any]]) -> None:
-    async def test(cluster: Bundling) -> None:
-        total = task("total-0", *graph())
-        assert await cluster.values(total) == [sum(VALUES) + 1]
-        assert [prefixes(keys) for keys in sampled] == [{"load": 4, "clean": 4}]
-        assert cluster.counts["created"] > 0
-        assert len(cluster.keys) < len(keys_of(total))
-        assert CALLS.keys() == keys_of(total)
-        assert set(CALLS.values()) == {1}
-        story = await explain(cluster.client, min(sampled[0]))
-        assert [decision.what for decision in story][:2] == ["in a sample", "placed"]
-        assert story[0].reason == "too little is known of its prefix"
-        await cluster.is_empty()
-        assert await cluster.values(total) == [sum(VALUES) + 1]
-        assert len(sampled) == 1  # now its tasks are known
+@runs_on(on_capable_cluster)
+async def test_a_new_cluster_bundles_a_graph_and_runs_each_task_once(
+    cluster: Bundling, sampled: list[set[Any]]
+) -> None:
+    total = task("total-0", *graph())
+    assert await cluster.values(total) == [sum(VALUES) + 1]
+    assert [prefixes(keys) for keys in sampled] == [{"load": 4, "clean": 4}]
+    assert cluster.counts["created"] > 0
+    assert len(cluster.keys) < len(keys_of(total))
+    assert CALLS.keys() == keys_of(total)
+    assert set(CALLS.values()) == {1}
+    story = await explain(cluster.client, min(sampled[0]))
+    assert [decision.what for decision in story][:2] == ["in a sample", "placed"]
+    assert story[0].reason == "too little is known of its prefix"
+    await cluster.is_empty()
+    assert await cluster.values(total) == [sum(VALUES) + 1]
+    assert len(sampled) == 1  # now its tasks are known
 
-    on_capable_cluster(test)
 
-
-def test_a_client_keeps_what_it_wants_of_a_sample_and_releases_the_rest(sampled: list[set[Any]]) -> None:
-    async def test(cluster: Bundling) -> None:
-        futures = cluster.client.compute(graph())
-        assert await cluster.client.gather(futures) == VALUES
-        (keys,) = sampled
-        wanted = {future.key for future in futures}
-        assert keys & wanted
-        assert keys - wanted
-        (state,) = (one for one in cluster.scheduler.clients.values() if one.wants_what)
-        await comes(lambda: {ts.key for ts in state.wants_what} == wanted)
-        cluster.scheduler.validate_state()
-        assert await cluster.client.gather(futures) == VALUES
-
-    on_capable_cluster(test)
+@runs_on(on_capable_cluster)
+async def test_a_client_keeps_what_it_wants_of_a_sample_and_releases_the_rest(
+    cluster: Bundling, sampled: list[set[Any]]
+) -> None:
+    futures = cluster.client.compute(graph())
+    assert await cluster.client.gather(futures) == VALUES
+    (keys,) = sampled
+    wanted = {future.key for future in futures}
+    assert keys & wanted
+    assert keys - wanted
+    (state,) = (one for one in cluster.scheduler.clients.values() if one.wants_what)
+    await comes(lambda: {ts.key for ts in state.wants_what} == wanted)
+    cluster.scheduler.validate_state()
+    assert await cluster.client.gather(futures) == VALUES
 
 
 # Failures
 
 
-def test_the_error_of_a_task_in_a_sample_is_that_of_its_readers(sampled: list[set[Any]]) -> None:
-    async def test(cluster: Bundling) -> None:
-        futures = cluster.client.compute(graph(function=fail_first))
-        found = await cluster.client.gather(
-            [cluster.client.submit(add, "sum-0", 1, key="sum-0"), *futures], errors="skip"
-        )
-        errors = [future for future in futures if future.status == "error"]
-        (failed,) = errors
-        i = failed.key.partition("-")[2]
-        error = await failed.exception()
-        assert isinstance(error, PlannedError)
-        assert error.args == (f"load-{i}",)
-        assert f"load-{i}" in sampled[0]
-        assert cluster.scheduler.tasks[failed.key].exception_blame.key == f"load-{i}"
-        assert found == [2, *(value for value in VALUES if value != int(i) + 2)]
-        assert {n for key, n in CALLS.items() if key != "fail_first"} == {1}
+@runs_on(on_capable_cluster)
+async def test_the_error_of_a_task_in_a_sample_is_that_of_its_readers(
+    cluster: Bundling, sampled: list[set[Any]]
+) -> None:
+    futures = cluster.client.compute(graph(function=fail_first))
+    found = await cluster.client.gather(
+        [cluster.client.submit(add, "sum-0", 1, key="sum-0"), *futures], errors="skip"
+    )
+    errors = [future for future in futures if future.status == "error"]
+    (failed,) = errors
+    i = failed.key.partition("-")[2]
+    error = await failed.exception()
+    assert isinstance(error, PlannedError)
+    assert error.args == (f"load-{i}",)
+    assert f"load-{i}" in sampled[0]
+    assert cluster.scheduler.tasks[failed.key].exception_blame.key == f"load-{i}"
+    assert found == [2, *(value for value in VALUES if value != int(i) + 2)]
+    assert {n for key, n in CALLS.items() if key != "fail_first"} == {1}
 
-    on_capable_cluster(test)
 
-
-def test_a_sample_runs_again_elsewhere_if_its_worker_is_lost(gate: Gate, sampled: list[set[Any]]) -> None:
-    async def test(cluster: Bundling) -> None:
-        futures = cluster.client.compute(graph(gate.task))
-        await comes(gate.reached.is_set)
-        await cluster.workers[0].close(executor_wait=False)
-        gate.open()
-        assert await cluster.client.gather(futures) == VALUES
-        assert len(sampled) == 1
-
-    on_capable_cluster(test)
+@runs_on(on_capable_cluster)
+async def test_a_sample_runs_again_elsewhere_if_its_worker_is_lost(
+    cluster: Bundling, gate: Gate, sampled: list[set[Any]]
+) -> None:
+    futures = cluster.client.compute(graph(gate.task))
+    await comes(gate.reached.is_set)
+    await cluster.workers[0].close(executor_wait=False)
+    gate.open()
+    assert await cluster.client.gather(futures) == VALUES
+    assert len(sampled) == 1
 
 
 def broken(*_: Any, **__: Any) -> None:
@@ -184,103 +185,91 @@ def broken(*_: Any, **__: Any) -> None:
         "it is not cut",
     ],
 )
-def test_a_graph_runs_although(patched: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@runs_on(on_capable_cluster)
+async def test_a_graph_runs_although(
+    cluster: Bundling, patched: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(patched, name, broken)
-
-    async def test(cluster: Bundling) -> None:
-        assert await cluster.values(*graph()) == VALUES
-        await cluster.is_empty()
-        assert await cluster.values(*graph()) == VALUES
-
-    on_capable_cluster(test)
+    assert await cluster.values(*graph()) == VALUES
+    await cluster.is_empty()
+    assert await cluster.values(*graph()) == VALUES
 
 
-def test_a_graph_with_a_cycle_has_the_error_of_dask() -> None:
-    async def test(cluster: Bundling) -> None:
-        cycle: dict[str, Any] = {f"in-{i}": (add, "", f"in-{(i + 1) % N}") for i in range(N)}
-        (future,) = cluster.client.get({**cycle, "out-0": (add, "", "in-0")}, ["out-0"], sync=False)
-        with pytest.raises(RuntimeError, match="Cycle detected"):
-            await future
-
-    on_capable_cluster(test)
+@runs_on(on_capable_cluster)
+async def test_a_graph_with_a_cycle_has_the_error_of_dask(cluster: Bundling) -> None:
+    cycle: dict[str, Any] = {f"in-{i}": (add, "", f"in-{(i + 1) % N}") for i in range(N)}
+    (future,) = cluster.client.get({**cycle, "out-0": (add, "", "in-0")}, ["out-0"], sync=False)
+    with pytest.raises(RuntimeError, match="Cycle detected"):
+        await future
 
 
 # What happens while a sample runs
 
 
-def test_a_graph_runs_as_it_came_after_the_deadline(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+@runs_on(on_capable_cluster)
+async def test_a_graph_runs_as_it_came_after_the_deadline(
+    cluster: Bundling, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(samples, "_FIRST_S", 0.05)
-
-    async def test(cluster: Bundling) -> None:
-        tasks = graph(gate.task)
-        futures = cluster.client.compute(tasks)
-        await are_created(cluster, tasks)
-        assert cluster.counts["created"] == 0
-        gate.open()
-        assert await cluster.client.gather(futures) == VALUES
-        assert set(CALLS.values()) == {1}
-
-    on_capable_cluster(test)
+    tasks = graph(gate.task)
+    futures = cluster.client.compute(tasks)
+    await are_created(cluster, tasks)
+    assert cluster.counts["created"] == 0
+    gate.open()
+    assert await cluster.client.gather(futures) == VALUES
+    assert set(CALLS.values()) == {1}
 
 
-def test_nothing_is_left_of_a_client_that_disappears(gate: Gate) -> None:
-    async def test(cluster: Bundling) -> None:
-        other = await Client(cluster.scheduler.address, asynchronous=True, set_as_default=False)
-        futures = other.compute(graph(gate.task))
-        await comes(gate.reached.is_set)
-        other.scheduler_comm.comm.abort()
-        await other._close(fast=True)
-        gate.open()
-        await comes(lambda: other.id not in cluster.scheduler.clients)
-        await cluster.is_empty()
-        assert await cluster.values(*graph()) == VALUES
-        del futures
-
-    on_capable_cluster(test)
+@runs_on(on_capable_cluster)
+async def test_nothing_is_left_of_a_client_that_disappears(cluster: Bundling, gate: Gate) -> None:
+    other = await Client(cluster.scheduler.address, asynchronous=True, set_as_default=False)
+    futures = other.compute(graph(gate.task))
+    await comes(gate.reached.is_set)
+    other.scheduler_comm.comm.abort()
+    await other._close(fast=True)
+    gate.open()
+    await comes(lambda: other.id not in cluster.scheduler.clients)
+    await cluster.is_empty()
+    assert await cluster.values(*graph()) == VALUES
+    del futures
 
 
 @pytest.mark.parametrize("at_once", [True, False], ids=["at once", "while a sample runs"])
-def test_futures_may_be_cancelled(at_once: bool, gate: Gate) -> None:
-    async def test(cluster: Bundling) -> None:
-        futures = cluster.client.compute(graph() if at_once else graph(gate.task))
-        if not at_once:
-            await comes(gate.reached.is_set)
-        await cluster.client.cancel(futures)
-        gate.open()
-        assert {future.status for future in futures} == {"cancelled"}
-        await is_cancelled(cluster)
-        assert await cluster.values(task("total-0", *leaves("leaf"))) == [466]
-
-    on_capable_cluster(test)
-
-
-def test_dask_runs_the_graph_if_the_plugin_is_uninstalled(gate: Gate) -> None:
-    async def test(cluster: Bundling) -> None:
-        tasks = graph(gate.task)
-        futures = cluster.client.compute(tasks)
+@runs_on(on_capable_cluster)
+async def test_futures_may_be_cancelled(cluster: Bundling, at_once: bool, gate: Gate) -> None:
+    futures = cluster.client.compute(graph() if at_once else graph(gate.task))
+    if not at_once:
         await comes(gate.reached.is_set)
-        await uninstall(cluster.client)
-        cluster.assert_stock()
-        await are_created(cluster, tasks)  # the sample has not ended
-        gate.open()
-        assert await cluster.client.gather(futures) == VALUES
-        assert set(CALLS.values()) == {1}
-
-    on_capable_cluster(test)
+    await cluster.client.cancel(futures)
+    gate.open()
+    assert {future.status for future in futures} == {"cancelled"}
+    await is_cancelled(cluster)
+    assert await cluster.values(task("total-0", *leaves("leaf"))) == [466]
 
 
-def test_a_scheduler_may_close(gate: Gate) -> None:
-    async def test(cluster: Cluster) -> None:
-        await can_bundle(Bundling(cluster.scheduler, cluster.workers, cluster.client))
-        futures = cluster.client.compute(graph(gate.task))
-        await comes(gate.reached.is_set)
-        gate.open()
-        await cluster.client.close()
-        await cluster.scheduler.close()
-        assert cluster.scheduler.status is Status.closed
-        del futures
+@runs_on(on_capable_cluster)
+async def test_dask_runs_the_graph_if_the_plugin_is_uninstalled(cluster: Bundling, gate: Gate) -> None:
+    tasks = graph(gate.task)
+    futures = cluster.client.compute(tasks)
+    await comes(gate.reached.is_set)
+    await uninstall(cluster.client)
+    cluster.assert_stock()
+    await are_created(cluster, tasks)  # the sample has not ended
+    gate.open()
+    assert await cluster.client.gather(futures) == VALUES
+    assert set(CALLS.values()) == {1}
 
-    on_cluster(test, limit_s=30)
+
+@runs_on(on_cluster, limit_s=30)
+async def test_a_scheduler_may_close(cluster: Cluster, gate: Gate) -> None:
+    await can_bundle(Bundling(cluster.scheduler, cluster.workers, cluster.client))
+    futures = cluster.client.compute(graph(gate.task))
+    await comes(gate.reached.is_set)
+    gate.open()
+    await cluster.client.close()
+    await cluster.scheduler.close()
+    assert cluster.scheduler.status is Status.closed
+    del futures
 
 
 def test_two_clients_may_wait_for_the_same_sample(
@@ -313,69 +302,62 @@ def test_two_clients_may_wait_for_the_same_sample(
 # Graphs without a sample
 
 
-def test_there_is_no_sample_while_all_threads_are_busy(gate: Gate, sampled: list[set[Any]]) -> None:
-    async def test(cluster: Bundling) -> None:
-        busy = [gate.future(cluster.client, f"gate-{i}") for i in range(2)]
-        for future in busy:
-            await cluster.processing(future)
-        tasks = graph()
-        futures = cluster.client.compute(tasks)
-        await are_created(cluster, tasks)
-        gate.open()
-        assert await cluster.client.gather([*busy, *futures]) == [1, 1, *VALUES]
-        assert sampled == []
-
-    on_capable_cluster(test)
-
-
-def test_there_is_no_sample_without_workers(sampled: list[set[Any]]) -> None:
-    async def test(cluster: Bundling) -> None:
-        tasks = graph()
-        futures = cluster.client.compute(tasks)
-        await are_created(cluster, tasks)
-        async with Worker(cluster.scheduler.address, nthreads=1):
-            assert await cluster.client.gather(futures) == VALUES
-        assert sampled == []
-
-    on_bundling_cluster(test, resources=())
+@runs_on(on_capable_cluster)
+async def test_there_is_no_sample_while_all_threads_are_busy(
+    cluster: Bundling, gate: Gate, sampled: list[set[Any]]
+) -> None:
+    busy = [gate.future(cluster.client, f"gate-{i}") for i in range(2)]
+    for future in busy:
+        await cluster.processing(future)
+    tasks = graph()
+    futures = cluster.client.compute(tasks)
+    await are_created(cluster, tasks)
+    gate.open()
+    assert await cluster.client.gather([*busy, *futures]) == [1, 1, *VALUES]
+    assert sampled == []
 
 
-def test_a_sample_waits_for_no_other_graph(
-    gate: Gate, sampled: list[set[Any]], monkeypatch: pytest.MonkeyPatch
+@runs_on(on_bundling_cluster, resources=())
+async def test_there_is_no_sample_without_workers(cluster: Bundling, sampled: list[set[Any]]) -> None:
+    tasks = graph()
+    futures = cluster.client.compute(tasks)
+    await are_created(cluster, tasks)
+    async with Worker(cluster.scheduler.address, nthreads=1):
+        assert await cluster.client.gather(futures) == VALUES
+    assert sampled == []
+
+
+@runs_on(on_capable_cluster)
+async def test_a_sample_waits_for_no_other_graph(
+    cluster: Bundling, gate: Gate, sampled: list[set[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(samples, "_LEAST_S", 0.1)  # some of its tasks are sent to the busy worker
-
-    async def test(cluster: Bundling) -> None:
-        future = gate.future(cluster.client)
-        await comes(gate.reached.is_set)
-        uses = [task(f"use-{i}", future, i) for i in range(N)]
-        futures = cluster.client.compute([*graph(), *(task(f"last-{i}", one) for i, one in enumerate(uses))])
-        await comes(lambda: {"use-0", "last-0"} & set(cluster.scheduler.tasks) or cluster.counts["created"])
-        assert [prefixes(keys) for keys in sampled] == [{"load": 4, "clean": 4}]
-        gate.open()
-        assert await cluster.client.gather(futures) == [*VALUES, *(i + 3 for i in range(N))]
-
-    on_capable_cluster(test)
+    future = gate.future(cluster.client)
+    await comes(gate.reached.is_set)
+    uses = [task(f"use-{i}", future, i) for i in range(N)]
+    futures = cluster.client.compute([*graph(), *(task(f"last-{i}", one) for i, one in enumerate(uses))])
+    await comes(lambda: {"use-0", "last-0"} & set(cluster.scheduler.tasks) or cluster.counts["created"])
+    assert [prefixes(keys) for keys in sampled] == [{"load": 4, "clean": 4}]
+    gate.open()
+    assert await cluster.client.gather(futures) == [*VALUES, *(i + 3 for i in range(N))]
 
 
-def test_tasks_that_the_client_wants_run_once_although_some_are_in_a_sample(sampled: list[set[Any]]) -> None:
-    async def test(cluster: Bundling) -> None:
-        assert await cluster.values(*leaves("leaf", N)) == [i + 1 for i in range(N)]
-        assert [len(keys) for keys in sampled] == [4]
-        assert set(CALLS.values()) == {1}
+@runs_on(on_capable_cluster)
+async def test_tasks_that_the_client_wants_run_once_although_some_are_in_a_sample(
+    cluster: Bundling, sampled: list[set[Any]]
+) -> None:
+    assert await cluster.values(*leaves("leaf", N)) == [i + 1 for i in range(N)]
+    assert [len(keys) for keys in sampled] == [4]
+    assert set(CALLS.values()) == {1}
 
-    on_capable_cluster(test)
 
-
-def test_after_a_restart_an_arriving_graph_is_not_created(gate: Gate) -> None:
-    async def test(cluster: Bundling) -> None:
-        await can_bundle(cluster)
-        futures = cluster.client.compute(graph(gate.task))
-        await comes(lambda: bool(cluster.scheduler.tasks))
-        await cluster.scheduler.restart(stimulus_id="test", wait_for_workers=False, timeout=10)
-        gate.open()
-        await comes(lambda: not cluster.stealing.graphs._arrivals._under_way)
-        assert not cluster.scheduler.tasks
-        assert {future.status for future in futures} == {"cancelled"}
-
-    on_bundling_cluster(test)
+@runs_on(on_bundling_cluster)
+async def test_after_a_restart_an_arriving_graph_is_not_created(cluster: Bundling, gate: Gate) -> None:
+    await can_bundle(cluster)
+    futures = cluster.client.compute(graph(gate.task))
+    await comes(lambda: bool(cluster.scheduler.tasks))
+    await cluster.scheduler.restart(stimulus_id="test", wait_for_workers=False, timeout=10)
+    gate.open()
+    await comes(lambda: not cluster.stealing.graphs._arrivals._under_way)
+    assert not cluster.scheduler.tasks
+    assert {future.status for future in futures} == {"cancelled"}

@@ -20,6 +20,7 @@ from bundled import (
     take_all_for_short,
     task,
 )
+from cluster_tests import runs_on
 from distributed.utils_test import captured_logger
 from waiting import comes
 
@@ -45,81 +46,73 @@ def gate() -> Iterator[Gate]:
 # Tasks that exist, and values of other graphs
 
 
-def test_keys_that_exist_stay_as_they_are() -> None:
-    async def test(cluster: Bundling) -> None:
-        inner, outs = fork()
-        held = cluster.client.persist(inner[9])
-        with captured_logger("distributed.scheduler") as log:
-            assert await cluster.values(*outs) == [13, 14, 15]
-        assert "run_spec" not in log.getvalue()
-        assert set(CALLS.values()) == {1}
-        assert cluster.keys == {"inc-9", cluster.bundle_of("inc"), "out-0", "out-1", "out-2"}
-        assert await cluster.client.compute(held) == 10
-
-    on_bundling_cluster(test)
+@runs_on(on_bundling_cluster)
+async def test_keys_that_exist_stay_as_they_are(cluster: Bundling) -> None:
+    inner, outs = fork()
+    held = cluster.client.persist(inner[9])
+    with captured_logger("distributed.scheduler") as log:
+        assert await cluster.values(*outs) == [13, 14, 15]
+    assert "run_spec" not in log.getvalue()
+    assert set(CALLS.values()) == {1}
+    assert cluster.keys == {"inc-9", cluster.bundle_of("inc"), "out-0", "out-1", "out-2"}
+    assert await cluster.client.compute(held) == 10
 
 
-def test_a_client_gets_a_value_that_a_bundle_of_another_graph_returns(gate: Gate) -> None:
-    async def test(cluster: Bundling) -> None:
-        inner, outs = fork()
-        futures = cluster.client.compute([gate.task("last-0", inner[-1]), *outs])
-        await comes(gate.reached.is_set)
-        assert await cluster.values(inner[-1]) == [12]
-        assert cluster.counts["shared"] == 1
-        gate.open()
-        await cluster.client.gather(futures)
-        assert set(CALLS.values()) == {1}
-
-    on_bundling_cluster(test)
-
-
-def test_three_graphs_read_a_value_that_a_bundle_returns(gate: Gate) -> None:
-    async def test(cluster: Bundling) -> None:
-        inner, outs = fork()
-        futures = cluster.client.compute([gate.task("last-0", inner[-1]), *outs])
-        await comes(gate.reached.is_set)
-        for name in ("dec", "double"):
-            futures.append(cluster.client.compute(chain(name, inner[-1])[-1]))
-            await comes(lambda: f"{name}-11" in cluster.keys)  # noqa: B023
-        gate.open()
-        assert await cluster.client.gather(futures) == [13, 13, 14, 15, 24, 24]
-        assert cluster.counts["shared"] == 2
-        assert set(CALLS.values()) == {1}
-
-    on_bundling_cluster(test)
+@runs_on(on_bundling_cluster)
+async def test_a_client_gets_a_value_that_a_bundle_of_another_graph_returns(
+    cluster: Bundling, gate: Gate
+) -> None:
+    inner, outs = fork()
+    futures = cluster.client.compute([gate.task("last-0", inner[-1]), *outs])
+    await comes(gate.reached.is_set)
+    assert await cluster.values(inner[-1]) == [12]
+    assert cluster.counts["shared"] == 1
+    gate.open()
+    await cluster.client.gather(futures)
+    assert set(CALLS.values()) == {1}
 
 
-def test_a_bundle_that_no_worker_has_returns_one_more_value(gate: Gate) -> None:
-    async def test(cluster: Bundling) -> None:
-        start = gate.future(cluster.client)
-        inner, outs = fork(start)
-        futures = cluster.client.compute(outs)
-        more = cluster.client.compute(chain("dec", inner[5])[-1])
-        await comes(lambda: "dec-11" in cluster.keys)
-        assert cluster.counts["shared"] == 1
-        cluster.scheduler.validate_state()
-        gate.open()
-        assert await cluster.client.gather([*futures, more]) == [14, 15, 16, 19]
-        assert set(CALLS.values()) == {1}
-
-    on_bundling_cluster(test, config={"ferroflow.prefetch": False})  # a prefetched task may run twice
+@runs_on(on_bundling_cluster)
+async def test_three_graphs_read_a_value_that_a_bundle_returns(cluster: Bundling, gate: Gate) -> None:
+    inner, outs = fork()
+    futures = cluster.client.compute([gate.task("last-0", inner[-1]), *outs])
+    await comes(gate.reached.is_set)
+    for name in ("dec", "double"):
+        futures.append(cluster.client.compute(chain(name, inner[-1])[-1]))
+        await comes(lambda: f"{name}-11" in cluster.keys)  # noqa: B023
+    gate.open()
+    assert await cluster.client.gather(futures) == [13, 13, 14, 15, 24, 24]
+    assert cluster.counts["shared"] == 2
+    assert set(CALLS.values()) == {1}
 
 
-def test_a_task_in_a_bundle_that_was_sent_runs_again(gate: Gate) -> None:
-    async def test(cluster: Bundling) -> None:
-        inner = chain("inc", 0, 4)
-        last = chain("next", gate.task("inc-4", inner[-1]), 6)[-1]
-        futures = cluster.client.compute([task(f"out-{i}", last, i) for i in range(3)])
-        await comes(gate.reached.is_set)
-        more = cluster.client.compute(chain("dec", inner[-1])[-1])
-        await comes(lambda: "dec-11" in cluster.keys)
-        assert cluster.counts["again"] == 4
-        assert cluster.counts["shared"] == 0
-        gate.open()
-        assert await cluster.client.gather([*futures, more]) == [12, 13, 14, 16]
-        assert {key for key, n in CALLS.items() if n == 2} == keys_of(inner[-1])
+@runs_on(on_bundling_cluster, config={"ferroflow.prefetch": False})  # a prefetched task may run twice
+async def test_a_bundle_that_no_worker_has_returns_one_more_value(cluster: Bundling, gate: Gate) -> None:
+    start = gate.future(cluster.client)
+    inner, outs = fork(start)
+    futures = cluster.client.compute(outs)
+    more = cluster.client.compute(chain("dec", inner[5])[-1])
+    await comes(lambda: "dec-11" in cluster.keys)
+    assert cluster.counts["shared"] == 1
+    cluster.scheduler.validate_state()
+    gate.open()
+    assert await cluster.client.gather([*futures, more]) == [14, 15, 16, 19]
+    assert set(CALLS.values()) == {1}
 
-    on_bundling_cluster(test)
+
+@runs_on(on_bundling_cluster)
+async def test_a_task_in_a_bundle_that_was_sent_runs_again(cluster: Bundling, gate: Gate) -> None:
+    inner = chain("inc", 0, 4)
+    last = chain("next", gate.task("inc-4", inner[-1]), 6)[-1]
+    futures = cluster.client.compute([task(f"out-{i}", last, i) for i in range(3)])
+    await comes(gate.reached.is_set)
+    more = cluster.client.compute(chain("dec", inner[-1])[-1])
+    await comes(lambda: "dec-11" in cluster.keys)
+    assert cluster.counts["again"] == 4
+    assert cluster.counts["shared"] == 0
+    gate.open()
+    assert await cluster.client.gather([*futures, more]) == [12, 13, 14, 16]
+    assert {key for key, n in CALLS.items() if n == 2} == keys_of(inner[-1])
 
 
 # Changes and failures while a graph is bundled
@@ -138,17 +131,14 @@ def broken(*_: Any, **__: Any) -> Any:
     [(Arrival, "_present_now", changed), (Bundles, "is_valid", lambda self, sharing: False)],
     ids=["tasks", "bundles that it shares"],
 )
-def test_a_graph_runs_as_it_came_after_a_change_of(
-    patched: Any, name: str, function: Any, monkeypatch: pytest.MonkeyPatch
+@runs_on(on_bundling_cluster)
+async def test_a_graph_runs_as_it_came_after_a_change_of(
+    cluster: Bundling, patched: Any, name: str, function: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(patched, name, function)
-
-    async def test(cluster: Bundling) -> None:
-        assert await cluster.values(*fork()[1]) == [13, 14, 15]
-        assert cluster.keys == keys_of(*fork()[1])
-        assert cluster.counts["created"] == 0
-
-    on_bundling_cluster(test)
+    assert await cluster.values(*fork()[1]) == [13, 14, 15]
+    assert cluster.keys == keys_of(*fork()[1])
+    assert cluster.counts["created"] == 0
 
 
 @pytest.mark.parametrize(
@@ -156,46 +146,40 @@ def test_a_graph_runs_as_it_came_after_a_change_of(
     [(arrival, "bundle_graph"), (Bundles, "carry_out"), (Bundles, "share")],
     ids=["cut", "compared with tasks", "compared with bundles"],
 )
-def test_a_graph_runs_as_it_came_with_one_warning_if_it_cannot_be(
-    patched: Any, name: str, monkeypatch: pytest.MonkeyPatch
+@runs_on(on_bundling_cluster)
+async def test_a_graph_runs_as_it_came_with_one_warning_if_it_cannot_be(
+    cluster: Bundling, patched: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(patched, name, broken)
-
-    async def test(cluster: Bundling) -> None:
-        with captured_logger("ferroflow_dask", level=logging.WARNING) as log:
-            assert await cluster.values(*fork()[1]) == [13, 14, 15]
-        assert log.getvalue().count("a graph could not be bundled and runs as it came") == 1
-        assert cluster.keys == keys_of(*fork()[1])
-
-    on_bundling_cluster(test)
+    with captured_logger("ferroflow_dask", level=logging.WARNING) as log:
+        assert await cluster.values(*fork()[1]) == [13, 14, 15]
+    assert log.getvalue().count("a graph could not be bundled and runs as it came") == 1
+    assert cluster.keys == keys_of(*fork()[1])
 
 
-def test_an_uninstalled_plugin_leaves_a_graph_in_flight_to_dask(gate: Gate) -> None:
-    async def test(cluster: Bundling) -> None:
-        stock = dict(cluster.scheduler.stream_handlers)
-        await install(cluster.client)
-        bundles = cluster.bundles
-        start = gate.future(cluster.client)
-        futures = cluster.client.compute(fork(start)[1])
-        await comes(lambda: len(bundles))
-        await uninstall(cluster.client)
-        assert keys_of(*fork(start)[1]) <= set(cluster.scheduler.tasks)
-        handlers = cluster.scheduler.stream_handlers
-        assert all(
-            handlers[name] == stock[name]
-            for name in ("update-graph", "task-erred", "reschedule", "cancel-keys")
-        )
-        assert "_find_lost_dependencies" not in vars(cluster.scheduler)
-        assert not [name for worker in cluster.workers for name in worker.plugins if "ferroflow" in name]
-        cluster.assert_stock()
-        gate.open()
-        assert await cluster.client.gather(futures) == [14, 15, 16]
-        cluster.forget_seen()
-        total = task("total-0", *leaves("leaf"))
-        assert await cluster.values(total) == [466]
-        assert cluster.keys == keys_of(total)
-
-    on_bundling_cluster(test, plugin=False)
+@runs_on(on_bundling_cluster, plugin=False)
+async def test_an_uninstalled_plugin_leaves_a_graph_in_flight_to_dask(cluster: Bundling, gate: Gate) -> None:
+    stock = dict(cluster.scheduler.stream_handlers)
+    await install(cluster.client)
+    bundles = cluster.bundles
+    start = gate.future(cluster.client)
+    futures = cluster.client.compute(fork(start)[1])
+    await comes(lambda: len(bundles))
+    await uninstall(cluster.client)
+    assert keys_of(*fork(start)[1]) <= set(cluster.scheduler.tasks)
+    handlers = cluster.scheduler.stream_handlers
+    assert all(
+        handlers[name] == stock[name] for name in ("update-graph", "task-erred", "reschedule", "cancel-keys")
+    )
+    assert "_find_lost_dependencies" not in vars(cluster.scheduler)
+    assert not [name for worker in cluster.workers for name in worker.plugins if "ferroflow" in name]
+    cluster.assert_stock()
+    gate.open()
+    assert await cluster.client.gather(futures) == [14, 15, 16]
+    cluster.forget_seen()
+    total = task("total-0", *leaves("leaf"))
+    assert await cluster.values(total) == [466]
+    assert cluster.keys == keys_of(total)
 
 
 def test_a_graph_runs_as_it_came_if_the_plugin_is_uninstalled_while_it_is_bundled(

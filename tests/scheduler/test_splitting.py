@@ -28,6 +28,7 @@ from bundled import (
     take_all_for_short,
     task,
 )
+from cluster_tests import runs_on
 from conftest import checked_client
 from distributed import Reschedule, wait
 from in_charge import scheduler_of, stealing_of
@@ -104,110 +105,96 @@ FAILING: dict[str, tuple[Callable[[], list[Any]], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", FAILING)
-def test_only_the_dependents_fail_if_a_task_fails(name: str) -> None:
-    async def test(cluster: Bundling) -> None:
-        make, expected = FAILING[name]
-        assert await outcomes(cluster, cluster.client.compute(make())) == expected
-        assert cluster.counts["created"] > 0
-        cluster.scheduler.validate_state()
-
-    on_bundling_cluster(test)
+@runs_on(on_bundling_cluster)
+async def test_only_the_dependents_fail_if_a_task_fails(cluster: Bundling, name: str) -> None:
+    make, expected = FAILING[name]
+    assert await outcomes(cluster, cluster.client.compute(make())) == expected
+    assert cluster.counts["created"] > 0
+    cluster.scheduler.validate_state()
 
 
-def test_a_bundle_is_split_after_an_error_and_its_tasks_have_their_keys() -> None:
-    async def test(cluster: Bundling) -> None:
-        outs = fork(at_5=fail)[1]
-        futures = cluster.client.compute(outs)
-        await outcomes(cluster, futures)
-        assert cluster.counts["split"] == 1
-        assert set(cluster.scheduler.tasks) == keys_of(*outs)
-        assert {key for key, n in CALLS.items() if n == 2} == {f"inc-{i}" for i in range(6)}
-        assert cluster.scheduler.tasks["inc-5"].state == "erred"
-
-    on_bundling_cluster(test)
+@runs_on(on_bundling_cluster)
+async def test_a_bundle_is_split_after_an_error_and_its_tasks_have_their_keys(cluster: Bundling) -> None:
+    outs = fork(at_5=fail)[1]
+    futures = cluster.client.compute(outs)
+    await outcomes(cluster, futures)
+    assert cluster.counts["split"] == 1
+    assert set(cluster.scheduler.tasks) == keys_of(*outs)
+    assert {key for key, n in CALLS.items() if n == 2} == {f"inc-{i}" for i in range(6)}
+    assert cluster.scheduler.tasks["inc-5"].state == "erred"
 
 
 @pytest.mark.parametrize(("at", "expected"), [("at_8", 19), ("at_3", "inc-3")], ids=["before it", "after it"])
-def test_a_bundle_fails_while_another_graph_reads_a_task(at: str, expected: Any, gate: Gate) -> None:
-    async def test(cluster: Bundling) -> None:
-        inner, outs = fork(gate.future(cluster.client), **{at: fail})
-        futures = cluster.client.compute(outs)
-        more = cluster.client.compute(chain("dec", inner[5])[-1])
-        await comes(lambda: "dec-11" in cluster.keys)
-        assert cluster.counts["shared"] == 1
-        gate.open()
-        found = await outcomes(cluster, [*futures, more])
-        assert found.pop("dec-11") == expected
-        assert set(found.values()) == {at.replace("at_", "inc-")}
-        cluster.scheduler.validate_state()
-
-    on_bundling_cluster(test)
-
-
-def test_a_bundle_fails_that_was_sent_before_another_graph_came(gate: Gate) -> None:
-    async def test(cluster: Bundling) -> None:
-        held = gate.task("inc-3", chain("inc", 0, 3)[-1])
-        middle = chain("next", held, 8, at_5=fail)
-        futures = cluster.client.compute([task(f"out-{i}", middle[-1], i) for i in range(3)])
-        await comes(gate.reached.is_set)
-        more = cluster.client.compute([chain("dec", middle[4])[-1], chain("double", middle[6])[-1]])
-        await comes(lambda: "dec-11" in cluster.keys)
-        gate.open()
-        found = await outcomes(cluster, [*futures, *more])
-        assert found.pop("dec-11") == 21
-        assert set(found.values()) == {"next-5"}
-        cluster.scheduler.validate_state()
-
-    on_bundling_cluster(test)
+@runs_on(on_bundling_cluster)
+async def test_a_bundle_fails_while_another_graph_reads_a_task(
+    cluster: Bundling, at: str, expected: Any, gate: Gate
+) -> None:
+    inner, outs = fork(gate.future(cluster.client), **{at: fail})
+    futures = cluster.client.compute(outs)
+    more = cluster.client.compute(chain("dec", inner[5])[-1])
+    await comes(lambda: "dec-11" in cluster.keys)
+    assert cluster.counts["shared"] == 1
+    gate.open()
+    found = await outcomes(cluster, [*futures, more])
+    assert found.pop("dec-11") == expected
+    assert set(found.values()) == {at.replace("at_", "inc-")}
+    cluster.scheduler.validate_state()
 
 
-def test_a_retried_output_runs_again() -> None:
-    async def test(cluster: Bundling) -> None:
-        future = cluster.client.compute(chain("inc", 0, at_11=fail_once)[-1])
-        assert await outcomes(cluster, [future]) == {"inc-11": "inc-11"}
-        await cluster.client.retry([future])
-        assert await future == 12
-
-    on_bundling_cluster(test)
-
-
-def test_a_retried_task_of_a_bundle_runs_again() -> None:
-    async def test(cluster: Bundling) -> None:
-        futures = cluster.client.compute(fork(at_5=fail_once)[1])
-        assert set((await outcomes(cluster, futures)).values()) == {"inc-5"}
-        # `Client.retry` raises a KeyError for tasks between the failed one and an output, in Dask, too.
-        cluster.scheduler.stimulus_retry([future.key for future in futures])
-        await comes(lambda: all(future.status == "finished" for future in futures))
-        assert await cluster.client.gather(futures) == [13, 14, 15]
-
-    on_bundling_cluster(test)
+@runs_on(on_bundling_cluster)
+async def test_a_bundle_fails_that_was_sent_before_another_graph_came(cluster: Bundling, gate: Gate) -> None:
+    held = gate.task("inc-3", chain("inc", 0, 3)[-1])
+    middle = chain("next", held, 8, at_5=fail)
+    futures = cluster.client.compute([task(f"out-{i}", middle[-1], i) for i in range(3)])
+    await comes(gate.reached.is_set)
+    more = cluster.client.compute([chain("dec", middle[4])[-1], chain("double", middle[6])[-1]])
+    await comes(lambda: "dec-11" in cluster.keys)
+    gate.open()
+    found = await outcomes(cluster, [*futures, *more])
+    assert found.pop("dec-11") == 21
+    assert set(found.values()) == {"next-5"}
+    cluster.scheduler.validate_state()
 
 
-def test_a_cancelled_output_does_not_change_the_others(gate: Gate) -> None:
-    async def test(cluster: Bundling) -> None:
-        start = gate.future(cluster.client)
-        out, *others = cluster.client.compute([*fork(start)[1], chain("dec", start)[-1]])
-        await comes(lambda: "dec-11" in cluster.keys)
-        await cluster.client.cancel([out, others[-1]])
-        await comes(lambda: "dec-11" not in cluster.scheduler.tasks)
-        gate.open()
-        assert out.cancelled()
-        assert await cluster.client.gather(others[:-1]) == [15, 16]
-        assert "dec-0" not in CALLS
-
-    on_bundling_cluster(test)
+@runs_on(on_bundling_cluster)
+async def test_a_retried_output_runs_again(cluster: Bundling) -> None:
+    future = cluster.client.compute(chain("inc", 0, at_11=fail_once)[-1])
+    assert await outcomes(cluster, [future]) == {"inc-11": "inc-11"}
+    await cluster.client.retry([future])
+    assert await future == 12
 
 
-def test_all_outputs_are_cancelled_while_their_bundle_runs(gate: Gate) -> None:
-    async def test(cluster: Bundling) -> None:
-        inner = chain("next", gate.task("inc-3", chain("inc", 0, 3)[-1]))
-        futures = cluster.client.compute([task(f"out-{i}", inner[-1], i) for i in range(3)])
-        await comes(gate.reached.is_set)
-        await cluster.client.cancel(futures)
-        await cluster.is_empty()
-        gate.open()
+@runs_on(on_bundling_cluster)
+async def test_a_retried_task_of_a_bundle_runs_again(cluster: Bundling) -> None:
+    futures = cluster.client.compute(fork(at_5=fail_once)[1])
+    assert set((await outcomes(cluster, futures)).values()) == {"inc-5"}
+    # `Client.retry` raises a KeyError for tasks between the failed one and an output, in Dask, too.
+    cluster.scheduler.stimulus_retry([future.key for future in futures])
+    await comes(lambda: all(future.status == "finished" for future in futures))
+    assert await cluster.client.gather(futures) == [13, 14, 15]
 
-    on_bundling_cluster(test)
+
+@runs_on(on_bundling_cluster)
+async def test_a_cancelled_output_does_not_change_the_others(cluster: Bundling, gate: Gate) -> None:
+    start = gate.future(cluster.client)
+    out, *others = cluster.client.compute([*fork(start)[1], chain("dec", start)[-1]])
+    await comes(lambda: "dec-11" in cluster.keys)
+    await cluster.client.cancel([out, others[-1]])
+    await comes(lambda: "dec-11" not in cluster.scheduler.tasks)
+    gate.open()
+    assert out.cancelled()
+    assert await cluster.client.gather(others[:-1]) == [15, 16]
+    assert "dec-0" not in CALLS
+
+
+@runs_on(on_bundling_cluster)
+async def test_all_outputs_are_cancelled_while_their_bundle_runs(cluster: Bundling, gate: Gate) -> None:
+    inner = chain("next", gate.task("inc-3", chain("inc", 0, 3)[-1]))
+    futures = cluster.client.compute([task(f"out-{i}", inner[-1], i) for i in range(3)])
+    await comes(gate.reached.is_set)
+    await cluster.client.cancel(futures)
+    await cluster.is_empty()
+    gate.open()
 
 
 # Other reasons
@@ -220,14 +207,12 @@ def reschedule_once(key: str, *values: int) -> int:
     return add(key, *values)
 
 
-def test_a_bundle_is_split_if_a_task_asks_for_another_worker() -> None:
-    async def test(cluster: Bundling) -> None:
-        assert await cluster.values(*fork(at_5=reschedule_once)[1]) == [13, 14, 15]
-        assert cluster.counts["split"] == 1
-        assert CALLS["inc-4"] == 2
-        assert CALLS["inc-5"] == 1
-
-    on_bundling_cluster(test)
+@runs_on(on_bundling_cluster)
+async def test_a_bundle_is_split_if_a_task_asks_for_another_worker(cluster: Bundling) -> None:
+    assert await cluster.values(*fork(at_5=reschedule_once)[1]) == [13, 14, 15]
+    assert cluster.counts["split"] == 1
+    assert CALLS["inc-4"] == 2
+    assert CALLS["inc-5"] == 1
 
 
 def test_a_bundle_is_split_if_its_worker_dies(tmp_path: Path) -> None:
@@ -250,22 +235,22 @@ def test_a_bundle_is_split_if_its_worker_dies(tmp_path: Path) -> None:
         client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.validate_state())
 
 
-def test_a_task_of_a_split_bundle_exists_for_a_graph_that_reads_from_it(gate: Gate) -> None:
-    async def test(cluster: Bundling) -> None:
-        inner = chain("inc", gate.task("first-0"), at_10=fail)
-        futures = cluster.client.compute([task(f"out-{i}", inner[8], inner[11], i) for i in range(3)])
-        await comes(gate.reached.is_set)
-        # A bundle of the second graph reads a value of the first one, and runs another of its tasks again.
-        last = chain("dec", task("both-0", inner[8], inner[3]))[-1]
-        futures += cluster.client.compute([task(f"more-{i}", last, inner[3], i) for i in range(3)])
-        await comes(lambda: "more-2" in cluster.keys)
-        # The third graph gives that task its own key, under which it reads from the second graph.
-        futures += cluster.client.compute([inner[3], task("same-0", inner[3])])
-        await comes(lambda: "same-0" in cluster.keys)
-        gate.open()
-        found = await asyncio.wait_for(outcomes(cluster, futures), 10)
-        assert [found[f"out-{i}"] for i in range(3)] == ["inc-10"] * 3
-        assert (found["inc-3"], found["same-0"]) == (5, 6)
-        assert [found[f"more-{i}"] for i in range(3)] == [34 + i for i in range(3)]
-
-    on_bundling_cluster(test)
+@runs_on(on_bundling_cluster)
+async def test_a_task_of_a_split_bundle_exists_for_a_graph_that_reads_from_it(
+    cluster: Bundling, gate: Gate
+) -> None:
+    inner = chain("inc", gate.task("first-0"), at_10=fail)
+    futures = cluster.client.compute([task(f"out-{i}", inner[8], inner[11], i) for i in range(3)])
+    await comes(gate.reached.is_set)
+    # A bundle of the second graph reads a value of the first one, and runs another of its tasks again.
+    last = chain("dec", task("both-0", inner[8], inner[3]))[-1]
+    futures += cluster.client.compute([task(f"more-{i}", last, inner[3], i) for i in range(3)])
+    await comes(lambda: "more-2" in cluster.keys)
+    # The third graph gives that task its own key, under which it reads from the second graph.
+    futures += cluster.client.compute([inner[3], task("same-0", inner[3])])
+    await comes(lambda: "same-0" in cluster.keys)
+    gate.open()
+    found = await asyncio.wait_for(outcomes(cluster, futures), 10)
+    assert [found[f"out-{i}"] for i in range(3)] == ["inc-10"] * 3
+    assert (found["inc-3"], found["same-0"]) == (5, 6)
+    assert [found[f"more-{i}"] for i in range(3)] == [34 + i for i in range(3)]

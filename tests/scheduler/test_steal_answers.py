@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from cluster_tests import runs_on
 from distributed import Event, Worker
 from one_loop import Cluster, on_cluster
 from waiting import comes, wait_for
@@ -96,57 +97,51 @@ async def steal_in_flight(cluster: Cluster) -> AsyncIterator[tuple[Any, Any, str
         yield future, ts, asked(cluster, ts)
 
 
-def test_a_stale_or_foreign_answer_ends_no_steal() -> None:
-    async def test(cluster: Cluster) -> None:
-        victim, thief = cluster.workers
-        async with steal_in_flight(cluster) as (future, ts, stimulus_id):
-            answer(cluster, ts, "ready", "steal-of-before", victim)
-            answer(cluster, ts, "ready", stimulus_id, thief)
-            assert list(cluster.stealing.in_flight) == [ts]
-            assert ts.processing_on.address == victim.address
-            told = [message[0] for _, message in cluster.scheduler.get_events("stealing")]
-            assert told[-2:] == ["stale-response"] * 2
-            await comes(lambda: not cluster.stealing.in_flight)
-            assert ts.processing_on.address == thief.address
-            ends = {"asked": 1, "confirmed": 1, "refused": 0, "aborted": 0}
-            assert cluster.stealing.steals == ends
-        assert await future == 0
-
-    on_cluster(test)
+@runs_on(on_cluster)
+async def test_a_stale_or_foreign_answer_ends_no_steal(cluster: Cluster) -> None:
+    victim, thief = cluster.workers
+    async with steal_in_flight(cluster) as (future, ts, stimulus_id):
+        answer(cluster, ts, "ready", "steal-of-before", victim)
+        answer(cluster, ts, "ready", stimulus_id, thief)
+        assert list(cluster.stealing.in_flight) == [ts]
+        assert ts.processing_on.address == victim.address
+        told = [message[0] for _, message in cluster.scheduler.get_events("stealing")]
+        assert told[-2:] == ["stale-response"] * 2
+        await comes(lambda: not cluster.stealing.in_flight)
+        assert ts.processing_on.address == thief.address
+        ends = {"asked": 1, "confirmed": 1, "refused": 0, "aborted": 0}
+        assert cluster.stealing.steals == ends
+    assert await future == 0
 
 
-def test_a_task_that_was_placed_anew_meanwhile_is_not_moved_again() -> None:
-    async def test(cluster: Cluster) -> None:
-        victim, thief = cluster.workers
-        async with steal_in_flight(cluster) as (future, ts, stimulus_id):
-            # By somebody else, who tells nobody of it.
-            states = (cluster.scheduler.workers[worker.address] for worker in cluster.workers)
-            _distributed.hand_over(cluster.scheduler, ts, *states)
-            answer(cluster, ts, "ready", stimulus_id, victim)
-            assert cluster.stealing.error is None
-            assert not cluster.stealing.in_flight
-            assert ts.processing_on.address == thief.address
-            assert cluster.stealing.steals["aborted"] == 1
-        assert await future == 0
-        cluster.scheduler.validate_state()
-
-    on_cluster(test)
+@runs_on(on_cluster)
+async def test_a_task_that_was_placed_anew_meanwhile_is_not_moved_again(cluster: Cluster) -> None:
+    victim, thief = cluster.workers
+    async with steal_in_flight(cluster) as (future, ts, stimulus_id):
+        # By somebody else, who tells nobody of it.
+        states = (cluster.scheduler.workers[worker.address] for worker in cluster.workers)
+        _distributed.hand_over(cluster.scheduler, ts, *states)
+        answer(cluster, ts, "ready", stimulus_id, victim)
+        assert cluster.stealing.error is None
+        assert not cluster.stealing.in_flight
+        assert ts.processing_on.address == thief.address
+        assert cluster.stealing.steals["aborted"] == 1
+    assert await future == 0
+    cluster.scheduler.validate_state()
 
 
-def test_a_slot_that_a_steal_opens_is_filled_from_the_queue() -> None:
-    async def test(cluster: Cluster) -> None:
-        victim, thief = cluster.workers
-        async with all_busy(cluster):
-            (stolen,) = cluster.pinned(1, 0.0)
-            (other,) = cluster.map(1, 0.0, workers=[thief.address])
-            ts = await cluster.processing(stolen)
-            await cluster.processing(other)  # now all slots are taken: Dask gives a thread two
-            queued = cluster.map(10, 0.0, key="queued")
-            await comes(lambda: len(cluster.scheduler.queued) == 10)
-            asked(cluster, ts)
-            await comes(lambda: not cluster.stealing.in_flight)
-            there = cluster.scheduler.workers[victim.address].processing
-            assert any(ts.key[0] == "q" for ts in there)
-        assert await cluster.client.gather([*queued, stolen, other]) == [*range(10), 0, 0]
-
-    on_cluster(test)
+@runs_on(on_cluster)
+async def test_a_slot_that_a_steal_opens_is_filled_from_the_queue(cluster: Cluster) -> None:
+    victim, thief = cluster.workers
+    async with all_busy(cluster):
+        (stolen,) = cluster.pinned(1, 0.0)
+        (other,) = cluster.map(1, 0.0, workers=[thief.address])
+        ts = await cluster.processing(stolen)
+        await cluster.processing(other)  # now all slots are taken: Dask gives a thread two
+        queued = cluster.map(10, 0.0, key="queued")
+        await comes(lambda: len(cluster.scheduler.queued) == 10)
+        asked(cluster, ts)
+        await comes(lambda: not cluster.stealing.in_flight)
+        there = cluster.scheduler.workers[victim.address].processing
+        assert any(ts.key[0] == "q" for ts in there)
+    assert await cluster.client.gather([*queued, stolen, other]) == [*range(10), 0, 0]
