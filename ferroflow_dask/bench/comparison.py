@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, TypeVar
 
 import numpy as np
 
-from ferroflow_dask.bench.estimates import Estimate, median, ratio_of_medians, span
+from ferroflow_dask.bench.estimates import Estimate, ratio_of_medians
 from ferroflow_dask.bench.schema import OK, BenchRecord, Shape, written
 
 #: The policy that all others are measured by, and the same once more.
@@ -76,7 +77,7 @@ class Sample:
     @property
     def range_s(self) -> tuple[float, float]:
         """Shortest and longest makespan [s]."""
-        return span(self.times_s)
+        return min(self.times_s), max(self.times_s)
 
     def median_of(self, name: str) -> float | None:
         """Return the median of a numeric field of the rows; None if it is null in any."""

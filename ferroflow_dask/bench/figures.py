@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from bokeh.layouts import column, row
@@ -17,7 +18,6 @@ from bokeh.palettes import Colorblind
 from bokeh.plotting import figure
 
 from ferroflow_dask.bench.comparison import AGAIN, STOCK, Case, Sample, is_ours, policies_of
-from ferroflow_dask.bench.estimates import median
 from ferroflow_dask.bench.metg import THRESHOLD, Curve
 
 if TYPE_CHECKING:

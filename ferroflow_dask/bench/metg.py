@@ -16,10 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ferroflow_dask.bench.comparison import Defaults, Sample, cases_of, sizes_told
+from ferroflow_dask.bench.comparison import Case, Defaults, Sample, cases_of, sizes_told
 from ferroflow_dask.bench.markdown import NOTHING, number, table
 from ferroflow_dask.bench.schema import BenchRecord, Shape
-from ferroflow_dask.exceptions import UsageError
 
 #: Efficiency that tasks must reach.
 THRESHOLD = 0.5
@@ -53,22 +52,9 @@ class Metg:
 class Curve:
     """Efficiency against granularity, of one pattern under one policy.
 
-    Parameters
-    ----------
-    workload : str
-    arguments : mapping
-        All sizes but the one that was swept.
-    unusual : tuple of str
-        ``name=value`` of those that are not default, besides width, steps and kernel.
-    policy, lowering, costs : str
-    shape : Shape
-    swept : str
-        Name of the size that was swept.
-    sizes : tuple of float
-        Its values, ascending.
-    granularity_s, efficiency : tuple of float
-        Of the median run of each size.
-    result : Metg
+    `arguments` are all sizes but the swept one; `unusual` are ``name=value`` of those that are not default,
+    besides width, steps and kernel. `granularity_s` and `efficiency` are of the median run of each size, in
+    ascending order of `sizes`.
     """
 
     workload: str
@@ -83,11 +69,6 @@ class Curve:
     granularity_s: tuple[float, ...]
     efficiency: tuple[float, ...]
     result: Metg
-
-    def __str__(self) -> str:
-        result = self.result
-        found = result.reason if result.granularity_s is None else f"{_ms(result)} ms"
-        return f"{self.title}, {self.kernel}, {self.shape}, {self.label}: METG(50 %) {found}"
 
     @property
     def title(self) -> str:
@@ -119,21 +100,11 @@ def metg(granularity_s: Sequence[float], efficiency: Sequence[float]) -> Metg:
     efficiency : sequence of float
         Of the same runs.
 
-    Raises
-    ------
-    UsageError
-        The curve is empty, or the sequences differ in length.
-
     Examples
     --------
     >>> metg([0.010, 0.020, 0.030], [0.25, 0.40, 0.65])
     Metg(granularity_s=0.024, reason='')
     """
-    if not len(granularity_s) or len(granularity_s) != len(efficiency):
-        raise UsageError(
-            f"a curve has as many granularities as efficiencies and at least one; "
-            f"there are {len(granularity_s)} and {len(efficiency)}"
-        )
     points = list(zip(granularity_s, efficiency, strict=True))
     efficient = [i for i, (_, reached) in enumerate(points) if reached >= THRESHOLD]
     if not efficient:
@@ -147,24 +118,10 @@ def metg(granularity_s: Sequence[float], efficiency: Sequence[float]) -> Metg:
     return Metg(round(below + (THRESHOLD - low) / (high - low) * (above - below), 12))
 
 
-def efficiency_of_time(task_s: float, tasks: int, makespan_s: float, cores: int) -> float:
-    """Return the efficiency of tasks that declare how long they take: task_s × tasks / (makespan × cores)."""
-    return task_s * tasks / (makespan_s * cores)
-
-
 def efficiency_of_rate(work: Sequence[float], makespan_s: Sequence[float]) -> list[float]:
-    """Return the efficiency of tasks that do work, relative to the best rate of the curve.
-
-    Parameters
-    ----------
-    work : sequence of float
-        Of all tasks of each run, in any unit.
-    makespan_s : sequence of float
-        [s]
-    """
+    """Return the efficiency of runs that do work, in any unit, relative to the best rate of the curve."""
     rates = [done / seconds for done, seconds in zip(work, makespan_s, strict=True)]
-    peak = max(rates)
-    return [rate / peak for rate in rates]
+    return [rate / max(rates) for rate in rates]
 
 
 def metg_from_rows(rows: Iterable[BenchRecord], defaults: Defaults) -> list[Curve]:
@@ -178,15 +135,14 @@ def metg_from_rows(rows: Iterable[BenchRecord], defaults: Defaults) -> list[Curv
     defaults : mapping
         Sizes of each pattern by default.
     """
-    groups: dict[tuple[Any, ...], dict[float, tuple[Shape, Mapping[str, Any], Sample]]] = {}
+    groups: dict[tuple[Any, ...], dict[float, tuple[Case, Sample]]] = {}
     for case in cases_of(row for row in rows if _is_swept(row)):
+        swept = _swept(case.arguments)
+        fixed = json.dumps({name: value for name, value in case.arguments.items() if name != swept})
         for sample in case.samples:
-            if sample.is_broken or sample.costs != case.costs:
-                continue
-            fixed = {name: value for name, value in case.arguments.items() if name != _swept(case.arguments)}
-            written = (sample.policy, sample.lowering, sample.costs)
-            group = groups.setdefault((case.shape, case.workload, json.dumps(fixed), *written), {})
-            group[float(case.arguments[_swept(case.arguments)])] = case.shape, fixed, sample
+            if not sample.is_broken and sample.costs == case.costs:
+                key = (case.shape, case.workload, fixed, sample.policy, sample.lowering, sample.costs)
+                groups.setdefault(key, {})[float(case.arguments[swept])] = case, sample
     return [_curve(dict(sorted(group.items())), defaults) for group in groups.values() if len(group) > 1]
 
 
@@ -220,31 +176,28 @@ def _swept(arguments: Mapping[str, Any]) -> str:
     return _SWEPT.get(arguments["kernel"], "task_ms")
 
 
-def _curve(group: Mapping[float, tuple[Shape, Mapping[str, Any], Sample]], defaults: Defaults) -> Curve:
-    sizes = tuple(group)
-    shape, fixed, first = next(iter(group.values()))
-    samples = [sample for _, _, sample in group.values()]
-    cores = shape.n_threads
-    workload, ops = first.runs[0].workload, first.runs[0].ops
-    told = {name: value for name, value in fixed.items() if name not in _SHOWN}
-    makespans_s = [sample.median_s for sample in samples]
+def _curve(group: Mapping[float, tuple[Case, Sample]], defaults: Defaults) -> Curve:
+    case, sample = next(iter(group.values()))
+    swept, cores, ops = _swept(case.arguments), case.shape.n_threads, sample.runs[0].ops
+    fixed = {name: value for name, value in case.arguments.items() if name != swept}
+    makespans_s = [sample.median_s for _, sample in group.values()]
+    granularity_s = tuple(seconds * cores / ops for seconds in makespans_s)
     if fixed["kernel"] in TIMED:
-        pairs = zip(sizes, makespans_s, strict=True)
-        efficiency = [efficiency_of_time(size / _MS_PER_S, ops, seconds, cores) for size, seconds in pairs]
+        reached = [ms / _MS_PER_S / granularity for ms, granularity in zip(group, granularity_s, strict=True)]
     else:
-        efficiency = efficiency_of_rate([size * ops for size in sizes], makespans_s)
-    granularity_s = [seconds * cores / ops for seconds in makespans_s]
+        reached = efficiency_of_rate([size * ops for size in group], makespans_s)
+    told = {name: value for name, value in fixed.items() if name not in _SHOWN}
     return Curve(
-        workload=workload,
+        workload=case.workload,
         arguments=fixed,
-        unusual=tuple(sizes_told(told, defaults.get(workload, {}))),
-        policy=first.policy,
-        lowering=first.lowering,
-        costs=first.costs,
-        shape=shape,
-        swept=_swept(fixed),
-        sizes=sizes,
-        granularity_s=tuple(granularity_s),
-        efficiency=tuple(efficiency),
-        result=metg(granularity_s, efficiency),
+        unusual=tuple(sizes_told(told, defaults.get(case.workload, {}))),
+        policy=sample.policy,
+        lowering=sample.lowering,
+        costs=sample.costs,
+        shape=case.shape,
+        swept=swept,
+        sizes=tuple(group),
+        granularity_s=granularity_s,
+        efficiency=tuple(reached),
+        result=metg(granularity_s, reached),
     )

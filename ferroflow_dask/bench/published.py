@@ -7,8 +7,7 @@ anything else shows an order of magnitude only.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ferroflow_dask.bench.comparison import STOCK, Case, Defaults, cases_of
 from ferroflow_dask.bench.markdown import NOTHING, number, percent, table
@@ -19,20 +18,10 @@ from ferroflow_dask.bench.schema import BenchRecord
 _MS_PER_S = 1e3
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedRun:
-    """ferroflow's figures of one DAG at one number of workers.
+class PublishedRun(NamedTuple):
+    """ferroflow's figures of one DAG at so many threads of one process; medians of five runs.
 
-    Parameters
-    ----------
-    workers : int
-        Threads of one process, however the source calls them.
-    static_ops_per_s, stealing_ops_per_s : float
-        Medians of five runs [1/s].
-    steals_per_s : float
-        [1/s]
-    bound_ops_per_s : float or None
-        What max(T1/P, T∞) allows [1/s]; None if durations are not declared.
+    The bound is what max(T1/P, T∞) allows; None if durations are not declared.
     """
 
     workers: int
@@ -42,19 +31,8 @@ class PublishedRun:
     bound_ops_per_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedDag:
-    """ferroflow's figures of one DAG.
-
-    Parameters
-    ----------
-    title : str
-    arguments : mapping
-        Sizes that a row must have to be compared.
-    job : str
-        Where the source says it was measured.
-    runs : tuple of PublishedRun
-    """
+class PublishedDag(NamedTuple):
+    """ferroflow's figures of one DAG: the sizes that a row must have to be compared, and where it ran."""
 
     title: str
     arguments: Mapping[str, Any]

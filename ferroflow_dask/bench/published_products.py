@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ferroflow_dask.bench.comparison import STOCK, Case
 from ferroflow_dask.bench.markdown import NOTHING, number, table
@@ -25,21 +24,13 @@ PRODUCTS_SOURCE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedProducts:
+class PublishedProducts(NamedTuple):
     """One published run of chains of products of square matrices.
 
-    Parameters
-    ----------
-    n_branches, ops_per_branch, m : int
-        Chains, products of each, rows of a matrix.
-    device : str
-    ops_per_s : float
-        As printed by the source [1/s].
-    mean_batch : float or None
-        Products that one call of cuBLAS computes, on average; None if the source did not batch.
-    run : str
-        Number of the Slurm job, and the device that was asked for if it was not `cuda`.
+    There are `n_branches` chains of `ops_per_branch` products of matrices of `m` rows. `ops_per_s` is as
+    printed by the source [1/s]. `mean_batch` is how many products one call of cuBLAS computes, on average;
+    None if the source did not batch. `run` is the number of the Slurm job, and the device that was asked for
+    if it was not `cuda`.
     """
 
     n_branches: int

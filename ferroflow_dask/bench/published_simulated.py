@@ -21,17 +21,7 @@ SLEEPING = ("imbalanced", "large-wide", "xlarge-wide")
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRun:
-    """A DAG of ferroflow's at a number of workers, under one of its policies.
-
-    Parameters
-    ----------
-    dag : str
-    workers : int
-    policy : str
-        `static`, or `ring`, as its stealing is called here.
-    published, simulated : float
-        Throughput [1/s].
-    """
+    """Throughput [1/s] of a DAG under `static`, or under `ring`, as the source's stealing is called here."""
 
     dag: str
     workers: int
