@@ -12,7 +12,7 @@ from agreement import assert_same
 from array_cases import Case, all_cases
 from kernel_cases import expected_of, normal_from, op_of
 from models import light_models, randomize
-from onnx import TensorProto, helper
+from onnx import TensorProto
 from strict_arrays import StrictArray, values_of
 
 from ferroflow_dask.devices.emulated import EmulatedDevice
@@ -112,6 +112,9 @@ FLOAT, INT = np.float32([1, 2]), np.int64([1, 2])
     [
         pytest.param("Pow", (INT, FLOAT), {}, id="a power of integers that is no integer"),
         pytest.param("Sum", (INT, INT), {}, id="ONNX sums up no integers"),
+        pytest.param("Add", (np.array([True]),) * 2, {}, id="booleans have no sum"),
+        pytest.param("Add", (np.array(["a"], object),) * 2, {}, id="texts have no sum"),
+        pytest.param("MatMul", (np.ones((2, 2), np.int8),) * 2, {}, id="ONNX multiplies no bytes"),
         pytest.param("ReduceMean", (INT[:0],), {}, id="a mean of nothing"),
         pytest.param("ReduceSum", (FLOAT[0, ...], np.int64([0])), {}, id="an axis of a scalar"),
         pytest.param("ReduceMax", (FLOAT[0, ...], np.int64([0])), {}, id="an axis of a scalar's extreme"),
@@ -122,6 +125,7 @@ FLOAT, INT = np.float32([1, 2]), np.int64([1, 2])
         pytest.param("PRelu", (FLOAT, np.ones((2, 2), np.float32)), {}, id="a slope larger than x"),
         pytest.param("Gather", (FLOAT, FLOAT), {}, id="places that are no integers"),
         pytest.param("Identity", ([FLOAT],), {}, id="a sequence"),
+        pytest.param("Relu", ([FLOAT],), {}, id="a sequence of numbers"),
         pytest.param("Equal", (np.array(["a"], object),) * 2, {}, id="text"),
         pytest.param("Dropout", (FLOAT, np.float32(0.5), np.array(True)), {}, id="training"),
         pytest.param("Reshape", (FLOAT, StrictArray(INT)), {}, id="a shape that is on a device"),
@@ -139,7 +143,7 @@ FLOAT, INT = np.float32([1, 2]), np.int64([1, 2])
 )
 def test_values_that_it_is_not_right_for_are_left_to_others(op_type, values, attributes):
     kernel = compile_op(op_of(op_type, values, **attributes), {"": 22}, ["array"])
-    with pytest.raises(KernelNotFoundError):
+    with pytest.raises(KernelNotFoundError, match="'it'"):
         kernel(*values)
 
 
@@ -165,15 +169,6 @@ def test_values_that_make_no_sense_are_failures(op_type, values, attributes):
         compile_op(op, {"": 13}, ["array"])(*values)
 
 
-def test_what_steers_is_read_on_the_host():
-    x = normal(2, 3)
-    assert provider.host_operands(op_of("Reshape", [x, x])) == {1}
-    assert provider.host_operands(op_of("Slice", [x, x, x, None, x])) == {1, 2, 4}
-    assert provider.host_operands(op_of("Squeeze", [x])) == set()
-    assert provider.host_operands(op_of("Clip", [x, x, x])) == set()
-    assert provider.host_operands(op_of("Frobnicate", [x])) == set()
-
-
 # ---------------------------------------------------------------- whole graphs
 
 
@@ -192,15 +187,7 @@ def assert_near(actual: Any, expected: Any) -> None:
     np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
 
 
-@architectures("resnet50", "squeezenet", "shufflenet", "inception_v1")
-def test_an_architecture_agrees_with_onnxruntime(path):
-    graph, image = with_an_image(path)
-    (actual,) = evaluate(graph, image, providers=["array"]).values()
-    (expected,) = evaluate(graph, image, providers=["onnxruntime"]).values()
-    assert_near(actual, expected)
-
-
-@architectures("squeezenet", "shufflenet")
+@architectures("squeezenet", "shufflenet", "inception_v1")
 def test_an_architecture_runs_without_a_look_at_values(path):
     graph, image = with_an_image(path)
     values = {**graph.constants, **image}
@@ -228,25 +215,6 @@ def test_an_architecture_runs_on_a_device_alone(path):
     (expected,) = evaluate(graph, image, providers=["onnxruntime"]).values()
     assert_near(actual.to_host(), expected)
     assert (runner.usage().host_ops, runner.usage().to_host) == (0, 1)
-
-
-def test_what_steers_may_be_computed_in_the_graph():
-    make = helper.make_node
-    nodes = [
-        make("Shape", ["x"], ["shape"]),
-        make("Gather", ["shape", "first"], ["n"]),
-        make("Concat", ["n", "rest"], ["target"], axis=0),
-        make("Reshape", ["x", "target"], ["y"]),
-    ]
-    values = {"x": normal(2, 3, 4), "first": np.int64([0]), "rest": np.int64([-1])}
-    for node in nodes:
-        op = op_of(
-            node.op_type, node.input, **{a.name: helper.get_attribute_value(a) for a in node.attribute}
-        )
-        (values[node.output[0]],) = compile_op(op, {"": 18}, ["array"])(
-            *(values[name] for name in node.input)
-        )
-    assert values["y"].shape == (2, 12)
 
 
 # ---------------------------------------------------------------- details

@@ -8,11 +8,7 @@ from collections import Counter
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-import pytest
-
-from ferroflow_dask.exceptions import BindError
-from ferroflow_dask.graph import Builder, Op, generate_graph
+from ferroflow_dask.graph import Op, generate_graph
 from ferroflow_dask.kernels import compile_op, evaluate
 
 
@@ -51,31 +47,3 @@ def test_values_are_dropped_after_their_last_reader(monkeypatch):
     evaluate(generate_graph("matmul-chain", n_ops=10, m=3))
     assert len(alive) == 10
     assert most == 2  # the one being read and the one being made
-
-
-def test_an_output_that_other_ops_read_survives():
-    builder = Builder()
-    x = builder.input("x", "float32", (2,))
-    y = builder.op("Relu", x)
-    builder.output(x=x, y=y, z=builder.op("Add", y, y))
-    actual = evaluate(builder.to_graph(), {"x": np.float32([-1, 2])})
-    assert list(actual) == ["x", "y", "z"]
-    assert {name: value.tolist() for name, value in actual.items()} == {
-        "x": [-1, 2],
-        "y": [0, 2],
-        "z": [0, 4],
-    }
-
-
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
-        pytest.param({}, r"input 'x' of graph 'g' is missing; it takes x: float32\[2\]", id="missing"),
-        pytest.param({"x": 1, "w": 2}, r"graph 'g' has no input 'w'; it takes x", id="unknown"),
-    ],
-)
-def test_inputs_must_be_those_of_the_graph(inputs, message):
-    builder = Builder("g")
-    builder.output(y=builder.op("Relu", builder.input("x", "float32", (2,))))
-    with pytest.raises(BindError, match=message):
-        evaluate(builder.to_graph(), inputs)

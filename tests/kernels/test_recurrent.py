@@ -10,7 +10,8 @@ import onnx
 import pytest
 from agreement import assert_same
 from kernel_cases import normal_from, op_of
-from onnx.helper import make_graph, make_node, make_opsetid, make_tensor_value_info
+from models import model_of
+from onnx.helper import make_graph, make_node, make_tensor_value_info
 
 from ferroflow_dask.exceptions import KernelError
 from ferroflow_dask.graph import graph_from_onnx
@@ -132,16 +133,9 @@ def test_in_a_sub_graph_too():
     then = make_graph([node], "then", [], out[:1])
     other = make_graph([make_node("LSTM", names[:3], ["", "n"], hidden_size=HIDDEN)], "other", [], out[1:])
     inputs = {**wide, "condition": np.array(True)}
-    graph = make_graph(
-        [make_node("If", ["condition"], ["y"], then_branch=then, else_branch=other)],
-        "g",
-        [
-            make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
-            for name, value in inputs.items()
-        ],
-        [make_tensor_value_info("y", onnx.TensorProto.DOUBLE, [1, BATCH, HIDDEN])],
-    )
-    model = onnx.helper.make_model(graph, opset_imports=[make_opsetid("", 14)], ir_version=8)
+    types = {k: (onnx.helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for k, v in inputs.items()}
+    fork = make_node("If", ["condition"], ["y"], then_branch=then, else_branch=other)
+    model = model_of([fork], types, ["y"], opset=14)
     _, expected, _ = compile_op(op, {"": 14}, ["onnxruntime"])(*values)
     assert_same(evaluate(graph_from_onnx(model), inputs)["y"], expected.astype(np.float64))
 

@@ -10,7 +10,8 @@ import onnx
 import pytest
 from agreement import assert_same
 from kernel_cases import normal_from, op_of
-from onnx.helper import make_graph, make_node, make_opsetid, make_tensor_value_info
+from models import model_of
+from onnx.helper import make_node
 
 from ferroflow_dask.exceptions import KernelNotFoundError
 from ferroflow_dask.kernels import compile_op
@@ -159,13 +160,7 @@ def test_a_transposed_convolution_is_as_large_as_onnx_infers():
     values = [IMAGE.astype(np.float64), normal(3, 2, 3, 2).astype(np.float64)]
     attributes = {"auto_pad": "SAME_UPPER", "strides": [2, 3]}
     (y,) = compile_op(op_of("ConvTranspose", values, **attributes), {"": 11})(*values)
-    double = onnx.TensorProto.DOUBLE
-    graph = make_graph(
-        [make_node("ConvTranspose", ["x", "w"], ["y"], **attributes)],
-        "g",
-        [make_tensor_value_info(name, double, v.shape) for name, v in zip("xw", values, strict=True)],
-        [make_tensor_value_info("y", double, None)],
-    )
-    model = onnx.helper.make_model(graph, opset_imports=[make_opsetid("", 11)])
-    inferred = onnx.shape_inference.infer_shapes(model).graph.output[0].type.tensor_type.shape
+    inputs = {name: (onnx.TensorProto.DOUBLE, v.shape) for name, v in zip("xw", values, strict=True)}
+    model = model_of([make_node("ConvTranspose", ["x", "w"], ["y"], **attributes)], inputs, ["y"], opset=11)
+    inferred = model.graph.output[0].type.tensor_type.shape  # as onnx infers it
     assert [dim.dim_value for dim in inferred.dim] == list(y.shape)
