@@ -51,9 +51,7 @@ BAD = {
     "half a model": (mlp().SerializeToString()[:50_000], "is no ONNX model, or is truncated"),
     "a message without a graph": (onnx.ModelProto(ir_version=8).SerializeToString(), "has no graph"),
     "no outputs": (changed(lambda m: m.graph.ClearField("output")), "has no outputs"),
-    "no opset": (changed(lambda m: m.ClearField("opset_import")), "is not valid ONNX"),
     "no IR version": (changed(lambda m: m.ClearField("ir_version")), "is not valid ONNX"),
-    "an IR version of the future": (changed(lambda m: setattr(m, "ir_version", 999)), "is not valid ONNX"),
     "an operator that does not exist": (
         changed(lambda m: setattr(m.graph.node[0], "op_type", "Rlu")),
         "is not valid ONNX: No Op registered for Rlu",
@@ -63,7 +61,6 @@ BAD = {
         "however input 'nope' of node: name: OpType: Relu is not output of any previous nodes.",
     ),
     "nodes in a cycle": (two_relus("y", "h", "h", "y").SerializeToString(), "is not valid ONNX"),
-    "two nodes with one output": (two_relus("x", "y", "x", "y").SerializeToString(), "is not valid ONNX"),
     "an output that nothing produces": (two_relus("x", "h", "h", "z").SerializeToString(), "'y'"),
     "a missing attribute": (
         changed(lambda m: setattr(m.graph.node[0], "op_type", "Cast")),
@@ -108,20 +105,19 @@ def test_bad_models_are_answered_with_one_line_that_names_the_file(tmp_path, con
         graph_from_onnx(content)
 
 
-def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(ModelError, match=r"nope\.onnx: there is no such file$"):
-        graph_from_onnx(tmp_path / "nope.onnx")
-
-
-def test_a_folder_is_no_file(tmp_path):
-    with pytest.raises(ModelError, match=r"is a folder; give the \.onnx file in it$"):
-        graph_from_onnx(tmp_path)
-
-
-def test_a_file_below_a_file(tmp_path):
-    (tmp_path / "f").write_bytes(b"")
-    with pytest.raises(ModelError, match="cannot be read: Not a directory"):
-        graph_from_onnx(tmp_path / "f" / "m.onnx")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nope.onnx", r"nope\.onnx: there is no such file$"),
+        ("", r"is a folder; give the \.onnx file in it$"),
+        ("file/m.onnx", "cannot be read: Not a directory"),
+    ],
+    ids=["nothing", "a folder", "below a file"],
+)
+def test_what_is_no_file_is_named(tmp_path, name, message):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ModelError, match=message):
+        graph_from_onnx(tmp_path / name)
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -128,18 +128,6 @@ ACT = function("Act", [leaky("slope")], slope=0.5)
         ),
         pytest.param(
             [call("Outer", ["x"], ["y"])],
-            [ACT, function("Outer", [referring(call("Act", ["a"], ["b"]), slope="s")], attributes=("s",))],
-            0.5,
-            id="handed on by a function whose call leaves it out",
-        ),
-        pytest.param(
-            [call("Outer", ["x"], ["y"], s=0.125)],
-            [ACT, function("Outer", [referring(call("Act", ["a"], ["b"]), slope="s")], attributes=("s",))],
-            0.125,
-            id="handed on by a function whose call gives it",
-        ),
-        pytest.param(
-            [call("Outer", ["x"], ["y"])],
             [ACT, function("Outer", [referring(call("Act", ["a"], ["b"]), slope="s")], s=0.75)],
             0.75,
             id="handed on by a function with a default of its own",

@@ -1,10 +1,11 @@
-"""What importing makes of a model's inputs, outputs, initializers and constants."""
+"""What importing makes of a model's nodes, sub-graphs, inputs, outputs, initializers and constants."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from models import model_of, sparse_tensor
+from agreement import assert_equal_to_reference
+from models import if_model, model_of, sparse_tensor
 from onnx import TensorProto, helper, numpy_helper
 from onnx.helper import make_node as node
 from onnx.helper import make_tensor_value_info as info
@@ -12,28 +13,7 @@ from onnx.helper import make_tensor_value_info as info
 from ferroflow_dask.graph import TensorSpec, graph_from_onnx
 from ferroflow_dask.kernels import evaluate
 
-FLOAT, BOOL = TensorProto.FLOAT, TensorProto.BOOL
-
-
-def test_initializers_that_are_also_listed_as_inputs_are_no_inputs():
-    model = model_of(
-        [node("Add", ["x", "w"], ["y"])],
-        {"x": (FLOAT, [2]), "w": (FLOAT, [2])},
-        ["y"],
-        initializers={"w": np.float32([1, 2])},
-        opset=8,
-        ir_version=3,
-    )
-    graph = graph_from_onnx(model)
-    assert list(graph.inputs) == ["x"]
-    assert graph.constants["w"].tolist() == [1, 2]
-
-
-def test_dimensions_keep_their_names_or_stay_unknown():
-    model = model_of([node("Relu", ["x"], ["y"])], {"x": (FLOAT, ["batch", None, 3])}, ["y"])
-    graph = graph_from_onnx(model)
-    assert graph.inputs["x"].shape == ("batch", None, 3)
-    assert graph.spec("y").shape[::2] == ("batch", 3)
+FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 
 
 @pytest.mark.parametrize(
@@ -93,26 +73,22 @@ def test_weights_keep_their_dtype(element):
     assert evaluate(graph)["y"].astype(int).tolist() == [1, 0, 1]
 
 
-def test_strings_are_objects():
-    model = model_of([node("Identity", ["w"], ["y"])], {}, ["y"])
-    model.graph.initializer.append(helper.make_tensor("w", TensorProto.STRING, [2], [b"a", "é".encode()]))
-    model.graph.output[0].CopyFrom(info("y", TensorProto.STRING, [2]))
-    assert evaluate(graph_from_onnx(model))["y"].tolist() == ["a", "é"]
-
-
 def test_outputs_may_be_inputs_or_initializers_and_inputs_may_be_unused():
     model = model_of(
-        [node("Relu", ["x"], ["r"])],
-        {"x": (FLOAT, [2]), "unused": (FLOAT, [1])},
-        ["x", "w", "r"],
+        [node("Relu", ["x"], ["r"]), node("Add", ["r", "r"], ["s"])],
+        {"x": (FLOAT, ["n", None]), "unused": (FLOAT, [1])},
+        ["x", "w", "r", "s"],
         initializers={"w": np.float32([3])},
     )
-    model.graph.output[0].CopyFrom(info("x", FLOAT, [2]))
+    model.graph.output[0].CopyFrom(info("x", FLOAT, ["n", None]))
     model.graph.output[1].CopyFrom(info("w", FLOAT, [1]))
     graph = graph_from_onnx(model)
-    assert graph.outputs == ("x", "w", "r")
-    result = evaluate(graph, {"x": np.float32([-1, 1]), "unused": np.float32([0])})
-    assert {name: value.tolist() for name, value in result.items()} == {"x": [-1, 1], "w": [3], "r": [0, 1]}
+    assert graph.outputs == ("x", "w", "r", "s")
+    assert graph.inputs["x"].shape == ("n", None)
+    assert graph.spec("s").shape[0] == "n"
+    result = evaluate(graph, {"x": np.float32([[-1, 1]]), "unused": np.float32([0])})
+    found = {name: value.tolist() for name, value in result.items()}
+    assert found == {"x": [[-1, 1]], "w": [3], "r": [[0, 1]], "s": [[0, 2]]}
 
 
 def test_sequences_may_enter_and_leave():
@@ -128,3 +104,42 @@ def test_sequences_may_enter_and_leave():
     assert (str(imported.inputs["s"]), imported.spec("t").is_sequence) == ("sequence", True)
     one = np.float32([1, 2])
     assert [v.tolist() for v in evaluate(imported, {"s": [one], "x": one + 2})["t"]] == [[1, 2], [3, 4]]
+
+
+def test_ops_without_a_name_get_one_and_equal_names_are_told_apart():
+    nodes = [
+        node("Relu", ["x"], ["a"]),
+        node("Relu", ["a"], ["b"], name="act"),
+        node("Relu", ["b"], ["c"], name="act"),
+        node("Relu", ["c"], ["y"], name="relu_1"),
+    ]
+    graph = graph_from_onnx(model_of(nodes, {"x": (FLOAT, [2])}, ["y"]))
+    assert [op.name for op in graph.ops] == ["relu_1_2", "act", "act_2", "relu_1"]
+    assert [op.id for op in graph.ops] == [1, 2, 3, 4]
+
+
+def test_optional_inputs_and_outputs_left_out_stay_empty():
+    nodes = [node("Clip", ["x", "", "high"], ["c"]), node("Dropout", ["c"], ["y", ""])]
+    graph = graph_from_onnx(model_of(nodes, {"x": (FLOAT, [2])}, ["y"], initializers={"high": np.float32(1)}))
+    assert graph.ops[0].inputs == ("x", "", "high")
+    assert graph.ops[1].outputs == ("y", "")
+    assert evaluate(graph, {"x": np.float32([-5, 5])})["y"].tolist() == [-5, 1]
+
+
+def test_the_long_name_of_the_default_domain_is_the_short_one():
+    model = model_of([node("Relu", ["x"], ["y"])], {"x": (FLOAT, [1])}, ["y"])
+    model.graph.node[0].domain = model.opset_import[0].domain = "ai.onnx"
+    graph = graph_from_onnx(model)
+    assert graph.opsets == {"": 18}
+    assert evaluate(graph, {"x": np.float32([-1])})["y"] == 0
+
+
+def test_values_that_sub_graphs_capture_are_operands():
+    model = if_model()
+    graph = graph_from_onnx(model)
+    (op,) = (op for op in graph.ops if op.op_type == "If")
+    assert op.inputs == ("c",)
+    assert sorted(op.captured) == ["a", "b", "c"]
+    assert {before.op_type for before in graph.predecessors[op.id]} == {"Relu", "Neg"}
+    for c in (True, False):
+        assert_equal_to_reference(model, graph, x=np.float32([-1, 2]), c=np.array(c))

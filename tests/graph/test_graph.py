@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 
 import numpy as np
@@ -66,19 +65,6 @@ def test_ops_may_come_in_any_order() -> None:
     assert [op.name for op in graph.topological_order] == ["a", "b", "c"]
 
 
-def test_live_ops_are_those_that_outputs_need() -> None:
-    graph = graph_of(relu(1, "a", "x"), relu(2, "dead", "a"), relu(3, "c", "a"), outputs=("c",))
-    assert [op.name for op in graph.live_ops] == ["a", "c"]
-
-
-def test_a_graph_survives_pickling() -> None:
-    graph = generate_graph("transformer", seq_len=4, d_model=8, n_heads=2)
-    copy = pickle.loads(pickle.dumps(graph))
-    assert [op.name for op in copy.ops] == [op.name for op in graph.ops]
-    assert copy.spec(copy.outputs[0]) == graph.spec(graph.outputs[0])
-    np.testing.assert_array_equal(copy.constants["Wq"], graph.constants["Wq"])
-
-
 def test_mappings_of_a_graph_are_read_only() -> None:
     graph = generate_graph("resnet", channels=4)
     with pytest.raises(TypeError):
@@ -101,32 +87,15 @@ DIAMOND = Graph(
 COSTS = {1: 1.0, 2: 2.0, 3: 5.0, 4: 1.0}
 
 
-def test_upward_rank_is_own_cost_plus_costliest_rest() -> None:
-    assert upward_ranks(DIAMOND, COSTS) == {1: 7.0, 2: 3.0, 3: 6.0, 4: 1.0}
-
-
-def test_critical_path_takes_the_costlier_side() -> None:
-    assert [op.name for op in critical_path(DIAMOND, COSTS)] == ["a", "c", "d"]
-
-
-def test_ops_that_no_output_needs_count_for_nothing() -> None:
-    graph = Graph("g", (X,), (*DIAMOND.ops, relu(5, "dead", "d")), ("d",))
+@pytest.mark.parametrize("has_dead_op", [False, True], ids=["", "and an op that no output needs"])
+def test_ranks_paths_levels_and_bounds_of_a_diamond(has_dead_op: bool) -> None:
+    dead = (relu(5, "dead", "d"),) if has_dead_op else ()
+    graph = Graph("g", (X,), (*DIAMOND.ops, *dead), ("d",))
     costs = {**COSTS, 5: 100.0}
-    assert upward_ranks(graph, costs) == upward_ranks(DIAMOND, COSTS)
-    assert bounds(graph, costs) == bounds(DIAMOND, COSTS)
-    assert critical_path(graph, costs)[-1].name == "d"
-
-
-def test_levels_count_ops_on_the_longest_chain() -> None:
-    assert levels(DIAMOND) == {1: 1, 2: 2, 3: 2, 4: 3}
-
-
-@pytest.mark.parametrize(("workers", "makespan"), [(1, 9.0), (2, 7.0), (100, 7.0)])
-def test_the_bound_is_work_shared_or_the_critical_path(workers: int, makespan: float) -> None:
-    assert bounds(DIAMOND, COSTS).makespan(workers) == makespan
-
-
-def test_an_empty_graph_costs_nothing() -> None:
+    assert upward_ranks(graph, costs) == {1: 7.0, 2: 3.0, 3: 6.0, 4: 1.0}
+    assert [op.name for op in critical_path(graph, costs)] == ["a", "c", "d"]
+    assert levels(graph) == {1: 1, 2: 2, 3: 2, 4: 3}
+    assert [bounds(graph, costs).makespan(n) for n in (1, 2, 100)] == [9.0, 7.0, 7.0]
     assert bounds(graph_of(outputs=("x",)), {}).makespan(4) == 0.0
 
 
@@ -231,24 +200,18 @@ def test_sources_are_seeded_and_differ() -> None:
         ),
         pytest.param("wide", {"widht": 3}, UsageError, "no argument 'widht'.*width", id="unknown argument"),
         pytest.param("wide", {"width": "8"}, UsageError, "width is '8'", id="text"),
-        pytest.param("wide", {"width": 2.5}, UsageError, "width is 2.5", id="half a branch"),
         pytest.param(
             "uniform", {"dim": 10**9}, UsageError, "must fit into this machine's memory", id="too large"
         ),
-        pytest.param("wide", {"width": -1}, UsageError, "width is -1", id="negative count"),
         pytest.param("wide", {"depth": 0}, UsageError, "depth is 0", id="zero count"),
         pytest.param("wide", {"skew": 1.5}, UsageError, "skew is 1.5", id="skew beyond one"),
         pytest.param("imbalanced", {"heavy_ms": -1.0}, UsageError, "heavy_ms is -1", id="negative duration"),
         pytest.param("imbalanced", {"heavy_ms": float("nan")}, UsageError, "heavy_ms is nan", id="no number"),
         pytest.param(
-            "imbalanced", {"n_heavy": 2.5}, UsageError, "n_heavy is 2.5; .* at least 0", id="half an op"
-        ),
-        pytest.param(
             "imbalanced", {"n_fast": -1}, UsageError, "n_fast is -1; .* at least 0", id="fewer than none"
         ),
         pytest.param("wide", {"width": True}, UsageError, "width is True", id="a boolean"),
         pytest.param("wide", {"seed": -1}, UsageError, "seed is -1; .* at least 0", id="negative seed"),
-        pytest.param("wide", {"seed": "a"}, UsageError, "seed is 'a'", id="a seed of text"),
         pytest.param("imbalanced", {"n_heavy": 0, "n_fast": 0}, UsageError, "has no ops", id="nothing to do"),
         pytest.param(
             "transformer", {"d_model": 10, "n_heads": 4}, UsageError, "no multiple", id="uneven heads"

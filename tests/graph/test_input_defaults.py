@@ -81,17 +81,6 @@ def test_bound_graphs_take_it(width: int, granularity: str, providers: list[str]
         assert_same(bound.compute(scheduler="sync")["y"], reference(model, inputs)["y"])
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_batches_take_it_whole(width: int) -> None:
-    model = layer(width)
-    graph = graph_from_onnx(model)
-    x, w = given(width)
-    y = Model(graph).map_batches({"x": da.from_array(x, (2, -1)), "w": w})
-    assert_same(y.compute(scheduler="sync"), reference(model, {"x": x, "w": w})["y"])
-    default = Model(graph).map_batches(da.from_array(x, (2, -1)))
-    assert_same(default.compute(scheduler="sync"), reference(model, {"x": x})["y"])
-
-
 @pytest.mark.cluster
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_placed_default_gives_way(process_client: Client, width: int) -> None:
@@ -105,22 +94,6 @@ def test_a_placed_default_gives_way(process_client: Client, width: int) -> None:
             assert_same(process_client.compute(bound).result()["y"], expected)
         batches = Model(graph).map_batches({**inputs, "x": da.from_array(x, (2, -1))})
         assert_same(process_client.compute(batches).result(), expected)
-
-
-def test_shapes_that_came_of_a_default_are_not_kept() -> None:
-    nodes = [node("Reshape", ["x", "shape"], ["r"]), node("Relu", ["r"], ["y"])]
-    model = model_of(
-        nodes, {"x": (FLOAT, [6]), "shape": (INT64, ["n"])}, [], initializers={"shape": np.int64([2, 3])}
-    )
-    model.graph.output.append(onnx.helper.make_tensor_value_info("y", FLOAT, ["a", "b"]))
-    graph = graph_from_onnx(model)
-    assert graph.spec("r").shape == (2, 3)
-    x = np.arange(6, dtype=np.float32)
-    assert_equal_to_reference(model, graph, x=x, shape=np.int64([3, 2]))
-    opened = with_inputs(graph, ["shape"])
-    assert [(str(opened.spec(name).dtype), opened.spec(name).size) for name in "ry"] == [
-        ("float32", None)
-    ] * 2
 
 
 def test_shapes_that_a_default_does_not_reach_are_kept() -> None:
@@ -300,16 +273,6 @@ def test_inputs_are_drawn_beside_a_default_that_is_given(files: Path, how: tuple
         y = written["y"]
     drawn = random_inputs(graph_from_onnx(layer(3)), 0, len(y))["x"]
     assert_same(y, reference(layer(3), {"x": drawn, "w": w})["y"])
-
-
-def test_batches_take_as_rows_what_has_no_default() -> None:
-    nodes = [node("Mul", ["x", "k"], ["m"]), node("Mul", ["m", "w"], ["y"])]
-    inputs = {"x": (FLOAT, ["n", 4]), "k": (FLOAT, [4]), "w": (FLOAT, [4])}
-    graph = graph_from_onnx(model_of(nodes, inputs, ["y"], initializers={"w": np.ones(4, np.float32)}))
-    ones = np.ones(4, np.float32)
-    values = {"x": np.ones((4, 4), np.float32), "k": ones, "w": 2 * ones}
-    with pytest.raises(BindError, match="--batch takes all inputs without a default as rows"):
-        in_batches(graph, values, 2, lambda: 1, seed=0)
 
 
 def test_the_command_line_tells_of_it(files: Path) -> None:

@@ -59,23 +59,13 @@ def result(collection: Any, client: Client) -> Any:
 @pytest.mark.cluster
 @pytest.mark.parametrize("way", [as_bound, as_batches, as_placed])
 def test_no_weights_travel_to_workers_that_can_read_the_file(
-    way: Any, path: Path, process_client: Client
+    way: Any, path: Path, process_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(batch_model, "runner_here", None)  # the client opens no session
     with process_client.as_current():
         collection = way(load_onnx(path), process_client)
         sent = sum(len(pickle.dumps(task)) for task in dict(collection.__dask_graph__()).values())
         assert sent < NBYTES / 20
-        np.testing.assert_allclose(result(collection, process_client), expected(path), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.cluster
-def test_a_model_of_large_files_is_tried_out_on_a_worker(
-    path: Path, process_client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The client opens no session, and the worker that was asked uses its session for the batches."""
-    monkeypatch.setattr(batch_model, "runner_here", None)  # only in this process
-    with process_client.as_current():
-        collection = load_onnx(path).map_batches(X)
         np.testing.assert_allclose(result(collection, process_client), expected(path), rtol=1e-4, atol=1e-5)
 
 

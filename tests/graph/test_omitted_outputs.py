@@ -14,7 +14,8 @@ import pytest
 from agreement import assert_same
 from models import model_of, reference
 from onnx import TensorProto
-from onnx.helper import make_graph, make_node, make_tensor_value_info
+from onnx.helper import make_graph, make_node
+from onnx.helper import make_tensor_value_info as info
 
 from ferroflow_dask.graph import graph_from_onnx
 from ferroflow_dask.kernels import evaluate, make_plan
@@ -26,7 +27,7 @@ X = np.arange(8, dtype=np.float32).reshape(2, 4) - 3
 
 
 def branch(name: str, *nodes: onnx.NodeProto) -> onnx.GraphProto:
-    return make_graph(list(nodes), name, [], [make_tensor_value_info(nodes[-1].output[-1], FLOAT, [2, 2])])
+    return make_graph(list(nodes), name, [], [info(nodes[-1].output[-1], FLOAT, [2, 2])])
 
 
 def loop() -> onnx.NodeProto:
@@ -38,16 +39,8 @@ def loop() -> onnx.NodeProto:
             make_node("Identity", ["sum"], ["seen"]),
         ],
         "body",
-        [
-            make_tensor_value_info("i", INT64, []),
-            make_tensor_value_info("again", BOOL, []),
-            make_tensor_value_info("carried", FLOAT, [2, 4]),
-        ],
-        [
-            make_tensor_value_info("still", BOOL, []),
-            make_tensor_value_info("sum", FLOAT, [2, 4]),
-            make_tensor_value_info("seen", FLOAT, [2, 4]),
-        ],
+        [info("i", INT64, []), info("again", BOOL, []), info("carried", FLOAT, [2, 4])],
+        [info("still", BOOL, []), info("sum", FLOAT, [2, 4]), info("seen", FLOAT, [2, 4])],
     )
     return make_node("Loop", ["n", "", "a"], ["", "b"], body=body)
 
