@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from math import inf, nan
 from statistics import median
@@ -22,7 +22,7 @@ from ferroflow_dask.cost import AnalyticCost, estimate
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.graph import Graph, Op, bounds, generate_graph
 from ferroflow_dask.lowering import bind_graph
-from ferroflow_dask.lowering.bundles import bundle
+from ferroflow_dask.lowering.bundles import _peak_nbytes, bundle
 from ferroflow_dask.ranks import ranks_of
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
 
@@ -48,17 +48,22 @@ def test_short_siblings_are_shared_out_evenly_and_long_ones_travel_alone() -> No
         assert sum(following) <= 1.1 * sum(one)
 
 
-def test_one_thread_gets_one_bundle() -> None:
-    assert sizes(generate_graph("xlarge-transformer"), ClusterProfile((1,))) == [384]
+NO_TIME = {"n_heavy": 3, "heavy_ms": 100.0, "n_fast": 60, "fast_ms": 0.0}
+SHORT = {"seq_len": 8, "d_model": 16, "n_heads": 4}
 
 
-def test_a_chain_is_one_bundle_and_chains_are_one_each() -> None:
-    assert sizes(generate_graph("matmul-chain", n_ops=30), EIGHT) == [30]
-    assert sizes(generate_graph("matmul-parallel", n_branches=16, m=512), EIGHT) == [8] * 16
-
-
-def test_what_is_too_short_to_share_is_one_bundle() -> None:
-    assert sizes(generate_graph("transformer", seq_len=8, d_model=16, n_heads=4), EIGHT) == [12]
+@pytest.mark.parametrize(
+    ("name", "arguments", "n_threads", "expected"),
+    [
+        pytest.param("xlarge-transformer", {}, 1, [384], id="one thread gets one"),
+        pytest.param("matmul-chain", {"n_ops": 30}, 8, [30], id="a chain is one"),
+        pytest.param("matmul-parallel", {"n_branches": 16, "m": 512}, 8, [8] * 16, id="chains are one each"),
+        pytest.param("transformer", SHORT, 8, [12], id="what is too short to share"),
+        *(pytest.param("imbalanced", NO_TIME, n, [60, 1, 1, 1], id=f"no time, {n}") for n in (1, 2, 8)),
+    ],
+)
+def test_bundles_have_the_sizes(name: str, arguments: Any, n_threads: int, expected: list[int]) -> None:
+    assert sizes(generate_graph(name, **arguments), ClusterProfile((1,) * n_threads)) == expected
 
 
 def test_guesses_give_bundles_of_decreasing_sizes_neighbours_apart() -> None:
@@ -81,6 +86,44 @@ def test_no_bundle_needs_more_memory_than_a_worker_has() -> None:
         branches = Counter(op.inputs[1] for op in one)
         assert len(one) == 1 or len(branches) < 8
     assert len(bundle(graph, seconds, tight).bundles) > 1
+
+
+#: Of each value [B]; `x` and `y` come from elsewhere.
+NBYTES = {"x": 100, "y": 1000, "a": 10, "b": 20, "c": 40}
+
+
+def made(*reads: str) -> list[Op]:
+    """Return ops that make `a`, `b` and `c`, one after another, of the values named by letters."""
+    return [
+        Op(i, out, "f", tuple(read), (out,)) for i, (read, out) in enumerate(zip(reads, "abc", strict=True))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ops", "kept", "expected"),
+    [
+        (made("x", "a", "b"), "", 100 + 20 + 40),  # at the end; `a` is gone by then
+        (made("xy", "a", "b"), "", 100 + 1000 + 20 + 40),
+        (made("x", "a", "bx"), "", 100 + 20 + 40),
+        (made("x", "a", "ab"), "", 100 + 10 + 20 + 40),
+        (made("x", "a", "b"), "a", 100 + 10 + 20 + 40),
+        (made("x", "aa", "b"), "", 100 + 20 + 40),
+        (made("", "", "a"), "c", 10 + 20 + 40),
+    ],
+    ids=[
+        "one after another",
+        "of two from elsewhere",
+        "what comes from elsewhere stays until the end",
+        "what is read again stays until then",
+        "what others read stays",
+        "what one op reads twice goes once",
+        "of nothing from elsewhere",
+    ],
+)
+def test_a_bundle_holds_what_is_still_read_and_what_others_read(
+    ops: list[Op], kept: Collection[str], expected: int
+) -> None:
+    assert _peak_nbytes(ops, NBYTES, kept) == expected
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=50), st.integers(1, 8))
@@ -188,13 +231,6 @@ def test_what_is_thought_to_be_short_runs_everywhere_if_it_is_not(n_heavy: int) 
     thought = estimate(graph, AnalyticCost())
     seconds = dict.fromkeys(thought, 0.01)
     assert makespan_s(graph, seconds, thought, 1e-3) <= 1.6 * sum(seconds.values()) / 8
-
-
-@pytest.mark.parametrize("n_threads", [1, 2, 8])
-def test_what_takes_no_time_is_packed_beside_what_does(n_threads: int) -> None:
-    graph = generate_graph("imbalanced", n_heavy=3, heavy_ms=100.0, n_fast=60, fast_ms=0.0)
-    cluster = ClusterProfile((1,) * n_threads, task_s=1e-3)
-    assert sizes(graph, cluster) == [60, 1, 1, 1]
 
 
 def test_a_cost_that_is_no_duration_is_refused() -> None:

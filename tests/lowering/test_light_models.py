@@ -1,4 +1,4 @@
-"""The nine architectures that come with onnx, with random weights, one task per node on worker processes."""
+"""The nine architectures that come with onnx, with random weights, in each granularity on processes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from distributed import Client
 from models import light_models, randomize
 from onnx.reference import ReferenceEvaluator
 
-from ferroflow_dask import Model, executed, install, uninstall
+from ferroflow_dask import ClusterProfile, Model, executed, install, uninstall
 from ferroflow_dask.graph import graph_from_onnx
 from ferroflow_dask.kernels.corrections import LRN
-from ferroflow_dask.lowering import scatter
+from ferroflow_dask.lowering import GRANULARITIES, scatter
 
 #: The evaluator takes Softmax and BatchNormalization of old opsets for new ones, so it is given the same
 #: model in this one; LRN it does not compute in any (test_kernel_corrections shows that ours is right).
@@ -48,15 +48,18 @@ def test_an_architecture_on_processes_matches_onnx_reference(path: Path, process
     )
     install(process_client)
     placed = scatter(graph, process_client)
-    outputs = []
-    for x in (one, other):
-        bound = Model(placed).bind({name: x}, granularity="ops")
-        assert bound.n_tasks == len(graph.live_ops) + 1  # the input is a task too
-        (output,) = process_client.compute(bound).result().values()
-        assert executed(process_client, bound.run).executed_ops == len(graph.live_ops)
-        outputs.append(output)
-    uninstall(process_client)
     expected = expected_output(model, name, one)
     scale = np.abs(expected).max()
-    np.testing.assert_allclose(outputs[0], expected, rtol=0, atol=1e-3 * scale)
-    assert np.abs(outputs[0] - outputs[1]).max() > 0.05 * scale
+    for granularity in GRANULARITIES:
+        outputs = []
+        for x in (one, other):
+            bound = Model(placed).bind({name: x}, granularity=granularity, profile=ClusterProfile((1,) * 4))
+            assert bound.granularity == granularity
+            if granularity == "ops":
+                assert bound.n_tasks == len(graph.live_ops) + 1  # the input is a task too
+            (output,) = process_client.compute(bound).result().values()
+            assert executed(process_client, bound.run).executed_ops == len(graph.live_ops)
+            outputs.append(output)
+        np.testing.assert_allclose(outputs[0], expected, rtol=0, atol=1e-3 * scale)
+        assert np.abs(outputs[0] - outputs[1]).max() > 0.05 * scale
+    uninstall(process_client)

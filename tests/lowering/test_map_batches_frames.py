@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,9 @@ from onnx.helper import make_node as node
 from ferroflow_dask import load_onnx
 from ferroflow_dask.exceptions import BindError, UsageError
 
+pytestmark = pytest.mark.usefixtures("_no_cluster")
 FLOAT, INT64, STRING = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING
 ML = {"domain": "ai.onnx.ml"}
-
-
-@pytest.fixture(autouse=True)
-def _no_cluster() -> Iterator[None]:
-    """Compute here, even if a test of another file has left a client."""
-    with dask.config.set(scheduler="sync"):
-        yield
 
 
 def matrix() -> onnx.ModelProto:
@@ -150,14 +143,10 @@ def test_columns_can_be_chosen() -> None:
     assert load_onnx(table()).map_batches(renamed, columns={"city": "town"}).compute()["label"].tolist()
 
 
-def test_a_column_of_arrays_is_an_input() -> None:
+def test_columns_may_be_arrays_and_missing_numbers_are_nan() -> None:
     x = NUMBERS.to_numpy("float32")
-    frame = pd.DataFrame({"x": list(x), "k": range(5)})
-    found = load_onnx(matrix()).map_batches(frame).compute()
+    found = load_onnx(matrix()).map_batches(pd.DataFrame({"x": list(x), "k": range(5)})).compute()
     np.testing.assert_allclose(np.stack(found["y"]), expected(matrix(), x=x)[0])
-
-
-def test_missing_numbers_are_nan() -> None:
     frame = NUMBERS.astype({"b": "Int64"})
     frame.loc[4, "b"] = pd.NA
     found = load_onnx(matrix()).map_batches(frame).compute()

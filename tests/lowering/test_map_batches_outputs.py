@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import dask
 import dask.array as da
 import numpy as np
 import onnx
@@ -13,22 +11,15 @@ import pytest
 from models import model_of
 from onnx import TensorProto
 from onnx.helper import make_node as node
-from onnx.helper import make_tensor_value_info as info
 
 from ferroflow_dask import load_onnx
 from ferroflow_dask.exceptions import BindError, UnknownNameError, UsageError
 from ferroflow_dask.graph.outputs import with_outputs
 from ferroflow_dask.lowering import trials
 
+pytestmark = pytest.mark.usefixtures("_no_cluster")
 FLOAT, INT64, STRING = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING
 TRY_OUT = trials.try_out
-
-
-@pytest.fixture(autouse=True)
-def _no_cluster() -> Iterator[None]:
-    """Compute the first rows here, even if a test of another file has left a client."""
-    with dask.config.set(scheduler="sync"):
-        yield
 
 
 @pytest.fixture
@@ -64,16 +55,12 @@ INDICES = np.int64([[100, 101, 102], [103, 104, 105], [106, 107, 108], [109, 100
 FOUND = (2 * (INDICES - 100)).astype(np.float32)[..., None]
 
 
-def test_a_model_that_fails_on_made_up_values_is_tried_on_the_first_rows(tries: list[Any]) -> None:
-    y = load_onnx(looked_up()).map_batches(da.from_array(INDICES, chunks=(2, -1)))
-    assert y.shape == (4, 3, 1)
-    np.testing.assert_array_equal(y.compute(scheduler="sync"), FOUND)
-    assert any(np.array_equal(arrays[0], INDICES[:2]) for arrays in tries)
-
-
-def test_a_single_row_is_enough() -> None:
-    y = load_onnx(looked_up()).map_batches(da.from_array(INDICES[:1], chunks=(1, -1)))
-    np.testing.assert_array_equal(y.compute(scheduler="sync"), FOUND[:1])
+@pytest.mark.parametrize("n", [1, 4])
+def test_a_model_that_fails_on_made_up_values_is_tried_on_the_first_rows(tries: list[Any], n: int) -> None:
+    y = load_onnx(looked_up()).map_batches(da.from_array(INDICES[:n], chunks=(2, -1)))
+    assert y.shape == (n, 3, 1)
+    np.testing.assert_array_equal(y.compute(scheduler="sync"), FOUND[:n])
+    assert any(np.array_equal(arrays[0], INDICES[:n][:2]) for arrays in tries)
 
 
 def test_rows_that_depend_on_each_other_are_found_with_real_ones() -> None:
@@ -96,31 +83,6 @@ def test_what_is_declared_is_not_tried_out(tries: list[Any]) -> None:
     assert not tries
     assert (y.dtype, y.shape) == (np.float32, (4, 3, 1))
     np.testing.assert_array_equal(y.compute(scheduler="sync"), FOUND)
-
-
-def categories() -> onnx.ModelProto:
-    """Return a classifier of texts that refuses those that it does not know."""
-    domain = {"domain": "ai.onnx.ml"}
-    nodes = [
-        node("LabelEncoder", ["x"], ["i"], keys_strings=["cat", "dog"], values_int64s=[100, 101], **domain),
-        node("Sub", ["i", "first"], ["at"]),
-        node("Gather", ["table", "at"], ["y"], axis=0),
-        node("Compress", ["y", "which"], ["z"], axis=1),
-    ]
-    constants = {
-        "first": np.int64(100),
-        "table": np.float32([[1, 2], [3, 4]]),
-        "which": np.array([True, True]),
-    }
-    model = model_of(nodes, {"x": (STRING, ("n",))}, ["z"], initializers=constants, domains={"ai.onnx.ml": 2})
-    model.graph.output[0].CopyFrom(info("z", FLOAT, ["n", "m"]))
-    return model
-
-
-def test_categories_are_tried_as_they_come() -> None:
-    words = np.array(["dog", "cat", "dog"], object)
-    y = load_onnx(categories()).map_batches(da.from_array(words, chunks=2))
-    assert y.compute(scheduler="sync").tolist() == [[3, 4], [1, 2], [3, 4]]
 
 
 def two_heads() -> onnx.ModelProto:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import dask
@@ -23,14 +22,8 @@ from onnx.helper import make_node as node
 from ferroflow_dask import load_onnx
 from ferroflow_dask.exceptions import BindError, KernelError
 
+pytestmark = pytest.mark.usefixtures("_no_cluster")
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
-
-
-@pytest.fixture
-def _no_cluster() -> Iterator[None]:
-    """Compute here, even if a test of another file has left a client."""
-    with dask.config.set(scheduler="sync"):
-        yield
 
 
 def lengths() -> onnx.ModelProto:
@@ -58,7 +51,6 @@ TEXTS = pd.DataFrame({"text": ["a", "abc", "ab", "abcdefg", "c"]})
 TOTALS = [sum(map(ord, text)) for text in TEXTS["text"]]
 
 
-@pytest.mark.usefixtures("_no_cluster")
 def test_preprocess_gets_batches_of_the_chosen_size() -> None:
     frame = dd.from_pandas(TEXTS, npartitions=1)
     options: dict[str, Any] = {"preprocess": tokens, "check_rows": False}
@@ -70,7 +62,6 @@ def test_preprocess_gets_batches_of_the_chosen_size() -> None:
     assert found["longest"].tolist() == [3, 3, 7, 7, 1]
 
 
-@pytest.mark.usefixtures("_no_cluster")
 def test_functions_may_change_rows_and_columns() -> None:
     def words(frame: pd.DataFrame) -> pd.DataFrame:
         found = frame[frame["text"].str.len() < 4]
@@ -88,7 +79,6 @@ def test_functions_may_change_rows_and_columns() -> None:
     assert found["total"].tolist() == [sum(map(ord, "abc")), sum(map(ord, "ab")), ord("c")]
 
 
-@pytest.mark.usefixtures("_no_cluster")
 @pytest.mark.parametrize("batch_size", [None, 2])
 def test_arrays_with_functions(batch_size: int | None) -> None:
     x = rows(7, 784)
@@ -107,7 +97,6 @@ def test_arrays_with_functions(batch_size: int | None) -> None:
     np.testing.assert_allclose(kept.compute(), wanted[[0, 2, 3, 5, 6]], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.usefixtures("_no_cluster")
 def test_a_batch_size_is_apart_from_chunks() -> None:
     nodes = [node("Shape", ["x"], ["s"], end=1), node("Expand", ["s", "s"], ["n"])]
     x = da.zeros((7, 2), chunks=(5, 2), dtype=np.float32)
@@ -117,7 +106,6 @@ def test_a_batch_size_is_apart_from_chunks() -> None:
     assert y.compute().tolist() == [3, 3, 3, 2, 2, 2, 2]
 
 
-@pytest.mark.usefixtures("_no_cluster")
 def test_integers_of_arrays_become_nan_if_rows_fail() -> None:
     model = model_of(
         [node("Gather", ["table", "i"], ["y"])],
@@ -134,7 +122,6 @@ def test_integers_of_arrays_become_nan_if_rows_fail() -> None:
         load_onnx(model).map_batches(i).compute()
 
 
-@pytest.mark.usefixtures("_no_cluster")
 def test_bags_of_rows_and_of_dicts() -> None:
     x = rows(5, 784)
     (wanted,) = expected(mlp(), x=x)
@@ -149,7 +136,6 @@ def test_bags_of_rows_and_of_dicts() -> None:
     np.testing.assert_allclose(np.stack([item["y"] for item in found]), wanted, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.usefixtures("_no_cluster")
 def test_items_that_fail_are_none() -> None:
     bag = db.from_sequence([[1] * 784, ["a"] * 784, [3] * 784], npartitions=1)
     with pytest.warns(UserWarning, match="1 of 3 rows of a chunk failed"):
@@ -157,7 +143,6 @@ def test_items_that_fail_are_none() -> None:
     assert [row is None for row in found] == [False, True, False]
 
 
-@pytest.mark.usefixtures("_no_cluster")
 def test_delayed_values_are_chunks_of_any_form() -> None:
     x = rows(3, 784)
     (wanted,) = expected(mlp(), x=x)
@@ -172,7 +157,6 @@ def test_delayed_values_are_chunks_of_any_form() -> None:
         model.map_batches(dask.delayed(3)).compute()
 
 
-@pytest.mark.usefixtures("_no_cluster")
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -61,6 +61,11 @@ def test_a_model_whose_rows_depend_on_each_other_is_refused(model: onnx.ModelPro
             ask(load_onnx(model).graph, x)
 
 
+def branch(node: onnx.NodeProto) -> onnx.GraphProto:
+    result = helper.make_tensor_value_info(node.output[0], FLOAT, (3,))
+    return helper.make_graph([node], node.op_type, [], [result])
+
+
 NOT_TRIED = {
     "random numbers": one_op("RandomNormalLike"),
     "dropout in training": one_op(
@@ -72,18 +77,8 @@ NOT_TRIED = {
                 "If",
                 ["c"],
                 ["r"],
-                then_branch=helper.make_graph(
-                    [helper.make_node("RandomNormal", [], ["t"], shape=[3])],
-                    "then",
-                    [],
-                    [helper.make_tensor_value_info("t", FLOAT, (3,))],
-                ),
-                else_branch=helper.make_graph(
-                    [helper.make_node("Identity", ["zero"], ["e"])],
-                    "else",
-                    [],
-                    [helper.make_tensor_value_info("e", FLOAT, (3,))],
-                ),
+                then_branch=branch(helper.make_node("RandomNormal", [], ["t"], shape=[3])),
+                else_branch=branch(helper.make_node("Identity", ["zero"], ["e"])),
             ),
             helper.make_node("Add", ["x", "r"], ["y"]),
         ],
@@ -143,11 +138,14 @@ def test_what_goes_whole_with_each_batch_is_told_where_shapes_do_not_fit() -> No
         model.map_batches({"x": X, "b": np.zeros((6, 3), np.float32)})
 
 
-def test_batches_on_the_command_line_take_all_inputs_as_rows() -> None:
-    scale = helper.make_node("Mul", ["x", "k"], ["y"])
-    model = model_of([scale], {"x": (FLOAT, ("n", 4)), "k": (FLOAT, (4,))}, ["y"])
-    inputs = {"x": np.ones((4, 4), np.float32), "k": np.ones(4, np.float32)}
-    with pytest.raises(BindError, match=r"--batch takes all inputs as rows"):
+@pytest.mark.parametrize("has_default", [False, True])
+def test_batches_on_the_command_line_take_all_inputs_as_rows(has_default: bool) -> None:
+    scales = [helper.make_node("Mul", ["x", "k"], ["z"]), helper.make_node("Mul", ["z", "w"], ["y"])]
+    types = {"x": (FLOAT, ("n", 4)), "k": (FLOAT, (4,)), **({"w": (FLOAT, (4,))} if has_default else {})}
+    model = model_of(scales, types, ["y"], initializers={"w": np.ones(4, np.float32)})
+    inputs = {"x": np.ones((4, 4), np.float32), **dict.fromkeys([*types][1:], np.ones(4, np.float32))}
+    which = "without a default " if has_default else ""
+    with pytest.raises(BindError, match=f"--batch takes all inputs {which}as rows"):
         in_batches(load_onnx(model).graph, inputs, 2, lambda: 1, seed=0)
     with pytest.raises(
         BindError, match=r"inputs of \[4, 6\] rows make no batches; --batch takes each of them"

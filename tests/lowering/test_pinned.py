@@ -117,15 +117,11 @@ def ops_of(call: ExecuteBundle | ExecuteOp) -> list[Op]:
 
 
 def test_equal_splits_are_a_bundle_for_each_worker() -> None:
-    graph = partition(mlp(), split(mlp(), "sample"))
+    slow, fast = (partition(mlp(), split(mlp(), "sample")) for _ in range(2))
     # The half of the input that moves, the layers on each worker, and the concatenation of the output.
-    bundles = bundles_of(graph, {op.id: 1.0 for op in graph.ops})
-    assert sorted(map(len, bundles)) == [1, 1, 8, 8]
-
-
-def test_ops_that_cost_less_than_a_task_wait_for_others_in_one_bundle() -> None:
-    graph = partition(mlp(), split(mlp(), "sample"))
-    assert sorted(map(len, bundles_of(graph, {}))) == [1, 8, 9]
+    assert sorted(map(len, bundles_of(slow, {op.id: 1.0 for op in slow.ops}))) == [1, 1, 8, 8]
+    # Ops that cost less than a task wait for others in one bundle.
+    assert sorted(map(len, bundles_of(fast, {}))) == [1, 8, 9]
 
 
 def test_bundles_delay_nothing_that_another_worker_waits_for() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ferroflow_dask import ClusterProfile, GraphBuilder, Model, generate
-from ferroflow_dask.exceptions import BindError, UsageError
+from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.lowering.collection import BoundGraph
 
 X = np.float32([1, 2])
@@ -68,20 +68,9 @@ def test_an_input_given_twice_is_refused(function: str) -> None:
         getattr(difference(), function)({"x": X, "y": Y}, x=X)
 
 
-def test_a_missing_input_is_named() -> None:
-    with pytest.raises(BindError, match="input 'y' of graph 'difference' is missing"):
-        difference().bind(x=X)
-
-
 def test_a_model_is_pickled_with_its_graph() -> None:
     model = generate("uniform", n=2, dim=2)
     copy = pickle.loads(pickle.dumps(model))
     assert repr(copy) == repr(model)
     for name, value in model.evaluate().items():
         np.testing.assert_array_equal(copy.evaluate()[name], value)
-
-
-def test_a_builder_can_build_the_graph_alone() -> None:
-    builder = GraphBuilder("one")
-    builder.output(y=builder.op("Neg", builder.constant(X)))
-    assert repr(builder.to_graph()) == "<Graph 'one': 1 ops, 1 sources, 1 edges, outputs ['y']>"

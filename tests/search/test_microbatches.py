@@ -142,18 +142,11 @@ RESULT, WEIGHT = 4 * ROWS * 256, 4 * 256 * 256
 NEEDED = 2 * 4 * WEIGHT + 5 * RESULT
 
 
-@pytest.mark.parametrize(
-    ("nbytes", "n_recomputed"),
-    [
-        pytest.param(0, 0, id="no limit"),
-        pytest.param(10 * NEEDED, 0, id="much memory"),
-        pytest.param(NEEDED, 0, id="just enough memory"),
-    ],
-)
-def test_nothing_is_computed_twice_if_memory_suffices(nbytes: int, n_recomputed: int) -> None:
+@pytest.mark.parametrize("nbytes", [0, NEEDED], ids=["no limit", "just enough memory"])
+def test_nothing_is_computed_twice_if_memory_suffices(nbytes: int) -> None:
     problem = TrainingProblem(dense(*SIZES), free(1, nbytes), Layers())
     found = search(problem, steps=300)
-    assert sum(found.best.choices[node].recompute for node in problem.changeable) == n_recomputed
+    assert not any(found.best.choices[node].recompute for node in problem.changeable)
     assert found.best.makespan_s == pytest.approx(12 * LAYER_S)
 
 

@@ -8,9 +8,9 @@ from statistics import median
 
 import numpy as np
 import pytest
+from searches import SLOW
 from split_models import block
 
-from ferroflow_dask.cost import AnalyticCost
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.graph import Builder, Graph
 from ferroflow_dask.search import Choice, Problem, least_makespan_s, search, simulate
@@ -20,8 +20,6 @@ from ferroflow_dask.topology import Route
 
 #: Random graphs.
 GRAPHS = int(os.environ.get("FERROFLOW_ORACLES", "6"))
-#: Slow enough that small operators are worth splitting.
-SLOW = AnalyticCost(flop_rate=1e8, memory_bandwidth=1e9)
 
 
 def random_problem(seed: int, n_ops: tuple[int, int] = (3, 6)) -> Problem:
@@ -85,12 +83,6 @@ def test_the_gap_of_found_strategies_to_the_bound_is_small() -> None:
     assert max(gaps) <= 0.15
 
 
-def graph_of_one() -> Graph:
-    b = Builder("one")
-    b.output(y=b.op("Relu", b.input("x", np.float32, (4, 4))))
-    return b.to_graph()
-
-
 def test_a_bound_by_hand() -> None:
     class Second:
         def seconds(self, op: object, graph: Graph) -> float:
@@ -99,10 +91,13 @@ def test_a_bound_by_hand() -> None:
     def machine(bandwidth: float) -> Machine:
         return Machine((1, 1), (1.0, 1.0), (bandwidth,) * 2, lambda _, to: Route((to,), 0.0, bandwidth))
 
+    b = Builder("one")
+    b.output(y=b.op("Relu", b.input("x", np.float32, (4, 4))))
+    one = b.to_graph()
     # In halves: the input is on worker 0. Half of its 64 bytes reach worker 1 after 0.1 s. It takes 0.5 s.
     # The result is put together there. Whole: 1 s.
-    assert least_makespan_s(Problem(graph_of_one(), machine(320.0), Second(), 1e12)) == pytest.approx(0.6)
-    assert least_makespan_s(Problem(graph_of_one(), machine(32.0), Second(), 1e12)) == 1.0
+    assert least_makespan_s(Problem(one, machine(320.0), Second(), 1e12)) == pytest.approx(0.6)
+    assert least_makespan_s(Problem(one, machine(32.0), Second(), 1e12)) == 1.0
 
 
 def test_larger_problems_are_refused() -> None:
