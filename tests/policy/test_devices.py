@@ -134,7 +134,7 @@ def test_a_full_gpu_steals_nothing_that_it_would_have_to_spill_for(free: int, n_
     assert any("for data that take 0.4999 s" in reason for reason in told) == (not n_stolen)
 
 
-def test_what_is_on_its_way_takes_its_part_of_the_free_memory() -> None:
+def test_what_is_on_its_way_and_results_of_tasks_take_their_part_of_the_free_memory() -> None:
     cluster = two_gpus(PLENTY)
     task = cluster.task("a", 1.0, output_bytes=6 * 10**9)
     assert cluster.view.transfer_s(task, "gpu0") == 0
@@ -142,12 +142,8 @@ def test_what_is_on_its_way_takes_its_part_of_the_free_memory() -> None:
     assert cluster.view.transfer_s(task, "gpu0") == pytest.approx(0.1)
     cluster.view.set_incoming("gpu0", 10**12)  # that is others' to wait for
     assert cluster.view.transfer_s(task, "gpu0") == pytest.approx(0.6)
-
-
-def test_results_of_the_tasks_that_a_gpu_has_take_their_part_too() -> None:
-    cluster = two_gpus(PLENTY)
+    cluster.view.set_incoming("gpu0", 0)
     cluster.put("gpu0", cluster.task("before", 1.0, output_bytes=5 * 10**9))
-    task = cluster.task("a", 1.0, output_bytes=6 * 10**9)
     assert cluster.view.transfer_s(task, "gpu0") == pytest.approx(0.1)
     cluster.view.release("before")
     assert cluster.view.transfer_s(task, "gpu0") == 0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from policy_contract import CONTRACT, HELD, THERE, Make
 from pure_policy import Cluster, ferroflow
 
-from ferroflow_dask.policy import make_policy
+from ferroflow_dask.policy import make_policy, policy_names
 from ferroflow_dask.policy.events import GraphArrived
 
 
@@ -149,3 +151,27 @@ def test_tasks_with_one_small_input_are_spread() -> None:
     assert Counter(cluster.ready(cluster.task(i, **held) for i in range(12))) == dict.fromkeys(
         ("w0", "w1", "w2", "w3"), 3
     )
+
+
+# What every policy keeps to, whoever wrote it
+
+
+@pytest.mark.parametrize("keeps", CONTRACT, ids=lambda keeps: keeps.__name__)
+@pytest.mark.parametrize("name", policy_names())
+def test_every_policy_keeps_the_contract(name: str, keeps: Callable[[Make], None]) -> None:
+    keeps(lambda: make_policy(name))
+
+
+@pytest.mark.parametrize("name", policy_names())
+def test_our_policies_use_all_workers_that_they_may(name: str) -> None:
+    cluster = Cluster(make_policy(name))
+    assert set(cluster.ready(cluster.task(i, **THERE) for i in range(20))) == {"w1", "w3"}
+
+
+@pytest.mark.parametrize("name", policy_names())
+def test_our_policies_use_a_worker_that_was_paused(name: str) -> None:
+    cluster = Cluster(make_policy(name), workers=3)
+    cluster.view.set_running("w1", False)
+    assert "w1" not in cluster.ready(cluster.task(i, **HELD) for i in range(20))
+    cluster.view.set_running("w1", True)
+    assert "w1" in cluster.ready(cluster.task(100 + i, **HELD) for i in range(20))

@@ -20,34 +20,26 @@ from ferroflow_dask.scheduler.decisions import DecisionLog
 pytestmark = pytest.mark.cluster
 
 
-def test_a_task_has_the_story_of_its_placement_and_steals(thread_client: Client) -> None:
-    install(thread_client)
-    first = min(workers_of(thread_client))
-    futures = thread_client.map(
-        pause, range(20), seconds=0.02, pure=False, key="pause", workers=[first], allow_other_workers=True
-    )
-    thread_client.gather(futures)
-    stolen = [key for key, holders in thread_client.who_has(futures).items() if first not in holders]
-    assert stolen
-    story = explain(thread_client, stolen[0])
-    assert explain(thread_client, next(f for f in futures if f.key == stolen[0])) == story
-    assert story[0].what == "placed"
-    assert "steal confirmed" in [decision.what for decision in story]
-    assert all(decision.reason for decision in story)
-    assert [decision.time for decision in story] == sorted(decision.time for decision in story)
-
-
 def names_of(client: Client) -> set[str]:
     return {str(worker["name"]) for worker in workers_of(client).values()}
 
 
-def test_a_worker_has_its_name_in_all_decisions_even_after_it_has_left(thread_client: Client) -> None:
+def test_a_task_has_its_story_and_a_worker_its_name_in_it_even_after_it_has_left(
+    thread_client: Client,
+) -> None:
     install(thread_client)
     names, first = names_of(thread_client), min(workers_of(thread_client))
-    futures = thread_client.map(
-        pause, range(20), seconds=0.05, pure=False, workers=[first], allow_other_workers=True
-    )
+    preference = {"workers": [first], "allow_other_workers": True}
+    futures = thread_client.map(pause, range(20), seconds=0.05, pure=False, key="pause", **preference)
     thread_client.gather(futures)
+    holders = thread_client.who_has(futures)
+    stolen = next(future for future in futures if first not in holders[future.key])
+    story = explain(thread_client, stolen.key)
+    assert explain(thread_client, stolen) == story
+    assert story[0].what == "placed"
+    assert "steal confirmed" in [decision.what for decision in story]
+    assert all(decision.reason for decision in story)
+    assert [decision.time for decision in story] == sorted(decision.time for decision in story)
     decisions = stealing_of(thread_client).decisions.last(1000)
     assert {one.worker for one in decisions} == names
     assert not [one.reason for one in decisions if "://" in one.reason]

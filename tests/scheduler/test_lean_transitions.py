@@ -62,34 +62,27 @@ class Overriding(VirtualScheduler):
         return super().is_unoccupied(*args)
 
 
-def on_the_instance(scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    scheduler.is_unoccupied = lambda *_: True
+def missing(_: object) -> str:
+    raise OSError
 
 
-def on_a_subclass(scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    scheduler.__class__ = Overriding
+#: What is patched on a scheduler or elsewhere, with which value.
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "a method of the instance": ("is_unoccupied", lambda *_: True),
+    "a subclass": ("__class__", Overriding),
+    "a patched class": (SchedulerState, "total_occupancy", property(lambda _: 1.0)),
+    "no source": ("inspect.getsource", missing),
+    "a debugger": ("distributed.scheduler.LOG_PDB", True),
+}
 
 
-def patched(scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SchedulerState, "total_occupancy", property(lambda _: 1.0))
-
-
-def without_source(scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(_: object) -> str:
-        raise OSError
-
-    monkeypatch.setattr("inspect.getsource", missing)
-
-
-def with_a_debugger(scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distributed.scheduler.LOG_PDB", True)
-
-
-@pytest.mark.parametrize("change", [on_the_instance, on_a_subclass, patched, without_source, with_a_debugger])
-def test_they_are_refused(change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", REFUSED)
+def test_they_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = VirtualCluster(1, policy="dask").scheduler
     assert len(list(lean.lean_changes(scheduler))) == len(NAMES)
-    change(scheduler, monkeypatch)
+    patched = REFUSED[name]
+    is_of_the_instance = isinstance(patched[0], str) and "." not in patched[0]
+    monkeypatch.setattr(*([scheduler] if is_of_the_instance else []), *patched)
     assert list(lean.lean_changes(scheduler)) == []
 
 

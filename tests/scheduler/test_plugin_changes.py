@@ -39,25 +39,18 @@ async def test_a_task_that_is_freed_of_a_restriction_frees_no_other(cluster: Clu
 
 
 @runs_on(on_cluster, resources=({"GPU": 1}, {}))
-async def test_a_worker_that_gains_a_resource_is_given_tasks(cluster: Cluster) -> None:
-    second = cluster.workers[1]
-    futures = cluster.map(10, 0.05, resources={"GPU": 1})
-    await cluster.processing(futures[0])
-    await second.set_resources(GPU=1)
-    futures += cluster.map(10, 0.05, resources={"GPU": 1})
-    await cluster.client.gather(futures)
-    assert len(second.data) >= 5
-
-
-@runs_on(on_cluster, resources=({"GPU": 1}, {}))
-async def test_a_worker_that_gains_a_resource_steals(cluster: Cluster) -> None:
+async def test_a_worker_that_gains_a_resource_steals_and_is_given_tasks(cluster: Cluster) -> None:
     second = cluster.workers[1]
     futures = cluster.map(10, 0.05, resources={"GPU": 1})
     await cluster.processing(futures[-1])
     await second.set_resources(GPU=1)
     cluster.stealing.balance()  # as it is called by the clock
     await cluster.client.gather(futures)
-    assert len(second.data) >= 2
+    n_stolen = len(second.data)
+    assert n_stolen >= 2
+    more = cluster.map(10, 0.05, resources={"GPU": 1})
+    await cluster.client.gather(more)
+    assert len(second.data) >= n_stolen + 3
 
 
 @runs_on(on_cluster)
