@@ -29,33 +29,24 @@ def test_the_builder_infers_shapes_as_onnx_does() -> None:
     assert str(graph.spec("self")).endswith(", 6]")  # as the small constant says
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        pytest.param(lambda b: b.op("Relu", "y"), "reads 'y'", id="inputs must be added first"),
-        pytest.param(lambda b: b.op("Rellu", "x"), "no operator 'Rellu'", id="the operator must exist"),
-        pytest.param(lambda b: b.input("x"), "two values are named 'x'", id="sources need their own name"),
-        pytest.param(
-            lambda b: b.op("Relu", "x", name="x"), "two values are named 'x'", id="ops need their own name"
-        ),
-        pytest.param(
-            lambda b: b.op("MatMul", "x", "x"), "op 'matmul_1' .MatMul.", id="shapes must fit the operator"
-        ),
-        pytest.param(lambda b: b.op("Relu", "x", foo=object()), "op 'relu_1'", id="attributes need a type"),
-        pytest.param(
-            lambda b: b.constant(np.array("2020-01-01", "datetime64[D]"), "day"),
-            "constant 'day': ONNX has no dtype 'datetime64",
-            id="a constant has a type of ONNX",
-        ),
-        pytest.param(lambda b: b.output("y"), "no value 'y'", id="an output must exist"),
-        pytest.param(lambda b: b.to_graph(), "no output", id="there must be an output"),
-        pytest.param(
-            lambda b: b.output("x", y="x") or b.to_graph(),
-            "marked as two outputs",
-            id="one value, one output",
-        ),
-    ],
-)
+REFUSED = {
+    "inputs must be added first": (lambda b: b.op("Relu", "y"), "reads 'y'"),
+    "the operator must exist": (lambda b: b.op("Rellu", "x"), "no operator 'Rellu'"),
+    "sources need their own name": (lambda b: b.input("x"), "two values are named 'x'"),
+    "ops need their own name": (lambda b: b.op("Relu", "x", name="x"), "two values are named 'x'"),
+    "shapes must fit the operator": (lambda b: b.op("MatMul", "x", "x"), "op 'matmul_1' .MatMul."),
+    "attributes need a type": (lambda b: b.op("Relu", "x", foo=object()), "op 'relu_1'"),
+    "a constant has a type of ONNX": (
+        lambda b: b.constant(np.array("2020-01-01", "datetime64[D]"), "day"),
+        "constant 'day': ONNX has no dtype 'datetime64",
+    ),
+    "an output must exist": (lambda b: b.output("y"), "no value 'y'"),
+    "there must be an output": (lambda b: b.to_graph(), "no output"),
+    "one value, one output": (lambda b: b.output("x", y="x") or b.to_graph(), "marked as two outputs"),
+}
+
+
+@pytest.mark.parametrize(("build", "message"), REFUSED.values(), ids=REFUSED)
 def test_the_builder_refuses(build: object, message: str) -> None:
     builder = Builder()
     builder.input("x", "float32", (4, 6))

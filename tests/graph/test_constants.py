@@ -1,4 +1,4 @@
-"""Constants of graphs: nobody who has a result of one run can change what later runs compute."""
+"""Constants of graphs: results of a run cannot change them, and weights of sub-graphs are among them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from agreement import assert_same
 from models import model_of, reference
 from numpy.testing import assert_array_equal
-from onnx import TensorProto
+from onnx import TensorProto, helper, numpy_helper
 from onnx.helper import make_node as node
 from onnx.helper import make_tensor_value_info as info
 
@@ -115,3 +116,91 @@ def test_constants_of_a_model_are_read_only_in_whatever_form_it_has_them():
     for name, value in evaluate(graph, {"x": X}).items():
         assert_array_equal(value, expected[name])
     assert not any(value.flags.writeable for value in graph.constants.values())
+
+
+# ---------------------------------------------------------------- large weights of sub-graphs
+
+SIDE = 40
+ROWS = np.random.default_rng(0).standard_normal((2, SIDE), dtype=np.float32)
+FIRST, SECOND, SMALL = (
+    np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+    for seed, shape in ((1, (SIDE, SIDE)), (2, (SIDE, SIDE)), (3, (SIDE,)))
+)
+
+
+def branch(name: str, nodes: list[Any], **weights: Any) -> onnx.GraphProto:
+    """A branch whose result is named for it, with initializers."""
+    result = info(f"{name}_out", TensorProto.FLOAT, None)
+    return helper.make_graph(
+        nodes, name, [], [result], [numpy_helper.from_array(value, key) for key, value in weights.items()]
+    )
+
+
+def both_have_w() -> onnx.NodeProto:
+    return node(
+        "If", ["c"], ["y"],
+        then_branch=branch("then", [node("MatMul", ["x", "w"], ["then_out"])], w=FIRST),
+        else_branch=branch("else", [node("MatMul", ["x", "w"], ["else_out"])], w=SECOND),
+    )  # fmt: skip
+
+
+def read_at_depth_two() -> onnx.NodeProto:
+    """The other branch has a weight of the same name."""
+    own = branch("own", [node("MatMul", ["x", "u"], ["own_out"])], u=SECOND)
+    outer = branch("outer", [node("MatMul", ["x", "w"], ["outer_out"])])
+    then = branch("then", [node("If", ["d"], ["then_out"], then_branch=own, else_branch=outer)], w=FIRST)
+    other = branch("other", [node("MatMul", ["x", "w"], ["other_out"])], w=SECOND)
+    return node("If", ["c"], ["y"], then_branch=then, else_branch=other)
+
+
+def a_constant() -> onnx.NodeProto:
+    nodes = [
+        node("Constant", [], ["w"], value=numpy_helper.from_array(FIRST)),
+        node("Constant", [], ["b"], value=numpy_helper.from_array(SMALL)),
+        node("MatMul", ["x", "w"], ["m"]),
+        node("Add", ["m", "b"], ["then_out"]),
+    ]
+    other = branch("other", [node("Identity", ["x"], ["other_out"])])
+    return node("If", ["c"], ["y"], then_branch=branch("then", nodes), else_branch=other)
+
+
+@pytest.mark.parametrize("d", [True, False])
+@pytest.mark.parametrize("c", [True, False])
+@pytest.mark.parametrize("make", [both_have_w, read_at_depth_two, a_constant])
+def test_large_weights_are_the_graphs(make, c, d):
+    inputs = {"x": ROWS, "c": np.array(c), "d": np.array(d)}
+    model = model_of(
+        [make(), node("MatMul", ["x", "w_2"], ["z"])],
+        {
+            "x": (TensorProto.FLOAT, list(ROWS.shape)),
+            "c": (TensorProto.BOOL, []),
+            "d": (TensorProto.BOOL, []),
+        },
+        ["y", "z"],
+        initializers={"w_2": FIRST + SECOND},
+    )
+    before = model.SerializeToString(deterministic=True)
+    expected = reference(model, inputs)
+    graph = graph_from_onnx(model)
+    assert model.SerializeToString(deterministic=True) == before
+    op = graph.ops[0]
+    assert max(value.ByteSize() for value in op.attributes.values()) < 1000
+    assert set(op.captured) & set(graph.constants)
+    found = [evaluate(graph, inputs), evaluate(graph, inputs, providers=["reference"])]
+    found += [
+        bind_graph(graph, inputs, granularity=how).compute(scheduler="sync") for how in ("whole", "ops")
+    ]
+    for values in found:
+        for name, value in expected.items():
+            assert_same(values[name], value)
+
+
+def test_a_weight_that_is_a_branchs_result_stays_there():
+    results = [info("w", TensorProto.FLOAT, [SIDE, SIDE])]
+    then = helper.make_graph([], "then", [], results, [numpy_helper.from_array(FIRST, "w")])
+    other = branch("other", [node("Identity", ["x"], ["other_out"])])
+    fork = node("If", ["c"], ["y"], then_branch=then, else_branch=other)
+    model = model_of([fork], {"x": (TensorProto.FLOAT, [2, SIDE]), "c": (TensorProto.BOOL, [])}, ["y"])
+    graph = graph_from_onnx(model)
+    assert not graph.constants
+    assert_same(evaluate(graph, {"x": ROWS, "c": np.array(True)})["y"], FIRST)

@@ -109,31 +109,28 @@ def branches(then: onnx.NodeProto, otherwise: onnx.NodeProto, condition: str) ->
 ACT = function("Act", [leaky("slope")], slope=0.5)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "functions", "slope"),
-    [
-        pytest.param([call("Act", ["x"], ["y"])], [ACT], 0.5, id="left out"),
-        pytest.param([call("Act", ["x"], ["y"], slope=0.25)], [ACT], 0.25, id="given"),
-        pytest.param(
-            [call("Outer", ["x"], ["y"])],
-            [ACT, function("Outer", [call("Act", ["a"], ["b"])])],
-            0.5,
-            id="left out by another function",
-        ),
-        pytest.param(
-            branches(call("Act", ["x"], ["out"]), node("Neg", ["x"], ["out"]), "c"),
-            [ACT],
-            0.5,
-            id="left out in a sub-graph",
-        ),
-        pytest.param(
-            [call("Outer", ["x"], ["y"])],
-            [ACT, function("Outer", [referring(call("Act", ["a"], ["b"]), slope="s")], s=0.75)],
-            0.75,
-            id="handed on by a function with a default of its own",
-        ),
-    ],
-)
+DEFAULTS = {
+    "left out": ([call("Act", ["x"], ["y"])], [ACT], 0.5),
+    "given": ([call("Act", ["x"], ["y"], slope=0.25)], [ACT], 0.25),
+    "left out by another function": (
+        [call("Outer", ["x"], ["y"])],
+        [ACT, function("Outer", [call("Act", ["a"], ["b"])])],
+        0.5,
+    ),
+    "left out in a sub-graph": (
+        branches(call("Act", ["x"], ["out"]), node("Neg", ["x"], ["out"]), "c"),
+        [ACT],
+        0.5,
+    ),
+    "handed on by a function with a default of its own": (
+        [call("Outer", ["x"], ["y"])],
+        [ACT, function("Outer", [referring(call("Act", ["a"], ["b"]), slope="s")], s=0.75)],
+        0.75,
+    ),
+}
+
+
+@pytest.mark.parametrize(("nodes", "functions", "slope"), DEFAULTS.values(), ids=DEFAULTS)
 def test_an_attribute_has_the_functions_default(nodes, functions, slope):
     found = assert_equal_to_onnxruntime(model_of(nodes, *functions))
     assert found["y"].tolist() == [-2 * slope, -slope, 0, 3]
@@ -224,28 +221,24 @@ def test_operators_that_nobody_can_compare_are_not_taken_for_those_of_another_ve
 PASS = function("Pass", [node("Neg", ["a"], ["b"])], ("a", "b"))
 
 
-@pytest.mark.parametrize(
-    ("nodes", "functions", "outputs"),
-    [
-        pytest.param([call("Pass", ["x"], ["y", "z"])], [PASS], ("y", "z"), id="an output of the model"),
-        pytest.param(
-            [call("Pass", ["x"], ["p", "q"]), node("Sub", ["p", "q"], ["y"])], [PASS], ("y",), id="read"
-        ),
-        pytest.param([call("Pass", ["x"], ["", "y"])], [PASS], ("y",), id="not wanted"),
-        pytest.param(
-            [call("Twice", ["x"], ["y", "z"])],
-            [PASS, function("Twice", [call("Pass", ["a"], ["a_copy", "b"])], ("a", "a_copy"))],
-            ("y", "z"),
-            id="by another function",
-        ),
-        pytest.param(
-            [call("Scaled", ["x"], ["y", "z"])],
-            [function("Scaled", list(scale("S", 3).node), ("a", "b"), imports={"ai.onnx.ml": 3})],
-            ("y", "z"),
-            id="beside operators of another domain",
-        ),
-    ],
-)
+PASSED = {
+    "an output of the model": ([call("Pass", ["x"], ["y", "z"])], [PASS], ("y", "z")),
+    "read": ([call("Pass", ["x"], ["p", "q"]), node("Sub", ["p", "q"], ["y"])], [PASS], ("y",)),
+    "not wanted": ([call("Pass", ["x"], ["", "y"])], [PASS], ("y",)),
+    "by another function": (
+        [call("Twice", ["x"], ["y", "z"])],
+        [PASS, function("Twice", [call("Pass", ["a"], ["a_copy", "b"])], ("a", "a_copy"))],
+        ("y", "z"),
+    ),
+    "beside operators of another domain": (
+        [call("Scaled", ["x"], ["y", "z"])],
+        [function("Scaled", list(scale("S", 3).node), ("a", "b"), imports={"ai.onnx.ml": 3})],
+        ("y", "z"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("nodes", "functions", "outputs"), PASSED.values(), ids=PASSED)
 def test_an_input_of_a_function_may_be_its_output(nodes, functions, outputs):
     model = model_of(nodes, *functions, outputs=outputs)
     for imports in ({}, {"": 18}):

@@ -16,28 +16,23 @@ from ferroflow_dask.kernels import evaluate
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 
 
-@pytest.mark.parametrize(
-    ("attribute", "expected"),
-    [
-        pytest.param(
-            {"value": numpy_helper.from_array(np.float64([[1.5]]))}, np.float64([[1.5]]), id="tensor"
-        ),
-        pytest.param({"value_float": 1.5}, np.float32(1.5), id="float"),
-        pytest.param({"value_floats": [1.5, 2]}, np.float32([1.5, 2]), id="floats"),
-        pytest.param({"value_int": 3}, np.int64(3), id="int"),
-        pytest.param({"value_ints": [3, 4]}, np.int64([3, 4]), id="ints"),
-        pytest.param({"value_string": "é"}, np.array("é", object), id="string"),
-        pytest.param({"value_strings": ["a", "é"]}, np.array(["a", "é"], object), id="strings"),
-        pytest.param(
-            {"sparse_value": sparse_tensor([5, 6], [0, 2], [3])}, np.float32([5, 0, 6]), id="sparse"
-        ),
-        pytest.param(
-            {"value": numpy_helper.from_array(np.arange(9999, dtype=np.float32))},
-            np.arange(9999, dtype=np.float32),
-            id="a large tensor",
-        ),
-    ],
-)
+CONSTANTS = {
+    "tensor": ({"value": numpy_helper.from_array(np.float64([[1.5]]))}, np.float64([[1.5]])),
+    "float": ({"value_float": 1.5}, np.float32(1.5)),
+    "floats": ({"value_floats": [1.5, 2]}, np.float32([1.5, 2])),
+    "int": ({"value_int": 3}, np.int64(3)),
+    "ints": ({"value_ints": [3, 4]}, np.int64([3, 4])),
+    "string": ({"value_string": "é"}, np.array("é", object)),
+    "strings": ({"value_strings": ["a", "é"]}, np.array(["a", "é"], object)),
+    "sparse": ({"sparse_value": sparse_tensor([5, 6], [0, 2], [3])}, np.float32([5, 0, 6])),
+    "a large tensor": (
+        {"value": numpy_helper.from_array(np.arange(9999, dtype=np.float32))},
+        np.arange(9999, dtype=np.float32),
+    ),
+}
+
+
+@pytest.mark.parametrize(("attribute", "expected"), CONSTANTS.values(), ids=CONSTANTS)
 def test_constant_nodes_become_sources(attribute, expected):
     model = model_of([node("Constant", [], ["c"], **attribute), node("Identity", ["c"], ["y"])], {}, ["y"])
     graph = graph_from_onnx(model)

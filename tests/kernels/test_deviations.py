@@ -208,53 +208,38 @@ def test_divisions_that_cannot_fail_are_part_of_a_session(
     assert isinstance(session_of(beside, constants), str) != (is_open and "by" in constants)
 
 
-@pytest.mark.parametrize(
-    "nodes",
-    [
-        pytest.param(
-            [
-                helper.make_node("Shape", ["x"], ["shape"]),
-                helper.make_node("Slice", ["shape", "zero", "one"], ["some"]),
-                helper.make_node("Concat", ["some", "one"], ["all"], axis=0),
-                helper.make_node("ReduceProd", ["all"], ["y"]),
-            ],
-            id="a product of sizes",
-        ),
-        pytest.param(
-            [
-                helper.make_node("IsNaN", ["x"], ["is_nan"]),
-                helper.make_node("Cast", ["is_nan"], ["counts"], to=TensorProto.INT64),
-                helper.make_node("ReduceSum", ["counts"], ["y"]),
-            ],
-            id="a count",
-        ),
-        pytest.param(
-            [
-                helper.make_node("Shape", ["x"], ["shape"]),
-                helper.make_node("Shape", ["x"], ["other"]),
-                helper.make_node("Div", ["shape", "other"], ["y"]),
-            ],
-            id="a size by a size",
-        ),
-        pytest.param([helper.make_node("ReduceSum", ["x"], ["y"])], id="a sum of floats"),
-        pytest.param(
-            [
-                helper.make_node("Shape", ["x"], ["shape"]),
-                helper.make_node("Reshape", ["x", "shape"], ["again"]),
-                helper.make_node("Transpose", ["again"], ["turned"], perm=[1, 0]),
-                helper.make_node("Concat", ["again", "turned"], ["y"], axis=0),
-            ],
-            id="what has the rank of a shape's length, joined",
-        ),
-        pytest.param(
-            [
-                helper.make_node("Squeeze", ["x", "zero"], ["list"]),
-                helper.make_node("Unsqueeze", ["list", "zero"], ["y"]),
-            ],
-            id="axes that are constants",
-        ),
+EXACT = {
+    "a product of sizes": [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Slice", ["shape", "zero", "one"], ["some"]),
+        helper.make_node("Concat", ["some", "one"], ["all"], axis=0),
+        helper.make_node("ReduceProd", ["all"], ["y"]),
     ],
-)
+    "a count": [
+        helper.make_node("IsNaN", ["x"], ["is_nan"]),
+        helper.make_node("Cast", ["is_nan"], ["counts"], to=TensorProto.INT64),
+        helper.make_node("ReduceSum", ["counts"], ["y"]),
+    ],
+    "a size by a size": [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Shape", ["x"], ["other"]),
+        helper.make_node("Div", ["shape", "other"], ["y"]),
+    ],
+    "a sum of floats": [helper.make_node("ReduceSum", ["x"], ["y"])],
+    "what has the rank of a shape's length, joined": [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Reshape", ["x", "shape"], ["again"]),
+        helper.make_node("Transpose", ["again"], ["turned"], perm=[1, 0]),
+        helper.make_node("Concat", ["again", "turned"], ["y"], axis=0),
+    ],
+    "axes that are constants": [
+        helper.make_node("Squeeze", ["x", "zero"], ["list"]),
+        helper.make_node("Unsqueeze", ["list", "zero"], ["y"]),
+    ],
+}
+
+
+@pytest.mark.parametrize("nodes", EXACT.values(), ids=EXACT)
 def test_what_is_exact_is_part_of_a_session(nodes: list[onnx.NodeProto]) -> None:
     x = np.ones((1, 1), F)
     constants = {"zero": np.int64([0]), "one": np.int64([1])}

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+import weakref
 from typing import Any
 
 import ml_dtypes
@@ -19,8 +20,8 @@ from zict import LRU
 
 from ferroflow_dask import ClusterProfile, load_onnx
 from ferroflow_dask.exceptions import KernelError, KernelNotFoundError, UnknownNameError
-from ferroflow_dask.graph import FERROFLOW_DOMAIN, Op
-from ferroflow_dask.kernels import choice, compile_op, find_provider, registry
+from ferroflow_dask.graph import FERROFLOW_DOMAIN, Op, generate_graph
+from ferroflow_dask.kernels import choice, compile_op, evaluate, find_provider, registry
 from ferroflow_dask.kernels.provider import DeclinedError
 
 
@@ -318,3 +319,25 @@ def test_an_op_that_all_providers_fail_at_names_the_answer_of_each(granularity: 
 def test_importing_the_package_does_not_import_onnxruntime():
     code = "import sys, ferroflow_dask.kernels; sys.exit('onnxruntime' in sys.modules)"
     assert subprocess.run([sys.executable, "-W", "error", "-c", code], check=False).returncode == 0
+
+
+def test_values_are_dropped_after_their_last_reader(monkeypatch):
+    alive: list[Any] = []
+    most = 0
+
+    def recording(op: Op, *rest: Any) -> Any:
+        kernel = compile_op(op, *rest)
+
+        def run(*values: Any) -> Any:
+            nonlocal most
+            (result,) = kernel(*values)
+            alive.append(weakref.ref(result))
+            most = max(most, sum(ref() is not None for ref in alive))
+            return (result,)
+
+        return run
+
+    monkeypatch.setattr(sys.modules["ferroflow_dask.kernels.evaluate"], "compile_op", recording)
+    evaluate(generate_graph("matmul-chain", n_ops=10, m=3))
+    assert len(alive) == 10
+    assert most == 2  # the one being read and the one being made

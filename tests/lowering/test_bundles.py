@@ -139,19 +139,6 @@ def test_any_graph_on_any_cluster_gives_the_same(
     assert executed_here(bound.run).executed_ops == len(graph.live_ops)
 
 
-@settings(max_examples=40)
-@given(graphs(), st.integers(1, 6))
-def test_bundles_are_a_partition_in_an_order_that_can_run(graph: Graph, workers: int) -> None:
-    seconds = dict.fromkeys((op.id for op in graph.ops), 1e-4)
-    cut = bundle(graph, seconds, ClusterProfile((1,) * workers)).bundles
-    assert sorted(op.id for one in cut for op in one) == sorted(op.id for op in graph.live_ops)
-    known = set(graph.inputs) | set(graph.constants)
-    for one in cut:
-        for op in one:
-            assert known.issuperset(op.operands)
-            known.update(op.outputs)
-
-
 # Predictions
 
 

@@ -254,31 +254,22 @@ def test_products_from_a_threshold_on_run_on_gpus(op_type: str, threshold: int, 
     assert set(annotation) == kinds
 
 
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
-        pytest.param(
-            {}, "input 'x' of graph 'two-layer' is missing; it takes x: float32.batch, 3.", id="missing"
-        ),
-        pytest.param({"z": 1}, "no input 'z'; it takes x:", id="unknown name"),
-        pytest.param({"x": da.zeros((2, 3))}, "'x' has dtype float64.*astype", id="dtype of a Dask array"),
-        pytest.param({"x": UNKNOWN_ROWS}, "must be known: call compute_chunk_sizes", id="unknown sizes"),
-        pytest.param(
-            {"x": dd.from_pandas(pd.DataFrame({"a": [1.0]}), 1)},
-            r"is a DataFrame, and no Dask array; pass x=frame.to_dask_array\(lengths=True\)",
-            id="a frame",
-        ),
-        pytest.param(
-            {"x": dd.from_pandas(pd.Series([1.0]), 1)}, "is a Series, and no Dask array", id="a series"
-        ),
-        pytest.param({"x": da.zeros((2, 4), dtype="f4")}, r"shape \[2, 4\]", id="shape of a Dask array"),
-        pytest.param(
-            {"x": db.from_sequence(range(4), npartitions=2)},
-            "is a Bag of 2 parts",
-            id="a collection of parts",
-        ),
-    ],
-)
+REFUSED = {
+    "missing": ({}, "input 'x' of graph 'two-layer' is missing; it takes x: float32.batch, 3."),
+    "unknown name": ({"z": 1}, "no input 'z'; it takes x:"),
+    "dtype of a Dask array": ({"x": da.zeros((2, 3))}, "'x' has dtype float64.*astype"),
+    "unknown sizes": ({"x": UNKNOWN_ROWS}, "must be known: call compute_chunk_sizes"),
+    "a frame": (
+        {"x": dd.from_pandas(pd.DataFrame({"a": [1.0]}), 1)},
+        r"is a DataFrame, and no Dask array; pass x=frame.to_dask_array\(lengths=True\)",
+    ),
+    "a series": ({"x": dd.from_pandas(pd.Series([1.0]), 1)}, "is a Series, and no Dask array"),
+    "shape of a Dask array": ({"x": da.zeros((2, 4), dtype="f4")}, r"shape \[2, 4\]"),
+    "a collection of parts": ({"x": db.from_sequence(range(4), npartitions=2)}, "is a Bag of 2 parts"),
+}
+
+
+@pytest.mark.parametrize(("inputs", "message"), REFUSED.values(), ids=REFUSED)
 def test_bind_refuses(inputs: dict[str, Any], message: str) -> None:
     with pytest.raises(BindError, match=message):
         Model(two_layer()).bind(**inputs)

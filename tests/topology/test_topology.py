@@ -16,7 +16,6 @@ from ferroflow_dask.topology import (
     Group,
     Host,
     Link,
-    Runtime,
     Topology,
     Worker,
     load_topology,
@@ -77,13 +76,6 @@ def test_a_preset_is_valid_and_survives_the_way_to_yaml(name: str) -> None:
     assert topology_from_yaml(yaml.safe_dump(topology.as_dict())) == topology
 
 
-def test_there_are_the_named_presets() -> None:
-    assert {"this-machine", "narval", "nibi", "two-sites", "edge", "dpu"} <= {*preset_names()}
-    p100, k80 = load_topology("flexflow-p100"), load_topology("flexflow-k80")
-    assert (len(p100.hosts), len(p100.workers), len(k80.hosts), len(k80.workers)) == (4, 16, 16, 64)
-    assert p100.runtime == k80.runtime == Runtime.without_costs()
-
-
 @pytest.mark.parametrize("n", [1, 3, 8, 21])
 def test_more_workers_are_on_copies_of_the_hosts(n: int) -> None:
     narval = load_topology("narval")
@@ -112,67 +104,41 @@ def test_a_profile_and_a_topology_say_the_same() -> None:
 HOST = "{name: a, workers: [{}], link: {latency_s: 0, bandwidth: 1}}"
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        pytest.param("[", "must be a YAML document", id="no YAML"),
-        pytest.param("3", "the topology must be a mapping, got 3", id="a number"),
-        pytest.param("hosts: []", "must have the field 'version'", id="no version"),
-        pytest.param("version: 2\nhosts: []", "version of the topology must be 1, got 2", id="other version"),
-        pytest.param("version: 1\nhosts: []", "must have a worker, got none", id="no workers"),
-        pytest.param("version: 1\nhost: []", "did you mean 'hosts'", id="unknown field"),
-        pytest.param(
-            f"version: 1\nhosts: [{HOST}]\nscheduler: b",
-            "scheduler must be the name of a host, got 'b'",
-            id="device",
-        ),
-        pytest.param(
-            "version: 1\nhosts: [{name: a, workers: [{}], link: {latency_s: 0, bandwidth: 0}}]",
-            "bandwidth of a link must be a finite number above 0, got 0",
-            id="no bandwidth",
-        ),
-        pytest.param(
-            "version: 1\nhosts: [{name: a, workers: [{speed: .inf}]}]",
-            "must be a finite number, got inf",
-            id="speed",
-        ),
-        pytest.param(
-            "version: 1\nhosts: [{name: a, count: 2, workers: [{}]}]",
-            "a route between all hosts, got none from 'a-0' to 'a-1'; add `link`",
-            id="no route",
-        ),
-        pytest.param(f"version: 1\nhosts: [{HOST}, {HOST}]", "used once, got 'a' twice", id="same names"),
-        pytest.param(
-            "version: 1\nhosts: [{name: a, workers: [{}], rack: r}]",
-            "must be the name of a rack, got 'r'",
-            id="rack",
-        ),
-        pytest.param(
-            "version: 1\nhosts: [{name: a, count: 1000000, workers: [{}]}]",
-            "count of entry 1 of hosts of the topology must be a whole number from 1 to 100,000",
-            id="a million hosts",
-        ),
-        pytest.param(
-            "version: 1\nhosts: [{name: a, count: 50000, workers: [{count: 50000}]}]",
-            "must have at most 100,000 workers",
-            id="many workers",
-        ),
-        pytest.param(
-            "version: 1\nhosts: &a [*a, *a]", "aliases are not allowed in a topology; line 2", id="aliases"
-        ),
-        pytest.param("version: 1\nhosts: " + "[" * 5000, "must be a YAML document", id="deep"),
-        pytest.param(
-            f"version: 1\nhosts: [{HOST}]\nruntime: {{submit_s: -1}}",
-            "submit_s of a runtime must be",
-            id="runtime",
-        ),
-        pytest.param(
-            f"version: 1\nhosts: [{HOST}]\nruntime: {{noise: 1}}",
-            "noise must be less than 1, got 1",
-            id="noise",
-        ),
-    ],
-)
+BAD = {
+    "no YAML": ("[", "must be a YAML document"),
+    "a number": ("3", "the topology must be a mapping, got 3"),
+    "no version": ("hosts: []", "must have the field 'version'"),
+    "other version": ("version: 2\nhosts: []", "version of the topology must be 1, got 2"),
+    "no workers": ("version: 1\nhosts: []", "must have a worker, got none"),
+    "unknown field": ("version: 1\nhost: []", "did you mean 'hosts'"),
+    "device": (f"version: 1\nhosts: [{HOST}]\nscheduler: b", "scheduler must be the name of a host, got 'b'"),
+    "no bandwidth": (
+        "version: 1\nhosts: [{name: a, workers: [{}], link: {latency_s: 0, bandwidth: 0}}]",
+        "bandwidth of a link must be a finite number above 0, got 0",
+    ),
+    "speed": ("version: 1\nhosts: [{name: a, workers: [{speed: .inf}]}]", "must be a finite number, got inf"),
+    "no route": (
+        "version: 1\nhosts: [{name: a, count: 2, workers: [{}]}]",
+        "a route between all hosts, got none from 'a-0' to 'a-1'; add `link`",
+    ),
+    "same names": (f"version: 1\nhosts: [{HOST}, {HOST}]", "used once, got 'a' twice"),
+    "rack": ("version: 1\nhosts: [{name: a, workers: [{}], rack: r}]", "must be the name of a rack, got 'r'"),
+    "a million hosts": (
+        "version: 1\nhosts: [{name: a, count: 1000000, workers: [{}]}]",
+        "count of entry 1 of hosts of the topology must be a whole number from 1 to 100,000",
+    ),
+    "many workers": (
+        "version: 1\nhosts: [{name: a, count: 50000, workers: [{count: 50000}]}]",
+        "must have at most 100,000 workers",
+    ),
+    "aliases": ("version: 1\nhosts: &a [*a, *a]", "aliases are not allowed in a topology; line 2"),
+    "deep": ("version: 1\nhosts: " + "[" * 5000, "must be a YAML document"),
+    "runtime": (f"version: 1\nhosts: [{HOST}]\nruntime: {{submit_s: -1}}", "submit_s of a runtime must be"),
+    "noise": (f"version: 1\nhosts: [{HOST}]\nruntime: {{noise: 1}}", "noise must be less than 1, got 1"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), BAD.values(), ids=BAD)
 def test_a_bad_topology_gets_one_line(text: str, message: str) -> None:
     with pytest.raises(TopologyError) as raised:
         topology_from_yaml(text)
