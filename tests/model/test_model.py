@@ -23,16 +23,6 @@ def difference(first: str = "x", second: str = "y") -> Model:
     return builder.build()
 
 
-def test_a_model_shows_its_graph() -> None:
-    model = difference()
-    assert repr(model) == "<Model 'difference': 1 ops, 2 sources, 2 edges, outputs ['d']>"
-    assert model.name == "difference"
-    assert {name: str(spec) for name, spec in model.inputs.items()} == {"x": "float32[2]", "y": "float32[2]"}
-    assert model.outputs == ("d",)
-    assert model.defaults == {}
-    assert "<caption>Model difference</caption>" in model._repr_html_()
-
-
 @pytest.mark.parametrize(
     ("positional", "keywords"),
     [
