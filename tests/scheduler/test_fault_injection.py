@@ -22,7 +22,6 @@ _RUNS_ALL = os.environ.get("FERROFLOW_FAULTS") == "all"
 _N_VIRTUAL, _N_REAL, _N_REAL_OF_ALL = 25, 1, 34
 #: Functions of arriving graphs, by default.
 _N_OF_GRAPHS = 12
-_N_PROCESSES = 1
 _CODES = code_of_functions()
 
 

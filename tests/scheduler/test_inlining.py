@@ -129,17 +129,6 @@ def test_the_oldest_are_forgotten_and_then_fetched(monkeypatch: pytest.MonkeyPat
     assert of(cluster)._nbytes == 0
 
 
-def test_workers_that_do_not_listen_fetch() -> None:
-    cluster = VirtualCluster(2)
-    for worker in cluster.workers:
-        of(cluster).left(worker.state.address)
-    cluster.submit(sum_of_two(8))
-    cluster.run()
-    cluster.check()
-    assert of(cluster).counts == {"received": 0, "sent": 0}
-    assert len(cluster.record.transfers) == 1
-
-
 def test_only_the_report_of_the_present_run_brings_a_result() -> None:
     cluster = VirtualCluster(2)
     cluster.submit({"t": VirtualTask(0.5, annotations={"workers": [0]})})
@@ -155,12 +144,19 @@ def test_only_the_report_of_the_present_run_brings_a_result() -> None:
     assert cluster.scheduler.tasks["t"].metadata is None
 
 
-def test_results_that_come_after_the_end_of_inlining_are_dropped() -> None:
+@pytest.mark.parametrize("is_closed", [True, False], ids=["inlining has ended", "workers do not listen"])
+def test_results_are_dropped_and_fetched_if(is_closed: bool) -> None:
     cluster = VirtualCluster(2)
+    if not is_closed:
+        for worker in cluster.workers:
+            of(cluster).left(worker.state.address)
     cluster.submit(sum_of_two(8))
-    of(cluster).close()
+    if is_closed:
+        of(cluster).close()
     cluster.run()
-    assert of(cluster).counts["received"] == 0
+    cluster.check()
+    assert of(cluster).counts == {"received": 0, "sent": 0}
+    assert len(cluster.record.transfers) == 1
     assert [ts.metadata for ts in cluster.scheduler.tasks.values()] == [None] * len(cluster.scheduler.tasks)
 
 

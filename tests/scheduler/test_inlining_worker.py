@@ -26,6 +26,12 @@ class Loose(LooseWorker):
     def __init__(self) -> None:
         super().__init__()
         self.computed: list[ComputeTaskEvent] = []
+        self.plug()
+
+    def plug(self) -> None:
+        """Let another plugin come."""
+        self.plugin: Any = WorkerInlining()
+        self.plugin.setup(self)
 
     def handle_stimulus(self, event: ComputeTaskEvent) -> None:
         self.computed.append(event)
@@ -37,7 +43,7 @@ class Loose(LooseWorker):
         fields |= {"run_spec": Task("t", list) if spec is None else spec}
         self.stream_handlers[TASK](**fields, limit=limit, values=values)
 
-    def ends(self, plugin: Any, value: object, nbytes: int = 8, state: str = "memory") -> Any:
+    def ends(self, value: object, nbytes: int = 8, state: str = "memory") -> Any:
         """Let the task end; return the metadata in its report."""
         if "t" not in self.tasks:
             self.tasks["t"] = SimpleNamespace(metadata={}, run_spec=None)
@@ -46,14 +52,8 @@ class Loose(LooseWorker):
         if state == "memory":
             self.data["t"] = value
         reported = ts.metadata
-        plugin.transition("t", "executing", state)
+        self.plugin.transition("t", "executing", state)
         return reported
-
-
-def plugged(worker: Loose) -> Any:
-    plugin = WorkerInlining()
-    plugin.setup(worker)  # type: ignore[arg-type]
-    return plugin
 
 
 def of_task(worker: Loose) -> Any:
@@ -67,12 +67,10 @@ PLAIN = [1, 1.5, 1j, True, "s", b"b", None, (1, 2), [1, [2, (3,)]], {"a": 1}, np
 @pytest.mark.parametrize("value", PLAIN, ids=repr)
 def test_plain_data_is_reported_and_read(value: Any) -> None:
     worker = Loose()
-    plugin = plugged(worker)
     worker.take(limit=1000)
-    reported = worker.ends(plugin, value)
+    reported = worker.ends(value)
     assert worker.tasks["t"].metadata == {}  # the worker keeps no second copy
     other = Loose()
-    plugged(other)
     other.take(spec=Task("t", list, List(TaskRef("x"), TaskRef("x"))), x=reported[RESULT])
     first, second = of_task(other)
     assert first is second
@@ -100,18 +98,16 @@ def test_plain_data_is_reported_and_read(value: Any) -> None:
 def test_other_values_are_not_reported(value: object) -> None:
     assert not is_small(value, 1000)
     worker = Loose()
-    plugin = plugged(worker)
     worker.take(limit=1000)
-    assert worker.ends(plugin, value) == {}
-    assert len(plugin._results) == 0
+    assert worker.ends(value) == {}
+    assert len(worker.plugin._results) == 0
 
 
 @pytest.mark.parametrize(("nbytes", "size"), [(101, 1), (8, 90)])
 def test_what_is_large_in_memory_or_pickled_is_not_reported(nbytes: int, size: int) -> None:
     worker = Loose()
-    plugin = plugged(worker)
     worker.take(limit=100)
-    assert worker.ends(plugin, b"x" * size, nbytes) == {}
+    assert worker.ends(b"x" * size, nbytes) == {}
 
 
 def test_what_bundles_yield_counts_for_what_it_holds() -> None:
@@ -123,34 +119,31 @@ def test_what_bundles_yield_counts_for_what_it_holds() -> None:
 
 def test_an_actor_is_not_reported() -> None:
     worker = Loose()
-    plugin = plugged(worker)
     worker.take(limit=1000)
     worker.tasks["t"].state, worker.tasks["t"].nbytes = "memory", 8
-    plugin.transition("t", "executing", "memory")  # it is among the actors, and not in the data
+    worker.plugin.transition("t", "executing", "memory")  # it is among the actors, and not in the data
     assert worker.tasks["t"].metadata == {}
 
 
 def test_only_results_that_are_asked_for_are_reported() -> None:
     worker = Loose()
-    plugin = plugged(worker)
-    assert worker.ends(plugin, 1) == {}
+    assert worker.ends(1) == {}
     worker.take(limit=1000)
     worker.take(limit=0)
-    assert worker.ends(plugin, 1) == {}
+    assert worker.ends(1) == {}
     worker.take(limit=1000)
     for finish in ("waiting", "ready", "executing"):
-        plugin.transition("t", "released", finish)
-    assert len(plugin._results) == 1
-    assert worker.ends(plugin, None, state="error") == {}
-    assert worker.ends(plugin, 1) == {}
+        worker.plugin.transition("t", "released", finish)
+    assert len(worker.plugin._results) == 1
+    assert worker.ends(None, state="error") == {}
+    assert worker.ends(1) == {}
 
 
 def test_metadata_of_the_task_is_kept() -> None:
     worker = Loose()
-    plugin = plugged(worker)
     worker.take(limit=1000)
     worker.tasks["t"].metadata = {"own": 1}
-    reported = worker.ends(plugin, 2)
+    reported = worker.ends(2)
     assert (reported["own"], worker.tasks["t"].metadata) == (1, {"own": 1})
     assert pickle.loads(reported[RESULT]) == 2
 
@@ -158,32 +151,29 @@ def test_metadata_of_the_task_is_kept() -> None:
 @pytest.mark.parametrize("state", ["memory", "error"])
 def test_a_task_that_ended_keeps_no_inputs(state: str) -> None:
     worker = Loose()
-    plugin = plugged(worker)
     spec = Task("t", list, List(TaskRef("x")))
     worker.take(spec=spec, x=pickle.dumps(1))
     assert of_task(worker) == [1]
-    plugin.transition("t", "waiting", "released")  # such a task may still run
+    worker.plugin.transition("t", "waiting", "released")  # such a task may still run
     assert of_task(worker) == [1]
     worker.tasks["t"].state = "released"
-    plugin.transition("t", "resumed", state)
+    worker.plugin.transition("t", "resumed", state)
     assert of_task(worker) == [1]
-    worker.ends(plugin, [1], state=state)
+    worker.ends([1], state=state)
     assert worker.tasks["t"].run_spec is spec
-    assert plugin._results._without_inputs == {}
+    assert worker.plugin._results._without_inputs == {}
 
 
 def test_a_task_that_is_forgotten_is_not_kept() -> None:
     worker = Loose()
-    plugin = plugged(worker)
     worker.take(spec=Task("t", list, List(TaskRef("x"))), x=pickle.dumps(1))
     del worker.tasks["t"]
-    plugin.transition("t", "released", "forgotten")
-    assert plugin._results._without_inputs == {}
+    worker.plugin.transition("t", "released", "forgotten")
+    assert worker.plugin._results._without_inputs == {}
 
 
 def test_other_inputs_are_read_as_ever() -> None:
     worker = Loose()
-    plugged(worker)
     worker.take(spec=Task("t", list, List(TaskRef("x"), TaskRef("y"))), x=pickle.dumps(1))
     assert worker.computed[0].run_spec.dependencies == {"y"}
     assert worker.tasks["t"].run_spec({"y": 2}) == [1, 2]
@@ -191,7 +181,6 @@ def test_other_inputs_are_read_as_ever() -> None:
 
 def test_an_input_that_cannot_be_unpickled_is_an_error_of_the_task() -> None:
     worker = Loose()
-    plugged(worker)
     worker.take(spec=Task("t", list, List(TaskRef("x"), TaskRef("y"))), x=b"no pickle", y=pickle.dumps(1))
     with pytest.raises(pickle.UnpicklingError):
         of_task(worker)
@@ -199,18 +188,17 @@ def test_an_input_that_cannot_be_unpickled_is_an_error_of_the_task() -> None:
 
 def test_results_that_an_earlier_plugin_was_asked_for_are_reported() -> None:
     worker = Loose()
-    plugged(worker)
     worker.take(limit=1000)
-    assert RESULT in worker.ends(plugged(worker), 1)
+    worker.plug()
+    assert RESULT in worker.ends(1)
 
 
 def test_after_the_last_message_to_the_last_plugin_no_result_is_reported() -> None:
-    worker = Loose()
-    plugged(worker)  # may be removed before its announcement arrives: it would get no closing message
-    plugin = plugged(worker)
+    worker = Loose()  # may be removed before its announcement arrives: it would get no closing message
+    worker.plug()
     worker.take(limit=1000)
     worker.stream_handlers[CLOSE](number=1)
     assert CLOSE in worker.stream_handlers
     worker.stream_handlers[CLOSE](number=2)
     assert worker.stream_handlers == {}
-    assert worker.ends(plugin, 1) == {}
+    assert worker.ends(1) == {}

@@ -26,11 +26,8 @@ def scheduler(told: dict[str, dict[str, tuple[float, int]]], *hosts: str) -> Any
     return SimpleNamespace(bandwidth=1e8, host_info=dict.fromkeys(hosts), workers=workers)
 
 
-def test_on_one_host_it_is_dasks_mean() -> None:
+def test_each_class_has_the_mean_of_its_transfers_and_dasks_on_one_host_and_until_there_are_any() -> None:
     assert Links(scheduler({A: {B: (1e9, 1)}}, "10.0.0.1")).bandwidths(0.0) == (1e8, 1e8)
-
-
-def test_each_class_has_the_mean_of_its_transfers_and_dasks_until_there_are_any() -> None:
     assert Links(scheduler({}, *HOSTS)).bandwidths(0.0) == (1e8, 1e8)
     assert Links(scheduler({A: {B: (4e9, 4)}}, *HOSTS)).bandwidths(0.0) == (1e9, 1e8)
     told = {A: {B: (4e9, 4), C: (6e6, 3)}, C: {B: (4e6, 1)}}

@@ -213,23 +213,6 @@ def test_a_misspelt_annotation_is_told_once(ferroflow_client: Client) -> None:
     assert messages == ["ferroflow: there is no annotation 'ferroflow_costs'; did you mean 'ferroflow_cost'?"]
 
 
-def test_tasks_and_results_of_a_lost_worker_are_made_elsewhere(ferroflow_client: Client) -> None:
-    futures = pinned(ferroflow_client, 60, seconds=0.03)
-    first = next(iter(ferroflow_client.nthreads()))
-    until(lambda: scheduler_of(ferroflow_client).workers[first].has_what)
-    (lost,) = (worker for worker in ferroflow_client.cluster.workers.values() if worker.address == first)
-    ferroflow_client.sync(lost.close)
-    assert ferroflow_client.gather(futures) == list(range(60))
-    events = [event for _, event in ferroflow_client.get_events(first)]
-    (left,) = (event for event in events if event["action"] == "remove-worker")
-    assert left["lost-computed-tasks"]  # none of a worker that retires
-    assert left["processing-tasks"]
-    assert stealing_of(ferroflow_client).error is None
-    assert set(stealing_of(ferroflow_client).view.workers) == set(ferroflow_client.nthreads())
-    assert not any(stealing_of(ferroflow_client).kept().values())
-    ferroflow_client.run_on_scheduler(validate)
-
-
 def test_a_worker_that_joins_late_may_take_restricted_tasks(patient_client: Client) -> None:
     async def give(dask_worker: Worker) -> None:
         await dask_worker.set_resources(slot=9)

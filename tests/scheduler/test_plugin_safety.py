@@ -198,28 +198,25 @@ async def test_inputs_held_by_all_workers_make_no_worker_nearer(cluster: Cluster
 class Failing(StealingPolicy):
     """Raises at the n-th event of one kind."""
 
-    def __init__(self, kind: type[Event], after: int = 1) -> None:
+    def __init__(self, kind: type[Event], n: int = 1) -> None:
         super().__init__()
-        self.kind, self.after = kind, after
+        self.kind, self.n = kind, n
 
     def handle(self, event: Event, view: ClusterView, now: float) -> Iterator[Instruction]:
         if isinstance(event, self.kind):
-            self.after -= 1
-            if self.after <= 0:
+            self.n -= 1
+            if self.n <= 0:
                 raise ZeroDivisionError("the policy is broken")
         yield from super().handle(event, view, now)
 
 
-@pytest.mark.parametrize("after", [1, 3])
 @pytest.mark.parametrize(
     "kind",
     [GraphArrived, TaskReady, TaskFinished, WorkerIdle, StealConfirmed],
     ids=lambda kind: kind.__name__,
 )
-def test_when_the_policy_fails_dask_takes_over(
-    kind: type[Event], after: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    failing = Failing(kind, after)
+def test_when_the_policy_fails_dask_takes_over(kind: type[Event], caplog: pytest.LogCaptureFixture) -> None:
+    failing = Failing(kind, 3)
     graph = generate("wide", width=20, depth=2, skew=0.2)
 
     async def test(cluster: Cluster) -> None:
@@ -228,7 +225,7 @@ def test_when_the_policy_fails_dask_takes_over(
         for _ in range(3):
             for value in (await cluster.client.compute(graph.bind())).values():
                 np.testing.assert_array_equal(value, graph.graph.constants["root"])
-        assert failing.after <= 0
+        assert failing.n <= 0
         assert len(cluster.scheduler.workers) == 3
         cluster.scheduler.validate_state()
         cluster.assert_stock()

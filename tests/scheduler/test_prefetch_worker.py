@@ -19,6 +19,12 @@ class Loose(LooseWorker):
         super().__init__()
         self.events: list[Any] = []
         self.loop = SimpleNamespace(asyncio_loop=SimpleNamespace(call_soon=lambda call, *args: call(*args)))
+        self.plug()
+
+    def plug(self) -> None:
+        """Let another plugin come."""
+        self.plugin: Any = WorkerPrefetch()
+        self.plugin.setup(self)
 
     def handle_stimulus(self, event: Any) -> None:
         self.events.append(event)
@@ -31,12 +37,6 @@ class Loose(LooseWorker):
     @property
     def started(self) -> list[str]:
         return [event.key for event in self.events if isinstance(event, ComputeTaskEvent)]
-
-
-def plugged(worker: Loose) -> Any:
-    plugin = WorkerPrefetch()
-    plugin.setup(worker)  # type: ignore[arg-type]
-    return plugin
 
 
 def sent(key: str, priority: int = 0, run_id: int = 2, **awaits: int) -> dict[str, Any]:
@@ -62,7 +62,6 @@ def sent(key: str, priority: int = 0, run_id: int = 2, **awaits: int) -> dict[st
 )
 def test_a_confirmed_task_that_does_not_run_there_is_placed_anew(state: str) -> None:
     worker = Loose()
-    plugged(worker)
     worker.has("known", state)
     for key, run_id in (("known", 1), ("known", 2), ("unknown", 1)):
         worker.stream_handlers[CONFIRM](key=key, run_id=run_id, stimulus_id="s")
@@ -75,32 +74,29 @@ def test_a_confirmed_task_that_does_not_run_there_is_placed_anew(state: str) -> 
 
 def test_inputs_of_an_earlier_run_are_no_inputs() -> None:
     worker = Loose()
-    plugin = plugged(worker)
     worker.has("a", "memory", run_id=1)
     worker.stream_handlers[SEND](**sent("b", a=2))
-    plugin.transition("a", "flight", "memory")
+    worker.plugin.transition("a", "flight", "memory")
     assert worker.started == []
     worker.has("a", "memory", run_id=2)
-    plugin.transition("a", "executing", "memory")
+    worker.plugin.transition("a", "executing", "memory")
     assert worker.started == ["b"]
 
 
 def test_what_has_become_complete_starts_by_priority() -> None:
     worker = Loose()
-    plugin = plugged(worker)
     for key, priority in (("b", 3), ("c", 1), ("d", 2)):
         worker.stream_handlers[SEND](**sent(key, priority, a=1))
     worker.has("a", "memory")
-    plugin.transition("a", "executing", "memory")
+    worker.plugin.transition("a", "executing", "memory")
     assert worker.started == ["c", "d", "b"]
 
 
 def test_what_has_lost_an_input_waits_to_be_confirmed() -> None:
     worker = Loose()
-    plugin = plugged(worker)
     worker.stream_handlers[SEND](**(sent("b", a=1) | {"nbytes": {"a": -1, "m": 8}}))
     worker.has("a", "memory")
-    plugin.transition("a", "executing", "memory")
+    worker.plugin.transition("a", "executing", "memory")
     assert worker.started == []
     worker.stream_handlers[CONFIRM](key="b", run_id=2, stimulus_id="s")
     assert worker.started == ["b"]
@@ -108,7 +104,6 @@ def test_what_has_lost_an_input_waits_to_be_confirmed() -> None:
 
 def test_a_task_is_computed_by_the_handler_that_was_there_when_it_came() -> None:
     worker = Loose()
-    plugged(worker)
     computed: list[str] = []
     worker.stream_handlers["other"] = lambda key, **_: computed.append(key)
     worker.stream_handlers[SEND](**(sent("b", a=1) | {"starts_by": "other"}))
@@ -120,9 +115,9 @@ def test_a_task_is_computed_by_the_handler_that_was_there_when_it_came() -> None
 
 def test_what_was_sent_before_the_plugin_came_again_is_still_withdrawn() -> None:
     worker = Loose()
-    earlier = plugged(worker)
+    earlier = worker.plugin
     worker.stream_handlers[SEND](**sent("b", a=1))
-    plugged(worker)
+    worker.plug()
     worker.stream_handlers[WITHDRAW](runs=[("b", 2)], stimulus_id="s")
     worker.has("a", "memory")
     earlier.transition("a", "executing", "memory")

@@ -69,6 +69,7 @@ def test_tasks_leave_a_paused_worker() -> None:
     assert [start for _, worker, start, _ in cluster.record.timeline() if worker == 0] == [L, 9.0]
 
 
+@pytest.mark.parametrize("cost", [{}, {"ferroflow_cost": 0.5}], ids=["unknown cost", "known cost"])
 @pytest.mark.parametrize(
     ("retries", "n_started", "state"),
     [
@@ -76,10 +77,11 @@ def test_tasks_leave_a_paused_worker() -> None:
         pytest.param(1, 2, "erred", id="until its retries are used up"),
     ],
 )
-def test_failures(retries: int, n_started: int, state: str) -> None:
-    cluster = run({"t": VirtualTask(0.5, failures=2, annotations={"retries": retries})})
+def test_failures(retries: int, n_started: int, state: str, cost: dict[str, float]) -> None:
+    failing = VirtualTask(0.5, failures=2, annotations={"retries": retries, **cost})
+    cluster = run({"t": failing, "end": VirtualTask(0.5, ("t",))})
     assert cluster.record.n_started["t"] == n_started
-    assert cluster.scheduler.tasks["t"].state == state
+    assert cluster.scheduler.tasks["end"].state == state
     assert cluster.time.now >= n_started * 0.5
 
 
