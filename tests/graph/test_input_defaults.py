@@ -246,33 +246,25 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+LOCAL = ("--workers", "1", "--no-processes")
+
+
+@pytest.mark.parametrize("is_drawn", [False, True], ids=["", "with an input that is drawn"])
 @pytest.mark.parametrize(
     "how",
-    [
-        ("--policy", "sequential"),
-        ("--workers", "1", "--no-processes"),
-        ("--workers", "1", "--no-processes", "--batch", "2"),
-    ],
+    [("--policy", "sequential"), LOCAL, (*LOCAL, "--batch", "2")],
     ids=["without Dask", "on a cluster", "in batches"],
 )
-def test_the_command_line_takes_it(files: Path, how: tuple[str, ...]) -> None:
-    inputs = ("--input", "x=x.npy", "--input", "w=w.npy")
-    answer("run", "--model", "layer.onnx", *inputs, "--output", "y.npz", *how)
+def test_the_command_line_takes_it(files: Path, how: tuple[str, ...], is_drawn: bool) -> None:
+    inputs = ("--input", "w=w.npy", *(() if is_drawn else ("--input", "x=x.npy")))
+    told = answer("run", "--model", "layer.onnx", *inputs, "--output", "y.npz", *how)
+    assert ("inputs were drawn at random" in told.stderr) == is_drawn
     x, w = given(3)
     with np.load(files / "y.npz") as written:
-        assert_same(written["y"], reference(layer(3), {"x": x, "w": w})["y"])
-
-
-@pytest.mark.parametrize("how", [("--policy", "sequential"), ("--batch", "2")], ids=["", "in batches"])
-def test_inputs_are_drawn_beside_a_default_that_is_given(files: Path, how: tuple[str, ...]) -> None:
-    local = ("--workers", "1", "--no-processes") if "--batch" in how else ()
-    told = answer("run", "--model", "layer.onnx", "--input", "w=w.npy", "--output", "y.npz", *how, *local)
-    assert "inputs were drawn at random" in told.stderr
-    _, w = given(3)
-    with np.load(files / "y.npz") as written:
         y = written["y"]
-    drawn = random_inputs(graph_from_onnx(layer(3)), 0, len(y))["x"]
-    assert_same(y, reference(layer(3), {"x": drawn, "w": w})["y"])
+    if is_drawn:
+        x = random_inputs(graph_from_onnx(layer(3)), 0, len(y))["x"]
+    assert_same(y, reference(layer(3), {"x": x, "w": w})["y"])
 
 
 def test_the_command_line_tells_of_it(files: Path) -> None:

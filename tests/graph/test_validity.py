@@ -24,12 +24,21 @@ from ferroflow_dask.graph import graph_from_onnx
 FLOAT = TensorProto.FLOAT
 
 
+X = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
+
+
+def model(nodes: list[Any], opset: int = 18, **weights: Any) -> onnx.ModelProto:
+    """Return a model from x to y, unchecked, with ONNX's domain declared only."""
+    tensors = [onnx.numpy_helper.from_array(value, name) for name, value in weights.items()]
+    graph = helper.make_graph(nodes, "g", [info("x", FLOAT, X.shape)], [info("y", FLOAT, X.shape)], tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+
+
 def two_relus(*names: str) -> onnx.ModelProto:
     """Return x → Relu → Relu → y; names of (input, output) pairs may be replaced."""
     first, middle, second, last = names or ("x", "h", "h", "y")
     nodes = [node("Relu", [first], [middle]), node("Relu", [second], [last])]
-    graph = helper.make_graph(nodes, "g", [info("x", FLOAT, [2])], [info("y", FLOAT, [2])])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    return model(nodes)
 
 
 def changed(change: Any, model: onnx.ModelProto | None = None) -> bytes:
@@ -123,16 +132,6 @@ def test_what_is_no_file_is_named(tmp_path, name, message):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ModelError, match=message):
         graph_from_onnx(tmp_path / name)
-
-
-X = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
-
-
-def model(nodes: list[Any], opset: int = 18, **weights: Any) -> onnx.ModelProto:
-    """Return a model from x to y, unchecked, with ONNX's domain declared only."""
-    tensors = [onnx.numpy_helper.from_array(value, name) for name, value in weights.items()]
-    graph = helper.make_graph(nodes, "g", [info("x", FLOAT, X.shape)], [info("y", FLOAT, X.shape)], tensors)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
 
 
 W = np.float32([1, 2, 3, 4])

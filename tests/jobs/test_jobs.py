@@ -208,46 +208,32 @@ def test_a_partition_that_fails_is_told_and_the_others_are_kept(folder: Path) ->
     assert not os.path.exists("o.parquet")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ("t.parquet", "o.npz"),
-            "--output must end in .parquet, .csv or .npy for --input 't.parquet', got 'o.npz'",
-        ),
-        (("t.parquet", "o.npy"), "--output must end in .parquet or .csv for 2 outputs, got 'o.npy'"),
-        (("t.parquet", "none/o.csv"), "there is no folder 'none'"),
-        (
-            ("t.parquet", "o.csv"),
-            "input 'x' takes 4 columns, got 5: ['a', 'b', 'c', 'd', 'name']; choose them",
-        ),
-        (
-            ("t.parquet", "o.csv", "--columns", "a,z"),
-            "columns must be of ['a', 'b', 'c', 'd', 'name'], got 'z'",
-        ),
-        (
-            ("t.parquet", "o.csv", "--columns", "a,b,c,name"),
-            "'name' has dtype object, the model takes float32",
-        ),
-        (("t.parquet", "o.csv", "--repeat", "2"), "--repeat does nothing for a batch job; leave it out"),
-        (
-            ("t.parquet", "o.csv", "--input", "x.npy"),
-            "a batch job needs one --input and one --output, got 2 times",
-        ),
-        (("t.parquet", "o.csv", "--policy", "sequential"), "--policy must be of a cluster for a batch job"),
-        (("t.parquet", "o.csv", "--preprocess", "imagenet"), "--preprocess is for folders of images, got"),
-        (("x=t.csv", "o.csv"), "a table has names of its own; give --input 't.csv' without 'x='"),
-        (("none.csv", "o.csv"), "--input must be a file or a folder, got 'none.csv'"),
-        (("bad.parquet", "o.csv"), "--input 'bad.parquet' cannot be read"),
-        (("x.npy", "o.csv", "--columns", "a"), "--columns is for tables, got 'x.npy'"),
-        (("empty", "o.csv"), "--input 'empty' must contain .parquet files or images, got none"),
-        (("x.npy", "o.npz", "--columns", "a"), "--columns needs a table or a folder of images as --input"),
-    ],
-)
-def test_bad_input_gets_one_line(arguments: tuple[str, ...], message: str, folder: Path) -> None:
+#: By the input, the output and options.
+BAD = {
+    "t.parquet o.npz": "--output must end in .parquet, .csv or .npy for --input 't.parquet', got 'o.npz'",
+    "t.parquet o.npy": "--output must end in .parquet or .csv for 2 outputs, got 'o.npy'",
+    "t.parquet none/o.csv": "there is no folder 'none'",
+    "t.parquet o.csv": "input 'x' takes 4 columns, got 5: ['a', 'b', 'c', 'd', 'name']; choose them",
+    "t.parquet o.csv --columns a,z": "columns must be of ['a', 'b', 'c', 'd', 'name'], got 'z'",
+    "t.parquet o.csv --columns a,b,c,name": "'name' has dtype object, the model takes float32",
+    "t.parquet o.csv --repeat 2": "--repeat does nothing for a batch job; leave it out",
+    "t.parquet o.csv --input x.npy": "a batch job needs one --input and one --output, got 2 times",
+    "t.parquet o.csv --policy sequential": "--policy must be of a cluster for a batch job",
+    "t.parquet o.csv --preprocess imagenet": "--preprocess is for folders of images, got",
+    "x=t.csv o.csv": "a table has names of its own; give --input 't.csv' without 'x='",
+    "none.csv o.csv": "--input must be a file or a folder, got 'none.csv'",
+    "bad.parquet o.csv": "--input 'bad.parquet' cannot be read",
+    "x.npy o.csv --columns a": "--columns is for tables, got 'x.npy'",
+    "empty o.csv": "--input 'empty' must contain .parquet files or images, got none",
+    "x.npy o.npz --columns a": "--columns needs a table or a folder of images as --input",
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD.items())
+def test_bad_input_gets_one_line(arguments: str, message: str, folder: Path) -> None:
     Path("empty").mkdir()
     Path("bad.parquet").write_bytes(b"bad")
-    source, output, *options = arguments
+    source, output, *options = arguments.split()
     found = ferroflow("run", "--model", "two.onnx", "--input", source, "--output", output, *options)
     assert_one_line(found.exit_code, found.stderr, 2, re.escape(message))
 

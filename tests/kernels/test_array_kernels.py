@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from agreement import assert_same
-from array_cases import Case, all_cases
+from array_cases import all_cases
 from kernel_cases import expected_of, normal_from, op_of
 from models import light_models, randomize
 from strict_arrays import StrictArray, values_of
@@ -24,23 +24,29 @@ from ferroflow_dask.kernels.array.libraries import erf, sliding_windows
 from ferroflow_dask.kernels.array.provider import _TABLE
 
 CASES = list(all_cases())
-ONE_EACH = [pytest.param(case, id=case.name) for case in CASES]
 
 normal = normal_from(seed=0)
 provider = ArrayProvider()
 
 
-def kernel_of(case: Case, version: int) -> Any:
-    op = op_of(case.op_type, case.values, case.n_outputs, **case.attributes)
-    return compile_op(op, {"": version}, ["array"])
+#: Operators whose results are on the host wherever their operands are: others need them there.
+STEERING = ("Shape", "Size", "Constant", "ConstantOfShape")
 
 
-@pytest.mark.parametrize("case", ONE_EACH)
-def test_a_kernel_agrees_with_onnx(case):
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_kernel_agrees_with_onnx_and_never_looks_at_values_that_may_be_on_a_device(case):
     op = op_of(case.op_type, case.values, case.n_outputs, **case.attributes)
+    on_host = provider.host_operands(op)
+    strict = [
+        value if value is None or i in on_host else StrictArray(value) for i, value in enumerate(case.values)
+    ]
     n_checked = 0
     for version in case.versions:
-        actual = kernel_of(case, version)(*case.values)
+        kernel = compile_op(op, {"": version}, ["array"])
+        actual = kernel(*case.values)
+        for one, other in zip(kernel(*strict), actual, strict=True):
+            assert isinstance(one, np.ndarray if case.op_type in STEERING else StrictArray)
+            assert_same(values_of(one), other, 0, 0)
         try:
             with np.errstate(all="ignore"):
                 if case.truth == "onnxruntime":
@@ -53,24 +59,6 @@ def test_a_kernel_agrees_with_onnx(case):
         half = any(getattr(value, "dtype", None) == np.float16 for value in (*case.values, *actual))
         assert_same(list(actual), list(expected), *((5e-3, 5e-3) if half else ()))
     assert n_checked
-
-
-#: Operators whose results are on the host wherever their operands are: others need them there.
-STEERING = ("Shape", "Size", "Constant", "ConstantOfShape")
-
-
-@pytest.mark.parametrize("case", ONE_EACH)
-def test_a_kernel_never_looks_at_values_that_may_be_on_a_device(case):
-    op = op_of(case.op_type, case.values, case.n_outputs, **case.attributes)
-    on_host = provider.host_operands(op)
-    strict = [
-        value if value is None or i in on_host else StrictArray(value) for i, value in enumerate(case.values)
-    ]
-    for version in case.versions:
-        kernel = kernel_of(case, version)
-        for one, other in zip(kernel(*strict), kernel(*case.values), strict=True):
-            assert isinstance(one, np.ndarray if case.op_type in STEERING else StrictArray)
-            assert_same(values_of(one), other, 0, 0)
 
 
 def test_there_is_a_case_of_every_operator_in_every_version():

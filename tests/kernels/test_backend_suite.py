@@ -17,7 +17,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import onnxruntime
 import pytest
@@ -194,15 +193,11 @@ def node_failures(cases: list[Any], *providers: str) -> tuple[list[str], int]:
 
 
 def check_node_case(case: Any, graph: Graph, providers: list[str] | None) -> None:
-    def array(value: Any) -> Any:
-        return onnx.numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
-
     names = [entry.name for entry in case.model.graph.input]
-    for inputs, outputs in case.data_sets:
-        actual = evaluate(graph, dict(zip(names, map(array, inputs), strict=False)), providers=providers)
-        for one, other in zip(actual.values(), map(array, outputs), strict=True):
-            if providers or isinstance(other, np.ndarray):
-                assert_same(one, other, max(case.rtol, 1e-3), max(case.atol, 1e-6))
+    for inputs, outputs in data_of(case)[1]:
+        actual = evaluate(graph, dict(zip(names, inputs, strict=False)), providers=providers)
+        for one, other in zip(actual.values(), outputs, strict=True):
+            assert_same(one, other, max(case.rtol, 1e-3), max(case.atol, 1e-6))
 
 
 def node_cases() -> list[Any]:

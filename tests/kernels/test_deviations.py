@@ -39,19 +39,15 @@ F = np.float32
 
 def model_of(*nodes: onnx.NodeProto, opset: int = 21, constants: Values | None = None, **inputs: Any) -> Any:
     """Return a model whose output is `y`; inputs are given as examples, of which dtype and rank count."""
-    entries = [
-        helper.make_tensor_value_info(
-            name, helper.np_dtype_to_tensor_dtype(value.dtype), [f"{name}{i}" for i in range(value.ndim)]
-        )
+    types = {
+        name: (helper.np_dtype_to_tensor_dtype(value.dtype), [f"{name}{i}" for i in range(value.ndim)])
         for name, value in inputs.items()
-    ]
-    initializers = [onnx.numpy_helper.from_array(value, name) for name, value in (constants or {}).items()]
-    graph = helper.make_graph(nodes, "g", entries, [helper.make_empty_tensor_value_info("y")], initializers)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    }
+    model = models.model_of(
+        nodes, types, ["y"], initializers=dict(constants or {}), opset=opset, ir_version=10
+    )
     # Outputs of a model have a type with a shape; what is computed from it here is of one axis.
-    types = {entry.name: entry.type for entry in onnx.shape_inference.infer_shapes(model).graph.output}
-    model.graph.output[0].type.CopyFrom(types["y"])
-    if not types["y"].tensor_type.HasField("shape"):
+    if not model.graph.output[0].type.tensor_type.HasField("shape"):
         model.graph.output[0].type.tensor_type.shape.dim.add()
     return model
 

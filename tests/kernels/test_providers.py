@@ -68,8 +68,7 @@ def test_providers_agree_with_onnx(provider, dtype, op_type, shapes):
 
 
 BFLOAT16 = helper.tensor_dtype_to_np_dtype(TensorProto.BFLOAT16)
-#: Of what the node tests of onnx lack, or have results that are no arrays: op_type, values, attributes,
-#: number of outputs, opset.
+#: Of what the node tests of onnx lack: op_type, values, attributes, number of outputs, opset.
 FURTHER: dict[str, tuple[Any, ...]] = {
     "Split of opset 11 by attribute": ("Split", [normal(6, 2)], {"axis": 0, "split": [1, 5]}, 2, 11),
     "Reshape of nothing": ("Reshape", [normal(0, 6), np.int64([2, 0])], {"allowzero": 1}),
@@ -81,7 +80,6 @@ FURTHER: dict[str, tuple[Any, ...]] = {
     "Cast to an 8-bit float keeps its dtype": ("Cast", [normal(3)], {"to": TensorProto.FLOAT8E4M3FN}, 1, 21),
     "Unique has as many results as there are values": ("Unique", [np.float32([2, 1, 2])], {}, 4),
     "SequenceConstruct": ("SequenceConstruct", [normal(2), normal(3)], {}),
-    "SplitToSequence": ("SplitToSequence", [normal(4, 3)], {"axis": 0}),
     "GroupNormalization of bfloat16": (
         "GroupNormalization",
         [normal(1, 4, 2).astype(BFLOAT16), *[np.ones(4, BFLOAT16)] * 2],

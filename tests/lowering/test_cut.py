@@ -126,6 +126,11 @@ def test_a_bundle_holds_what_is_still_read_and_what_others_read(
     assert _peak_nbytes(ops, NBYTES, kept) == expected
 
 
+def test_the_most_may_be_held_before_the_end() -> None:
+    assert _peak_nbytes(made("", "a", "b"), {"a": 10, "b": 500, "c": 1}, "c") == 510
+    assert _peak_nbytes(made("", "a", "b"), {"a": 400, "b": 100, "c": 1}, "c") == 500
+
+
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=50), st.integers(1, 8))
 def test_longest_first_is_within_grahams_bound(costs_s: list[float], n: int) -> None:
     bundles = longest_first(costs_s, n)
