@@ -99,27 +99,18 @@ def made(*reads: str) -> list[Op]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("ops", "kept", "expected"),
-    [
-        (made("x", "a", "b"), "", 100 + 20 + 40),  # at the end; `a` is gone by then
-        (made("xy", "a", "b"), "", 100 + 1000 + 20 + 40),
-        (made("x", "a", "bx"), "", 100 + 20 + 40),
-        (made("x", "a", "ab"), "", 100 + 10 + 20 + 40),
-        (made("x", "a", "b"), "a", 100 + 10 + 20 + 40),
-        (made("x", "aa", "b"), "", 100 + 20 + 40),
-        (made("", "", "a"), "c", 10 + 20 + 40),
-    ],
-    ids=[
-        "one after another",
-        "of two from elsewhere",
-        "what comes from elsewhere stays until the end",
-        "what is read again stays until then",
-        "what others read stays",
-        "what one op reads twice goes once",
-        "of nothing from elsewhere",
-    ],
-)
+HELD = {
+    "one after another": (made("x", "a", "b"), "", 100 + 20 + 40),  # at the end; `a` is gone by then
+    "of two from elsewhere": (made("xy", "a", "b"), "", 100 + 1000 + 20 + 40),
+    "what comes from elsewhere stays until the end": (made("x", "a", "bx"), "", 100 + 20 + 40),
+    "what is read again stays until then": (made("x", "a", "ab"), "", 100 + 10 + 20 + 40),
+    "what others read stays": (made("x", "a", "b"), "a", 100 + 10 + 20 + 40),
+    "what one op reads twice goes once": (made("x", "aa", "b"), "", 100 + 20 + 40),
+    "of nothing from elsewhere": (made("", "", "a"), "c", 10 + 20 + 40),
+}
+
+
+@pytest.mark.parametrize(("ops", "kept", "expected"), HELD.values(), ids=HELD)
 def test_a_bundle_holds_what_is_still_read_and_what_others_read(
     ops: list[Op], kept: Collection[str], expected: int
 ) -> None:

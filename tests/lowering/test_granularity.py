@@ -24,7 +24,7 @@ from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.graph import Graph, generate_graph, graph_from_onnx, random_inputs
 from ferroflow_dask.kernels import evaluate
 from ferroflow_dask.kernels.corrections import LRN
-from ferroflow_dask.lowering import GRANULARITIES, bind_graph, predictions_of, scatter
+from ferroflow_dask.lowering import GRANULARITIES, bind_graph, scatter
 
 FOUR = ClusterProfile((1,) * 4)
 
@@ -140,13 +140,6 @@ def test_a_model_that_does_not_fit_a_worker_is_not_whole() -> None:
     assert (
         bind_graph(wide, random_inputs(wide, 0), profile=small, granularity="auto").granularity == "bundles"
     )
-
-
-def test_all_granularities_are_predicted() -> None:
-    found = predictions_of(generate_graph("imbalanced"), {}, FOUR)
-    assert list(found) == list(GRANULARITIES)
-    assert found["whole"].n_tasks == 1
-    assert found["ops"].n_tasks == 204
 
 
 @pytest.mark.parametrize(

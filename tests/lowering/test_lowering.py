@@ -84,28 +84,21 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
         assert_allclose(found[name], value, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("make", "inputs"), CASES)
-@pytest.mark.parametrize("scheduler", ["sync", "threads"])
-def test_any_dask_scheduler_gives_the_sequential_result(
-    make: Callable[[], Graph], inputs: dict[str, Any], scheduler: str
-) -> None:
-    graph = make()
-    bound = Model(graph).bind(**inputs)
-    assert_same(bound.compute(scheduler=scheduler), evaluate(graph, inputs))
-    assert executed_here(bound.run).executed_ops == len(graph.live_ops)
-
-
 @pytest.mark.cluster
 @pytest.mark.parametrize(("make", "inputs"), CASES)
 def test_a_cluster_gives_the_sequential_result(
     make: Callable[[], Graph], inputs: dict[str, Any], process_client: Client
 ) -> None:
     graph = make()
+    expected = evaluate(graph, inputs)
     placed = scatter(graph, process_client)
     for one in (graph, placed, placed):
         bound = Model(one).bind(**inputs)
-        assert_same(process_client.compute(bound).result(), evaluate(graph, inputs))
+        assert_same(process_client.compute(bound).result(), expected)
         assert executed(process_client, bound.run).executed_ops == len(graph.live_ops)
+    bound = Model(graph).bind(**inputs)
+    assert_same(bound.compute(scheduler="threads"), expected)
+    assert executed_here(bound.run).executed_ops == len(graph.live_ops)
 
 
 @pytest.mark.cluster

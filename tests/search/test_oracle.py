@@ -12,7 +12,7 @@ from searches import SLOW
 from split_models import block
 
 from ferroflow_dask.exceptions import UsageError
-from ferroflow_dask.graph import Builder, Graph
+from ferroflow_dask.graph import Builder
 from ferroflow_dask.search import Choice, Problem, least_makespan_s, search, simulate
 from ferroflow_dask.search.candidates import degrees_of
 from ferroflow_dask.simulation import Machine
@@ -81,23 +81,6 @@ def test_the_gap_of_found_strategies_to_the_bound_is_small() -> None:
     print(f"gap on {GRAPHS} random graphs: median {median(gaps):.2%}, worst {max(gaps):.2%}")
     assert median(gaps) <= 0.03
     assert max(gaps) <= 0.15
-
-
-def test_a_bound_by_hand() -> None:
-    class Second:
-        def seconds(self, op: object, graph: Graph) -> float:
-            return (graph.spec(graph.outputs[0]).size or 0) / 16
-
-    def machine(bandwidth: float) -> Machine:
-        return Machine((1, 1), (1.0, 1.0), (bandwidth,) * 2, lambda _, to: Route((to,), 0.0, bandwidth))
-
-    b = Builder("one")
-    b.output(y=b.op("Relu", b.input("x", np.float32, (4, 4))))
-    one = b.to_graph()
-    # In halves: the input is on worker 0. Half of its 64 bytes reach worker 1 after 0.1 s. It takes 0.5 s.
-    # The result is put together there. Whole: 1 s.
-    assert least_makespan_s(Problem(one, machine(320.0), Second(), 1e12)) == pytest.approx(0.6)
-    assert least_makespan_s(Problem(one, machine(32.0), Second(), 1e12)) == 1.0
 
 
 def test_larger_problems_are_refused() -> None:

@@ -133,12 +133,6 @@ def test_what_is_found_fits_the_graph_and_is_the_fastest() -> None:
         assert again.makespan_s == found.best.makespan_s
 
 
-def test_the_same_seed_finds_the_same() -> None:
-    one = problem(block())
-    first, second = (search(one, steps=100, seed=3).best for _ in range(2))
-    assert first.choices == second.choices
-
-
 def test_nothing_is_split_where_messages_cost_more() -> None:
     topology = load_topology("this-machine")
     one = Problem(mlp(), Machine.of_topology(topology), AnalyticCost())

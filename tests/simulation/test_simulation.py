@@ -122,23 +122,6 @@ def test_no_timeline_breaks_a_rule(seed: int, has_costs: bool) -> None:
         check(graph, topology, timeline)
 
 
-def on_three_hosts(graph: TaskGraph, latency_s: float, placement: list[int]) -> Timeline:
-    hosts = [Host(name, workers=(Worker(),), link=Link(latency_s, 1000.0)) for name in "abc"]
-    topology = Topology(hosts, runtime=Runtime.without_costs())
-    return run_placed(graph, Machine.of_topology(topology), placement)
-
-
-def test_a_worker_fetches_a_result_once() -> None:
-    timeline = on_three_hosts(TaskGraph([1.0, 1.0, 1.0], [{}, {0: 1000}, {0: 1000}]), 0.25, [0, 1, 1])
-    assert timeline.stops_s == [1.0, 3.5, 4.5]
-    assert [(t.start_s, t.stop_s) for t in timeline.transfers] == [(1.0, 2.5)]
-
-
-def test_transfers_wait_for_a_link_in_turn() -> None:
-    timeline = on_three_hosts(TaskGraph([1.0, 1.0, 0.0], [{}, {}, {0: 1000, 1: 500}]), 0.0, [0, 1, 2])
-    assert [(t.start_s, t.stop_s) for t in timeline.transfers] == [(1.0, 2.0), (2.0, 2.5)]
-
-
 def test_a_list_schedule_uses_fast_workers_and_keeps_large_inputs_where_they_are() -> None:
     edge = Machine.of_topology(load_topology("edge"))
     wide = run_listed(TaskGraph([1.0] * 40, [{}] * 40), edge)
