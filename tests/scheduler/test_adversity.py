@@ -33,22 +33,6 @@ def test_of_the_tasks_of_a_dead_worker_those_that_waited_are_not_blamed() -> Non
     assert cluster.scheduler.task_prefixes["t"].suspicious == 3
 
 
-def test_workers_that_die_over_and_over_fail_no_task() -> None:
-    cluster = VirtualCluster(4, 2, policy="ferroflow")
-    cluster.submit({("t", i): VirtualTask(0.2) for i in range(1000)}, annotations=KNOWN)
-
-    def die() -> None:
-        alive = [worker for worker in cluster.workers if worker.is_alive]
-        cluster.leave(alive[0].name)
-        cluster.join(2)
-
-    for n in range(6):
-        cluster.at(1 + 3 * n, die)
-    cluster.run()
-    cluster.check()
-    assert {ts.state for ts in cluster.scheduler.tasks.values()} == {"memory"}
-
-
 class RestrictLate(SchedulerPlugin):
     """Somebody else's plugin, that learns of graphs after ours."""
 

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from cluster_tests import runs_on
-from distributed import Client, LocalCluster
 from one_loop import Cluster, on_cluster
 from waiting import comes
 
-from ferroflow_dask import install, uninstall
+from ferroflow_dask import uninstall
 from ferroflow_dask.scheduler.inlining.scheduler import Inlining
 from ferroflow_dask.scheduler.inlining.worker import TASK
 
@@ -158,24 +157,3 @@ def test_what_fails_leaves_dask_in_charge(name: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Inlining, name, broken)
     with pytest.warns(UserWarning, match=f"{name} is broken"):
         on_cluster(test)
-
-
-@pytest.mark.cluster
-def test_a_tree_on_processes() -> None:
-    def add(*numbers: float) -> float:  # the workers cannot import this module
-        return sum(numbers)
-
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as local,
-        Client(local) as client,
-    ):
-        install(client)
-        level = client.map(float, range(256), pure=False)
-        while len(level) > 1:
-            level = [client.submit(add, *level[i : i + 2], pure=False) for i in range(0, len(level), 2)]
-        assert level[0].result(timeout=60) == 256 * 255 / 2
-        counts = client.run_on_scheduler(
-            lambda dask_scheduler: dask_scheduler.extensions["stealing"].messages.inlining.counts
-        )
-        assert counts["received"] > 100
-        assert counts["sent"] > 0

@@ -12,10 +12,10 @@ import dask
 import numpy as np
 import pytest
 from conftest import checked_client
-from distributed import Client, Event, Worker, wait
+from distributed import Client, Event, wait
 from distributed.stealing import WorkStealing
 from in_charge import pinned, scheduler_of, stealing_of
-from waiting import pause, until
+from waiting import pause
 
 from ferroflow_dask import install, uninstall
 from ferroflow_dask.deploy import local_client
@@ -211,27 +211,3 @@ def test_a_misspelt_annotation_is_told_once(ferroflow_client: Client) -> None:
             future = ferroflow_client.compute(dask.delayed(pause)(1, 0.0, pure=False))
         assert future.result() == 1
     assert messages == ["ferroflow: there is no annotation 'ferroflow_costs'; did you mean 'ferroflow_cost'?"]
-
-
-def test_a_worker_that_joins_late_may_take_restricted_tasks(patient_client: Client) -> None:
-    async def give(dask_worker: Worker) -> None:
-        await dask_worker.set_resources(slot=9)
-
-    first, *others = patient_client.nthreads()
-    patient_client.run(give, workers=[first])
-    install(patient_client)
-    has_joined = Event()
-    futures = patient_client.map(held, range(60), event=has_joined, resources={"slot": 1}, pure=False)
-    until(lambda: scheduler_of(patient_client).workers[first].processing)
-    patient_client.cluster.worker_spec[9] = {
-        "cls": Worker,
-        "options": {"nthreads": 1, "resources": {"slot": 9}, "dashboard": False},
-    }
-    patient_client.sync(patient_client.cluster._correct_state)
-    patient_client.wait_for_workers(4, timeout=120)
-    has_joined.set()
-    patient_client.gather(futures)
-    n_held = {worker: len(keys) for worker, keys in patient_client.has_what().items()}
-    (late,) = set(n_held) - {first, *others}
-    assert n_held[late] > 0
-    assert [n_held[worker] for worker in others] == [0, 0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from operator import add
 from types import SimpleNamespace
 from typing import Any
 
@@ -127,12 +128,16 @@ async def test_workers_are_told_as_they_join_and_until_it_is_uninstalled(cluster
 
 
 @pytest.mark.cluster
-def test_chains_on_processes_and_the_task_that_ends_them_is_named() -> None:
+def test_chains_and_trees_on_processes_and_the_task_that_ends_them_is_named() -> None:
     def increment(i: int) -> int:
         return i + 1
 
     def end_the_process(i: int) -> None:
         os._exit(i)
+
+    def counted(dask_scheduler: Any) -> tuple[int, dict[str, int]]:
+        messages = dask_scheduler.extensions["stealing"].messages
+        return messages.prefetch.outcomes["confirmed"], messages.inlining.counts
 
     with (
         LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as local,
@@ -147,10 +152,14 @@ def test_chains_on_processes_and_the_task_that_ends_them_is_named() -> None:
         graph: dict[str, Any] = {"k0": (increment, 0)}
         graph |= {f"k{i}": (increment, f"k{i - 1}") for i in range(1, 200)}
         assert client.get(graph, "k199") == 200
-        counts = client.run_on_scheduler(
-            lambda dask_scheduler: dask_scheduler.extensions["stealing"].messages.prefetch.outcomes
-        )
-        assert counts["confirmed"] > 100
+        level = client.map(float, range(256), pure=False)
+        while len(level) > 1:
+            level = [client.submit(add, *level[i : i + 2], pure=False) for i in range(0, len(level), 2)]
+        assert level[0].result(timeout=60) == 256 * 255 / 2
+        confirmed, counts = client.run_on_scheduler(counted)
+        assert confirmed > 100
+        assert counts["received"] > 100
+        assert counts["sent"] > 0
         kept = client.get({"first": (increment, 0), "second": (increment, "first")}, "second", sync=False)
         assert kept.result(timeout=30) == 2
         assert "prefetched" in str(explain(client, "second"))

@@ -52,6 +52,14 @@ def test_a_worker_that_joins_is_given_work() -> None:
     assert [e.worker for e in cluster.record.executions].count(1) == 2
 
 
+def test_a_worker_that_joins_is_given_tasks_that_only_some_may_have() -> None:
+    cluster = VirtualCluster(2, policy="ferroflow", latency_s=L, resources={0: {"GPU": 9}})
+    cluster.submit(independent(12, annotations={"resources": {"GPU": 1}}))
+    cluster.at(0.25, cluster.join, resources={"GPU": 9})
+    finished(cluster)
+    assert {e.worker for e in cluster.record.executions} == {0, 2}
+
+
 def test_a_paused_worker_starts_nothing_until_it_goes_on() -> None:
     cluster = eventful(1, independent(3))
     cluster.at(0.25, cluster.pause, 0)
