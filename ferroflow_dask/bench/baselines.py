@@ -10,7 +10,6 @@ from distributed import Client
 from distributed.scheduler import TaskPrefix
 from distributed.stealing import WorkStealing
 
-from ferroflow_dask.bench.references import REFERENCES
 from ferroflow_dask.exceptions import UnknownNameError
 from ferroflow_dask.policy import Policy, policy_names
 from ferroflow_dask.scheduler.cost_model import Learned
@@ -59,11 +58,11 @@ _WITHOUT_BUNDLES = f"{_BUNDLING}-tasks"
 
 def names() -> tuple[str, ...]:
     """Return the names of all that can be measured."""
-    return (*BASELINES, *policy_names(), _WITHOUT_BUNDLES, *REFERENCES)
+    return (*BASELINES, *policy_names(), _WITHOUT_BUNDLES)
 
 
 def check_name(name: str) -> None:
-    """Raise `UnknownNameError` for what is neither a baseline nor a policy nor a reference."""
+    """Raise `UnknownNameError` for what is neither a baseline nor a policy."""
     if name not in names():
         raise UnknownNameError.of("policy", name, names())
 

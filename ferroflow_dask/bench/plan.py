@@ -10,13 +10,9 @@ from typing import Any
 import numpy as np
 
 from ferroflow_dask.bench.baselines import BASELINES, check_name
-from ferroflow_dask.bench.references import REFERENCES
-from ferroflow_dask.bench.schema import COSTS, BenchRecord, Shape, written
-from ferroflow_dask.bench.workloads import WORKLOADS, Workload
+from ferroflow_dask.bench.schema import COSTS, Shape, written
+from ferroflow_dask.bench.workloads import Workload
 from ferroflow_dask.exceptions import UsageError
-
-#: Family of the workloads that are graphs of ours.
-_GRAPHS = "dag"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +79,28 @@ class Plan:
         rng = np.random.default_rng([self.seed, repetition, group])
         return [cases[i] for i in rng.permutation(len(cases))]
 
-    def identity(self, case: Case, repetition: int) -> tuple[Any, ...]:
-        """Return what tells a run from others; the same for the row that it leaves."""
-        shape = self.shape
-        place = (shape.workers, shape.threads, shape.processes, self.cluster, self.section, self.tls)
-        return (*case.identity(), *place, self.is_fresh, self.seed, repetition)
+    def identity(self, case: Case, repetition: int) -> str:
+        """Return what tells a run from others; that of the row that it leaves is the same."""
+        return written(self.facts(case, repetition))
 
-
-def identity_of(row: BenchRecord) -> tuple[Any, ...]:
-    """Return the identity of the run that left a row; see `Plan.identity`."""
-    case = (row.workload, written(row.arguments), row.policy, row.lowering, row.costs)
-    place = (row.workers, row.threads_per_worker, row.processes, row.cluster, row.section, row.tls)
-    return (*case, *place, row.fresh, row.seed, row.repetition)
+    def facts(self, case: Case, repetition: int) -> dict[str, Any]:
+        """Return the fields of a run's row that are known before it is made."""
+        return {
+            "workload": case.workload.name,
+            "arguments": dict(case.arguments),
+            "policy": case.policy,
+            "lowering": case.lowering,
+            "costs": case.costs,
+            "workers": self.shape.workers,
+            "threads_per_worker": self.shape.threads,
+            "processes": self.shape.processes,
+            "cluster": self.cluster,
+            "section": self.section,
+            "tls": self.tls,
+            "fresh": self.is_fresh,
+            "seed": self.seed,
+            "repetition": repetition,
+        }
 
 
 def make_cases(
@@ -106,8 +112,8 @@ def make_cases(
     """Return the cases of all workloads under all policies.
 
     Dask's baselines run every lowering of a workload, so that the best of them can be told; our policies
-    run the first, unless every one is asked for, and those that are ours alone. What runs without Dask
-    runs graphs only. Dask does not read declared costs, so its baselines have learned ones in their place.
+    run the first, unless every one is asked for, and those that are ours alone. Dask does not read declared
+    costs, so its baselines have learned ones in their place.
 
     Parameters
     ----------
@@ -127,22 +133,13 @@ def make_cases(
         check_name(name)
     if wrong := [name for name in costs if name not in COSTS]:
         raise UsageError(f"costs are {wrong[0]!r}; choose of: {', '.join(COSTS)}")
-    have_graphs = not workloads or any(workload.family == _GRAPHS for workload, _ in workloads)
-    if wrong := [name for name in policies if name in REFERENCES and not have_graphs]:
-        known = ", ".join(name for name, workload in WORKLOADS.items() if workload.family == _GRAPHS)
-        raise UsageError(
-            f"policy {wrong[0]!r} runs without Dask, and graphs only, of which "
-            f"{', '.join(dict.fromkeys(workload.name for workload, _ in workloads))} has none; "
-            f"choose one of: {known}"
-        )
     dasks = dict.fromkeys("learned" if name == "known" else name for name in costs)
     cases = [
         Case(workload, arguments, policy, lowering, knowledge)
         for workload, arguments in workloads
         for policy in dict.fromkeys(policies)
-        if workload.family == _GRAPHS or policy not in REFERENCES
         for lowering in _lowerings(workload, policy, every_lowering)
-        for knowledge in (dasks if policy in (*BASELINES, *REFERENCES) else dict.fromkeys(costs))
+        for knowledge in (dasks if policy in BASELINES else dict.fromkeys(costs))
     ]
     if not cases:
         raise UsageError(f"nothing to run: give a workload, a policy and one of: {', '.join(COSTS)}")
@@ -152,6 +149,4 @@ def make_cases(
 def _lowerings(workload: Workload, policy: str, every_lowering: bool) -> Sequence[str]:
     if policy in BASELINES:
         return workload.lowerings
-    if policy in REFERENCES:
-        return workload.lowerings[:1]
     return (*(workload.lowerings if every_lowering else workload.lowerings[:1]), *workload.own_lowerings)

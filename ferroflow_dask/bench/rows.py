@@ -16,7 +16,7 @@ from typing import Any, NoReturn, Self
 from distributed import Client
 
 from ferroflow_dask.bench.machine import stamp
-from ferroflow_dask.bench.schema import NAME, OK, ROW, SCHEMA, BenchRecord
+from ferroflow_dask.bench.schema import NAME, OK, ROW, SCHEMA, BenchRecord, identity_of, written
 from ferroflow_dask.exceptions import UsageError
 
 Fields = dict[str, Any]
@@ -24,12 +24,6 @@ Where = str
 
 #: How each row of ours begins; what a torn line is known by.
 _BEGINNING = f'{{"schema": "{NAME}/'
-
-#: What tells a run from all others.
-_RUN = (
-    *("workload", "arguments", "policy", "lowering", "costs", "workers", "threads_per_worker", "processes"),
-    *("cluster", "section", "tls", "fresh", "seed", "repetition", "versions", "commit", "machine"),
-)
 
 
 def bench_row(
@@ -120,7 +114,7 @@ def read_rows(paths: Sequence[str | os.PathLike[str]], *, may_be_empty: bool = F
 
 def _last_tries(found: Sequence[tuple[BenchRecord, Where]]) -> Sequence[tuple[BenchRecord, Where]]:
     """Leave out broken rows of runs that were made again in the same setting, as `--retry-broken` does."""
-    runs = [json.dumps({name: getattr(record, name) for name in _RUN}, sort_keys=True) for record, _ in found]
+    runs = [(identity_of(row), written(row.versions), row.commit, row.machine) for row, _ in found]
     last = {run: n for n, run in enumerate(runs)}
     return [row for n, row in enumerate(found) if row[0].status == OK or last[runs[n]] == n]
 

@@ -193,6 +193,18 @@ def _field(hint: Any) -> Field:
     return Field(kind, type(None) in get_args(hint.__origin__), meaning)
 
 
+#: The fields that tell a run from others in the same place, with the same versions.
+_IDENTITY = (
+    *("workload", "arguments", "policy", "lowering", "costs", "workers", "threads_per_worker", "processes"),
+    *("cluster", "section", "tls", "fresh", "seed", "repetition"),
+)
+
+
+def identity_of(row: BenchRecord) -> str:
+    """Return what tells the run that left a row from others; see `Plan.identity`."""
+    return written({name: getattr(row, name) for name in _IDENTITY})
+
+
 #: The fields of a row, by name.
 ROW: Mapping[str, Field] = {
     name: _field(hint) for name, hint in get_type_hints(BenchRecord, include_extras=True).items()

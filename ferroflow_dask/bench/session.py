@@ -17,10 +17,9 @@ from distributed import wait
 from ferroflow_dask.bench.baselines import forget, is_in_charge, put_in_charge
 from ferroflow_dask.bench.observe import NOTHING_SEEN, Measurement, Observation, Observer
 from ferroflow_dask.bench.schema import OK, Shape
-from ferroflow_dask.bench.verdict import failure, hung, verdict
 from ferroflow_dask.bench.workloads.base import Instance
 from ferroflow_dask.deploy.local import local_client
-from ferroflow_dask.exceptions import ClusterError
+from ferroflow_dask.exceptions import ClusterError, ResultError
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -48,7 +47,7 @@ class _Outcome:
         if not isinstance(error, Exception):
             return False
         if self.status == OK:
-            self.status = failure(error)
+            self.status = _failure(error)
         return True
 
 
@@ -117,7 +116,7 @@ class Session:
         try:
             self._stack.close()
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 -- told, and another is started
-            self._on_problem(f"a cluster did not end cleanly, and may be there still: {failure(error)}")
+            self._on_problem(f"a cluster did not end cleanly, and may be there still: {_failure(error)}")
 
     def forget(self) -> None:
         """Let Dask and the policies know nothing of runs before."""
@@ -176,7 +175,7 @@ class Session:
         try:
             wait(futures, timeout=self._timeout_s)
         except TimeoutError:
-            raise hung(self._timeout_s) from None
+            raise ResultError(f"no result within {self._timeout_s:g} s") from None
         if instance.collect is not None:
             return instance.collect(self.client, futures)
         results: Sequence[Any] = self.client.gather(list(futures))
@@ -189,7 +188,13 @@ class Session:
             return f"policy {policy!r} gave up during the run"
         if seen.executed != seen.tasks:
             return f"executed {seen.executed} tasks of {seen.tasks}"
-        return verdict(instance, results, ops)
+        if ops is not None and ops != instance.n_ops:
+            return f"executed {ops} ops of {instance.n_ops}"
+        try:
+            instance.check(results)
+        except ResultError as error:
+            return f"wrong result: {error}"
+        return OK
 
     def _settle(self) -> None:
         # Results of the run before are released, and workers told so, before the next one starts.
@@ -208,3 +213,8 @@ class Session:
 
 def _n_tasks(dask_scheduler: Scheduler) -> int:
     return len(dask_scheduler.tasks)
+
+
+def _failure(error: BaseException) -> str:
+    """Return the status of a run that raised, in one line."""
+    return f"failed: {type(error).__name__}: {error}".split("\n", 1)[0]

@@ -12,20 +12,17 @@ from typing import Any, Self
 from ferroflow_dask.bench.machine import stamp
 from ferroflow_dask.bench.observe import Measurement
 from ferroflow_dask.bench.plan import Case, Plan
-from ferroflow_dask.bench.references import REFERENCES, Ray, Threads, make_reference
-from ferroflow_dask.bench.references import measure as measure_reference
 from ferroflow_dask.bench.schema import OK, BenchRecord
 from ferroflow_dask.bench.session import Session, Start
 from ferroflow_dask.bench.workloads.base import Instance, Request
 
-Place = Session | Threads | Ray
 Made = tuple[Instance, Measurement]
 
 
 def run_plan(
     plan: Plan,
     *,
-    done: Collection[tuple[Any, ...]] = (),
+    done: Collection[str] = (),
     timeout_s: float = 300.0,
     start: Start | None = None,
     on_step: Callable[[str], object] | None = None,
@@ -78,7 +75,7 @@ def run_plan(
 
 
 class _Places:
-    """Where cases run: a cluster for those that learn, one for those that must not, and what needs none."""
+    """Where cases run: a cluster for those that learn, and one for those that must not."""
 
     def __init__(
         self,
@@ -92,7 +89,7 @@ class _Places:
         self._on_problem = on_problem
         self._timeout_s = timeout_s
         self._stack = ExitStack()
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, Session] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -105,47 +102,38 @@ class _Places:
         for case in cases:
             name = self._name(case)
             if name not in self._places:
-                plan = self._plan
-                if name in REFERENCES:
-                    self._places[name] = reference = make_reference(name, plan.shape, self._timeout_s)
-                    self._stack.enter_context(reference)
-                else:
-                    options = (self._timeout_s, self._start, self._on_problem)
-                    self._places[name] = self._stack.enter_context(Session(plan.shape, plan.seed, *options))
+                options = (self._timeout_s, self._start, self._on_problem)
+                session = Session(self._plan.shape, self._plan.seed, *options)
+                self._places[name] = self._stack.enter_context(session)
         for place in self._places.values():
-            if isinstance(place, Session):
-                place.forget()
+            place.forget()
         gc.unfreeze()  # what runs of other workloads have left may go
 
-    def of(self, case: Case) -> Place:
+    def of(self, case: Case) -> Session:
         """Return where a case runs."""
         return self._places[self._name(case)]
 
     @staticmethod
     def _name(case: Case) -> str:
-        if case.policy in REFERENCES:
-            return case.policy
         return "unknown" if case.costs == "unknown" else "learned"
 
 
-def _measured(plan: Plan, case: Case, repetition: int, place: Place) -> Made:
+def _measured(plan: Plan, case: Case, repetition: int, place: Session) -> Made:
     """Make a run where everything is as it must be before; if that cannot be had, return what broke."""
-    if plan.is_fresh and isinstance(place, Session):
+    if plan.is_fresh:
         place.renew()
     if not _is_ready(case, place) and (broken := _broken_warm_up(plan, case, repetition, place)):
         return broken
-    if case.costs == "unknown" and isinstance(place, Session):
+    if case.costs == "unknown":
         place.forget()
     return _run(plan, case, repetition, place)
 
 
-def _is_ready(case: Case, place: Place) -> bool:
-    if isinstance(place, Session) and case.costs != "unknown":
-        return case.identity() in place.taught
-    return case.identity() in place.warm
+def _is_ready(case: Case, place: Session) -> bool:
+    return case.identity() in (place.warm if case.costs == "unknown" else place.taught)
 
 
-def _broken_warm_up(plan: Plan, case: Case, repetition: int, place: Place) -> Made | None:
+def _broken_warm_up(plan: Plan, case: Case, repetition: int, place: Session) -> Made | None:
     """Run a case unmeasured; return what came of it if it broke."""
     instance, measurement = _run(plan, case, repetition, place)
     if measurement.status == OK:
@@ -153,7 +141,7 @@ def _broken_warm_up(plan: Plan, case: Case, repetition: int, place: Place) -> Ma
     return instance, replace(measurement, status=f"warm-up: {measurement.status}")
 
 
-def _run(plan: Plan, case: Case, repetition: int, place: Place) -> Made:
+def _run(plan: Plan, case: Case, repetition: int, place: Session) -> Made:
     request = Request(
         arguments=case.arguments,
         seed=plan.seed + repetition,
@@ -163,16 +151,12 @@ def _run(plan: Plan, case: Case, repetition: int, place: Place) -> Made:
         lowering=case.lowering,
     )
     instance = case.workload.build(request)
-    if isinstance(place, Session):
-        measurement = place.measure(instance, case.policy)
-    else:
-        measurement = measure_reference(place, instance)
+    measurement = place.measure(instance, case.policy)
     if measurement.status != OK:
         place.renew()  # nobody knows what state it is in
         return instance, measurement
     place.warm.add(case.identity())
-    if isinstance(place, Session):
-        place.taught.add(case.identity())
+    place.taught.add(case.identity())
     return instance, measurement
 
 
@@ -194,21 +178,9 @@ def _row(
     predicted = instance.predicted() if is_ok and instance.predicted is not None else None
     available_s = measurement.makespan_s * shape.n_threads  # 0 of a run that failed before the clock started
     return BenchRecord(
-        workload=case.workload.name,
+        **plan.facts(case, repetition),
         family=case.workload.family,
-        arguments=dict(case.arguments),
-        policy=case.policy,
-        lowering=case.lowering,
-        costs=case.costs,
-        workers=shape.workers,
-        threads_per_worker=shape.threads,
-        processes=shape.processes,
-        cluster=plan.cluster,
-        section=plan.section,
-        tls=plan.tls,
-        fresh=plan.is_fresh,
         invocation=invocation,
-        repetition=repetition,
         makespan_s=measurement.makespan_s,
         bound_s=bound_s if is_ok else None,
         efficiency=bound_s / measurement.makespan_s if is_ok else None,
@@ -226,6 +198,5 @@ def _row(
         scheduler_cpu_s=seen.scheduler_cpu_s,
         peak_worker_memory=seen.peak_worker_memory,
         status=measurement.status,
-        seed=plan.seed,
         **stamp(),
     )

@@ -16,10 +16,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ferroflow_dask.bench import baselines
 from ferroflow_dask.bench.machine import stamp
 from ferroflow_dask.bench.metg import TIMED
-from ferroflow_dask.bench.plan import Plan, identity_of, make_cases
+from ferroflow_dask.bench.plan import Plan, make_cases
 from ferroflow_dask.bench.report import report
 from ferroflow_dask.bench.rows import Rows, append_row, read_rows
-from ferroflow_dask.bench.schema import COSTS, OK, BenchRecord, Shape
+from ferroflow_dask.bench.schema import COSTS, OK, BenchRecord, Shape, identity_of
 from ferroflow_dask.bench.suite import run_plan
 from ferroflow_dask.bench.workloads import WORKLOADS, Workload, default_sizes, get_workload
 from ferroflow_dask.cli.bench_flexflow import flexflow

@@ -6,7 +6,8 @@ import bench_rows
 import pytest
 from bench_sums import SHAPE, SUMS, plan, sums
 
-from ferroflow_dask.bench.plan import Case, Plan, identity_of, make_cases
+from ferroflow_dask.bench.plan import Case, Plan, make_cases
+from ferroflow_dask.bench.schema import identity_of
 from ferroflow_dask.bench.workloads import Workload
 from ferroflow_dask.exceptions import UnknownNameError, UsageError
 
@@ -50,9 +51,9 @@ def test_dask_has_learned_costs_where_ours_are_known() -> None:
 
 
 def test_ours_run_every_lowering_where_it_is_asked_for() -> None:
-    cases = make_cases([(SUMS, {"n": 1})], ["ferroflow", "threads"], ["learned"], every_lowering=True)
+    cases = make_cases([(SUMS, {"n": 1})], ["ferroflow"], ["learned"], every_lowering=True)
     found = [(case.policy, case.lowering) for case in cases]
-    assert found == [("ferroflow", "plain"), ("ferroflow", "other"), ("threads", "plain")]
+    assert found == [("ferroflow", "plain"), ("ferroflow", "other")]
 
 
 def test_a_case_without_anything_to_run_is_told() -> None:
@@ -62,18 +63,6 @@ def test_a_case_without_anything_to_run_is_told() -> None:
         make_cases([(SUMS, {"n": 1})], ["greedy"], ["learned"])
     with pytest.raises(UsageError, match="costs are 'guessed'"):
         make_cases([(SUMS, {"n": 1})], ["dask"], ["guessed"])
-
-
-@pytest.mark.parametrize("policies", [["threads"], ["ray", "dask"]], ids=str)
-def test_a_policy_that_runs_graphs_only_is_told_where_there_are_none(policies: list[str]) -> None:
-    nearest = Workload("nearest", "", sums, family="task-bench")
-    told = (
-        f"policy '{policies[0]}' runs .* graphs only, of which nearest has none; choose one of: imbalanced, "
-    )
-    with pytest.raises(UsageError, match=told):
-        make_cases([(nearest, {"n": 1})], policies, ["learned"])
-    cases = make_cases([(nearest, {"n": 1}), (SUMS, {"n": 1})], policies[:1], ["learned"])
-    assert [case.workload.name for case in cases] == ["sums"]
 
 
 def test_cases_of_one_workload_are_interleaved() -> None:

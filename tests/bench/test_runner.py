@@ -18,8 +18,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from waiting import until
 
 from ferroflow_dask.bench.observe import longest_chain
-from ferroflow_dask.bench.plan import identity_of
-from ferroflow_dask.bench.schema import BenchRecord, Shape
+from ferroflow_dask.bench.schema import BenchRecord, Shape, identity_of
 from ferroflow_dask.bench.session import Session
 from ferroflow_dask.bench.suite import run_plan
 from ferroflow_dask.bench.workloads import Cluster, Instance, Request, Workload, get_workload

@@ -13,7 +13,7 @@ import pytest
 from distributed import Client
 
 from ferroflow_dask import Model, install, uninstall
-from ferroflow_dask.bench import Run, machine, record, run_on_cluster, run_sequentially
+from ferroflow_dask.bench import Run, machine, run_on_cluster, run_sequentially
 from ferroflow_dask.bench.runner import counting_fetches
 from ferroflow_dask.graph import FERROFLOW_DOMAIN, TOPOLOGIES, Graph, Op, generate_graph
 from ferroflow_dask.lowering import scatter
@@ -167,8 +167,8 @@ def test_versions_are_those_of_what_is_installed(
             raise PackageNotFoundError(name)
         return "1.2.3"
 
-    monkeypatch.setattr(record, "version", version)
-    assert [name for name in record.versions() if name.startswith("onnxruntime")] == sorted(installed)[:1]
+    monkeypatch.setattr(machine, "version", version)
+    assert [name for name in machine.versions() if name.startswith("onnxruntime")] == sorted(installed)[:1]
 
 
 @pytest.mark.parametrize("is_tracked", [True, False], ids=["part of a working tree", "beside its files"])

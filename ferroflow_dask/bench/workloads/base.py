@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
     from ferroflow_dask.bundling.predict import Prediction
-    from ferroflow_dask.graph import Graph
 
 
 #: Ranges of sizes by name. Other whole numbers are 1 or more, other durations and factors 0 or more.
@@ -86,8 +85,6 @@ class Instance:
         Takes the gathered results, in the order of the futures, and raises `ResultError` if they are wrong.
     n_ops : int
         Ops, by which throughput is counted.
-    graph : Graph, optional
-        What is computed, where it is a graph of ours; then it can be computed without Dask, too.
     t1_s, t_inf_s : float or None
         Durations of all ops, and of the longest chain [s], where they are declared; else they are measured.
     bound_s : float or None
@@ -106,7 +103,6 @@ class Instance:
     submit: Callable[[Client], Sequence[Future[Any]]]
     check: Callable[[Sequence[Any]], None]
     n_ops: int
-    graph: Graph | None = None
     t1_s: float | None = None
     t_inf_s: float | None = None
     bound_s: float | None = None

@@ -282,7 +282,6 @@ def _build(name: str, lowerings: Mapping[str, _Lowering], request: Request) -> I
         # What has stages is computed again, from the end of each to that of the next.
         check=partial(_check, None if graph is plain else graph, known.outputs),
         n_ops=known.n_ops,
-        graph=graph,
         t1_s=known.t1_s,
         t_inf_s=known.t_inf_s,
         collect=collect,
