@@ -370,8 +370,7 @@ def _names(value: Any, where: str) -> tuple[str, ...]:
 
 
 def _version(domain: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UsageError(
-            f"version of the opset {domain!r} must be a whole number, at least 1, got {short(value)}"
-        )
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
+        must = f"must be a whole number from 1 to {2**31 - 1}"
+        raise UsageError(f"version of the opset {domain!r} {must}, got {short(value)}")
     return value

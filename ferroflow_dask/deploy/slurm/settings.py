@@ -90,7 +90,10 @@ _STAGGER, _MOST_STAGGER_S = 0.05, 600.0
 _LIFETIME = "DASK_DISTRIBUTED__WORKER__LIFETIME__"
 
 #: Slurm's: minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes, and with seconds.
-_WALLTIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(?P<third>\d+))?")
+_NUMBER = r"[0-9]{1,9}"
+_WALLTIME = re.compile(
+    rf"(?:(?P<days>{_NUMBER})-)?(?P<first>{_NUMBER})(?::(?P<second>{_NUMBER}))?(?::(?P<third>{_NUMBER}))?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +304,7 @@ def has_gpus(arguments: Mapping[str, Any]) -> bool:
 def _n_gpus(option: str, asked: str) -> int:
     items = [item.split(":") for item in asked.split(",")]
     gpus = [item for item in items if item[0] == "gpu" or option != "--gres"]
-    return sum(int(item[-1]) if item[-1].isdecimal() else 1 for item in gpus)
+    return sum(int(item[-1]) if re.fullmatch(_NUMBER, item[-1]) else 1 for item in gpus)
 
 
 def walltime_s(walltime: object) -> float:
