@@ -1,4 +1,4 @@
-"""Models: the public way to compute a graph, by keywords or by a dict of inputs."""
+"""Models: the public way to compute a graph, and random ones that agree with onnxruntime."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from random_models import disagreement
+from random_operators import problems
 
 from ferroflow_dask import ClusterProfile, GraphBuilder, Model, generate
 from ferroflow_dask.exceptions import UsageError
@@ -64,3 +66,23 @@ def test_a_model_is_pickled_with_its_graph() -> None:
     assert repr(copy) == repr(model)
     for name, value in model.evaluate().items():
         np.testing.assert_array_equal(copy.evaluate()[name], value)
+
+
+N, PART = 60, 12
+#: Models with all operators: of one node, and of up to thirty.
+N_EACH, N_MANY = 40, 10
+
+
+@pytest.mark.parametrize("first", range(0, N, PART))
+def test_random_models_agree_with_onnxruntime(first: int) -> None:
+    found = {seed: disagreement(seed) for seed in range(first, first + PART)}
+    assert not {seed: told for seed, told in found.items() if told}
+    assert sum(told == "" for told in found.values()) >= PART // 2
+
+
+@pytest.mark.parametrize(("n", "is_each"), [(N_EACH, True), (N_MANY, False)], ids=["one node", "many nodes"])
+@pytest.mark.filterwarnings("ignore")
+def test_models_of_all_operators_agree_with_onnxruntime_or_the_reference(n: int, is_each: bool) -> None:
+    found = [problems(seed, is_each) for seed in range(n)]
+    assert not [wrong for wrong, _, _ in found if wrong]
+    assert sum(is_run for _, _, is_run in found) >= 0.8 * n
