@@ -9,10 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from distributed import Client
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from models import light_models, randomize
 from numpy.testing import assert_array_equal
 
 from ferroflow_dask import executed
@@ -28,9 +30,11 @@ from ferroflow_dask.graph import (
     Op,
     bounds,
     generate_graph,
+    graph_from_onnx,
+    random_inputs,
 )
 from ferroflow_dask.kernels import evaluate
-from ferroflow_dask.lowering import bind_graph, executed_here, scatter
+from ferroflow_dask.lowering import bind_graph, executed_here, predictions_of, scatter
 from ferroflow_dask.lowering.bundles import bundle
 from ferroflow_dask.lowering.collection import BoundGraph
 from ferroflow_dask.lowering.tasks import exported, lower
@@ -139,6 +143,19 @@ def test_any_graph_on_any_cluster_gives_the_same(
     assert executed_here(bound.run).executed_ops == len(graph.live_ops)
 
 
+@settings(max_examples=40)
+@given(graphs(), st.integers(1, 6))
+def test_bundles_are_a_partition_in_an_order_that_can_run(graph: Graph, workers: int) -> None:
+    seconds = dict.fromkeys((op.id for op in graph.ops), 1e-4)
+    cut = bundle(graph, seconds, ClusterProfile((1,) * workers)).bundles
+    assert sorted(op.id for one in cut for op in one) == sorted(op.id for op in graph.live_ops)
+    known = set(graph.inputs) | set(graph.constants)
+    for one in cut:
+        for op in one:
+            assert known.issuperset(op.operands)
+            known.update(op.outputs)
+
+
 # Predictions
 
 
@@ -160,6 +177,14 @@ def test_a_prediction_is_not_below_what_is_possible() -> None:
         assert prediction.makespan_s >= least_s
         assert bundle(graph, seconds, FOUR).prediction.makespan_s <= prediction.makespan_s
         assert bind_graph(graph, {}, profile=FOUR).prediction is not None
+
+
+def test_a_cut_that_moves_too_much_is_passed_over() -> None:
+    # The first cut of this architecture does; the next is one bundle.
+    (path,) = (path for path in light_models() if path.stem.endswith("inception_v1"))
+    graph = graph_from_onnx(randomize(onnx.load(path)))
+    found = predictions_of(graph, random_inputs(graph, 0), FOUR)
+    assert found["bundles"].makespan_s < found["ops"].makespan_s
 
 
 def test_a_prediction_counts_what_moves() -> None:
