@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from ferroflow_dask.bench.flexflow_models import NETWORKS, Network
 from ferroflow_dask.bench.markdown import table
@@ -38,20 +39,9 @@ DEVICES = (4, 16, 64)
 class Trained:
     """One iteration of a network under one strategy, simulated.
 
-    Parameters
-    ----------
-    samples_per_s : float
-        [1/s]
-    nbytes_moved, nbytes_between : int
-        In all, and between hosts [B].
-    compute_s : float
-        Of all parts together [s].
-    fits : bool
-        Whether the state fits the memory of the devices.
-    microbatches, in_flight : int
-        As for `TrainingProblem`.
-    recomputed : float
-        Part of the operators that compute their forward pass twice.
+    Bytes are in all and between hosts, `compute_s` is of all parts together. `fits` says whether the state
+    fits the memory of the devices. `microbatches` and `in_flight` are as for `TrainingProblem`. `recomputed`
+    is the part of the operators that compute their forward pass twice.
     """
 
     samples_per_s: float
@@ -66,17 +56,9 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A network on a number of devices of a cluster.
+    """A network on a number of devices of a cluster, with the number of strategies that were simulated.
 
-    Parameters
-    ----------
-    network, cluster : str
-    devices : int
-    one : float
-        Samples of one device, with its share of the samples [1/s].
-    data_parallel, expert, found : Trained
-    proposals : int
-        Strategies that were simulated.
+    `one` is the speed of one device with its share of the samples [1/s].
     """
 
     network: str
@@ -137,34 +119,20 @@ class Setting:
 _SETTING = Setting()
 
 
-def problem_of(
-    network: Network,
-    cluster: str,
-    devices: int,
-    *,
-    synchronization: str = "server",
-    microbatches: int = 1,
-    in_flight: int | None = None,
-) -> TrainingProblem:
-    """Return the training of a network on devices of a cluster as a problem.
+def problem_of(network: Network, cluster: str, devices: int, **options: Any) -> TrainingProblem:
+    """Return the training of a network on devices of a cluster; the options are those of the problem.
 
     The network is that of one microbatch.
     """
     machine = Machine.of_topology(load_topology(cluster).with_workers(devices))
     flop_rate, bandwidth = _RATES[cluster]
-    cost = AnalyticCost(flop_rate, bandwidth)
-    return TrainingProblem(
-        network.graph,
-        machine,
-        cost,
-        times=network.times,
-        without=network.without,
-        # What is put together is read and written.
-        copy_bandwidth=bandwidth / 2,
-        synchronization=synchronization,
-        microbatches=microbatches,
-        in_flight=in_flight,
-    )
+    # What is put together is read and written.
+    fixed: dict[str, Any] = {
+        "times": network.times,
+        "without": network.without,
+        "copy_bandwidth": bandwidth / 2,
+    }
+    return TrainingProblem(network.graph, machine, AnalyticCost(flop_rate, bandwidth), **fixed, **options)
 
 
 def expert(problem: TrainingProblem, network: Network) -> list[Choice]:
@@ -223,15 +191,9 @@ def compared(
     whole = of_microbatch(1)
 
     def make(microbatches: int, in_flight: int) -> TrainingProblem:
+        options = {"synchronization": setting.synchronization, "in_flight": in_flight}
         network = of_microbatch(microbatches)
-        return problem_of(
-            network,
-            cluster,
-            devices,
-            synchronization=setting.synchronization,
-            microbatches=microbatches,
-            in_flight=in_flight,
-        )
+        return problem_of(network, cluster, devices, microbatches=microbatches, **options)
 
     def more(problem: TrainingProblem) -> dict[str, list[Choice]]:
         return {"expert": expert(problem, whole), "least traffic": least_traffic(problem)}

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from distributed import Client, wait
 
-from ferroflow_dask.bench.baselines import put_in_charge
 from ferroflow_dask.bench.markdown import table
-from ferroflow_dask.bench.simulator import POLICIES, Comparison, calibrated, mean_error
+from ferroflow_dask.bench.simulator import POLICIES, Comparison, calibrated, mean_error, take_turns
 from ferroflow_dask.model import GraphBuilder, Model
 from ferroflow_dask.replay import Job, load_record, record, simulate_job
 from ferroflow_dask.topology import Topology
@@ -92,19 +91,9 @@ def compare_replays(
     processes: bool = True,
     progress: Callable[[str], object] = lambda _: None,
 ) -> Iterator[tuple[str, Comparison]]:
-    """Yield the policy that was recorded, and a comparison of a replay with real runs.
+    """Yield the policy under which a program of `PROGRAMS` was recorded, and a comparison of its replay.
 
-    Parameters
-    ----------
-    programs : sequence of str
-        Of `PROGRAMS`.
-    workers : sequence of int
-    repeat : int
-        Real runs of each.
-    processes : bool, optional
-        As in `local_client`.
-    progress : callable, optional
-        Called with a line on the progress.
+    The other parameters are those of `simulator.compare`.
     """
     for client, topology in calibrated(workers, processes, progress):
         for name in programs:
@@ -114,17 +103,15 @@ def compare_replays(
 
 def _recorded(client: Client, program: Callable[[Client], None], repeat: int) -> dict[str, list[Job]]:
     """Return the jobs of some runs under each policy."""
-    jobs: dict[str, list[Job]] = {policy: [] for policy in POLICIES}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "job.json"
-        for at in range(repeat + 1):
-            for policy in POLICIES:
-                put_in_charge(client, policy)
-                with record(client, file):
-                    program(client)
-                if at:  # the first run teaches durations
-                    jobs[policy].append(load_record(file))
-    return jobs
+
+        def run() -> Job:
+            with record(client, file):
+                program(client)
+            return load_record(file)
+
+        return take_turns(client, repeat, run)
 
 
 def replay_table(found: Sequence[tuple[str, Comparison]]) -> str:

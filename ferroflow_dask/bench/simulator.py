@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from distributed import Client, wait
 
@@ -21,6 +22,8 @@ from ferroflow_dask.deploy.measured import measured_topology
 from ferroflow_dask.replay import Job, JobGraph, simulate_job
 from ferroflow_dask.topology import Topology
 from ferroflow_dask.virtual.task import sinks
+
+T = TypeVar("T")
 
 POLICIES = ("dask", "ferroflow")
 _NAPS, _NAP_S = 20, 0.005
@@ -95,6 +98,18 @@ def calibrated(
             yield client, measured_topology(client, calibration_of(client))
 
 
+def take_turns(client: Client, repeat: int, run: Callable[[], T]) -> dict[str, list[T]]:
+    """Return what runs give under each policy; a first run teaches durations and does not count."""
+    found: dict[str, list[T]] = {policy: [] for policy in POLICIES}
+    for at in range(repeat + 1):
+        for policy in POLICIES:
+            put_in_charge(client, policy)
+            result = run()
+            if at:
+                found[policy].append(result)
+    return found
+
+
 def _overshoot_s() -> float:
     """Return how much longer a process sleeps than it asks for, as a median [s]; runs on workers."""
     taken = []
@@ -111,13 +126,7 @@ def _compare(
     sleeps = SLEEPS[name]()
     tasks = virtual_graph(sleeps, name, overshoot_s)
     job = Job((JobGraph(tasks, tuple(sinks(tasks))),), name)
-    real: dict[str, list[float]] = {policy: [] for policy in POLICIES}
-    for at in range(repeat + 1):
-        for policy in POLICIES:
-            put_in_charge(client, policy)
-            taken_s = _run(client, sleeps, name)
-            if at:  # the first run teaches durations, as in the simulation
-                real[policy].append(taken_s)
+    real = take_turns(client, repeat, lambda: _run(client, sleeps, name))
     for policy in POLICIES:
         simulated = simulate_job(job, topology, policy)
         yield Comparison(name, len(topology.workers), policy, tuple(real[policy]), simulated.makespan_s)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from distributed import Client, wait
@@ -29,7 +28,7 @@ from ferroflow_dask.model import Model
 from ferroflow_dask.scheduler import install
 from ferroflow_dask.search import ENDLESS, Choice, Problem, Simulation, search, simulate, time_spent
 from ferroflow_dask.simulation import Machine
-from ferroflow_dask.strategy import Strategy, partition, whole_on
+from ferroflow_dask.strategy import partition, whole_on
 
 #: The matrix product that shows what two processes reach together: size, and products of a measurement.
 _GEMM, _PRODUCTS = 1024, 10
@@ -109,57 +108,67 @@ def measure(
         Called with a line on the progress.
     models : mapping of str to callable, optional
     """
-    with workshop(progress) as (client, machine, cost, profile):
-        for name in names:
-            progress(f"{name}: searching")
-            graph = models[name]()
-            cost.fit(graph)
-            problem = Problem(graph, machine, cost)
-            best = searched(problem, seconds)
-            row = Measured(name, best.makespan_s, best.nbytes_moved)
-            row.predicted = dict.fromkeys(("found", "found (sleeping)"), predicted(problem, best))
-            one_device = simulate(problem, [Choice((), (0,))] * problem.n_nodes)
-            row.predicted["whole"] = predicted(problem, one_device)
-            ways = _ways(graph, problem.strategy(best.choices), client, cost, profile)
-            row.n_tasks = len(ways["found"]().__dask_graph__())
-            progress(f"{name}: measuring")
-            _take_turns(row, client, ways, repeat)
-            yield row
+    for one in searched(names, seconds, progress, models):
+        problem, best = one.problem, one.best
+        row = Measured(one.name, best.makespan_s, best.nbytes_moved)
+        row.predicted = dict.fromkeys(("found", "found (sleeping)"), predicted(problem, best))
+        one_device = simulate(problem, [Choice((), (0,))] * problem.n_nodes)
+        row.predicted["whole"] = predicted(problem, one_device)
+        ways = _ways(one)
+        row.n_tasks = len(ways["found"]().__dask_graph__())
+        progress(f"{one.name}: measuring")
+        _take_turns(row, one.client, ways, repeat)
+        yield row
 
 
-@contextmanager
-def workshop(
+class Searched(NamedTuple):
+    """A model, and the fastest strategy that a search has found for two processes of one thread."""
+
+    name: str
+    graph: Graph
+    problem: Problem
+    best: Simulation
+    client: Client
+    cost: WorkerCost
+    profile: ClusterProfile
+
+
+def searched(
+    names: Sequence[str],
+    seconds: float,
     progress: Callable[[str], object],
-) -> Iterator[tuple[Client, Machine, WorkerCost, ClusterProfile]]:
-    """Yield a client of two processes of one thread, this machine as calibrated, and costs of operators."""
+    models: Mapping[str, Callable[[], Graph]],
+) -> Iterator[Searched]:
+    """Yield each model with a found strategy, while the processes are there; see `measure`."""
     with local_client(2) as client:
         install(client)
         progress("calibrating")
         found = calibration_of(client)
         machine = Machine.of_topology(measured_topology(client, found))
-        yield client, machine, WorkerCost(client), found.profile
+        cost = WorkerCost(client)
+        for name in names:
+            progress(f"{name}: searching")
+            graph = models[name]()
+            cost.fit(graph)
+            problem = Problem(graph, machine, cost)
+            best = search(problem, steps=ENDLESS, spent=time_spent(seconds, time.monotonic)).best
+            yield Searched(name, graph, problem, best, client, cost, found.profile)
 
 
-def searched(problem: Problem, seconds: float) -> Simulation:
-    """Return the fastest strategy that a search finds in some time [s]."""
-    return search(problem, steps=ENDLESS, spent=time_spent(seconds, time.monotonic)).best
-
-
-def _ways(
-    graph: Graph, strategy: Strategy, client: Client, cost: CostModel, profile: ClusterProfile
-) -> dict[str, Callable[[], Any]]:
+def _ways(one: Searched) -> dict[str, Callable[[], Any]]:
     """Return for each way a function that returns a collection."""
+    graph, client, strategy = one.graph, one.client, one.problem.strategy(one.best.choices)
     inputs = random_inputs(graph)
     whole = Model(graph).scatter(client)
     in_parts = Model(graph).scatter(client, strategy)
     ways: dict[str, Callable[[], Any]] = {
         "whole": lambda: whole.bind(inputs, granularity="whole"),
-        "auto": lambda: whole.bind(inputs, profile=profile, granularity="auto"),
+        "auto": lambda: whole.bind(inputs, profile=one.profile, granularity="auto"),
         "found": lambda: in_parts.bind(inputs),
     }
     for way, chosen in (("whole (sleeping)", whole_on(graph)), ("found (sleeping)", strategy)):
         parts = partition(graph, chosen.on(numbered(client)))
-        asleep = Model(sleeping(parts, cost)).scatter(client)
+        asleep = Model(sleeping(parts, one.cost)).scatter(client)
         ways[way] = partial(asleep.bind, inputs)
     return ways
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ferroflow_dask.bench.markdown import table
-from ferroflow_dask.bench.strategies import numbered, searched, sleeping, workshop
+from ferroflow_dask.bench.strategies import numbered, searched, sleeping
 from ferroflow_dask.graph import Graph, random_inputs
 from ferroflow_dask.model import Model
 from ferroflow_dask.search import Problem, Simulation, simulate
@@ -78,40 +78,24 @@ def order(
 ) -> Iterator[Ordered]:
     """Yield for each model some strategies that take turns on two processes, with parts that sleep.
 
-    Parameters
-    ----------
-    names : sequence of str
-        Of `models`.
-    n : int
-        Strategies of each model, from the fastest to slow ones.
-    repeat : int
-        Runs of each; one more is not counted.
-    seconds : float
-        Budget of the search for the fastest one [s].
-    models : mapping of str to callable
-    progress : callable, optional
-        Called with a line on the progress.
+    `n` is how many strategies of each model, from the fastest to slow ones. The other parameters are those of
+    `measure`.
     """
-    with workshop(progress) as (client, machine, cost, _):
-        for name in names:
-            progress(f"{name}: searching")
-            graph = models[name]()
-            cost.fit(graph)
-            problem = Problem(graph, machine, cost)
-            chosen = spread_out(problem, searched(problem, seconds), n)
-            row = Ordered(name, [one.makespan_s for one in chosen], [[] for _ in chosen])
-            inputs = random_inputs(graph)
-            placed = []
-            for one in chosen:
-                strategy = problem.strategy(one.choices).on(numbered(client))
-                placed.append(Model(sleeping(partition(graph, strategy), cost)).scatter(client))
-            progress(f"{name}: measuring")
-            for turn in range(repeat + 1):
-                for spent, model in zip(row.seconds, placed, strict=True):
-                    elapsed_s = _elapsed_s(client, model.bind(inputs))
-                    if turn:
-                        spent.append(elapsed_s)
-            yield row
+    for one in searched(names, seconds, progress, models):
+        chosen = spread_out(one.problem, one.best, n)
+        row = Ordered(one.name, [found.makespan_s for found in chosen], [[] for _ in chosen])
+        inputs = random_inputs(one.graph)
+        placed = []
+        for found in chosen:
+            strategy = one.problem.strategy(found.choices).on(numbered(one.client))
+            placed.append(Model(sleeping(partition(one.graph, strategy), one.cost)).scatter(one.client))
+        progress(f"{one.name}: measuring")
+        for turn in range(repeat + 1):
+            for spent, model in zip(row.seconds, placed, strict=True):
+                elapsed_s = _elapsed_s(one.client, model.bind(inputs))
+                if turn:
+                    spent.append(elapsed_s)
+        yield row
 
 
 def _elapsed_s(client: Any, bound: Any) -> float:
