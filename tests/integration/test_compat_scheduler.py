@@ -16,8 +16,6 @@ from distributed import Client, Event, Status, Worker, fire_and_forget, rejoin, 
 from in_charge import cluster_of, in_charge, pinned, scheduler_of, stealing_of, workers_of
 from waiting import pause, until
 
-Function = Callable[[Any], Any]
-
 pytestmark = pytest.mark.cluster
 
 #: What tasks have noted, in this order: the workers are in this process.

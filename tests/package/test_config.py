@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from importlib.resources import files
 from typing import Any
 
@@ -21,11 +22,7 @@ DEFAULTS = yaml.safe_load((files("ferroflow_dask") / "ferroflow.yaml").read_text
 SCHEMA = yaml.safe_load((files("ferroflow_dask") / "ferroflow-schema.yaml").read_text(encoding="utf-8"))
 
 
-def test_the_defaults_are_valid() -> None:
-    jsonschema.validate(DEFAULTS, SCHEMA)
-
-
-def test_the_schema_is_complete() -> None:
+def test_the_schema_is_complete_and_refuses_unknown_settings() -> None:
     def compare(defaults: dict[str, Any], schema: dict[str, Any]) -> None:
         assert defaults.keys() == schema["properties"].keys()
         for key, value in defaults.items():
@@ -33,6 +30,9 @@ def test_the_schema_is_complete() -> None:
                 compare(value, schema["properties"][key])
 
     compare(DEFAULTS, SCHEMA)
+    jsonschema.validate(DEFAULTS, SCHEMA)
+    with pytest.raises(jsonschema.ValidationError, match="policies"):
+        jsonschema.validate({"ferroflow": {"policies": "static"}}, SCHEMA)
 
 
 @pytest.mark.cluster
@@ -55,82 +55,55 @@ def test_times_are_read_when_the_plugin_starts_and_not_later(
     assert len(read) == n_read
 
 
-def test_the_schema_refuses_unknown_settings() -> None:
-    with pytest.raises(jsonschema.ValidationError, match="policies"):
-        jsonschema.validate({"ferroflow": {"policies": "static"}}, SCHEMA)
-
-
-def test_defaults_are_loaded_with_the_package() -> None:
+def test_what_the_user_sets_wins_and_all_else_has_its_default() -> None:
     assert config.get("policy") == "ferroflow"
-    assert config.get("kernels.providers") == DEFAULTS["ferroflow"]["kernels"]["providers"]
-
-
-def test_what_the_user_sets_wins() -> None:
     with dask.config.set({"ferroflow.policy": "static"}):
         config.load_defaults()
         assert config.get("policy") == "static"
-
-
-def test_defaults_are_there_in_a_configuration_that_was_cleared() -> None:
-    with dask.config.set({"ferroflow": {"policy": "static"}}):
+    with dask.config.set({"ferroflow": {"policy": "static"}}):  # all defaults were cleared
         assert config.get("policy") == "static"
         assert config.get("latency") == DEFAULTS["ferroflow"]["latency"]
 
 
-@pytest.mark.parametrize("value", ["blah", "3 parsecs", None, [], True, -1, math.inf], ids=repr)
-def test_what_is_no_size_is_told(value: object) -> None:
-    with (
-        dask.config.set({"ferroflow.inline-limit": value}),
-        pytest.raises(
-            UsageError, match=rf"inline-limit is {re.escape(repr(value))}, which is no size; write"
-        ),
-    ):
-        FerroflowPlugin()
-
-
-@pytest.mark.parametrize(("value", "nbytes"), [("16kiB", 16384), ("1 MB", 10**6), (100, 100), ("0", 0)])
-def test_sizes_have_units_or_are_in_bytes(value: object, nbytes: int) -> None:
-    with dask.config.set({"ferroflow.inline-limit": value}):
-        assert config.get_bytes("inline-limit") == nbytes
-
-
-@pytest.mark.parametrize("value", ["blah", "3 parsecs", None, []], ids=repr)
-def test_what_is_no_time_is_told(value: object) -> None:
-    with (
-        dask.config.set({"ferroflow.latency": value}),
-        pytest.raises(UsageError, match=r"ferroflow\.latency is"),
-    ):
-        config.get_seconds("latency")
-
-
-def test_a_list_of_names_is_no_string() -> None:
-    with dask.config.set({"ferroflow.kernels.providers": "array"}), pytest.raises(UsageError, match="a list"):
-        config.get_names("kernels.providers")
-
-
-@pytest.mark.parametrize("value", [None, 5, {}, ["array", 5]], ids=repr)
-def test_what_is_no_list_of_names_is_told(value: object) -> None:
-    with dask.config.set({"ferroflow.kernels.providers": value}), pytest.raises(UsageError, match="a list"):
-        config.get_names("kernels.providers")
+WRONG: list[tuple[str, list[object], str]] = [
+    ("inline-limit", ["blah", "3 parsecs", None, [], True, -1, math.inf], "which is no size; write"),
+    ("latency", ["blah", "3 parsecs", None, []], ""),
+    ("low-latency-messages", [None, "", "maybe", 2, 0.5, []], "it must be true or false"),
+    ("kernels.providers", ["array", None, 5, {}, ["array", 5]], "it must be a list"),
+]
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"),
-    [(True, True), (1, True), ("on", True), ("Yes", True), (False, False), (0, False), ("off", False)],
+    ("key", "value", "told"),
+    [(key, value, told) for key, values, told in WRONG for value in values],
     ids=repr,
 )
-def test_switches_are_booleans_or_words_for_them(value: object, expected: bool) -> None:
-    with dask.config.set({"ferroflow.low-latency-messages": value}):
-        assert config.get_bool("low-latency-messages") is expected
-
-
-@pytest.mark.parametrize("value", [None, "", "maybe", 2, 0.5, []], ids=repr)
-def test_what_is_no_switch_is_told(value: object) -> None:
+def test_a_value_that_makes_no_sense_is_told(key: str, value: object, told: str) -> None:
     with (
-        dask.config.set({"ferroflow.low-latency-messages": value}),
-        pytest.raises(UsageError, match=r"ferroflow\.low-latency-messages is .*; it must be true or false"),
+        dask.config.set({f"ferroflow.{key}": value}),
+        pytest.raises(UsageError, match=rf"{re.escape(key)} is {re.escape(repr(value))}.*{told}"),
     ):
-        FerroflowPlugin()
+        config.get_names(key) if key == "kernels.providers" else FerroflowPlugin()
+
+
+@pytest.mark.parametrize(
+    ("read", "key", "value", "expected"),
+    [
+        *(
+            (config.get_bytes, "inline-limit", *pair)
+            for pair in (("16kiB", 16384), ("1 MB", 10**6), (100, 100), ("0", 0))
+        ),
+        *((config.get_seconds, "latency", *pair) for pair in (("1ms", 0.001), ("2s", 2.0), (0.5, 0.5))),
+        *((config.get_bool, "low-latency-messages", value, True) for value in (True, 1, "on", "Yes")),
+        *((config.get_bool, "low-latency-messages", value, False) for value in (False, 0, "off")),
+    ],
+    ids=repr,
+)
+def test_values_are_read_with_or_without_unit(
+    read: Callable[[str], object], key: str, value: object, expected: object
+) -> None:
+    with dask.config.set({f"ferroflow.{key}": value}):
+        assert read(key) == expected
 
 
 @pytest.mark.parametrize(
@@ -159,23 +132,9 @@ def test_the_plugin_shows_whether_it_was_told_to_bundle() -> None:
     assert repr(FerroflowPlugin("ring", bundle="off")) == "FerroflowPlugin(policy='ring', bundle='off')"
 
 
-def test_the_switch_of_batching_is_read_before_anything_is_installed() -> None:
-    with (
-        dask.config.set({"ferroflow.low-latency-messages": "maybe"}),
-        pytest.raises(UsageError, match="low-latency-messages is 'maybe'"),
-    ):
-        FerroflowPlugin()
-
-
 def test_a_policy_is_told_its_seed_is_none() -> None:
     with pytest.raises(UsageError, match="seed is -1; it must be a whole number, at least 0"):
         FerroflowPlugin("random", seed=-1)
-
-
-@pytest.mark.parametrize(("value", "seconds"), [("1ms", 0.001), ("2s", 2.0), (0.5, 0.5)])
-def test_times_are_read_with_or_without_unit(value: str | float, seconds: float) -> None:
-    with dask.config.set({"ferroflow.latency": value}):
-        assert config.get_seconds("latency") == seconds
 
 
 @pytest.mark.parametrize(

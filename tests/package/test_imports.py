@@ -66,10 +66,6 @@ def test_each_public_name_resolves(name: str) -> None:
     assert name in dir(ferroflow_dask)
 
 
-def test_public_names_and_their_modules_are_the_same_list() -> None:
-    assert sorted(ferroflow_dask._MODULE_OF) == sorted(ferroflow_dask.__all__)
-
-
 def test_an_unknown_name_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="'ferroflow_dask' has no attribute 'instal'"):
         _ = ferroflow_dask.instal

@@ -5,17 +5,10 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-from recordings import EMPTY
 
-from ferroflow_dask.array_files import write_outputs
-from ferroflow_dask.dashboard import report
-from ferroflow_dask.exceptions import FerroflowError
 from ferroflow_dask.whole_files import replacing, write_text
 
 
@@ -71,43 +64,3 @@ def test_what_must_not_be_written_is_not(tmp_path: Path) -> None:
     with pytest.raises(PermissionError):
         write_text(file, "new")
     assert file.read_text() == "old"
-
-
-def _cut(*_: object, **__: object) -> Any:
-    raise OSError("the disk is full")
-
-
-def test_outputs_that_cannot_be_written_leave_those_of_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "y.npz"
-    write_outputs(str(file), {"y": np.arange(3)})
-    monkeypatch.setattr(np.lib.format, "write_array", _cut)
-    with pytest.raises(FerroflowError, match=r"--output '.*' cannot be written: the disk is full"):
-        write_outputs(str(file), {"y": np.arange(4)})
-    with np.load(file) as kept:
-        assert kept["y"].tolist() == [0, 1, 2]
-    assert list(tmp_path.iterdir()) == [file]
-
-
-@pytest.mark.parametrize(
-    "write",
-    [
-        lambda path: report.write_report(path, "title", [], {}, EMPTY),
-        lambda path: report.write_trace(path, EMPTY),
-    ],
-    ids=["report", "trace"],
-)
-def test_pages_that_cannot_be_written_leave_nothing(
-    write: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = Path.write_text
-
-    def half(path: Path, text: str, **options: Any) -> int:
-        real(path, text[: len(text) // 2], **options)
-        raise OSError("the disk is full")
-
-    monkeypatch.setattr(Path, "write_text", half)
-    with pytest.raises(OSError, match="the disk is full"):
-        write(tmp_path / "page")
-    assert not list(tmp_path.iterdir())
