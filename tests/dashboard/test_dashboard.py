@@ -28,7 +28,6 @@ import ferroflow_dask
 from ferroflow_dask.dashboard import recorder as recorders
 from ferroflow_dask.dashboard import remote, stock
 from ferroflow_dask.dashboard.figures import StealFlow
-from ferroflow_dask.dashboard.progress import MOST_TASKS
 from ferroflow_dask.dashboard.recorder import (
     MOST_OPS,
     SUMMARY_SAMPLES,
@@ -139,35 +138,17 @@ def test_the_layout_for_jupyterlab_has_plots_that_exist() -> None:
         seen.append(plot)
 
 
-@pytest.mark.parametrize("path", ["nowhere", "ferroflow/nowhere", "status/nowhere", "static/nowhere.js"])
-def test_an_unknown_path_is_not_found_and_known_ones_answer_as_without_the_plugin(
-    client: Client, path: str
-) -> None:
-    # Dask's own /sitemap.json fails with a status of 500, with and without the plugin.
-    before = get(client, "sitemap.json")[0]
-    ferroflow_dask.install(client)
-    assert get(client, path)[0] == 404
-    assert get(client, "sitemap.json")[0] == before
-
-
-def test_a_preload_brings_the_page_too() -> None:
-    with (
-        dask.config.set({"distributed.scheduler.preload": ["ferroflow_dask.preload"]}),
-        LocalCluster(
-            n_workers=1, processes=False, dashboard_address="127.0.0.1:0", silence_logs=logging.ERROR
-        ) as cluster,
-        Client(cluster) as client,
-    ):
-        assert get(client, "ferroflow")[0] == 200
-
-
 def test_stock_pages_answer_and_have_our_steals(client: Client) -> None:
+    before = get(client, "sitemap.json")[0]  # Dask's own page fails with a status of 500
     ferroflow_dask.install(client)
     busy(client)
     for page in ("status", "stealing", "tasks", "workers", "metrics", "individual-plots.json", "ferroflow"):
         assert get(client, page)[0] == 200, page
     for plot in PLOTS:
         assert get(client, f"individual-ferroflow-{plot}")[0] == 200
+    for path in ("nowhere", "ferroflow/nowhere", "status/nowhere", "static/nowhere.js"):
+        assert get(client, path)[0] == 404, path
+    assert get(client, "sitemap.json")[0] == before
     steals = client.cluster.scheduler.extensions["stealing"].steals
     assert steals["confirmed"] > 0
     metrics = get(client, "metrics")[1]
@@ -329,7 +310,6 @@ def test_memory_is_bounded(client: Client) -> None:
     assert recorder.n_ops == MOST_OPS + 500
     assert len(recorder.new_ops(recorder.n_ops - 3)) == 3
     stop_recording(scheduler, "test")
-    assert MOST_TASKS >= 100_000
 
 
 def test_rates_start_at_zero_and_a_time_without_a_look_is_a_gap(
@@ -424,21 +404,3 @@ def test_report_and_trace(client: Client, tmp_path: Path) -> None:
     assert n_stolen <= n_steals, "one may be stolen twice"
     assert bool(n_stolen) == bool(n_steals)
     assert {event["ph"] for event in events} == {"X", "M"}
-
-
-def test_terminal_shows_the_same_numbers(client: Client) -> None:
-    ferroflow_dask.install(client)
-    with recording(client) as look:
-        busy(client)
-        time.sleep(0.3)
-        found = look()
-    steals = found.steals["confirmed"]
-    assert f"{steals} stolen" in line(found)
-    assert "13 of 13 tasks took " in line(found)
-    for width in (60, 100):
-        console = Console(width=width, height=20, force_terminal=True, record=True, file=StringIO())
-        console.print(view(found, width, 20))
-        shown = console.export_text()
-        assert f"steals   {steals} of " in shown
-        assert all(len(row) <= width for row in shown.splitlines())
-        assert shown.count(" done ") == 3

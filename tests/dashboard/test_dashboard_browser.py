@@ -168,13 +168,6 @@ def test_the_page_survives_uninstall_restart_and_a_worker_that_leaves(client: Cl
         assert soon(lambda: n_workers(driver) == len(client.nthreads()) > 3)
 
 
-def test_each_figure_is_a_page_of_its_own(client: Client) -> None:
-    with opened(page(client, f"individual-ferroflow-{PLOTS[0]}"), 800, 600) as driver:
-        for plot in PLOTS:
-            driver.get(page(client, f"individual-ferroflow-{plot}"))
-            assert soon(lambda: n_documents(driver) == 1), plot
-
-
 #: In this order, and with a head each; `found` also looks into the roots of Bokeh's models.
 PANELS = ["Ferroflow", "Timeline", "Workers", "Rates", "Progress by level", "Steals", "Decisions"]
 FOUND = """
@@ -384,7 +377,7 @@ def test_hostile_names_are_text() -> None:
             assert shows_text(driver)
             assert driver.title == "Dask: ferroflow"
             n_hostile = 0
-            for plot in PLOTS:
+            for plot in PLOTS:  # each figure is a page of its own
                 driver.get(page(client, f"individual-ferroflow-{plot}"))
                 assert soon(lambda: n_documents(driver) == 1), plot
                 n_hostile += shows_text(driver)

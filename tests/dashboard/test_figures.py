@@ -263,24 +263,6 @@ def test_a_panel_without_content_takes_no_room(kind: type[Figure]) -> None:
     assert figure.help
 
 
-def test_levels_and_their_tasks_are_whole_numbers() -> None:
-    progress = GraphProgress(lambda _: 1.0)
-    progress.add([Task("a"), Task("b")], 1, 0.0)  # type: ignore[list-item]
-    figure = Levels(replace(recorded([]), progress=progress))
-    figure.update()
-    assert figure.root.visible
-    assert [axis.ticker.min_interval for axis in figure.content.axis] == [1, 1]
-
-
-def test_a_failure_is_told_with_its_error_and_where() -> None:
-    failure = Failure(0.0, "<b>-1", ("0",), "ValueError('<i>')", "  File x, line 1")
-    figure = Failures(replace(recorded(["0"]), failures=[failure]))
-    figure.update()
-    assert figure.root.visible
-    assert "ValueError(&#x27;&lt;i&gt;&#x27;)" in figure.content.text
-    assert 'data-task="&lt;b&gt;-1"' in figure.content.text
-
-
 def test_a_worker_has_its_reason_in_the_table_and_the_sums_above_it() -> None:
     workers = [replace(load, idle=Idle("restricted", 7), n_running=0) for load in loads(["a", "b"])]
     figure = Workers(replace(recorded([]), loads=[*workers, *loads(["c"])]))

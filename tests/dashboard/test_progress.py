@@ -86,13 +86,6 @@ def test_a_way_that_becomes_longer_takes_the_place_of_the_one_that_was_marked() 
     assert left_s(progress) == pytest.approx(9.0)
 
 
-def test_the_critical_path_counts_by_seconds() -> None:
-    a = Task("a")
-    progress = followed(a, Task("b", a), seconds={"a": 1.0, "b": 9.0}, n_threads=8)
-    progress.done("a", 11.0)
-    assert left_s(progress, 8) == pytest.approx(9.0)
-
-
 def test_work_that_comes_in_parts_is_predicted_from_the_first_part_on() -> None:
     progress = GraphProgress(lambda _: 1.0)
     for second in range(10):  # one at a time, on one thread

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import waiting
-from command_line import FAILURE, USAGE, assert_one_line, ferroflow
+from command_line import FAILURE, assert_one_line, ferroflow
 from distributed import Client, LocalCluster
 from rich.console import Console
 from terminal import terminal
@@ -88,11 +88,6 @@ def test_top_into_a_file(client: Client, kind: str) -> None:
     assert 2 <= len(lines) <= 7
     assert all(re.match(r"\d\d:\d\d:\d\d .* · \d+ stolen$", line) for line in lines)
     assert "\x1b" not in done.stdout
-
-
-def test_top_of_nothing() -> None:
-    result = ferroflow("top", "--connect", "tcp://127.0.0.1:1", "--connect-timeout", "1")
-    assert_one_line(result.exit_code, result.stderr, 1, "no scheduler answers")
 
 
 def test_run_shows_writes_and_still_prints_its_result(tmp_path: Path) -> None:
@@ -188,16 +183,3 @@ def test_a_terminal_of_another_session_has_no_keys(monkeypatch: pytest.MonkeyPat
         with _keys() as pressed:
             assert pressed(0.0) == ""
         monkeypatch.undo()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--policy", "sequential", "--dashboard"), "--policy sequential has none"),
-        (("--report", "/nowhere/r.html"), "--report '/nowhere/r.html' cannot be written: there is no folder"),
-        (("--trace", "/nowhere/t.json"), "--trace '/nowhere/t.json' cannot be written"),
-    ],
-)
-def test_options_that_make_no_sense(arguments: tuple[str, ...], message: str) -> None:
-    result = ferroflow("run", "--dag", "uniform", *arguments)
-    assert_one_line(result.exit_code, result.stderr, USAGE, message)

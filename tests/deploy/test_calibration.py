@@ -133,7 +133,8 @@ def cluster_of(*addresses: str, nthreads: int = 1, memory_limit: int = 2**30) ->
     }
 
 
-ON_TWO_NODES = cluster_of("tcp://10.0.0.1:4", "tcp://10.0.0.2:5")
+NODES = ("tcp://10.0.0.1:4", "tcp://10.0.0.2:5")
+ON_TWO_NODES = cluster_of(*NODES)
 HERE = cluster_of("tcp://127.0.0.1:4", "tcp://127.0.0.1:5")
 
 
@@ -143,8 +144,8 @@ HERE = cluster_of("tcp://127.0.0.1:4", "tcp://127.0.0.1:5")
         (cluster_of("tcp://10.0.0.7:8", "tcp://10.0.0.7:9"), True),
         (cluster_of("tcp://10.0.0.1:4"), False),
         (cluster_of("tls://10.0.0.1:4", "tls://10.0.0.2:5"), False),
-        (cluster_of("tcp://10.0.0.1:4", "tcp://10.0.0.2:5", nthreads=2), False),
-        (cluster_of("tcp://10.0.0.1:4", "tcp://10.0.0.2:5", memory_limit=0), False),
+        (cluster_of(*NODES, nthreads=2), False),
+        (cluster_of(*NODES, memory_limit=0), False),
         (HERE, False),
     ],
     ids=["other nodes", "fewer workers", "encrypted", "more threads", "no limit of memory", "local"],
@@ -219,50 +220,17 @@ def test_where_files_cannot_be_locked_something_is_kept(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("content", ["no JSON", "[]", '{"other": 1}'])
-def test_a_broken_file_is_no_profile(thread_client: Client, content: str) -> None:
+def test_a_broken_file_holds_no_profile_and_no_durations(thread_client: Client, content: str) -> None:
     profiles_file().parent.mkdir(parents=True)
     profiles_file().write_text(content)
     assert load_profile(thread_client) is None
     save_profile(thread_client, ClusterProfile((1, 2)))
     assert load_profile(thread_client) == ClusterProfile((1, 2))
-
-
-def test_where_nothing_can_be_written_nothing_is_kept(
-    thread_client: Client, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (cache / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache / "file"))
-    assert not save_profile(thread_client, ClusterProfile((1,)))
-    assert load_profile(thread_client) is None
-
-
-def test_a_write_that_fails_half_way_leaves_the_file_as_it_was(
-    thread_client: Client, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    profile = ClusterProfile((1,))
-    assert save_profile(thread_client, profile)
-
-    def cut(path: Path, text: str, **_: object) -> int:
-        path.write_bytes(text[:10].encode())
-        raise OSError("the disk is full")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_text", cut)
-        assert not save_profile(thread_client, ClusterProfile((2, 2)))
-    assert load_profile(thread_client) == profile
-    assert {path.name for path in profiles_file().parent.iterdir()} == {"profiles.json", "profiles.lock"}
-
-
-def test_without_a_home_folder_nothing_is_kept(
-    thread_client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.delenv("HOME")
-    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
-    assert not save_profile(thread_client, ClusterProfile((1,)))
-    assert load_profile(thread_client) is None
-    assert not list(tmp_path.iterdir())
+    durations_file = profiles_file().with_name("durations.json")
+    durations_file.write_text(content)
+    assert load_durations(thread_client) == {}
+    save_durations(thread_client, {"a": 1.0})
+    assert load_durations(thread_client) == {"a": 1.0}
 
 
 @pytest.mark.parametrize("command", [("calibrate",), ("run", "--dag", "wide")])
@@ -275,6 +243,7 @@ def test_what_cannot_be_kept_is_said(
     def says_so() -> bool:
         shown = CliRunner().invoke(main, [*command, *LOCAL])
         assert shown.exit_code == 0, shown.output
+        assert command[0] == "run" or "one more task" in shown.stdout
         return "could not be kept in" in shown.stderr
 
     # On a busy machine a measurement may be implausible; then nothing is to be kept.
@@ -328,26 +297,11 @@ def test_run_measures_a_cluster_that_it_does_not_know_and_says_so() -> None:
 
 def test_run_learns_how_long_ops_take(cache: Path) -> None:
     matmul = ("run", "--dag", "matmul-chain", "--n-ops", "3", "--granularity", "ops", *LOCAL)
-    assert CliRunner().invoke(main, matmul).exit_code == 0
-    (kept,) = json.loads((cache / "ferroflow-dask" / "durations.json").read_text()).values()
-    (first,) = kept.values()
+    found: list[float] = []
+    for _ in range(2):
+        assert CliRunner().invoke(main, matmul).exit_code == 0
+        (kept,) = json.loads((cache / "ferroflow-dask" / "durations.json").read_text()).values()
+        found += kept.values()
+    first, second = found
     assert 0 < first < 10
-    assert CliRunner().invoke(main, matmul).exit_code == 0
-    (kept,) = json.loads((cache / "ferroflow-dask" / "durations.json").read_text()).values()
-    (second,) = kept.values()
     assert second != first
-
-
-@pytest.mark.parametrize("content", ["no JSON", "[]", '{"other": 1}'])
-def test_a_broken_file_holds_no_durations(thread_client: Client, content: str, cache: Path) -> None:
-    (cache / "ferroflow-dask").mkdir()
-    (cache / "ferroflow-dask" / "durations.json").write_text(content)
-    assert load_durations(thread_client) == {}
-    save_durations(thread_client, {"a": 1.0})
-    assert load_durations(thread_client) == {"a": 1.0}
-
-
-def test_calibrate_prints_a_table() -> None:
-    shown = CliRunner().invoke(main, ["calibrate", *LOCAL])
-    assert "one more task" in shown.stdout
-    assert str(profiles_file()) in shown.stderr.replace("\n", "")

@@ -13,7 +13,7 @@ from distributed import Client, Scheduler, SpecCluster, Worker
 
 from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.deploy import Calibration, calibration, calibration_of, rates
-from ferroflow_dask.deploy.rates import measure_rates, medians, spread
+from ferroflow_dask.deploy.rates import measure_rates, spread
 
 #: The module; its name in the package is that of the command.
 command = importlib.import_module("ferroflow_dask.cli.calibrate")
@@ -96,28 +96,6 @@ def test_what_takes_long_to_open_is_opened_at_once() -> None:
     client: Any = Noting()
     measure_rates(client, lambda _: None, on_hosts(2), opens=True)
     assert client.waited_for == [[("a0", 1), ("a1", 1)], [("a0", 2)], [("a1", 2)]]
-
-
-def test_the_middle_of_all_workers_counts() -> None:
-    of_all = {str(i): {"flop_rate": rate, "memory_bandwidth": 2.0} for i, rate in enumerate([9.0, 1.0, 3.0])}
-    assert medians(of_all) == {"flop_rate": 3.0, "memory_bandwidth": 2.0}
-    assert medians({}) == {}
-
-
-@pytest.mark.parametrize(
-    ("hosts", "pairs"),
-    [
-        (on_hosts(1), (None, None)),
-        (on_hosts(2), (("a0", "a1"), None)),
-        (on_hosts(1, 1), (None, ("a0", "b0"))),
-        (on_hosts(1, 2), (("b0", "b1"), ("a0", "b0"))),
-    ],
-    ids=["one worker", "one host", "two hosts", "both"],
-)
-def test_what_is_sent_goes_between_two_of_one_host_and_two_of_two(
-    hosts: dict[str, str], pairs: tuple[Any, Any]
-) -> None:
-    assert (rates._pair(hosts, True), rates._pair(hosts, False)) == pairs
 
 
 @pytest.fixture

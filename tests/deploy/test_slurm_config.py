@@ -77,26 +77,6 @@ export DASK_DISTRIBUTED__WORKER__LIFETIME__STAGGER=540s
 --local-directory $SLURM_TMPDIR --resources GPU=1 --interface ib0
 """
 
-NIBI = f"""#!/usr/bin/env bash
-
-#SBATCH -J ferroflow-nibi
-#SBATCH -e ferroflow-logs/ferroflow-nibi-%J.err
-#SBATCH -o ferroflow-logs/ferroflow-nibi-%J.out
-#SBATCH -A def-someuser
-#SBATCH -n 1
-#SBATCH --cpus-per-task=14
-#SBATCH --mem=230G
-#SBATCH -t 03:00:00
-#SBATCH --gres=gpu:h100:1
-#SBATCH --comment="ferroflow tcp://<scheduler>:8786 <job>"
-module load StdEnv/2023 python/3.11 cuda/12.6
-source ~/ferroflow/bin/activate
-export DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION=9960s
-export DASK_DISTRIBUTED__WORKER__LIFETIME__STAGGER=540s
-{CUDA_WORKER} --nthreads 1 --memory-limit 230.00GiB --death-timeout 120 \
---local-directory $SLURM_TMPDIR --resources GPU=1
-"""
-
 
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,9 +84,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DASK_CONFIG", raising=False)
 
 
-@pytest.mark.parametrize(
-    ("section", "expected"), [("cpu", CPU), ("gpu", GPU), ("narval", NARVAL), ("nibi", NIBI)]
-)
+@pytest.mark.parametrize(("section", "expected"), [("cpu", CPU), ("gpu", GPU), ("narval", NARVAL)])
 def test_batch_scripts_of_the_template(section: str, expected: str) -> None:
     (script,) = job_scripts([section], TEMPLATE)
     assert script == expected.replace("$TEMPLATE", str(TEMPLATE))
@@ -339,7 +317,6 @@ def test_walltime_that_makes_no_sense(walltime: object) -> None:
         ({"walltime": "00:01:00"}, ["DURATION=27s", "STAGGER=3s"]),
         ({"walltime": "7-00:00:00"}, ["DURATION=603900s", "STAGGER=600s"]),
         ({"walltime": "00:00:30"}, []),
-        ({"walltime": "01:00:00", "worker-extra-args": ["--lifetime", "5m"]}, []),
     ],
 )
 def test_workers_leave_before_the_walltime_ends(
@@ -348,12 +325,6 @@ def test_workers_leave_before_the_walltime_ends(
     file = write(tmp_path / "q.yaml", mine={"cores": 1, "memory": "1 GiB", **mine})
     prologue = job_kind("mine", file).arguments.get("job_script_prologue", [])
     assert [line.rpartition("__")[2] for line in prologue] == lines
-
-
-def test_without_a_walltime_slurm_has_its_own_and_workers_stay(tmp_path: Path) -> None:
-    (script,) = job_scripts(["mine"], write(tmp_path / "q.yaml", mine={"cores": 1, "memory": "1 GiB"}))
-    assert "-t" not in script.split()
-    assert "LIFETIME" not in script
 
 
 def test_certificates_need_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,28 +362,3 @@ def test_files_that_make_no_sense(tmp_path: Path) -> None:
     ):
         result = run(*arguments)
         assert_one_line(result.exit_code, result.stderr, USAGE, message)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--jobs", "2"), "--jobs and --gpu-jobs need --cluster slurm"),
-        (("--tls",), "--tls would do nothing without --cluster slurm; leave it out"),
-        (("--connect", "tcp://127.0.0.1:1", "--tls"), "--tls would do nothing without --cluster slurm"),
-        (
-            ("--config", "q.yaml", "--section", "cpu", "--gpu-section", "g", "--job-timeout", "9"),
-            "--config and --section and --gpu-section and --job-timeout would do nothing .* leave them out",
-        ),
-        (
-            ("--cluster", "slurm", "--workers", "4", "--no-processes"),
-            "--workers and --processes/--no-processes would start a local cluster; --cluster slurm names",
-        ),
-        (("--job-script",), "--job-script needs --cluster slurm"),
-        (("--cluster", "pbs"), "unknown cluster 'pbs'; choose one of: local, slurm"),
-        (("--cluster", "slurm", "--jobs", "0"), "needs jobs; give --jobs N or --gpu-jobs N"),
-        (("--cluster", "slurm", "--connect", "tcp://x:1"), "--connect and --cluster slurm are two clusters"),
-    ],
-)
-def test_options_that_make_no_sense(arguments: tuple[str, ...], message: str) -> None:
-    result = ferroflow("run", "--dag", "uniform", *arguments)
-    assert_one_line(result.exit_code, result.stderr, USAGE, message)

@@ -9,7 +9,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, Future, LocalCluster, futures_of, wait
+from distributed import Client, Future, LocalCluster, wait
 from waiting import soon
 
 import ferroflow_dask
@@ -270,16 +270,6 @@ def test_batches_leave_no_log_on_the_device(gpu_client: Client) -> None:
     found = gpu_client.compute(Model(graph).map_batches(da.from_array(given, chunks=(4, 4)))).result()
     np.testing.assert_array_equal(found, np.maximum(given, 0))
     assert executed(gpu_client, "").executed_ops == 0
-
-
-def test_other_code_reads_results_on_a_device_as_arrays(gpu_client: Client) -> None:
-    graph = generate_graph("matmul-chain", n_ops=2, m=16)
-    kept = gpu_client.persist(bind_graph(scatter(graph, gpu_client), {}))
-    (future,) = futures_of(kept)
-    (expected,) = evaluate(graph).values()
-    np.testing.assert_allclose(
-        gpu_client.submit(lambda y: y[:, 1:] + 1, future).result(), expected[:, 1:] + 1, rtol=1e-4, atol=1e-5
-    )
 
 
 def test_a_device_that_fails_gets_another_process() -> None:

@@ -39,9 +39,10 @@ def test_a_use_within_a_use_leaves_the_precision_of_products(cupy: MagicMock, pr
     assert mode[-1] == DEFAULT_MATH
 
 
-def test_full_precision_takes_no_handle(cupy: MagicMock) -> None:
+@pytest.mark.parametrize(("precision", "computes"), [("fp32", True), ("tf32", False)])
+def test_full_precision_and_reading_take_no_handle(cupy: MagicMock, precision: str, computes: bool) -> None:
     del cupy.cuda.Device.return_value.cublas_handle  # a look at it would raise
-    with CudaDevice().use():
+    with CudaDevice(precision=precision).use(computes=computes):
         pass
     cupy.cuda.cublas.setMathMode.assert_not_called()
 
@@ -51,13 +52,6 @@ def test_what_is_read_from_other_libraries_is_ordered_after_them(cupy: MagicMock
         pass
     (call,) = cupy.cuda.Stream.mock_calls[:1]
     assert not call.kwargs.get("non_blocking"), "CUDA would not order it with the default stream"
-
-
-def test_reading_takes_no_handle(cupy: MagicMock) -> None:
-    del cupy.cuda.Device.return_value.cublas_handle  # a look at it would raise
-    with CudaDevice(precision="tf32").use(computes=False):
-        pass
-    cupy.cuda.cublas.setMathMode.assert_not_called()
 
 
 def test_full_precision_is_not_asked_for_where_cupy_would_round(
@@ -171,13 +165,11 @@ CUDA = Resource()
     ("resource", "used_nbytes"),
     [
         pytest.param(None, 800, id="no RMM"),
-        pytest.param(CUDA, 800, id="no pool"),
         pytest.param(Pool(CUDA, size=500), 800, id="a pool of which nobody counts what is used"),
         pytest.param(Tracking(Pool(CUDA, size=500), used=100), 400, id="a pool that is tracked"),
         pytest.param(Statistics(Pool(CUDA, size=500), used=300), 600, id="a pool with statistics"),
         pytest.param(Resource(Tracking(Resource(Pool(CUDA, size=500)), used=100)), 400, id="within others"),
         pytest.param(Pool(Tracking(CUDA, used=500), size=500), 800, id="what the pool has taken is tracked"),
-        pytest.param(Tracking(CUDA, used=100), 800, id="tracked, and no pool"),
         pytest.param(Statistics(Pool(CUDA, size=500), used=-100), 300, id="statistics that were begun late"),
         pytest.param(Tracking(Pool(CUDA, size=500), used=700), 800, id="more than the pool has"),
     ],

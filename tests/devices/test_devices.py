@@ -95,15 +95,6 @@ def test_chains_side_by_side_are_a_batch_at_each_step_and_are_never_copied(devic
     assert len(found) == 4
 
 
-def test_batches_do_not_take_more_than_their_part_of_the_memory() -> None:
-    m = 32
-    device = EmulatedDevice(memory_nbytes=60 * 4 * m * m)  # an eighth of it: two products
-    runner = DeviceRunner(device)
-    graph = products(6, 3, m=m)
-    assert_right(run(runner, graph), graph)
-    assert runner.usage().mean_batch == 2
-
-
 def test_a_task_ends_before_its_work_does() -> None:
     device = slow_device(launch_s=0.02)
     runner = DeviceRunner(device)
@@ -298,15 +289,6 @@ def test_an_operator_that_nobody_has_is_named(device: EmulatedDevice) -> None:
         run(DeviceRunner(device), builder.to_graph())
 
 
-def test_what_fails_late_names_the_op(device: EmulatedDevice) -> None:
-    graph = products(1, 3)
-    runner = DeviceRunner(device)
-    device.pending_error = RuntimeError("an illegal memory access was encountered")
-    name = graph.live_ops[0].name
-    with pytest.raises(KernelError, match=rf"op '{name}' \(MatMul\) failed on emulated: an illegal memory"):
-        next(iter(run(runner, graph).values())).to_host()
-
-
 def test_an_op_that_fails_at_once_is_named(device: EmulatedDevice) -> None:
     builder = Builder("wrong")
     a = builder.input("a", "float32", ("m", "n"))
@@ -327,25 +309,6 @@ class TestOutOfMemory:
         for seed in range(4):  # each leaves its operands on the device
             graph = generate_graph("matmul-chain", n_ops=2, m=self.m, seed=seed)
             assert_right(run(runner, graph), graph)
-
-    def test_results_are_spilled(self) -> None:
-        device = EmulatedDevice(memory_nbytes=8 * self.nbytes)
-        kept: list[Any] = []
-        spilled = []
-
-        def spill() -> bool:
-            if not kept:
-                return False
-            spilled.append(kept.pop(0).to_host())
-            return True
-
-        runner = DeviceRunner(device, spill)
-        graphs = [generate_graph("matmul-chain", n_ops=2, m=self.m, seed=seed) for seed in range(9)]
-        for graph in graphs:
-            kept.extend(run(runner, graph).values())
-        for graph, found in zip(graphs, spilled, strict=False):
-            np.testing.assert_allclose(found, next(iter(evaluate(graph).values())), rtol=1e-3, atol=1e-3)
-        assert 0 < len(spilled) < 9
 
     def test_nothing_left_to_spill(self) -> None:
         device = EmulatedDevice(memory_nbytes=2 * self.nbytes)

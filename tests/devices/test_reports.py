@@ -53,7 +53,7 @@ def reports(client: Client) -> list[dict[str, Any]]:
 
 
 @pytest.mark.cluster
-def test_the_scheduler_knows_of_each_device_without_asking(client: Client) -> None:
+def test_the_scheduler_knows_of_each_device_without_asking_and_shows_the_sums(client: Client) -> None:
     found = reports(client)
     assert [report["total_nbytes"] for report in found] == [MEMORY_NBYTES] * 2
     assert len({report["id"] for report in found}) == 2, "each has a device of its own"
@@ -61,17 +61,12 @@ def test_the_scheduler_knows_of_each_device_without_asking(client: Client) -> No
     assert usage is not None
     assert usage.ops == sum(report["ops"] for report in found) > 0
     assert usage.to_device == sum(report["to_device"] for report in found) > 0
-
-
-@pytest.mark.cluster
-def test_the_sums_are_among_the_metrics(client: Client) -> None:
-    usage, found = device_usage(client), shown()
-    assert usage is not None
-    assert found["ops_total"] == usage.ops
-    assert found["arrays_to_device_total"] == usage.to_device
-    assert found["bytes_to_host_total"] == usage.nbytes_to_host
-    assert found["memory_bytes"] == 2 * MEMORY_NBYTES
-    assert found["memory_used_bytes"] == sum(report["used_nbytes"] for report in reports(client))
+    metrics = shown()
+    assert metrics["ops_total"] == usage.ops
+    assert metrics["arrays_to_device_total"] == usage.to_device
+    assert metrics["bytes_to_host_total"] == usage.nbytes_to_host
+    assert metrics["memory_bytes"] == 2 * MEMORY_NBYTES
+    assert metrics["memory_used_bytes"] == sum(report["used_nbytes"] for report in found)
 
 
 @pytest.mark.cluster
