@@ -248,14 +248,8 @@ class Chaos:
         try:
             getattr(self, f"_{name}")()
             self.faults[name] += 1
-        except (
-            *_OWN,
-            RuntimeError,
-            LookupError,
-            AttributeError,
-            TypeError,
-            ValueError,
-        ) as error:  # no worker
+        # Of a worker that is not there.
+        except (*_OWN, RuntimeError, LookupError, AttributeError, TypeError, ValueError) as error:
             self.faults[f"{name} ({type(error).__name__})"] += 1
 
     def _may(self, name: str) -> bool:

@@ -24,8 +24,6 @@ from typing import Any, NamedTuple
 
 from distributed.stealing import WorkStealing
 
-import ferroflow_dask.policy
-import ferroflow_dask.scheduler
 from ferroflow_dask.scheduler import metrics
 
 #: Exceptions that an injected fault may be.
@@ -126,38 +124,46 @@ HANDLED = {
 def code_of_functions() -> dict[str, CodeType]:
     """Return the code of all functions and methods of the plugin, nested functions included, by name."""
     found: dict[str, CodeType] = {}
-    for package in (ferroflow_dask.scheduler, ferroflow_dask.policy):
-        names = [package.__name__]
-        names += [module.name for module in pkgutil.walk_packages(package.__path__, package.__name__ + ".")]
-        for name in names:
-            for qualname, code in _codes_in(importlib.import_module(name)) if name not in ON_WORKERS else ():
-                unique = f"{name.removeprefix('ferroflow_dask.')}:{qualname}"
+    for package in ("ferroflow_dask.scheduler", "ferroflow_dask.policy"):
+        for module in modules_of(package):
+            for qualname, code in _codes_in(module) if module.__name__ not in ON_WORKERS else ():
+                unique = f"{module.__name__.removeprefix('ferroflow_dask.')}:{qualname}"
                 while unique in found and found[unique] is not code:
                     unique += "'"
                 found[unique] = code
     return found
 
 
+def modules_of(package: str) -> list[ModuleType]:
+    """Return a package, or a module, and all modules in it."""
+    top = importlib.import_module(package)
+    inner = pkgutil.walk_packages(getattr(top, "__path__", []), f"{package}.")
+    return [top, *(importlib.import_module(one.name) for one in inner)]
+
+
 def _codes_in(module: ModuleType) -> Iterator[tuple[str, CodeType]]:
+    for qualname, function in functions_of(module):
+        code, name = function.__code__, qualname.rpartition(".")[2]
+        if name == "__hash__":
+            continue  # weak dictionaries call it where Python ignores exceptions
+        # All dataclasses share `__getstate__` and `__setstate__`, also those that workers unpickle.
+        # All named tuples share `_make` and `_replace`, those of the standard library, too.
+        is_own = code.co_filename not in ("<string>", dataclasses.__file__, collections.__file__)
+        if is_own or name in _WRITTEN_BY_DATACLASS:
+            yield from _with_nested(qualname, code)
+
+
+def functions_of(module: ModuleType) -> Iterator[tuple[str, FunctionType]]:
+    """Yield the functions and methods of a module with their names."""
     for value in vars(module).values():
-        if getattr(value, "__module__", None) != module.__name__:
-            continue
-        members = vars(value).items() if inspect.isclass(value) else [("", value)]
-        for name, member in members:
-            if name == "__hash__":
-                continue  # weak dictionaries call it where Python ignores exceptions
-            for function in functions_of(member):
-                qualname = f"{value.__qualname__}.{name}".strip(".")
-                code = function.__code__
-                # All dataclasses share `__getstate__` and `__setstate__`, also those that workers unpickle.
-                # All named tuples share `_make` and `_replace`, those of the standard library, too.
-                is_own = code.co_filename not in ("<string>", dataclasses.__file__, collections.__file__)
-                if is_own or name in _WRITTEN_BY_DATACLASS:
-                    yield from _with_nested(qualname, code)
+        if getattr(value, "__module__", None) == module.__name__:
+            members = vars(value).items() if inspect.isclass(value) else [("", value)]
+            for name, member in members:
+                for function in _functions_behind(member):
+                    yield f"{value.__qualname__}.{name}".strip("."), function
 
 
-def functions_of(member: Any) -> Iterator[FunctionType]:
-    """Yield the functions behind a member of a module or a class."""
+def _functions_behind(member: Any) -> Iterator[FunctionType]:
     if isinstance(member, property):
         candidates = [member.fget, member.fset]
     elif isinstance(member, functools.cached_property):

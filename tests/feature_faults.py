@@ -7,10 +7,8 @@ thread it is: it replaces the code of the function. Afterwards Dask's own schedu
 from __future__ import annotations
 
 import builtins
-import importlib
 import inspect
 import json
-import pkgutil
 import tempfile
 import threading
 import time
@@ -31,7 +29,7 @@ import pytest
 import real_faults
 from distributed import Client, LocalCluster
 from distributed.stealing import WorkStealing
-from fault_injection import BOUNDARY, MOST_CALLS, differences, functions_of, inventory, story
+from fault_injection import BOUNDARY, MOST_CALLS, differences, functions_of, inventory, modules_of, story
 from waiting import until
 
 from ferroflow_dask import GraphBuilder, Model, install, record, uninstall
@@ -119,13 +117,8 @@ class Faults:
 
 
 def _copy(function: FunctionType) -> FunctionType:
-    copy = FunctionType(
-        function.__code__,
-        function.__globals__,
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
+    parts = (function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    copy = FunctionType(function.__code__, *parts)
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
 
@@ -135,19 +128,9 @@ def functions_in(*packages: str) -> Mapping[str, FunctionType]:
     """Return the functions of some packages that can be replaced, by name."""
     found: dict[str, FunctionType] = {}
     for package in packages:
-        top = importlib.import_module(f"ferroflow_dask.{package}")
-        paths = getattr(top, "__path__", None)
-        inner = [] if paths is None else pkgutil.walk_packages(paths, f"{top.__name__}.")
-        for name in (top.__name__, *(one.name for one in inner)):
-            module = importlib.import_module(name)
-            for owner in vars(module).values():
-                if getattr(owner, "__module__", None) != name:
-                    continue
-                members = vars(owner).items() if inspect.isclass(owner) else [("", owner)]
-                for member_name, member in members:
-                    for function in functions_of(member):
-                        label = f"{owner.__qualname__}.{member_name}".strip(".")
-                        _add(found, f"{name.removeprefix('ferroflow_dask.')}:{label}", function)
+        for module in modules_of(f"ferroflow_dask.{package}"):
+            for label, function in functions_of(module):
+                _add(found, f"{module.__name__.removeprefix('ferroflow_dask.')}:{label}", function)
     return found
 
 
@@ -156,15 +139,11 @@ def _add(found: dict[str, FunctionType], name: str, function: FunctionType) -> N
     # A coroutine function would be one no more, and Dask looks at the names of some parameters.
     is_plain = not code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR)
     is_plain = is_plain and _SEEN_BY_DASK.isdisjoint(code.co_varnames[: code.co_argcount])
-    if is_plain and "ferroflow_dask" in code.co_filename and name not in BOUNDARY and name not in NOT_HERE:
+    if is_plain and "ferroflow_dask" in code.co_filename and name not in BOUNDARY:
         found[name] = function
 
 
 _SEEN_BY_DASK = frozenset({"dask_scheduler", "dask_worker"})
-#: Functions that are not injected here, with the reason.
-NOT_HERE: Mapping[str, str] = {}
-
-
 #: Code that runs inside tasks: an error there is an error of the task.
 _IN_TASKS = ("bundling.bundle:", "bundling.results:", "bundling.sequence:", "bundling.shuffle_tasks:")
 

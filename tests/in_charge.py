@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import dask
 import pytest
-from distributed import Client, Scheduler, SpecCluster, Worker
+from distributed import Client, Event, Scheduler, SpecCluster, Worker
 from waiting import pause, until
 
 from ferroflow_dask import install, uninstall
@@ -36,6 +37,27 @@ def pinned(client: Client, n: int, **options: Any) -> list[Any]:
     """Submit tasks that prefer the first worker, so that only stealing can spread them."""
     first = workers_of(client)[0].address
     return client.map(pause, range(n), workers=[first], allow_other_workers=True, pure=False, **options)
+
+
+def run_stolen(client: Client, n: int) -> None:
+    """Run a root and tasks that read it; they prefer its worker and are stolen."""
+
+    def load(is_all_known: Event) -> int:
+        is_all_known.wait()
+        return 1
+
+    def work(_: int, i: int) -> int:
+        time.sleep(0.2 if i % 4 == 0 else 0.02)
+        return i
+
+    # Or the root could end before the others come: then they would be a graph of their own.
+    is_all_known = Event(client=client)
+    first = [next(iter(client.nthreads()))]
+    root = client.submit(load, is_all_known, pure=False, workers=first)
+    futures = client.map(work, [root] * n, range(n), pure=False, workers=first, allow_other_workers=True)
+    until(lambda: all(future.key in client.cluster.scheduler.tasks for future in futures))
+    is_all_known.set()
+    assert client.gather(futures) == list(range(n))
 
 
 @contextmanager

@@ -7,13 +7,14 @@ prints the summary of files that `tests/model_table.py --save` wrote.
 
 from __future__ import annotations
 
-import csv
-import statistics
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import numpy as np
+import pandas as pd
 
 GRANULARITIES = ("default", "whole", "bundles", "ops", "map_batches")
 #: The bound of the default: times a session's CPU time, and more [s].
@@ -82,96 +83,74 @@ class Row:
         cells += [f"{way} WRONG" for way in self.wrong]
         return f"{self.name:48} {1e3 * self.session_s:8.2f} ms  {', '.join(cells)}  {self.reason}"
 
-    def cells(self) -> Iterator[dict[str, str]]:
-        """Yield a line of a CSV file for each granularity."""
-        common = {"group": self.group, "model": self.name, "note": self.reason}
+    def cells(self) -> Iterator[tuple[object, ...]]:
+        """Yield a line of the table for each granularity."""
         if self.is_missing:
-            yield {**common, "right": _MISSING}
-        common["session_ms"] = f"{1e3 * self.session_s:.4f}"
+            yield self.group, self.name, None, _MISSING, None, None, None, self.reason
         for way in (*self.right, *self.wrong):
             right = _WRONG if way in self.wrong else _UNOPTIMISED if way in self.unoptimised else _RIGHT
-            found = {}
-            if way in self.seconds:
-                found = {"ms": f"{1e3 * self.seconds[way]:.4f}", "ratio": f"{self.ratios[way]:.3f}"}
-            yield {**common, "granularity": way, "right": right, **found}
+            ms = [round(1e3 * seconds, 4) for seconds in (self.seconds.get(way, np.nan), self.session_s)]
+            yield self.group, self.name, way, right, *ms, round(ms[0] / ms[1], 3), self.reason
+
+
+def table(rows: Iterable[Row]) -> pd.DataFrame:
+    """Return a line for each model and granularity."""
+    return pd.DataFrame([cells for row in rows for cells in row.cells()], columns=FIELDS)
 
 
 def save(row: Row, path: str) -> None:
     """Append a row to a CSV file."""
-    is_new = not Path(path).exists()
-    with open(path, "a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, FIELDS)
-        if is_new:
-            writer.writeheader()
-        writer.writerows(row.cells())
+    table([row]).to_csv(path, mode="a", index=False, header=not Path(path).exists())
 
 
-def read(paths: Iterable[str]) -> list[Row]:
-    """Return the rows of CSV files."""
-    rows: dict[tuple[str, str], Row] = {}
-    for path in paths:
-        with open(path, newline="", encoding="utf-8") as file:
-            for cells in csv.DictReader(file):
-                session_s = 1e-3 * float(cells["session_ms"] or "nan")
-                made = Row(cells["model"], cells["group"], session_s, reason=cells["note"])
-                row, way = rows.setdefault((made.group, made.name), made), cells["granularity"]
-                if cells["right"] == _WRONG:
-                    row.wrong.append(way)
-                elif cells["right"] != _MISSING:
-                    row.right.append(way)
-                if cells["right"] == _UNOPTIMISED:
-                    row.unoptimised.append(way)
-                if cells["ms"]:
-                    row.seconds[way] = 1e-3 * float(cells["ms"])
-    return list(rows.values())
-
-
-def summary(rows: Iterable[Row]) -> str:
+def summary(cells: pd.DataFrame) -> str:
     """Return a table in Markdown, totals, and why models are missing."""
-    groups: dict[str, list[Row]] = defaultdict(list)
-    missing: Counter[str] = Counter()
-    for row in rows:
-        if row.is_missing:
-            missing[f"{row.group}: {row.reason}"] += 1
-        else:
-            groups[row.group].append(row)
+    cells = cells.assign(note=cells.note.astype(object).fillna(""))
+    found = cells[cells.right != _MISSING]
+    reasons = found[found.note != ""].drop_duplicates(["group", "model"])
+    missing = Counter(f"{row.group}: {row.note}" for row in cells[cells.right == _MISSING].itertuples())
     lines = [
         "| models | number | right | within the bound | session | default | default ÷ session | worst |",
         f"|{'---|' * 8}",
-        *(_line(group, of_group) for group, of_group in groups.items()),
-    ]
-    found = [row for of_group in groups.values() for row in of_group]
-    n_right, n_wrong = sum(len(row.right) for row in found), sum(len(row.wrong) for row in found)
-    n_unoptimised = sum(len(row.unoptimised) for row in found)
-    lines += [
-        f"{n_right} of {n_right + n_wrong} are right, {n_unoptimised} as without optimisations",
-        f"the default is within the bound for {sum(row.is_within for row in found)} of {len(found)} models",
-        *(_ratios(way, found) for way in GRANULARITIES),
-        *(f"{row.name}: {row.reason}" for row in found if row.reason),
+        *(_line(str(group), of_group) for group, of_group in found.groupby("group", sort=False)),
+        f"{_of_all(found)} are right, {(found.right == _UNOPTIMISED).sum()} as without optimisations",
+        f"the default is within the bound for {_n_within(found)} of {_n_models(found)} models",
+        *(_ratios(way, found[found.granularity == way]) for way in GRANULARITIES),
+        *(f"{row.model}: {row.note}" for row in reasons.itertuples()),
         *(f"no model, {number} times: {reason}" for reason, number in missing.most_common()),
     ]
     return "\n".join(lines)
 
 
-def _line(group: str, rows: list[Row]) -> str:
-    n_right = sum(len(row.right) for row in rows)
-    n_all = n_right + sum(len(row.wrong) for row in rows)
-    timed = [row for row in rows if "default" in row.seconds]
-    ratios = [row.ratios["default"] for row in timed]
-    times = [[row.session_s for row in timed], [row.seconds["default"] for row in timed]]
-    ranges = [f"{1e3 * min(found):.2f}–{1e3 * max(found):.0f} ms" if found else "–" for found in times]
-    shown = [f"{statistics.median(ratios):.2f}", f"{max(ratios):.2f}"] if ratios else ["–", "–"]
-    n_within = sum(row.is_within for row in rows)
-    cells = [group, str(len(rows)), f"{n_right} of {n_all}", str(n_within), *ranges, *shown]
-    return f"| {' | '.join(cells)} |"
+def _of_all(cells: pd.DataFrame) -> str:
+    return f"{(cells.right != _WRONG).sum()} of {len(cells)}"
 
 
-def _ratios(way: str, rows: list[Row]) -> str:
-    ratios = [row.ratios[way] for row in rows if way in row.seconds]
-    if not ratios:
+def _n_models(cells: pd.DataFrame) -> int:
+    return len(cells.drop_duplicates(["group", "model"]))
+
+
+def _n_within(cells: pd.DataFrame) -> int:
+    default = cells[cells.granularity == "default"]
+    return int((default.ms <= MOST_RATIO * default.session_ms + 1e3 * MOST_MORE_S).sum())
+
+
+def _line(group: str, cells: pd.DataFrame) -> str:
+    timed = cells[(cells.granularity == "default") & cells.ms.notna()]
+    shown = ["–"] * 4
+    if len(timed):
+        ratios = timed.ms / timed.session_ms
+        shown = [f"{times.min():.2f}–{times.max():.0f} ms" for times in (timed.session_ms, timed.ms)]
+        shown += [f"{ratios.median():.2f}", f"{ratios.max():.2f}"]
+    return f"| {' | '.join([group, str(_n_models(cells)), _of_all(cells), str(_n_within(cells)), *shown])} |"
+
+
+def _ratios(way: str, cells: pd.DataFrame) -> str:
+    ratios = (cells.ms / cells.session_ms).dropna()
+    if not len(ratios):
         return f"{way}: not timed"
-    return f"{way} ÷ session: median {statistics.median(ratios):.2f} of {len(ratios)}, most {max(ratios):.2f}"
+    return f"{way} ÷ session: median {ratios.median():.2f} of {len(ratios)}, most {ratios.max():.2f}"
 
 
 if __name__ == "__main__":
-    print(summary(read(sys.argv[1:])))
+    print(summary(pd.concat(map(pd.read_csv, sys.argv[1:]))))

@@ -14,6 +14,7 @@ times as long as the session, and 5 ms. A model over the bound is measured again
 
 from __future__ import annotations
 
+import argparse
 import logging
 import statistics
 import sys
@@ -29,7 +30,7 @@ import numpy as np
 import onnx
 import onnxruntime
 from agreement import assert_same
-from model_rows import Row, save, summary
+from model_rows import Row, save, summary, table
 from models import light_models, randomize
 from sklearn_models import sklearn_models
 
@@ -264,30 +265,29 @@ def variants(path: str, folder: str, given: dict[str, Any] | None) -> Iterator[t
             yield name, target if is_loaded else None, "onnxruntime does not load what it has optimised"
 
 
-def models_of(arguments: list[str], folder: str) -> Iterator[tuple[str, str, dict[str, Any] | None]]:
+def models_of(asked: argparse.Namespace, folder: str) -> Iterator[tuple[str, str, dict[str, Any] | None]]:
     """Yield the group and the file of each model, with values if it does not take any."""
-    files = [argument for argument in arguments if not argument.startswith("--")]
-    if "--sklearn" in arguments:
+    if asked.sklearn:
         for name, model, values in sklearn_models():
             onnx.save(model, f"{folder}/{name}.onnx")
             yield "scikit-learn", f"{folder}/{name}.onnx", values
-    elif not files:
+    elif not asked.files:
         for path in light_models():
             onnx.save(randomize(onnx.load(path), seed=1), f"{folder}/{path.stem}.onnx")
             yield "light", f"{folder}/{path.stem}.onnx", None
             Path(f"{folder}/{path.stem}.onnx").unlink()
-    for file in files:
+    for file in asked.files:
         yield "files", file, None
 
 
-def rows_of(arguments: list[str]) -> Iterator[Row]:
+def rows_of(asked: argparse.Namespace) -> Iterator[Row]:
     """Yield the rows of the table."""
     with tempfile.TemporaryDirectory() as folder:
-        for group, file, values in models_of(arguments, folder):
+        for group, file, values in models_of(asked, folder):
             stem = Path(file).stem
             with tempfile.TemporaryDirectory() as made:
                 found: list[tuple[str, str | None, str]] = [("", file, "")]
-                if "--variants" in arguments:
+                if asked.variants:
                     found += variants(file, made, values)
                 for variant, path, reason in found:
                     form = "quantised" if variant[:1] == "Q" else "optimised" if variant else "as given"
@@ -296,29 +296,29 @@ def rows_of(arguments: list[str]) -> Iterator[Row]:
                         yield Row(name, of_form, np.nan, reason=reason)
                         continue
                     try:
-                        yield row_of(path, name, of_form, values, "--quick" in arguments)
+                        yield row_of(path, name, of_form, values, asked.quick)
                     except Exception as error:  # noqa: BLE001 -- a finding, too
                         yield Row(name, of_form, np.nan, wrong=[f"{type(error).__name__}: {error}"[:200]])
 
 
-def main(arguments: list[str]) -> int:
+def main() -> int:
     """Print the table; return how many granularities were wrong."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    target = None
-    if "--save" in arguments:
-        at = arguments.index("--save")
-        target = arguments[at + 1]
-        arguments = arguments[:at] + arguments[at + 2 :]
-    rows = []
-    for row in rows_of(arguments):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    for option in ("--variants", "--quick", "--sklearn"):
+        parser.add_argument(option, action="store_true")
+    parser.add_argument("--save", metavar="FILE.csv")
+    parser.add_argument("files", nargs="*", metavar="FILE.onnx")
+    asked, rows = parser.parse_args(), []
+    for row in rows_of(asked):
         print(row, flush=True)
         rows.append(row)
-        if target is not None:
-            save(row, target)
-    print(summary(rows))
+        if asked.save:
+            save(row, asked.save)
+    print(summary(table(rows)))
     return sum(len(row.wrong) for row in rows)
 
 
 if __name__ == "__main__":
-    sys.exit(bool(main(sys.argv[1:])))
+    sys.exit(bool(main()))

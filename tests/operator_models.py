@@ -11,23 +11,14 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, defs, helper
 
-OPSETS = (7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26)
+OPSETS = tuple(range(7, 27))
 #: Drawn at random, without tensors, or rewritten by `_wrapped`.
-LEFT_OUT = frozenset(
-    (
-        *(
-            "Bernoulli",
-            "Multinomial",
-            "RandomNormal",
-            "RandomNormalLike",
-            "RandomUniform",
-            "RandomUniformLike",
-        ),
-        *("Dropout", "If", "Loop", "Scan", "SequenceMap", "Constant", "ImageDecoder", "Optional"),
-        # Division by zero ends the process of onnxruntime; `tests/kernels/test_deviations.py` has these.
-        *("Div", "Mod"),
-    )
-)
+LEFT_OUT = {
+    *("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
+    *("Dropout", "If", "Loop", "Scan", "SequenceMap", "Constant", "ImageDecoder", "Optional"),
+    # Division by zero ends the process of onnxruntime; `tests/kernels/test_deviations.py` has these.
+    *("Div", "Mod"),
+}
 DTYPES = ("float32",) * 8 + (
     *("int64",) * 3,
     *("float64", "float16", "int32", "bool", "uint8", "int8", "uint32", "int16", "uint64", "str"),
@@ -35,17 +26,8 @@ DTYPES = ("float32",) * 8 + (
 #: Attributes by name, whatever the operator.
 CHOICES: dict[str, tuple[Any, ...]] = {
     "mode": (
-        "linear",
-        "nearest",
-        "cubic",
-        "constant",
-        "edge",
-        "reflect",
-        "wrap",
-        "bilinear",
-        "DCR",
-        "CRD",
-        "avg",
+        *("linear", "nearest", "cubic", "constant", "edge", "reflect", "wrap", "bilinear"),
+        *("DCR", "CRD", "avg"),
     ),
     "coordinate_transformation_mode": (
         *("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel", "half_pixel_symmetric"),
@@ -68,31 +50,13 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "delimiter": (" ", "a"),
 }
 #: Attributes that are 0 or 1; onnxruntime computes nothing with others, and says nothing.
-FLAGS = frozenset(
-    (
-        *("saturate", "keepdims", "fmod", "exclusive", "reverse", "largest", "sorted", "onesided", "inverse"),
-        *(
-            "ceil_mode",
-            "count_include_pad",
-            "transA",
-            "transB",
-            "align_corners",
-            "antialias",
-            "upper",
-            "layout",
-        ),
-        *("exclude_outside", "storage_order", "select_last_index", "noop_with_empty_axes", "training_mode"),
-        *(
-            "detect_negative",
-            "detect_positive",
-            "periodic",
-            "linear_before_reset",
-            "input_forget",
-            "interleaved",
-        ),
-        *("center_point_box", "is_case_sensitive", "allowzero", "new_axis", "is_causal"),
-    )
-)
+FLAGS = {
+    *("saturate", "keepdims", "fmod", "exclusive", "reverse", "largest", "sorted", "onesided", "inverse"),
+    *("ceil_mode", "count_include_pad", "transA", "transB", "align_corners", "antialias", "upper", "layout"),
+    *("exclude_outside", "storage_order", "select_last_index", "noop_with_empty_axes", "training_mode"),
+    *("detect_negative", "detect_positive", "periodic", "linear_before_reset", "input_forget"),
+    *("interleaved", "center_point_box", "is_case_sensitive", "allowzero", "new_axis", "is_causal"),
+}
 _LEAST, _MOST = -4, 5
 
 

@@ -12,20 +12,8 @@ from ferroflow_dask.policy.events import Event, GraphArrived, TaskReady
 from ferroflow_dask.policy.instructions import Instruction, SetPriority
 
 _CHANGES = (
-    "add_worker",
-    "remove_worker",
-    "set_running",
-    "set_kind",
-    "set_movable",
-    "set_started",
-    "set_nbytes",
-    "set_incoming",
-    "to_end_of_idle",
-    "assign",
-    "reprice",
-    "observe",
-    "finish",
-    "release",
+    *("add_worker", "remove_worker", "set_running", "set_kind", "set_movable", "set_started", "set_nbytes"),
+    *("set_incoming", "to_end_of_idle", "assign", "reprice", "observe", "finish", "release"),
 )
 
 

@@ -180,7 +180,7 @@ WAYS = {"terminal": in_terminal, "pipe": in_pipe, "batch script": in_batch_job}
 
 def left(mark: str) -> list[str]:
     """Return the jobs that are left, and the processes whose environment has a mark."""
-    found = [f"job {job}" for job in queue()]
+    found = [f"job {job}" for job in (queue() if "SLURM_CONF" in os.environ else ())]
     for process in psutil.process_iter():
         try:
             if mark in process.environ().values() and process.status() != psutil.STATUS_ZOMBIE:
@@ -203,8 +203,11 @@ def faults(ended: Ended, number: signal.Signals, mark: str) -> Iterator[str]:
     yield from left(mark)
 
 
-def run_case(case: tuple[str, str, signal.Signals, str], folder: Path, watched: str) -> bool:
-    """Run a case in a folder, print how it ended, and return whether it failed."""
+Case = tuple[str, str, signal.Signals, str]
+
+
+def end_case(case: Case, folder: Path, watched: str = "") -> tuple[Ended, list[str]]:
+    """Run a case in a folder; return how it ended, and what is wrong with that."""
     name, moment, number, way = case
     write_sections(folder)
     mark, at = uuid.uuid4().hex, folder / "moment"
@@ -212,7 +215,13 @@ def run_case(case: tuple[str, str, signal.Signals, str], folder: Path, watched: 
     command = [sys.executable, "-c", PROGRAM, moment, str(at), *CASES[name][0], *to]
     environment = {**os.environ, "SIGNAL_MATRIX": mark, "HOME": str(folder)}
     ended = WAYS[way](command, at, number, environment)
-    found = [*([] if at.exists() else ["the moment never came"]), *faults(ended, number, mark)]
+    return ended, [*([] if at.exists() else ["the moment never came"]), *faults(ended, number, mark)]
+
+
+def run_case(case: Case, folder: Path, watched: str) -> bool:
+    """Run a case in a folder, print how it ended, and return whether it failed."""
+    ended, found = end_case(case, folder, watched)
+    name, moment, number, way = case
     title = " · ".join((name, moment, number.name, way))
     title += " (over)" if ended.is_over(number) else ""
     print("FAILED" if found else "ok    ", title, "; ".join(found), flush=True)

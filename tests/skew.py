@@ -102,12 +102,8 @@ def _describe(folder: Path, version: str) -> None:
 
 @contextmanager
 def _process(path: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, *arguments],
-        env=_environment(path),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen([sys.executable, *arguments], env=_environment(path), **quiet)  # type: ignore[call-overload]
     try:
         yield process  # type: ignore[misc]
     finally:
@@ -125,26 +121,13 @@ def _cluster(folder: Path, scheduler: Path, workers: Path) -> Iterator[str]:
     file.unlink(missing_ok=True)
     with ExitStack() as stack:
         common = ("--scheduler-file", str(file), "--no-dashboard")
-        stack.enter_context(
-            _process(
-                scheduler,
-                "-m",
-                "distributed.cli.dask_scheduler",
-                *common,
-                "--port",
-                "0",
-                "--host",
-                "127.0.0.1",
-            )
-        )
+        here = ("--port", "0", "--host", "127.0.0.1")
+        stack.enter_context(_process(scheduler, "-m", "distributed.cli.dask_scheduler", *common, *here))
         while not file.exists():
             time.sleep(0.05)
+        one_thread = ("-m", "distributed.cli.dask_worker", *common, "--no-nanny", "--nthreads", "1")
         for _ in range(2):
-            stack.enter_context(
-                _process(
-                    workers, "-m", "distributed.cli.dask_worker", *common, "--no-nanny", "--nthreads", "1"
-                )
-            )
+            stack.enter_context(_process(workers, *one_thread))
         yield json.loads(file.read_text())["address"]
 
 

@@ -9,8 +9,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import dask
@@ -55,14 +55,6 @@ class Cluster:
             )
         )
 
-    def start_scheduler(self, bare_site: Path | None = None) -> None:
-        self.start(
-            "dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", bare_site=bare_site
-        )
-
-    def start_worker(self, bare_site: Path | None = None) -> None:
-        self.start("dask_worker", "--no-nanny", "--nthreads", "1", bare_site=bare_site)
-
     def address(self) -> str:
         """Return the scheduler's address once all workers are there."""
         with Client(scheduler_file=str(self._file), set_as_default=False, timeout=120) as client:
@@ -76,49 +68,48 @@ class Cluster:
             process.wait(timeout=30)
 
 
-@contextmanager
-def started(folder: Path) -> Iterator[Cluster]:
-    cluster = Cluster(folder)
-    try:
-        yield cluster
-    finally:
-        cluster.close()
+Start = Callable[..., Cluster]
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """Start a scheduler and workers, each in the environment of its site-packages."""
+    with ExitStack() as stack:
+
+        def start(scheduler: Path | None, *workers: Path | None) -> Cluster:
+            cluster = Cluster(tmp_path_factory.mktemp("cluster"))
+            stack.callback(cluster.close)
+            host = ("--host", "127.0.0.1", "--port", "0", "--no-dashboard")
+            cluster.start("dask_scheduler", *host, bare_site=scheduler)
+            for worker in workers:
+                cluster.start("dask_worker", "--no-nanny", "--nthreads", "1", bare_site=worker)
+            return cluster
+
+        yield start
+
+
+@pytest.fixture(scope="module")
+def cluster(started: Start) -> Cluster:
     """A scheduler and a worker."""
-    with started(tmp_path_factory.mktemp("cluster")) as cluster:
-        cluster.start_scheduler()
-        cluster.start_worker()
-        yield cluster
+    return started(None, None)
 
 
 @pytest.fixture(scope="module")
-def no_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def no_workers(started: Start) -> Cluster:
     """A scheduler without workers."""
-    with started(tmp_path_factory.mktemp("no_workers")) as cluster:
-        cluster.start_scheduler()
-        yield cluster
+    return started(None)
 
 
 @pytest.fixture(scope="module")
-def no_package(tmp_path_factory: pytest.TempPathFactory, bare_site: Path) -> Iterator[Cluster]:
+def no_package(started: Start, bare_site: Path) -> Cluster:
     """A scheduler and a worker, both without this package."""
-    with started(tmp_path_factory.mktemp("no_package")) as cluster:
-        cluster.start_scheduler(bare_site)
-        cluster.start_worker(bare_site)
-        yield cluster
+    return started(bare_site, bare_site)
 
 
 @pytest.fixture(scope="module")
-def mixed(tmp_path_factory: pytest.TempPathFactory, bare_site: Path) -> Iterator[Cluster]:
+def mixed(started: Start, bare_site: Path) -> Cluster:
     """A scheduler and two workers, one of them without this package."""
-    with started(tmp_path_factory.mktemp("mixed")) as cluster:
-        cluster.start_scheduler()
-        cluster.start_worker()
-        cluster.start_worker(bare_site)
-        yield cluster
+    return started(None, None, bare_site)
 
 
 @pytest.fixture(scope="module")
@@ -189,28 +180,23 @@ def test_a_cluster_without_workers_is_told_in_one_line(no_workers: Cluster) -> N
     assert_one_line(done.returncode, done.stderr, FAILURE, "has no workers; start some")
 
 
-def test_one_may_look_at_a_cluster_without_workers(no_workers: Cluster) -> None:
-    address = no_workers.address()
-    looked = command("top", "--connect", address, "--for", "0.1")
-    assert (looked.returncode, looked.stderr) == (0, "")
-    asked = command("explain", "nothing", "--connect", address)
-    assert "no workers" not in asked.stderr
-
-
-def test_the_scheduler_is_that_of_dasks_setting_where_none_is_given(
-    no_workers: Cluster, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_setting", [False, True], ids=["--connect", "Dask's setting"])
+def test_one_may_look_at_a_cluster_without_workers(
+    is_setting: bool, no_workers: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", no_workers.address())
-    looked = command("top", "--for", "0.1")
+    address = no_workers.address()
+    if is_setting:
+        monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", address)
+    to = () if is_setting else ("--connect", address)
+    looked = command("top", *to, "--for", "0.1")
     assert (looked.returncode, looked.stderr) == (0, "")
-    asked = command("explain", "nothing")
+    asked = command("explain", "nothing", *to)
     assert_one_line(asked.returncode, asked.stderr, FAILURE, "explain needs the plugin")
 
 
-@pytest.mark.parametrize("asked", [("top",), ("explain", "nothing")], ids=["top", "explain"])
-def test_a_scheduler_that_is_configured_and_does_not_answer_is_told_as_such(asked: tuple[str, ...]) -> None:
+def test_a_scheduler_that_is_configured_and_does_not_answer_is_told_as_such() -> None:
     with dask.config.set({"scheduler-address": "tcp://127.0.0.1:1"}):
-        told = ferroflow(*asked, "--connect-timeout", "1")
+        told = ferroflow("top", "--connect-timeout", "1")
     message = (
         "at 'tcp://127.0.0.1:1', as Dask's setting scheduler-address says, within 1 s"
         ".*; --connect ADDRESS names another"

@@ -57,353 +57,210 @@ def bad_files(mlp_files: Path) -> Path:
     return mlp_files
 
 
-MLP = ("run", "--model", "mlp.onnx", "--policy", "sequential")
+MLP = "run --model mlp.onnx --policy sequential"
+#: Messages by command lines with wrong input.
+WRONG_USAGE = {
+    "run --dag wied": r"unknown DAG 'wied'; did you mean 'wide'\? Choose one of: .*wide",
+    "run": "give either --dag NAME or --model FILE",
+    f"{MLP} --dag wide": "give either --dag",
+    "run --dag wide --workers 0": "--workers must be from 1 to 1,024 .*, got 0$",
+    "run --dag wide --workers 1000000000000": (
+        r"--workers .* to 1,024 \(they share this host.*\), got 1,000,000,000,000$"
+    ),
+    "calibrate --threads 9999": "--threads must be from 1 to 4,096 .*, got 9,999$",
+    "bench run wide --workers 999 --threads 9": (
+        "--workers × --threads must be at most 4,096 .*, got 999 × 9$"
+    ),
+    "run --dag wide --cluster slurm --jobs 200000": (
+        r"--jobs must be from 0 to 100,000 \(.*MaxJobCount.*\), got 200,000$"
+    ),
+    "bench run wide --cluster slurm --gpu-jobs 200000": (
+        "--gpu-jobs must be from 0 to 100,000 .*, got 200,000$"
+    ),
+    "run --dag wide --threads -1": "--threads must be from 1 to 4,096 .*, got -1$",
+    "run --dag wide --width -3": "--width is -3; it must",
+    "run --dag wide --width x": "'x' is not a valid integer",
+    "run --dag wide --channels 3": "no argument '--channels'; it takes: --width, --depth",
+    "info --dag matmul-chain --matrix-size 0": "--matrix-size is 0; it must be a whole number",
+    f"{MLP} --matrix-size 3": "takes no sizes, but --matrix-size was",
+    "run wide": "'wide' belongs to no .* like --dag wide$",
+    "info m.onnx": "'m.onnx' belongs to no .* like --model m.onnx$",
+    f"{MLP} more": "'more' belongs to no option; --help",
+    "run --dag wide --policy greedy": "unknown policy 'greedy'; .*static",
+    "run --dag wide --device tpu": "'tpu' is not available",
+    "run --dag wide --scheduler work-stealing": "give --policy ring",
+    "run --dag wide --scheduler static": "give --policy static",
+    "run --dag wide --colour": "No such option.*--colour",
+    "--colour": "No such option.*--colour",
+    "run --dag wide --seed -1": "'--seed': -1 is not",
+    "run --dag wide --timeout nan": "nan is no number of seconds",
+    "explain k --connect tcp://127.0.0.1:1 --connect-timeout inf": "inf is no number of seconds",
+    "calibrate --connect tcp://127.0.0.1:1 --connect-timeout inf": "inf is no number of seconds",
+    "top --connect tcp://127.0.0.1:1 --for inf": "inf is no number of seconds",
+    "run --dag wide --cluster slurm --job-timeout inf": "inf is no number of seconds",
+    "run --dag wide --device emulated --no-processes": "with --device each worker is a process",
+    "run --dag wide --batch 4 --device emulated --gpu-matmul-threshold 4": (
+        "--gpu-matmul-threshold is for ops"
+    ),
+    "info --dag transformer --seq-len 1000000000000": (
+        "memory of .* GiB, got sizes that need .* GiB; give smaller --seq-len$"
+    ),
+    "run --dag imbalanced --n-heavy 0 --n-fast 0": "has no ops",
+    "top": "which scheduler.* or set DASK_SCHEDULER_ADDRESS; the option is --connect ADDRESS$",
+    "explain k": "which scheduler.* or set DASK_SCHEDULER_ADDRESS; the option is --connect ADDRESS$",
+    "walk": "unknown command 'walk'; choose one of: bench, .*, top",
+    "rn": r"unknown command 'rn'; did you mean 'run'\? Choose",
+    "slurm state": (
+        r"unknown command 'state'; did you mean 'status'\? Choose one of: cancel, status, template"
+    ),
+    "run program.py": r"program.py' is a Python program; add `ferroflow_dask.install\(client\)` to it",
+    "run --dag net.onnx": "'net.onnx' is a model; give --model net.onnx",
+    "run --dag wide --policy random --steal-threshold 3": "need the policy 'ring', got 'random'; add",
+    "run --dag wide --policy random --no-adaptive-threshold": "need the policy 'ring', got 'random'; add",
+    "run --dag wide --policy static --steal-threshold 2": "need the policy 'ring', got 'static'; add",
+    "run --dag wide --steal-threshold 2": "need the policy 'ring', got 'ferroflow'; add --policy ring$",
+    f"{MLP} --input z=x.npy": "no input 'z'; it takes x",
+    f"{MLP} --input narrow.npy": r"shape \[5, 7\]",
+    f"{MLP} --input double.npy": r"'x' has dtype float64.* save array.astype\('float32'\) in 'double.npy'$",
+    f"{MLP} --input nowhere.npy": "'nowhere.npy' cannot be read",
+    f"{MLP} --input text.npy": "'text.npy' is no .npy or",
+    f"{MLP} --input x=x.csv": (
+        "--policy must be of a cluster for a batch job, got 'sequential'; leave it out$"
+    ),
+    f"{MLP} --input pickled.npy": r"'pickled.npy' cannot be read .*; save texts as array.astype\(str\)",
+    f"{MLP} --input header.npy": "'header.npy' cannot be read",
+    f"{MLP} --input huge.npy": "'huge.npy' says that it is larger than",
+    f"{MLP} --input method.npz": "'method.npz' cannot be read",
+    "run --model texts.onnx --policy sequential": (
+        r"input 'a' \(string\[n\]\) cannot be drawn .* on the command line by --input a=FILE$"
+    ),
+    "run --model mlp.onnx --batch 1000000000000": (
+        "random inputs of 16,000,000,000,000 rows must fit into .* or a smaller --batch$"
+    ),
+    "run --dag wide --input x.npy": "has no inputs; leave --input 'x.npy'",
+    f"{MLP} --input cut.npz": "'cut.npz' cannot be read",
+    f"{MLP} --input damaged.npz": "'damaged.npz' cannot be",
+    f"{MLP} --input objects.npz": "'objects.npz' cannot be",
+    f"{MLP} --input x=whole.npz": "has its own names",
+    f"{MLP} --batch 0": "'--batch': 0 is not",
+    "run --dag wide --batch 4": "has no inputs",
+    "run --model mlp.onnx --batch 4 --input narrow.npy": r"shape \[5, 7\]",
+    f"{MLP} --batch 4 --policy sequential": "sequential has none",
+    "run --dag wide --connect-timeout 3": (
+        "--connect-timeout would do nothing without --connect; leave it out"
+    ),
+    "calibrate --connect-timeout 3": "--connect-timeout would do nothing without --connect; leave it out",
+    "run --dag wide --precision tf32": "--precision tf32 needs GPUs; give --device auto or",
+    "info --dag wide --dot no/g.svg": "--dot 'no/g.svg' cannot be",
+    "run --dag wide --report .": "--report '.*it is a folder",
+    f"{MLP} --output y.txt": "must end in .npz",
+    f"{MLP} --output no/y.npz": "'no/y.npz' cannot be written",
+    "run --dag wide --policy sequential --dashboard": "--policy sequential has none",
+    "run --dag wide --trace no/t.json": "--trace 'no/t.json' cannot be written",
+    # Devices
+    "run --dag wide --device cuda:x": "--device 'cuda:x' is not available",
+    "run --dag wide --device emulated --precision fp8": "unknown precision 'fp8'; choose one of: bf16",
+    "run --dag wide --gpu-matmul-threshold 9": "--gpu-matmul-threshold needs GPUs",
+    "run --dag wide --device emulated --policy sequential": "leave --device out",
+    # Clusters of jobs
+    "run --dag wide --jobs 2": "--jobs and --gpu-jobs need --cluster slurm",
+    "run --dag wide --tls": "--tls would do nothing without --cluster slurm; leave it out",
+    "run --dag wide --connect tcp://127.0.0.1:1 --tls": "--tls would do nothing without --cluster slurm",
+    "run --dag wide --config q.yaml --section cpu --gpu-section g --job-timeout 9": (
+        "--config and --section and --gpu-section and --job-timeout would do nothing .* leave them out"
+    ),
+    "run --dag wide --cluster slurm --workers 4 --no-processes": (
+        "--workers and --processes/--no-processes would start a local cluster; --cluster slurm names"
+    ),
+    "run --dag wide --job-script": "--job-script needs --cluster slurm",
+    "run --dag wide --cluster pbs": "unknown cluster 'pbs'; choose one of: local, slurm",
+    "run --dag wide --cluster slurm --jobs 0": "needs jobs; give --jobs N or --gpu-jobs N",
+    "run --dag wide --cluster slurm --connect tcp://x:1": "--connect and --cluster slurm are two clusters",
+    # Simulations and searches
+    "simulate": "give one of --dag NAME, --model FILE, --record FILE and --standard",
+    "simulate --standard --dag wide": "give one of --dag NAME",
+    "simulate --standard --width 3": "--standard takes no sizes, but --width",
+    "simulate --standard --html x.html": "leave out --html",
+    "simulate --dag wide --record x": "give one of --dag NAME",
+    "simulate --dag wide --topology narwal": "did you mean 'narval'",
+    "simulate --dag wide --workers 2,x": "must be numbers like 2,4,8",
+    "simulate --dag wide --workers 0": "workers must be a whole number",
+    "simulate --dag wide --policy dusk": "unknown policy of the exact",
+    "simulate --record none.json": "a record must be a file",
+    "simulate --record x --width 3": "--record takes no sizes",
+    "simulate --dag wide --html none/x.html": "there is no folder",
+    "search --dag wide --resume /none.json": "a strategy must be a JSON file",
+    "search --dag wide --processes 0": "0 is not in the range x>=1",
+    "search --dag wide --steps 0": "0 is not in the range x>=1",
+    "search --dag wide --seconds=": "'' is no duration",
+    "search --dag wide --seconds 10parsecs": "'10parsecs' is no duration; write it like 60, 60s or 5m",
+    "search --dag wide --seconds 0": "0.0 is not in the range x>0",
+    "search --dag wide --topology mars": "unknown topology 'mars'",
+    "search --dag wide -o /none/s.json": "there is no folder '/none'",
+    # Numbers that no command can use
+    "info --dag wide --workers 9999999": r"--workers must be from 1 to 100,000 \(as in a topology\)",
+    "search --dag wide --workers 9999999": r"--workers must be from 1 to 100,000 \(as in a topology\)",
+    "simulate --dag wide --workers-per-host 9999999": "--workers-per-host must be from 1 to 100,000",
+    "simulate --dag wide --workers 9999999": "workers must be a whole number from 1 to 100,000",
+    "bench simulator --workers 9999999": r"--workers must be from 1 to 1,024 \(they share this host",
+    "bench strategies --seq-len 9999999": r"--seq-len must be from 2 to 16,384 \(results are in memory\)",
+    "bench flexflow --devices 9999999": r"--devices must be from 1 to 100,000 \(as in a topology\)",
+    **{
+        f"{command} --repeat 9999999": "--repeat must be from"
+        for command in (
+            *("run --dag wide", "simulate --dag wide", "bench run wide", "bench overhead", "bench simulator"),
+        )
+    },
+    # Options that contradict each other
+    **{
+        f"{command} --connect tcp://127.0.0.1:1 {option}": (
+            f"{option.split()[0]}.* would start a local cluster; --connect names another one; leave it out"
+        )
+        for command in ("run --dag wide", "calibrate")
+        for option in ("--workers 4", "--threads 1", "--no-processes")
+    },
+    **{
+        f"{MLP} {option}": (
+            f"{option.split()[0]}.* would do nothing: --policy sequential runs in this process; leave it out"
+        )
+        for option in (
+            *("--connect tcp://127.0.0.1:1", "--cluster slurm", "--workers 4", "--threads 2"),
+            *("--no-processes", "--connect-timeout 3"),
+        )
+    },
+    **{
+        f"{MLP} --input {one} --input {two}": f"--input '{one}' and --input '{two}' both give input 'x'"
+        for one in ("x=x.npy", "whole.npz")
+        for two in ("x=x.npy", "x.npy", "whole.npz")
+    },
+}
+#: Messages by command lines that fail later.
+FAILURES = {
+    "run --model nowhere.onnx": "nowhere.onnx",
+    "run --model .": "is a folder|directory",
+    "info --model text.onnx": "text.onnx",
+    "run --model empty.onnx": "empty.onnx",
+    "run --model truncated.onnx": "truncated.onnx",
+    "run --model missing.onnx": "weights.bin",
+    "run --model outside.onnx": "secret.bin",
+    "run --model absolute.onnx": "/etc/hostname",
+    "run --model odd.onnx": "no kernel for op 'odd'",
+    "run --dag wide --connect nonsense://x": "'nonsense://x'",
+}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "message"),
+    ("line", "message", "status"),
     [
-        pytest.param(
-            ("run", "--dag", "wied"),
-            USAGE,
-            r"unknown DAG 'wied'; did you mean 'wide'\? Choose one of: .*wide",
-            id="unknown DAG",
-        ),
-        pytest.param(("run",), USAGE, "give either --dag NAME or --model FILE", id="neither DAG nor model"),
-        pytest.param((*MLP, "--dag", "wide"), USAGE, "give either --dag", id="both DAG and model"),
-        pytest.param(
-            ("run", *SMALL, "--workers", "0"),
-            USAGE,
-            "--workers must be from 1 to 1,024 .*, got 0$",
-            id="workers 0",
-        ),
-        *(
-            pytest.param(arguments, USAGE, message, id=f"too many: {' '.join(arguments)}")
-            for arguments, message in [
-                (
-                    ("run", *SMALL, "--workers", "1000000000000"),
-                    r"--workers must be from 1 to 1,024 \(they share this host.*\), got 1,000,000,000,000$",
-                ),
-                (("calibrate", "--threads", "9999"), "--threads must be from 1 to 4,096 .*, got 9,999$"),
-                (
-                    ("bench", "run", "wide", "--workers", "999", "--threads", "9"),
-                    "--workers × --threads must be at most 4,096 .*, got 999 × 9$",
-                ),
-                (
-                    ("run", *SMALL, "--cluster", "slurm", "--jobs", "200000"),
-                    r"--jobs must be from 0 to 100,000 \(.*MaxJobCount.*\), got 200,000$",
-                ),
-                (
-                    ("bench", "run", "wide", "--cluster", "slurm", "--gpu-jobs", "200000"),
-                    "--gpu-jobs must be from 0 to 100,000 .*, got 200,000$",
-                ),
-            ]
-        ),
-        pytest.param(
-            ("run", *SMALL, "--threads", "-1"),
-            USAGE,
-            "--threads must be from 1 to 4,096 .*, got -1$",
-            id="negative threads",
-        ),
-        pytest.param(
-            ("run", "--dag", "wide", "--width", "-3"), USAGE, "--width is -3; it must", id="negative width"
-        ),
-        pytest.param(
-            ("run", "--dag", "wide", "--width", "x"), USAGE, "'x' is not a valid integer", id="no number"
-        ),
-        pytest.param(
-            ("run", "--dag", "wide", "--channels", "3"),
-            USAGE,
-            "no argument '--channels'; it takes: --width, --depth",
-            id="foreign size",
-        ),
-        pytest.param(
-            ("info", "--dag", "matmul-chain", "--matrix-size", "0"),
-            USAGE,
-            "--matrix-size is 0; it must be a whole number",
-            id="a size that is called otherwise in Python",
-        ),
-        pytest.param(
-            (*MLP, "--matrix-size", "3"),
-            USAGE,
-            "takes no sizes, but --matrix-size was",
-            id="size for a model",
-        ),
-        pytest.param(
-            ("run", "wide"), USAGE, "'wide' belongs to no .* like --dag wide$", id="DAG without --dag"
-        ),
-        pytest.param(
-            ("info", "m.onnx"),
-            USAGE,
-            "'m.onnx' belongs to no .* like --model m.onnx$",
-            id="model without --model",
-        ),
-        pytest.param(
-            (*MLP, "more"), USAGE, "'more' belongs to no option; --help", id="one argument too many"
-        ),
-        pytest.param(
-            ("run", *SMALL, "--policy", "greedy"), USAGE, "unknown policy 'greedy'; .*static", id="policy"
-        ),
-        pytest.param(("run", *SMALL, "--device", "tpu"), USAGE, "'tpu' is not available", id="device"),
-        pytest.param(
-            ("run", *SMALL, "--scheduler", "work-stealing"), USAGE, "give --policy ring", id="scheduler"
-        ),
-        pytest.param(
-            ("run", *SMALL, "--scheduler", "static"), USAGE, "give --policy static", id="another scheduler"
-        ),
-        pytest.param(("run", *SMALL, "--colour"), USAGE, "No such option.*--colour", id="unknown flag"),
-        pytest.param(("--colour",), USAGE, "No such option.*--colour", id="unknown flag of the whole"),
-        pytest.param(("run", *SMALL, "--seed", "-1"), USAGE, "'--seed': -1 is not", id="negative seed"),
-        pytest.param(
-            ("run", *SMALL, "--timeout", "nan"),
-            USAGE,
-            "nan is no number of seconds",
-            id="timeout that is no number",
-        ),
-        *(
-            pytest.param((*arguments, "inf"), USAGE, "inf is no number of seconds", id=" ".join(arguments))
-            for arguments in (
-                ("explain", "k", "--connect", "tcp://127.0.0.1:1", "--connect-timeout"),
-                ("calibrate", "--connect", "tcp://127.0.0.1:1", "--connect-timeout"),
-                ("top", "--connect", "tcp://127.0.0.1:1", "--for"),
-                ("run", *SMALL, "--cluster", "slurm", "--job-timeout"),
-            )
-        ),
-        *(
-            pytest.param(
-                (*command, "--connect", "tcp://127.0.0.1:1", *given),
-                USAGE,
-                f"{given[0]}.* would start a local cluster; --connect names another one; leave it out",
-                id=f"{command[0]} with two clusters by {given[0]}",
-            )
-            for command in (("run", *SMALL), ("calibrate",))
-            for given in (("--workers", "4"), ("--threads", "1"), ("--no-processes",))
-        ),
-        pytest.param(
-            ("run", *SMALL, "--device", "emulated", "--no-processes"),
-            USAGE,
-            "with --device each worker is a process",
-            id="devices in one process",
-        ),
-        pytest.param(
-            ("run", *SMALL, "--batch", "4", "--device", "emulated", "--gpu-matmul-threshold", "4"),
-            USAGE,
-            "--gpu-matmul-threshold is for ops",
-            id="threshold for batches",
-        ),
-        pytest.param(
-            ("info", "--dag", "transformer", "--seq-len", "1000000000000"),
-            USAGE,
-            r"DAG 'transformer' must fit into this machine's memory of .* GiB, got sizes that need .* GiB; "
-            "give smaller --seq-len$",
-            id="size beyond memory",
-        ),
-        pytest.param(
-            ("run", "--dag", "imbalanced", "--n-heavy", "0", "--n-fast", "0"),
-            USAGE,
-            "has no ops",
-            id="no ops",
-        ),
-        *(
-            pytest.param(
-                command,
-                USAGE,
-                "which scheduler.* or set DASK_SCHEDULER_ADDRESS; the option is --connect ADDRESS$",
-                id=f"{command[0]} without a scheduler",
-            )
-            for command in (("top",), ("explain", "k"))
-        ),
-        pytest.param(
-            ("walk",), USAGE, "unknown command 'walk'; choose one of: bench, .*, top", id="unknown command"
-        ),
-        pytest.param(
-            ("rn",), USAGE, r"unknown command 'rn'; did you mean 'run'\? Choose", id="misspelt command"
-        ),
-        pytest.param(
-            ("slurm", "state"),
-            USAGE,
-            r"unknown command 'state'; did you mean 'status'\? Choose one of: cancel, status, template",
-            id="misspelt subcommand",
-        ),
-        pytest.param(
-            ("run", "program.py"),
-            USAGE,
-            r"program.py' is a Python program; add `ferroflow_dask.install\(client\)` to it",
-            id="a Python program in place of a graph",
-        ),
-        pytest.param(
-            ("run", "--dag", "net.onnx"),
-            USAGE,
-            "'net.onnx' is a model; give --model net.onnx",
-            id="model as DAG",
-        ),
-        pytest.param(
-            ("run", *SMALL, "--policy", "random", "--steal-threshold", "3"),
-            USAGE,
-            "need the policy 'ring', got 'random'; add --policy ring$",
-            id="threshold of a policy with a seed",
-        ),
-        pytest.param(
-            ("run", *SMALL, "--policy", "random", "--no-adaptive-threshold"),
-            USAGE,
-            "need the policy 'ring', got 'random'; add --policy ring$",
-            id="fixed threshold of a policy with a seed",
-        ),
-        pytest.param(
-            ("run", *SMALL, "--policy", "static", "--steal-threshold", "2"),
-            USAGE,
-            "need the policy 'ring', got 'static'; add --policy ring$",
-            id="threshold without stealing",
-        ),
-        pytest.param(
-            ("run", *SMALL, "--steal-threshold", "2"),
-            USAGE,
-            "need the policy 'ring', got 'ferroflow'; add --policy ring$",
-            id="threshold of our own policy",
-        ),
-        pytest.param(("run", "--model", "nowhere.onnx"), FAILURE, "nowhere.onnx", id="no such file"),
-        pytest.param(("run", "--model", "."), FAILURE, "is a folder|directory", id="a folder"),
-        pytest.param(("info", "--model", "text.onnx"), FAILURE, "text.onnx", id="a file that is no ONNX"),
-        pytest.param(("run", "--model", "empty.onnx"), FAILURE, "empty.onnx", id="an empty file"),
-        pytest.param(("run", "--model", "truncated.onnx"), FAILURE, "truncated.onnx", id="a truncated model"),
-        pytest.param(("run", "--model", "missing.onnx"), FAILURE, "weights.bin", id="external data missing"),
-        pytest.param(("run", "--model", "outside.onnx"), FAILURE, "secret.bin", id="external data outside"),
-        pytest.param(
-            ("run", "--model", "absolute.onnx"), FAILURE, "/etc/hostname", id="external data absolute"
-        ),
-        pytest.param(
-            ("run", "--model", "odd.onnx"), FAILURE, "no kernel for op 'odd'", id="an op no kernel has"
-        ),
-        pytest.param((*MLP, "--input", "z=x.npy"), USAGE, "no input 'z'; it takes x", id="wrong input name"),
-        pytest.param((*MLP, "--input", "narrow.npy"), USAGE, r"shape \[5, 7\]", id="wrong input shape"),
-        pytest.param(
-            (*MLP, "--input", "double.npy"),
-            USAGE,
-            r"'x' has dtype float64.* save array.astype\('float32'\) in 'double.npy'$",
-            id="wrong input dtype",
-        ),
-        pytest.param(
-            (*MLP, "--input", "nowhere.npy"), USAGE, "'nowhere.npy' cannot be read", id="no input file"
-        ),
-        pytest.param((*MLP, "--input", "text.npy"), USAGE, "'text.npy' is no .npy or", id="no array"),
-        pytest.param(
-            (*MLP, "--input", "x=x.csv"),
-            USAGE,
-            "--policy must be of a cluster for a batch job, got 'sequential'; leave it out$",
-            id="a table of text",
-        ),
-        pytest.param(
-            (*MLP, "--input", "pickled.npy"),
-            USAGE,
-            r"'pickled.npy' cannot be read .*; save texts as array.astype\(str\)",
-            id="pickled",
-        ),
-        pytest.param(
-            (*MLP, "--input", "header.npy"), USAGE, "'header.npy' cannot be read", id="a damaged header"
-        ),
-        pytest.param(
-            (*MLP, "--input", "huge.npy"), USAGE, "'huge.npy' says that it is larger than", id="a huge array"
-        ),
-        pytest.param(
-            (*MLP, "--input", "method.npz"), USAGE, "'method.npz' cannot be read", id="unknown compression"
-        ),
-        pytest.param(
-            ("run", "--model", "texts.onnx", "--policy", "sequential"),
-            USAGE,
-            r"input 'a' \(string\[n\]\) cannot be drawn .* on the command line by --input a=FILE$",
-            id="random texts",
-        ),
-        pytest.param(
-            ("run", "--model", "mlp.onnx", "--batch", "1000000000000"),
-            USAGE,
-            "random inputs of 16,000,000,000,000 rows must fit into .* or a smaller --batch$",
-            id="huge batches",
-        ),
-        pytest.param(
-            ("run", *SMALL, "--input", "x.npy"), USAGE, "has no inputs; leave --input 'x.npy'", id="no inputs"
-        ),
-        pytest.param((*MLP, "--input", "cut.npz"), USAGE, "'cut.npz' cannot be read", id="truncated archive"),
-        pytest.param(
-            (*MLP, "--input", "damaged.npz"), USAGE, "'damaged.npz' cannot be", id="damaged archive"
-        ),
-        pytest.param(
-            (*MLP, "--input", "objects.npz"), USAGE, "'objects.npz' cannot be", id="objects in archive"
-        ),
-        pytest.param(
-            (*MLP, "--input", "x=whole.npz"), USAGE, "has its own names", id="a name for an archive"
-        ),
-        *(
-            pytest.param(
-                (*MLP, "--input", first, "--input", second),
-                USAGE,
-                f"--input '{first}' and --input '{second}' both give input 'x'",
-                id=f"one input by {first} and {second}",
-            )
-            for first in ("x=x.npy", "whole.npz")
-            for second in ("x=x.npy", "x.npy", "whole.npz")
-        ),
-        pytest.param((*MLP, "--batch", "0"), USAGE, "'--batch': 0 is not", id="empty batches"),
-        pytest.param(("run", *SMALL, "--batch", "4"), USAGE, "has no inputs", id="batches of nothing"),
-        pytest.param(
-            ("run", "--model", "mlp.onnx", "--batch", "4", "--input", "narrow.npy"),
-            USAGE,
-            r"shape \[5, 7\]",
-            id="batches of wrong shape",
-        ),
-        pytest.param(
-            (*MLP, "--batch", "4", "--policy", "sequential"), USAGE, "sequential has none", id="no workers"
-        ),
-        *(
-            pytest.param(
-                (*MLP, *given),
-                USAGE,
-                f"{given[0]}.* would do nothing: --policy sequential runs in this process; leave it out",
-                id=f"a cluster for nobody by {given[0]}",
-            )
-            for given in (
-                ("--connect", "tcp://127.0.0.1:1"),
-                ("--cluster", "slurm"),
-                ("--workers", "4"),
-                ("--threads", "2"),
-                ("--no-processes",),
-                ("--connect-timeout", "3"),
-            )
-        ),
-        *(
-            pytest.param(
-                (*arguments, "--connect-timeout", "3"),
-                USAGE,
-                "--connect-timeout would do nothing without --connect; leave it out",
-                id=f"{arguments[0]} waits for no address",
-            )
-            for arguments in (("run", *SMALL), ("calibrate",))
-        ),
-        pytest.param(
-            ("run", *SMALL, "--precision", "tf32"),
-            USAGE,
-            "--precision tf32 needs GPUs; give --device auto or",
-            id="precision of CPUs",
-        ),
-        pytest.param(
-            ("info", *SMALL, "--dot", "no/g.svg"), USAGE, "--dot 'no/g.svg' cannot be", id="drawing's folder"
-        ),
-        pytest.param(
-            ("run", *SMALL, "--report", "."), USAGE, "--report '.*it is a folder", id="report folder"
-        ),
-        pytest.param((*MLP, "--output", "y.txt"), USAGE, "must end in .npz", id="output format"),
-        pytest.param(
-            (*MLP, "--output", "no/y.npz"), USAGE, "'no/y.npz' cannot be written", id="output folder"
-        ),
-        pytest.param(
-            ("run", *SMALL, "--connect", "nonsense://x"), FAILURE, "'nonsense://x'", id="odd address"
-        ),
+        *((line, message, USAGE) for line, message in WRONG_USAGE.items()),
+        *((line, message, FAILURE) for line, message in FAILURES.items()),
     ],
 )
 def test_wrong_input_is_told_in_one_line(
-    arguments: tuple[str, ...], status: int, message: str, bad_files: Path, monkeypatch: pytest.MonkeyPatch
+    line: str, message: str, status: int, bad_files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(bad_files)
-    result = ferroflow(*arguments)
+    result = ferroflow(*line.split())
     assert_one_line(result.exit_code, result.stderr, status, message)
     assert result.stdout == ""
 

@@ -6,11 +6,12 @@ import asyncio
 import importlib
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -18,10 +19,9 @@ import onnx
 import onnx.parser
 import psutil
 import pytest
-from command_line import INTERRUPTED, TERMINATED, answer, assert_one_line, ferroflow
-from real_slurm import queue
-from signal_matrix import CASES
-from slurm_clusters import no_jobs, sections
+from command_line import TERMINATED, answer, assert_one_line, ferroflow
+from signal_matrix import CASES, end_case
+from signal_matrix import SIGNALS as STATUS
 from waiting import soon
 
 from ferroflow_dask.cli.limits import Expired
@@ -32,33 +32,6 @@ from ferroflow_dask.deploy.interrupts import (
     signals_raised,
 )
 
-#: Runs a command and sends a signal at a moment: to its process group, as a terminal does, or to it alone.
-SCRIPT = """
-import multiprocessing, os, signal, sys, threading, time
-from distributed import Client
-from ferroflow_dask.cli import main
-
-def is_starting():
-    return len(multiprocessing.active_children()) == 2
-
-def is_computing():
-    clients = [client for client in list(Client._instances) if client.status == "running"]
-    return any(any(client.processing().values()) for client in clients)
-
-def send(is_time, to, number):
-    while not is_time():
-        time.sleep(0.001)
-    os.kill(os.getpid(), number) if to == "process" else os.killpg(0, number)
-
-signal.signal(signal.SIGINT, signal.default_int_handler)
-is_time, to, number = globals()[sys.argv.pop(1)], sys.argv.pop(1), int(sys.argv.pop(1))
-threading.Thread(target=send, args=[is_time, to, number], daemon=True).start()
-main()
-"""
-#: Far more than a test waits for.
-LONG = ("run", "--dag", "imbalanced", "--n-heavy", "400", "--heavy-ms", "500", "--policy", "dask")
-STATUS = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
-
 
 @pytest.fixture(autouse=True)
 def _sigint_is_not_ignored() -> Iterator[None]:
@@ -68,66 +41,31 @@ def _sigint_is_not_ignored() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def start(*command: str, folder: Path | None = None) -> subprocess.Popen[str]:
-    """Start a command in a session of its own."""
-    return subprocess.Popen(
-        [sys.executable, *command],
-        cwd=folder,
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+def ended(program: str) -> tuple[int, str]:
+    """Run a program; return its status and what it writes to stderr."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
     )
-
-
-def living(session: int) -> list[psutil.Process]:
-    """Return the processes of a session that have not ended."""
-    found = []
-    for process in psutil.process_iter(["status"]):
-        try:
-            is_of_it = os.getsid(process.pid) == session
-        except OSError:
-            continue
-        if is_of_it and process.info["status"] != psutil.STATUS_ZOMBIE:
-            found.append(process)
-    return found
+    return done.returncode, done.stderr
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize(("when", "to"), [("is_starting", "process"), ("is_computing", "group")])
-def test_a_local_run_ends_in_one_line(when: str, to: str, number: signal.Signals) -> None:
-    run = start("-c", SCRIPT, when, to, f"{number:d}", *LONG, "--workers", "2")
-    _, stderr = run.communicate(timeout=60)
-    assert_one_line(run.returncode, stderr, STATUS[number], "^ferroflow: interrupted$")
-    assert soon(lambda: not living(run.pid), 30)
+@pytest.mark.parametrize("number", STATUS)
+@pytest.mark.parametrize("moment", ["launching", "computing"])
+def test_a_local_run_ends_in_one_line(moment: str, number: signal.Signals, tmp_path: Path) -> None:
+    ended, faults = end_case(("run", moment, number, "pipe"), tmp_path)
+    assert (ended.text, faults) == ("ferroflow: interrupted\n", [])
 
 
 @pytest.mark.cluster
 @pytest.mark.usefixtures("slurm")
-@pytest.mark.parametrize(
-    ("when", "number"),
-    [("submitted", signal.SIGINT), ("is_computing", signal.SIGINT), ("is_computing", signal.SIGTERM)],
-)
+@pytest.mark.parametrize(("moment", "number"), [("pending", signal.SIGINT), ("computing", signal.SIGTERM)])
 def test_a_slurm_run_cancels_its_jobs_and_ends_in_one_line(
-    tmp_path: Path, when: str, number: signal.Signals
+    moment: str, number: signal.Signals, tmp_path: Path
 ) -> None:
-    sections(tmp_path, **{"scheduler-options": {"host": "127.0.0.1", "dashboard_address": ":0"}})
-    arguments = (*LONG, "--cluster", "slurm")
-    if when == "submitted":
-        run = start("-m", "ferroflow_dask", *arguments, folder=tmp_path)
-        assert run.stderr is not None
-        submitted = run.stderr.readline()
-        run.send_signal(number)
-        _, stderr = run.communicate(timeout=60)
-    else:
-        run = start("-c", SCRIPT, when, "group", f"{number:d}", *arguments, folder=tmp_path)
-        _, stderr = run.communicate(timeout=60)
-        submitted, _, stderr = stderr.partition("\n")
-    assert submitted.startswith("submitted ")
-    assert_one_line(run.returncode, stderr, STATUS[number], "^ferroflow: interrupted$")
-    assert no_jobs(), queue()
-    assert not living(run.pid)
+    ended, faults = end_case(("run on Slurm", moment, number, "pipe"), tmp_path)
+    assert faults == []
+    assert re.fullmatch(r"submitted .*\nferroflow: interrupted\n", ended.text), ended.text
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -238,24 +176,19 @@ def test_a_start_without_an_interrupt_or_in_another_thread_is_as_any() -> None:
     assert signal.getsignal(signal.SIGINT) is found[0]
 
 
-def slow(seen: list[str]) -> None:
-    with interrupts_deferred():
-        signal.raise_signal(signal.SIGTERM)
-        seen.append("goes on")
-
-
-def failing(seen: list[str]) -> None:
-    with interrupts_deferred():
-        signal.raise_signal(signal.SIGTERM)
-        seen.append("goes on")
-        raise RuntimeError("sbatch was terminated, too")
-
-
-@pytest.mark.parametrize("begin", [slow, failing])
-def test_termination_is_deferred_even_if_the_start_fails(begin: Callable[[list[str]], None]) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_termination_is_deferred_even_if_the_start_fails(fails: bool) -> None:
     seen: list[str] = []
+
+    def begin() -> None:
+        with interrupts_deferred():
+            signal.raise_signal(signal.SIGTERM)
+            seen.append("goes on")
+            if fails:
+                raise RuntimeError("sbatch was terminated, too")
+
     with signals_raised(), pytest.raises(Terminated):
-        begin(seen)
+        begin()
     assert seen == ["goes on"]
 
 
@@ -303,9 +236,7 @@ main()
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_before_and_after_a_command_ends_the_program_in_one_line(number: signal.Signals) -> None:
-    run = start("-c", WITHOUT_A_COMMAND.format(number))
-    _, stderr = run.communicate(timeout=60)
-    assert_one_line(run.returncode, stderr, STATUS[number], "^ferroflow: interrupted$")
+    assert ended(WITHOUT_A_COMMAND.format(number)) == (STATUS[number], "ferroflow: interrupted\n")
 
 
 @pytest.mark.parametrize(("status", "logged"), [(0, "late\n"), (TERMINATED, "")])
@@ -317,9 +248,7 @@ atexit.register(logging.getLogger("asyncio").error, "late")
 sys.modules["ferroflow_dask.cli"] = types.SimpleNamespace(main=lambda **_: sys.exit({status}))
 main()
 """
-    run = start("-c", program)
-    _, stderr = run.communicate(timeout=60)
-    assert (run.returncode, stderr) == (status, logged)
+    assert ended(program) == (status, logged)
 
 
 def test_a_signal_to_the_process_group_does_not_reach_the_commands_of_slurm() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import USAGE, answer, assert_one_line, ferroflow
+from command_line import answer
 from dask.distributed import Client
 from split_models import block
 
@@ -101,25 +101,6 @@ def test_what_auto_would_do_is_a_baseline() -> None:
 )
 def test_durations_have_units(text: str, unit: str, expected: float) -> None:
     assert Duration(unit).convert(text, None, None) == pytest.approx(expected)
-
-
-BAD = {
-    "no strategy": (("--resume", "/none.json"), "a strategy must be a JSON file"),
-    "no processes": (("--processes", "0"), "0 is not in the range x>=1"),
-    "no steps": (("--steps", "0"), "0 is not in the range x>=1"),
-    "nothing": (("--seconds", ""), "'' is no duration"),
-    "no unit": (("--seconds", "10parsecs"), "'10parsecs' is no duration; write it like 60, 60s or 5m"),
-    "no seconds": (("--seconds", "0"), "0.0 is not in the range x>0"),
-    "no topology": (("--topology", "mars"), "unknown topology 'mars'"),
-    "no folder": (("-o", "/none/s.json"), "there is no folder '/none'"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_options_are_one_line(name: str) -> None:
-    options, message = BAD[name]
-    result = ferroflow("search", *GRAPH, "--costs", "analytic", *options)
-    assert_one_line(result.exit_code, result.stderr, USAGE, message)
 
 
 @pytest.mark.cluster

@@ -87,28 +87,6 @@ def test_a_page_and_a_trace_are_written(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        pytest.param((), "give one of --dag NAME, --model FILE, --record FILE and --standard", id="nothing"),
-        pytest.param(("--standard", "--dag", "wide"), "give one of --dag NAME", id="standard and one"),
-        pytest.param(("--standard", "--width", "3"), "--standard takes no sizes, but --width", id="sizes"),
-        pytest.param(("--standard", "--html", "x.html"), "leave out --html", id="a page of many"),
-        pytest.param(("--dag", "wide", "--record", "x"), "give one of --dag NAME", id="two"),
-        pytest.param(("--dag", "wide", "--topology", "narwal"), "did you mean 'narval'", id="topology"),
-        pytest.param(("--dag", "wide", "--workers", "2,x"), "must be numbers like 2,4,8", id="workers"),
-        pytest.param(("--dag", "wide", "--workers", "0"), "workers must be a whole number", id="none"),
-        pytest.param(("--dag", "wide", "--policy", "dusk"), "unknown policy of the exact", id="policy"),
-        pytest.param(("--record", "none.json"), "a record must be a file", id="no file"),
-        pytest.param(("--record", "x", "--width", "3"), "--record takes no sizes", id="sizes"),
-        pytest.param(("--dag", "wide", "--html", "none/x.html"), "there is no folder", id="folder"),
-    ],
-)
-def test_wrong_input_gets_one_line(arguments: tuple[str, ...], message: str) -> None:
-    result = ferroflow("simulate", *arguments)
-    assert_one_line(result.exit_code, result.stderr, USAGE, message)
-
-
 def test_without_a_calibration_there_is_no_calibrated_topology(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from command_line import USAGE, assert_one_line, ferroflow
+from command_line import USAGE
 
 from ferroflow_dask import memory
 from ferroflow_dask.bench.workloads import WORKLOADS
@@ -71,44 +71,6 @@ def test_huge_sizes_of_a_workload_are_refused(workload: str) -> None:
         names = ", ".join(counts)
         with pytest.raises(UsageError, match=f"workload '{workload}' must fit .* give a smaller {names}$"):
             found.arguments(dict.fromkeys(counts, str(HUGE)))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("info", "--dag", "wide", "--workers"), "--workers must be from 1 to 100,000 (as in a topology)"),
-        (("search", "--dag", "wide", "--workers"), "--workers must be from 1 to 100,000 (as in a topology)"),
-        (
-            ("simulate", "--dag", "wide", "--workers-per-host"),
-            "--workers-per-host must be from 1 to 100,000 (as in a topology)",
-        ),
-        (("simulate", "--dag", "wide", "--workers"), "workers must be a whole number from 1 to 100,000"),
-        (("bench", "simulator", "--workers"), "--workers must be from 1 to 1,024 (they share this host"),
-        (("bench", "strategies", "--seq-len"), "--seq-len must be from 2 to 16,384 (results are in memory)"),
-        (("bench", "flexflow", "--devices"), "--devices must be from 1 to 100,000 (as in a topology)"),
-        *(
-            ((*command, "--repeat"), "--repeat must be from")
-            for command in (
-                ("run", "--dag", "wide"),
-                ("simulate", "--dag", "wide"),
-                ("bench", "run", "wide"),
-                ("bench", "overhead"),
-                ("bench", "simulator"),
-            )
-        ),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
-)
-def test_huge_numbers_are_refused_in_one_line(arguments: tuple[str, ...], message: str) -> None:
-    done = CliRunner().invoke(main, [*arguments, str(HUGE)])
-    assert done.exit_code == USAGE
-    assert message in done.output
-    assert done.output.count("\n") == 1
-
-
-def test_random_batches_larger_than_memory_are_refused(mlp_files: Path) -> None:
-    done = ferroflow("run", "--model", mlp_files / "mlp.onnx", "--batch", str(HUGE))
-    assert_one_line(done.exit_code, done.stderr, USAGE, "must fit into this machine's memory .* --batch$")
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,12 @@ from urllib.error import HTTPError
 
 import dask
 import pytest
-from distributed import Client, Event, LocalCluster
+from distributed import Client, LocalCluster
 from distributed.dashboard import components
 from distributed.dashboard import scheduler as dask_pages
 from distributed.dashboard.components import scheduler as dask_components
 from distributed.dashboard.core import BokehApplication
+from in_charge import run_stolen
 from rich.console import Console
 from waiting import until
 
@@ -73,24 +74,7 @@ def get(client: Client, page: str) -> tuple[int, str]:
 
 
 def busy(client: Client, n: int = 12) -> None:
-    """Run some tasks that are stolen."""
-
-    def load(is_all_known: Event) -> int:
-        is_all_known.wait()
-        return 1
-
-    def work(_: int, i: int) -> int:
-        time.sleep(0.2 if i % 3 == 0 else 0.02)
-        return i
-
-    # Or the root could end before the others come: then they would be a graph of their own.
-    is_all_known = Event(client=client)
-    first = [next(iter(client.nthreads()))]
-    root = client.submit(load, is_all_known, pure=False, workers=first)
-    futures = client.map(work, [root] * n, range(n), pure=False, workers=first, allow_other_workers=True)
-    until(lambda: all(future.key in client.cluster.scheduler.tasks for future in futures))
-    is_all_known.set()
-    assert client.gather(futures) == list(range(n))
+    run_stolen(client, n)
 
 
 # Where it is

@@ -16,7 +16,8 @@ import dask
 import pytest
 import waiting
 from browser import chromium, close_all, n_documents, opened, sources, texts
-from distributed import Client, Event, LocalCluster
+from distributed import Client, LocalCluster
+from in_charge import run_stolen
 from waiting import until
 
 import ferroflow_dask
@@ -86,23 +87,7 @@ def page(client: Client, name: str = "ferroflow") -> str:
 
 
 def skewed(client: Client, n: int = 40) -> None:
-    """Run tasks that are stolen: all are where their input is."""
-
-    def load(is_all_known: Event) -> int:
-        is_all_known.wait()
-        return 1
-
-    def work(_: int, i: int) -> int:
-        time.sleep(0.2 if i % 4 == 0 else 0.01)
-        return i
-
-    # Or the root could end before the others come: then they would be a graph of their own.
-    is_all_known = Event(client=client)
-    root = client.submit(load, is_all_known, pure=False, workers=[next(iter(client.nthreads()))])
-    futures = client.map(work, [root] * n, range(n), pure=False)
-    until(lambda: all(future.key in client.cluster.scheduler.tasks for future in futures))
-    is_all_known.set()
-    client.gather(futures)
+    run_stolen(client, n)
 
 
 def steals(client: Client) -> int:

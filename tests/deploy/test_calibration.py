@@ -138,40 +138,28 @@ ON_TWO_NODES = cluster_of(*NODES)
 HERE = cluster_of("tcp://127.0.0.1:4", "tcp://127.0.0.1:5")
 
 
-@pytest.mark.parametrize(
-    ("other", "is_like_it"),
-    [
-        (cluster_of("tcp://10.0.0.7:8", "tcp://10.0.0.7:9"), True),
-        (cluster_of("tcp://10.0.0.1:4"), False),
-        (cluster_of("tls://10.0.0.1:4", "tls://10.0.0.2:5"), False),
-        (cluster_of(*NODES, nthreads=2), False),
-        (cluster_of(*NODES, memory_limit=0), False),
-        (HERE, False),
-    ],
-    ids=["other nodes", "fewer workers", "encrypted", "more threads", "no limit of memory", "local"],
-)
+#: Two clusters, or one seen from two machines, and whether one is like the other.
+PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, bool]] = {
+    "other nodes": (ON_TWO_NODES, cluster_of("tcp://10.0.0.7:8", "tcp://10.0.0.7:9"), True),
+    "fewer workers": (ON_TWO_NODES, cluster_of("tcp://10.0.0.1:4"), False),
+    "encrypted": (ON_TWO_NODES, cluster_of("tls://10.0.0.1:4", "tls://10.0.0.2:5"), False),
+    "more threads": (ON_TWO_NODES, cluster_of(*NODES, nthreads=2), False),
+    "no limit of memory": (ON_TWO_NODES, cluster_of(*NODES, memory_limit=0), False),
+    "nodes and local": (ON_TWO_NODES, HERE, False),
+    "nodes": (ON_TWO_NODES, None, True),
+    "local": (HERE, None, False),
+    "in one process": (cluster_of("inproc://10.0.0.1/7/1"), None, False),
+    "local by name": (cluster_of("tcp://localhost:4"), None, False),
+    "nodes by name": (cluster_of("tcp://node-7:4"), None, True),
+}
+
+
+@pytest.mark.parametrize(("one", "other", "is_like_it"), PAIRS.values(), ids=PAIRS)
 def test_a_cluster_is_like_another(
-    monkeypatch: pytest.MonkeyPatch, other: dict[str, Any], is_like_it: bool
+    monkeypatch: pytest.MonkeyPatch, one: dict[str, Any], other: dict[str, Any] | None, is_like_it: bool
 ) -> None:
-    assert (identity(monkeypatch, other) == identity(monkeypatch, ON_TWO_NODES)) == is_like_it
-
-
-@pytest.mark.parametrize(
-    ("cluster", "is_the_machines_own"),
-    [
-        (ON_TWO_NODES, False),
-        (HERE, True),
-        (cluster_of("inproc://10.0.0.1/7/1"), True),
-        (cluster_of("tcp://localhost:4"), True),
-        (cluster_of("tcp://node-7:4"), False),
-    ],
-    ids=["nodes", "local", "in one process", "local by name", "nodes by name"],
-)
-def test_a_local_cluster_is_of_its_machine(
-    monkeypatch: pytest.MonkeyPatch, cluster: dict[str, Any], is_the_machines_own: bool
-) -> None:
-    on_login, on_node = (identity(monkeypatch, cluster, node=node) for node in ("login", "node"))
-    assert (on_login != on_node) == is_the_machines_own
+    node = "login" if other else "another"
+    assert (identity(monkeypatch, one) == identity(monkeypatch, other or one, node)) == is_like_it
 
 
 def test_another_distributed_is_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
