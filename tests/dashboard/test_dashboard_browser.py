@@ -177,8 +177,9 @@ def panels(driver: Any) -> list[str]:
 
 
 def click(driver: Any, selector: str) -> None:
-    """Click the first such element, which may be drawn anew at any time."""
-    driver.execute_script(f"{FOUND} found(arguments[0])[0].click()", selector)
+    """Click the first such element once it is drawn; it may be drawn anew at any time."""
+    script = f"{FOUND} const [one] = found(arguments[0]); one?.click(); return Boolean(one)"
+    assert soon(lambda: driver.execute_script(script, selector)), selector
 
 
 def test_the_legend_of_steals_has_the_numbers_of_the_cells(new_client: Client) -> None:

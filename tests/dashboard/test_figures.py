@@ -170,6 +170,7 @@ def test_a_report_leaves_out_what_is_empty(tmp_path: Path) -> None:
         names = {"Run", "Timeline", "Steals", "Progress by level", "Failed tasks", "Preparation"}
         return {name for name in names if f"&lt;b&gt;{name}&lt;/b&gt;" in text}
 
+    assert titles(recorded([])) == {"Run"}
     found = recorded(["a", "b"])
     assert titles(found) == {"Run", "Timeline"}
     progress = GraphProgress(lambda _: 1.0)

@@ -95,6 +95,15 @@ def test_chains_side_by_side_are_a_batch_at_each_step_and_are_never_copied(devic
     assert len(found) == 4
 
 
+def test_batches_do_not_take_more_than_their_part_of_the_memory() -> None:
+    m = 32
+    device = EmulatedDevice(memory_nbytes=60 * 4 * m * m)  # an eighth of it: two products
+    runner = DeviceRunner(device)
+    graph = products(6, 3, m=m)
+    assert_right(run(runner, graph), graph)
+    assert runner.usage().mean_batch == 2
+
+
 def test_a_task_ends_before_its_work_does() -> None:
     device = slow_device(launch_s=0.02)
     runner = DeviceRunner(device)
@@ -287,6 +296,15 @@ def test_an_operator_that_nobody_has_is_named(device: EmulatedDevice) -> None:
     builder.output(y=builder.op("Nonsense", a, domain="elsewhere"))
     with pytest.raises(KernelNotFoundError, match="Nonsense"):
         run(DeviceRunner(device), builder.to_graph())
+
+
+def test_what_fails_late_names_the_op(device: EmulatedDevice) -> None:
+    graph = products(1, 3)
+    runner = DeviceRunner(device)
+    device.pending_error = RuntimeError("an illegal memory access was encountered")
+    name = graph.live_ops[0].name
+    with pytest.raises(KernelError, match=rf"op '{name}' \(MatMul\) failed on emulated: an illegal memory"):
+        next(iter(run(runner, graph).values())).to_host()
 
 
 def test_an_op_that_fails_at_once_is_named(device: EmulatedDevice) -> None:
