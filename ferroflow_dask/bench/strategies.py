@@ -14,7 +14,6 @@ from distributed import Client, wait
 
 from ferroflow_dask.bench.markdown import table
 from ferroflow_dask.bench.strategy_account import Account, measured, predicted
-from ferroflow_dask.bench.strategy_models import MODELS
 from ferroflow_dask.clients import ask_workers, workers_of
 from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.cost import CostModel
@@ -88,27 +87,24 @@ class Measured:
 
 
 def measure(
-    names: Sequence[str],
+    models: Mapping[str, Callable[[], Graph]],
     repeat: int,
     seconds: float,
     progress: Callable[[str], object] = lambda _: None,
-    models: Mapping[str, Callable[[], Graph]] = MODELS,
 ) -> Iterator[Measured]:
     """Yield each model, computed in several ways that take turns on two processes of one thread.
 
     Parameters
     ----------
-    names : sequence of str
-        Of `models`.
+    models : mapping of str to callable
     repeat : int
         Runs of each way; one more is not counted.
     seconds : float
         Budget of a search [s].
     progress : callable, optional
         Called with a line on the progress.
-    models : mapping of str to callable, optional
     """
-    for one in searched(names, seconds, progress, models):
+    for one in searched(models, seconds, progress):
         problem, best = one.problem, one.best
         row = Measured(one.name, best.makespan_s, best.nbytes_moved)
         row.predicted = dict.fromkeys(("found", "found (sleeping)"), predicted(problem, best))
@@ -134,10 +130,7 @@ class Searched(NamedTuple):
 
 
 def searched(
-    names: Sequence[str],
-    seconds: float,
-    progress: Callable[[str], object],
-    models: Mapping[str, Callable[[], Graph]],
+    models: Mapping[str, Callable[[], Graph]], seconds: float, progress: Callable[[str], object]
 ) -> Iterator[Searched]:
     """Yield each model with a found strategy, while the processes are there; see `measure`."""
     with local_client(2) as client:
@@ -146,9 +139,9 @@ def searched(
         found = calibration_of(client)
         machine = Machine.of_topology(measured_topology(client, found))
         cost = WorkerCost(client)
-        for name in names:
+        for name, make in models.items():
             progress(f"{name}: searching")
-            graph = models[name]()
+            graph = make()
             cost.fit(graph)
             problem = Problem(graph, machine, cost)
             best = search(problem, steps=ENDLESS, spent=time_spent(seconds, time.monotonic)).best

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
-
 import numpy as np
 
 from ferroflow_dask.graph import Builder, Graph
@@ -69,11 +66,3 @@ def cnn(size: int = 1024) -> Graph:
     pooled = b.op("Flatten", b.op("GlobalAveragePool", x))
     b.output(y=b.op("Gemm", pooled, b.constant(rng.standard_normal((n, 100), dtype=np.float32))))
     return b.to_graph()
-
-
-#: By name.
-MODELS: Mapping[str, Callable[[], Graph]] = {
-    "block": partial(transformer, 1),
-    "stack": partial(transformer, 8),
-    "cnn": cnn,
-}

@@ -68,12 +68,10 @@ class Ordered:
 
 
 def order(
-    names: Sequence[str],
-    *,
+    models: Mapping[str, Callable[[], Graph]],
     n: int,
     repeat: int,
     seconds: float,
-    models: Mapping[str, Callable[[], Graph]],
     progress: Callable[[str], object] = lambda _: None,
 ) -> Iterator[Ordered]:
     """Yield for each model some strategies that take turns on two processes, with parts that sleep.
@@ -81,7 +79,7 @@ def order(
     `n` is how many strategies of each model, from the fastest to slow ones. The other parameters are those of
     `measure`.
     """
-    for one in searched(names, seconds, progress, models):
+    for one in searched(models, seconds, progress):
         chosen = spread_out(one.problem, one.best, n)
         row = Ordered(one.name, [found.makespan_s for found in chosen], [[] for _ in chosen])
         inputs = random_inputs(one.graph)

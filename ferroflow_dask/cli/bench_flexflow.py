@@ -13,26 +13,13 @@ from ferroflow_dask.bench.flexflow_models import NETWORKS
 from ferroflow_dask.bench.plots import check_picture, write_picture
 from ferroflow_dask.cli.cluster_options import Count, Duration, simulated_workers
 from ferroflow_dask.cli.files import check_folder
+from ferroflow_dask.cli.simulations import choices_option
 from ferroflow_dask.search.training import SYNCHRONIZATIONS
 
 
 @click.command()
-@click.option(
-    "--network",
-    "networks",
-    multiple=True,
-    type=click.Choice(list(NETWORKS)),
-    default=list(NETWORKS),
-    help="All if left out. Repeatable.",
-)
-@click.option(
-    "--topology",
-    "topologies",
-    multiple=True,
-    type=click.Choice(CLUSTERS),
-    default=CLUSTERS,
-    help="Preset; both if left out. Repeatable.",
-)
+@choices_option("--network", "networks", NETWORKS, "Network")
+@choices_option("--topology", "topologies", CLUSTERS, "Preset", "both if left out")
 @click.option(
     "--devices",
     multiple=True,
@@ -70,8 +57,8 @@ from ferroflow_dask.search.training import SYNCHRONIZATIONS
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each comparison.")
 def flexflow(
     *,
-    networks: tuple[str, ...],
-    topologies: tuple[str, ...],
+    networks: list[str],
+    topologies: list[str],
     devices: tuple[int, ...],
     seconds: float,
     synchronization: str,
@@ -89,7 +76,7 @@ def flexflow(
         check_picture(plot)
     setting = Setting(synchronization, samples, microbatches)
     rows = []
-    chosen = (list(dict.fromkeys(networks)), list(dict.fromkeys(topologies)), list(dict.fromkeys(devices)))
+    chosen = (networks, topologies, list(dict.fromkeys(devices)))
     progress = partial(click.echo, err=True)
     for row in compare(*chosen, seconds, setting=setting, progress=progress):
         rows.append(row)

@@ -33,14 +33,14 @@ _MEMORY = "all of them are in the memory of this process"
     help="Workers in virtual time.",
 )
 @click.option("--repeat", type=repeat_type(), default=3, show_default=True, help="Repetitions.")
-def overhead(graphs: tuple[str, ...], tasks: int, workers: int, repeat: int) -> None:
+def overhead(graphs: list[str], tasks: int, workers: int, repeat: int) -> None:
     """Measure the scheduler's CPU time per task, in virtual time.
 
     Dask, Dask without stealing and the plugin take turns. Messages are not serialized.
     """
     quiet_schedulers()
     told = lambda graph, version: click.echo(f"{graph} · {version}", err=True)  # noqa: E731 -- one use
-    measured = measure(list(dict.fromkeys(graphs)), tasks, workers, repeat, told)
+    measured = measure(graphs, tasks, workers, repeat, told)
     click.echo(overhead_table(list(measured)))
 
 
@@ -69,7 +69,7 @@ def overhead(graphs: tuple[str, ...], tasks: int, workers: int, repeat: int) -> 
     show_default=True,
     help="Largest number of workers that is tried.",
 )
-def feeding(graphs: tuple[str, ...], durations: tuple[float, ...], fewest: int, most: int) -> None:
+def feeding(graphs: list[str], durations: tuple[float, ...], fewest: int, most: int) -> None:
     """Find the largest number of workers that the scheduler keeps busy for 90 % of the time.
 
     Runs in virtual time, in which the scheduler is charged for its CPU time. Other programs on this machine
@@ -77,4 +77,4 @@ def feeding(graphs: tuple[str, ...], durations: tuple[float, ...], fewest: int, 
     """
     quiet_schedulers()
     seconds = [ms / _MS_PER_S for ms in dict.fromkeys(durations)]
-    click.echo(feeding_table(seconds, list(dict.fromkeys(graphs)), fewest, max(fewest, most)))
+    click.echo(feeding_table(seconds, graphs, fewest, max(fewest, most)))

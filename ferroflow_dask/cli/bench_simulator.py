@@ -35,7 +35,7 @@ from ferroflow_dask.cli.simulations import graphs_option, quiet_schedulers, work
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each comparison.")
 def simulator(
     *,
-    graphs: tuple[str, ...],
+    graphs: list[str],
     workers: str,
     processes: bool,
     repeat: int,

@@ -13,23 +13,22 @@ from typing import Any
 import click
 
 from ferroflow_dask.bench.strategies import Measured, accounts_table, measure, strategies_table
-from ferroflow_dask.bench.strategy_models import MODELS, cnn, transformer
+from ferroflow_dask.bench.strategy_models import cnn, transformer
 from ferroflow_dask.bench.strategy_order import Ordered, order, order_table
 from ferroflow_dask.cli.cluster_options import Count, Duration, repeat_type
+from ferroflow_dask.cli.simulations import choices_option
 from ferroflow_dask.exceptions import UsageError
 
 #: The largest result has the square of this [numbers].
 _MOST_LENGTH, _MEMORY = 2**14, "results are in memory"
 
 
+_MODELS = ("block", "stack", "cnn")
+
+
 @click.command()
-@click.option(
-    "--model",
-    "models",
-    multiple=True,
-    type=click.Choice(list(MODELS)),
-    default=list(MODELS),
-    help="A transformer block, a stack of eight, or a CNN; all if left out. Repeatable.",
+@choices_option(
+    "--model", "models", ("block", "stack", "cnn"), "A transformer block, a stack of eight, or a CNN"
 )
 @click.option("--repeat", type=repeat_type(2), default=5, show_default=True, help="Runs of each way.")
 @click.option(
@@ -51,7 +50,7 @@ _MOST_LENGTH, _MEMORY = 2**14, "results are in memory"
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each model.")
 def strategies(
     *,
-    models: tuple[str, ...],
+    models: list[str],
     repeat: int,
     n_ordered: int | None,
     seconds: float,
@@ -74,12 +73,13 @@ def strategies(
         "stack": partial(transformer, 8, seq_len, d_model),
         "cnn": partial(cnn, image),
     }
+    chosen = {name: made[name] for name in models}
     progress = partial(click.echo, err=True)
-    names = list(dict.fromkeys(models))
+    found: Iterable[Measured | Ordered]
     if n_ordered is None:
-        found: Iterable[Measured | Ordered] = measure(names, repeat, seconds, progress, made)
+        found = measure(chosen, repeat, seconds, progress)
     else:
-        found = order(names, n=n_ordered, repeat=repeat, seconds=seconds, models=made, progress=progress)
+        found = order(chosen, n_ordered, repeat, seconds, progress)
     rows: list[Any] = []
     for row in found:
         rows.append(row)

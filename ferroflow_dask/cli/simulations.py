@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 import click
@@ -24,24 +25,24 @@ topology_option = cluster_option(
 )
 
 
-def graphs_option(names: Iterable[str], purpose: str) -> Callable[[F], F]:
-    """Return the option `--graph` of a benchmark: some of its graphs, all by default.
-
-    Parameters
-    ----------
-    names : iterable of str
-    purpose : str
-        Beginning of the help text.
-    """
+def choices_option(
+    flag: str, parameter: str, names: Iterable[str], purpose: str, end: str = "all if left out"
+) -> Callable[[F], F]:
+    """Return an option that chooses some of all names, all by default; each is given once."""
     known = list(names)
     return click.option(
-        "--graph",
-        "graphs",
+        flag,
+        parameter,
         multiple=True,
         type=click.Choice(known),
         default=known,
-        help=f"{purpose}; all if left out. Repeatable.",
+        callback=lambda _context, _option, chosen: list(dict.fromkeys(chosen)),
+        help=f"{purpose}; {end}. Repeatable.",
     )
+
+
+#: The option `--graph` of a benchmark: some of its graphs.
+graphs_option = partial(choices_option, "--graph", "graphs")
 
 
 def topology_named(name: str) -> Topology:

@@ -10,7 +10,7 @@ from command_line import USAGE, answer, assert_one_line, ferroflow
 
 from ferroflow_dask.bench.strategies import Measured, accounts_table, measure, sleeping, strategies_table
 from ferroflow_dask.bench.strategy_account import Account, Span, account_of, measured, predicted
-from ferroflow_dask.bench.strategy_models import MODELS, cnn, transformer
+from ferroflow_dask.bench.strategy_models import cnn, transformer
 from ferroflow_dask.bench.strategy_order import Ordered, order, order_table
 from ferroflow_dask.cost import AnalyticCost
 from ferroflow_dask.graph import random_inputs
@@ -23,7 +23,6 @@ from ferroflow_dask.topology import load_topology
 
 
 def test_models_are_those_of_onnx_and_can_be_split() -> None:
-    assert set(MODELS) == {"block", "stack", "cnn"}
     for graph in (transformer(2, 8, 32, 4), cnn(32)):
         assert evaluate(graph, random_inputs(graph)).keys() == {"y"}
         assert not any(isinstance(space, str) for space in spaces_of(graph).values())
@@ -61,7 +60,7 @@ def test_the_table_compares_with_the_faster_other_way() -> None:
 
 @pytest.mark.cluster
 def test_a_small_model_is_measured_in_each_way() -> None:
-    (row,) = measure(["cnn"], 2, 0.2, models={"cnn": lambda: cnn(16)})
+    (row,) = measure({"cnn": lambda: cnn(16)}, 2, 0.2)
     assert {way: len(found) for way, found in row.seconds.items()} == dict.fromkeys(
         ("whole", "auto", "found", "whole (sleeping)", "found (sleeping)"), 2
     )
@@ -88,7 +87,7 @@ def test_pairs_differ_if_no_run_of_one_is_as_fast_as_one_of_the_other() -> None:
 
 @pytest.mark.cluster
 def test_strategies_are_run_in_the_order_of_their_predictions() -> None:
-    (row,) = order(["cnn"], n=3, repeat=2, seconds=0.2, models={"cnn": lambda: cnn(16)})
+    (row,) = order({"cnn": lambda: cnn(16)}, n=3, repeat=2, seconds=0.2)
     assert row.predicted_s == sorted(row.predicted_s)
     assert [len(one) for one in row.seconds] == [2, 2, 2]
     assert row.predicted_s[-1] > row.predicted_s[0]
