@@ -204,9 +204,12 @@ def test_a_scheduler_that_is_configured_and_does_not_answer_is_told_as_such() ->
     assert_one_line(told.exit_code, told.stderr, FAILURE, message)
 
 
-def test_a_worker_that_is_configured_for_a_scheduler_is_told_as_such(cluster: Cluster) -> None:
+def test_a_workers_address_is_not_taken_for_a_schedulers(cluster: Cluster) -> None:
     with Client(cluster.address(), set_as_default=False) as client:
         (worker,) = client.nthreads()
+    done = command("run", *SMALL, "--connect", worker)
+    message = "there is a Worker; give the address of its scheduler"
+    assert_one_line(done.returncode, done.stderr, FAILURE, message)
     with dask.config.set({"scheduler-address": worker}):
         told = ferroflow("top")
     message = (
@@ -220,15 +223,6 @@ def test_run_starts_a_cluster_of_its_own_whatever_is_configured(monkeypatch: pyt
     done = command("run", *SMALL, "--workers", "1", "--granularity", "ops", "--json")
     record = json.loads(done.stdout)
     assert (record["workers"], record["processes"], record["executed_ops"]) == (1, True, 8)
-
-
-def test_a_workers_address_is_not_taken_for_a_schedulers(cluster: Cluster) -> None:
-    with Client(cluster.address(), set_as_default=False) as client:
-        (worker,) = client.nthreads()
-    done = command("run", *SMALL, "--connect", worker)
-    assert_one_line(
-        done.returncode, done.stderr, FAILURE, "there is a Worker; give the address of its scheduler"
-    )
 
 
 # What is no scheduler

@@ -37,20 +37,13 @@ def test_a_bar_shows_amount_and_rate(capsys: pytest.CaptureFixture[str], unit: s
     assert f" {unit}/s" in shown[0]
 
 
-@pytest.mark.usefixtures("terminal")
-def test_what_ends_soon_has_no_bar(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("is_terminal", "delay_s"), [(True, 60), (False, 0)])
+def test_there_is_no_bar_of_what_ends_soon_and_where_output_is_no_terminal(
+    is_terminal: bool, delay_s: float, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ferroflow_dask.cli.progress._DELAY_S", 60)
-    with late_bar("sheep", "sheep") as update:
-        update(1, 2)
-    assert capsys.readouterr().err == ""
-
-
-def test_there_is_no_bar_where_output_is_no_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ferroflow_dask.cli.progress._DELAY_S", 0)
+    if is_terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("ferroflow_dask.cli.progress._DELAY_S", delay_s)
     with late_bar("sheep", "sheep") as update:
         threading.Event().wait(0.1)
         update(1, 2)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from recordings import EMPTY
 from skewed_batches import KINDS, LOG_NORMAL, Task, other_times, predicted_batches
 
 from ferroflow_dask.dashboard.progress import GraphProgress
-from ferroflow_dask.dashboard.recording import Recording, WorkerLoad
+from ferroflow_dask.dashboard.recording import WorkerLoad
 from ferroflow_dask.dashboard.terminal import view
 
 
@@ -169,19 +170,8 @@ def test_what_is_not_followed_is_not_told_to_be_done(monkeypatch: pytest.MonkeyP
     assert progress.in_words(1).startswith("2 of 2 tasks took 3.00 s; predicted about 2.0 s (")
     assert progress.in_words(1).endswith(f" s){beyond}")
     assert not progress.is_all_done
-    shown = Recording(
-        [],
-        2,
-        [],
-        [WorkerLoad("a", "a", "cpu", 1, 0, 0, 0.0, True)],
-        Counter(),
-        progress,
-        1,
-        {},
-        frozenset(),
-        None,
-    )
-    table = view(shown).renderables[-1]
+    load = WorkerLoad("a", "a", "cpu", 1, 0, 0, 0.0, True)
+    table = view(replace(EMPTY, n_ran=2, loads=[load], progress=progress)).renderables[-1]
     assert [str(cell) for cell in table.columns[1].cells] == ["idle"]  # type: ignore[union-attr]
 
 

@@ -317,6 +317,14 @@ def test_walltime_that_makes_no_sense(walltime: object) -> None:
         ({"walltime": "00:01:00"}, ["DURATION=27s", "STAGGER=3s"]),
         ({"walltime": "7-00:00:00"}, ["DURATION=603900s", "STAGGER=600s"]),
         ({"walltime": "00:00:30"}, []),
+        *(
+            ({"walltime": "01:00:00", "worker-extra-args": words}, [])
+            for words in (["--lifetime", "5m"], ["--lifetime=5m"], ["--lifetime 5m"])
+        ),
+        (
+            {"walltime": "01:00:00", "worker-extra-args": ["--lifetime-stagger", "5m"]},
+            ["DURATION=3120s", "STAGGER=180s"],
+        ),
     ],
 )
 def test_workers_leave_before_the_walltime_ends(

@@ -9,13 +9,11 @@ from typing import Any
 
 import dask
 import pytest
-from command_line import SMALL, USAGE, answer, assert_one_line, ferroflow
+from command_line import SMALL, answer
 from slurm_clusters import sections
 
 from ferroflow_dask.cli.slurm import SlurmOptions
 from ferroflow_dask.deploy import job_scripts
-
-TEMPLATE = Path(__file__).parents[2] / "jobqueue.yaml"
 
 
 @pytest.mark.cluster
@@ -53,22 +51,6 @@ def test_job_script_shows_what_is_submitted(
         words = shlex.split(told.strip().splitlines()[-1].replace("<", "").replace(">", ""))
         keys = [words[at + 1] for at, word in enumerate(words) if word == "--tls-key"]
         assert [Path(key).parent for key in keys] == [folder]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--dag", "wide", "--policy", "bogus"), "unknown policy 'bogus'"),
-        (("--dag", "wide", "--output", "nofile.txt"), "'nofile.txt' must end in .npz"),
-        (("--dag", "wide", "--batch", "4"), "has no inputs"),
-        (("--dag", "wide", "--report", "no/r.html"), "--report 'no/r.html' cannot be"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
-)
-def test_job_script_refuses_what_a_run_would(arguments: tuple[str, ...], message: str) -> None:
-    told = ferroflow("run", *arguments, "--cluster", "slurm", "--config", str(TEMPLATE), "--job-script")
-    assert_one_line(told.exit_code, told.stderr, USAGE, message)
-    assert told.stdout == ""
 
 
 @pytest.mark.parametrize(

@@ -211,25 +211,6 @@ def test_workers_of_gpus_share_the_memory_of_their_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "is_told"),
-    [
-        (["--lifetime", "55m"], False),
-        (["--lifetime=55m"], False),
-        (["--lifetime 55m"], False),
-        (["--lifetime-stagger", "5m"], True),
-        ([], True),
-    ],
-    ids=str,
-)
-def test_a_lifetime_of_ones_own(words: list[str], is_told: bool) -> None:
-    said = {**SMALL, "walltime": "01:00:00", "worker-extra-args": words}
-    prologue = job_arguments(said, {}, "a section").get("job_script_prologue", [])
-    assert [line.partition("=")[0].rpartition("__")[2] for line in prologue] == (
-        ["DURATION", "STAGGER"] if is_told else []
-    )
-
-
-@pytest.mark.parametrize(
     ("folder", "expected"),
     [
         ("/scratch/my dir", "/scratch/my dir"),

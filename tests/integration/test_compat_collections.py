@@ -181,16 +181,6 @@ def test_after_a_shuffle_each_kind_is_in_one_partition(client: Client) -> None:
     assert sum(map(len, homes)) == len(set().union(*homes)) == 20
 
 
-def test_group_apply(client: Client) -> None:
-    def smallest(group: Any) -> Any:
-        return group.sort_values("value").head(2)
-
-    kinds = dd.from_pandas(frame(), npartitions=6).groupby("kind")[["row", "value"]]
-    found = kinds.apply(smallest, meta={"row": int, "value": float}).compute()
-    expected = [row for _, group in frame().groupby("kind") for row in group.sort_values("value").row[:2]]
-    assert sorted(found.row) == sorted(expected)
-
-
 # Dask reads and writes Parquet by calls that pandas 3.1 deprecates.
 @pytest.mark.filterwarnings("ignore:The inplace keyword in DataFrame.(set|reset)_index:DeprecationWarning")
 def test_parquet_round_trip(tmp_path: Path, client: Client) -> None:
