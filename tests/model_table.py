@@ -32,9 +32,10 @@ import onnxruntime
 from agreement import assert_same
 from model_rows import Row, save, summary, table
 from models import light_models, randomize
+from random_models import granularities
 from sklearn_models import sklearn_models
 
-from ferroflow_dask import ClusterProfile, Model, load_onnx
+from ferroflow_dask import load_onnx
 from ferroflow_dask.exceptions import BindError
 
 #: Of symbolic dimensions, tried in this order; models of audio and text take few.
@@ -123,31 +124,6 @@ def measure(session: Callable[[], Any], calls: dict[str, Callable[[], Any]], row
     row.seconds.update({way: statistics.median(times) for way, times in found.items()})
 
 
-def granularities(model: Model, values: dict[str, Any]) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
-    """Yield how a model is computed."""
-    profile = ClusterProfile((1, 1))
-    yield "default", lambda: model.bind(values).compute(scheduler="sync")
-    yield "whole", lambda: model.bind(values, granularity="whole").compute(scheduler="sync")
-    yield (
-        "bundles",
-        lambda: model.bind(values, granularity="bundles", profile=profile).compute(scheduler="sync"),
-    )
-    yield "ops", lambda: model.bind(values, granularity="ops").compute(scheduler="sync")
-    yield "map_batches", lambda: in_batches(model, values)
-
-
-def in_batches(model: Model, values: dict[str, Any]) -> dict[str, Any]:
-    """Compute all rows as one batch."""
-    import dask
-    from dask.array import from_array
-
-    n = max((value.shape[0] for value in values.values() if value.ndim), default=0)
-    rows = {k: from_array(v, chunks=-1) if v.ndim and len(v) == n else v for k, v in values.items()}
-    found = model.map_batches(rows, check_rows=False)
-    found = found if isinstance(found, dict) else {model.outputs[0]: found}
-    return dict(zip(found, dask.compute(*found.values(), scheduler="sync"), strict=True))
-
-
 def row_of(path: str, name: str, group: str, values: dict[str, Any] | None, is_quick: bool) -> Row:
     """Return a model's row."""
     if not loads(path, options()):
@@ -159,7 +135,7 @@ def row_of(path: str, name: str, group: str, values: dict[str, Any] | None, is_q
     names = [entry.name for entry in session.get_outputs()]
     expected = dict(zip(names, session.run(None, values), strict=True))
     model, row, calls = load_onnx(path), Row(name, group, 0), {}
-    for granularity, compute in granularities(model, values):
+    for granularity, compute in granularities(model, values, model.outputs):
         try:
             found = compute()
             if not is_same(found, expected):

@@ -9,20 +9,20 @@ import logging
 import random
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import dask
 import numpy as np
 import onnx
-import onnxruntime
 from dask.array import from_array
 from onnx import TensorProto, helper
 from onnx.helper import make_node as node
+from operator_models import by_onnxruntime
 
-from ferroflow_dask import ClusterProfile
-from ferroflow_dask.graph import Graph, graph_from_onnx
-from ferroflow_dask.lowering import bind_graph, map_batches
+from ferroflow_dask import ClusterProfile, Model
+from ferroflow_dask.graph import graph_from_onnx
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 TYPES = {"f": FLOAT, "i": INT64, "b": BOOL, "d": TensorProto.DOUBLE, "w": TensorProto.INT32}
@@ -262,23 +262,33 @@ def random_model(seed: int) -> tuple[onnx.ModelProto, dict[str, Any]]:
     return model, values
 
 
-def in_batches(graph: Graph, values: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    """Compute outputs in one batch: inputs that have axes are rows, along their first axis."""
-    rows = {k: from_array(value, chunks=-1) if value.ndim else value for k, value in values.items()}
-    found = map_batches(graph, rows, outputs=names, check_rows=False)
-    found = found if isinstance(found, dict) else {names[0]: found}
+def granularities(
+    model: Model, values: dict[str, Any], outputs: Sequence[str]
+) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+    """Yield how a model is computed, at last all rows as one batch."""
+    profile = ClusterProfile((1, 1))
+    yield "default", lambda: model.bind(values).compute(scheduler="sync")
+    for way in ("whole", "bundles", "ops"):
+        bound = partial(model.bind, values, granularity=way, profile=profile)
+        yield way, lambda bound=bound: bound().compute(scheduler="sync")
+    if outputs:
+        yield "map_batches", lambda: in_batches(model, values, outputs)
+
+
+def in_batches(model: Model, values: dict[str, Any], outputs: Sequence[str]) -> dict[str, Any]:
+    """Compute all rows as one batch."""
+    n = max((value.shape[0] for value in values.values() if value.ndim), default=0)
+    rows = {k: from_array(v, chunks=-1) if v.ndim and len(v) == n else v for k, v in values.items()}
+    found = model.map_batches(rows, outputs=outputs, check_rows=False)
+    found = found if isinstance(found, dict) else {outputs[0]: found}
     return dict(zip(found, dask.compute(*found.values(), scheduler="sync"), strict=True))
 
 
 def disagreement(seed: int) -> str | None:
     """Return how a result differs from onnxruntime; "" if none does, None if that does not run."""
     model, values = random_model(seed)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    try:
-        session = onnxruntime.InferenceSession(model.SerializeToString(), options)
-        results = session.run(None, values)
-    except Exception:  # noqa: BLE001 -- its errors have no base of their own
+    results = by_onnxruntime(model, values)
+    if results is None:
         return None
     try:
         graph = graph_from_onnx(model)
@@ -287,17 +297,7 @@ def disagreement(seed: int) -> str | None:
     expected = dict(zip(graph.outputs, results, strict=True))
     # Batches have outputs with as many rows as their inputs.
     of_rows = [name for name, value in expected.items() if value.ndim and len(value) == _SIZE]
-    profile = ClusterProfile((1, 1))
-    ways: dict[str, Callable[[], dict[str, Any]]] = {
-        "whole": lambda: bind_graph(graph, values, granularity="whole").compute(scheduler="sync"),
-        "bundles": lambda: bind_graph(graph, values, granularity="bundles", profile=profile).compute(
-            scheduler="sync"
-        ),
-        "ops": lambda: bind_graph(graph, values, granularity="ops").compute(scheduler="sync"),
-    }
-    if of_rows:
-        ways["map_batches"] = lambda: in_batches(graph, values, of_rows)
-    for way, compute in ways.items():
+    for way, compute in granularities(Model(graph), values, of_rows):
         try:
             found = compute()
         except Exception as error:  # noqa: BLE001
