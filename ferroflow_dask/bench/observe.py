@@ -182,52 +182,20 @@ class ExecutionCounter(FetchCounter):
             self.executed -= 1
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """What the plugins saw between `start` and `read`.
-
-    Parameters
-    ----------
-    tasks : int
-        That Dask was given.
-    executed : int
-        Starts of tasks on the workers.
-    t1_s, t_inf_s : float
-        Measured durations of all tasks, and of the longest chain [s].
-    steals : mapping
-        Numbers asked, confirmed and refused.
-    bytes_moved : int
-        Fetched by workers from each other, without P2P shuffles [B].
-    scheduler_cpu_s : float
-        CPU time of the scheduler's thread [s].
-    peak_worker_memory : int
-        Largest resident set of any worker process [B].
-    """
-
-    tasks: int
-    executed: int
-    t1_s: float
-    t_inf_s: float
-    steals: Mapping[str, int]
-    bytes_moved: int
-    scheduler_cpu_s: float
-    peak_worker_memory: int
-
-
-#: Of a run that did not come so far.
-NOTHING_SEEN = Observation(0, 0, 0.0, 0.0, {"asked": 0, "confirmed": 0, "refused": 0}, 0, 0.0, 0)
+#: What the plugins saw, as fields of a row, and the measured `t1_s` and `t_inf_s` [s]: the durations of all
+#: tasks, and of the longest chain.
+Seen = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
     """One run: how long it took, what was seen, and "ok" or why it does not count.
 
-    `executed` counts ops where the workload counts them, else tasks.
+    What was `executed` counts ops where the workload counts them, else tasks.
     """
 
     makespan_s: float
-    observation: Observation
-    executed: int
+    seen: Seen
     status: str
 
 
@@ -244,30 +212,29 @@ class Observer:
         ask_workers(self._client, _reset_worker)
         self._client.run_on_scheduler(_reset_scheduler)
 
-    def read(self) -> Observation:
+    def read(self) -> Seen:
         """Return what was seen since `start`."""
-        seen = self._client.run_on_scheduler(_read_scheduler)
+        seen: Seen = self._client.run_on_scheduler(_read_scheduler)
         answers = ask_workers(self._client, _read_worker).values()  # none, if the last worker has died
-        return Observation(
-            **seen,
-            executed=sum(executed for executed, _, _ in answers),
-            bytes_moved=sum(fetched for _, fetched, _ in answers),
-            peak_worker_memory=max((peak for _, _, peak in answers), default=0),
-        )
+        return seen | {
+            "executed": sum(executed for executed, _, _ in answers),
+            "bytes_moved": sum(fetched for _, fetched, _ in answers),
+            "peak_worker_memory": max((peak for _, _, peak in answers), default=0),
+        }
 
 
 def _reset_scheduler(dask_scheduler: Scheduler) -> None:
     dask_scheduler.plugins[_NAME].reset()  # type: ignore[attr-defined]
 
 
-def _read_scheduler(dask_scheduler: Scheduler) -> dict[str, Any]:
+def _read_scheduler(dask_scheduler: Scheduler) -> Seen:
     observer: Any = dask_scheduler.plugins[_NAME]
     return {
         "scheduler_cpu_s": time.thread_time() - observer.cpu_s,
         "tasks": len(observer.dependencies),
         "t1_s": sum(observer.seconds.values()),
         "t_inf_s": longest_chain(observer.dependencies, observer.seconds),
-        "steals": dict(observer.steals),
+        **{f"steals_{name}": n for name, n in observer.steals.items()},
     }
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from distributed import wait
 
 from ferroflow_dask.bench.baselines import forget, is_in_charge, put_in_charge
-from ferroflow_dask.bench.observe import NOTHING_SEEN, Measurement, Observation, Observer
+from ferroflow_dask.bench.observe import Measurement, Observer, Seen
 from ferroflow_dask.bench.schema import OK, Shape
 from ferroflow_dask.bench.workloads.base import Instance
 from ferroflow_dask.deploy.local import local_client
@@ -144,7 +144,7 @@ class Session:
         Whatever fails, on the clock or beside it, is the status of this run and ends no other.
         """
         outcome = _Outcome()
-        makespan_s, seen, executed = 0.0, NOTHING_SEEN, 0
+        makespan_s, seen = 0.0, Seen(executed=0)
         with outcome:
             self._settle()
             put_in_charge(self.client, policy, self._seed)
@@ -158,15 +158,15 @@ class Session:
                 results = self._compute(instance)
             makespan_s = time.perf_counter() - start
             seen = self._observer.read()
-            executed = seen.executed
             if outcome.status == OK:
-                ops = None if instance.count_executed is None else instance.count_executed(self.client)
-                executed = executed if ops is None else ops
-                outcome.status = self._verdict(instance, policy, results, seen, ops)
+                n_run = seen["executed"]
+                if instance.count_executed is not None:
+                    seen["executed"] = instance.count_executed(self.client)
+                outcome.status = self._verdict(instance, policy, results, n_run, seen)
         with outcome:
             if instance.restore is not None:
                 instance.restore(self)
-        return Measurement(makespan_s, seen, executed, outcome.status)
+        return Measurement(makespan_s, seen, outcome.status)
 
     def _compute(self, instance: Instance) -> Sequence[Any]:
         futures = instance.submit(self.client)
@@ -182,14 +182,15 @@ class Session:
         return results
 
     def _verdict(
-        self, instance: Instance, policy: str, results: Sequence[Any], seen: Observation, ops: int | None
+        self, instance: Instance, policy: str, results: Sequence[Any], n_run: int, seen: Seen
     ) -> str:
+        """Return the status of a run that has results, given how many tasks ran."""
         if not is_in_charge(self.client, policy):
             return f"policy {policy!r} gave up during the run"
-        if seen.executed != seen.tasks:
-            return f"executed {seen.executed} tasks of {seen.tasks}"
-        if ops is not None and ops != instance.n_ops:
-            return f"executed {ops} ops of {instance.n_ops}"
+        if n_run != seen["tasks"]:
+            return f"executed {n_run} tasks of {seen['tasks']}"
+        if instance.count_executed is not None and seen["executed"] != instance.n_ops:
+            return f"executed {seen['executed']} ops of {instance.n_ops}"
         try:
             instance.check(results)
         except ResultError as error:

@@ -169,10 +169,11 @@ def _row(
     *,
     invocation: str,
 ) -> BenchRecord:
-    seen = measurement.observation
+    seen = dict(measurement.seen)
     shape = plan.shape
-    t1_s = seen.t1_s if instance.t1_s is None else instance.t1_s
-    t_inf_s = seen.t_inf_s if instance.t_inf_s is None else instance.t_inf_s
+    busy_s, longest_s = seen.pop("t1_s", 0.0), seen.pop("t_inf_s", 0.0)
+    t1_s = busy_s if instance.t1_s is None else instance.t1_s
+    t_inf_s = longest_s if instance.t_inf_s is None else instance.t_inf_s
     bound_s = max(t1_s / shape.n_threads, t_inf_s) if instance.bound_s is None else instance.bound_s
     is_ok = measurement.status == OK
     predicted = instance.predicted() if is_ok and instance.predicted is not None else None
@@ -188,15 +189,8 @@ def _row(
         predicted_tasks=None if predicted is None else predicted.n_tasks,
         predicted_bytes=None if predicted is None else predicted.nbytes_moved,
         ops=instance.n_ops,
-        tasks=seen.tasks,
-        executed=measurement.executed,
-        steals_asked=seen.steals["asked"],
-        steals_confirmed=seen.steals["confirmed"],
-        steals_refused=seen.steals["refused"],
-        bytes_moved=seen.bytes_moved,
-        idle_fraction=max(0.0, 1 - seen.t1_s / available_s) if available_s else 0.0,
-        scheduler_cpu_s=seen.scheduler_cpu_s,
-        peak_worker_memory=seen.peak_worker_memory,
+        idle_fraction=max(0.0, 1 - busy_s / available_s) if available_s else 0.0,
         status=measurement.status,
+        **seen,
         **stamp(),
     )
