@@ -113,7 +113,7 @@ def test_best_cut_is_predicted_no_slower_and_moves_little_more_than_single_tasks
     assert sorted(i for pieces in cut for i in pieces) == list(range(n))
     assert fits(cut)
     plain = predict(work, [[i] for i in range(n)], cluster)
-    # Half of the scheduler's time for each task counts once more. Within 5 % of a lower bound any cut will do.
+    # Half of the scheduler's time for each task counts once more. Within 5 % of a bound any cut will do.
     bound_s = max(sum(work.costs_s) / n_workers, *work.costs_s) + cluster.task_s + cluster.submit_s
     most_s = max(plain.makespan_s + cluster.task_s * n / 2, 1.05 * bound_s)
     assert prediction.makespan_s <= most_s + 1e-9
