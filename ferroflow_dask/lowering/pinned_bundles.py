@@ -21,6 +21,7 @@ _BANDWIDTH = 1.25e9
 #: Bundles that are merged with each other: later ones start after them anyway.
 _WINDOW = 96
 
+#: Bundles of a graph stay those of the first costs: workers keep a session for each bundle.
 _known: WeakKeyDictionary[Graph, list[tuple[Op, ...]]] = WeakKeyDictionary()
 
 
@@ -56,7 +57,7 @@ def bundles_of(graph: Graph, costs: Mapping[int, float]) -> list[tuple[Op, ...]]
     graph : Graph
         Of ops with workers.
     costs : mapping of int to float
-        Expected durations by op id [s]; others count as 0.
+        Expected durations by op id [s]; others count as 0. Those of the first call for a graph count.
     """
     if graph not in _known:
         ops, edges = graph.live_ops, graph.live_edges
