@@ -21,13 +21,16 @@ from random_shuffles import assert_same, cluster, compare, graph_of, n_barriers
 from ferroflow_dask import FerroflowPlugin, explain
 from ferroflow_dask.bundling import shuffle_tasks, shuffles
 from ferroflow_dask.bundling.shuffles import Shuffle, has_p2p, unfused, with_plain_tasks
-from ferroflow_dask.scheduler.graphs import arrival
+from ferroflow_dask.scheduler.graphs import arrival, samples
 
 N_PROGRAMS = 32
 
 
 @pytest.fixture(autouse=True)
-def p2p() -> Iterator[None]:
+def p2p(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Shuffle by P2P, and wait for the measured parts of a shuffle however busy the machine is."""
+    monkeypatch.setattr(samples, "_FIRST_S", 100.0)
+    monkeypatch.setattr(samples, "_LEAST_S", 100.0)
     with dask.config.set({"dataframe.shuffle.method": "p2p", "array.rechunk.method": "p2p"}):
         yield
 
