@@ -39,7 +39,6 @@ _REASONS = {
     "Concat": "operands of several ranks are taken",
     "Gemm": "operands that are no matrices are taken",
     "Squeeze": "an empty list of axes means all",
-    "NonZero": "a scalar is taken for a list of one",
     "Unique": "NaN is taken for a number",
     "Resize": "align_corners aligns the rounded, not the exact size",
 }
@@ -134,8 +133,6 @@ def check_operands(op: Op, feeds: Mapping[str, np.ndarray[Any, np.dtype[Any]]]) 
             deviates = dtypes[0] != np.float64
         case "Pow":
             deviates = all(dtype.kind in "iu" for dtype in dtypes)
-        case "NonZero":
-            deviates = given[0] is not None and not given[0].ndim
         case "Unique":
             deviates = given[0] is not None and dtypes[0].kind == "f" and bool(np.isnan(given[0]).any())
         case "Resize":
@@ -168,7 +165,7 @@ def _is_exact(sizes: Sequence[Any], scales: Any) -> bool:
 
 def reads_ranks(op: Op) -> bool:
     """Return whether `deviations` must know the ranks of an op's operands."""
-    return not op.domain and op.op_type in ("Concat", "NonZero")
+    return not op.domain and op.op_type == "Concat"
 
 
 def rank_of_results(op: Op) -> str:
@@ -245,8 +242,6 @@ def _deviates(node: onnx.NodeProto, types: Types) -> bool:
             return dtype != np.float64
         case "Pow":
             return all((types.dtype(name) or np.dtype(np.float32)).kind in "iu" for name in operands)
-        case "NonZero":
-            return ranks == {0}
         case "Unique":
             return dtype.kind == "f"
         case "Resize":
