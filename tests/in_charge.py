@@ -10,7 +10,7 @@ from typing import Any
 
 import dask
 import pytest
-from distributed import Client, Event, Scheduler, SpecCluster, Worker
+from distributed import Client, Event, LocalCluster, Scheduler, SpecCluster, Worker
 from waiting import pause, until
 
 from ferroflow_dask import install, uninstall
@@ -58,6 +58,18 @@ def run_stolen(client: Client, n: int) -> None:
     until(lambda: all(future.key in client.cluster.scheduler.tasks for future in futures))
     is_all_known.set()
     assert client.gather(futures) == list(range(n))
+
+
+@contextmanager
+def served(n_workers: int, *, set_as_default: bool = False, **options: Any) -> Iterator[Client]:
+    """Start workers with one thread, in this process by default; the scheduler has pages."""
+    usual: dict[str, Any] = {"threads_per_worker": 1, "processes": False, "silence_logs": logging.ERROR}
+    usual["dashboard_address"] = "127.0.0.1:0"
+    with (
+        LocalCluster(n_workers=n_workers, **{**usual, **options}) as cluster,
+        Client(cluster, set_as_default=set_as_default) as client,
+    ):
+        yield client
 
 
 @contextmanager

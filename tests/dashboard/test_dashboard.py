@@ -16,12 +16,12 @@ from urllib.error import HTTPError
 
 import dask
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client
 from distributed.dashboard import components
 from distributed.dashboard import scheduler as dask_pages
 from distributed.dashboard.components import scheduler as dask_components
 from distributed.dashboard.core import BokehApplication
-from in_charge import run_stolen
+from in_charge import run_stolen, served
 from rich.console import Console
 from waiting import until
 
@@ -52,14 +52,7 @@ def client() -> Iterator[Client]:
     """A client of three workers in this process whose scheduler has a dashboard."""
     with (
         dask.config.set({"distributed.scheduler.validate": True}),
-        LocalCluster(
-            n_workers=3,
-            threads_per_worker=1,
-            processes=False,
-            dashboard_address="127.0.0.1:0",
-            silence_logs=logging.ERROR,
-        ) as cluster,
-        Client(cluster) as found,
+        served(3, set_as_default=True) as found,
     ):
         yield found
 
@@ -141,15 +134,10 @@ def test_stock_pages_answer_and_have_our_steals(client: Client) -> None:
 
 def test_without_a_dashboard_nothing_is_missed(caplog: pytest.LogCaptureFixture) -> None:
     with (
-        LocalCluster(
-            n_workers=1,
-            processes=False,
-            dashboard_address=":0",
-            scheduler_kwargs={"dashboard": False},
-            silence_logs=logging.ERROR,
-        ) as cluster,
+        served(1, scheduler_kwargs={"dashboard": False}) as client,
         caplog.at_level(logging.WARNING, "ferroflow_dask"),
     ):
+        cluster = client.cluster
         ferroflow_dask.install(cluster)
         assert isinstance(cluster.scheduler.extensions["stealing"], FerroflowStealing)
         ferroflow_dask.uninstall(cluster)

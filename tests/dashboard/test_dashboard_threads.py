@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import time
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 from bokeh.core.json_encoder import serialize_json
 from bokeh.core.property.validation import validate
 from bokeh.document import Document
-from distributed import Client, LocalCluster
+from in_charge import served
 from tornado.ioloop import PeriodicCallback
 from waiting import pause
 
@@ -48,12 +47,7 @@ def without_checks() -> None:
 
 
 def test_a_report_has_its_colours_while_pages_are_brought_up_to_date(tmp_path: Path) -> None:
-    with (
-        LocalCluster(
-            n_workers=2, processes=False, dashboard_address="127.0.0.1:0", silence_logs=logging.ERROR
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    with served(2, set_as_default=True) as client:
         ferroflow_dask.install(client)
         page = PeriodicCallback(without_checks, 1)
         client.sync(_called, page.start)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
 import os
 import re
 import subprocess
@@ -16,7 +15,8 @@ from pathlib import Path
 import pytest
 import waiting
 from command_line import FAILURE, assert_one_line, ferroflow
-from distributed import Client, LocalCluster
+from distributed import Client
+from in_charge import served
 from rich.console import Console
 from terminal import terminal
 
@@ -34,18 +34,7 @@ soon = partial(waiting.soon, within_s=60.0)
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
-    with (
-        LocalCluster(
-            n_workers=3,
-            threads_per_worker=1,
-            processes=False,
-            protocol="tcp://",
-            host="127.0.0.1",
-            dashboard_address=":0",
-            silence_logs=logging.ERROR,
-        ) as cluster,
-        Client(cluster, set_as_default=False) as found,
-    ):
+    with served(3, protocol="tcp://", host="127.0.0.1") as found:
         ferroflow_dask.install(found)
         yield found
 

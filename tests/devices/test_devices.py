@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from device_runs import PROVIDERS, ignore, run
-from slow_devices import slow_device
+from device_runs import PROVIDERS, ignore, run, slow_device
 
 from ferroflow_dask.devices import DeviceRunner, Resident
 from ferroflow_dask.devices.emulated import EmulatedDevice, UnplannedAccessError

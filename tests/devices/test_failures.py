@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from slow_devices import slow_device
+from device_runs import slow_device
 from zict import Buffer
 
 from ferroflow_dask.devices import DeviceRunner, Resident

@@ -17,7 +17,7 @@ import pytest
 from bench_rows import fields
 from browser import chromium, close_all, opened
 from command_line import answer, ferroflow
-from distributed import Client, LocalCluster
+from in_charge import served
 from models import model_of
 from onnx import TensorProto, helper
 from recordings import EMPTY
@@ -135,16 +135,8 @@ def test_reports_show_names_as_text(hostile: Path) -> None:
 
 @pytest.mark.cluster
 def test_metrics_and_explanations_are_clean() -> None:
-    with (
-        LocalCluster(
-            n_workers=2,
-            threads_per_worker=1,
-            processes=False,
-            dashboard_address="127.0.0.1:0",
-            silence_logs=50,
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
+    with served(2) as client:
+        cluster = client.cluster
         ferroflow_dask.install(client)
         futures = client.map(np.sqrt, range(4), key=[f"{HOSTILE}-{i}" for i in range(4)])
         client.gather(futures)
