@@ -202,6 +202,10 @@ def test_a_scheduler_that_is_configured_and_does_not_answer_is_told_as_such() ->
         ".*; --connect ADDRESS names another"
     )
     assert_one_line(told.exit_code, told.stderr, FAILURE, message)
+    named = ferroflow("top", "--connect", "tcp://127.0.0.1:1", "--connect-timeout", "1")
+    assert_one_line(
+        named.exit_code, named.stderr, FAILURE, "no scheduler answers at 'tcp://127.0.0.1:1' within"
+    )
 
 
 def test_a_workers_address_is_not_taken_for_a_schedulers(cluster: Cluster) -> None:
