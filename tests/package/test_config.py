@@ -97,7 +97,7 @@ def test_a_value_that_makes_no_sense_is_told(key: str, value: object, told: str)
         *((config.get_bool, "low-latency-messages", value, True) for value in (True, 1, "on", "Yes")),
         *((config.get_bool, "low-latency-messages", value, False) for value in (False, 0, "off")),
     ],
-    ids=repr,
+    ids=lambda value: getattr(value, "__name__", repr(value)),
 )
 def test_values_are_read_with_or_without_unit(
     read: Callable[[str], object], key: str, value: object, expected: object
