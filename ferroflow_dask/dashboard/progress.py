@@ -122,9 +122,15 @@ class GraphProgress:
         self._worked_s = 0.0  # of tasks that have ended since that
         self._n_threads = 1
 
-    def add(self, states: Iterable[TaskState], n_threads: int, now_s: float) -> None:
-        """Follow tasks that were submitted."""
-        if self.n_done == self.n_tasks:
+    def has_any(self, keys: Iterable[Key]) -> bool:
+        """Return whether some tasks are followed."""
+        return any(key in self._tasks for key in keys)
+
+    def add(
+        self, states: Iterable[TaskState], n_threads: int, now_s: float, *, goes_on: bool = False
+    ) -> None:
+        """Follow tasks that were submitted; `goes_on` if they belong to those before, even if these ended."""
+        if self.n_done == self.n_tasks and not goes_on:
             self._tasks.clear()
             self._reset()
         # Tasks whose results are there already are not counted: they do not run.

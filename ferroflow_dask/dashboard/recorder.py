@@ -82,10 +82,12 @@ class Recorder(SchedulerPlugin):
 
     def update_graph(self, scheduler: Scheduler, *, tasks: list[Key], **kwargs: Any) -> None:
         """Follow a graph that was submitted."""
+        # A sample of a graph ran before it, and may have ended.
+        goes_on = self.stealing is not None and self.progress.has_any(self.stealing.graphs.sampled())
         if self.stealing is not None:
-            self.stock.update_graph(keys=kwargs["keys"], tasks=tasks)
+            self.stock.update_graph(keys=kwargs["keys"], tasks=tasks, goes_on=goes_on)
         states = (scheduler.tasks[key] for key in tasks if key in scheduler.tasks)
-        self.progress.add(states, self.n_threads, time())
+        self.progress.add(states, self.n_threads, time(), goes_on=goes_on)
 
     def transition(self, key: Key, start: Any, finish: Any, *args: Any, **kwargs: Any) -> None:
         """Note a task that has run, was stolen, or was released."""

@@ -41,11 +41,11 @@ class StockEstimate:
         #: Makespan of a list schedule of single tasks [s]; None until it is known.
         self.seconds: float | None = None
 
-    def update_graph(self, *, keys: set[Key], tasks: list[Key]) -> None:
-        """Follow a graph that was submitted."""
+    def update_graph(self, *, keys: set[Key], tasks: list[Key], goes_on: bool = False) -> None:
+        """Follow a graph that was submitted; `goes_on` if tasks of it came before."""
         if self._has_ended:
-            self._run, self._has_ended = Recorder("ferroflow-stock", self._scheduler), False
-            self.seconds = None
+            self._run = self._run if goes_on else Recorder("ferroflow-stock", self._scheduler)
+            self._has_ended, self.seconds = False, None
         if self._run is not None and self._run.n_tasks + len(tasks) > _MOST_TASKS:
             self._run = None
         if self._run is not None:

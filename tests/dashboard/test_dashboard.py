@@ -23,7 +23,7 @@ from distributed.dashboard.components import scheduler as dask_components
 from distributed.dashboard.core import BokehApplication
 from in_charge import run_stolen, served
 from rich.console import Console
-from waiting import until
+from waiting import pause, until
 
 import ferroflow_dask
 from ferroflow_dask.dashboard import recorder as recorders
@@ -270,6 +270,18 @@ def test_more_tasks_than_can_be_copied_are_not_simulated(
         assert look().stock_s is None
         client.gather(client.map(str, range(5)))
         until(lambda: look().stock_s is not None)
+
+
+def test_a_graph_is_one_with_its_sample(client: Client) -> None:
+    ferroflow_dask.install(client)
+    scheduler = client.cluster.scheduler
+    recorder = start_recording(scheduler, "test")
+    naps = [dask.delayed(pause)(i, 0.02) for i in range(40)]
+    assert client.compute(dask.delayed(sum)(naps)).result() == sum(range(40))
+    decisions = scheduler.extensions["stealing"].decisions.last(1000)
+    assert any(decision.what == "in a sample" for decision in decisions)
+    assert recorder.progress.n_done == recorder.progress.n_tasks == recorder.n_ops
+    stop_recording(scheduler, "test")
 
 
 def test_memory_is_bounded(client: Client) -> None:

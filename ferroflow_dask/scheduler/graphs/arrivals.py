@@ -228,6 +228,12 @@ class GraphArrivals:
             self._note(key, "plain tasks", f"a P2P shuffle of {format_bytes(int(nbytes))}")
         return arrival.bundles
 
+    @staticmethod
+    def sampled() -> Collection[Key]:
+        """Return the keys of the sample of the graph whose tasks Dask has just created."""
+        arrival = _arriving.get()
+        return () if arrival is None or arrival.sample is None else arrival.sample.tasks.keys()
+
 
 def _outside(expr_ser: Any, keys: Collection[Key]) -> set[Key]:
     """Return what a graph reads that is not in it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -140,6 +140,10 @@ class Graphs:
         """Forget a worker."""
         self._capable.discard(address)
         self.deliveries.worker_left(address)
+
+    def sampled(self) -> Collection[Key]:
+        """Return the keys of the sample of the graph whose tasks Dask has just created."""
+        return () if self._arrivals is None else self._arrivals.sampled()
 
     def created(self) -> None:
         """Note the bundles of the graph whose tasks Dask has just created."""
