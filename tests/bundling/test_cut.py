@@ -43,6 +43,10 @@ def test_runs_are_neighbours_and_none_is_longer_than_its_share_and_a_piece(
     assert [i for bundle in found for i in bundle] == list(range(len(costs_s)))
 
 
+def test_runs_of_equal_pieces_are_equally_long() -> None:
+    assert runs([1.0] * 6, 3) == [[0, 1], [2, 3], [4, 5]]
+
+
 @settings(max_examples=100)
 @given(st.integers(0, 300), st.integers(1, 5), st.integers(1, 20))
 def test_factored_gives_each_thread_half_of_the_rest_at_a_time(

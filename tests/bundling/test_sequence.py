@@ -79,6 +79,20 @@ def test_a_late_bundle_is_forgotten(calls: list[int], monkeypatch: pytest.Monkey
     assert bundle(calls, "next", EXPECTED_S)() == 1
 
 
+def test_a_bundle_that_returns_an_iterator_names_the_prefix_of_its_task(
+    calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[object] = []
+    worker = SimpleNamespace(log_event=lambda _, message: told.append(message))
+    monkeypatch.setattr(thread_state, "execution_state", {"worker": worker})
+    steps = ((0, ([1, 2],), (), ()), (1, ([1, 2],), (), ()))
+    lazy = ExecuteTasks((iter, list), steps, ("lazy-1", "list-1"), (), (0, 1), {"lazy": 1, "list": 1}, 1.0)
+    with pytest.raises(Reschedule):
+        lazy()
+    assert told == [{"prefix": "lazy"}]
+    assert [type(value).__name__ for value in lazy().values] == ["list_iterator", "list"]  # once only
+
+
 def test_results_are_of_a_device_if_one_of_them_is() -> None:
     on_device = SimpleNamespace(__cuda_array_interface__={"shape": (2,)})
     assert Results((1, on_device)).__cuda_array_interface__ == {"shape": (2,)}
