@@ -18,6 +18,7 @@ from bokeh.palettes import Colorblind
 from bokeh.plotting import figure
 
 from ferroflow_dask.bench.comparison import AGAIN, STOCK, Case, Sample, is_ours, policies_of
+from ferroflow_dask.bench.estimates import Estimate
 from ferroflow_dask.bench.metg import THRESHOLD, Curve
 
 if TYPE_CHECKING:
@@ -86,13 +87,7 @@ def speed_up_bars(title: str, cases: Mapping[str, Case]) -> Any:
             continue
         ticks[place + (len(found) - 1) / 2] = name
         for policy, ratio in found:
-            ends = {
-                "low": ratio.value if ratio.low is None else ratio.low,
-                "high": ratio.value if ratio.high is None else ratio.high,
-            }
-            times = {"time": _time(case.of(policy)), "dask": _time(case.stock)}
-            told = {"workload": name, "policy": policy, "shown": str(ratio), **times}
-            bars[policy].append({"place": place, "ratio": ratio.value, **ends, **told})
+            bars[policy].append({"place": place, "workload": name, **_bar(policy, case, ratio)})
             place += 1
         place += 1
     if not ticks:
@@ -129,6 +124,18 @@ def speed_up_bars(title: str, cases: Mapping[str, Case]) -> Any:
     plot.yaxis.major_label_overrides = ticks
     plot.ygrid.grid_line_color = None
     return plot
+
+
+def _bar(policy: str, case: Case, ratio: Estimate) -> dict[str, Any]:
+    return {
+        "ratio": ratio.value,
+        "low": ratio.value if ratio.low is None else ratio.low,
+        "high": ratio.value if ratio.high is None else ratio.high,
+        "policy": policy,
+        "shown": str(ratio),
+        "time": _time(case.of(policy)),
+        "dask": _time(case.stock),
+    }
 
 
 def _noise_or(policy: str) -> str:
@@ -186,18 +193,18 @@ def _against_workers(
     items = []
     policies = order({STOCK, *policies_of(cases.values())} - {AGAIN})
     highest = 0.0
-    values_told = "@y{0,0.[0]} (@low{0,0.[0]}–@high{0,0.[0]})"
+    value_label = "@y{0,0.[0]} (@low{0,0.[0]}–@high{0,0.[0]})"
     for policy, style in styles_of(policies).items():
         points = []
         for n, case in cases.items():
             sample = case.of(policy)
             if values := values_of(sample) if sample else []:
-                ends = {"low": min(values), "high": max(values)}
-                told = {"policy": policy, "cluster": str(case.shape)}
-                points.append({"x": n, "y": median(values), **ends, **told})
-                highest = max(highest, ends["high"])
+                low, high = min(values), max(values)
+                labels = {"policy": policy, "cluster": str(case.shape)}
+                points.append({"x": n, "y": median(values), "low": low, "high": high, **labels})
+                highest = max(highest, high)
         if points:
-            tips = [("", "@policy"), ("cluster", "@cluster"), (unit, values_told)]
+            tips = [("", "@policy"), ("cluster", "@cluster"), (unit, value_label)]
             line, dots = _curve(plot, points, style, tips)
             _whisker(plot, dots, dimension="height", base="x", colour=style.colour)
             items.append((policy, [line, dots]))
@@ -311,8 +318,8 @@ def metg_figure(title: str, curves: Sequence[Curve]) -> Any:
             where = [_MS_PER_S * found], [_PERCENT * THRESHOLD]
             options = {"marker": "x", "size": 14, "line_width": 3, "color": styles[label].colour}
             marks.append(plot.scatter(*where, **options))
-        told = "no METG" if found is None else f"{_MS_PER_S * found:.3g} ms"
-        items.append((f"{curve.label}: {told}", marks))
+        metg = "no METG" if found is None else f"{_MS_PER_S * found:.3g} ms"
+        items.append((f"{curve.label}: {metg}", marks))
     plot.add_layout(Span(location=_PERCENT * THRESHOLD, dimension="width", line_dash="dotted"))
     plot.y_range = Range1d(start=0, end=105)
     plot.xaxis.formatter = NumeralTickFormatter(format="0.[000]")

@@ -21,15 +21,11 @@ from ferroflow_dask.exceptions import UsageError
 
 #: The largest result has the square of this [numbers].
 _MOST_LENGTH, _MEMORY = 2**14, "results are in memory"
-
-
 _MODELS = ("block", "stack", "cnn")
 
 
 @click.command()
-@choices_option(
-    "--model", "models", ("block", "stack", "cnn"), "A transformer block, a stack of eight, or a CNN"
-)
+@choices_option("--model", "models", _MODELS, "A transformer block, a stack of eight, or a CNN")
 @click.option("--repeat", type=repeat_type(2), default=5, show_default=True, help="Runs of each way.")
 @click.option(
     "--order",

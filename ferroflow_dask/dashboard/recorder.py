@@ -82,9 +82,10 @@ class Recorder(SchedulerPlugin):
 
     def update_graph(self, scheduler: Scheduler, *, tasks: list[Key], **kwargs: Any) -> None:
         """Follow a graph that was submitted."""
-        # A sample of a graph ran before it, and may have ended.
-        goes_on = self.stealing is not None and self.progress.has_any(self.stealing.graphs.sampled())
-        if self.stealing is not None:
+        goes_on = False
+        if (stealing := self.stealing) is not None:
+            # A sample of the graph ran before it, and may have ended.
+            goes_on = self.progress.has_any(stealing.graphs.sampled())
             self.stock.update_graph(keys=kwargs["keys"], tasks=tasks, goes_on=goes_on)
         states = (scheduler.tasks[key] for key in tasks if key in scheduler.tasks)
         self.progress.add(states, self.n_threads, time(), goes_on=goes_on)

@@ -41,7 +41,7 @@ class StockEstimate:
         #: Makespan of a list schedule of single tasks [s]; None until it is known.
         self.seconds: float | None = None
 
-    def update_graph(self, *, keys: set[Key], tasks: list[Key], goes_on: bool = False) -> None:
+    def update_graph(self, *, keys: set[Key], tasks: list[Key], goes_on: bool) -> None:
         """Follow a graph that was submitted; `goes_on` if tasks of it came before."""
         if self._has_ended:
             self._run = self._run if goes_on else Recorder("ferroflow-stock", self._scheduler)

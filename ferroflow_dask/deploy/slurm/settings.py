@@ -89,8 +89,9 @@ _MARGIN, _LEAST_MARGIN_S, _MOST_MARGIN_S = 0.1, 30.0, 300.0
 _STAGGER, _MOST_STAGGER_S = 0.05, 600.0
 _LIFETIME = "DASK_DISTRIBUTED__WORKER__LIFETIME__"
 
-#: Slurm's: minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes, and with seconds.
+#: Longer numbers are mistakes, and Python refuses to read very long ones.
 _NUMBER = r"[0-9]{1,9}"
+#: Slurm's: minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes, and with seconds.
 _WALLTIME = re.compile(
     rf"(?:(?P<days>{_NUMBER})-)?(?P<first>{_NUMBER})(?::(?P<second>{_NUMBER}))?(?::(?P<third>{_NUMBER}))?"
 )
