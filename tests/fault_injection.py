@@ -36,7 +36,7 @@ MOST_CALLS = 5
 #: Modules whose functions run on workers, in a process of their own.
 ON_WORKERS = (
     "ferroflow_dask.scheduler.graphs.worker",
-    "ferroflow_dask.scheduler.graphs.worker_deliveries",
+    "ferroflow_dask.scheduler.graphs.worker_runs",
     "ferroflow_dask.scheduler.inlining.worker",
     "ferroflow_dask.scheduler.prefetch.worker",
     "ferroflow_dask.scheduler.worker_handlers",

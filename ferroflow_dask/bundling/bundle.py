@@ -19,8 +19,9 @@ class Bundle:
     ----------
     tasks : tuple of GraphNode
         As they were given, in an order in which they can run.
-    exports : tuple of Key
-        The tasks whose values the bundle returns: the value of one, `Results` of several.
+    exports : tuple of Key or None
+        The tasks whose values the bundle returns; None for one that has left it. A chain that runs under the
+        key of its last task returns the value of that task, any other bundle returns `Results`.
     places : mapping of Key to (Key, int or None)
         For each value that the tasks read from outside: the task that yields it, and the item of that task's
         result; None for all of it.
@@ -29,9 +30,17 @@ class Bundle:
     """
 
     tasks: tuple[GraphNode, ...]
-    exports: tuple[Key, ...]
+    exports: tuple[Key | None, ...]
     places: Mapping[Key, Place]
     delivered: tuple[Key, ...] = ()
+
+    def returns_results(self, name: Key) -> bool:
+        """Return whether the bundle returns `Results` if it runs under a key."""
+        return all(task.key != name for task in self.tasks)
+
+    def place(self, name: Key, key: Key) -> Place:
+        """Return where the value of a task is if the bundle runs under the key `name`."""
+        return name, self.exports.index(key) if self.returns_results(name) else None
 
     def is_plain(self, name: Key) -> bool:
         """Return whether the bundle is one task that runs as it was given, under its own key."""
@@ -43,4 +52,5 @@ class Bundle:
 
     def reading(self, moved: Mapping[Place, Place]) -> Bundle:
         """Return the bundle that reads some values from other places."""
-        return replace(self, places={key: moved.get(place, place) for key, place in self.places.items()})
+        places = {key: moved.get(place, place) for key, place in self.places.items()}
+        return self if places == self.places else replace(self, places=places)

@@ -114,7 +114,7 @@ def _moves_cheaply(work: Work, cluster: ClusterProfile) -> bool:
 
 def _clustered(work: Work, cluster: ClusterProfile, n: int, in_order: bool) -> Cut:
     """Return convex clusters of short siblings, about `n` for each thread; chains of clusters are fused."""
-    alone_s = _alone_s(cluster)
+    alone_s = separate_s(cluster)
     long = frozenset(i for i, cost_s in enumerate(work.costs_s) if cost_s >= alone_s)
     short = replace(work, alone=long.union(work.alone))
     short_s = sum(cost_s for i, cost_s in enumerate(work.costs_s) if i not in short.alone)
@@ -134,7 +134,7 @@ def _clustered(work: Work, cluster: ClusterProfile, n: int, in_order: bool) -> C
     return [sorted(i for at in fused.members[node] for i in cut[at]) for node in fused.sorted_nodes()]
 
 
-def _alone_s(cluster: ClusterProfile) -> float:
+def separate_s(cluster: ClusterProfile) -> float:
     """Return the duration from which on pieces are not bundled [s]."""
     return _ALONE * cluster.task_s * cluster.n_threads
 
@@ -185,7 +185,7 @@ def _pack(
     together. Otherwise they are separated: often neighbours are alike, and a bundle of long ones ends late.
     """
     in_order = in_order and is_last
-    alone_s = _alone_s(cluster)
+    alone_s = separate_s(cluster)
     short = [i for i, cost_s in enumerate(costs_s) if cost_s < alone_s]
     alone = [[i] for i, cost_s in enumerate(costs_s) if cost_s >= alone_s]
     if not short:

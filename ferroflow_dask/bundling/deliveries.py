@@ -9,7 +9,6 @@ from typing import Any
 from dask._task_spec import Task
 from dask.typing import Key
 from distributed.metrics import time
-from distributed.utils import thread_state  # type: ignore[attr-defined]
 
 #: Name of the worker extension that takes the values: its `deliver` is called by the thread of the bundle.
 EXTENSION = "ferroflow-deliveries"
@@ -28,35 +27,45 @@ class DeliveringTask(Task):
     __slots__ = ()
 
 
+#: In place of the value of a step that has not ended.
+UNCOMPUTED = object()
+
+
+def is_deliverable(value: Any) -> bool:
+    """Return whether a value is computed and no iterator: a bundle that returns an iterator is split."""
+    return value is not UNCOMPUTED and not hasattr(type(value), "__next__")
+
+
 class Deliveries:
-    """Hands values to the worker that runs the present task.
+    """Hands values of a running bundle to its worker.
 
     Parameters
     ----------
+    extension : object or None
+        Worker extension that takes them; None if there is none.
+    bundle : Key or None
     keys : mapping of int to Key
-        Key of the value of each step, for those that are wanted.
+        Key of the value of each step, for those that are wanted. Steps may be added while the bundle runs.
+    first_s : float, optional
+        Longest wait for the first delivery [s]; each later wait is twice as long, up to `_INTERVAL_S`.
     """
 
-    def __init__(self, keys: Mapping[int, Key]) -> None:
+    def __init__(
+        self, extension: Any, bundle: Key | None, keys: Mapping[int, Key], first_s: float = _INTERVAL_S
+    ) -> None:
+        self._extension = extension
+        self._bundle = bundle
         self._keys = keys
-        worker = getattr(thread_state, "execution_state", {}).get("worker")
-        self._extension = worker.extensions.get(EXTENSION) if worker is not None else None
-        self._bundle: Key | None = getattr(thread_state, "key", None)
         # Value, start and stop of each task.
         self._values: dict[Key, tuple[Any, float, float]] = {}
         self._start_s = time()
-        self._next_s = perf_counter() + _INTERVAL_S
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the worker takes values."""
-        return self._extension is not None
+        self._wait_s = first_s
+        self._next_s = perf_counter() + first_s
 
     def add(self, step: int, value: Any) -> None:
         """Note that a step has ended with a value."""
         stop_s = time()
         key = self._keys.get(step)
-        # A bundle that returns an iterator is split.
         if key is not None and not hasattr(type(value), "__next__"):
             self._values[key] = value, self._start_s, stop_s
         self._start_s = stop_s
@@ -67,5 +76,6 @@ class Deliveries:
         """Hand over the values that are there."""
         if self._values and self._extension is not None:
             self._extension.deliver(self._bundle, self._values)
+            self._wait_s = min(2 * self._wait_s, _INTERVAL_S)
         self._values = {}
-        self._next_s = perf_counter() + _INTERVAL_S
+        self._next_s = perf_counter() + self._wait_s

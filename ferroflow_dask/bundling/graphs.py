@@ -7,8 +7,9 @@ import uuid
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from dask._task_spec import Alias, GraphNode, Task, TaskRef
+from dask._task_spec import Alias, DataNode, GraphNode, Task, TaskRef
 from dask.typing import Key
 from dask.utils import key_split
 
@@ -122,7 +123,7 @@ def bundle_graph(
     cut, _ = best_cut(work, cluster, is_guess=False, fits=fits)
     groups = [[keys[i] for i in pieces] for pieces in cut]
     shares = dict(zip(keys, zip(prefixes, costs_s, strict=True), strict=True))
-    bundles = _bundles(groups, tasks, wanted, shares, places or {})
+    bundles = bundles_of(groups, tasks, wanted, shares, places or {})
     written: dict[Key, GraphNode] = {}
     rewritten: dict[Key, Bundle] = {}
     for name, bundle in bundles.items():
@@ -134,7 +135,7 @@ def bundle_graph(
     return BundledGraph(written, rewritten)
 
 
-def _bundles(
+def bundles_of(
     groups: Sequence[Sequence[Key]],
     tasks: Tasks,
     wanted: Collection[Key],
@@ -159,7 +160,8 @@ def _bundles(
         exports = tuple(key for key in inside if key in read or key in wanted)
         if not exports:
             continue  # no task or client needs its results
-        if len(inside) == 1 or (len(exports) == 1 and exports[0] in wanted):
+        own_key = len(exports) == 1 and exports[0] in wanted and is_chain([tasks[key] for key in inside])
+        if len(inside) == 1 or own_key:
             name = exports[0]
             delivered: tuple[Key, ...] = ()
         else:
@@ -168,12 +170,17 @@ def _bundles(
         own = set(inside)
         needed = dict.fromkeys(key for one in inside for key in tasks[one].dependencies if key not in own)
         places_of = {key: place.get(key, (key, None)) for key in needed}
-        found[name] = Bundle(tuple(tasks[key] for key in inside), exports, places_of, delivered)
-        for item, key in enumerate(exports):
-            place[key] = (name, item if len(exports) > 1 else None)
+        found[name] = bundle = Bundle(tuple(tasks[key] for key in inside), exports, places_of, delivered)
+        place |= {key: bundle.place(name, key) for key in exports}
         for key in delivered:
             found[key] = Bundle((Alias(key, (VALUE, key)),), (key,), {(VALUE, key): place.pop(key)})
     return found
+
+
+def is_chain(tasks: Sequence[GraphNode]) -> bool:
+    """Return whether each task of a sequence reads the one before; data are left out."""
+    calls = [task for task in tasks if not isinstance(task, DataNode)]
+    return all(before.key in task.dependencies for before, task in pairwise(calls))
 
 
 def _main_prefix(shares: Sequence[tuple[str, float]]) -> str:
@@ -194,7 +201,14 @@ def written_task(name: Key, bundle: Bundle, cost_s: float) -> Task:
         result: n for n, result in enumerate(dict.fromkeys(task for task, _ in bundle.places.values()))
     }
     arguments = {key: (results[result], item) for key, (result, item) in bundle.places.items()}
-    call = sequence_of(bundle.tasks, arguments, bundle.exports, cost_s, bundle.delivered)
+    call = sequence_of(
+        bundle.tasks,
+        arguments,
+        bundle.exports,
+        cost_s,
+        bundle.delivered,
+        returns_results=bundle.returns_results(name),
+    )
     # Dask keeps tasks that produce data in its queue until workers have room for their results.
     produces = any(getattr(task, "data_producer", False) for task in bundle.tasks)
     make = DeliveringTask if bundle.delivered else Task

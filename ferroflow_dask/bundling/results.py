@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, TypeVar
 
 from dask.sizeof import sizeof
 from dask.typing import Key
+from distributed import Reschedule
 
 #: Key of the task that yields a value, and the item of its result that is the value; None for all of it.
 Place = tuple[Key, int | None]
@@ -16,6 +18,16 @@ Place = tuple[Key, int | None]
 VALUE = "ferroflow-value"
 
 K = TypeVar("K", bound=Hashable)
+
+
+class Missing(Enum):
+    """Mark in place of a value."""
+
+    LEFT = "left"
+
+
+#: In place of a value whose step has left the bundle: another task yields it.
+LEFT = Missing.LEFT
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,8 +47,17 @@ class Results:
     is_delivered: bool = False
 
     def __getitem__(self, item: int) -> Any:
-        """Return one of the values."""
-        return self.values[item]
+        """Return one of the values.
+
+        Raises
+        ------
+        distributed.Reschedule
+            Its step has left the bundle: the reader was sent before it was redefined.
+        """
+        value = self.values[item]
+        if value is LEFT:
+            raise Reschedule
+        return value
 
     def __getattr__(self, name: str) -> Any:
         # By default dask-cuda looks for this attribute to find what to spill from a device.

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
-from time import perf_counter
 from typing import Any, TypeGuard
 
 from dask._task_spec import Alias, DataNode, GraphNode, Task, TaskRef
@@ -19,24 +17,13 @@ from dask.utils import key_split
 from distributed import Reschedule
 from distributed.utils import thread_state  # type: ignore[attr-defined]
 
-from ferroflow_dask.bundling.deliveries import Deliveries
 from ferroflow_dask.bundling.results import Results
+from ferroflow_dask.bundling.run import Run
 
 #: Topic under which workers report the prefixes of tasks that must run separately.
 TOPIC = "ferroflow-bundles"
-#: A bundle is late if it takes so many times its expected duration, and so much longer [s]. On a busy machine
-#: several times the expected duration is usual.
-_LATE, _LATE_S = 5.0, 0.25
-#: Assumed time for a task of its own, and for splitting a bundle [s].
-_TASK_S, _SPLIT_S = 1e-3, 0.02
 #: Bundles that gave up in this process, by the key of their last task.
 _given_up: dict[Key, None] = {}
-#: Of late bundles of this process, by the prefixes of their tasks: the expected duration of a task, and when
-#: they gave up [s].
-_too_short_s: dict[frozenset[str], tuple[float, float]] = {}
-#: A bundle that expects up to so many times as much for a task is as wrong as a late one, for so long [s]:
-#: the late one may only have shared its cores with others.
-_AS_WRONG, _AS_WRONG_S = 2.0, 5.0
 _KEPT = 10_000
 
 #: Graph nodes that compute nothing: data, and aliases of other keys.
@@ -63,7 +50,7 @@ class ExecuteTasks:
         For each value from another task: the number of the result that has it, and the item of that result;
         None for all of it.
     exports : tuple of int
-        Numbers of the values that are returned.
+        Numbers of the values that are returned; -1 for one that has left the bundle.
     stands_for : mapping of str to int, optional
         Number of tasks by task prefix. Durations are learned for these prefixes and not for the bundle's.
         None for a single task, which keeps its own prefix.
@@ -71,6 +58,8 @@ class ExecuteTasks:
         Expected duration [s]. None for a single task.
     delivered : mapping of int to Key, optional
         The steps whose values are delivered under their own keys.
+    returns_results : bool, optional
+        Whether the values are returned as `Results`, also a single one.
     """
 
     functions: tuple[Callable[..., Any], ...]
@@ -81,100 +70,53 @@ class ExecuteTasks:
     stands_for: Mapping[str, int] | None = None
     cost_s: float | None = None
     delivered: Mapping[int, Key] = field(default_factory=dict)
+    returns_results: bool = False
+
+    @property
+    def is_single(self) -> bool:
+        """Whether the task returns one value: that of a chain, under its own key."""
+        return not self.returns_results
+
+    @property
+    def reads(self) -> list[tuple[int, ...]]:
+        """The numbers of the values that each step reads."""
+        return [tuple([number for _, number in read]) for _, _, read, _ in self.steps]
 
     def __call__(self, *results: Any) -> Any:
-        """Return the exported value, or `Results` of several.
+        """Return the exported value of a chain, otherwise `Results`.
 
         Raises
         ------
         distributed.Reschedule
-            The scheduler should split the bundle: it reads or returns an iterator, it takes much longer than
-            expected, or a task of it did.
+            The scheduler should split the bundle: it reads or returns an iterator.
         """
+        if self.stands_for is None:
+            return self._only_value(results)
+        run = Run(self, results)
+        self._check_lazy(enumerate(run.arguments()))
+        outputs = run()
+        self._check_lazy(zip(run.exports(), outputs, strict=True))
+        return outputs[0] if self.is_single else Results(outputs, run.delivers_all())
+
+    def _only_value(self, results: Sequence[Any]) -> Any:
+        """Run a task that is no bundle, but reads values from bundles."""
         values = [results[i] if item is None else results[i][item] for i, item in self.arguments]
-        self._check_lazy(range(len(values)), values)
-        if self._is_as_wrong():
-            self._give_up()
-        late_s, half = self._late_s(), len(self.steps) // 2
-        deliveries = Deliveries(self.delivered) if self.delivered else None
-        # Stopping repeats no work if each value has been delivered.
-        may_stop = deliveries is not None and len(self.delivered) == len(self.steps) and deliveries.is_open
-        each_s, before_s = self._usual_s(), perf_counter()
-        try:
-            for at, step in enumerate(self.steps):
-                thread_state.ferroflow_key = self.keys[at]
-                self._run(at, step, values)
-                if deliveries is not None:
-                    deliveries.add(at, values[-1])
-                if at >= half and not may_stop:
-                    continue
-                now_s = perf_counter()
-                if at < half and now_s > late_s:
-                    self._note_late()
-                    self._give_up()
-                if may_stop and is_outlier(now_s - before_s, each_s, len(self.steps) - 1 - at):
-                    self._give_up()
-                before_s = now_s
-        finally:
-            thread_state.ferroflow_key = None
-            if deliveries is not None:
-                deliveries.flush()
-        self._check_lazy(self.exports, values)
-        outputs = tuple(values[number] for number in self.exports)
-        is_delivered = deliveries is not None and deliveries.is_open and len(self.delivered) == len(outputs)
-        return outputs[0] if len(outputs) == 1 else Results(outputs, is_delivered)
-
-    def _run(self, at: int, step: Step, values: list[Any]) -> None:
-        """Run a task, append its value, and drop the values that no later task reads."""
-        function, arguments, read, gone = step
-        operands = list(arguments)
-        for place, number in read:
-            operands[place] = values[number]
-        try:
+        for function, arguments, read, _ in self.steps:
+            operands = list(arguments)
+            for place, number in read:
+                operands[place] = values[number]
             values.append(self.functions[function](*operands))
-        except Exception as error:
-            error.add_note(f"in task {self.keys[at]!r}, which ferroflow has bundled with others")
-            raise
-        del operands
-        for number in gone:
-            values[number] = None
+        return values[-1]
 
-    def _late_s(self) -> float:
-        """Return the time after which the bundle takes much longer than expected [s]."""
-        return inf if self.cost_s is None else perf_counter() + _LATE * self.cost_s + _LATE_S
-
-    def _usual_s(self) -> float:
-        """Return the duration of a task that is not unusual [s]."""
-        if self.cost_s is None or not self.stands_for:
-            return inf
-        return usual_s(self.cost_s, len(self.steps), len(self.stands_for))
-
-    def _note_late(self) -> None:
-        """Remember what was expected: other bundles of the graph should not start only to give up, too."""
-        assert self.stands_for is not None
-        assert self.cost_s is not None
-        _too_short_s[frozenset(self.stands_for)] = self.cost_s / len(self.steps), perf_counter()
-        _forget_oldest(_too_short_s)
-
-    def _is_as_wrong(self) -> bool:
-        """Return whether a bundle of the same prefixes was late that expected about as much."""
-        if not _too_short_s or self.stands_for is None or self.cost_s is None:
-            return False
-        each_s, when_s = _too_short_s.get(frozenset(self.stands_for), (0.0, 0.0))
-        is_recent = when_s + _AS_WRONG_S > perf_counter()
-        return is_recent and self.cost_s / len(self.steps) <= _AS_WRONG * each_s
-
-    def _check_lazy(self, numbers: Iterable[int], values: Sequence[Any]) -> None:
-        """Give up if some of the values are iterators.
+    def _check_lazy(self, values: Iterable[tuple[int, Any]]) -> None:
+        """Give up if some values, given with their numbers, are iterators.
 
         Dask's bags pass an iterator from a task to its only reader. If the bundle of the reader runs again
         for another graph, the iterator is exhausted.
         """
-        if self.stands_for is None:
-            return
         n_arguments = len(self.arguments)
-        for number in numbers:
-            if not hasattr(type(values[number]), "__next__"):
+        for number, value in values:
+            if not hasattr(type(value), "__next__"):
                 continue
             readers = [
                 key
@@ -184,11 +126,8 @@ class ExecuteTasks:
             lazy = readers if number < n_arguments else [self.keys[number - n_arguments]]
             self._give_up({key_split(key) for key in lazy})
 
-    def _give_up(self, prefixes: Iterable[str] = ()) -> None:
-        """Ask the scheduler to split the bundle, once in each process; else the bundle runs on.
-
-        Tasks of the given prefixes are not bundled again.
-        """
+    def _give_up(self, prefixes: Iterable[str]) -> None:
+        """Ask the scheduler, once in each process, to split the bundle and to keep some prefixes separate."""
         # `get_worker` would be noted as a call by the task.
         worker = getattr(thread_state, "execution_state", {}).get("worker")
         if worker is None:  # no worker runs it
@@ -200,32 +139,6 @@ class ExecuteTasks:
         for prefix in prefixes:
             worker.log_event(TOPIC, {"prefix": prefix})
         raise Reschedule
-
-
-def usual_s(cost_s: float, n_tasks: int, n_prefixes: int) -> float:
-    """Return the duration of a task that is not unusual, in a bundle of an expected duration [s].
-
-    Tasks of several prefixes may differ: each may take as long as all were expected to.
-    """
-    return cost_s / n_tasks if n_prefixes == 1 else cost_s
-
-
-def is_outlier(taken_s: float, usual_s: float, n_left: int) -> bool:
-    """Return whether a bundle should stop after a task, so that other workers can run the rest.
-
-    Tasks of one prefix may differ much in their durations. After one that took unusually long, the next ones
-    may take as long: they should not wait for each other. Tasks that run one by one cost more. The time that
-    the long task was late pays for that.
-
-    Parameters
-    ----------
-    taken_s, usual_s : float
-        Duration of the task, and what is usual [s].
-    n_left : int
-        Tasks that have not run.
-    """
-    late_s = taken_s - usual_s
-    return n_left > 0 and taken_s > _LATE * usual_s and late_s > _SPLIT_S + n_left * _TASK_S
 
 
 def _forget_oldest(noted: dict[Any, Any]) -> None:
@@ -264,9 +177,11 @@ def _same(value: Any) -> Any:
 def sequence_of(
     tasks: Sequence[GraphNode],
     arguments: Mapping[Key, tuple[int, int | None]],
-    exports: Sequence[Key],
+    exports: Sequence[Key | None],
     cost_s: float,
     delivered: Sequence[Key] = (),
+    *,
+    returns_results: bool = False,
 ) -> ExecuteTasks:
     """Return a function that runs several tasks one after another.
 
@@ -276,12 +191,14 @@ def sequence_of(
         In an order in which they can run.
     arguments : mapping of Key to (int, int or None)
         Where the results of other tasks are found; see `ExecuteTasks.arguments`.
-    exports : sequence of Key
-        The tasks whose results are returned.
+    exports : sequence of Key or None
+        The tasks whose results are returned; None for one that has left the bundle.
     cost_s : float
         Expected duration [s].
     delivered : sequence of Key, optional
         The tasks whose results are delivered under their own keys.
+    returns_results : bool, optional
+        As in `ExecuteTasks`.
     """
     number = {key: i for i, key in enumerate([*arguments, *(task.key for task in tasks)])}
     functions: dict[int, tuple[int, Callable[..., Any]]] = {}
@@ -290,7 +207,7 @@ def sequence_of(
         function, given, read = _call(task)
         at, _ = functions.setdefault(id(function), (len(functions), function))
         calls.append((at, given, tuple([(place, number[key]) for place, key in read])))
-    needed = {number[key] for key in exports}  # by what comes later, as seen from the end
+    needed = {number[key] for key in exports if key is not None}  # by what comes later, as seen from the end
     steps: list[Step] = []
     for step, (at, given, values) in zip(
         range(len(number) - 1, len(arguments) - 1, -1), reversed(calls), strict=True
@@ -298,16 +215,17 @@ def sequence_of(
         gone = [value for value in dict.fromkeys([*(n for _, n in values), step]) if value not in needed]
         needed.update(gone)
         steps.append((at, given, values, tuple(gone)))
-    is_one = len(tasks) == 1
+    is_value = len(tasks) == 1 and not returns_results
     return ExecuteTasks(
         tuple(function for _, function in functions.values()),
         tuple(reversed(steps)),
         tuple(task.key for task in tasks),
         tuple(arguments.values()),
-        tuple(number[key] for key in exports),
-        None if is_one else _names(tasks),
-        None if is_one else cost_s,
+        tuple(-1 if key is None else number[key] for key in exports),
+        None if is_value else _names(tasks),
+        None if is_value else cost_s,
         {number[key] - len(arguments): key for key in delivered},
+        returns_results,
     )
 
 

@@ -48,6 +48,26 @@ class DeclineSteal:
 
 
 @dataclass(frozen=True, slots=True)
+class DivideTask:
+    """Ask the victim for unstarted steps of a bundle that it runs, for the thief and others to run.
+
+    Parameters
+    ----------
+    key : Key
+    victim, thief : WorkerKey
+    share : str
+        `free` for all unstarted steps, unless all of them wait for the running one; `half` for half of them.
+    reason : Reason
+    """
+
+    key: Key
+    victim: WorkerKey
+    thief: WorkerKey
+    share: str
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
 class SetPriority:
     """Give a task a place in the order of its graph; the smallest runs first."""
 
@@ -55,4 +75,4 @@ class SetPriority:
     order: int
 
 
-Instruction = AssignTask | StealTask | DeclineSteal | SetPriority
+Instruction = AssignTask | StealTask | DeclineSteal | DivideTask | SetPriority

@@ -61,6 +61,10 @@ class TaskView:
         Expected durations by kind of worker [s], where they differ.
     dependencies : tuple of Key
         Tasks of the same graph whose results it needs; known of a graph that arrives.
+    n_steps : int
+        Steps of a bundle that can be divided while it runs; 0 for other tasks.
+    started_at : float
+        When it started, as far as is known [s].
     """
 
     key: Key
@@ -82,6 +86,8 @@ class TaskView:
     is_guess: bool = False
     costs_s: Mapping[str, float] = field(default_factory=dict)
     dependencies: tuple[Key, ...] = ()
+    n_steps: int = 0
+    started_at: float = 0.0
 
     def cost_on(self, worker: WorkerView) -> float:
         """Return the expected duration on one thread of a worker of its kind [s], at the usual speed."""
@@ -137,11 +143,12 @@ class TaskQueue(list["TaskView"]):
         place = bisect_left(self._orders, (not task.has_started, task.priority, -task.sent))
         del self._orders[place], self[place]
 
-    def start(self, place: int) -> None:
-        """Note that the task at a place has started."""
+    def start(self, place: int, now: float) -> None:
+        """Note that the task at a place has started [s]."""
         task = self[place]
         if task.has_started:
             return
+        task.started_at = now
         if not place:  # it is the first one, and stays so
             task.has_started = True
             self._orders[0] = (False, *self._orders[0][1:])

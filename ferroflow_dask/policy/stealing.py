@@ -27,6 +27,7 @@ from ferroflow_dask.policy.events import (
 from ferroflow_dask.policy.instructions import (
     AssignTask,
     DeclineSteal,
+    DivideTask,
     Instruction,
     Reason,
     SetPriority,
@@ -49,6 +50,11 @@ _MOVES = 96
 _SHORTEST_S = 5e-4
 #: What two workers may differ in load by, in one-way messages, before a short task goes elsewhere.
 _MESSAGES = 3
+#: A running bundle is late by so much at least [s], and so many times the expected duration of a step: on a
+#: busy machine several times the expected duration is usual.
+_LATE_S, _LATE = 0.05, 4.0
+#: Running bundles looked at for one idle worker.
+_BUNDLES_LOOKED_AT = 256
 #: Why a worker is chosen, and which one it was compared with.
 _FINISHES = "finishes in {:.4g} s (queue {:.4g}, transfer {:.4g}, run {:.4g}), first of {}"
 _FINISHES_BEFORE = _FINISHES + "; next best {} in {:.4g} s"
@@ -56,6 +62,9 @@ _FINISHES_BEFORE = _FINISHES + "; next best {} in {:.4g} s"
 _ENDS = "ends in {:.4g} s instead of {:.4g} s"
 _WOULD_END = "would end in {:.4g} s instead of {:.4g} s"
 _WOULD_END_DATA = _WOULD_END + ", for data that take {:.4g} s"
+#: Why a running bundle is divided.
+_IS_LATE = "it takes {:.4g} s longer than expected"
+_HAS_REST = "it runs for {:.4g} s more"
 _DONE_SOON = "the victim is done in {:.4g} s; a steal takes {:.4g} s"
 
 
@@ -77,7 +86,7 @@ class StealingPolicy(Policy):
         if isinstance(event, GraphArrived):
             return self._order(event.tasks)
         if isinstance(event, WorkerIdle):
-            return self._steal(view.workers[event.worker], view, now)
+            return self._serve(view.workers[event.worker], view, now)
         return iter(())
 
     @staticmethod
@@ -156,6 +165,14 @@ class StealingPolicy(Policy):
         is_ahead = worker.wait_s + task.cost_s / worker.speed > least_s + _MESSAGES * view.latency_s
         return None if is_ahead else worker
 
+    def _serve(self, thief: WorkerView, view: ClusterView, now: float) -> Iterator[Instruction]:
+        has_stolen = False
+        for instruction in self._steal(thief, view, now):
+            has_stolen |= isinstance(instruction, StealTask)
+            yield instruction
+        if not has_stolen and view.divisible:
+            yield from _divide(thief, view, now)
+
     def _steal(self, thief: WorkerView, view: ClusterView, now: float) -> Iterator[Instruction]:
         margin_s = view.steal_s
         n_tried = 0
@@ -214,6 +231,26 @@ class StealingPolicy(Policy):
             yield StealTask(task.key, victim.key, thief.key, (_ENDS, thief_end_s, victim_end_s))
         if declined is not None and not has_stolen:
             yield declined
+
+
+def _divide(thief: WorkerView, view: ClusterView, now: float) -> Iterator[Instruction]:
+    """Ask for steps of the bundle that will run longest, if it is late or if its rest is worth a steal."""
+    best: tuple[float, TaskView, WorkerView] | None = None
+    for key, may_halve in islice(view.divisible.items(), _BUNDLES_LOOKED_AT):
+        task, worker = view.assigned[key]
+        if not task.has_started or not task.may_run_on(thief.key):
+            continue
+        left_s = task.started_at + task.cost_s / worker.speed - now
+        if left_s < -max(_LATE_S, _LATE * task.cost_s / task.n_steps):
+            # A late task will probably run on for as long as it has run.
+            reason: Reason = (_IS_LATE, -left_s)
+            yield DivideTask(key, worker.key, thief.key, "free", reason)
+            return
+        if may_halve and left_s > 2 * view.steal_s and (best is None or left_s > best[0]):
+            best = left_s, task, worker
+    if best is not None:
+        left_s, task, worker = best
+        yield DivideTask(task.key, worker.key, thief.key, "half", (_HAS_REST, left_s))
 
 
 def _moves(victim: WorkerView, thief: WorkerView, view: ClusterView) -> list[TaskView]:

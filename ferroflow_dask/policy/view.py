@@ -47,6 +47,8 @@ class ClusterView(LoadOrder):
         # Workers of another speed than usual, the one that was updated longest ago first.
         self._unusual: OrderedDict[WorkerKey, None] = OrderedDict()
         self.assigned: dict[Key, tuple[TaskView, WorkerView]] = {}
+        #: Bundles in queues that can be divided, and whether a half may be asked for.
+        self.divisible: dict[Key, bool] = {}
 
     # What a policy asks
 
@@ -92,6 +94,7 @@ class ClusterView(LoadOrder):
         self._unusual.pop(key, None)
         for task in self._leave(key).queue:
             del self.assigned[task.key]
+            self.divisible.pop(task.key, None)
 
     def set_running(self, key: WorkerKey, is_running: bool) -> None:
         """Note that a worker may, or may no longer, be given tasks."""
@@ -174,6 +177,9 @@ class ClusterView(LoadOrder):
             task.cost_s = task.cost_on(worker)
         task.sent = worker.turn
         task.has_started = n_before < worker.nthreads
+        task.started_at = now
+        if task.n_steps > 1:
+            self.divisible[task.key] = True
         if task.input_bytes:
             missing = task.missing_bytes(key)
             if missing > 0:
@@ -239,6 +245,8 @@ class ClusterView(LoadOrder):
         if entry is None:
             return
         task, worker = entry
+        if task.n_steps:
+            self.divisible.pop(key, None)
         self._all.changed[worker] = None
         if self._hosts:
             self._hosts[worker.host].changed[worker] = None
@@ -251,7 +259,7 @@ class ClusterView(LoadOrder):
             self._crowded.changed[worker] = None
             self.n_crowded -= n_left == worker.nthreads
             if task.has_started:
-                queue.start(worker.nthreads - 1)
+                queue.start(worker.nthreads - 1, worker.progress_at)
         elif n_left == worker.nthreads - 1 and worker.is_running:
             self.n_idle += 1
             self._idle[worker.key] = None

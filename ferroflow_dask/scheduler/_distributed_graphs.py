@@ -162,24 +162,31 @@ def replace_task(
     specs: Mapping[Key, GraphNode],
     readers: Mapping[Key, GraphNode],
     stimulus_id: str,
+    *,
+    keeps: bool = False,
+    failed: Failed | None = None,
 ) -> None:
-    """Replace a task that has not ended by several others, which then run.
+    """Replace a task that has not ended, or a part of it, by several others, which then run.
 
     Parameters
     ----------
     scheduler : distributed.Scheduler
     ts : TaskState
-        If it is not one of `specs`, it is forgotten.
+        If it is not one of `specs`, and not kept, it is forgotten.
     specs : mapping of Key to GraphNode
         The other tasks, each after those that it depends on. Keys that the scheduler has already stay as they
         are, except that of `ts`.
     readers : mapping of Key to GraphNode
-        New definitions of the dependents of `ts`, which do not depend on it.
+        New definitions of the dependents of `ts`, which do not depend on it, unless `keeps`.
     stimulus_id : str
+    keeps : bool, optional
+        Whether `ts` goes on: it yields fewer values than before.
+    failed : Failed, optional
+        A task of `specs` or `readers` that has failed on a worker.
     """
     client_msgs: dict[Any, Any] = {}
     worker_msgs: dict[Any, Any] = {}
-    if ts.state != "released":
+    if ts.state != "released" and not keeps:
         # The recommendations are computed anew below, for the tasks as they are then.
         _, client_msgs, worker_msgs = scheduler._transition(ts.key, "released", stimulus_id)
     computation = next((one for one in reversed(scheduler.computations) if ts.group in one.groups), None)
@@ -200,23 +207,75 @@ def replace_task(
         reader = scheduler.tasks[key]
         _redefine(scheduler, reader, spec)
         if reader.state == "waiting":
-            recommendations |= _wait_for_inputs(reader)
-    if ts.key not in specs:
+            found = _wait_for_inputs(reader)
+            recommendations |= found if failed is None else {}  # the readers fail, too
+    if ts.key not in specs and not keeps:
         _drop_dependencies(ts)
+    if ts.key not in specs and not (keeps and ts.dependents):
         recommendations[ts.key] = "forgotten"
     # The reader of a new task may exist already, for another graph.
     recommendations |= {new.key: "forgotten" for new in created if not new.dependents}
     for one in (*created, ts):
-        failed = next((dts for dts in one.dependencies if dts.exception_blame), None)
-        if failed is not None:  # another graph has computed it, and failed
-            one.exception_blame = failed.exception_blame
+        blamed = next((dts for dts in one.dependencies if dts.exception_blame), None)
+        if blamed is not None:  # another graph has computed it, and failed
+            one.exception_blame = blamed.exception_blame
             recommendations[one.key] = "erred"
     spans = scheduler.extensions.get("spans")
     if spans is not None and created:
         spans.observe_tasks(created, code=(), span_metadata={"collections": []})
+    if failed is not None:
+        if ts.key in specs:  # it depends on the failed task, as the last one of a chain
+            recommendations.pop(ts.key, None)
+        recommendations |= _fail(scheduler, failed, stimulus_id, client_msgs)
     scheduler._transitions(recommendations, client_msgs, worker_msgs, stimulus_id)
     scheduler.send_all(client_msgs, worker_msgs)
     scheduler.stimulus_queue_slots_maybe_opened(stimulus_id=stimulus_id)
+
+
+class Failed(NamedTuple):
+    """A task that has failed within another one: its key, the worker, and the message of its error."""
+
+    key: Key
+    worker: str
+    error: Mapping[str, Any]
+
+
+def _fail(
+    scheduler: Scheduler, failed: Failed, stimulus_id: str, client_msgs: dict[Any, Any]
+) -> dict[Key, Any]:
+    """Make a task fail that no worker has as a task; return the recommendations for others."""
+    ts = scheduler.tasks[failed.key]
+    start = ts.state
+    ts.waiting_on = set()
+    names = ("exception", "traceback", "exception_text", "traceback_text")
+    details = {name: failed.error[name] for name in names}
+    for dts in ts.dependents:
+        if dts.state == "waiting":
+            ts.waiters = {*(ts.waiters or ()), dts}
+    message = {"worker": failed.worker, "cause": ts.key, **details}
+    found, messages, _ = scheduler._propagate_erred(ts, **message)
+    for client, reports in messages.items():
+        client_msgs.setdefault(client, []).extend(reports)
+    # As for dependents that are not computed in `_transition_released_erred`.
+    for dts in ts.dependents:
+        if dts.state == "released":
+            dts.exception_blame = ts
+            found[dts.key] = "erred"
+    scheduler.transition_log.append(Transition(ts.key, start, "erred", found, stimulus_id, time()))
+    for plugin in list(scheduler.plugins.values()):
+        try:
+            plugin.transition(
+                ts.key,
+                "processing",
+                "erred",
+                stimulus_id=stimulus_id,
+                worker=failed.worker,
+                cause=ts.key,
+                **details,
+            )
+        except FAILURES:
+            logger.info("Plugin failed with exception", exc_info=True)
+    return dict(found)
 
 
 def _depend(scheduler: Scheduler, ts: TaskState, spec: GraphNode) -> None:

@@ -144,6 +144,7 @@ class FerroflowStealing(WorkStealing):
             own=self,
             withdraw=self.messages.prefetch.withdraw,
             note=lambda key, what, reason: self.decisions.note(key, what, "", reason),
+            view=self.view,
             changes=self.changes,
             guard=self.guard,
         )
@@ -169,6 +170,7 @@ class FerroflowStealing(WorkStealing):
             network=self._network,
             prefetch=self.messages.prefetch,
             steals=self._steal_protocol,
+            divide=self.graphs.dividing.ask,
         )
         self._idle_workers = IdleWorkers(
             scheduler, self.view, self._steal_for, self._may_steal, self.ask_pass
@@ -353,6 +355,8 @@ class FerroflowStealing(WorkStealing):
             if self.guard.error is not None:
                 return
             if self._bundled or self.graphs.samples.running:
+                if start == "processing" and finish != "memory" and key in self.view.assigned:
+                    self.graphs.dividing.left(key, self.view.assigned[key][1].key)
                 self.graphs.changed(key, finish)
             prefetch = self._prefetch
             if finish == "processing":
@@ -392,6 +396,8 @@ class FerroflowStealing(WorkStealing):
             # After the transitions that follow.
             split = self.guard(self.graphs.bundles.split_suspicious)
             self.scheduler.loop.add_callback(split, processing)
+        if action == "worker-status-change" and msg.get("status") != "running":
+            self.graphs.dividing.ask_all_on(topic, "its worker has stopped taking tasks")
         if action in ("worker-status-change", "remove-worker"):
             self.view.set_running(topic, msg.get("status") == "running")
             self.task_views.workers_changed()
@@ -507,9 +513,9 @@ class FerroflowStealing(WorkStealing):
 
     def _steal_for(self, address: str) -> bool:
         self._network.update_workers([address], self.clock())
-        asked_before = self.steals["asked"]
+        asked_before = self.steals["asked"] + self.graphs.dividing.n_asked
         self.placement.handle(WorkerIdle(address))
-        return self.steals["asked"] > asked_before
+        return self.steals["asked"] + self.graphs.dividing.n_asked > asked_before
 
     @property
     def _wants_steals(self) -> bool:

@@ -105,9 +105,9 @@ class IdleWorkers:
         self._ask_again = ask_again
 
     def n_hopeful(self) -> int:
-        """Return how many workers are idle while others have waiting tasks."""
+        """Return how many workers are idle while others have waiting tasks, or bundles to divide."""
         view = self._view
-        if not (view.n_idle and view.n_crowded):
+        if not (view.n_idle and (view.n_crowded or view.divisible)):
             return 0
         # While the scheduler's queue has tasks, it serves idle workers.
         return view.n_idle if self._may_steal() and not self._scheduler.queued else 0

@@ -11,7 +11,15 @@ from dask.typing import Key
 from ferroflow_dask import config
 from ferroflow_dask.policy import ClusterView, Policy, TaskView
 from ferroflow_dask.policy.events import Event, GraphArrived, TaskReady
-from ferroflow_dask.policy.instructions import AssignTask, DeclineSteal, Instruction, SetPriority, StealTask
+from ferroflow_dask.policy.instructions import (
+    AssignTask,
+    DeclineSteal,
+    DivideTask,
+    Instruction,
+    SetPriority,
+    StealTask,
+    in_words,
+)
 from ferroflow_dask.scheduler.policy_watch import PolicyWatch
 
 if TYPE_CHECKING:
@@ -45,6 +53,8 @@ class Placement:
     network : NetworkView
     prefetch : Prefetch
     steals : StealProtocol
+    divide : callable
+        Asks a worker for steps of a bundle: its key, the share of the steps and the reason.
     """
 
     def __init__(
@@ -59,6 +69,7 @@ class Placement:
         network: NetworkView,
         prefetch: Prefetch,
         steals: StealProtocol,
+        divide: Callable[[Key, str, str], object],
     ) -> None:
         self.policy = policy
         self.watch = PolicyWatch(type(policy).__name__, config.get_seconds("policy-limit"))
@@ -70,6 +81,7 @@ class Placement:
         self._network = network
         self._prefetch = prefetch
         self._steals = steals
+        self._divide = divide
 
     def passes_queue(self, ts: TaskState) -> bool:
         """Return whether a task is placed at once, though Dask would queue it."""
@@ -162,6 +174,8 @@ class Placement:
                 ts = self._scheduler.tasks[key]
                 ts.priority = (*(ts.priority or ())[:-1], order)
                 self._view.set_priority(by_key[key], ts.priority)
+            case DivideTask(key, _, _, share, reason):
+                self._divide(key, share, in_words(reason))
             case StealTask():
                 return self._steals.request(instruction)
         return None

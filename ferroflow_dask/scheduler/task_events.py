@@ -113,7 +113,8 @@ class TaskEvents:
             averaged.keys[key] = None
         if self._passes.is_asked_for:
             return
-        if (self._view.n_idle and self._view.n_crowded) or self._queue_depth.is_wrong:
+        view = self._view
+        if (view.n_idle and (view.n_crowded or view.divisible)) or self._queue_depth.is_wrong:
             self._passes.ask()
 
     def left_processing(
@@ -152,7 +153,8 @@ class TaskEvents:
                     del self.averaged[ts.prefix.name]
         if self._passes.is_asked_for:
             return
-        if (self._view.n_idle and self._view.n_crowded) or self._queue_depth.is_wrong:
+        view = self._view
+        if (view.n_idle and (view.n_crowded or view.divisible)) or self._queue_depth.is_wrong:
             self._passes.ask()
 
     def _finished(self, ts: TaskState, details: dict[str, Any]) -> None:

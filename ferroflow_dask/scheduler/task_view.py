@@ -227,11 +227,11 @@ class TaskViews:
         Its cost is the declared one, else the one learned for its kind, else Dask's average of its prefix,
         else Dask's default.
         """
-        annotations, prefix = ts.annotations, ts.prefix
+        annotations, prefix, bundle = ts.annotations, ts.prefix, bundle_in(ts.run_spec)
         if annotations:
             cost, rank = self.known_cost(ts), _rank(ts)
         else:
-            bundle, rank = bundle_in(ts.run_spec), None
+            rank = None
             cost = None if bundle is None else bundle.cost_s
         costs_s = self._costs_by_kind(ts, cost) if self.has_gpus else _NOTHING
         if cost is None and costs_s:
@@ -263,6 +263,7 @@ class TaskViews:
             is_movable=not (ts.actor or prefix.name in _distributed.NEVER_STOLEN),
             is_guess=expected_s is None,
             costs_s=costs_s,
+            n_steps=len(bundle.steps) if bundle is not None and bundle.returns_results else 0,
         )
 
     def _find_inputs(

@@ -12,11 +12,16 @@ from dask.utils import key_split
 from ferroflow_dask.annotations import BUNDLE_PREFIX, COST_ANNOTATION
 from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.bundling.graphs import Averages, bundle_graph
-from ferroflow_dask.bundling.sequence import NO_WORK, is_outlier, usual_s
+from ferroflow_dask.bundling.sequence import NO_WORK
 from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.virtual.task import VirtualTask
 from ferroflow_dask.virtual.upstream import spec_of
 
+#: A step is late if it takes so many times its expected duration: an idle worker then takes the rest of the
+#: bundle, as `policy.stealing` does. Virtual tasks have no steps, so the rest are tasks from the start.
+_LATE = 4.0
+#: And so much longer [s].
+_LATE_S = 0.05
 #: Smaller graphs are not bundled, as in `scheduler.graphs.arrival` [tasks].
 _FEWEST = 10
 
@@ -86,7 +91,9 @@ def bundled(
         outside = dict.fromkeys(key for one in run for key in one.dependencies if key not in at)
         new[names[n]] = replace(run[0], dependencies=(*needed, *outside))
         if n in inside:
-            exports = [part[one].nbytes for one in found.bundles[n].exports if one not in after]
+            exports = [
+                part[one].nbytes for one in found.bundles[n].exports if one is not None and one not in after
+            ]
             new[names[n]] = _whole(run, new[names[n]].dependencies, sum(exports))
     for n, bundle in after.items():
         read = dict.fromkeys(names[at[key]] if key in at else key for key in part[n].dependencies)
@@ -122,10 +129,9 @@ def _stopped(
 
 def _n_run(tasks: Sequence[tuple[str, float, float]]) -> int:
     """Return how many tasks of a bundle run in it, by prefix, duration and expected duration of each [s]."""
-    cost_s, prefixes = sum(expected_s for _, _, expected_s in tasks), {prefix for prefix, _, _ in tasks}
-    each_s = usual_s(cost_s, len(tasks), len(prefixes))
     for n, (_, duration_s, _) in enumerate(tasks, 1):
-        if is_outlier(duration_s, each_s, len(tasks) - n):
+        each_s = sum(expected_s for _, _, expected_s in tasks) / len(tasks)
+        if duration_s - each_s > max(_LATE_S, _LATE * each_s):
             return n
     return len(tasks)
 

@@ -24,6 +24,7 @@ from ferroflow_dask.bundling.graphs import written_task
 from ferroflow_dask.bundling.results import VALUE, Place
 from ferroflow_dask.bundling.sequence import bundle_in
 from ferroflow_dask.scheduler import _distributed_graphs
+from ferroflow_dask.scheduler._distributed_graphs import Failed
 from ferroflow_dask.scheduler.changes import Change, Guard, ItemChange
 from ferroflow_dask.scheduler.graphs.sharing import Sharing
 
@@ -73,10 +74,13 @@ class Bundles:
         self._holders: dict[Key, Key] = {}
         #: Bundles of several tasks that were created, the tasks in them, bundles that were split, values that
         #: other graphs read from bundles, and tasks that ran again for another graph.
-        self.counts = {"created": 0, "tasks": 0, "split": 0, "shared": 0, "again": 0}
+        self.counts = {"created": 0, "tasks": 0, "split": 0, "divided": 0, "shared": 0, "again": 0}
 
     def __len__(self) -> int:
         return len(self._bundles)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._bundles
 
     def keys(self) -> Collection[Key]:
         """Return the keys of all tasks that differ from those of their graph."""
@@ -99,17 +103,22 @@ class Bundles:
 
     def add(self, bundles: Mapping[Key, Bundle]) -> None:
         """Note the bundles of a graph, whose tasks were created."""
-        for key, bundle in bundles.items():
-            if key not in self._scheduler.tasks:
-                continue
-            self._bundles[key] = bundle
+        present = {key: bundle for key, bundle in bundles.items() if key in self._scheduler.tasks}
+        self.expect(present)
+        for key, bundle in present.items():
             if len(bundle.tasks) > 1:
-                own = (task.key for task in bundle.tasks if not _is_value(task))
-                self._holders |= {inner: key for inner in own if inner != key}
                 self.counts["created"] += 1
                 self.counts["tasks"] += len(bundle.tasks)
                 self._note(key, "bundled", in_words(bundle))
                 self._supply_duration(key)
+
+    def expect(self, bundles: Mapping[Key, Bundle]) -> None:
+        """Note bundles whose tasks are about to be created."""
+        for key, bundle in bundles.items():
+            self._bundles[key] = bundle
+            if len(bundle.tasks) > 1:
+                own = (task.key for task in bundle.tasks if not _is_value(task))
+                self._holders |= {inner: key for inner in own if inner != key}
 
     def _supply_duration(self, key: Key) -> None:
         """Give Dask the expected duration of the first bundle of a prefix: adaptive scaling reads it."""
@@ -124,6 +133,11 @@ class Bundles:
         for task in bundle.tasks if bundle is not None else ():
             if self._holders.get(task.key) == key:
                 del self._holders[task.key]
+
+    def redefined(self, key: Key) -> None:
+        """Forget a task that gets another definition."""
+        self.forget(key)
+        self._withdraw(key)
 
     def clear(self) -> None:
         """Forget all tasks, except that they differ from those of their graphs."""
@@ -161,13 +175,14 @@ class Bundles:
         tasks = cull(tasks, wanted)
         read = {needed for task in tasks.values() for needed in task.dependencies}
         values = {value: place for value, place in values.items() if value in read}
-        exports: dict[Key, tuple[Key, ...]] = {}
+        exports: dict[Key, tuple[Key | None, ...]] = {}
         for holder, key in values.values():
             present = exports.setdefault(holder, self._bundles[holder].exports)
             if key not in present:
                 exports[holder] = (*present, key)
         places: dict[Key, Place] = {
-            value: _place(holder, key, exports[holder]) for value, (holder, key) in values.items()
+            value: replace(self._bundles[holder], exports=exports[holder]).place(holder, key)
+            for value, (holder, key) in values.items()
         }
         return Sharing(tasks, places, exports, len(held & tasks.keys()))
 
@@ -206,25 +221,20 @@ class Bundles:
             if exports == bundle.exports:
                 continue
             new[key] = replace(new.get(key, bundle), exports=exports)
-            if len(bundle.exports) == 1:
-                new |= self._moved_readers(self._scheduler.tasks[key], {(key, None): (key, 0)}, new)
-        self._rewrite(new)
+        self.rewrite(new)
         self.counts["shared"] += len(sharing.places)
         self.counts["again"] += sharing.n_again
 
-    def _moved_readers(
-        self, ts: TaskState, moved: Mapping[Place, Place], new: Mapping[Key, Bundle]
-    ) -> dict[Key, Bundle]:
+    def moved_readers(self, ts: TaskState, moved: Mapping[Place, Place]) -> dict[Key, Bundle]:
         """Return the readers of a bundle as they read from other places."""
-        keys = [reader.key for reader in ts.dependents]
-        return {key: new.get(key, self._bundles[key]).reading(moved) for key in keys}
+        return {reader.key: self._bundles[reader.key].reading(moved) for reader in ts.dependents}
 
-    def _rewrite(self, bundles: Mapping[Key, Bundle]) -> dict[Key, GraphNode]:
+    def rewrite(self, bundles: Mapping[Key, Bundle]) -> dict[Key, GraphNode]:
         """Give tasks that have not run new definitions; return them."""
         specs: dict[Key, GraphNode] = {}
         for key, bundle in bundles.items():
             cost_s = _cost_s(self._scheduler.tasks[key])
-            specs[key] = bundle.tasks[0] if bundle.is_plain(key) else written_task(key, bundle, cost_s)
+            specs[key] = spec_of(key, bundle, cost_s)
             self._withdraw(key)
         # From here on nothing can fail halfway.
         for key, spec in specs.items():
@@ -281,10 +291,17 @@ class Bundles:
                 if bundle is not None and len(bundle.exports) > 1:
                     self.split(reader.key, stimulus_id)
 
-    def split(self, key: Key, stimulus_id: str) -> bool:
-        """Let the tasks of a bundle run one by one; return False if the key is not that of a bundle.
+    def split(self, key: Key, stimulus_id: str, failed: Failed | None = None) -> bool:
+        """Run the tasks of a bundle one by one; return False if the key is not that of a bundle.
 
         Must not be called within a transition.
+
+        Parameters
+        ----------
+        key : Key
+        stimulus_id : str
+        failed : Failed, optional
+            A task of the bundle that has failed.
         """
         bundle, ts = self._bundles.get(key), self._scheduler.tasks.get(key)
         if bundle is None or len(bundle.tasks) < 2 or ts is None or ts.state in _ENDED:
@@ -298,27 +315,29 @@ class Bundles:
         self.counts["split"] += 1
         self._note(key, "split", "its tasks run one by one")
         self._withdraw(key)
-        values = {reader.key for reader in ts.dependents if not is_kept and self._is_only_value(reader.key)}
+        values = {reader.key for reader in ts.dependents if not is_kept and self.is_only_value(reader.key)}
         # A task of the same key that depends on the bundle cannot stand for the one in it.
         taken = {one.key for one in _dependents(ts)} - {key} - values
         names = {task.key: _new_key(task.key) if task.key in taken else task.key for task in bundle.tasks}
         readers: dict[Key, GraphNode] = {}
         if not is_kept:
-            moved = {_place(key, one, bundle.exports): (names[one], None) for one in bundle.exports}
-            readers = self._rewrite(self._moved_readers(ts, moved, {}))
-        specs = dict(self._specs(bundle, names))
+            moved: dict[Place, Place] = {
+                bundle.place(key, one): (names[one], None) for one in bundle.exports if one is not None
+            }
+            readers = self.rewrite(self.moved_readers(ts, moved))
+        specs = dict(self.specs(bundle, names))
         for one in specs.keys() & readers.keys():  # another graph has given the value its own key
             self.forget(one)
             readers[one] = specs[one]
-        _distributed_graphs.replace_task(self._scheduler, ts, specs, readers, stimulus_id)
+        _distributed_graphs.replace_task(self._scheduler, ts, specs, readers, stimulus_id, failed=failed)
         return True
 
-    def _is_only_value(self, key: Key) -> bool:
+    def is_only_value(self, key: Key) -> bool:
         """Return whether a task only gives a value of a bundle its own key."""
         tasks = self._bundles[key].tasks
         return len(tasks) == 1 and _is_value(tasks[0])
 
-    def _specs(self, bundle: Bundle, names: Mapping[Key, Key]) -> Iterable[tuple[Key, GraphNode]]:
+    def specs(self, bundle: Bundle, names: Mapping[Key, Key]) -> Iterable[tuple[Key, GraphNode]]:
         """Yield the tasks that replace a bundle, by key, each after those that it reads."""
         renamed: dict[Key, Key | GraphNode] = {key: name for key, name in names.items() if name != key}
         for outer, (holder, item) in bundle.places.items():
@@ -360,8 +379,9 @@ def _new_key(key: Key) -> Key:
     return (f"{key_split(key)}-{uuid.uuid4().hex}", 0)
 
 
-def _place(bundle: Key, key: Key, exports: tuple[Key, ...]) -> Place:
-    return bundle, exports.index(key) if len(exports) > 1 else None
+def spec_of(key: Key, bundle: Bundle, cost_s: float) -> GraphNode:
+    """Return the task of a bundle with an expected duration [s], or its only task as its graph has it."""
+    return bundle.tasks[0] if bundle.is_plain(key) else written_task(key, bundle, cost_s)
 
 
 def _cost_s(ts: TaskState) -> float:

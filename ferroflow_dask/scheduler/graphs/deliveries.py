@@ -16,7 +16,7 @@ from dask.typing import Key
 from ferroflow_dask.scheduler import _distributed_graphs
 from ferroflow_dask.scheduler._distributed_graphs import Delivery
 from ferroflow_dask.scheduler.changes import Change, Guard, attempt
-from ferroflow_dask.scheduler.graphs.worker_deliveries import CLOSE, CLOSED, DELIVERED, TOPIC
+from ferroflow_dask.scheduler.graphs.worker_runs import CLOSE, CLOSED, DELIVERED, DIVIDED, TOPIC
 from ferroflow_dask.scheduler.worker_streams import WorkerStreamHandler
 
 if TYPE_CHECKING:
@@ -52,16 +52,14 @@ class Deliveries:
         #: Tasks that were completed.
         self.count = 0
 
-    def change(self) -> Change:
-        """Return the change to the scheduler."""
+    def change(self, divided: Callable[..., object]) -> Change:
+        """Return the change to the scheduler; `divided` receives the divisions of running bundles."""
         return WorkerStreamHandler(
             self._scheduler,
-            DELIVERED,
+            {DELIVERED: (self._arrived, self._ignored), DIVIDED: (divided, lambda **_: None)},
             CLOSE,
             CLOSED,
             senders=lambda: self._workers,
-            receive=self._arrived,
-            ignore=self._ignored,
         )
 
     def event(self, topic: str, msg: Any) -> None:

@@ -15,16 +15,18 @@ from ferroflow_dask.scheduler.graphs.arrivals import GraphArrivals
 from ferroflow_dask.scheduler.graphs.bundles import Bundles
 from ferroflow_dask.scheduler.graphs.cancelling import Cancelling
 from ferroflow_dask.scheduler.graphs.deliveries import Deliveries
+from ferroflow_dask.scheduler.graphs.dividing import Dividing
 from ferroflow_dask.scheduler.graphs.overheads import Overheads
 from ferroflow_dask.scheduler.graphs.samples import Samples
 from ferroflow_dask.scheduler.graphs.worker import TOPIC, WorkerBundles
-from ferroflow_dask.scheduler.graphs.worker_deliveries import WorkerDeliveries
+from ferroflow_dask.scheduler.graphs.worker_runs import WorkerRuns
 from ferroflow_dask.scheduler.worker_plugins import WorkerPluginChange
 
 if TYPE_CHECKING:
     from distributed import WorkerPlugin
     from distributed.scheduler import Scheduler, TaskState
 
+    from ferroflow_dask.policy import ClusterView
     from ferroflow_dask.scheduler.cost_model import Learned
 
 _VERSION = version("ferroflow-dask")
@@ -41,6 +43,8 @@ class Graphs:
         As in `Deliveries`.
     withdraw, note : callable
         As in `Bundles`.
+    view : ClusterView
+        As in `Dividing`.
     changes : Changes
     guard : Guard
     """
@@ -53,6 +57,7 @@ class Graphs:
         own: object,
         withdraw: Callable[[Key], None],
         note: Callable[[Key, str, str], None],
+        view: ClusterView,
         changes: Changes,
         guard: Guard,
     ) -> None:
@@ -66,6 +71,9 @@ class Graphs:
         self._note = note
         self.samples = Samples(scheduler)
         self.bundles = Bundles(scheduler, guard, withdraw=withdraw, note=note)
+        self._overheads = Overheads(scheduler, learned)
+        cluster = self._overheads.profile
+        self.dividing = Dividing(scheduler, self.bundles, guard, cluster=cluster, view=view, note=note)
         self._cancelling = Cancelling(scheduler, self.bundles, guard)
         self.deliveries = Deliveries(scheduler, guard, own, self._delivered)
         #: The changes on workers, which are made and undone by coroutines.
@@ -73,16 +81,15 @@ class Graphs:
 
     def open(self) -> None:
         """Bundle graphs from now on."""
-        cluster = Overheads(self._scheduler, self._learned).profile
-        knowledge = Knowledge(cluster, self.learned, lambda: bool(self._scheduler.idle))
+        knowledge = Knowledge(self._overheads.profile, self.learned, lambda: bool(self._scheduler.idle))
         self._arrivals = GraphArrivals(self._scheduler, self.bundles, self.samples, knowledge, self._note)
         self._changes.make(CallChange("bundled graphs", lambda: None, self._close))
-        changes = (self.deliveries.change(), self._cancelling.change())
+        changes = (self.deliveries.change(self.dividing.received), self._cancelling.change())
         for change in (*self.bundles.changes(), *changes, *self._arrivals.changes()):
             self._changes.make(change)
         # A worker gets bundles once it announces that it can run them: it delivers by then.
         plugins: dict[str, WorkerPlugin] = {
-            "ferroflow-deliveries": WorkerDeliveries(),
+            "ferroflow-runs": WorkerRuns(),
             "ferroflow-bundles": WorkerBundles(),
         }
         for name, plugin in plugins.items():
@@ -111,8 +118,10 @@ class Graphs:
     def changed(self, key: Key, finish: str) -> None:
         """Note a transition of a task."""
         if finish == "forgotten":
+            self.dividing.forgotten(key)
             self.bundles.forget(key)
         elif finish == "memory":
+            self.dividing.ended(key)
             self.bundles.completed(key)
         self.samples.changed(key)
 

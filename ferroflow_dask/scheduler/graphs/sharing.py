@@ -29,5 +29,5 @@ class Sharing:
 
     tasks: dict[Key, GraphNode] = field(default_factory=dict)
     places: dict[Key, Place] = field(default_factory=dict)
-    exports: dict[Key, tuple[Key, ...]] = field(default_factory=dict)
+    exports: dict[Key, tuple[Key | None, ...]] = field(default_factory=dict)
     n_again: int = 0

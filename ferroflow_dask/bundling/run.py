@@ -1,0 +1,289 @@
+"""Run of a bundle: its steps, each of which is claimed once, by the thread or by the worker's event loop.
+
+The thread takes a step out of `pending` before it starts it. The event loop takes steps out of it, too, from
+the last one backwards, and hands them to the scheduler. `dict.pop` is atomic, so each step has one owner (the
+private queues of Acar, Charguéraud and Rainey, "Scheduling parallel programs by work stealing with private
+deques", PPoPP 2013, with the lazy splitting of Mohr, Kranz and Halstead, "Lazy task creation", 1991).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Sequence
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from enum import Enum
+from time import perf_counter
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from dask.typing import Key
+from distributed import Reschedule
+from distributed.core import error_message
+from distributed.utils import thread_state  # type: ignore[attr-defined]
+
+from ferroflow_dask.bundling import division
+from ferroflow_dask.bundling.deliveries import EXTENSION, UNCOMPUTED, Deliveries, is_deliverable
+from ferroflow_dask.bundling.results import LEFT
+
+if TYPE_CHECKING:
+    from ferroflow_dask.bundling.sequence import ExecuteTasks
+
+#: Code whose frames are removed from the beginning of a traceback, as Dask removes its own.
+_OWN_FRAMES = ("dask/_task_spec", "ferroflow_dask/bundling/")
+
+
+#: Returned by `pending` for a step that has an owner.
+_TAKEN = object()
+
+
+class Share(Enum):
+    """Unstarted steps that are taken from a run; the value is sent in messages."""
+
+    ALL = "all"
+    #: All, unless each of them would wait for the running step in any case.
+    FREE = "free"
+    HALF = "half"
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Steps that have left a run.
+
+    Parameters
+    ----------
+    steps : tuple of Key
+    read : tuple of Key
+        Steps of the run whose values these read, and which the run exports from now on.
+    values : dict of Key to object
+        The values of `read` that are computed, and those that the thread has not delivered yet.
+    n_ended : int
+        Steps of the run that have ended.
+    elapsed_s : float
+        Time since the run started [s].
+    """
+
+    steps: tuple[Key, ...]
+    read: tuple[Key, ...] = ()
+    values: dict[Key, Any] = field(default_factory=dict)
+    n_ended: int = 0
+    elapsed_s: float = 0.0
+
+
+class Run:
+    """One execution of a bundle.
+
+    Parameters
+    ----------
+    bundle : ExecuteTasks
+    results : sequence
+        The results of other tasks that the bundle reads.
+    """
+
+    def __init__(self, bundle: ExecuteTasks, results: Sequence[Any]) -> None:
+        self.bundle = bundle
+        self.key: Key | None = getattr(thread_state, "key", None)
+        self.thread = threading.current_thread()
+        #: Steps without an owner.
+        self.pending = dict.fromkeys(range(len(bundle.steps)))
+        self._current = -1
+        self._n_arguments = len(bundle.arguments)
+        arguments = [results[i] if item is None else results[i][item] for i, item in bundle.arguments]
+        self._values: list[Any] = [*arguments, *[UNCOMPUTED] * len(bundle.steps)]
+        self._exports = list(bundle.exports)
+        self._delivered = dict(bundle.delivered)
+        self._start_s = perf_counter()
+        # The event loop divides the run while it holds this lock; the thread ends the run with it.
+        self._lock = threading.Lock()
+        self._is_over = False
+        self._keeps_values = False
+        # Values that only steps of other bundles read now.
+        self._new_exports: set[int] = set()
+        # `get_worker` would be noted as a call by the task.
+        worker = getattr(thread_state, "execution_state", {}).get("worker")
+        self._extension = worker.extensions.get(EXTENSION) if worker is not None else None
+        self._active: dict[int, Key] = getattr(worker, "active_threads", {})
+        #: Whether the thread should raise `Reschedule` at its end: the scheduler runs the bundle again.
+        self.is_void = False
+
+    def arguments(self) -> list[Any]:
+        """Return the values that the bundle reads; before the run."""
+        return self._values[: self._n_arguments]
+
+    def exports(self) -> list[int]:
+        """Return the numbers of the exported values."""
+        return self._exports
+
+    def __call__(self) -> tuple[Any, ...]:
+        """Run the steps that are not taken; return the exported values, `LEFT` for each that has left.
+
+        Raises
+        ------
+        distributed.Reschedule
+            The scheduler has replaced the bundle meanwhile.
+        """
+        if self._extension is None:
+            return self._run(Deliveries(None, None, {}))
+        self._extension.started(self)
+        try:
+            return self._run(Deliveries(self._extension, self.key, self._delivered))
+        finally:
+            self._extension.ended(self)
+            thread_state.ferroflow_key = None
+
+    def _run(self, deliveries: Deliveries) -> tuple[Any, ...]:
+        bundle, values, pop, n = self.bundle, self._values, self.pending.pop, self._n_arguments
+        functions, keys, taken, active = bundle.functions, bundle.keys, _TAKEN, self._active
+        ident = threading.get_ident()
+        try:
+            for i, (function, arguments, read, gone) in enumerate(bundle.steps):
+                self._current = i  # before the claim: the event loop sees each unfinished step in one of both
+                if pop(i, taken) is taken:
+                    continue
+                active[ident] = thread_state.ferroflow_key = keys[i]
+                operands = list(arguments)
+                for place, number in read:
+                    operands[place] = values[number]
+                try:
+                    value = copy_context().run(functions[function], *operands)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
+                    if self._extension is None:
+                        raise
+                    self._failed(i, error, deliveries)
+                    continue
+                finally:
+                    del operands
+                values[n + i] = value
+                if self._delivered:
+                    deliveries.add(i, value)
+                del value
+                if not self._keeps_values:
+                    for number in gone:
+                        if number not in self._new_exports:
+                            values[number] = None
+        finally:
+            deliveries.flush()
+            if self.key is not None and ident in active:
+                active[ident] = self.key
+        return self._outputs()
+
+    def _outputs(self) -> tuple[Any, ...]:
+        with self._lock:
+            self._is_over = True
+            outputs = tuple(self._value(number) for number in self._exports)
+        if self.is_void or (self.bundle.is_single and outputs[0] is LEFT):
+            raise Reschedule
+        return outputs
+
+    def _value(self, number: int) -> Any:
+        value = LEFT if number < 0 else self._values[number]
+        return LEFT if value is UNCOMPUTED else value
+
+    def delivers_all(self) -> bool:
+        """Return whether the worker holds each exported value under a key of its own, too."""
+        n = self._n_arguments
+        return self._extension is not None and all(
+            number < 0 or number - n in self._delivered for number in self._exports
+        )
+
+    # What leaves the run
+
+    def take(self, which: str) -> Taken | None:
+        """Take a `Share` of the unstarted steps, None if it has none. Called by the worker's event loop."""
+        share = Share(which)
+        with self._lock:
+            if self._is_over or self.bundle.is_single or not self.pending:
+                return None  # each step of a chain waits for the one before
+            reads, unstarted = self.bundle.reads, set(self.pending)
+            arguments = (reads, self._n_arguments, unstarted, self._current)
+            if share is Share.HALF:
+                chosen = division.last_half(*arguments)
+            elif share is Share.ALL or division.free_steps(*arguments):
+                chosen = sorted(unstarted)
+            else:
+                chosen = []
+            return self._taken(chosen) if chosen else None
+
+    def _taken(self, chosen: Sequence[int]) -> Taken | None:
+        # From here to the end the thread clears no value, so none is lost that a taken step reads.
+        self._keeps_values = True
+        taken = {i for i in reversed(chosen) if self.pending.pop(i, _TAKEN) is not _TAKEN}
+        left = self._leaving(taken) if taken else None
+        self._clear()
+        self._keeps_values = False
+        return left
+
+    def _leaving(self, taken: set[int]) -> Taken:
+        """Export the values that steps read which leave the run."""
+        n, keys, values = self._n_arguments, self.bundle.keys, self._values
+        read = sorted({number - n for i in taken for number in self.bundle.reads[i] if number >= n} - taken)
+        new = [i for i in read if i not in self._delivered]
+        self._exports += [n + i for i in new if n + i not in self._exports]
+        self._new_exports.update(n + i for i in new)
+        # First the note for the thread, then the look at the value: one of both delivers it.
+        self._delivered.update({i: keys[i] for i in new})
+        ready = {keys[i]: values[n + i] for i in self._delivered if is_deliverable(values[n + i])}
+        return Taken(
+            tuple(keys[i] for i in sorted(taken)),
+            tuple(keys[i] for i in read),
+            ready,
+            sum(value is not UNCOMPUTED for value in values[n:]),
+            perf_counter() - self._start_s,
+        )
+
+    def _clear(self) -> None:
+        """Drop the values that no step of the run reads and that are not exported."""
+        unfinished = [*self.pending, self._current]
+        kept = {number for i in unfinished for number in self.bundle.reads[i]} | {*self._exports}
+        for number, value in enumerate(self._values):
+            if value is not UNCOMPUTED and number not in kept:
+                self._values[number] = None
+
+    def drop_all_but(self, exports: Collection[Key]) -> None:
+        """Drop the unstarted steps that none of some exports needs. Called by the worker's event loop."""
+        if not exports:
+            self.void()
+        with self._lock:
+            keys, n = self.bundle.keys, self._n_arguments
+            wanted = [number for number in self._exports if number >= n and keys[number - n] in exports]
+            kept = division.needed(self.bundle.reads, n, wanted)
+            for i in sorted(self.pending, reverse=True):
+                if i not in kept:
+                    self.pending.pop(i, None)
+
+    def void(self) -> None:
+        """Drop all unstarted steps: the scheduler has replaced or cancelled the bundle."""
+        self.is_void = True
+        self.pending.clear()
+
+    def _failed(self, step: int, error: BaseException, deliveries: Deliveries) -> None:
+        """Report a failed step, with the unstarted steps that depend on it; the others run on."""
+        later = division.depending(self.bundle.reads, self._n_arguments, step)
+        taken = {step, *(i for i in reversed(later) if self.pending.pop(i, _TAKEN) is not _TAKEN)}
+        deliveries.flush()
+        if isinstance(error, Reschedule):
+            with self._lock:
+                left, message = self._leaving(taken), None
+        else:
+            _without_own_frames(error)
+            left, message = (
+                Taken(tuple(self.bundle.keys[i] for i in sorted(taken))),
+                dict(error_message(error)),
+            )
+        if self.bundle.is_single:
+            self.void()
+        self._extension.failed(self, left, message)  # type: ignore[union-attr]
+
+
+def _without_own_frames(error: BaseException) -> None:
+    """Remove the frames of Dask and of this package from the beginning of a traceback."""
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None and _is_own(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    error.__traceback__ = trace
+
+
+def _is_own(path: str) -> bool:
+    return any(part in path.replace("\\", "/") for part in _OWN_FRAMES)

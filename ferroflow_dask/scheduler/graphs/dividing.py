@@ -1,0 +1,329 @@
+"""Divisions on the scheduler: steps of running bundles become bundles and tasks of their own.
+
+A worker divides a bundle when the scheduler asks, or when a step fails. The bundle goes on with the steps
+that it keeps. It yields the values of these under the same item numbers, so only the readers of the other
+values are redefined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from dask._task_spec import Alias, GraphNode, cull
+from dask.typing import Key
+from dask.utils import key_split
+
+from ferroflow_dask.bundling.bundle import Bundle
+from ferroflow_dask.bundling.coarse import longest_first
+from ferroflow_dask.bundling.cut import separate_s
+from ferroflow_dask.bundling.division import components
+from ferroflow_dask.bundling.graphs import bundles_of, written_task
+from ferroflow_dask.bundling.results import VALUE, Place
+from ferroflow_dask.bundling.sequence import bundle_in
+from ferroflow_dask.cluster_profile import ClusterProfile
+from ferroflow_dask.scheduler import _distributed, _distributed_graphs
+from ferroflow_dask.scheduler._distributed_graphs import Failed
+from ferroflow_dask.scheduler.changes import Guard, attempt
+from ferroflow_dask.scheduler.graphs.bundles import Bundles, spec_of
+from ferroflow_dask.scheduler.graphs.worker_runs import DIVIDE, NARROW
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler, TaskState
+
+    from ferroflow_dask.policy import ClusterView
+
+#: Share of a bundle's unstarted steps, as in `bundling.run.Share`.
+HALF = "half"
+
+
+@dataclass(frozen=True, slots=True)
+class _Division:
+    """Steps that have left a bundle.
+
+    Parameters
+    ----------
+    ts : TaskState
+        The task of the bundle.
+    bundle : Bundle
+        As it was before.
+    steps : frozenset of Key
+    items : dict of Key to int
+        The values of the bundle that other tasks read, with their items.
+    stimulus_id : str
+    """
+
+    ts: TaskState
+    bundle: Bundle
+    steps: frozenset[Key]
+    items: dict[Key, int]
+    stimulus_id: str
+
+    @property
+    def wanted(self) -> set[Key]:
+        """The steps that have left and whose values other tasks read."""
+        return self.items.keys() & self.steps
+
+    def rest(self, added: Iterable[Key] = ()) -> Bundle:
+        """Return the bundle without the steps, and with values that it exports from now on."""
+        added = tuple(added)
+        exports = tuple(None if key in self.steps else key for key in self.bundle.exports)
+        delivered = tuple(key for key in self.bundle.delivered if key not in self.steps)
+        tasks = tuple(task for task in self.bundle.tasks if task.key not in self.steps)
+        return replace(self.bundle, tasks=tasks, exports=(*exports, *added), delivered=(*delivered, *added))
+
+
+class Dividing:
+    """Divides running bundles.
+
+    Parameters
+    ----------
+    scheduler : distributed.Scheduler
+    bundles : Bundles
+    guard : Guard
+    cluster : callable
+        Returns the cluster for which graphs are cut.
+    view : ClusterView
+        Has the bundles that may be divided.
+    note : callable
+        Notes a decision about a task: its key, what was decided and why.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        bundles: Bundles,
+        guard: Guard,
+        *,
+        cluster: Callable[[], ClusterProfile],
+        view: ClusterView,
+        note: Callable[[Key, str, str], None],
+    ) -> None:
+        self._scheduler = scheduler
+        self._bundles = bundles
+        self._guard = guard
+        self._cluster = cluster
+        self._view = view
+        self._note = note
+        # The shares and reasons of the divisions that workers have not answered, by bundle.
+        self._asked: dict[Key, tuple[str, str]] = {}
+        # Processing bundles of which some values are needed no longer.
+        self._narrowed: dict[Key, None] = {}
+        #: Divisions that workers were asked for.
+        self.n_asked = 0
+
+    # Requests
+
+    def ask(self, key: Key, share: str, reason: str) -> bool:
+        """Ask a worker for steps of a bundle that it runs; return whether it is asked now."""
+        ts, bundle = self._scheduler.tasks.get(key), self._bundles.get(key)
+        if ts is None or ts.processing_on is None or bundle is None or key in self._asked:
+            return False
+        if len(bundle.tasks) < 2 or not bundle.returns_results(key):
+            return False
+        self._asked[key] = share, reason
+        self._view.divisible.pop(key, None)
+        self.n_asked += 1
+        message = {"op": DIVIDE, "key": key, "run_id": ts.run_id, "share": share}
+        self._scheduler.worker_send(ts.processing_on.address, {**message, "stimulus_id": "ferroflow-divide"})
+        return True
+
+    def ask_all_on(self, address: str, reason: str) -> None:
+        """Ask a worker for all steps that it has not started."""
+        ws = self._scheduler.workers.get(address)
+        for ts in list(ws.processing) if ws is not None else ():
+            self.ask(ts.key, "all", reason)
+
+    def left(self, key: Key, address: str) -> None:
+        """Stop a bundle that left `processing` without a result: its worker starts no further step."""
+        self._asked.pop(key, None)
+        if key in self._bundles and address in self._scheduler.stream_comms:
+            message = {"op": NARROW, "key": key, "run_id": None, "exports": ()}
+            self._scheduler.worker_send(address, message)
+
+    def ended(self, key: Key) -> None:
+        """Note that a bundle has ended."""
+        self._asked.pop(key, None)
+
+    def forgotten(self, key: Key) -> None:
+        """Note that a task is forgotten, before its bundle is: it may have read a value of a running one."""
+        bundle = self._bundles.get(key)
+        for holder, _ in bundle.places.values() if bundle is not None else ():
+            if holder not in self._bundles or self._scheduler.tasks[holder].processing_on is None:
+                continue
+            if not self._narrowed:
+                self._scheduler.loop.add_callback(self._guard(self._narrow))
+            self._narrowed[holder] = None
+
+    def _narrow(self) -> None:
+        narrowed, self._narrowed = self._narrowed, {}
+        for key in narrowed:
+            ts, bundle = self._scheduler.tasks.get(key), self._bundles.get(key)
+            if ts is None or ts.processing_on is None or bundle is None or not bundle.returns_results(key):
+                continue
+            exports = tuple(self._read(ts, bundle))
+            message = {"op": NARROW, "key": key, "run_id": ts.run_id, "exports": exports}
+            self._scheduler.worker_send(ts.processing_on.address, message)
+
+    def _read(self, ts: TaskState, bundle: Bundle) -> dict[Key, int]:
+        """Return the values of a bundle that other tasks read, with their items."""
+        found: dict[Key, int] = {}
+        for reader in ts.dependents:
+            reading = self._bundles.get(reader.key)
+            for holder, item in reading.places.values() if reading is not None else ():
+                value = bundle.exports[item or 0]
+                if holder == ts.key and value is not None:
+                    found[value] = item or 0
+        return found
+
+    # Answers
+
+    def received(self, *, key: Key, worker: str, **message: Any) -> None:
+        """Take a worker's message that steps have left a bundle; an exception would close its stream."""
+        attempt(partial(self._received, key, worker, **message), f"the division of {key!r} failed")
+
+    def _received(
+        self,
+        key: Key,
+        worker: str,
+        *,
+        run_id: int,
+        steps: Collection[Key],
+        stimulus_id: str,
+        read: Collection[Key] = (),
+        n_ended: int = 0,
+        elapsed_s: float = 0.0,
+        failed: Key | None = None,
+        error: Mapping[str, Any] | None = None,
+    ) -> None:
+        share, reason = "", "a step failed or moves"
+        if failed is None:
+            share, reason = self._asked.pop(key, (share, reason))
+        ts, bundle = self._scheduler.tasks.get(key), self._bundles.get(key)
+        if ts is None or ts.processing_on is None:
+            return
+        if not steps:
+            if share == HALF and key in self._view.assigned:
+                self._view.divisible[key] = False
+            return
+        if ts.run_id != run_id or ts.processing_on.address != worker:
+            return  # the message overtook a cancellation; the next run has all steps
+        failure = None if failed is None or error is None else Failed(failed, worker, error)
+        if bundle is None:  # of an installation that has ended
+            _distributed.reschedule_from(self._scheduler, key, worker, stimulus_id)
+        elif not bundle.returns_results(key) or self._collides(ts, bundle, steps):
+            is_chain = not bundle.returns_results(key)
+            if not self._bundles.split(key, stimulus_id, failure if is_chain else None):
+                _distributed.reschedule_from(self._scheduler, key, worker, stimulus_id)
+        else:
+            self._note(key, "divided", f"{len(steps)} of {len(bundle.tasks)} tasks leave: {reason}")
+            self._bundles.counts["divided"] += 1
+            division = _Division(ts, bundle, frozenset(steps), self._read(ts, bundle), stimulus_id)
+            if failure is not None:
+                self._fail(division, failure)
+                return
+            step_s = max(_cost_s(ts) / len(bundle.tasks), elapsed_s / (n_ended + 1))
+            self._free(division, read, step_s, is_single=failed is not None)
+            if failed is None:
+                self._view.reprice(key, 2 * elapsed_s)
+                self._view.divisible[key] = True
+
+    def _collides(self, ts: TaskState, bundle: Bundle, steps: Collection[Key]) -> bool:
+        """Return whether a step's key is that of another graph's task."""
+        own = {reader.key for reader in ts.dependents if self._bundles.is_only_value(reader.key)}
+        tasks = self._scheduler.tasks
+        if any(reader.key not in self._bundles for reader in ts.dependents):
+            return True  # it cannot be redefined
+        return any(task.key in tasks and task.key not in own for task in bundle.tasks if task.key in steps)
+
+    def _free(self, division: _Division, read: Iterable[Key], step_s: float, *, is_single: bool) -> None:
+        """Run steps that have left a bundle in bundles of their own, or as single tasks if they are long."""
+        ts, bundle, wanted = division.ts, division.bundle, division.wanted
+        tasks = cull({task.key: task for task in bundle.tasks if task.key in division.steps}, wanted)
+        groups = [[key] for key in tasks]
+        if not is_single and step_s < separate_s(self._cluster()):
+            groups = self._dealt(bundle, tasks)
+        shares = {key: (key_split(key), step_s) for key in tasks}
+        new = bundles_of(groups, tasks, wanted, shares, bundle.places)
+        added = [key for key in read if key not in bundle.exports]
+        rest = division.rest(added)
+        needed = {key for task in tasks.values() for key in task.dependencies}
+        values = {
+            key: Bundle((Alias(key, (VALUE, key)),), (key,), {(VALUE, key): rest.place(ts.key, key)})
+            for key in added
+            if key in needed and key not in self._scheduler.tasks
+        }
+        new = {**values, **new}
+        specs = {key: spec_of(key, one, step_s * len(one.tasks)) for key, one in new.items()}
+        self._replace(division, rest, new, specs)
+
+    def _dealt(self, bundle: Bundle, tasks: Mapping[Key, GraphNode]) -> list[list[Key]]:
+        """Deal tasks out to the idle threads, those together that read each other."""
+        keys = [task.key for task in bundle.tasks if task.key in tasks]
+        number = {key: i for i, key in enumerate(keys)}
+        reads = [[number[needed] for needed in tasks[key].dependencies if needed in number] for key in keys]
+        parts = components(reads, 0, range(len(keys)))
+        n_idle = sum(max(0, ws.nthreads - len(ws.processing)) for ws in self._scheduler.idle.values())
+        shares = longest_first([float(len(part)) for part in parts], max(1, min(n_idle, len(parts))))
+        return [[keys[i] for i in sorted(step for at in share for step in parts[at])] for share in shares]
+
+    def _fail(self, division: _Division, failed: Failed) -> None:
+        """Make a step fail under its own key, and with it the steps that depend on it."""
+        bundle, wanted = division.bundle, division.wanted
+        inside = {task.key: task for task in bundle.tasks}
+        tasks = cull({key: task for key, task in inside.items() if key in division.steps}, wanted)
+        if failed.key not in tasks:  # no task reads what depends on it
+            self._replace(replace(division, items={}), division.rest(), {}, {})
+            return
+        # The steps that it depends on can be computed again, if a client retries it.
+        stack = [key for task in tasks.values() for key in task.dependencies]
+        while stack:
+            key = stack.pop()
+            if key in inside and key not in tasks and key not in self._scheduler.tasks:
+                tasks[key] = inside[key]
+                stack += inside[key].dependencies
+        single = replace(bundle, tasks=tuple(task for task in bundle.tasks if task.key in tasks))
+        specs = dict(self._bundles.specs(single, {key: key for key in tasks}))
+        self._replace(division, division.rest(), {}, specs, failed)
+
+    def _replace(
+        self,
+        division: _Division,
+        rest: Bundle,
+        new: Mapping[Key, Bundle],
+        specs: Mapping[Key, GraphNode],
+        failed: Failed | None = None,
+    ) -> None:
+        """Create the tasks of steps that have left a bundle, and redefine those that read their values."""
+        ts, bundles = division.ts, self._bundles
+        existing = specs.keys() & self._scheduler.tasks.keys()
+        moved: dict[Place, Place] = {
+            (ts.key, division.items[key]): (key, None) for key in division.wanted if key in specs
+        }
+        others = {
+            key: reader
+            for key, reader in bundles.moved_readers(ts, moved).items()
+            if key not in existing and reader is not bundles.get(key)
+        }
+        readers = bundles.rewrite(others) | {key: specs[key] for key in existing}
+        for key in existing:
+            bundles.redefined(key)
+        bundles.expect({key: one for key, one in new.items() if not one.is_plain(key)})
+        bundles.expect({ts.key: rest})
+        ts.run_spec = written_task(ts.key, rest, _cost_s(ts))
+        _distributed_graphs.replace_task(
+            self._scheduler,
+            ts,
+            {key: spec for key, spec in specs.items() if key not in existing},
+            readers,
+            division.stimulus_id,
+            keeps=True,
+            failed=failed,
+        )
+
+
+def _cost_s(ts: TaskState) -> float:
+    bundle = bundle_in(ts.run_spec)
+    return (bundle.cost_s if bundle is not None else None) or 0.0

@@ -1,0 +1,188 @@
+"""Worker's end of running bundles: stores and reports their values, and divides them.
+
+This module is sent to workers by value and must not import this package, except `worker_handlers`.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+from dask.typing import Key
+from dask.utils import typename
+from distributed import WorkerPlugin
+from distributed.metrics import time
+from distributed.worker_state_machine import UpdateDataEvent
+
+from ferroflow_dask.scheduler.worker_handlers import StreamHandlers
+
+if TYPE_CHECKING:
+    from distributed import Worker
+
+logger = logging.getLogger("distributed.worker")
+
+#: As in `ferroflow_dask.bundling.deliveries`.
+_EXTENSION = "ferroflow-deliveries"
+#: Operations of the messages that ask for steps of a running bundle, and that report steps that have left it.
+DIVIDE, DIVIDED = "ferroflow-divide", "ferroflow-divided"
+#: Operation of the message that names the values that are still needed of a running bundle.
+NARROW = "ferroflow-narrow"
+#: States of a task that a thread runs.
+_RUNNING = frozenset({"executing", "long-running"})
+#: Operation of the messages to the scheduler, of values that are stored.
+DELIVERED = "ferroflow-delivered"
+#: Operations of the last messages of the scheduler, and of a worker in answer.
+CLOSE, CLOSED = "ferroflow-deliveries-close", "ferroflow-deliveries-closed"
+#: Topic under which workers announce that they deliver.
+TOPIC = "ferroflow-deliveries"
+
+
+class Runs(StreamHandlers):
+    """Worker extension that knows the running bundles, and takes values from them.
+
+    Parameters
+    ----------
+    worker : distributed.Worker
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__({DIVIDE: self._divide, NARROW: self._narrow}, CLOSE, self._last)
+        self._worker = worker
+        # `ferroflow_dask.bundling.run.Run` of each running bundle, by key.
+        self._runs: dict[Key, Any] = {}
+        self._n_plugins = 0
+        self._is_open = False
+
+    def open(self) -> int:
+        """Take values for one more plugin, and return its number."""
+        self._n_plugins += 1
+        self._is_open = True
+        self._worker.extensions[_EXTENSION] = self
+        return self.add(self._worker.stream_handlers)
+
+    def close(self) -> None:
+        """Let bundles keep their values if no other plugin is left."""
+        self._n_plugins -= 1
+        if not self._n_plugins:
+            self._stop()
+
+    def _stop(self) -> None:
+        self._is_open = False
+        if self._worker.extensions.get(_EXTENSION) is self:
+            del self._worker.extensions[_EXTENSION]
+
+    def _last(self) -> None:
+        self._stop()
+        self._worker.batched_send({"op": CLOSED})
+
+    # Called by the threads of bundles
+
+    def started(self, run: Any) -> None:
+        """Note a run that starts."""
+        self._runs[run.key] = run
+
+    def ended(self, run: Any) -> None:
+        """Forget a run."""
+        present = self._runs.pop(run.key, None)
+        if present is not run and present is not None:  # it runs again, in another thread
+            self._runs[run.key] = present
+
+    def deliver(self, bundle: Key, values: Mapping[Key, tuple[Any, float, float]]) -> None:
+        """Take values of a running bundle, with start and stop of their tasks."""
+        self._worker.loop.add_callback(self._take, bundle, values)
+
+    def failed(self, run: Any, left: Any, error: Mapping[str, Any] | None) -> None:
+        """Report the steps that have left a run: the first one has failed; without an error, it moves."""
+        self._worker.loop.add_callback(self._report_failed, run, left, error)
+
+    # Called by the event loop
+
+    def _take(self, bundle: Key, values: Mapping[Key, tuple[Any, float, float]]) -> None:
+        state = self._worker.state
+        ts = state.tasks.get(bundle)
+        if not self._is_open or ts is None or ts.state not in _RUNNING:
+            return  # the plugin was removed, or the scheduler has cancelled the bundle
+        data = {
+            key: value
+            for key, (value, _, _) in values.items()
+            if key not in state.tasks or state.tasks[key].state == "released"
+        }
+        self._worker.handle_stimulus(UpdateDataEvent(data=data, stimulus_id=DELIVERED))
+        # A value that could not be stored stays with the bundle.
+        stored = {key: values[key][1:] for key in data if state.tasks[key].state == "memory"}
+        types: dict[type, bytes] = {}
+        details = {}
+        for key, (start_s, stop_s) in stored.items():
+            one = state.tasks[key]
+            kind: Any = one.type
+            if kind not in types:
+                types[kind] = _pickled_type(kind)
+            details[key] = (one.nbytes, types[kind], typename(kind), start_s, stop_s)
+        self._worker.batched_send({"op": DELIVERED, "values": details})
+
+    def _run_of(self, key: Key, run_id: int | None = None) -> Any:
+        """Return the run of a bundle if the worker still runs it for the scheduler, else None."""
+        run, ts = self._runs.get(key), self._worker.state.tasks.get(key)
+        if run is None or ts is None or ts.state not in _RUNNING or run_id not in (None, ts.run_id):
+            return None
+        return run
+
+    def _divide(self, key: Key, run_id: int, share: str, stimulus_id: str) -> None:
+        run = self._run_of(key, run_id)
+        left = None if run is None else run.take(share)
+        if left is None:
+            message = {"op": DIVIDED, "key": key, "run_id": run_id, "steps": ()}
+            self._worker.batched_send({**message, "stimulus_id": stimulus_id})
+        else:
+            self._report(key, left, stimulus_id)
+
+    def _report(self, key: Key, left: Any, stimulus_id: str, **fields: Any) -> None:
+        """Report steps that have left a run, and deliver the values that they read."""
+        names = ("steps", "read", "n_ended", "elapsed_s")
+        message = {"op": DIVIDED, "key": key, "run_id": self._worker.state.tasks[key].run_id}
+        message |= {name: getattr(left, name) for name in names}
+        self._worker.batched_send({**message, "stimulus_id": stimulus_id, **fields})
+        now_s = time()
+        if left.values:
+            self._take(key, {name: (value, now_s, now_s) for name, value in left.values.items()})
+
+    def _narrow(self, key: Key, run_id: int, exports: Collection[Key]) -> None:
+        run = self._run_of(key, run_id)
+        if run is not None:
+            run.drop_all_but(exports)
+
+    def _report_failed(self, run: Any, left: Any, error: Mapping[str, Any] | None) -> None:
+        if self._runs.get(run.key) not in (run, None):
+            return  # it runs again
+        ts = self._worker.state.tasks.get(run.key)
+        if ts is None or ts.state not in _RUNNING:
+            return  # the scheduler has cancelled the bundle
+        if error is not None:
+            text = "Compute Failed\nKey:       %s\nState:     %s\nException: %r\nTraceback: %r\n"
+            logger.error(text, left.steps[0], ts.state, error["exception_text"], error["traceback_text"])
+        self._report(run.key, left, f"task-erred-{time()}", failed=left.steps[0], error=error)
+
+
+class WorkerRuns(WorkerPlugin):
+    """Stores and reports the values that bundles deliver, and divides running bundles."""
+
+    def setup(self, worker: Worker) -> None:
+        """Take values from now on; called by distributed on each worker."""
+        # An earlier plugin of this kind may still be asked to close.
+        earlier = getattr(worker.stream_handlers.get(CLOSE), "__self__", None)
+        self._runs: Runs = Runs(worker) if earlier is None else earlier
+        number = self._runs.open()
+        worker.log_event(TOPIC, {"number": number})  # distributed adds the worker
+
+    def teardown(self, worker: Worker) -> None:
+        """Let bundles keep their values; called by distributed when the plugin is removed."""
+        self._runs.close()
+
+
+def _pickled_type(kind: type) -> bytes:
+    try:
+        return pickle.dumps(kind)
+    except Exception:  # noqa: BLE001 -- as Dask does: some types cannot be pickled
+        return pickle.dumps(typename(kind))
