@@ -160,6 +160,6 @@ def assert_consistent(
             if holder in bundles:
                 exports = found.bundles[holder].exports
                 assert exports[item or 0] == read
-                assert (item is None) == (len(exports) == 1)
+                assert (item is None) == (holder == read)
             else:
                 assert (holder, item) == places.get(read, (read, None))

@@ -48,10 +48,11 @@ class Deliveries:
         Key of the value of each step, for those that are wanted. Steps may be added while the bundle runs.
     first_s : float, optional
         Longest wait for the first delivery [s]; each later wait is twice as long, up to `_INTERVAL_S`.
+        By default all waits are that long.
     """
 
     def __init__(
-        self, extension: Any, bundle: Key | None, keys: Mapping[int, Key], first_s: float = _INTERVAL_S
+        self, extension: Any, bundle: Key | None, keys: Mapping[int, Key], first_s: float | None = None
     ) -> None:
         self._extension = extension
         self._bundle = bundle
@@ -59,8 +60,8 @@ class Deliveries:
         # Value, start and stop of each task.
         self._values: dict[Key, tuple[Any, float, float]] = {}
         self._start_s = time()
-        self._wait_s = first_s
-        self._next_s = perf_counter() + first_s
+        self._wait_s = _INTERVAL_S if first_s is None else first_s
+        self._next_s = perf_counter() + self._wait_s
 
     def add(self, step: int, value: Any) -> None:
         """Note that a step has ended with a value."""

@@ -28,7 +28,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from waiting import comes
 
 from ferroflow_dask import uninstall
-from ferroflow_dask.bundling import deliveries, sequence
+from ferroflow_dask.bundling import deliveries
 
 N = 60
 NAMES = [f"map-{i}" for i in range(N)]
@@ -137,8 +137,9 @@ async def test_only_the_failed_task_has_the_error_and_the_others_run_once(cluste
     assert [future.status for future in futures] == ["finished"] * 5 + ["error"] + ["finished"] * (N - 6)
     assert isinstance(await futures[5].exception(), PlannedError)
     assert await cluster.client.gather([*futures[:5], *futures[6:]]) == [i + 1 for i in range(N) if i != 5]
-    assert {key for key, n in CALLS.items() if n > 1} == {"map-5"}
-    assert cluster.counts["split"] == 1
+    assert set(CALLS.values()) == {1}
+    assert cluster.counts["divided"] == 1
+    assert cluster.counts["split"] == 0
 
 
 @runs_on(on_delivering_cluster)
@@ -184,42 +185,6 @@ async def test_a_running_bundle_delivers_values_and_dask_takes_it_over(cluster: 
     del futures
     await cluster.is_empty()
     await comes(lambda: is_empty(cluster))
-
-
-@runs_on(on_delivering_cluster)
-async def test_a_bundle_stops_after_a_task_that_takes_unusually_long(
-    cluster: Bundling, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sequence, "_given_up", {})
-    monkeypatch.setattr(sequence, "_TASK_S", 1e-9)  # the tasks after it are worth it at once
-    with gates() as make:
-        gate = make()
-        futures = mapped(cluster, at_3=at_gate(gate))
-        await comes(gate.reached.is_set)
-        await asyncio.sleep(0.05)  # more than `_SPLIT_S`
-        gate.open()
-        values = await cluster.client.gather(futures)
-    assert values == [i + 1 for i in range(N)]
-    assert cluster.counts["split"] == 1
-    assert {CALLS[name] for name in NAMES} == {1}
-    assert not cluster.stealing.graphs._learned.separate
-
-
-@pytest.mark.parametrize(
-    ("taken_s", "usual_s", "n_left", "stops"),
-    [
-        (1.0, 0.1, 9, True),
-        (1.0, 0.1, 0, False),  # nothing is left that could run elsewhere
-        (0.4, 0.1, 9, False),  # tasks often differ as much
-        (0.01, 0.001, 3, False),  # it would take longer to split the bundle
-        (0.3, 0.001, 500, False),  # 500 tasks cost more than that
-        (0.3, 0.001, 200, True),
-    ],
-)
-def test_a_bundle_stops_if_the_long_task_took_longer_than_the_others_cost(
-    taken_s: float, usual_s: float, n_left: int, stops: bool
-) -> None:
-    assert sequence.is_outlier(taken_s, usual_s, n_left) is stops
 
 
 @runs_on(on_delivering_cluster)
