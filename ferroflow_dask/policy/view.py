@@ -49,6 +49,8 @@ class ClusterView(LoadOrder):
         self.assigned: dict[Key, tuple[TaskView, WorkerView]] = {}
         #: Bundles in queues that can be divided, and whether a half may be asked for.
         self.divisible: dict[Key, bool] = {}
+        #: When a task, or a step of a bundle, last ended [s].
+        self.last_end_at = 0.0
 
     # What a policy asks
 
@@ -234,6 +236,7 @@ class ClusterView(LoadOrder):
 
     def finish(self, key: Key, now: float) -> None:
         """Take a task that ended out of its worker's queue."""
+        self.last_end_at = now
         entry = self.assigned.get(key)
         if entry is not None:
             entry[1].progress_at = now

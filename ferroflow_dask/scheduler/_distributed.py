@@ -307,12 +307,11 @@ def can_run(scheduler: Scheduler, ts: TaskState, ws: WorkerState) -> bool:
     return ws in scheduler.running and has_them and may_run_on(scheduler, ts, ws)
 
 
-def take_blame_back(scheduler: Scheduler, key: Key) -> None:
-    """Decrease the number of dead workers that Dask counts for a task."""
-    ts = scheduler.tasks.get(key)
-    if ts is not None and ts.suspicious:
-        ts.suspicious -= 1
-        ts.prefix.suspicious -= 1
+def lower_blame(scheduler: Scheduler, key: Key) -> None:
+    """Lower the number of dead workers that Dask counts for a task."""
+    ts = scheduler.tasks[key]
+    ts.suspicious -= 1
+    ts.prefix.suspicious -= 1
 
 
 def hand_over(scheduler: Scheduler, ts: TaskState, victim: WorkerState, thief: WorkerState) -> None:

@@ -180,7 +180,7 @@ def replace_task(
         New definitions of the dependents of `ts`, which do not depend on it, unless `keeps`.
     stimulus_id : str
     keeps : bool, optional
-        Whether `ts` goes on: it yields fewer values than before.
+        Whether `ts` goes on: it yields fewer values than before, or Dask is about to release it.
     failed : Failed, optional
         A task of `specs` or `readers` that has failed on a worker.
     """
@@ -199,7 +199,7 @@ def replace_task(
     recommendations: dict[Key, Any] = {}
     if ts.key in specs:
         _redefine(scheduler, ts, specs[ts.key])
-        if ts.waiters or ts.who_wants:
+        if (ts.waiters or ts.who_wants) and not keeps:
             recommendations[ts.key] = "waiting"
     for new in created:
         _depend(scheduler, new, specs[new.key])

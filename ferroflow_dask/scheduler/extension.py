@@ -138,16 +138,6 @@ class FerroflowStealing(WorkStealing):
             guard=self.guard,
             followers=followers,
         )
-        self.graphs = Graphs(
-            scheduler,
-            learned,
-            own=self,
-            withdraw=self.messages.prefetch.withdraw,
-            note=lambda key, what, reason: self.decisions.note(key, what, "", reason),
-            view=self.view,
-            changes=self.changes,
-            guard=self.guard,
-        )
         self.task_views = TaskViews(scheduler, learned.costs, self.messages.inlining.inputs_of)
         self._network = NetworkView(scheduler, self.view)
         self._queue_depth = QueueDepth(scheduler, learned, _MESSAGES * latency_s)
@@ -159,6 +149,18 @@ class FerroflowStealing(WorkStealing):
             decisions=self.decisions,
             task_views=self.task_views,
             prefetch=self.messages.prefetch,
+        )
+        self.graphs = Graphs(
+            scheduler,
+            learned,
+            own=self,
+            withdraw=self.messages.prefetch.withdraw,
+            note=lambda key, what, reason: self.decisions.note(key, what, "", reason),
+            view=self.view,
+            clock=clock,
+            in_flight=self._steal_protocol.in_flight_from,
+            changes=self.changes,
+            guard=self.guard,
         )
         self.placement = Placement(
             scheduler,
@@ -390,12 +392,8 @@ class FerroflowStealing(WorkStealing):
         action = msg.get("action") if isinstance(msg, dict) else None
         if topic not in self.view.workers:
             return
-        if action == "remove-worker" and msg.get("expected") is False:
-            processing = list(msg.get("processing-tasks", ()))
-            self._steal_protocol.take_blame_back(topic, processing)
-            # After the transitions that follow.
-            split = self.guard(self.graphs.bundles.split_suspicious)
-            self.scheduler.loop.add_callback(split, processing)
+        if action == "remove-worker":
+            self.graphs.deaths.removed(topic)
         if action == "worker-status-change" and msg.get("status") != "running":
             self.graphs.dividing.ask_all_on(topic, "its worker has stopped taking tasks")
         if action in ("worker-status-change", "remove-worker"):
@@ -427,6 +425,7 @@ class FerroflowStealing(WorkStealing):
     def remove_key_from_stealable(self, ts: TaskState) -> None:
         """Note that a task left its worker's threads because it became long-running."""
         self.view.release(ts.key)
+        self.graphs.dividing.ask(ts.key, "all", "a step has seceded")
         self.ask_pass()
 
     def put_key_in_stealable(self, ts: TaskState) -> None:
@@ -444,6 +443,7 @@ class FerroflowStealing(WorkStealing):
         if self._wants_steals:
             self.task_views.see_resources()
             self._idle_workers.serve()
+        self.graphs.dividing.look_for_stuck(self.clock())
 
     def move_task_confirm(self, *, key: str, state: str, stimulus_id: str, worker: str | None = None) -> None:
         """Take a worker's answer to a steal request; an exception here would close the worker's stream."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from ferroflow_dask.scheduler.graphs.arrival import Knowledge
 from ferroflow_dask.scheduler.graphs.arrivals import GraphArrivals
 from ferroflow_dask.scheduler.graphs.bundles import Bundles
 from ferroflow_dask.scheduler.graphs.cancelling import Cancelling
+from ferroflow_dask.scheduler.graphs.deaths import Deaths
 from ferroflow_dask.scheduler.graphs.deliveries import Deliveries
 from ferroflow_dask.scheduler.graphs.dividing import Dividing
 from ferroflow_dask.scheduler.graphs.overheads import Overheads
@@ -44,7 +45,10 @@ class Graphs:
     withdraw, note : callable
         As in `Bundles`.
     view : ClusterView
-        As in `Dividing`.
+    clock : callable
+        Returns the time [s].
+    in_flight : callable
+        As in `Deaths`.
     changes : Changes
     guard : Guard
     """
@@ -58,6 +62,8 @@ class Graphs:
         withdraw: Callable[[Key], None],
         note: Callable[[Key, str, str], None],
         view: ClusterView,
+        clock: Callable[[], float],
+        in_flight: Callable[[str], Iterable[Key]],
         changes: Changes,
         guard: Guard,
     ) -> None:
@@ -69,13 +75,23 @@ class Graphs:
         self._capable: set[str] = set()
         self._arrivals: GraphArrivals | None = None
         self._note = note
+        self._view = view
+        self._clock = clock
         self.samples = Samples(scheduler)
         self.bundles = Bundles(scheduler, guard, withdraw=withdraw, note=note)
-        self._overheads = Overheads(scheduler, learned)
-        cluster = self._overheads.profile
-        self.dividing = Dividing(scheduler, self.bundles, guard, cluster=cluster, view=view, note=note)
+        self.deaths = Deaths(scheduler, self.bundles, view, guard, in_flight)
         self._cancelling = Cancelling(scheduler, self.bundles, guard)
         self.deliveries = Deliveries(scheduler, guard, own, self._delivered)
+        self._overheads = Overheads(scheduler, learned)
+        self.dividing = Dividing(
+            scheduler,
+            self.bundles,
+            guard,
+            cluster=self._overheads.profile,
+            view=view,
+            may_send=self.deliveries.may_send,
+            note=note,
+        )
         #: The changes on workers, which are made and undone by coroutines.
         self.on_workers: list[WorkerPluginChange] = []
 
@@ -85,7 +101,7 @@ class Graphs:
         self._arrivals = GraphArrivals(self._scheduler, self.bundles, self.samples, knowledge, self._note)
         self._changes.make(CallChange("bundled graphs", lambda: None, self._close))
         changes = (self.deliveries.change(self.dividing.received), self._cancelling.change())
-        for change in (*self.bundles.changes(), *changes, *self._arrivals.changes()):
+        for change in (*self.bundles.changes(), *self.deaths.changes(), *changes, *self._arrivals.changes()):
             self._changes.make(change)
         # A worker gets bundles once it announces that it can run them: it delivers by then.
         plugins: dict[str, WorkerPlugin] = {
@@ -127,6 +143,7 @@ class Graphs:
 
     def _delivered(self, ts: TaskState, seconds: float, nbytes: int, worker: str) -> None:
         self._learned.costs.record(ts, seconds, nbytes, worker)
+        self._view.last_end_at = self._clock()
         self.changed(ts.key, "memory")
 
     def event(self, topic: str, msg: Any) -> None:
