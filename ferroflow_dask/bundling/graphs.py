@@ -6,7 +6,7 @@ import re
 import uuid
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from dask._task_spec import Alias, DataNode, GraphNode, Task, TaskRef
@@ -124,6 +124,9 @@ def bundle_graph(
     groups = [[keys[i] for i in pieces] for pieces in cut]
     shares = dict(zip(keys, zip(prefixes, costs_s, strict=True), strict=True))
     bundles = bundles_of(groups, tasks, wanted, shares, places or {})
+    # The first bundle of each thread: the client can process their values while the others run.
+    early = [name for name, bundle in bundles.items() if bundle.delivered][: cluster.n_threads]
+    bundles |= {name: replace(bundles[name], is_early=True) for name in early}
     written: dict[Key, GraphNode] = {}
     rewritten: dict[Key, Bundle] = {}
     for name, bundle in bundles.items():
@@ -208,6 +211,7 @@ def written_task(name: Key, bundle: Bundle, cost_s: float) -> Task:
         cost_s,
         bundle.delivered,
         returns_results=bundle.returns_results(name),
+        is_early=bundle.is_early,
     )
     # Dask keeps tasks that produce data in its queue until workers have room for their results.
     produces = any(getattr(task, "data_producer", False) for task in bundle.tasks)

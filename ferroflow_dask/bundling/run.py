@@ -23,7 +23,7 @@ from distributed.core import error_message
 from distributed.utils import thread_state  # type: ignore[attr-defined]
 
 from ferroflow_dask.bundling import division
-from ferroflow_dask.bundling.deliveries import EXTENSION, UNCOMPUTED, Deliveries, is_deliverable
+from ferroflow_dask.bundling.deliveries import EARLY_S, EXTENSION, UNCOMPUTED, Deliveries, is_deliverable
 from ferroflow_dask.bundling.results import LEFT
 
 if TYPE_CHECKING:
@@ -127,7 +127,8 @@ class Run:
             return self._run(Deliveries(None, None, {}))
         self._extension.started(self)
         try:
-            return self._run(Deliveries(self._extension, self.key, self._delivered))
+            first_s = EARLY_S if self.bundle.is_early else None
+            return self._run(Deliveries(self._extension, self.key, self._delivered, first_s))
         finally:
             self._extension.ended(self)
             thread_state.ferroflow_key = None

@@ -60,6 +60,8 @@ class ExecuteTasks:
         The steps whose values are delivered under their own keys.
     returns_results : bool, optional
         Whether the values are returned as `Results`, also a single one.
+    is_early : bool, optional
+        Whether the first values are delivered at once.
     """
 
     functions: tuple[Callable[..., Any], ...]
@@ -71,6 +73,7 @@ class ExecuteTasks:
     cost_s: float | None = None
     delivered: Mapping[int, Key] = field(default_factory=dict)
     returns_results: bool = False
+    is_early: bool = False
 
     @property
     def is_single(self) -> bool:
@@ -182,6 +185,7 @@ def sequence_of(
     delivered: Sequence[Key] = (),
     *,
     returns_results: bool = False,
+    is_early: bool = False,
 ) -> ExecuteTasks:
     """Return a function that runs several tasks one after another.
 
@@ -197,7 +201,7 @@ def sequence_of(
         Expected duration [s].
     delivered : sequence of Key, optional
         The tasks whose results are delivered under their own keys.
-    returns_results : bool, optional
+    returns_results, is_early : bool, optional
         As in `ExecuteTasks`.
     """
     number = {key: i for i, key in enumerate([*arguments, *(task.key for task in tasks)])}
@@ -226,6 +230,7 @@ def sequence_of(
         None if is_value else cost_s,
         {number[key] - len(arguments): key for key in delivered},
         returns_results,
+        is_early,
     )
 
 

@@ -345,7 +345,10 @@ class FerroflowStealing(WorkStealing):
         self.task_views.annotations_arrived(annotations)
         if not self.scheduler.queued:
             self._queue_depth.adapt(self.clock())
-        self.placement.graph_arrived([self.scheduler.tasks[key] for key in tasks])
+        states = [self.scheduler.tasks[key] for key in tasks]
+        self.placement.graph_arrived(states)
+        if self.view.divisible:
+            self.graphs.dividing.make_room(states)
         self.ask_pass()
 
     def transition(self, key: Key, start: Any, finish: Any, *args: Any, **kwargs: Any) -> None:

@@ -175,6 +175,18 @@ class Dividing:
         step = bundle.tasks[-1].key if bundle is not None and bundle.tasks else key
         return (tasks[step] if step in tasks else tasks[key]).priority or ()
 
+    def make_room(self, states: Collection[TaskState]) -> None:
+        """Free as many threads of less urgent bundles as a new graph can use, if no thread is idle."""
+        ready = [ts for ts in states if not ts.waiting_on and ts.priority]
+        if self._view.n_idle or not ready:
+            return
+        urgency = min((ts.priority or ())[0] for ts in ready)
+        n_left = len(ready)
+        for key in list(self._view.divisible):
+            task, _ = self._view.assigned[key]
+            if n_left and task.has_started and urgency < task.priority[0]:
+                n_left -= self.ask(key, "all", "a more urgent graph has arrived")
+
     def ask_all_on(self, address: str, reason: str) -> None:
         """Ask a worker for all steps that it has not started."""
         ws = self._scheduler.workers.get(address)
