@@ -23,7 +23,8 @@ def free_steps(reads: Reads, n_arguments: int, unstarted: Collection[int], runni
         uncomputed = {
             number - n_arguments
             for number in reads[step]
-            if number - n_arguments in unstarted or number - n_arguments == running
+            if number >= n_arguments  # before the first step, -1 is the running one
+            and (number - n_arguments in unstarted or number - n_arguments == running)
         }
         if uncomputed and uncomputed <= waiting:
             waiting.add(step)

@@ -200,8 +200,9 @@ class Run:
         with self._lock:
             if self._is_over or self.bundle.is_single or not self.pending:
                 return None  # each step of a chain waits for the one before
-            reads, unstarted = self.bundle.reads, set(self.pending)
-            arguments = (reads, self._n_arguments, unstarted, self._current)
+            reads, unstarted, current = self.bundle.reads, set(self.pending), self._current
+            unstarted.discard(current)  # the thread is about to claim it
+            arguments = (reads, self._n_arguments, unstarted, current)
             if share is Share.HALF:
                 chosen = division.last_half(*arguments)
             elif share is Share.ALL or division.free_steps(*arguments):

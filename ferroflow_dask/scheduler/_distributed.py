@@ -28,6 +28,7 @@ REQUIRED: dict[type, tuple[str, ...]] = {
         "_add_to_memory",
         "_find_lost_dependencies",
         "_get_prefix_duration",
+        "_propagate_erred",
         "_reschedule",
         "_task_to_msg",
         "_transition",

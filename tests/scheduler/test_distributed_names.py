@@ -55,6 +55,19 @@ def test_workers_answers_mean_what_we_take_them_for() -> None:
             ["self", "ts", "ws", "recommendations", "client_msgs", "type", "typename"],
         ),
         (
+            scheduler.Scheduler._propagate_erred,
+            [
+                "self",
+                "ts",
+                "worker",
+                "cause",
+                "exception",
+                "traceback",
+                "exception_text",
+                "traceback_text",
+            ],
+        ),
+        (
             scheduler.Transition,
             ["key", "start", "finish", "recommendations", "stimulus_id", "timestamp"],
         ),

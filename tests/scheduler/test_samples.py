@@ -28,7 +28,7 @@ from one_loop import Cluster, on_cluster
 from waiting import comes
 
 from ferroflow_dask import explain, uninstall
-from ferroflow_dask.bundling import sequence
+from ferroflow_dask.policy import stealing
 from ferroflow_dask.scheduler.graphs import arrival, samples
 from ferroflow_dask.scheduler.graphs.arrival import Arrival
 from ferroflow_dask.scheduler.graphs.samples import Sample, Samples
@@ -45,7 +45,7 @@ def sampled(monkeypatch: pytest.MonkeyPatch) -> list[set[Any]]:
     """Wait for samples and bundles however busy the machine is; return the keys of each sample that ran."""
     monkeypatch.setattr(samples, "_FIRST_S", 100.0)  # longer than a test may take
     monkeypatch.setattr(samples, "_LEAST_S", 100.0)
-    monkeypatch.setattr(sequence, "_LATE_S", 60.0)
+    monkeypatch.setattr(stealing, "_LATE_S", 60.0)
     CALLS.clear()
     found: list[set[Any]] = []
     stock = Samples.run

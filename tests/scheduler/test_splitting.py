@@ -1,11 +1,10 @@
-"""Bundles that are split: after errors, for other workers, when their worker dies, and if they give up."""
+"""Bundles with errors, and bundles that are split: when their worker dies, and if they give up."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from time import sleep
 from typing import Any
 
 import dask
@@ -45,7 +44,6 @@ pytestmark = pytest.mark.cluster
 def _all_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
     take_all_for_short(monkeypatch)
     monkeypatch.setattr(sequence, "_given_up", {})
-    monkeypatch.setattr(sequence, "_too_short_s", {})
 
 
 @pytest.fixture
@@ -118,13 +116,15 @@ async def test_only_the_dependents_fail_if_a_task_fails(cluster: Bundling, name:
 
 
 @runs_on(on_bundling_cluster)
-async def test_a_bundle_is_split_after_an_error_and_its_tasks_have_their_keys(cluster: Bundling) -> None:
+async def test_a_failed_task_and_those_around_it_have_their_keys_and_none_runs_twice(
+    cluster: Bundling,
+) -> None:
     outs = fork(at_5=fail)[1]
     futures = cluster.client.compute(outs)
     await outcomes(cluster, futures)
-    assert cluster.counts["split"] == 1
+    assert (cluster.counts["divided"], cluster.counts["split"]) == (1, 0)
     assert set(cluster.scheduler.tasks) == keys_of(*outs)
-    assert {key for key, n in CALLS.items() if n == 2} == {f"inc-{i}" for i in range(6)}
+    assert CALLS == {f"inc-{i}": 1 for i in range(6)}
     assert cluster.scheduler.tasks["inc-5"].state == "erred"
 
 
@@ -212,11 +212,10 @@ def reschedule_once(key: str, *values: int) -> int:
 
 
 @runs_on(on_bundling_cluster)
-async def test_a_bundle_is_split_if_a_task_asks_for_another_worker(cluster: Bundling) -> None:
+async def test_a_task_that_asks_for_another_worker_leaves_its_bundle(cluster: Bundling) -> None:
     assert await cluster.values(*fork(at_5=reschedule_once)[1]) == [13, 14, 15]
-    assert cluster.counts["split"] == 1
-    assert CALLS["inc-4"] == 2
-    assert CALLS["inc-5"] == 1
+    assert (cluster.counts["divided"], cluster.counts["split"]) == (1, 0)
+    assert {n for key, n in CALLS.items() if key.startswith("inc-")} == {1}
 
 
 def test_a_bundle_is_split_if_its_worker_dies(tmp_path: Path) -> None:
@@ -261,56 +260,6 @@ async def test_a_task_of_a_split_bundle_exists_for_a_graph_that_reads_from_it(
 
 
 # Bundles that give up
-
-
-@runs_on(on_bundling_cluster)
-async def test_a_late_bundle_is_split_once(cluster: Bundling, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter(range(0, 100_000_000, 100))
-    monkeypatch.setattr(sequence, "perf_counter", lambda: float(next(now)))
-    assert await cluster.values(*fork()[1]) == [13, 14, 15]
-    assert cluster.counts["split"] == 1
-    assert CALLS["inc-0"] == 2
-    assert CALLS["inc-11"] == 1
-    await cluster.is_empty()
-    assert await cluster.values(*fork()[1]) == [13, 14, 15]
-    assert cluster.counts["created"] == 2
-    assert cluster.counts["split"] == 1  # the second time it runs on
-
-
-@runs_on(on_bundling_cluster)
-async def test_a_late_bundle_does_not_make_the_prefix_of_its_output_separate(
-    cluster: Bundling, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = iter(range(0, 100_000_000, 100))
-    monkeypatch.setattr(sequence, "perf_counter", lambda: float(next(now)))
-    assert await cluster.values(task("out-0", chain("inc", 0)[-1])) == [13]
-    assert cluster.counts["split"] == 1
-    assert not cluster.stealing.graphs._learned.separate
-
-
-@runs_on(on_bundling_cluster, resources=(None,))
-async def test_another_bundle_as_wrong_as_a_late_one_does_not_start(
-    cluster: Bundling, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sequence, "_LATE_S", 0.0)
-    assert await cluster.values(slow_chain(0)) == [12]
-    assert cluster.counts["split"] == 1
-    assert (CALLS["inc-0"], CALLS["inc-1"]) == (2, 1)
-    assert await cluster.values(slow_chain(100)) == [12]
-    assert cluster.counts["split"] == 2
-    assert CALLS["inc-100"] == 1
-
-
-def slow_chain(first: int) -> Any:
-    last = task(f"inc-{first}", 0, function=slow)
-    for i in range(first + 1, first + 12):
-        last = task(f"inc-{i}", last)
-    return last
-
-
-def slow(key: str, *values: int) -> int:
-    sleep(0.1)
-    return add(key, *values)
 
 
 def iterate(key: str, *values: int) -> Any:

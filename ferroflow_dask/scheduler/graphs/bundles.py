@@ -114,6 +114,7 @@ class Bundles:
     def expect(self, bundles: Mapping[Key, Bundle]) -> None:
         """Note bundles whose tasks are about to be created."""
         for key, bundle in bundles.items():
+            self.forget(key)  # steps may have left it
             self._bundles[key] = bundle
             if len(bundle.tasks) > 1:
                 own = (task.key for task in bundle.tasks if not _is_value(task))
