@@ -1,6 +1,6 @@
 """Programs in which tasks wait for other tasks of the same graph: run on a stock cluster and on ours.
 
-`python tests/partner_programs.py --select "file map" --timeout 10` prints a row for each selected program: whether
+`python tests/partner_programs.py --select "file map" --timeout 10` prints for each selected program whether
 it ends, and its seconds. `--list` prints the programs; `--stock` and `--plugin` run one of the two clusters.
 """
 
