@@ -240,6 +240,10 @@ class FerroflowStealing(WorkStealing):
             except FAILURES:
                 logger.warning("ferroflow: %s is not available", point.name, exc_info=True)
 
+    async def close(self) -> None:
+        """Detach when the scheduler closes; it tears down only extensions that are registered."""
+        self.detach()
+
     def teardown(self) -> None:
         """Detach; called by distributed when the scheduler closes, and by `exchange`."""
         super().teardown()
