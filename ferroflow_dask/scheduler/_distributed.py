@@ -75,7 +75,14 @@ ATTRIBUTES = (
     "worker_plugins",
 )
 HANDLERS = ("gather",)
-STREAM_HANDLERS = ("cancel-keys", "reschedule", "task-erred", "update-graph")
+STREAM_HANDLERS = (
+    "add-keys",
+    "cancel-keys",
+    "request-refresh-who-has",
+    "reschedule",
+    "task-erred",
+    "update-graph",
+)
 
 #: Prefixes of tasks that Dask never steals, such as the splits of a shuffle.
 NEVER_STOLEN = fast_tasks
@@ -223,9 +230,19 @@ def early_message(scheduler: Scheduler, ts: TaskState, ws: WorkerState) -> dict[
     return message
 
 
-def stock_decision(scheduler: Scheduler, ts: TaskState) -> WorkerState | None:
-    """Return the worker that Dask would choose for a task."""
-    return type(scheduler).decide_worker_non_rootish(scheduler, ts)
+def stock_decision(
+    scheduler: Scheduler, ts: TaskState, without: WorkerState | None = None
+) -> WorkerState | None:
+    """Return the worker that Dask would choose for a task, without a certain one if another is allowed."""
+    decide = type(scheduler).decide_worker_non_rootish
+    if without not in scheduler.running:
+        return decide(scheduler, ts)
+    scheduler.running.discard(without)
+    try:
+        other = decide(scheduler, ts)
+    finally:
+        scheduler.running.add(without)
+    return other or decide(scheduler, ts)
 
 
 def prefix_duration(scheduler: Scheduler, ts: TaskState) -> float:

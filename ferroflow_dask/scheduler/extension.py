@@ -27,11 +27,13 @@ from ferroflow_dask.scheduler import _distributed, _distributed_transitions, met
 from ferroflow_dask.scheduler.changes import FAILURES, CallChange, Changes, Guard, attempt
 from ferroflow_dask.scheduler.cost_model import Learned, learned_on
 from ferroflow_dask.scheduler.decisions import DecisionLog
+from ferroflow_dask.scheduler.fixed_values import FixedValues
 from ferroflow_dask.scheduler.graphs.graphs import Graphs
 from ferroflow_dask.scheduler.idle_workers import IdleWorkers, Passes
 from ferroflow_dask.scheduler.network import NetworkView
 from ferroflow_dask.scheduler.placement import Placement
 from ferroflow_dask.scheduler.queue_depth import QueueDepth
+from ferroflow_dask.scheduler.refusals import Refusals
 from ferroflow_dask.scheduler.settings import configured_policy
 from ferroflow_dask.scheduler.steal_protocol import StealProtocol
 from ferroflow_dask.scheduler.task_events import TaskEvents
@@ -147,7 +149,18 @@ class FerroflowStealing(WorkStealing):
             changes=self.changes,
             guard=self.guard,
         )
-        self.task_views = TaskViews(scheduler, learned.costs, self.messages.inlining.inputs_of)
+        self.refusals = Refusals(scheduler, self.messages.prefetch.doubtful.add)
+        self.fixed = FixedValues(
+            scheduler,
+            bundle_of=self.graphs.bundles.get,
+            split=self.graphs.bundles.split,
+            allowed=lambda ts: self.task_views(ts).allowed,
+            restrict=self._restrict_assigned,
+            changes=self.changes,
+            guard=self.guard,
+        )
+        inputs_of = self.messages.inlining.inputs_of
+        self.task_views = TaskViews(scheduler, learned.costs, inputs_of, self.fixed, self.refusals.last)
         self._network = NetworkView(scheduler, self.view)
         self._queue_depth = QueueDepth(scheduler, learned, _MESSAGES * latency_s)
         self._steal_protocol = StealProtocol(
@@ -178,6 +191,7 @@ class FerroflowStealing(WorkStealing):
         self._prefetch = self.messages.prefetch
         self._inlined = self.messages.inlining.known
         self._bundled = self.graphs.bundles.keys()
+        self._refused = self.refusals.last
         self._task_events = TaskEvents(
             self.view,
             clock,
@@ -211,6 +225,9 @@ class FerroflowStealing(WorkStealing):
             self.changes.make(change)
         for change in _distributed_transitions.lean_changes(self.scheduler):
             self.changes.make(change)
+        # Before those of `graphs`, which split bundles instead.
+        for change in (self.refusals.change(self.guard), *self.fixed.handlers()):
+            self.changes.make(change)
 
     @property
     def policy(self) -> Policy:
@@ -227,7 +244,7 @@ class FerroflowStealing(WorkStealing):
         self.changes.make(self.placement.watch.change())
         self.messages.open(self.policy.keeps_successors)
         if self.bundles_graphs:
-            self.graphs.open()
+            self.graphs.open(self.fixed.is_fixed)
         self.changes.make(replicas.scattered_replicas_change(self.scheduler))
         self.changes.make(metrics.collector_change(self))
         for point in entry_points(group=ENTRY_POINT_GROUP):
@@ -372,6 +389,8 @@ class FerroflowStealing(WorkStealing):
                 prefetch.changed(key, start, finish)
             if finish != "memory" and key in self._inlined:
                 self.messages.inlining.forget(key)
+            if key in self._refused:
+                self.refusals.changed(key, finish)
         except FAILURES as error:
             self.guard.fail(error)
 
@@ -412,6 +431,7 @@ class FerroflowStealing(WorkStealing):
         for key in list(self.view.assigned):
             self.view.release(key)
         self._task_events.averaged.clear()
+        self.refusals.last.clear()
         self.messages.clear()
         self.graphs.restarted()
 
@@ -468,6 +488,11 @@ class FerroflowStealing(WorkStealing):
         if self._is_closed or self.guard.error is not None:
             return False
         try:
+            if ts.key in self._refused:
+                return True
+            for needed in ts.dependencies:
+                if needed.type in self.fixed.types or (self.fixed.prefixes and self.fixed.is_fixed(needed)):
+                    return True
             if not (self._prefetch.ahead or self.task_views.has_gpus):  # the usual case
                 return self.placement.policy.places_queued
             return self.placement.passes_queue(ts)
@@ -479,7 +504,11 @@ class FerroflowStealing(WorkStealing):
         # Dask places actors and tasks with preferences ("loose" restrictions).
         if not (self._is_closed or ts.actor or ts.loose_restrictions or self.guard.error is not None):
             try:
+                if ts.key in self._refused:
+                    return self.refusals.decision(ts)
                 address = self.placement.worker_of(ts)
+                if address is None and self.fixed.must_wait(ts):
+                    return None
             except FAILURES as error:
                 self.guard.fail(error)
                 address = None
@@ -487,6 +516,13 @@ class FerroflowStealing(WorkStealing):
             if ws is not None:
                 return ws
         return _distributed.stock_decision(self.scheduler, ts)
+
+    def _restrict_assigned(self) -> None:
+        """Correct where tasks in queues may run, after values have become fixed or are so no longer."""
+        for key, (task, _) in self.view.assigned.items():
+            ts = self.scheduler.tasks.get(key)
+            if ts is not None and ts.dependencies:
+                task.allowed = self.task_views(ts).allowed
 
     # Idle workers
 
@@ -560,6 +596,7 @@ class FerroflowStealing(WorkStealing):
                 key for one in self._task_events.averaged.values() for key in one.keys
             ],
             "are bundles": list(self.graphs.bundles.keys()),
+            "have refused a worker": list(self.refusals.last),
             "are prefetched": self.messages.prefetch.keys(),
         }
 

@@ -71,10 +71,10 @@ class Graphs:
         #: The changes on workers, which are made and undone by coroutines.
         self.on_workers: list[WorkerPluginChange] = []
 
-    def open(self) -> None:
-        """Bundle graphs from now on."""
+    def open(self, is_fixed: Callable[[TaskState], bool]) -> None:
+        """Bundle graphs from now on; `is_fixed` as in `Knowledge`."""
         cluster = Overheads(self._scheduler, self._learned).profile
-        knowledge = Knowledge(cluster, self.learned, lambda: bool(self._scheduler.idle))
+        knowledge = Knowledge(cluster, self.learned, lambda: bool(self._scheduler.idle), is_fixed)
         self._arrivals = GraphArrivals(self._scheduler, self.bundles, self.samples, knowledge, self._note)
         self._changes.make(CallChange("bundled graphs", lambda: None, self._close))
         changes = (self.deliveries.change(), self._cancelling.change())
