@@ -230,19 +230,15 @@ def early_message(scheduler: Scheduler, ts: TaskState, ws: WorkerState) -> dict[
     return message
 
 
-def stock_decision(
-    scheduler: Scheduler, ts: TaskState, without: WorkerState | None = None
-) -> WorkerState | None:
-    """Return the worker that Dask would choose for a task, without a certain one if another is allowed."""
-    decide = type(scheduler).decide_worker_non_rootish
-    if without not in scheduler.running:
-        return decide(scheduler, ts)
-    scheduler.running.discard(without)
+def stock_decision(scheduler: Scheduler, ts: TaskState, without: Collection[str] = ()) -> WorkerState | None:
+    """Return the worker that Dask would choose for a task if some, by their addresses, were not running."""
+    running = scheduler.running
+    if without:
+        scheduler.running = {ws for ws in running if ws.address not in without}
     try:
-        other = decide(scheduler, ts)
+        return type(scheduler).decide_worker_non_rootish(scheduler, ts)
     finally:
-        scheduler.running.add(without)
-    return other or decide(scheduler, ts)
+        scheduler.running = running
 
 
 def prefix_duration(scheduler: Scheduler, ts: TaskState) -> float:

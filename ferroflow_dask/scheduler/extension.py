@@ -160,7 +160,7 @@ class FerroflowStealing(WorkStealing):
             guard=self.guard,
         )
         inputs_of = self.messages.inlining.inputs_of
-        self.task_views = TaskViews(scheduler, learned.costs, inputs_of, self.fixed, self.refusals.last)
+        self.task_views = TaskViews(scheduler, learned.costs, inputs_of, self.fixed, self.refusals.refused)
         self._network = NetworkView(scheduler, self.view)
         self._queue_depth = QueueDepth(scheduler, learned, _MESSAGES * latency_s)
         self._steal_protocol = StealProtocol(
@@ -191,7 +191,7 @@ class FerroflowStealing(WorkStealing):
         self._prefetch = self.messages.prefetch
         self._inlined = self.messages.inlining.known
         self._bundled = self.graphs.bundles.keys()
-        self._refused = self.refusals.last
+        self._refused = self.refusals.refused
         self._task_events = TaskEvents(
             self.view,
             clock,
@@ -431,7 +431,7 @@ class FerroflowStealing(WorkStealing):
         for key in list(self.view.assigned):
             self.view.release(key)
         self._task_events.averaged.clear()
-        self.refusals.last.clear()
+        self.refusals.refused.clear()
         self.messages.clear()
         self.graphs.restarted()
 
@@ -596,7 +596,7 @@ class FerroflowStealing(WorkStealing):
                 key for one in self._task_events.averaged.values() for key in one.keys
             ],
             "are bundles": list(self.graphs.bundles.keys()),
-            "have refused a worker": list(self.refusals.last),
+            "have refused a worker": list(self.refusals.refused),
             "are prefetched": self.messages.prefetch.keys(),
         }
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -26,18 +27,12 @@ if TYPE_CHECKING:
 
 #: Types that `pickle` refuses, as `dask.utils.typename` names them.
 TYPES = frozenset(
-    {
+    (
         *("_thread.lock", "_thread.RLock", "_thread._local", "threading.Condition", "threading.Event"),
-        *("socket.socket", "sqlite3.Connection", "sqlite3.Cursor"),
-        *("generator", "async_generator", "coroutine", "module"),
-        *(
-            "_io.TextIOWrapper",
-            "_io.BufferedReader",
-            "_io.BufferedWriter",
-            "_io.BufferedRandom",
-            "_io.FileIO",
-        ),
-    }
+        *("socket.socket", "sqlite3.Connection", "sqlite3.Cursor", "module"),
+        *("generator", "async_generator", "coroutine", "_io.FileIO", "_io.TextIOWrapper"),
+        *("_io.BufferedReader", "_io.BufferedWriter", "_io.BufferedRandom"),
+    )
 )
 #: Result of a bundle: what is in it decides.
 _RESULTS = "ferroflow_dask.bundling.results.Results"
@@ -104,6 +99,7 @@ class FixedValues:
     def _before(handlers: dict[str, Any], operation: str, received: Callable[..., None]) -> Change:
         stock = handlers[operation]
 
+        @wraps(stock)
         def handle(**message: Any) -> Any:
             received(**message)
             return stock(**message)
@@ -125,7 +121,7 @@ class FixedValues:
         return [ts.prefix.name] if bundle is None else [key_split(key) for key in bundle.exports]
 
     def holders(self, ts: TaskState) -> frozenset[str] | None:
-        """Return the addresses of the workers with all fixed inputs of a task; None if it has no such input."""
+        """Return the addresses of the workers with all fixed inputs of a task; None if there are none."""
         found: frozenset[str] | None = None
         for needed in ts.dependencies:
             if self.is_fixed(needed):

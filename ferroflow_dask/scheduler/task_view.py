@@ -85,7 +85,7 @@ class Restrictions:
     """Restrictions of a task, under the names that `Scheduler.valid_workers` reads.
 
     An immutable copy that tasks share; distributed may change a task's own restrictions, as shuffles do. Two
-    more come from this package: the workers with all fixed inputs of the task, and the one that it refused.
+    more come from this package: the workers with all fixed inputs of the task, and those that it refused.
     """
 
     worker_restrictions: frozenset[str]
@@ -94,7 +94,7 @@ class Restrictions:
     loose_restrictions: bool
     kinds: frozenset[str]
     holders: frozenset[str] | None = None
-    refused: str | None = None
+    refused: tuple[str, ...] = ()
 
     @property
     def resource_restrictions(self) -> dict[str, float]:
@@ -137,8 +137,8 @@ class TaskViews:
     inlined_for : callable
         Returns the keys of the inputs that are sent with a task.
     fixed : FixedValues
-    refused : mapping of Key to str
-        The worker that a task has refused.
+    refused : mapping of Key to tuple of str
+        As in `Refusals`.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class TaskViews:
         costs: CostModel,
         inlined_for: Callable[[TaskState], Container[Key]],
         fixed: FixedValues,
-        refused: Mapping[Key, str],
+        refused: Mapping[Key, tuple[str, ...]],
     ) -> None:
         self._scheduler = scheduler
         self._inlined_for = inlined_for
@@ -318,10 +318,10 @@ class TaskViews:
     def _allowed_of(self, ts: TaskState, has_fixed: bool) -> AllowedWorkers | None:
         kinds = declared_kinds(ts) if self.has_gpus else frozenset()
         holders = self._fixed.holders(ts) if has_fixed else None
-        refused = self._refused.get(ts.key)
+        refused = self._refused.get(ts.key, ())
         # Preferences for workers or hosts ("loose" restrictions) are not binding.
         names = () if ts.loose_restrictions else (ts.worker_restrictions, ts.host_restrictions)
-        is_free = holders is None and refused is None and not (ts.resource_restrictions or any(names))
+        is_free = holders is None and not (refused or ts.resource_restrictions or any(names))
         if is_free and kinds in (frozenset(), _BOTH):
             return None
         if ts.resource_restrictions:
@@ -341,8 +341,10 @@ class TaskViews:
         valid = set(self._scheduler.running if found is None else found)
         if restrictions.holders is not None:
             valid = {ws for ws in valid if ws.address in restrictions.holders}
-        if restrictions.refused is not None:
-            valid = {ws for ws in valid if ws.address != restrictions.refused} or valid
+        for refused in (restrictions.refused, restrictions.refused[-1:]):
+            if others := {ws for ws in valid if ws.address not in refused}:
+                valid = others
+                break
         of_kind = {ws for ws in valid if kind_of_worker(ws) in restrictions.kinds}
         return frozenset(ws.address for ws in of_kind or valid)
 
