@@ -39,6 +39,9 @@ _RESULTS = "ferroflow_dask.bundling.results.Results"
 #: distributed takes these apart: its error names the type of an item.
 _CONTAINERS = frozenset({"list", "tuple", "dict", "set", "frozenset"})
 _ERROR = re.compile(r"Could not serialize object of type (\w+)")
+#: After a failure, distributed reuses the connection, on which the other worker still waits for the receipt.
+#: The next request fails with this error.
+_OUT_OF_STEP = "AssertionError({'op': 'get_data'"
 #: Operations of workers' messages: a value could not be fetched, or was not found; values were fetched.
 _ERRED, _MISSING, _FETCHED = "task-erred", "request-refresh-who-has", "add-keys"
 #: The stimulus of the second message if no worker is known that has the value, not one that is busy.
@@ -158,9 +161,10 @@ class FixedValues:
         named = _ERROR.search(exception_text)
         kind = str(ts.type).rpartition(".")[2]
         # A worker fetches several values at once, and all of them fail if one does.
-        if named is None or kind in _CONTAINERS or kind == named[1] or ts in self._doubtful:
-            self._learn(ts)
-        self._doubtful.add(ts)
+        if not exception_text.startswith(_OUT_OF_STEP):
+            if named is None or kind in _CONTAINERS or kind == named[1] or ts in self._doubtful:
+                self._learn(ts)
+            self._doubtful.add(ts)
         self._place_readers(ts, worker)
 
     def _not_found(self, keys: Collection[Key], worker: str, stimulus_id: str) -> None:
