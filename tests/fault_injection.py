@@ -83,6 +83,8 @@ BOUNDARY = {
     "scheduler.graphs.samples:Sample.__dask_annotations__": _EXPRESSION,
     "scheduler.graphs.samples:Sample.__dask_graph__": _EXPRESSION,
     "scheduler.graphs.bundles:Bundles.changes.<locals>.handle": _HANDLER,
+    "scheduler.fixed_values:FixedValues._before.<locals>.handle": _HANDLER,
+    "scheduler.refusals:Refusals.change.<locals>.handle": _HANDLER,
     "scheduler.graphs.deliveries:Deliveries._arrived": _HANDLER,
     "scheduler.graphs.deliveries:Deliveries._ignored": _HANDLER,
     "scheduler.worker_streams:WorkerStreamHandler._worker_closed": _HANDLER,

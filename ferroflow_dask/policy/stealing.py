@@ -48,6 +48,9 @@ _TASKS_LOOKED_AT = 256
 _MOVES = 96
 #: Shorter tasks are run in the time that a steal takes of the scheduler and of the two workers [s].
 _SHORTEST_S = 5e-4
+#: Shorter tasks are stolen too from a worker whose first task takes so much longer than expected [s]: a
+#: hundred times such a task. In Dask the next heartbeat corrects the average, then stealing moves them.
+_STUCK_S = 100 * _SHORTEST_S
 #: What two workers may differ in load by, in one-way messages, before a short task goes elsewhere.
 _MESSAGES = 3
 #: A running bundle is late by so much at least [s], and so many times the expected duration of a step: on a
@@ -186,7 +189,7 @@ class StealingPolicy(Policy):
             if free_s <= margin_s:
                 reason: Reason = (_DONE_SOON, free_s, margin_s)
                 yield DeclineSteal(victim.last_waiting.key, victim.key, thief.key, reason)
-            elif moves := _moves(victim, thief, view):
+            elif moves := _moves(victim, thief, view, 0.0 if overrun_s > _STUCK_S else _SHORTEST_S):
                 yield from self._steal_from(
                     victim, thief, moves, view, overrun_s=overrun_s, margin_s=margin_s
                 )
@@ -253,18 +256,18 @@ def _divide(thief: WorkerView, view: ClusterView, now: float) -> Iterator[Instru
         yield DivideTask(task.key, worker.key, thief.key, "half", (_HAS_REST, left_s))
 
 
-def _moves(victim: WorkerView, thief: WorkerView, view: ClusterView) -> list[TaskView]:
+def _moves(victim: WorkerView, thief: WorkerView, view: ClusterView, shortest_s: float) -> list[TaskView]:
     """Return the last waiting tasks of a victim that a thief may take, cheapest to move first."""
     n_most = max(1, _MOVES // max(1, view.n_idle))
     last = islice(victim.waiting_from_last(), _TASKS_LOOKED_AT)
-    found = (task for task in last if _may_move(task, thief))
+    found = (task for task in last if _may_move(task, thief, shortest_s))
     # Of equal ones, the last comes first.
     moves = sorted(islice(found, min(_TASKS, 4 * n_most)), key=lambda task: view.transfer_s(task, thief.key))
     return moves[:n_most]
 
 
-def _may_move(task: TaskView, thief: WorkerView) -> bool:
-    return task.is_movable and task.cost_s >= _SHORTEST_S and task.may_run_on(thief.key)
+def _may_move(task: TaskView, thief: WorkerView, shortest_s: float) -> bool:
+    return task.is_movable and task.cost_s >= shortest_s and task.may_run_on(thief.key)
 
 
 def _depth_first(tasks: Sequence[TaskView]) -> Iterator[TaskView]:

@@ -76,7 +76,14 @@ ATTRIBUTES = (
     "worker_plugins",
 )
 HANDLERS = ("gather",)
-STREAM_HANDLERS = ("cancel-keys", "reschedule", "task-erred", "update-graph")
+STREAM_HANDLERS = (
+    "add-keys",
+    "cancel-keys",
+    "request-refresh-who-has",
+    "reschedule",
+    "task-erred",
+    "update-graph",
+)
 
 #: Prefixes of tasks that Dask never steals, such as the splits of a shuffle.
 NEVER_STOLEN = fast_tasks
@@ -224,9 +231,15 @@ def early_message(scheduler: Scheduler, ts: TaskState, ws: WorkerState) -> dict[
     return message
 
 
-def stock_decision(scheduler: Scheduler, ts: TaskState) -> WorkerState | None:
-    """Return the worker that Dask would choose for a task."""
-    return type(scheduler).decide_worker_non_rootish(scheduler, ts)
+def stock_decision(scheduler: Scheduler, ts: TaskState, without: Collection[str] = ()) -> WorkerState | None:
+    """Return the worker that Dask would choose for a task if some, by their addresses, were not running."""
+    running = scheduler.running
+    if without:
+        scheduler.running = {ws for ws in running if ws.address not in without}
+    try:
+        return type(scheduler).decide_worker_non_rootish(scheduler, ts)
+    finally:
+        scheduler.running = running
 
 
 def prefix_duration(scheduler: Scheduler, ts: TaskState) -> float:

@@ -27,11 +27,13 @@ from ferroflow_dask.scheduler import _distributed, _distributed_transitions, met
 from ferroflow_dask.scheduler.changes import FAILURES, CallChange, Changes, Guard, attempt
 from ferroflow_dask.scheduler.cost_model import Learned, learned_on
 from ferroflow_dask.scheduler.decisions import DecisionLog
+from ferroflow_dask.scheduler.fixed_values import FixedValues
 from ferroflow_dask.scheduler.graphs.graphs import Graphs
 from ferroflow_dask.scheduler.idle_workers import IdleWorkers, Passes
 from ferroflow_dask.scheduler.network import NetworkView
 from ferroflow_dask.scheduler.placement import Placement
 from ferroflow_dask.scheduler.queue_depth import QueueDepth
+from ferroflow_dask.scheduler.refusals import Refusals
 from ferroflow_dask.scheduler.settings import configured_policy
 from ferroflow_dask.scheduler.steal_protocol import StealProtocol
 from ferroflow_dask.scheduler.task_events import TaskEvents
@@ -138,7 +140,30 @@ class FerroflowStealing(WorkStealing):
             guard=self.guard,
             followers=followers,
         )
-        self.task_views = TaskViews(scheduler, learned.costs, self.messages.inlining.inputs_of)
+        self.graphs = Graphs(
+            scheduler,
+            learned,
+            own=self,
+            withdraw=self.messages.prefetch.withdraw,
+            note=lambda key, what, reason: self.decisions.note(key, what, "", reason),
+            view=self.view,
+            clock=clock,
+            in_flight=self._in_flight_from,
+            changes=self.changes,
+            guard=self.guard,
+        )
+        self.refusals = Refusals(scheduler, self.messages.prefetch.doubtful.add)
+        self.fixed = FixedValues(
+            scheduler,
+            bundle_of=self.graphs.bundles.get,
+            split=self.graphs.bundles.split,
+            allowed=lambda ts: self.task_views(ts).allowed,
+            restrict=self._restrict_assigned,
+            changes=self.changes,
+            guard=self.guard,
+        )
+        inputs_of = self.messages.inlining.inputs_of
+        self.task_views = TaskViews(scheduler, learned.costs, inputs_of, self.fixed, self.refusals.refused)
         self._network = NetworkView(scheduler, self.view)
         self._queue_depth = QueueDepth(scheduler, learned, _MESSAGES * latency_s)
         self._steal_protocol = StealProtocol(
@@ -149,18 +174,6 @@ class FerroflowStealing(WorkStealing):
             decisions=self.decisions,
             task_views=self.task_views,
             prefetch=self.messages.prefetch,
-        )
-        self.graphs = Graphs(
-            scheduler,
-            learned,
-            own=self,
-            withdraw=self.messages.prefetch.withdraw,
-            note=lambda key, what, reason: self.decisions.note(key, what, "", reason),
-            view=self.view,
-            clock=clock,
-            in_flight=self._steal_protocol.in_flight_from,
-            changes=self.changes,
-            guard=self.guard,
         )
         self.placement = Placement(
             scheduler,
@@ -182,6 +195,7 @@ class FerroflowStealing(WorkStealing):
         self._prefetch = self.messages.prefetch
         self._inlined = self.messages.inlining.known
         self._bundled = self.graphs.bundles.keys()
+        self._refused = self.refusals.refused
         self._task_events = TaskEvents(
             self.view,
             clock,
@@ -215,6 +229,9 @@ class FerroflowStealing(WorkStealing):
             self.changes.make(change)
         for change in _distributed_transitions.lean_changes(self.scheduler):
             self.changes.make(change)
+        # Before those of `graphs`, which split bundles instead.
+        for change in (self.refusals.change(self.guard), *self.fixed.handlers()):
+            self.changes.make(change)
 
     @property
     def policy(self) -> Policy:
@@ -231,7 +248,7 @@ class FerroflowStealing(WorkStealing):
         self.changes.make(self.placement.watch.change())
         self.messages.open(self.policy.keeps_successors)
         if self.bundles_graphs:
-            self.graphs.open()
+            self.graphs.open(self.fixed.is_fixed)
         self.changes.make(replicas.scattered_replicas_change(self.scheduler))
         self.changes.make(metrics.collector_change(self))
         for point in entry_points(group=ENTRY_POINT_GROUP):
@@ -385,6 +402,8 @@ class FerroflowStealing(WorkStealing):
                 prefetch.changed(key, start, finish)
             if finish != "memory" and key in self._inlined:
                 self.messages.inlining.forget(key)
+            if key in self._refused:
+                self.refusals.changed(key, finish)
         except FAILURES as error:
             self.guard.fail(error)
 
@@ -423,6 +442,7 @@ class FerroflowStealing(WorkStealing):
         for key in list(self.view.assigned):
             self.view.release(key)
         self._task_events.averaged.clear()
+        self.refusals.refused.clear()
         self.messages.clear()
         self.graphs.restarted()
 
@@ -481,6 +501,11 @@ class FerroflowStealing(WorkStealing):
         if self._is_closed or self.guard.error is not None:
             return False
         try:
+            if ts.key in self._refused:
+                return True
+            for needed in ts.dependencies:
+                if needed.type in self.fixed.types or (self.fixed.prefixes and self.fixed.is_fixed(needed)):
+                    return True
             if not (self._prefetch.ahead or self.task_views.has_gpus):  # the usual case
                 return self.placement.policy.places_queued
             return self.placement.passes_queue(ts)
@@ -492,7 +517,11 @@ class FerroflowStealing(WorkStealing):
         # Dask places actors and tasks with preferences ("loose" restrictions).
         if not (self._is_closed or ts.actor or ts.loose_restrictions or self.guard.error is not None):
             try:
+                if ts.key in self._refused:
+                    return self.refusals.decision(ts)
                 address = self.placement.worker_of(ts)
+                if address is None and self.fixed.must_wait(ts):
+                    return None
             except FAILURES as error:
                 self.guard.fail(error)
                 address = None
@@ -500,6 +529,13 @@ class FerroflowStealing(WorkStealing):
             if ws is not None:
                 return ws
         return _distributed.stock_decision(self.scheduler, ts)
+
+    def _restrict_assigned(self) -> None:
+        """Correct where tasks in queues may run, after values have become fixed or are so no longer."""
+        for key, (task, _) in self.view.assigned.items():
+            ts = self.scheduler.tasks.get(key)
+            if ts is not None and ts.dependencies:
+                task.allowed = self.task_views(ts).allowed
 
     # Idle workers
 
@@ -537,6 +573,9 @@ class FerroflowStealing(WorkStealing):
         worker = self.view.workers.get(address)
         return worker is not None and worker.speed >= 1 and not self.task_views.has_gpus
 
+    def _in_flight_from(self, address: str) -> list[Key]:
+        return self._steal_protocol.in_flight_from(address)
+
     def _was_withdrawn(self, key: Key, address: str) -> None:
         self.decisions.note(key, "withdrawn", address, "it was prefetched, and its placement changed")
 
@@ -573,6 +612,7 @@ class FerroflowStealing(WorkStealing):
                 key for one in self._task_events.averaged.values() for key in one.keys
             ],
             "are bundles": list(self.graphs.bundles.keys()),
+            "have refused a worker": list(self.refusals.refused),
             "are prefetched": self.messages.prefetch.keys(),
         }
 

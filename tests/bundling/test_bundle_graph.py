@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import operator
 import pickle
 from collections.abc import Callable
 from dataclasses import replace

@@ -182,7 +182,9 @@ def check(shape: str, interleaved: Interleaved, taken: Collection[Taken], ran: l
     for key, output in zip(exports, outputs, strict=False):
         assert output == (LEFT if key in left else values[key])
     assert len(outputs) == len(exports) + len(set(added) - {*exports})
-    for key, output in zip(dict.fromkeys(key for key in added if key not in exports), outputs[len(exports) :]):
+    for key, output in zip(
+        dict.fromkeys(key for key in added if key not in exports), outputs[len(exports) :]
+    ):
         assert output == (LEFT if key in left else values[key])
 
 

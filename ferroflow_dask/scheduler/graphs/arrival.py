@@ -27,7 +27,7 @@ from ferroflow_dask.scheduler.graphs.samples import Sample
 from ferroflow_dask.scheduler.graphs.sharing import Sharing
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler
+    from distributed.scheduler import Scheduler, TaskState
 
     from ferroflow_dask.scheduler.graphs.bundles import Bundles
 
@@ -58,11 +58,14 @@ class Knowledge:
         the workers cannot run bundles.
     has_idle_threads : callable
         Returns whether a sample would start at once.
+    is_fixed : callable
+        Returns whether the result of a task stays on its worker, so that its readers run there.
     """
 
     cluster: Callable[[], ClusterProfile]
     learned: Callable[[], Mapping[str, Averages | None] | None]
     has_idle_threads: Callable[[], bool]
+    is_fixed: Callable[[TaskState], bool]
 
 
 class Arrival:
@@ -295,6 +298,8 @@ class Arrival:
         self._failed = self._failed_now()
         # They fail, and the tasks that share a bundle with one would fail with it.
         alone |= _readers_of(self._failed, missing)
+        fixed = self._fixed_now()
+        alone |= {key for key, task in missing.items() if not fixed.isdisjoint(task.dependencies)}
         learned = self._knowledge.learned()
         if learned is None:
             return graph
@@ -320,6 +325,11 @@ class Arrival:
             for key in (*self._present, *self._outside)
             if key in tasks and tasks[key].exception_blame is not None
         }
+
+    def _fixed_now(self) -> set[Key]:
+        """Return the keys of fixed results that the graph may read; O(tasks that exist already)."""
+        found = ((key, self._tasks.get(key)) for key in (*self._present, *self._outside))
+        return {key for key, ts in found if ts is not None and self._knowledge.is_fixed(ts)}
 
     def settle(self, dsk: dict[Key, GraphNode]) -> None:
         """Compare with the scheduler's tasks again; let the graph run as it came if they have changed."""

@@ -95,9 +95,10 @@ class Graphs:
         #: The changes on workers, which are made and undone by coroutines.
         self.on_workers: list[WorkerPluginChange] = []
 
-    def open(self) -> None:
-        """Bundle graphs from now on."""
-        knowledge = Knowledge(self._overheads.profile, self.learned, lambda: bool(self._scheduler.idle))
+    def open(self, is_fixed: Callable[[TaskState], bool]) -> None:
+        """Bundle graphs from now on; `is_fixed` as in `Knowledge`."""
+        cluster = self._overheads.profile
+        knowledge = Knowledge(cluster, self.learned, lambda: bool(self._scheduler.idle), is_fixed)
         self._arrivals = GraphArrivals(self._scheduler, self.bundles, self.samples, knowledge, self._note)
         self._changes.make(CallChange("bundled graphs", lambda: None, self._close))
         changes = (self.deliveries.change(self.dividing.received), self._cancelling.change())
