@@ -33,6 +33,8 @@ REQUIRED: dict[type, tuple[str, ...]] = {
         "_transition",
         "_transitions",
         "acquire_resources",
+        "add_plugin",
+        "broadcast",
         "check_idle_saturated",
         "decide_worker_non_rootish",
         "is_rootish",
@@ -74,7 +76,7 @@ ATTRIBUTES = (
     "stream_handlers",
     "worker_plugins",
 )
-HANDLERS = ("gather",)
+HANDLERS = ("gather", "register_worker_plugin", "unregister_worker_plugin")
 STREAM_HANDLERS = ("cancel-keys", "reschedule", "task-erred", "update-graph")
 
 #: Prefixes of tasks that Dask never steals, such as the splits of a shuffle.

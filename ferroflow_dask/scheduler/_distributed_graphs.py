@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dask._expr import LLGExpr
 from dask._task_spec import GraphNode, convert_legacy_graph, cull
 from dask.typing import Key
+from distributed.diagnostics.progress import MultiProgress, Progress
 from distributed.metrics import time
 from distributed.protocol.serialize import Serialized, deserialize
 from distributed.scheduler import Transition
@@ -202,6 +203,7 @@ def replace_task(
         if reader.state == "waiting":
             recommendations |= _wait_for_inputs(reader)
     if ts.key not in specs:
+        _complete_progress(scheduler, ts.key, stimulus_id)
         _drop_dependencies(ts)
         recommendations[ts.key] = "forgotten"
     # The reader of a new task may exist already, for another graph.
@@ -217,6 +219,17 @@ def replace_task(
     scheduler._transitions(recommendations, client_msgs, worker_msgs, stimulus_id)
     scheduler.send_all(client_msgs, worker_msgs)
     scheduler.stimulus_queue_slots_maybe_opened(stimulus_id=stimulus_id)
+
+
+def _complete_progress(scheduler: Scheduler, key: Key, stimulus_id: str) -> None:
+    """Let Dask's progress bars take a task for completed, as they end with an error if one is forgotten."""
+    for plugin in [one for one in scheduler.plugins.values() if isinstance(one, Progress)]:
+        try:
+            plugin.transition(key, "processing", "memory", stimulus_id=stimulus_id)
+            if isinstance(plugin, MultiProgress):  # which looks at all of its keys, also completed ones
+                plugin.all_keys.get(plugin.func(key), set()).discard(key)
+        except FAILURES:
+            logger.info("Plugin failed with exception", exc_info=True)
 
 
 def _depend(scheduler: Scheduler, ts: TaskState, spec: GraphNode) -> None:
