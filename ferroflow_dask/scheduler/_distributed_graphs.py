@@ -226,7 +226,8 @@ def _complete_progress(scheduler: Scheduler, key: Key, stimulus_id: str) -> None
     for plugin in [one for one in scheduler.plugins.values() if isinstance(one, Progress)]:
         try:
             plugin.transition(key, "processing", "memory", stimulus_id=stimulus_id)
-            if isinstance(plugin, MultiProgress):  # which looks at all of its keys, also completed ones
+            # It looks for forgotten tasks among all of its keys, also completed ones.
+            if isinstance(plugin, MultiProgress) and plugin.func is not None:
                 plugin.all_keys.get(plugin.func(key), set()).discard(key)
         except FAILURES:
             logger.info("Plugin failed with exception", exc_info=True)
