@@ -78,6 +78,7 @@ class WorkerObservers:
 
     def close(self) -> None:
         """Report no more, unless a newer plugin does."""
-        for registry, method in ((self._worker.handlers, self.report), (self._worker.metrics, self.announce)):
-            if registry.get(OPERATION) == method:
+        for registry in (self._worker.handlers, self._worker.metrics):
+            # Methods of one object may differ: workers of one process share this class, and each unpickles it.
+            if getattr(registry.get(OPERATION), "__self__", None) is self:
                 del registry[OPERATION]
