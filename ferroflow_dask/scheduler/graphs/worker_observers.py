@@ -79,6 +79,6 @@ class WorkerObservers:
     def close(self) -> None:
         """Report no more, unless a newer plugin does."""
         for registry in (self._worker.handlers, self._worker.metrics):
-            # Methods of one object may differ: workers of one process share this class, and each unpickles it.
+            # Methods of one object may differ: workers of one process share this class, which each unpickles.
             if getattr(registry.get(OPERATION), "__self__", None) is self:
                 del registry[OPERATION]
