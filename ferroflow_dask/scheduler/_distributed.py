@@ -34,6 +34,8 @@ REQUIRED: dict[type, tuple[str, ...]] = {
         "_transition",
         "_transitions",
         "acquire_resources",
+        "add_plugin",
+        "broadcast",
         "check_idle_saturated",
         "decide_worker_non_rootish",
         "is_rootish",
@@ -75,7 +77,7 @@ ATTRIBUTES = (
     "stream_handlers",
     "worker_plugins",
 )
-HANDLERS = ("gather",)
+HANDLERS = ("gather", "register_worker_plugin", "unregister", "unregister_worker_plugin")
 STREAM_HANDLERS = (
     "add-keys",
     "cancel-keys",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dask._expr import LLGExpr
 from dask._task_spec import GraphNode, convert_legacy_graph, cull
 from dask.typing import Key
+from distributed.diagnostics.progress import MultiProgress, Progress
 from distributed.metrics import time
 from distributed.protocol.serialize import Serialized, deserialize
 from distributed.scheduler import Transition
@@ -210,6 +211,7 @@ def replace_task(
             found = _wait_for_inputs(reader)
             recommendations |= found if failed is None else {}  # the readers fail, too
     if ts.key not in specs and not keeps:
+        _complete_progress(scheduler, ts.key, stimulus_id)
         _drop_dependencies(ts)
     if ts.key not in specs and not (keeps and ts.dependents):
         recommendations[ts.key] = "forgotten"
@@ -276,6 +278,18 @@ def _fail(
         except FAILURES:
             logger.info("Plugin failed with exception", exc_info=True)
     return dict(found)
+
+
+def _complete_progress(scheduler: Scheduler, key: Key, stimulus_id: str) -> None:
+    """Let Dask's progress bars take a task for completed, as they end with an error if one is forgotten."""
+    for plugin in [one for one in scheduler.plugins.values() if isinstance(one, Progress)]:
+        try:
+            plugin.transition(key, "processing", "memory", stimulus_id=stimulus_id)
+            # It looks for forgotten tasks among all of its keys, also completed ones.
+            if isinstance(plugin, MultiProgress) and plugin.func is not None:
+                plugin.all_keys.get(plugin.func(key), set()).discard(key)
+        except FAILURES:
+            logger.info("Plugin failed with exception", exc_info=True)
 
 
 def _depend(scheduler: Scheduler, ts: TaskState, spec: GraphNode) -> None:

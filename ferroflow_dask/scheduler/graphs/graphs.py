@@ -17,6 +17,7 @@ from ferroflow_dask.scheduler.graphs.cancelling import Cancelling
 from ferroflow_dask.scheduler.graphs.deaths import Deaths
 from ferroflow_dask.scheduler.graphs.deliveries import Deliveries
 from ferroflow_dask.scheduler.graphs.dividing import Dividing
+from ferroflow_dask.scheduler.graphs.observers import Observers
 from ferroflow_dask.scheduler.graphs.overheads import Overheads
 from ferroflow_dask.scheduler.graphs.samples import Samples
 from ferroflow_dask.scheduler.graphs.worker import TOPIC, WorkerBundles
@@ -80,6 +81,7 @@ class Graphs:
         self.samples = Samples(scheduler)
         self.bundles = Bundles(scheduler, guard, withdraw=withdraw, note=note)
         self.deaths = Deaths(scheduler, self.bundles, view, guard, in_flight)
+        self.observers = Observers(scheduler, self.bundles, guard)
         self._cancelling = Cancelling(scheduler, self.bundles, guard)
         self.deliveries = Deliveries(scheduler, guard, own, self._delivered)
         self._overheads = Overheads(scheduler, learned)
@@ -99,7 +101,14 @@ class Graphs:
         """Bundle graphs from now on; `is_fixed` as in `Knowledge`."""
         cluster = self._overheads.profile
         knowledge = Knowledge(cluster, self.learned, lambda: bool(self._scheduler.idle), is_fixed)
-        self._arrivals = GraphArrivals(self._scheduler, self.bundles, self.samples, knowledge, self._note)
+        self._arrivals = GraphArrivals(
+            self._scheduler,
+            self.bundles,
+            self.samples,
+            knowledge,
+            self._note,
+            is_observed=self.observers.are_present,
+        )
         self._changes.make(CallChange("bundled graphs", lambda: None, self._close))
         changes = (self.deliveries.change(self.dividing.received), self._cancelling.change())
         for change in (*self.bundles.changes(), *self.deaths.changes(), *changes, *self._arrivals.changes()):
@@ -113,6 +122,8 @@ class Graphs:
             on_workers = WorkerPluginChange(self._scheduler, plugin, name, self._guard.fail)
             self.on_workers.append(on_workers)
             self._changes.make(on_workers)
+        for change in self.observers.changes(self.on_workers[-1]):
+            self._changes.make(change)
 
     def _close(self) -> None:
         """Let graphs run as they come, and split the bundles that have not ended: Dask cannot."""
@@ -152,6 +163,8 @@ class Graphs:
         self.deliveries.event(topic, msg)
         if topic != TOPIC or not isinstance(msg, dict):
             return
+        if "observers" in msg:
+            self.observers.reported(str(msg.get("worker")), msg)
         if isinstance(prefix := msg.get("prefix"), str):
             self._learned.separate.add(prefix)
         elif msg.get("version") == _VERSION:
@@ -167,6 +180,7 @@ class Graphs:
         """Forget a worker."""
         self._capable.discard(address)
         self.deliveries.worker_left(address)
+        self.observers.worker_left(address)
 
     def sampled(self) -> Collection[Key]:
         """Return the keys of the sample of the graph whose tasks Dask has just created."""
