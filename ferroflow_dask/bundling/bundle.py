@@ -26,12 +26,15 @@ class Bundle:
         result; None for all of it.
     delivered : tuple of Key, optional
         The exports that tasks of the same keys stand for: clients want them.
+    shares_objects : bool, optional
+        Whether the tasks share objects when they run by themselves, too, as in a cluster in one process.
     """
 
     tasks: tuple[GraphNode, ...]
     exports: tuple[Key, ...]
     places: Mapping[Key, Place]
     delivered: tuple[Key, ...] = ()
+    shares_objects: bool = False
 
     def is_plain(self, name: Key) -> bool:
         """Return whether the bundle is one task that runs as it was given, under its own key."""

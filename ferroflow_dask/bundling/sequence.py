@@ -20,6 +20,7 @@ from distributed import Reschedule
 from distributed.utils import thread_state  # type: ignore[attr-defined]
 
 from ferroflow_dask.bundling.deliveries import Deliveries
+from ferroflow_dask.bundling.isolation import Isolation, NotIsolatedError
 from ferroflow_dask.bundling.results import Results
 
 #: Topic under which workers report the prefixes of tasks that must run separately.
@@ -267,6 +268,8 @@ def sequence_of(
     exports: Sequence[Key],
     cost_s: float,
     delivered: Sequence[Key] = (),
+    *,
+    isolation: Isolation | None = None,
 ) -> ExecuteTasks:
     """Return a function that runs several tasks one after another.
 
@@ -282,12 +285,18 @@ def sequence_of(
         Expected duration [s].
     delivered : sequence of Key, optional
         The tasks whose results are delivered under their own keys.
+    isolation : Isolation, optional
+        Gives steps their own copies of what they may change; steps share all objects without it.
+
+    Raises
+    ------
+    NotIsolatedError
+        Tasks cannot have their own copies.
     """
     number = {key: i for i, key in enumerate([*arguments, *(task.key for task in tasks)])}
     functions: dict[int, tuple[int, Callable[..., Any]]] = {}
     calls = []
-    for task in tasks:
-        function, given, read = _call(task)
+    for function, given, read in _calls(tasks, isolation):
         at, _ = functions.setdefault(id(function), (len(functions), function))
         calls.append((at, given, tuple([(place, number[key]) for place, key in read])))
     needed = {number[key] for key in exports}  # by what comes later, as seen from the end
@@ -315,7 +324,31 @@ def _names(tasks: Sequence[GraphNode]) -> dict[str, int]:
     return dict(Counter(key_split(task.key) for task in tasks if not isinstance(task, NO_WORK)))
 
 
-def _call(task: GraphNode) -> tuple[Callable[..., Any], tuple[Any, ...], list[tuple[int, Key]]]:
+#: A function, its arguments, and which of them are results of which tasks.
+_Call = tuple[Callable[..., Any], tuple[Any, ...], list[tuple[int, Key]]]
+
+
+def _calls(tasks: Sequence[GraphNode], isolation: Isolation | None) -> list[_Call]:
+    """Return the calls of tasks; some call functions with their own copies."""
+    calls = [_call(task) for task in tasks]
+    if isolation is None or len(tasks) == 1:
+        return calls
+    found, failed = isolation.to_copy(tasks), []
+    for step in found.steps:
+        function, given, read = calls[step]
+        places = [place for place, _ in read]
+        try:
+            own = isolation.own_copies(function, given, places, found.shared)
+        except Exception:  # noqa: BLE001 -- whatever the objects of the task raise
+            failed.append(tasks[step].key)
+        else:
+            calls[step] = own, (None,) * len(given), read
+    if failed:
+        raise NotIsolatedError(failed)
+    return calls
+
+
+def _call(task: GraphNode) -> _Call:
     """Return a task's function, its arguments, and which of them are results of which tasks."""
     if isinstance(task, DataNode):
         return _same, (task.value,), []

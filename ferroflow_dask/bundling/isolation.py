@@ -1,0 +1,274 @@
+"""Isolation: the steps of a bundle share no objects that one of them may change.
+
+Dask pickles each task by itself, so each has its own copies of its arguments, and of its function if that
+is pickled by value. A bundle is one pickle. A step that may change objects which other steps reach holds its
+call as bytes instead, and unpickles its own copies when it starts.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import cloudpickle
+import numpy as np
+from dask._task_spec import DataNode, GraphNode, Task
+from dask.typing import Key
+
+from ferroflow_dask.bundling.library import IN_PLACE_ARGUMENTS, is_library
+from ferroflow_dask.bundling.reach import Reach
+
+
+class NotIsolatedError(Exception):
+    """Some tasks must not share a bundle, since their objects cannot be copied.
+
+    Parameters
+    ----------
+    keys : collection of Key
+    """
+
+    def __init__(self, keys: Collection[Key]) -> None:
+        super().__init__(keys)
+        self.keys = frozenset(keys)
+
+
+class OwnCopies:
+    """Function of a step: calls another function with copies that only this step has.
+
+    Parameters
+    ----------
+    call : bytes
+        Pickle of the function, its arguments, and the places of those that are values of other tasks. It
+        refers to shared objects by their number.
+    shared : bytes
+        Pickle of the shared objects. Steps that share the same objects hold the same bytes.
+    """
+
+    __slots__ = ("call", "shared")
+
+    def __init__(self, call: bytes, shared: bytes) -> None:
+        self.call = call
+        self.shared = shared
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OwnCopies, (self.call, self.shared)
+
+    def __call__(self, *operands: Any) -> Any:
+        """Unpickle the function and its arguments, and call it with the values of other tasks."""
+        unpickler = _Unpickler(io.BytesIO(self.call))
+        unpickler.copies = pickle.loads(self.shared) if self.shared else ()
+        function, arguments, places = unpickler.load()
+        for place in places:
+            arguments[place] = operands[place]
+        del operands, unpickler
+        return function(*arguments)
+
+
+class _Unpickler(pickle.Unpickler):
+    copies: Sequence[Any]
+
+    def persistent_load(self, number: int) -> Any:
+        return self.copies[number]
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles a call, and numbers the shared objects that it refers to."""
+
+    def __init__(self, file: io.BytesIO, shared: Mapping[int, Any]) -> None:
+        super().__init__(file)
+        self._shared = shared
+        self.numbers: dict[int, int] = {}
+
+    def persistent_id(self, value: Any) -> int | None:
+        if id(value) not in self._shared:
+            return None
+        return self.numbers.setdefault(id(value), len(self.numbers))
+
+
+class Isolation:
+    """Makes the copies that steps of bundles need; remembers what it finds about the objects of one graph.
+
+    A step needs copies if one of its functions may change an object that another step of the bundle reaches.
+    """
+
+    def __init__(self) -> None:
+        self._reach = Reach()
+        # Whether all callables in an object are library functions, by its identity.
+        self._harmless: dict[int, bool] = {}
+        # Pickles of shared objects, by the identities of these.
+        self._pickles: dict[tuple[int, ...], bytes] = {}
+
+    def to_copy(self, tasks: Sequence[GraphNode]) -> ToCopy:
+        """Return the steps of a bundle that need copies; linear in the objects that the steps reach."""
+        changing: list[tuple[int, Any]] = []
+        others: list[tuple[int, Any]] = []
+        literals: list[tuple[int, Any]] = []
+        for step, task in enumerate(tasks):
+            for call in _calls(task):
+                if call.function is None:
+                    literals += ((step, value) for value in call.operands)
+                    continue
+                found = others if self._changes_nothing(call) else changing
+                found += ((step, value) for value in (call.function, *call.operands))
+        owned = ToCopy(self._reach)
+        for step, value in changing:
+            owned.add(step, value, may_change=True)
+        if owned.is_empty:
+            return owned
+        for step, value in literals:  # any of the tasks may read them
+            owned.add(step, value, may_change=True)
+        for step, value in others:
+            owned.add(step, value, may_change=False)
+        return owned
+
+    def _changes_nothing(self, call: _Call) -> bool:
+        if not self._is_harmless(call.function) or not IN_PLACE_ARGUMENTS.isdisjoint(call.names):
+            return False
+        if isinstance(call.function, np.ufunc) and len(call.operands) > call.function.nin:
+            return False
+        is_leaf = self._reach.is_leaf
+        return all(is_leaf(value) or self._is_harmless(value) for value in call.operands)
+
+    def _is_harmless(self, value: Any) -> bool:
+        known = self._harmless.get(id(value))
+        if known is not None:
+            return known
+        seen = {id(value)}
+        stack = [value]
+        while stack:
+            inside = self._inside(stack.pop())
+            if inside is None:
+                self._harmless[id(value)] = False
+                return False
+            for part in inside:
+                if not self._reach.is_leaf(part) and id(part) not in seen:
+                    seen.add(id(part))
+                    stack.append(part)
+        self._harmless.update(dict.fromkeys(seen, True))
+        return True
+
+    def _inside(self, value: Any) -> Iterable[Any] | None:
+        """Return what callables may be found in; None if the object is one that may change its arguments."""
+        cls = type(value)
+        if cls in _SEQUENCES:
+            return value  # type: ignore[no-any-return]
+        if cls is dict:
+            return value.values() if IN_PLACE_ARGUMENTS.isdisjoint(_given(value)) else None
+        if isinstance(value, Task):
+            is_in_place = not IN_PLACE_ARGUMENTS.isdisjoint(_given(value.kwargs))
+            return None if is_in_place else (value.func, *value.args, *value.kwargs.values())
+        if isinstance(value, partial):
+            is_in_place = not IN_PLACE_ARGUMENTS.isdisjoint(_given(value.keywords))
+            return None if is_in_place else (value.func, *value.args, *value.keywords.values())
+        if isinstance(value, GraphNode):
+            return self._reach.parts(value)
+        if callable(value):
+            return self._reach.parts(value) if is_library(value) else None
+        return () if is_library(cls) else None
+
+    def own_copies(
+        self, function: Any, arguments: Sequence[Any], places: Sequence[int], shared: Mapping[int, Any]
+    ) -> OwnCopies:
+        """Return a function that calls another one with its own copies.
+
+        Parameters
+        ----------
+        function : callable
+        arguments : sequence
+        places : sequence of int
+            Of the arguments that are values of other tasks.
+        shared : mapping of int to object
+            See `ToCopy`.
+
+        Raises
+        ------
+        Exception
+            An object cannot be pickled; the type depends on the object.
+        """
+        file = io.BytesIO()
+        pickler = _Pickler(file, shared)
+        pickler.dump((function, list(arguments), tuple(places)))
+        ids = tuple(pickler.numbers)
+        if ids and ids not in self._pickles:
+            self._pickles[ids] = cloudpickle.dumps(tuple(shared[one] for one in ids))
+        return OwnCopies(file.getvalue(), self._pickles[ids] if ids else b"")
+
+
+_SEQUENCES = frozenset({list, tuple, set, frozenset, deque})
+
+
+@dataclass(slots=True)
+class ToCopy:
+    """The steps of a bundle that need their own copies.
+
+    Parameters
+    ----------
+    reach : Reach
+    steps : set of int
+    shared : dict of int to object
+        Objects that several steps reach, and functions, by their identity.
+    """
+
+    reach: Reach
+    steps: set[int] = field(default_factory=set)
+    shared: dict[int, Any] = field(default_factory=dict)
+    # The first step that reaches an object, by its identity; its complement if the step does not change it.
+    _owners: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no step reaches an object that may be changed."""
+        return not self._owners
+
+    def add(self, step: int, value: Any, *, may_change: bool) -> None:
+        """Add an object that a step reaches; first those which it may change."""
+        owners, is_frozen = self._owners, self.reach.is_frozen
+        stack = [value]
+        while stack:
+            part = stack.pop()
+            if is_frozen(part):
+                if self.reach.is_by_value(part):  # so that its code is pickled once
+                    self.shared[id(part)] = part
+                continue
+            owner = owners.get(id(part))
+            if owner is None:
+                owners[id(part)] = step if may_change else ~step
+                if may_change and self.reach.has_state(part):
+                    self.steps.add(step)
+                stack += self.reach.parts(part)
+            elif owner not in {step, ~step}:
+                self.shared[id(part)] = part
+                self.steps.update(one for one in (owner, step if may_change else -1) if one >= 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A function that a task calls, with its operands and the names of some; None for literals."""
+
+    function: Any
+    operands: Sequence[Any]
+    names: Collection[str] = ()
+
+
+def _calls(task: GraphNode) -> Iterator[_Call]:
+    """Yield the calls that a task makes: several if Dask has fused tasks into it."""
+    if isinstance(task, DataNode):
+        yield _Call(None, (task.value,))
+    elif not isinstance(task, Task):
+        return
+    elif task.has_subgraph():
+        for inner in task.args[0].values():
+            yield from _calls(inner)
+        yield _Call(None, task.args[3:])
+    else:
+        yield _Call(task.func, (*task.args, *task.kwargs.values()), _given(task.kwargs))
+
+
+def _given(arguments: Mapping[str, Any]) -> list[str]:
+    """Return the names of arguments that are given."""
+    return [name for name, value in arguments.items() if value is not None and value is not False]
