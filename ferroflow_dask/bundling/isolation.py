@@ -17,7 +17,7 @@ from typing import Any
 
 import cloudpickle
 import numpy as np
-from dask._task_spec import DataNode, GraphNode, Task
+from dask._task_spec import DataNode, GraphNode, Task, _execute_subgraph
 from dask.typing import Key
 
 from ferroflow_dask.bundling.library import IN_PLACE_ARGUMENTS, is_library
@@ -105,51 +105,62 @@ class Isolation:
 
     def to_copy(self, tasks: Sequence[GraphNode]) -> ToCopy:
         """Return the steps of a bundle that need copies; linear in the objects that the steps reach."""
-        changing: list[tuple[int, Any]] = []
-        others: list[tuple[int, Any]] = []
-        literals: list[tuple[int, Any]] = []
-        for step, task in enumerate(tasks):
-            for call in _calls(task):
-                if call.function is None:
-                    literals += ((step, value) for value in call.operands)
-                    continue
-                found = others if self._changes_nothing(call) else changing
-                found += ((step, value) for value in (call.function, *call.operands))
         owned = ToCopy(self._reach)
-        for step, value in changing:
-            owned.add(step, value, may_change=True)
-        if owned.is_empty:
+        changing = [step for step, task in enumerate(tasks) if self._may_change(task)]
+        if not changing:
             return owned
-        for step, value in literals:  # any of the tasks may read them
-            owned.add(step, value, may_change=True)
-        for step, value in others:
-            owned.add(step, value, may_change=False)
+        for step in changing:
+            for function, operands, names in calls_of(tasks[step]):
+                if function is not None and not self._changes_nothing(function, operands, names):
+                    owned.add(step, (function, *operands), may_change=True)
+        others: list[tuple[int, Any]] = []
+        for step, task in enumerate(tasks):
+            for function, operands, names in calls_of(task):
+                if function is None:  # literals: any of the tasks may read them
+                    owned.add(step, operands, may_change=True)
+                elif self._changes_nothing(function, operands, names):
+                    others.append((step, operands))
+        for step, operands in () if owned.is_empty else others:
+            owned.add(step, operands, may_change=False)
         return owned
 
-    def _changes_nothing(self, call: _Call) -> bool:
-        if not self._is_harmless(call.function) or not IN_PLACE_ARGUMENTS.isdisjoint(call.names):
+    def _may_change(self, task: GraphNode) -> bool:
+        if not isinstance(task, Task):
             return False
-        if isinstance(call.function, np.ufunc) and len(call.operands) > call.function.nin:
+        if task.func is _execute_subgraph:
+            return any(map(self._may_change, task.args[0].values()))
+        return not self._changes_nothing(task.func, task.args, task.kwargs)
+
+    def _changes_nothing(self, function: Any, operands: Sequence[Any], named: Mapping[str, Any]) -> bool:
+        """Return whether a call changes no object, as all callables in it are library functions."""
+        if not self._is_harmless(function):
             return False
-        is_leaf = self._reach.is_leaf
-        return all(is_leaf(value) or self._is_harmless(value) for value in call.operands)
+        is_leaf, is_harmless = self._reach.is_leaf, self._is_harmless
+        if isinstance(function, np.ufunc) and len(operands) > function.nin:  # the next operand is `out`
+            return False
+        for value in operands:
+            if not is_leaf[type(value)] and not is_harmless(value):
+                return False
+        return not named or is_harmless(named)
 
     def _is_harmless(self, value: Any) -> bool:
         known = self._harmless.get(id(value))
-        if known is not None:
-            return known
-        seen = {id(value)}
+        if known is None:
+            known = self._harmless[id(value)] = self._has_only_library(value)
+        return known
+
+    def _has_only_library(self, value: Any) -> bool:
+        is_leaf, harmless, seen = self._reach.is_leaf, self._harmless, set[int]()
         stack = [value]
         while stack:
             inside = self._inside(stack.pop())
             if inside is None:
-                self._harmless[id(value)] = False
                 return False
             for part in inside:
-                if not self._reach.is_leaf(part) and id(part) not in seen:
+                if not is_leaf[type(part)] and id(part) not in seen and not harmless.get(id(part)):
                     seen.add(id(part))
                     stack.append(part)
-        self._harmless.update(dict.fromkeys(seen, True))
+        harmless.update(dict.fromkeys(seen, True))
         return True
 
     def _inside(self, value: Any) -> Iterable[Any] | None:
@@ -219,20 +230,23 @@ class ToCopy:
     shared: dict[int, Any] = field(default_factory=dict)
     # The first step that reaches an object, by its identity; its complement if the step does not change it.
     _owners: dict[int, int] = field(default_factory=dict)
+    # The first step that reaches a function that cannot change, by its identity.
+    _functions: dict[int, int] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
         """Whether no step reaches an object that may be changed."""
         return not self._owners
 
-    def add(self, step: int, value: Any, *, may_change: bool) -> None:
-        """Add an object that a step reaches; first those which it may change."""
+    def add(self, step: int, values: Iterable[Any], *, may_change: bool) -> None:
+        """Add objects that a step reaches; first those which steps may change."""
         owners, is_frozen = self._owners, self.reach.is_frozen
-        stack = [value]
+        stack = list(values)
         while stack:
             part = stack.pop()
             if is_frozen(part):
-                if self.reach.is_by_value(part):  # so that its code is pickled once
+                # The code of a function that several steps call is pickled once.
+                if self.reach.is_by_value(part) and self._functions.setdefault(id(part), step) != step:
                     self.shared[id(part)] = part
                 continue
             owner = owners.get(id(part))
@@ -246,27 +260,24 @@ class ToCopy:
                 self.steps.update(one for one in (owner, step if may_change else -1) if one >= 0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A function that a task calls, with its operands and the names of some; None for literals."""
-
-    function: Any
-    operands: Sequence[Any]
-    names: Collection[str] = ()
+#: A function that a task calls, or None for literals; its operands; those of them that have names.
+Call = tuple[Any, Sequence[Any], Mapping[str, Any]]
 
 
-def _calls(task: GraphNode) -> Iterator[_Call]:
+def calls_of(task: GraphNode) -> Iterator[Call]:
     """Yield the calls that a task makes: several if Dask has fused tasks into it."""
     if isinstance(task, DataNode):
-        yield _Call(None, (task.value,))
+        yield None, (task.value,), {}
     elif not isinstance(task, Task):
         return
-    elif task.has_subgraph():
+    elif task.func is _execute_subgraph:
         for inner in task.args[0].values():
-            yield from _calls(inner)
-        yield _Call(None, task.args[3:])
+            yield from calls_of(inner)
+        yield None, task.args[3:], {}
+    elif task.kwargs:
+        yield task.func, (*task.args, *task.kwargs.values()), task.kwargs
     else:
-        yield _Call(task.func, (*task.args, *task.kwargs.values()), _given(task.kwargs))
+        yield task.func, task.args, {}
 
 
 def _given(arguments: Mapping[str, Any]) -> list[str]:

@@ -32,7 +32,7 @@ _IN_PLACE = frozenset(
         *(f"i{name}" for name in (*_OPERATORS, "truediv", "xor")),
         *("delattr", "delitem", "eval", "exec", "methodcaller", "next", "setattr", "setitem"),
         *("copyto", "fill_diagonal", "place", "put", "put_along_axis", "putmask", "shuffle"),
-        *("load_store_chunk", "store_chunk"),  # dask.array.core
+        "load_store_chunk",  # dask.array.core
     }
 )
 #: Methods that change their object, `numpy.ufunc.at` among them.

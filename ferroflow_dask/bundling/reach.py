@@ -47,30 +47,30 @@ _LEAF_MODULES = ("pandas._libs.tslibs", "pandas._libs.missing", "pandas.core.dty
 _TRANSPARENT = (tuple, frozenset, functools.partial, types.MethodType, types.FunctionType, type, GraphNode)
 
 
+class _LeafTypes(dict[type, bool]):
+    """Whether objects of a type never change and refer to none that do."""
+
+    def __missing__(self, cls: type) -> bool:
+        has_attributes = issubclass(cls, _SCALARS) and cls.__dictoffset__ and not issubclass(cls, Enum)
+        is_leaf = issubclass(cls, _LEAVES) and not has_attributes
+        self[cls] = is_leaf or cls.__module__.startswith(_LEAF_MODULES)
+        return self[cls]
+
+
 class Reach:
     """Finds what objects refer to; remembers it by their identity, so they must be kept."""
 
     def __init__(self) -> None:
-        self._leaf_types: dict[type, bool] = dict.fromkeys((bool, *_LEAVES), True)
+        #: For each type, whether its objects never change and refer to none that do.
+        self.is_leaf = _LeafTypes()
         self._frozen: dict[int, bool] = {}
         self._by_value: dict[int, by_value.Pickling] = {}
         # What other objects are pickled as, which exists only for that.
         self._pickled: dict[int, Iterable[Any]] = {}
 
-    def is_leaf(self, value: Any) -> bool:
-        """Return whether an object never changes and refers to none that does."""
-        cls = type(value)
-        is_leaf = self._leaf_types.get(cls)
-        if is_leaf is None:
-            has_attributes = issubclass(cls, _SCALARS) and cls.__dictoffset__ and not issubclass(cls, Enum)
-            is_leaf = issubclass(cls, _LEAVES) and not has_attributes
-            is_leaf = is_leaf or cls.__module__.startswith(_LEAF_MODULES)
-            self._leaf_types[cls] = is_leaf
-        return is_leaf
-
     def is_frozen(self, value: Any) -> bool:
         """Return whether neither an object nor any that it refers to can change."""
-        if self.is_leaf(value):
+        if self.is_leaf[type(value)]:
             return True
         known = self._frozen.get(id(value))
         if known is None:
@@ -83,7 +83,7 @@ class Reach:
         while stack:
             part = stack.pop()
             name = id(part)
-            if self.is_leaf(part) or name in seen or self._frozen.get(name):
+            if self.is_leaf[type(part)] or name in seen or self._frozen.get(name):
                 continue
             if not _is_transparent(part) or self.has_state(part):
                 return False
