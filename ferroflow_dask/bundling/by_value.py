@@ -57,20 +57,21 @@ def of_class(cls: type) -> Pickling:
     """Return how a class is pickled."""
     if not cls.__flags__ & _HEAP_TYPE or is_by_name(cls):
         return _BY_NAME
-    own = {name: value for name, value in vars(cls).items() if not name.startswith("__")}
-    special = [value for value in vars(cls).values() if isinstance(value, FunctionType)]
-    # An attribute that is set on the class is reset when another task unpickles the class.
-    has_data = any(not hasattr(type(value), "__get__") for value in own.values())
-    functions = [*special, *(part for value in own.values() for part in _functions_in(value))]
-    return Pickling(True, [*functions, *own.values(), *cls.__bases__], has_data)
+    functions: list[Any] = []
+    data: list[Any] = []
+    for name, value in vars(cls).items():
+        if hasattr(type(value), "__get__"):
+            functions += _functions_in(value)
+        elif not name.startswith("__") and name != "_abc_impl":
+            data.append(value)
+    # An attribute that was set on the class is set back when another task unpickles the class.
+    return Pickling(True, [*functions, *data, *cls.__bases__], bool(data))
 
 
 def _functions_in(value: Any) -> Iterator[Any]:
-    """Yield the functions of a property or method of a class."""
-    for name in ("__func__", "fget", "fset", "fdel"):
-        function = getattr(value, name, None)
-        if isinstance(function, FunctionType):
-            yield function
+    """Yield the functions of a method or property of a class."""
+    parts = (value, *(getattr(value, name, None) for name in ("__func__", "fget", "fset", "fdel", "func")))
+    return (part for part in parts if isinstance(part, FunctionType))
 
 
 def of_function(function: FunctionType) -> Pickling:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import functools
 import operator
 import threading
@@ -26,7 +27,7 @@ from ferroflow_dask.cluster_profile import ClusterProfile
 N_TASKS = 4
 
 #: Functions that cloudpickle pickles by value, as those of a script.
-MAIN: dict[str, Any] = {"__name__": "__main__", "np": np}
+MAIN: dict[str, Any] = {"__name__": "__main__", "np": np, "abc": abc}
 exec(
     """
 SEEN, LIMIT, number = [], (1, 2), 0
@@ -72,10 +73,13 @@ class Counter:
     def __init__(self): self.n = 0
     def add(self, x): self.n += 1; return self.n
     def __call__(self, x): return self.add(x)
-class Plain:
+class Plain(abc.ABC):
     def __init__(self, x): self.x = x
+    @property
     def value(self): return self.x
-def uses_class(x): return Plain(x).value()
+    @staticmethod
+    def of(x): return Plain(x)
+def uses_class(x): return Plain.of(x).value
 """,
     MAIN,
 )

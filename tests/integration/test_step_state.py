@@ -33,7 +33,7 @@ def _expected(name: str) -> Any:
     return pytest.param(name, marks=marks)
 
 
-@pytest.mark.parametrize("name", map(_expected, PROGRAMS))
+@pytest.mark.parametrize("name", [_expected(name) for name in PROGRAMS])
 def test_a_program_has_the_values_that_it_has_without_the_plugin(
     name: str, found: dict[str, dict[str, Any]]
 ) -> None:
