@@ -113,15 +113,14 @@ class Isolation:
             for function, operands, names in calls_of(tasks[step]):
                 if function is not None and not self._changes_nothing(function, operands, names):
                     owned.add(step, (function, *operands), may_change=True)
-        others: list[tuple[int, Any]] = []
         for step, task in enumerate(tasks):
-            for function, operands, names in calls_of(task):
-                if function is None:  # literals: any of the tasks may read them
+            for function, operands, _ in calls_of(task):
+                if function is None:  # literals: a task that changes its arguments may read them
                     owned.add(step, operands, may_change=True)
-                elif self._changes_nothing(function, operands, names):
-                    others.append((step, operands))
-        for step, operands in () if owned.is_empty else others:
-            owned.add(step, operands, may_change=False)
+        for step, task in () if owned.is_empty else enumerate(tasks):
+            for function, operands, names in calls_of(task):
+                if function is not None and self._changes_nothing(function, operands, names):
+                    owned.add(step, operands, may_change=False)
         return owned
 
     def _may_change(self, task: GraphNode) -> bool:
@@ -194,7 +193,7 @@ class Isolation:
         places : sequence of int
             Of the arguments that are values of other tasks.
         shared : mapping of int to object
-            See `ToCopy`.
+            As in `ToCopy`.
 
         Raises
         ------
@@ -222,7 +221,7 @@ class ToCopy:
     reach : Reach
     steps : set of int
     shared : dict of int to object
-        Objects that several steps reach, and functions, by their identity.
+        Objects that several steps reach, by their identity. They are pickled once.
     """
 
     reach: Reach

@@ -25,21 +25,13 @@ from dask.utils import methodcaller
 
 from ferroflow_dask.bundling import by_value
 
-#: Types whose objects never change, with their subclasses.
 _SCALARS = (str, int, float, bytes, complex)
+#: Types whose objects never change, with their subclasses.
 _LEAVES = (
     *(*_SCALARS, types.NoneType, slice, range, types.EllipsisType, types.NotImplementedType),
-    *(
-        np.generic,
-        np.dtype,
-        np.ufunc,
-        TaskRef,
-        Alias,
-        types.MethodDescriptorType,
-        types.WrapperDescriptorType,
-    ),
+    *(np.generic, np.dtype, np.ufunc, types.MethodDescriptorType, types.WrapperDescriptorType),
     *(datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, Decimal, Fraction, UUID, PurePath),
-    *(re.Pattern, Enum, methodcaller, operator.itemgetter, operator.attrgetter),
+    *(re.Pattern, Enum, methodcaller, operator.itemgetter, operator.attrgetter, TaskRef, Alias),
 )
 #: Modules whose types are like those.
 _LEAF_MODULES = ("pandas._libs.tslibs", "pandas._libs.missing", "pandas.core.dtypes")
