@@ -106,41 +106,56 @@ class Isolation:
     def to_copy(self, tasks: Sequence[GraphNode]) -> ToCopy:
         """Return the steps of a bundle that need copies; linear in the objects that the steps reach."""
         owned = ToCopy(self._reach)
-        changing = [step for step, task in enumerate(tasks) if self._may_change(task)]
-        if not changing:
-            return owned
-        for step in changing:
-            for function, operands, names in calls_of(tasks[step]):
-                if function is not None and not self._changes_nothing(function, operands, names):
-                    owned.add(step, (function, *operands), may_change=True)
+        changing: list[tuple[int, Iterable[Any]]] = []
+        literals: list[tuple[int, Iterable[Any]]] = []
         for step, task in enumerate(tasks):
-            for function, operands, _ in calls_of(task):
-                if function is None:  # literals: a task that changes its arguments may read them
-                    owned.add(step, operands, may_change=True)
+            self._sort(step, task, changing, literals)
+        # The tasks that change their arguments may read the literals.
+        for step, values in (*changing, *literals) if changing else ():
+            owned.add(step, values, may_change=True)
         for step, task in () if owned.is_empty else enumerate(tasks):
-            for function, operands, names in calls_of(task):
-                if function is not None and self._changes_nothing(function, operands, names):
-                    owned.add(step, operands, may_change=False)
+            for values in self._in_library(task):
+                owned.add(step, values, may_change=False)
         return owned
 
-    def _may_change(self, task: GraphNode) -> bool:
-        if not isinstance(task, Task):
-            return False
-        if task.func is _execute_subgraph:
-            return any(map(self._may_change, task.args[0].values()))
-        return not self._changes_nothing(task.func, task.args, task.kwargs)
+    def _sort(self, step: int, task: GraphNode, changing: list[Any], literals: list[Any]) -> None:
+        """Add the calls of a task that may change objects, and its literals."""
+        if isinstance(task, DataNode):
+            literals.append((step, (task.value,)))
+        elif not isinstance(task, Task):
+            return
+        elif task.func is _execute_subgraph:  # Dask has fused several tasks
+            for inner in task.args[0].values():
+                self._sort(step, inner, changing, literals)
+            literals.append((step, task.args[3:]))
+        elif not self._changes_nothing(task):
+            changing.append((step, self._reach.parts(task)))
 
-    def _changes_nothing(self, function: Any, operands: Sequence[Any], named: Mapping[str, Any]) -> bool:
-        """Return whether a call changes no object, as all callables in it are library functions."""
-        if not self._is_harmless(function):
+    def _in_library(self, task: GraphNode) -> Iterator[Iterable[Any]]:
+        """Yield the operands of the calls of a task that change nothing."""
+        if not isinstance(task, Task):
+            return
+        if task.func is _execute_subgraph:
+            for inner in task.args[0].values():
+                yield from self._in_library(inner)
+        elif self._changes_nothing(task):
+            yield self._reach.parts(task)
+
+    def _changes_nothing(self, task: Task) -> bool:
+        """Return whether a call changes no object, since all callables in it are library functions."""
+        function, harmless = task.func, self._harmless
+        if not harmless.get(id(function)) and not self._is_harmless(function):
             return False
-        is_leaf, is_harmless = self._reach.is_leaf, self._is_harmless
-        if isinstance(function, np.ufunc) and len(operands) > function.nin:  # the next operand is `out`
+        if isinstance(function, np.ufunc) and len(task.args) > function.nin:  # the next operand is `out`
             return False
-        for value in operands:
-            if not is_leaf[type(value)] and not is_harmless(value):
+        is_leaf = self._reach.is_leaf
+        for value in task.args:
+            cls = type(value)
+            if is_leaf[cls] or (cls is tuple and all(map(is_leaf.__getitem__, map(type, value)))):
+                continue
+            if not harmless.get(id(value)) and not self._is_harmless(value):
                 return False
-        return not named or is_harmless(named)
+        return not task.kwargs or self._is_harmless(task.kwargs)
 
     def _is_harmless(self, value: Any) -> bool:
         known = self._harmless.get(id(value))
@@ -257,26 +272,6 @@ class ToCopy:
             elif owner not in {step, ~step}:
                 self.shared[id(part)] = part
                 self.steps.update(one for one in (owner, step if may_change else -1) if one >= 0)
-
-
-#: A function that a task calls, or None for literals; its operands; those of them that have names.
-Call = tuple[Any, Sequence[Any], Mapping[str, Any]]
-
-
-def calls_of(task: GraphNode) -> Iterator[Call]:
-    """Yield the calls that a task makes: several if Dask has fused tasks into it."""
-    if isinstance(task, DataNode):
-        yield None, (task.value,), {}
-    elif not isinstance(task, Task):
-        return
-    elif task.func is _execute_subgraph:
-        for inner in task.args[0].values():
-            yield from calls_of(inner)
-        yield None, task.args[3:], {}
-    elif task.kwargs:
-        yield task.func, (*task.args, *task.kwargs.values()), task.kwargs
-    else:
-        yield task.func, task.args, {}
 
 
 def _given(arguments: Mapping[str, Any]) -> list[str]:
