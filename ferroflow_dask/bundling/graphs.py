@@ -18,6 +18,7 @@ from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.bundling.cut import GUESS, MEMORY_SHARE, best_cut
 from ferroflow_dask.bundling.deliveries import DeliveringTask
 from ferroflow_dask.bundling.fixed import Tasks, fixed_tasks, is_alone
+from ferroflow_dask.bundling.isolation import Isolation, NotIsolatedError
 from ferroflow_dask.bundling.ordering import in_order
 from ferroflow_dask.bundling.predict import Cut, Work
 from ferroflow_dask.bundling.results import VALUE, Place
@@ -72,6 +73,7 @@ def bundle_graph(
     alone: Collection[Key] = frozenset(),
     places: Mapping[Key, Place] | None = None,
     by_key: Mapping[Key, Averages] | None = None,
+    shares_objects: bool = False,
 ) -> BundledGraph:
     """Cut a graph into bundles; O(tasks · log tasks + edges).
 
@@ -95,6 +97,8 @@ def bundle_graph(
         For dependencies that exist as items of another task's result: that task and the item.
     by_key : mapping of Key to Averages, optional
         Of tasks of which more is known than of their prefix.
+    shares_objects : bool, optional
+        See `Bundle`. If not, tasks stay separate if they need copies of objects that cannot be pickled.
     """
     keys = in_order(tasks)
     position = {key: i for i, key in enumerate(keys)}
@@ -129,12 +133,26 @@ def bundle_graph(
     bundles |= {name: replace(bundles[name], is_early=True) for name in early}
     written: dict[Key, GraphNode] = {}
     rewritten: dict[Key, Bundle] = {}
+    isolation, failed = Isolation(), set[Key]()
     for name, bundle in bundles.items():
         if bundle.is_plain(name):
             written[name] = bundle.tasks[0]
-        else:
-            written[name] = written_task(name, bundle, sum(shares[task.key][1] for task in bundle.tasks))
-            rewritten[name] = bundle
+            continue
+        rewritten[name] = replace(bundle, shares_objects=shares_objects)
+        cost_s = sum(shares[task.key][1] for task in bundle.tasks)
+        try:
+            written[name] = written_task(name, rewritten[name], cost_s, isolation)
+        except NotIsolatedError as error:
+            failed |= error.keys
+    if failed:
+        alone = failed.union(alone)
+        return bundle_graph(
+            *(tasks, wanted, cluster, learned),
+            alone=alone,
+            places=places,
+            by_key=by_key,
+            shares_objects=shares_objects,
+        )
     return BundledGraph(written, rewritten)
 
 
@@ -198,12 +216,16 @@ def _main_prefix(shares: Sequence[tuple[str, float]]) -> str:
     return _NO_LETTERS.sub("", max(total_s, key=total_s.__getitem__)) or "tasks"
 
 
-def written_task(name: Key, bundle: Bundle, cost_s: float) -> Task:
-    """Return the Dask task of a bundle with an expected duration [s]."""
+def written_task(name: Key, bundle: Bundle, cost_s: float, isolation: Isolation | None = None) -> Task:
+    """Return the Dask task of a bundle with an expected duration [s].
+
+    `isolation` remembers what it finds about the objects of a graph.
+    """
     results = {
         result: n for n, result in enumerate(dict.fromkeys(task for task, _ in bundle.places.values()))
     }
     arguments = {key: (results[result], item) for key, (result, item) in bundle.places.items()}
+    isolation = None if bundle.shares_objects else isolation or Isolation()
     call = sequence_of(
         bundle.tasks,
         arguments,
@@ -212,6 +234,7 @@ def written_task(name: Key, bundle: Bundle, cost_s: float) -> Task:
         bundle.delivered,
         returns_results=bundle.returns_results(name),
         is_early=bundle.is_early,
+        isolation=isolation,
     )
     # Dask keeps tasks that produce data in its queue until workers have room for their results.
     produces = any(getattr(task, "data_producer", False) for task in bundle.tasks)

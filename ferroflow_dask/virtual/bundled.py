@@ -65,6 +65,7 @@ def bundled(
         {},
         alone=alone,
         by_key=dict(enumerate(expected)),
+        shares_objects=True,
     )
     # A result that a bundle delivers is as good as the bundle: a task of its own stands for it on a cluster.
     values = {

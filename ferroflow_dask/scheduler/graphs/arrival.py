@@ -21,7 +21,7 @@ from ferroflow_dask.bundling.cut import MEMORY_SHARE
 from ferroflow_dask.bundling.graphs import Averages, bundle_graph
 from ferroflow_dask.bundling.sample import sample_of
 from ferroflow_dask.cluster_profile import ClusterProfile
-from ferroflow_dask.scheduler import _distributed_graphs
+from ferroflow_dask.scheduler import _distributed, _distributed_graphs
 from ferroflow_dask.scheduler.changes import FAILURES
 from ferroflow_dask.scheduler.graphs.samples import Sample
 from ferroflow_dask.scheduler.graphs.sharing import Sharing
@@ -101,6 +101,7 @@ class Arrival:
         self._expr = expr
         self._keys = frozenset(keys)
         self._tasks = scheduler.tasks
+        self._is_in_process = _distributed.is_in_process(scheduler)
         self._bundles = bundles
         self._knowledge = knowledge
         self._priorities = priorities
@@ -304,7 +305,12 @@ class Arrival:
         if learned is None:
             return graph
         cluster = self._knowledge.cluster()
-        found = bundle_graph(missing, wanted, cluster, learned, alone=alone, places=sharing.places)
+        found = bundle_graph(
+            *(missing, wanted, cluster, learned),
+            alone=alone,
+            places=sharing.places,
+            shares_objects=self._is_in_process,
+        )
         if not found.bundles:
             return graph
         self.bundles, self._sharing = found.bundles, sharing

@@ -315,7 +315,9 @@ class Dividing:
             for key in added
             if key in needed and key not in self._scheduler.tasks
         }
-        new = {**values, **new}
+        new = {
+            key: replace(one, shares_objects=bundle.shares_objects) for key, one in {**values, **new}.items()
+        }
         specs = {key: spec_of(key, one, step_s * len(one.tasks)) for key, one in new.items()}
         self._replace(division, rest, new, specs)
 
