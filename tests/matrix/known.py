@@ -26,6 +26,27 @@ class Known:
 
 #: By the name of the row; without an entry, the test asserts that the row passes.
 KNOWN: dict[str, Known] = {
+    **dict.fromkeys(
+        ("mutable argument", "mutable default, closure, attribute", "mutable partial; map_blocks"),
+        Known("fault 1: the steps of a bundle share literals and functions"),
+    ),
+    **dict.fromkeys(
+        ("context variable, decimal, np.errstate, dask.annotate in a task", "np.seterr in a task"),
+        Known("fault 2: the steps of a bundle share a context"),
+    ),
+    **dict.fromkeys(
+        (
+            *('gather(errors="skip")', "Future.retry, Client.retry", "two steps fail"),
+            *("exceptions: custom, unpicklable, with cause, group, notes", "error in one of two outputs"),
+            *("10 of 70 tasks fail on their first run", "error in a shared input"),
+        ),
+        Known("fault 5: the tasks of a bundle run again after an error"),
+    ),
+    **dict.fromkeys(
+        ("Future.cancel(reason, msg)", "cancel of every second future", "Future.release, del of half"),
+        Known("fault 10: steps start although their futures are cancelled or released"),
+    ),
+    "Reschedule while on one of four workers": Known("fault 15: a worker that a task refused looks best again"),
     "map(priority=)": Known("fault 10: bundles of a lower priority fill the threads and the queue at once"),
     "map, a large keyword argument": Known(
         "an exception of Dask's `_task_to_msg` ends the plugin", policies=("plain", "bundled")

@@ -13,14 +13,20 @@ if TYPE_CHECKING:
 BUNDLED, SEPARATE, DIVIDED, OBSERVER = "B", "S", "T", "O"
 
 
-def difference(stock: Any, other: Any) -> str | None:
+def difference(stock: Any, other: Any, place: str = "") -> str | None:
     """Return how observations differ from those of stock Dask; None if they are equal."""
     if stock == other:
         return None
+    parts: list[Any] = []
     if isinstance(stock, dict) and isinstance(other, dict) and stock.keys() == other.keys():
-        differing = {key: (stock[key], other[key]) for key in stock if stock[key] != other[key]}
-        return "; ".join(f"{key}: {_short(a)} in stock, {_short(b)} here" for key, (a, b) in differing.items())
-    return f"{_short(stock)} in stock, {_short(other)} here"
+        parts = list(stock)
+    elif isinstance(stock, (list, tuple)) and type(stock) is type(other) and len(stock) == len(other):
+        parts = list(range(len(stock)))
+    for part in parts:
+        found = difference(stock[part], other[part], f"{place}[{part!r}]")
+        if found is not None:
+            return found
+    return f"{place} {_short(stock)} in stock, {_short(other)} here".strip()
 
 
 def no_more(*names: str, slack: int = 0) -> Callable[[Any, Any], str | None]:

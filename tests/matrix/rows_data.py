@@ -47,13 +47,13 @@ def scatter(trial: Trial) -> Any:
     (one,) = client.scatter([7], broadcast=True)
     several = client.scatter(list(range(20)), hash=False)
     named = client.scatter({"name": 5})
-    futures = client.map(add, several * 5, one=one) if False else client.map(_add_to, several * 5, other=one)
+    futures = client.map(_add_to, several * 5, range(100), other=one)
     holders = len(client.who_has([one])[one.key]), len({future.key for future in several})
     return client.gather(futures), holders, client.gather(named), one.key == client.scatter(7).key
 
 
-def _add_to(x: int, other: int) -> int:
-    return x + other
+def _add_to(x: int, i: int, other: int) -> int:
+    return x + i + other
 
 
 def _total(values: dict[str, Any]) -> int:

@@ -98,14 +98,14 @@ def map_batches(trial: Trial) -> Any:
     return len({future.key for future in futures}), trial.client.gather(futures)
 
 
-def _blocked(trial: Trial) -> list[Any]:
+def blocked(trial: Trial) -> list[Any]:
     """Block all threads by tasks that wait at a gate."""
     futures = trial.client.map(pass_gate, range(4), folder=trial.folder, topic="blocked", priority=1000)
     assert wait_for_notes(trial.folder, 4, "blocked")
     return futures
 
 
-def _low_before_high(folder: str) -> int:
+def low_before_high(folder: str) -> int:
     """Return how many tasks called low start before half of those called high."""
     n_low = n_high = 0
     for name in noted(folder):
@@ -131,13 +131,13 @@ _RUNNING = 12
     covers=("annotation priority",),
 )
 def map_priority(trial: Trial) -> Any:
-    client, blocked = trial.client, _blocked(trial)
+    client, gate = trial.client, blocked(trial)
     low = client.map(_start, [f"low-{i}" for i in range(40)], folder=trial.folder, priority=0)
     high = client.map(_start, [f"high-{i}" for i in range(40)], folder=trial.folder, priority=10)
     _arrived(trial)
     open_gate(trial.folder)
-    wait([*low, *high, *blocked])
-    return {"low first": _low_before_high(trial.folder), "runs": runs(trial.folder)}
+    wait([*low, *high, *gate])
+    return {"low first": low_before_high(trial.folder), "runs": runs(trial.folder)}
 
 
 def _arrived(trial: Trial) -> None:
@@ -208,15 +208,15 @@ def map_fifo_timeout(trial: Trial) -> Any:
         folder = Path(trial.folder, name)
         folder.mkdir()
         inner = Trial(trial.policy, trial.cluster, trial.client, str(folder))
-        blocked = _blocked(inner)
-        # `_low_before_high` counts those of the later graph here.
+        gate = blocked(inner)
+        # `low_before_high` counts those of the later graph here.
         late = [f"low-{i}" for i in range(40)]
         first = trial.client.map(_start, [f"high-{i}" for i in range(40)], folder=str(folder))
         second = trial.client.map(_start, late, folder=str(folder), fifo_timeout=timeout)
         _arrived(inner)
         open_gate(str(folder))
-        wait([*first, *second, *blocked])
-        found[name] = _low_before_high(str(folder))
+        wait([*first, *second, *gate])
+        found[name] = low_before_high(str(folder))
         found[f"runs, {name}"] = runs(str(folder))
     return found
 

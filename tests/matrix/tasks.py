@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -10,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 #: A task or a program waits no longer for a partner, so that a failing row ends [s].
-LONGEST_S = 15.0
+LONGEST_S = 8.0
 _POLL_S = 0.002
+_ADDRESS = re.compile(" at 0x[0-9a-f]+")
 
 
 class PlannedError(Exception):
@@ -60,13 +62,15 @@ def error_of(error: BaseException | None) -> tuple[Any, ...]:
     """Return an exception as data that can be compared."""
     if error is None:
         return ("no error",)
+    # The client keeps the exception, whose frames keep the futures of the program.
+    error.__traceback__ = None
     cause = error.__cause__
     notes = tuple(getattr(error, "__notes__", ()))
     inner = tuple(error_of(one) for one in getattr(error, "exceptions", ()))
     return (
         "error",
         type(error).__name__,
-        tuple(repr(one) for one in error.args),
+        tuple(_ADDRESS.sub("", repr(one)) for one in error.args),
         error_of(cause) if cause is not None else None,
         notes,
         inner,
