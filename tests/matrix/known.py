@@ -46,6 +46,29 @@ KNOWN: dict[str, Known] = {
         ("Future.cancel(reason, msg)", "cancel of every second future", "Future.release, del of half"),
         Known("fault 10: steps start although their futures are cancelled or released"),
     ),
+    **dict.fromkeys(
+        (
+            *("file as partner", "Event with a timeout", "Queue with a timeout", "Variable with a timeout"),
+            *("socket as partner", "60 tasks in pairs"),
+        ),
+        Known("fault 3: a task waits for siblings that are behind it in its bundle", is_run=False),
+    ),
+    "secede, rejoin": Known("fault 10: the rest of the bundle waits for the task that secedes", is_run=False),
+    **dict.fromkeys(
+        ("get_worker, also by importlib, for one input only", "get_current_task", "call_stack(), call_stack(futures)"),
+        Known("a task in a bundle runs under the key of its bundle"),
+    ),
+    **dict.fromkeys(
+        ("SchedulerPlugin.transition, update_graph", "WorkerPlugin: setup, transition, teardown"),
+        Known("fault 8: plugins that follow tasks see bundles"),
+    ),
+    "Compute Failed in the log": Known("fault 5: the log names the bundle, and the task once more"),
+    "recreate_error_locally, recreate_task_locally": Known(
+        "`recreate_task_locally` raises an `AttributeError` for a task that ran in a bundle"
+    ),
+    "get_client, worker_client(separate_thread=…)": Known(
+        "fault 4: short children stay behind the parent that waits for them", ("plain", "bundled"), is_run=False
+    ),
     "Reschedule while on one of four workers": Known("fault 15: a worker that a task refused looks best again"),
     "map(priority=)": Known("fault 10: bundles of a lower priority fill the threads and the queue at once"),
     "map, a large keyword argument": Known(

@@ -39,7 +39,8 @@ def files(trial: Trial) -> Any:
     return found
 
 
-def _event(x: int, name: str, setter: int, waiter: int) -> Any:
+def _event(x: int, folder: str, name: str, setter: int, waiter: int) -> Any:
+    note(folder, x)
     if x == waiter:
         return Event(name).wait(timeout=LONGEST_S)
     if x == setter:
@@ -47,7 +48,8 @@ def _event(x: int, name: str, setter: int, waiter: int) -> Any:
     return x
 
 
-def _queue(x: int, name: str, setter: int, waiter: int) -> Any:
+def _queue(x: int, folder: str, name: str, setter: int, waiter: int) -> Any:
+    note(folder, x)
     if x == waiter:
         return Queue(name).get(timeout=LONGEST_S)
     if x == setter:
@@ -55,7 +57,8 @@ def _queue(x: int, name: str, setter: int, waiter: int) -> Any:
     return x
 
 
-def _variable(x: int, name: str, setter: int, waiter: int) -> Any:
+def _variable(x: int, folder: str, name: str, setter: int, waiter: int) -> Any:
+    note(folder, x)
     if x == waiter:
         return Variable(name).get(timeout=LONGEST_S)
     if x == setter:
@@ -67,9 +70,9 @@ def _pairs(trial: Trial, function: Any, name: str) -> Any:
     """Return values for both orders of the partners."""
     found = []
     for setter, waiter in ((5, 6), (6, 5)):
-        options = {"name": f"{name}-{setter}", "setter": setter, "waiter": waiter}
+        options = {"folder": trial.folder, "name": f"{name}-{setter}", "setter": setter, "waiter": waiter}
         found.append(trial.client.gather(trial.client.map(function, range(_N), **options)))
-    return found
+    return found, runs(trial.folder)
 
 
 @row("Event with a timeout", "T", "siblings as partners, both orders", covers=("Event",))
@@ -161,7 +164,8 @@ def actors(trial: Trial) -> Any:
     return values, meeting.n
 
 
-def _talk(x: int, port: int, waiting: int) -> Any:
+def _talk(x: int, folder: str, port: int, waiting: int) -> Any:
+    note(folder, x)
     with socket.create_connection(("127.0.0.1", port), timeout=LONGEST_S) as connection:
         connection.sendall(b"w" if x == waiting else b"s")
         return connection.recv(1).decode()
@@ -189,7 +193,8 @@ def sockets(trial: Trial) -> Any:
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=_serve, args=(server, _N), daemon=True).start()
         port = server.getsockname()[1]
-        return trial.client.gather(trial.client.map(_talk, range(_N), port=port, waiting=3))
+        options = {"folder": trial.folder, "port": port, "waiting": 3}
+        return trial.client.gather(trial.client.map(_talk, range(_N), **options)), runs(trial.folder)
 
 
 def _pair(x: int, folder: str) -> Any:

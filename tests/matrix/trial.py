@@ -228,7 +228,7 @@ class Variant:
             result.divisions = has_divided(extension) - before
         if result.hangs:
             return result, False
-        if extension is not None and trial.extension is not extension:
+        if extension is not None and extension.error is not None:
             result.observed = ("the plugin failed", repr(extension.error))
             return result, False
         if row.is_alone:
