@@ -101,7 +101,12 @@ def _at_most_steps(stock: Any, other: Any) -> str | None:
 
 
 @row(
-    "paused worker", "T", "no task starts on the paused worker; it resumes", compare=_at_most_steps, cluster={}
+    "paused worker",
+    "T",
+    "no task starts on the paused worker; it resumes",
+    compare=_at_most_steps,
+    # The worker's monitor would let it run again.
+    settings={"distributed.worker.memory.pause": False},
 )
 def pauses(trial: Trial) -> Any:
     client = trial.client

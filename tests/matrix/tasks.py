@@ -86,8 +86,9 @@ def outcome(future: Any, timeout: float = LONGEST_S) -> tuple[Any, ...]:
 
 
 def outcomes(futures: Iterable[Any], timeout: float = LONGEST_S) -> list[tuple[Any, ...]]:
-    """Return the values or errors of futures."""
-    return [outcome(future, timeout) for future in futures]
+    """Return the values or errors of futures; the limit is for all of them."""
+    deadline = time.monotonic() + timeout
+    return [outcome(future, max(deadline - time.monotonic(), 0.05)) for future in futures]
 
 
 # What tasks call
