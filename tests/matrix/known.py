@@ -55,7 +55,11 @@ KNOWN: dict[str, Known] = {
     ),
     "secede, rejoin": Known("fault 10: the rest of the bundle waits for the task that secedes", is_run=False),
     **dict.fromkeys(
-        ("get_worker, also by importlib, for one input only", "get_current_task", "call_stack(), call_stack(futures)"),
+        (
+            "get_worker, also by importlib, for one input only",
+            "get_current_task",
+            "call_stack(), call_stack(futures)",
+        ),
         Known("a task in a bundle runs under the key of its bundle"),
     ),
     **dict.fromkeys(
@@ -67,9 +71,13 @@ KNOWN: dict[str, Known] = {
         "`recreate_task_locally` raises an `AttributeError` for a task that ran in a bundle"
     ),
     "get_client, worker_client(separate_thread=…)": Known(
-        "fault 4: short children stay behind the parent that waits for them", ("plain", "bundled"), is_run=False
+        "fault 4: short children stay behind the parent that waits for them",
+        ("plain", "bundled"),
+        is_run=False,
     ),
-    "Reschedule while on one of four workers": Known("fault 15: a worker that a task refused looks best again"),
+    "Reschedule while on one of four workers": Known(
+        "fault 15: a worker that a task refused looks best again"
+    ),
     "map(priority=)": Known("fault 10: bundles of a lower priority fill the threads and the queue at once"),
     "map, a large keyword argument": Known(
         "an exception of Dask's `_task_to_msg` ends the plugin", policies=("plain", "bundled")

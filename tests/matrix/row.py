@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matrix.trial import Trial
 
-#: Letters of a row: its tasks run in bundles; they stay separate; a bundle is divided; a plugin follows tasks.
+#: Letters of a row: tasks run in bundles; they stay separate; a bundle is divided; a plugin follows tasks.
 BUNDLED, SEPARATE, DIVIDED, OBSERVER = "B", "S", "T", "O"
 
 
@@ -30,10 +30,12 @@ def difference(stock: Any, other: Any, place: str = "") -> str | None:
 
 
 def no_more(*names: str, slack: int = 0) -> Callable[[Any, Any], str | None]:
-    """Return a comparison of dicts in which some numbers may be smaller than in stock, or larger by a slack."""
+    """Return a comparison of dicts; some numbers may be smaller than in stock, or larger by a slack."""
 
     def compare(stock: Any, other: Any) -> str | None:
-        if not (isinstance(stock, dict) and isinstance(other, dict) and {*names} <= stock.keys() & other.keys()):
+        if not (
+            isinstance(stock, dict) and isinstance(other, dict) and {*names} <= stock.keys() & other.keys()
+        ):
             return difference(stock, other)
         for name in names:
             if other[name] > stock[name] + slack:

@@ -1,4 +1,4 @@
-"""Rows of collections: `Client.compute`, `persist`, `get`, executors, `dask.delayed` and asynchronous clients."""
+"""Rows of collections: `compute`, `persist`, `get`, executors, `dask.delayed`, asynchronous clients."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import dask.bag as db
 import numpy as np
 import pandas as pd
 from distributed import Client, futures_of
+
 from matrix.row import row
 from matrix.tasks import add, inc, noting_inc, outcomes, runs
 from matrix.trial import Trial
@@ -98,7 +99,9 @@ def compute_options(trial: Trial) -> Any:
 )
 def persist(trial: Trial) -> Any:
     x = da.from_delayed(dask.delayed(noting_block)(0, trial.folder), (4,), dtype=float)
-    parts = [da.from_delayed(dask.delayed(noting_block)(i, trial.folder), (4,), dtype=float) for i in range(40)]
+    parts = [
+        da.from_delayed(dask.delayed(noting_block)(i, trial.folder), (4,), dtype=float) for i in range(40)
+    ]
     kept = trial.client.persist(da.concatenate([x, *parts]) * 2)
     keys = [key[1:] for key in kept.__dask_keys__()]
     statuses = {future.status for future in trial.client.futures_of(kept)} <= {"pending", "finished"}
@@ -196,7 +199,11 @@ def collections(trial: Trial) -> Any:
 def _sorted(value: Any) -> Any:
     """Return frames in an order that does not depend on the arrival of shuffled parts."""
     if isinstance(value, pd.DataFrame):
-        return value.reset_index(drop=value.index.name is None).sort_values(list(value.columns)).reset_index(drop=True)
+        return (
+            value.reset_index(drop=value.index.name is None)
+            .sort_values(list(value.columns))
+            .reset_index(drop=True)
+        )
     return value.sort_index() if isinstance(value, pd.Series) else value
 
 

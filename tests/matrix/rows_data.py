@@ -7,6 +7,7 @@ from typing import Any
 import dask
 import numpy as np
 from distributed import wait
+
 from matrix.row import row
 from matrix.tasks import PlannedError, add, error_of, fail_for, inc, noting_inc, runs, wait_until
 from matrix.trial import Trial
@@ -17,12 +18,19 @@ def gather(trial: Trial) -> Any:
     client = trial.client
     futures = client.map(inc, range(50))
     nested = {"a": futures[:3], "b": (futures[4], {"c": futures[5]}), "d": 7}
-    return client.gather(futures), client.gather(nested), client.gather(futures[9]), list(client.gather(iter(futures)))
+    return (
+        client.gather(futures),
+        client.gather(nested),
+        client.gather(futures[9]),
+        list(client.gather(iter(futures))),
+    )
 
 
 @row('gather(errors="skip")', "B", "10 of 100 tasks fail")
 def gather_skip(trial: Trial) -> Any:
-    futures = trial.client.map(fail_for, range(100), failing=frozenset(range(5, 100, 10)), folder=trial.folder)
+    futures = trial.client.map(
+        fail_for, range(100), failing=frozenset(range(5, 100, 10)), folder=trial.folder
+    )
     found = trial.client.gather(futures, errors="skip")
     try:
         trial.client.gather(futures)
@@ -117,7 +125,11 @@ def metadata(trial: Trial) -> Any:
     futures = client.map(inc, range(40))
     client.set_metadata(["matrix", "x"], 1)
     client.set_metadata("matrix-y", {"a": 2})
-    found = client.get_metadata(["matrix", "x"]), client.get_metadata("matrix-y"), client.get_metadata("no", 3)
+    found = (
+        client.get_metadata(["matrix", "x"]),
+        client.get_metadata("matrix-y"),
+        client.get_metadata("no", 3),
+    )
     return found, client.gather(futures)
 
 
@@ -148,7 +160,7 @@ def _block(i: int) -> Any:
     return np.full(1000, float(i))
 
 
-@row("has_what, nthreads, ncores, scheduler_info", "B", "while tasks run, and after them: wanted keys", covers=(
+@row("has_what, nthreads, ncores, scheduler_info", "B", "during and after tasks: wanted keys", covers=(
     *("Client.has_what", "Client.nthreads", "Client.ncores", "Client.scheduler_info", "Client.processing"),
 ))  # fmt: skip
 def cluster_state(trial: Trial) -> Any:

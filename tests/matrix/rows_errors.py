@@ -9,8 +9,21 @@ from typing import Any
 
 import dask
 from distributed import Reschedule, wait
+
 from matrix.row import row
-from matrix.tasks import PlannedError, add, error_of, fail_for, inc, note, noted, noting_inc, outcome, outcomes, runs
+from matrix.tasks import (
+    PlannedError,
+    add,
+    error_of,
+    fail_for,
+    inc,
+    note,
+    noted,
+    noting_inc,
+    outcome,
+    outcomes,
+    runs,
+)
 from matrix.trial import Trial
 
 
@@ -58,7 +71,11 @@ def exceptions(trial: Trial) -> Any:
         futures = trial.client.map(_raise, range(100), which=which, folder=str(folder))
         wait(futures)
         error = futures[42].exception()
-        text = error_of(error) if which != "unpicklable" else (type(error).__name__, "UnpicklableError" in repr(error))
+        text = (
+            error_of(error)
+            if which != "unpicklable"
+            else (type(error).__name__, "UnpicklableError" in repr(error))
+        )
         found[which] = text, [f.status for f in futures].count("error"), runs(str(folder))
     return found
 
@@ -69,7 +86,12 @@ def _long_error(x: int) -> int:
     return x
 
 
-@row("exception longer than max-error-length", "B", "truncated text", settings={"distributed.admin.max-error-length": 1000})
+@row(
+    "exception longer than max-error-length",
+    "B",
+    "truncated text",
+    settings={"distributed.admin.max-error-length": 1000},
+)
 def long_exception(trial: Trial) -> Any:
     error = trial.client.map(_long_error, range(40))[5].exception()
     return type(error).__name__, len(str(error))
@@ -87,13 +109,16 @@ def _raise_base(x: int, which: str) -> int:
     return x
 
 
-@row("BaseException, CancelledError raised by a task", "B", "as `Future.exception`", cluster={})
-def base_exceptions(trial: Trial) -> Any:
-    found = []
-    for which in ("base", "cancelled"):
-        futures = trial.client.map(_raise_base, range(30), which=which)
-        found.append([one[:2] for one in outcomes(futures, 5)])
-    return found
+@row("CancelledError raised by a task", "B", "as `Future.exception`", cluster={})
+def cancelled_error(trial: Trial) -> Any:
+    futures = trial.client.map(_raise_base, range(30), which="cancelled")
+    return trial.client.gather([*futures[:7], *futures[8:]]), outcome(futures[7])[:2]
+
+
+@row("BaseException raised by a task", "B", "in stock, the task never ends", cluster={})
+def base_exception(trial: Trial) -> Any:
+    futures = trial.client.map(_raise_base, range(30), which="base")
+    return trial.client.gather([*futures[:7], *futures[8:]]), outcome(futures[7], 1)[:2]
 
 
 def _exit(x: int) -> int:
@@ -131,7 +156,10 @@ def _fail_on_first_run(x: int, folder: str) -> int:
 @row("error in a shared input", "B", "a diamond: the key of the error of each output", covers=("dask",))
 def shared_error(trial: Trial) -> Any:
     base = dask.delayed(fail_for)(1, frozenset({1}), trial.folder, dask_key_name="blamed")
-    middle = [dask.delayed(noting_inc)(base, trial.folder, f"middle-{i}", dask_key_name=f"middle-{i}") for i in range(20)]
+    middle = [
+        dask.delayed(noting_inc)(base, trial.folder, f"middle-{i}", dask_key_name=f"middle-{i}")
+        for i in range(20)
+    ]
     outputs = [dask.delayed(add)(*middle[i : i + 2], dask_key_name=f"out-{i}") for i in range(19)]
     futures = trial.client.compute(outputs)
     wait(futures)

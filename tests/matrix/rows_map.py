@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from distributed import Actor, wait
+
 from matrix.row import no_more, row
 from matrix.tasks import (
     PlannedError,
@@ -193,7 +194,9 @@ def _alone(x: int, folder: str) -> int:
     covers=("annotation resources",),
 )
 def map_resources(trial: Trial) -> Any:
-    return trial.client.gather(trial.client.map(_alone, range(40), folder=trial.folder, resources={"unit": 1}))
+    return trial.client.gather(
+        trial.client.map(_alone, range(40), folder=trial.folder, resources={"unit": 1})
+    )
 
 
 @row(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from distributed import NannyPlugin, SchedulerPlugin, WorkerPlugin, get_task_stream, performance_report, wait
+
 from matrix.row import row
 from matrix.tasks import fail_for, inc, noted, open_gate, outcomes, pass_gate, pause_ms, wait_until
 from matrix.trial import Trial
@@ -63,10 +64,19 @@ class Recording(SchedulerPlugin):
     "a recording plugin: calls with arguments; bundles stay on",
     cluster={"n_workers": 2},
     covers=(
-        *("Client.register_plugin", "SchedulerPlugin", "SchedulerPlugin.start", "SchedulerPlugin.before_close"),
+        *(
+            "Client.register_plugin",
+            "SchedulerPlugin",
+            "SchedulerPlugin.start",
+            "SchedulerPlugin.before_close",
+        ),
         *("SchedulerPlugin.close", "SchedulerPlugin.restart", "SchedulerPlugin.add_worker"),
         *("SchedulerPlugin.remove_worker", "SchedulerPlugin.add_client", "SchedulerPlugin.remove_client"),
-        *("SchedulerPlugin.valid_workers_downscaling", "SchedulerPlugin.log_event", "SchedulerPlugin.idempotent"),
+        *(
+            "SchedulerPlugin.valid_workers_downscaling",
+            "SchedulerPlugin.log_event",
+            "SchedulerPlugin.idempotent",
+        ),
         "Client.unregister_scheduler_plugin",
     ),
 )
@@ -209,7 +219,13 @@ def _count_callback(dask_worker: Any = None) -> None:
     "B",
     "bundling resumes after a plugin that follows tasks",
     covers=(
-        *("NannyPlugin", "NannyPlugin.setup", "NannyPlugin.teardown", "NannyPlugin.restart", "NannyPlugin.idempotent"),
+        *(
+            "NannyPlugin",
+            "NannyPlugin.setup",
+            "NannyPlugin.teardown",
+            "NannyPlugin.restart",
+            "NannyPlugin.idempotent",
+        ),
         "Client.register_worker_callbacks",
     ),
     cluster={},
@@ -282,11 +298,18 @@ def task_stream(trial: Trial) -> Any:
     return [key for key in seen if key in set(keys)], len(seen) == len({*seen}), path.stat().st_size > 10_000
 
 
-@row("profile, profile(key=)", "B", "40 tasks of 10 ms: functions under their prefix", covers=("Client.profile",))
+@row(
+    "profile, profile(key=)",
+    "B",
+    "40 tasks of 10 ms: functions under their prefix",
+    covers=("Client.profile",),
+)
 def profile(trial: Trial) -> Any:
     wait(trial.client.map(pause_ms, range(60), ms=15))
     wait_until(lambda: _names(trial.client.profile(key="pause_ms")), 3)
-    return "pause_ms" in _names(trial.client.profile()), "pause_ms" in _names(trial.client.profile(key="pause_ms"))
+    return "pause_ms" in _names(trial.client.profile()), "pause_ms" in _names(
+        trial.client.profile(key="pause_ms")
+    )
 
 
 def _names(state: Any) -> set[str]:
@@ -296,7 +319,12 @@ def _names(state: Any) -> set[str]:
     return found
 
 
-@row("call_stack(), call_stack(futures)", "T", "a waiting step: its frames under its key", covers=("Client.call_stack",))
+@row(
+    "call_stack(), call_stack(futures)",
+    "T",
+    "a waiting step: its frames under its key",
+    covers=("Client.call_stack",),
+)
 def call_stack(trial: Trial) -> Any:
     keys = [f"stack-{i}" for i in range(40)]
     futures = trial.client.map(_gate_or_inc, range(40), folder=trial.folder, key=keys)

@@ -8,8 +8,9 @@ from typing import Any
 
 import dask
 from distributed import Event, Lock, MultiLock, Queue, Semaphore, Variable, wait
+
 from matrix.row import row
-from matrix.tasks import LONGEST_S, noting_inc, note, noted, pause_ms, runs, wait_for_notes, wait_until
+from matrix.tasks import LONGEST_S, note, noted, noting_inc, pause_ms, runs, wait_for_notes, wait_until
 from matrix.trial import Trial
 
 _N = 60
@@ -22,7 +23,11 @@ def _wait_for_siblings(x: int, folder: str, waiting: int, n: int, ms: float) -> 
     return noting_inc(x, folder)
 
 
-@row("file as partner", "T", "the first, the middle or the last of 60 tasks waits for 59 files: by map and delayed")
+@row(
+    "file as partner",
+    "T",
+    "the first, the middle or the last of 60 tasks waits for 59 files: by map and delayed",
+)
 def files(trial: Trial) -> Any:
     found = []
     for waiting in (0, 30, 59):
@@ -132,7 +137,9 @@ def locks(trial: Trial) -> Any:
     semaphore = Semaphore(max_leases=1, name=f"{name}-semaphore")
     found = [
         client.gather(client.map(_locked, range(20), name=name, folder=trial.folder)),
-        client.gather(client.map(_multi_locked, range(20), names=[f"{name}-a", f"{name}-b"], folder=trial.folder)),
+        client.gather(
+            client.map(_multi_locked, range(20), names=[f"{name}-a", f"{name}-b"], folder=trial.folder)
+        ),
         client.gather(client.map(_leased, range(20), name=semaphore.name, folder=trial.folder)),
     ]
     return found, semaphore.get_value()
@@ -157,7 +164,11 @@ def _meet(x: int, meeting: Any, waiting: int, n: int) -> Any:
     return x
 
 
-@row("actor as partner; a method called by 100 tasks", "", "one task waits until the actor has met its siblings")
+@row(
+    "actor as partner; a method called by 100 tasks",
+    "",
+    "one task waits until the actor has met its siblings",
+)
 def actors(trial: Trial) -> Any:
     meeting = trial.client.submit(Meeting, actor=True).result()
     values = trial.client.gather(trial.client.map(_meet, range(40), meeting=meeting, waiting=3, n=40))

@@ -12,6 +12,7 @@ from typing import Any
 
 import dask
 import numpy as np
+
 from matrix.row import row
 from matrix.tasks import inc
 from matrix.trial import Trial
@@ -206,7 +207,7 @@ def _configure(x: int) -> Any:
 )
 def process_state(trial: Trial) -> Any:
     values = trial.client.gather(trial.client.map(_configure, range(_N)))
-    return values, trial.client.run(_matrix_variables) == dict.fromkeys(trial.workers, [])
+    return values, trial.client.run(_matrix_variables) == {address: [] for address in trial.workers}
 
 
 def _matrix_variables() -> list[str]:
@@ -233,7 +234,12 @@ def _seeded(x: int) -> Any:
     return first, float(np.random.default_rng(x).random())
 
 
-@row("random, np.random seeded in the task", "B", "values; one thread, since the generator is global", cluster={"n_workers": 1})
+@row(
+    "random, np.random seeded in the task",
+    "B",
+    "values; one thread, since the generator is global",
+    cluster={"n_workers": 1},
+)
 def seeds(trial: Trial) -> Any:
     return trial.client.gather(trial.client.map(_seeded, range(_N)))
 
@@ -252,7 +258,9 @@ def _recurse_to(x: int, depth: int) -> Any:
 @row("recursion to depth 900, recursion limit", "B", "the value, or `RecursionError`")
 def recursion(trial: Trial) -> Any:
     client = trial.client
-    return [client.gather(client.map(_recurse_to, range(20), depth=depth, pure=False)) for depth in (900, 100_000)]
+    return [
+        client.gather(client.map(_recurse_to, range(20), depth=depth, pure=False)) for depth in (900, 100_000)
+    ]
 
 
 def _outlive(x: int) -> int:
@@ -278,7 +286,9 @@ def _call_process(x: int) -> int:
 
     if x % 10:
         return x
-    return int(subprocess.run([sys.executable, "-S", "-c", f"print({x})"], capture_output=True, check=True).stdout)
+    return int(
+        subprocess.run([sys.executable, "-S", "-c", f"print({x})"], capture_output=True, check=True).stdout
+    )
 
 
 @row("subprocess in a task", "B", "values")

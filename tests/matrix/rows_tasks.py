@@ -12,6 +12,7 @@ from typing import Any
 import dask
 import distributed
 from distributed import get_client, get_worker, rejoin, secede, wait, worker_client
+
 from matrix.row import no_more, row
 from matrix.tasks import inc, note, noted, noting_inc, open_gate, runs, wait_for_notes, wait_until
 from matrix.trial import Trial
@@ -36,7 +37,11 @@ def worker_of_task(trial: Trial) -> Any:
     found = []
     for how in ("import", "importlib"):
         keys = [f"{how[-3:]}{i:03}" for i in range(100)]
-        found.append(trial.client.gather(trial.client.map(_ask_worker, range(100), folder=trial.folder, how=how, key=keys)))
+        found.append(
+            trial.client.gather(
+                trial.client.map(_ask_worker, range(100), folder=trial.folder, how=how, key=keys)
+            )
+        )
     return found, runs(trial.folder, "import"), runs(trial.folder, "importlib")
 
 
@@ -83,7 +88,9 @@ def _secede(x: int, folder: str, n: int) -> Any:
 
 @row("secede, rejoin", "T", "1 of 100 secedes and waits for its siblings", covers=("secede", "rejoin"))
 def seceding(trial: Trial) -> Any:
-    return trial.client.gather(trial.client.map(_secede, range(100), folder=trial.folder, n=100)), runs(trial.folder)
+    return trial.client.gather(trial.client.map(_secede, range(100), folder=trial.folder, n=100)), runs(
+        trial.folder
+    )
 
 
 def _nested(x: int, level: int) -> int:
@@ -137,14 +144,23 @@ def _log_event(x: int) -> int:
     return x
 
 
-@row("worker.log_event, client.log_event", "", "100 events of tasks, and 3 of the client", covers=("Client.log_event",))
+@row(
+    "worker.log_event, client.log_event",
+    "",
+    "100 events of tasks, and 3 of the client",
+    covers=("Client.log_event",),
+)
 def events(trial: Trial) -> Any:
     client = trial.client
     client.gather(client.map(_log_event, range(100)))
     for i in range(3):
         client.log_event("matrix-client", i)
-    wait_until(lambda: len(client.get_events("matrix-tasks")) >= 100 and len(client.get_events("matrix-client")) >= 3)
-    return sorted(msg["x"] for _, msg in client.get_events("matrix-tasks")), len(client.get_events("matrix-client"))
+    wait_until(
+        lambda: len(client.get_events("matrix-tasks")) >= 100 and len(client.get_events("matrix-client")) >= 3
+    )
+    return sorted(msg["x"] for _, msg in client.get_events("matrix-tasks")), len(
+        client.get_events("matrix-client")
+    )
 
 
 def _log(x: int) -> int:
@@ -170,7 +186,12 @@ def logging_lines(trial: Trial) -> Any:
     return sorted(lines)
 
 
-@row("annotation priority number, callable, mixed", "", "order of starts", compare=no_more("low first", slack=12))
+@row(
+    "annotation priority number, callable, mixed",
+    "",
+    "order of starts",
+    compare=no_more("low first", slack=12),
+)
 def annotated_priority(trial: Trial) -> Any:
     from matrix.rows_map import blocked, low_before_high
 
@@ -227,7 +248,9 @@ def spans(trial: Trial) -> Any:
             second = trial.client.map(inc, range(50), key=[f"inner-{i}" for i in range(50)])
     values = trial.client.gather([*first, *second])
     extension = trial.scheduler.extensions["spans"]
-    named = {key[-1]: len(spans) for key, spans in extension.spans_search_by_name.items() if "matrix-" in key[-1]}
+    named = {
+        key[-1]: len(spans) for key, spans in extension.spans_search_by_name.items() if "matrix-" in key[-1]
+    }
     return values, sorted(named)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import dask
 from distributed import Client, Environ, UploadFile, wait
+
 from matrix.row import row
 from matrix.tasks import fail_for, inc, noting_inc, outcomes, pause_ms, runs, wait_until
 from matrix.trial import STOCK, Trial
@@ -42,10 +43,17 @@ def topics(trial: Trial) -> Any:
         client.log_event("matrix-own", i)
     wait_until(lambda: len(seen) == 3)
     client.unsubscribe_topic("matrix-own")
-    return values, seen, [msg for _, msg in client.get_events("matrix-own")][-3:], "all" in client.get_events()
+    return (
+        values,
+        seen,
+        [msg for _, msg in client.get_events("matrix-own")][-3:],
+        "all" in client.get_events(),
+    )
 
 
-@row("recreate_error_locally, recreate_task_locally", "B", "a failing step with inputs: its function is called")
+@row(
+    "recreate_error_locally, recreate_task_locally", "B", "a failing step with inputs: its function is called"
+)
 def recreated(trial: Trial) -> Any:
     from distributed.recreate_tasks import ReplayTaskClient
 
@@ -61,7 +69,8 @@ def recreated(trial: Trial) -> Any:
 
 
 @row("get_versions, write_scheduler_file, dashboard_link", "", "files and texts", covers=(
-    *("Client.get_versions", "Client.write_scheduler_file", "Client.dashboard_link", "Client.benchmark_hardware"),
+    *("Client.get_versions", "Client.write_scheduler_file", "Client.dashboard_link"),
+    "Client.benchmark_hardware",
     *("Client.start", "Client.loop", "Client.sync", "Client.current", "Client.as_current", "default_client"),
     *("LocalCluster", "SpecCluster", "Scheduler", "connect", "rpc"),
 ))  # fmt: skip
@@ -90,7 +99,12 @@ def _n_tasks(dask_scheduler: Any) -> bool:
     return len(dask_scheduler.tasks) > 0
 
 
-@row("run, run_on_scheduler while bundles run", "", "values of functions", covers=("Client.run", "Client.run_on_scheduler"))
+@row(
+    "run, run_on_scheduler while bundles run",
+    "",
+    "values of functions",
+    covers=("Client.run", "Client.run_on_scheduler"),
+)
 def remote_calls(trial: Trial) -> Any:
     futures = trial.client.map(pause_ms, range(60), ms=2)
     has_tasks = wait_until(lambda: trial.client.run_on_scheduler(_n_tasks))
@@ -131,7 +145,13 @@ def uploads(trial: Trial) -> Any:
     return found
 
 
-@row("Environ", "", "a variable is set on workers that start again", covers=("Environ", "Nanny"), needs_processes=True)
+@row(
+    "Environ",
+    "",
+    "a variable is set on workers that start again",
+    covers=("Environ", "Nanny"),
+    needs_processes=True,
+)
 def environ(trial: Trial) -> Any:
     trial.client.register_plugin(Environ({"MATRIX_SET": "seven"}))
     return trial.client.gather(trial.client.map(_environ, range(40), pure=False))
@@ -147,12 +167,22 @@ def _programs(trial: Trial) -> Any:
     return client.gather(second), outcomes(failing), client.compute(tree, sync=True), runs(trial.folder)
 
 
-@row("worker-saturation", "B", "the programs of `map`", settings={"distributed.scheduler.worker-saturation": float("inf")})
+@row(
+    "worker-saturation",
+    "B",
+    "the programs of `map`",
+    settings={"distributed.scheduler.worker-saturation": float("inf")},
+)
 def saturation(trial: Trial) -> Any:
     return _programs(trial)
 
 
-@row("work-stealing: false", "", "the programs of `map`", settings={"distributed.scheduler.work-stealing": False})
+@row(
+    "work-stealing: false",
+    "",
+    "the programs of `map`",
+    settings={"distributed.scheduler.work-stealing": False},
+)
 def no_stealing(trial: Trial) -> Any:
     return _programs(trial)
 
@@ -170,7 +200,12 @@ def durations(trial: Trial) -> Any:
     return _programs(trial)
 
 
-@row("workers with 4 threads, nthreads=1", "B", "the programs of `map`", cluster={"n_workers": 1, "threads_per_worker": 4})
+@row(
+    "workers with 4 threads, nthreads=1",
+    "B",
+    "the programs of `map`",
+    cluster={"n_workers": 1, "threads_per_worker": 4},
+)
 def threads(trial: Trial) -> Any:
     return _programs(trial)
 
@@ -182,12 +217,23 @@ def no_validation(trial: Trial) -> Any:
     return _programs(trial)
 
 
-@row("Security with TLS", "B", "the programs of `map`", covers=("Security",), cluster={"protocol": "tls://", "security": True})
+@row(
+    "Security with TLS",
+    "B",
+    "the programs of `map`",
+    covers=("Security",),
+    cluster={"protocol": "tls://", "security": True},
+)
 def tls(trial: Trial) -> Any:
     return _programs(trial)
 
 
-@row("graph submitted while the plugin is installed, uninstalled", "", "values; each task runs at most twice", cluster={})
+@row(
+    "graph submitted while the plugin is installed, uninstalled",
+    "",
+    "values; each task runs at most twice",
+    cluster={},
+)
 def installed_meanwhile(trial: Trial) -> Any:
     import ferroflow_dask
 
@@ -208,7 +254,11 @@ def installed_meanwhile(trial: Trial) -> Any:
     return found, max(runs(trial.folder).values()) <= 6
 
 
-@row("fine performance metrics, Prometheus, MemorySampler, Computation", "O", "samples, the code of computations")
+@row(
+    "fine performance metrics, Prometheus, MemorySampler, Computation",
+    "O",
+    "samples, the code of computations",
+)
 def metrics(trial: Trial) -> Any:
     from distributed.diagnostics import MemorySampler
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from distributed import CancelledError, wait
+
 from matrix.row import difference, row
 from matrix.tasks import (
     error_of,
@@ -42,7 +43,13 @@ def joins(trial: Trial) -> Any:
     return trial.client.gather(futures)
 
 
-@row("adaptive 0–4", "", "an adaptive cluster without workers", covers=("Adaptive", "Client.wait_for_workers"), cluster={"n_workers": 0})
+@row(
+    "adaptive 0–4",
+    "",
+    "an adaptive cluster without workers",
+    covers=("Adaptive", "Client.wait_for_workers"),
+    cluster={"n_workers": 0},
+)
 def adaptive(trial: Trial) -> Any:
     trial.cluster.adapt(minimum=0, maximum=4, interval="50ms")
     return trial.client.gather(trial.client.map(pause_ms, range(100), ms=2))
@@ -81,7 +88,13 @@ def restarts(trial: Trial) -> Any:
     return cancelled, client.gather(again)
 
 
-@row("shutdown, close while bundles run", "", "no hang", covers=("Client.shutdown", "Client.close", "Status"), cluster={})
+@row(
+    "shutdown, close while bundles run",
+    "",
+    "no hang",
+    covers=("Client.shutdown", "Client.close", "Status"),
+    cluster={},
+)
 def shutdowns(trial: Trial) -> Any:
     futures = trial.client.map(pause_ms, range(500), ms=2, folder=trial.folder)
     wait_until(lambda: noted(trial.folder))
@@ -97,7 +110,11 @@ def shutdowns(trial: Trial) -> Any:
 def _at_most_steps(stock: Any, other: Any) -> str | None:
     if stock[0] != other[0]:
         return difference(stock[0], other[0])
-    return None if other[1] <= stock[1] + 2 else f"{other[1]} tasks start on the paused worker, {stock[1]} in stock"
+    return (
+        None
+        if other[1] <= stock[1] + 2
+        else f"{other[1]} tasks start on the paused worker, {stock[1]} in stock"
+    )
 
 
 @row(
@@ -233,7 +250,8 @@ def _semaphore_holder(x: int, name: str, folder: str) -> int:
 
 
 @row("Semaphore leases of a killed worker", "T", "the leases come back", needs_processes=True, settings={
-    "distributed.scheduler.locks.lease-timeout": "1s", "distributed.scheduler.locks.lease-validation-interval": "200ms",
+    "distributed.scheduler.locks.lease-timeout": "1s",
+    "distributed.scheduler.locks.lease-validation-interval": "200ms",
 })  # fmt: skip
 def lost_leases(trial: Trial) -> Any:
     from distributed import Semaphore

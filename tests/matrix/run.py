@@ -1,4 +1,4 @@
-"""Run the rows of the matrix: `python tests/matrix/run.py [--processes] [--main] [--policy P] [--rows NAME…]`.
+"""Run rows of the matrix: `python tests/matrix/run.py [--processes] [--main] [--policy P] [--rows NAME…]`.
 
 Prints a line for each row and policy, and exits with status 1 if any observes something else than in stock.
 """
@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 def main() -> int:
     """Run the rows, and return the exit status."""
     import cloudpickle
+
     from matrix.known import KNOWN
     from matrix.rows import MODULES, ROWS
     from matrix.trial import BUNDLES, PLAIN, STOCK, Variant, all_short, problem_of
@@ -45,7 +46,9 @@ def main() -> int:
                 n_wrong += problem is not None and not is_known
                 text = (problem or "equal") + (f"  [known: {known.reason}]" if known and is_known else "")
                 share = f"{len(result.bundled)}/{stock.n_tasks}"
-                print(f"{name} | {policy} | {share} | {result.divisions} | {took_s:.2f} s | {text}", flush=True)
+                print(
+                    f"{name} | {policy} | {share} | {result.divisions} | {took_s:.2f} s | {text}", flush=True
+                )
         for variant in (reference, *variants.values()):
             variant.close()
     return int(n_wrong > 0)
@@ -56,7 +59,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--processes", action="store_true", help="workers are 2 × 2 processes")
     parser.add_argument("--main", action="store_true", help="functions of the rows are pickled by value")
     parser.add_argument("--rows", nargs="*", help="names of rows; all if left out")
-    parser.add_argument("--policy", choices=["stock", "plain", "bundled"], help="plain and bundled if left out")
+    parser.add_argument(
+        "--policy", choices=["stock", "plain", "bundled"], help="plain and bundled if left out"
+    )
     return parser.parse_args()
 
 

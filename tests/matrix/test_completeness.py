@@ -11,6 +11,7 @@ import distributed.spans
 import distributed.worker
 import pytest
 from distributed import Client, Future, NannyPlugin, SchedulerPlugin, WorkerPlugin, as_completed
+
 from matrix.row import BUNDLED, DIVIDED, OBSERVER, SEPARATE
 from matrix.rows import MODULES, ROWS
 
@@ -37,9 +38,7 @@ def _public(cls: type) -> set[str]:
 
 def _annotations() -> set[str]:
     """Return the annotations that distributed reads."""
-    return {
-        f"annotation {name}" for module in _READERS for name in _READ.findall(inspect.getsource(module))
-    }
+    return {f"annotation {name}" for module in _READERS for name in _READ.findall(inspect.getsource(module))}
 
 
 _NAMES = set(distributed.__all__).union(*map(_public, _CLASSES), _annotations())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+
 from matrix.known import KNOWN
 from matrix.rows import ROWS
 from matrix.trial import BUNDLES, PLAIN, STOCK, Result, Variant, all_short, problem_of

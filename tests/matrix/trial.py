@@ -16,19 +16,19 @@ import dask
 import pytest
 from assume_short import AllShort
 from distributed import Client, LocalCluster, SchedulerPlugin
-from matrix.row import BUNDLED, SEPARATE, Row
-from matrix.tasks import error_of, wait_until
 
 import ferroflow_dask
 from ferroflow_dask.scheduler import extension_on
 from ferroflow_dask.scheduler.graphs.graphs import Graphs
+from matrix.row import BUNDLED, SEPARATE, Row
+from matrix.tasks import error_of, wait_until
 
-#: Policies that a trial may have: Dask's own, the plugin without bundles, and with bundles of all short tasks.
+#: Policies of a trial: Dask's own, the plugin without bundles, and with bundles of all short tasks.
 STOCK, PLAIN, BUNDLES = "stock", "plain", "bundled"
 #: Part of the tasks of a row marked `B` that are in bundles, at least.
 _IN_BUNDLES = 0.8
 #: A program that takes longer hangs [s].
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 #: After a program, the scheduler forgets its tasks within this time [s].
 _FORGOTTEN_S = 4.0
 _SETTINGS = {
@@ -296,4 +296,3 @@ def _problem_of_bundles(row: Row, n_tasks: int, bundled: set[str]) -> str | None
     if BUNDLED in row.letters and len(bundled) < _IN_BUNDLES * n_tasks:
         return f"only {len(bundled)} of {n_tasks} tasks in bundles"
     return None
-
