@@ -63,7 +63,10 @@ KNOWN: dict[str, Known] = {
         Known("a task in a bundle runs under the key of its bundle"),
     ),
     **dict.fromkeys(
-        ("SchedulerPlugin.transition, update_graph", "WorkerPlugin: setup, transition, teardown"),
+        (
+            *("SchedulerPlugin.transition, update_graph", "WorkerPlugin: setup, transition, teardown"),
+            "plugin added by run",
+        ),
         Known("fault 8: plugins that follow tasks see bundles"),
     ),
     "Compute Failed in the log": Known("fault 5: the log names the bundle, and the task once more"),
@@ -75,6 +78,13 @@ KNOWN: dict[str, Known] = {
         ("plain", "bundled"),
         is_run=False,
     ),
+    **{
+        f"worker killed: {how}, allowed-failures {allowed}": Known(
+            "fault 6: Dask blames bundles for the death of a worker"
+        )
+        for how in ("exit", "SIGKILL", "SIGSEGV")
+        for allowed in (0, 1, 3)
+    },
     "Reschedule while on one of four workers": Known(
         "fault 15: a worker that a task refused looks best again"
     ),

@@ -255,3 +255,18 @@ def in_process(trial: Trial) -> Any:
 def failing_collection(trial: Trial) -> Any:
     parts = [dask.delayed(_invert)(i % 12) for i in range(60)]
     return outcomes(trial.client.compute(parts))
+
+
+@row(
+    "P2P shuffle",
+    "",
+    "the tasks of a shuffle find each other",
+    covers=("annotation shuffle_original_restrictions",),
+)
+def shuffle(trial: Trial) -> Any:
+    with dask.config.set({"dataframe.shuffle.method": "p2p"}):
+        return plain(_sorted(_frame().shuffle("y").map_partitions(_same_frame).compute()))
+
+
+def _same_frame(frame: Any) -> Any:
+    return frame

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 from collections import Counter
 from pathlib import Path
@@ -344,11 +346,8 @@ def _gate_or_inc(x: int, folder: str) -> int:
     return pass_gate(x, folder) if x == 0 else inc(x)
 
 
-@row("progress in text", "O", "a graph to its end: its status", covers=("progress", "widgets"))
+@row("progress in text", "O", "a graph to its end: its status", covers=("progress",))
 def text_progress(trial: Trial) -> Any:
-    import contextlib
-    import io
-
     from distributed.diagnostics.progressbar import TextProgressBar
 
     futures = trial.client.map(inc, range(60))
@@ -356,3 +355,42 @@ def text_progress(trial: Trial) -> Any:
         bar = TextProgressBar(futures, scheduler=trial.scheduler.address, loop=trial.client.loop, start=False)
         trial.client.sync(bar.listen)
     return bar.status, trial.client.gather(futures)
+
+
+@row("progress in text, a task fails", "BO", "its status, and the error")
+def failing_progress(trial: Trial) -> Any:
+    from distributed.diagnostics.progressbar import TextProgressBar
+
+    futures = trial.client.map(fail_for, range(60), failing=frozenset({30}))
+    with contextlib.redirect_stdout(io.StringIO()):
+        bar = TextProgressBar(futures, scheduler=trial.scheduler.address, loop=trial.client.loop, start=False)
+        trial.client.sync(bar.listen)
+    return bar.status in ("error", "finished"), outcomes(futures)[29:32]
+
+
+class Accepting(Counting):
+    """Follows tasks, and accepts bundles."""
+
+    name = "matrix-accepting"
+    ferroflow_bundles = True
+
+
+@row("plugin with ferroflow_bundles = True", "BO", "a plugin that follows tasks and accepts bundles")
+def accepting_plugin(trial: Trial) -> Any:
+    trial.client.register_plugin(Accepting())
+    values = trial.client.gather(trial.client.map(inc, range(60)))
+    trial.client.unregister_scheduler_plugin(Accepting.name)
+    return values
+
+
+def _add_plugin(dask_scheduler: Any) -> None:
+    dask_scheduler.add_plugin(Counting(dask_scheduler))
+
+
+@row("plugin added by run", "OS", "a counting plugin that a function adds on the scheduler")
+def added_plugin(trial: Trial) -> Any:
+    trial.client.run_on_scheduler(_add_plugin)
+    plugin = trial.scheduler.plugins[Counting.name]
+    values = trial.client.gather(trial.client.map(inc, range(60), key=[f"added-{i}" for i in range(60)]))
+    trial.client.unregister_scheduler_plugin(Counting.name)
+    return values, sum("memory" in states for states in plugin.states.values())

@@ -68,7 +68,7 @@ def _with_children(x: int, how: str) -> int:
     "get_client, worker_client(separate_thread=…)",
     "T",
     "children of 1 of 100 tasks: its value",
-    covers=("get_client", "worker_client", "local_client"),
+    covers=("get_client", "worker_client"),
 )
 def children(trial: Trial) -> Any:
     return [
@@ -259,7 +259,6 @@ def spans(trial: Trial) -> Any:
     "S",
     "on part of a graph: the annotation is on the task",
     separate=lambda key: key.startswith("apart-"),
-    covers=("annotation shuffle_original_restrictions",),
 )
 def unknown_annotation(trial: Trial) -> Any:
     parts = [*_part("apart-unknown", matrix=7), *_part("apart-off", ferroflow_bundle=False)]

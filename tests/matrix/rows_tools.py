@@ -70,9 +70,8 @@ def recreated(trial: Trial) -> Any:
 
 @row("get_versions, write_scheduler_file, dashboard_link", "", "files and texts", covers=(
     *("Client.get_versions", "Client.write_scheduler_file", "Client.dashboard_link"),
-    "Client.benchmark_hardware",
-    *("Client.start", "Client.loop", "Client.sync", "Client.current", "Client.as_current", "default_client"),
-    *("LocalCluster", "SpecCluster", "Scheduler", "connect", "rpc"),
+    *("Client.loop", "Client.sync", "Client.current", "Client.as_current", "default_client"),
+    *("LocalCluster", "Scheduler"),
 ))  # fmt: skip
 def versions(trial: Trial) -> Any:
     from distributed import default_client

@@ -134,8 +134,8 @@ def pauses(trial: Trial) -> Any:
     client.sync(_set_status, worker, "paused")
     wait_until(lambda: trial.scheduler.workers[address].status.name == "paused")
     before = sum(line.endswith(address) for line in noted(trial.folder))
-    rest = [f for f in futures if f.status != "finished"]
-    wait(rest[: len(rest) // 2])
+    n_noted = len(noted(trial.folder))
+    wait_until(lambda: len(noted(trial.folder)) > n_noted + 50, 2)
     after = sum(line.endswith(address) for line in noted(trial.folder))
     client.sync(_set_status, worker, "running")
     values = client.gather(futures)

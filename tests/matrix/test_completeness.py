@@ -22,12 +22,19 @@ _READ = re.compile(r"annotations(?:\.get\(|\[)\s*\"(\w+)\"")
 
 #: Public names without a row, each with the reason.
 EXEMPT = {
+    "Client.benchmark_hardware": "measures memory, disks and networks for seconds, and sends no tasks",
+    "Client.start": "called by the constructor",
     "CondaInstall": "installs packages into an environment that the tests share",
     "InstallPlugin": "the base class of plugins that install packages",
     "PipInstall": "installs packages into an environment that the tests share",
     "SSHCluster": "starts workers over SSH, which the machine of the tests does not offer",
+    "SpecCluster": "the base class of `LocalCluster`",
     "SubprocessCluster": "starts the processes of `LocalCluster` by command",
     "UploadDirectory": "copies files as `UploadFile` does",
+    "connect": "messages between servers, which send no tasks",
+    "local_client": "the former name of `worker_client`",
+    "rpc": "messages between servers, which send no tasks",
+    "widgets": "draws in notebooks",
     "as_completed.condition": "the lock of an iterator",
 }
 
