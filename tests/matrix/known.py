@@ -27,7 +27,7 @@ class Known:
 #: By the name of the row; without an entry, the test asserts that the row passes.
 KNOWN: dict[str, Known] = {
     **dict.fromkeys(
-        ("mutable argument", "mutable default, closure, attribute", "mutable partial; map_blocks"),
+        ("mutable argument", "mutable default, closure, attribute, global", "mutable partial; map_blocks"),
         Known("fault 1: the steps of a bundle share literals and functions"),
     ),
     **dict.fromkeys(
@@ -53,6 +53,7 @@ KNOWN: dict[str, Known] = {
         ),
         Known("fault 3: a task waits for siblings that are behind it in its bundle", is_run=False),
     ),
+    "paused worker": Known("fault 10: steps of a running bundle start on a paused worker"),
     "secede, rejoin": Known("fault 10: the rest of the bundle waits for the task that secedes", is_run=False),
     **dict.fromkeys(
         (

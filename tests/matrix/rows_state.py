@@ -50,6 +50,9 @@ def mutable_argument(trial: Trial) -> Any:
     )
 
 
+_SEEN: list[int] = []
+
+
 def _by_value() -> list[Any]:
     """Return functions with state that cannot be found by name, so that they are pickled by value."""
     cell: list[int] = []
@@ -73,10 +76,14 @@ def _by_value() -> list[Any]:
         count += 1
         return count
 
-    return [default, closure, attribute, nonlocal_name]
+    def global_list(x: int) -> int:
+        _SEEN.append(x)
+        return len(_SEEN)
+
+    return [default, closure, attribute, nonlocal_name, global_list]
 
 
-@row("mutable default, closure, attribute", "B", "functions that are pickled by value")
+@row("mutable default, closure, attribute, global", "B", "functions that are pickled by value")
 def mutable_functions(trial: Trial) -> Any:
     return [_gather_by(trial.client, function) for function in _by_value()]
 
