@@ -49,7 +49,7 @@ KNOWN: dict[str, Known] = {
     **dict.fromkeys(
         (
             *("file as partner", "Event with a timeout", "Queue with a timeout", "Variable with a timeout"),
-            *("socket as partner", "60 tasks in pairs"),
+            "socket as partner",
         ),
         Known("fault 3: a task waits for siblings that are behind it in its bundle", is_run=False),
     ),
@@ -86,8 +86,13 @@ KNOWN: dict[str, Known] = {
         for how in ("exit", "SIGKILL", "SIGSEGV")
         for allowed in (0, 1, 3)
     },
+    "60 tasks in pairs": Known(
+        "faults 3 and 4: a task waits for one that is behind it in its bundle or on its worker",
+        ("plain", "bundled"),
+        is_run=False,
+    ),
     "Reschedule while on one of four workers": Known(
-        "fault 15: a worker that a task refused looks best again"
+        "fault 15: a worker that a task refused looks best again", ("plain", "bundled"), is_run=False
     ),
     "map(priority=)": Known("fault 10: bundles of a lower priority fill the threads and the queue at once"),
     "map, a large keyword argument": Known(

@@ -28,11 +28,11 @@ def _tree(n: int = 32, folder: str | None = None) -> Any:
 
 
 def _array() -> Any:
-    return (da.arange(64, chunks=4) + 1).cumsum(axis=0)
+    return (da.arange(64, chunks=8) + 1).cumsum(axis=0)
 
 
 def _bag() -> Any:
-    return db.from_sequence(range(60), npartitions=20).map(inc).filter(_is_even)
+    return db.from_sequence(range(60), npartitions=12).map(inc).filter(_is_even)
 
 
 def _is_even(x: int) -> bool:
@@ -43,7 +43,7 @@ def _frame() -> Any:
     import dask.dataframe as dd
 
     frame = pd.DataFrame({"x": range(60), "y": [i % 3 for i in range(60)]})
-    return dd.from_pandas(frame, npartitions=12).assign(z=1)
+    return dd.from_pandas(frame, npartitions=6).assign(z=1)
 
 
 def plain(value: Any) -> Any:
@@ -168,7 +168,7 @@ def normalized(trial: Trial) -> Any:
 
 def _collections() -> list[Any]:
     x, bag, frame = _array(), _bag(), _frame()
-    y = da.ones((24, 24), chunks=(6, 6))
+    y = da.ones((24, 24), chunks=(12, 6))
     return [
         x, x.sum(), x[::3], x.reshape((8, 8)).T, x.map_blocks(np.sqrt), x.rechunk(7), (y @ y).sum(axis=0),
         y.mean(), da.concatenate([x, x]), x.map_overlap(_smooth, depth=1, boundary=0), da.where(x > 9, x, 0),

@@ -167,11 +167,11 @@ def waiting(trial: Trial) -> Any:
 @row(
     "as_completed: with_results, raise_errors=False",
     "B",
-    "1,000 tasks, of which 5 fail: each once",
+    "500 tasks, of which 5 fail: each once",
     covers=("as_completed",),
 )
 def completed_results(trial: Trial) -> Any:
-    futures = trial.client.map(fail_for, range(1000), failing=frozenset(range(100, 1000, 200)))
+    futures = trial.client.map(fail_for, range(500), failing=frozenset(range(50, 500, 100)))
     seen = [
         (future.status, result if future.status == "finished" else error_of(result[1])[1:3])
         for future, result in as_completed(futures, with_results=True, raise_errors=False)
