@@ -6,10 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
+from dask.order import order
 from dask.typing import Key
 from dask.utils import key_split
 
-from ferroflow_dask.annotations import BUNDLE_PREFIX, COST_ANNOTATION
+from ferroflow_dask.annotations import BUNDLE_PREFIX
 from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.bundling.graphs import Averages, bundle_graph
 from ferroflow_dask.bundling.sequence import NO_WORK, is_outlier, usual_s
@@ -78,7 +79,8 @@ def bundled(
     names |= {n: (BUNDLE_PREFIX, number, n[1]) for n in found.bundles if isinstance(n, tuple)}
     names |= {n: names[bundle] for n, bundle in values.items() if n not in after}
     new: dict[Key, VirtualTask] = {}
-    for n, spec in found.tasks.items():
+    turn = order(found.tasks)
+    for n, spec in sorted(found.tasks.items(), key=lambda item: turn[item[0]]):
         if n in values:
             continue
         run = [part[one] for one in inside.get(n, [n])]
@@ -99,7 +101,7 @@ def _whole(tasks: Sequence[VirtualTask], dependencies: tuple[Key, ...], nbytes: 
     duration_s = sum(one.duration_s for one in tasks)
     computes_s = sum(one.duration_s * one.core_share for one in tasks)
     core_share = min(1.0, computes_s / duration_s) if duration_s else 1.0
-    return VirtualTask(duration_s, dependencies, nbytes, {COST_ANNOTATION: duration_s}, core_share=core_share)
+    return VirtualTask(duration_s, dependencies, nbytes, core_share=core_share, is_bundle=True)
 
 
 def _stopped(
