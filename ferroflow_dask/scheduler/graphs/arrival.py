@@ -19,6 +19,7 @@ from ferroflow_dask.bundling import shuffles
 from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.bundling.cut import MEMORY_SHARE
 from ferroflow_dask.bundling.graphs import Averages, bundle_graph
+from ferroflow_dask.bundling.results import Place
 from ferroflow_dask.bundling.sample import sample_of
 from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.scheduler import _distributed_graphs
@@ -299,13 +300,27 @@ class Arrival:
         if learned is None:
             return graph
         cluster = self._knowledge.cluster()
-        found = bundle_graph(missing, wanted, cluster, learned, alone=alone, places=sharing.places)
+        found = bundle_graph(
+            missing,
+            wanted,
+            cluster,
+            learned,
+            alone=alone,
+            places=sharing.places,
+            outside_nbytes=self._read_nbytes(missing, sharing.places),
+        )
         if not found.bundles:
             return graph
         self.bundles, self._sharing = found.bundles, sharing
         for name, value in inherited.items():
             self._annotations[name] |= dict.fromkeys(found.bundles, value)
         return found.tasks
+
+    def _read_nbytes(self, graph: Mapping[Key, GraphNode], places: Mapping[Key, Place]) -> dict[Key, float]:
+        """Return the sizes of the results that a graph reads and that exist, by key of their task [B]."""
+        results = {places.get(key, (key, None))[0] for key in outside(graph)}
+        found = {key: self._tasks.get(key) for key in results}
+        return {key: ts.nbytes for key, ts in found.items() if ts is not None and ts.nbytes >= 0}
 
     def _present_now(self) -> dict[Key, bool]:
         """Return the graph's keys that the scheduler has, and whether it has their definition."""
