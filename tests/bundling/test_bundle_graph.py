@@ -187,20 +187,16 @@ def test_a_bundle_does_not_read_more_from_outside_than_memory_allows() -> None:
 
 
 def test_bundles_do_not_hold_far_more_results_than_single_tasks_in_the_order_of_dask() -> None:
-    # Each half of the last task's inputs is made and read at once in Dask's order.
-    tasks: Graph = {}
-    for i in range(60):
-        tasks[f"make-{i}"] = Task(f"make-{i}", combine, i)
-        tasks[f"left-{i}"] = Task(f"left-{i}", combine, i, TaskRef(f"make-{i}"))
-        tasks[f"right-{i}"] = Task(f"right-{i}", combine, i, TaskRef(f"make-{i}"))
-        tasks[f"join-{i}"] = Task(f"join-{i}", combine, i, TaskRef(f"left-{i}"), TaskRef(f"right-{i}"))
-    tasks["sum"] = Task("sum", combine, 60, *(TaskRef(f"join-{i}") for i in range(60)))
-    known = Known(1e-3, nbytes=1000.0, except_for={"join": Averages(1e-3), "sum": Averages(1e-3)})
-    found = bundle_graph(tasks, {"sum"}, replace(FOUR, memory_nbytes=40_000), known)
-    assert_consistent(tasks, {"sum"}, found)
+    # Two arrays whose chunks are cut by slices: a bundle of neighbours would return the pieces of all.
+    left, right = (da.random.default_rng(seed).random((96, 96), chunks=8) for seed in range(2))
+    tasks, keys = graph_of((left[1:, 1:] - right[:-1, :-1]).sum())
+    cluster = replace(FOUR, memory_nbytes=1_600_000)
+    found = bundle_graph(tasks, keys, cluster, Known(3e-4, nbytes=1000.0))
+    roomy = bundle_graph(tasks, keys, replace(FOUR, memory_nbytes=2**34), Known(3e-4, nbytes=1000.0))
     assert found.bundles
-    results = sum(len(bundle.exports) for bundle in found.bundles.values() if bundle.exports != ("sum",))
-    assert results <= 60
+    # The memory of all workers is for 6400 values, a tenth of it for 640.
+    n_returned = [sum(len(bundle.exports) for bundle in each.bundles.values()) for each in (found, roomy)]
+    assert n_returned[0] < 10 < n_returned[1]
 
 
 def test_a_result_larger_than_a_workers_share_stays_separate() -> None:
