@@ -230,11 +230,11 @@ class TaskViews:
         else Dask's default.
         """
         annotations, prefix = ts.annotations, ts.prefix
+        bundle = bundle_in(ts.run_spec)
         if annotations:
             cost, rank = self.known_cost(ts), _rank(ts)
         else:
-            bundle, rank = bundle_in(ts.run_spec), None
-            cost = None if bundle is None else bundle.cost_s
+            cost, rank = None if bundle is None else bundle.cost_s, None
         costs_s = self._costs_by_kind(ts, cost) if self.has_gpus else _NOTHING
         if cost is None and costs_s:
             cost = min(costs_s.values())
@@ -263,6 +263,7 @@ class TaskViews:
             n_inputs=n_inputs,
             allowed=self._allowed_of(ts) if is_bound or self.has_gpus else None,
             is_movable=not (ts.actor or prefix.name in _distributed.NEVER_STOLEN),
+            is_bundle=bundle is not None,
             is_guess=expected_s is None,
             costs_s=costs_s,
         )
