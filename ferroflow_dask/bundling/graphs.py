@@ -6,7 +6,7 @@ import re
 import uuid
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from dask._task_spec import Alias, GraphNode, Task, TaskRef
@@ -38,11 +38,23 @@ class Averages:
         Size of a result [B].
     most_nbytes : float
         Size of the largest result of late [B].
+    declared_nbytes : float
+        The largest declared size of these results [B]; 0 if none had one.
     """
 
     duration_s: float
     nbytes: float = 0.0
     most_nbytes: float = 0.0
+    declared_nbytes: float = 0.0
+
+    def of_size(self, declared_nbytes: float) -> Averages:
+        """Return the averages for a task whose result has a declared size [B].
+
+        Learned sizes count if they were learned from results that were declared as large.
+        """
+        if declared_nbytes <= max(self.declared_nbytes, self.most_nbytes):
+            return self
+        return replace(self, nbytes=declared_nbytes, most_nbytes=declared_nbytes)
 
 
 #: Bundles may hold together so many times the bytes that single tasks hold, or this part of the memory of all

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
+from dask._task_spec import GraphNode
 from dask.order import order
 from dask.typing import Key
 from dask.utils import key_split
@@ -79,8 +80,7 @@ def bundled(
     names |= {n: (BUNDLE_PREFIX, number, n[1]) for n in found.bundles if isinstance(n, tuple)}
     names |= {n: names[bundle] for n, bundle in values.items() if n not in after}
     new: dict[Key, VirtualTask] = {}
-    turn = order(found.tasks)
-    for n, spec in sorted(found.tasks.items(), key=lambda item: turn[item[0]]):
+    for n, spec in _in_order(found.tasks):
         if n in values:
             continue
         run = [part[one] for one in inside.get(n, [n])]
@@ -94,6 +94,14 @@ def bundled(
         read = dict.fromkeys(names[at[key]] if key in at else key for key in part[n].dependencies)
         new[names[n]] = replace(part[n], dependencies=(*read, names[bundle]))
     return new, {key: names[n] for n, key in enumerate(keys) if n in values and n not in after}
+
+
+def _in_order(tasks: Mapping[Key, GraphNode]) -> list[tuple[Key, GraphNode]]:
+    """Return tasks in Dask's order, which is the same in every run for numbers as keys."""
+    number = {key: i for i, key in enumerate(tasks)}
+    numbered = {number[key]: [number[one] for one in task.dependencies] for key, task in tasks.items()}
+    turn = order({i: spec_of(i, sorted(needed)) for i, needed in numbered.items()})
+    return sorted(tasks.items(), key=lambda item: turn[number[item[0]]])
 
 
 def _whole(tasks: Sequence[VirtualTask], dependencies: tuple[Key, ...], nbytes: int) -> VirtualTask:

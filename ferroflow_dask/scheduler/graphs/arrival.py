@@ -18,6 +18,7 @@ from ferroflow_dask.annotations import BUNDLE_ANNOTATION, is_bundling_off
 from ferroflow_dask.bundling import shuffles
 from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.bundling.cut import MEMORY_SHARE
+from ferroflow_dask.bundling.declared import declared_nbytes
 from ferroflow_dask.bundling.graphs import Averages, bundle_graph
 from ferroflow_dask.bundling.results import Place
 from ferroflow_dask.bundling.sample import sample_of
@@ -59,11 +60,14 @@ class Knowledge:
         the workers cannot run bundles.
     has_idle_threads : callable
         Returns whether a sample would start at once.
+    declare : callable
+        Notes the declared sizes of results [B].
     """
 
     cluster: Callable[[], ClusterProfile]
     learned: Callable[[], Mapping[str, Averages | None] | None]
     has_idle_threads: Callable[[], bool]
+    declare: Callable[[Mapping[Key, float]], None]
 
 
 class Arrival:
@@ -113,6 +117,7 @@ class Arrival:
         self._outside: set[Key] = set()
         self._failed: set[Key] = set()
         self._annotations: dict[str, dict[Key, Any]] = {}
+        self._declared: dict[Key, float] = {}
         # Number of tasks by prefix, once there is a sample: counted in a thread, read in the event loop.
         self._prefixes: Counter[str] = Counter()
         #: What should run before `prepare`.
@@ -132,7 +137,17 @@ class Arrival:
             self._annotations = {name: dict(by_key) for name, by_key in by_type.items()}
         except Exception as error:  # noqa: BLE001 -- raised again when Dask materializes the graph
             self._error = error
+        else:
+            self._declare()
         self._expr = None
+
+    def _declare(self) -> None:
+        """Read the declared sizes of results; without them, those that were learned count."""
+        try:
+            self._declared = declared_nbytes(self._graph, _distributed_graphs.declared_chunks(self._expr))
+            self._knowledge.declare(self._declared)
+        except FAILURES:
+            logger.warning("ferroflow: the sizes of arrays are unknown", exc_info=True)
 
     def choose_sample(self) -> None:
         """Choose a sample if too little is known of the graph's tasks."""
@@ -307,6 +322,7 @@ class Arrival:
             learned,
             alone=alone,
             places=sharing.places,
+            by_key=self._known(missing, learned),
             outside_nbytes=self._read_nbytes(missing, sharing.places),
         )
         if not found.bundles:
@@ -315,6 +331,13 @@ class Arrival:
         for name, value in inherited.items():
             self._annotations[name] |= dict.fromkeys(found.bundles, value)
         return found.tasks
+
+    def _known(
+        self, graph: Mapping[Key, GraphNode], learned: Mapping[str, Averages | None]
+    ) -> dict[Key, Averages]:
+        """Return the averages of the tasks whose results have declared sizes."""
+        known = ((key, learned.get(key_split(key))) for key in graph if key in self._declared)
+        return {key: one.of_size(self._declared[key]) for key, one in known if one is not None}
 
     def _read_nbytes(self, graph: Mapping[Key, GraphNode], places: Mapping[Key, Place]) -> dict[Key, float]:
         """Return the sizes of the results that a graph reads and that exist, by key of their task [B]."""

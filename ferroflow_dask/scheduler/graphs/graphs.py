@@ -74,7 +74,8 @@ class Graphs:
     def open(self) -> None:
         """Bundle graphs from now on."""
         cluster = Overheads(self._scheduler, self._learned).profile
-        knowledge = Knowledge(cluster, self.learned, lambda: bool(self._scheduler.idle))
+        costs = self._learned.costs
+        knowledge = Knowledge(cluster, self.learned, lambda: bool(self._scheduler.idle), costs.declare)
         self._arrivals = GraphArrivals(self._scheduler, self.bundles, self.samples, knowledge, self._note)
         self._changes.make(CallChange("bundled graphs", lambda: None, self._close))
         changes = (self.deliveries.change(), self._cancelling.change())
