@@ -107,6 +107,9 @@ class StealingPolicy(Policy):
             reason: Reason = "beside the task before, as both are short"
             return (AssignTask(task.key, neighbour.key, reason),)
         candidates = self._candidates(task, view)
+        if task.is_bundle:  # Dask can neither spill the values inside a bundle nor pause it
+            roomy = [one for one in candidates if one.is_running and not one.is_short_of_memory]
+            candidates = roomy or candidates
         best = second = None
         n_candidates = 0
         for worker in candidates:
@@ -160,7 +163,7 @@ class StealingPolicy(Policy):
         worker = view.workers.get(self._last or "")
         if worker is None or not worker.is_running:
             return None
-        if worker.is_full or not task.may_run_on(worker.key):
+        if worker.is_full or worker.is_short_of_memory or not task.may_run_on(worker.key):
             return None
         least_s = min((other.wait_s for other in view.least_loaded()), default=0.0)
         if len(task.costs_s) > 1:

@@ -162,6 +162,13 @@ class ClusterView(LoadOrder):
             worker.is_full = is_full
             self._file(worker)
 
+    def set_short_of_memory(self, key: WorkerKey, is_short: bool) -> None:
+        """Note whether the process of a worker is above Dask's target for memory."""
+        worker = self.workers[key]
+        if is_short != worker.is_short_of_memory:
+            worker.is_short_of_memory = is_short
+            self._file(worker)
+
     def assign(self, task: TaskView, key: WorkerKey, now: float) -> None:
         """Put a task into a worker's queue, out of any other's."""
         if task.key in self.assigned:

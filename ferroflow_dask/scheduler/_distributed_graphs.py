@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dask._expr import LLGExpr
+from dask._expr import Expr, HLGExpr, LLGExpr
 from dask._task_spec import GraphNode, convert_legacy_graph, cull
 from dask.typing import Key
 from distributed.diagnostics.progress import MultiProgress, Progress
@@ -18,6 +18,7 @@ from distributed.metrics import time
 from distributed.protocol.serialize import Serialized, deserialize
 from distributed.scheduler import Transition
 
+from ferroflow_dask.bundling.declared import Chunks
 from ferroflow_dask.scheduler.changes import FAILURES, Change, ItemChange
 
 if TYPE_CHECKING:
@@ -54,6 +55,21 @@ def materialized(expr: Any, keys: Collection[Key]) -> dict[Key, GraphNode]:
             tasks[key] = task.substitute({}, key=key)
     # Other expressions remove the tasks that the keys do not need.
     return cull(tasks, {*keys}) if isinstance(expr, LLGExpr) else tasks
+
+
+def declared_chunks(expr: Any) -> dict[str, Chunks]:
+    """Return the chunks of the arrays of an expression, by the first part of their keys.
+
+    Optimized graphs lack those of fused layers, so this reads the graphs that the client sent.
+    """
+    parts = [part for part in expr.walk() if isinstance(part, HLGExpr)] if isinstance(expr, Expr) else []
+    layers = {name: layer for part in parts for name, layer in getattr(part.hlg, "layers", {}).items()}
+    declared = {name: layer.collection_annotations or {} for name, layer in layers.items()}
+    return {
+        name: Chunks(array["chunks"], array["dtype"].itemsize)
+        for name, array in declared.items()
+        if array.get("chunk_type") == "numpy.ndarray" and not array["dtype"].hasobject
+    }
 
 
 def comparison_change(

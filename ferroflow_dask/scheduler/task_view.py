@@ -218,11 +218,13 @@ class TaskViews:
         return self.has_gpus and len(self._costs_by_kind(ts, self.known_cost(ts))) > 1
 
     def has_rank(self, ts: TaskState) -> bool:
-        """Return whether a task has an upward rank, or a known cost that stands for it."""
+        """Return whether a task has an upward rank, or a known cost that stands for it.
+
+        The cost of a bundle does not: Dask's order holds few results at once, an order by costs many.
+        """
         if not ts.annotations:
-            bundle = bundle_in(ts.run_spec)
-            return bundle is not None and bundle.cost_s is not None
-        return _rank(ts) is not None or self.known_cost(ts) is not None
+            return False
+        return _rank(ts) is not None or (bundle_in(ts.run_spec) is None and self.known_cost(ts) is not None)
 
     def workers_changed(self) -> None:
         """Note that a worker joined, left, paused or resumed."""
@@ -277,6 +279,7 @@ class TaskViews:
             n_inputs=n_inputs,
             allowed=self._allowed_of(ts, has_fixed) if is_bound or self.has_gpus else None,
             is_movable=not (ts.actor or prefix.name in _distributed.NEVER_STOLEN),
+            is_bundle=bundle is not None,
             is_guess=expected_s is None,
             costs_s=costs_s,
             n_steps=len(bundle.steps) if bundle is not None and bundle.returns_results else 0,

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -204,7 +205,7 @@ def test_each_step_runs_once_at_whatever_line_the_run_is_divided(
         extension.delivered, extension.failures = {}, []
         interleaved = Interleaved(Run(bundle_of(shape, step), ["argument"]))
         interleaved.advance(start)
-        first, _ = interleaved.divide(lambda: interleaved.run.take(share), pause_at, n_lines)
+        first, _ = interleaved.divide(partial(interleaved.run.take, share), pause_at, n_lines)
         interleaved.advance(n_lines)
         second = interleaved.run.take("half")
         interleaved.advance(1e9)

@@ -18,7 +18,9 @@ from ferroflow_dask.annotations import BUNDLE_ANNOTATION, is_bundling_off
 from ferroflow_dask.bundling import shuffles
 from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.bundling.cut import MEMORY_SHARE
+from ferroflow_dask.bundling.declared import declared_nbytes
 from ferroflow_dask.bundling.graphs import Averages, bundle_graph
+from ferroflow_dask.bundling.results import Place
 from ferroflow_dask.bundling.sample import sample_of
 from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.scheduler import _distributed, _distributed_graphs
@@ -60,12 +62,15 @@ class Knowledge:
         Returns whether a sample would start at once.
     is_fixed : callable
         Returns whether the result of a task stays on its worker, so that its readers run there.
+    declare : callable
+        Notes the declared sizes of results [B].
     """
 
     cluster: Callable[[], ClusterProfile]
     learned: Callable[[], Mapping[str, Averages | None] | None]
     has_idle_threads: Callable[[], bool]
     is_fixed: Callable[[TaskState], bool]
+    declare: Callable[[Mapping[Key, float]], None]
 
 
 class Arrival:
@@ -116,6 +121,7 @@ class Arrival:
         self._outside: set[Key] = set()
         self._failed: set[Key] = set()
         self._annotations: dict[str, dict[Key, Any]] = {}
+        self._declared: dict[Key, float] = {}
         # Number of tasks by prefix, once there is a sample: counted in a thread, read in the event loop.
         self._prefixes: Counter[str] = Counter()
         #: What should run before `prepare`.
@@ -135,7 +141,17 @@ class Arrival:
             self._annotations = {name: dict(by_key) for name, by_key in by_type.items()}
         except Exception as error:  # noqa: BLE001 -- raised again when Dask materializes the graph
             self._error = error
+        else:
+            self._declare()
         self._expr = None
+
+    def _declare(self) -> None:
+        """Read the declared sizes of results; without them, those that were learned count."""
+        try:
+            self._declared = declared_nbytes(self._graph, _distributed_graphs.declared_chunks(self._expr))
+            self._knowledge.declare(self._declared)
+        except FAILURES:
+            logger.warning("ferroflow: the sizes of arrays are unknown", exc_info=True)
 
     def choose_sample(self) -> None:
         """Choose a sample if too little is known of the graph's tasks."""
@@ -310,6 +326,8 @@ class Arrival:
             alone=alone,
             places=sharing.places,
             shares_objects=self._is_in_process,
+            by_key=self._known(missing, learned),
+            outside_nbytes=self._read_nbytes(missing, sharing.places),
         )
         if not found.bundles:
             return graph
@@ -317,6 +335,19 @@ class Arrival:
         for name, value in inherited.items():
             self._annotations[name] |= dict.fromkeys(found.bundles, value)
         return found.tasks
+
+    def _known(
+        self, graph: Mapping[Key, GraphNode], learned: Mapping[str, Averages | None]
+    ) -> dict[Key, Averages]:
+        """Return the averages of the tasks whose results have declared sizes."""
+        known = ((key, learned.get(key_split(key))) for key in graph if key in self._declared)
+        return {key: one.of_size(self._declared[key]) for key, one in known if one is not None}
+
+    def _read_nbytes(self, graph: Mapping[Key, GraphNode], places: Mapping[Key, Place]) -> dict[Key, float]:
+        """Return the sizes of the results that a graph reads and that exist, by key of their task [B]."""
+        results = {places.get(key, (key, None))[0] for key in outside(graph)}
+        found = {key: self._tasks.get(key) for key in results}
+        return {key: ts.nbytes for key, ts in found.items() if ts is not None and ts.nbytes >= 0}
 
     def _present_now(self) -> dict[Key, bool]:
         """Return the graph's keys that the scheduler has, and whether it has their definition."""

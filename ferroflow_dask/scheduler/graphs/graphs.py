@@ -100,7 +100,8 @@ class Graphs:
     def open(self, is_fixed: Callable[[TaskState], bool]) -> None:
         """Bundle graphs from now on; `is_fixed` as in `Knowledge`."""
         cluster = self._overheads.profile
-        knowledge = Knowledge(cluster, self.learned, lambda: bool(self._scheduler.idle), is_fixed)
+        declare, has_idle = self._learned.costs.declare, lambda: bool(self._scheduler.idle)
+        knowledge = Knowledge(cluster, self.learned, has_idle, is_fixed, declare)
         self._arrivals = GraphArrivals(
             self._scheduler,
             self.bundles,
