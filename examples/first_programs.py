@@ -140,8 +140,9 @@ PROGRAMS = {
 
 
 class Counter(SchedulerPlugin):
-    """Counts the tasks that finish."""
+    """Counts the tasks that finish; a bundle is one task."""
 
+    ferroflow_bundles = True
     n = 0
 
     def transition(self, key, start, finish, *args, **kwargs):

@@ -34,7 +34,7 @@ class Runner(SLURMRunner):
 
 if __name__ == "__main__":
     with Runner(scheduler_file="scheduler-{job_id}.json") as runner, Client(runner) as client:
-        client.wait_for_workers(runner.n_workers)
+        client.wait_for_workers(runner.n_workers, timeout=300)  # imports from a shared file system are slow
         ferroflow_dask.install(client)
         model = ferroflow_dask.generate("imbalanced")
         start = time.perf_counter()

@@ -105,6 +105,17 @@ def is_bundling(value: object = None) -> bool:
     return word == "auto"
 
 
+def respects_observers() -> bool:
+    """Return whether plugins that follow tasks turn bundling off: the setting `ferroflow.observers`."""
+    chosen = get("observers")
+    if chosen not in ("respect", "ignore"):
+        raise UsageError(
+            f"the setting ferroflow.observers must be 'respect' or 'ignore', got {chosen!r}; "
+            "dask.config.set({'ferroflow.observers': 'ignore'})"
+        )
+    return bool(chosen == "respect")
+
+
 def get_names(key: str) -> tuple[str, ...]:
     """Return the list of names `ferroflow.<key>`."""
     value = get(key)

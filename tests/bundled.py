@@ -175,6 +175,7 @@ class Seen(SchedulerPlugin):
     """Notes the tasks of graphs."""
 
     name = "seen"
+    ferroflow_bundles = True
 
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler

@@ -22,6 +22,8 @@ THREADS = 2
 class Submitted(SchedulerPlugin):
     """Notes the keys and annotations of all tasks that a scheduler is given."""
 
+    ferroflow_bundles = True
+
     def __init__(self) -> None:
         self.name = "submitted"
         self.keys: set[Any] = set()

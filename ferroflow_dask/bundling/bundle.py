@@ -27,12 +27,18 @@ class Bundle:
         result; None for all of it.
     delivered : tuple of Key, optional
         The exports that tasks of the same keys stand for: clients want them.
+    is_early : bool, optional
+        Whether the first values are delivered at once: some bundles of a graph start before all others.
+    shares_objects : bool, optional
+        Whether the tasks share objects when they run by themselves, too, as in a cluster in one process.
     """
 
     tasks: tuple[GraphNode, ...]
     exports: tuple[Key | None, ...]
     places: Mapping[Key, Place]
     delivered: tuple[Key, ...] = ()
+    is_early: bool = False
+    shares_objects: bool = False
 
     def returns_results(self, name: Key) -> bool:
         """Return whether the bundle returns `Results` if it runs under a key."""

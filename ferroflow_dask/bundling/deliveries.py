@@ -15,6 +15,8 @@ EXTENSION = "ferroflow-deliveries"
 #: Values are delivered at least so often [s]: each delivery is a message, and clients may process results as
 #: they come.
 _INTERVAL_S = 0.05
+#: Longest wait for the first delivery of a bundle that delivers early [s]: about the time of the message.
+EARLY_S = 0.001
 
 
 class DeliveringTask(Task):

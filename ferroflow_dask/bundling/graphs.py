@@ -6,7 +6,8 @@ import re
 import uuid
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 
 from dask._task_spec import Alias, DataNode, GraphNode, Task, TaskRef
@@ -18,7 +19,9 @@ from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.bundling.cut import GUESS, MEMORY_SHARE, best_cut
 from ferroflow_dask.bundling.deliveries import DeliveringTask
 from ferroflow_dask.bundling.fixed import Tasks, fixed_tasks, is_alone
+from ferroflow_dask.bundling.isolation import Isolation, NotIsolatedError
 from ferroflow_dask.bundling.ordering import in_order
+from ferroflow_dask.bundling.peak import GraphMemory, held_nbytes
 from ferroflow_dask.bundling.predict import Cut, Work
 from ferroflow_dask.bundling.results import VALUE, Place
 from ferroflow_dask.bundling.sequence import NO_WORK, sequence_of
@@ -37,13 +40,28 @@ class Averages:
         Size of a result [B].
     most_nbytes : float
         Size of the largest result of late [B].
+    declared_nbytes : float
+        The largest declared size of these results [B]; 0 if none had one.
     """
 
     duration_s: float
     nbytes: float = 0.0
     most_nbytes: float = 0.0
+    declared_nbytes: float = 0.0
+
+    def of_size(self, declared_nbytes: float) -> Averages:
+        """Return the averages for a task whose result has a declared size [B].
+
+        Learned sizes count if they were learned from results that were declared as large.
+        """
+        if declared_nbytes <= max(self.declared_nbytes, self.most_nbytes):
+            return self
+        return replace(self, nbytes=declared_nbytes, most_nbytes=declared_nbytes)
 
 
+#: Bundles may hold together so many times the bytes that single tasks hold, or this part of the memory of all
+#: workers, whichever is more (docs/bundles.md, "Memory").
+_MOST_HELD, _HELD_SHARE = 1.5, 0.1
 _NOTHING = Averages(0.0)
 _NO_LETTERS = re.compile("[^A-Za-z-]")
 
@@ -72,12 +90,14 @@ def bundle_graph(
     alone: Collection[Key] = frozenset(),
     places: Mapping[Key, Place] | None = None,
     by_key: Mapping[Key, Averages] | None = None,
+    shares_objects: bool = False,
+    outside_nbytes: Mapping[Key, float] | None = None,
 ) -> BundledGraph:
     """Cut a graph into bundles; O(tasks · log tasks + edges).
 
     Chains of tasks are fused and short tasks are grouped. The number of tasks in a bundle is the one with the
-    least predicted makespan that fits in a worker's memory. Tasks with an unknown prefix stay separate. The
-    tasks of a P2P shuffle, and all tasks that they depend on, are not changed.
+    least predicted makespan, if a part of a worker's memory is enough for it. Tasks with an unknown prefix
+    stay separate. The tasks of a P2P shuffle, and all tasks that they depend on, are not changed.
 
     Parameters
     ----------
@@ -95,6 +115,11 @@ def bundle_graph(
         For dependencies that exist as items of another task's result: that task and the item.
     by_key : mapping of Key to Averages, optional
         Of tasks of which more is known than of their prefix.
+    shares_objects : bool, optional
+        See `Bundle`. If not, tasks stay separate if they need copies of objects that cannot be pickled.
+    outside_nbytes : mapping of Key to float, optional
+        Sizes of the results that exist already and that tasks read, by the key of the task that yields
+        them [B].
     """
     keys = in_order(tasks)
     position = {key: i for i, key in enumerate(keys)}
@@ -115,24 +140,79 @@ def bundle_graph(
         ),
         last=frozenset(position[key] for key in wanted if key in position),
     )
-    most = MEMORY_SHARE * cluster.memory_nbytes or float("inf")
-
-    def fits(cut: Cut) -> bool:
-        return all(len(pieces) == 1 or sum(nbytes[i] for i in pieces) <= most for pieces in cut)
-
-    cut, _ = best_cut(work, cluster, is_guess=False, fits=fits)
+    most_nbytes: list[float] = []
+    for key, one in zip(keys, known, strict=True):
+        most_nbytes.append(max(one.nbytes, one.most_nbytes) if one is not None else 0.0)
+        if isinstance(alias := tasks[key], Alias):  # another key of the same value
+            most_nbytes[-1] = most_nbytes[position[alias.target]] if alias.target in position else 0.0
+    outside = [
+        {
+            (places or {}).get(needed, (needed, None))[0]
+            for needed in tasks[key].dependencies - position.keys()
+        }
+        for key in keys
+    ]
+    memory = GraphMemory(work.edges, most_nbytes, work.last, outside, outside_nbytes or {})
+    cut, _ = best_cut(work, cluster, is_guess=False, fits=_MemoryLimit(memory, cluster))
     groups = [[keys[i] for i in pieces] for pieces in cut]
     shares = dict(zip(keys, zip(prefixes, costs_s, strict=True), strict=True))
     bundles = bundles_of(groups, tasks, wanted, shares, places or {})
+    # The first bundle of each thread: the client can process their values while the others run.
+    early = [name for name, bundle in bundles.items() if bundle.delivered][: cluster.n_threads]
+    bundles |= {name: replace(bundles[name], is_early=True) for name in early}
     written: dict[Key, GraphNode] = {}
     rewritten: dict[Key, Bundle] = {}
+    isolation, failed = Isolation(), set[Key]()
     for name, bundle in bundles.items():
         if bundle.is_plain(name):
             written[name] = bundle.tasks[0]
-        else:
-            written[name] = written_task(name, bundle, sum(shares[task.key][1] for task in bundle.tasks))
-            rewritten[name] = bundle
+            continue
+        rewritten[name] = replace(bundle, shares_objects=shares_objects)
+        cost_s = sum(shares[task.key][1] for task in bundle.tasks)
+        try:
+            written[name] = written_task(name, rewritten[name], cost_s, isolation)
+        except NotIsolatedError as error:
+            failed |= error.keys
+    if failed:
+        alone = failed.union(alone)
+        return bundle_graph(
+            *(tasks, wanted, cluster, learned),
+            alone=alone,
+            places=places,
+            by_key=by_key,
+            shares_objects=shares_objects,
+            outside_nbytes=outside_nbytes,
+        )
     return BundledGraph(written, rewritten)
+
+
+class _MemoryLimit:
+    """Returns whether the bundles of a cut fit in the memory of a cluster."""
+
+    def __init__(self, memory: GraphMemory, cluster: ClusterProfile) -> None:
+        self._memory = memory
+        self._n_threads = cluster.n_threads
+        # Each thread of a worker runs a bundle.
+        self._most_nbytes = MEMORY_SHARE * cluster.memory_nbytes / max(cluster.threads)
+        self._few_nbytes = _HELD_SHARE * cluster.memory_nbytes * len(cluster.threads)
+        self._is_limited = 0 < self._most_nbytes < memory.total_nbytes()
+
+    @cached_property
+    def _plain_nbytes(self) -> float:
+        """What single tasks hold together in Dask's order [B]."""
+        single = [[i] for i in range(len(self._memory.nbytes))]
+        return held_nbytes(self._memory.needs(single), self._n_threads)
+
+    def __call__(self, cut: Cut) -> bool:
+        if not self._is_limited:
+            return True
+        needs = self._memory.needs(cut)
+        if any(
+            need.peak_nbytes > self._most_nbytes for need, at in zip(needs, cut, strict=True) if len(at) > 1
+        ):
+            return False
+        held = held_nbytes(needs, self._n_threads)
+        return held <= self._few_nbytes or held <= _MOST_HELD * self._plain_nbytes
 
 
 def bundles_of(
@@ -195,12 +275,16 @@ def _main_prefix(shares: Sequence[tuple[str, float]]) -> str:
     return _NO_LETTERS.sub("", max(total_s, key=total_s.__getitem__)) or "tasks"
 
 
-def written_task(name: Key, bundle: Bundle, cost_s: float) -> Task:
-    """Return the Dask task of a bundle with an expected duration [s]."""
+def written_task(name: Key, bundle: Bundle, cost_s: float, isolation: Isolation | None = None) -> Task:
+    """Return the Dask task of a bundle with an expected duration [s].
+
+    `isolation` remembers what it finds about the objects of a graph.
+    """
     results = {
         result: n for n, result in enumerate(dict.fromkeys(task for task, _ in bundle.places.values()))
     }
     arguments = {key: (results[result], item) for key, (result, item) in bundle.places.items()}
+    isolation = None if bundle.shares_objects else isolation or Isolation()
     call = sequence_of(
         bundle.tasks,
         arguments,
@@ -208,6 +292,8 @@ def written_task(name: Key, bundle: Bundle, cost_s: float) -> Task:
         cost_s,
         bundle.delivered,
         returns_results=bundle.returns_results(name),
+        is_early=bundle.is_early,
+        isolation=isolation,
     )
     # Dask keeps tasks that produce data in its queue until workers have room for their results.
     produces = any(getattr(task, "data_producer", False) for task in bundle.tasks)

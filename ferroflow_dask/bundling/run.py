@@ -23,7 +23,7 @@ from distributed.core import error_message
 from distributed.utils import thread_state  # type: ignore[attr-defined]
 
 from ferroflow_dask.bundling import division
-from ferroflow_dask.bundling.deliveries import EXTENSION, UNCOMPUTED, Deliveries, is_deliverable
+from ferroflow_dask.bundling.deliveries import EARLY_S, EXTENSION, UNCOMPUTED, Deliveries, is_deliverable
 from ferroflow_dask.bundling.results import LEFT
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ class Run:
         # The event loop divides the run while it holds this lock; the thread ends the run with it.
         self._lock = threading.Lock()
         self._is_over = False
+        self._leaves_pool = False
         self._keeps_values = False
         # Values that only steps of other bundles read now.
         self._new_exports: set[int] = set()
@@ -126,10 +127,13 @@ class Run:
             return self._run(Deliveries(None, None, {}))
         self._extension.started(self)
         try:
-            return self._run(Deliveries(self._extension, self.key, self._delivered))
+            first_s = EARLY_S if self.bundle.is_early else None
+            return self._run(Deliveries(self._extension, self.key, self._delivered, first_s))
         finally:
             self._extension.ended(self)
             thread_state.ferroflow_key = None
+            if self._leaves_pool:
+                thread_state.proceed = False  # as in `distributed.threadpoolexecutor.secede`
 
     def _run(self, deliveries: Deliveries) -> tuple[Any, ...]:
         bundle, values, pop, n = self.bundle, self._values, self.pending.pop, self._n_arguments
@@ -253,6 +257,10 @@ class Run:
             for i in sorted(self.pending, reverse=True):
                 if i not in kept:
                     self.pending.pop(i, None)
+
+    def leave_pool(self) -> None:
+        """End the thread after the run: another one has its place in the pool."""
+        self._leaves_pool = True
 
     def void(self) -> None:
         """Drop all unstarted steps: the scheduler has replaced or cancelled the bundle."""

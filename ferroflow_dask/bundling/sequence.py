@@ -17,6 +17,7 @@ from dask.utils import key_split
 from distributed import Reschedule
 from distributed.utils import thread_state  # type: ignore[attr-defined]
 
+from ferroflow_dask.bundling.isolation import Isolation, NotIsolatedError
 from ferroflow_dask.bundling.results import Results
 from ferroflow_dask.bundling.run import Run
 
@@ -60,6 +61,8 @@ class ExecuteTasks:
         The steps whose values are delivered under their own keys.
     returns_results : bool, optional
         Whether the values are returned as `Results`, also a single one.
+    is_early : bool, optional
+        Whether the first values are delivered at once.
     """
 
     functions: tuple[Callable[..., Any], ...]
@@ -71,6 +74,7 @@ class ExecuteTasks:
     cost_s: float | None = None
     delivered: Mapping[int, Key] = field(default_factory=dict)
     returns_results: bool = False
+    is_early: bool = False
 
     @property
     def is_single(self) -> bool:
@@ -182,6 +186,8 @@ def sequence_of(
     delivered: Sequence[Key] = (),
     *,
     returns_results: bool = False,
+    is_early: bool = False,
+    isolation: Isolation | None = None,
 ) -> ExecuteTasks:
     """Return a function that runs several tasks one after another.
 
@@ -197,14 +203,20 @@ def sequence_of(
         Expected duration [s].
     delivered : sequence of Key, optional
         The tasks whose results are delivered under their own keys.
-    returns_results : bool, optional
+    returns_results, is_early : bool, optional
         As in `ExecuteTasks`.
+    isolation : Isolation, optional
+        Gives steps their own copies of what they may change; steps share all objects without it.
+
+    Raises
+    ------
+    NotIsolatedError
+        Tasks cannot have their own copies.
     """
     number = {key: i for i, key in enumerate([*arguments, *(task.key for task in tasks)])}
     functions: dict[int, tuple[int, Callable[..., Any]]] = {}
     calls = []
-    for task in tasks:
-        function, given, read = _call(task)
+    for function, given, read in _calls(tasks, isolation):
         at, _ = functions.setdefault(id(function), (len(functions), function))
         calls.append((at, given, tuple([(place, number[key]) for place, key in read])))
     needed = {number[key] for key in exports if key is not None}  # by what comes later, as seen from the end
@@ -226,6 +238,7 @@ def sequence_of(
         None if is_value else cost_s,
         {number[key] - len(arguments): key for key in delivered},
         returns_results,
+        is_early,
     )
 
 
@@ -233,7 +246,31 @@ def _names(tasks: Sequence[GraphNode]) -> dict[str, int]:
     return dict(Counter(key_split(task.key) for task in tasks if not isinstance(task, NO_WORK)))
 
 
-def _call(task: GraphNode) -> tuple[Callable[..., Any], tuple[Any, ...], list[tuple[int, Key]]]:
+#: A function, its arguments, and which of them are results of which tasks.
+_Call = tuple[Callable[..., Any], tuple[Any, ...], list[tuple[int, Key]]]
+
+
+def _calls(tasks: Sequence[GraphNode], isolation: Isolation | None) -> list[_Call]:
+    """Return the calls of tasks; some call functions with their own copies."""
+    calls = [_call(task) for task in tasks]
+    if isolation is None or len(tasks) == 1:
+        return calls
+    found, failed = isolation.to_copy(tasks), []
+    for step in found.steps:
+        function, given, read = calls[step]
+        places = [place for place, _ in read]
+        try:
+            own = isolation.own_copies(function, given, places, found.shared)
+        except Exception:  # noqa: BLE001 -- whatever the objects of the task raise
+            failed.append(tasks[step].key)
+        else:
+            calls[step] = own, (None,) * len(given), read
+    if failed:
+        raise NotIsolatedError(failed)
+    return calls
+
+
+def _call(task: GraphNode) -> _Call:
     """Return a task's function, its arguments, and which of them are results of which tasks."""
     if isinstance(task, DataNode):
         return _same, (task.value,), []

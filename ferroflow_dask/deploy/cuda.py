@@ -20,7 +20,7 @@ from zict import Buffer, Func
 
 from ferroflow_dask.bundling.results import Results
 from ferroflow_dask.deploy.interrupts import closed_undisturbed, interrupts_deferred
-from ferroflow_dask.deploy.local import CLUSTER_OPTIONS, worker_environment
+from ferroflow_dask.deploy.local import CLUSTER_OPTIONS, check_main, worker_environment
 from ferroflow_dask.device_reports import GPU_RESOURCE
 from ferroflow_dask.devices import Resident
 from ferroflow_dask.devices.cuda import check_precision, count_devices
@@ -171,7 +171,10 @@ def device_client(
     ------
     ClusterError
         As `DeviceChoice.ordinals`.
+    UsageError
+        Worker processes cannot import `__main__`.
     """
+    check_main()
     spec = choice.spec
     if choice.kind == "emulated":
         spec = DeviceSpec("emulated", {**spec.options, **(emulated or {})})
@@ -186,11 +189,15 @@ def device_client(
             if choice.kind == "emulated":
                 beside["gpu-0"] = _emulated_worker(cluster, spec)
             cluster.worker_spec.update(beside)
-            cluster.scale(len(cluster.worker_spec))  # starts what is not there yet
+            cluster.sync(_started, cluster)
             client = stack.enter_context(Client(cluster))
-            client.wait_for_workers(len(cluster.worker_spec))
         use_devices(client, spec)
         yield client
+
+
+async def _started(cluster: Any) -> None:
+    """Start the workers that are not there yet, and wait for them; raise the error of one that fails."""
+    await cluster  # `scale` would lose the error
 
 
 def _device_cluster(ordinals: list[int], has_cpus: bool) -> Any:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from multiprocessing.spawn import get_preparation_data
 from typing import Any
 
 import dask
 from distributed import Client, LocalCluster, Security, Worker
 from distributed.comm.core import connect as connect_comm
+from distributed.utils import get_mp_context
 
 from ferroflow_dask.deploy.interrupts import closed_undisturbed, interrupts_deferred
 from ferroflow_dask.exceptions import ClusterError, UsageError
@@ -46,6 +50,24 @@ def _environment() -> dict[str, Any]:
     return {**configured, "MALLOC_TRIM_THRESHOLD_": _KEPT_FREE, "MALLOC_MMAP_THRESHOLD_": _KEPT_FREE}
 
 
+def check_main() -> None:
+    """Raise `UsageError` unless worker processes can import `__main__`.
+
+    They cannot if the program is read from standard input or from a pipe. Without this check the cluster
+    would only report that a worker has failed to start.
+    """
+    # Processes that are forked, and those of a frozen program, have `__main__` already.
+    if get_mp_context().get_start_method() == "fork" or getattr(sys, "frozen", False):
+        return
+    # Neither an interactive session nor a module that has a name is imported by its path.
+    path = get_preparation_data("worker").get("init_main_from_path")
+    if path is not None and not os.path.isfile(path):
+        raise UsageError(
+            f"__main__ must be a file for worker processes, got {sys.modules['__main__'].__file__!r}; "
+            "save the program and run: python program.py"
+        )
+
+
 class _LoopbackWorker(Worker):
     """A worker in this process, whose HTTP server is not reachable from other hosts.
 
@@ -67,7 +89,14 @@ def local_client(workers: int, threads: int = 1, processes: bool = True) -> Iter
     workers, threads : int
     processes : bool, optional
         Whether each worker is a process. If False, all are threads of this process.
+
+    Raises
+    ------
+    UsageError
+        Worker processes cannot import `__main__`.
     """
+    if processes:
+        check_main()
     with closed_undisturbed() as stack:
         stack.enter_context(worker_environment())
         with interrupts_deferred():

@@ -9,7 +9,7 @@ from itertools import islice
 
 from ferroflow_dask.policy.state import Load, TaskView, WorkerKey, WorkerView
 
-#: What workers that run a task equally fast have in common: kind, speed, whether the device is full.
+#: What workers that run a task equally well have in common: kind, speed, whether device or memory is full.
 Group = tuple[str, float, bool]
 
 
@@ -156,7 +156,8 @@ class LoadOrder:
     def _file(self, worker: WorkerView) -> None:
         """File a worker among those that are as fast, after a change of what it is."""
         self._asked = None
-        group = (worker.kind, worker.speed, worker.is_full) if worker.is_running else None
+        is_full = worker.is_full or worker.is_short_of_memory
+        group = (worker.kind, worker.speed, is_full) if worker.is_running else None
         self._all.put(worker, group)
         if self._hosts:
             self._hosts[worker.host].put(worker, group)

@@ -55,6 +55,8 @@ class TaskView:
         Whether a thread was free for it when it was sent, or has become so.
     is_movable : bool
         False for tasks that must stay where they are: started ones, actors.
+    is_bundle : bool
+        Whether it stands for several tasks, whose values are no results while it runs.
     is_guess : bool
         Whether nothing is known that `cost_s` could be taken from.
     costs_s : mapping of str to float
@@ -83,6 +85,7 @@ class TaskView:
     sent: int = 0
     has_started: bool = False
     is_movable: bool = True
+    is_bundle: bool = False
     is_guess: bool = False
     costs_s: Mapping[str, float] = field(default_factory=dict)
     dependencies: tuple[Key, ...] = ()
@@ -192,6 +195,8 @@ class WorkerView:
         Of the results of the tasks it has, where they are known and there are devices [B].
     is_full : bool
         Whether its device is nearly full.
+    is_short_of_memory : bool
+        Whether its process is above Dask's target for memory.
     """
 
     key: WorkerKey
@@ -209,6 +214,7 @@ class WorkerView:
     free_nbytes: float = inf
     due_nbytes: int = 0
     is_full: bool = False
+    is_short_of_memory: bool = False
     queue: TaskQueue = field(default_factory=TaskQueue)
 
     def expect(self, missing: int, near: int) -> None:

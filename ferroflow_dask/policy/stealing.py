@@ -48,6 +48,9 @@ _TASKS_LOOKED_AT = 256
 _MOVES = 96
 #: Shorter tasks are run in the time that a steal takes of the scheduler and of the two workers [s].
 _SHORTEST_S = 5e-4
+#: Shorter tasks are stolen too from a worker whose first task takes so much longer than expected [s]: a
+#: hundred times such a task. In Dask the next heartbeat corrects the average, then stealing moves them.
+_STUCK_S = 100 * _SHORTEST_S
 #: What two workers may differ in load by, in one-way messages, before a short task goes elsewhere.
 _MESSAGES = 3
 #: A running bundle is late by so much at least [s], and so many times the expected duration of a step: on a
@@ -104,6 +107,9 @@ class StealingPolicy(Policy):
             reason: Reason = "beside the task before, as both are short"
             return (AssignTask(task.key, neighbour.key, reason),)
         candidates = self._candidates(task, view)
+        if task.is_bundle:  # Dask can neither spill the values inside a bundle nor pause it
+            roomy = [one for one in candidates if one.is_running and not one.is_short_of_memory]
+            candidates = roomy or candidates
         best = second = None
         n_candidates = 0
         for worker in candidates:
@@ -157,7 +163,7 @@ class StealingPolicy(Policy):
         worker = view.workers.get(self._last or "")
         if worker is None or not worker.is_running:
             return None
-        if worker.is_full or not task.may_run_on(worker.key):
+        if worker.is_full or worker.is_short_of_memory or not task.may_run_on(worker.key):
             return None
         least_s = min((other.wait_s for other in view.least_loaded()), default=0.0)
         if len(task.costs_s) > 1:
@@ -186,7 +192,7 @@ class StealingPolicy(Policy):
             if free_s <= margin_s:
                 reason: Reason = (_DONE_SOON, free_s, margin_s)
                 yield DeclineSteal(victim.last_waiting.key, victim.key, thief.key, reason)
-            elif moves := _moves(victim, thief, view):
+            elif moves := _moves(victim, thief, view, 0.0 if overrun_s > _STUCK_S else _SHORTEST_S):
                 yield from self._steal_from(
                     victim, thief, moves, view, overrun_s=overrun_s, margin_s=margin_s
                 )
@@ -253,18 +259,18 @@ def _divide(thief: WorkerView, view: ClusterView, now: float) -> Iterator[Instru
         yield DivideTask(task.key, worker.key, thief.key, "half", (_HAS_REST, left_s))
 
 
-def _moves(victim: WorkerView, thief: WorkerView, view: ClusterView) -> list[TaskView]:
+def _moves(victim: WorkerView, thief: WorkerView, view: ClusterView, shortest_s: float) -> list[TaskView]:
     """Return the last waiting tasks of a victim that a thief may take, cheapest to move first."""
     n_most = max(1, _MOVES // max(1, view.n_idle))
     last = islice(victim.waiting_from_last(), _TASKS_LOOKED_AT)
-    found = (task for task in last if _may_move(task, thief))
+    found = (task for task in last if _may_move(task, thief, shortest_s))
     # Of equal ones, the last comes first.
     moves = sorted(islice(found, min(_TASKS, 4 * n_most)), key=lambda task: view.transfer_s(task, thief.key))
     return moves[:n_most]
 
 
-def _may_move(task: TaskView, thief: WorkerView) -> bool:
-    return task.is_movable and task.cost_s >= _SHORTEST_S and task.may_run_on(thief.key)
+def _may_move(task: TaskView, thief: WorkerView, shortest_s: float) -> bool:
+    return task.is_movable and task.cost_s >= shortest_s and task.may_run_on(thief.key)
 
 
 def _depth_first(tasks: Sequence[TaskView]) -> Iterator[TaskView]:

@@ -49,6 +49,8 @@ class ClusterView(LoadOrder):
         self.assigned: dict[Key, tuple[TaskView, WorkerView]] = {}
         #: Bundles in queues that can be divided, and whether a half may be asked for.
         self.divisible: dict[Key, bool] = {}
+        #: When a task, or a step of a bundle, last ended [s].
+        self.last_end_at = 0.0
 
     # What a policy asks
 
@@ -160,6 +162,13 @@ class ClusterView(LoadOrder):
             worker.is_full = is_full
             self._file(worker)
 
+    def set_short_of_memory(self, key: WorkerKey, is_short: bool) -> None:
+        """Note whether the process of a worker is above Dask's target for memory."""
+        worker = self.workers[key]
+        if is_short != worker.is_short_of_memory:
+            worker.is_short_of_memory = is_short
+            self._file(worker)
+
     def assign(self, task: TaskView, key: WorkerKey, now: float) -> None:
         """Put a task into a worker's queue, out of any other's."""
         if task.key in self.assigned:
@@ -234,6 +243,7 @@ class ClusterView(LoadOrder):
 
     def finish(self, key: Key, now: float) -> None:
         """Take a task that ended out of its worker's queue."""
+        self.last_end_at = now
         entry = self.assigned.get(key)
         if entry is not None:
             entry[1].progress_at = now

@@ -34,6 +34,8 @@ REQUIRED: dict[type, tuple[str, ...]] = {
         "_transition",
         "_transitions",
         "acquire_resources",
+        "add_plugin",
+        "broadcast",
         "check_idle_saturated",
         "decide_worker_non_rootish",
         "is_rootish",
@@ -75,8 +77,15 @@ ATTRIBUTES = (
     "stream_handlers",
     "worker_plugins",
 )
-HANDLERS = ("gather",)
-STREAM_HANDLERS = ("cancel-keys", "reschedule", "task-erred", "update-graph")
+HANDLERS = ("gather", "register_worker_plugin", "unregister", "unregister_worker_plugin")
+STREAM_HANDLERS = (
+    "add-keys",
+    "cancel-keys",
+    "request-refresh-who-has",
+    "reschedule",
+    "task-erred",
+    "update-graph",
+)
 
 #: Prefixes of tasks that Dask never steals, such as the splits of a shuffle.
 NEVER_STOLEN = fast_tasks
@@ -224,9 +233,15 @@ def early_message(scheduler: Scheduler, ts: TaskState, ws: WorkerState) -> dict[
     return message
 
 
-def stock_decision(scheduler: Scheduler, ts: TaskState) -> WorkerState | None:
-    """Return the worker that Dask would choose for a task."""
-    return type(scheduler).decide_worker_non_rootish(scheduler, ts)
+def stock_decision(scheduler: Scheduler, ts: TaskState, without: Collection[str] = ()) -> WorkerState | None:
+    """Return the worker that Dask would choose for a task if some, by their addresses, were not running."""
+    running = scheduler.running
+    if without:
+        scheduler.running = {ws for ws in running if ws.address not in without}
+    try:
+        return type(scheduler).decide_worker_non_rootish(scheduler, ts)
+    finally:
+        scheduler.running = running
 
 
 def prefix_duration(scheduler: Scheduler, ts: TaskState) -> float:
@@ -308,12 +323,11 @@ def can_run(scheduler: Scheduler, ts: TaskState, ws: WorkerState) -> bool:
     return ws in scheduler.running and has_them and may_run_on(scheduler, ts, ws)
 
 
-def take_blame_back(scheduler: Scheduler, key: Key) -> None:
-    """Decrease the number of dead workers that Dask counts for a task."""
-    ts = scheduler.tasks.get(key)
-    if ts is not None and ts.suspicious:
-        ts.suspicious -= 1
-        ts.prefix.suspicious -= 1
+def lower_blame(scheduler: Scheduler, key: Key) -> None:
+    """Lower the number of dead workers that Dask counts for a task."""
+    ts = scheduler.tasks[key]
+    ts.suspicious -= 1
+    ts.prefix.suspicious -= 1
 
 
 def hand_over(scheduler: Scheduler, ts: TaskState, victim: WorkerState, thief: WorkerState) -> None:

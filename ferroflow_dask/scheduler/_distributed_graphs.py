@@ -10,13 +10,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dask._expr import LLGExpr
+from dask._expr import Expr, HLGExpr, LLGExpr
 from dask._task_spec import GraphNode, convert_legacy_graph, cull
 from dask.typing import Key
+from distributed.diagnostics.progress import MultiProgress, Progress
 from distributed.metrics import time
 from distributed.protocol.serialize import Serialized, deserialize
 from distributed.scheduler import Transition
 
+from ferroflow_dask.bundling.declared import Chunks
 from ferroflow_dask.scheduler.changes import FAILURES, Change, ItemChange
 
 if TYPE_CHECKING:
@@ -53,6 +55,21 @@ def materialized(expr: Any, keys: Collection[Key]) -> dict[Key, GraphNode]:
             tasks[key] = task.substitute({}, key=key)
     # Other expressions remove the tasks that the keys do not need.
     return cull(tasks, {*keys}) if isinstance(expr, LLGExpr) else tasks
+
+
+def declared_chunks(expr: Any) -> dict[str, Chunks]:
+    """Return the chunks of the arrays of an expression, by the first part of their keys.
+
+    Optimized graphs lack those of fused layers, so this reads the graphs that the client sent.
+    """
+    parts = [part for part in expr.walk() if isinstance(part, HLGExpr)] if isinstance(expr, Expr) else []
+    layers = {name: layer for part in parts for name, layer in getattr(part.hlg, "layers", {}).items()}
+    declared = {name: layer.collection_annotations or {} for name, layer in layers.items()}
+    return {
+        name: Chunks(array["chunks"], array["dtype"].itemsize)
+        for name, array in declared.items()
+        if array.get("chunk_type") == "numpy.ndarray" and not array["dtype"].hasobject
+    }
 
 
 def comparison_change(
@@ -180,7 +197,7 @@ def replace_task(
         New definitions of the dependents of `ts`, which do not depend on it, unless `keeps`.
     stimulus_id : str
     keeps : bool, optional
-        Whether `ts` goes on: it yields fewer values than before.
+        Whether `ts` goes on: it yields fewer values than before, or Dask is about to release it.
     failed : Failed, optional
         A task of `specs` or `readers` that has failed on a worker.
     """
@@ -199,7 +216,7 @@ def replace_task(
     recommendations: dict[Key, Any] = {}
     if ts.key in specs:
         _redefine(scheduler, ts, specs[ts.key])
-        if ts.waiters or ts.who_wants:
+        if (ts.waiters or ts.who_wants) and not keeps:
             recommendations[ts.key] = "waiting"
     for new in created:
         _depend(scheduler, new, specs[new.key])
@@ -210,6 +227,7 @@ def replace_task(
             found = _wait_for_inputs(reader)
             recommendations |= found if failed is None else {}  # the readers fail, too
     if ts.key not in specs and not keeps:
+        _complete_progress(scheduler, ts.key, stimulus_id)
         _drop_dependencies(ts)
     if ts.key not in specs and not (keeps and ts.dependents):
         recommendations[ts.key] = "forgotten"
@@ -276,6 +294,18 @@ def _fail(
         except FAILURES:
             logger.info("Plugin failed with exception", exc_info=True)
     return dict(found)
+
+
+def _complete_progress(scheduler: Scheduler, key: Key, stimulus_id: str) -> None:
+    """Let Dask's progress bars take a task for completed, as they end with an error if one is forgotten."""
+    for plugin in [one for one in scheduler.plugins.values() if isinstance(one, Progress)]:
+        try:
+            plugin.transition(key, "processing", "memory", stimulus_id=stimulus_id)
+            # It looks for forgotten tasks among all of its keys, also completed ones.
+            if isinstance(plugin, MultiProgress) and plugin.func is not None:
+                plugin.all_keys.get(plugin.func(key), set()).discard(key)
+        except FAILURES:
+            logger.info("Plugin failed with exception", exc_info=True)
 
 
 def _depend(scheduler: Scheduler, ts: TaskState, spec: GraphNode) -> None:

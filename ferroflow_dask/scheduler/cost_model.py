@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from dask.typing import Key
+
 from ferroflow_dask.annotations import KIND_ANNOTATION
 from ferroflow_dask.bundling.sequence import bundle_in
 
@@ -44,6 +46,8 @@ class _Prefix:
     mean_nbytes: float
     #: Of the largest result; later ones make it smaller, slowly.
     most_nbytes: float
+    #: The largest declared size of these results; 0 if none had one.
+    declared_nbytes: float
     #: Workers that have run a task of the prefix; whether all did so for the first time.
     workers: set[str]
     is_cold: bool = True
@@ -55,6 +59,13 @@ class CostModel:
     def __init__(self) -> None:
         self._kinds_s: OrderedDict[str, float] = OrderedDict()
         self._prefixes: OrderedDict[str, _Prefix] = OrderedDict()
+        # Of tasks that have not ended.
+        self._declared: dict[Key, float] = {}
+
+    def declare(self, nbytes: Mapping[Key, float]) -> None:
+        """Note the declared sizes of the results of a graph [B]; may be called by any thread."""
+        is_full = len(self._declared) > _KEPT
+        self._declared = {**nbytes} if is_full else {**self._declared, **nbytes}
 
     def record_on_device(self, kind: str, seconds: float) -> None:
         """Learn the duration of a task of a kind on a device [s]."""
@@ -73,13 +84,15 @@ class CostModel:
             return
         name = ts.prefix.name
         known = self._prefixes.get(name)
+        declared = self._declared.pop(ts.key, 0.0)
         if known is None:
-            self._prefixes[name] = _Prefix(seconds, float(nbytes), float(nbytes), {worker})
+            self._prefixes[name] = _Prefix(seconds, float(nbytes), float(nbytes), declared, {worker})
             _keep(self._prefixes, name)
         else:
             self._prefixes.move_to_end(name)
             known.mean_nbytes += _WEIGHT * (nbytes - known.mean_nbytes)
             known.most_nbytes = max(float(nbytes), _SHRINKING * known.most_nbytes)
+            known.declared_nbytes = max(declared, _SHRINKING * known.declared_nbytes)
             # The first task of a prefix on a worker often takes longer, for imports and caches.
             is_cold = worker not in known.workers
             if is_cold and len(known.workers) < _MOST_WORKERS:
@@ -108,11 +121,13 @@ class CostModel:
             for prefix, _ in known:
                 prefix.mean_s *= 1 + _WEIGHT * (factor - 1)
 
-    def by_prefix(self) -> dict[str, tuple[float, float, float]]:
-        """Return the mean duration [s], and the mean and the largest result size [B], of each prefix."""
+    def by_prefix(self) -> dict[str, tuple[float, float, float, float]]:
+        """Return mean duration [s], and mean, largest and declared result size [B], of each prefix."""
         # A copy, since threads other than the scheduler's may ask.
         known = list(self._prefixes.items())
-        return {name: (one.mean_s, one.mean_nbytes, one.most_nbytes) for name, one in known}
+        return {
+            name: (one.mean_s, one.mean_nbytes, one.most_nbytes, one.declared_nbytes) for name, one in known
+        }
 
     def of_kind(self, ts: TaskState) -> float | None:
         """Return the duration of tasks of the same kind [s]; None if none has run."""

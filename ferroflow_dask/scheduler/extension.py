@@ -27,11 +27,13 @@ from ferroflow_dask.scheduler import _distributed, _distributed_transitions, met
 from ferroflow_dask.scheduler.changes import FAILURES, CallChange, Changes, Guard, attempt
 from ferroflow_dask.scheduler.cost_model import Learned, learned_on
 from ferroflow_dask.scheduler.decisions import DecisionLog
+from ferroflow_dask.scheduler.fixed_values import FixedValues
 from ferroflow_dask.scheduler.graphs.graphs import Graphs
 from ferroflow_dask.scheduler.idle_workers import IdleWorkers, Passes
 from ferroflow_dask.scheduler.network import NetworkView
 from ferroflow_dask.scheduler.placement import Placement
 from ferroflow_dask.scheduler.queue_depth import QueueDepth
+from ferroflow_dask.scheduler.refusals import Refusals
 from ferroflow_dask.scheduler.settings import configured_policy
 from ferroflow_dask.scheduler.steal_protocol import StealProtocol
 from ferroflow_dask.scheduler.task_events import TaskEvents
@@ -145,10 +147,23 @@ class FerroflowStealing(WorkStealing):
             withdraw=self.messages.prefetch.withdraw,
             note=lambda key, what, reason: self.decisions.note(key, what, "", reason),
             view=self.view,
+            clock=clock,
+            in_flight=self._in_flight_from,
             changes=self.changes,
             guard=self.guard,
         )
-        self.task_views = TaskViews(scheduler, learned.costs, self.messages.inlining.inputs_of)
+        self.refusals = Refusals(scheduler, self.messages.prefetch.doubtful.add)
+        self.fixed = FixedValues(
+            scheduler,
+            bundle_of=self.graphs.bundles.get,
+            split=self.graphs.bundles.split,
+            allowed=lambda ts: self.task_views(ts).allowed,
+            restrict=self._restrict_assigned,
+            changes=self.changes,
+            guard=self.guard,
+        )
+        inputs_of = self.messages.inlining.inputs_of
+        self.task_views = TaskViews(scheduler, learned.costs, inputs_of, self.fixed, self.refusals.refused)
         self._network = NetworkView(scheduler, self.view)
         self._queue_depth = QueueDepth(scheduler, learned, _MESSAGES * latency_s)
         self._steal_protocol = StealProtocol(
@@ -180,6 +195,7 @@ class FerroflowStealing(WorkStealing):
         self._prefetch = self.messages.prefetch
         self._inlined = self.messages.inlining.known
         self._bundled = self.graphs.bundles.keys()
+        self._refused = self.refusals.refused
         self._task_events = TaskEvents(
             self.view,
             clock,
@@ -213,6 +229,9 @@ class FerroflowStealing(WorkStealing):
             self.changes.make(change)
         for change in _distributed_transitions.lean_changes(self.scheduler):
             self.changes.make(change)
+        # Before those of `graphs`, which split bundles instead.
+        for change in (self.refusals.change(self.guard), *self.fixed.handlers()):
+            self.changes.make(change)
 
     @property
     def policy(self) -> Policy:
@@ -229,7 +248,7 @@ class FerroflowStealing(WorkStealing):
         self.changes.make(self.placement.watch.change())
         self.messages.open(self.policy.keeps_successors)
         if self.bundles_graphs:
-            self.graphs.open()
+            self.graphs.open(self.fixed.is_fixed)
         self.changes.make(replicas.scattered_replicas_change(self.scheduler))
         self.changes.make(metrics.collector_change(self))
         for point in entry_points(group=ENTRY_POINT_GROUP):
@@ -237,6 +256,10 @@ class FerroflowStealing(WorkStealing):
                 self.changes.make(point.load()(self.scheduler))
             except FAILURES:
                 logger.warning("ferroflow: %s is not available", point.name, exc_info=True)
+
+    async def close(self) -> None:
+        """Detach when the scheduler closes; it tears down only extensions that are registered."""
+        self.detach()
 
     def teardown(self) -> None:
         """Detach; called by distributed when the scheduler closes, and by `exchange`."""
@@ -343,7 +366,10 @@ class FerroflowStealing(WorkStealing):
         self.task_views.annotations_arrived(annotations)
         if not self.scheduler.queued:
             self._queue_depth.adapt(self.clock())
-        self.placement.graph_arrived([self.scheduler.tasks[key] for key in tasks])
+        states = [self.scheduler.tasks[key] for key in tasks]
+        self.placement.graph_arrived(states)
+        if self.view.divisible:
+            self.graphs.dividing.make_room(states)
         self.ask_pass()
 
     def transition(self, key: Key, start: Any, finish: Any, *args: Any, **kwargs: Any) -> None:
@@ -376,6 +402,8 @@ class FerroflowStealing(WorkStealing):
                 prefetch.changed(key, start, finish)
             if finish != "memory" and key in self._inlined:
                 self.messages.inlining.forget(key)
+            if key in self._refused:
+                self.refusals.changed(key, finish)
         except FAILURES as error:
             self.guard.fail(error)
 
@@ -390,12 +418,8 @@ class FerroflowStealing(WorkStealing):
         action = msg.get("action") if isinstance(msg, dict) else None
         if topic not in self.view.workers:
             return
-        if action == "remove-worker" and msg.get("expected") is False:
-            processing = list(msg.get("processing-tasks", ()))
-            self._steal_protocol.take_blame_back(topic, processing)
-            # After the transitions that follow.
-            split = self.guard(self.graphs.bundles.split_suspicious)
-            self.scheduler.loop.add_callback(split, processing)
+        if action == "remove-worker":
+            self.graphs.deaths.removed(topic)
         if action == "worker-status-change" and msg.get("status") != "running":
             self.graphs.dividing.ask_all_on(topic, "its worker has stopped taking tasks")
         if action in ("worker-status-change", "remove-worker"):
@@ -418,6 +442,7 @@ class FerroflowStealing(WorkStealing):
         for key in list(self.view.assigned):
             self.view.release(key)
         self._task_events.averaged.clear()
+        self.refusals.refused.clear()
         self.messages.clear()
         self.graphs.restarted()
 
@@ -427,6 +452,7 @@ class FerroflowStealing(WorkStealing):
     def remove_key_from_stealable(self, ts: TaskState) -> None:
         """Note that a task left its worker's threads because it became long-running."""
         self.view.release(ts.key)
+        self.graphs.dividing.ask(ts.key, "all", "a step has seceded")
         self.ask_pass()
 
     def put_key_in_stealable(self, ts: TaskState) -> None:
@@ -444,6 +470,7 @@ class FerroflowStealing(WorkStealing):
         if self._wants_steals:
             self.task_views.see_resources()
             self._idle_workers.serve()
+        self.graphs.dividing.look_for_stuck(self.clock())
 
     def move_task_confirm(self, *, key: str, state: str, stimulus_id: str, worker: str | None = None) -> None:
         """Take a worker's answer to a steal request; an exception here would close the worker's stream."""
@@ -474,6 +501,11 @@ class FerroflowStealing(WorkStealing):
         if self._is_closed or self.guard.error is not None:
             return False
         try:
+            if ts.key in self._refused:
+                return True
+            for needed in ts.dependencies:
+                if needed.type in self.fixed.types or (self.fixed.prefixes and self.fixed.is_fixed(needed)):
+                    return True
             if not (self._prefetch.ahead or self.task_views.has_gpus):  # the usual case
                 return self.placement.policy.places_queued
             return self.placement.passes_queue(ts)
@@ -485,7 +517,11 @@ class FerroflowStealing(WorkStealing):
         # Dask places actors and tasks with preferences ("loose" restrictions).
         if not (self._is_closed or ts.actor or ts.loose_restrictions or self.guard.error is not None):
             try:
+                if ts.key in self._refused:
+                    return self.refusals.decision(ts)
                 address = self.placement.worker_of(ts)
+                if address is None and self.fixed.must_wait(ts):
+                    return None
             except FAILURES as error:
                 self.guard.fail(error)
                 address = None
@@ -493,6 +529,13 @@ class FerroflowStealing(WorkStealing):
             if ws is not None:
                 return ws
         return _distributed.stock_decision(self.scheduler, ts)
+
+    def _restrict_assigned(self) -> None:
+        """Correct where tasks in queues may run, after values have become fixed or are so no longer."""
+        for key, (task, _) in self.view.assigned.items():
+            ts = self.scheduler.tasks.get(key)
+            if ts is not None and ts.dependencies:
+                task.allowed = self.task_views(ts).allowed
 
     # Idle workers
 
@@ -530,6 +573,9 @@ class FerroflowStealing(WorkStealing):
         worker = self.view.workers.get(address)
         return worker is not None and worker.speed >= 1 and not self.task_views.has_gpus
 
+    def _in_flight_from(self, address: str) -> list[Key]:
+        return self._steal_protocol.in_flight_from(address)
+
     def _was_withdrawn(self, key: Key, address: str) -> None:
         self.decisions.note(key, "withdrawn", address, "it was prefetched, and its placement changed")
 
@@ -566,6 +612,7 @@ class FerroflowStealing(WorkStealing):
                 key for one in self._task_events.averaged.values() for key in one.keys
             ],
             "are bundles": list(self.graphs.bundles.keys()),
+            "have refused a worker": list(self.refusals.refused),
             "are prefetched": self.messages.prefetch.keys(),
         }
 

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import dask
+
 from ferroflow_dask.annotations import GPU
 from ferroflow_dask.device_reports import memory_of
 from ferroflow_dask.policy import ClusterView, TaskView
@@ -89,6 +91,7 @@ class NetworkView:
         self._scheduler = scheduler
         self._view = view
         self._links = Links(scheduler)
+        self._reads_memory_at = 0.0
 
     def update_workers(self, addresses: Iterable[str], now: float) -> None:
         """Update bandwidths, and the bytes in flight and free device memory of workers."""
@@ -100,6 +103,18 @@ class NetworkView:
                 memory = memory_of(ws) if self._view.workers[address].kind == GPU else None
                 if memory is not None:
                     self._view.set_device_memory(address, *memory)
+
+    def update_memory(self, now: float) -> None:
+        """Update which workers are above Dask's target for memory, by their last heartbeats."""
+        target = dask.config.get("distributed.worker.memory.target")
+        if not target or now < self._reads_memory_at:
+            return
+        self._reads_memory_at = now + _distributed.heartbeat_s(self._scheduler) / 2
+        for address in self._view.workers:
+            ws = self._scheduler.workers.get(address)
+            if ws is not None and ws.memory_limit:
+                nbytes = ws.metrics.get("memory", 0)
+                self._view.set_short_of_memory(address, nbytes > target * ws.memory_limit)
 
     def update_candidates(self, task: TaskView, now: float) -> None:
         """Update the workers on which a task may be placed."""

@@ -116,5 +116,6 @@ def _checked_latency_s() -> float:
     config.get_bytes("inline-limit")
     for name in ("low-latency-messages", "prefetch"):
         config.get_bool(name)
+    config.respects_observers()
     config.get_seconds("policy-limit")
     return config.get_seconds("latency")

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection
-from itertools import islice
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
@@ -184,23 +183,10 @@ class StealProtocol:
         for ts in list(self._stealing.in_flight):
             _distributed.end_steal(self._stealing, ts)
 
-    def take_blame_back(self, address: str, blamed: Collection[Key]) -> None:
-        """Let Dask not count a worker's death against tasks that waited behind others on that worker.
-
-        Dask counts it against every task that the worker had. From Dask's own queue these are few: one more
-        than there are threads. So as many of the tasks on the worker keep the count, and as many of those
-        that need no transfer.
-        """
-        worker = self._view.workers[address]
-        n = worker.nthreads + 1
-        may_have_run = {*islice(worker.queue, n)}
-        may_have_run.update(islice((task for task in worker.queue if not task.missing_bytes(address)), n))
-        waited = [task.key for task in worker.queue if not (task.has_started or task in may_have_run)]
+    def in_flight_from(self, address: str) -> list[Key]:
+        """Return the tasks of a worker for which a steal is in flight."""
         in_flight = self._stealing.in_flight
-        waited += [ts.key for ts, steal in in_flight.items() if steal["victim"].address == address]
-        for key in waited:
-            if key in blamed:
-                _distributed.take_blame_back(self._scheduler, key)
+        return [ts.key for ts, steal in in_flight.items() if steal["victim"].address == address]
 
     def _ended(self, key: Key, outcome: str, ws: WorkerState, reason: Reason) -> None:
         self.counts[outcome] += 1

@@ -20,6 +20,7 @@ from ferroflow_dask.device_reports import kind_of_worker
 from ferroflow_dask.policy import TaskView
 from ferroflow_dask.scheduler import _distributed
 from ferroflow_dask.scheduler.cost_model import CostModel
+from ferroflow_dask.scheduler.fixed_values import FixedValues
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
@@ -83,7 +84,8 @@ def _rank(ts: TaskState) -> float | None:
 class Restrictions:
     """Restrictions of a task, under the names that `Scheduler.valid_workers` reads.
 
-    An immutable copy that tasks share; distributed may change a task's own restrictions, as shuffles do.
+    An immutable copy that tasks share; distributed may change a task's own restrictions, as shuffles do. Two
+    more come from this package: the workers with all fixed inputs of the task, and those that it refused.
     """
 
     worker_restrictions: frozenset[str]
@@ -91,6 +93,8 @@ class Restrictions:
     resources: frozenset[tuple[str, float]]
     loose_restrictions: bool
     kinds: frozenset[str]
+    holders: frozenset[str] | None = None
+    refused: tuple[str, ...] = ()
 
     @property
     def resource_restrictions(self) -> dict[str, float]:
@@ -132,13 +136,23 @@ class TaskViews:
     costs : CostModel
     inlined_for : callable
         Returns the keys of the inputs that are sent with a task.
+    fixed : FixedValues
+    refused : mapping of Key to tuple of str
+        As in `Refusals`.
     """
 
     def __init__(
-        self, scheduler: Scheduler, costs: CostModel, inlined_for: Callable[[TaskState], Container[Key]]
+        self,
+        scheduler: Scheduler,
+        costs: CostModel,
+        inlined_for: Callable[[TaskState], Container[Key]],
+        fixed: FixedValues,
+        refused: Mapping[Key, tuple[str, ...]],
     ) -> None:
         self._scheduler = scheduler
         self._inlined_for = inlined_for
+        self._fixed = fixed
+        self._refused = refused
         self._costs = costs
         self._numbers = count()
         #: Counts changes of the set of workers.
@@ -204,11 +218,13 @@ class TaskViews:
         return self.has_gpus and len(self._costs_by_kind(ts, self.known_cost(ts))) > 1
 
     def has_rank(self, ts: TaskState) -> bool:
-        """Return whether a task has an upward rank, or a known cost that stands for it."""
+        """Return whether a task has an upward rank, or a known cost that stands for it.
+
+        The cost of a bundle does not: Dask's order holds few results at once, an order by costs many.
+        """
         if not ts.annotations:
-            bundle = bundle_in(ts.run_spec)
-            return bundle is not None and bundle.cost_s is not None
-        return _rank(ts) is not None or self.known_cost(ts) is not None
+            return False
+        return _rank(ts) is not None or (bundle_in(ts.run_spec) is None and self.known_cost(ts) is not None)
 
     def workers_changed(self) -> None:
         """Note that a worker joined, left, paused or resumed."""
@@ -243,9 +259,11 @@ class TaskViews:
         n_held: dict[str, int] = {}
         near: dict[str, int] | None = {} if len(self._scheduler.host_info) > 1 else None
         total = n_inputs = 0
+        has_fixed = False
         if ts.dependencies:
-            total, n_inputs = self._find_inputs(ts, held, n_held, near)
-        is_bound = ts.worker_restrictions or ts.host_restrictions or ts.resource_restrictions
+            total, n_inputs, has_fixed = self._find_inputs(ts, held, n_held, near)
+        is_bound = has_fixed or ts.key in self._refused
+        is_bound |= bool(ts.worker_restrictions or ts.host_restrictions or ts.resource_restrictions)
         return TaskView(
             ts.key,
             cost_s=_distributed.prefix_duration(self._scheduler, ts) if expected_s is None else expected_s,
@@ -259,8 +277,9 @@ class TaskViews:
             input_bytes=total,
             output_bytes=int(self._costs.nbytes(ts) or 0) if self.has_gpus else 0,
             n_inputs=n_inputs,
-            allowed=self._allowed_of(ts) if is_bound or self.has_gpus else None,
+            allowed=self._allowed_of(ts, has_fixed) if is_bound or self.has_gpus else None,
             is_movable=not (ts.actor or prefix.name in _distributed.NEVER_STOLEN),
+            is_bundle=bundle is not None,
             is_guess=expected_s is None,
             costs_s=costs_s,
             n_steps=len(bundle.steps) if bundle is not None and bundle.returns_results else 0,
@@ -268,12 +287,18 @@ class TaskViews:
 
     def _find_inputs(
         self, ts: TaskState, held: dict[str, int], n_held: dict[str, int], near: dict[str, int] | None
-    ) -> tuple[int, int]:
-        """Add the inputs of a task to mappings as in `TaskView`; return their bytes and their number."""
+    ) -> tuple[int, int, bool]:
+        """Add the inputs of a task to mappings as in `TaskView`.
+
+        Return their bytes, their number and whether one of them is fixed.
+        """
         total = n_inputs = 0
+        fixed, has_fixed = self._fixed, False
         n_workers = len(self._scheduler.workers)
         inlined = self._inlined_for(ts)
         for dependency in ts.dependencies:
+            if dependency.type in fixed.types or (fixed.prefixes and fixed.is_fixed(dependency)):
+                has_fixed = True
             holders = dependency.who_has or ()
             if len(holders) == n_workers:
                 continue  # every worker has it: no worker is nearer than another
@@ -292,21 +317,23 @@ class TaskViews:
                 if near is not None and (host := holder.host) not in hosts:
                     hosts.add(host)
                     near[host] = near.get(host, 0) + nbytes
-        return total, n_inputs
+        return total, n_inputs, has_fixed
 
-    def _allowed_of(self, ts: TaskState) -> AllowedWorkers | None:
+    def _allowed_of(self, ts: TaskState, has_fixed: bool) -> AllowedWorkers | None:
         kinds = declared_kinds(ts) if self.has_gpus else frozenset()
-        if not (kinds or ts.worker_restrictions or ts.host_restrictions or ts.resource_restrictions):
-            return None
+        holders = self._fixed.holders(ts) if has_fixed else None
+        refused = self._refused.get(ts.key, ())
         # Preferences for workers or hosts ("loose" restrictions) are not binding.
         names = () if ts.loose_restrictions else (ts.worker_restrictions, ts.host_restrictions)
-        if not (ts.resource_restrictions or any(names)) and kinds in (frozenset(), _BOTH):
+        is_free = holders is None and not (refused or ts.resource_restrictions or any(names))
+        if is_free and kinds in (frozenset(), _BOTH):
             return None
         if ts.resource_restrictions:
             self.see_resources()
         workers, hosts = (frozenset(one or ()) for one in names or ((), ()))
         needed = frozenset((ts.resource_restrictions or {}).items())
-        restrictions = Restrictions(workers, hosts, needed, bool(ts.loose_restrictions), kinds)
+        is_loose = bool(ts.loose_restrictions)
+        restrictions = Restrictions(workers, hosts, needed, is_loose, kinds, holders, refused)
         allowed = self._allowed.get(restrictions)
         if allowed is None:
             allowed = self._allowed[restrictions] = AllowedWorkers(self, restrictions)
@@ -316,6 +343,12 @@ class TaskViews:
         """Return the running workers that restrictions allow."""
         found = _distributed.valid_workers(self._scheduler, restrictions)
         valid = set(self._scheduler.running if found is None else found)
+        if restrictions.holders is not None:
+            valid = {ws for ws in valid if ws.address in restrictions.holders}
+        for refused in (restrictions.refused, restrictions.refused[-1:]):
+            if others := {ws for ws in valid if ws.address not in refused}:
+                valid = others
+                break
         of_kind = {ws for ws in valid if kind_of_worker(ws) in restrictions.kinds}
         return frozenset(ws.address for ws in of_kind or valid)
 

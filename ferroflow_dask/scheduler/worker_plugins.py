@@ -1,7 +1,7 @@
 """Worker plugins: a plugin on all workers, those that join later included, for as long as it is wanted.
 
 Plugins are sent by value, so workers need not have this package. Such a plugin may use only its own module,
-`worker_handlers` and distributed.
+`worker_handlers`, `worker_observers` and distributed.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from distributed import Status, WorkerPlugin
 
 from ferroflow_dask.scheduler import worker_handlers
 from ferroflow_dask.scheduler.changes import ATTEMPTS, FAILURES, Change
+from ferroflow_dask.scheduler.graphs import worker_observers
 
 if TYPE_CHECKING:
     from distributed import Scheduler
@@ -107,7 +108,7 @@ class WorkerPluginChange(Change):
 
 def by_value(plugin: WorkerPlugin) -> bytes:
     """Return a pickled plugin that can be loaded where this package is not installed."""
-    modules: list[Any] = [sys.modules[type(plugin).__module__], worker_handlers]
+    modules: list[Any] = [sys.modules[type(plugin).__module__], worker_handlers, worker_observers]
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
     try:

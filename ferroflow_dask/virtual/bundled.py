@@ -6,10 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
+from dask._task_spec import GraphNode
+from dask.order import order
 from dask.typing import Key
 from dask.utils import key_split
 
-from ferroflow_dask.annotations import BUNDLE_PREFIX, COST_ANNOTATION
+from ferroflow_dask.annotations import BUNDLE_PREFIX
 from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.bundling.graphs import Averages, bundle_graph
 from ferroflow_dask.bundling.sequence import NO_WORK
@@ -65,6 +67,7 @@ def bundled(
         {},
         alone=alone,
         by_key=dict(enumerate(expected)),
+        shares_objects=True,
     )
     # A result that a bundle delivers is as good as the bundle: a task of its own stands for it on a cluster.
     values = {
@@ -83,7 +86,7 @@ def bundled(
     names |= {n: (BUNDLE_PREFIX, number, n[1]) for n in found.bundles if isinstance(n, tuple)}
     names |= {n: names[bundle] for n, bundle in values.items() if n not in after}
     new: dict[Key, VirtualTask] = {}
-    for n, spec in found.tasks.items():
+    for n, spec in _in_order(found.tasks):
         if n in values:
             continue
         run = [part[one] for one in inside.get(n, [n])]
@@ -101,12 +104,20 @@ def bundled(
     return new, {key: names[n] for n, key in enumerate(keys) if n in values and n not in after}
 
 
+def _in_order(tasks: Mapping[Key, GraphNode]) -> list[tuple[Key, GraphNode]]:
+    """Return tasks in Dask's order, which is the same in every run for numbers as keys."""
+    number = {key: i for i, key in enumerate(tasks)}
+    numbered = {number[key]: [number[one] for one in task.dependencies] for key, task in tasks.items()}
+    turn = order({i: spec_of(i, sorted(needed)) for i, needed in numbered.items()})
+    return sorted(tasks.items(), key=lambda item: turn[number[item[0]]])
+
+
 def _whole(tasks: Sequence[VirtualTask], dependencies: tuple[Key, ...], nbytes: int) -> VirtualTask:
     """Return the task that runs some tasks one after another."""
     duration_s = sum(one.duration_s for one in tasks)
     computes_s = sum(one.duration_s * one.core_share for one in tasks)
     core_share = min(1.0, computes_s / duration_s) if duration_s else 1.0
-    return VirtualTask(duration_s, dependencies, nbytes, {COST_ANNOTATION: duration_s}, core_share=core_share)
+    return VirtualTask(duration_s, dependencies, nbytes, core_share=core_share, is_bundle=True)
 
 
 def _stopped(

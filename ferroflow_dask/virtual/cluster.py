@@ -324,6 +324,7 @@ class VirtualCluster:
                 by_type.setdefault(annotation, {})[key] = value
         self.scheduler.submit(
             {key: task.dependencies for key, task in graph.items()},
+            bundles_s={key: task.duration_s for key, task in graph.items() if task.is_bundle},
             keys=keys,
             order=order or {key: place for place, key in enumerate(graph)},
             annotations=by_type,

@@ -31,6 +31,8 @@ class VirtualTask:
         How many of its first executions raise an exception.
     core_share : float
         Part of its duration in which it computes, from 0 to 1; then it sleeps or waits, and takes no core.
+    is_bundle : bool
+        Whether it stands for several tasks. The scheduler expects its duration.
 
     Raises
     ------
@@ -44,6 +46,7 @@ class VirtualTask:
     annotations: Mapping[str, Any] = field(default_factory=dict)
     failures: int = 0
     core_share: float = 1.0
+    is_bundle: bool = False
 
     def __post_init__(self) -> None:
         check_amount("duration_s", self.duration_s)

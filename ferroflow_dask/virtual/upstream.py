@@ -26,6 +26,7 @@ from distributed.scheduler import KilledWorker, Scheduler, SchedulerState, TaskS
 from distributed.stealing import WorkStealing
 from sortedcontainers import SortedDict
 
+from ferroflow_dask.bundling.sequence import ExecuteTasks
 from ferroflow_dask.virtual.clock import Periodic, VirtualLoop, VirtualTime
 from ferroflow_dask.virtual.network import Stream
 from ferroflow_dask.virtual.upstream_worker import stable_hash
@@ -230,6 +231,7 @@ class VirtualScheduler(Scheduler):
         self,
         dependencies: Mapping[Key, Sequence[Key]],
         *,
+        bundles_s: Mapping[Key, float],
         keys: Sequence[Key],
         order: Mapping[Key, int],
         client: str,
@@ -239,12 +241,13 @@ class VirtualScheduler(Scheduler):
     ) -> None:
         """Take a graph as `Scheduler.update_graph` does once it has unpacked and ordered it.
 
-        `annotations` are by name and key; `now` [s] decides the generation; `options` are `fifo_timeout`,
-        `user_priority`, `actors` and `global_annotations`.
+        `bundles_s` has the expected duration of each bundle [s]. `annotations` are by name and key; `now` [s]
+        decides the generation; `options` are `fifo_timeout`, `user_priority`, `actors` and
+        `global_annotations`.
         """
         arguments: dict[str, Any] = {
             "start": now,
-            "dsk": {key: spec_of(key, needed) for key, needed in dependencies.items()},
+            "dsk": {key: spec_of(key, needed, bundles_s.get(key)) for key, needed in dependencies.items()},
             "keys": list(keys),  # distributed passes a set, whose order no run repeats
             "ordered": dict(order),
             "client": client,
@@ -257,9 +260,13 @@ class VirtualScheduler(Scheduler):
         self._create_taskstate_from_graph(**arguments)
 
 
-def spec_of(key: Key, dependencies: Sequence[Key]) -> Task:
-    """Return a task that does nothing, whose dependencies come in the same order in every run."""
-    spec = Task(key, _nothing, *map(TaskRef, dependencies))
+def spec_of(key: Key, dependencies: Sequence[Key], bundle_s: float | None = None) -> Task:
+    """Return a task that does nothing, whose dependencies come in the same order in every run.
+
+    With `bundle_s` it is a bundle of that expected duration [s].
+    """
+    function = _nothing if bundle_s is None else ExecuteTasks((), (), (), (), (), {}, bundle_s)
+    spec = Task(key, function, *map(TaskRef, dependencies))
     spec._dependencies = _InOrder(dependencies)
     return spec
 

@@ -42,6 +42,7 @@ class Tasks(SchedulerPlugin):
     """Notes which tasks there were, and how they were annotated."""
 
     name = "tasks"
+    ferroflow_bundles = True
 
     def __init__(self, scheduler: Any) -> None:
         self.scheduler = scheduler

@@ -227,6 +227,7 @@ class Tampering(SchedulerPlugin):
     """Exchanges the function of one op of a graph as soon as the scheduler knows it."""
 
     name = "tampering"
+    ferroflow_bundles = True
 
     def __init__(self, exchange: Callable[[Any], Any]) -> None:
         self.exchange = exchange

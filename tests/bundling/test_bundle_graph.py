@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import operator
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
@@ -138,17 +137,55 @@ def test_a_prefix_of_which_nothing_is_known_stays_separate() -> None:
     assert len(found.tasks) <= 4
 
 
-def test_no_bundle_needs_more_memory_than_a_quarter_of_a_workers() -> None:
-    collection = tree(6)  # of 127 tasks
-    found = {
-        nbytes: bundled(collection, Known(1e-5, nbytes=100.0), replace(FOUR, memory_nbytes=nbytes))
-        for nbytes in (4000, 16_000, 64_000)
-    }
-    largest = {nbytes: max(map(len, inner_keys(each)), default=1) for nbytes, each in found.items()}
-    assert largest[64_000] == 127
-    assert 1 < largest[16_000] <= 40
-    assert largest[4000] <= 10
-    assert_same_values(found[16_000], collection)
+@pytest.mark.parametrize(
+    ("memory_nbytes", "threads", "largest"),
+    [
+        pytest.param(3200, 1, 127, id="eight values fit in a quarter of a worker's memory"),
+        pytest.param(12_800, 4, 127, id="each of four threads has its part"),
+        pytest.param(12_800, 1, 127, id="much memory"),
+        pytest.param(1200, 1, 1, id="three values are too few for each of the cuts"),
+        pytest.param(4800, 4, 1, id="three values for each of four threads, too"),
+    ],
+)
+def test_a_bundle_holds_no_more_than_the_part_of_memory_of_its_thread(
+    memory_nbytes: int, threads: int, largest: int
+) -> None:
+    # A tree of 127 tasks whose depth-first order needs eight values at once.
+    collection, cluster = tree(6), ClusterProfile((threads,) * 4, memory_nbytes=memory_nbytes)
+    found = bundled(collection, Known(1e-5, nbytes=100.0), cluster)
+    assert max(map(len, inner_keys(found)), default=1) == largest
+    assert_same_values(found, collection)
+
+
+def test_a_bundle_does_not_read_more_from_outside_than_memory_allows() -> None:
+    # Each task reads a result that exists already.
+    tasks = {f"n-{i}": Task(f"n-{i}", combine, i, TaskRef(f"x-{i}")) for i in range(40)}
+    tasks["sum"] = Task("sum", combine, 40, *map(TaskRef, [*tasks]))
+    few, many = (
+        bundle_graph(
+            tasks,
+            {"sum"},
+            replace(FOUR, memory_nbytes=2000),
+            Known(1e-5, nbytes=1.0),
+            outside_nbytes={f"x-{i}": nbytes for i in range(40)},
+        )
+        for nbytes in (1.0, 50.0)
+    )
+    assert len(few.tasks) == 1
+    assert len(many.tasks) > 1
+
+
+def test_bundles_do_not_hold_far_more_results_than_single_tasks_in_the_order_of_dask() -> None:
+    # Two arrays whose chunks are cut by slices: a bundle of neighbours would return the pieces of all.
+    left, right = (da.random.default_rng(seed).random((96, 96), chunks=8) for seed in range(2))
+    tasks, keys = graph_of((left[1:, 1:] - right[:-1, :-1]).sum())
+    cluster = replace(FOUR, memory_nbytes=1_600_000)
+    found = bundle_graph(tasks, keys, cluster, Known(3e-4, nbytes=1000.0))
+    roomy = bundle_graph(tasks, keys, replace(FOUR, memory_nbytes=2**34), Known(3e-4, nbytes=1000.0))
+    assert found.bundles
+    # The memory of all workers is for 6400 values, a tenth of it for 640.
+    n_returned = [sum(len(bundle.exports) for bundle in each.bundles.values()) for each in (found, roomy)]
+    assert n_returned[0] < 10 < n_returned[1]
 
 
 def test_a_result_larger_than_a_workers_share_stays_separate() -> None:

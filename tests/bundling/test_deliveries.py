@@ -95,6 +95,7 @@ class Finished(SchedulerPlugin):
     """Notes the spans of tasks that ended, as tools of Dask's do."""
 
     name = "finished"
+    ferroflow_bundles = True
 
     def __init__(self) -> None:
         self.spans: dict[Any, Any] = {}

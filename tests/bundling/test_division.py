@@ -69,9 +69,7 @@ def test_half_of_the_steps_are_whole_components(
         pytest.param(TWO_CHAINS, 3, [4, 5], id="not the other chain"),
     ],
 )
-def test_steps_depend_on_a_failed_one(
-    reads: list[tuple[int, ...]], step: int, depending: list[int]
-) -> None:
+def test_steps_depend_on_a_failed_one(reads: list[tuple[int, ...]], step: int, depending: list[int]) -> None:
     assert division.depending(reads, 1, step) == depending
 
 

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -184,7 +185,9 @@ def check(shape: str, interleaved: Interleaved, taken: Collection[Taken], ran: l
     for key, output in zip(exports, outputs, strict=False):
         assert output == (LEFT if key in left else values[key])
     assert len(outputs) == len(exports) + len(set(added) - {*exports})
-    for key, output in zip(dict.fromkeys(key for key in added if key not in exports), outputs[len(exports) :]):
+    for key, output in zip(
+        dict.fromkeys(key for key in added if key not in exports), outputs[len(exports) :], strict=False
+    ):
         assert output == (LEFT if key in left else values[key])
 
 
@@ -204,7 +207,7 @@ def test_each_step_runs_once_at_whatever_line_the_run_is_divided(
         extension.delivered, extension.failures = {}, []
         interleaved = Interleaved(Run(bundle_of(shape, step), ["argument"]))
         interleaved.advance(start)
-        first, has_come = interleaved.divide(lambda: interleaved.run.take(share), pause_at, n_lines)
+        first, _ = interleaved.divide(partial(interleaved.run.take, share), pause_at, n_lines)
         interleaved.advance(n_lines)
         second = interleaved.run.take("half")
         interleaved.advance(1e9)

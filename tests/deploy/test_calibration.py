@@ -93,7 +93,7 @@ def test_workers_that_leave_meanwhile_are_not_waited_for(
             cluster.scale(0)
             until(lambda: not client.nthreads())
             cluster.scale(2)
-            client.wait_for_workers(2)
+            client.wait_for_workers(2, timeout=60)
         return graph_s(client, dsk)
 
     monkeypatch.setattr(calibration, "_graph_s", all_leave)

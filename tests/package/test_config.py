@@ -127,6 +127,19 @@ def test_another_word_for_bundling_is_refused_by_the_setting_and_by_the_plugin(v
         FerroflowPlugin()
 
 
+@pytest.mark.parametrize(("value", "expected"), [("respect", True), ("ignore", False)])
+def test_observers_are_respected_or_ignored(value: str, expected: bool) -> None:
+    with dask.config.set({"ferroflow.observers": value}):
+        assert config.respects_observers() is expected
+
+
+@pytest.mark.parametrize("value", ["no", None, True, 2, []], ids=repr)
+def test_another_word_for_observers_is_refused(value: object) -> None:
+    message = rf"observers must be 'respect' or 'ignore', got {re.escape(repr(value))}; dask.config.set"
+    with dask.config.set({"ferroflow.observers": value}), pytest.raises(UsageError, match=message):
+        FerroflowPlugin()
+
+
 def test_the_plugin_shows_whether_it_was_told_to_bundle() -> None:
     assert repr(FerroflowPlugin()) == "FerroflowPlugin()"
     assert repr(FerroflowPlugin("ring", bundle="off")) == "FerroflowPlugin(policy='ring', bundle='off')"

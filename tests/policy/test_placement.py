@@ -175,3 +175,38 @@ def test_our_policies_use_a_worker_that_was_paused(name: str) -> None:
     assert "w1" not in cluster.ready(cluster.task(i, **HELD) for i in range(20))
     cluster.view.set_running("w1", True)
     assert "w1" in cluster.ready(cluster.task(100 + i, **HELD) for i in range(20))
+
+
+@pytest.mark.parametrize(
+    ("short", "is_bundle", "chosen"),
+    [
+        pytest.param(
+            ["w0"], True, "w1", id="a bundle goes where there is memory, though its data are elsewhere"
+        ),
+        pytest.param(["w0"], False, "w0", id="another task stays with its data: Dask can spill results"),
+        pytest.param(["w0", "w1", "w2"], True, "w3", id="one worker has memory"),
+        pytest.param(["w0", "w1", "w2", "w3"], True, "w0", id="no worker has memory"),
+        pytest.param(["w1"], True, "w0", id="another worker is short of memory"),
+    ],
+)
+def test_workers_that_are_short_of_memory_get_no_bundles(
+    short: list[str], is_bundle: bool, chosen: str
+) -> None:
+    cluster = ferroflow()
+    for worker in short:
+        cluster.view.set_short_of_memory(worker, True)
+    task = cluster.task("a", held={"w0": 10**9}, input_bytes=10**9, is_bundle=is_bundle)
+    assert cluster.ready([task]) == [chosen]
+
+
+def test_a_bundle_waits_for_a_worker_that_has_memory_and_goes_to_no_paused_one() -> None:
+    cluster = ferroflow()
+    for worker in ("w0", "w1", "w2"):
+        cluster.view.set_short_of_memory(worker, True)
+    cluster.put("w3", cluster.task("long", 9.0))
+    assert cluster.ready([cluster.task("first", is_bundle=True)]) == ["w3"]
+    cluster.view.set_running("w3", False)
+    assert cluster.ready([cluster.task("second", is_bundle=True)]) == ["w0"]
+    cluster.view.set_running("w3", True)
+    cluster.view.set_short_of_memory("w1", False)
+    assert cluster.ready([cluster.task("third", is_bundle=True)]) == ["w1"]

@@ -29,12 +29,22 @@ def test_the_cheapest_to_move_moves_first() -> None:
     assert steals(cluster.tell(WorkerIdle("w1")))[0] == "light"
 
 
-def test_a_short_task_behind_one_that_overruns_is_taken() -> None:
+@pytest.mark.parametrize(
+    ("cost_s", "now_s", "taken"),
+    [
+        pytest.param(1e-3, 0.0, [], id="none before the first task overruns"),
+        pytest.param(1e-3, 0.02, ["waits"], id="tasks of 1 ms after 20 ms"),
+        pytest.param(1e-4, 0.05, [], id="no tasks of 0.1 ms after 50 ms"),
+        pytest.param(1e-4, 0.06, ["waits"], id="tasks of 0.1 ms after 60 ms"),
+    ],
+)
+def test_tasks_leave_a_worker_whose_first_task_overruns(
+    cost_s: float, now_s: float, taken: list[str]
+) -> None:
     cluster = ferroflow()
-    cluster.put("w0", cluster.task("longer than thought", 0.001), cluster.task("stuck", 0.001))
-    assert cluster.tell(WorkerIdle("w1")) == []
-    cluster.now = 0.5
-    assert steals(cluster.tell(WorkerIdle("w1"))) == ["stuck"]
+    cluster.put("w0", cluster.task("longer than thought", cost_s), cluster.task("waits", cost_s))
+    cluster.now = now_s
+    assert steals(cluster.tell(WorkerIdle("w1"))) == taken
 
 
 def test_an_overrun_that_messages_explain_is_none() -> None:

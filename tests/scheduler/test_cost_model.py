@@ -17,6 +17,7 @@ from ferroflow_dask.virtual import VirtualCluster, VirtualTask
 def task(name: str = "f", kind: str | None = None, group: str | None = None, average_s: float = -1.0) -> Any:
     annotations = {} if kind is None else {KIND_ANNOTATION: kind}
     return SimpleNamespace(
+        key=(name, 0),
         prefix=SimpleNamespace(name=name, duration_average=average_s),
         group=SimpleNamespace(name=name if group is None else group),
         annotations=annotations,
@@ -73,7 +74,7 @@ def test_by_prefix_returns_means() -> None:
     costs = learned(5.0, 0.01, 1.0, nbytes=8)
     learned(0.01, nbytes=1000, into=costs)
     assert costs.by_prefix() == {
-        "f": (pytest.approx(0.307 * 0.7 + 0.003), pytest.approx(8 + 0.3 * 992), 1000)
+        "f": (pytest.approx(0.307 * 0.7 + 0.003), pytest.approx(8 + 0.3 * 992), 1000, 0)
     }
     assert costs.nbytes(task()) == pytest.approx(8 + 0.3 * 992)
     assert costs.nbytes(task("g")) is None
@@ -86,6 +87,16 @@ def test_the_first_task_of_a_prefix_on_a_worker_counts_only_while_there_is_no_ot
     learned(0.01, worker="b", into=costs)
     learned(3.0, worker="c", into=costs)
     assert costs.by_prefix()["f"][0] == 0.01
+
+
+def test_the_declared_size_of_a_result_counts_when_it_is_recorded() -> None:
+    costs, first, second = CostModel(), task(), task()
+    costs.declare({first.key: 500.0})
+    for each in (first, second):
+        costs.record(each, 1.0, 8, "a")
+    mean_s, mean_nbytes, most_nbytes, declared_nbytes = costs.by_prefix()["f"]
+    assert (mean_s, mean_nbytes, most_nbytes) == (1.0, 8, 8)
+    assert 400 < declared_nbytes <= 500
 
 
 def test_record_forgets_the_prefix_that_was_used_longest_ago(monkeypatch: pytest.MonkeyPatch) -> None:

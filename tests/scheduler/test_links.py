@@ -1,16 +1,18 @@
-"""The bandwidth of links within a host and between hosts, by what workers tell with their heartbeats."""
+"""Bandwidths of links within a host and between hosts, and memory of workers, by their heartbeats."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
+import dask
 import pytest
 from distributed import Client, Scheduler, SpecCluster, Worker
 from in_charge import in_charge, stealing_of, workers_of
 from waiting import until
 
-from ferroflow_dask.scheduler.network import Links
+from ferroflow_dask.policy import ClusterView
+from ferroflow_dask.scheduler.network import Links, NetworkView
 
 HOSTS = ("10.0.0.1", "10.0.0.2")
 A, B, C = "tcp://10.0.0.1:1", "tcp://10.0.0.1:2", "tcp://10.0.0.2:1"
@@ -43,6 +45,45 @@ def test_each_heartbeat_is_looked_at_and_the_old_count_less_and_less() -> None:
     assert links.bandwidths(0.25)[0] == pytest.approx(3.8e9 / 1.8)
     known.workers[A].metrics["bandwidth"]["workers"] = {}
     assert links.bandwidths(0.5)[0] == pytest.approx(3.8e9 / 1.8)
+
+
+@pytest.mark.parametrize(
+    ("target", "short"),
+    [(0.6, [False, True, False, False]), (0.9, [False] * 4), (False, [False] * 4)],
+    ids=["Dask's target", "a higher target", "no target"],
+)
+def test_a_worker_is_short_of_memory_above_the_target_of_dask(
+    target: float | bool, short: list[bool]
+) -> None:
+    metrics: list[tuple[dict[str, int], int]] = [
+        ({"memory": 50}, 100),
+        ({"memory": 70}, 100),
+        ({}, 100),  # it has sent no heartbeat
+        ({"memory": 70}, 0),  # it has no limit
+    ]
+    workers = {
+        str(i): SimpleNamespace(metrics=metric, memory_limit=limit)
+        for i, (metric, limit) in enumerate(metrics)
+    }
+    view = ClusterView()
+    for address in workers:
+        view.add_worker(address, 1)
+    network: Any = SimpleNamespace(workers=workers)
+    with dask.config.set({"distributed.worker.memory.target": target}):
+        NetworkView(network, view).update_memory(0.0)
+    assert [worker.is_short_of_memory for worker in view.workers.values()] == short
+
+
+def test_the_memory_of_workers_is_read_again_with_the_next_heartbeat() -> None:
+    worker = SimpleNamespace(metrics={"memory": 10}, memory_limit=100)
+    view = ClusterView()
+    view.add_worker("a", 1)
+    network: Any = SimpleNamespace(workers={"a": worker})
+    reader = NetworkView(network, view)
+    for now, nbytes, is_short in ((0.0, 90, True), (0.1, 10, True), (1.0, 10, False)):
+        worker.metrics["memory"] = nbytes
+        reader.update_memory(now)
+        assert view.workers["a"].is_short_of_memory is is_short
 
 
 @pytest.mark.cluster

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import dask
 import pytest
 from distributed import Client
+from distributed.scheduler import DEFAULT_EXTENSIONS
+from one_loop import Cluster, on_cluster
 from waiting import soon
 
 import ferroflow_dask
@@ -17,6 +20,7 @@ from ferroflow_dask.exceptions import ClusterError
 from ferroflow_dask.policy.events import WorkerIdle
 from ferroflow_dask.policy.stealing import StealingPolicy
 from ferroflow_dask.scheduler import installed, policy_watch
+from ferroflow_dask.scheduler.extension import FerroflowStealing
 from ferroflow_dask.scheduler.policy_watch import PolicyWatch
 
 EVENT: Any = object.__new__(WorkerIdle)
@@ -95,3 +99,54 @@ def test_a_policy_that_does_not_return_is_logged_with_its_stack(
     (told,) = [record.message for record in caplog.records if "has not answered" in record.message]
     assert "time.sleep(2.0)" in told
     assert installed(client) is not None
+
+
+# The end of the thread
+
+
+def threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "ferroflow-policy-watch"}
+
+
+async def nothing(cluster: Cluster) -> None:
+    """Leave the plugin installed."""
+
+
+async def uninstall(cluster: Cluster) -> None:
+    await ferroflow_dask.uninstall(cluster.client)
+
+
+async def not_registered(cluster: Cluster) -> None:
+    """Start an extension that is only a plugin of the scheduler, as distributed's tests of stealing do."""
+    extension = FerroflowStealing(cluster.scheduler)
+    await extension.start()
+    assert extension not in cluster.scheduler.extensions.values()
+
+
+@pytest.mark.parametrize(
+    ("use", "plugin"),
+    [
+        pytest.param(nothing, True, id="of a plugin that stays installed"),
+        pytest.param(uninstall, True, id="of a plugin that is uninstalled"),
+        pytest.param(not_registered, False, id="of an extension that the scheduler does not know"),
+        pytest.param(nothing, None, id="of an extension that starts with the scheduler"),
+    ],
+)
+def test_the_thread_ends_with_its_scheduler(
+    use: Any, plugin: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, started = threads(), set()
+
+    async def run(cluster: Cluster) -> None:
+        started.update(threads() - before)
+        await use(cluster)
+        started.update(threads() - before)
+
+    if plugin is None:
+        monkeypatch.setitem(DEFAULT_EXTENSIONS, "stealing", FerroflowStealing)
+    stealing = {"distributed.scheduler.work-stealing": plugin is not False}
+    on_cluster(run, config=stealing, plugin=bool(plugin))
+    assert started
+    for thread in started:
+        thread.join(10.0)
+    assert not any(thread.is_alive() for thread in started)

@@ -124,7 +124,7 @@ async def test_a_failed_task_and_those_around_it_have_their_keys_and_none_runs_t
     await outcomes(cluster, futures)
     assert (cluster.counts["divided"], cluster.counts["split"]) == (1, 0)
     assert set(cluster.scheduler.tasks) == keys_of(*outs)
-    assert CALLS == {f"inc-{i}": 1 for i in range(6)}
+    assert {f"inc-{i}": 1 for i in range(6)} == CALLS
     assert cluster.scheduler.tasks["inc-5"].state == "erred"
 
 

@@ -144,3 +144,12 @@ def test_an_actor_stays() -> None:
     homes = [ws for ws in cluster.scheduler.workers.values() if ws.actors]
     assert [{ts.key for ts in ws.actors} for ws in homes] == [{"actor"}]
     assert {e.worker for e in cluster.record.executions if e.key == "actor"} == {homes[0].name}
+
+
+@pytest.mark.parametrize("first", [0, 20], ids=["the first task is long", "a later task is long"])
+@pytest.mark.parametrize("usual_s", [1e-4, 4e-4, 2e-3], ids=["tasks of 0.1 ms", "0.4 ms", "2 ms"])
+def test_no_task_waits_behind_one_that_is_much_longer_than_expected(usual_s: float, first: int) -> None:
+    cluster = VirtualCluster(4)
+    cluster.submit({("t", i): VirtualTask(100.0 if i == first else usual_s) for i in range(60)})
+    finished(cluster)
+    assert [done.key for done in cluster.record.completions if done.time > 0.1] == [("t", first)]

@@ -1,13 +1,15 @@
-"""The order of a graph whose costs are known: longest branches first, and no more results held for it."""
+"""The order of a graph: longest branches first if costs are known, Dask's for bundles; results that wait."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from dask._task_spec import Task, TaskRef
 from dask.order import order
 
+from ferroflow_dask.bench.overhead_graphs import stencil, tree
 from ferroflow_dask.cost import AnalyticCost, estimate
 from ferroflow_dask.graph import Graph, generate_graph, upward_ranks
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
@@ -74,3 +76,25 @@ def test_ranks_save_time_and_cost_no_memory(name: str, sizes: dict[str, Any], pa
     most, makespan_s = run("ferroflow", tasks)
     assert most <= 1.05 * most_of_dask
     assert makespan_s < part * makespan_of_dask
+
+
+def tree_of_four(n_leaves: int) -> dict[Any, VirtualTask]:
+    """Return a reduction in which each task reads four others."""
+    tasks = {(0, i): VirtualTask(0.02, nbytes=1000) for i in range(n_leaves)}
+    level, n = 0, n_leaves
+    while n > 1:
+        level, n = level + 1, n // 4
+        for i in range(n):
+            tasks[level, i] = VirtualTask(0.02, tuple((level - 1, 4 * i + j) for j in range(4)), nbytes=1000)
+    return tasks
+
+
+@pytest.mark.parametrize(
+    "tasks",
+    [tree_of_four(256), tree(512), stencil(800)],
+    ids=["tree of four inputs each", "tree of pairs", "stencil"],
+)
+def test_bundles_hold_as_few_results_as_in_the_order_of_dask(tasks: dict[Any, VirtualTask]) -> None:
+    most_of_dask, _ = run("dask", tasks)
+    most, _ = run("ferroflow", {key: replace(task, is_bundle=True) for key, task in tasks.items()})
+    assert most <= 1.2 * most_of_dask

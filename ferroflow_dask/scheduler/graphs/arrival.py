@@ -18,16 +18,18 @@ from ferroflow_dask.annotations import BUNDLE_ANNOTATION, is_bundling_off
 from ferroflow_dask.bundling import shuffles
 from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.bundling.cut import MEMORY_SHARE
+from ferroflow_dask.bundling.declared import declared_nbytes
 from ferroflow_dask.bundling.graphs import Averages, bundle_graph
+from ferroflow_dask.bundling.results import Place
 from ferroflow_dask.bundling.sample import sample_of
 from ferroflow_dask.cluster_profile import ClusterProfile
-from ferroflow_dask.scheduler import _distributed_graphs
+from ferroflow_dask.scheduler import _distributed, _distributed_graphs
 from ferroflow_dask.scheduler.changes import FAILURES
 from ferroflow_dask.scheduler.graphs.samples import Sample
 from ferroflow_dask.scheduler.graphs.sharing import Sharing
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler
+    from distributed.scheduler import Scheduler, TaskState
 
     from ferroflow_dask.scheduler.graphs.bundles import Bundles
 
@@ -58,11 +60,17 @@ class Knowledge:
         the workers cannot run bundles.
     has_idle_threads : callable
         Returns whether a sample would start at once.
+    is_fixed : callable
+        Returns whether the result of a task stays on its worker, so that its readers run there.
+    declare : callable
+        Notes the declared sizes of results [B].
     """
 
     cluster: Callable[[], ClusterProfile]
     learned: Callable[[], Mapping[str, Averages | None] | None]
     has_idle_threads: Callable[[], bool]
+    is_fixed: Callable[[TaskState], bool]
+    declare: Callable[[Mapping[Key, float]], None]
 
 
 class Arrival:
@@ -98,6 +106,7 @@ class Arrival:
         self._expr = expr
         self._keys = frozenset(keys)
         self._tasks = scheduler.tasks
+        self._is_in_process = _distributed.is_in_process(scheduler)
         self._bundles = bundles
         self._knowledge = knowledge
         self._priorities = priorities
@@ -112,6 +121,7 @@ class Arrival:
         self._outside: set[Key] = set()
         self._failed: set[Key] = set()
         self._annotations: dict[str, dict[Key, Any]] = {}
+        self._declared: dict[Key, float] = {}
         # Number of tasks by prefix, once there is a sample: counted in a thread, read in the event loop.
         self._prefixes: Counter[str] = Counter()
         #: What should run before `prepare`.
@@ -131,7 +141,17 @@ class Arrival:
             self._annotations = {name: dict(by_key) for name, by_key in by_type.items()}
         except Exception as error:  # noqa: BLE001 -- raised again when Dask materializes the graph
             self._error = error
+        else:
+            self._declare()
         self._expr = None
+
+    def _declare(self) -> None:
+        """Read the declared sizes of results; without them, those that were learned count."""
+        try:
+            self._declared = declared_nbytes(self._graph, _distributed_graphs.declared_chunks(self._expr))
+            self._knowledge.declare(self._declared)
+        except FAILURES:
+            logger.warning("ferroflow: the sizes of arrays are unknown", exc_info=True)
 
     def choose_sample(self) -> None:
         """Choose a sample if too little is known of the graph's tasks."""
@@ -295,17 +315,39 @@ class Arrival:
         self._failed = self._failed_now()
         # They fail, and the tasks that share a bundle with one would fail with it.
         alone |= _readers_of(self._failed, missing)
+        fixed = self._fixed_now()
+        alone |= {key for key, task in missing.items() if not fixed.isdisjoint(task.dependencies)}
         learned = self._knowledge.learned()
         if learned is None:
             return graph
         cluster = self._knowledge.cluster()
-        found = bundle_graph(missing, wanted, cluster, learned, alone=alone, places=sharing.places)
+        found = bundle_graph(
+            *(missing, wanted, cluster, learned),
+            alone=alone,
+            places=sharing.places,
+            shares_objects=self._is_in_process,
+            by_key=self._known(missing, learned),
+            outside_nbytes=self._read_nbytes(missing, sharing.places),
+        )
         if not found.bundles:
             return graph
         self.bundles, self._sharing = found.bundles, sharing
         for name, value in inherited.items():
             self._annotations[name] |= dict.fromkeys(found.bundles, value)
         return found.tasks
+
+    def _known(
+        self, graph: Mapping[Key, GraphNode], learned: Mapping[str, Averages | None]
+    ) -> dict[Key, Averages]:
+        """Return the averages of the tasks whose results have declared sizes."""
+        known = ((key, learned.get(key_split(key))) for key in graph if key in self._declared)
+        return {key: one.of_size(self._declared[key]) for key, one in known if one is not None}
+
+    def _read_nbytes(self, graph: Mapping[Key, GraphNode], places: Mapping[Key, Place]) -> dict[Key, float]:
+        """Return the sizes of the results that a graph reads and that exist, by key of their task [B]."""
+        results = {places.get(key, (key, None))[0] for key in outside(graph)}
+        found = {key: self._tasks.get(key) for key in results}
+        return {key: ts.nbytes for key, ts in found.items() if ts is not None and ts.nbytes >= 0}
 
     def _present_now(self) -> dict[Key, bool]:
         """Return the graph's keys that the scheduler has, and whether it has their definition."""
@@ -320,6 +362,11 @@ class Arrival:
             for key in (*self._present, *self._outside)
             if key in tasks and tasks[key].exception_blame is not None
         }
+
+    def _fixed_now(self) -> set[Key]:
+        """Return the keys of fixed results that the graph may read; O(tasks that exist already)."""
+        found = ((key, self._tasks.get(key)) for key in (*self._present, *self._outside))
+        return {key for key, ts in found if ts is not None and self._knowledge.is_fixed(ts)}
 
     def settle(self, dsk: dict[Key, GraphNode]) -> None:
         """Compare with the scheduler's tasks again; let the graph run as it came if they have changed."""

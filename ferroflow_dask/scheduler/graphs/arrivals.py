@@ -62,6 +62,8 @@ class GraphArrivals:
     knowledge : Knowledge
     note : callable
         Notes a decision about a task: its key, what was decided and why.
+    is_observed : callable
+        Returns whether a plugin follows tasks, so that graphs must stay as they come.
     """
 
     def __init__(
@@ -71,6 +73,8 @@ class GraphArrivals:
         samples: Samples,
         knowledge: Knowledge,
         note: Callable[[Key, str, str], None],
+        *,
+        is_observed: Callable[[], bool],
     ) -> None:
         self._scheduler = scheduler
         self._stock = scheduler.stream_handlers[_HANDLER]
@@ -78,6 +82,7 @@ class GraphArrivals:
         self._samples = samples
         self._knowledge = knowledge
         self._note = note
+        self._is_observed = is_observed
         self._is_open = True
         # What clients want of the graphs that arrive; the event is set once Dask has created the tasks.
         self._under_way: dict[asyncio.Event, Collection[Key]] = {}
@@ -194,13 +199,17 @@ class GraphArrivals:
             for name, value in annotations.items()
         ):
             return None
+        if self._is_observed():
+            return None
         expr = _distributed_graphs.deserialized(expr_ser)
         return Arrival(expr, keys, self._scheduler, self._bundles, self._knowledge, priorities=priorities)
 
     def _prepare(self, dsk: dict[Key, GraphNode], keys: Collection[Key]) -> None:
         """Note that Dask is about to compare a graph with its tasks."""
         arrival = _arriving.get()
-        if arrival is not None:
+        if arrival is not None and self._is_observed():  # by a plugin that was added meanwhile
+            arrival.restore(dsk)
+        elif arrival is not None:
             arrival.settle(dsk)
         attempt(partial(self._leave_out, dsk, keys), _NOT_COMPARED)
 

@@ -23,8 +23,7 @@ from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.bundling.graphs import written_task
 from ferroflow_dask.bundling.results import VALUE, Place
 from ferroflow_dask.bundling.sequence import bundle_in
-from ferroflow_dask.scheduler import _distributed_graphs
-from ferroflow_dask.scheduler._distributed_graphs import Failed
+from ferroflow_dask.scheduler._distributed_graphs import Failed, replace_task
 from ferroflow_dask.scheduler.changes import Change, Guard, ItemChange
 from ferroflow_dask.scheduler.graphs.sharing import Sharing
 
@@ -275,15 +274,6 @@ class Bundles:
             self._split_readers(ts, stimulus_id)
         return False
 
-    def split_suspicious(self, keys: Iterable[Key]) -> None:
-        """Split the bundles among tasks whose worker died, as one of their tasks may have ended it."""
-        for key in keys:
-            ts = self._scheduler.tasks.get(key)
-            if ts is None or not ts.suspicious or self.split(key, "ferroflow-split"):
-                continue
-            if ts.suspicious >= self._scheduler.allowed_failures:  # with the next worker it errs
-                self._split_readers(ts, "ferroflow-split")
-
     def _split_readers(self, ts: TaskState, stimulus_id: str) -> None:
         """Split the bundles that would fail as a whole, but only partly depend on a failing task."""
         for failing in _dependents(ts) if self._bundles else ():
@@ -292,7 +282,12 @@ class Bundles:
                 if bundle is not None and len(bundle.exports) > 1:
                     self.split(reader.key, stimulus_id)
 
-    def split(self, key: Key, stimulus_id: str, failed: Failed | None = None) -> bool:
+    def is_splittable(self, key: Key) -> bool:
+        """Return whether a task is a bundle whose tasks can run one by one."""
+        bundle = self._bundles.get(key)
+        return bundle is not None and (len(bundle.tasks) > 1 or bundle.returns_results(key))
+
+    def split(self, key: Key, stimulus_id: str, *, failed: Failed | None = None, keeps: bool = False) -> bool:
         """Run the tasks of a bundle one by one; return False if the key is not that of a bundle.
 
         Must not be called within a transition.
@@ -303,9 +298,11 @@ class Bundles:
         stimulus_id : str
         failed : Failed, optional
             A task of the bundle that has failed.
+        keeps : bool, optional
+            Whether Dask is about to release the task, if it keeps its key.
         """
         bundle, ts = self._bundles.get(key), self._scheduler.tasks.get(key)
-        if bundle is None or len(bundle.tasks) < 2 or ts is None or ts.state in _ENDED:
+        if bundle is None or not self.is_splittable(key) or ts is None or ts.state in _ENDED:
             return False
         if key in self._completed:
             return False  # it has run without an error
@@ -330,7 +327,8 @@ class Bundles:
         for one in specs.keys() & readers.keys():  # another graph has given the value its own key
             self.forget(one)
             readers[one] = specs[one]
-        _distributed_graphs.replace_task(self._scheduler, ts, specs, readers, stimulus_id, failed=failed)
+        keeps &= key in specs
+        replace_task(self._scheduler, ts, specs, readers, stimulus_id, keeps=keeps, failed=failed)
         return True
 
     def is_only_value(self, key: Key) -> bool:

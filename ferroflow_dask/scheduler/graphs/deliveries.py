@@ -47,6 +47,7 @@ class Deliveries:
         self._received = guard(self._complete, default=False)
         self._own = own
         self._completed = completed
+        self._change: WorkerStreamHandler | None = None
         # Workers that deliver, and the numbers of their plugins.
         self._workers: dict[str, int] = {}
         #: Tasks that were completed.
@@ -54,13 +55,19 @@ class Deliveries:
 
     def change(self, divided: Callable[..., object]) -> Change:
         """Return the change to the scheduler; `divided` receives the divisions of running bundles."""
-        return WorkerStreamHandler(
+        self._change = WorkerStreamHandler(
             self._scheduler,
             {DELIVERED: (self._arrived, self._ignored), DIVIDED: (divided, lambda **_: None)},
             CLOSE,
             CLOSED,
             senders=lambda: self._workers,
         )
+        return self._change
+
+    def may_send(self, address: str) -> bool:
+        """Return whether a worker understands the messages about running bundles."""
+        is_open = self._change is not None and self._change.is_applied
+        return is_open and address in self._workers and address in self._scheduler.stream_comms
 
     def event(self, topic: str, msg: Any) -> None:
         """Note that a worker announces that it delivers."""

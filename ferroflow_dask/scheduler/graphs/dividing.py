@@ -28,7 +28,7 @@ from ferroflow_dask.scheduler import _distributed, _distributed_graphs
 from ferroflow_dask.scheduler._distributed_graphs import Failed
 from ferroflow_dask.scheduler.changes import Guard, attempt
 from ferroflow_dask.scheduler.graphs.bundles import Bundles, spec_of
-from ferroflow_dask.scheduler.graphs.worker_runs import DIVIDE, NARROW
+from ferroflow_dask.scheduler.graphs.worker_runs import DIVIDE, NARROW, SECEDE
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 #: Share of a bundle's unstarted steps, as in `bundling.run.Share`.
 HALF = "half"
+#: While all threads are busy, bundles are divided if no step has ended for so long [s]: twice the longest
+#: expected duration of a bundle.
+_STUCK_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,8 @@ class Dividing:
         Returns the cluster for which graphs are cut.
     view : ClusterView
         Has the bundles that may be divided.
+    may_send : callable
+        Returns whether a worker understands the messages, by its address.
     note : callable
         Notes a decision about a task: its key, what was decided and why.
     """
@@ -99,6 +104,7 @@ class Dividing:
         *,
         cluster: Callable[[], ClusterProfile],
         view: ClusterView,
+        may_send: Callable[[str], bool],
         note: Callable[[Key, str, str], None],
     ) -> None:
         self._scheduler = scheduler
@@ -106,6 +112,7 @@ class Dividing:
         self._guard = guard
         self._cluster = cluster
         self._view = view
+        self._may_send = may_send
         self._note = note
         # The shares and reasons of the divisions that workers have not answered, by bundle.
         self._asked: dict[Key, tuple[str, str]] = {}
@@ -123,12 +130,62 @@ class Dividing:
             return False
         if len(bundle.tasks) < 2 or not bundle.returns_results(key):
             return False
+        if not self._may_send(ts.processing_on.address):
+            return False
         self._asked[key] = share, reason
         self._view.divisible.pop(key, None)
         self.n_asked += 1
         message = {"op": DIVIDE, "key": key, "run_id": ts.run_id, "share": share}
         self._scheduler.worker_send(ts.processing_on.address, {**message, "stimulus_id": "ferroflow-divide"})
         return True
+
+    def look_for_stuck(self, now: float) -> None:
+        """Free the steps that a running one may wait for, if all threads are busy and no step has ended.
+
+        The steps become single tasks. If that does not help, one bundle of each worker leaves the thread
+        pool, so that a task can run that Dask would have started before the bundle's running step.
+        """
+        view = self._view
+        if view.n_idle or now - view.last_end_at < _STUCK_S:
+            return
+        running = [pair for pair in view.assigned.values() if pair[0].n_steps and pair[0].has_started]
+        n_asked = self.n_asked
+        for task, _ in running:
+            if task.key in view.divisible:
+                self.ask(task.key, "free", "no step has ended for some time")
+        if self.n_asked > n_asked:
+            return
+        waiting = [ts.priority or () for ts in self._scheduler.queued.peekn(1)]
+        waiting += [task.priority for task, _ in view.assigned.values() if not task.has_started]
+        first = min(waiting, default=None)
+        seceding = {
+            worker.key: task.key
+            for task, worker in running
+            if first is not None and first < self._running_priority(task.key)
+        }
+        for address, key in seceding.items():
+            if self._may_send(address):
+                self._note(key, "seceded", "it may wait for tasks that have no thread")
+                message = {"op": SECEDE, "key": key, "run_id": self._scheduler.tasks[key].run_id}
+                self._scheduler.worker_send(address, message)
+
+    def _running_priority(self, key: Key) -> tuple[float, ...]:
+        """Return the priority of the last step of a bundle, which runs if the others have left it."""
+        bundle, tasks = self._bundles.get(key), self._scheduler.tasks
+        step = bundle.tasks[-1].key if bundle is not None and bundle.tasks else key
+        return (tasks[step] if step in tasks else tasks[key]).priority or ()
+
+    def make_room(self, states: Collection[TaskState]) -> None:
+        """Free as many threads of less urgent bundles as a new graph can use, if no thread is idle."""
+        ready = [ts for ts in states if not ts.waiting_on and ts.priority]
+        if self._view.n_idle or not ready:
+            return
+        urgency = min((ts.priority or ())[0] for ts in ready)
+        n_left = len(ready)
+        for key in list(self._view.divisible):
+            task, _ = self._view.assigned[key]
+            if n_left and task.has_started and urgency < task.priority[0]:
+                n_left -= self.ask(key, "all", "a more urgent graph has arrived")
 
     def ask_all_on(self, address: str, reason: str) -> None:
         """Ask a worker for all steps that it has not started."""
@@ -139,7 +196,7 @@ class Dividing:
     def left(self, key: Key, address: str) -> None:
         """Stop a bundle that left `processing` without a result: its worker starts no further step."""
         self._asked.pop(key, None)
-        if key in self._bundles and address in self._scheduler.stream_comms:
+        if key in self._bundles and self._may_send(address):
             message = {"op": NARROW, "key": key, "run_id": None, "exports": ()}
             self._scheduler.worker_send(address, message)
 
@@ -162,6 +219,8 @@ class Dividing:
         for key in narrowed:
             ts, bundle = self._scheduler.tasks.get(key), self._bundles.get(key)
             if ts is None or ts.processing_on is None or bundle is None or not bundle.returns_results(key):
+                continue
+            if not self._may_send(ts.processing_on.address):
                 continue
             exports = tuple(self._read(ts, bundle))
             message = {"op": NARROW, "key": key, "run_id": ts.run_id, "exports": exports}
@@ -215,7 +274,7 @@ class Dividing:
             _distributed.reschedule_from(self._scheduler, key, worker, stimulus_id)
         elif not bundle.returns_results(key) or self._collides(ts, bundle, steps):
             is_chain = not bundle.returns_results(key)
-            if not self._bundles.split(key, stimulus_id, failure if is_chain else None):
+            if not self._bundles.split(key, stimulus_id, failed=failure if is_chain else None):
                 _distributed.reschedule_from(self._scheduler, key, worker, stimulus_id)
         else:
             self._note(key, "divided", f"{len(steps)} of {len(bundle.tasks)} tasks leave: {reason}")
@@ -228,7 +287,8 @@ class Dividing:
             self._free(division, read, step_s, is_single=failed is not None)
             if failed is None:
                 self._view.reprice(key, 2 * elapsed_s)
-                self._view.divisible[key] = True
+                if len(bundle.tasks) - len(steps) > 1:
+                    self._view.divisible[key] = True
 
     def _collides(self, ts: TaskState, bundle: Bundle, steps: Collection[Key]) -> bool:
         """Return whether a step's key is that of another graph's task."""
@@ -255,7 +315,9 @@ class Dividing:
             for key in added
             if key in needed and key not in self._scheduler.tasks
         }
-        new = {**values, **new}
+        new = {
+            key: replace(one, shares_objects=bundle.shares_objects) for key, one in {**values, **new}.items()
+        }
         specs = {key: spec_of(key, one, step_s * len(one.tasks)) for key, one in new.items()}
         self._replace(division, rest, new, specs)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,10 @@ from ferroflow_dask.scheduler.graphs.arrival import Knowledge
 from ferroflow_dask.scheduler.graphs.arrivals import GraphArrivals
 from ferroflow_dask.scheduler.graphs.bundles import Bundles
 from ferroflow_dask.scheduler.graphs.cancelling import Cancelling
+from ferroflow_dask.scheduler.graphs.deaths import Deaths
 from ferroflow_dask.scheduler.graphs.deliveries import Deliveries
 from ferroflow_dask.scheduler.graphs.dividing import Dividing
+from ferroflow_dask.scheduler.graphs.observers import Observers
 from ferroflow_dask.scheduler.graphs.overheads import Overheads
 from ferroflow_dask.scheduler.graphs.samples import Samples
 from ferroflow_dask.scheduler.graphs.worker import TOPIC, WorkerBundles
@@ -44,7 +46,10 @@ class Graphs:
     withdraw, note : callable
         As in `Bundles`.
     view : ClusterView
-        As in `Dividing`.
+    clock : callable
+        Returns the time [s].
+    in_flight : callable
+        As in `Deaths`.
     changes : Changes
     guard : Guard
     """
@@ -58,6 +63,8 @@ class Graphs:
         withdraw: Callable[[Key], None],
         note: Callable[[Key, str, str], None],
         view: ClusterView,
+        clock: Callable[[], float],
+        in_flight: Callable[[str], Iterable[Key]],
         changes: Changes,
         guard: Guard,
     ) -> None:
@@ -69,23 +76,43 @@ class Graphs:
         self._capable: set[str] = set()
         self._arrivals: GraphArrivals | None = None
         self._note = note
+        self._view = view
+        self._clock = clock
         self.samples = Samples(scheduler)
         self.bundles = Bundles(scheduler, guard, withdraw=withdraw, note=note)
-        self._overheads = Overheads(scheduler, learned)
-        cluster = self._overheads.profile
-        self.dividing = Dividing(scheduler, self.bundles, guard, cluster=cluster, view=view, note=note)
+        self.deaths = Deaths(scheduler, self.bundles, view, guard, in_flight)
+        self.observers = Observers(scheduler, self.bundles, guard)
         self._cancelling = Cancelling(scheduler, self.bundles, guard)
         self.deliveries = Deliveries(scheduler, guard, own, self._delivered)
+        self._overheads = Overheads(scheduler, learned)
+        self.dividing = Dividing(
+            scheduler,
+            self.bundles,
+            guard,
+            cluster=self._overheads.profile,
+            view=view,
+            may_send=self.deliveries.may_send,
+            note=note,
+        )
         #: The changes on workers, which are made and undone by coroutines.
         self.on_workers: list[WorkerPluginChange] = []
 
-    def open(self) -> None:
-        """Bundle graphs from now on."""
-        knowledge = Knowledge(self._overheads.profile, self.learned, lambda: bool(self._scheduler.idle))
-        self._arrivals = GraphArrivals(self._scheduler, self.bundles, self.samples, knowledge, self._note)
+    def open(self, is_fixed: Callable[[TaskState], bool]) -> None:
+        """Bundle graphs from now on; `is_fixed` as in `Knowledge`."""
+        cluster = self._overheads.profile
+        declare, has_idle = self._learned.costs.declare, lambda: bool(self._scheduler.idle)
+        knowledge = Knowledge(cluster, self.learned, has_idle, is_fixed, declare)
+        self._arrivals = GraphArrivals(
+            self._scheduler,
+            self.bundles,
+            self.samples,
+            knowledge,
+            self._note,
+            is_observed=self.observers.are_present,
+        )
         self._changes.make(CallChange("bundled graphs", lambda: None, self._close))
         changes = (self.deliveries.change(self.dividing.received), self._cancelling.change())
-        for change in (*self.bundles.changes(), *changes, *self._arrivals.changes()):
+        for change in (*self.bundles.changes(), *self.deaths.changes(), *changes, *self._arrivals.changes()):
             self._changes.make(change)
         # A worker gets bundles once it announces that it can run them: it delivers by then.
         plugins: dict[str, WorkerPlugin] = {
@@ -96,6 +123,8 @@ class Graphs:
             on_workers = WorkerPluginChange(self._scheduler, plugin, name, self._guard.fail)
             self.on_workers.append(on_workers)
             self._changes.make(on_workers)
+        for change in self.observers.changes(self.on_workers[-1]):
+            self._changes.make(change)
 
     def _close(self) -> None:
         """Let graphs run as they come, and split the bundles that have not ended: Dask cannot."""
@@ -127,6 +156,7 @@ class Graphs:
 
     def _delivered(self, ts: TaskState, seconds: float, nbytes: int, worker: str) -> None:
         self._learned.costs.record(ts, seconds, nbytes, worker)
+        self._view.last_end_at = self._clock()
         self.changed(ts.key, "memory")
 
     def event(self, topic: str, msg: Any) -> None:
@@ -134,6 +164,8 @@ class Graphs:
         self.deliveries.event(topic, msg)
         if topic != TOPIC or not isinstance(msg, dict):
             return
+        if "observers" in msg:
+            self.observers.reported(str(msg.get("worker")), msg)
         if isinstance(prefix := msg.get("prefix"), str):
             self._learned.separate.add(prefix)
         elif msg.get("version") == _VERSION:
@@ -149,6 +181,7 @@ class Graphs:
         """Forget a worker."""
         self._capable.discard(address)
         self.deliveries.worker_left(address)
+        self.observers.worker_left(address)
 
     def sampled(self) -> Collection[Key]:
         """Return the keys of the sample of the graph whose tasks Dask has just created."""

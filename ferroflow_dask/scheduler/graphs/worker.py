@@ -1,7 +1,7 @@
 """Worker's end of bundling: announces this package, and notes the tasks that talk to Dask.
 
 Tasks that ask for their worker or for a client must not share a bundle: they may wait for each other. This
-module is sent to workers by value and must not import this package.
+module is sent to workers by value and must not import this package, except `worker_observers`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import distributed.utils
 import distributed.worker
 from dask.utils import key_split
 from distributed import WorkerPlugin
+
+from ferroflow_dask.scheduler.graphs.worker_observers import WorkerObservers
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -68,10 +70,11 @@ class WorkerBundles(WorkerPlugin):
             found = version(_DISTRIBUTION)
         except PackageNotFoundError:
             found = None
-        worker.log_event(TOPIC, {"version": found})  # distributed adds the worker
+        self._observers: WorkerObservers = WorkerObservers(worker, TOPIC, {"version": found})
 
     def teardown(self, worker: Worker) -> None:
         """Restore the variable; called by distributed when the plugin is removed."""
+        self._observers.close()
         present = getattr(distributed.worker, _VARIABLE)
         if hasattr(present, "ferroflow_users"):
             present.ferroflow_users -= 1

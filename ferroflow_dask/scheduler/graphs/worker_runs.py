@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
 from dask.utils import typename
-from distributed import WorkerPlugin
+from distributed import WorkerPlugin, threadpoolexecutor
 from distributed.metrics import time
-from distributed.worker_state_machine import UpdateDataEvent
+from distributed.worker_state_machine import SecedeEvent, UpdateDataEvent
 
 from ferroflow_dask.scheduler.worker_handlers import StreamHandlers
 
@@ -29,6 +29,8 @@ _EXTENSION = "ferroflow-deliveries"
 DIVIDE, DIVIDED = "ferroflow-divide", "ferroflow-divided"
 #: Operation of the message that names the values that are still needed of a running bundle.
 NARROW = "ferroflow-narrow"
+#: Operation of the message that takes the thread of a running bundle out of the thread pool.
+SECEDE = "ferroflow-secede"
 #: States of a task that a thread runs.
 _RUNNING = frozenset({"executing", "long-running"})
 #: Operation of the messages to the scheduler, of values that are stored.
@@ -48,7 +50,12 @@ class Runs(StreamHandlers):
     """
 
     def __init__(self, worker: Worker) -> None:
-        super().__init__({DIVIDE: self._divide, NARROW: self._narrow}, CLOSE, self._last)
+        handlers: dict[str, Callable[..., object]] = {
+            DIVIDE: self._divide,
+            NARROW: self._narrow,
+            SECEDE: self._secede,
+        }
+        super().__init__(handlers, CLOSE, self._last)
         self._worker = worker
         # `ferroflow_dask.bundling.run.Run` of each running bundle, by key.
         self._runs: dict[Key, Any] = {}
@@ -152,6 +159,22 @@ class Runs(StreamHandlers):
         run = self._run_of(key, run_id)
         if run is not None:
             run.drop_all_but(exports)
+
+    def _secede(self, key: Key, run_id: int) -> None:
+        run = self._run_of(key, run_id)
+        ts = self._worker.state.tasks.get(key)
+        if run is None or ts is None or ts.state != "executing":
+            return
+        executor: Any = self._worker.executors["default"]
+        with threadpoolexecutor.threads_lock:
+            if run.thread not in executor._threads:
+                return
+            run.leave_pool()
+            executor._threads.remove(run.thread)
+            executor._adjust_thread_count()
+        duration_s = time() - (ts.start_time or time())
+        event = SecedeEvent(key=key, compute_duration=duration_s, stimulus_id=f"secede-{time()}")
+        self._worker.handle_stimulus(event)
 
     def _report_failed(self, run: Any, left: Any, error: Mapping[str, Any] | None) -> None:
         if self._runs.get(run.key) not in (run, None):
