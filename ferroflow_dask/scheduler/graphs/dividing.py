@@ -69,13 +69,14 @@ class _Division:
         """The steps that have left and whose values other tasks read."""
         return self.items.keys() & self.steps
 
-    def rest(self, added: Iterable[Key] = ()) -> Bundle:
-        """Return the bundle without the steps, and with values that it exports from now on."""
-        added = tuple(added)
-        exports = tuple(None if key in self.steps else key for key in self.bundle.exports)
-        delivered = tuple(key for key in self.bundle.delivered if key not in self.steps)
+    def rest(self, read: Iterable[Key] = ()) -> Bundle:
+        """Return the bundle without the steps; it exports and delivers the values that these read."""
+        exports = [None if key in self.steps else key for key in self.bundle.exports]
+        delivered = [key for key in self.bundle.delivered if key not in self.steps]
         tasks = tuple(task for task in self.bundle.tasks if task.key not in self.steps)
-        return replace(self.bundle, tasks=tasks, exports=(*exports, *added), delivered=(*delivered, *added))
+        for keys in (exports, delivered):
+            keys += [key for key in read if key not in keys]
+        return replace(self.bundle, tasks=tasks, exports=tuple(exports), delivered=tuple(delivered))
 
 
 class Dividing:
@@ -307,12 +308,11 @@ class Dividing:
             groups = self._dealt(bundle, tasks)
         shares = {key: (key_split(key), step_s) for key in tasks}
         new = bundles_of(groups, tasks, wanted, shares, bundle.places)
-        added = [key for key in read if key not in bundle.exports]
-        rest = division.rest(added)
+        rest = division.rest(read)
         needed = {key for task in tasks.values() for key in task.dependencies}
         values = {
             key: Bundle((Alias(key, (VALUE, key)),), (key,), {(VALUE, key): rest.place(ts.key, key)})
-            for key in added
+            for key in read
             if key in needed and key not in self._scheduler.tasks
         }
         new = {
