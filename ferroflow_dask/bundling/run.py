@@ -252,7 +252,9 @@ class Run:
             self.void()
         with self._lock:
             keys, n = self.bundle.keys, self._n_arguments
-            wanted = [number for number in self._exports if number >= n and keys[number - n] in exports]
+            # The scheduler may not have heard of the newest exports.
+            own = [number for number in self._exports if number >= n]
+            wanted = [one for one in own if keys[one - n] in exports or one in self._new_exports]
             kept = division.needed(self.bundle.reads, n, wanted)
             for i in sorted(self.pending, reverse=True):
                 if i not in kept:

@@ -272,6 +272,25 @@ def running(cluster: Bundling, key: str) -> Any:
 
 
 @runs_on(on_bundling_cluster, resources=(None,))
+async def test_cancelled_tasks_may_come_again_while_their_bundle_runs(cluster: Bundling, gate: Gate) -> None:
+    await cluster.stealing.settled()
+    outputs = independent(gate)
+    futures = cluster.client.compute(outputs)
+    await comes(gate.reached.is_set)
+    before, cancelled = {*CALLS}, {future.key for future in futures[1::2]}
+    await cluster.client.cancel(futures[1::2])
+    await comes(lambda: not cancelled & cluster.scheduler.tasks.keys())
+    run = running(cluster, "leaf-0")
+    await comes(lambda: not any(run.bundle.keys[i] in cancelled for i in run.pending))
+    again = cluster.client.compute(outputs[1::2])
+    gate.open()
+    expected = [i + 1 for i in range(20)]
+    assert await asyncio.wait_for(cluster.client.gather(futures[::2]), 10) == expected[::2]
+    assert await asyncio.wait_for(cluster.client.gather(again), 10) == expected[1::2]
+    assert {key for key, n in CALLS.items() if n > 1} <= before & cancelled
+
+
+@runs_on(on_bundling_cluster, resources=(None,))
 async def test_no_task_starts_once_all_are_cancelled(cluster: Bundling, gate: Gate) -> None:
     await cluster.stealing.settled()
     futures = cluster.client.compute(independent(gate))

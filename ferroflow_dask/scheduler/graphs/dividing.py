@@ -40,6 +40,8 @@ HALF = "half"
 #: While all threads are busy, bundles are divided if no step has ended for so long [s]: twice the longest
 #: expected duration of a bundle.
 _STUCK_S = 2.0
+#: States of a bundle that has not ended.
+_AHEAD = frozenset({"waiting", "queued", "no-worker", "processing"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ class Dividing:
         self._note = note
         # The shares and reasons of the divisions that workers have not answered, by bundle.
         self._asked: dict[Key, tuple[str, str]] = {}
-        # Processing bundles of which some values are needed no longer.
+        # Bundles of which some values are needed no longer.
         self._narrowed: dict[Key, None] = {}
         #: Divisions that workers were asked for.
         self.n_asked = 0
@@ -209,7 +211,7 @@ class Dividing:
         """Note that a task is forgotten, before its bundle is: it may have read a value of a running one."""
         bundle = self._bundles.get(key)
         for holder, _ in bundle.places.values() if bundle is not None else ():
-            if holder not in self._bundles or self._scheduler.tasks[holder].processing_on is None:
+            if holder not in self._bundles or self._scheduler.tasks[holder].state not in _AHEAD:
                 continue
             if not self._narrowed:
                 self._scheduler.loop.add_callback(self._guard(self._narrow))
@@ -219,13 +221,24 @@ class Dividing:
         narrowed, self._narrowed = self._narrowed, {}
         for key in narrowed:
             ts, bundle = self._scheduler.tasks.get(key), self._bundles.get(key)
-            if ts is None or ts.processing_on is None or bundle is None or not bundle.returns_results(key):
-                continue
-            if not self._may_send(ts.processing_on.address):
+            if ts is None or bundle is None or ts.state not in _AHEAD or not bundle.returns_results(key):
                 continue
             exports = tuple(self._read(ts, bundle))
-            message = {"op": NARROW, "key": key, "run_id": ts.run_id, "exports": exports}
-            self._scheduler.worker_send(ts.processing_on.address, message)
+            if not exports and ts.processing_on is None:
+                continue  # Dask forgets it
+            # A later graph computes the other values again.
+            present = tuple(one if one in exports else None for one in bundle.exports)
+            delivered = tuple(one for one in bundle.delivered if one in exports)
+            rest = replace(bundle, exports=present, delivered=delivered)
+            if is_unsent := ts.processing_on is None:
+                kept = cull({task.key: task for task in bundle.tasks}, {*exports})
+                rest = replace(rest, tasks=tuple(task for task in bundle.tasks if task.key in kept))
+            elif self._may_send(ts.processing_on.address):
+                message = {"op": NARROW, "key": key, "run_id": ts.run_id, "exports": exports}
+                self._scheduler.worker_send(ts.processing_on.address, message)
+            self._bundles.expect({key: rest})
+            if is_unsent:
+                self._bundles.rewrite({key: rest})
 
     def _read(self, ts: TaskState, bundle: Bundle) -> dict[Key, int]:
         """Return the values of a bundle that other tasks read, with their items."""
