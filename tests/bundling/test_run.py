@@ -192,6 +192,21 @@ def check(shape: str, interleaved: Interleaved, taken: Collection[Taken], ran: l
 
 
 @pytest.mark.parametrize("share", ["all", "free", "half"])
+def test_values_are_handed_over_while_the_last_step_runs(share: str, extension: Extension) -> None:
+    handed_over: list[Any] = []
+
+    def last(key: str) -> Any:
+        handed_over.append(run.take(share))
+        return (key,)
+
+    bundle = bundle_of("two", lambda key: (key,), "ab", {"b": last})
+    run = Run(bundle, ["argument"])
+    assert run() == (("a",), ("b",))
+    assert [(left.steps, left.values) for left in handed_over] == [((), {"a": ("a",)})]
+    assert run.take(share) is None
+
+
+@pytest.mark.parametrize("share", ["all", "free", "half"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_each_step_runs_once_at_whatever_line_the_run_is_divided(
     shape: str, share: str, extension: Extension
@@ -213,6 +228,6 @@ def test_each_step_runs_once_at_whatever_line_the_run_is_divided(
         interleaved.advance(1e9)
         taken = [one for one in (first, second) if one is not None]
         check(shape, interleaved, taken, ran)
-        n_divided += bool(taken)
+        n_divided += any(one.steps for one in taken)
     # A chain has no free steps, and whole components of these are more than half.
     assert n_divided or (share == "half" and shape in ("chain", "join", "diamond", "two"))

@@ -1,4 +1,4 @@
-"""Running bundles that are divided: which tasks go on elsewhere, each once, and what fails or is cancelled."""
+"""Running bundles that are divided: tasks go on elsewhere, each once; some fail or are cancelled."""
 
 from __future__ import annotations
 
@@ -154,6 +154,24 @@ async def test_free_tasks_end_while_the_running_one_waits(
     await comes(lambda: all(future.done() for future in futures[1:]) or cluster.stealing.ask_pass())
     assert not futures[0].done()
     await with_values(cluster, futures, outputs, gate)
+
+
+@runs_on(on_bundling_cluster)
+async def test_values_come_while_the_last_task_of_a_bundle_waits(
+    cluster: Bundling, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deliveries, "_INTERVAL_S", 60.0)
+    await cluster.stealing.settled()
+    monkeypatch.setattr(deliveries, "EARLY_S", 60.0)
+    futures = cluster.client.compute([*leaves("leaf", 19), gate.task("leaf-19", 19)])
+    await comes(gate.reached.is_set)
+    name = cluster.bundles._holders["leaf-19"]
+    inside = [one.key for one in cluster.bundles.get(name).tasks]
+    others = [future for future in futures if future.key in inside[: inside.index("leaf-19")]]
+    assert not any(future.done() for future in others)
+    await divide(cluster, gate, "leaf-19", "free")
+    await comes(lambda: all(future.done() for future in others))
+    await with_values(cluster, futures, [*leaves("leaf", 19), gate.task("leaf-19", 19)], gate)
 
 
 @runs_on(on_bundling_cluster)

@@ -153,8 +153,9 @@ class Dividing:
             return
         running = [pair for pair in view.assigned.values() if pair[0].n_steps and pair[0].has_started]
         n_asked = self.n_asked
-        for task, _ in running:
-            if task.key in view.divisible:
+        for task, worker in running:
+            is_late = now > task.started_at + task.cost_s / worker.speed
+            if task.key in view.divisible and (view.divisible[task.key] or is_late):
                 self.ask(task.key, "free", "no step has ended for some time")
         if self.n_asked > n_asked:
             return
@@ -278,8 +279,7 @@ class Dividing:
         if ts is None or ts.processing_on is None:
             return
         if not steps:
-            if share == HALF and key in self._view.assigned:
-                self._view.divisible[key] = False
+            self._may_be_late_again(key, share, elapsed_s)
             return
         if ts.run_id != run_id or ts.processing_on.address != worker:
             return  # the message overtook a cancellation; the next run has all steps
@@ -303,6 +303,14 @@ class Dividing:
                 self._view.reprice(key, 2 * elapsed_s)
                 if len(bundle.tasks) - len(steps) > 1:
                     self._view.divisible[key] = True
+
+    def _may_be_late_again(self, key: Key, share: str, elapsed_s: float) -> None:
+        """Look at a bundle again that had no steps to give, but less and less often: a later step may wait."""
+        if key in self._view.assigned:
+            task, _ = self._view.assigned[key]
+            if share != HALF:
+                self._view.reprice(key, 2 * max(elapsed_s, task.cost_s))
+            self._view.divisible[key] = False
 
     def _collides(self, ts: TaskState, bundle: Bundle, steps: Collection[Key]) -> bool:
         """Return whether a step's key is that of another graph's task."""
