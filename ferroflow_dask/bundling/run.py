@@ -195,10 +195,14 @@ class Run:
     # What leaves the run
 
     def take(self, which: str) -> Taken | None:
-        """Take a `Share` of the unstarted steps, None if it has none. Called by the worker's event loop."""
+        """Take a `Share` of the unstarted steps, maybe none. Called by the worker's event loop.
+
+        Return None if the run is over. The last step may wait for what a client does with the values of the
+        others, so they are handed over in any case.
+        """
         share = Share(which)
         with self._lock:
-            if self._is_over or self.bundle.is_single or not self.pending:
+            if self._is_over or self.bundle.is_single:
                 return None  # each step of a chain waits for the one before
             reads, unstarted, current = self.bundle.reads, set(self.pending), self._current
             unstarted.discard(current)  # the thread is about to claim it
@@ -209,13 +213,13 @@ class Run:
                 chosen = sorted(unstarted)
             else:
                 chosen = []
-            return self._taken(chosen) if chosen else None
+            return self._taken(chosen)
 
-    def _taken(self, chosen: Sequence[int]) -> Taken | None:
+    def _taken(self, chosen: Sequence[int]) -> Taken:
         # From here to the end the thread clears no value, so none is lost that a taken step reads.
         self._keeps_values = True
         taken = {i for i in reversed(chosen) if self.pending.pop(i, _TAKEN) is not _TAKEN}
-        left = self._leaving(taken) if taken else None
+        left = self._leaving(taken)
         self._clear()
         self._keeps_values = False
         return left
@@ -252,7 +256,9 @@ class Run:
             self.void()
         with self._lock:
             keys, n = self.bundle.keys, self._n_arguments
-            wanted = [number for number in self._exports if number >= n and keys[number - n] in exports]
+            # The scheduler may not have heard of the newest exports.
+            own = [number for number in self._exports if number >= n]
+            wanted = [one for one in own if keys[one - n] in exports or one in self._new_exports]
             kept = division.needed(self.bundle.reads, n, wanted)
             for i in sorted(self.pending, reverse=True):
                 if i not in kept:

@@ -40,6 +40,8 @@ HALF = "half"
 #: While all threads are busy, bundles are divided if no step has ended for so long [s]: twice the longest
 #: expected duration of a bundle.
 _STUCK_S = 2.0
+#: States of a bundle that has not ended.
+_AHEAD = frozenset({"waiting", "queued", "no-worker", "processing"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +71,14 @@ class _Division:
         """The steps that have left and whose values other tasks read."""
         return self.items.keys() & self.steps
 
-    def rest(self, added: Iterable[Key] = ()) -> Bundle:
-        """Return the bundle without the steps, and with values that it exports from now on."""
-        added = tuple(added)
-        exports = tuple(None if key in self.steps else key for key in self.bundle.exports)
-        delivered = tuple(key for key in self.bundle.delivered if key not in self.steps)
+    def rest(self, read: Iterable[Key] = ()) -> Bundle:
+        """Return the bundle without the steps; it exports and delivers the values that these read."""
+        exports = [None if key in self.steps else key for key in self.bundle.exports]
+        delivered = [key for key in self.bundle.delivered if key not in self.steps]
         tasks = tuple(task for task in self.bundle.tasks if task.key not in self.steps)
-        return replace(self.bundle, tasks=tasks, exports=(*exports, *added), delivered=(*delivered, *added))
+        for keys in (exports, delivered):
+            keys += [key for key in read if key not in keys]
+        return replace(self.bundle, tasks=tasks, exports=tuple(exports), delivered=tuple(delivered))
 
 
 class Dividing:
@@ -116,7 +119,7 @@ class Dividing:
         self._note = note
         # The shares and reasons of the divisions that workers have not answered, by bundle.
         self._asked: dict[Key, tuple[str, str]] = {}
-        # Processing bundles of which some values are needed no longer.
+        # Bundles of which some values are needed no longer.
         self._narrowed: dict[Key, None] = {}
         #: Divisions that workers were asked for.
         self.n_asked = 0
@@ -150,8 +153,9 @@ class Dividing:
             return
         running = [pair for pair in view.assigned.values() if pair[0].n_steps and pair[0].has_started]
         n_asked = self.n_asked
-        for task, _ in running:
-            if task.key in view.divisible:
+        for task, worker in running:
+            is_late = now > task.started_at + task.cost_s / worker.speed
+            if task.key in view.divisible and (view.divisible[task.key] or is_late):
                 self.ask(task.key, "free", "no step has ended for some time")
         if self.n_asked > n_asked:
             return
@@ -208,7 +212,7 @@ class Dividing:
         """Note that a task is forgotten, before its bundle is: it may have read a value of a running one."""
         bundle = self._bundles.get(key)
         for holder, _ in bundle.places.values() if bundle is not None else ():
-            if holder not in self._bundles or self._scheduler.tasks[holder].processing_on is None:
+            if holder not in self._bundles or self._scheduler.tasks[holder].state not in _AHEAD:
                 continue
             if not self._narrowed:
                 self._scheduler.loop.add_callback(self._guard(self._narrow))
@@ -218,13 +222,24 @@ class Dividing:
         narrowed, self._narrowed = self._narrowed, {}
         for key in narrowed:
             ts, bundle = self._scheduler.tasks.get(key), self._bundles.get(key)
-            if ts is None or ts.processing_on is None or bundle is None or not bundle.returns_results(key):
-                continue
-            if not self._may_send(ts.processing_on.address):
+            if ts is None or bundle is None or ts.state not in _AHEAD or not bundle.returns_results(key):
                 continue
             exports = tuple(self._read(ts, bundle))
-            message = {"op": NARROW, "key": key, "run_id": ts.run_id, "exports": exports}
-            self._scheduler.worker_send(ts.processing_on.address, message)
+            if not exports and ts.processing_on is None:
+                continue  # Dask forgets it
+            # A later graph computes the other values again.
+            present = tuple(one if one in exports else None for one in bundle.exports)
+            delivered = tuple(one for one in bundle.delivered if one in exports)
+            rest = replace(bundle, exports=present, delivered=delivered)
+            if is_unsent := ts.processing_on is None:
+                kept = cull({task.key: task for task in bundle.tasks}, {*exports})
+                rest = replace(rest, tasks=tuple(task for task in bundle.tasks if task.key in kept))
+            elif self._may_send(ts.processing_on.address):
+                message = {"op": NARROW, "key": key, "run_id": ts.run_id, "exports": exports}
+                self._scheduler.worker_send(ts.processing_on.address, message)
+            self._bundles.expect({key: rest})
+            if is_unsent:
+                self._bundles.rewrite({key: rest})
 
     def _read(self, ts: TaskState, bundle: Bundle) -> dict[Key, int]:
         """Return the values of a bundle that other tasks read, with their items."""
@@ -264,8 +279,7 @@ class Dividing:
         if ts is None or ts.processing_on is None:
             return
         if not steps:
-            if share == HALF and key in self._view.assigned:
-                self._view.divisible[key] = False
+            self._may_be_late_again(key, share, elapsed_s)
             return
         if ts.run_id != run_id or ts.processing_on.address != worker:
             return  # the message overtook a cancellation; the next run has all steps
@@ -290,6 +304,14 @@ class Dividing:
                 if len(bundle.tasks) - len(steps) > 1:
                     self._view.divisible[key] = True
 
+    def _may_be_late_again(self, key: Key, share: str, elapsed_s: float) -> None:
+        """Look at a bundle again that had no steps to give, but less and less often: a later step may wait."""
+        if key in self._view.assigned:
+            task, _ = self._view.assigned[key]
+            if share != HALF:
+                self._view.reprice(key, 2 * max(elapsed_s, task.cost_s))
+            self._view.divisible[key] = False
+
     def _collides(self, ts: TaskState, bundle: Bundle, steps: Collection[Key]) -> bool:
         """Return whether a step's key is that of another graph's task."""
         own = {reader.key for reader in ts.dependents if self._bundles.is_only_value(reader.key)}
@@ -307,12 +329,11 @@ class Dividing:
             groups = self._dealt(bundle, tasks)
         shares = {key: (key_split(key), step_s) for key in tasks}
         new = bundles_of(groups, tasks, wanted, shares, bundle.places)
-        added = [key for key in read if key not in bundle.exports]
-        rest = division.rest(added)
+        rest = division.rest(read)
         needed = {key for task in tasks.values() for key in task.dependencies}
         values = {
             key: Bundle((Alias(key, (VALUE, key)),), (key,), {(VALUE, key): rest.place(ts.key, key)})
-            for key in added
+            for key in read
             if key in needed and key not in self._scheduler.tasks
         }
         new = {

@@ -59,6 +59,8 @@ class Runs(StreamHandlers):
         self._worker = worker
         # `ferroflow_dask.bundling.run.Run` of each running bundle, by key.
         self._runs: dict[Key, Any] = {}
+        # For bundles that have not started: their runs, and the values that are still needed.
+        self._narrowed: dict[Key, tuple[int, Collection[Key]]] = {}
         self._n_plugins = 0
         self._is_open = False
 
@@ -89,6 +91,10 @@ class Runs(StreamHandlers):
     def started(self, run: Any) -> None:
         """Note a run that starts."""
         self._runs[run.key] = run
+        run_id, exports = self._narrowed.pop(run.key, (None, ()))
+        ts = self._worker.state.tasks.get(run.key)
+        if ts is not None and ts.run_id == run_id:
+            run.drop_all_but(exports)
 
     def ended(self, run: Any) -> None:
         """Forget a run."""
@@ -156,8 +162,14 @@ class Runs(StreamHandlers):
             self._take(key, {name: (value, now_s, now_s) for name, value in left.values.items()})
 
     def _narrow(self, key: Key, run_id: int, exports: Collection[Key]) -> None:
+        tasks = self._worker.state.tasks
+        if exports:  # the thread may be about to start the run
+            for gone in [one for one in self._narrowed if one not in tasks]:
+                self._narrowed.pop(gone, None)
+            self._narrowed[key] = run_id, exports
         run = self._run_of(key, run_id)
         if run is not None:
+            self._narrowed.pop(key, None)
             run.drop_all_but(exports)
 
     def _secede(self, key: Key, run_id: int) -> None:
