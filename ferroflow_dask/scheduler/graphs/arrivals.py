@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -62,6 +62,8 @@ class GraphArrivals:
     knowledge : Knowledge
     note : callable
         Notes a decision about a task: its key, what was decided and why.
+    announced : callable
+        Coroutine function that waits until the workers have announced what they can run.
     is_observed : callable
         Returns whether a plugin follows tasks, so that graphs must stay as they come.
     """
@@ -75,6 +77,7 @@ class GraphArrivals:
         note: Callable[[Key, str, str], None],
         *,
         is_observed: Callable[[], bool],
+        announced: Callable[[], Awaitable[None]],
     ) -> None:
         self._scheduler = scheduler
         self._stock = scheduler.stream_handlers[_HANDLER]
@@ -83,6 +86,7 @@ class GraphArrivals:
         self._knowledge = knowledge
         self._note = note
         self._is_observed = is_observed
+        self._announced = announced
         self._is_open = True
         # What clients want of the graphs that arrive; the event is set once Dask has created the tasks.
         self._under_way: dict[asyncio.Event, Collection[Key]] = {}
@@ -130,6 +134,7 @@ class GraphArrivals:
                     # Python locks each cached property. Dask's offload pool has one thread for all clients.
                     await offload(arrival.materialize)
                     await self._created(earlier, arrival.outside)
+                    await self._announced()
                     # For all else no client has to wait for the large graph of another.
                     loop = asyncio.get_running_loop()
                     await loop.run_in_executor(None, arrival.choose_sample)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -116,6 +115,7 @@ class Graphs:
             knowledge,
             self._note,
             is_observed=self.observers.are_present,
+            announced=self._workers_announced,
         )
         self._changes.make(CallChange("bundled graphs", lambda: None, self._close))
         changes = (self.deliveries.change(self.dividing.received), self._cancelling.change())
@@ -181,15 +181,15 @@ class Graphs:
             if msg["version"] == _VERSION:
                 self._capable.add(str(msg.get("worker")))
 
-    async def announced(self) -> None:
-        """Wait until the present workers have announced what they can run, so that the next graph is bundled."""
-        if self._arrivals is None:
-            return
-        with suppress(TimeoutError):
+    async def _workers_announced(self) -> None:
+        """Wait until all workers have announced what they can run: a graph may follow `install` at once."""
+        try:
             async with asyncio.timeout(_ANNOUNCED_S):
                 while not self._announced.issuperset(self._scheduler.workers):
                     self._has_announced.clear()
                     await self._has_announced.wait()
+        except TimeoutError:  # the next graph does not wait for them again
+            self._announced.update(self._scheduler.workers)
 
     def restarted(self) -> None:
         """Forget all graphs: the cluster restarts."""
