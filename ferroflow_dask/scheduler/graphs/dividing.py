@@ -305,7 +305,7 @@ class Dividing:
                     self._view.divisible[key] = True
 
     def _may_be_late_again(self, key: Key, share: str, elapsed_s: float) -> None:
-        """Look at a bundle again that had no steps to give, but less and less often: a later step may wait."""
+        """Look again at a bundle that had no steps to give, less and less often: a later step may wait."""
         if key in self._view.assigned:
             task, _ = self._view.assigned[key]
             if share != HALF:
