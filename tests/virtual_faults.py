@@ -92,7 +92,7 @@ class Cluster(VirtualCluster):
         super().__init__(policy=VirtualStealing, **options)
         scheduler: Any = self.scheduler
         self.loop = scheduler.loop = LoggingLoop(self.time)
-        scheduler.handlers = {"gather": _gather}
+        scheduler.handlers = dict.fromkeys(_distributed.HANDLERS, _gather)
         scheduler.stream_handlers |= {"update-graph": _update_graph, "cancel-keys": _cancel_keys}
         scheduler._active_graph_updates = 0
         scheduler.worker_plugins = {}
