@@ -312,6 +312,8 @@ class FerroflowStealing(WorkStealing):
         """Wait until the changes on workers are made or undone."""
         for change in (*self.messages.on_workers, *self.graphs.on_workers):
             await change.settled()
+        if self.error is None and not self._is_closed:
+            await self.graphs.announced()
 
     # Hooks of SchedulerPlugin: the scheduler's events
 

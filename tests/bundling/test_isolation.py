@@ -104,7 +104,7 @@ def arrived(tasks: Sequence[GraphNode]) -> list[Any]:
 def bundle_of(tasks: Sequence[Any], *, shares_objects: bool = False) -> Any:
     """Return the task of a bundle that returns all values."""
     keys = tuple(task.key for task in tasks)
-    return written_task("bundle", Bundle(tuple(tasks), keys, {}, (), shares_objects), 1.0)
+    return written_task("bundle", Bundle(tuple(tasks), keys, {}, shares_objects=shares_objects), 1.0)
 
 
 def n_copied(tasks: Sequence[Any]) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from step_state import CONTEXTS, N_TASKS, PROGRAMS
+from step_state import N_TASKS, PROGRAMS
 
 pytestmark = pytest.mark.cluster
 
@@ -27,13 +27,7 @@ def _found() -> dict[str, dict[str, Any]]:
     return found
 
 
-def _expected(name: str) -> Any:
-    """Return a program; one with a context fails while the steps of a bundle run in one context."""
-    marks = pytest.mark.xfail(strict=True, reason="steps share a context") if name in CONTEXTS else ()
-    return pytest.param(name, marks=marks)
-
-
-@pytest.mark.parametrize("name", [_expected(name) for name in PROGRAMS])
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_has_the_values_that_it_has_without_the_plugin(
     name: str, found: dict[str, dict[str, Any]]
 ) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from ferroflow_dask.scheduler.cost_model import Learned
 
 _VERSION = version("ferroflow-dask")
+#: Longest wait for the announcements of workers, each of which is one message after its plugin is set up [s].
+_ANNOUNCED_S = 1.0
 
 
 class Graphs:
@@ -74,6 +78,9 @@ class Graphs:
         self._guard = guard
         #: Workers that can run bundles.
         self._capable: set[str] = set()
+        # Workers that have announced what they can run.
+        self._announced: set[str] = set()
+        self._has_announced = asyncio.Event()
         self._arrivals: GraphArrivals | None = None
         self._note = note
         self._view = view
@@ -168,8 +175,21 @@ class Graphs:
             self.observers.reported(str(msg.get("worker")), msg)
         if isinstance(prefix := msg.get("prefix"), str):
             self._learned.separate.add(prefix)
-        elif msg.get("version") == _VERSION:
-            self._capable.add(str(msg.get("worker")))
+        elif "version" in msg:
+            self._announced.add(str(msg.get("worker")))
+            self._has_announced.set()
+            if msg["version"] == _VERSION:
+                self._capable.add(str(msg.get("worker")))
+
+    async def announced(self) -> None:
+        """Wait until the present workers have announced what they can run, so that the next graph is bundled."""
+        if self._arrivals is None:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ANNOUNCED_S):
+                while not self._announced.issuperset(self._scheduler.workers):
+                    self._has_announced.clear()
+                    await self._has_announced.wait()
 
     def restarted(self) -> None:
         """Forget all graphs: the cluster restarts."""
@@ -180,6 +200,7 @@ class Graphs:
     def worker_left(self, address: str) -> None:
         """Forget a worker."""
         self._capable.discard(address)
+        self._announced.discard(address)
         self.deliveries.worker_left(address)
         self.observers.worker_left(address)
 
