@@ -253,8 +253,7 @@ class Dividing:
         for reader in ts.dependents:
             reading = self._bundles.get(reader.key)
             for holder, item in reading.places.values() if reading is not None else ():
-                value = bundle.exports[item or 0]
-                if holder == ts.key and value is not None:
+                if holder == ts.key and (value := bundle.exports[item or 0]) is not None:
                     found[value] = item or 0
         return found
 
