@@ -450,9 +450,10 @@ class FerroflowStealing(WorkStealing):
 
     @_guarded
     def remove_key_from_stealable(self, ts: TaskState) -> None:
-        """Note that a task left its worker's threads because it became long-running."""
+        """Note that a task becomes long-running, or that another worker is about to steal it."""
         self.view.release(ts.key)
-        self.graphs.dividing.ask(ts.key, "all", "a step has seceded")
+        if ts.key in self.graphs.bundles:
+            self.scheduler.loop.add_callback(self.guard(self.graphs.dividing.may_have_seceded), ts.key)
         self.ask_pass()
 
     def put_key_in_stealable(self, ts: TaskState) -> None:

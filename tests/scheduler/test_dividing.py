@@ -24,9 +24,10 @@ from bundled import (
     on_bundling_cluster,
     take_all_for_short,
     task,
+    wait_at,
 )
 from cluster_tests import runs_on
-from distributed import Reschedule, wait
+from distributed import Reschedule, secede, wait
 from distributed.core import Status
 from distributed.recreate_tasks import ReplayTaskClient
 from waiting import comes
@@ -183,6 +184,38 @@ async def test_a_bundle_is_divided_several_times(cluster: Bundling, gate: Gate) 
     await divide(cluster, gate, "next-0", "half")
     await divide(cluster, gate, "next-0", "all")
     await with_values(cluster, futures, outputs, gate)
+
+
+@runs_on(on_bundling_cluster, resources=(None,))
+async def test_the_others_leave_a_bundle_of_which_a_task_secedes(cluster: Bundling, gate: Gate) -> None:
+    await cluster.stealing.settled()
+    start = dask.delayed(secede_and_wait)("leaf-0", gate.name, 0, dask_key_name="leaf-0")
+    outputs = [start, *leaves("leaf", 20)[1:]]
+    futures = cluster.client.compute(outputs)
+    await comes(lambda: all(future.done() for future in futures[1:]))
+    assert not futures[0].done()
+    gate.open()
+    assert await cluster.client.gather(futures) == [i + 1 for i in range(20)]
+    assert ran_once()
+
+
+def secede_and_wait(key: str, gate: str, *values: int) -> int:
+    secede()
+    return wait_at(key, gate, *values)
+
+
+@runs_on(on_bundling_cluster)
+async def test_a_bundle_that_is_stolen_is_not_divided(cluster: Bundling, gate: Gate) -> None:
+    await cluster.stealing.settled()
+    start = apart("start-0", 1)
+    futures = cluster.client.compute(
+        [gate.task("next-0", start), *[task(f"next-{i}", start) for i in range(1, 40)]]
+    )
+    await comes(gate.reached.is_set)
+    await comes(lambda: cluster.stealing.steals["asked"] or cluster.stealing.ask_pass())
+    gate.open()
+    await cluster.client.gather(futures)
+    assert cluster.stealing.graphs.dividing.n_asked == 0
 
 
 # Errors

@@ -271,10 +271,10 @@ class Bundles:
         if self.split(key, stimulus_id):
             return True
         if operation == _ERRED and not ts.retries:
-            self._split_readers(ts, stimulus_id)
+            self.split_readers(ts, stimulus_id)
         return False
 
-    def _split_readers(self, ts: TaskState, stimulus_id: str) -> None:
+    def split_readers(self, ts: TaskState, stimulus_id: str) -> None:
         """Split the bundles that would fail as a whole, but only partly depend on a failing task."""
         for failing in _dependents(ts) if self._bundles else ():
             for reader in list(failing.dependents):

@@ -197,6 +197,12 @@ class Dividing:
         for ts in list(ws.processing) if ws is not None else ():
             self.ask(ts.key, "all", reason)
 
+    def may_have_seceded(self, key: Key) -> None:
+        """Ask for all steps of a bundle if it is long-running."""
+        ts = self._scheduler.tasks.get(key)
+        if ts is not None and ts.processing_on is not None and ts in ts.processing_on.long_running:
+            self.ask(key, "all", "a step has seceded")
+
     def left(self, key: Key, address: str) -> None:
         """Stop a bundle that left `processing` without a result: its worker starts no further step."""
         self._asked.pop(key, None)
@@ -247,8 +253,7 @@ class Dividing:
         for reader in ts.dependents:
             reading = self._bundles.get(reader.key)
             for holder, item in reading.places.values() if reading is not None else ():
-                value = bundle.exports[item or 0]
-                if holder == ts.key and value is not None:
+                if holder == ts.key and (value := bundle.exports[item or 0]) is not None:
                     found[value] = item or 0
         return found
 
@@ -293,6 +298,8 @@ class Dividing:
         else:
             self._note(key, "divided", f"{len(steps)} of {len(bundle.tasks)} tasks leave: {reason}")
             self._bundles.counts["divided"] += 1
+            if failure is not None:
+                self._bundles.split_readers(ts, stimulus_id)
             division = _Division(ts, bundle, frozenset(steps), self._read(ts, bundle), stimulus_id)
             if failure is not None:
                 self._fail(division, failure)
@@ -305,7 +312,7 @@ class Dividing:
                     self._view.divisible[key] = True
 
     def _may_be_late_again(self, key: Key, share: str, elapsed_s: float) -> None:
-        """Look again at a bundle that had no steps to give, less and less often: a later step may wait."""
+        """Look at a bundle again that had no steps to give, less and less often: a later step may wait."""
         if key in self._view.assigned:
             task, _ = self._view.assigned[key]
             if share != HALF:
