@@ -20,7 +20,7 @@ from distributed.stealing import WorkStealing
 from fault_injection import Injector, differences, inventory, story
 
 from ferroflow_dask.device_reports import DEVICES_TOPIC
-from ferroflow_dask.scheduler import FerroflowPlugin, metrics
+from ferroflow_dask.scheduler import FerroflowPlugin, _distributed, metrics
 from ferroflow_dask.scheduler import plugin as plugin_module
 from ferroflow_dask.scheduler.changes import FAILURES
 from ferroflow_dask.scheduler.extension import FerroflowStealing

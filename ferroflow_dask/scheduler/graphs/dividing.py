@@ -289,6 +289,8 @@ class Dividing:
         if ts.run_id != run_id or ts.processing_on.address != worker:
             return  # the message overtook a cancellation; the next run has all steps
         failure = None if failed is None or error is None else Failed(failed, worker, error)
+        if failure is not None:
+            self._bundles.split_readers(ts, stimulus_id)
         if bundle is None:  # of an installation that has ended
             _distributed.reschedule_from(self._scheduler, key, worker, stimulus_id)
         elif not bundle.returns_results(key) or self._collides(ts, bundle, steps):
@@ -298,8 +300,6 @@ class Dividing:
         else:
             self._note(key, "divided", f"{len(steps)} of {len(bundle.tasks)} tasks leave: {reason}")
             self._bundles.counts["divided"] += 1
-            if failure is not None:
-                self._bundles.split_readers(ts, stimulus_id)
             division = _Division(ts, bundle, frozenset(steps), self._read(ts, bundle), stimulus_id)
             if failure is not None:
                 self._fail(division, failure)
