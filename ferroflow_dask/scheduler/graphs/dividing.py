@@ -75,10 +75,17 @@ class _Division:
         """Return the bundle without the steps; it exports and delivers the values that these read."""
         exports = [None if key in self.steps else key for key in self.bundle.exports]
         delivered = [key for key in self.bundle.delivered if key not in self.steps]
-        tasks = tuple(task for task in self.bundle.tasks if task.key not in self.steps)
+        tasks: dict[Key, GraphNode] = {}
+        inside = {task.key for task in self.bundle.tasks}
+        for task in self.bundle.tasks:
+            # A cancelled step may read one that has left.
+            if task.key not in self.steps and (task.dependencies & inside) <= tasks.keys():
+                tasks[task.key] = task
         for keys in (exports, delivered):
             keys += [key for key in read if key not in keys]
-        return replace(self.bundle, tasks=tasks, exports=tuple(exports), delivered=tuple(delivered))
+        return replace(
+            self.bundle, tasks=tuple(tasks.values()), exports=tuple(exports), delivered=tuple(delivered)
+        )
 
 
 class Dividing:
