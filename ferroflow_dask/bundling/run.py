@@ -55,6 +55,8 @@ class Taken:
     steps : tuple of Key
     read : tuple of Key
         Steps of the run whose values these read, and which the run exports from now on.
+    items : tuple of int
+        Items of the run's result that have the values of `read`.
     values : dict of Key to object
         The values of `read` that are computed, and those that the thread has not delivered yet.
     n_ended : int
@@ -65,6 +67,7 @@ class Taken:
 
     steps: tuple[Key, ...]
     read: tuple[Key, ...] = ()
+    items: tuple[int, ...] = ()
     values: dict[Key, Any] = field(default_factory=dict)
     n_ended: int = 0
     elapsed_s: float = 0.0
@@ -237,6 +240,7 @@ class Run:
         return Taken(
             tuple(keys[i] for i in sorted(taken)),
             tuple(keys[i] for i in read),
+            tuple(self._exports.index(n + i) for i in read),
             ready,
             sum(value is not UNCOMPUTED for value in values[n:]),
             perf_counter() - self._start_s,
@@ -275,21 +279,22 @@ class Run:
 
     def _failed(self, step: int, error: BaseException, deliveries: Deliveries) -> None:
         """Report a failed step, with the unstarted steps that depend on it; the others run on."""
-        later = division.depending(self.bundle.reads, self._n_arguments, step)
-        taken = {step, *(i for i in reversed(later) if self.pending.pop(i, _TAKEN) is not _TAKEN)}
-        deliveries.flush()
-        if isinstance(error, Reschedule):
-            with self._lock:
-                left, message = self._leaving(taken), None
-        else:
+        message = None
+        if not isinstance(error, Reschedule):
             _without_own_frames(error)
-            left, message = (
-                Taken(tuple(self.bundle.keys[i] for i in sorted(taken))),
-                dict(error_message(error)),
-            )
-        if self.bundle.is_single:
-            self.void()
-        self._extension.failed(self, left, message)  # type: ignore[union-attr]
+            message = dict(error_message(error))
+        later = division.depending(self.bundle.reads, self._n_arguments, step)
+        deliveries.flush()
+        # The scheduler hears of what leaves in the order in which it leaves.
+        with self._lock:
+            taken = {step, *(i for i in reversed(later) if self.pending.pop(i, _TAKEN) is not _TAKEN)}
+            if message is None:
+                left = self._leaving(taken)
+            else:
+                left = Taken(tuple(self.bundle.keys[i] for i in sorted(taken)))
+            if self.bundle.is_single:
+                self.void()
+            self._extension.failed(self, left, message)  # type: ignore[union-attr]
 
 
 def _without_own_frames(error: BaseException) -> None:

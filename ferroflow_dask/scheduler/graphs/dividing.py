@@ -7,7 +7,7 @@ values are redefined.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -71,9 +71,9 @@ class _Division:
         """The steps that have left and whose values other tasks read."""
         return self.items.keys() & self.steps
 
-    def rest(self, read: Iterable[Key] = ()) -> Bundle:
-        """Return the bundle without the steps; it exports and delivers the values that these read."""
-        exports = [None if key in self.steps else key for key in self.bundle.exports]
+    def rest(self, read: Mapping[Key, int] | None = None) -> Bundle:
+        """Return the bundle without the steps; it exports the values that these read, as some items."""
+        exports: list[Key | None] = [None if key in self.steps else key for key in self.bundle.exports]
         delivered = [key for key in self.bundle.delivered if key not in self.steps]
         tasks: dict[Key, GraphNode] = {}
         inside = {task.key for task in self.bundle.tasks}
@@ -81,8 +81,10 @@ class _Division:
             # A cancelled step may read one that has left.
             if task.key not in self.steps and (task.dependencies & inside) <= tasks.keys():
                 tasks[task.key] = task
-        for keys in (exports, delivered):
-            keys += [key for key in read if key not in keys]
+        for key, item in (read or {}).items():
+            exports += [None] * (item + 1 - len(exports))
+            exports[item] = key
+            delivered += [key] * (key not in delivered)
         return replace(
             self.bundle, tasks=tuple(tasks.values()), exports=tuple(exports), delivered=tuple(delivered)
         )
@@ -279,6 +281,7 @@ class Dividing:
         steps: Collection[Key],
         stimulus_id: str,
         read: Collection[Key] = (),
+        items: Collection[int] = (),
         n_ended: int = 0,
         elapsed_s: float = 0.0,
         failed: Key | None = None,
@@ -312,7 +315,7 @@ class Dividing:
                 self._fail(division, failure)
                 return
             step_s = max(_cost_s(ts) / len(bundle.tasks), elapsed_s / (n_ended + 1))
-            self._free(division, read, step_s, is_single=failed is not None)
+            self._free(division, dict(zip(read, items, strict=True)), step_s, is_single=failed is not None)
             if failed is None:
                 self._view.reprice(key, 2 * elapsed_s)
                 if len(bundle.tasks) - len(steps) > 1:
@@ -334,7 +337,7 @@ class Dividing:
             return True  # it cannot be redefined
         return any(task.key in tasks and task.key not in own for task in bundle.tasks if task.key in steps)
 
-    def _free(self, division: _Division, read: Iterable[Key], step_s: float, *, is_single: bool) -> None:
+    def _free(self, division: _Division, read: Mapping[Key, int], step_s: float, *, is_single: bool) -> None:
         """Run steps that have left a bundle in bundles of their own, or as single tasks if they are long."""
         ts, bundle, wanted = division.ts, division.bundle, division.wanted
         tasks = cull({task.key: task for task in bundle.tasks if task.key in division.steps}, wanted)

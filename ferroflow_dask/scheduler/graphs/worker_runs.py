@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,8 @@ class Runs(StreamHandlers):
         self._worker = worker
         # `ferroflow_dask.bundling.run.Run` of each running bundle, by key.
         self._runs: dict[Key, Any] = {}
+        # Failures that are not reported yet, as given to `failed`.
+        self._failures: deque[tuple[Any, Any, Mapping[str, Any] | None]] = deque()
         # For bundles that have not started: their runs, and the values that are still needed.
         self._narrowed: dict[Key, tuple[int, Collection[Key]]] = {}
         self._n_plugins = 0
@@ -108,7 +111,8 @@ class Runs(StreamHandlers):
 
     def failed(self, run: Any, left: Any, error: Mapping[str, Any] | None) -> None:
         """Report the steps that have left a run: the first one has failed; without an error, it moves."""
-        self._worker.loop.add_callback(self._report_failed, run, left, error)
+        self._failures.append((run, left, error))
+        self._worker.loop.add_callback(self._report_failures)
 
     # Called by the event loop
 
@@ -145,6 +149,7 @@ class Runs(StreamHandlers):
     def _divide(self, key: Key, run_id: int, share: str, stimulus_id: str) -> None:
         run = self._run_of(key, run_id)
         left = None if run is None else run.take(share)
+        self._report_failures()  # those before the division
         if left is None:
             message = {"op": DIVIDED, "key": key, "run_id": run_id, "steps": ()}
             self._worker.batched_send({**message, "stimulus_id": stimulus_id})
@@ -153,7 +158,7 @@ class Runs(StreamHandlers):
 
     def _report(self, key: Key, left: Any, stimulus_id: str, **fields: Any) -> None:
         """Report steps that have left a run, and deliver the values that they read."""
-        names = ("steps", "read", "n_ended", "elapsed_s")
+        names = ("steps", "read", "items", "n_ended", "elapsed_s")
         message = {"op": DIVIDED, "key": key, "run_id": self._worker.state.tasks[key].run_id}
         message |= {name: getattr(left, name) for name in names}
         self._worker.batched_send({**message, "stimulus_id": stimulus_id, **fields})
@@ -187,6 +192,10 @@ class Runs(StreamHandlers):
         duration_s = time() - (ts.start_time or time())
         event = SecedeEvent(key=key, compute_duration=duration_s, stimulus_id=f"secede-{time()}")
         self._worker.handle_stimulus(event)
+
+    def _report_failures(self) -> None:
+        while self._failures:
+            self._report_failed(*self._failures.popleft())
 
     def _report_failed(self, run: Any, left: Any, error: Mapping[str, Any] | None) -> None:
         if self._runs.get(run.key) not in (run, None):
