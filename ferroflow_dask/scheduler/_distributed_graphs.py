@@ -207,6 +207,7 @@ def replace_task(
         # The recommendations are computed anew below, for the tasks as they are then.
         _, client_msgs, worker_msgs = scheduler._transition(ts.key, "released", stimulus_id)
     computation = next((one for one in reversed(scheduler.computations) if ts.group in one.groups), None)
+    inputs = {dts for one in (ts, *map(scheduler.tasks.__getitem__, readers)) for dts in one.dependencies}
     created = []
     for key, spec in specs.items():
         if key not in scheduler.tasks:
@@ -246,6 +247,13 @@ def replace_task(
             recommendations.pop(ts.key, None)
         recommendations |= _fail(scheduler, failed, stimulus_id, client_msgs)
     scheduler._transitions(recommendations, client_msgs, worker_msgs, stimulus_id)
+    inputs.update(*(new.dependencies for new in created))
+    unneeded: dict[Key, Any] = {
+        dts.key: "released"
+        for dts in inputs
+        if dts.state == "memory" and not dts.waiters and not dts.who_wants
+    }
+    scheduler._transitions(unneeded, client_msgs, worker_msgs, stimulus_id)
     scheduler.send_all(client_msgs, worker_msgs)
     scheduler.stimulus_queue_slots_maybe_opened(stimulus_id=stimulus_id)
 

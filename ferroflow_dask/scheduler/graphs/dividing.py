@@ -318,7 +318,8 @@ class Dividing:
             self._free(division, dict(zip(read, items, strict=True)), step_s, is_single=failed is not None)
             if failed is None:
                 self._view.reprice(key, 2 * elapsed_s)
-                if len(bundle.tasks) - len(steps) > 1:
+                # It may be forgotten now, or long-running.
+                if len(bundle.tasks) - len(steps) > 1 and key in self._view.assigned:
                     self._view.divisible[key] = True
 
     def _may_be_late_again(self, key: Key, share: str, elapsed_s: float) -> None:
