@@ -352,13 +352,18 @@ class Dividing:
         values = {
             key: Bundle((Alias(key, (VALUE, key)),), (key,), {(VALUE, key): rest.place(ts.key, key)})
             for key in read
-            if key in needed and key not in self._scheduler.tasks
+            if key in needed and self._is_new(key)
         }
         new = {
             key: replace(one, shares_objects=bundle.shares_objects) for key, one in {**values, **new}.items()
         }
         specs = {key: spec_of(key, one, step_s * len(one.tasks)) for key, one in new.items()}
         self._replace(division, rest, new, specs)
+
+    def _is_new(self, key: Key) -> bool:
+        """Return whether a step has no task, or only one to be computed again if a failed one is retried."""
+        ts = self._scheduler.tasks.get(key)
+        return ts is None or (ts.state == "released" and key not in self._bundles)
 
     def _dealt(self, bundle: Bundle, tasks: Mapping[Key, GraphNode]) -> list[list[Key]]:
         """Deal tasks out to the idle threads, those together that read each other."""
