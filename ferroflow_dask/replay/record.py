@@ -12,6 +12,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dask._task_spec import cull
 from dask.typing import Key
 from dask.utils import key_split
 from distributed import Client
@@ -271,6 +272,27 @@ class Recorder(SchedulerPlugin):
             )
             start_s += own_s[task.key]
 
+    def _note_early(self) -> None:
+        """Note the tasks of bundles whose values clients had before the bundles ended."""
+        for key in list(self._early):
+            if key not in self._early:
+                continue
+            ran, bundles = self._early[key]
+            tasks = {task.key: task for bundle in bundles if bundle is not None for task in bundle.tasks}
+            needed = cull(tasks, tasks.keys() & self._early.keys())
+            if key not in needed:
+                self._ran[key] = replace(ran, dependencies=[])
+                continue
+            durations = [self._average_s(one) for one in needed if one not in self._delivered_s]
+            total_s = sum(durations) + sum(self._delivered_s.get(one, 0.0) for one in needed)
+            bundle = Bundle(tuple(task for one, task in tasks.items() if one in needed), (key,), {})
+            self._note_bundle(replace(ran, duration_s=total_s), bundle)
+
+    def _average_s(self, key: Key) -> float:
+        extension = extension_on(self._scheduler)
+        average = ((extension.graphs.learned() if extension is not None else None) or {}).get(key_split(key))
+        return 0.0 if average is None else average.duration_s
+
     @property
     def n_tasks(self) -> int:
         """Tasks that have run."""
@@ -280,10 +302,7 @@ class Recorder(SchedulerPlugin):
         """Return what was noted, as it is written; raise `ClusterError` if a task is missing."""
         if self.error is not None:
             raise ClusterError(f"a record must have all tasks, got an error: {self.error}") from self.error
-        for key, (ran, bundles) in self._early.items():
-            inside = (task for bundle in bundles if bundle is not None for task in bundle.tasks)
-            inputs = next((task.dependencies for task in inside if task.key == key), frozenset[Key]())
-            self._ran[key] = replace(ran, dependencies=sorted(inputs, key=repr))
+        self._note_early()
         order = self._in_order()
         number = {key: at for at, key in enumerate(order)}
         # What a later graph reads must be there once its own graph has ended.

@@ -246,6 +246,7 @@ class FerroflowStealing(WorkStealing):
         if self._is_closed:
             return
         self.changes.make(self.placement.watch.change())
+        self.fixed.scheduler_started()
         self.messages.open(self.policy.keeps_successors)
         if self.bundles_graphs:
             self.graphs.open(self.fixed.is_fixed)

@@ -85,12 +85,17 @@ class FixedValues:
         self._restrict = restrict
         self._changes = changes
         self._guard = guard
-        #: Types whose results are fixed. Workers in one process share all objects.
-        self.types: frozenset[str] = frozenset() if _distributed.is_in_process(scheduler) else TYPES
+        #: Types whose results are fixed.
+        self.types: frozenset[str] = TYPES
         #: Type of the fixed results by prefix; "" for any.
         self.prefixes: dict[str, str] = {}
         # Values that a worker has failed to fetch without a sign that they are fixed.
         self._doubtful: WeakSet[TaskState] = WeakSet()
+
+    def scheduler_started(self) -> None:
+        """Fix no types if all workers are in this process: they share all objects."""
+        if _distributed.is_in_process(self._scheduler):
+            self.types = frozenset()
 
     def handlers(self) -> Iterable[Change]:
         """Return the changes to the scheduler."""

@@ -365,6 +365,7 @@ async def test_a_paused_worker_starts_no_further_task(cluster: Bundling, gate: G
     (paused,) = [
         worker for worker in cluster.workers if run in worker.extensions[deliveries.EXTENSION]._runs.values()
     ]
+    paused.memory_manager.memory_pause_fraction = False  # otherwise Dask resumes the worker
     paused.status = Status.paused
     await comes(lambda: not run.pending)
     # The other one runs them.

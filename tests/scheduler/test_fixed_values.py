@@ -267,6 +267,7 @@ async def test_a_reader_waits_while_the_only_worker_with_the_value_is_paused(clu
     first = cluster.workers[0]
     value = cluster.client.submit(lock, 0, workers=[first.address], pure=False)
     await value._state.wait()
+    first.memory_manager.memory_pause_fraction = False  # otherwise Dask resumes the worker
     first.status = Status.paused
     await comes(lambda: len(cluster.scheduler.running) == 1)
     reader = cluster.client.submit(name_of, value, pure=False)

@@ -92,7 +92,6 @@ class KnowsBundlesOnWorkers(OnWorkers):
 def _all_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
     take_all_for_short(monkeypatch)
     monkeypatch.setattr(sequence, "_given_up", {})
-    monkeypatch.setattr(sequence, "_too_short_s", {})
     SEEN.update(worker=[], scheduler=[], graphs=[])
 
 
