@@ -236,7 +236,10 @@ class Recorder(SchedulerPlugin):
         if bundle is None:
             self._ran[key] = ran
         else:
-            self._note_bundle(ran, bundle)
+            self._bundle_ended(ran, bundle)
+
+    def _bundle_ended(self, ran: _Ran, bundle: Bundle) -> None:
+        self._note_bundle(ran, bundle)
 
     def _bundle(self, key: Key) -> Bundle | None:
         extension = extension_on(self._scheduler)

@@ -72,7 +72,7 @@ def test_delivered_values_are_recorded_one_by_one_although_their_bundle_has_not_
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.gather(client.map(operator.neg, range(100), pure=False))  # now its duration is known
-    monkeypatch.setattr(Recorder, "_note_bundle", lambda *_: None)
+    monkeypatch.setattr(Recorder, "_bundle_ended", lambda *_: None)
     with record(client, tmp_path / "job.json"):
         futures = client.map(operator.neg, range(100, 200), pure=False)
         client.gather(futures)
