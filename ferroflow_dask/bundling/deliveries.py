@@ -51,14 +51,22 @@ class Deliveries:
     first_s : float, optional
         Longest wait for the first delivery [s]; each later wait is twice as long, up to `_INTERVAL_S`.
         By default all waits are that long.
+    times : dict of int to (float, float), optional
+        Gets start and stop of each step [s].
     """
 
     def __init__(
-        self, extension: Any, bundle: Key | None, keys: Mapping[int, Key], first_s: float | None = None
+        self,
+        extension: Any,
+        bundle: Key | None,
+        keys: Mapping[int, Key],
+        first_s: float | None = None,
+        times: dict[int, tuple[float, float]] | None = None,
     ) -> None:
         self._extension = extension
         self._bundle = bundle
         self._keys = keys
+        self._times = times
         # Value, start and stop of each task.
         self._values: dict[Key, tuple[Any, float, float]] = {}
         self._start_s = time()
@@ -67,13 +75,19 @@ class Deliveries:
 
     def add(self, step: int, value: Any) -> None:
         """Note that a step has ended with a value."""
-        stop_s = time()
+        span = self.lap()
         key = self._keys.get(step)
         if key is not None and not hasattr(type(value), "__next__"):
-            self._values[key] = value, self._start_s, stop_s
-        self._start_s = stop_s
+            self._values[key] = value, *span
+        if self._times is not None:
+            self._times[step] = span
         if perf_counter() > self._next_s:
             self.flush()
+
+    def lap(self) -> tuple[float, float]:
+        """Return start and stop of the step that has just ended [s]."""
+        start_s, self._start_s = self._start_s, time()
+        return start_s, self._start_s
 
     def flush(self) -> None:
         """Hand over the values that are there."""

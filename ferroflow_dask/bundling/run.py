@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from dask.typing import Key
 from distributed import Reschedule
 from distributed.core import error_message
+from distributed.metrics import time
 from distributed.utils import thread_state  # type: ignore[attr-defined]
 
 from ferroflow_dask.bundling import division
@@ -57,8 +58,9 @@ class Taken:
         Steps of the run whose values these read, and which the run exports from now on.
     items : tuple of int
         Items of the run's result that have the values of `read`.
-    values : dict of Key to object
-        The values of `read` that are computed, and those that the thread has not delivered yet.
+    values : dict of Key to (object, float, float)
+        The values of `read` that are computed, and those that the thread has not delivered yet, with start
+        and stop of their steps [s].
     n_ended : int
         Steps of the run that have ended.
     elapsed_s : float
@@ -68,7 +70,7 @@ class Taken:
     steps: tuple[Key, ...]
     read: tuple[Key, ...] = ()
     items: tuple[int, ...] = ()
-    values: dict[Key, Any] = field(default_factory=dict)
+    values: dict[Key, tuple[Any, float, float]] = field(default_factory=dict)
     n_ended: int = 0
     elapsed_s: float = 0.0
 
@@ -107,6 +109,10 @@ class Run:
         worker = getattr(thread_state, "execution_state", {}).get("worker")
         self._extension = worker.extensions.get(EXTENSION) if worker is not None else None
         self._active: dict[int, Key] = getattr(worker, "active_threads", {})
+        # Start and stop of each step [s], if the scheduler wants to know.
+        self._times: dict[int, tuple[float, float]] | None = (
+            {} if getattr(self._extension, "is_traced", False) else None
+        )
         #: Whether the thread should raise `Reschedule` at its end: the scheduler runs the bundle again.
         self.is_void = False
 
@@ -131,7 +137,7 @@ class Run:
         self._extension.started(self)
         try:
             first_s = EARLY_S if self.bundle.is_early else None
-            return self._run(Deliveries(self._extension, self.key, self._delivered, first_s))
+            return self._run(Deliveries(self._extension, self.key, self._delivered, first_s, self._times))
         finally:
             self._extension.ended(self)
             thread_state.ferroflow_key = None
@@ -163,7 +169,7 @@ class Run:
                 finally:
                     del operands
                 values[n + i] = value
-                if self._delivered:
+                if self._delivered or self._times is not None:
                     deliveries.add(i, value)
                 del value
                 if not self._keeps_values:
@@ -194,6 +200,16 @@ class Run:
         return self._extension is not None and all(
             number < 0 or number - n in self._delivered for number in self._exports
         )
+
+    def running_step(self) -> Key:
+        """Return the key of the step that runs, or that runs next."""
+        return self.bundle.keys[max(self._current, 0)]
+
+    def undelivered(self) -> list[tuple[Key, float, float]] | None:
+        """Return start and stop of each step whose value is not delivered [s]; None if they are unknown."""
+        if self._times is None:
+            return None
+        return [(self.bundle.keys[i], *span) for i, span in self._times.items() if i not in self._delivered]
 
     # What leaves the run
 
@@ -236,7 +252,12 @@ class Run:
         self._new_exports.update(n + i for i in new)
         # First the note for the thread, then the look at the value: one of both delivers it.
         self._delivered.update({i: keys[i] for i in new})
-        ready = {keys[i]: values[n + i] for i in self._delivered if is_deliverable(values[n + i])}
+        now_s, times = time(), self._times or {}
+        ready = {
+            keys[i]: (values[n + i], *times.get(i, (now_s, now_s)))
+            for i in self._delivered
+            if is_deliverable(values[n + i])
+        }
         return Taken(
             tuple(keys[i] for i in sorted(taken)),
             tuple(keys[i] for i in read),
@@ -280,9 +301,12 @@ class Run:
     def _failed(self, step: int, error: BaseException, deliveries: Deliveries) -> None:
         """Report a failed step, with the unstarted steps that depend on it; the others run on."""
         message = None
+        start_s, stop_s = deliveries.lap()
         if not isinstance(error, Reschedule):
             _without_own_frames(error)
             message = dict(error_message(error))
+            message["startstops"] = [{"action": "compute", "start": start_s, "stop": stop_s}]
+            message["thread"] = threading.get_ident()
         later = division.depending(self.bundle.reads, self._n_arguments, step)
         deliveries.flush()
         # The scheduler hears of what leaves in the order in which it leaves.

@@ -114,10 +114,12 @@ class Delivery(NamedTuple):
     stop_s: float
 
 
-def _finished_message(delivery: Delivery, worker: str) -> dict[str, Any]:
+def _finished_message(delivery: Delivery, worker: str, thread: int | None) -> dict[str, Any]:
     """Return what Dask tells plugins of a finished task."""
     return {
+        "status": "OK",
         "worker": worker,
+        "thread": thread,
         "nbytes": delivery.nbytes,
         "type": delivery.type,
         "typename": delivery.typename,
@@ -130,6 +132,7 @@ def complete_waiting(
     ws: WorkerState,
     delivered: Mapping[TaskState, Delivery],
     own: object,
+    thread: int | None,
     stimulus_id: str,
 ) -> None:
     """Complete tasks that wait for a task of a worker which has stored their values already.
@@ -141,12 +144,14 @@ def complete_waiting(
     delivered : mapping of TaskState to Delivery
     own : object
         The scheduler plugin whose hook `transition` is not called.
+    thread : int or None
+        The thread that has computed the values.
     stimulus_id : str
     """
     client_msgs: dict[Any, Any] = {}
     recommendations: dict[Key, Any] = {}
     plugins = [plugin for plugin in scheduler.plugins.values() if plugin is not own]
-    details = {ts: _finished_message(delivery, ws.address) for ts, delivery in delivered.items()}
+    details = {ts: _finished_message(delivery, ws.address, thread) for ts, delivery in delivered.items()}
     # From here on nothing can fail halfway.
     for ts, delivery in delivered.items():
         sources = list(ts.waiting_on or ())
@@ -275,6 +280,7 @@ def _fail(
     ts.waiting_on = set()
     names = ("exception", "traceback", "exception_text", "traceback_text")
     details = {name: failed.error[name] for name in names}
+    run = {"status": "error", **{name: failed.error.get(name) for name in ("thread", "startstops")}}
     for dts in ts.dependents:
         if dts.state == "waiting":
             ts.waiters = {*(ts.waiters or ()), dts}
@@ -298,6 +304,7 @@ def _fail(
                 worker=failed.worker,
                 cause=ts.key,
                 **details,
+                **run,
             )
         except FAILURES:
             logger.info("Plugin failed with exception", exc_info=True)

@@ -69,24 +69,26 @@ class Deliveries:
         is_open = self._change is not None and self._change.is_applied
         return is_open and address in self._workers and address in self._scheduler.stream_comms
 
-    def event(self, topic: str, msg: Any) -> None:
-        """Note that a worker announces that it delivers."""
-        if topic == TOPIC and isinstance(msg, dict):
-            self._workers[str(msg.get("worker"))] = msg.get("number", 0)
+    def event(self, topic: str, msg: Any) -> bool:
+        """Note that a worker announces that it delivers; return whether it does."""
+        if topic != TOPIC or not isinstance(msg, dict):
+            return False
+        self._workers[str(msg.get("worker"))] = msg.get("number", 0)
+        return True
 
     def worker_left(self, address: str) -> None:
         """Forget a worker."""
         self._workers.pop(address, None)
 
-    def _arrived(self, *, values: Mapping[Key, Any], worker: str) -> None:
-        if not self._received(values, worker):
+    def _arrived(self, *, values: Mapping[Key, Any], worker: str, thread: int | None = None) -> None:
+        if not self._received(values, worker, thread):
             self._ignored(values=values, worker=worker)
 
-    def _ignored(self, *, values: Mapping[Key, Any], worker: str) -> None:
+    def _ignored(self, *, values: Mapping[Key, Any], worker: str, thread: int | None = None) -> None:
         # An exception would close the worker's stream.
         attempt(lambda: self._refuse(values, worker), f"worker {worker} may keep values that no task has")
 
-    def _complete(self, values: Mapping[Key, Any], worker: str) -> bool:
+    def _complete(self, values: Mapping[Key, Any], worker: str, thread: int | None) -> bool:
         """Complete the tasks that wait for the bundle of their value; return whether that is all of them."""
         ws = self._scheduler.workers.get(worker)
         if ws is None:
@@ -97,7 +99,9 @@ class Deliveries:
             if ts is not None and _is_awaited(ts, ws):
                 completed[ts] = Delivery(*details)
         if completed:
-            _distributed_graphs.complete_waiting(self._scheduler, ws, completed, self._own, DELIVERED)
+            _distributed_graphs.complete_waiting(
+                *(self._scheduler, ws, completed, self._own, thread, DELIVERED)
+            )
             for ts, delivery in completed.items():
                 self._completed(ts, delivery.stop_s - delivery.start_s, delivery.nbytes, worker)
             self.count += len(completed)

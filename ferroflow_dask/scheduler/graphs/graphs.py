@@ -21,6 +21,7 @@ from ferroflow_dask.scheduler.graphs.dividing import Dividing
 from ferroflow_dask.scheduler.graphs.observers import Observers
 from ferroflow_dask.scheduler.graphs.overheads import Overheads
 from ferroflow_dask.scheduler.graphs.samples import Samples
+from ferroflow_dask.scheduler.graphs.task_streams import TaskStreams
 from ferroflow_dask.scheduler.graphs.worker import TOPIC, WorkerBundles
 from ferroflow_dask.scheduler.graphs.worker_runs import WorkerRuns
 from ferroflow_dask.scheduler.worker_plugins import WorkerPluginChange
@@ -87,9 +88,10 @@ class Graphs:
         self.samples = Samples(scheduler)
         self.bundles = Bundles(scheduler, guard, withdraw=withdraw, note=note)
         self.deaths = Deaths(scheduler, self.bundles, view, guard, in_flight)
-        self.observers = Observers(scheduler, self.bundles, guard)
-        self._cancelling = Cancelling(scheduler, self.bundles, guard)
         self.deliveries = Deliveries(scheduler, guard, own, self._delivered)
+        self._streams = TaskStreams(scheduler, changes, self.deliveries.may_send)
+        self.observers = Observers(scheduler, self.bundles, guard, self._streams.look)
+        self._cancelling = Cancelling(scheduler, self.bundles, guard)
         self._overheads = Overheads(scheduler, learned)
         self.dividing = Dividing(
             scheduler,
@@ -132,6 +134,7 @@ class Graphs:
             self._changes.make(on_workers)
         for change in self.observers.changes(self.on_workers[-1]):
             self._changes.make(change)
+        self._streams.look()
 
     def _close(self) -> None:
         """Let graphs run as they come, and split the bundles that have not ended: Dask cannot."""
@@ -168,7 +171,8 @@ class Graphs:
 
     def event(self, topic: str, msg: Any) -> None:
         """Note what a worker announces."""
-        self.deliveries.event(topic, msg)
+        if self.deliveries.event(topic, msg):
+            self._streams.worker_announced(str(msg.get("worker")))
         if topic != TOPIC or not isinstance(msg, dict):
             return
         if "observers" in msg:

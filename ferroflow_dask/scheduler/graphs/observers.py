@@ -7,7 +7,7 @@ there. While one is present, graphs stay as they come, and bundles that no worke
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ferroflow_dask import config
@@ -37,13 +37,18 @@ class Observers:
     scheduler : distributed.Scheduler
     bundles : Bundles
     guard : Guard
+    added : callable
+        Called after a scheduler plugin was added.
     """
 
-    def __init__(self, scheduler: Scheduler, bundles: Bundles, guard: Guard) -> None:
+    def __init__(
+        self, scheduler: Scheduler, bundles: Bundles, guard: Guard, added: Callable[[], None]
+    ) -> None:
         self._scheduler = scheduler
         self._bundles = bundles
         self._guard = guard
         self._note, self._split_unsent = guard(self.reported), guard(self._split)
+        self._added = guard(added)
         self._is_respected = config.respects_observers()
         # The latest report of each worker: its time on the worker [s], and the plugins.
         self._reports: dict[str, tuple[float, list[str]]] = {}
@@ -55,6 +60,7 @@ class Observers:
 
         def add_plugin(*args: Any, **options: Any) -> None:
             stock_add(*args, **options)
+            self._added()
             self._scheduler.loop.add_callback(self._split_unsent)
 
         yield ItemChange("Scheduler.add_plugin", vars(self._scheduler), "add_plugin", add_plugin)

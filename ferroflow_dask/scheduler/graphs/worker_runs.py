@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,12 @@ DIVIDE, DIVIDED = "ferroflow-divide", "ferroflow-divided"
 NARROW = "ferroflow-narrow"
 #: Operation of the message that takes the thread of a running bundle out of the thread pool.
 SECEDE = "ferroflow-secede"
+#: Operation of the message after which bundles report start and stop of each step.
+TRACE = "ferroflow-trace"
+#: Name of these times in the metadata of a bundle's end.
+STEPS = "ferroflow-steps"
+#: Operation by which clients ask for the frames of running tasks.
+_CALL_STACK = "call_stack"
 #: States of a task that a thread runs.
 _RUNNING = frozenset({"executing", "long-running"})
 #: Operation of the messages to the scheduler, of values that are stored.
@@ -55,9 +62,13 @@ class Runs(StreamHandlers):
             DIVIDE: self._divide,
             NARROW: self._narrow,
             SECEDE: self._secede,
+            TRACE: self._trace,
         }
         super().__init__(handlers, CLOSE, self._last)
         self._worker = worker
+        #: Whether start and stop of each step are reported.
+        self.is_traced = False
+        self._stock_call_stack: Callable[..., Any] = worker.handlers[_CALL_STACK]
         # `ferroflow_dask.bundling.run.Run` of each running bundle, by key.
         self._runs: dict[Key, Any] = {}
         # Failures that are not reported yet, as given to `failed`.
@@ -72,6 +83,7 @@ class Runs(StreamHandlers):
         self._n_plugins += 1
         self._is_open = True
         self._worker.extensions[_EXTENSION] = self
+        self._worker.handlers[_CALL_STACK] = self._call_stack
         return self.add(self._worker.stream_handlers)
 
     def close(self) -> None:
@@ -84,6 +96,8 @@ class Runs(StreamHandlers):
         self._is_open = False
         if self._worker.extensions.get(_EXTENSION) is self:
             del self._worker.extensions[_EXTENSION]
+            if self._worker.handlers[_CALL_STACK] == self._call_stack:
+                self._worker.handlers[_CALL_STACK] = self._stock_call_stack
 
     def _last(self) -> None:
         self._stop()
@@ -101,13 +115,16 @@ class Runs(StreamHandlers):
 
     def ended(self, run: Any) -> None:
         """Forget a run."""
+        ts = self._worker.state.tasks.get(run.key)
+        if ts is not None and (steps := run.undelivered()) is not None:
+            ts.metadata[STEPS] = steps
         present = self._runs.pop(run.key, None)
         if present is not run and present is not None:  # it runs again, in another thread
             self._runs[run.key] = present
 
     def deliver(self, bundle: Key, values: Mapping[Key, tuple[Any, float, float]]) -> None:
         """Take values of a running bundle, with start and stop of their tasks."""
-        self._worker.loop.add_callback(self._take, bundle, values)
+        self._worker.loop.add_callback(self._take, bundle, values, threading.get_ident())
 
     def failed(self, run: Any, left: Any, error: Mapping[str, Any] | None) -> None:
         """Report the steps that have left a run: the first one has failed; without an error, it moves."""
@@ -116,7 +133,16 @@ class Runs(StreamHandlers):
 
     # Called by the event loop
 
-    def _take(self, bundle: Key, values: Mapping[Key, tuple[Any, float, float]]) -> None:
+    def _trace(self) -> None:
+        self.is_traced = True
+
+    def _call_stack(self, keys: Collection[Key] | None = None) -> Any:
+        """Return the frames of tasks; those of a bundle's running step for a bundle."""
+        runs = [self._runs.get(key) for key in keys or ()]
+        steps = [run.running_step() for run in runs if run is not None]
+        return self._stock_call_stack(keys=None if keys is None else [*keys, *steps])
+
+    def _take(self, bundle: Key, values: Mapping[Key, tuple[Any, float, float]], thread: int | None) -> None:
         state = self._worker.state
         ts = state.tasks.get(bundle)
         if not self._is_open or ts is None or ts.state not in _RUNNING:
@@ -137,7 +163,7 @@ class Runs(StreamHandlers):
             if kind not in types:
                 types[kind] = _pickled_type(kind)
             details[key] = (one.nbytes, types[kind], typename(kind), start_s, stop_s)
-        self._worker.batched_send({"op": DELIVERED, "values": details})
+        self._worker.batched_send({"op": DELIVERED, "values": details, "thread": thread})
 
     def _run_of(self, key: Key, run_id: int | None = None) -> Any:
         """Return the run of a bundle if the worker still runs it for the scheduler, else None."""
@@ -154,17 +180,16 @@ class Runs(StreamHandlers):
             message = {"op": DIVIDED, "key": key, "run_id": run_id, "steps": ()}
             self._worker.batched_send({**message, "stimulus_id": stimulus_id})
         else:
-            self._report(key, left, stimulus_id)
+            self._report(run, left, stimulus_id)
 
-    def _report(self, key: Key, left: Any, stimulus_id: str, **fields: Any) -> None:
+    def _report(self, run: Any, left: Any, stimulus_id: str, **fields: Any) -> None:
         """Report steps that have left a run, and deliver the values that they read."""
         names = ("steps", "read", "items", "n_ended", "elapsed_s")
-        message = {"op": DIVIDED, "key": key, "run_id": self._worker.state.tasks[key].run_id}
+        message = {"op": DIVIDED, "key": run.key, "run_id": self._worker.state.tasks[run.key].run_id}
         message |= {name: getattr(left, name) for name in names}
         self._worker.batched_send({**message, "stimulus_id": stimulus_id, **fields})
-        now_s = time()
         if left.values:
-            self._take(key, {name: (value, now_s, now_s) for name, value in left.values.items()})
+            self._take(run.key, left.values, run.thread.ident)
 
     def _narrow(self, key: Key, run_id: int, exports: Collection[Key]) -> None:
         tasks = self._worker.state.tasks
@@ -206,7 +231,7 @@ class Runs(StreamHandlers):
         if error is not None:
             text = "Compute Failed\nKey:       %s\nState:     %s\nException: %r\nTraceback: %r\n"
             logger.error(text, left.steps[0], ts.state, error["exception_text"], error["traceback_text"])
-        self._report(run.key, left, f"task-erred-{time()}", failed=left.steps[0], error=error)
+        self._report(run, left, f"task-erred-{time()}", failed=left.steps[0], error=error)
 
 
 class WorkerRuns(WorkerPlugin):
