@@ -112,14 +112,15 @@ class Delivery(NamedTuple):
     typename: str
     start_s: float
     stop_s: float
+    thread: int | None
 
 
-def _finished_message(delivery: Delivery, worker: str, thread: int | None) -> dict[str, Any]:
+def _finished_message(delivery: Delivery, worker: str) -> dict[str, Any]:
     """Return what Dask tells plugins of a finished task."""
     return {
         "status": "OK",
         "worker": worker,
-        "thread": thread,
+        "thread": delivery.thread,
         "nbytes": delivery.nbytes,
         "type": delivery.type,
         "typename": delivery.typename,
@@ -132,7 +133,6 @@ def complete_waiting(
     ws: WorkerState,
     delivered: Mapping[TaskState, Delivery],
     own: object,
-    thread: int | None,
     stimulus_id: str,
 ) -> None:
     """Complete tasks that wait for a task of a worker which has stored their values already.
@@ -144,14 +144,12 @@ def complete_waiting(
     delivered : mapping of TaskState to Delivery
     own : object
         The scheduler plugin whose hook `transition` is not called.
-    thread : int or None
-        The thread that has computed the values.
     stimulus_id : str
     """
     client_msgs: dict[Any, Any] = {}
     recommendations: dict[Key, Any] = {}
     plugins = [plugin for plugin in scheduler.plugins.values() if plugin is not own]
-    details = {ts: _finished_message(delivery, ws.address, thread) for ts, delivery in delivered.items()}
+    details = {ts: _finished_message(delivery, ws.address) for ts, delivery in delivered.items()}
     # From here on nothing can fail halfway.
     for ts, delivery in delivered.items():
         sources = list(ts.waiting_on or ())

@@ -1,9 +1,10 @@
-"""Dask's task stream: an entry for each task of a bundle, on the thread that ran it, and none for the bundle."""
+"""Dask's task stream: an entry for each task of a bundle, on its thread, and none for the bundle."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -62,7 +63,7 @@ async def _record(cluster: Bundling, program: Callable[[Gate], tuple[list[Any], 
     futures = cluster.client.compute(outputs)
     if program is divided:
         await comes(gate.reached.is_set)
-        (name,) = [key for key in cluster.bundles.keys() if "bundle" in str(key)]
+        (name,) = [key for key in list(cluster.bundles.keys()) if "bundle" in str(key)]
         assert cluster.stealing.graphs.dividing.ask(name, "all", "a test")
         await comes(lambda: cluster.counts["divided"])
     gate.open()
@@ -91,7 +92,7 @@ async def test_each_task_has_an_entry(
         spans[entry["worker"], entry["thread"]].append((span["start"], span["stop"]))
     for on_thread in spans.values():
         ordered = sorted(on_thread)
-        assert all(stop <= start + 1e-6 for (_, stop), (start, _) in zip(ordered, ordered[1:], strict=False))
+        assert all(stop <= start + 1e-6 for (_, stop), (start, _) in pairwise(ordered))
     assert not [ts for ts in scheduler.tasks.values() if ts.metadata]
 
 

@@ -97,11 +97,9 @@ class Deliveries:
         for key, details in values.items():
             ts = self._scheduler.tasks.get(key)
             if ts is not None and _is_awaited(ts, ws):
-                completed[ts] = Delivery(*details)
+                completed[ts] = Delivery(*details, thread)
         if completed:
-            _distributed_graphs.complete_waiting(
-                *(self._scheduler, ws, completed, self._own, thread, DELIVERED)
-            )
+            _distributed_graphs.complete_waiting(self._scheduler, ws, completed, self._own, DELIVERED)
             for ts, delivery in completed.items():
                 self._completed(ts, delivery.stop_s - delivery.start_s, delivery.nbytes, worker)
             self.count += len(completed)

@@ -58,7 +58,7 @@ class TaskStreams:
 
 
 def _change(plugin: TaskStreamPlugin | EventStream, scheduler: Scheduler) -> ItemChange:
-    stock = plugin.transition
+    stock: Callable[..., Any] = plugin.transition
 
     def transition(key: Key, start: str, finish: str, *args: Any, **details: Any) -> None:
         steps = (details.get("metadata") or {}).get(STEPS) if finish == "memory" else None
