@@ -115,6 +115,7 @@ HANDLED = {
     "GraphArrivals._created": "the graph runs as it came, and does not wait for others",
     "_outside": "the graph runs as it came, and does not wait for others",
     "outside": "the graph runs as it came",
+    "Graphs._workers_announced": "the graph runs as it came",
     "GraphArrivals._prepare": "the graph runs as it came",
     "GraphArrivals._run_sample": "the graph runs as it came, and the client releases its sample",
     "_in_this_process": "the graph runs as it came",

@@ -175,6 +175,7 @@ class FerroflowStealing(WorkStealing):
             task_views=self.task_views,
             prefetch=self.messages.prefetch,
         )
+        self._overtake = self.guard(self.graphs.dividing.overtake)
         self.placement = Placement(
             scheduler,
             policy,
@@ -516,6 +517,12 @@ class FerroflowStealing(WorkStealing):
             return False
 
     def _decide_worker(self, ts: TaskState) -> WorkerState | None:
+        ws = self._worker_for(ts)
+        if self.view.divisible and ws is not None and self.guard.error is None:
+            self._overtake(ts, ws.address, self.clock())
+        return ws
+
+    def _worker_for(self, ts: TaskState) -> WorkerState | None:
         # Dask places actors and tasks with preferences ("loose" restrictions).
         if not (self._is_closed or ts.actor or ts.loose_restrictions or self.guard.error is not None):
             try:

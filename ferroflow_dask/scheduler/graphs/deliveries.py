@@ -97,7 +97,7 @@ class Deliveries:
         for key, details in values.items():
             ts = self._scheduler.tasks.get(key)
             if ts is not None and _is_awaited(ts, ws):
-                completed[ts] = Delivery(*details, thread)
+                completed[ts] = Delivery._make((*details, thread))
         if completed:
             _distributed_graphs.complete_waiting(self._scheduler, ws, completed, self._own, DELIVERED)
             for ts, delivery in completed.items():

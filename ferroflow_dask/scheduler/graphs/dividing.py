@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from dask._task_spec import Alias, GraphNode, cull
@@ -40,6 +41,10 @@ HALF = "half"
 #: While all threads are busy, bundles are divided if no step has ended for so long [s]: twice the longest
 #: expected duration of a bundle.
 _STUCK_S = 2.0
+#: A task waits so long at most for the bundle of another graph [s].
+_SOON_S = 0.05
+#: Tasks of a worker that are looked at beyond those that its threads run.
+_LOOKED_AT = 16
 #: States of a bundle that has not ended.
 _AHEAD = frozenset({"waiting", "queued", "no-worker", "processing"})
 
@@ -199,6 +204,35 @@ class Dividing:
             task, _ = self._view.assigned[key]
             if n_left and task.has_started and urgency < task.priority[0]:
                 n_left -= self.ask(key, "all", "a more urgent graph has arrived")
+
+    def overtake(self, ts: TaskState, address: str, now: float) -> None:
+        """Let a task that is about to be sent start soon, though bundles of another graph have its worker.
+
+        Without bundles it would wait for the short tasks that the worker has; the others are in Dask's queue.
+        """
+        worker = self._view.workers.get(address)
+        if worker is None or not ts.priority:
+            return
+        first = [task for task in islice(worker.queue, worker.nthreads + _LOOKED_AT) if task.key != ts.key]
+        if len(first) < worker.nthreads:
+            return
+        others = [
+            task
+            for task in first
+            if task.n_steps and task.priority[0] >= ts.priority[0] and task.priority[1] != ts.priority[1]
+        ]
+        waiting = min((task.priority for task in others if not task.has_started), default=ts.priority)
+        if waiting < ts.priority:
+            ts.priority = (*waiting[:-1], waiting[-1] - 1)
+            if ts.key in self._view.assigned:
+                self._view.set_priority(self._view.assigned[ts.key][0], ts.priority)
+        for task in others:
+            ends_at = task.started_at + task.cost_s / worker.speed
+            # A late bundle will probably run on for as long as it has run.
+            left_s = max(ends_at - now, now - task.started_at if now > ends_at else 0.0)
+            is_long = task.has_started and left_s > _SOON_S
+            if is_long and self.ask(task.key, "all", "a task of another graph waits for its thread"):
+                return
 
     def ask_all_on(self, address: str, reason: str) -> None:
         """Ask a worker for all steps that it has not started."""

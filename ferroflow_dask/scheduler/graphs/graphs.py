@@ -89,7 +89,7 @@ class Graphs:
         self.bundles = Bundles(scheduler, guard, withdraw=withdraw, note=note)
         self.deaths = Deaths(scheduler, self.bundles, view, guard, in_flight)
         self.deliveries = Deliveries(scheduler, guard, own, self._delivered)
-        self._streams = TaskStreams(scheduler, changes, self.deliveries.may_send)
+        self._streams = TaskStreams(scheduler, changes, guard, self.deliveries.may_send)
         self.observers = Observers(scheduler, self.bundles, guard, self._streams.look)
         self._cancelling = Cancelling(scheduler, self.bundles, guard)
         self._overheads = Overheads(scheduler, learned)

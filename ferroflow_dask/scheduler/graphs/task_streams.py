@@ -6,14 +6,14 @@ delivers are reported with them in any case.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
 from distributed.diagnostics.eventstream import EventStream
 from distributed.diagnostics.task_stream import TaskStreamPlugin
 
-from ferroflow_dask.scheduler.changes import Changes, ItemChange
+from ferroflow_dask.scheduler.changes import Changes, Guard, ItemChange
 from ferroflow_dask.scheduler.graphs.worker_runs import STEPS, TRACE
 
 if TYPE_CHECKING:
@@ -30,13 +30,17 @@ class TaskStreams:
     ----------
     scheduler : distributed.Scheduler
     changes : Changes
+    guard : Guard
     may_send : callable
         Returns whether a worker understands the messages about bundles, by its address.
     """
 
-    def __init__(self, scheduler: Scheduler, changes: Changes, may_send: Callable[[str], bool]) -> None:
+    def __init__(
+        self, scheduler: Scheduler, changes: Changes, guard: Guard, may_send: Callable[[str], bool]
+    ) -> None:
         self._scheduler = scheduler
         self._changes = changes
+        self._guard = guard
         self._may_send = may_send
         self._known: set[int] = set()
 
@@ -46,7 +50,7 @@ class TaskStreams:
         for plugin in self._scheduler.plugins.values():
             if isinstance(plugin, TaskStreamPlugin | EventStream) and id(plugin) not in self._known:
                 self._known.add(id(plugin))
-                self._changes.make(_change(plugin, self._scheduler))
+                self._changes.make(self._change(plugin))
         if had_none:
             for address in self._scheduler.workers:
                 self.worker_announced(address)
@@ -56,34 +60,33 @@ class TaskStreams:
         if self._known and self._may_send(address):
             self._scheduler.worker_send(address, {"op": TRACE})
 
+    def _change(self, plugin: TaskStreamPlugin | EventStream) -> ItemChange:
+        stock: Callable[..., Any] = plugin.transition
+        entries = self._guard(self._entries)
 
-def _change(plugin: TaskStreamPlugin | EventStream, scheduler: Scheduler) -> ItemChange:
-    stock: Callable[..., Any] = plugin.transition
+        def transition(key: Key, start: str, finish: str, *args: Any, **details: Any) -> None:
+            steps = entries(key, details) if finish == "memory" else None
+            for step, one in [(key, details)] if steps is None else steps:
+                stock(step, start, finish, *args, **one)
 
-    def transition(key: Key, start: str, finish: str, *args: Any, **details: Any) -> None:
-        steps = (details.get("metadata") or {}).get(STEPS) if finish == "memory" else None
+        name = f"{type(plugin).__name__}.transition"
+        return ItemChange(name, vars(plugin), "transition", transition)
+
+    def _entries(self, key: Key, details: Mapping[str, Any]) -> list[tuple[Key, dict[str, Any]]] | None:
+        """Return the tasks in a bundle, and what Dask tells plugins of each; None for other tasks."""
+        steps = (details.get("metadata") or {}).get(STEPS)
         if steps is None:
-            stock(key, start, finish, *args, **details)
-            return
-        ts = scheduler.tasks.get(key)
+            return None
+        ts = self._scheduler.tasks.get(key)
         if ts is not None and ts.metadata is not None:
             ts.metadata.pop(STEPS, None)
             ts.metadata = ts.metadata or None  # as if the report had none
-        for step, one in _entries(steps, details):
-            stock(step, start, finish, *args, **one)
-
-    name = f"{type(plugin).__name__}.transition"
-    return ItemChange(name, vars(plugin), "transition", transition)
-
-
-def _entries(
-    steps: list[tuple[Key, float, float]], details: Mapping[str, Any]
-) -> Iterator[tuple[Key, dict[str, Any]]]:
-    """Yield the key of each task in a bundle and what Dask tells plugins of it."""
-    common = {name: value for name, value in details.items() if name not in _OF_RESULT}
-    # The first one has what the worker did before the bundle ran, as for a single task.
-    before = [span for span in details.get("startstops") or () if span["action"] != "compute"]
-    for key, start_s, stop_s in steps:
-        span = {"action": "compute", "start": start_s, "stop": stop_s}
-        yield key, common | {"startstops": [*before, span]}
-        before = []
+        common = {name: value for name, value in details.items() if name not in _OF_RESULT}
+        # The first one has what the worker did before the bundle ran, as for a single task.
+        before = [span for span in details.get("startstops") or () if span["action"] != "compute"]
+        found = []
+        for step, start_s, stop_s in steps:
+            span = {"action": "compute", "start": start_s, "stop": stop_s}
+            found.append((step, common | {"startstops": [*before, span]}))
+            before = []
+        return found
