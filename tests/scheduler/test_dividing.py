@@ -35,6 +35,7 @@ from waiting import comes
 from ferroflow_dask import uninstall
 from ferroflow_dask.bundling import deliveries, sequence
 from ferroflow_dask.policy import stealing
+from ferroflow_dask.scheduler.graphs import dividing
 
 pytestmark = pytest.mark.cluster
 
@@ -202,6 +203,49 @@ async def test_the_others_leave_a_bundle_of_which_a_task_secedes(cluster: Bundli
 def secede_and_wait(key: str, gate: str, *values: int) -> int:
     secede()
     return wait_at(key, gate, *values)
+
+
+@pytest.mark.parametrize("is_actor", [False, True])
+@runs_on(on_bundling_cluster, resources=(None,))
+async def test_a_task_of_another_graph_starts_after_the_running_step(
+    cluster: Bundling, gate: Gate, is_actor: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dividing, "_SOON_S", 0.0)
+    await cluster.stealing.settled()
+    futures = cluster.client.compute([gate.task("leaf-0", 0), *leaves("leaf", 20)[1:]])
+    await comes(gate.reached.is_set)
+    function = Noting if is_actor else add
+    other = cluster.client.submit(function, "other-0", key="other-0", actor=is_actor, fifo_timeout="0s")
+    await comes(lambda: cluster.counts["divided"] == 1)
+    gate.open()
+    await wait([other])
+    order = list(CALLS)
+    assert order.index("other-0") == order.index("leaf-0") + 1
+    assert await cluster.client.gather(futures) == [i + 1 for i in range(20)]
+    assert ran_once()
+
+
+@runs_on(on_bundling_cluster, resources=(None,))
+async def test_a_less_urgent_task_of_another_graph_divides_no_bundle(
+    cluster: Bundling, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dividing, "_SOON_S", 0.0)
+    await cluster.stealing.settled()
+    futures = cluster.client.compute([gate.task("leaf-0", 0), *leaves("leaf", 20)[1:]])
+    await comes(gate.reached.is_set)
+    other = cluster.client.submit(add, "other-0", key="other-0", priority=-1, fifo_timeout="0s")
+    await cluster.processing(other)
+    gate.open()
+    await cluster.client.gather(futures)
+    await other
+    assert cluster.counts["divided"] == 0
+
+
+class Noting:
+    """Actor that notes when it is made."""
+
+    def __init__(self, key: str) -> None:
+        CALLS[key] += 1
 
 
 @runs_on(on_bundling_cluster)

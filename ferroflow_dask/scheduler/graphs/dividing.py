@@ -221,9 +221,10 @@ class Dividing:
             for task in first
             if task.n_steps and task.priority[0] >= ts.priority[0] and task.priority[1] != ts.priority[1]
         ]
-        waiting = min((task.priority for task in others if not task.has_started), default=ts.priority)
-        if waiting < ts.priority:
-            ts.priority = (*waiting[:-1], waiting[-1] - 1)
+        # What leaves the running bundle has its priority, too.
+        earliest = min((task.priority for task in others), default=ts.priority)
+        if earliest < ts.priority:
+            ts.priority = (*earliest[:-1], earliest[-1] - 1)
             if ts.key in self._view.assigned:
                 self._view.set_priority(self._view.assigned[ts.key][0], ts.priority)
         for task in others:
