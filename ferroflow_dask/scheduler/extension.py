@@ -140,6 +140,7 @@ class FerroflowStealing(WorkStealing):
             guard=self.guard,
             followers=followers,
         )
+        self.refusals = Refusals(scheduler, self.messages.prefetch.doubtful.add)
         self.graphs = Graphs(
             scheduler,
             learned,
@@ -149,10 +150,10 @@ class FerroflowStealing(WorkStealing):
             view=self.view,
             clock=clock,
             in_flight=self._in_flight_from,
+            refused=self.refusals.add,
             changes=self.changes,
             guard=self.guard,
         )
-        self.refusals = Refusals(scheduler, self.messages.prefetch.doubtful.add)
         self.fixed = FixedValues(
             scheduler,
             bundle_of=self.graphs.bundles.get,

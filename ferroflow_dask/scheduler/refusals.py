@@ -57,8 +57,12 @@ class Refusals:
         ts = self._scheduler.tasks.get(key)
         ws = None if ts is None else ts.processing_on
         if ws is not None and ws.address == worker and stimulus_id.startswith(_RAISED):
-            self.refused[key] = (*(other for other in self.refused.get(key, ()) if other != worker), worker)
-            self._doubt(key)
+            self.add(key, worker)
+
+    def add(self, key: Key, worker: str) -> None:
+        """Note that a task has refused a worker."""
+        self.refused[key] = (*(other for other in self.refused.get(key, ()) if other != worker), worker)
+        self._doubt(key)
 
     def changed(self, key: Key, finish: str) -> None:
         """Note a transition of a task that has refused a worker."""

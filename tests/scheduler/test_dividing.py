@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -327,12 +328,16 @@ async def test_a_task_that_asks_for_another_worker_moves_alone(cluster: Bundling
     futures = cluster.client.compute(leaves("leaf", 20, **{at: reschedule_once}))
     assert await asyncio.wait_for(cluster.client.gather(futures), 10) == [i + 1 for i in range(20)]
     assert {n for key, n in CALLS.items() if key.startswith("leaf-")} == {1}
+    refused, used = (next(key for key in CALLS if key.startswith(word)) for word in ("refused", "used"))
+    assert refused.split()[1] != used.split()[1]
 
 
 def reschedule_once(key: str, *values: int) -> int:
     if not CALLS[f"asked {key}"]:
         CALLS[f"asked {key}"] += 1
+        CALLS[f"refused {threading.current_thread().name}"] += 1
         raise Reschedule
+    CALLS[f"used {threading.current_thread().name}"] += 1
     return add(key, *values)
 
 

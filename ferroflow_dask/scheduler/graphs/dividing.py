@@ -111,6 +111,8 @@ class Dividing:
         Returns whether a worker understands the messages, by its address.
     note : callable
         Notes a decision about a task: its key, what was decided and why.
+    refused : callable
+        Notes that a step has raised `Reschedule`: its key and the worker's address.
     """
 
     def __init__(
@@ -123,10 +125,12 @@ class Dividing:
         view: ClusterView,
         may_send: Callable[[str], bool],
         note: Callable[[Key, str, str], None],
+        refused: Callable[[Key, str], None],
     ) -> None:
         self._scheduler = scheduler
         self._bundles = bundles
         self._guard = guard
+        self._refused = refused
         self._cluster = cluster
         self._view = view
         self._may_send = may_send
@@ -350,7 +354,7 @@ class Dividing:
                 self._fail(division, failure)
                 return
             step_s = max(_cost_s(ts) / len(bundle.tasks), elapsed_s / (n_ended + 1))
-            self._free(division, dict(zip(read, items, strict=True)), step_s, is_single=failed is not None)
+            self._free(division, dict(zip(read, items, strict=True)), step_s, refusing=failed)
             if failed is None:
                 self._view.reprice(key, 2 * elapsed_s)
                 # It may be forgotten now, or long-running.
@@ -373,12 +377,19 @@ class Dividing:
             return True  # it cannot be redefined
         return any(task.key in tasks and task.key not in own for task in bundle.tasks if task.key in steps)
 
-    def _free(self, division: _Division, read: Mapping[Key, int], step_s: float, *, is_single: bool) -> None:
-        """Run steps that have left a bundle in bundles of their own, or as single tasks if they are long."""
+    def _free(
+        self, division: _Division, read: Mapping[Key, int], step_s: float, *, refusing: Key | None
+    ) -> None:
+        """Run steps that have left a bundle in bundles of their own, or as single tasks if they are long.
+
+        If one has refused its worker, it and those that depend on it are single tasks.
+        """
         ts, bundle, wanted = division.ts, division.bundle, division.wanted
         tasks = cull({task.key: task for task in bundle.tasks if task.key in division.steps}, wanted)
         groups = [[key] for key in tasks]
-        if not is_single and step_s < separate_s(self._cluster()):
+        if refusing in tasks and refusing is not None and ts.processing_on is not None:
+            self._refused(refusing, ts.processing_on.address)
+        if refusing is None and step_s < separate_s(self._cluster()):
             groups = self._dealt(bundle, tasks)
         shares = {key: (key_split(key), step_s) for key in tasks}
         new = bundles_of(groups, tasks, wanted, shares, bundle.places)

@@ -54,6 +54,8 @@ class Graphs:
         Returns the time [s].
     in_flight : callable
         As in `Deaths`.
+    refused : callable
+        As in `Dividing`.
     changes : Changes
     guard : Guard
     """
@@ -69,6 +71,7 @@ class Graphs:
         view: ClusterView,
         clock: Callable[[], float],
         in_flight: Callable[[str], Iterable[Key]],
+        refused: Callable[[Key, str], None],
         changes: Changes,
         guard: Guard,
     ) -> None:
@@ -101,6 +104,7 @@ class Graphs:
             view=view,
             may_send=self.deliveries.may_send,
             note=note,
+            refused=refused,
         )
         #: The changes on workers, which are made and undone by coroutines.
         self.on_workers: list[WorkerPluginChange] = []
