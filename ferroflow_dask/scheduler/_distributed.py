@@ -137,7 +137,8 @@ def placement_changes(
 
 def message_changes(
     scheduler: Scheduler,
-    message: Callable[[TaskState, Callable[[TaskState], dict[str, Any]]], dict[str, Any] | None],
+    instead: Callable[[TaskState], dict[str, Any] | None],
+    completed: Callable[[TaskState, dict[str, Any]], dict[str, Any] | None],
     may_drop: Callable[[Key, str], bool],
 ) -> Iterable[Change]:
     """Return the changes to the messages that workers get.
@@ -145,15 +146,18 @@ def message_changes(
     Parameters
     ----------
     scheduler : distributed.Scheduler
-    message : callable
-        Returns the message for a task, given the function that makes Dask's own; None for that.
+    instead : callable
+        Returns the message for a task; None for Dask's own.
+    completed : callable
+        Returns Dask's message for a task, which it may change, with what is added to it; None if it fails.
     may_drop : callable
         Returns whether a worker, by its address, may be asked to drop its replica of a key.
     """
     stock_task_to_msg, stock_remove = scheduler._task_to_msg, scheduler.request_remove_replicas
 
     def task_to_msg(ts: TaskState) -> dict[str, Any]:
-        return message(ts, stock_task_to_msg) or stock_task_to_msg(ts)
+        # An exception of Dask's own function is none of the plugin.
+        return instead(ts) or completed(ts, stock_task_to_msg(ts)) or stock_task_to_msg(ts)
 
     def request_remove_replicas(addr: str, keys: list[Key], *, stimulus_id: str) -> None:
         dropped = [key for key in keys if may_drop(key, addr)]

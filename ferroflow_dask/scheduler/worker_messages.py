@@ -104,9 +104,8 @@ class WorkerMessages:
             self._changes.make(CallChange("inlined results", keep, self.inlining.close))
         if self.prefetch.is_open or self.inlining.is_open:
             may_drop = self._guard(self.prefetch.may_drop, default=True)
-            for change in _distributed.message_changes(
-                self._scheduler, message=self._guard(self._message), may_drop=may_drop
-            ):
+            instead, completed = self._guard(self._instead), self._guard(self._completed)
+            for change in _distributed.message_changes(self._scheduler, instead, completed, may_drop):
                 self._changes.make(change)
 
     def clear(self) -> None:
@@ -131,9 +130,10 @@ class WorkerMessages:
         elif topic == inlining_worker.TOPIC and isinstance(msg, dict):
             self.inlining.supports(msg.get("worker", ""), msg.get("number", 0))
 
-    def _message(self, ts: TaskState, stock: Callable[[TaskState], dict[str, Any]]) -> dict[str, Any] | None:
-        """Return the message for a task: Dask's own with what is added to it, or a confirmation."""
-        message = self.prefetch.message(ts) if self.prefetch.ahead else None
-        if message is None and ts.processing_on is not None:
-            message = self.inlining.message(ts, ts.processing_on, stock(ts))
-        return message
+    def _instead(self, ts: TaskState) -> dict[str, Any] | None:
+        """Return the confirmation of a prefetched task; None if the worker does not have it."""
+        return self.prefetch.message(ts) if self.prefetch.ahead else None
+
+    def _completed(self, ts: TaskState, message: dict[str, Any]) -> dict[str, Any]:
+        """Return Dask's message for a task, with what is added to it."""
+        return message if ts.processing_on is None else self.inlining.message(ts, ts.processing_on, message)

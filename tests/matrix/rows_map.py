@@ -23,6 +23,7 @@ from matrix.tasks import (
     pause_ms,
     runs,
     wait_for_notes,
+    wait_until,
 )
 from matrix.trial import Trial
 
@@ -135,14 +136,15 @@ def map_priority(trial: Trial) -> Any:
     client, gate = trial.client, blocked(trial)
     low = client.map(_start, [f"low-{i}" for i in range(40)], folder=trial.folder, priority=0)
     high = client.map(_start, [f"high-{i}" for i in range(40)], folder=trial.folder, priority=10)
-    _arrived(trial)
+    _arrived(trial, high)
     open_gate(trial.folder)
     wait([*low, *high, *gate])
     return {"low first": low_before_high(trial.folder), "runs": runs(trial.folder)}
 
 
-def _arrived(trial: Trial) -> None:
-    """Wait until the scheduler has handled all messages of the client."""
+def _arrived(trial: Trial, futures: list[Any]) -> None:
+    """Wait until the scheduler has the graph of some futures, and has handled all messages of the client."""
+    wait_until(lambda: futures[-1].key in trial.scheduler.tasks)
     trial.client.submit(inc, 0, key="arrived", priority=2000, workers=trial.workers[:1]).release()
     trial.client.sync(trial.client.scheduler.identity)
 
@@ -216,7 +218,7 @@ def map_fifo_timeout(trial: Trial) -> Any:
         late = [f"low-{i}" for i in range(40)]
         first = trial.client.map(_start, [f"high-{i}" for i in range(40)], folder=str(folder))
         second = trial.client.map(_start, late, folder=str(folder), fifo_timeout=timeout)
-        _arrived(inner)
+        _arrived(inner, second)
         open_gate(str(folder))
         wait([*first, *second, *gate])
         found[name] = low_before_high(str(folder))

@@ -77,6 +77,10 @@ class Trial:
         return [ws.address for ws in sorted(self.scheduler.workers.values(), key=lambda ws: ws.name)]
 
 
+#: First item of what is observed of a program that raises an exception.
+_RAISES = "the program raises"
+
+
 @dataclass
 class Result:
     """Observations of a trial.
@@ -246,7 +250,7 @@ class Variant:
                 try:
                     results.append(row.run(trial))
                 except BaseException as error:  # noqa: BLE001 -- any is an observation
-                    results.append(("the program raises", error_of(error)))
+                    results.append((_RAISES, error_of(error)))
                     error.__traceback__ = None
 
         with dask.config.set(scheduler="dask.distributed"):
@@ -280,12 +284,18 @@ def problem_of(row: Row, stock: Result, other: Result, policy: str) -> str | Non
     """Return how a trial breaks the promise of a row; None if it does not."""
     if other.hangs and not stock.hangs:
         return "hangs"
+    if _raises(other) and not _raises(stock):
+        return f"raises {other.observed[1]}"
     found = row.compare(stock.observed, other.observed)
     if found is not None:
         return f"differs: {found}"
     if policy == BUNDLES:
         return _problem_of_bundles(row, stock.n_tasks, other.bundled)
     return f"{len(other.bundled)} tasks in bundles" if policy == PLAIN and other.bundled else None
+
+
+def _raises(result: Result) -> bool:
+    return isinstance(result.observed, tuple) and result.observed[:1] == (_RAISES,)
 
 
 def _problem_of_bundles(row: Row, n_tasks: int, bundled: set[str]) -> str | None:

@@ -213,9 +213,10 @@ class Dividing:
         """Let a task that is about to be sent start soon, though bundles of another graph have its worker.
 
         Without bundles it would wait for the short tasks that the worker has; the others are in Dask's queue.
+        There the tasks of a later bundle would be, too.
         """
         worker = self._view.workers.get(address)
-        if worker is None or not ts.priority:
+        if worker is None or not ts.priority or ts.key in self._bundles:
             return
         first = [task for task in islice(worker.queue, worker.nthreads + _LOOKED_AT) if task.key != ts.key]
         if len(first) < worker.nthreads:
