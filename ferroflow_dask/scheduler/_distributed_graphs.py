@@ -15,7 +15,7 @@ from dask._task_spec import GraphNode, convert_legacy_graph, cull
 from dask.typing import Key
 from distributed.diagnostics.progress import MultiProgress, Progress
 from distributed.metrics import time
-from distributed.protocol.serialize import Serialized, deserialize
+from distributed.protocol.serialize import Serialized, ToPickle, deserialize
 from distributed.scheduler import Transition
 
 from ferroflow_dask.bundling.declared import Chunks
@@ -102,6 +102,21 @@ def comparison_change(
 
     name = "_find_lost_dependencies"
     return ItemChange(f"Scheduler.{name}", vars(scheduler), name, find_lost_dependencies)
+
+
+def run_spec_change(scheduler: Scheduler, original: Callable[[Key], GraphNode | None]) -> Change:
+    """Return the change that sends clients a task as its graph has it, to run it locally.
+
+    `original` returns None for a task that the scheduler has as it came.
+    """
+    name = "get_runspec"
+    stock = scheduler.handlers[name]
+
+    def get_runspec(*args: Any, key: Any = None, **options: Any) -> Any:
+        found = original(tuple(key) if isinstance(key, list) else key)
+        return stock(*args, key=key, **options) if found is None else ToPickle(found)
+
+    return ItemChange(f"Scheduler.handlers[{name!r}]", scheduler.handlers, name, get_runspec)
 
 
 class Delivery(NamedTuple):

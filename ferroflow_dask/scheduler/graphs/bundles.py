@@ -23,7 +23,7 @@ from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.bundling.graphs import written_task
 from ferroflow_dask.bundling.results import VALUE, Place
 from ferroflow_dask.bundling.sequence import bundle_in
-from ferroflow_dask.scheduler._distributed_graphs import Failed, replace_task
+from ferroflow_dask.scheduler._distributed_graphs import Failed, replace_task, run_spec_change
 from ferroflow_dask.scheduler.changes import Change, Guard, ItemChange
 from ferroflow_dask.scheduler.graphs.sharing import Sharing
 
@@ -152,6 +152,12 @@ class Bundles:
         """Return the bundles that hold a task, by the text of its key; O(tasks in bundles)."""
         return [holder for key, holder in self._holders.items() if str(key) == name]
 
+    def original(self, key: Key) -> GraphNode | None:
+        """Return a task as its graph has it if it runs in a bundle, or reads from one."""
+        bundle = self._bundles.get(self._holders.get(key, key))
+        tasks = bundle.tasks if bundle is not None else ()
+        return next((task for task in tasks if task.key == key and not _is_value(task)), None)
+
     # Values that another graph reads
 
     def hold_some(self, keys: Iterable[Key]) -> bool:
@@ -249,6 +255,8 @@ class Bundles:
 
     def changes(self) -> Iterable[Change]:
         """Return the changes to the scheduler."""
+        if "get_runspec" in self._scheduler.handlers:  # that of an extension of Dask's
+            yield run_spec_change(self._scheduler, self._guard(self.original))
         handlers = self._scheduler.stream_handlers
         for operation in (_ERRED, _RESCHEDULE):
             stock = handlers[operation]
