@@ -12,14 +12,17 @@ pytestmark = pytest.mark.cluster
 
 #: Programs that run here; `python tests/partner_programs.py` runs all. Each partner and each way is in one.
 SELECTED = [
-    *(f"{partner} map 2ms last 1 4x1" for partner in PARTNERS),
+    *(f"{partner} map 2ms {at} 1 4x1" for partner in PARTNERS for at in ("first", "last")),
+    "file delayed 0.1ms middle 1 4x1",
     "file delayed 0.1ms last 1 4x1",
     "file bag 0ms first 1 4x1",
+    "file bag 0ms last 1 4x1",
+    "file bag 0.1ms pairs 30 4x1",
     "file map 0ms last 1 2x2",
     "queue delayed 2ms last 1 2x2",
 ]
 #: After this time a program hangs [s]. None takes a second on an idle machine.
-_LIMIT_S = 20.0
+_LIMIT_S = 60.0
 
 
 def test_selected_programs_end_in_bundles(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,7 +156,7 @@ def _count_context(x: int) -> int:
 
 def _precision(x: int) -> str:
     text = str(decimal.Decimal(1) / decimal.Decimal(3))
-    decimal.getcontext().prec = 3
+    decimal.setcontext(decimal.Context(prec=3))  # Dask's own context may be shared by all tasks
     return text
 
 

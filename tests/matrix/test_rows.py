@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from matrix.known import KNOWN
 from matrix.rows import ROWS
 from matrix.trial import BUNDLES, PLAIN, STOCK, Result, Variant, all_short, problem_of
 
@@ -36,17 +35,6 @@ def results() -> Iterator[Callable[[str, str], Result]]:
 def test_the_program_observes_what_it_observes_in_stock(
     name: str, policy: str, results: Callable[[str, str], Result]
 ) -> None:
-    known = KNOWN.get(name)
-    is_known = known is not None and policy in known.policies
-    if known is not None and is_known and not known.is_run:
-        pytest.skip(f"known: {known.reason}")
     stock = results(name, STOCK)
     assert not stock.hangs
-    problem = problem_of(ROWS[name], stock, results(name, policy), policy)
-    if known is not None and is_known and problem is not None:
-        pytest.xfail(f"known: {known.reason}")
-    assert problem is None
-
-
-def test_known_differences_are_of_rows() -> None:
-    assert KNOWN.keys() <= ROWS.keys()
+    assert problem_of(ROWS[name], stock, results(name, policy), policy) is None
