@@ -42,10 +42,8 @@ def main() -> int:
                 problem = problem_of(row, stock, result, policy)
                 n_wrong += problem is not None
                 share = f"{len(result.bundled)}/{stock.n_tasks}"
-                print(
-                    f"{name} | {policy} | {share} | {result.divisions} | {took_s:.2f} s | {problem or 'equal'}",
-                    flush=True,
-                )
+                facts = f"{share} | {result.divisions} | {took_s:.2f} s"
+                print(f"{name} | {policy} | {facts} | {problem or 'equal'}", flush=True)
         for variant in (reference, *variants.values()):
             variant.close()
     return int(n_wrong > 0)
