@@ -56,6 +56,8 @@ class Taken:
     steps : tuple of Key
     read : tuple of Key
         Steps of the run whose values these read, and which the run exports from now on.
+    unfinished : tuple of Key
+        Those of `read` whose values are not computed yet.
     items : tuple of int
         Items of the run's result that have the values of `read`.
     values : dict of Key to (object, float, float)
@@ -69,6 +71,7 @@ class Taken:
 
     steps: tuple[Key, ...]
     read: tuple[Key, ...] = ()
+    unfinished: tuple[Key, ...] = ()
     items: tuple[int, ...] = ()
     values: dict[Key, tuple[Any, float, float]] = field(default_factory=dict)
     n_ended: int = 0
@@ -261,6 +264,7 @@ class Run:
         return Taken(
             tuple(keys[i] for i in sorted(taken)),
             tuple(keys[i] for i in read),
+            tuple(keys[i] for i in read if keys[i] not in ready),
             tuple(self._exports.index(n + i) for i in read),
             ready,
             sum(value is not UNCOMPUTED for value in values[n:]),

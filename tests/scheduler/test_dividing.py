@@ -103,6 +103,12 @@ def readers_of_hidden_values(gate: Gate) -> list[Any]:
     return [task("total-0", start, *[task(f"next-{i}", first, second, i) for i in range(1, 12)])]
 
 
+def both_kinds_of_readers(gate: Gate) -> list[Any]:
+    """Of the tasks behind the running one, some read it, and these read free ones, too."""
+    start, free = gate.task("next-0", 1), [task(f"next-{i}", i) for i in range(1, 12)]
+    return [task("end-0", start, free[-1]), *free]
+
+
 def diamond(gate: Gate) -> list[Any]:
     first = task("first-0", 1)
     return [task("end-0", gate.task("next-0", first), *[task(f"next-{i}", first, i) for i in range(1, 8)])]
@@ -144,15 +150,23 @@ async def test_a_divided_bundle_has_the_same_values_and_each_task_runs_once(
     await with_values(cluster, futures, outputs, gate)
 
 
-@pytest.mark.parametrize("program", [independent, readers_of_a_finished_value])
+@pytest.mark.parametrize("share", ["free", "all"])
+@pytest.mark.parametrize(
+    ("program", "key"),
+    [
+        (independent, "leaf-0"),
+        (readers_of_a_finished_value, "next-0"),
+        (both_kinds_of_readers, "next-0"),
+    ],
+)
 @runs_on(on_bundling_cluster)
 async def test_free_tasks_end_while_the_running_one_waits(
-    cluster: Bundling, program: Program, gate: Gate
+    cluster: Bundling, program: Program, key: str, gate: Gate, share: str
 ) -> None:
     await cluster.stealing.settled()
     outputs = program(gate)
     futures = cluster.client.compute(outputs)
-    await divide(cluster, gate, outputs[0].key, "free")
+    await divide(cluster, gate, key, share)
     # No clock makes the other worker steal the bundles that wait for the thread.
     await comes(lambda: all(future.done() for future in futures[1:]) or cluster.stealing.ask_pass())
     assert not futures[0].done()

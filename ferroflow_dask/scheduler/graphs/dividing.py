@@ -63,6 +63,8 @@ class _Division:
     items : dict of Key to int
         The values of the bundle that other tasks read, with their items.
     stimulus_id : str
+    unfinished : frozenset of Key, optional
+        Steps of the bundle whose values these read, and which are not computed yet.
     """
 
     ts: TaskState
@@ -70,6 +72,7 @@ class _Division:
     steps: frozenset[Key]
     items: dict[Key, int]
     stimulus_id: str
+    unfinished: frozenset[Key] = frozenset()
 
     @property
     def wanted(self) -> set[Key]:
@@ -321,6 +324,7 @@ class Dividing:
         steps: Collection[Key],
         stimulus_id: str,
         read: Collection[Key] = (),
+        unfinished: Collection[Key] = (),
         items: Collection[int] = (),
         n_ended: int = 0,
         elapsed_s: float = 0.0,
@@ -350,7 +354,10 @@ class Dividing:
         else:
             self._note(key, "divided", f"{len(steps)} of {len(bundle.tasks)} tasks leave: {reason}")
             self._bundles.counts["divided"] += 1
-            division = _Division(ts, bundle, frozenset(steps), self._read(ts, bundle), stimulus_id)
+            read_outside = self._read(ts, bundle)
+            division = _Division(
+                ts, bundle, frozenset(steps), read_outside, stimulus_id, frozenset(unfinished)
+            )
             if failure is not None:
                 self._fail(division, failure)
                 return
@@ -391,7 +398,7 @@ class Dividing:
         if refusing in tasks and refusing is not None and ts.processing_on is not None:
             self._refused(refusing, ts.processing_on.address)
         if refusing is None and step_s < separate_s(self._cluster()):
-            groups = self._dealt(bundle, tasks)
+            groups = self._dealt(division, tasks)
         shares = {key: (key_split(key), step_s) for key in tasks}
         new = bundles_of(groups, tasks, wanted, shares, bundle.places)
         rest = division.rest(read)
@@ -412,15 +419,28 @@ class Dividing:
         ts = self._scheduler.tasks.get(key)
         return ts is None or (ts.state == "released" and key not in self._bundles)
 
-    def _dealt(self, bundle: Bundle, tasks: Mapping[Key, GraphNode]) -> list[list[Key]]:
-        """Deal tasks out to the idle threads, those together that read each other."""
-        keys = [task.key for task in bundle.tasks if task.key in tasks]
-        number = {key: i for i, key in enumerate(keys)}
-        reads = [[number[needed] for needed in tasks[key].dependencies if needed in number] for key in keys]
-        parts = components(reads, 0, range(len(keys)))
+    def _dealt(self, division: _Division, tasks: Mapping[Key, GraphNode]) -> list[list[Key]]:
+        """Deal tasks out to the idle threads, those together that read each other.
+
+        Those that wait for a running step are apart from the others: it may wait for these.
+        """
+        # In their order, by the running steps that they depend on.
+        waits: dict[Key, frozenset[Key]] = {}
+        for key in (task.key for task in division.bundle.tasks if task.key in tasks):
+            needed = tasks[key].dependencies
+            waits[key] = (division.unfinished & needed).union(*(waits.get(one, ()) for one in needed))
         n_idle = sum(max(0, ws.nthreads - len(ws.processing)) for ws in self._scheduler.idle.values())
-        shares = longest_first([float(len(part)) for part in parts], max(1, min(n_idle, len(parts))))
-        return [[keys[i] for i in sorted(step for at in share for step in parts[at])] for share in shares]
+        groups = []
+        for equal in sorted(dict.fromkeys(waits.values()), key=len):  # each after those that it reads
+            keys = [key for key, one in waits.items() if one == equal]
+            number = {key: i for i, key in enumerate(keys)}
+            reads = [[number[one] for one in tasks[key].dependencies if one in number] for key in keys]
+            parts = components(reads, 0, range(len(keys)))
+            shares = longest_first([float(len(part)) for part in parts], max(1, min(n_idle, len(parts))))
+            groups += [
+                [keys[i] for i in sorted(step for at in share for step in parts[at])] for share in shares
+            ]
+        return groups
 
     def _fail(self, division: _Division, failed: Failed) -> None:
         """Make a step fail under its own key, and with it the steps that depend on it."""

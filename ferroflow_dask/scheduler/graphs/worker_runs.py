@@ -184,7 +184,7 @@ class Runs(StreamHandlers):
 
     def _report(self, run: Any, left: Any, stimulus_id: str, **fields: Any) -> None:
         """Report steps that have left a run, and deliver the values that they read."""
-        names = ("steps", "read", "items", "n_ended", "elapsed_s")
+        names = ("steps", "read", "unfinished", "items", "n_ended", "elapsed_s")
         message = {"op": DIVIDED, "key": run.key, "run_id": self._worker.state.tasks[run.key].run_id}
         message |= {name: getattr(left, name) for name in names}
         self._worker.batched_send({**message, "stimulus_id": stimulus_id, **fields})
