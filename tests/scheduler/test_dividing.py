@@ -103,10 +103,9 @@ def readers_of_hidden_values(gate: Gate) -> list[Any]:
     return [task("total-0", start, *[task(f"next-{i}", first, second, i) for i in range(1, 12)])]
 
 
-def both_kinds_of_readers(gate: Gate) -> list[Any]:
-    """Of the tasks behind the running one, some read it, and these read free ones, too."""
-    start, free = gate.task("next-0", 1), [task(f"next-{i}", i) for i in range(1, 12)]
-    return [task("end-0", start, free[-1]), *free]
+def pairs(gate: Gate) -> list[Any]:
+    """Each second task reads the one before: one of them the running one, the others are free."""
+    return [task(f"next-{i}", task(f"first-{i}", i) if i else gate.task("first-0", 0), i) for i in range(20)]
 
 
 def diamond(gate: Gate) -> list[Any]:
@@ -156,7 +155,7 @@ async def test_a_divided_bundle_has_the_same_values_and_each_task_runs_once(
     [
         (independent, "leaf-0"),
         (readers_of_a_finished_value, "next-0"),
-        (both_kinds_of_readers, "next-0"),
+        (pairs, "first-0"),
     ],
 )
 @runs_on(on_bundling_cluster)
