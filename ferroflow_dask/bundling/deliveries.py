@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from time import perf_counter
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dask._task_spec import Task
@@ -51,28 +50,36 @@ class Deliveries:
     first_s : float, optional
         Longest wait for the first delivery [s]; each later wait is twice as long, up to `_INTERVAL_S`.
         By default all waits are that long.
+    clock : callable, optional
+        Returns the time [s], as workers tell it.
     """
 
     def __init__(
-        self, extension: Any, bundle: Key | None, keys: Mapping[int, Key], first_s: float | None = None
+        self,
+        extension: Any,
+        bundle: Key | None,
+        keys: Mapping[int, Key],
+        first_s: float | None = None,
+        clock: Callable[[], float] = time,
     ) -> None:
+        self._clock = clock
         self._extension = extension
         self._bundle = bundle
         self._keys = keys
         # Value, start and stop of each task.
         self._values: dict[Key, tuple[Any, float, float]] = {}
-        self._start_s = time()
+        self._start_s = clock()
         self._wait_s = _INTERVAL_S if first_s is None else first_s
-        self._next_s = perf_counter() + self._wait_s
+        self._next_s = self._start_s + self._wait_s
 
     def add(self, step: int, value: Any) -> None:
         """Note that a step has ended with a value."""
-        stop_s = time()
+        stop_s = self._clock()
         key = self._keys.get(step)
         if key is not None and not hasattr(type(value), "__next__"):
             self._values[key] = value, self._start_s, stop_s
         self._start_s = stop_s
-        if perf_counter() > self._next_s:
+        if stop_s > self._next_s:
             self.flush()
 
     def flush(self) -> None:
@@ -81,4 +88,4 @@ class Deliveries:
             self._extension.deliver(self._bundle, self._values)
             self._wait_s = min(2 * self._wait_s, _INTERVAL_S)
         self._values = {}
-        self._next_s = perf_counter() + self._wait_s
+        self._next_s = self._clock() + self._wait_s

@@ -167,7 +167,8 @@ def bundle_graph(
         if bundle.is_plain(name):
             written[name] = bundle.tasks[0]
             continue
-        rewritten[name] = replace(bundle, shares_objects=shares_objects)
+        turns = tuple(position[task.key] * len(bundles) / len(keys) for task in bundle.tasks)
+        rewritten[name] = replace(bundle, shares_objects=shares_objects, turns=turns)
         cost_s = sum(shares[task.key][1] for task in bundle.tasks)
         try:
             written[name] = written_task(name, rewritten[name], cost_s, isolation)
@@ -221,10 +222,13 @@ def bundles_of(
     wanted: Collection[Key],
     shares: Mapping[Key, tuple[str, float]],
     places: Mapping[Key, Place],
+    *,
+    token: str = "",
 ) -> dict[Key, Bundle]:
     """Return the bundles of a cut by the key of their task, in an order in which they can run.
 
-    `shares` has the prefix of each task and its expected duration [s].
+    `shares` has the prefix of each task and its expected duration [s]. `token` is a part of the keys that no
+    other bundles have; it is made if left out.
     """
     group_of = {key: n for n, inside in enumerate(groups) for key in inside}
     read = {
@@ -233,7 +237,7 @@ def bundles_of(
         for needed in task.dependencies
         if needed in group_of and group_of[needed] != group_of[key]
     }
-    token = uuid.uuid4().hex
+    token = token or uuid.uuid4().hex
     place = dict(places)
     found: dict[Key, Bundle] = {}
     for n, inside in enumerate(groups):

@@ -9,7 +9,7 @@ deques", PPoPP 2013, with the lazy splitting of Mohr, Kranz and Halstead, "Lazy 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from enum import Enum
@@ -83,6 +83,9 @@ class Run:
         The results of other tasks that the bundle reads.
     """
 
+    #: Returns the time [s].
+    clock: Callable[[], float] = staticmethod(perf_counter)
+
     def __init__(self, bundle: ExecuteTasks, results: Sequence[Any]) -> None:
         self.bundle = bundle
         self.key: Key | None = getattr(thread_state, "key", None)
@@ -95,7 +98,7 @@ class Run:
         self._values: list[Any] = [*arguments, *[UNCOMPUTED] * len(bundle.steps)]
         self._exports = list(bundle.exports)
         self._delivered = dict(bundle.delivered)
-        self._start_s = perf_counter()
+        self._start_s = self.clock()
         # The event loop divides the run while it holds this lock; the thread ends the run with it.
         self._lock = threading.Lock()
         self._is_over = False
@@ -195,6 +198,10 @@ class Run:
             number < 0 or number - n in self._delivered for number in self._exports
         )
 
+    def claim(self, step: int) -> bool:
+        """Take a step out of `pending`; return whether it had no owner. Threads do the same inline."""
+        return self.pending.pop(step, _TAKEN) is not _TAKEN
+
     # What leaves the run
 
     def take(self, which: str) -> Taken | None:
@@ -243,7 +250,7 @@ class Run:
             tuple(self._exports.index(n + i) for i in read),
             ready,
             sum(value is not UNCOMPUTED for value in values[n:]),
-            perf_counter() - self._start_s,
+            self.clock() - self._start_s,
         )
 
     def _clear(self) -> None:

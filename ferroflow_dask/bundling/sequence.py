@@ -86,6 +86,10 @@ class ExecuteTasks:
         """The numbers of the values that each step reads."""
         return [tuple([number for _, number in read]) for _, _, read, _ in self.steps]
 
+    def computes(self, step: int) -> bool:
+        """Return whether a step calls a function of its task, and does not only hand on a value."""
+        return self.functions[self.steps[step][0]] is not _same
+
     def __call__(self, *results: Any) -> Any:
         """Return the exported value of a chain, otherwise `Results`.
 

@@ -182,6 +182,7 @@ def replace_task(
     *,
     keeps: bool = False,
     failed: Failed | None = None,
+    priorities: Mapping[Key, tuple[float, ...]] | None = None,
 ) -> None:
     """Replace a task that has not ended, or a part of it, by several others, which then run.
 
@@ -200,7 +201,10 @@ def replace_task(
         Whether `ts` goes on: it yields fewer values than before, or Dask is about to release it.
     failed : Failed, optional
         A task of `specs` or `readers` that has failed on a worker.
+    priorities : mapping of Key to tuple of float, optional
+        Of tasks of `specs` or `readers` that have others than `ts`.
     """
+    priorities = priorities or {}
     client_msgs: dict[Any, Any] = {}
     worker_msgs: dict[Any, Any] = {}
     if ts.state != "released" and not keeps:
@@ -212,7 +216,8 @@ def replace_task(
     for key, spec in specs.items():
         if key not in scheduler.tasks:
             new = scheduler.new_task(key, spec, "released", computation=computation)
-            new.priority, new.annotations = ts.priority, dict(ts.annotations or {})
+            new.priority = priorities.get(key, ts.priority)
+            new.annotations = dict(ts.annotations or {})
             created.append(new)
     recommendations: dict[Key, Any] = {}
     if ts.key in specs:
@@ -225,6 +230,7 @@ def replace_task(
         reader = scheduler.tasks[key]
         _redefine(scheduler, reader, spec)
         if reader.state == "waiting":
+            reader.priority = priorities.get(key, reader.priority)
             found = _wait_for_inputs(reader)
             recommendations |= found if failed is None else {}  # the readers fail, too
     if ts.key not in specs and not keeps:
@@ -317,7 +323,7 @@ def _complete_progress(scheduler: Scheduler, key: Key, stimulus_id: str) -> None
 
 
 def _depend(scheduler: Scheduler, ts: TaskState, spec: GraphNode) -> None:
-    for key in spec.dependencies:
+    for key in sorted(spec.dependencies, key=repr):  # in virtual time, each run is the same
         ts.add_dependency(scheduler.tasks[key])
 
 

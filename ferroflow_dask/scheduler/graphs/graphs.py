@@ -99,6 +99,7 @@ class Graphs:
             view=view,
             may_send=self.deliveries.may_send,
             note=note,
+            clock=clock,
         )
         #: The changes on workers, which are made and undone by coroutines.
         self.on_workers: list[WorkerPluginChange] = []
@@ -118,8 +119,8 @@ class Graphs:
             announced=self._workers_announced,
         )
         self._changes.make(CallChange("bundled graphs", lambda: None, self._close))
-        changes = (self.deliveries.change(self.dividing.received), self._cancelling.change())
-        for change in (*self.bundles.changes(), *self.deaths.changes(), *changes, *self._arrivals.changes()):
+        self.receive()
+        for change in (*self.deaths.changes(), self._cancelling.change(), *self._arrivals.changes()):
             self._changes.make(change)
         # A worker gets bundles once it announces that it can run them: it delivers by then.
         plugins: dict[str, WorkerPlugin] = {
@@ -131,6 +132,11 @@ class Graphs:
             self.on_workers.append(on_workers)
             self._changes.make(on_workers)
         for change in self.observers.changes(self.on_workers[-1]):
+            self._changes.make(change)
+
+    def receive(self) -> None:
+        """Take what workers send about bundles."""
+        for change in (*self.bundles.changes(), self.deliveries.change(self.dividing.received)):
             self._changes.make(change)
 
     def _close(self) -> None:
