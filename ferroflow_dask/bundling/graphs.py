@@ -24,7 +24,7 @@ from ferroflow_dask.bundling.ordering import in_order
 from ferroflow_dask.bundling.peak import GraphMemory, held_nbytes
 from ferroflow_dask.bundling.predict import Cut, Work
 from ferroflow_dask.bundling.results import VALUE, Place
-from ferroflow_dask.bundling.sequence import NO_WORK, sequence_of
+from ferroflow_dask.bundling.sequence import NO_WORK, handed_on, sequence_of
 from ferroflow_dask.cluster_profile import ClusterProfile
 
 
@@ -255,7 +255,8 @@ def bundles_of(
         needed = dict.fromkeys(key for one in inside for key in tasks[one].dependencies if key not in own)
         places_of = {key: place.get(key, (key, None)) for key in needed}
         found[name] = bundle = Bundle(tuple(tasks[key] for key in inside), exports, places_of, delivered)
-        place |= {key: bundle.place(name, key) for key in exports}
+        returns_results = bundle.returns_results(name)
+        place |= {key: (name, item if returns_results else None) for item, key in enumerate(exports)}
         for key in delivered:
             found[key] = Bundle((Alias(key, (VALUE, key)),), (key,), {(VALUE, key): place.pop(key)})
     return found
@@ -284,6 +285,9 @@ def written_task(name: Key, bundle: Bundle, cost_s: float, isolation: Isolation 
 
     `isolation` remembers what it finds about the objects of a graph.
     """
+    if len(bundle.tasks) == 1 and isinstance(bundle.tasks[0], Alias) and bundle.tasks[0].key == name:
+        ((result, item),) = bundle.places.values()
+        return Task(name, handed_on(name, item), TaskRef(result))
     results = {
         result: n for n, result in enumerate(dict.fromkeys(task for task, _ in bundle.places.values()))
     }

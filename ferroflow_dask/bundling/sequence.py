@@ -246,6 +246,14 @@ def sequence_of(
     )
 
 
+def handed_on(key: Key, item: int | None) -> ExecuteTasks:
+    """Return the function of a task that only gives a value of its input, an item or all of it, its own key.
+
+    The same as by `sequence_of`, in a tenth of the time: each task that a client wants may have one.
+    """
+    return ExecuteTasks((_same,), ((0, (None,), ((0, 0),), (0,)),), (key,), ((0, item),), (1,))
+
+
 def _names(tasks: Sequence[GraphNode]) -> dict[str, int]:
     return dict(Counter(key_split(task.key) for task in tasks if not isinstance(task, NO_WORK)))
 

@@ -304,11 +304,18 @@ class Dividing:
                 self._fail(division, failure)
                 return
             step_s = max(_cost_s(ts) / len(bundle.tasks), elapsed_s / (n_ended + 1))
-            self._free(division, dict(zip(read, items, strict=True)), step_s, is_single=failed is not None)
+            # Without unstarted steps, the bundle's thread will be idle, too.
+            n_more = 0 if share == HALF else 1
+            is_single = failed is not None
+            new_items = dict(zip(read, items, strict=True))
+            self._free(division, new_items, step_s, is_single=is_single, n_more=n_more)
             if failed is None:
-                self._view.reprice(key, 2 * elapsed_s)
+                n_left = len(bundle.tasks) - len(steps) - n_ended
+                # A late step will probably take as long again.
+                left_s = n_left * step_s if share == HALF else elapsed_s
+                self._view.reprice(key, elapsed_s + left_s)
                 # It may be forgotten now, or long-running.
-                if len(bundle.tasks) - len(steps) - n_ended > 1 and key in self._view.assigned:
+                if n_left > 1 and key in self._view.assigned:
                     self._view.divisible[key] = True
 
     def _may_be_late_again(self, key: Key, share: str, elapsed_s: float) -> None:
@@ -327,14 +334,19 @@ class Dividing:
             return True  # it cannot be redefined
         return any(task.key in tasks and task.key not in own for task in bundle.tasks if task.key in steps)
 
-    def _free(self, division: _Division, read: Mapping[Key, int], step_s: float, *, is_single: bool) -> None:
-        """Run steps that have left a bundle in bundles of their own, or as single tasks if they are long."""
+    def _free(
+        self, division: _Division, read: Mapping[Key, int], step_s: float, *, is_single: bool, n_more: int
+    ) -> None:
+        """Run steps that have left a bundle in bundles of their own, or as single tasks if they are long.
+
+        These are for the idle threads, and `n_more` others.
+        """
         ts, bundle, wanted = division.ts, division.bundle, division.wanted
         needed = cull({task.key: task for task in bundle.tasks if task.key in division.steps}, wanted)
         tasks = {task.key: task for task in bundle.tasks if task.key in needed}  # in their order
         groups = [[key] for key in tasks]
         if not is_single and step_s < separate_s(self._cluster()):
-            groups = self._dealt(bundle, tasks)
+            groups = self._dealt(bundle, tasks, n_more)
         shares = {key: (key_split(key), step_s) for key in tasks}
         new = bundles_of(groups, tasks, wanted, shares, bundle.places, token=self._bundles.token())
         rest, turns = division.rest(read), division.turns
@@ -360,14 +372,18 @@ class Dividing:
         ts = self._scheduler.tasks.get(key)
         return ts is None or (ts.state == "released" and key not in self._bundles)
 
-    def _dealt(self, bundle: Bundle, tasks: Mapping[Key, GraphNode]) -> list[list[Key]]:
-        """Deal tasks out to the idle threads, those together that read each other."""
+    def _dealt(self, bundle: Bundle, tasks: Mapping[Key, GraphNode], n_more: int) -> list[list[Key]]:
+        """Deal tasks out to the idle threads and some more, those together that read each other.
+
+        Other divisions that are under way have their share of these threads.
+        """
         keys = [task.key for task in bundle.tasks if task.key in tasks]
         number = {key: i for i, key in enumerate(keys)}
         reads = [[number[needed] for needed in tasks[key].dependencies if needed in number] for key in keys]
         parts = components(reads, 0, range(len(keys)))
         n_idle = sum(max(0, ws.nthreads - len(ws.processing)) for ws in self._scheduler.idle.values())
-        shares = longest_first([float(len(part)) for part in parts], max(1, min(n_idle, len(parts))))
+        n_shares = max(1, min(n_idle // (len(self._asked) + 1) + n_more, len(parts)))
+        shares = longest_first([float(len(part)) for part in parts], n_shares)
         return [[keys[i] for i in sorted(step for at in share for step in parts[at])] for share in shares]
 
     def _fail(self, division: _Division, failed: Failed) -> None:
