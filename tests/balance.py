@@ -1,11 +1,11 @@
 """How well bundles are balanced in virtual time: makespan ÷ bound, tasks and messages of the scheduler.
 
-`python tests/balance.py --save FILE` writes one line for each run, and `--against FILE` compares with the lines of
-another version, which `PYTHONPATH=OTHER python tests/balance.py --save FILE` has written.
+`python tests/balance.py --save FILE` writes one line for each run, and `--against FILE` compares with the
+lines of another version, which `PYTHONPATH=OTHER python tests/balance.py --save FILE` has written.
 
-The makespan is the time from the first start of a task to the last completion. The bound is the work divided by
-the speeds of all threads, or the longest task on the fastest thread, whichever is longer. `summed` programs have
-one task that reads all others: of `wanted` ones the client wants each result.
+The makespan is the time from the first start of a task to the last completion. The bound is the work divided
+by the speeds of all threads, or the longest task on the fastest thread, whichever is longer. `summed`
+programs have one task that reads all others: of `wanted` ones the client wants each result.
 
 Tasks that only hand a delivered value on, deliveries, and the releases of delivered bundles do not count, as
 versions before virtual workers ran bundles step by step did not have them. Those also took the steps behind a
@@ -85,7 +85,7 @@ def one_run(name: str, threads: int, is_equal: bool, is_summed: bool, seed: int)
     cluster.check()
     record: Any = cluster.record
     ran = [one for one in record.executions if one.stop > one.start]
-    bound_s = max(sum(durations_s) / sum(speeds), max(durations_s))
+    bound_s = max(sum(durations_s) / sum(speeds), *durations_s)
     messages = record.n_messages
     if hasattr(record, "messages"):
         messages -= sum(record.messages[op] for op in _DELIVERY)

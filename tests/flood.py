@@ -1,7 +1,8 @@
-"""Wrong durations in virtual time: bundles of tasks that take 60 times as long as was learned, or some of them.
+"""Wrong durations in virtual time: tasks in bundles take 60 times as long as was learned, or half of them do.
 
-`python tests/flood.py` prints divisions ÷ bundles, and the CPU time of the scheduler's event loop ÷ that without
-bundles, each the least of several runs. Cutting a graph is not part of it: a scheduler does it in another thread.
+`python tests/flood.py` prints divisions ÷ bundles, and the CPU time of the scheduler's event loop ÷ that
+without bundles, each the least of several runs. Cutting a graph is not part of it: a scheduler does it in
+another thread.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ _MESSAGES = 3
 #: A running bundle is late by so much at least [s], and so many times the expected duration of a step: on a
 #: busy machine several times the expected duration is usual.
 _LATE_S, _LATE = 0.05, 4.0
-#: Time of the scheduler for a division [s]. While it makes one for each thread, every rest gets shorter anyway.
+#: Time of the scheduler for a division [s]. A rest that ends before it could make one for each thread stays.
 _DIVISION_S = 5e-4
 #: Running bundles looked at for one idle worker.
 _BUNDLES_LOOKED_AT = 256
@@ -257,7 +257,8 @@ def _divide(thief: WorkerView, view: ClusterView, now: float) -> Iterator[Instru
             return
         if may_halve and left_s > least_s and (best is None or left_s > best[0]):
             best = left_s, task, worker
-    if best is not None:
+    # Divisions that are under way may be for this thread.
+    if best is not None and len(view.dividing) < view.n_idle:
         left_s, task, worker = best
         yield DivideTask(task.key, worker.key, thief.key, "half", (_HAS_REST, left_s))
 

@@ -1,4 +1,4 @@
-"""Bundles in virtual time: they run step by step, and are divided where steps take long or wait for others."""
+"""Bundles in virtual time: they run step by step, and are divided where steps take long or wait."""
 
 from __future__ import annotations
 

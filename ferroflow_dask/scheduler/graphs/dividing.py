@@ -148,6 +148,7 @@ class Dividing:
         self._note = note
         # The shares and reasons of the divisions that workers have not answered, by bundle.
         self._asked: dict[Key, tuple[str, str]] = {}
+        view.dividing = self._asked
         # Bundles of which some values are needed no longer.
         self._narrowed: dict[Key, None] = {}
         #: Divisions that workers were asked for.
@@ -303,7 +304,8 @@ class Dividing:
             if failure is not None:
                 self._fail(division, failure)
                 return
-            step_s = max(_cost_s(ts) / len(bundle.tasks), elapsed_s / (n_ended + 1))
+            # Half of the running step is over.
+            step_s = max(_cost_s(ts) / len(bundle.tasks), elapsed_s / (n_ended + 0.5))
             # Without unstarted steps, the bundle's thread will be idle, too.
             n_more = 0 if share == HALF else 1
             is_single = failed is not None
@@ -382,7 +384,7 @@ class Dividing:
         reads = [[number[needed] for needed in tasks[key].dependencies if needed in number] for key in keys]
         parts = components(reads, 0, range(len(keys)))
         n_idle = sum(max(0, ws.nthreads - len(ws.processing)) for ws in self._scheduler.idle.values())
-        n_shares = max(1, min(n_idle // (len(self._asked) + 1) + n_more, len(parts)))
+        n_shares = min(max(1, n_idle // (len(self._asked) + 1)) + n_more, len(parts))
         shares = longest_first([float(len(part)) for part in parts], n_shares)
         return [[keys[i] for i in sorted(step for at in share for step in parts[at])] for share in shares]
 
