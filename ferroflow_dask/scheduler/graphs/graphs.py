@@ -21,6 +21,7 @@ from ferroflow_dask.scheduler.graphs.dividing import Dividing
 from ferroflow_dask.scheduler.graphs.observers import Observers
 from ferroflow_dask.scheduler.graphs.overheads import Overheads
 from ferroflow_dask.scheduler.graphs.samples import Samples
+from ferroflow_dask.scheduler.graphs.scaling import Scaling
 from ferroflow_dask.scheduler.graphs.worker import TOPIC, WorkerBundles
 from ferroflow_dask.scheduler.graphs.worker_runs import WorkerRuns
 from ferroflow_dask.scheduler.worker_plugins import WorkerPluginChange
@@ -88,6 +89,7 @@ class Graphs:
         self.bundles = Bundles(scheduler, guard, withdraw=withdraw, note=note)
         self.deaths = Deaths(scheduler, self.bundles, view, guard, in_flight)
         self.observers = Observers(scheduler, self.bundles, guard)
+        self._scaling = Scaling(scheduler, self.bundles, guard)
         self._cancelling = Cancelling(scheduler, self.bundles, guard)
         self.deliveries = Deliveries(scheduler, guard, own, self._delivered)
         self._overheads = Overheads(scheduler, learned)
@@ -120,7 +122,8 @@ class Graphs:
         )
         self._changes.make(CallChange("bundled graphs", lambda: None, self._close))
         self.receive()
-        for change in (*self.deaths.changes(), self._cancelling.change(), *self._arrivals.changes()):
+        changes = (*self.deaths.changes(), self._cancelling.change(), *self._scaling.changes())
+        for change in (*changes, *self._arrivals.changes()):
             self._changes.make(change)
         # A worker gets bundles once it announces that it can run them: it delivers by then.
         plugins: dict[str, WorkerPlugin] = {
