@@ -43,7 +43,7 @@ class Scaling:
         needed = self._guard(self._needed, default=0)
 
         def adaptive_target(target_duration: Any = None) -> int:
-            return max(stock(target_duration), needed(target_duration))
+            return int(max(stock(target_duration), needed(target_duration)))
 
         yield ItemChange(f"Scheduler.{_NAME}", vars(scheduler), _NAME, adaptive_target)
         if _NAME in scheduler.handlers:
@@ -63,7 +63,8 @@ class Scaling:
             return 0
         if target_duration is None:
             target_duration = dask.config.get("distributed.adaptive.target-duration")
-        n_threads = min(n_steps, math.ceil(expected_s / parse_timedelta(target_duration)))
+        target_s: float = parse_timedelta(target_duration)
+        n_threads = min(n_steps, math.ceil(expected_s / target_s))
         workers = self._scheduler.workers.values()
-        n_of_each = sum(ws.nthreads for ws in workers) / len(workers) if workers else 1
+        n_of_each: float = sum(ws.nthreads for ws in workers) / len(workers) if workers else 1
         return math.ceil(n_threads / n_of_each)
