@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ferroflow_dask.topology import Host, Link, Runtime, Topology, Worker
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
 
 #: One way [s], and sums with it are exact in binary.
@@ -36,3 +37,9 @@ def pinned(n: int) -> dict[Any, VirtualTask]:
     """Return tasks that prefer worker 0; their cost is declared."""
     preference = {"workers": [0], "allow_other_workers": True, "ferroflow_cost": 0.5}
     return independent(n, annotations=preference)
+
+
+def bundling_cluster(workers: int, threads: int = 1, **options: Any) -> VirtualCluster:
+    """Return a cluster that bundles short tasks, and whose messages have the costs of Dask's."""
+    host = Host("here", 1e9, (Worker(threads),) * workers, inside=Link(1e-4, 1e9))
+    return VirtualCluster.on(Topology([host], runtime=Runtime()), **{"validate": True, **options})

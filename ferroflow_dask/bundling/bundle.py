@@ -31,6 +31,8 @@ class Bundle:
         Whether the first values are delivered at once: some bundles of a graph start before all others.
     shares_objects : bool, optional
         Whether the tasks share objects when they run by themselves, too, as in a cluster in one process.
+    turns : tuple of float, optional
+        For each task: where it would stand in the order of the graph, in which bundles stand, too.
     """
 
     tasks: tuple[GraphNode, ...]
@@ -39,6 +41,7 @@ class Bundle:
     delivered: tuple[Key, ...] = ()
     is_early: bool = False
     shares_objects: bool = False
+    turns: tuple[float, ...] = ()
 
     def returns_results(self, name: Key) -> bool:
         """Return whether the bundle returns `Results` if it runs under a key."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from time import perf_counter
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dask._task_spec import Task
@@ -53,6 +52,8 @@ class Deliveries:
         By default all waits are that long.
     times : dict of int to (float, float), optional
         Gets start and stop of each step [s].
+    clock : callable, optional
+        Returns the time [s], as workers tell it.
     """
 
     def __init__(
@@ -60,18 +61,21 @@ class Deliveries:
         extension: Any,
         bundle: Key | None,
         keys: Mapping[int, Key],
+        *,
         first_s: float | None = None,
         times: dict[int, tuple[float, float]] | None = None,
+        clock: Callable[[], float] = time,
     ) -> None:
+        self._clock = clock
         self._extension = extension
         self._bundle = bundle
         self._keys = keys
         self._times = times
         # Value, start and stop of each task.
         self._values: dict[Key, tuple[Any, float, float]] = {}
-        self._start_s = time()
+        self._start_s = clock()
         self._wait_s = _INTERVAL_S if first_s is None else first_s
-        self._next_s = perf_counter() + self._wait_s
+        self._next_s = self._start_s + self._wait_s
 
     def add(self, step: int, value: Any) -> None:
         """Note that a step has ended with a value."""
@@ -81,12 +85,12 @@ class Deliveries:
             self._values[key] = value, *span
         if self._times is not None:
             self._times[step] = span
-        if perf_counter() > self._next_s:
+        if span[1] > self._next_s:
             self.flush()
 
     def lap(self) -> tuple[float, float]:
         """Return start and stop of the step that has just ended [s]."""
-        start_s, self._start_s = self._start_s, time()
+        start_s, self._start_s = self._start_s, self._clock()
         return start_s, self._start_s
 
     def flush(self) -> None:
@@ -95,4 +99,4 @@ class Deliveries:
             self._extension.deliver(self._bundle, self._values)
             self._wait_s = min(2 * self._wait_s, _INTERVAL_S)
         self._values = {}
-        self._next_s = perf_counter() + self._wait_s
+        self._next_s = self._clock() + self._wait_s

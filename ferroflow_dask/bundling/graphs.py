@@ -24,7 +24,7 @@ from ferroflow_dask.bundling.ordering import in_order
 from ferroflow_dask.bundling.peak import GraphMemory, held_nbytes
 from ferroflow_dask.bundling.predict import Cut, Work
 from ferroflow_dask.bundling.results import VALUE, Place
-from ferroflow_dask.bundling.sequence import NO_WORK, sequence_of
+from ferroflow_dask.bundling.sequence import NO_WORK, handed_on, sequence_of
 from ferroflow_dask.cluster_profile import ClusterProfile
 
 
@@ -167,7 +167,8 @@ def bundle_graph(
         if bundle.is_plain(name):
             written[name] = bundle.tasks[0]
             continue
-        rewritten[name] = replace(bundle, shares_objects=shares_objects)
+        turns = tuple(position[task.key] * len(bundles) / len(keys) for task in bundle.tasks)
+        rewritten[name] = replace(bundle, shares_objects=shares_objects, turns=turns)
         cost_s = sum(shares[task.key][1] for task in bundle.tasks)
         try:
             written[name] = written_task(name, rewritten[name], cost_s, isolation)
@@ -221,10 +222,13 @@ def bundles_of(
     wanted: Collection[Key],
     shares: Mapping[Key, tuple[str, float]],
     places: Mapping[Key, Place],
+    *,
+    token: str = "",
 ) -> dict[Key, Bundle]:
     """Return the bundles of a cut by the key of their task, in an order in which they can run.
 
-    `shares` has the prefix of each task and its expected duration [s].
+    `shares` has the prefix of each task and its expected duration [s]. `token` is a part of the keys that no
+    other bundles have; it is made if left out.
     """
     group_of = {key: n for n, inside in enumerate(groups) for key in inside}
     read = {
@@ -233,7 +237,7 @@ def bundles_of(
         for needed in task.dependencies
         if needed in group_of and group_of[needed] != group_of[key]
     }
-    token = uuid.uuid4().hex
+    token = token or uuid.uuid4().hex
     place = dict(places)
     found: dict[Key, Bundle] = {}
     for n, inside in enumerate(groups):
@@ -251,7 +255,8 @@ def bundles_of(
         needed = dict.fromkeys(key for one in inside for key in tasks[one].dependencies if key not in own)
         places_of = {key: place.get(key, (key, None)) for key in needed}
         found[name] = bundle = Bundle(tuple(tasks[key] for key in inside), exports, places_of, delivered)
-        place |= {key: bundle.place(name, key) for key in exports}
+        returns_results = bundle.returns_results(name)
+        place |= {key: (name, item if returns_results else None) for item, key in enumerate(exports)}
         for key in delivered:
             found[key] = Bundle((Alias(key, (VALUE, key)),), (key,), {(VALUE, key): place.pop(key)})
     return found
@@ -280,6 +285,9 @@ def written_task(name: Key, bundle: Bundle, cost_s: float, isolation: Isolation 
 
     `isolation` remembers what it finds about the objects of a graph.
     """
+    if len(bundle.tasks) == 1 and isinstance(bundle.tasks[0], Alias) and bundle.tasks[0].key == name:
+        ((result, item),) = bundle.places.values()
+        return Task(name, handed_on(name, item), TaskRef(result))
     results = {
         result: n for n, result in enumerate(dict.fromkeys(task for task, _ in bundle.places.values()))
     }

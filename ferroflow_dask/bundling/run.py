@@ -9,11 +9,10 @@ deques", PPoPP 2013, with the lazy splitting of Mohr, Kranz and Halstead, "Lazy 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from enum import Enum
-from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +87,9 @@ class Run:
         The results of other tasks that the bundle reads.
     """
 
+    #: Returns the time [s].
+    clock: Callable[[], float] = staticmethod(time)
+
     def __init__(self, bundle: ExecuteTasks, results: Sequence[Any]) -> None:
         self.bundle = bundle
         self.key: Key | None = getattr(thread_state, "key", None)
@@ -100,7 +102,7 @@ class Run:
         self._values: list[Any] = [*arguments, *[UNCOMPUTED] * len(bundle.steps)]
         self._exports = list(bundle.exports)
         self._delivered = dict(bundle.delivered)
-        self._start_s = perf_counter()
+        self._start_s = self.clock()
         # The event loop divides the run while it holds this lock; the thread ends the run with it.
         self._lock = threading.Lock()
         self._is_over = False
@@ -140,7 +142,9 @@ class Run:
         self._extension.started(self)
         try:
             first_s = EARLY_S if self.bundle.is_early else None
-            return self._run(Deliveries(self._extension, self.key, self._delivered, first_s, self._times))
+            return self._run(
+                Deliveries(self._extension, self.key, self._delivered, first_s=first_s, times=self._times)
+            )
         finally:
             self._extension.ended(self)
             thread_state.ferroflow_key = None
@@ -214,6 +218,10 @@ class Run:
             return None
         return [(self.bundle.keys[i], *span) for i, span in self._times.items() if i not in self._delivered]
 
+    def claim(self, step: int) -> bool:
+        """Take a step out of `pending`; return whether it had no owner. Threads do the same inline."""
+        return self.pending.pop(step, _TAKEN) is not _TAKEN
+
     # What leaves the run
 
     def take(self, which: str) -> Taken | None:
@@ -255,7 +263,7 @@ class Run:
         self._new_exports.update(n + i for i in new)
         # First the note for the thread, then the look at the value: one of both delivers it.
         self._delivered.update({i: keys[i] for i in new})
-        now_s, times = time(), self._times or {}
+        now_s, times = self.clock(), self._times or {}
         ready = {
             keys[i]: (values[n + i], *times.get(i, (now_s, now_s)))
             for i in self._delivered
@@ -268,7 +276,7 @@ class Run:
             tuple(self._exports.index(n + i) for i in read),
             ready,
             sum(value is not UNCOMPUTED for value in values[n:]),
-            perf_counter() - self._start_s,
+            self.clock() - self._start_s,
         )
 
     def _clear(self) -> None:

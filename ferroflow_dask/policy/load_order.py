@@ -72,6 +72,8 @@ class LoadOrder:
         self._next_turn = 0
         #: Number of running workers with a free thread, and of workers with more tasks than threads.
         self.n_idle = self.n_crowded = 0
+        #: Threads of all workers.
+        self.n_threads = 0
         # The last question of `least_loaded_for`, which is asked twice for each task, and its answer.
         self._asked: TaskView | None = None
         self._answer: list[WorkerView] = []
@@ -131,6 +133,7 @@ class LoadOrder:
             self._idle.move_to_end(key)
 
     def _join(self, worker: WorkerView) -> None:
+        self.n_threads += worker.nthreads
         if not self._hosts and next(iter(self.workers.values()), worker).host != worker.host:
             for other in self.workers.values():
                 self._hosts.setdefault(other.host, _Order())
@@ -144,6 +147,7 @@ class LoadOrder:
 
     def _leave(self, key: WorkerKey) -> WorkerView:
         worker = self.workers.pop(key)
+        self.n_threads -= worker.nthreads
         self._count_idle(worker, False)
         self.n_crowded -= worker.n_waiting > 0
         worker.is_running = False

@@ -56,6 +56,8 @@ _MESSAGES = 3
 #: A running bundle is late by so much at least [s], and so many times the expected duration of a step: on a
 #: busy machine several times the expected duration is usual.
 _LATE_S, _LATE = 0.05, 4.0
+#: Time of the scheduler for a division [s]. A rest that ends before it could make one for each thread stays.
+_DIVISION_S = 5e-4
 #: Running bundles looked at for one idle worker.
 _BUNDLES_LOOKED_AT = 256
 #: Why a worker is chosen, and which one it was compared with.
@@ -242,6 +244,7 @@ class StealingPolicy(Policy):
 def _divide(thief: WorkerView, view: ClusterView, now: float) -> Iterator[Instruction]:
     """Ask for steps of the bundle that will run longest, if it is late or if its rest is worth a steal."""
     best: tuple[float, TaskView, WorkerView] | None = None
+    least_s = 2 * (view.steal_s + _DIVISION_S * view.n_threads)
     for key, may_halve in islice(view.divisible.items(), _BUNDLES_LOOKED_AT):
         task, worker = view.assigned[key]
         if not task.has_started or not task.may_run_on(thief.key):
@@ -252,9 +255,10 @@ def _divide(thief: WorkerView, view: ClusterView, now: float) -> Iterator[Instru
             reason: Reason = (_IS_LATE, -left_s)
             yield DivideTask(key, worker.key, thief.key, "free", reason)
             return
-        if may_halve and left_s > 2 * view.steal_s and (best is None or left_s > best[0]):
+        if may_halve and left_s > least_s and (best is None or left_s > best[0]):
             best = left_s, task, worker
-    if best is not None:
+    # Divisions that are under way may be for this thread.
+    if best is not None and len(view.dividing) < view.n_idle:
         left_s, task, worker = best
         yield DivideTask(task.key, worker.key, thief.key, "half", (_HAS_REST, left_s))
 

@@ -8,6 +8,7 @@ each item of the answer and O(log P) for each worker that has changed since the 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection
 from itertools import islice
 from math import inf
 
@@ -49,6 +50,8 @@ class ClusterView(LoadOrder):
         self.assigned: dict[Key, tuple[TaskView, WorkerView]] = {}
         #: Bundles in queues that can be divided, and whether a half may be asked for.
         self.divisible: dict[Key, bool] = {}
+        #: Bundles for whose steps workers have been asked, and have not answered.
+        self.dividing: Collection[Key] = ()
         #: When a task, or a step of a bundle, last ended [s].
         self.last_end_at = 0.0
 

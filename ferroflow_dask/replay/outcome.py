@@ -17,7 +17,7 @@ from ferroflow_dask.replay.job import Job, JobGraph, in_order
 from ferroflow_dask.simulation import Machine, TaskGraph, run_listed
 from ferroflow_dask.topology import Topology
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
-from ferroflow_dask.virtual.bundled import bundled
+from ferroflow_dask.virtual.bundled import bundled, whole_tasks
 
 ENGINES = ("exact", "light")
 #: Policies that are not ferroflow's own.
@@ -265,7 +265,8 @@ def _light(job: Job, topology: Topology, policy: str, seed: int) -> _Run:
     for one in _phases(job):
         tasks = one.tasks
         if policy != "dask":
-            tasks, _ = bundled(tasks, one.wanted, topology.profile(), knows_costs=one.knows_costs)
+            cut = bundled(tasks, one.wanted, topology.profile(), knows_costs=one.knows_costs)
+            tasks = whole_tasks(cut, tasks)
         keys, graph = _task_graph(tasks)
         found = run_listed(graph, machine)
         starts = zip(keys, found.workers, found.starts_s, found.stops_s, strict=True)

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ferroflow_dask")
 
+#: Operation by which clients ask for a task to run it locally.
+RUN_SPEC = "get_runspec"
+
 
 def deserialized(expr: Any) -> Any:
     """Return the expression that a client sent."""
@@ -109,14 +112,13 @@ def run_spec_change(scheduler: Scheduler, original: Callable[[Key], GraphNode | 
 
     `original` returns None for a task that the scheduler has as it came.
     """
-    name = "get_runspec"
-    stock = scheduler.handlers[name]
+    stock = scheduler.handlers[RUN_SPEC]
 
     def get_runspec(*args: Any, key: Any = None, **options: Any) -> Any:
         found = original(tuple(key) if isinstance(key, list) else key)
         return stock(*args, key=key, **options) if found is None else ToPickle(found)
 
-    return ItemChange(f"Scheduler.handlers[{name!r}]", scheduler.handlers, name, get_runspec)
+    return ItemChange(f"Scheduler.handlers[{RUN_SPEC!r}]", scheduler.handlers, RUN_SPEC, get_runspec)
 
 
 class Delivery(NamedTuple):
@@ -200,6 +202,7 @@ def replace_task(
     *,
     keeps: bool = False,
     failed: Failed | None = None,
+    priorities: Mapping[Key, tuple[float, ...]] | None = None,
 ) -> None:
     """Replace a task that has not ended, or a part of it, by several others, which then run.
 
@@ -218,7 +221,10 @@ def replace_task(
         Whether `ts` goes on: it yields fewer values than before, or Dask is about to release it.
     failed : Failed, optional
         A task of `specs` or `readers` that has failed on a worker.
+    priorities : mapping of Key to tuple of float, optional
+        Of tasks of `specs` or `readers` that have others than `ts`.
     """
+    priorities = priorities or {}
     client_msgs: dict[Any, Any] = {}
     worker_msgs: dict[Any, Any] = {}
     if ts.state != "released" and not keeps:
@@ -230,7 +236,8 @@ def replace_task(
     for key, spec in specs.items():
         if key not in scheduler.tasks:
             new = scheduler.new_task(key, spec, "released", computation=computation)
-            new.priority, new.annotations = ts.priority, dict(ts.annotations or {})
+            new.priority = priorities.get(key, ts.priority)
+            new.annotations = dict(ts.annotations or {})
             created.append(new)
     recommendations: dict[Key, Any] = {}
     if ts.key in specs:
@@ -243,6 +250,7 @@ def replace_task(
         reader = scheduler.tasks[key]
         _redefine(scheduler, reader, spec)
         if reader.state == "waiting":
+            reader.priority = priorities.get(key, reader.priority)
             found = _wait_for_inputs(reader)
             recommendations |= found if failed is None else {}  # the readers fail, too
     if ts.key not in specs and not keeps:
@@ -337,7 +345,7 @@ def _complete_progress(scheduler: Scheduler, key: Key, stimulus_id: str) -> None
 
 
 def _depend(scheduler: Scheduler, ts: TaskState, spec: GraphNode) -> None:
-    for key in spec.dependencies:
+    for key in sorted(spec.dependencies, key=repr):  # in virtual time, each run is the same
         ts.add_dependency(scheduler.tasks[key])
 
 

@@ -455,8 +455,9 @@ class FerroflowStealing(WorkStealing):
     def remove_key_from_stealable(self, ts: TaskState) -> None:
         """Note that a task becomes long-running, or that another worker is about to steal it."""
         self.view.release(ts.key)
-        if ts.key in self.graphs.bundles:
-            self.scheduler.loop.add_callback(self.guard(self.graphs.dividing.may_have_seceded), ts.key)
+        dividing = self.graphs.dividing
+        if ts.key in self.graphs.bundles or ts.key in dividing.stuck.freed:
+            self.scheduler.loop.add_callback(self.guard(dividing.may_have_seceded), ts.key)
         self.ask_pass()
 
     def put_key_in_stealable(self, ts: TaskState) -> None:
@@ -474,7 +475,7 @@ class FerroflowStealing(WorkStealing):
         if self._wants_steals:
             self.task_views.see_resources()
             self._idle_workers.serve()
-        self.graphs.dividing.look_for_stuck(self.clock())
+        self.graphs.dividing.stuck.look(self.clock())
 
     def move_task_confirm(self, *, key: str, state: str, stimulus_id: str, worker: str | None = None) -> None:
         """Take a worker's answer to a steal request; an exception here would close the worker's stream."""

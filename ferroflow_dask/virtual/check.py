@@ -30,7 +30,10 @@ def check_end(
         problems += [
             f"{key!r} is forgotten, and its result kept" for key in stealing.messages.inlining.of_no_task()
         ]
-        problems += [f"{len(keys)} tasks {what}: {keys!r}" for what, keys in stealing.kept().items() if keys]
+        kept = stealing.kept()
+        # Those in memory may be read again.
+        kept["are bundles"] = [key for key in kept["are bundles"] if key not in scheduler.tasks]
+        problems += [f"{len(keys)} tasks {what}: {keys!r}" for what, keys in kept.items() if keys]
     alive = [worker for worker in workers if worker.is_alive]
     for worker in alive:
         problems += _wrong_store(scheduler, worker)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Self, cast
 
+from dask._task_spec import GraphNode
 from dask.typing import Key
 from distributed.batched import BatchedSend
 from distributed.stealing import WorkStealing
@@ -15,6 +16,7 @@ from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.policy import Policy
 from ferroflow_dask.scheduler.batching.worker import shorten
 from ferroflow_dask.scheduler.extension import FerroflowStealing
+from ferroflow_dask.scheduler.graphs.worker_runs import TOPIC as RUNS_TOPIC
 from ferroflow_dask.scheduler.inlining.worker import TOPIC as INLINING_TOPIC
 from ferroflow_dask.scheduler.prefetch.worker import TOPIC as PREFETCH_TOPIC
 from ferroflow_dask.topology import Topology
@@ -34,7 +36,7 @@ from ferroflow_dask.virtual.network import PlainNetwork, Stream
 from ferroflow_dask.virtual.record import Record
 from ferroflow_dask.virtual.scheduler_cpu import IGNORED, SchedulerCpu
 from ferroflow_dask.virtual.task import VirtualTask, sinks
-from ferroflow_dask.virtual.upstream import VirtualScheduler, stealing_interval_s
+from ferroflow_dask.virtual.upstream import VirtualScheduler, spec_of, stealing_interval_s
 from ferroflow_dask.virtual.upstream_worker import new_machine
 from ferroflow_dask.virtual.worker import Surroundings, VirtualWorker
 
@@ -156,8 +158,9 @@ class VirtualCluster:
         self._around = Surroundings(self.time, self.fabric, self.tasks, self.record, self._peers)
         self._workers_per_host = workers_per_host
         self._seed = seed
-        bundles = bundle and isinstance(self.stealing, FerroflowStealing)
-        self._bundler = Bundler(topology.profile()) if bundles and topology is not None else None
+        self._bundler: Bundler | None = None
+        if bundle and topology is not None and isinstance(self.stealing, FerroflowStealing):
+            self._bundler = Bundler(topology.profile(), self.stealing.graphs)
         for place in range(workers):
             spec = self.fabric.worker(place)
             threads, speed = (
@@ -219,7 +222,7 @@ class VirtualCluster:
             if self.fabric.topology is not None:
                 shorten(cast(BatchedSend, to_worker), ProcessLoad(self.fabric.scheduler))
                 shorten(cast(BatchedSend, to_scheduler), ProcessLoad(worker.process, state.ready))
-            for topic in (PREFETCH_TOPIC, INLINING_TOPIC):
+            for topic in (PREFETCH_TOPIC, INLINING_TOPIC, RUNS_TOPIC):
                 self.scheduler.log_worker_event(address, topic, {"number": 1})  # that it listens
         ws = self.scheduler.workers[address]
         ws.metrics = {"bandwidth": {"workers": worker.bandwidths}}  # what its heartbeats would tell
@@ -229,7 +232,12 @@ class VirtualCluster:
         """Let a worker die now, with all that it has; the scheduler learns of it one latency later."""
         self.workers[worker].die()
         address = self.workers[worker].state.address
-        self.time.after(self.fabric.network.message_s(worker), self.scheduler.leave, address)
+        self.time.after(self.fabric.network.message_s(worker), self._left, address)
+
+    def _left(self, address: str) -> None:
+        if isinstance(self.stealing, FerroflowStealing):
+            self.stealing.graphs.deaths.spare(address)
+        self.scheduler.leave(address)
 
     def pause(self, worker: int) -> None:
         """Let a worker start no tasks from now on."""
@@ -254,6 +262,7 @@ class VirtualCluster:
         fifo_timeout_s: float = 60.0,
         is_sent: bool = False,
         knows_costs: bool = False,
+        learned_s: Mapping[str, float] | None = None,
     ) -> None:
         """Let a client's graph arrive at the scheduler now.
 
@@ -278,6 +287,8 @@ class VirtualCluster:
             Whether the client has sent it already: then that takes no time.
         knows_costs : bool, optional
             Whether bundles are cut by the duration of each task, not by the mean of its prefix.
+        learned_s : mapping of str to float, optional
+            Durations of prefixes by which bundles are cut, where they differ from the mean [s].
         """
         for key, task in graph.items():
             for needed in task.dependencies:
@@ -295,8 +306,8 @@ class VirtualCluster:
         self.record.n_arriving += 1
         if self.fabric.topology is not None:
             self._sent.update(graph)
-        arrives = partial(self._arrives, graph, keys, order, options, knows_costs)
-        handled = partial(self.fabric.scheduler.run, n * runtime.graph_task_s, self.cpu.run, arrives)
+        arrives = partial(self._arrives, graph, keys, order, options, (knows_costs, learned_s))
+        handled = partial(self.fabric.scheduler.run, n * runtime.graph_task_s, arrives)
         latency_s = self.fabric.network.client_s()
         sent = partial(self.time.after, latency_s, handled) if latency_s else handled
         sends_s = 0.0 if is_sent else runtime.submit_s + n * runtime.client_task_s
@@ -308,12 +319,27 @@ class VirtualCluster:
         keys: list[Key],
         order: Mapping[Key, int] | None,
         options: dict[str, Any],
-        knows_costs: bool,
+        known: tuple[bool, Mapping[str, float] | None],
     ) -> None:
-        """Create the tasks of a graph, bundled if the cluster does."""
-        if self._bundler is not None and not options["actors"]:
-            graph, keys = self._bundler.cut(graph, keys, knows_costs)
-            order = None
+        """Cut a graph, which is not the event loop's work, and create its tasks."""
+        if self._bundler is None or options["actors"]:
+            specs = {key: spec_of(key, task.dependencies) for key, task in graph.items()}
+            create = partial(self._create, graph, specs, keys, order, options)
+        else:
+            found = self._bundler.cut(graph, keys, *known)
+            create = partial(
+                self._bundler.create, found, partial(self._create, graph, found.tasks, keys, None, options)
+            )
+        self.cpu.run(create)
+
+    def _create(
+        self,
+        graph: Mapping[Key, VirtualTask],
+        specs: Mapping[Key, GraphNode],
+        keys: list[Key],
+        order: Mapping[Key, int] | None,
+        options: dict[str, Any],
+    ) -> None:
         self.record.n_arriving -= 1
         states = self.scheduler.tasks
         self.record.wanted.update(key for key in keys if key not in states or states[key].state != "memory")
@@ -323,10 +349,9 @@ class VirtualCluster:
             for annotation, value in task.annotations.items():
                 by_type.setdefault(annotation, {})[key] = value
         self.scheduler.submit(
-            {key: task.dependencies for key, task in graph.items()},
-            bundles_s={key: task.duration_s for key, task in graph.items() if task.is_bundle},
+            specs,
             keys=keys,
-            order=order or {key: place for place, key in enumerate(graph)},
+            order=order or {key: place for place, key in enumerate(specs)},
             annotations=by_type,
             now=self.time.now,
             **options,
@@ -399,5 +424,6 @@ class VirtualCluster:
     def _handle(self, address: str, message: dict[str, Any]) -> None:
         if address not in self.scheduler.workers:
             return  # its stream is closed
-        self.record.n_messages += 1
-        self.scheduler.stream_handlers[message.pop("op")](worker=address, **message)
+        op = message.pop("op")
+        self.record.messages[op] += 1
+        self.scheduler.stream_handlers[op](worker=address, **message)

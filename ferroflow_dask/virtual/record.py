@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -61,6 +61,8 @@ class Record(SchedulerPlugin):
     def __init__(self, time: VirtualTime) -> None:
         self._time = time
         self.executions: list[Execution] = []
+        #: Runs of the steps of bundles, each of which is one of `executions` as a whole.
+        self.steps: list[Execution] = []
         self.completions: list[Completion] = []
         self.transfers: list[Transfer] = []
         #: How often each task was started.
@@ -70,8 +72,35 @@ class Record(SchedulerPlugin):
         self.wanted: set[Key] = set()
         #: Called when all is there that clients want.
         self.on_idle: Callable[[], None] | None = None
-        #: Messages that the scheduler has handled.
-        self.n_messages = 0
+        #: Messages that the scheduler has handled, by operation.
+        self.messages: Counter[str] = Counter()
+        # Tasks that have run, and calls that wait for some of them, by one of these.
+        self._ended: set[Key] = set()
+        self._waiting: dict[Key, list[tuple[Sequence[Key], Callable[[], None]]]] = {}
+
+    def executed(self, execution: Execution) -> None:
+        """Note an execution."""
+        self.executions.append(execution)
+        if execution.outcome is Outcome.FINISHED:
+            self._has_run(execution.key)
+
+    def ran_step(self, execution: Execution) -> None:
+        """Note the run of a step of a bundle."""
+        self.steps.append(execution)
+        self._has_run(execution.key)
+
+    def _has_run(self, key: Key) -> None:
+        self._ended.add(key)
+        for keys, call in self._waiting.pop(key, ()):
+            self.await_all(keys, call)
+
+    def await_all(self, keys: Sequence[Key], call: Callable[[], None]) -> None:
+        """Call a function once some tasks have run."""
+        missing = next((key for key in keys if key not in self._ended), None)
+        if missing is None:
+            call()
+        else:
+            self._waiting.setdefault(missing, []).append((keys, call))
 
     def transition(self, key: Key, start: Any, finish: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002 -- hook
         """Note a completion."""
@@ -81,6 +110,11 @@ class Record(SchedulerPlugin):
                 self.wanted.discard(key)
                 if not self.wanted and not self.n_arriving and self.on_idle is not None:
                     self.on_idle()
+
+    @property
+    def n_messages(self) -> int:
+        """Messages that the scheduler has handled."""
+        return self.messages.total()
 
     @property
     def makespan_s(self) -> float:

@@ -31,8 +31,8 @@ class VirtualTask:
         How many of its first executions raise an exception.
     core_share : float
         Part of its duration in which it computes, from 0 to 1; then it sleeps or waits, and takes no core.
-    is_bundle : bool
-        Whether it stands for several tasks. The scheduler expects its duration.
+    awaits : tuple of keys
+        Tasks that must have run before it ends, beside its duration: it waits for what they write, say.
 
     Raises
     ------
@@ -46,7 +46,7 @@ class VirtualTask:
     annotations: Mapping[str, Any] = field(default_factory=dict)
     failures: int = 0
     core_share: float = 1.0
-    is_bundle: bool = False
+    awaits: tuple[Key, ...] = ()
 
     def __post_init__(self) -> None:
         check_amount("duration_s", self.duration_s)

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 import dask
-from dask._task_spec import Task, TaskRef
+from dask._task_spec import GraphNode, Task, TaskRef
 from dask.typing import Key
 from distributed.broker import Broker
 from distributed.collections import HeapSet
@@ -26,7 +26,6 @@ from distributed.scheduler import KilledWorker, Scheduler, SchedulerState, TaskS
 from distributed.stealing import WorkStealing
 from sortedcontainers import SortedDict
 
-from ferroflow_dask.bundling.sequence import ExecuteTasks
 from ferroflow_dask.virtual.clock import Periodic, VirtualLoop, VirtualTime
 from ferroflow_dask.virtual.network import Stream
 from ferroflow_dask.virtual.upstream_worker import stable_hash
@@ -120,9 +119,11 @@ class VirtualScheduler(Scheduler):
     def __repr__(self) -> str:
         return f"<VirtualScheduler, {len(self.workers)} workers, {len(self.tasks)} tasks>"
 
-    def new_task(self, key: Key, *args: Any, **kwargs: Any) -> TaskState:
+    def new_task(self, key: Key, spec: Any, *args: Any, **kwargs: Any) -> TaskState:
         """Create a task whose hash is the same in every run."""
-        ts = super().new_task(key, *args, **kwargs)
+        if spec is not None and type(spec._dependencies) is not _InOrder:  # of a bundle
+            spec._dependencies = _InOrder(spec.dependencies)
+        ts = super().new_task(key, spec, *args, **kwargs)
         ts._hash = stable_hash((self._seed, key))
         return ts
 
@@ -229,9 +230,8 @@ class VirtualScheduler(Scheduler):
 
     def submit(
         self,
-        dependencies: Mapping[Key, Sequence[Key]],
+        tasks: Mapping[Key, GraphNode],
         *,
-        bundles_s: Mapping[Key, float],
         keys: Sequence[Key],
         order: Mapping[Key, int],
         client: str,
@@ -241,13 +241,12 @@ class VirtualScheduler(Scheduler):
     ) -> None:
         """Take a graph as `Scheduler.update_graph` does once it has unpacked and ordered it.
 
-        `bundles_s` has the expected duration of each bundle [s]. `annotations` are by name and key; `now` [s]
-        decides the generation; `options` are `fifo_timeout`, `user_priority`, `actors` and
-        `global_annotations`.
+        `annotations` are by name and key; `now` [s] decides the generation; `options` are `fifo_timeout`,
+        `user_priority`, `actors` and `global_annotations`.
         """
         arguments: dict[str, Any] = {
             "start": now,
-            "dsk": {key: spec_of(key, needed, bundles_s.get(key)) for key, needed in dependencies.items()},
+            "dsk": dict(tasks),
             "keys": list(keys),  # distributed passes a set, whose order no run repeats
             "ordered": dict(order),
             "client": client,
@@ -260,13 +259,9 @@ class VirtualScheduler(Scheduler):
         self._create_taskstate_from_graph(**arguments)
 
 
-def spec_of(key: Key, dependencies: Sequence[Key], bundle_s: float | None = None) -> Task:
-    """Return a task that does nothing, whose dependencies come in the same order in every run.
-
-    With `bundle_s` it is a bundle of that expected duration [s].
-    """
-    function = _nothing if bundle_s is None else ExecuteTasks((), (), (), (), (), {}, bundle_s)
-    spec = Task(key, function, *map(TaskRef, dependencies))
+def spec_of(key: Key, dependencies: Sequence[Key]) -> Task:
+    """Return a task that does nothing, whose dependencies come in the same order in every run."""
+    spec = Task(key, _nothing, *map(TaskRef, dependencies))
     spec._dependencies = _InOrder(dependencies)
     return spec
 

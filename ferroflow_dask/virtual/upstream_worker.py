@@ -70,6 +70,9 @@ class _Machine(machine.WorkerState):
         for event in stims:
             if isinstance(event, machine.ComputeTaskEvent):
                 self._know(event.key)
+            elif isinstance(event, machine.UpdateDataEvent):
+                for key in event.data:
+                    self._know(key)
         return super().handle_stimulus(*stims)
 
     def _ensure_task_exists(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from dask.sizeof import sizeof
 from dask.typing import Key
+from distributed import Reschedule
 from distributed.core import Status
 from distributed.worker_state_machine import (
     Execute,
@@ -18,6 +20,7 @@ from distributed.worker_state_machine import (
     GatherDepNetworkFailureEvent,
     GatherDepSuccessEvent,
     PauseEvent,
+    RescheduleEvent,
     RetryBusyWorkerEvent,
     RetryBusyWorkerLater,
     SendMessageToScheduler,
@@ -26,6 +29,7 @@ from distributed.worker_state_machine import (
     WorkerState,
 )
 
+from ferroflow_dask.bundling.sequence import ExecuteTasks
 from ferroflow_dask.exceptions import SimulationError
 from ferroflow_dask.scheduler.inlining.worker import TASK, InlinedResults
 from ferroflow_dask.scheduler.prefetch.worker import SEND, PrefetchedTasks
@@ -34,6 +38,7 @@ from ferroflow_dask.virtual.fabric import Fabric
 from ferroflow_dask.virtual.hosts import Process
 from ferroflow_dask.virtual.network import Stream
 from ferroflow_dask.virtual.record import Execution, Outcome, Record, Transfer
+from ferroflow_dask.virtual.runs import Result, VirtualRun, VirtualRuns, WorkerEnd, inputs_of
 from ferroflow_dask.virtual.task import VirtualTask
 from ferroflow_dask.virtual.upstream_worker import event_of, unpacked
 
@@ -65,16 +70,6 @@ class Surroundings:
     tasks: Mapping[Key, VirtualTask]
     record: Record
     peers: Mapping[str, VirtualWorker]
-
-
-class Result:
-    """Stands for a task's result; it has a size and nothing else."""
-
-    def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
-
-    def __sizeof__(self) -> int:
-        return self.nbytes
 
 
 class VirtualWorker:
@@ -118,6 +113,9 @@ class VirtualWorker:
         plugins["ferroflow-inlining"] = self._inline
         self._held.handlers.add(self._handlers)
         self._inline.handlers.add(self._handlers)
+        end: Any = WorkerEnd(state, self._handle, to_scheduler.send, self._handlers, soon)
+        self._runs = VirtualRuns(end, around.time)
+        self._runs.open()
 
     @property
     def n_held(self) -> int:
@@ -200,42 +198,87 @@ class VirtualWorker:
         self._handle(FindMissingEvent(stimulus_id=f"find-missing-{self._time.now}"))
 
     def _execute(self, key: Key) -> None:
-        record, task = self._around.record, self._around.tasks[key]
-        fails = record.n_started[key] < task.failures
-        record.n_started[key] += 1
+        record, ts = self._around.record, self.state.tasks[key]
+        spec: Any = ts.run_spec
+        bundle = spec.func if isinstance(getattr(spec, "func", None), ExecuteTasks) else None
         self._executing[key] = self._time.now
-        run_id = self.state.tasks[key].run_id
-        work_s, ended = (
-            task.duration_s / self.speed,
-            partial(self._if_alive, self._executed, key, run_id, fails),
-        )
+        ended = partial(self._if_alive, self._executed, key, ts.run_id)
+        if bundle is not None and bundle.stands_for is not None:
+            record.n_started[key] += 1
+            try:
+                results = inputs_of(spec, {**self.state.data})
+                run = VirtualRun(key, bundle, results, self._runs, compute=self._run_step, clock=self._time)
+            except Reschedule as error:
+                self._time.after(0.0, ended, error)
+            else:
+                run.begin(ended)
+            return
+        if bundle is not None and not bundle.computes(0):
+            value = self._value_of(bundle, inputs_of(spec, self.state.data))
+            self._time.after(0.0, ended, value)
+            return
+        self._compute(key, ended)
+
+    def _value_of(self, bundle: ExecuteTasks, results: Sequence[Any]) -> Any:
+        """Return the value that a task hands on."""
+        ((at, item),) = bundle.arguments
+        try:
+            return results[at] if item is None else results[at][item]
+        except Reschedule as error:
+            return error
+
+    def _run_step(self, key: Key, computes: bool, done: Callable[[Any], None]) -> None:
+        """Run a step of a bundle."""
+        start = self._time.now
+
+        def ended(result: Any) -> None:
+            if self.is_alive:
+                self._around.record.ran_step(Execution(key, self.name, start, self._time.now))
+                done(result)
+
+        if computes:
+            self._compute(key, ended)
+        else:
+            self._time.after(0.0, ended, Result(0))
+
+    def _compute(self, key: Key, ended: Callable[[Any], None]) -> None:
+        """Take the time of a task, and call `ended` with its result, or with the exception that it raises."""
+        record, task = self._around.record, self._around.tasks[key]
+        result: Any = Result(task.nbytes)
+        if record.n_started[key] < task.failures:
+            result = RuntimeError(f"{key!r} is one of the executions that fail")
+        record.n_started[key] += 1
+        work_s = task.duration_s / self.speed
         computes_s = work_s * task.core_share
+        done = partial(ended, result)
+        if task.awaits:
+            done = partial(record.await_all, task.awaits, done)
         if computes_s:
             rest_s = work_s - computes_s
-            self._cores.run(computes_s, partial(self._time.after, rest_s, ended) if rest_s else ended)
+            self._cores.run(computes_s, partial(self._time.after, rest_s, done) if rest_s else done)
         else:
-            self._time.after(work_s, ended)
+            self._time.after(work_s, done)
 
-    def _executed(self, key: Key, run_id: int, fails: bool) -> None:
+    def _executed(self, key: Key, run_id: int, result: Any) -> None:
         start, stop = self._executing.pop(key), self._time.now
-        self._note(key, start, Outcome.FAILED if fails else Outcome.FINISHED)
+        self._note(key, start, Outcome.FAILED if isinstance(result, Exception) else Outcome.FINISHED)
         report_s = self._around.fabric.runtime.worker_task_s / 2
-        self.process.run(report_s, self._if_alive, self._report, key, run_id, fails, start, stop)
+        self.process.run(report_s, self._if_alive, self._report, key, run_id, result, start, stop)
 
-    def _report(self, key: Key, run_id: int, fails: bool, start: float, stop: float) -> None:
+    def _report(self, key: Key, run_id: int, result: Any, start: float, stop: float) -> None:
         common: dict[str, Any] = {"key": key, "run_id": run_id, "start": start, "stop": stop}
-        if fails:
-            error = RuntimeError(f"{key!r} is one of the executions that fail")
+        if isinstance(result, Reschedule):
+            self._handle(RescheduleEvent(key=key, stimulus_id=f"reschedule-{stop}"))
+        elif isinstance(result, Exception):
             stimulus_id = f"task-erred-{stop}"
-            self._handle(ExecuteFailureEvent.from_exception(error, **common, stimulus_id=stimulus_id))
+            self._handle(ExecuteFailureEvent.from_exception(result, **common, stimulus_id=stimulus_id))
         else:
-            nbytes = self._around.tasks[key].nbytes
-            result: dict[str, Any] = {"value": Result(nbytes), "nbytes": nbytes, "type": Result}
-            self._handle(ExecuteSuccessEvent(**common, **result, stimulus_id=f"task-finished-{stop}"))
+            values: dict[str, Any] = {"value": result, "nbytes": sizeof(result), "type": type(result)}
+            self._handle(ExecuteSuccessEvent(**common, **values, stimulus_id=f"task-finished-{stop}"))
 
     def _note(self, key: Key, start: float, outcome: Outcome) -> None:
         execution = Execution(key, self.name, start, self._time.now, outcome)
-        self._around.record.executions.append(execution)
+        self._around.record.executed(execution)
 
     # Inputs from its peers
 
@@ -252,7 +295,7 @@ class VirtualWorker:
         # Of an actor the peer sends a handle.
         stores = (peer.state.data, peer.state.actors)
         data = {key: store[key] for key in keys for store in stores if key in store}
-        nbytes = sum(self._around.tasks[key].nbytes for key in data)
+        nbytes = sum(peer.state.tasks[key].nbytes or 0 for key in data)
         fetch = _Fetch(self, instruction, data, nbytes, self._time.now)
         peer._sending[fetch] = None
         arrived = partial(self._if_alive, self._fetched, fetch, peer)

@@ -23,7 +23,7 @@ from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.bundling.graphs import written_task
 from ferroflow_dask.bundling.results import VALUE, Place
 from ferroflow_dask.bundling.sequence import bundle_in
-from ferroflow_dask.scheduler._distributed_graphs import Failed, replace_task, run_spec_change
+from ferroflow_dask.scheduler._distributed_graphs import Failed, replace_task
 from ferroflow_dask.scheduler.changes import Change, Guard, ItemChange
 from ferroflow_dask.scheduler.graphs.sharing import Sharing
 
@@ -66,6 +66,8 @@ class Bundles:
         self._guard = guard
         self._withdraw = withdraw
         self._note = note
+        #: Returns a part of a new key, another one each time.
+        self.token: Callable[[], str] = lambda: uuid.uuid4().hex
         self._bundles: dict[Key, Bundle] = {}
         # Bundles that have run. Workers may remember the inputs of their readers.
         self._completed: set[Key] = set()
@@ -255,8 +257,6 @@ class Bundles:
 
     def changes(self) -> Iterable[Change]:
         """Return the changes to the scheduler."""
-        if "get_runspec" in self._scheduler.handlers:  # that of an extension of Dask's
-            yield run_spec_change(self._scheduler, self._guard(self.original))
         handlers = self._scheduler.stream_handlers
         for operation in (_ERRED, _RESCHEDULE):
             stock = handlers[operation]
@@ -324,7 +324,9 @@ class Bundles:
         values = {reader.key for reader in ts.dependents if not is_kept and self.is_only_value(reader.key)}
         # A task of the same key that depends on the bundle cannot stand for the one in it.
         taken = {one.key for one in _dependents(ts)} - {key} - values
-        names = {task.key: _new_key(task.key) if task.key in taken else task.key for task in bundle.tasks}
+        names = {
+            task.key: self._new_key(task.key) if task.key in taken else task.key for task in bundle.tasks
+        }
         readers: dict[Key, GraphNode] = {}
         if not is_kept:
             moved: dict[Place, Place] = {
@@ -344,6 +346,9 @@ class Bundles:
         tasks = self._bundles[key].tasks
         return len(tasks) == 1 and _is_value(tasks[0])
 
+    def _new_key(self, key: Key) -> Key:
+        return (f"{key_split(key)}-{self.token()}", 0)
+
     def specs(self, bundle: Bundle, names: Mapping[Key, Key]) -> Iterable[tuple[Key, GraphNode]]:
         """Yield the tasks that replace a bundle, by key, each after those that it reads."""
         renamed: dict[Key, Key | GraphNode] = {key: name for key, name in names.items() if name != key}
@@ -351,7 +356,7 @@ class Bundles:
             if (holder, item) == (outer, None):
                 continue
             # A task of the outer key may exist for another graph, with another value.
-            renamed[outer] = name = _new_key(outer)
+            renamed[outer] = name = self._new_key(outer)
             reading = Bundle((Alias(name, outer),), (name,), {outer: (holder, item)})
             self._bundles[name] = reading
             yield name, written_task(name, reading, 0.0)
@@ -380,10 +385,6 @@ def _dependents(ts: TaskState) -> Iterator[TaskState]:
 def _is_value(task: GraphNode) -> bool:
     """Return whether a task only stands for a value of a bundle of another graph."""
     return isinstance(task, Alias) and isinstance(task.target, tuple) and task.target[:1] == (VALUE,)
-
-
-def _new_key(key: Key) -> Key:
-    return (f"{key_split(key)}-{uuid.uuid4().hex}", 0)
 
 
 def spec_of(key: Key, bundle: Bundle, cost_s: float) -> GraphNode:

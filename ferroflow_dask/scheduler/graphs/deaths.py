@@ -52,7 +52,7 @@ class Deaths:
 
     def changes(self) -> Iterator[Change]:
         """Return the changes to the scheduler."""
-        stock, spare = self._scheduler.remove_worker, self._guard(self._spare)
+        stock, spare = self._scheduler.remove_worker, self._guard(self.spare)
 
         # Dask counts deaths before it calls any hook.
         async def remove_worker(address: str, **options: Any) -> Any:
@@ -65,8 +65,8 @@ class Deaths:
         handlers = self._scheduler.handlers
         yield ItemChange("Scheduler.handlers['unregister']", handlers, "unregister", remove_worker)
 
-    def _spare(self, address: str) -> None:
-        """Lower the counts that Dask is about to raise."""
+    def spare(self, address: str) -> None:
+        """Lower the counts that Dask is about to raise for the death of a worker."""
         worker, ws = self._view.workers.get(address), self._scheduler.workers.get(address)
         if worker is None or ws is None:
             return

@@ -7,7 +7,7 @@ values are redefined.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -29,7 +29,8 @@ from ferroflow_dask.scheduler import _distributed, _distributed_graphs
 from ferroflow_dask.scheduler._distributed_graphs import Failed
 from ferroflow_dask.scheduler.changes import Guard, attempt
 from ferroflow_dask.scheduler.graphs.bundles import Bundles, spec_of
-from ferroflow_dask.scheduler.graphs.worker_runs import DIVIDE, NARROW, SECEDE
+from ferroflow_dask.scheduler.graphs.stuck import Stuck
+from ferroflow_dask.scheduler.graphs.worker_runs import DIVIDE, NARROW
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
@@ -38,9 +39,6 @@ if TYPE_CHECKING:
 
 #: Share of a bundle's unstarted steps, as in `bundling.run.Share`.
 HALF = "half"
-#: While all threads are busy, bundles are divided if no step has ended for so long [s]: twice the longest
-#: expected duration of a bundle.
-_STUCK_S = 2.0
 #: A task waits so long at most for the bundle of another graph [s].
 _SOON_S = 0.05
 #: Tasks of a worker that are looked at beyond those that its threads run.
@@ -84,7 +82,7 @@ class _Division:
         exports: list[Key | None] = [None if key in self.steps else key for key in self.bundle.exports]
         delivered = [key for key in self.bundle.delivered if key not in self.steps]
         tasks: dict[Key, GraphNode] = {}
-        inside = {task.key for task in self.bundle.tasks}
+        inside, turns = {task.key for task in self.bundle.tasks}, self.turns
         for task in self.bundle.tasks:
             # A cancelled step may read one that has left.
             if task.key not in self.steps and (task.dependencies & inside) <= tasks.keys():
@@ -94,8 +92,27 @@ class _Division:
             exports[item] = key
             delivered += [key] * (key not in delivered)
         return replace(
-            self.bundle, tasks=tuple(tasks.values()), exports=tuple(exports), delivered=tuple(delivered)
+            self.bundle,
+            tasks=tuple(tasks.values()),
+            exports=tuple(exports),
+            delivered=tuple(delivered),
+            turns=tuple(turns[key] for key in tasks if key in turns),
         )
+
+    @property
+    def turns(self) -> dict[Key, float]:
+        """The place of each step in the order of the graph; empty if it is not known."""
+        return dict(zip([task.key for task in self.bundle.tasks], self.bundle.turns, strict=False))
+
+    def priorities(self, specs: Iterable[Key], new: Mapping[Key, Bundle]) -> dict[Key, tuple[float, ...]]:
+        """Return the priorities of new tasks, by which they run in the order of the graph."""
+        turns, found = self.turns, {}
+        for key in specs:
+            inside = [task.key for task in new[key].tasks] if key in new else [key]
+            turn = min((turns[one] for one in inside if one in turns), default=None)
+            if turn is not None:
+                found[key] = (*(self.ts.priority or ())[:-1], turn)
+        return found
 
 
 class Dividing:
@@ -116,6 +133,8 @@ class Dividing:
         Notes a decision about a task: its key, what was decided and why.
     refused : callable
         Notes that a step has raised `Reschedule`: its key and the worker's address.
+    clock : callable
+        Returns the time [s].
     """
 
     def __init__(
@@ -129,6 +148,7 @@ class Dividing:
         may_send: Callable[[str], bool],
         note: Callable[[Key, str, str], None],
         refused: Callable[[Key, str], None],
+        clock: Callable[[], float],
     ) -> None:
         self._scheduler = scheduler
         self._bundles = bundles
@@ -140,10 +160,14 @@ class Dividing:
         self._note = note
         # The shares and reasons of the divisions that workers have not answered, by bundle.
         self._asked: dict[Key, tuple[str, str]] = {}
+        view.dividing = self._asked
         # Bundles of which some values are needed no longer.
         self._narrowed: dict[Key, None] = {}
         #: Divisions that workers were asked for.
         self.n_asked = 0
+        self.stuck = Stuck(
+            scheduler, bundles, view, self.ask, guard=guard, may_send=may_send, note=note, clock=clock
+        )
 
     # Requests
 
@@ -162,43 +186,6 @@ class Dividing:
         message = {"op": DIVIDE, "key": key, "run_id": ts.run_id, "share": share}
         self._scheduler.worker_send(ts.processing_on.address, {**message, "stimulus_id": "ferroflow-divide"})
         return True
-
-    def look_for_stuck(self, now: float) -> None:
-        """Free the steps that a running one may wait for, if all threads are busy and no step has ended.
-
-        The steps become single tasks. If that does not help, one bundle of each worker leaves the thread
-        pool, so that a task can run that Dask would have started before the bundle's running step.
-        """
-        view = self._view
-        if view.n_idle or now - view.last_end_at < _STUCK_S:
-            return
-        running = [pair for pair in view.assigned.values() if pair[0].n_steps and pair[0].has_started]
-        n_asked = self.n_asked
-        for task, worker in running:
-            is_late = now > task.started_at + task.cost_s / worker.speed
-            if task.key in view.divisible and (view.divisible[task.key] or is_late):
-                self.ask(task.key, "free", "no step has ended for some time")
-        if self.n_asked > n_asked:
-            return
-        waiting = [ts.priority or () for ts in self._scheduler.queued.peekn(1)]
-        waiting += [task.priority for task, _ in view.assigned.values() if not task.has_started]
-        first = min(waiting, default=None)
-        seceding = {
-            worker.key: task.key
-            for task, worker in running
-            if first is not None and first < self._running_priority(task.key)
-        }
-        for address, key in seceding.items():
-            if self._may_send(address):
-                self._note(key, "seceded", "it may wait for tasks that have no thread")
-                message = {"op": SECEDE, "key": key, "run_id": self._scheduler.tasks[key].run_id}
-                self._scheduler.worker_send(address, message)
-
-    def _running_priority(self, key: Key) -> tuple[float, ...]:
-        """Return the priority of the last step of a bundle, which runs if the others have left it."""
-        bundle, tasks = self._bundles.get(key), self._scheduler.tasks
-        step = bundle.tasks[-1].key if bundle is not None and bundle.tasks else key
-        return (tasks[step] if step in tasks else tasks[key]).priority or ()
 
     def make_room(self, states: Collection[TaskState]) -> None:
         """Free as many threads of less urgent bundles as a new graph can use, if no thread is idle."""
@@ -253,6 +240,7 @@ class Dividing:
         """Ask for all steps of a bundle if it is long-running."""
         ts = self._scheduler.tasks.get(key)
         if ts is not None and ts.processing_on is not None and ts in ts.processing_on.long_running:
+            self.stuck.seceded(key, ts.processing_on.address)
             self.ask(key, "all", "a step has seceded")
 
     def left(self, key: Key, address: str) -> None:
@@ -263,11 +251,13 @@ class Dividing:
             self._scheduler.worker_send(address, message)
 
     def ended(self, key: Key) -> None:
-        """Note that a bundle has ended."""
+        """Note that a task has ended."""
         self._asked.pop(key, None)
+        self.stuck.ended(key)
 
     def forgotten(self, key: Key) -> None:
         """Note that a task is forgotten, before its bundle is: it may have read a value of a running one."""
+        self.ended(key)
         bundle = self._bundles.get(key)
         for holder, _ in bundle.places.values() if bundle is not None else ():
             if holder not in self._bundles or self._scheduler.tasks[holder].state not in _AHEAD:
@@ -361,12 +351,19 @@ class Dividing:
             if failure is not None:
                 self._fail(division, failure)
                 return
-            step_s = max(_cost_s(ts) / len(bundle.tasks), elapsed_s / (n_ended + 1))
-            self._free(division, dict(zip(read, items, strict=True)), step_s, refusing=failed)
+            # Half of the running step is over.
+            step_s = max(_cost_s(ts) / len(bundle.tasks), elapsed_s / (n_ended + 0.5))
+            # Without unstarted steps, the bundle's thread will be idle, too.
+            n_more = 0 if share == HALF else 1
+            new_items = dict(zip(read, items, strict=True))
+            self._free(division, new_items, step_s, refusing=failed, n_more=n_more)
             if failed is None:
-                self._view.reprice(key, 2 * elapsed_s)
+                n_left = len(bundle.tasks) - len(steps) - n_ended
+                # A late step will probably take as long again.
+                left_s = n_left * step_s if share == HALF else elapsed_s
+                self._view.reprice(key, elapsed_s + left_s)
                 # It may be forgotten now, or long-running.
-                if len(bundle.tasks) - len(steps) > 1 and key in self._view.assigned:
+                if n_left > 1 and key in self._view.assigned:
                     self._view.divisible[key] = True
 
     def _may_be_late_again(self, key: Key, share: str, elapsed_s: float) -> None:
@@ -386,30 +383,43 @@ class Dividing:
         return any(task.key in tasks and task.key not in own for task in bundle.tasks if task.key in steps)
 
     def _free(
-        self, division: _Division, read: Mapping[Key, int], step_s: float, *, refusing: Key | None
+        self,
+        division: _Division,
+        read: Mapping[Key, int],
+        step_s: float,
+        *,
+        refusing: Key | None,
+        n_more: int,
     ) -> None:
         """Run steps that have left a bundle in bundles of their own, or as single tasks if they are long.
 
-        If one has refused its worker, it and those that depend on it are single tasks.
+        These are for the idle threads, and `n_more` others. If one has refused its worker, it and those that
+        depend on it are single tasks.
         """
         ts, bundle, wanted = division.ts, division.bundle, division.wanted
-        tasks = cull({task.key: task for task in bundle.tasks if task.key in division.steps}, wanted)
+        needed = cull({task.key: task for task in bundle.tasks if task.key in division.steps}, wanted)
+        tasks = {task.key: task for task in bundle.tasks if task.key in needed}  # in their order
         groups = [[key] for key in tasks]
         if refusing in tasks and refusing is not None and ts.processing_on is not None:
             self._refused(refusing, ts.processing_on.address)
         if refusing is None and step_s < separate_s(self._cluster()):
-            groups = self._dealt(division, tasks)
+            groups = self._dealt(division, tasks, n_more)
         shares = {key: (key_split(key), step_s) for key in tasks}
-        new = bundles_of(groups, tasks, wanted, shares, bundle.places)
-        rest = division.rest(read)
-        needed = {key for task in tasks.values() for key in task.dependencies}
+        new = bundles_of(groups, tasks, wanted, shares, bundle.places, token=self._bundles.token())
+        rest, turns = division.rest(read), division.turns
+        outside = {key for task in tasks.values() for key in task.dependencies}
         values = {
             key: Bundle((Alias(key, (VALUE, key)),), (key,), {(VALUE, key): rest.place(ts.key, key)})
             for key in read
-            if key in needed and self._is_new(key)
+            if key in outside and self._is_new(key)
         }
         new = {
-            key: replace(one, shares_objects=bundle.shares_objects) for key, one in {**values, **new}.items()
+            key: replace(
+                one,
+                shares_objects=bundle.shares_objects,
+                turns=tuple(turns[task.key] for task in one.tasks if task.key in turns),
+            )
+            for key, one in {**values, **new}.items()
         }
         specs = {key: spec_of(key, one, step_s * len(one.tasks)) for key, one in new.items()}
         self._replace(division, rest, new, specs)
@@ -419,24 +429,26 @@ class Dividing:
         ts = self._scheduler.tasks.get(key)
         return ts is None or (ts.state == "released" and key not in self._bundles)
 
-    def _dealt(self, division: _Division, tasks: Mapping[Key, GraphNode]) -> list[list[Key]]:
-        """Deal tasks out to the idle threads, those together that read each other.
+    def _dealt(self, division: _Division, tasks: Mapping[Key, GraphNode], n_more: int) -> list[list[Key]]:
+        """Deal tasks out to the idle threads and some more, those together that read each other.
 
-        Those that wait for a running step are apart from the others: it may wait for these.
+        Those that wait for a running step are apart from the others: it may wait for these. Other divisions
+        that are under way have their share of the threads.
         """
         # In their order, by the running steps that they depend on.
         waits: dict[Key, frozenset[Key]] = {}
-        for key in (task.key for task in division.bundle.tasks if task.key in tasks):
-            needed = tasks[key].dependencies
+        for key, task in tasks.items():
+            needed = task.dependencies
             waits[key] = (division.unfinished & needed).union(*(waits.get(one, ()) for one in needed))
         n_idle = sum(max(0, ws.nthreads - len(ws.processing)) for ws in self._scheduler.idle.values())
+        n_shares = max(1, n_idle // (len(self._asked) + 1)) + n_more
         groups = []
         for equal in sorted(dict.fromkeys(waits.values()), key=len):  # each after those that it reads
             keys = [key for key, one in waits.items() if one == equal]
             number = {key: i for i, key in enumerate(keys)}
             reads = [[number[one] for one in tasks[key].dependencies if one in number] for key in keys]
             parts = components(reads, 0, range(len(keys)))
-            shares = longest_first([float(len(part)) for part in parts], max(1, min(n_idle, len(parts))))
+            shares = longest_first([float(len(part)) for part in parts], min(n_shares, len(parts)))
             groups += [
                 [keys[i] for i in sorted(step for at in share for step in parts[at])] for share in shares
             ]
@@ -471,7 +483,7 @@ class Dividing:
     ) -> None:
         """Create the tasks of steps that have left a bundle, and redefine those that read their values."""
         ts, bundles = division.ts, self._bundles
-        existing = specs.keys() & self._scheduler.tasks.keys()
+        existing = [key for key in specs if key in self._scheduler.tasks]
         moved: dict[Place, Place] = {
             (ts.key, division.items[key]): (key, None) for key in division.wanted if key in specs
         }
@@ -494,7 +506,9 @@ class Dividing:
             division.stimulus_id,
             keeps=True,
             failed=failed,
+            priorities=division.priorities(specs, new),
         )
+        self.stuck.freed.update(dict.fromkeys(key for key in specs if key in self._scheduler.tasks))
 
 
 def _cost_s(ts: TaskState) -> float:

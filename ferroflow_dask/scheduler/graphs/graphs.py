@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dask.typing import Key
 
 from ferroflow_dask.bundling.graphs import Averages
+from ferroflow_dask.scheduler._distributed_graphs import RUN_SPEC, run_spec_change
 from ferroflow_dask.scheduler.changes import CallChange, Changes, Guard
 from ferroflow_dask.scheduler.graphs.arrival import Knowledge
 from ferroflow_dask.scheduler.graphs.arrivals import GraphArrivals
@@ -21,6 +22,7 @@ from ferroflow_dask.scheduler.graphs.dividing import Dividing
 from ferroflow_dask.scheduler.graphs.observers import Observers
 from ferroflow_dask.scheduler.graphs.overheads import Overheads
 from ferroflow_dask.scheduler.graphs.samples import Samples
+from ferroflow_dask.scheduler.graphs.scaling import Scaling
 from ferroflow_dask.scheduler.graphs.task_streams import TaskStreams
 from ferroflow_dask.scheduler.graphs.worker import TOPIC, WorkerBundles
 from ferroflow_dask.scheduler.graphs.worker_runs import WorkerRuns
@@ -91,6 +93,7 @@ class Graphs:
         self.samples = Samples(scheduler)
         self.bundles = Bundles(scheduler, guard, withdraw=withdraw, note=note)
         self.deaths = Deaths(scheduler, self.bundles, view, guard, in_flight)
+        self._scaling = Scaling(scheduler, self.bundles, guard)
         self.deliveries = Deliveries(scheduler, guard, own, self._delivered)
         self._streams = TaskStreams(scheduler, changes, guard, self.deliveries.may_send)
         self.observers = Observers(scheduler, self.bundles, guard, self._streams.look)
@@ -105,6 +108,7 @@ class Graphs:
             may_send=self.deliveries.may_send,
             note=note,
             refused=refused,
+            clock=clock,
         )
         #: The changes on workers, which are made and undone by coroutines.
         self.on_workers: list[WorkerPluginChange] = []
@@ -124,8 +128,11 @@ class Graphs:
             announced=self._workers_announced,
         )
         self._changes.make(CallChange("bundled graphs", lambda: None, self._close))
-        changes = (self.deliveries.change(self.dividing.received), self._cancelling.change())
-        for change in (*self.bundles.changes(), *self.deaths.changes(), *changes, *self._arrivals.changes()):
+        self.receive()
+        if RUN_SPEC in self._scheduler.handlers:  # that of an extension of Dask's
+            self._changes.make(run_spec_change(self._scheduler, self._guard(self.bundles.original)))
+        changes = (*self.deaths.changes(), self._cancelling.change(), *self._scaling.changes())
+        for change in (*changes, *self._arrivals.changes()):
             self._changes.make(change)
         # A worker gets bundles once it announces that it can run them: it delivers by then.
         plugins: dict[str, WorkerPlugin] = {
@@ -139,6 +146,11 @@ class Graphs:
         for change in self.observers.changes(self.on_workers[-1]):
             self._changes.make(change)
         self._streams.look()
+
+    def receive(self) -> None:
+        """Take what workers send about bundles."""
+        for change in (*self.bundles.changes(), self.deliveries.change(self.dividing.received)):
+            self._changes.make(change)
 
     def _close(self) -> None:
         """Let graphs run as they come, and split the bundles that have not ended: Dask cannot."""

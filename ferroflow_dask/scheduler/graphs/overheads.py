@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ferroflow_dask.cluster_profile import ClusterProfile
 
@@ -29,6 +29,8 @@ class Overheads:
         self._scheduler = scheduler
         self._learned = learned
         self._threads: tuple[int, ...] = _THREADS_TO_COME
+        # The last profile, and what it is made of: each division of a bundle asks for it.
+        self._known: tuple[tuple[Any, ...], ClusterProfile] | None = None
 
     def profile(self) -> ClusterProfile:
         """Return the cluster as it is now; with the workers that it had last if it has none."""
@@ -36,10 +38,15 @@ class Overheads:
         if workers:
             self._threads = tuple(ws.nthreads for ws in workers)
         limits = [ws.memory_limit for ws in workers if ws.memory_limit]
-        default = ClusterProfile(self._threads)
-        return ClusterProfile(
-            self._threads,
-            round_trip_s=self._learned.round_trip_s or default.round_trip_s,
-            bandwidth=float(self._scheduler.bandwidth) or default.bandwidth,
-            memory_nbytes=min(limits, default=0),
-        )
+        round_trip_s, bandwidth = self._learned.round_trip_s, float(self._scheduler.bandwidth)
+        made_of = (self._threads, round_trip_s, bandwidth, min(limits, default=0))
+        if self._known is None or self._known[0] != made_of:
+            default = ClusterProfile(self._threads)
+            profile = ClusterProfile(
+                self._threads,
+                round_trip_s=round_trip_s or default.round_trip_s,
+                bandwidth=bandwidth or default.bandwidth,
+                memory_nbytes=min(limits, default=0),
+            )
+            self._known = made_of, profile
+        return self._known[1]

@@ -31,7 +31,8 @@ _EXTENSION = "ferroflow-deliveries"
 DIVIDE, DIVIDED = "ferroflow-divide", "ferroflow-divided"
 #: Operation of the message that names the values that are still needed of a running bundle.
 NARROW = "ferroflow-narrow"
-#: Operation of the message that takes the thread of a running bundle out of the thread pool.
+#: Operation of the message that takes the thread of a running bundle, or of a former step of one, out of the
+#: thread pool.
 SECEDE = "ferroflow-secede"
 #: Operation of the message after which bundles report start and stop of each step.
 TRACE = "ferroflow-trace"
@@ -55,9 +56,11 @@ class Runs(StreamHandlers):
     Parameters
     ----------
     worker : distributed.Worker
+    clock : callable, optional
+        Returns the time [s].
     """
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, clock: Callable[[], float] = time) -> None:
         handlers: dict[str, Callable[..., object]] = {
             DIVIDE: self._divide,
             NARROW: self._narrow,
@@ -68,7 +71,8 @@ class Runs(StreamHandlers):
         self._worker = worker
         #: Whether start and stop of each step are reported.
         self.is_traced = False
-        self._stock_call_stack: Callable[..., Any] = worker.handlers[_CALL_STACK]
+        self._stock_call_stack: Any = worker.handlers.get(_CALL_STACK)
+        self._clock = clock
         # `ferroflow_dask.bundling.run.Run` of each running bundle, by key.
         self._runs: dict[Key, Any] = {}
         # Failures that are not reported yet, as given to `failed`.
@@ -202,21 +206,35 @@ class Runs(StreamHandlers):
             self._narrowed.pop(key, None)
             run.drop_all_but(exports)
 
-    def _secede(self, key: Key, run_id: int) -> None:
-        run = self._run_of(key, run_id)
-        ts = self._worker.state.tasks.get(key)
-        if run is None or ts is None or ts.state != "executing":
+    def _secede(self, keys: Collection[Key]) -> None:
+        """Take the thread of the first of some tasks that runs out of the thread pool."""
+        for key in keys:
+            ts = self._worker.state.tasks.get(key)
+            if ts is None or ts.state != "executing" or not self._leave_pool(self._runs.get(key)):
+                continue
+            now_s = self._clock()
+            duration_s = now_s - (ts.start_time or now_s)
+            event = SecedeEvent(key=key, compute_duration=duration_s, stimulus_id=f"secede-{now_s}")
+            self._worker.handle_stimulus(event)
             return
+
+    def _leave_pool(self, run: Any) -> bool:
+        """Take the thread of a run out of the thread pool; return whether it was there.
+
+        The thread of a task that is no bundle would not end after the task: the pool gets one more.
+        """
         executor: Any = self._worker.executors["default"]
         with threadpoolexecutor.threads_lock:
+            if run is None:
+                executor._max_workers += 1
+                executor._adjust_thread_count()
+                return True
             if run.thread not in executor._threads:
-                return
+                return False
             run.leave_pool()
             executor._threads.remove(run.thread)
             executor._adjust_thread_count()
-        duration_s = time() - (ts.start_time or time())
-        event = SecedeEvent(key=key, compute_duration=duration_s, stimulus_id=f"secede-{time()}")
-        self._worker.handle_stimulus(event)
+        return True
 
     def _report_failures(self) -> None:
         while self._failures:

@@ -1,0 +1,162 @@
+"""Runs of bundles in virtual time: the steps are claimed and divided by the functions of real workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from dask._task_spec import DataNode, TaskRef
+from dask.sizeof import sizeof
+from dask.typing import Key
+from distributed import Reschedule
+from distributed.worker_state_machine import StateMachineEvent, WorkerState
+
+from ferroflow_dask.bundling.deliveries import EARLY_S, Deliveries
+from ferroflow_dask.bundling.results import Results
+from ferroflow_dask.bundling.run import Run
+from ferroflow_dask.bundling.sequence import ExecuteTasks
+from ferroflow_dask.scheduler.graphs.worker_runs import Runs
+
+
+class Result:
+    """Stands for a task's result; it has a size and nothing else."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+
+    def __sizeof__(self) -> int:
+        return self.nbytes
+
+
+@sizeof.register(Result)  # type: ignore[untyped-decorator]
+def _nbytes(result: Result) -> int:
+    return result.nbytes
+
+
+@dataclass
+class _Loop:
+    """The part of a worker's event loop that `Runs` uses."""
+
+    add_callback: Callable[..., None]
+
+
+@dataclass
+class WorkerEnd:
+    """What `Runs` asks of its worker.
+
+    Parameters
+    ----------
+    state : distributed.worker_state_machine.WorkerState
+    handle_stimulus : callable
+        Hands an event to the state machine and carries out its instructions.
+    batched_send : callable
+        Sends a message to the scheduler.
+    stream_handlers : mapping of str to callable
+    soon : callable
+        Calls a function with arguments after the present call.
+    """
+
+    state: WorkerState
+    handle_stimulus: Callable[[StateMachineEvent], None]
+    batched_send: Callable[[dict[str, Any]], object]
+    stream_handlers: dict[str, Callable[..., None]]
+    soon: Callable[..., None]
+    extensions: dict[str, Any] = field(default_factory=dict)
+    handlers: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.loop = _Loop(self.soon)
+
+
+class VirtualRuns(Runs):
+    """The running bundles of a virtual worker, whose threads have no pool."""
+
+    def _leave_pool(self, run: Any) -> bool:  # noqa: ARG002 -- overrides
+        return True
+
+
+#: Runs a step that takes time: its key, whether it computes, and what to call at its end with its result.
+Compute = Callable[[Key, bool, Callable[[Result], None]], None]
+
+
+class VirtualRun(Run):
+    """One execution of a bundle in virtual time.
+
+    Parameters
+    ----------
+    key : Key
+    bundle : ExecuteTasks
+    results : sequence
+        The results of other tasks that the bundle reads.
+    runs : Runs
+    compute : callable
+        Lets time pass for a step.
+    clock : callable
+        Returns the time [s].
+    """
+
+    def __init__(
+        self,
+        key: Key,
+        bundle: ExecuteTasks,
+        results: Sequence[Any],
+        runs: Runs,
+        *,
+        compute: Compute,
+        clock: Callable[[], float],
+    ) -> None:
+        self.clock = clock
+        super().__init__(bundle, results)
+        self.key = key
+        self._compute = compute
+        self._extension = runs
+        first_s = EARLY_S if bundle.is_early else None
+        self._deliveries = Deliveries(runs, key, self._delivered, first_s=first_s, clock=clock)
+
+    def begin(self, ended: Callable[[Any], None]) -> None:
+        """Start; call `ended` with the result, or with `Reschedule` if the scheduler runs the rest again."""
+        self._ended = ended
+        self._extension.started(self)  # type: ignore[union-attr]
+        self._go_on(0)
+
+    def _go_on(self, step: int) -> None:
+        """Start the next step that is not taken, as the loop of `Run` does."""
+        for i in range(step, len(self.bundle.steps)):
+            self._current = i
+            if self.claim(i):
+                done = partial(self._step_ended, i)
+                self._compute(self.bundle.keys[i], self.bundle.computes(i), done)
+                return
+        self._deliveries.flush()
+        result: Any
+        try:
+            outputs = self._outputs()
+        except Reschedule as error:
+            result = error
+        else:
+            result = outputs[0] if self.bundle.is_single else Results(outputs, self.delivers_all())
+        self._extension.ended(self)  # type: ignore[union-attr]
+        self._ended(result)
+
+    def _step_ended(self, step: int, result: Result) -> None:
+        self._values[self._n_arguments + step] = result
+        if self._delivered:
+            self._deliveries.add(step, result)
+        _, _, _, gone = self.bundle.steps[step]
+        for number in gone:
+            if number not in self._new_exports:
+                self._values[number] = None
+        self._go_on(step + 1)
+
+
+def inputs_of(spec: Any, data: Mapping[Key, Any]) -> list[Any]:
+    """Return the results that the arguments of a Dask task stand for."""
+    found = []
+    for argument in spec.args:
+        if isinstance(argument, TaskRef):
+            found.append(data[argument.key])
+        else:
+            found.append(argument.value if isinstance(argument, DataNode) else argument)
+    return found
