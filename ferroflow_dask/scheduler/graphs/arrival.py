@@ -193,7 +193,10 @@ class Arrival:
             return None
         self._graph = graph
         self._prefixes = Counter(map(key_split, graph))
-        return Sample({key: missing[key] for key in keys}, self._annotations)
+        # Workers drop the results that only tasks of the sample read.
+        kept = keys & self._keys
+        kept |= {one for key, task in missing.items() if key not in keys for one in task.dependencies & keys}
+        return Sample({key: missing[key] for key in keys}, kept, self._annotations)
 
     def _is_in_memory(self, key: Key) -> bool:
         ts = self._tasks.get(key)
