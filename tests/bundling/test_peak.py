@@ -79,7 +79,6 @@ def need(result: float, *inputs: int, wanted: float = 0.0) -> BundleNeed:
         pytest.param([need(10), need(10), need(1, 0, 1)], 1, 41, id="results wait for their reader"),
         pytest.param([need(10), need(1, 0), need(10), need(1, 2)], 1, 21, id="read results are dropped"),
         pytest.param([need(10)] * 4, 2, 20, id="as many bundles as threads at once"),
-        pytest.param([need(10, wanted=10.0)] * 4, 1, 40, id="wanted results stay"),
     ],
 )
 def test_bundles_in_a_row_hold_results_and_inputs(needs: Any, n_threads: int, held: float) -> None:

@@ -330,7 +330,8 @@ class Arrival:
             places=sharing.places,
             shares_objects=self._is_in_process,
             by_key=self._known(missing, learned),
-            outside_nbytes=self._read_nbytes(missing, sharing.places),
+            outside_nbytes=(read := self._read_nbytes(missing, sharing.places, learned)),
+            awaited=[key for key in read if not self._is_in_memory(key)],
         )
         if not found.bundles:
             return graph
@@ -346,11 +347,21 @@ class Arrival:
         known = ((key, learned.get(key_split(key))) for key in graph if key in self._declared)
         return {key: one.of_size(self._declared[key]) for key, one in known if one is not None}
 
-    def _read_nbytes(self, graph: Mapping[Key, GraphNode], places: Mapping[Key, Place]) -> dict[Key, float]:
-        """Return the sizes of the results that a graph reads and that exist, by key of their task [B]."""
-        results = {places.get(key, (key, None))[0] for key in outside(graph)}
-        found = {key: self._tasks.get(key) for key in results}
-        return {key: ts.nbytes for key, ts in found.items() if ts is not None and ts.nbytes >= 0}
+    def _read_nbytes(
+        self,
+        graph: Mapping[Key, GraphNode],
+        places: Mapping[Key, Place],
+        learned: Mapping[str, Averages | None],
+    ) -> dict[Key, float]:
+        """Return the known or learned sizes of the results that a graph reads, by key of their task [B]."""
+        found: dict[Key, float] = {}
+        for key in {places.get(key, (key, None))[0] for key in outside(graph)}:
+            ts, one = self._tasks.get(key), learned.get(key_split(key))
+            if ts is not None and ts.nbytes >= 0:
+                found[key] = ts.nbytes
+            elif one is not None:
+                found[key] = max(one.nbytes, one.most_nbytes)
+        return found
 
     def _present_now(self) -> dict[Key, bool]:
         """Return the graph's keys that the scheduler has, and whether it has their definition."""
