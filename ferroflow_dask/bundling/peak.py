@@ -107,7 +107,7 @@ class GraphMemory:
                 if not unread[i]:
                     need.result_nbytes -= self.nbytes[i]
             awaited = {key for i in tasks for key in self.outside[i]}.intersection(self.awaited)
-            need.shared_nbytes = need.wanted_nbytes + sum(self.outside_nbytes.get(key, 0.0) for key in awaited)
+            need.shared_nbytes = need.wanted_nbytes + sum(need.inputs[key,] for key in awaited)
             needs.append(need)
         return needs
 

@@ -323,15 +323,15 @@ class Arrival:
         learned = self._knowledge.learned()
         if learned is None:
             return graph
-        cluster = self._knowledge.cluster()
+        cluster, read = self._knowledge.cluster(), self._read_nbytes(missing, sharing.places, learned)
         found = bundle_graph(
             *(missing, wanted, cluster, learned),
             alone=alone,
             places=sharing.places,
             shares_objects=self._is_in_process,
             by_key=self._known(missing, learned),
-            outside_nbytes=(read := self._read_nbytes(missing, sharing.places, learned)),
-            awaited=[key for key in read if not self._is_in_memory(key)],
+            outside_nbytes=read,
+            awaited={key for key in read if not self._is_in_memory(key)},
         )
         if not found.bundles:
             return graph
