@@ -22,6 +22,9 @@ from ferroflow_dask.cluster_profile import ClusterProfile
 GUESS = 4.0
 #: Fraction of a worker's memory that a bundle may need.
 MEMORY_SHARE = 0.25
+#: Fraction of all memory that bundles may need for values that graphs share: those of single tasks are read
+#: and dropped one by one.
+SHARED = 0.01
 #: Pieces of at least this duration are not bundled, in units of the time in which the scheduler feeds all
 #: threads: they can be stolen one by one, and a wrong cost does less harm.
 _ALONE = 5.0
@@ -30,6 +33,8 @@ _SLACK = 1.05
 #: Fraction of the scheduler's time for a task that counts even if it overlaps with the work: the work may be
 #: shorter than predicted, and scheduler and workers may share cores.
 _HANDICAP = 0.5
+#: Bundles of fewer pieces gain little, if their number is limited by memory.
+_WORTHWHILE = 8
 #: The last bundle of a thread's share is halved, in case costs are wrong, while the halves last at least this
 #: long, in units of the time in which the scheduler feeds all threads.
 _TAPER = 2.0
@@ -41,8 +46,8 @@ _LONGEST_S = 1.0
 _DOUBT = 0.2
 #: A cut may move so many times the bytes that single tasks move, and so many more [B].
 _MOST_MOVED, _FEW_NBYTES = 1.1, 2**20
-#: Neighbours may be in different bundles if moving all results that clients want takes at most this part of
-#: the work.
+#: Neighbours may be in different bundles if moving all results that clients want, and those that the work
+#: reads, takes at most this part of the work.
 _CHEAP = 0.1
 #: Numbers of clusters for each thread that are compared.
 _CLUSTERS = (1, 4)
@@ -94,20 +99,31 @@ def _cuts(work: Work, cluster: ClusterProfile, is_guess: bool) -> Iterator[Cut]:
     n_pieces = len(work.costs_s)
     coarse = CoarseGraph(work)
     in_order = not _moves_cheaply(work, cluster)
-    coarse.reduce(partial(_pack, cluster=cluster, is_guess=is_guess, in_order=in_order))
+    pack = partial(_pack, cluster=cluster, is_guess=is_guess, longest_s=_longest_s(work, cluster))
+    coarse.reduce(partial(pack, in_order=in_order))
     order = coarse.sorted_nodes()
     yield [coarse.members[node] for node in order]
     if n_pieces and not work.alone and sum(work.costs_s) <= _LONGEST_S:
         yield [list(range(n_pieces))]
-    yield _by_level(coarse, order, cluster, is_guess)
+    yield _by_level(coarse, order, partial(pack, is_last=False))
     for n in () if is_guess else _CLUSTERS:
         yield _clustered(work, cluster, n, in_order)
     yield [[i] for i in range(n_pieces)]
 
 
+def _longest_s(work: Work, cluster: ClusterProfile) -> float:
+    """Return the longest duration of a bundle of siblings [s]; short if other graphs read or make much."""
+    nbytes = sum(work.nbytes(i) for i in work.last) + work.outside_nbytes
+    most_nbytes = SHARED * cluster.memory_nbytes * len(cluster.threads) / (2 * cluster.n_threads)
+    n_bundles = nbytes / most_nbytes if most_nbytes else 0.0
+    if n_bundles < 1 or n_bundles * _WORTHWHILE > len(work.costs_s):
+        return _LONGEST_S
+    return min(_LONGEST_S, sum(work.costs_s) / n_bundles)
+
+
 def _moves_cheaply(work: Work, cluster: ClusterProfile) -> bool:
-    """Return whether the results that clients want are moved in far less time than they are computed."""
-    nbytes = sum(work.nbytes(i) for i in work.last)
+    """Return whether what other graphs read or make is moved in far less time than the work takes."""
+    nbytes = sum(work.nbytes(i) for i in work.last) + work.outside_nbytes
     moved_s = len(work.last) * cluster.round_trip_s + nbytes / cluster.bandwidth
     return moved_s <= _CHEAP * sum(work.costs_s)
 
@@ -177,6 +193,7 @@ def _pack(
     *,
     cluster: ClusterProfile,
     is_guess: bool,
+    longest_s: float = _LONGEST_S,
     in_order: bool = False,
 ) -> list[list[int]]:
     """Share out siblings; `is_joined` says whether something comes before or after them.
@@ -194,10 +211,10 @@ def _pack(
     n_bundles = _n_bundles(short_s, is_joined and not alone, cluster)
     if is_guess and n_bundles > 1:
         mean_s = fmean(short_s)
-        most = max(1, int(_LONGEST_S / mean_s)) if mean_s else len(short)
+        most = max(1, int(longest_s / mean_s)) if mean_s else len(short)
         shares = factored(len(short), cluster.n_threads, most)
         return alone + [[short[i] for i in share] for share in shares]
-    most_s = _LONGEST_S
+    most_s = longest_s
     share_out = runs if in_order else longest_first
     if n_bundles == cluster.n_threads:  # what is alone is part of a thread's share
         shares = share_out(costs_s, n_bundles)
@@ -226,7 +243,7 @@ def _n_bundles(costs_s: Sequence[float], is_joined: bool, cluster: ClusterProfil
     return next(n for n in reversed(numbers) if times_s[n - 1] <= good_s)
 
 
-def _by_level(coarse: CoarseGraph, order: Sequence[int], cluster: ClusterProfile, is_guess: bool) -> Cut:
+def _by_level(coarse: CoarseGraph, order: Sequence[int], pack: Callable[..., list[list[int]]]) -> Cut:
     """Pack the nodes of each level, whatever they wait for: right where everything waits for everything."""
     level: dict[int, int] = {}
     levels: list[list[int]] = []
@@ -244,6 +261,6 @@ def _by_level(coarse: CoarseGraph, order: Sequence[int], cluster: ClusterProfile
         costs_s = [coarse.cost_s[node] for node in nodes]
         groups = [[i] for i in range(len(nodes))]
         if not coarse.are_packed(nodes):
-            groups = _pack(costs_s, len(levels) > 1, is_last=False, cluster=cluster, is_guess=is_guess)
+            groups = pack(costs_s, len(levels) > 1)
         cut += [sorted(p for i in items for p in coarse.members[nodes[i]]) for items in groups]
     return cut

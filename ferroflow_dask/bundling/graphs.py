@@ -16,12 +16,12 @@ from dask.utils import key_split
 
 from ferroflow_dask.annotations import BUNDLE_PREFIX
 from ferroflow_dask.bundling.bundle import Bundle
-from ferroflow_dask.bundling.cut import GUESS, MEMORY_SHARE, best_cut
+from ferroflow_dask.bundling.cut import GUESS, MEMORY_SHARE, SHARED, best_cut
 from ferroflow_dask.bundling.deliveries import DeliveringTask
 from ferroflow_dask.bundling.fixed import Tasks, fixed_tasks, is_alone
 from ferroflow_dask.bundling.isolation import Isolation, NotIsolatedError
 from ferroflow_dask.bundling.ordering import in_order
-from ferroflow_dask.bundling.peak import GraphMemory, held_nbytes
+from ferroflow_dask.bundling.peak import GraphMemory, held_nbytes, shared_nbytes
 from ferroflow_dask.bundling.predict import Cut, Work
 from ferroflow_dask.bundling.results import VALUE, Place
 from ferroflow_dask.bundling.sequence import NO_WORK, handed_on, sequence_of
@@ -92,6 +92,7 @@ def bundle_graph(
     by_key: Mapping[Key, Averages] | None = None,
     shares_objects: bool = False,
     outside_nbytes: Mapping[Key, float] | None = None,
+    awaited: Collection[Key] = frozenset(),
 ) -> BundledGraph:
     """Cut a graph into bundles; O(tasks · log tasks + edges).
 
@@ -118,8 +119,9 @@ def bundle_graph(
     shares_objects : bool, optional
         See `Bundle`. If not, tasks stay separate if they need copies of objects that cannot be pickled.
     outside_nbytes : mapping of Key to float, optional
-        Sizes of the results that exist already and that tasks read, by the key of the task that yields
-        them [B].
+        Sizes of the results of other graphs that tasks read, by the key of the task that yields them [B].
+    awaited : collection of Key, optional
+        Those of these tasks that have not ended.
     """
     keys = in_order(tasks)
     position = {key: i for i, key in enumerate(keys)}
@@ -139,6 +141,7 @@ def bundle_graph(
             i for i, key in enumerate(keys) if known[i] is None or key in separate or is_alone(tasks[key])
         ),
         last=frozenset(position[key] for key in wanted if key in position),
+        outside_nbytes=sum((outside_nbytes or {}).values()),
     )
     most_nbytes: list[float] = []
     for key, one in zip(keys, known, strict=True):
@@ -152,7 +155,7 @@ def bundle_graph(
         }
         for key in keys
     ]
-    memory = GraphMemory(work.edges, most_nbytes, work.last, outside, outside_nbytes or {})
+    memory = GraphMemory(work.edges, most_nbytes, work.last, outside, outside_nbytes or {}, awaited)
     cut, _ = best_cut(work, cluster, is_guess=False, fits=_MemoryLimit(memory, cluster))
     groups = [[keys[i] for i in pieces] for pieces in cut]
     shares = dict(zip(keys, zip(prefixes, costs_s, strict=True), strict=True))
@@ -183,6 +186,7 @@ def bundle_graph(
             by_key=by_key,
             shares_objects=shares_objects,
             outside_nbytes=outside_nbytes,
+            awaited=awaited,
         )
     return BundledGraph(written, rewritten)
 
@@ -195,14 +199,15 @@ class _MemoryLimit:
         self._n_threads = cluster.n_threads
         # Each thread of a worker runs a bundle.
         self._most_nbytes = MEMORY_SHARE * cluster.memory_nbytes / max(cluster.threads)
-        self._few_nbytes = _HELD_SHARE * cluster.memory_nbytes * len(cluster.threads)
-        self._is_limited = 0 < self._most_nbytes < memory.total_nbytes()
+        self._cluster_nbytes = cluster.memory_nbytes * len(cluster.threads)
+        most_nbytes = min(self._most_nbytes, SHARED * self._cluster_nbytes)
+        self._is_limited = 0 < most_nbytes < memory.total_nbytes()
 
     @cached_property
-    def _plain_nbytes(self) -> float:
-        """What single tasks hold together in Dask's order [B]."""
-        single = [[i] for i in range(len(self._memory.nbytes))]
-        return held_nbytes(self._memory.needs(single), self._n_threads)
+    def _plain(self) -> tuple[float, float]:
+        """What single tasks hold together in Dask's order, and what graphs share of it [B]."""
+        needs = self._memory.needs([[i] for i in range(len(self._memory.nbytes))])
+        return held_nbytes(needs, self._n_threads), shared_nbytes(needs, self._n_threads)
 
     def __call__(self, cut: Cut) -> bool:
         if not self._is_limited:
@@ -212,8 +217,11 @@ class _MemoryLimit:
             need.peak_nbytes > self._most_nbytes for need, at in zip(needs, cut, strict=True) if len(at) > 1
         ):
             return False
-        held = held_nbytes(needs, self._n_threads)
-        return held <= self._few_nbytes or held <= _MOST_HELD * self._plain_nbytes
+        sums = held_nbytes(needs, self._n_threads), shared_nbytes(needs, self._n_threads)
+        return all(
+            nbytes <= share * self._cluster_nbytes or nbytes <= _MOST_HELD * plain_nbytes
+            for nbytes, share, plain_nbytes in zip(sums, (_HELD_SHARE, SHARED), self._plain, strict=True)
+        )
 
 
 def bundles_of(

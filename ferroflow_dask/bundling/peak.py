@@ -31,12 +31,15 @@ class BundleNeed:
         Those of them that clients want [B].
     values_nbytes : float
         The most bytes of its own values at once [B].
+    shared_nbytes : float
+        Values that other graphs make while this one runs, or may read meanwhile [B].
     """
 
     inputs: dict[_Input, float] = field(default_factory=dict)
     result_nbytes: float = 0.0
     wanted_nbytes: float = 0.0
     values_nbytes: float = 0.0
+    shared_nbytes: float = 0.0
 
     @property
     def peak_nbytes(self) -> float:
@@ -60,6 +63,8 @@ class GraphMemory:
         For each task the results that it reads and that no task of the graph makes.
     outside_nbytes : mapping of Key to float
         Their sizes as far as they are known [B].
+    awaited : collection of Key
+        Those of them that do not exist yet.
     """
 
     edges: Sequence[Sequence[int]]
@@ -67,6 +72,7 @@ class GraphMemory:
     wanted: Collection[int]
     outside: Sequence[Collection[Key]]
     outside_nbytes: Mapping[Key, float]
+    awaited: Collection[Key] = frozenset()
 
     def total_nbytes(self) -> float:
         """Return the size of all values together [B]."""
@@ -100,6 +106,8 @@ class GraphMemory:
                         need.result_nbytes -= self.nbytes[j]
                 if not unread[i]:
                     need.result_nbytes -= self.nbytes[i]
+            awaited = {key for i in tasks for key in self.outside[i]}.intersection(self.awaited)
+            need.shared_nbytes = need.wanted_nbytes + sum(need.inputs[key,] for key in awaited)
             needs.append(need)
         return needs
 
@@ -115,14 +123,31 @@ def held_nbytes(needs: Sequence[BundleNeed], n_threads: int) -> float:
         for source in need.inputs:
             if isinstance(source, int):
                 n_readers[source] += 1
-    started = [0.0, *accumulate(need.peak_nbytes for need in needs)]
     held = results = 0.0
+    running = _sums([need.peak_nbytes for need in needs], n_threads)
     for n, need in enumerate(needs):
-        held = max(held, results + started[min(n + n_threads, len(needs))] - started[n])
-        results += need.result_nbytes if n_readers[n] else need.wanted_nbytes
+        held = max(held, results + running[n])
+        if n_readers[n]:
+            results += need.result_nbytes - need.wanted_nbytes
         for source in need.inputs:
             if isinstance(source, int):
                 n_readers[source] -= 1
                 if not n_readers[source]:
                     results -= needs[source].result_nbytes - needs[source].wanted_nbytes
     return held
+
+
+def shared_nbytes(needs: Sequence[BundleNeed], n_threads: int) -> float:
+    """Return the most bytes of values that bundles of several graphs share, while they run [B].
+
+    Calls of `client.map` that read each other are such graphs. The values of single tasks are read and
+    dropped one by one, those of a bundle together: for each thread, those of the bundle that runs, and of one
+    more that has ended or is about to start.
+    """
+    return max(_sums([need.shared_nbytes for need in needs], 2 * n_threads), default=0.0)
+
+
+def _sums(sizes: Sequence[float], n: int) -> list[float]:
+    """Return the sum of each size and the `n - 1` after it."""
+    before = [0.0, *accumulate(sizes)]
+    return [before[min(i + n, len(sizes))] - before[i] for i in range(len(sizes))]

@@ -48,6 +48,8 @@ class Work:
     last : collection of int, optional
         Pieces whose results clients want, under their own keys. They end a chain. Several may share a bundle
         if it returns nothing else: what else a bundle returns moves as a whole.
+    outside_nbytes : float, optional
+        Size of the results of other work that the pieces read [B].
     """
 
     edges: Sequence[Sequence[int]]
@@ -55,6 +57,7 @@ class Work:
     nbytes: Callable[[int], int]
     alone: Collection[int] = frozenset()
     last: Collection[int] = frozenset()
+    outside_nbytes: float = 0.0
 
 
 def predict(work: Work, cut: Cut, cluster: ClusterProfile) -> Prediction:

@@ -188,6 +188,32 @@ def test_bundles_do_not_hold_far_more_results_than_single_tasks_in_the_order_of_
     assert n_returned[0] < 10 < n_returned[1]
 
 
+@pytest.mark.parametrize(
+    ("n", "nbytes", "largest"),
+    [(120, 1e3, 8), (120, 4e6, 1), (2000, 1e5, 107)],
+    ids=["small ones", "large ones", "those of which a hundredth of all memory for eight bundles has many"],
+)
+def test_bundles_share_few_values_with_other_graphs(n: int, nbytes: float, largest: int) -> None:
+    tasks = {f"n-{i}": Task(f"n-{i}", combine, i) for i in range(n)}
+    found = bundle_graph(tasks, tasks.keys(), replace(FOUR, memory_nbytes=2**31), Known(1e-3, nbytes=nbytes))
+    assert 0.9 * largest <= max(map(len, inner_keys(found)), default=1) <= largest
+
+
+@pytest.mark.parametrize("is_awaited", [True, False])
+def test_a_bundle_does_not_wait_for_many_large_results(is_awaited: bool) -> None:
+    nbytes = {f"x-{i}": 4e6 for i in range(120)}
+    tasks = {f"n-{i}": Task(f"n-{i}", combine, i, TaskRef(key)) for i, key in enumerate(nbytes)}
+    found = bundle_graph(
+        tasks,
+        tasks.keys(),
+        replace(FOUR, memory_nbytes=2**31),
+        Known(1e-3, nbytes=1.0),
+        outside_nbytes=nbytes,
+        awaited=nbytes.keys() if is_awaited else (),
+    )
+    assert bool(found.bundles) is not is_awaited
+
+
 def test_a_result_larger_than_a_workers_share_stays_separate() -> None:
     tasks = chain("n", Task("big", combine, 0), 9)
     learned = Known(1e-5, except_for={"big": Averages(1e-5, 5000.0)})

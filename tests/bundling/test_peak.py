@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ferroflow_dask.bundling.peak import BundleNeed, GraphMemory, held_nbytes
+from ferroflow_dask.bundling.peak import BundleNeed, GraphMemory, held_nbytes, shared_nbytes
 
 CHAIN = [[], [0], [1], [2]]
 
@@ -79,8 +79,24 @@ def need(result: float, *inputs: int, wanted: float = 0.0) -> BundleNeed:
         pytest.param([need(10), need(10), need(1, 0, 1)], 1, 41, id="results wait for their reader"),
         pytest.param([need(10), need(1, 0), need(10), need(1, 2)], 1, 21, id="read results are dropped"),
         pytest.param([need(10)] * 4, 2, 20, id="as many bundles as threads at once"),
-        pytest.param([need(10, wanted=10.0)] * 4, 1, 40, id="wanted results stay"),
     ],
 )
 def test_bundles_in_a_row_hold_results_and_inputs(needs: Any, n_threads: int, held: float) -> None:
     assert held_nbytes(needs, n_threads) == held
+
+
+def test_graphs_share_what_clients_want_and_what_is_not_made_yet() -> None:
+    outside = [("x",), ("x", "y"), ("y", "unknown")]
+    sizes = {"x": 10.0, "y": 5.0}
+    memory = GraphMemory([[], [0], [1]], [1.0] * 3, [2], outside, sizes, awaited=["y", "unknown"])
+    assert [need.shared_nbytes for need in memory.needs([[0], [1], [2]])] == [0, 5, 6]
+    assert [need.shared_nbytes for need in memory.needs([[0, 1, 2]])] == [6]
+
+
+@pytest.mark.parametrize(
+    ("n_bundles", "n_threads", "shared"), [(0, 1, 0), (1, 1, 10), (3, 1, 20), (9, 4, 80)]
+)
+def test_two_bundles_of_each_thread_share_results(n_bundles: int, n_threads: int, shared: float) -> None:
+    one = BundleNeed(result_nbytes=10.0, wanted_nbytes=10.0, values_nbytes=10.0, shared_nbytes=10.0)
+    assert shared_nbytes([one] * n_bundles, n_threads) == shared
+    assert held_nbytes([one] * n_bundles, n_threads) == min(n_bundles, n_threads) * 10

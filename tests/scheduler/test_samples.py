@@ -136,6 +136,25 @@ async def test_a_client_keeps_what_it_wants_of_a_sample_and_releases_the_rest(
     assert await cluster.client.gather(futures) == VALUES
 
 
+@runs_on(on_capable_cluster)
+async def test_workers_drop_what_only_the_sample_reads(
+    cluster: Bundling, sampled: list[set[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states: Counter[tuple[str, str]] = Counter()
+    stock = Arrival.prepare
+
+    def prepare(self: Arrival) -> None:
+        (keys,) = sampled
+        states.update((key_split(key), cluster.scheduler.tasks[key].state) for key in keys)
+        stock(self)
+
+    monkeypatch.setattr(Arrival, "prepare", prepare)
+    assert await cluster.values(task("total-0", *graph())) == [sum(VALUES) + 1]
+    assert states == {("load", "released"): 4, ("clean", "memory"): 4}
+    assert set(CALLS.values()) == {1}
+    await cluster.is_empty()
+
+
 # Failures
 
 

@@ -193,7 +193,10 @@ class Arrival:
             return None
         self._graph = graph
         self._prefixes = Counter(map(key_split, graph))
-        return Sample({key: missing[key] for key in keys}, self._annotations)
+        # Workers drop the results that only tasks of the sample read.
+        kept = keys & self._keys
+        kept |= {one for key, task in missing.items() if key not in keys for one in task.dependencies & keys}
+        return Sample({key: missing[key] for key in keys}, kept, self._annotations)
 
     def _is_in_memory(self, key: Key) -> bool:
         ts = self._tasks.get(key)
@@ -320,14 +323,15 @@ class Arrival:
         learned = self._knowledge.learned()
         if learned is None:
             return graph
-        cluster = self._knowledge.cluster()
+        cluster, read = self._knowledge.cluster(), self._read_nbytes(missing, sharing.places, learned)
         found = bundle_graph(
             *(missing, wanted, cluster, learned),
             alone=alone,
             places=sharing.places,
             shares_objects=self._is_in_process,
             by_key=self._known(missing, learned),
-            outside_nbytes=self._read_nbytes(missing, sharing.places),
+            outside_nbytes=read,
+            awaited={key for key in read if not self._is_in_memory(key)},
         )
         if not found.bundles:
             return graph
@@ -343,11 +347,21 @@ class Arrival:
         known = ((key, learned.get(key_split(key))) for key in graph if key in self._declared)
         return {key: one.of_size(self._declared[key]) for key, one in known if one is not None}
 
-    def _read_nbytes(self, graph: Mapping[Key, GraphNode], places: Mapping[Key, Place]) -> dict[Key, float]:
-        """Return the sizes of the results that a graph reads and that exist, by key of their task [B]."""
-        results = {places.get(key, (key, None))[0] for key in outside(graph)}
-        found = {key: self._tasks.get(key) for key in results}
-        return {key: ts.nbytes for key, ts in found.items() if ts is not None and ts.nbytes >= 0}
+    def _read_nbytes(
+        self,
+        graph: Mapping[Key, GraphNode],
+        places: Mapping[Key, Place],
+        learned: Mapping[str, Averages | None],
+    ) -> dict[Key, float]:
+        """Return the known or learned sizes of the results that a graph reads, by key of their task [B]."""
+        found: dict[Key, float] = {}
+        for key in {places.get(key, (key, None))[0] for key in outside(graph)}:
+            ts, one = self._tasks.get(key), learned.get(key_split(key))
+            if ts is not None and ts.nbytes >= 0:
+                found[key] = ts.nbytes
+            elif one is not None:
+                found[key] = max(one.nbytes, one.most_nbytes)
+        return found
 
     def _present_now(self) -> dict[Key, bool]:
         """Return the graph's keys that the scheduler has, and whether it has their definition."""

@@ -125,7 +125,7 @@ class GraphArrivals:
         options: dict[str, Any],
     ) -> None:
         """Let Dask create the tasks of a graph, once it has those of earlier graphs that this one reads."""
-        arrival, sampled, n_restarts = None, set[Key](), self._n_restarts
+        arrival, sampled, n_restarts = None, frozenset[Key](), self._n_restarts
         try:
             arrival = self._arrival_of(expr_ser, keys, options) if self._is_open else None
             if arrival is not None:
@@ -139,7 +139,7 @@ class GraphArrivals:
                     loop = asyncio.get_running_loop()
                     await loop.run_in_executor(None, arrival.choose_sample)
                     if arrival.sample is not None and self._is_open:
-                        sampled = arrival.sample.tasks.keys() - set(keys)
+                        sampled = arrival.sample.kept.difference(keys)
                         await self._run_sample(arrival, client, options)
                     await loop.run_in_executor(None, arrival.prepare)
                 if not self._is_open:  # the plugin was uninstalled meanwhile, and no code splits bundles
@@ -177,13 +177,13 @@ class GraphArrivals:
                 await has_ended.wait()
 
     async def _run_sample(self, arrival: Arrival, client: str, options: Mapping[str, Any]) -> None:
-        """Let a few tasks run, which the client wants until the others read their results."""
+        """Let a few tasks run; the client wants what the others read of them until these exist."""
         sample = arrival.sample
         assert sample is not None
 
         async def submit() -> None:
             await self._stock(
-                client=client, expr_ser=_in_this_process(sample), keys={*sample.tasks}, **options
+                client=client, expr_ser=_in_this_process(sample), keys={*sample.kept}, **options
             )
 
         for key in sample.tasks:

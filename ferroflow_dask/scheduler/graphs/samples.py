@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -28,12 +28,20 @@ class Sample:
     ----------
     tasks : dict of Key to GraphNode
         Complete, but for dependencies that exist already.
+    kept : collection of Key
+        Those whose results the client or tasks outside the sample read.
     annotations : mapping of str to mapping of Key to object
         Annotations of the whole graph by type and key.
     """
 
-    def __init__(self, tasks: dict[Key, GraphNode], annotations: Mapping[str, Mapping[Key, Any]]) -> None:
+    def __init__(
+        self,
+        tasks: dict[Key, GraphNode],
+        kept: Collection[Key],
+        annotations: Mapping[str, Mapping[Key, Any]],
+    ) -> None:
         self.tasks = tasks
+        self.kept = frozenset(kept)
         self._annotations = annotations
 
     def __dask_graph__(self) -> dict[Key, GraphNode]:
