@@ -176,7 +176,7 @@ class FerroflowStealing(WorkStealing):
             task_views=self.task_views,
             prefetch=self.messages.prefetch,
         )
-        self._overtake = self.guard(self.graphs.dividing.overtake)
+        self._overtake = self.guard(self.graphs.overtaking.overtake)
         self.placement = Placement(
             scheduler,
             policy,
@@ -372,7 +372,7 @@ class FerroflowStealing(WorkStealing):
         states = [self.scheduler.tasks[key] for key in tasks]
         self.placement.graph_arrived(states)
         if self.view.divisible:
-            self.graphs.dividing.make_room(states)
+            self.graphs.overtaking.make_room(states)
         self.ask_pass()
 
     def transition(self, key: Key, start: Any, finish: Any, *args: Any, **kwargs: Any) -> None:

@@ -36,7 +36,7 @@ from waiting import comes
 from ferroflow_dask import uninstall
 from ferroflow_dask.bundling import deliveries, sequence
 from ferroflow_dask.policy import stealing
-from ferroflow_dask.scheduler.graphs import dividing
+from ferroflow_dask.scheduler.graphs import overtaking
 
 pytestmark = pytest.mark.cluster
 
@@ -224,7 +224,7 @@ def secede_and_wait(key: str, gate: str, *values: int) -> int:
 async def test_a_task_of_another_graph_starts_after_the_running_step(
     cluster: Bundling, gate: Gate, is_actor: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dividing, "_SOON_S", 0.0)
+    monkeypatch.setattr(overtaking, "_SOON_S", 0.0)
     await cluster.stealing.settled()
     futures = cluster.client.compute([gate.task("leaf-0", 0), *leaves("leaf", 20)[1:]])
     await comes(gate.reached.is_set)
@@ -243,7 +243,7 @@ async def test_a_task_of_another_graph_starts_after_the_running_step(
 async def test_a_less_urgent_task_of_another_graph_divides_no_bundle(
     cluster: Bundling, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dividing, "_SOON_S", 0.0)
+    monkeypatch.setattr(overtaking, "_SOON_S", 0.0)
     await cluster.stealing.settled()
     futures = cluster.client.compute([gate.task("leaf-0", 0), *leaves("leaf", 20)[1:]])
     await comes(gate.reached.is_set)

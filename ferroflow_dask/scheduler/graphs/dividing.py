@@ -7,10 +7,9 @@ values are redefined.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from dask._task_spec import Alias, GraphNode, cull
@@ -18,9 +17,7 @@ from dask.typing import Key
 from dask.utils import key_split
 
 from ferroflow_dask.bundling.bundle import Bundle
-from ferroflow_dask.bundling.coarse import longest_first
 from ferroflow_dask.bundling.cut import separate_s
-from ferroflow_dask.bundling.division import components
 from ferroflow_dask.bundling.graphs import bundles_of, written_task
 from ferroflow_dask.bundling.results import VALUE, Place
 from ferroflow_dask.bundling.sequence import bundle_in
@@ -29,6 +26,7 @@ from ferroflow_dask.scheduler import _distributed, _distributed_graphs
 from ferroflow_dask.scheduler._distributed_graphs import Failed
 from ferroflow_dask.scheduler.changes import Guard, attempt
 from ferroflow_dask.scheduler.graphs.bundles import Bundles, spec_of
+from ferroflow_dask.scheduler.graphs.division import Division
 from ferroflow_dask.scheduler.graphs.stuck import Stuck
 from ferroflow_dask.scheduler.graphs.worker_runs import DIVIDE, NARROW
 
@@ -39,80 +37,8 @@ if TYPE_CHECKING:
 
 #: Share of a bundle's unstarted steps, as in `bundling.run.Share`.
 HALF = "half"
-#: A task waits so long at most for the bundle of another graph [s].
-_SOON_S = 0.05
-#: Tasks of a worker that are looked at beyond those that its threads run.
-_LOOKED_AT = 16
 #: States of a bundle that has not ended.
 _AHEAD = frozenset({"waiting", "queued", "no-worker", "processing"})
-
-
-@dataclass(frozen=True, slots=True)
-class _Division:
-    """Steps that have left a bundle.
-
-    Parameters
-    ----------
-    ts : TaskState
-        The task of the bundle.
-    bundle : Bundle
-        As it was before.
-    steps : frozenset of Key
-    items : dict of Key to int
-        The values of the bundle that other tasks read, with their items.
-    stimulus_id : str
-    unfinished : frozenset of Key, optional
-        Steps of the bundle whose values these read, and which are not computed yet.
-    """
-
-    ts: TaskState
-    bundle: Bundle
-    steps: frozenset[Key]
-    items: dict[Key, int]
-    stimulus_id: str
-    unfinished: frozenset[Key] = frozenset()
-
-    @property
-    def wanted(self) -> set[Key]:
-        """The steps that have left and whose values other tasks read."""
-        return self.items.keys() & self.steps
-
-    def rest(self, read: Mapping[Key, int] | None = None) -> Bundle:
-        """Return the bundle without the steps; it exports the values that these read, as some items."""
-        exports: list[Key | None] = [None if key in self.steps else key for key in self.bundle.exports]
-        delivered = [key for key in self.bundle.delivered if key not in self.steps]
-        tasks: dict[Key, GraphNode] = {}
-        inside, turns = {task.key for task in self.bundle.tasks}, self.turns
-        for task in self.bundle.tasks:
-            # A cancelled step may read one that has left.
-            if task.key not in self.steps and (task.dependencies & inside) <= tasks.keys():
-                tasks[task.key] = task
-        for key, item in (read or {}).items():
-            exports += [None] * (item + 1 - len(exports))
-            exports[item] = key
-            delivered += [key] * (key not in delivered)
-        return replace(
-            self.bundle,
-            tasks=tuple(tasks.values()),
-            exports=tuple(exports),
-            delivered=tuple(delivered),
-            turns=tuple(turns[key] for key in tasks if key in turns),
-        )
-
-    @property
-    def turns(self) -> dict[Key, float]:
-        """The place of each step in the order of the graph; empty if it is not known."""
-        return dict(zip([task.key for task in self.bundle.tasks], self.bundle.turns, strict=False))
-
-    def priorities(self, specs: Iterable[Key], new: Mapping[Key, Bundle]) -> dict[Key, tuple[float, ...]]:
-        """Return the priorities of new tasks, by which they run in the order of the graph."""
-        turns, found = self.turns, {}
-        for key in specs:
-            inside = [task.key for task in new[key].tasks] if key in new else [key]
-            turn = min((turns[one] for one in inside if one in turns), default=None)
-            if turn is not None:
-                found[key] = (*(self.ts.priority or ())[:-1], turn)
-        return found
 
 
 class Dividing:
@@ -186,49 +112,6 @@ class Dividing:
         message = {"op": DIVIDE, "key": key, "run_id": ts.run_id, "share": share}
         self._scheduler.worker_send(ts.processing_on.address, {**message, "stimulus_id": "ferroflow-divide"})
         return True
-
-    def make_room(self, states: Collection[TaskState]) -> None:
-        """Free as many threads of less urgent bundles as a new graph can use, if no thread is idle."""
-        ready = [ts for ts in states if not ts.waiting_on and ts.priority]
-        if self._view.n_idle or not ready:
-            return
-        urgency = min((ts.priority or ())[0] for ts in ready)
-        n_left = len(ready)
-        for key in list(self._view.divisible):
-            task, _ = self._view.assigned[key]
-            if n_left and task.has_started and urgency < task.priority[0]:
-                n_left -= self.ask(key, "all", "a more urgent graph has arrived")
-
-    def overtake(self, ts: TaskState, address: str, now: float) -> None:
-        """Let a task that is about to be sent start soon, though bundles of another graph have its worker.
-
-        Without bundles it would wait for the short tasks that the worker has; the others are in Dask's queue.
-        There the tasks of a later bundle would be, too.
-        """
-        worker = self._view.workers.get(address)
-        if worker is None or not ts.priority or ts.key in self._bundles:
-            return
-        first = [task for task in islice(worker.queue, worker.nthreads + _LOOKED_AT) if task.key != ts.key]
-        if len(first) < worker.nthreads:
-            return
-        others = [
-            task
-            for task in first
-            if task.n_steps and task.priority[0] >= ts.priority[0] and task.priority[1] != ts.priority[1]
-        ]
-        # What leaves the running bundle has its priority, too.
-        earliest = min((task.priority for task in others), default=ts.priority)
-        if earliest < ts.priority:
-            ts.priority = (*earliest[:-1], earliest[-1] - 1)
-            if ts.key in self._view.assigned:
-                self._view.set_priority(self._view.assigned[ts.key][0], ts.priority)
-        for task in others:
-            ends_at = task.started_at + task.cost_s / worker.speed
-            # A late bundle will probably run on for as long as it has run.
-            left_s = max(ends_at - now, now - task.started_at if now > ends_at else 0.0)
-            is_long = task.has_started and left_s > _SOON_S
-            if is_long and self.ask(task.key, "all", "a task of another graph waits for its thread"):
-                return
 
     def ask_all_on(self, address: str, reason: str) -> None:
         """Ask a worker for all steps that it has not started."""
@@ -345,7 +228,7 @@ class Dividing:
             self._note(key, "divided", f"{len(steps)} of {len(bundle.tasks)} tasks leave: {reason}")
             self._bundles.counts["divided"] += 1
             read_outside = self._read(ts, bundle)
-            division = _Division(
+            division = Division(
                 ts, bundle, frozenset(steps), read_outside, stimulus_id, frozenset(unfinished)
             )
             if failure is not None:
@@ -384,7 +267,7 @@ class Dividing:
 
     def _free(
         self,
-        division: _Division,
+        division: Division,
         read: Mapping[Key, int],
         step_s: float,
         *,
@@ -403,7 +286,10 @@ class Dividing:
         if refusing in tasks and refusing is not None and ts.processing_on is not None:
             self._refused(refusing, ts.processing_on.address)
         if refusing is None and step_s < separate_s(self._cluster()):
-            groups = self._dealt(division, tasks, n_more)
+            idle = self._scheduler.idle.values()
+            n_idle = sum(max(0, ws.nthreads - len(ws.processing)) for ws in idle)
+            # Other divisions that are under way have their share of the idle threads.
+            groups = division.dealt(tasks, max(1, n_idle // (len(self._asked) + 1)) + n_more)
         shares = {key: (key_split(key), step_s) for key in tasks}
         new = bundles_of(groups, tasks, wanted, shares, bundle.places, token=self._bundles.token())
         rest, turns = division.rest(read), division.turns
@@ -429,32 +315,7 @@ class Dividing:
         ts = self._scheduler.tasks.get(key)
         return ts is None or (ts.state == "released" and key not in self._bundles)
 
-    def _dealt(self, division: _Division, tasks: Mapping[Key, GraphNode], n_more: int) -> list[list[Key]]:
-        """Deal tasks out to the idle threads and some more, those together that read each other.
-
-        Those that wait for a running step are apart from the others: it may wait for these. Other divisions
-        that are under way have their share of the threads.
-        """
-        # In their order, by the running steps that they depend on.
-        waits: dict[Key, frozenset[Key]] = {}
-        for key, task in tasks.items():
-            needed = task.dependencies
-            waits[key] = (division.unfinished & needed).union(*(waits.get(one, ()) for one in needed))
-        n_idle = sum(max(0, ws.nthreads - len(ws.processing)) for ws in self._scheduler.idle.values())
-        n_shares = max(1, n_idle // (len(self._asked) + 1)) + n_more
-        groups = []
-        for equal in sorted(dict.fromkeys(waits.values()), key=len):  # each after those that it reads
-            keys = [key for key, one in waits.items() if one == equal]
-            number = {key: i for i, key in enumerate(keys)}
-            reads = [[number[one] for one in tasks[key].dependencies if one in number] for key in keys]
-            parts = components(reads, 0, range(len(keys)))
-            shares = longest_first([float(len(part)) for part in parts], min(n_shares, len(parts)))
-            groups += [
-                [keys[i] for i in sorted(step for at in share for step in parts[at])] for share in shares
-            ]
-        return groups
-
-    def _fail(self, division: _Division, failed: Failed) -> None:
+    def _fail(self, division: Division, failed: Failed) -> None:
         """Make a step fail under its own key, and with it the steps that depend on it."""
         bundle, wanted = division.bundle, division.wanted
         inside = {task.key: task for task in bundle.tasks}
@@ -475,7 +336,7 @@ class Dividing:
 
     def _replace(
         self,
-        division: _Division,
+        division: Division,
         rest: Bundle,
         new: Mapping[Key, Bundle],
         specs: Mapping[Key, GraphNode],

@@ -21,6 +21,7 @@ from ferroflow_dask.scheduler.graphs.deliveries import Deliveries
 from ferroflow_dask.scheduler.graphs.dividing import Dividing
 from ferroflow_dask.scheduler.graphs.observers import Observers
 from ferroflow_dask.scheduler.graphs.overheads import Overheads
+from ferroflow_dask.scheduler.graphs.overtaking import Overtaking
 from ferroflow_dask.scheduler.graphs.samples import Samples
 from ferroflow_dask.scheduler.graphs.scaling import Scaling
 from ferroflow_dask.scheduler.graphs.task_streams import TaskStreams
@@ -110,6 +111,7 @@ class Graphs:
             refused=refused,
             clock=clock,
         )
+        self.overtaking = Overtaking(self.bundles, view, self.dividing.ask)
         #: The changes on workers, which are made and undone by coroutines.
         self.on_workers: list[WorkerPluginChange] = []
 
