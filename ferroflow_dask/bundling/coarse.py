@@ -16,8 +16,9 @@ from itertools import pairwise
 from ferroflow_dask.bundling.predict import Work
 
 #: Decides how siblings, given by their costs [s], are shared out: a list of their positions for each bundle.
-#: Is told whether something comes before or after them, and whether clients want their results.
-Packing = Callable[[Sequence[float], bool, bool], list[list[int]]]
+#: Is told whether something comes before or after them, whether clients want their results, and whether one
+#: worker holds most of what they read.
+Packing = Callable[[Sequence[float], bool, bool, bool], list[list[int]]]
 
 
 class CoarseGraph:
@@ -54,6 +55,11 @@ class CoarseGraph:
                 self.members[node].append(i)
                 self.cost_s[node] += cost_s
             self.after[node] = {chain[later] for later in after[i]} if after[i] else set()
+        # Worker that holds most of what a node reads.
+        self._home: dict[int, str] = {}
+        for i, held in enumerate(work.held):
+            if held:
+                self._home.setdefault(chain[i], max(held, key=held.__getitem__))
         # Nodes that were packed beside others: what was shared out once stays so.
         self._packed: set[int] = set()
         self._alone = set(work.alone)
@@ -115,17 +121,21 @@ class CoarseGraph:
             self.before[later].add(node)
 
     def _pack_siblings(self, pack: Packing) -> bool:
-        groups: dict[tuple[frozenset[int], frozenset[int], bool], list[int]] = {}
+        groups: dict[tuple[object, ...], list[int]] = {}
         for node in self.members:
             if node in self._alone:
                 continue
-            signature = (frozenset(self.before[node]), frozenset(self.after[node]), node in self._last)
+            before, after = frozenset(self.before[node]), frozenset(self.after[node])
+            signature = (before, after, node in self._last, self._home.get(node))
             groups.setdefault(signature, []).append(node)
         is_changed = False
-        for (before, after, is_last), siblings in groups.items():
+        for siblings in groups.values():
             if len(siblings) == 1 or self.are_packed(siblings):
                 continue
-            bundles = pack([self.cost_s[node] for node in siblings], bool(before or after), is_last)
+            node = siblings[0]
+            is_joined = bool(self.before[node] or self.after[node])
+            costs_s = [self.cost_s[one] for one in siblings]
+            bundles = pack(costs_s, is_joined, node in self._last, node in self._home)
             is_changed |= len(bundles) < len(siblings)
             for bundle in bundles:
                 self._unite([siblings[i] for i in bundle])

@@ -70,6 +70,8 @@ def best_cut(
     fits : callable
         Returns whether a cut is admissible; each piece by itself is, always.
     """
+    if _moves_cheaply(work, cluster):
+        work = replace(work, held=())
     best: tuple[Cut, Prediction] | None = None
     best_s = inf
     plain: Prediction | None = None
@@ -137,7 +139,7 @@ def _clustered(work: Work, cluster: ClusterProfile, n: int, in_order: bool) -> C
     # Should costs be wrong, the short pieces are for all threads, however long the others are.
     size_s = min(_LONGEST_S, short_s / (n * cluster.n_threads)) or inf
 
-    def pack(costs_s: Sequence[float], _: bool, is_last: bool) -> list[list[int]]:
+    def pack(costs_s: Sequence[float], _: bool, is_last: bool, __: bool) -> list[list[int]]:
         share_out = runs if is_last and in_order else longest_first
         return share_out(costs_s, max(1, math.ceil(sum(costs_s) / size_s)))
 
@@ -190,6 +192,7 @@ def _pack(
     costs_s: Sequence[float],
     is_joined: bool,
     is_last: bool,
+    is_held: bool = False,
     *,
     cluster: ClusterProfile,
     is_guess: bool,
@@ -208,7 +211,9 @@ def _pack(
     if not short:
         return alone
     short_s = [costs_s[i] for i in short]
-    n_bundles = _n_bundles(short_s, is_joined and not alone, cluster)
+    # Those whose data one worker holds run there.
+    n_threads = max(cluster.threads) if is_held else cluster.n_threads
+    n_bundles = _n_bundles(short_s, is_joined and not alone, cluster, n_threads)
     if is_guess and n_bundles > 1:
         mean_s = fmean(short_s)
         most = max(1, int(longest_s / mean_s)) if mean_s else len(short)
@@ -228,10 +233,10 @@ def _pack(
     return alone + tapered(costs_s, shares, least_s, most_s, is_in_order=in_order)
 
 
-def _n_bundles(costs_s: Sequence[float], is_joined: bool, cluster: ClusterProfile) -> int:
+def _n_bundles(costs_s: Sequence[float], is_joined: bool, cluster: ClusterProfile, n_threads: int) -> int:
     """Return how many bundles are best: more share the work among threads, and each costs a task."""
     work_s, longest_s = sum(costs_s), max(costs_s)
-    numbers = range(1, min(len(costs_s), cluster.n_threads) + 1)
+    numbers = range(1, min(len(costs_s), n_threads) + 1)
 
     def makespan_s(n: int) -> float:
         # One bundle can be fused with its surroundings; several have to be waited for.

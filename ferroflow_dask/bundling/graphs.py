@@ -92,7 +92,7 @@ def bundle_graph(
     by_key: Mapping[Key, Averages] | None = None,
     shares_objects: bool = False,
     outside_nbytes: Mapping[Key, float] | None = None,
-    awaited: Collection[Key] = frozenset(),
+    holders: Mapping[Key, Collection[str]] | None = None,
 ) -> BundledGraph:
     """Cut a graph into bundles; O(tasks · log tasks + edges).
 
@@ -120,8 +120,8 @@ def bundle_graph(
         See `Bundle`. If not, tasks stay separate if they need copies of objects that cannot be pickled.
     outside_nbytes : mapping of Key to float, optional
         Sizes of the results of other graphs that tasks read, by the key of the task that yields them [B].
-    awaited : collection of Key, optional
-        Those of these tasks that have not ended.
+    holders : mapping of Key to collection of str, optional
+        The workers that hold these results; none for those that do not exist yet.
     """
     keys = in_order(tasks)
     position = {key: i for i, key in enumerate(keys)}
@@ -141,7 +141,6 @@ def bundle_graph(
             i for i, key in enumerate(keys) if known[i] is None or key in separate or is_alone(tasks[key])
         ),
         last=frozenset(position[key] for key in wanted if key in position),
-        outside_nbytes=sum((outside_nbytes or {}).values()),
     )
     most_nbytes: list[float] = []
     for key, one in zip(keys, known, strict=True):
@@ -155,7 +154,11 @@ def bundle_graph(
         }
         for key in keys
     ]
-    memory = GraphMemory(work.edges, most_nbytes, work.last, outside, outside_nbytes or {}, awaited)
+    sizes, holders = outside_nbytes or {}, holders or {}
+    work = replace(
+        work, outside_nbytes=sum(sizes.values()), held=[_held(read, sizes, holders) for read in outside]
+    )
+    memory = GraphMemory(work.edges, most_nbytes, work.last, outside, sizes, sizes.keys() - holders.keys())
     cut, _ = best_cut(work, cluster, is_guess=False, fits=_MemoryLimit(memory, cluster))
     groups = [[keys[i] for i in pieces] for pieces in cut]
     shares = dict(zip(keys, zip(prefixes, costs_s, strict=True), strict=True))
@@ -186,9 +189,20 @@ def bundle_graph(
             by_key=by_key,
             shares_objects=shares_objects,
             outside_nbytes=outside_nbytes,
-            awaited=awaited,
+            holders=holders,
         )
     return BundledGraph(written, rewritten)
+
+
+def _held(
+    read: Collection[Key], nbytes: Mapping[Key, float], holders: Mapping[Key, Collection[str]]
+) -> dict[str, float]:
+    """Return the bytes that each worker holds of some results."""
+    held: dict[str, float] = {}
+    for key in read:
+        for holder in holders.get(key, ()):
+            held[holder] = held.get(holder, 0.0) + nbytes.get(key, 0.0)
+    return held
 
 
 class _MemoryLimit:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ferroflow_dask.cluster_profile import ClusterProfile
@@ -50,6 +51,8 @@ class Work:
         if it returns nothing else: what else a bundle returns moves as a whole.
     outside_nbytes : float, optional
         Size of the results of other work that the pieces read [B].
+    held : sequence of mapping of str to float, optional
+        For each piece, what workers hold of what it reads [B]; empty if this does not matter.
     """
 
     edges: Sequence[Sequence[int]]
@@ -58,12 +61,26 @@ class Work:
     alone: Collection[int] = frozenset()
     last: Collection[int] = frozenset()
     outside_nbytes: float = 0.0
+    held: Sequence[Mapping[str, float]] = ()
 
 
 def predict(work: Work, cut: Cut, cluster: ClusterProfile) -> Prediction:
     """Predict how a cut runs; O(edges + bundles · (log threads + bundles they wait for))."""
     timeline = run_listed(_task_graph(work, cut), Machine.of_profile(cluster))
-    return Prediction(max(timeline.makespan_s, cluster.submit_s), len(cut), timeline.nbytes_moved)
+    nbytes = timeline.nbytes_moved + _fetched_nbytes(work, cut)
+    return Prediction(max(timeline.makespan_s, cluster.submit_s), len(cut), nbytes)
+
+
+def _fetched_nbytes(work: Work, cut: Cut) -> int:
+    """Return what bundles read from outside that the best worker of each does not hold [B]."""
+    fetched = 0.0
+    for pieces in cut if work.held else ():
+        held: Counter[str] = Counter()
+        for i in pieces:
+            held.update(work.held[i])
+        fetched += sum(max(work.held[i].values(), default=0.0) for i in pieces)
+        fetched -= max(held.values(), default=0.0)
+    return int(fetched)
 
 
 def _task_graph(work: Work, cut: Cut) -> TaskGraph:

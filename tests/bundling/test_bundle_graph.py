@@ -209,9 +209,27 @@ def test_a_bundle_does_not_wait_for_many_large_results(is_awaited: bool) -> None
         replace(FOUR, memory_nbytes=2**31),
         Known(1e-3, nbytes=1.0),
         outside_nbytes=nbytes,
-        awaited=nbytes.keys() if is_awaited else (),
+        holders={} if is_awaited else {key: ["a"] for key in nbytes},
     )
     assert bool(found.bundles) is not is_awaited
+
+
+@pytest.mark.parametrize("nbytes", [1.0, 4e6], ids=["little", "much"])
+def test_tasks_that_read_much_share_a_bundle_if_one_worker_has_it(nbytes: float) -> None:
+    home = {f"x-{i}": f"worker-{i % 4}" for i in range(160)}
+    tasks = {f"n-{i}": Task(f"n-{i}", combine, i, TaskRef(key)) for i, key in enumerate(home)}
+    tasks["sum"] = Task("sum", combine, 160, *map(TaskRef, [*tasks]))
+    found = bundle_graph(
+        tasks,
+        {"sum"},
+        replace(FOUR, memory_nbytes=2**34),
+        Known(1e-3, nbytes=1.0),
+        outside_nbytes=dict.fromkeys(home, nbytes),
+        holders={key: [worker] for key, worker in home.items()},
+    )
+    homes = [{home[key] for key in bundle.places if key in home} for bundle in found.bundles.values()]
+    assert max(map(len, homes)) == (1 if nbytes > 1 else 4)
+    assert len(found.tasks) < 40
 
 
 def test_a_result_larger_than_a_workers_share_stays_separate() -> None:

@@ -122,3 +122,13 @@ def test_best_cut_is_predicted_no_slower_and_moves_little_more_than_single_tasks
     most_s = max(plain.makespan_s + cluster.task_s * n / 2, 1.05 * bound_s)
     assert prediction.makespan_s <= most_s + 1e-9
     assert prediction.nbytes_moved <= 1.1 * plain.nbytes_moved + 2**20
+
+
+@pytest.mark.parametrize(
+    ("cut", "fetched"),
+    [([[0], [1], [2]], 0), ([[0, 1], [2]], 10), ([[0, 2], [1]], 0), ([[0, 1, 2]], 10)],
+)
+def test_a_bundle_fetches_what_the_best_worker_lacks(cut: list[list[int]], fetched: int) -> None:
+    held = [{"a": 20.0}, {"b": 10.0}, {"a": 5.0, "b": 5.0}]
+    work = Work([[], [], []], [1.0] * 3, lambda _: 0, held=held)
+    assert predict(work, cut, ClusterProfile((1, 1))).nbytes_moved == fetched

@@ -331,7 +331,7 @@ class Arrival:
             shares_objects=self._is_in_process,
             by_key=self._known(missing, learned),
             outside_nbytes=read,
-            awaited={key for key in read if not self._is_in_memory(key)},
+            holders={key: self._holders(key) for key in read if self._is_in_memory(key)},
         )
         if not found.bundles:
             return graph
@@ -362,6 +362,10 @@ class Arrival:
             elif one is not None:
                 found[key] = max(one.nbytes, one.most_nbytes)
         return found
+
+    def _holders(self, key: Key) -> list[str]:
+        ts = self._tasks.get(key)
+        return [ws.address for ws in list(ts.who_has or ())] if ts is not None else []
 
     def _present_now(self) -> dict[Key, bool]:
         """Return the graph's keys that the scheduler has, and whether it has their definition."""
