@@ -137,6 +137,7 @@ def placement_changes(
 
 def message_changes(
     scheduler: Scheduler,
+    ahead: Collection[Key],
     instead: Callable[[TaskState], dict[str, Any] | None],
     completed: Callable[[TaskState, dict[str, Any]], dict[str, Any] | None],
     may_drop: Callable[[Key, str], bool],
@@ -146,8 +147,10 @@ def message_changes(
     Parameters
     ----------
     scheduler : distributed.Scheduler
+    ahead : collection of Key
+        Tasks that may have another message than Dask's.
     instead : callable
-        Returns the message for a task; None for Dask's own.
+        Returns the message for one of these tasks; None for Dask's own.
     completed : callable
         Returns Dask's message for a task, which it may change, with what is added to it; None if it fails.
     may_drop : callable
@@ -157,7 +160,8 @@ def message_changes(
 
     def task_to_msg(ts: TaskState) -> dict[str, Any]:
         # An exception of Dask's own function is none of the plugin.
-        return instead(ts) or completed(ts, stock_task_to_msg(ts)) or stock_task_to_msg(ts)
+        message = instead(ts) if ahead else None
+        return message or completed(ts, stock_task_to_msg(ts)) or stock_task_to_msg(ts)
 
     def request_remove_replicas(addr: str, keys: list[Key], *, stimulus_id: str) -> None:
         dropped = [key for key in keys if may_drop(key, addr)]

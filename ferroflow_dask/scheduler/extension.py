@@ -519,12 +519,7 @@ class FerroflowStealing(WorkStealing):
             return False
 
     def _decide_worker(self, ts: TaskState) -> WorkerState | None:
-        ws = self._worker_for(ts)
-        if self.view.divisible and ws is not None and self.guard.error is None:
-            self._overtake(ts, ws.address, self.clock())
-        return ws
-
-    def _worker_for(self, ts: TaskState) -> WorkerState | None:
+        ws = None
         # Dask places actors and tasks with preferences ("loose" restrictions).
         if not (self._is_closed or ts.actor or ts.loose_restrictions or self.guard.error is not None):
             try:
@@ -537,9 +532,11 @@ class FerroflowStealing(WorkStealing):
                 self.guard.fail(error)
                 address = None
             ws = self.scheduler.workers.get(address) if address is not None else None
-            if ws is not None:
-                return ws
-        return _distributed.stock_decision(self.scheduler, ts)
+        if ws is None:
+            ws = _distributed.stock_decision(self.scheduler, ts)
+        if ws is not None and self.view.divisible and not self._is_closed:
+            self._overtake(ts, ws.address, self.clock())
+        return ws
 
     def _restrict_assigned(self) -> None:
         """Correct where tasks in queues may run, after values have become fixed or are so no longer."""

@@ -104,8 +104,13 @@ class WorkerMessages:
             self._changes.make(CallChange("inlined results", keep, self.inlining.close))
         if self.prefetch.is_open or self.inlining.is_open:
             may_drop = self._guard(self.prefetch.may_drop, default=True)
-            instead, completed = self._guard(self._instead), self._guard(self._completed)
-            for change in _distributed.message_changes(self._scheduler, instead, completed, may_drop):
+            for change in _distributed.message_changes(
+                self._scheduler,
+                self.prefetch.ahead,
+                instead=self._guard(self.prefetch.message),
+                completed=self._guard(self._completed),
+                may_drop=may_drop,
+            ):
                 self._changes.make(change)
 
     def clear(self) -> None:
@@ -129,10 +134,6 @@ class WorkerMessages:
             self.prefetch.supports(msg.get("worker", ""), msg.get("number", 0))
         elif topic == inlining_worker.TOPIC and isinstance(msg, dict):
             self.inlining.supports(msg.get("worker", ""), msg.get("number", 0))
-
-    def _instead(self, ts: TaskState) -> dict[str, Any] | None:
-        """Return the confirmation of a prefetched task; None if the worker does not have it."""
-        return self.prefetch.message(ts) if self.prefetch.ahead else None
 
     def _completed(self, ts: TaskState, message: dict[str, Any]) -> dict[str, Any]:
         """Return Dask's message for a task, with what is added to it."""
