@@ -15,7 +15,7 @@ from typing import Any
 from ferroflow_dask.topology import Host, Link, Runtime, Topology, Worker
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
 
-#: What was learned of the tasks, and what they take [s].
+#: Learned and real duration of the tasks [s].
 LEARNED_S, LONG_S = 0.001, 0.06
 
 

@@ -16,8 +16,8 @@ from itertools import pairwise
 from ferroflow_dask.bundling.predict import Work
 
 #: Decides how siblings, given by their costs [s], are shared out: a list of their positions for each bundle.
-#: Is told whether something comes before or after them, whether clients want their results, and whether one
-#: worker holds most of what they read.
+#: Further arguments: whether other pieces come before or after them, whether clients want their results, and
+#: whether one worker holds most of their inputs.
 Packing = Callable[[Sequence[float], bool, bool, bool], list[list[int]]]
 
 
@@ -55,7 +55,7 @@ class CoarseGraph:
                 self.members[node].append(i)
                 self.cost_s[node] += cost_s
             self.after[node] = {chain[later] for later in after[i]} if after[i] else set()
-        # Worker that holds most of what a node reads.
+        # Worker that holds most of a node's inputs.
         self._home: dict[int, str] = {}
         for i, held in enumerate(work.held):
             if held:

@@ -124,7 +124,7 @@ def _longest_s(work: Work, cluster: ClusterProfile) -> float:
 
 
 def _moves_cheaply(work: Work, cluster: ClusterProfile) -> bool:
-    """Return whether what other graphs read or make is moved in far less time than the work takes."""
+    """Return whether the values shared with other graphs are moved in far less time than the work takes."""
     nbytes = sum(work.nbytes(i) for i in work.last) + work.outside_nbytes
     moved_s = len(work.last) * cluster.round_trip_s + nbytes / cluster.bandwidth
     return moved_s <= _CHEAP * sum(work.costs_s)

@@ -53,7 +53,7 @@ class Deliveries:
     times : dict of int to (float, float), optional
         Gets start and stop of each step [s].
     clock : callable, optional
-        Returns the time [s], as workers tell it.
+        Returns the time of the worker [s].
     """
 
     def __init__(

@@ -219,7 +219,7 @@ class _MemoryLimit:
 
     @cached_property
     def _plain(self) -> tuple[float, float]:
-        """What single tasks hold together in Dask's order, and what graphs share of it [B]."""
+        """The bytes that single tasks hold in Dask's order, and those of them that graphs share [B]."""
         needs = self._memory.needs([[i] for i in range(len(self._memory.nbytes))])
         return held_nbytes(needs, self._n_threads), shared_nbytes(needs, self._n_threads)
 

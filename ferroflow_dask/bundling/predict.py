@@ -52,7 +52,7 @@ class Work:
     outside_nbytes : float, optional
         Size of the results of other work that the pieces read [B].
     held : sequence of mapping of str to float, optional
-        For each piece, what workers hold of what it reads [B]; empty if this does not matter.
+        For each piece, the bytes of its inputs by worker [B]; empty if this does not matter.
     """
 
     edges: Sequence[Sequence[int]]
@@ -72,7 +72,7 @@ def predict(work: Work, cut: Cut, cluster: ClusterProfile) -> Prediction:
 
 
 def _fetched_nbytes(work: Work, cut: Cut) -> int:
-    """Return what bundles read from outside that the best worker of each does not hold [B]."""
+    """Return the inputs from outside that the best worker of each bundle does not hold [B]."""
     fetched = 0.0
     for pieces in cut if work.held else ():
         held: Counter[str] = Counter()

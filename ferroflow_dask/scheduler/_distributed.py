@@ -152,7 +152,7 @@ def message_changes(
     instead : callable
         Returns the message for one of these tasks; None for Dask's own.
     completed : callable
-        Returns Dask's message for a task, which it may change, with what is added to it; None if it fails.
+        Returns Dask's message for a task with additions; it may change the message. None if it fails.
     may_drop : callable
         Returns whether a worker, by its address, may be asked to drop its replica of a key.
     """

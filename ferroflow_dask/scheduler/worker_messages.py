@@ -136,5 +136,5 @@ class WorkerMessages:
             self.inlining.supports(msg.get("worker", ""), msg.get("number", 0))
 
     def _completed(self, ts: TaskState, message: dict[str, Any]) -> dict[str, Any]:
-        """Return Dask's message for a task, with what is added to it."""
+        """Return Dask's message for a task, with additions."""
         return message if ts.processing_on is None else self.inlining.message(ts, ts.processing_on, message)

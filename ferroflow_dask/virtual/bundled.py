@@ -133,7 +133,7 @@ def _in_order(tasks: Mapping[Key, GraphNode]) -> list[tuple[Key, GraphNode]]:
 def whole_tasks(found: BundledGraph, graph: Mapping[Key, VirtualTask]) -> dict[Key, VirtualTask]:
     """Return a bundled graph for an engine that does not divide bundles: each of them is one virtual task.
 
-    What reads a delivered value waits for the bundle.
+    A task that reads a delivered value waits for the bundle.
     """
     values = {
         key: next(iter(bundle.places.values()))[0]

@@ -44,7 +44,7 @@ class _Loop:
 
 @dataclass
 class WorkerEnd:
-    """What `Runs` asks of its worker.
+    """The part of a worker that `Runs` uses.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class VirtualRuns(Runs):
         return True
 
 
-#: Runs a step that takes time: its key, whether it computes, and what to call at its end with its result.
+#: Runs a step that takes time: its key, whether it computes, and the function to call with its result.
 Compute = Callable[[Key, bool, Callable[[Result], None]], None]
 
 

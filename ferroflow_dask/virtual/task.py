@@ -32,7 +32,7 @@ class VirtualTask:
     core_share : float
         Part of its duration in which it computes, from 0 to 1; then it sleeps or waits, and takes no core.
     awaits : tuple of keys
-        Tasks that must have run before it ends, beside its duration: it waits for what they write, say.
+        Tasks that must have run before it ends, besides its duration. It may wait for their files.
 
     Raises
     ------

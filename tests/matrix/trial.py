@@ -77,7 +77,7 @@ class Trial:
         return [ws.address for ws in sorted(self.scheduler.workers.values(), key=lambda ws: ws.name)]
 
 
-#: First item of what is observed of a program that raises an exception.
+#: First item of the observations of a program that raises an exception.
 _RAISES = "the program raises"
 
 

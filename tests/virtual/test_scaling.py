@@ -11,7 +11,7 @@ from ferroflow_dask.scheduler.changes import Changes, Guard
 from ferroflow_dask.scheduler.graphs.scaling import Scaling
 from ferroflow_dask.virtual import VirtualTask
 
-#: Tasks, their duration [s], threads of the only worker, what a computation should take [s].
+#: Tasks, their duration [s], threads of the only worker, the target duration of a computation [s].
 PROGRAMS = [
     (100, 0.001, 1, 0.02),
     (400, 0.001, 1, 0.1),

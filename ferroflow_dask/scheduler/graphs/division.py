@@ -26,7 +26,7 @@ class Division:
     ts : TaskState
         The task of the bundle.
     bundle : Bundle
-        As it was before.
+        With these steps.
     steps : frozenset of Key
     items : dict of Key to int
         The values of the bundle that other tasks read, with their items.

@@ -150,7 +150,7 @@ class Graphs:
         self._streams.look()
 
     def receive(self) -> None:
-        """Take what workers send about bundles."""
+        """Take the messages of workers about bundles."""
         for change in (*self.bundles.changes(), self.deliveries.change(self.dividing.received)):
             self._changes.make(change)
 

@@ -29,7 +29,7 @@ class Overheads:
         self._scheduler = scheduler
         self._learned = learned
         self._threads: tuple[int, ...] = _THREADS_TO_COME
-        # The last profile, and what it is made of: each division of a bundle asks for it.
+        # The last profile, and the values that it is made of: each division of a bundle asks for it.
         self._known: tuple[tuple[Any, ...], ClusterProfile] | None = None
 
     def profile(self) -> ClusterProfile:

@@ -69,7 +69,7 @@ class Overtaking:
             for task in first
             if task.n_steps and task.priority[0] >= ts.priority[0] and task.priority[1] != ts.priority[1]
         ]
-        # What leaves the running bundle has its priority, too.
+        # Steps that leave the running bundle have its priority, too.
         earliest = min((task.priority for task in others), default=ts.priority)
         if earliest < ts.priority:
             ts.priority = (*earliest[:-1], earliest[-1] - 1)

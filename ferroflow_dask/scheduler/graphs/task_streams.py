@@ -19,7 +19,7 @@ from ferroflow_dask.scheduler.graphs.worker_runs import STEPS, TRACE
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
 
-#: What Dask tells plugins of the result of a task.
+#: Details of a transition that are about the result of a task.
 _OF_RESULT = ("nbytes", "type", "typename", "metadata")
 
 
@@ -73,7 +73,7 @@ class TaskStreams:
         return ItemChange(name, vars(plugin), "transition", transition)
 
     def _entries(self, key: Key, details: Mapping[str, Any]) -> list[tuple[Key, dict[str, Any]]] | None:
-        """Return the tasks in a bundle, and what Dask tells plugins of each; None for other tasks."""
+        """Return the tasks in a bundle, with the details of their transitions; None for other tasks."""
         steps = (details.get("metadata") or {}).get(STEPS)
         if steps is None:
             return None
@@ -82,7 +82,7 @@ class TaskStreams:
             ts.metadata.pop(STEPS, None)
             ts.metadata = ts.metadata or None  # as if the report had none
         common = {name: value for name, value in details.items() if name not in _OF_RESULT}
-        # The first one has what the worker did before the bundle ran, as for a single task.
+        # The first one has the transfers before the bundle, as a single task has them.
         before = [span for span in details.get("startstops") or () if span["action"] != "compute"]
         found = []
         for step, start_s, stop_s in steps:
