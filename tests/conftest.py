@@ -13,6 +13,7 @@ import dask
 import numpy as np
 import onnx
 import pytest
+from bundled import Gate, gates
 from distributed import Client, LocalCluster
 from distributed.utils import get_mp_context
 from hypothesis import HealthCheck, settings
@@ -168,3 +169,10 @@ def mlp_files(tmp_path: Path) -> Path:
     onnx.save(mlp(), tmp_path / "mlp.onnx")
     np.save(tmp_path / "x.npy", np.random.default_rng(1).standard_normal((5, 784), dtype=np.float32))
     return tmp_path
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    """Return a gate, which opens at the end of the test."""
+    with gates() as make:
+        yield make()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,6 @@ from bundled import (
     PlannedError,
     add,
     fail,
-    gates,
     leaves,
     on_bundling_cluster,
     take_all_for_short,
@@ -38,12 +37,6 @@ NAMES = [f"map-{i}" for i in range(N)]
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     take_all_for_short(monkeypatch)
     monkeypatch.setattr(deliveries, "_INTERVAL_S", 0.0)  # each value at once
-
-
-@pytest.fixture(name="gate")
-def _gate() -> Iterator[Gate]:
-    with gates() as make:
-        yield make()
 
 
 def mapped(cluster: Bundling, n: int = N, **functions: Callable[..., Any]) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import dask
@@ -20,7 +20,6 @@ from bundled import (
     chain,
     fail,
     fail_once,
-    gates,
     leaves,
     on_bundling_cluster,
     take_all_for_short,
@@ -49,12 +48,6 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deliveries, "_INTERVAL_S", 0.0)
     monkeypatch.setattr(sequence, "_given_up", {})
     monkeypatch.setattr(stealing, "_BUNDLES_LOOKED_AT", 0)  # only the tests ask for divisions
-
-
-@pytest.fixture(name="gate")
-def _gate() -> Iterator[Gate]:
-    with gates() as make:
-        yield make()
 
 
 async def divide(cluster: Bundling, gate: Gate, key: str, share: str) -> Any:

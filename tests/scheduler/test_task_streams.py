@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from bundled import Bundling, Gate, chain, fail, gates, leaves, on_bundling_cluster, take_all_for_short, task
+from bundled import Bundling, Gate, chain, fail, leaves, on_bundling_cluster, take_all_for_short, task
 from cluster_tests import runs_on
 from distributed import wait
 from distributed.diagnostics.eventstream import EventStream
@@ -27,12 +27,6 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     take_all_for_short(monkeypatch)
     monkeypatch.setattr(sequence, "_given_up", {})
     monkeypatch.setattr(stealing, "_BUNDLES_LOOKED_AT", 0)  # only the tests ask for divisions
-
-
-@pytest.fixture(name="gate")
-def _gate() -> Iterator[Gate]:
-    with gates() as make:
-        yield make()
 
 
 def hidden(_: Gate) -> tuple[list[Any], int]:
