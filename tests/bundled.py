@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import uuid
@@ -77,6 +78,13 @@ def wait_at(key: str, gate: str, *values: int) -> int:
     return add(key, *values)
 
 
+def wait_if_first(key: str, gate: str, *values: int) -> int:
+    """Wait until a gate opens, in the first of the tasks that call this function."""
+    if next(_GATES[gate].calls):
+        return add(key, *values)
+    return wait_at(key, gate, *values)
+
+
 # Graphs
 
 
@@ -126,6 +134,7 @@ class Gate:
     name: str = field(default_factory=lambda: uuid.uuid4().hex)
     opened: threading.Event = field(default_factory=threading.Event)
     reached: threading.Event = field(default_factory=threading.Event)
+    calls: Iterator[int] = field(default_factory=itertools.count)
 
     def task(self, key: str, *values: Any) -> Any:
         """Return a delayed task that waits."""

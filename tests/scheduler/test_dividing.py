@@ -25,6 +25,7 @@ from bundled import (
     take_all_for_short,
     task,
     wait_at,
+    wait_if_first,
 )
 from cluster_tests import runs_on
 from distributed import Reschedule, secede, wait
@@ -260,7 +261,7 @@ async def test_a_bundle_that_is_stolen_is_not_divided(cluster: Bundling, gate: G
     await cluster.stealing.settled()
     start = apart("start-0", 1)
     futures = cluster.client.compute(
-        [gate.task("next-0", start), *[task(f"next-{i}", start) for i in range(1, 40)]]
+        [task(f"next-{i}", gate.name, start, function=wait_if_first) for i in range(400)]
     )
     await comes(gate.reached.is_set)
     await comes(lambda: cluster.stealing.steals["asked"] or cluster.stealing.ask_pass())
