@@ -74,6 +74,8 @@ class Row:
         Options of `LocalCluster` if the row needs a cluster of its own.
     settings : mapping, optional
         Settings of Dask for such a cluster and its client.
+    is_timed : bool
+        Whether the observations depend on how fast the machine is: a trial that differs is repeated once.
     needs_processes : bool
         Whether the program ends workers or their memory, so that it cannot run in the process of the tests.
     """
@@ -87,6 +89,7 @@ class Row:
     compare: Callable[[Any, Any], str | None] = difference
     cluster: Mapping[str, Any] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    is_timed: bool = False
     needs_processes: bool = False
 
     @property

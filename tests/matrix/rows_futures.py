@@ -17,6 +17,8 @@ from distributed import (
 
 from matrix.row import row
 from matrix.tasks import (
+    arrived,
+    blocked,
     error_of,
     fail_for,
     gate_or_inc,
@@ -120,9 +122,12 @@ def _fail_first(x: int, folder: str) -> int:
 )
 def retry(trial: Trial) -> Any:
     client = trial.client
+    gate = blocked(trial)  # readers of errors stay separate
     futures = client.map(_fail_first, range(40), folder=trial.folder)
     readers = client.map(inc, futures)
-    wait(readers)
+    arrived(trial, readers)
+    open_gate(trial.folder)
+    wait([*gate, *readers])
     before = [f.status for f in futures], [f.status for f in readers]
     futures[3].retry()
     first = outcome(futures[3])

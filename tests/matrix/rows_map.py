@@ -12,18 +12,18 @@ from matrix.row import no_more, row
 from matrix.tasks import (
     PlannedError,
     add,
+    arrived,
+    blocked,
     error_of,
     inc,
+    low_before_high,
     note,
     noted,
     noting_inc,
     open_gate,
     outcomes,
-    pass_gate,
     pause_ms,
     runs,
-    wait_for_notes,
-    wait_until,
 )
 from matrix.trial import Trial
 
@@ -100,23 +100,6 @@ def map_batches(trial: Trial) -> Any:
     return len({future.key for future in futures}), trial.client.gather(futures)
 
 
-def blocked(trial: Trial) -> list[Any]:
-    """Block all threads by tasks that wait at a gate."""
-    futures = trial.client.map(pass_gate, range(4), folder=trial.folder, topic="blocked", priority=1000)
-    assert wait_for_notes(trial.folder, 4, "blocked")
-    return futures
-
-
-def low_before_high(folder: str) -> int:
-    """Return how many tasks called low start before half of those called high."""
-    n_low = n_high = 0
-    for name in noted(folder):
-        n_low, n_high = n_low + name.startswith("low"), n_high + name.startswith("high")
-        if n_high == 20:
-            break
-    return n_low
-
-
 def _start(name: str, folder: str) -> None:
     note(folder, name)
 
@@ -129,6 +112,7 @@ _RUNNING = 12
     "map(priority=)",
     "B",
     "two maps, the second one with a higher priority",
+    is_timed=True,
     compare=no_more("low first", slack=_RUNNING),
     covers=("annotation priority",),
 )
@@ -136,17 +120,10 @@ def map_priority(trial: Trial) -> Any:
     client, gate = trial.client, blocked(trial)
     low = client.map(_start, [f"low-{i}" for i in range(40)], folder=trial.folder, priority=0)
     high = client.map(_start, [f"high-{i}" for i in range(40)], folder=trial.folder, priority=10)
-    _arrived(trial, high)
+    arrived(trial, high)
     open_gate(trial.folder)
     wait([*low, *high, *gate])
     return {"low first": low_before_high(trial.folder), "runs": runs(trial.folder)}
-
-
-def _arrived(trial: Trial, futures: list[Any]) -> None:
-    """Wait until the scheduler has the graph of some futures, and has handled all messages of the client."""
-    wait_until(lambda: futures[-1].key in trial.scheduler.tasks)
-    trial.client.submit(inc, 0, key="arrived", priority=2000, workers=trial.workers[:1]).release()
-    trial.client.sync(trial.client.scheduler.identity)
 
 
 def _flaky(x: int, folder: str) -> int:
@@ -205,6 +182,7 @@ def map_resources(trial: Trial) -> Any:
     "map(fifo_timeout=)",
     "B",
     "two graphs within the time, and beyond it",
+    is_timed=True,
     compare=no_more("second first", "second first, beyond", slack=_RUNNING),
 )
 def map_fifo_timeout(trial: Trial) -> Any:
@@ -218,7 +196,7 @@ def map_fifo_timeout(trial: Trial) -> Any:
         late = [f"low-{i}" for i in range(40)]
         first = trial.client.map(_start, [f"high-{i}" for i in range(40)], folder=str(folder))
         second = trial.client.map(_start, late, folder=str(folder), fifo_timeout=timeout)
-        _arrived(inner, second)
+        arrived(inner, second)
         open_gate(str(folder))
         wait([*first, *second, *gate])
         found[name] = low_before_high(str(folder))

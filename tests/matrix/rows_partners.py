@@ -168,6 +168,7 @@ def _meet(x: int, meeting: Any, waiting: int, n: int) -> Any:
     "actor as partner; a method called by 100 tasks",
     "",
     "one task waits until the actor has met its siblings",
+    is_timed=True,
 )
 def actors(trial: Trial) -> Any:
     meeting = trial.client.submit(Meeting, actor=True).result()
@@ -213,7 +214,9 @@ def _pair(x: int, folder: str) -> Any:
     return x if x % 2 else wait_until(lambda: str(x + 1) in noted(folder))
 
 
-@row("60 tasks in pairs", "T", "each even one waits for the next one: all threads wait at once")
+@row(
+    "60 tasks in pairs", "T", "each even one waits for the next one: all threads wait at once", is_timed=True
+)
 def pairs(trial: Trial) -> Any:
     futures = trial.client.map(_pair, range(_N), folder=trial.folder)
     wait(futures)

@@ -11,6 +11,7 @@ from distributed import CancelledError, wait
 from matrix.row import row
 from matrix.tasks import (
     add,
+    blocked,
     error_of,
     gate_or_inc,
     inc,
@@ -18,7 +19,6 @@ from matrix.tasks import (
     noting_inc,
     open_gate,
     outcome,
-    pass_gate,
     pause_ms,
     runs,
     wait_until,
@@ -31,8 +31,7 @@ from matrix.trial import Trial
 ))  # fmt: skip
 def cancel(trial: Trial) -> Any:
     client = trial.client
-    blocked = client.map(pass_gate, range(4), folder=trial.folder, topic="blocked", priority=1000)
-    wait_until(lambda: len(noted(trial.folder, "blocked")) == 4)
+    gate = blocked(trial)
     futures = client.map(noting_inc, range(200), folder=trial.folder)
     client.sync(client.scheduler.identity)
     futures[5].cancel(reason="matrix", msg="not wanted")
@@ -40,7 +39,7 @@ def cancel(trial: Trial) -> Any:
     client.cancel(futures)
     wait_until(lambda: not any(client.run(_n_unstarted).values()))
     open_gate(trial.folder)
-    wait(blocked)
+    wait(gate)
     _settle(trial)
     try:
         futures[6].result()

@@ -14,7 +14,18 @@ import distributed
 from distributed import get_client, get_worker, rejoin, secede, wait, worker_client
 
 from matrix.row import no_more, row
-from matrix.tasks import inc, note, noted, noting_inc, open_gate, runs, wait_for_notes, wait_until
+from matrix.tasks import (
+    blocked,
+    inc,
+    low_before_high,
+    note,
+    noted,
+    noting_inc,
+    open_gate,
+    runs,
+    wait_for_notes,
+    wait_until,
+)
 from matrix.trial import Trial
 
 
@@ -190,11 +201,10 @@ def logging_lines(trial: Trial) -> Any:
     "annotation priority number, callable, mixed",
     "",
     "order of starts",
+    is_timed=True,
     compare=no_more("low first", slack=12),
 )
 def annotated_priority(trial: Trial) -> Any:
-    from matrix.rows_map import blocked, low_before_high
-
     gate = blocked(trial)
     tasks = []
     for i in range(80):

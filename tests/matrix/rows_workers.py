@@ -121,6 +121,7 @@ def _at_most_steps(stock: Any, other: Any) -> str | None:
     "paused worker",
     "T",
     "no task starts on the paused worker; it resumes",
+    is_timed=True,
     compare=_at_most_steps,
     # The worker's monitor would let it run again.
     settings={"distributed.worker.memory.pause": False},
@@ -128,11 +129,12 @@ def _at_most_steps(stock: Any, other: Any) -> str | None:
 def pauses(trial: Trial) -> Any:
     client = trial.client
     workers = {worker.address: worker for worker in trial.cluster.workers.values()}
-    futures = client.map(_pause_here, range(300), folder=trial.folder)
+    futures = client.map(_pause_here, range(1000), folder=trial.folder)
     wait_until(lambda: noted(trial.folder))
     (address, worker), *_ = sorted(workers.items())
     client.sync(_set_status, worker, "paused")
     wait_until(lambda: trial.scheduler.workers[address].status.name == "paused")
+    time.sleep(0.1)  # for the message that asks for the steps of its bundle
     before = sum(line.endswith(address) for line in noted(trial.folder))
     n_noted = len(noted(trial.folder))
     wait_until(lambda: len(noted(trial.folder)) > n_noted + 50, 2)

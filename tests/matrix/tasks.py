@@ -137,3 +137,30 @@ def pass_gate(x: int, folder: str, name: str = "gate", topic: str = "runs") -> i
 def gate_or_inc(x: int, folder: str, waiting: int) -> int:
     """Wait at the gate in one task."""
     return pass_gate(x, folder) if x == waiting else noting_inc(x, folder)
+
+
+# What programs do
+
+
+def blocked(trial: Any) -> list[Any]:
+    """Block all threads by tasks that wait at a gate."""
+    futures = trial.client.map(pass_gate, range(4), folder=trial.folder, topic="blocked", priority=1000)
+    assert wait_for_notes(trial.folder, 4, "blocked")
+    return list(futures)
+
+
+def arrived(trial: Any, futures: list[Any]) -> None:
+    """Wait until the scheduler has the graph of some futures, and has handled all messages of the client."""
+    wait_until(lambda: futures[-1].key in trial.scheduler.tasks)
+    trial.client.submit(inc, 0, key="arrived", priority=2000, workers=trial.workers[:1]).release()
+    trial.client.sync(trial.client.scheduler.identity)
+
+
+def low_before_high(folder: str) -> int:
+    """Return how many tasks called low start before half of those called high."""
+    n_low = n_high = 0
+    for name in noted(folder):
+        n_low, n_high = n_low + name.startswith("low"), n_high + name.startswith("high")
+        if n_high == 20:
+            break
+    return n_low

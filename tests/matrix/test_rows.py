@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -13,16 +14,18 @@ _ROWS = [name for name, row in ROWS.items() if not row.needs_processes]
 
 
 @pytest.fixture(scope="module")
-def results() -> Iterator[Callable[[str, str], Result]]:
-    """Return a function that runs a row under a policy, once."""
+def results() -> Iterator[Callable[..., Result]]:
+    """Return a function that runs a row under a policy; stock is run once for all."""
     with all_short():
         variants = {policy: Variant(policy) for policy in (STOCK, PLAIN, BUNDLES)}
-        found: dict[tuple[str, str], Result] = {}
+        found: dict[str, Result] = {}
 
-        def result_of(name: str, policy: str) -> Result:
-            if (name, policy) not in found:
-                found[name, policy] = variants[policy].run(ROWS[name])
-            return found[name, policy]
+        def result_of(name: str, policy: str, *, again: bool = False) -> Result:
+            if policy != STOCK:
+                return variants[policy].run(ROWS[name])
+            if again or name not in found:
+                found[name] = variants[STOCK].run(ROWS[name])
+            return found[name]
 
         yield result_of
         for variant in variants.values():
@@ -33,8 +36,12 @@ def results() -> Iterator[Callable[[str, str], Result]]:
 @pytest.mark.parametrize("policy", [PLAIN, BUNDLES])
 @pytest.mark.parametrize("name", _ROWS)
 def test_the_program_observes_what_it_observes_in_stock(
-    name: str, policy: str, results: Callable[[str, str], Result]
+    name: str, policy: str, results: Callable[..., Result]
 ) -> None:
     stock = results(name, STOCK)
     assert not stock.hangs
-    assert problem_of(ROWS[name], stock, results(name, policy), policy) is None
+    problem = problem_of(ROWS[name], stock, results(name, policy), policy)
+    if problem is not None and ROWS[name].is_timed:
+        warnings.warn(f"{name}: {problem}", stacklevel=1)
+        problem = problem_of(ROWS[name], results(name, STOCK, again=True), results(name, policy), policy)
+    assert problem is None
