@@ -23,8 +23,8 @@ from ferroflow_dask.bundling.isolation import Isolation, NotIsolatedError
 from ferroflow_dask.bundling.ordering import in_order
 from ferroflow_dask.bundling.peak import GraphMemory, held_nbytes, shared_nbytes
 from ferroflow_dask.bundling.predict import Cut, Work
-from ferroflow_dask.bundling.results import VALUE, Place
-from ferroflow_dask.bundling.sequence import NO_WORK, handed_on, sequence_of
+from ferroflow_dask.bundling.results import VALUE, Place, value_of
+from ferroflow_dask.bundling.sequence import NO_WORK, sequence_of
 from ferroflow_dask.cluster_profile import ClusterProfile
 
 
@@ -302,14 +302,26 @@ def _main_prefix(shares: Sequence[tuple[str, float]]) -> str:
     return _NO_LETTERS.sub("", max(total_s, key=total_s.__getitem__)) or "tasks"
 
 
-def written_task(name: Key, bundle: Bundle, cost_s: float, isolation: Isolation | None = None) -> Task:
+def _single_task(name: Key, bundle: Bundle) -> GraphNode:
+    """Return a task that is no bundle, but reads values from bundles."""
+    (task,) = bundle.tasks
+    if isinstance(task, Alias):
+        ((result, item),) = bundle.places.values()
+        return Task(name, value_of, TaskRef(result), item)
+    places: dict[Key, Key | GraphNode] = {
+        key: result if item is None else Task(key, value_of, TaskRef(result), item)
+        for key, (result, item) in bundle.places.items()
+    }
+    return task.substitute(places, key=name)
+
+
+def written_task(name: Key, bundle: Bundle, cost_s: float, isolation: Isolation | None = None) -> GraphNode:
     """Return the Dask task of a bundle with an expected duration [s].
 
     `isolation` remembers what it finds about the objects of a graph.
     """
-    if len(bundle.tasks) == 1 and isinstance(bundle.tasks[0], Alias) and bundle.tasks[0].key == name:
-        ((result, item),) = bundle.places.values()
-        return Task(name, handed_on(name, item), TaskRef(result))
+    if not bundle.returns_results(name) and len(bundle.tasks) == 1:
+        return _single_task(name, bundle)
     results = {
         result: n for n, result in enumerate(dict.fromkeys(task for task, _ in bundle.places.values()))
     }

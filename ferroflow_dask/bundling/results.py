@@ -79,7 +79,18 @@ def _nbytes(results: Results) -> int:
 sizeof.register(Results, _nbytes)
 
 
+def value_of(result: Any, item: int | None) -> Any:
+    """Return an item of a task's result, or all of it for None; a function of tasks.
+
+    Raises
+    ------
+    distributed.Reschedule
+        See `Results`.
+    """
+    return result if item is None else result[item]
+
+
 def by_place(results: Sequence[Any], places: Mapping[K, Place]) -> dict[K, Any]:
     """Return the wanted values, given the results of their tasks, in the order of `places`."""
     by_key = dict(zip(dict.fromkeys(key for key, _ in places.values()), results, strict=True))
-    return {name: by_key[key] if item is None else by_key[key][item] for name, (key, item) in places.items()}
+    return {name: value_of(by_key[key], item) for name, (key, item) in places.items()}

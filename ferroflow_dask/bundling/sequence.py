@@ -52,11 +52,10 @@ class ExecuteTasks:
         None for all of it.
     exports : tuple of int
         Numbers of the values that are returned; -1 for one that has left the bundle.
-    stands_for : mapping of str to int, optional
+    stands_for : mapping of str to int
         Number of tasks by task prefix. Durations are learned for these prefixes and not for the bundle's.
-        None for a single task, which keeps its own prefix.
-    cost_s : float, optional
-        Expected duration [s]. None for a single task.
+    cost_s : float
+        Expected duration [s].
     delivered : mapping of int to Key, optional
         The steps whose values are delivered under their own keys.
     returns_results : bool, optional
@@ -70,8 +69,8 @@ class ExecuteTasks:
     keys: tuple[Key, ...]
     arguments: tuple[tuple[int, int | None], ...]
     exports: tuple[int, ...]
-    stands_for: Mapping[str, int] | None = None
-    cost_s: float | None = None
+    stands_for: Mapping[str, int]
+    cost_s: float
     delivered: Mapping[int, Key] = field(default_factory=dict)
     returns_results: bool = False
     is_early: bool = False
@@ -98,23 +97,11 @@ class ExecuteTasks:
         distributed.Reschedule
             The scheduler should split the bundle: it reads or returns an iterator.
         """
-        if self.stands_for is None:
-            return self._only_value(results)
         run = Run(self, results)
         self._check_lazy(enumerate(run.arguments()))
         outputs = run()
         self._check_lazy(zip(run.exports(), outputs, strict=True))
         return outputs[0] if self.is_single else Results(outputs, run.delivers_all())
-
-    def _only_value(self, results: Sequence[Any]) -> Any:
-        """Run a task that is no bundle, but reads values from bundles."""
-        values = [results[i] if item is None else results[i][item] for i, item in self.arguments]
-        for function, arguments, read, _ in self.steps:
-            operands = list(arguments)
-            for place, number in read:
-                operands[place] = values[number]
-            values.append(self.functions[function](*operands))
-        return values[-1]
 
     def _check_lazy(self, values: Iterable[tuple[int, Any]]) -> None:
         """Give up if some values, given with their numbers, are iterators.
@@ -158,8 +145,7 @@ def bundle_in(task: object) -> ExecuteTasks | None:
     """Return the function of a Dask task if it runs several tasks, otherwise None."""
     # Dask's optimizations copy tasks without their annotations, but with their functions.
     function = getattr(task, "func", None)
-    is_bundle = isinstance(function, ExecuteTasks) and function.stands_for is not None
-    return function if is_bundle else None
+    return function if isinstance(function, ExecuteTasks) else None
 
 
 def is_call(task: GraphNode) -> TypeGuard[Task]:
@@ -231,27 +217,18 @@ def sequence_of(
         gone = [value for value in dict.fromkeys([*(n for _, n in values), step]) if value not in needed]
         needed.update(gone)
         steps.append((at, given, values, tuple(gone)))
-    is_value = len(tasks) == 1 and not returns_results
     return ExecuteTasks(
         tuple(function for _, function in functions.values()),
         tuple(reversed(steps)),
         tuple(task.key for task in tasks),
         tuple(arguments.values()),
         tuple(-1 if key is None else number[key] for key in exports),
-        None if is_value else _names(tasks),
-        None if is_value else cost_s,
+        _names(tasks),
+        cost_s,
         {number[key] - len(arguments): key for key in delivered},
         returns_results,
         is_early,
     )
-
-
-def handed_on(key: Key, item: int | None) -> ExecuteTasks:
-    """Return the function of a task that only gives a value of its input, an item or all of it, its own key.
-
-    The same as by `sequence_of`, in a tenth of the time: each task that a client wants may have one.
-    """
-    return ExecuteTasks((_same,), ((0, (None,), ((0, 0),), (0,)),), (key,), ((0, item),), (1,))
 
 
 def _names(tasks: Sequence[GraphNode]) -> dict[str, int]:

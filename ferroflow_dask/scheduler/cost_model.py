@@ -80,7 +80,7 @@ class CostModel:
         """Learn the duration of a task that finished on a worker [s] and the size of its result [B]."""
         bundle = bundle_in(ts.run_spec)
         if bundle is not None:
-            self._record_bundle(bundle.stands_for or {}, seconds)
+            self._record_bundle(bundle.stands_for, seconds)
             return
         name = ts.prefix.name
         known = self._prefixes.get(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,7 +29,8 @@ from distributed.worker_state_machine import (
     WorkerState,
 )
 
-from ferroflow_dask.bundling.sequence import ExecuteTasks
+from ferroflow_dask.bundling.results import value_of
+from ferroflow_dask.bundling.sequence import bundle_in
 from ferroflow_dask.exceptions import SimulationError
 from ferroflow_dask.scheduler.inlining.worker import TASK, InlinedResults
 from ferroflow_dask.scheduler.prefetch.worker import SEND, PrefetchedTasks
@@ -200,10 +201,10 @@ class VirtualWorker:
     def _execute(self, key: Key) -> None:
         record, ts = self._around.record, self.state.tasks[key]
         spec: Any = ts.run_spec
-        bundle = spec.func if isinstance(getattr(spec, "func", None), ExecuteTasks) else None
+        bundle = bundle_in(spec)
         self._executing[key] = self._time.now
         ended = partial(self._if_alive, self._executed, key, ts.run_id)
-        if bundle is not None and bundle.stands_for is not None:
+        if bundle is not None:
             record.n_started[key] += 1
             try:
                 results = inputs_of(spec, {**self.state.data})
@@ -213,19 +214,14 @@ class VirtualWorker:
             else:
                 run.begin(ended)
             return
-        if bundle is not None and not bundle.computes(0):
-            value = self._value_of(bundle, inputs_of(spec, self.state.data))
+        if getattr(spec, "func", None) is value_of:
+            try:
+                value = value_of(*inputs_of(spec, self.state.data))
+            except Reschedule as error:
+                value = error
             self._time.after(0.0, ended, value)
             return
         self._compute(key, ended)
-
-    def _value_of(self, bundle: ExecuteTasks, results: Sequence[Any]) -> Any:
-        """Return the value that a task hands on."""
-        ((at, item),) = bundle.arguments
-        try:
-            return results[at] if item is None else results[at][item]
-        except Reschedule as error:
-            return error
 
     def _run_step(self, key: Key, computes: bool, done: Callable[[Any], None]) -> None:
         """Run a step of a bundle."""

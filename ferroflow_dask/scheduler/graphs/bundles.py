@@ -126,7 +126,7 @@ class Bundles:
         """Give Dask the expected duration of the first bundle of a prefix: adaptive scaling reads it."""
         ts = self._scheduler.tasks[key]
         if ts.prefix.duration_average < 0:
-            ts.prefix.duration_average = _cost_s(ts)
+            ts.prefix.duration_average = cost_s_of(ts)
 
     def forget(self, key: Key) -> None:
         """Forget a task."""
@@ -241,7 +241,7 @@ class Bundles:
         """Give tasks that have not run new definitions; return them."""
         specs: dict[Key, GraphNode] = {}
         for key, bundle in bundles.items():
-            cost_s = _cost_s(self._scheduler.tasks[key])
+            cost_s = cost_s_of(self._scheduler.tasks[key])
             specs[key] = spec_of(key, bundle, cost_s)
             self._withdraw(key)
         # From here on nothing can fail halfway.
@@ -392,9 +392,10 @@ def spec_of(key: Key, bundle: Bundle, cost_s: float) -> GraphNode:
     return bundle.tasks[0] if bundle.is_plain(key) else written_task(key, bundle, cost_s)
 
 
-def _cost_s(ts: TaskState) -> float:
+def cost_s_of(ts: TaskState) -> float:
+    """Return the expected duration of a bundle [s]; 0 for other tasks."""
     bundle = bundle_in(ts.run_spec)
-    return (bundle.cost_s if bundle is not None else None) or 0.0
+    return bundle.cost_s if bundle is not None else 0.0
 
 
 def in_words(bundle: Bundle) -> str:

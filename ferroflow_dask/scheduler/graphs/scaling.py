@@ -58,7 +58,7 @@ class Scaling:
                 continue
             if (bundle := bundle_in(ts.run_spec)) is not None:
                 n_steps += len(bundle.steps)
-                expected_s += bundle.cost_s or 0.0
+                expected_s += bundle.cost_s
         if not n_steps:
             return 0
         if target_duration is None:
