@@ -20,6 +20,7 @@ from bundled import (
     chain,
     fail,
     fail_once,
+    fork,
     leaves,
     on_bundling_cluster,
     take_all_for_short,
@@ -326,6 +327,16 @@ async def test_a_traceback_begins_at_the_function_of_the_task(cluster: Bundling)
     function, inputs = await ReplayTaskClient(cluster.client)._get_components_from_future(futures[3])
     with pytest.raises(PlannedError, match="leaf-3"):
         function(inputs)
+
+
+@runs_on(on_bundling_cluster)
+async def test_a_traceback_begins_at_the_function_of_a_task_that_reads_a_bundle(cluster: Bundling) -> None:
+    await cluster.stealing.settled()
+    inner, _ = fork()
+    future = cluster.client.compute([apart(f"out-{i}", inner[-1], function=fail) for i in range(3)])[0]
+    await wait([future])
+    assert [frame.name for frame in traceback.extract_tb(await future.traceback())] == ["fail"]
+    assert cluster.counts["created"]
 
 
 @pytest.mark.parametrize("at", ["at_0", "at_5", "at_19"])

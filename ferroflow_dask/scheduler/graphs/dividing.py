@@ -20,12 +20,11 @@ from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.bundling.cut import separate_s
 from ferroflow_dask.bundling.graphs import bundles_of, written_task
 from ferroflow_dask.bundling.results import VALUE, Place
-from ferroflow_dask.bundling.sequence import bundle_in
 from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.scheduler import _distributed, _distributed_graphs
 from ferroflow_dask.scheduler._distributed_graphs import Failed
 from ferroflow_dask.scheduler.changes import Guard, attempt
-from ferroflow_dask.scheduler.graphs.bundles import Bundles, spec_of
+from ferroflow_dask.scheduler.graphs.bundles import Bundles, cost_s_of, spec_of
 from ferroflow_dask.scheduler.graphs.division import Division
 from ferroflow_dask.scheduler.graphs.stuck import Stuck
 from ferroflow_dask.scheduler.graphs.worker_runs import DIVIDE, NARROW
@@ -220,7 +219,7 @@ class Dividing:
             self._bundles.split_readers(ts, stimulus_id)
         if bundle is None:  # of an installation that has ended
             _distributed.reschedule_from(self._scheduler, key, worker, stimulus_id)
-        elif not bundle.returns_results(key) or self._collides(ts, bundle, steps):
+        elif not bundle.returns_results(key) or self._collides(ts, steps):
             is_chain = not bundle.returns_results(key)
             if not self._bundles.split(key, stimulus_id, failed=failure if is_chain else None):
                 _distributed.reschedule_from(self._scheduler, key, worker, stimulus_id)
@@ -235,7 +234,7 @@ class Dividing:
                 self._fail(division, failure)
                 return
             # Half of the running step is over.
-            step_s = max(_cost_s(ts) / len(bundle.tasks), elapsed_s / (n_ended + 0.5))
+            step_s = max(cost_s_of(ts) / len(bundle.tasks), elapsed_s / (n_ended + 0.5))
             # Without unstarted steps, the bundle's thread will be idle, too.
             n_more = 0 if share == HALF else 1
             new_items = dict(zip(read, items, strict=True))
@@ -257,13 +256,12 @@ class Dividing:
                 self._view.reprice(key, 2 * max(elapsed_s, task.cost_s))
             self._view.divisible[key] = False
 
-    def _collides(self, ts: TaskState, bundle: Bundle, steps: Collection[Key]) -> bool:
+    def _collides(self, ts: TaskState, steps: Collection[Key]) -> bool:
         """Return whether a step's key is that of another graph's task."""
         own = {reader.key for reader in ts.dependents if self._bundles.is_only_value(reader.key)}
-        tasks = self._scheduler.tasks
         if any(reader.key not in self._bundles for reader in ts.dependents):
             return True  # it cannot be redefined
-        return any(task.key in tasks and task.key not in own for task in bundle.tasks if task.key in steps)
+        return not all(key in own or self._is_new(key) for key in steps)
 
     def _free(
         self,
@@ -358,7 +356,7 @@ class Dividing:
             bundles.redefined(key)
         bundles.expect({key: one for key, one in new.items() if not one.is_plain(key)})
         bundles.expect({ts.key: rest})
-        ts.run_spec = written_task(ts.key, rest, _cost_s(ts))
+        ts.run_spec = written_task(ts.key, rest, cost_s_of(ts))
         _distributed_graphs.replace_task(
             self._scheduler,
             ts,
@@ -370,8 +368,3 @@ class Dividing:
             priorities=division.priorities(specs, new),
         )
         self.stuck.freed.update(dict.fromkeys(key for key in specs if key in self._scheduler.tasks))
-
-
-def _cost_s(ts: TaskState) -> float:
-    bundle = bundle_in(ts.run_spec)
-    return (bundle.cost_s if bundle is not None else None) or 0.0
