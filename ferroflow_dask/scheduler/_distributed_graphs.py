@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -274,14 +274,20 @@ def replace_task(
         recommendations |= _fail(scheduler, failed, stimulus_id, client_msgs)
     scheduler._transitions(recommendations, client_msgs, worker_msgs, stimulus_id)
     inputs.update(*(new.dependencies for new in created))
-    unneeded: dict[Key, Any] = {
-        dts.key: "released"
-        for dts in inputs
-        if dts.state == "memory" and not dts.waiters and not dts.who_wants
-    }
-    scheduler._transitions(unneeded, client_msgs, worker_msgs, stimulus_id)
+    scheduler._transitions(_unneeded(inputs - {ts}), client_msgs, worker_msgs, stimulus_id)
     scheduler.send_all(client_msgs, worker_msgs)
     scheduler.stimulus_queue_slots_maybe_opened(stimulus_id=stimulus_id)
+
+
+def _unneeded(inputs: Iterable[TaskState]) -> dict[Key, Any]:
+    """Return recommendations for the tasks that no other task or client needs now."""
+    found: dict[Key, Any] = {}
+    for ts in inputs:
+        if ts.state == "memory" and not ts.waiters and not ts.who_wants:
+            found[ts.key] = "released"
+        elif ts.state == "released" and not ts.dependents and not ts.who_wants:
+            found[ts.key] = "forgotten"  # it was there for a retry of a task that has failed
+    return found
 
 
 class Failed(NamedTuple):
