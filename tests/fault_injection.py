@@ -62,7 +62,7 @@ BOUNDARY = {
     "scheduler.extension:FerroflowStealing.move_task_confirm": _HANDLER,
     "scheduler.extension:FerroflowStealing._decide_worker": _HOOK,
     "scheduler.extension:FerroflowStealing._passes_queue": _HOOK,
-    "scheduler._distributed:placement_changes.<locals>.<lambda>": _HOOK,
+    "scheduler._distributed:placement_changes.<locals>.is_rootish": _HOOK,
     "scheduler._distributed:message_changes.<locals>.task_to_msg": _HOOK,
     "scheduler._distributed:message_changes.<locals>.request_remove_replicas": _HOOK,
     "scheduler._distributed:gather_change.<locals>.gather": _HOOK,

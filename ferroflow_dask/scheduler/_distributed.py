@@ -125,13 +125,19 @@ def placement_changes(
     scheduler: Scheduler,
     decide: Callable[[TaskState], WorkerState | None],
     passes_queue: Callable[[TaskState], bool],
+    queued: Collection[Key],
 ) -> Iterable[Change]:
     """Return the changes by which `decide` places tasks.
 
     `decide` places the tasks that Dask would not queue, and those for which `passes_queue` is true.
+    Dask queues those of `queued`.
     """
     stock_is_rootish = scheduler.is_rootish
-    yield _override(scheduler, "is_rootish", lambda ts: not passes_queue(ts) and stock_is_rootish(ts))
+
+    def is_rootish(ts: TaskState) -> bool:
+        return not passes_queue(ts) and (ts.key in queued or stock_is_rootish(ts))
+
+    yield _override(scheduler, "is_rootish", is_rootish)
     yield _override(scheduler, "decide_worker_non_rootish", decide)
 
 

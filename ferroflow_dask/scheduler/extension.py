@@ -149,11 +149,12 @@ class FerroflowStealing(WorkStealing):
             note=lambda key, what, reason: self.decisions.note(key, what, "", reason),
             view=self.view,
             clock=clock,
-            in_flight=self._in_flight_from,
+            suspected=self.messages.prefetch.doubtful.add,
             refused=self.refusals.add,
             changes=self.changes,
             guard=self.guard,
         )
+        self._suspects = self.graphs.deaths.suspects
         self.fixed = FixedValues(
             scheduler,
             bundle_of=self.graphs.bundles.get,
@@ -166,7 +167,7 @@ class FerroflowStealing(WorkStealing):
         inputs_of = self.messages.inlining.inputs_of
         self.task_views = TaskViews(scheduler, learned.costs, inputs_of, self.fixed, self.refusals.refused)
         self._network = NetworkView(scheduler, self.view)
-        self._queue_depth = QueueDepth(scheduler, learned, _MESSAGES * latency_s)
+        self._queue_depth = QueueDepth(scheduler, learned, _MESSAGES * latency_s, self._suspects)
         self._steal_protocol = StealProtocol(
             scheduler,
             self,
@@ -227,7 +228,9 @@ class FerroflowStealing(WorkStealing):
                     self.view.assign(self.task_views(ts), ws.address, self.clock())
         depth = CallChange("Scheduler.WORKER_SATURATION", lambda: None, self._queue_depth.restore)
         self.changes.make(depth)
-        for change in _distributed.placement_changes(self.scheduler, self._decide_worker, self._passes_queue):
+        for change in _distributed.placement_changes(
+            self.scheduler, self._decide_worker, self._passes_queue, self._suspects
+        ):
             self.changes.make(change)
         for change in _distributed_transitions.lean_changes(self.scheduler):
             self.changes.make(change)
@@ -407,6 +410,8 @@ class FerroflowStealing(WorkStealing):
                 self.messages.inlining.forget(key)
             if key in self._refused:
                 self.refusals.changed(key, finish)
+            if key in self._suspects:
+                self.graphs.deaths.changed(key, finish)
         except FAILURES as error:
             self.guard.fail(error)
 
@@ -446,6 +451,7 @@ class FerroflowStealing(WorkStealing):
             self.view.release(key)
         self._task_events.averaged.clear()
         self.refusals.refused.clear()
+        self._suspects.clear()
         self.messages.clear()
         self.graphs.restarted()
 
@@ -508,6 +514,8 @@ class FerroflowStealing(WorkStealing):
         try:
             if ts.key in self._refused:
                 return True
+            if ts.key in self._suspects:
+                return False
             for needed in ts.dependencies:
                 if needed.type in self.fixed.types or (self.fixed.prefixes and self.fixed.is_fixed(needed)):
                     return True
@@ -581,9 +589,6 @@ class FerroflowStealing(WorkStealing):
         worker = self.view.workers.get(address)
         return worker is not None and worker.speed >= 1 and not self.task_views.has_gpus
 
-    def _in_flight_from(self, address: str) -> list[Key]:
-        return self._steal_protocol.in_flight_from(address)
-
     def _was_withdrawn(self, key: Key, address: str) -> None:
         self.decisions.note(key, "withdrawn", address, "it was prefetched, and its placement changed")
 
@@ -621,6 +626,7 @@ class FerroflowStealing(WorkStealing):
             ],
             "are bundles": list(self.graphs.bundles.keys()),
             "have refused a worker": list(self.refusals.refused),
+            "may have ended a worker": list(self._suspects),
             "are prefetched": self.messages.prefetch.keys(),
         }
 

@@ -10,7 +10,10 @@ bytes.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import TYPE_CHECKING
+
+from dask.typing import Key
 
 from ferroflow_dask.scheduler import _distributed
 from ferroflow_dask.scheduler.cost_model import Learned
@@ -41,10 +44,15 @@ class QueueDepth:
         Durations, sizes and the round trip; the latter is learned here.
     guess_s : float
         The round trip until one is measured [s].
+    suspects : collection of Key
+        While there are any, the number is Dask's: see `Deaths`.
     """
 
-    def __init__(self, scheduler: Scheduler, learned: Learned, guess_s: float) -> None:
+    def __init__(
+        self, scheduler: Scheduler, learned: Learned, guess_s: float, suspects: Collection[Key]
+    ) -> None:
         self._scheduler = scheduler
+        self._suspects = suspects
         self._learned = learned
         self._configured = self._set = scheduler.WORKER_SATURATION
         # A configured number is the user's decision.
@@ -134,7 +142,7 @@ class QueueDepth:
 
     def _wanted(self) -> float:
         scheduler = self._scheduler
-        ahead = self._ahead(scheduler.queued.peek()) if scheduler.queued else 0
+        ahead = self._ahead(scheduler.queued.peek()) if scheduler.queued and not self._suspects else 0
         return max(self._configured, 1 + ahead) if ahead else self._configured
 
     def _ahead(self, ts: TaskState) -> int:

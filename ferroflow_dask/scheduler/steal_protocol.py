@@ -183,11 +183,6 @@ class StealProtocol:
         for ts in list(self._stealing.in_flight):
             _distributed.end_steal(self._stealing, ts)
 
-    def in_flight_from(self, address: str) -> list[Key]:
-        """Return the tasks of a worker for which a steal is in flight."""
-        in_flight = self._stealing.in_flight
-        return [ts.key for ts, steal in in_flight.items() if steal["victim"].address == address]
-
     def _ended(self, key: Key, outcome: str, ws: WorkerState, reason: Reason) -> None:
         self.counts[outcome] += 1
         self._decisions.note(key, f"steal {outcome}", ws.address, reason)

@@ -1,54 +1,49 @@
 """Deaths of workers: which tasks are blamed for one, and which bundles are split after it.
 
 Dask counts a worker's death against every task that the worker had. The plugin sends more tasks to a worker
-than Dask would, and a bundle is only blamed once the step that ended the worker runs by itself.
+than Dask would, so most of them had not started. They are suspects: none is blamed, but each goes through
+Dask's own queue from now on, so that a worker has no more of them than in stock. If it dies, too, those that
+it had are blamed. The tasks of a bundle are suspects as well, one by one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
 
-from ferroflow_dask.policy import ClusterView
 from ferroflow_dask.scheduler import _distributed
 from ferroflow_dask.scheduler.changes import Change, Guard, ItemChange
 from ferroflow_dask.scheduler.graphs.bundles import Bundles
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler
+    from distributed.scheduler import Scheduler, TaskState
 
 
 class Deaths:
-    """Takes the blame for dead workers from tasks that cannot have ended them.
+    """Takes the blame for dead workers from tasks that may not have started.
 
     Parameters
     ----------
     scheduler : distributed.Scheduler
     bundles : Bundles
-    view : ClusterView
     guard : Guard
-    in_flight : callable
-        Returns the tasks of a worker for which a steal is in flight.
+    suspected : callable
+        Called with the key of a suspect, which must not be sent ahead.
     """
 
     def __init__(
-        self,
-        scheduler: Scheduler,
-        bundles: Bundles,
-        view: ClusterView,
-        guard: Guard,
-        in_flight: Callable[[str], Iterable[Key]],
+        self, scheduler: Scheduler, bundles: Bundles, guard: Guard, suspected: Callable[[Key], object]
     ) -> None:
         self._scheduler = scheduler
         self._bundles = bundles
-        self._view = view
         self._guard = guard
-        self._in_flight = in_flight
+        self._suspected = suspected
+        #: Tasks that may have ended a worker, until they end.
+        self.suspects: dict[Key, None] = {}
         # Bundles of workers that are being removed, which may have ended them.
-        self._suspects: dict[str, list[Key]] = {}
+        self._to_split: dict[str, list[Key]] = {}
 
     def changes(self) -> Iterator[Change]:
         """Return the changes to the scheduler."""
@@ -67,25 +62,40 @@ class Deaths:
 
     def spare(self, address: str) -> None:
         """Lower the counts that Dask is about to raise for the death of a worker."""
-        worker, ws = self._view.workers.get(address), self._scheduler.workers.get(address)
-        if worker is None or ws is None:
+        ws = self._scheduler.workers.get(address)
+        if ws is None:
             return
-        # From Dask's own queue a worker has one more task than threads. So as many of its tasks are blamed,
-        # and as many of those that need no transfer.
-        n = worker.nthreads + 1
-        may_have_run = {task.key for task in islice(worker.queue, n)}
-        here = (task.key for task in worker.queue if not task.missing_bytes(address))
-        may_have_run |= {*islice(here, n), *(task.key for task in worker.queue if task.has_started)}
-        may_have_run -= set(self._in_flight(address))
-        may_have_run |= {ts.key for ts in ws.long_running}
-        processing = [ts.key for ts in ws.processing]
-        suspects = [key for key in processing if key in may_have_run and self._bundles.is_splittable(key)]
-        self._suspects[address] = suspects
-        for key in processing:
-            if key not in may_have_run or key in suspects:
-                _distributed.lower_blame(self._scheduler, key)
+        processing = list(ws.processing)
+        # What a worker has of Dask's own queue.
+        is_usual = len(processing) <= ws.nthreads + 1
+        self._to_split[address] = []
+        for ts in processing:
+            if self._bundles.is_splittable(ts.key):
+                self._to_split[address].append(ts.key)
+                bundle = self._bundles.get(ts.key)
+                self._suspect(*(task.key for task in (bundle.tasks if bundle is not None else ())))
+            elif is_usual or ts.key in self.suspects or not may_be_queued(ts):
+                continue
+            else:
+                self._suspect(ts.key)
+            _distributed.lower_blame(self._scheduler, ts.key)
+
+    def _suspect(self, *keys: Key) -> None:
+        for key in keys:
+            self.suspects[key] = None
+            self._suspected(key)
 
     def removed(self, address: str) -> None:
         """Split the bundles that may have ended a worker, before Dask sends them to another one."""
-        for key in self._suspects.pop(address, ()):
+        for key in self._to_split.pop(address, ()):
             self._bundles.split(key, "ferroflow-split", keeps=True)
+
+    def changed(self, key: Key, finish: str) -> None:
+        """Forget a suspect that has ended."""
+        if finish in ("memory", "erred", "forgotten"):
+            self.suspects.pop(key, None)
+
+
+def may_be_queued(ts: TaskState) -> bool:
+    """Return whether a task can go through Dask's queue, which chooses any worker."""
+    return not (ts.actor or ts.worker_restrictions or ts.host_restrictions or ts.resource_restrictions)

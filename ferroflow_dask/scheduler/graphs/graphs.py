@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +55,7 @@ class Graphs:
     view : ClusterView
     clock : callable
         Returns the time [s].
-    in_flight : callable
+    suspected : callable
         As in `Deaths`.
     refused : callable
         As in `Dividing`.
@@ -73,7 +73,7 @@ class Graphs:
         note: Callable[[Key, str, str], None],
         view: ClusterView,
         clock: Callable[[], float],
-        in_flight: Callable[[str], Iterable[Key]],
+        suspected: Callable[[Key], object],
         refused: Callable[[Key, str], None],
         changes: Changes,
         guard: Guard,
@@ -93,7 +93,7 @@ class Graphs:
         self._clock = clock
         self.samples = Samples(scheduler)
         self.bundles = Bundles(scheduler, guard, withdraw=withdraw, note=note)
-        self.deaths = Deaths(scheduler, self.bundles, view, guard, in_flight)
+        self.deaths = Deaths(scheduler, self.bundles, guard, suspected)
         self._scaling = Scaling(scheduler, self.bundles, guard)
         self.deliveries = Deliveries(scheduler, guard, own, self._delivered)
         self._streams = TaskStreams(scheduler, changes, guard, self.deliveries.may_send)
