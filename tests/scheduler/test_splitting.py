@@ -228,8 +228,10 @@ def test_a_bundle_is_split_if_its_worker_dies(tmp_path: Path) -> None:
         last = chain("next", ending, 6)[-1]
         futures = client.compute([task(f"out-{i}", last, i) for i in range(3)])
         assert client.gather(futures) == [14, 15, 16]
-        scheduler, bundles = scheduler_of(client), stealing_of(client).graphs.bundles
+        scheduler, graphs = scheduler_of(client), stealing_of(client).graphs
+        bundles = graphs.bundles
         assert Path(path).exists()
+        assert not graphs.deaths.suspects
         assert bundles.counts["split"] == 1
         assert keys_of(last) <= set(scheduler.tasks)
         del futures

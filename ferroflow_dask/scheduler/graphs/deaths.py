@@ -20,6 +20,9 @@ from ferroflow_dask.scheduler.graphs.bundles import Bundles
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
 
+#: States of a task after which it ends no worker.
+_ENDED = frozenset({"memory", "erred", "forgotten"})
+
 
 class Deaths:
     """Takes the blame for dead workers from tasks that may not have started.
@@ -72,27 +75,30 @@ class Deaths:
         for ts in processing:
             if self._bundles.is_splittable(ts.key):
                 self._to_split[address].append(ts.key)
-                bundle = self._bundles.get(ts.key)
-                self._suspect(*(task.key for task in (bundle.tasks if bundle is not None else ())))
             elif is_usual or ts.key in self.suspects or not may_be_queued(ts):
                 continue
             else:
-                self._suspect(ts.key)
+                self.suspects[ts.key] = None
+                self._suspected(ts.key)
             _distributed.lower_blame(self._scheduler, ts.key)
-
-    def _suspect(self, *keys: Key) -> None:
-        for key in keys:
-            self.suspects[key] = None
-            self._suspected(key)
 
     def removed(self, address: str) -> None:
         """Split the bundles that may have ended a worker, before Dask sends them to another one."""
         for key in self._to_split.pop(address, ()):
+            bundle = self._bundles.get(key)
+            steps = [task.key for task in bundle.tasks] if bundle is not None else []
+            self.suspects.update(dict.fromkeys(steps))  # first: some are placed at once
             self._bundles.split(key, "ferroflow-split", keeps=True)
+            for step in steps:
+                ts = self._scheduler.tasks.get(step)
+                if ts is None or ts.state in _ENDED:
+                    self.suspects.pop(step, None)
+                else:
+                    self._suspected(step)
 
     def changed(self, key: Key, finish: str) -> None:
         """Forget a suspect that has ended."""
-        if finish in ("memory", "erred", "forgotten"):
+        if finish in _ENDED:
             self.suspects.pop(key, None)
 
 
