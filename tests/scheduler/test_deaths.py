@@ -9,7 +9,7 @@ from virtual_runs import L, finished
 
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
 
-N = 40
+N = 80
 
 
 def cluster_of(nthreads: int, **options: Any) -> VirtualCluster:
@@ -44,10 +44,14 @@ def test_a_worker_with_many_tasks_blames_none_and_then_those_that_it_had_of_them
     while not has_had:
         cluster.run(until=cluster.time.now + 2 * L)
         assert all(len(one & suspects) <= nthreads + 1 for one in processing(cluster))
-        has_had = [one & suspects for one in processing(cluster)[1:] if len(one & suspects) == nthreads]
+        has_had = [one & suspects for one in processing(cluster)[1:] if len(one & suspects) >= nthreads]
     cluster.leave(joined)
     cluster.run(until=cluster.time.now + 3 * L)
     assert counts(cluster) == dict.fromkeys(has_had[0], 1)
+    tasks = cluster.scheduler.tasks
+    others = [key for key in cluster.stealing.graphs.deaths.suspects if key not in has_had[0]]
+    between = [sum(tasks[key].priority < tasks[one].priority for key in others) for one in has_had[0]]
+    assert len(set(between)) == len(between)  # they will not be together again
     finished(cluster)
     assert not cluster.stealing.graphs.deaths.suspects
 

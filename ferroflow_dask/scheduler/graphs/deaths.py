@@ -8,7 +8,7 @@ it had are blamed. The tasks of a bundle are suspects as well, one by one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
@@ -72,6 +72,7 @@ class Deaths:
         # What a worker has of Dask's own queue.
         is_usual = len(processing) <= ws.nthreads + 1
         self._to_split[address] = []
+        self._move_apart([ts for ts in processing if ts.key in self.suspects])
         for ts in processing:
             if self._bundles.is_splittable(ts.key):
                 self._to_split[address].append(ts.key)
@@ -81,6 +82,15 @@ class Deaths:
                 self.suspects[ts.key] = None
                 self._suspected(ts.key)
             _distributed.lower_blame(self._scheduler, ts.key)
+
+    def _move_apart(self, blamed: Sequence[TaskState]) -> None:
+        """Give suspects that share the blame turns among the others, or they would be on one worker again."""
+        own = {ts.key for ts in blamed}
+        others = [self._scheduler.tasks[key] for key in self.suspects if key not in own]
+        for i, ts in enumerate(sorted(blamed, key=_turn)):
+            turns = sorted(_turn(one) for one in others if _turn(one)[:-1] == _turn(ts)[:-1])
+            if turns:
+                ts.priority = turns[i * len(turns) // len(blamed)]
 
     def removed(self, address: str) -> None:
         """Split the bundles that may have ended a worker, before Dask sends them to another one."""
@@ -100,6 +110,10 @@ class Deaths:
         """Forget a suspect that has ended."""
         if finish in _ENDED:
             self.suspects.pop(key, None)
+
+
+def _turn(ts: TaskState) -> tuple[float, ...]:
+    return ts.priority or ()
 
 
 def may_be_queued(ts: TaskState) -> bool:
