@@ -236,7 +236,7 @@ class VirtualCluster:
 
     def _left(self, address: str) -> None:
         if isinstance(self.stealing, FerroflowStealing):
-            self.stealing.guard(self.stealing.graphs.deaths.spare)(address)
+            self.stealing.graphs.deaths.spare(address)
         self.scheduler.leave(address)
 
     def pause(self, worker: int) -> None:

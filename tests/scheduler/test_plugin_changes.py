@@ -101,6 +101,7 @@ def test_a_restart_forgets_what_was_kept_of_tasks() -> None:
     cluster.stealing.graphs.bundles.add({"root": Bundle((DataNode("root", 1),), ("root",), {})})
     # No virtual task raises `Reschedule`.
     cluster.stealing.refusals.refused["known"] = (cluster.workers[0].state.address,)
+    cluster.stealing.graphs.deaths.suspects["known"] = None
     cluster.scheduler.add_plugin(RestartsAsAGraphArrives(), name="restarts")
     cluster.submit({"planned": VirtualTask(1.0, annotations={**known, "ferroflow_rank": 1.0})}, "c")
     before, after = kept

@@ -41,8 +41,9 @@ class Deaths:
     ) -> None:
         self._scheduler = scheduler
         self._bundles = bundles
-        self._guard = guard
         self._suspected = suspected
+        #: Lowers the counts that Dask is about to raise for the death of a worker, by its address.
+        self.spare = guard(self._spare)
         #: Tasks that may have ended a worker, until they end.
         self.suspects: dict[Key, None] = {}
         # Bundles of workers that are being removed, which may have ended them.
@@ -50,7 +51,7 @@ class Deaths:
 
     def changes(self) -> Iterator[Change]:
         """Return the changes to the scheduler."""
-        stock, spare = self._scheduler.remove_worker, self._guard(self.spare)
+        stock, spare = self._scheduler.remove_worker, self.spare
 
         # Dask counts deaths before it calls any hook.
         async def remove_worker(address: str, **options: Any) -> Any:
@@ -63,8 +64,7 @@ class Deaths:
         handlers = self._scheduler.handlers
         yield ItemChange("Scheduler.handlers['unregister']", handlers, "unregister", remove_worker)
 
-    def spare(self, address: str) -> None:
-        """Lower the counts that Dask is about to raise for the death of a worker."""
+    def _spare(self, address: str) -> None:
         ws = self._scheduler.workers.get(address)
         if ws is None:
             return
