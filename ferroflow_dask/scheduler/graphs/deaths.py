@@ -8,6 +8,7 @@ it had are blamed. The tasks of a bundle are suspects as well, one by one.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +77,8 @@ class Deaths:
         for ts in processing:
             if self._bundles.is_splittable(ts.key):
                 self._to_split[address].append(ts.key)
-            elif is_usual or ts.key in self.suspects or not may_be_queued(ts):
+            # Dask queues no actors and no restricted tasks.
+            elif is_usual or ts.key in self.suspects or ts.actor or _distributed.is_restricted(ts):
                 continue
             else:
                 self.suspects[ts.key] = None
@@ -86,11 +88,12 @@ class Deaths:
     def _move_apart(self, blamed: Sequence[TaskState]) -> None:
         """Give suspects that share the blame turns among the others, or they would be on one worker again."""
         own = {ts.key for ts in blamed}
-        others = [self._scheduler.tasks[key] for key in self.suspects if key not in own]
+        turns: defaultdict[tuple[float, ...], list[tuple[float, ...]]] = defaultdict(list)  # by graph
+        for turn in sorted(_turn(self._scheduler.tasks[key]) for key in self.suspects if key not in own):
+            turns[turn[:-1]].append(turn)
         for i, ts in enumerate(sorted(blamed, key=_turn)):
-            turns = sorted(_turn(one) for one in others if _turn(one)[:-1] == _turn(ts)[:-1])
-            if turns:
-                ts.priority = turns[i * len(turns) // len(blamed)]
+            if found := turns.get(_turn(ts)[:-1]):
+                ts.priority = found[i * len(found) // len(blamed)]
 
     def removed(self, address: str) -> None:
         """Split the bundles that may have ended a worker, before Dask sends them to another one."""
@@ -114,8 +117,3 @@ class Deaths:
 
 def _turn(ts: TaskState) -> tuple[float, ...]:
     return ts.priority or ()
-
-
-def may_be_queued(ts: TaskState) -> bool:
-    """Return whether a task can go through Dask's queue, which chooses any worker."""
-    return not (ts.actor or ts.worker_restrictions or ts.host_restrictions or ts.resource_restrictions)
