@@ -43,6 +43,16 @@ def step_that_fails(key: str, seconds: float, *values: int) -> int:
     return fail(key, *values)
 
 
+def random_names(rng: random.Random, n: int, seed: int) -> list[str]:
+    """Return keys of tasks with three prefixes."""
+    return [f"{rng.choice(('one', 'two', 'three'))}-{seed:x}x{i}" for i in range(n)]
+
+
+def random_reads(rng: random.Random, n: int, depth: int) -> list[list[int]]:
+    """Return the up to three tasks that each one reads, of the `depth` ones before it."""
+    return [rng.sample(range(max(0, i - depth), i), rng.randint(0, min(3, i, depth))) for i in range(n)]
+
+
 class Program:
     """Random graph: its tasks, and the ones that the client wants."""
 
@@ -51,10 +61,8 @@ class Program:
         self.rng = rng = random.Random(seed)
         self.trigger = TRIGGERS[seed % len(TRIGGERS)]
         n, depth = rng.randint(8, 80), rng.choice((1, 3, 80))
-        names = [f"{rng.choice(('one', 'two', 'three'))}-{seed:x}x{i}" for i in range(n)]
-        self.read = [
-            rng.sample(range(max(0, i - depth), i), rng.randint(0, min(3, i, depth))) for i in range(n)
-        ]
+        names = random_names(rng, n, seed)
+        self.read = random_reads(rng, n, depth)
         self.failing = rng.sample(range(n), rng.randint(1, 3)) if self.trigger == "fail" else []
         self.names, self.tasks, self.values = names, list[Any](), list[int | None]()
         for i, read in enumerate(self.read):

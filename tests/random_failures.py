@@ -20,6 +20,7 @@ from distributed import wait
 from matrix.row import Row, difference
 from matrix.tasks import PlannedError, error_of, note, runs
 from matrix.trial import BUNDLES, STOCK, Trial, Variant, all_short
+from random_divisions import random_names, random_reads
 
 #: How tasks fail.
 _KINDS = ("plain", "with a note", "with a cause", "in a call", "of Python")
@@ -27,7 +28,7 @@ _LOGGED = ("Key:", "State:", "Exception:")
 
 
 def step(key: str, folder: str, kind: str | None, *values: int) -> int:
-    """Note a run, and return the sum of the values and one more, or fail."""
+    """Return the sum of the values and one more, or fail; the run is in a file."""
     note(folder, key)
     if kind == "with a note":
         error = ValueError(key)
@@ -57,10 +58,8 @@ class FailingProgram:
     def __init__(self, seed: int) -> None:
         rng = random.Random(seed)
         n, depth = rng.randint(20, 80), rng.choice((1, 3, 80))
-        self._names = [f"{rng.choice(('one', 'two', 'three'))}-{seed:x}x{i}" for i in range(n)]
-        self._read = [
-            rng.sample(range(max(0, i - depth), i), rng.randint(0, min(3, i, depth))) for i in range(n)
-        ]
+        self._names = random_names(rng, n, seed)
+        self._read = random_reads(rng, n, depth)
         self._kinds = {i: rng.choice(_KINDS) for i in rng.sample(range(n), rng.randint(1, 4))}
         kept, inner = rng.choice((0.0, 0.3, 1.0)), {j for read in self._read for j in read}
         self._wanted = [i for i in range(n) if i not in inner or rng.random() < kept]
