@@ -177,7 +177,7 @@ class GraphArrivals:
                 await has_ended.wait()
 
     async def _run_sample(self, arrival: Arrival, client: str, options: Mapping[str, Any]) -> None:
-        """Let a few tasks run; the client wants the results that the others read until these exist."""
+        """Run a sample of the tasks; the client wants the results that the others read until these exist."""
         sample = arrival.sample
         assert sample is not None
 
