@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
-from distributed import Reschedule
+from distributed import Reschedule, threadpoolexecutor
 from distributed.core import error_message
 from distributed.metrics import time
 from distributed.utils import thread_state  # type: ignore[attr-defined]
@@ -149,7 +149,7 @@ class Run:
             self._extension.ended(self)
             thread_state.ferroflow_key = None
             if self._leaves_pool:
-                thread_state.proceed = False  # as in `distributed.threadpoolexecutor.secede`
+                threadpoolexecutor.thread_state.proceed = False  # the thread ends, as after `secede`
 
     def _run(self, deliveries: Deliveries) -> tuple[Any, ...]:
         bundle, values, pop, n = self.bundle, self._values, self.pending.pop, self._n_arguments
@@ -301,9 +301,11 @@ class Run:
                 if i not in kept:
                     self.pending.pop(i, None)
 
-    def leave_pool(self) -> None:
-        """End the thread after the run: another one has its place in the pool."""
-        self._leaves_pool = True
+    def leave_pool(self) -> bool:
+        """End the thread after the run: another one gets its place in the pool. Return False if it is over."""
+        with self._lock:
+            self._leaves_pool = not self._is_over
+        return self._leaves_pool
 
     def void(self) -> None:
         """Drop all unstarted steps: the scheduler has replaced or cancelled the bundle."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-from partner_programs import N_TASKS, PROGRAMS, WAYS, Program, run_all, selected
-from partners import PARTNERS
+from pathlib import Path
 
+import pytest
+from partner_programs import N_TASKS, PROGRAMS, WAYS, Program, cluster, run, run_all, selected
+from partners import PARTNERS
+from waiting import until
+
+from ferroflow_dask.bundling.run import Run
 from ferroflow_dask.scheduler.graphs.graphs import Graphs
 
 pytestmark = pytest.mark.cluster
@@ -34,6 +38,22 @@ def test_selected_programs_end_in_bundles(monkeypatch: pytest.MonkeyPatch) -> No
     assert [*outcomes] == SELECTED
     assert [name for name, outcome in outcomes.items() if not outcome.ends] == []
     assert [name for name, outcome in outcomes.items() if not outcome.n_bundles] == []
+
+
+def test_threads_that_have_left_their_pools_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(Graphs, "learned", Graphs.learned)  # `cluster` replaces it
+    left = []
+
+    def leave_pool(bundle: Run) -> bool:
+        left.append(bundle.thread)
+        return unchanged(bundle)
+
+    unchanged = Run.leave_pool
+    monkeypatch.setattr(Run, "leave_pool", leave_pool)
+    with cluster(4, 1, with_ferroflow=True) as client:
+        assert run(PROGRAMS["file map 0ms pairs 30 4x1"], client, _LIMIT_S, tmp_path).ends
+        assert left
+        until(lambda: not any(thread.is_alive() for thread in left))
 
 
 @pytest.mark.parametrize(

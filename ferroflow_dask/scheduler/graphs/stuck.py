@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: While all threads are busy, bundles are divided if no step has ended for so long [s]: twice the longest
 #: expected duration of a bundle.
 _STUCK_S = 2.0
-#: Then for so long, as long as a task is waiting that was taken out of the thread pool [s].
+#: Then for so long, as long as there are tasks that have left bundles or thread pools therefore [s].
 _STUCK_AGAIN_S = 0.2
 #: Tasks of a worker that may be taken out of its thread pool: one of them runs.
 _MOST = 1_000
@@ -75,6 +75,8 @@ class Stuck:
         # Tasks that were taken out of thread pools, and the workers that were asked to do so.
         self._seceded: dict[Key, None] = {}
         self._seceding: set[str] = set()
+        # Whether bundles were divided because no step had ended.
+        self._has_divided = False
 
     def ended(self, key: Key) -> None:
         """Note that a task has ended."""
@@ -95,9 +97,11 @@ class Stuck:
         the thread pool, so that a task can run that Dask would have started before.
         """
         view = self._view
-        patience_s = _STUCK_AGAIN_S if self._seceded else _STUCK_S
+        self._has_divided &= bool(self.freed)
+        is_suspected = self._has_divided or bool(self._seceded)
+        patience_s = _STUCK_AGAIN_S if is_suspected else _STUCK_S
         is_stuck = not view.n_idle and now - view.last_end_at >= patience_s
-        if (is_stuck and (self._divide(now) or self._secede())) or self._seceded:
+        if (is_stuck and (self._divide(now) or self._secede())) or is_suspected:
             self._look_soon()
 
     def _look_soon(self) -> None:
@@ -117,6 +121,7 @@ class Stuck:
             is_late = now > task.started_at + task.cost_s / worker.speed
             if task.has_started and (may_halve or is_late):
                 has_asked |= self._ask(key, "free", "no step has ended for some time")
+        self._has_divided |= has_asked
         return has_asked
 
     def _secede(self) -> bool:

@@ -229,9 +229,8 @@ class Runs(StreamHandlers):
                 executor._max_workers += 1
                 executor._adjust_thread_count()
                 return True
-            if run.thread not in executor._threads:
+            if run.thread not in executor._threads or not run.leave_pool():
                 return False
-            run.leave_pool()
             executor._threads.remove(run.thread)
             executor._adjust_thread_count()
         return True
