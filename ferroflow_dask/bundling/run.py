@@ -302,7 +302,10 @@ class Run:
                     self.pending.pop(i, None)
 
     def leave_pool(self) -> bool:
-        """End the thread after the run: another one gets its place in the pool. Return False if it is over."""
+        """End the thread after the run, as another one has its place in the pool.
+
+        Return False if the run is over.
+        """
         with self._lock:
             self._leaves_pool = not self._is_over
         return self._leaves_pool
