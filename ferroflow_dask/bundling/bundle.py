@@ -31,8 +31,8 @@ class Bundle:
         Whether the first values are delivered at once: some bundles of a graph start before all others.
     shares_objects : bool, optional
         Whether the tasks share objects when they run by themselves, too, as in a cluster in one process.
-    turns : tuple of float, optional
-        For each task: where it would stand in the order of the graph, in which bundles stand, too.
+    turns : tuple of int, optional
+        For each task: its position in the order of the graph. That of the first one is the bundle's.
     """
 
     tasks: tuple[GraphNode, ...]
@@ -41,7 +41,7 @@ class Bundle:
     delivered: tuple[Key, ...] = ()
     is_early: bool = False
     shares_objects: bool = False
-    turns: tuple[float, ...] = ()
+    turns: tuple[int, ...] = ()
 
     def returns_results(self, name: Key) -> bool:
         """Return whether the bundle returns `Results` if it runs under a key."""

@@ -6,7 +6,7 @@ import re
 import uuid
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -75,10 +75,13 @@ class BundledGraph:
     tasks : dict of Key to GraphNode
     bundles : dict of Key to Bundle
         For each task that differs from the given graph: the tasks that it runs.
+    order : dict of Key to int
+        Position of each task by which Dask prefers it: that of the first task of a bundle in the given graph.
     """
 
     tasks: dict[Key, GraphNode]
     bundles: dict[Key, Bundle]
+    order: dict[Key, int] = field(default_factory=dict, compare=False)
 
 
 def bundle_graph(
@@ -173,7 +176,7 @@ def bundle_graph(
         if bundle.is_plain(name):
             written[name] = bundle.tasks[0]
             continue
-        turns = tuple(position[task.key] * len(bundles) / len(keys) for task in bundle.tasks)
+        turns = tuple(position[task.key] for task in bundle.tasks)
         rewritten[name] = replace(bundle, shares_objects=shares_objects, turns=turns)
         cost_s = sum(shares[task.key][1] for task in bundle.tasks)
         try:
@@ -191,7 +194,8 @@ def bundle_graph(
             outside_nbytes=outside_nbytes,
             holders=holders,
         )
-    return BundledGraph(written, rewritten)
+    turn = {name: min(position[task.key] for task in bundle.tasks) for name, bundle in bundles.items()}
+    return BundledGraph(written, rewritten, turn)
 
 
 def _held(

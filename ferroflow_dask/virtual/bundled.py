@@ -8,7 +8,6 @@ from itertools import count
 from statistics import fmean
 
 from dask._task_spec import Alias, GraphNode
-from dask.order import order
 from dask.typing import Key
 from dask.utils import key_split
 
@@ -74,7 +73,7 @@ def bundled(
     named = _Names(keys, number)
     specs: dict[Key, GraphNode] = {}
     bundles: dict[Key, Bundle] = {}
-    for n, spec in _in_order(found.tasks):
+    for n, spec in sorted(found.tasks.items(), key=lambda item: found.order[item[0]]):
         name = named(n)
         if n not in found.bundles:
             specs[name] = named.task(spec)
@@ -117,17 +116,6 @@ class _Names:
 def _is_value(bundle: Bundle) -> bool:
     """Return whether a task only gives a value of a bundle its own key."""
     return len(bundle.tasks) == 1 and isinstance(bundle.tasks[0], NO_WORK)
-
-
-def _in_order(tasks: Mapping[Key, GraphNode]) -> list[tuple[Key, GraphNode]]:
-    """Return tasks in Dask's order, which is the same in every run for numbers as keys."""
-    number = {key: i for i, key in enumerate(tasks)}
-    numbered = {
-        number[key]: [number[one] for one in task.dependencies if one in number]
-        for key, task in tasks.items()
-    }
-    turn = order({i: spec_of(i, sorted(needed)) for i, needed in numbered.items()})
-    return sorted(tasks.items(), key=lambda item: turn[number[item[0]]])
 
 
 def whole_tasks(found: BundledGraph, graph: Mapping[Key, VirtualTask]) -> dict[Key, VirtualTask]:

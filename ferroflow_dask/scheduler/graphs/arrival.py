@@ -122,6 +122,7 @@ class Arrival:
         self._failed: set[Key] = set()
         self._annotations: dict[str, dict[Key, Any]] = {}
         self._declared: dict[Key, float] = {}
+        self._turns: dict[Key, int] = {}
         # Number of tasks by prefix, once there is a sample: counted in a thread, read in the event loop.
         self._prefixes: Counter[str] = Counter()
         #: What should run before `prepare`.
@@ -221,9 +222,9 @@ class Arrival:
         return dict(graph)
 
     def _set_order(self, graph: Mapping[Key, GraphNode]) -> None:
-        self.order.clear()
+        self.order.clear()  # Dask has it already
         if not self._priorities:
-            self.order.update(order(graph))
+            self.order.update(self._turns if self.bundles else order(graph))
             return
         self.order.update({key: self._priorities[key] for key in graph if key in self._priorities})
         for key, bundle in self.bundles.items():
@@ -335,7 +336,7 @@ class Arrival:
         )
         if not found.bundles:
             return graph
-        self.bundles, self._sharing = found.bundles, sharing
+        self.bundles, self._sharing, self._turns = found.bundles, sharing, found.order
         for name, value in inherited.items():
             self._annotations[name] |= dict.fromkeys(found.bundles, value)
         return found.tasks

@@ -70,7 +70,7 @@ class Division:
         )
 
     @property
-    def turns(self) -> dict[Key, float]:
+    def turns(self) -> dict[Key, int]:
         """The place of each step in the order of the graph; empty if it is not known."""
         return dict(zip([task.key for task in self.bundle.tasks], self.bundle.turns, strict=False))
 
