@@ -32,7 +32,7 @@ class Bundle:
     shares_objects : bool, optional
         Whether the tasks share objects when they run by themselves, too, as in a cluster in one process.
     turns : tuple of int, optional
-        For each task: its position in the order of the graph. That of the first one is the bundle's.
+        For each task: its position in the order of the graph.
     """
 
     tasks: tuple[GraphNode, ...]

@@ -75,13 +75,13 @@ class BundledGraph:
     tasks : dict of Key to GraphNode
     bundles : dict of Key to Bundle
         For each task that differs from the given graph: the tasks that it runs.
-    order : dict of Key to int
-        Position of each task by which Dask prefers it: that of the first task of a bundle in the given graph.
+    order : dict of Key to float
+        Place of each task in the order of the given graph, by which Dask prefers it.
     """
 
     tasks: dict[Key, GraphNode]
     bundles: dict[Key, Bundle]
-    order: dict[Key, int] = field(default_factory=dict, compare=False)
+    order: dict[Key, float] = field(default_factory=dict, compare=False)
 
 
 def bundle_graph(
@@ -194,8 +194,20 @@ def bundle_graph(
             outside_nbytes=outside_nbytes,
             holders=holders,
         )
-    turn = {name: min(position[task.key] for task in bundle.tasks) for name, bundle in bundles.items()}
-    return BundledGraph(written, rewritten, turn)
+    return BundledGraph(written, rewritten, _places_in_order(bundles, position))
+
+
+def _places_in_order(bundles: Mapping[Key, Bundle], position: Mapping[Key, int]) -> dict[Key, float]:
+    """Return where tasks stand in the order of the graph: bundles where their first task does.
+
+    Each comes after those that it reads: in Dask, too, no task is looked at before those that it needs.
+    """
+    turn: dict[Key, float] = {}
+    for name, bundle in bundles.items():
+        read = (turn[holder] for holder, _ in bundle.places.values() if holder in turn)
+        first = min(position[task.key] for task in bundle.tasks)
+        turn[name] = max(first, max(read, default=-1.0) + 1 / (len(bundles) + 1))
+    return turn
 
 
 def _held(

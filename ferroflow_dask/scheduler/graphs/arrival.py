@@ -122,13 +122,13 @@ class Arrival:
         self._failed: set[Key] = set()
         self._annotations: dict[str, dict[Key, Any]] = {}
         self._declared: dict[Key, float] = {}
-        self._turns: dict[Key, int] = {}
+        self._turns: dict[Key, float] = {}
         # Number of tasks by prefix, once there is a sample: counted in a thread, read in the event loop.
         self._prefixes: Counter[str] = Counter()
         #: What should run before `prepare`.
         self.sample: Sample | None = None
         #: Position of each task in the order by which Dask prefers them, after `prepare`.
-        self.order: dict[Key, int] = {}
+        self.order: dict[Key, float] = {}
         #: The bundles that the graph has become.
         self.bundles: dict[Key, Bundle] = {}
         #: The outputs of shuffles that have become plain tasks, with the sizes of their data [B].

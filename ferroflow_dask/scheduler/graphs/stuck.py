@@ -2,12 +2,13 @@
 
 A task may wait for what other tasks do, such as a file that one of them writes. In Dask it waits in vain only
 if all threads run such tasks and the other ones come later in the order of the graph. In a bundle they may
-also come after it in the same thread.
+also come after it in the same thread. So may those that were sent to a worker before Dask would send them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import TYPE_CHECKING
 
 from dask.typing import Key
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 _STUCK_S = 2.0
 #: Then for so long, as long as there are tasks that have left bundles or thread pools therefore [s].
 _STUCK_AGAIN_S = 0.2
+#: After all priorities.
+_LAST = (inf,)
 #: Tasks of a worker that may be taken out of its thread pool: one of them runs.
 _MOST = 1_000
 
@@ -131,14 +134,14 @@ class Stuck:
         waiting += [task.priority for task, _ in view.assigned.values() if not task.has_started]
         if not waiting:
             return False
-        first = min(waiting)
+        first, first_ahead = min(waiting), self._first_ahead()
         may_run: dict[str, list[tuple[tuple[float, ...], Key]]] = {}
         for task, worker in view.assigned.values():
             # Which tasks of a queue run is not always known.
-            if task.n_steps or task.key in self.freed:
-                priority = self._priority(task.key)
-                if priority > first:
-                    may_run.setdefault(worker.key, []).append((priority, task.key))
+            is_ours = task.n_steps or task.key in self.freed
+            priority = self._priority(task.key)
+            if priority > first if is_ours else first_ahead < priority:
+                may_run.setdefault(worker.key, []).append((priority, task.key))
         asked = [address for address in may_run if self._may_send(address)]
         for address in asked:
             found = sorted(may_run[address], key=lambda pair: pair[0], reverse=True)
@@ -146,6 +149,16 @@ class Stuck:
             self._seceding.add(address)
             self._scheduler.worker_send(address, {"op": SECEDE, "keys": keys})
         return bool(asked)
+
+    def _first_ahead(self) -> tuple[float, ...]:
+        """Return the first priority of tasks that wait on workers with more than Dask would send."""
+        assigned = self._view.assigned
+        found: list[tuple[float, ...]] = [_LAST]
+        for ws in self._scheduler.workers.values():
+            if len(ws.processing) > ws.nthreads + 1:
+                tasks = [assigned[ts.key][0] for ts in ws.processing if ts.key in assigned]
+                found += [task.priority for task in tasks if not task.has_started]
+        return min(found)
 
     def _priority(self, key: Key) -> tuple[float, ...]:
         """Return the priority of the last step of a bundle, which runs if the others have left it."""
