@@ -386,7 +386,7 @@ class FerroflowStealing(WorkStealing):
                 steal = _distributed.end_steal(self, self.scheduler.tasks[key])
             if self.guard.error is not None:
                 return
-            if self._bundled or self.graphs.samples.running:
+            if self._bundled or self.graphs.samples.running or self.view.dividing:
                 if start == "processing" and finish != "memory" and key in self.view.assigned:
                     self.graphs.dividing.left(key, self.view.assigned[key][1].key)
                 self.graphs.changed(key, finish)
@@ -627,6 +627,7 @@ class FerroflowStealing(WorkStealing):
             "are bundles": list(self.graphs.bundles.keys()),
             "have refused a worker": list(self.refusals.refused),
             "may have ended a worker": list(self._suspects),
+            "are asked for tasks": list(self.view.dividing),
             "are prefetched": self.messages.prefetch.keys(),
         }
 

@@ -196,6 +196,21 @@ async def test_a_bundle_is_divided_several_times(cluster: Bundling, gate: Gate) 
     await with_values(cluster, futures, outputs, gate)
 
 
+@runs_on(on_bundling_cluster, resources=(None, None))
+async def test_a_worker_that_dies_before_it_answers_is_not_waited_for(cluster: Bundling, gate: Gate) -> None:
+    await cluster.stealing.settled()
+    outputs = diamond(gate)
+    futures = cluster.client.compute(outputs)
+    await comes(gate.reached.is_set)
+    name = cluster.bundles._holders["next-0"]
+    dying = cluster.scheduler.tasks[name].processing_on
+    assert cluster.stealing.graphs.dividing.ask(name, "all", "a test")
+    await cluster.scheduler.remove_worker(dying.address, stimulus_id="a test")
+    assert not cluster.stealing.graphs.dividing._asked
+    gate.open()
+    assert await cluster.client.gather(futures) == list(dask.compute(*outputs, scheduler="sync"))
+
+
 @runs_on(on_bundling_cluster, resources=(None,))
 async def test_the_others_leave_a_bundle_of_which_a_task_secedes(cluster: Bundling, gate: Gate) -> None:
     await cluster.stealing.settled()
