@@ -133,8 +133,14 @@ def bundle_graph(
         _NOTHING if isinstance(tasks[key], NO_WORK) else (by_key or {}).get(key, learned.get(prefix))
         for key, prefix in zip(keys, prefixes, strict=True)
     ]
-    nbytes = [int(one.nbytes) if one is not None else 0 for one in known]
     costs_s = [one.duration_s if one is not None else GUESS * cluster.task_s for one in known]
+    nbytes, most_nbytes = [0] * len(keys), [0.0] * len(keys)
+    for i, (key, one) in enumerate(zip(keys, known, strict=True)):
+        if isinstance(alias := tasks[key], Alias):  # another key of the same value
+            target = position.get(alias.target, i)
+            nbytes[i], most_nbytes[i] = nbytes[target], most_nbytes[target]
+        elif one is not None:
+            nbytes[i], most_nbytes[i] = int(one.nbytes), max(one.nbytes, one.most_nbytes)
     separate = fixed_tasks(tasks).union(alone)
     work = Work(
         [[position[needed] for needed in tasks[key].dependencies if needed in position] for key in keys],
@@ -145,11 +151,6 @@ def bundle_graph(
         ),
         last=frozenset(position[key] for key in wanted if key in position),
     )
-    most_nbytes: list[float] = []
-    for key, one in zip(keys, known, strict=True):
-        most_nbytes.append(max(one.nbytes, one.most_nbytes) if one is not None else 0.0)
-        if isinstance(alias := tasks[key], Alias):  # another key of the same value
-            most_nbytes[-1] = most_nbytes[position[alias.target]] if alias.target in position else 0.0
     outside = [
         {
             (places or {}).get(needed, (needed, None))[0]

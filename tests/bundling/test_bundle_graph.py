@@ -404,3 +404,23 @@ def test_where_there_are_few_chains_it_is_dasks_order() -> None:
     tasks = convert_legacy_graph(dict(collection.__dask_graph__()))
     turn = order(dict(tasks))
     assert in_order(tasks) == sorted(tasks, key=turn.__getitem__)
+
+
+@pytest.mark.parametrize("n_read", [1, 2, 3])
+def test_another_key_of_a_large_value_counts_as_much_as_the_value(n_read: int) -> None:
+    learned = {"root": Averages(0.001, 2e6, 2e6), "read": Averages(0.002, 10, 10)}
+    cluster = replace(FOUR, memory_nbytes=2**31, bandwidth=1e8)
+    plain: Graph = {("root", i): Task(("root", i), combine, i) for i in range(80)}
+    named = plain | {("name", i): Alias(("name", i), ("root", i)) for i in range(80)}
+
+    def n_tasks(graph: Graph, read: str) -> int:
+        readers: Graph = {
+            ("read", i): Task(
+                ("read", i), combine, *(TaskRef((read, (7 * i + j) % 80)) for j in range(n_read))
+            )
+            for i in range(80)
+        }
+        found = bundle_graph(graph | readers, readers, cluster, learned)
+        return len(found.tasks.keys() - delivered_keys(found))
+
+    assert n_tasks(named, "name") == n_tasks(plain, "root")
