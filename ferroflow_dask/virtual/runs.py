@@ -73,7 +73,7 @@ class WorkerEnd:
 class VirtualRuns(Runs):
     """The running bundles of a virtual worker, whose threads have no pool."""
 
-    def _leave_pool(self, run: Any) -> bool:  # noqa: ARG002 -- overrides
+    def _leave_pool(self, key: Key, run: Any) -> bool:  # noqa: ARG002 -- overrides
         return True
 
 

@@ -137,6 +137,12 @@ class Dividing:
         self._asked.pop(key, None)
         self.stuck.ended(key)
 
+    def restarted(self) -> None:
+        """Forget all tasks: the cluster restarts."""
+        self._asked.clear()
+        self._narrowed.clear()
+        self.stuck.restarted()
+
     def forgotten(self, key: Key) -> None:
         """Note that a task is forgotten, before its bundle is: it may have read a value of a running one."""
         self.ended(key)

@@ -216,6 +216,7 @@ class Graphs:
     def restarted(self) -> None:
         """Forget all graphs: the cluster restarts."""
         self.bundles.clear()
+        self.dividing.restarted()
         if self._arrivals is not None:
             self._arrivals.restarted()
 

@@ -81,6 +81,12 @@ class Stuck:
         # Whether bundles were divided because no step had ended.
         self._has_divided = False
 
+    def restarted(self) -> None:
+        """Forget all tasks: the cluster restarts."""
+        self.freed.clear()
+        self._seceded.clear()
+        self._seceding.clear()
+
     def ended(self, key: Key) -> None:
         """Note that a task has ended."""
         self.freed.pop(key, None)

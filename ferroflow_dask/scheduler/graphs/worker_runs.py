@@ -210,7 +210,7 @@ class Runs(StreamHandlers):
         """Take the thread of the first of some tasks that runs out of the thread pool."""
         for key in keys:
             ts = self._worker.state.tasks.get(key)
-            if ts is None or ts.state != "executing" or not self._leave_pool(self._runs.get(key)):
+            if ts is None or ts.state != "executing" or not self._leave_pool(key, self._runs.get(key)):
                 continue
             now_s = self._clock()
             duration_s = now_s - (ts.start_time or now_s)
@@ -218,14 +218,16 @@ class Runs(StreamHandlers):
             self._worker.handle_stimulus(event)
             return
 
-    def _leave_pool(self, run: Any) -> bool:
-        """Take the thread of a run out of the thread pool; return whether it was there.
+    def _leave_pool(self, key: Key, run: Any) -> bool:
+        """Take the thread of a task out of the thread pool; return whether it was there.
 
         The thread of a task that is no bundle would not end after the task: the pool gets one more.
         """
         executor: Any = self._worker.executors["default"]
         with threadpoolexecutor.threads_lock:
             if run is None:
+                if key not in self._worker.active_threads.values():
+                    return False  # it has no thread yet
                 executor._max_workers += 1
                 executor._adjust_thread_count()
                 return True
