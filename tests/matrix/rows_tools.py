@@ -74,6 +74,7 @@ def _is_written(client: Any, path: Path) -> bool:
     try:
         client.write_scheduler_file(str(path))
     except TypeError:
+        client.scheduler_file = None
         return False
     return True
 
