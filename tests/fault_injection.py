@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from distributed.stealing import WorkStealing
 
-from ferroflow_dask.scheduler import metrics
+from ferroflow_dask.scheduler.features import metrics
 
 #: Exceptions that an injected fault may be.
 ERRORS: tuple[type[BaseException], ...] = (RuntimeError, MemoryError, asyncio.CancelledError)
@@ -92,10 +92,14 @@ BOUNDARY = {
     "scheduler.graphs.observers:Observers._ask": _HANDLER,
     "scheduler.graphs.deliveries:Deliveries._ignored": _HANDLER,
     "scheduler.worker_streams:WorkerStreamHandler._worker_closed": _HANDLER,
-    "scheduler.replicas:KeepPlaced.run": "the active memory manager calls it; one round has no suggestions",
-    "scheduler.batching.worker:Interval.__radd__": "a stream calls it; all that it calls is guarded",
-    "scheduler.metrics:_Collector.collect": _PAGE,
-    "scheduler.metrics:_Collector.describe": _PAGE,
+    "scheduler.features.scattered_replicas:KeepPlaced.run": (
+        "the active memory manager calls it; one round has no suggestions"
+    ),
+    "scheduler.features.low_latency_worker:Interval.__radd__": (
+        "a stream calls it; all that it calls is guarded"
+    ),
+    "scheduler.features.metrics:_Collector.collect": _PAGE,
+    "scheduler.features.metrics:_Collector.describe": _PAGE,
     "scheduler.queue_depth:QueueDepth.restore.<locals>.<lambda>": _LOOP,
     "scheduler.worker_plugins:WorkerPluginChange._settle": _LOOP,
     "scheduler.extension:FerroflowStealing.error": "it only reads an attribute of the guard",
@@ -124,7 +128,7 @@ HANDLED = {
     "in_this_process": "the graph runs as it came",
     "Interval.__radd__": "messages are batched as by Dask for once",
     "_Collector._families": "metrics are not available, which is logged",
-    "Batching.followed_by": "the client that called has the error",
+    "LowLatencyMessages.followed_by": "the client that called has the error",
     "QueueDepth.restore.<locals>.<lambda>": "the next event sends the tasks in the queue",
 }
 
@@ -309,7 +313,7 @@ def inventory(scheduler: Any) -> dict[str, object]:
         "intervals of clients' streams": {_interval(stream) for stream in scheduler.client_comms.values()},
         "memory manager": sorted(type(one).__name__ for one in manager.policies) if manager else None,
         "pages": sorted(str(rule.matcher) for rule in _rules(application)),
-        "metrics": sum(one.scheduler is scheduler for one in metrics._COLLECTOR.extensions),
+        "metrics": sum(one.scheduler is scheduler for one in metrics._COLLECTOR.cores),
     }
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import dask
 import pytest
 from distributed import Client, Event, LocalCluster, Scheduler, SpecCluster, Worker
+from distributed.stealing import WorkStealing
 from waiting import pause, until
 
 from ferroflow_dask import install, uninstall
@@ -117,3 +118,14 @@ def cluster_of(*workers: dict[str, Any], config: dict[str, Any] | None = None) -
         in_charge(client),
     ):
         yield client
+
+
+def assert_stock(client: Client) -> None:
+    scheduler = scheduler_of(client)
+    assert type(stealing_of(client)) is WorkStealing
+    assert scheduler.stream_handlers["steal-response"].__self__ is stealing_of(client)
+    assert "stealing" in scheduler.periodic_callbacks
+    assert "is_rootish" not in vars(scheduler)
+    assert "decide_worker_non_rootish" not in vars(scheduler)
+    assert "ferroflow" not in scheduler.plugins
+    assert sum(isinstance(plugin, WorkStealing) for plugin in scheduler.plugins.values()) == 1

@@ -20,10 +20,11 @@ from distributed.stealing import WorkStealing
 from fault_injection import Injector, differences, inventory, story
 
 from ferroflow_dask.device_reports import DEVICES_TOPIC
-from ferroflow_dask.scheduler import FerroflowPlugin, _distributed, metrics
+from ferroflow_dask.scheduler import FerroflowPlugin, _distributed
 from ferroflow_dask.scheduler import plugin as plugin_module
 from ferroflow_dask.scheduler.changes import FAILURES
 from ferroflow_dask.scheduler.extension import FerroflowStealing
+from ferroflow_dask.scheduler.features import metrics
 from ferroflow_dask.scheduler.inlining.worker import TOPIC as INLINING_TOPIC
 from ferroflow_dask.scheduler.plugin import install_on
 from ferroflow_dask.scheduler.prefetch.worker import TOPIC as PREFETCH_TOPIC
@@ -293,7 +294,7 @@ class Run:
     def _follow(self) -> None:
         if self.cluster.extension is self.ours:
             with suppress(*FAILURES):  # the client that asks for it has the error
-                self.ours.messages.batching.followed_by("a")
+                self.ours.features[0].followed_by("a")
 
     def _manage_memory(self) -> None:
         self.cluster.scheduler.extensions["amm"].run_once()
@@ -342,7 +343,9 @@ class Run:
                 return list(self._problems())
             finally:
                 if self.ours is not None:
-                    metrics._COLLECTOR.extensions.pop(self.ours, None)
+                    for core in list(metrics._COLLECTOR.cores):
+                        if core.scheduler is self.cluster.scheduler:
+                            del metrics._COLLECTOR.cores[core]
 
     def _problems(self) -> Iterator[str]:
         injector, scheduler = self.injector, self.cluster.scheduler

@@ -1,32 +1,37 @@
-"""Registration of the dashboard page: an entry point that the scheduler plugin loads when it is installed."""
+"""Registration of the dashboard page: a feature that the scheduler plugin loads by its entry point."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from ferroflow_dask.scheduler.changes import CallChange, Change
-
-if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler
+from ferroflow_dask.scheduler.features.base import Feature
 
 #: distributed imports this module on a scheduler that has a dashboard.
 _DASHBOARD = "distributed.dashboard.scheduler"
 
 
-def pages_change(scheduler: Scheduler) -> Change:
-    """Return the change that adds the page to a scheduler's dashboard, if it has one."""
+class Page(Feature):
+    """Adds the page to a scheduler's dashboard, if it has one."""
 
-    def show() -> None:
-        if _DASHBOARD in sys.modules and hasattr(scheduler, "http_application"):
+    name = "page"
+    summary = "A page of Dask's dashboard shows what the plugin does"
+
+    def changes(self) -> Iterable[Change]:
+        """Show the page."""
+        yield CallChange("dashboard page", self._show, self._hide)
+
+    def _show(self) -> None:
+        if _DASHBOARD in sys.modules and hasattr(self.core.scheduler, "http_application"):
             from ferroflow_dask.dashboard.pages import show_pages
 
-            show_pages(scheduler)
+            show_pages(self.core.scheduler)
 
-    def hide() -> None:
-        if "ferroflow_dask.dashboard.pages" in sys.modules and hasattr(scheduler, "http_application"):
+    def _hide(self) -> None:
+        if "ferroflow_dask.dashboard.pages" in sys.modules and hasattr(
+            self.core.scheduler, "http_application"
+        ):
             from ferroflow_dask.dashboard.pages import hide_pages
 
-            hide_pages(scheduler)
-
-    return CallChange("dashboard page", show, hide)
+            hide_pages(self.core.scheduler)

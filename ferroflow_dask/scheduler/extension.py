@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import wraps
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from dask.typing import Key
@@ -23,10 +22,13 @@ from ferroflow_dask import config
 from ferroflow_dask.device_reports import DEVICES_TOPIC, DeviceTotals, kind_of_worker
 from ferroflow_dask.policy import ClusterView, Policy
 from ferroflow_dask.policy.events import WorkerIdle, WorkerJoined, WorkerLeft
-from ferroflow_dask.scheduler import _distributed, _distributed_transitions, metrics, replicas, steal_exchange
-from ferroflow_dask.scheduler.changes import FAILURES, CallChange, Changes, Guard, attempt
+from ferroflow_dask.scheduler import _distributed, _distributed_transitions, steal_exchange
+from ferroflow_dask.scheduler.changes import FAILURES, CallChange, Change, Changes, Guard, attempt
+from ferroflow_dask.scheduler.core import Core, Counts
 from ferroflow_dask.scheduler.cost_model import Learned, learned_on
 from ferroflow_dask.scheduler.decisions import DecisionLog
+from ferroflow_dask.scheduler.features import BUILT_IN, features_on
+from ferroflow_dask.scheduler.features.base import EVENTS, Feature, overridden
 from ferroflow_dask.scheduler.fixed_values import FixedValues
 from ferroflow_dask.scheduler.graphs.graphs import Graphs
 from ferroflow_dask.scheduler.idle_workers import IdleWorkers, Passes
@@ -39,15 +41,13 @@ from ferroflow_dask.scheduler.steal_protocol import StealProtocol
 from ferroflow_dask.scheduler.task_events import TaskEvents
 from ferroflow_dask.scheduler.task_view import TaskViews
 from ferroflow_dask.scheduler.worker_messages import WorkerMessages
+from ferroflow_dask.scheduler.worker_plugins import WorkerPluginChange
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState, WorkerState
 
 logger = logging.getLogger("ferroflow_dask")
 
-#: Entry points through which other packages, and our dashboard, change the scheduler together with the
-#: plugin. Each is a function of the scheduler that returns a `changes.Change`.
-ENTRY_POINT_GROUP = "ferroflow_dask.scheduler_changes"
 #: A longer `distributed.scheduler.work-stealing-interval` means that the user wants no stealing [s].
 _LONGEST_INTERVAL_S = 600.0
 #: One-way messages from the end of a task to the start of the next, at least.
@@ -96,8 +96,8 @@ class FerroflowStealing(WorkStealing):
         Returns the time [s]; the wall clock of workers if left out.
     learned : Learned, optional
         What earlier extensions on this scheduler have learned if left out.
-    followers : collection of str, optional
-        Clients that are told whether messages are sent at once, by their ids.
+    states : mapping of str to object, optional
+        States of features in the installation that this one replaces, by name.
     bundle : str, optional
         `auto` to bundle graphs, or `off`; the setting `ferroflow.bundle` if left out.
     """
@@ -111,7 +111,7 @@ class FerroflowStealing(WorkStealing):
         *,
         clock: Callable[[], float] = time,
         learned: Learned | None = None,
-        followers: Collection[str] = (),
+        states: Mapping[str, Any] | None = None,
         bundle: str | None = None,
     ) -> None:
         self.clock = clock
@@ -122,6 +122,7 @@ class FerroflowStealing(WorkStealing):
         #: The scheduler plugin that installed this extension, if one did.
         self.installed_by: object = None
         self.changes = Changes()
+        self._on_workers: list[WorkerPluginChange] = []
         self._is_closed = False
         self._has_warned = False
         learned = learned_on(scheduler) if learned is None else learned
@@ -138,7 +139,6 @@ class FerroflowStealing(WorkStealing):
             was_withdrawn=self._was_withdrawn,
             changes=self.changes,
             guard=self.guard,
-            followers=followers,
         )
         self.refusals = Refusals(scheduler, self.messages.prefetch.doubtful.add)
         self.graphs = Graphs(
@@ -210,6 +210,14 @@ class FerroflowStealing(WorkStealing):
             prefetch=self.messages.prefetch,
             passes=self._passes,
         )
+        core = Core(scheduler, self.view, clock, self.guard, self.device_totals, self._counts, self.gauges)
+        #: In the order of installation.
+        self.features = features_on(core)
+        for feature in self.features:
+            if (state := (states or {}).get(feature.name)) is not None:
+                feature.inherit(state)
+        # Methods of features by event, once they are installed.
+        self._hooks: dict[str, tuple[Callable[[str], None], ...]] = dict.fromkeys(EVENTS, ())
         self._exchange = steal_exchange.StealingExchange(scheduler, self, replaced)
         super().__init__(scheduler)
         try:
@@ -255,13 +263,27 @@ class FerroflowStealing(WorkStealing):
         self.messages.open(self.policy.keeps_successors)
         if self.bundles_graphs:
             self.graphs.open(self.fixed.is_fixed)
-        self.changes.make(replicas.scattered_replicas_change(self.scheduler))
-        self.changes.make(metrics.collector_change(self))
-        for point in entry_points(group=ENTRY_POINT_GROUP):
+        for feature in list(self.features):
             try:
-                self.changes.make(point.load()(self.scheduler))
+                self._install(feature)
             except FAILURES:
-                logger.warning("ferroflow: %s is not available", point.name, exc_info=True)
+                if type(feature) in BUILT_IN:
+                    raise
+                self.features.remove(feature)
+                logger.warning("ferroflow: %s is not available", feature.name, exc_info=True)
+        self._hooks = {event: overridden(self.features, event) for event in EVENTS}
+
+    def _install(self, feature: Feature) -> None:
+        made: list[Change] = []
+        try:
+            for change in feature.changes():
+                self.changes.make(change)
+                made.append(change)
+        except FAILURES:
+            for change in reversed(made):
+                self.changes.undo(change)
+            raise
+        self._on_workers += [change for change in made if isinstance(change, WorkerPluginChange)]
 
     async def close(self) -> None:
         """Detach when the scheduler closes; it tears down only extensions that are registered."""
@@ -316,7 +338,7 @@ class FerroflowStealing(WorkStealing):
 
     async def settled(self) -> None:
         """Wait until the changes on workers are made or undone."""
-        for change in (*self.messages.on_workers, *self.graphs.on_workers):
+        for change in (*self.messages.on_workers, *self.graphs.on_workers, *self._on_workers):
             await change.settled()
 
     # Hooks of SchedulerPlugin: the scheduler's events
@@ -333,7 +355,8 @@ class FerroflowStealing(WorkStealing):
         self.decisions.named(address, str(ws.name))
         self.view.set_running(address, ws in self.scheduler.running)  # it may not be ready yet
         self.task_views.workers_changed()
-        self.messages.worker_joined(address)
+        for hook in self._hooks["add_worker"]:
+            hook(address)
         self.placement.handle(WorkerJoined(address))
         self.ask_pass()
 
@@ -349,6 +372,8 @@ class FerroflowStealing(WorkStealing):
             self._steal_protocol.worker_left(address)
             self._queue_depth.left(address)
             self.messages.worker_left(address)
+            for hook in self._hooks["remove_worker"]:
+                hook(address)
             self.graphs.worker_left(address)
             self.task_views.workers_changed()
             self.placement.handle(WorkerLeft(address))
@@ -356,12 +381,14 @@ class FerroflowStealing(WorkStealing):
     @_guarded
     def add_client(self, scheduler: Scheduler, client: str) -> None:
         """Note a client that connects."""
-        self.messages.batching.client_joins(client)
+        for hook in self._hooks["add_client"]:
+            hook(client)
 
     @_guarded
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """Note a client that disconnected."""
-        self.messages.batching.client_left(client)
+        for hook in self._hooks["remove_client"]:
+            hook(client)
 
     @_guarded
     def update_graph(
@@ -603,6 +630,22 @@ class FerroflowStealing(WorkStealing):
     def steals(self) -> dict[str, int]:
         """Steal requests, and how they ended."""
         return self._steal_protocol.counts
+
+    def _counts(self) -> dict[str, Counts]:
+        """Return the counts of the plugin and its features, by name."""
+        return {
+            "steals": Counts("Steal requests, and how they ended", "outcome", self.steals),
+            "prefetched_tasks": Counts(
+                "Tasks sent before their inputs existed, and how that ended",
+                "outcome",
+                self.messages.prefetch.outcomes,
+            ),
+            "inlined_results": Counts(
+                "Results that workers sent to the scheduler, and that it sent with a task",
+                "what",
+                self.messages.inlining.counts,
+            ),
+        } | {one.name: Counts(one.summary, "what", one.counts()) for one in self.features if one.counts()}
 
     def gauges(self) -> dict[str, tuple[str, float]]:
         """Return what was learned, by name: a help text and the value. Shown among Dask's metrics."""

@@ -12,9 +12,14 @@ from packaging.version import Version
 
 from ferroflow_dask.clients import answers, check_open
 from ferroflow_dask.exceptions import ClusterError, UsageError
-from ferroflow_dask.scheduler.batching.scheduler import TOPIC, follow, unfollow
 from ferroflow_dask.scheduler.decisions import Decision
 from ferroflow_dask.scheduler.extension import extension_on
+from ferroflow_dask.scheduler.features.low_latency_messages import (
+    TOPIC,
+    LowLatencyMessages,
+    follow,
+    unfollow,
+)
 from ferroflow_dask.scheduler.plugin import FerroflowPlugin, install_on, installed_on, uninstall_from
 
 if TYPE_CHECKING:
@@ -249,8 +254,9 @@ async def _uninstall_on_scheduler(dask_scheduler: Scheduler, client: str) -> Non
 
 def _follow_on_scheduler(dask_scheduler: Scheduler, client: str) -> None:
     extension = extension_on(dask_scheduler)
-    if extension is not None:
-        extension.messages.batching.followed_by(client)
+    for feature in extension.features if extension is not None else ():
+        if isinstance(feature, LowLatencyMessages):
+            feature.followed_by(client)
 
 
 def _installed_on_scheduler(dask_scheduler: Scheduler) -> FerroflowPlugin | None:

@@ -67,14 +67,14 @@ class FerroflowPlugin(SchedulerPlugin):
         policy = configured_policy(self.policy, self.options)
         latency_s = _checked_latency_s()
         replaced = None if present is None else type(present)
-        followers: frozenset[str] = frozenset()
+        states: dict[str, Any] = {}
         if isinstance(present, FerroflowStealing):
             replaced = present.replaced
-            followers = present.messages.batching.followers
+            states = {feature.name: feature.state() for feature in present.features}
 
         def make(scheduler: Scheduler) -> FerroflowStealing:
             self.extension = FerroflowStealing(
-                scheduler, policy, latency_s, replaced, followers=followers, bundle=self.bundle
+                scheduler, policy, latency_s, replaced, states=states, bundle=self.bundle
             )
             self.extension.installed_by = self
             return self.extension

@@ -1,8 +1,8 @@
-"""Worker messages: batching, prefetched tasks and inlined results, between the scheduler and its workers."""
+"""Worker messages: prefetched tasks and inlined results, between the scheduler and its workers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
@@ -10,8 +10,6 @@ from distributed import WorkerPlugin
 
 from ferroflow_dask import config
 from ferroflow_dask.scheduler import _distributed
-from ferroflow_dask.scheduler.batching.scheduler import Batching
-from ferroflow_dask.scheduler.batching.worker import WorkerBatching
 from ferroflow_dask.scheduler.changes import CallChange, Changes, Guard
 from ferroflow_dask.scheduler.inlining import worker as inlining_worker
 from ferroflow_dask.scheduler.inlining.scheduler import Inlining
@@ -44,8 +42,6 @@ class WorkerMessages:
     changes : Changes
         Registry of the changes.
     guard : Guard
-    followers : collection of str, optional
-        Clients that followed an earlier installation.
     """
 
     def __init__(
@@ -58,14 +54,12 @@ class WorkerMessages:
         was_withdrawn: Callable[[Key, str], None],
         changes: Changes,
         guard: Guard,
-        followers: Collection[str] = (),
     ) -> None:
         self._scheduler = scheduler
         self._changes = changes
         self._guard = guard
         #: The changes on workers, which are made and undone by coroutines.
         self.on_workers: list[WorkerPluginChange] = []
-        self.batching = Batching(scheduler, guard, followers)
         self.inlining = Inlining(scheduler, costs)
         self.prefetch = Prefetch(scheduler, is_usual, ask_pass, was_withdrawn, self.inlining)
 
@@ -86,9 +80,6 @@ class WorkerMessages:
             self._put_on_workers(prefetch_worker.WorkerPrefetch(), "ferroflow-prefetch")
         if self.inlining.is_open:
             self._put_on_workers(inlining_worker.WorkerInlining(), "ferroflow-inlining")
-        if config.get_bool("low-latency-messages"):
-            self._changes.make(self.batching.change())
-            self._put_on_workers(WorkerBatching(), "ferroflow-batching")
 
     def _put_on_workers(self, plugin: WorkerPlugin, name: str) -> None:
         change = WorkerPluginChange(self._scheduler, plugin, name, self._guard.fail)
@@ -118,13 +109,8 @@ class WorkerMessages:
         self.prefetch.clear()
         self.inlining.clear()
 
-    def worker_joined(self, address: str) -> None:
-        """Note a worker that joined."""
-        self.batching.worker_joined(address)
-
     def worker_left(self, address: str) -> None:
         """Forget a worker."""
-        self.batching.left(address)
         self.inlining.left(address)
         self.prefetch.left(address)
 

@@ -14,8 +14,8 @@ from distributed.stealing import WorkStealing
 
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.policy import Policy
-from ferroflow_dask.scheduler.batching.worker import shorten
 from ferroflow_dask.scheduler.extension import FerroflowStealing
+from ferroflow_dask.scheduler.features.low_latency_worker import shorten
 from ferroflow_dask.scheduler.graphs.worker_runs import TOPIC as RUNS_TOPIC
 from ferroflow_dask.scheduler.inlining.worker import TOPIC as INLINING_TOPIC
 from ferroflow_dask.scheduler.prefetch.worker import TOPIC as PREFETCH_TOPIC

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ferroflow_dask.scheduler.batching.worker import Load
+from ferroflow_dask.scheduler.features.low_latency_worker import Load
 from ferroflow_dask.topology import Runtime, Topology
 from ferroflow_dask.topology import Worker as WorkerSpec
 from ferroflow_dask.virtual.clock import VirtualTime

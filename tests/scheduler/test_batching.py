@@ -16,9 +16,9 @@ from one_loop import Cluster, on_cluster
 from waiting import comes
 
 from ferroflow_dask import FerroflowPlugin, install, uninstall
-from ferroflow_dask.scheduler.batching import worker as batching
-from ferroflow_dask.scheduler.batching.scheduler import TOPIC
-from ferroflow_dask.scheduler.batching.worker import (
+from ferroflow_dask.scheduler.features import low_latency_worker as batching
+from ferroflow_dask.scheduler.features.low_latency_messages import TOPIC
+from ferroflow_dask.scheduler.features.low_latency_worker import (
     Interval,
     Load,
     WorkerLoad,

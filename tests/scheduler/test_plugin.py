@@ -14,15 +14,15 @@ import pytest
 from conftest import checked_client
 from distributed import Client, Event, wait
 from distributed.stealing import WorkStealing
-from in_charge import pinned, scheduler_of, stealing_of
+from in_charge import assert_stock, pinned, scheduler_of, stealing_of
 from waiting import pause
 
 from ferroflow_dask import install, uninstall
 from ferroflow_dask.deploy import local_client
 from ferroflow_dask.exceptions import UnknownNameError, UsageError
 from ferroflow_dask.policy import StealingPolicy
-from ferroflow_dask.scheduler import metrics
 from ferroflow_dask.scheduler.extension import FerroflowStealing
+from ferroflow_dask.scheduler.features import metrics
 
 pytestmark = pytest.mark.cluster
 
@@ -47,17 +47,6 @@ def validate(dask_scheduler: Any) -> None:
     dask_scheduler.validate_state()
 
 
-def assert_stock(client: Client) -> None:
-    scheduler = scheduler_of(client)
-    assert type(stealing_of(client)) is WorkStealing
-    assert scheduler.stream_handlers["steal-response"].__self__ is stealing_of(client)
-    assert "stealing" in scheduler.periodic_callbacks
-    assert "is_rootish" not in vars(scheduler)
-    assert "decide_worker_non_rootish" not in vars(scheduler)
-    assert "ferroflow" not in scheduler.plugins
-    assert sum(isinstance(plugin, WorkStealing) for plugin in scheduler.plugins.values()) == 1
-
-
 # In and out
 
 
@@ -80,7 +69,7 @@ def test_install_replaces_the_extension_and_uninstall_puts_it_back(takes: str, t
 @pytest.fixture
 def _no_other_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tests' clusters of this process, which may live on, show nothing."""
-    monkeypatch.setattr(metrics._COLLECTOR, "extensions", WeakKeyDictionary())
+    monkeypatch.setattr(metrics._COLLECTOR, "cores", WeakKeyDictionary())
 
 
 @pytest.mark.usefixtures("_no_other_cluster")

@@ -1,4 +1,4 @@
-"""Worker's end of batching: intervals of streams that depend on the load of the sending event loop.
+"""Worker's end of low-latency messages: intervals of streams, by the load of the sending event loop.
 
 This module is sent to workers by value and must not import this package.
 """

@@ -1,4 +1,4 @@
-"""Scheduler's end of batching: messages are sent at once, and in batches while the event loop is busy.
+"""Low-latency messages: they are sent at once, and in batches while the event loop is busy.
 
 Dask waits 5 ms between two batches from the scheduler to a worker and 2 ms on the way back, which for tasks
 of a few milliseconds is most of their time; between a client and the scheduler it waits 10 ms and 2 ms.
@@ -8,19 +8,26 @@ of time.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakSet
 
 from ferroflow_dask import config
-from ferroflow_dask.scheduler.batching.worker import Interval, Load, restore, shorten
 from ferroflow_dask.scheduler.changes import CallChange, Change
+from ferroflow_dask.scheduler.core import Core
+from ferroflow_dask.scheduler.features.base import Feature
+from ferroflow_dask.scheduler.features.low_latency_worker import (
+    Interval,
+    Load,
+    WorkerBatching,
+    restore,
+    shorten,
+)
+from ferroflow_dask.scheduler.worker_plugins import WorkerPluginChange
 
 if TYPE_CHECKING:
-    from distributed import Client, Scheduler
+    from distributed import Client
     from distributed.batched import BatchedSend
-
-    from ferroflow_dask.scheduler.changes import Guard
 
 #: Topic under which the scheduler tells clients whether messages are sent at once.
 TOPIC = "ferroflow-batching"
@@ -61,47 +68,54 @@ def _restore_client(client: Client) -> None:
         restore(*_of_clients.pop(client))
 
 
-class Batching:
-    """Shortens the intervals of the scheduler's messages to workers and clients.
+class LowLatencyMessages(Feature):
+    """Shortens the intervals of the scheduler's messages to workers and clients, and of theirs to it."""
 
-    Parameters
-    ----------
-    scheduler : distributed.Scheduler
-    guard : Guard
-    followers : collection of str, optional
-        Clients that followed an earlier installation.
-    """
+    name = "low_latency_messages"
+    summary = "Messages are sent at once while the sending event loop has time"
 
-    def __init__(self, scheduler: Scheduler, guard: Guard, followers: Collection[str] = ()) -> None:
-        self._scheduler = scheduler
-        self._guard = guard
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self._scheduler = core.scheduler
         self._load = Load()
         #: By address of the worker, or id of the client, at the other end.
         self._intervals: dict[str, tuple[BatchedSend, Interval]] = {}
-        self._followers = set(followers)
+        self._followers: set[str] = set()
         self._is_open = False
 
-    def change(self) -> Change:
-        """Return the change of all intervals."""
-        return CallChange("BatchedSend.interval of workers and clients", self._open, self._close)
+    def state(self) -> frozenset[str]:
+        """Return the ids of the clients that are told whether messages are sent at once."""
+        return frozenset(self._followers)
+
+    def inherit(self, state: frozenset[str]) -> None:
+        """Tell the clients that followed the installation before."""
+        self._followers = set(state)
+
+    def changes(self) -> Iterable[Change]:
+        """Shorten all intervals, here and on workers, if the configuration allows it."""
+        if config.get_bool("low-latency-messages"):
+            yield CallChange("BatchedSend.interval of workers and clients", self._open, self._close)
+            yield WorkerPluginChange(
+                self._scheduler, WorkerBatching(), "ferroflow-batching", self.core.guard.fail
+            )
 
     def _open(self) -> None:
         self._is_open = True
         for address in self._scheduler.workers:
-            self.worker_joined(address)
+            self.add_worker(address)
         for client in self._scheduler.client_comms:
             self._client_joined(client)
         for client in self._followers & set(self._scheduler.client_comms):
             self.followed_by(client)
 
-    def worker_joined(self, address: str) -> None:
+    def add_worker(self, address: str) -> None:
         """Shorten the interval of the messages to a worker."""
         if self._is_open:
             self._shorten(address, self._scheduler.stream_comms[address])
 
-    def client_joins(self, client: str) -> None:
+    def add_client(self, client: str) -> None:
         """Shorten the interval of the messages to a client, whose stream is opened after this call."""
-        self._scheduler.loop.add_callback(self._guard(self._client_joined), client)
+        self._scheduler.loop.add_callback(self.core.guard(self._client_joined), client)
 
     def _client_joined(self, client: str) -> None:
         stream = self._scheduler.client_comms.get(client)
@@ -111,13 +125,13 @@ class Batching:
     def _shorten(self, name: str, stream: BatchedSend) -> None:
         self._intervals[name] = stream, shorten(stream, self._load)
 
-    def left(self, name: str) -> None:
-        """Forget a worker or a client."""
-        self._intervals.pop(name, None)
+    def remove_worker(self, address: str) -> None:
+        """Forget a worker."""
+        self._intervals.pop(address, None)
 
-    def client_left(self, client: str) -> None:
+    def remove_client(self, client: str) -> None:
         """Forget a client and its subscription."""
-        self.left(client)
+        self._intervals.pop(client, None)
         self._unsubscribe(client)
 
     def _unsubscribe(self, client: str) -> None:
@@ -130,15 +144,10 @@ class Batching:
         self._is_open = False
         for name, (stream, interval) in list(self._intervals.items()):
             restore(stream, interval)
-            self.left(name)
+            del self._intervals[name]
         self._tell_clients()
         for client in list(self._followers):
             self._unsubscribe(client)
-
-    @property
-    def followers(self) -> frozenset[str]:
-        """Clients that are told whether messages are sent at once, by their ids."""
-        return frozenset(self._followers)
 
     def followed_by(self, client: str) -> None:
         """Tell a client the present state, and every change until `uninstall`."""

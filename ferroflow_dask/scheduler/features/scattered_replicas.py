@@ -6,12 +6,14 @@ two seconds. For weights, each call of a model would fetch them again.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from distributed.active_memory_manager import ReduceReplicas
 
 from ferroflow_dask.annotations import is_scattered_key
 from ferroflow_dask.scheduler.changes import CallChange, Change
+from ferroflow_dask.scheduler.features.base import Feature
 
 if TYPE_CHECKING:
     from distributed.active_memory_manager import ActiveMemoryManagerExtension, SuggestionGenerator
@@ -28,13 +30,20 @@ class KeepPlaced(ReduceReplicas):
                 yield suggestion
 
 
-def scattered_replicas_change(scheduler: Scheduler) -> Change:
-    """Return the change that exempts scattered values from Dask's reduction of replicas."""
-    return CallChange(
-        "active memory manager's ReduceReplicas",
-        lambda: _exchange(scheduler, ReduceReplicas, KeepPlaced),
-        lambda: _exchange(scheduler, KeepPlaced, ReduceReplicas),
-    )
+class ScatteredReplicas(Feature):
+    """Exempts scattered values from Dask's reduction of replicas."""
+
+    name = "scattered_replicas"
+    summary = "What `scatter` has copied to all workers stays there"
+
+    def changes(self) -> Iterable[Change]:
+        """Exchange the policy of the active memory manager."""
+        scheduler = self.core.scheduler
+        yield CallChange(
+            "active memory manager's ReduceReplicas",
+            lambda: _exchange(scheduler, ReduceReplicas, KeepPlaced),
+            lambda: _exchange(scheduler, KeepPlaced, ReduceReplicas),
+        )
 
 
 def _exchange(scheduler: Scheduler, old: type[ReduceReplicas], new: type[ReduceReplicas]) -> None:

@@ -1,1 +1,0 @@
-"""Batching: intervals between batches of messages that depend on the load of the sender."""

@@ -1,0 +1,73 @@
+"""Feature: one thing that the plugin does besides placing and stealing tasks.
+
+A feature is a file of this package, two with its worker end, and a line in the list of `features`. It is made
+with the core of the plugin, which is all that it uses. When the plugin is installed, the changes of each
+feature are made in the order of the list. They are undone in reverse order. Then the feature hears of events,
+by methods with the names that Dask's scheduler plugins have. Only methods that a feature defines are called.
+
+Other packages add features by the entry point group `ferroflow_dask.features`. Each entry point is a class.
+An exception in an event ends the plugin, as for the code of the plugin itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
+
+from ferroflow_dask.scheduler.changes import Change
+from ferroflow_dask.scheduler.core import Core
+
+#: Events of which features hear.
+EVENTS = ("add_worker", "remove_worker", "add_client", "remove_client")
+
+
+class Feature:
+    """One thing that the plugin does.
+
+    Parameters
+    ----------
+    core : Core
+    """
+
+    #: Name in the list, in metrics and in messages.
+    name: ClassVar[str]
+    #: One sentence.
+    summary: ClassVar[str]
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+
+    def state(self) -> Any:
+        """Return what the same feature of the next installation takes over; None for nothing."""
+        return None
+
+    def inherit(self, state: Any) -> None:
+        """Take over the state of this feature in the installation before."""
+
+    def changes(self) -> Iterable[Change]:
+        """Return all that the feature changes in Dask."""
+        return ()
+
+    def counts(self) -> Mapping[str, int]:
+        """Return what the feature has done, by kind; shown among Dask's metrics."""
+        return {}
+
+    # Events
+
+    def add_worker(self, address: str) -> None:
+        """Note a worker that joined."""
+
+    def remove_worker(self, address: str) -> None:
+        """Note a worker that left."""
+
+    def add_client(self, client: str) -> None:
+        """Note a client that connects: its stream is opened after this call."""
+
+    def remove_client(self, client: str) -> None:
+        """Note a client that disconnected."""
+
+
+def overridden(features: Iterable[Feature], name: str) -> tuple[Callable[..., Any], ...]:
+    """Return the methods of a name that features define themselves."""
+    own = (one for one in features if getattr(type(one), name) is not getattr(Feature, name))
+    return tuple(getattr(feature, name) for feature in own)

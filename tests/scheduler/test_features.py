@@ -1,0 +1,161 @@
+"""Features: the list, a feature of another package, and failures of features."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from distributed import Client
+from in_charge import assert_stock, scheduler_of, stealing_of
+
+from ferroflow_dask import install, uninstall
+from ferroflow_dask.scheduler import features
+from ferroflow_dask.scheduler.changes import Change, ItemChange
+from ferroflow_dask.scheduler.features.base import EVENTS, Feature, overridden
+from ferroflow_dask.scheduler.features.low_latency_messages import LowLatencyMessages
+from ferroflow_dask.scheduler.features.metrics import _COLLECTOR
+
+Add = Callable[[type[Feature]], None]
+
+
+class Clients(Feature):
+    """Counts clients, and changes an attribute of the scheduler."""
+
+    name = "clients"
+    summary = "Clients that have come and gone"
+
+    n_joined = n_left = 0
+
+    def changes(self) -> Iterable[Change]:
+        yield ItemChange("Scheduler.ours", vars(self.core.scheduler), "ours", 1)
+
+    def add_client(self, client: str) -> None:
+        self.n_joined += 1
+
+    def remove_client(self, client: str) -> None:
+        self.n_left += 1
+
+    def counts(self) -> dict[str, int]:
+        return {"joined": self.n_joined, "left": self.n_left}
+
+
+class Failing(Clients):
+    """Fails when a client joins."""
+
+    def add_client(self, client: str) -> None:
+        raise ZeroDivisionError("planned")
+
+
+class Unavailable(Feature):
+    """Fails when it is installed."""
+
+    name = "unavailable"
+    summary = "Nothing"
+
+    def changes(self) -> Iterable[Change]:
+        yield ItemChange("Scheduler.ours", vars(self.core.scheduler), "ours", 1)
+        raise ZeroDivisionError("planned")
+
+
+@pytest.fixture(name="add")
+def _add(monkeypatch: pytest.MonkeyPatch) -> Add:
+    """Return a function that adds a feature as an entry point of another package does."""
+    known = features.entry_points
+
+    def add(feature: type[Feature]) -> None:
+        point = SimpleNamespace(name=feature.name, load=lambda: feature)
+        monkeypatch.setattr(features, "entry_points", lambda group: [*known(group=group), point])
+
+    return add
+
+
+def feature_on(client: Client, kind: type[Feature]) -> Any:
+    return next(one for one in stealing_of(client).features if isinstance(one, kind))
+
+
+def test_each_feature_is_a_file_of_its_name_with_a_sentence_about_it() -> None:
+    for feature in features.BUILT_IN:
+        assert feature.__module__ == f"ferroflow_dask.scheduler.features.{feature.name}"
+        assert feature.summary[0].isupper()
+        assert "\n" not in feature.summary
+    assert len({feature.name for feature in features.BUILT_IN}) == len(features.BUILT_IN)
+
+
+def test_only_events_that_a_feature_handles_are_sent_to_it() -> None:
+    feature = Clients(SimpleNamespace())  # type: ignore[arg-type] -- events need no core
+    found = {event: overridden([feature], event) for event in EVENTS}
+    assert found == {
+        "add_worker": (),
+        "remove_worker": (),
+        "add_client": (feature.add_client,),
+        "remove_client": (feature.remove_client,),
+    }
+
+
+def test_the_built_in_features_and_the_page_are_installed(thread_client: Client) -> None:
+    install(thread_client)
+    names = [feature.name for feature in stealing_of(thread_client).features]
+    assert names == [*(feature.name for feature in features.BUILT_IN), "page"]
+
+
+def test_a_feature_of_another_package_hears_of_events_and_leaves_nothing_behind(
+    thread_client: Client, add: Add
+) -> None:
+    pytest.importorskip("prometheus_client")
+    add(Clients)
+    install(thread_client)
+    scheduler = scheduler_of(thread_client)
+    assert scheduler.ours == 1
+    with Client(thread_client.cluster):
+        pass
+    ours = feature_on(thread_client, Clients)
+    assert ours.counts() == {"joined": 1, "left": 1}
+    (shown,) = [one for one in _COLLECTOR._families() if one.name == "dask_scheduler_ferroflow_clients"]
+    assert {(one.labels["what"], one.value) for one in shown.samples} == {("joined", 1), ("left", 1)}
+    uninstall(thread_client)
+    assert not hasattr(scheduler, "ours")
+    assert_stock(thread_client)
+
+
+def test_a_feature_that_fails_in_an_event_leaves_dask_as_stock(thread_client: Client, add: Add) -> None:
+    add(Failing)
+    install(thread_client)
+    with pytest.warns(UserWarning, match="planned"), Client(thread_client.cluster) as other:
+        assert other.submit(sum, (1, 2)).result() == 3
+    assert not hasattr(scheduler_of(thread_client), "ours")
+
+
+def test_a_feature_that_cannot_be_installed_is_left_out(
+    thread_client: Client, add: Add, caplog: pytest.LogCaptureFixture
+) -> None:
+    add(Unavailable)
+    with caplog.at_level(logging.WARNING, "ferroflow_dask"):
+        install(thread_client)
+    assert "unavailable is not available" in caplog.text
+    assert not hasattr(scheduler_of(thread_client), "ours")
+    assert not any(isinstance(one, Unavailable) for one in stealing_of(thread_client).features)
+    assert thread_client.submit(sum, (1, 2)).result() == 3
+    uninstall(thread_client)
+    assert_stock(thread_client)
+
+
+def test_what_is_no_feature_is_left_out(
+    thread_client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    point = SimpleNamespace(name="wrong", load=lambda: len)
+    monkeypatch.setattr(features, "entry_points", lambda group: [point])
+    with caplog.at_level(logging.WARNING, "ferroflow_dask"):
+        install(thread_client)
+    assert "wrong must be a class derived from Feature, got <built-in function len>" in caplog.text
+    assert len(stealing_of(thread_client).features) == len(features.BUILT_IN)
+
+
+def test_the_next_installation_inherits_from_the_one_before(thread_client: Client) -> None:
+    install(thread_client)
+    followers = feature_on(thread_client, LowLatencyMessages).state()
+    assert followers == {thread_client.id}
+    install(thread_client, "static")
+    assert feature_on(thread_client, LowLatencyMessages).state() == followers
