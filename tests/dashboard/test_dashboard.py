@@ -155,7 +155,7 @@ def test_a_page_that_fails_leaves_the_scheduler_alone(
     with caplog.at_level(logging.WARNING, "ferroflow_dask"):
         ferroflow_dask.install(client)
     busy(client)
-    assert "ferroflow: dashboard is not available" in caplog.text
+    assert "ferroflow: page is not available" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ def gather_direct(trial: Trial) -> Any:
     "B",
     "the inputs of 100 tasks: their holders",
     covers=("Client.scatter", "Client.who_has"),
+    is_timed=True,  # every two seconds Dask's memory manager reduces replicas that no task waits for
 )
 def scatter(trial: Trial) -> Any:
     client = trial.client

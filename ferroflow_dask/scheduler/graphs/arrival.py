@@ -222,7 +222,7 @@ class Arrival:
         return dict(graph)
 
     def _set_order(self, graph: Mapping[Key, GraphNode]) -> None:
-        self.order.clear()  # Dask has it already
+        self.order.clear()  # not another one, since Dask has it already
         if not self._priorities:
             self.order.update(self._turns if self.bundles else order(graph))
             return

@@ -146,7 +146,7 @@ class Stuck:
             # Which tasks of a queue run is not always known.
             is_ours = task.n_steps or task.key in self.freed
             priority = self._priority(task.key)
-            if priority > first if is_ours else first_ahead < priority:
+            if priority > (first if is_ours else first_ahead):
                 may_run.setdefault(worker.key, []).append((priority, task.key))
         asked = [address for address in may_run if self._may_send(address)]
         for address in asked:

@@ -226,8 +226,9 @@ class Runs(StreamHandlers):
         executor: Any = self._worker.executors["default"]
         with threadpoolexecutor.threads_lock:
             if run is None:
-                if key not in self._worker.active_threads.values():
-                    return False  # it has no thread yet
+                with self._worker.active_threads_lock:
+                    if key not in self._worker.active_threads.values():
+                        return False  # it has no thread yet
                 executor._max_workers += 1
                 executor._adjust_thread_count()
                 return True
