@@ -100,7 +100,7 @@ BOUNDARY = {
     ),
     "scheduler.features.metrics:_Collector.collect": _PAGE,
     "scheduler.features.metrics:_Collector.describe": _PAGE,
-    "scheduler.queue_depth:QueueDepth.restore.<locals>.<lambda>": _LOOP,
+    "scheduler.features.queue_depth:QueueDepth.restore.<locals>.<lambda>": _LOOP,
     "scheduler.worker_plugins:WorkerPluginChange._settle": _LOOP,
     "scheduler.extension:FerroflowStealing.error": "it only reads an attribute of the guard",
     "scheduler.extension:FerroflowStealing.fail": _GUARD,

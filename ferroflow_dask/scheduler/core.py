@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING
+
+from dask.typing import Key
 
 from ferroflow_dask.device_reports import DeviceTotals
 from ferroflow_dask.policy import ClusterView
+from ferroflow_dask.policy.events import Event
 from ferroflow_dask.scheduler.changes import Guard
+from ferroflow_dask.scheduler.cost_model import Learned
+from ferroflow_dask.scheduler.hooks import Hooks
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
+
+#: A help text, and the value.
+Gauge = tuple[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +40,22 @@ class Counts:
     values: Mapping[str, int]
 
 
+@dataclass(slots=True)
+class PolicyCalls:
+    """Calls of the policy.
+
+    Parameters
+    ----------
+    limit_s : float, optional
+        Time above which features hear of a call [s].
+    """
+
+    limit_s: float = inf
+    n: int = 0
+    #: The event that the policy answers now.
+    event: Event | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Core:
     """What a feature may use of the plugin.
@@ -42,17 +67,30 @@ class Core:
     clock : callable
         Returns the time [s].
     guard : Guard
-    device_totals : DeviceTotals
+    learned : Learned
+    ask_pass : callable
+        Asks for a pass, in which features hear of `in_pass`, after the present turn of the event loop.
+    policy : str
+        Class of the policy, for messages.
     counts : callable
         Returns the counts of the plugin and its features, by name.
     gauges : callable
-        Returns what was learned, by name: a help text and the value.
+        Returns what was learned, by name.
     """
 
     scheduler: Scheduler
     view: ClusterView
     clock: Callable[[], float]
     guard: Guard
-    device_totals: DeviceTotals
+    learned: Learned
+    ask_pass: Callable[[], None]
+    policy: str
     counts: Callable[[], Mapping[str, Counts]]
-    gauges: Callable[[], Mapping[str, tuple[str, float]]]
+    gauges: Callable[[], Mapping[str, Gauge]]
+    hooks: Hooks = field(default_factory=Hooks)
+    policy_calls: PolicyCalls = field(default_factory=PolicyCalls)
+    device_totals: DeviceTotals = field(default_factory=DeviceTotals)
+    #: Tasks that may have ended a worker, until they end.
+    suspects: dict[Key, None] = field(default_factory=dict)
+    #: Processing tasks that were sent before their inputs existed.
+    sent_early: set[Key] = field(default_factory=set)

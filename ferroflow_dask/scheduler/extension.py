@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -19,22 +19,21 @@ from distributed.metrics import time
 from distributed.stealing import WorkStealing
 
 from ferroflow_dask import config
-from ferroflow_dask.device_reports import DEVICES_TOPIC, DeviceTotals, kind_of_worker
+from ferroflow_dask.device_reports import DEVICES_TOPIC, kind_of_worker
 from ferroflow_dask.policy import ClusterView, Policy
 from ferroflow_dask.policy.events import WorkerIdle, WorkerJoined, WorkerLeft
-from ferroflow_dask.scheduler import _distributed, _distributed_transitions, steal_exchange
-from ferroflow_dask.scheduler.changes import FAILURES, CallChange, Change, Changes, Guard, attempt
+from ferroflow_dask.scheduler import _distributed, steal_exchange
+from ferroflow_dask.scheduler.changes import FAILURES, Change, Changes, Guard, attempt
 from ferroflow_dask.scheduler.core import Core, Counts
 from ferroflow_dask.scheduler.cost_model import Learned, learned_on
 from ferroflow_dask.scheduler.decisions import DecisionLog
 from ferroflow_dask.scheduler.features import BUILT_IN, features_on
-from ferroflow_dask.scheduler.features.base import EVENTS, Feature, overridden
+from ferroflow_dask.scheduler.features.base import Feature
 from ferroflow_dask.scheduler.fixed_values import FixedValues
 from ferroflow_dask.scheduler.graphs.graphs import Graphs
 from ferroflow_dask.scheduler.idle_workers import IdleWorkers, Passes
 from ferroflow_dask.scheduler.network import NetworkView
 from ferroflow_dask.scheduler.placement import Placement
-from ferroflow_dask.scheduler.queue_depth import QueueDepth
 from ferroflow_dask.scheduler.refusals import Refusals
 from ferroflow_dask.scheduler.settings import configured_policy
 from ferroflow_dask.scheduler.steal_protocol import StealProtocol
@@ -50,8 +49,6 @@ logger = logging.getLogger("ferroflow_dask")
 
 #: A longer `distributed.scheduler.work-stealing-interval` means that the user wants no stealing [s].
 _LONGEST_INTERVAL_S = 600.0
-#: One-way messages from the end of a task to the start of the next, at least.
-_MESSAGES = 3
 #: Logged for each failure in the recovery; the step is tried again.
 _STEP_FAILED = "a step of the recovery failed"
 
@@ -100,6 +97,8 @@ class FerroflowStealing(WorkStealing):
         States of features in the installation that this one replaces, by name.
     bundle : str, optional
         `auto` to bundle graphs, or `off`; the setting `ferroflow.bundle` if left out.
+    features : sequence of type of Feature, optional
+        In the order of installation; all if left out.
     """
 
     def __init__(
@@ -113,6 +112,7 @@ class FerroflowStealing(WorkStealing):
         learned: Learned | None = None,
         states: Mapping[str, Any] | None = None,
         bundle: str | None = None,
+        features: Sequence[type[Feature]] | None = None,
     ) -> None:
         self.clock = clock
         self.bundles_graphs = config.is_bundling(bundle)
@@ -130,31 +130,38 @@ class FerroflowStealing(WorkStealing):
         self.costs = learned.costs
         self.view = ClusterView(latency_s=latency_s)
         self.decisions = DecisionLog(clock)
-        self.device_totals = DeviceTotals()
+        core = self.core = Core(
+            scheduler,
+            self.view,
+            clock,
+            self.guard,
+            learned,
+            self.ask_pass,
+            type(policy).__name__,
+            self._counts,
+            self.gauges,
+        )
         self.messages = WorkerMessages(
             scheduler,
             learned.costs,
             is_usual=self._is_usual,
             ask_pass=self.ask_pass,
             was_withdrawn=self._was_withdrawn,
+            sent_early=core.sent_early,
             changes=self.changes,
             guard=self.guard,
         )
         self.refusals = Refusals(scheduler, self.messages.prefetch.doubtful.add)
         self.graphs = Graphs(
-            scheduler,
-            learned,
+            core,
             own=self,
             withdraw=self.messages.prefetch.withdraw,
             note=lambda key, what, reason: self.decisions.note(key, what, "", reason),
-            view=self.view,
-            clock=clock,
             suspected=self.messages.prefetch.doubtful.add,
             refused=self.refusals.add,
             changes=self.changes,
-            guard=self.guard,
         )
-        self._suspects = self.graphs.deaths.suspects
+        self._suspects = core.suspects
         self.fixed = FixedValues(
             scheduler,
             bundle_of=self.graphs.bundles.get,
@@ -167,7 +174,6 @@ class FerroflowStealing(WorkStealing):
         inputs_of = self.messages.inlining.inputs_of
         self.task_views = TaskViews(scheduler, learned.costs, inputs_of, self.fixed, self.refusals.refused)
         self._network = NetworkView(scheduler, self.view)
-        self._queue_depth = QueueDepth(scheduler, learned, _MESSAGES * latency_s, self._suspects)
         self._steal_protocol = StealProtocol(
             scheduler,
             self,
@@ -179,10 +185,8 @@ class FerroflowStealing(WorkStealing):
         )
         self._overtake = self.guard(self.graphs.overtaking.overtake)
         self.placement = Placement(
-            scheduler,
+            core,
             policy,
-            self.view,
-            clock=clock,
             decisions=self.decisions,
             task_views=self.task_views,
             network=self._network,
@@ -200,24 +204,17 @@ class FerroflowStealing(WorkStealing):
         self._bundled = self.graphs.bundles.keys()
         self._refused = self.refusals.refused
         self._task_events = TaskEvents(
-            self.view,
-            clock,
-            costs=learned.costs,
+            core,
             decisions=self.decisions,
             placement=self.placement,
             steals=self._steal_protocol,
-            queue_depth=self._queue_depth,
-            prefetch=self.messages.prefetch,
-            passes=self._passes,
         )
-        core = Core(scheduler, self.view, clock, self.guard, self.device_totals, self._counts, self.gauges)
         #: In the order of installation.
-        self.features = features_on(core)
+        self.features = features_on(core, features)
         for feature in self.features:
             if (state := (states or {}).get(feature.name)) is not None:
                 feature.inherit(state)
-        # Methods of features by event, once they are installed.
-        self._hooks: dict[str, tuple[Callable[[str], None], ...]] = dict.fromkeys(EVENTS, ())
+        self._hooks = core.hooks
         self._exchange = steal_exchange.StealingExchange(scheduler, self, replaced)
         super().__init__(scheduler)
         try:
@@ -234,13 +231,9 @@ class FerroflowStealing(WorkStealing):
             for ts in ws.processing:
                 if ts not in ws.long_running:
                     self.view.assign(self.task_views(ts), ws.address, self.clock())
-        depth = CallChange("Scheduler.WORKER_SATURATION", lambda: None, self._queue_depth.restore)
-        self.changes.make(depth)
         for change in _distributed.placement_changes(
             self.scheduler, self._decide_worker, self._passes_queue, self._suspects
         ):
-            self.changes.make(change)
-        for change in _distributed_transitions.lean_changes(self.scheduler):
             self.changes.make(change)
         # Before those of `graphs`, which split bundles instead.
         for change in (self.refusals.change(self.guard), *self.fixed.handlers()):
@@ -258,11 +251,14 @@ class FerroflowStealing(WorkStealing):
         await super().start(scheduler)
         if self._is_closed:
             return
-        self.changes.make(self.placement.watch.change())
         self.fixed.scheduler_started()
         self.messages.open(self.policy.keeps_successors)
         if self.bundles_graphs:
             self.graphs.open(self.fixed.is_fixed)
+        self.open()
+
+    def open(self) -> None:
+        """Install the features."""
         for feature in list(self.features):
             try:
                 self._install(feature)
@@ -271,7 +267,7 @@ class FerroflowStealing(WorkStealing):
                     raise
                 self.features.remove(feature)
                 logger.warning("ferroflow: %s is not available", feature.name, exc_info=True)
-        self._hooks = {event: overridden(self.features, event) for event in EVENTS}
+        self._hooks.connect(self.features, Feature)
 
     def _install(self, feature: Feature) -> None:
         made: list[Change] = []
@@ -355,7 +351,7 @@ class FerroflowStealing(WorkStealing):
         self.decisions.named(address, str(ws.name))
         self.view.set_running(address, ws in self.scheduler.running)  # it may not be ready yet
         self.task_views.workers_changed()
-        for hook in self._hooks["add_worker"]:
+        for hook in self._hooks.add_worker:
             hook(address)
         self.placement.handle(WorkerJoined(address))
         self.ask_pass()
@@ -370,9 +366,8 @@ class FerroflowStealing(WorkStealing):
         if address in self.view.workers:
             self.view.remove_worker(address)
             self._steal_protocol.worker_left(address)
-            self._queue_depth.left(address)
             self.messages.worker_left(address)
-            for hook in self._hooks["remove_worker"]:
+            for hook in self._hooks.remove_worker:
                 hook(address)
             self.graphs.worker_left(address)
             self.task_views.workers_changed()
@@ -381,13 +376,13 @@ class FerroflowStealing(WorkStealing):
     @_guarded
     def add_client(self, scheduler: Scheduler, client: str) -> None:
         """Note a client that connects."""
-        for hook in self._hooks["add_client"]:
+        for hook in self._hooks.add_client:
             hook(client)
 
     @_guarded
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """Note a client that disconnected."""
-        for hook in self._hooks["remove_client"]:
+        for hook in self._hooks.remove_client:
             hook(client)
 
     @_guarded
@@ -397,8 +392,8 @@ class FerroflowStealing(WorkStealing):
         """Let the policy order a new graph."""
         self.graphs.created()
         self.task_views.annotations_arrived(annotations)
-        if not self.scheduler.queued:
-            self._queue_depth.adapt(self.clock())
+        for hook in self._hooks.update_graph:
+            hook()
         states = [self.scheduler.tasks[key] for key in tasks]
         self.placement.graph_arrived(states)
         if self.view.divisible:
@@ -431,6 +426,15 @@ class FerroflowStealing(WorkStealing):
                     self._task_events.left_processing(ts, finish, kwargs, steal)
                 if finish == "waiting" and self.scheduler.tasks[key].waiting_on:
                     prefetch.waits(self.scheduler.tasks[key])
+            if "processing" in (start, finish) and not self._passes.is_asked_for:
+                view = self.view
+                if view.n_idle and (view.n_crowded or view.divisible):
+                    self._passes.ask()
+                else:  # `any` would call a generator for each task
+                    for wants_pass in self._hooks.wants_pass:
+                        if wants_pass():
+                            self._passes.ask()
+                            break
             if prefetch.ahead or prefetch.early or prefetch.doubtful:
                 prefetch.changed(key, start, finish)
             if finish != "memory" and key in self._inlined:
@@ -588,8 +592,8 @@ class FerroflowStealing(WorkStealing):
 
     def _pass(self) -> int:
         """Make a pass; return how many workers are still idle while others have waiting tasks."""
-        if self.scheduler.queued or self._queue_depth.is_raised:
-            self._queue_depth.adapt(self.clock())
+        for hook in self._hooks.in_pass:
+            hook()
         if self._prefetch.new:
             self._prefetch.send()
         if not self._idle_workers.n_hopeful():
@@ -651,14 +655,10 @@ class FerroflowStealing(WorkStealing):
         """Return what was learned, by name: a help text and the value. Shown among Dask's metrics."""
         workers = self.view.workers.values()
         learned = {
-            "round_trip_seconds": (
-                "From the end of a task to the next one sent",
-                self._queue_depth.round_trip_s,
-            ),
-            "slots_per_thread": ("Queued tasks sent to each thread", self.scheduler.WORKER_SATURATION),
             "slow_workers": ("Workers slower than usual", sum(worker.speed < 1 for worker in workers)),
         }
-        return learned | self.policy.gauges()
+        of_features = {name: one for feature in self.features for name, one in feature.gauges().items()}
+        return learned | of_features | self.policy.gauges()
 
     def kept(self) -> dict[str, list[Key]]:
         """Return the tasks that are kept account of, by purpose; none once all have ended."""

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
 
-from ferroflow_dask import config
-from ferroflow_dask.policy import ClusterView, Policy, TaskView
+from ferroflow_dask.policy import Policy, TaskView
 from ferroflow_dask.policy.events import Event, GraphArrived, TaskReady
 from ferroflow_dask.policy.instructions import (
     AssignTask,
@@ -20,11 +19,11 @@ from ferroflow_dask.policy.instructions import (
     StealTask,
     in_words,
 )
-from ferroflow_dask.scheduler.policy_watch import PolicyWatch
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler, TaskState
+    from distributed.scheduler import TaskState
 
+    from ferroflow_dask.scheduler.core import Core
     from ferroflow_dask.scheduler.decisions import DecisionLog
     from ferroflow_dask.scheduler.network import NetworkView
     from ferroflow_dask.scheduler.prefetch.scheduler import Prefetch
@@ -43,11 +42,8 @@ class Placement:
 
     Parameters
     ----------
-    scheduler : distributed.Scheduler
+    core : Core
     policy : Policy
-    view : ClusterView
-    clock : callable
-        Returns the time [s].
     decisions : DecisionLog
     task_views : TaskViews
     network : NetworkView
@@ -59,11 +55,9 @@ class Placement:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        core: Core,
         policy: Policy,
-        view: ClusterView,
         *,
-        clock: Callable[[], float],
         decisions: DecisionLog,
         task_views: TaskViews,
         network: NetworkView,
@@ -72,11 +66,12 @@ class Placement:
         divide: Callable[[Key, str, str], object],
     ) -> None:
         self.policy = policy
-        self.watch = PolicyWatch(type(policy).__name__, config.get_seconds("policy-limit"))
         self.task_views = task_views
-        self._scheduler = scheduler
-        self._view = view
-        self._clock = clock
+        self._scheduler = core.scheduler
+        self._view = core.view
+        self._clock = core.clock
+        self._calls = core.policy_calls
+        self._hooks = core.hooks
         self._decisions = decisions
         self._network = network
         self._prefetch = prefetch
@@ -116,17 +111,18 @@ class Placement:
         return None
 
     def _ready(self, task: TaskView, now: float) -> None:
-        event = self.watch.event = TaskReady(task)
+        event = self._calls.event = TaskReady(task)
         start_s = monotonic()
         for instruction in self.policy.handle(event, self._view, now):
             if isinstance(instruction, AssignTask) and instruction.key == task.key:
                 self._assign(task, instruction, now)
             elif request := self._carry_out(instruction, event, {task.key: task}, now):
                 self._steals.log_requests([request])
-        self.watch.event = None
-        self.watch.n_calls += 1
-        if (taken_s := monotonic() - start_s) > self.watch.limit_s:
-            self.watch.slow(event, taken_s)
+        self._calls.event = None
+        self._calls.n += 1
+        if (taken_s := monotonic() - start_s) > self._calls.limit_s:
+            for hook in self._hooks.policy_took:
+                hook(event, taken_s)
 
     def _assign(self, task: TaskView, instruction: AssignTask, now: float) -> None:
         key, worker = task.key, instruction.worker
@@ -151,15 +147,16 @@ class Placement:
         now = self._clock()
         by_key = {task.key: task for task in tasks}
         requests = []
-        self.watch.event, start_s = event, monotonic()
+        self._calls.event, start_s = event, monotonic()
         for instruction in self.policy.handle(event, self._view, now):
             request = self._carry_out(instruction, event, by_key, now)
             if request is not None:
                 requests.append(request)
-        self.watch.event = None
-        self.watch.n_calls += 1
-        if (taken_s := monotonic() - start_s) > self.watch.limit_s:
-            self.watch.slow(event, taken_s)
+        self._calls.event = None
+        self._calls.n += 1
+        if (taken_s := monotonic() - start_s) > self._calls.limit_s:
+            for hook in self._hooks.policy_took:
+                hook(event, taken_s)
         if requests:
             self._steals.log_requests(requests)
 

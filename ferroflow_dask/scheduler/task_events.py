@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
 
 from ferroflow_dask.annotations import GPU, KIND_ANNOTATION, RANK_ANNOTATION
-from ferroflow_dask.policy import ClusterView
 from ferroflow_dask.policy.events import TaskFinished
 
 if TYPE_CHECKING:
     from distributed.scheduler import TaskState
     from distributed.stealing import InFlightInfo
 
-    from ferroflow_dask.scheduler.cost_model import CostModel
+    from ferroflow_dask.scheduler.core import Core
     from ferroflow_dask.scheduler.decisions import DecisionLog
-    from ferroflow_dask.scheduler.idle_workers import Passes
     from ferroflow_dask.scheduler.placement import Placement
-    from ferroflow_dask.scheduler.prefetch.scheduler import Prefetch
-    from ferroflow_dask.scheduler.queue_depth import QueueDepth
     from ferroflow_dask.scheduler.steal_protocol import StealProtocol
 
 #: Annotations of the tasks of lowered graphs, whose ops run on a worker's device if it has one.
@@ -56,40 +51,27 @@ class TaskEvents:
 
     Parameters
     ----------
-    view : ClusterView
-    clock : callable
-        Returns the time [s].
-    costs : CostModel
+    core : Core
     decisions : DecisionLog
     placement : Placement
     steals : StealProtocol
-    queue_depth : QueueDepth
-    prefetch : Prefetch
-    passes : Passes
     """
 
     def __init__(
         self,
-        view: ClusterView,
-        clock: Callable[[], float],
+        core: Core,
         *,
-        costs: CostModel,
         decisions: DecisionLog,
         placement: Placement,
         steals: StealProtocol,
-        queue_depth: QueueDepth,
-        prefetch: Prefetch,
-        passes: Passes,
     ) -> None:
-        self._view = view
-        self._clock = clock
-        self._costs = costs
+        self._view = core.view
+        self._clock = core.clock
+        self._costs = core.learned.costs
+        self._hooks = core.hooks
         self._decisions = decisions
         self._placement = placement
         self._steals = steals
-        self._queue_depth = queue_depth
-        self._prefetch = prefetch
-        self._passes = passes
         #: Processing tasks whose durations are Dask's averages or its default, by prefix.
         self.averaged: dict[str, _Averaged] = {}
 
@@ -111,11 +93,6 @@ class TaskEvents:
                 average_s = ts.prefix.duration_average
                 averaged = self.averaged[name] = _Averaged(None if average_s < 0 else average_s)
             averaged.keys[key] = None
-        if self._passes.is_asked_for:
-            return
-        view = self._view
-        if (view.n_idle and (view.n_crowded or view.divisible)) or self._queue_depth.is_wrong:
-            self._passes.ask()
 
     def left_processing(
         self, ts: TaskState, finish: str, details: dict[str, Any], steal: InFlightInfo | None
@@ -127,9 +104,7 @@ class TaskEvents:
            cost model learns the duration and the size. Durations on devices are reported separately.
         3. The view's queue of the worker drops the task. If Dask's average of its prefix has changed much,
            the expected durations of the others on workers follow it.
-        4. If it finished: the round trip is measured, and the policy gets the event.
-        5. A pass is asked for if a worker is idle while another one has waiting tasks, or if workers are to
-           get another number of queued tasks.
+        4. If it finished: features hear of it, and the policy gets the event.
 
         Parameters
         ----------
@@ -151,11 +126,6 @@ class TaskEvents:
                 averaged.keys.pop(ts.key, None)
                 if not averaged.keys:
                     del self.averaged[ts.prefix.name]
-        if self._passes.is_asked_for:
-            return
-        view = self._view
-        if (view.n_idle and (view.n_crowded or view.divisible)) or self._queue_depth.is_wrong:
-            self._passes.ask()
 
     def _finished(self, ts: TaskState, details: dict[str, Any]) -> None:
         key, worker, nbytes = ts.key, details["worker"], details["nbytes"]
@@ -175,7 +145,8 @@ class TaskEvents:
             self._correct_averages(ts, averaged)
         if first_s is not None and last_s is not None:
             thread = (worker, details.get("thread") or 0)
-            self._queue_depth.finished(ts, thread, first_s, last_s, key not in self._prefetch.early)
+            for hook in self._hooks.task_ran:
+                hook(ts, thread, first_s, last_s)
         if TaskFinished not in self._placement.policy.ignores:
             self._placement.handle(TaskFinished(key, worker, spent_s, nbytes))
 

@@ -39,6 +39,8 @@ class WorkerMessages:
         Asks for a call of `prefetch.send` after the present transitions.
     was_withdrawn : callable
         Called with the key of a task that was prefetched in vain, and the worker's address.
+    sent_early : set of Key
+        As in `Core`.
     changes : Changes
         Registry of the changes.
     guard : Guard
@@ -52,6 +54,7 @@ class WorkerMessages:
         is_usual: Callable[[str], bool],
         ask_pass: Callable[[], None],
         was_withdrawn: Callable[[Key, str], None],
+        sent_early: set[Key],
         changes: Changes,
         guard: Guard,
     ) -> None:
@@ -61,7 +64,9 @@ class WorkerMessages:
         #: The changes on workers, which are made and undone by coroutines.
         self.on_workers: list[WorkerPluginChange] = []
         self.inlining = Inlining(scheduler, costs)
-        self.prefetch = Prefetch(scheduler, is_usual, ask_pass, was_withdrawn, self.inlining)
+        self.prefetch = Prefetch(
+            scheduler, is_usual, ask_pass, was_withdrawn, inlining=self.inlining, early=sent_early
+        )
 
     def open(self, keeps_successors: bool) -> None:
         """Make the changes that the configuration asks for, on the scheduler and on the workers.

@@ -7,6 +7,7 @@ from distributed.stealing import WorkStealing
 
 from ferroflow_dask.policy import Policy, make_policy
 from ferroflow_dask.scheduler.extension import FerroflowStealing
+from ferroflow_dask.scheduler.features import VIRTUAL
 from ferroflow_dask.virtual.clock import VirtualTime
 from ferroflow_dask.virtual.upstream import VirtualScheduler, start_stealing
 
@@ -57,6 +58,7 @@ def _make(
     if isinstance(policy, type):
         return policy(scheduler)
     chosen = make_policy(policy) if isinstance(policy, str) else policy
-    stealing = FerroflowStealing(scheduler, chosen, latency_s, clock=time)
+    stealing = FerroflowStealing(scheduler, chosen, latency_s, clock=time, features=VIRTUAL)
+    stealing.open()
     stealing.messages.change_tasks(chosen.keeps_successors)
     return stealing

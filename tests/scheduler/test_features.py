@@ -14,9 +14,10 @@ from in_charge import assert_stock, scheduler_of, stealing_of
 from ferroflow_dask import install, uninstall
 from ferroflow_dask.scheduler import features
 from ferroflow_dask.scheduler.changes import Change, ItemChange
-from ferroflow_dask.scheduler.features.base import EVENTS, Feature, overridden
+from ferroflow_dask.scheduler.features.base import Feature
 from ferroflow_dask.scheduler.features.low_latency_messages import LowLatencyMessages
 from ferroflow_dask.scheduler.features.metrics import _COLLECTOR
+from ferroflow_dask.scheduler.hooks import Hooks
 
 Add = Callable[[type[Feature]], None]
 
@@ -84,15 +85,18 @@ def test_each_feature_is_a_file_of_its_name_with_a_sentence_about_it() -> None:
     assert len({feature.name for feature in features.BUILT_IN}) == len(features.BUILT_IN)
 
 
-def test_only_events_that_a_feature_handles_are_sent_to_it() -> None:
+def test_only_methods_that_a_feature_defines_are_called() -> None:
     feature = Clients(SimpleNamespace())  # type: ignore[arg-type] -- events need no core
-    found = {event: overridden([feature], event) for event in EVENTS}
-    assert found == {
-        "add_worker": (),
-        "remove_worker": (),
+    hooks = Hooks()
+    hooks.connect([feature], Feature)
+    assert {name: calls for name, calls in vars(hooks).items() if calls} == {
         "add_client": (feature.add_client,),
         "remove_client": (feature.remove_client,),
     }
+
+
+def test_each_hook_is_a_method_of_features() -> None:
+    assert all(callable(getattr(Feature, name)) for name in vars(Hooks()))
 
 
 def test_the_built_in_features_and_the_page_are_installed(thread_client: Client) -> None:

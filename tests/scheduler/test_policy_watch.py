@@ -6,7 +6,8 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import dask
 import pytest
@@ -19,19 +20,21 @@ import ferroflow_dask
 from ferroflow_dask.exceptions import ClusterError
 from ferroflow_dask.policy.events import WorkerIdle
 from ferroflow_dask.policy.stealing import StealingPolicy
-from ferroflow_dask.scheduler import installed, policy_watch
+from ferroflow_dask.scheduler import installed
+from ferroflow_dask.scheduler.core import Core, PolicyCalls
 from ferroflow_dask.scheduler.extension import FerroflowStealing
-from ferroflow_dask.scheduler.policy_watch import PolicyWatch
+from ferroflow_dask.scheduler.features import policy_watch
+from ferroflow_dask.scheduler.features.policy_watch import PolicyWatch
 
 EVENT: Any = object.__new__(WorkerIdle)
 
 
 def watch_of(*calls: int) -> PolicyWatch:
     """Return the watch over a policy that was slow in calls of these numbers."""
-    watch = PolicyWatch("Slow", 1.0)
-    for n in calls:
-        watch.n_calls = n
-        watch.slow(EVENT, 1.5)
+    calls_of_policy = PolicyCalls()
+    watch = PolicyWatch(cast(Core, SimpleNamespace(policy="Slow", policy_calls=calls_of_policy)))
+    for calls_of_policy.n in calls:
+        watch.policy_took(EVENT, 1.5)
     return watch
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from importlib.metadata import entry_points
 
 from ferroflow_dask.scheduler.changes import FAILURES
 from ferroflow_dask.scheduler.core import Core
 from ferroflow_dask.scheduler.features.base import Feature
+from ferroflow_dask.scheduler.features.lean_transitions import LeanTransitions
 from ferroflow_dask.scheduler.features.low_latency_messages import LowLatencyMessages
 from ferroflow_dask.scheduler.features.metrics import Metrics
+from ferroflow_dask.scheduler.features.policy_watch import PolicyWatch
+from ferroflow_dask.scheduler.features.queue_depth import QueueDepth
 from ferroflow_dask.scheduler.features.scattered_replicas import ScatteredReplicas
 
 logger = logging.getLogger("ferroflow_dask")
@@ -17,18 +21,40 @@ logger = logging.getLogger("ferroflow_dask")
 #: Entry points through which other packages, and our dashboard, add features. Each is a class.
 ENTRY_POINT_GROUP = "ferroflow_dask.features"
 
-BUILT_IN: tuple[type[Feature], ...] = (LowLatencyMessages, ScatteredReplicas, Metrics)
+BUILT_IN: tuple[type[Feature], ...] = (
+    QueueDepth,
+    LeanTransitions,
+    PolicyWatch,
+    LowLatencyMessages,
+    ScatteredReplicas,
+    Metrics,
+)
+#: Those that work in virtual time.
+VIRTUAL: tuple[type[Feature], ...] = (QueueDepth, LeanTransitions)
 
 
-def features_on(core: Core) -> list[Feature]:
-    """Return the built-in features, and those of other packages that can be made."""
-    features = [feature(core) for feature in BUILT_IN]
+def found_features() -> list[type[Feature]]:
+    """Return the built-in features, and those of other packages that can be loaded."""
+    features = list(BUILT_IN)
     for point in entry_points(group=ENTRY_POINT_GROUP):
         try:
             kind = point.load()
             if not (isinstance(kind, type) and issubclass(kind, Feature)):
                 raise TypeError(f"{point.name} must be a class derived from Feature, got {kind!r}")
-            features.append(kind(core))
+            features.append(kind)
         except FAILURES:
             logger.warning("ferroflow: %s is not available", point.name, exc_info=True)
+    return features
+
+
+def features_on(core: Core, kinds: Iterable[type[Feature]] | None = None) -> list[Feature]:
+    """Return a feature of each kind that can be made; of all that are found if `kinds` is left out."""
+    features = []
+    for kind in found_features() if kinds is None else kinds:
+        try:
+            features.append(kind(core))
+        except FAILURES:
+            if kind in BUILT_IN:
+                raise
+            logger.warning("ferroflow: %s is not available", kind.name, exc_info=True)
     return features

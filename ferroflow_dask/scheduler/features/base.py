@@ -11,14 +11,15 @@ An exception in an event ends the plugin, as for the code of the plugin itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from ferroflow_dask.policy.events import Event
 from ferroflow_dask.scheduler.changes import Change
-from ferroflow_dask.scheduler.core import Core
+from ferroflow_dask.scheduler.core import Core, Gauge
 
-#: Events of which features hear.
-EVENTS = ("add_worker", "remove_worker", "add_client", "remove_client")
+if TYPE_CHECKING:
+    from distributed.scheduler import TaskState
 
 
 class Feature:
@@ -52,6 +53,10 @@ class Feature:
         """Return what the feature has done, by kind; shown among Dask's metrics."""
         return {}
 
+    def gauges(self) -> Mapping[str, Gauge]:
+        """Return what the feature has learned, by name."""
+        return {}
+
     # Events
 
     def add_worker(self, address: str) -> None:
@@ -66,8 +71,27 @@ class Feature:
     def remove_client(self, client: str) -> None:
         """Note a client that disconnected."""
 
+    def update_graph(self) -> None:
+        """Note that the tasks of a graph were created, before any of them is placed."""
 
-def overridden(features: Iterable[Feature], name: str) -> tuple[Callable[..., Any], ...]:
-    """Return the methods of a name that features define themselves."""
-    own = (one for one in features if getattr(type(one), name) is not getattr(Feature, name))
-    return tuple(getattr(feature, name) for feature in own)
+    def task_ran(self, ts: TaskState, thread: tuple[str, int], start_s: float, stop_s: float) -> None:
+        """Note a task that a thread has finished.
+
+        Parameters
+        ----------
+        ts : distributed.scheduler.TaskState
+        thread : tuple of str and int
+            A worker and its thread.
+        start_s, stop_s : float
+            By the worker's clock [s].
+        """
+
+    def wants_pass(self) -> bool:
+        """Return whether a pass is needed; asked whenever a task has started or ended."""
+        return False
+
+    def in_pass(self) -> None:
+        """Act outside of transitions; called in each pass over idle workers, before they are served."""
+
+    def policy_took(self, event: Event, seconds: float) -> None:
+        """Note that the policy took longer than its limit to answer an event, and the time [s]."""

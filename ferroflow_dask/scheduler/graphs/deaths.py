@@ -35,18 +35,24 @@ class Deaths:
     guard : Guard
     suspected : callable
         Called with the key of a suspect, which must not be sent ahead.
+    suspects : dict of Key to None
+        `Core.suspects`, which are kept here.
     """
 
     def __init__(
-        self, scheduler: Scheduler, bundles: Bundles, guard: Guard, suspected: Callable[[Key], object]
+        self,
+        scheduler: Scheduler,
+        bundles: Bundles,
+        guard: Guard,
+        suspected: Callable[[Key], object],
+        suspects: dict[Key, None],
     ) -> None:
         self._scheduler = scheduler
         self._bundles = bundles
         self._suspected = suspected
         #: Lowers the counts that Dask is about to raise for the death of a worker, by its address.
         self.spare = guard(self._spare)
-        #: Tasks that may have ended a worker, until they end.
-        self.suspects: dict[Key, None] = {}
+        self.suspects = suspects
         # Bundles of workers that are being removed, which may have ended them.
         self._to_split: dict[str, list[Key]] = {}
 

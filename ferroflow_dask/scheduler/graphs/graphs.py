@@ -11,7 +11,7 @@ from dask.typing import Key
 
 from ferroflow_dask.bundling.graphs import Averages
 from ferroflow_dask.scheduler._distributed_graphs import RUN_SPEC, run_spec_change
-from ferroflow_dask.scheduler.changes import CallChange, Changes, Guard
+from ferroflow_dask.scheduler.changes import CallChange, Changes
 from ferroflow_dask.scheduler.graphs.arrival import Knowledge
 from ferroflow_dask.scheduler.graphs.arrivals import GraphArrivals
 from ferroflow_dask.scheduler.graphs.bundles import Bundles
@@ -31,10 +31,9 @@ from ferroflow_dask.scheduler.worker_plugins import WorkerPluginChange
 
 if TYPE_CHECKING:
     from distributed import WorkerPlugin
-    from distributed.scheduler import Scheduler, TaskState
+    from distributed.scheduler import TaskState
 
-    from ferroflow_dask.policy import ClusterView
-    from ferroflow_dask.scheduler.cost_model import Learned
+    from ferroflow_dask.scheduler.core import Core
 
 _VERSION = version("ferroflow-dask")
 #: Longest wait for the announcements of workers, each of which is one message after its plugin is set up [s].
@@ -46,42 +45,33 @@ class Graphs:
 
     Parameters
     ----------
-    scheduler : distributed.Scheduler
-    learned : Learned
+    core : Core
     own : object
         As in `Deliveries`.
     withdraw, note : callable
         As in `Bundles`.
-    view : ClusterView
-    clock : callable
-        Returns the time [s].
     suspected : callable
         As in `Deaths`.
     refused : callable
         As in `Dividing`.
     changes : Changes
-    guard : Guard
     """
 
     def __init__(
         self,
-        scheduler: Scheduler,
-        learned: Learned,
+        core: Core,
         *,
         own: object,
         withdraw: Callable[[Key], None],
         note: Callable[[Key, str, str], None],
-        view: ClusterView,
-        clock: Callable[[], float],
         suspected: Callable[[Key], object],
         refused: Callable[[Key, str], None],
         changes: Changes,
-        guard: Guard,
     ) -> None:
-        self._scheduler = scheduler
-        self._learned = learned
+        scheduler = self._scheduler = core.scheduler
+        guard = self._guard = core.guard
+        self._learned = core.learned
         self._changes = changes
-        self._guard = guard
         #: Workers that can run bundles.
         self._capable: set[str] = set()
         # Workers that have announced what they can run.
@@ -89,29 +79,29 @@ class Graphs:
         self._has_announced = asyncio.Event()
         self._arrivals: GraphArrivals | None = None
         self._note = note
-        self._view = view
-        self._clock = clock
+        self._view = core.view
+        self._clock = core.clock
         self.samples = Samples(scheduler)
         self.bundles = Bundles(scheduler, guard, withdraw=withdraw, note=note)
-        self.deaths = Deaths(scheduler, self.bundles, guard, suspected)
+        self.deaths = Deaths(scheduler, self.bundles, guard, suspected, core.suspects)
         self._scaling = Scaling(scheduler, self.bundles, guard)
         self.deliveries = Deliveries(scheduler, guard, own, self._delivered)
         self._streams = TaskStreams(scheduler, changes, guard, self.deliveries.may_send)
         self.observers = Observers(scheduler, self.bundles, guard, self._streams.look)
         self._cancelling = Cancelling(scheduler, self.bundles, guard)
-        self._overheads = Overheads(scheduler, learned)
+        self._overheads = Overheads(scheduler, core.learned)
         self.dividing = Dividing(
             scheduler,
             self.bundles,
             guard,
             cluster=self._overheads.profile,
-            view=view,
+            view=core.view,
             may_send=self.deliveries.may_send,
             note=note,
             refused=refused,
-            clock=clock,
+            clock=core.clock,
         )
-        self.overtaking = Overtaking(self.bundles, view, self.dividing.ask)
+        self.overtaking = Overtaking(self.bundles, core.view, self.dividing.ask)
         #: The changes on workers, which are made and undone by coroutines.
         self.on_workers: list[WorkerPluginChange] = []
 

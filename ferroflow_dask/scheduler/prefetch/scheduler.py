@@ -55,6 +55,8 @@ class Prefetch:
         Called with the key of a task that was prefetched in vain, and the worker's address.
     inlining : Inlining
         Sends small inputs with the tasks.
+    early : set of Key
+        `Core.sent_early`, which is kept here.
     """
 
     def __init__(
@@ -63,7 +65,9 @@ class Prefetch:
         is_usual: Callable[[str], bool],
         ask_pass: Callable[[], None],
         was_withdrawn: Callable[[Key, str], None],
+        *,
         inlining: Inlining,
+        early: set[Key],
     ) -> None:
         self._scheduler = scheduler
         self._is_usual = is_usual
@@ -78,7 +82,7 @@ class Prefetch:
         #: Tasks on workers whose dependents are to be looked at, in order.
         self.new: dict[Key, None] = {}
         #: Prefetched tasks that are processing.
-        self.early: set[Key] = set()
+        self.early = early
         #: Tasks that were prefetched to workers that died: they may have ended the worker.
         self.doubtful: set[Key] = set()
         #: Prefetched tasks by outcome: placed there, placed elsewhere, or lost with the worker.

@@ -10,17 +10,19 @@ bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from dask.typing import Key
-
 from ferroflow_dask.scheduler import _distributed
-from ferroflow_dask.scheduler.cost_model import Learned
+from ferroflow_dask.scheduler.changes import CallChange, Change
+from ferroflow_dask.scheduler.core import Core, Gauge
+from ferroflow_dask.scheduler.features.base import Feature
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler, TaskState
+    from distributed.scheduler import TaskState
 
+#: One-way messages from the end of a task to the start of the next, at least.
+_MESSAGES = 3
 #: Dask's default of `distributed.scheduler.worker-saturation`.
 _DASKS = 1.1
 #: Bounds of a round trip [s]; a worker with a longer one was paused.
@@ -34,34 +36,39 @@ _MOST_AHEAD = 32
 _MOST_AHEAD_NBYTES = 2**24
 
 
-class QueueDepth:
+class QueueDepth(Feature):
     """Sets the number of queued tasks that each worker gets, by the duration of the next one.
 
-    Parameters
-    ----------
-    scheduler : distributed.Scheduler
-    learned : Learned
-        Durations, sizes and the round trip; the latter is learned here.
-    guess_s : float
-        The round trip until one is measured [s].
-    suspects : collection of Key
-        While there are any, the number is Dask's: see `Deaths`.
+    While a worker's death is examined, the number is Dask's: see `Deaths`.
     """
 
-    def __init__(
-        self, scheduler: Scheduler, learned: Learned, guess_s: float, suspects: Collection[Key]
-    ) -> None:
-        self._scheduler = scheduler
-        self._suspects = suspects
-        self._learned = learned
-        self._configured = self._set = scheduler.WORKER_SATURATION
+    name = "queue_depth"
+    summary = "Each thread gets as many queued tasks as run in one round trip"
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self._scheduler = core.scheduler
+        self._learned = core.learned
+        self._configured = self._set = core.scheduler.WORKER_SATURATION
         # A configured number is the user's decision.
         self._is_ours = self._configured == _DASKS
-        self._guess_s = guess_s
+        # The round trip until one is measured [s].
+        self._guess_s = _MESSAGES * core.view.latency_s
         #: Whether the number is higher than Dask's.
         self.is_raised = False
         # The end of each thread's last task, by the worker's clock.
         self._stopped_s: dict[tuple[str, int], float] = {}
+
+    def changes(self) -> Iterable[Change]:
+        """Set the number from now on."""
+        yield CallChange("Scheduler.WORKER_SATURATION", lambda: None, self.restore)
+
+    def gauges(self) -> Mapping[str, Gauge]:
+        """Return the round trip and the number."""
+        return {
+            "round_trip_seconds": ("From the end of a task to the next one sent", self.round_trip_s),
+            "slots_per_thread": ("Queued tasks sent to each thread", self._scheduler.WORKER_SATURATION),
+        }
 
     @property
     def round_trip_s(self) -> float:
@@ -69,24 +76,12 @@ class QueueDepth:
         known_s = self._learned.round_trip_s
         return self._guess_s if known_s is None else known_s
 
-    def finished(
-        self, ts: TaskState, thread: tuple[str, int], start_s: float, stop_s: float, has_waited: bool = True
-    ) -> None:
-        """Learn the round trip from a task that finished.
-
-        Parameters
-        ----------
-        ts : distributed.scheduler.TaskState
-        thread : tuple of str and int
-            A worker and its thread.
-        start_s, stop_s : float
-            By the worker's clock [s].
-        has_waited : bool, optional
-            Whether the task was sent after the thread had finished the one before.
-        """
+    def task_ran(self, ts: TaskState, thread: tuple[str, int], start_s: float, stop_s: float) -> None:
+        """Learn the round trip from a task that a thread has finished."""
         stopped_s = self._stopped_s.get(thread)
         self._stopped_s[thread] = stop_s
-        if stopped_s is None or not has_waited or not self._scheduler.queued:
+        # A task that was sent early has not waited for the end of the one before.
+        if stopped_s is None or ts.key in self.core.sent_early or not self._scheduler.queued:
             return
         gap_s = start_s - stopped_s - _BETWEEN_TASKS_S
         if gap_s <= _BETWEEN_TASKS_S:
@@ -102,14 +97,13 @@ class QueueDepth:
         ws = self._scheduler.workers.get(worker)
         return math.ceil(self._set * ws.nthreads) / ws.nthreads - 1 if ws is not None else 0.0
 
-    def left(self, worker: str) -> None:
+    def remove_worker(self, address: str) -> None:
         """Forget a worker."""
-        for thread in [thread for thread in self._stopped_s if thread[0] == worker]:
+        for thread in [thread for thread in self._stopped_s if thread[0] == address]:
             del self._stopped_s[thread]
 
-    @property
-    def is_wrong(self) -> bool:
-        """Whether `adapt` would change the number."""
+    def wants_pass(self) -> bool:
+        """Return whether `adapt` would change the number."""
         if not self._is_ours:
             return False
         queued = self._scheduler.queued
@@ -121,7 +115,17 @@ class QueueDepth:
                 return self._wanted() != self._set
         return self.is_raised
 
-    def adapt(self, now: float) -> None:
+    def update_graph(self) -> None:
+        """Set the number before the first tasks of a graph are queued."""
+        if not self._scheduler.queued:
+            self.adapt()
+
+    def in_pass(self) -> None:
+        """Set the number by the tasks that are queued now."""
+        if self._scheduler.queued or self.is_raised:
+            self.adapt()
+
+    def adapt(self) -> None:
         """Set the number by the first task of the queue; must not be called within a transition.
 
         Without a queue it is Dask's number: the next tasks may be long, or have large results.
@@ -135,14 +139,14 @@ class QueueDepth:
         if wanted != self._set:
             self._set = scheduler.WORKER_SATURATION = wanted
             self.is_raised = wanted != self._configured
-            stimulus_id = f"ferroflow-slots-{now}"
+            stimulus_id = f"ferroflow-slots-{self.core.clock()}"
             _distributed.slots_may_have_opened(
                 scheduler, *scheduler.workers.values(), stimulus_id=stimulus_id
             )
 
     def _wanted(self) -> float:
         scheduler = self._scheduler
-        ahead = self._ahead(scheduler.queued.peek()) if scheduler.queued and not self._suspects else 0
+        ahead = self._ahead(scheduler.queued.peek()) if scheduler.queued and not self.core.suspects else 0
         return max(self._configured, 1 + ahead) if ahead else self._configured
 
     def _ahead(self, ts: TaskState) -> int:
