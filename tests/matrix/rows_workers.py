@@ -128,18 +128,17 @@ def _at_most_steps(stock: Any, other: Any) -> str | None:
 )
 def pauses(trial: Trial) -> Any:
     client = trial.client
-    workers = {worker.address: worker for worker in trial.cluster.workers.values()}
+    address = min(client.scheduler_info(n_workers=-1)["workers"])
     futures = client.map(_pause_here, range(1000), folder=trial.folder)
     wait_until(lambda: noted(trial.folder))
-    (address, worker), *_ = sorted(workers.items())
-    client.sync(_set_status, worker, "paused")
+    client.run(_set_status, "paused", workers=[address])
     wait_until(lambda: trial.scheduler.workers[address].status.name == "paused")
     time.sleep(0.1)  # for the message that asks for the steps of its bundle
     before = sum(line.endswith(address) for line in noted(trial.folder))
     n_noted = len(noted(trial.folder))
     wait_until(lambda: len(noted(trial.folder)) > n_noted + 50, 2)
     after = sum(line.endswith(address) for line in noted(trial.folder))
-    client.sync(_set_status, worker, "running")
+    client.run(_set_status, "running", workers=[address])
     values = client.gather(futures)
     return values, after - before
 
@@ -152,10 +151,10 @@ def _pause_here(x: int, folder: str) -> int:
     return x
 
 
-async def _set_status(worker: Any, name: str) -> None:
+def _set_status(name: str, dask_worker: Any) -> None:
     from distributed import Status
 
-    worker.status = Status[name]
+    dask_worker.status = Status[name]
 
 
 #: A worker of two threads has as many tasks of Dask's own queue; they may share the blame for a death.
