@@ -40,7 +40,7 @@ ON_WORKERS = (
     "ferroflow_dask.scheduler.graphs.worker_observers",
     "ferroflow_dask.scheduler.inlining.worker",
     "ferroflow_dask.scheduler.prefetch.worker",
-    "ferroflow_dask.scheduler.worker_handlers",
+    "ferroflow_dask.scheduler.remote_worker",
 )
 
 _HOOK = "distributed calls it; it hands over to guarded functions, which are injected"
@@ -86,12 +86,12 @@ BOUNDARY = {
     "scheduler.graphs.bundles:Bundles.changes.<locals>.handle": _HANDLER,
     "scheduler.fixed_values:FixedValues._before.<locals>.handle": _HANDLER,
     "scheduler.refusals:Refusals.change.<locals>.handle": _HANDLER,
-    "scheduler.graphs.deliveries:Deliveries._arrived": _HANDLER,
+    "scheduler.graphs.deliveries:Deliveries.arrived": _HANDLER,
     "scheduler.graphs.observers:Observers.changes.<locals>.add_plugin": _HOOK,
     "scheduler.graphs.observers:Observers.changes.<locals>.handle": _HANDLER,
     "scheduler.graphs.observers:Observers._ask": _HANDLER,
-    "scheduler.graphs.deliveries:Deliveries._ignored": _HANDLER,
-    "scheduler.worker_streams:WorkerStreamHandler._worker_closed": _HANDLER,
+    "scheduler.graphs.deliveries:Deliveries.ignored": _HANDLER,
+    "scheduler.remote:Remote._worker_closed": _HANDLER,
     "scheduler.features.scattered_replicas:KeepPlaced.run": (
         "the active memory manager calls it; one round has no suggestions"
     ),
@@ -101,7 +101,7 @@ BOUNDARY = {
     "scheduler.features.metrics:_Collector.collect": _PAGE,
     "scheduler.features.metrics:_Collector.describe": _PAGE,
     "scheduler.features.queue_depth:QueueDepth.restore.<locals>.<lambda>": _LOOP,
-    "scheduler.worker_plugins:WorkerPluginChange._settle": _LOOP,
+    "scheduler.remote:WorkerPluginChange._settle": _LOOP,
     "scheduler.extension:FerroflowStealing.error": "it only reads an attribute of the guard",
     "scheduler.extension:FerroflowStealing.fail": _GUARD,
     "scheduler.extension:_guarded.<locals>.run": _GUARD,

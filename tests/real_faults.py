@@ -27,10 +27,9 @@ from ferroflow_dask.scheduler.changes import FAILURES
 from ferroflow_dask.scheduler.extension import FerroflowStealing
 from ferroflow_dask.scheduler.graphs.graphs import Graphs
 from ferroflow_dask.scheduler.graphs.worker import TOPIC as BUNDLES_TOPIC
-from ferroflow_dask.scheduler.inlining.worker import TOPIC as INLINING_TOPIC
-from ferroflow_dask.scheduler.prefetch.worker import TOPIC as PREFETCH_TOPIC
+from ferroflow_dask.scheduler.remote_worker import TOPIC
 
-_TOPICS = (BUNDLES_TOPIC, PREFETCH_TOPIC, INLINING_TOPIC)
+_FEATURES = ("bundles", "prefetch", "inlined_results")
 #: When a fault may strike: during the installation, from then on, or from the start of the uninstallation on.
 MODES = ("install", "run", "uninstall")
 #: Time limit of one run, the start of the cluster included [s].
@@ -141,8 +140,11 @@ def _threads() -> list[Callable[..., Any]]:
     return [offload, partial(asyncio.get_running_loop().run_in_executor, None)]
 
 
-def _announced(scheduler: Any, topic: str) -> set[str]:
-    return {message["worker"] for _, message in scheduler.get_events(topic)}
+def _have_announced(scheduler: Any, n_workers: int) -> bool:
+    """Return whether all workers have announced what they support."""
+    capable = {message["worker"] for _, message in scheduler.get_events(BUNDLES_TOPIC)}
+    ends = {(message["worker"], message["feature"]) for _, message in scheduler.get_events(TOPIC)}
+    return len(capable) == n_workers and len(ends) == n_workers * len(_FEATURES)
 
 
 async def _problems(mode: str, injector: Injector, cluster: Cluster) -> AsyncIterator[str]:
@@ -165,7 +167,7 @@ async def _problems(mode: str, injector: Injector, cluster: Cluster) -> AsyncIte
     if mode == "install":
         sys.settrace(before_install)
     elif isinstance(ours, FerroflowStealing):
-        await comes(lambda: all(len(_announced(scheduler, topic)) == len(addresses) for topic in _TOPICS))
+        await comes(lambda: _have_announced(scheduler, len(addresses)))
     if mode == "run":
         sys.settrace(injector.trace)
         for thread in _threads():

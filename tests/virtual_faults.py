@@ -25,9 +25,8 @@ from ferroflow_dask.scheduler import plugin as plugin_module
 from ferroflow_dask.scheduler.changes import FAILURES
 from ferroflow_dask.scheduler.extension import FerroflowStealing
 from ferroflow_dask.scheduler.features import metrics
-from ferroflow_dask.scheduler.inlining.worker import TOPIC as INLINING_TOPIC
 from ferroflow_dask.scheduler.plugin import install_on
-from ferroflow_dask.scheduler.prefetch.worker import TOPIC as PREFETCH_TOPIC
+from ferroflow_dask.scheduler.remote_worker import TOPIC
 from ferroflow_dask.scheduler.steal_exchange import STEALING
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
 from ferroflow_dask.virtual.clock import VirtualLoop, VirtualTime
@@ -121,9 +120,9 @@ class Cluster(VirtualCluster):
         return {}
 
     def _announce(self, address: str, plugin: str) -> None:
-        for topic in (PREFETCH_TOPIC, INLINING_TOPIC):
-            if plugin.startswith(topic):
-                self.scheduler.log_worker_event(address, topic, {"number": 1})
+        for feature in ("prefetch", "inlined_results"):
+            if plugin.startswith(f"ferroflow-{feature}"):
+                self.scheduler.log_worker_event(address, TOPIC, {"feature": feature, "number": 1})
 
 
 def _cancel_keys(**_: Any) -> None:
@@ -355,7 +354,8 @@ class Run:
         if not (injector.is_handled or "FerroflowStealing._recover" in injector.stack):
             yield from (f"an exception reached the event loop: {story(e)}" for e in self.cluster.loop.errors)
         if self.mode == "install":
-            if injector.has_fired and self.raised is None:
+            # Dask adds the plugin to its list last; a failure there ends it with a warning.
+            if injector.has_fired and self.raised is None and not self._has_warned():
                 yield "the installation has hidden the fault"
         elif self.raised is not None:
             yield f"an exception reached the caller: {story(self.raised)}"

@@ -108,6 +108,9 @@ class Change(ABC):
     def undo(self) -> None:
         """Restore the state before the change; do nothing if it is not in effect."""
 
+    async def settled(self) -> None:  # noqa: B027 -- most changes are made at once
+        """Return when what `apply` and `undo` have left to the event loop is done."""
+
 
 class ItemChange(Change):
     """An item of a mapping: a handler, an extension, or an attribute of an instance by its `vars`.
@@ -189,6 +192,8 @@ class Changes:
 
     def __init__(self) -> None:
         self._made: list[Change] = []
+        # Those that the event loop makes and undoes.
+        self._settling: list[Change] = []
 
     @property
     def names(self) -> list[str]:
@@ -198,6 +203,8 @@ class Changes:
     def make(self, change: Change) -> None:
         """Make a change; one that fails is undone, and the error is raised."""
         self._made.append(change)
+        if type(change).settled is not Change.settled:
+            self._settling.append(change)
         try:
             change.apply()
         except FAILURES:
@@ -213,3 +220,8 @@ class Changes:
         """Undo all changes, the latest first."""
         for change in reversed(self._made):
             self.undo(change)
+
+    async def settled(self) -> None:
+        """Wait until the event loop has made or undone all changes."""
+        for change in self._settling:
+            await change.settled()

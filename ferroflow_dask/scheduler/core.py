@@ -12,12 +12,15 @@ from dask.typing import Key
 from ferroflow_dask.device_reports import DeviceTotals
 from ferroflow_dask.policy import ClusterView
 from ferroflow_dask.policy.events import Event
-from ferroflow_dask.scheduler.changes import Guard
+from ferroflow_dask.scheduler.changes import Change, Guard
 from ferroflow_dask.scheduler.cost_model import Learned
 from ferroflow_dask.scheduler.hooks import Hooks
 
 if TYPE_CHECKING:
+    from distributed import WorkerPlugin
     from distributed.scheduler import Scheduler
+
+    from ferroflow_dask.scheduler.remote import Remote
 
 #: A help text, and the value.
 Gauge = tuple[str, float]
@@ -76,6 +79,8 @@ class Core:
         Returns the counts of the plugin and its features, by name.
     gauges : callable
         Returns what was learned, by name.
+    put_on_workers : callable
+        Returns the change that registers a worker plugin, given it and its name.
     """
 
     scheduler: Scheduler
@@ -87,6 +92,7 @@ class Core:
     policy: str
     counts: Callable[[], Mapping[str, Counts]]
     gauges: Callable[[], Mapping[str, Gauge]]
+    put_on_workers: Callable[[WorkerPlugin, str], Change]
     hooks: Hooks = field(default_factory=Hooks)
     policy_calls: PolicyCalls = field(default_factory=PolicyCalls)
     device_totals: DeviceTotals = field(default_factory=DeviceTotals)
@@ -94,3 +100,5 @@ class Core:
     suspects: dict[Key, None] = field(default_factory=dict)
     #: Processing tasks that were sent before their inputs existed.
     sent_early: set[Key] = field(default_factory=set)
+    #: The ends of features on workers, by the feature's name.
+    remotes: dict[str, Remote] = field(default_factory=dict)

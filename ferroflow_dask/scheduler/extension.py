@@ -35,14 +35,16 @@ from ferroflow_dask.scheduler.idle_workers import IdleWorkers, Passes
 from ferroflow_dask.scheduler.network import NetworkView
 from ferroflow_dask.scheduler.placement import Placement
 from ferroflow_dask.scheduler.refusals import Refusals
+from ferroflow_dask.scheduler.remote import WorkerPluginChange
+from ferroflow_dask.scheduler.remote_worker import TOPIC
 from ferroflow_dask.scheduler.settings import configured_policy
 from ferroflow_dask.scheduler.steal_protocol import StealProtocol
 from ferroflow_dask.scheduler.task_events import TaskEvents
 from ferroflow_dask.scheduler.task_view import TaskViews
 from ferroflow_dask.scheduler.worker_messages import WorkerMessages
-from ferroflow_dask.scheduler.worker_plugins import WorkerPluginChange
 
 if TYPE_CHECKING:
+    from distributed import WorkerPlugin
     from distributed.scheduler import Scheduler, TaskState, WorkerState
 
 logger = logging.getLogger("ferroflow_dask")
@@ -99,6 +101,8 @@ class FerroflowStealing(WorkStealing):
         `auto` to bundle graphs, or `off`; the setting `ferroflow.bundle` if left out.
     features : sequence of type of Feature, optional
         In the order of installation; all if left out.
+    put_on_workers : callable, optional
+        As in `Core`; by Dask's worker plugins if left out.
     """
 
     def __init__(
@@ -113,6 +117,7 @@ class FerroflowStealing(WorkStealing):
         states: Mapping[str, Any] | None = None,
         bundle: str | None = None,
         features: Sequence[type[Feature]] | None = None,
+        put_on_workers: Callable[[WorkerPlugin, str], Change] | None = None,
     ) -> None:
         self.clock = clock
         self.bundles_graphs = config.is_bundling(bundle)
@@ -122,7 +127,6 @@ class FerroflowStealing(WorkStealing):
         #: The scheduler plugin that installed this extension, if one did.
         self.installed_by: object = None
         self.changes = Changes()
-        self._on_workers: list[WorkerPluginChange] = []
         self._is_closed = False
         self._has_warned = False
         learned = learned_on(scheduler) if learned is None else learned
@@ -140,16 +144,13 @@ class FerroflowStealing(WorkStealing):
             type(policy).__name__,
             self._counts,
             self.gauges,
+            put_on_workers or self._put_on_workers,
         )
         self.messages = WorkerMessages(
-            scheduler,
-            learned.costs,
+            core,
             is_usual=self._is_usual,
-            ask_pass=self.ask_pass,
             was_withdrawn=self._was_withdrawn,
-            sent_early=core.sent_early,
             changes=self.changes,
-            guard=self.guard,
         )
         self.refusals = Refusals(scheduler, self.messages.prefetch.doubtful.add)
         self.graphs = Graphs(
@@ -239,6 +240,9 @@ class FerroflowStealing(WorkStealing):
         for change in (self.refusals.change(self.guard), *self.fixed.handlers()):
             self.changes.make(change)
 
+    def _put_on_workers(self, plugin: WorkerPlugin, name: str) -> Change:
+        return WorkerPluginChange(self.scheduler, plugin, name, self.guard.fail)
+
     @property
     def policy(self) -> Policy:
         """The policy that is asked, the one of `placement`."""
@@ -279,7 +283,6 @@ class FerroflowStealing(WorkStealing):
             for change in reversed(made):
                 self.changes.undo(change)
             raise
-        self._on_workers += [change for change in made if isinstance(change, WorkerPluginChange)]
 
     async def close(self) -> None:
         """Detach when the scheduler closes; it tears down only extensions that are registered."""
@@ -334,8 +337,7 @@ class FerroflowStealing(WorkStealing):
 
     async def settled(self) -> None:
         """Wait until the changes on workers are made or undone."""
-        for change in (*self.messages.on_workers, *self.graphs.on_workers, *self._on_workers):
-            await change.settled()
+        await self.changes.settled()
 
     # Hooks of SchedulerPlugin: the scheduler's events
 
@@ -366,6 +368,8 @@ class FerroflowStealing(WorkStealing):
         if address in self.view.workers:
             self.view.remove_worker(address)
             self._steal_protocol.worker_left(address)
+            for remote in self.core.remotes.values():
+                remote.left(address)
             self.messages.worker_left(address)
             for hook in self._hooks.remove_worker:
                 hook(address)
@@ -452,7 +456,9 @@ class FerroflowStealing(WorkStealing):
         if topic == DEVICES_TOPIC and isinstance(msg, dict):
             self._device_reported(msg)
             return
-        self.messages.event(topic, msg)
+        if topic == TOPIC and isinstance(msg, dict):
+            self._announced(msg)
+            return
         self.graphs.event(topic, msg)
         action = msg.get("action") if isinstance(msg, dict) else None
         if topic not in self.view.workers:
@@ -465,6 +471,11 @@ class FerroflowStealing(WorkStealing):
             self.view.set_running(topic, msg.get("status") == "running")
             self.task_views.workers_changed()
             self.ask_pass()
+
+    def _announced(self, msg: dict[str, Any]) -> None:
+        remote = self.core.remotes.get(msg.get("feature", ""))
+        if remote is not None:
+            remote.announced(msg.get("worker", ""), msg.get("number", 0))
 
     def _device_reported(self, msg: dict[str, Any]) -> None:
         kind, seconds, address = msg.get("kind"), msg.get("seconds"), msg.get("worker")

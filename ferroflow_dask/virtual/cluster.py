@@ -16,9 +16,7 @@ from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.policy import Policy
 from ferroflow_dask.scheduler.extension import FerroflowStealing
 from ferroflow_dask.scheduler.features.low_latency_worker import shorten
-from ferroflow_dask.scheduler.graphs.worker_runs import TOPIC as RUNS_TOPIC
-from ferroflow_dask.scheduler.inlining.worker import TOPIC as INLINING_TOPIC
-from ferroflow_dask.scheduler.prefetch.worker import TOPIC as PREFETCH_TOPIC
+from ferroflow_dask.scheduler.remote_worker import TOPIC
 from ferroflow_dask.topology import Topology
 from ferroflow_dask.virtual.bundled import Bundler
 from ferroflow_dask.virtual.check import check_end
@@ -222,8 +220,8 @@ class VirtualCluster:
             if self.fabric.topology is not None:
                 shorten(cast(BatchedSend, to_worker), ProcessLoad(self.fabric.scheduler))
                 shorten(cast(BatchedSend, to_scheduler), ProcessLoad(worker.process, state.ready))
-            for topic in (PREFETCH_TOPIC, INLINING_TOPIC, RUNS_TOPIC):
-                self.scheduler.log_worker_event(address, topic, {"number": 1})  # that it listens
+            for end, number in worker.ends.items():
+                self.scheduler.log_worker_event(address, TOPIC, {"feature": end.name, "number": number})
         ws = self.scheduler.workers[address]
         ws.metrics = {"bandwidth": {"workers": worker.bandwidths}}  # what its heartbeats would tell
         return name

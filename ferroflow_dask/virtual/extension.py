@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dask
+from distributed import WorkerPlugin
 from distributed.stealing import WorkStealing
 
 from ferroflow_dask.policy import Policy, make_policy
+from ferroflow_dask.scheduler.changes import CallChange, Change
 from ferroflow_dask.scheduler.extension import FerroflowStealing
 from ferroflow_dask.scheduler.features import VIRTUAL
 from ferroflow_dask.virtual.clock import VirtualTime
@@ -58,7 +60,13 @@ def _make(
     if isinstance(policy, type):
         return policy(scheduler)
     chosen = make_policy(policy) if isinstance(policy, str) else policy
-    stealing = FerroflowStealing(scheduler, chosen, latency_s, clock=time, features=VIRTUAL)
+    stealing = FerroflowStealing(
+        scheduler, chosen, latency_s, clock=time, features=VIRTUAL, put_on_workers=_on_workers
+    )
     stealing.open()
     stealing.messages.change_tasks(chosen.keeps_successors)
     return stealing
+
+
+def _on_workers(plugin: WorkerPlugin, name: str) -> Change:  # noqa: ARG001 -- virtual workers have the ends
+    return CallChange(f"worker plugin {name}", lambda: None, lambda: None)

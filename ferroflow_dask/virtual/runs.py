@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from dask._task_spec import DataNode, TaskRef
@@ -18,6 +19,7 @@ from ferroflow_dask.bundling.results import Results
 from ferroflow_dask.bundling.run import Run
 from ferroflow_dask.bundling.sequence import ExecuteTasks
 from ferroflow_dask.scheduler.graphs.worker_runs import Runs
+from ferroflow_dask.scheduler.inlining.worker import InlinedResults
 
 
 class Result:
@@ -36,15 +38,8 @@ def _nbytes(result: Result) -> int:
 
 
 @dataclass
-class _Loop:
-    """The part of a worker's event loop that `Runs` uses."""
-
-    add_callback: Callable[..., None]
-
-
-@dataclass
-class WorkerEnd:
-    """The part of a worker that `Runs` uses.
+class Host:
+    """The part of a worker that ends of features use, under the names of `distributed.Worker`.
 
     Parameters
     ----------
@@ -67,7 +62,15 @@ class WorkerEnd:
     handlers: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.loop = _Loop(self.soon)
+        self.loop = SimpleNamespace(add_callback=self.soon, asyncio_loop=SimpleNamespace(call_soon=self.soon))
+
+
+class VirtualInlinedResults(InlinedResults):
+    """The small results of a virtual worker, which have a size and no data."""
+
+    def may_send(self, value: object, limit: int) -> bool:  # noqa: ARG002 -- overrides
+        """Return whether a value is small enough: its size was checked before."""
+        return True
 
 
 class VirtualRuns(Runs):

@@ -32,14 +32,22 @@ from distributed.worker_state_machine import (
 from ferroflow_dask.bundling.results import value_of
 from ferroflow_dask.bundling.sequence import bundle_in
 from ferroflow_dask.exceptions import SimulationError
-from ferroflow_dask.scheduler.inlining.worker import TASK, InlinedResults
+from ferroflow_dask.scheduler.inlining.worker import TASK
 from ferroflow_dask.scheduler.prefetch.worker import SEND, PrefetchedTasks
+from ferroflow_dask.scheduler.remote_worker import WorkerEnd
 from ferroflow_dask.virtual.clock import VirtualTime
 from ferroflow_dask.virtual.fabric import Fabric
 from ferroflow_dask.virtual.hosts import Process
 from ferroflow_dask.virtual.network import Stream
 from ferroflow_dask.virtual.record import Execution, Outcome, Record, Transfer
-from ferroflow_dask.virtual.runs import Result, VirtualRun, VirtualRuns, WorkerEnd, inputs_of
+from ferroflow_dask.virtual.runs import (
+    Host,
+    Result,
+    VirtualInlinedResults,
+    VirtualRun,
+    VirtualRuns,
+    inputs_of,
+)
 from ferroflow_dask.virtual.task import VirtualTask
 from ferroflow_dask.virtual.upstream_worker import event_of, unpacked
 
@@ -107,16 +115,14 @@ class VirtualWorker:
         self._is_search_due = False
         self._handlers: dict[str, Callable[..., None]] = {}
         soon = partial(self._later, 0.0)
-        self._held = PrefetchedTasks(state, self._handle, soon, to_scheduler.send, self._handlers)
+        host: Any = Host(state, self._handle, to_scheduler.send, self._handlers, soon)
+        self._held = PrefetchedTasks(host)
+        self._inline = VirtualInlinedResults(host)
+        self._runs = VirtualRuns(host, around.time)
+        #: Its ends of features, and their numbers.
+        self.ends: dict[WorkerEnd, int] = {end: end.open() for end in (self._held, self._inline, self._runs)}
         plugins: dict[str, Any] = state.plugins
-        plugins["ferroflow"] = self._held
-        self._inline = InlinedResults(state, self._handle, lambda *_: True)
-        plugins["ferroflow-inlining"] = self._inline
-        self._held.handlers.add(self._handlers)
-        self._inline.handlers.add(self._handlers)
-        end: Any = WorkerEnd(state, self._handle, to_scheduler.send, self._handlers, soon)
-        self._runs = VirtualRuns(end, around.time)
-        self._runs.open()
+        plugins |= {end.name: end for end in (self._held, self._inline)}
 
     @property
     def n_held(self) -> int:

@@ -149,7 +149,7 @@ def test_results_are_dropped_and_fetched_if(is_closed: bool) -> None:
     cluster = VirtualCluster(2)
     if not is_closed:
         for worker in cluster.workers:
-            of(cluster).left(worker.state.address)
+            of(cluster).remote.left(worker.state.address)
     cluster.submit(sum_of_two(8))
     if is_closed:
         of(cluster).close()

@@ -92,7 +92,7 @@ async def test_settings_turn_all_changes_of_messages_off(cluster: Cluster) -> No
     assert n_sent(cluster) == 2
     for worker in cluster.workers:
         ours = sorted(name.rstrip("-0123456789") for name in worker.plugins if "ferroflow" in name)
-        assert ours == ["ferroflow-bundles", "ferroflow-runs"]
+        assert ours == ["ferroflow-bundles", "ferroflow-capable"]
         assert worker.batched_stream.interval == 0.002  # as Dask's
         assert TASK not in worker.stream_handlers
     assert "_task_to_msg" not in vars(cluster.scheduler)

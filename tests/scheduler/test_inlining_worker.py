@@ -15,7 +15,8 @@ from distributed.worker_state_machine import ComputeTaskEvent
 from loose_workers import LooseWorker
 
 from ferroflow_dask.bundling.results import Results
-from ferroflow_dask.scheduler.inlining.worker import CLOSE, RESULT, TASK, WorkerInlining, is_small
+from ferroflow_dask.scheduler.inlining.worker import RESULT, TASK, InlinedResults, is_small
+from ferroflow_dask.scheduler.remote_worker import RemotePlugin, close_of
 
 Point = namedtuple("Point", "x y")
 
@@ -30,7 +31,7 @@ class Loose(LooseWorker):
 
     def plug(self) -> None:
         """Let another plugin come."""
-        self.plugin: Any = WorkerInlining()
+        self.plugin: Any = RemotePlugin(InlinedResults)
         self.plugin.setup(self)
 
     def handle_stimulus(self, event: ComputeTaskEvent) -> None:
@@ -100,7 +101,7 @@ def test_other_values_are_not_reported(value: object) -> None:
     worker = Loose()
     worker.take(limit=1000)
     assert worker.ends(value) == {}
-    assert len(worker.plugin._results) == 0
+    assert len(worker.plugin.end) == 0
 
 
 @pytest.mark.parametrize(("nbytes", "size"), [(101, 1), (8, 90)])
@@ -134,7 +135,7 @@ def test_only_results_that_are_asked_for_are_reported() -> None:
     worker.take(limit=1000)
     for finish in ("waiting", "ready", "executing"):
         worker.plugin.transition("t", "released", finish)
-    assert len(worker.plugin._results) == 1
+    assert len(worker.plugin.end) == 1
     assert worker.ends(None, state="error") == {}
     assert worker.ends(1) == {}
 
@@ -161,7 +162,7 @@ def test_a_task_that_ended_keeps_no_inputs(state: str) -> None:
     assert of_task(worker) == [1]
     worker.ends([1], state=state)
     assert worker.tasks["t"].run_spec is spec
-    assert worker.plugin._results._without_inputs == {}
+    assert worker.plugin.end._without_inputs == {}
 
 
 def test_a_task_that_is_forgotten_is_not_kept() -> None:
@@ -169,7 +170,7 @@ def test_a_task_that_is_forgotten_is_not_kept() -> None:
     worker.take(spec=Task("t", list, List(TaskRef("x"))), x=pickle.dumps(1))
     del worker.tasks["t"]
     worker.plugin.transition("t", "released", "forgotten")
-    assert worker.plugin._results._without_inputs == {}
+    assert worker.plugin.end._without_inputs == {}
 
 
 def test_other_inputs_are_read_as_ever() -> None:
@@ -197,8 +198,9 @@ def test_after_the_last_message_to_the_last_plugin_no_result_is_reported() -> No
     worker = Loose()  # may be removed before its announcement arrives: it would get no closing message
     worker.plug()
     worker.take(limit=1000)
-    worker.stream_handlers[CLOSE](number=1)
-    assert CLOSE in worker.stream_handlers
-    worker.stream_handlers[CLOSE](number=2)
+    close = close_of(InlinedResults.name)
+    worker.stream_handlers[close](number=1)
+    assert close in worker.stream_handlers
+    worker.stream_handlers[close](number=2)
     assert worker.stream_handlers == {}
     assert worker.ends(1) == {}

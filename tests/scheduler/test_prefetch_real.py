@@ -112,7 +112,9 @@ async def test_workers_are_told_as_they_join_and_until_it_is_uninstalled(cluster
 
     async with Worker(cluster.scheduler.address, nthreads=1) as late:
         cluster.workers.append(late)
-        await comes(lambda: len(cluster.stealing.messages.prefetch._supporting) >= 3 and all(listening()))
+        await comes(
+            lambda: len(cluster.stealing.messages.prefetch.remote.supporting) >= 3 and all(listening())
+        )
         event = await Event(name="go", client=cluster.client)
         first = cluster.client.submit(wait_for, 1, event, workers=[late.address])
         last = cluster.client.submit(lambda i: i + 1, first)

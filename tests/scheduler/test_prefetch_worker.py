@@ -9,7 +9,8 @@ import pytest
 from distributed.worker_state_machine import ComputeTaskEvent
 from loose_workers import LooseWorker
 
-from ferroflow_dask.scheduler.prefetch.worker import CONFIRM, SEND, TAKEN_ON, WITHDRAW, WorkerPrefetch
+from ferroflow_dask.scheduler.prefetch.worker import CONFIRM, SEND, TAKEN_ON, WITHDRAW, PrefetchedTasks
+from ferroflow_dask.scheduler.remote_worker import RemotePlugin
 
 
 class Loose(LooseWorker):
@@ -23,7 +24,7 @@ class Loose(LooseWorker):
 
     def plug(self) -> None:
         """Let another plugin come."""
-        self.plugin: Any = WorkerPrefetch()
+        self.plugin: Any = RemotePlugin(PrefetchedTasks)
         self.plugin.setup(self)
 
     def handle_stimulus(self, event: Any) -> None:

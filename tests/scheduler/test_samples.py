@@ -261,7 +261,7 @@ async def test_futures_may_be_cancelled(cluster: Bundling, at_once: bool, gate: 
         await comes(gate.reached.is_set)
     await cluster.client.cancel(futures)
     gate.open()
-    assert {future.status for future in futures} == {"cancelled"}
+    await comes(lambda: {future.status for future in futures} == {"cancelled"})
     await is_cancelled(cluster)
     assert await cluster.values(task("total-0", *leaves("leaf"))) == [466]
 
@@ -379,4 +379,4 @@ async def test_after_a_restart_an_arriving_graph_is_not_created(cluster: Bundlin
     gate.open()
     await comes(lambda: not cluster.stealing.graphs._arrivals._under_way)
     assert not cluster.scheduler.tasks
-    assert {future.status for future in futures} == {"cancelled"}
+    await comes(lambda: {future.status for future in futures} == {"cancelled"})

@@ -218,9 +218,9 @@ def test_workers_need_nothing_of_ours_for_plain_dask() -> None:
                 assert [name.rstrip("-0123456789") for name in ours] == [
                     "ferroflow-batching",
                     "ferroflow-bundles",
-                    "ferroflow-inlining",
+                    "ferroflow-capable",
+                    "ferroflow-inlined_results",
                     "ferroflow-prefetch",
-                    "ferroflow-runs",
                 ]
                 intervals = await client.run(lambda dask_worker: repr(dask_worker.batched_stream.interval))
                 assert "Interval" in str(intervals)

@@ -23,7 +23,6 @@ from ferroflow_dask.scheduler.features.low_latency_worker import (
     restore,
     shorten,
 )
-from ferroflow_dask.scheduler.worker_plugins import WorkerPluginChange
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -95,9 +94,7 @@ class LowLatencyMessages(Feature):
         """Shorten all intervals, here and on workers, if the configuration allows it."""
         if config.get_bool("low-latency-messages"):
             yield CallChange("BatchedSend.interval of workers and clients", self._open, self._close)
-            yield WorkerPluginChange(
-                self._scheduler, WorkerBatching(), "ferroflow-batching", self.core.guard.fail
-            )
+            yield self.core.put_on_workers(WorkerBatching(), "ferroflow-batching")
 
     def _open(self) -> None:
         self._is_open = True

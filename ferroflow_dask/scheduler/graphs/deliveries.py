@@ -15,9 +15,8 @@ from dask.typing import Key
 
 from ferroflow_dask.scheduler import _distributed_graphs
 from ferroflow_dask.scheduler._distributed_graphs import Delivery
-from ferroflow_dask.scheduler.changes import Change, Guard, attempt
-from ferroflow_dask.scheduler.graphs.worker_runs import CLOSE, CLOSED, DELIVERED, DIVIDED, TOPIC
-from ferroflow_dask.scheduler.worker_streams import WorkerStreamHandler
+from ferroflow_dask.scheduler.changes import Guard, attempt
+from ferroflow_dask.scheduler.graphs.worker_runs import DELIVERED
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState, WorkerState
@@ -47,44 +46,16 @@ class Deliveries:
         self._received = guard(self._complete, default=False)
         self._own = own
         self._completed = completed
-        self._change: WorkerStreamHandler | None = None
-        # Workers that deliver, and the numbers of their plugins.
-        self._workers: dict[str, int] = {}
         #: Tasks that were completed.
         self.count = 0
 
-    def change(self, divided: Callable[..., object]) -> Change:
-        """Return the change to the scheduler; `divided` receives the divisions of running bundles."""
-        self._change = WorkerStreamHandler(
-            self._scheduler,
-            {DELIVERED: (self._arrived, self._ignored), DIVIDED: (divided, lambda **_: None)},
-            CLOSE,
-            CLOSED,
-            senders=lambda: self._workers,
-        )
-        return self._change
-
-    def may_send(self, address: str) -> bool:
-        """Return whether a worker understands the messages about running bundles."""
-        is_open = self._change is not None and self._change.is_applied
-        return is_open and address in self._workers and address in self._scheduler.stream_comms
-
-    def event(self, topic: str, msg: Any) -> bool:
-        """Note that a worker announces that it delivers; return whether it does."""
-        if topic != TOPIC or not isinstance(msg, dict):
-            return False
-        self._workers[str(msg.get("worker"))] = msg.get("number", 0)
-        return True
-
-    def worker_left(self, address: str) -> None:
-        """Forget a worker."""
-        self._workers.pop(address, None)
-
-    def _arrived(self, *, values: Mapping[Key, Any], worker: str, thread: int | None = None) -> None:
+    def arrived(self, *, values: Mapping[Key, Any], worker: str, thread: int | None = None) -> None:
+        """Receive values of a running bundle."""
         if not self._received(values, worker, thread):
-            self._ignored(values=values, worker=worker)
+            self.ignored(values=values, worker=worker)
 
-    def _ignored(self, *, values: Mapping[Key, Any], worker: str, thread: int | None = None) -> None:
+    def ignored(self, *, values: Mapping[Key, Any], worker: str, thread: int | None = None) -> None:
+        """Let a worker drop values that it has sent, after the plugin has left."""
         # An exception would close the worker's stream.
         attempt(lambda: self._refuse(values, worker), f"worker {worker} may keep values that no task has")
 

@@ -26,11 +26,10 @@ from ferroflow_dask.scheduler.graphs.samples import Samples
 from ferroflow_dask.scheduler.graphs.scaling import Scaling
 from ferroflow_dask.scheduler.graphs.task_streams import TaskStreams
 from ferroflow_dask.scheduler.graphs.worker import TOPIC, WorkerBundles
-from ferroflow_dask.scheduler.graphs.worker_runs import WorkerRuns
-from ferroflow_dask.scheduler.worker_plugins import WorkerPluginChange
+from ferroflow_dask.scheduler.graphs.worker_runs import DELIVERED, DIVIDED, Runs
+from ferroflow_dask.scheduler.remote import Remote
 
 if TYPE_CHECKING:
-    from distributed import WorkerPlugin
     from distributed.scheduler import TaskState
 
     from ferroflow_dask.scheduler.core import Core
@@ -81,12 +80,13 @@ class Graphs:
         self._note = note
         self._view = core.view
         self._clock = core.clock
+        self._put_on_workers = core.put_on_workers
         self.samples = Samples(scheduler)
         self.bundles = Bundles(scheduler, guard, withdraw=withdraw, note=note)
         self.deaths = Deaths(scheduler, self.bundles, guard, suspected, core.suspects)
         self._scaling = Scaling(scheduler, self.bundles, guard)
         self.deliveries = Deliveries(scheduler, guard, own, self._delivered)
-        self._streams = TaskStreams(scheduler, changes, guard, self.deliveries.may_send)
+        self._streams = TaskStreams(scheduler, changes, guard, self._may_send)
         self.observers = Observers(scheduler, self.bundles, guard, self._streams.look)
         self._cancelling = Cancelling(scheduler, self.bundles, guard)
         self._overheads = Overheads(scheduler, core.learned)
@@ -96,14 +96,25 @@ class Graphs:
             guard,
             cluster=self._overheads.profile,
             view=core.view,
-            may_send=self.deliveries.may_send,
+            may_send=self._may_send,
             note=note,
             refused=refused,
             clock=core.clock,
         )
+        #: The ends of bundles on workers.
+        self.remote = Remote(
+            core,
+            Runs,
+            {
+                DELIVERED: (self.deliveries.arrived, self.deliveries.ignored),
+                DIVIDED: (self.dividing.received, lambda **_: None),
+            },
+            joined=self._streams.worker_announced,
+        )
         self.overtaking = Overtaking(self.bundles, core.view, self.dividing.ask)
-        #: The changes on workers, which are made and undone by coroutines.
-        self.on_workers: list[WorkerPluginChange] = []
+
+    def _may_send(self, address: str) -> bool:
+        return self.remote.may_send(address)
 
     def open(self, is_fixed: Callable[[TaskState], bool]) -> None:
         """Bundle graphs from now on; `is_fixed` as in `Knowledge`."""
@@ -127,21 +138,14 @@ class Graphs:
         for change in (*changes, *self._arrivals.changes()):
             self._changes.make(change)
         # A worker gets bundles once it announces that it can run them: it delivers by then.
-        plugins: dict[str, WorkerPlugin] = {
-            "ferroflow-runs": WorkerRuns(),
-            "ferroflow-bundles": WorkerBundles(),
-        }
-        for name, plugin in plugins.items():
-            on_workers = WorkerPluginChange(self._scheduler, plugin, name, self._guard.fail)
-            self.on_workers.append(on_workers)
-            self._changes.make(on_workers)
-        for change in self.observers.changes(self.on_workers[-1]):
+        announcing = self._put_on_workers(WorkerBundles(), "ferroflow-capable")
+        for change in (announcing, *self.observers.changes(announcing)):
             self._changes.make(change)
         self._streams.look()
 
     def receive(self) -> None:
         """Take the messages of workers about bundles."""
-        for change in (*self.bundles.changes(), self.deliveries.change(self.dividing.received)):
+        for change in (*self.bundles.changes(), self.remote):
             self._changes.make(change)
 
     def _close(self) -> None:
@@ -179,8 +183,6 @@ class Graphs:
 
     def event(self, topic: str, msg: Any) -> None:
         """Note what a worker announces."""
-        if self.deliveries.event(topic, msg):
-            self._streams.worker_announced(str(msg.get("worker")))
         if topic != TOPIC or not isinstance(msg, dict):
             return
         if "observers" in msg:
@@ -214,7 +216,6 @@ class Graphs:
         """Forget a worker."""
         self._capable.discard(address)
         self._announced.discard(address)
-        self.deliveries.worker_left(address)
         self.observers.worker_left(address)
 
     def sampled(self) -> Collection[Key]:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
 
     from ferroflow_dask.scheduler.graphs.bundles import Bundles
-    from ferroflow_dask.scheduler.worker_plugins import WorkerPluginChange
 
 logger = logging.getLogger("ferroflow_dask")
 
@@ -54,7 +53,7 @@ class Observers:
         self._reports: dict[str, tuple[float, list[str]]] = {}
         self._warned: set[str] = set()
 
-    def changes(self, on_workers: WorkerPluginChange) -> Iterable[Change]:
+    def changes(self, on_workers: Change) -> Iterable[Change]:
         """Return the changes to the scheduler; `on_workers` is the plugin that reports."""
         stock_add = self._scheduler.add_plugin
 
@@ -74,7 +73,7 @@ class Observers:
 
             yield ItemChange(f"Scheduler.handlers[{operation!r}]", handlers, operation, handle)
 
-    async def _ask(self, on_workers: WorkerPluginChange) -> None:
+    async def _ask(self, on_workers: Change) -> None:
         """Ask all workers, so that the next graph of the client that has registered a plugin is right."""
         if not self._is_respected or not on_workers.is_applied or self._guard.error is not None:
             return

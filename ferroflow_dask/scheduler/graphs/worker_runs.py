@@ -1,6 +1,6 @@
 """Worker's end of running bundles: stores and reports their values, and divides them.
 
-This module is sent to workers by value and must not import this package, except `worker_handlers`.
+This module is sent to workers by value and must not import this package, except `remote_worker`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
 from dask.utils import typename
-from distributed import WorkerPlugin, threadpoolexecutor
+from distributed import threadpoolexecutor
 from distributed.metrics import time
 from distributed.worker_state_machine import SecedeEvent, UpdateDataEvent
 
-from ferroflow_dask.scheduler.worker_handlers import StreamHandlers
+from ferroflow_dask.scheduler.remote_worker import WorkerEnd
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -44,13 +44,9 @@ _CALL_STACK = "call_stack"
 _RUNNING = frozenset({"executing", "long-running"})
 #: Operation of the messages to the scheduler, of values that are stored.
 DELIVERED = "ferroflow-delivered"
-#: Operations of the last messages of the scheduler, and of a worker in answer.
-CLOSE, CLOSED = "ferroflow-deliveries-close", "ferroflow-deliveries-closed"
-#: Topic under which workers announce that they deliver.
-TOPIC = "ferroflow-deliveries"
 
 
-class Runs(StreamHandlers):
+class Runs(WorkerEnd):
     """Worker extension that knows the running bundles, and takes values from them.
 
     Parameters
@@ -60,15 +56,11 @@ class Runs(StreamHandlers):
         Returns the time [s].
     """
 
+    name = "bundles"
+    sends = True
+
     def __init__(self, worker: Worker, clock: Callable[[], float] = time) -> None:
-        handlers: dict[str, Callable[..., object]] = {
-            DIVIDE: self._divide,
-            NARROW: self._narrow,
-            SECEDE: self._secede,
-            TRACE: self._trace,
-        }
-        super().__init__(handlers, CLOSE, self._last)
-        self._worker = worker
+        super().__init__(worker)
         #: Whether start and stop of each step are reported.
         self.is_traced = False
         self._stock_call_stack: Any = worker.handlers.get(_CALL_STACK)
@@ -82,30 +74,36 @@ class Runs(StreamHandlers):
         self._n_plugins = 0
         self._is_open = False
 
+    def handlers(self) -> dict[str, Callable[..., object]]:
+        """Return the handlers of the scheduler's messages about running bundles."""
+        return {
+            DIVIDE: self._divide,
+            NARROW: self._narrow,
+            SECEDE: self._secede,
+            TRACE: self._trace,
+        }
+
     def open(self) -> int:
         """Take values for one more plugin, and return its number."""
         self._n_plugins += 1
         self._is_open = True
-        self._worker.extensions[_EXTENSION] = self
-        self._worker.handlers[_CALL_STACK] = self._call_stack
-        return self.add(self._worker.stream_handlers)
+        self.worker.extensions[_EXTENSION] = self
+        self.worker.handlers[_CALL_STACK] = self._call_stack
+        return super().open()
 
-    def close(self) -> None:
+    def removed(self) -> None:
         """Let bundles keep their values if no other plugin is left."""
         self._n_plugins -= 1
         if not self._n_plugins:
-            self._stop()
+            self.closed()
 
-    def _stop(self) -> None:
+    def closed(self) -> None:
+        """Let bundles keep their values."""
         self._is_open = False
-        if self._worker.extensions.get(_EXTENSION) is self:
-            del self._worker.extensions[_EXTENSION]
-            if self._worker.handlers[_CALL_STACK] == self._call_stack:
-                self._worker.handlers[_CALL_STACK] = self._stock_call_stack
-
-    def _last(self) -> None:
-        self._stop()
-        self._worker.batched_send({"op": CLOSED})
+        if self.worker.extensions.get(_EXTENSION) is self:
+            del self.worker.extensions[_EXTENSION]
+            if self.worker.handlers[_CALL_STACK] == self._call_stack:
+                self.worker.handlers[_CALL_STACK] = self._stock_call_stack
 
     # Called by the threads of bundles
 
@@ -113,13 +111,13 @@ class Runs(StreamHandlers):
         """Note a run that starts."""
         self._runs[run.key] = run
         run_id, exports = self._narrowed.pop(run.key, (None, ()))
-        ts = self._worker.state.tasks.get(run.key)
+        ts = self.worker.state.tasks.get(run.key)
         if ts is not None and ts.run_id == run_id:
             run.drop_all_but(exports)
 
     def ended(self, run: Any) -> None:
         """Forget a run."""
-        ts = self._worker.state.tasks.get(run.key)
+        ts = self.worker.state.tasks.get(run.key)
         if ts is not None and (steps := run.undelivered()) is not None:
             ts.metadata[STEPS] = steps
         present = self._runs.pop(run.key, None)
@@ -128,12 +126,12 @@ class Runs(StreamHandlers):
 
     def deliver(self, bundle: Key, values: Mapping[Key, tuple[Any, float, float]]) -> None:
         """Take values of a running bundle, with start and stop of their tasks."""
-        self._worker.loop.add_callback(self._take, bundle, values, threading.get_ident())
+        self.worker.loop.add_callback(self._take, bundle, values, threading.get_ident())
 
     def failed(self, run: Any, left: Any, error: Mapping[str, Any] | None) -> None:
         """Report the steps that have left a run: the first one has failed; without an error, it moves."""
         self._failures.append((run, left, error))
-        self._worker.loop.add_callback(self._report_failures)
+        self.worker.loop.add_callback(self._report_failures)
 
     # Called by the event loop
 
@@ -147,7 +145,7 @@ class Runs(StreamHandlers):
         return self._stock_call_stack(keys=None if keys is None else [*keys, *steps])
 
     def _take(self, bundle: Key, values: Mapping[Key, tuple[Any, float, float]], thread: int | None) -> None:
-        state = self._worker.state
+        state = self.worker.state
         ts = state.tasks.get(bundle)
         if not self._is_open or ts is None or ts.state not in _RUNNING:
             return  # the plugin was removed, or the scheduler has cancelled the bundle
@@ -156,7 +154,7 @@ class Runs(StreamHandlers):
             for key, (value, _, _) in values.items()
             if key not in state.tasks or state.tasks[key].state == "released"
         }
-        self._worker.handle_stimulus(UpdateDataEvent(data=data, stimulus_id=DELIVERED))
+        self.worker.handle_stimulus(UpdateDataEvent(data=data, stimulus_id=DELIVERED))
         # A value that could not be stored stays with the bundle.
         stored = {key: values[key][1:] for key in data if state.tasks[key].state == "memory"}
         types: dict[type, bytes] = {}
@@ -167,11 +165,11 @@ class Runs(StreamHandlers):
             if kind not in types:
                 types[kind] = _pickled_type(kind)
             details[key] = (one.nbytes, types[kind], typename(kind), start_s, stop_s)
-        self._worker.batched_send({"op": DELIVERED, "values": details, "thread": thread})
+        self.worker.batched_send({"op": DELIVERED, "values": details, "thread": thread})
 
     def _run_of(self, key: Key, run_id: int | None = None) -> Any:
         """Return the run of a bundle if the worker still runs it for the scheduler, else None."""
-        run, ts = self._runs.get(key), self._worker.state.tasks.get(key)
+        run, ts = self._runs.get(key), self.worker.state.tasks.get(key)
         if run is None or ts is None or ts.state not in _RUNNING or run_id not in (None, ts.run_id):
             return None
         return run
@@ -182,21 +180,21 @@ class Runs(StreamHandlers):
         self._report_failures()  # those before the division
         if left is None:
             message = {"op": DIVIDED, "key": key, "run_id": run_id, "steps": ()}
-            self._worker.batched_send({**message, "stimulus_id": stimulus_id})
+            self.worker.batched_send({**message, "stimulus_id": stimulus_id})
         else:
             self._report(run, left, stimulus_id)
 
     def _report(self, run: Any, left: Any, stimulus_id: str, **fields: Any) -> None:
         """Report steps that have left a run, and deliver the values that they read."""
         names = ("steps", "read", "unfinished", "items", "n_ended", "elapsed_s")
-        message = {"op": DIVIDED, "key": run.key, "run_id": self._worker.state.tasks[run.key].run_id}
+        message = {"op": DIVIDED, "key": run.key, "run_id": self.worker.state.tasks[run.key].run_id}
         message |= {name: getattr(left, name) for name in names}
-        self._worker.batched_send({**message, "stimulus_id": stimulus_id, **fields})
+        self.worker.batched_send({**message, "stimulus_id": stimulus_id, **fields})
         if left.values:
             self._take(run.key, left.values, run.thread.ident)
 
     def _narrow(self, key: Key, run_id: int, exports: Collection[Key]) -> None:
-        tasks = self._worker.state.tasks
+        tasks = self.worker.state.tasks
         if exports:  # the thread may be about to start the run
             for gone in [one for one in self._narrowed if one not in tasks]:
                 self._narrowed.pop(gone, None)
@@ -209,13 +207,13 @@ class Runs(StreamHandlers):
     def _secede(self, keys: Collection[Key]) -> None:
         """Take the thread of the first of some tasks that runs out of the thread pool."""
         for key in keys:
-            ts = self._worker.state.tasks.get(key)
+            ts = self.worker.state.tasks.get(key)
             if ts is None or ts.state != "executing" or not self._leave_pool(key, self._runs.get(key)):
                 continue
             now_s = self._clock()
             duration_s = now_s - (ts.start_time or now_s)
             event = SecedeEvent(key=key, compute_duration=duration_s, stimulus_id=f"secede-{now_s}")
-            self._worker.handle_stimulus(event)
+            self.worker.handle_stimulus(event)
             return
 
     def _leave_pool(self, key: Key, run: Any) -> bool:
@@ -223,11 +221,11 @@ class Runs(StreamHandlers):
 
         The thread of a task that is no bundle would not end after the task: the pool gets one more.
         """
-        executor: Any = self._worker.executors["default"]
+        executor: Any = self.worker.executors["default"]
         with threadpoolexecutor.threads_lock:
             if run is None:
-                with self._worker.active_threads_lock:
-                    if key not in self._worker.active_threads.values():
+                with self.worker.active_threads_lock:
+                    if key not in self.worker.active_threads.values():
                         return False  # it has no thread yet
                 executor._max_workers += 1
                 executor._adjust_thread_count()
@@ -245,29 +243,13 @@ class Runs(StreamHandlers):
     def _report_failed(self, run: Any, left: Any, error: Mapping[str, Any] | None) -> None:
         if self._runs.get(run.key) not in (run, None):
             return  # it runs again
-        ts = self._worker.state.tasks.get(run.key)
+        ts = self.worker.state.tasks.get(run.key)
         if ts is None or ts.state not in _RUNNING:
             return  # the scheduler has cancelled the bundle
         if error is not None:
             text = "Compute Failed\nKey:       %s\nState:     %s\nException: %r\nTraceback: %r\n"
             logger.error(text, left.steps[0], ts.state, error["exception_text"], error["traceback_text"])
         self._report(run, left, f"task-erred-{time()}", failed=left.steps[0], error=error)
-
-
-class WorkerRuns(WorkerPlugin):
-    """Stores and reports the values that bundles deliver, and divides running bundles."""
-
-    def setup(self, worker: Worker) -> None:
-        """Take values from now on; called by distributed on each worker."""
-        # An earlier plugin of this kind may still be asked to close.
-        earlier = getattr(worker.stream_handlers.get(CLOSE), "__self__", None)
-        self._runs: Runs = Runs(worker) if earlier is None else earlier
-        number = self._runs.open()
-        worker.log_event(TOPIC, {"number": number})  # distributed adds the worker
-
-    def teardown(self, worker: Worker) -> None:
-        """Let bundles keep their values; called by distributed when the plugin is removed."""
-        self._runs.close()
 
 
 def _pickled_type(kind: type) -> bytes:

@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any
 from dask.typing import Key
 
 from ferroflow_dask.scheduler import _distributed
-from ferroflow_dask.scheduler.cost_model import CostModel
-from ferroflow_dask.scheduler.inlining.worker import CLOSE, RESULT, TASK
+from ferroflow_dask.scheduler.inlining.worker import RESULT, TASK, InlinedResults
+from ferroflow_dask.scheduler.remote import Remote
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler, TaskState, WorkerState
+    from distributed.scheduler import TaskState, WorkerState
+
+    from ferroflow_dask.scheduler.core import Core
 
 #: A task with more inputs fetches them, from each worker in one request.
 _MOST_INPUTS = 32
@@ -46,17 +48,16 @@ class Inlining:
 
     Parameters
     ----------
-    scheduler : distributed.Scheduler
-    costs : CostModel
-        Knows the sizes of results.
+    core : Core
     """
 
-    def __init__(self, scheduler: Scheduler, costs: CostModel) -> None:
-        self._scheduler = scheduler
-        self._costs = costs
+    def __init__(self, core: Core) -> None:
+        self._scheduler = core.scheduler
+        self._costs = core.learned.costs
         self._limit = 0
-        # Workers, and the numbers of their plugins.
-        self._supporting: dict[str, int] = {}
+        #: The ends on workers.
+        self.remote = Remote(core, InlinedResults)
+        self._supporting = self.remote.supporting
         # Whether results are also kept for clients.
         self._for_clients = False
         #: Results that are kept, the oldest first.
@@ -76,27 +77,14 @@ class Inlining:
         self._for_clients = for_clients
 
     def close(self) -> None:
-        """Forget all results and workers, and send the workers the last message."""
+        """Forget all results."""
         self._limit = 0
         self.clear()
-        while self._supporting:
-            address, number = self._supporting.popitem()
-            if address in self._scheduler.stream_comms:
-                self._scheduler.worker_send(address, {"op": CLOSE, "number": number})
 
     def clear(self) -> None:
         """Forget all results."""
         self.known.clear()
         self._nbytes = 0
-
-    def supports(self, address: str, number: int) -> None:
-        """Note that a worker supports inlined results, by its plugin of a number."""
-        if self.is_open and address in self._scheduler.workers:
-            self._supporting[address] = number
-
-    def left(self, address: str) -> None:
-        """Forget a worker."""
-        self._supporting.pop(address, None)
 
     def inputs_of(self, ts: TaskState) -> Mapping[Key, bytes]:
         """Return the pickled inputs that are sent with a task; O(inputs)."""

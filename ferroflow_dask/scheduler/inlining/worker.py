@@ -3,7 +3,7 @@
 An inlined input becomes an argument of the task. The worker keeps no copy of it under its key, so the
 scheduler need not follow copies.
 
-This module is sent to workers by value and must not import this package, except `worker_handlers`.
+This module is sent to workers by value and must not import this package, except `remote_worker`.
 """
 
 from __future__ import annotations
@@ -15,23 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from dask._task_spec import DataNode, GraphNode, Task
 from dask.typing import Key
-from distributed import WorkerPlugin
-from distributed.worker_state_machine import ComputeTaskEvent, StateMachineEvent
+from distributed.worker_state_machine import ComputeTaskEvent
 
-from ferroflow_dask.scheduler.worker_handlers import StreamHandlers
+from ferroflow_dask.scheduler.remote_worker import WorkerEnd
 
 if TYPE_CHECKING:
     from distributed import Worker
-    from distributed.worker_state_machine import WorkerState
 
 #: Operation of a task with its inlined inputs, in place of distributed's `compute-task`.
 TASK = "ferroflow-task"
 #: Name of the result in the metadata of the message that reports a task.
 RESULT = "ferroflow-result"
-#: Operation of the scheduler's last message.
-CLOSE = "ferroflow-inlining-close"
-#: Topic under which workers announce that they support inlined results.
-TOPIC = "ferroflow-inlining"
 #: States of a task that may still finish on this worker.
 _UNDER_WAY = frozenset({"waiting", "ready", "constrained", "executing", "long-running"})
 #: States of a task that does not run unless it is sent again. A released one may still run.
@@ -75,32 +69,26 @@ def _left(value: Any, limit: int, depth: int) -> int:
     return limit
 
 
-class InlinedResults:
-    """Runs tasks that come with their inputs, and reports the results that the scheduler asks for.
+class InlinedResults(WorkerEnd):
+    """Runs tasks that come with their inputs, and reports the results that the scheduler asks for."""
 
-    Parameters
-    ----------
-    state : distributed.worker_state_machine.WorkerState
-    handle : callable
-        Hands an event to the state machine and carries out its instructions.
-    may_send : callable, optional
-        Returns whether a value is small enough, given the limit [B], and a copy can replace it.
-    """
+    name = "inlined_results"
 
-    def __init__(
-        self,
-        state: WorkerState,
-        handle: Callable[[StateMachineEvent], None],
-        may_send: Callable[[object, int], bool] = is_small,
-    ) -> None:
-        self._state = state
-        self._handle = handle
-        self._may_send = may_send
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker)
+        self._state = worker.state
         # Largest size of the results that the scheduler asks for [B].
         self._asked: dict[Key, int] = {}
         # Tasks as they were before they got their inputs.
         self._without_inputs: dict[Key, GraphNode] = {}
-        self.handlers = StreamHandlers({TASK: self.take}, CLOSE, self._asked.clear)
+
+    def handlers(self) -> dict[str, Callable[..., object]]:
+        """Return the handler of tasks with inputs."""
+        return {TASK: self.take}
+
+    def closed(self) -> None:
+        """Report no results."""
+        self._asked.clear()
 
     def __len__(self) -> int:
         return len(self._asked)
@@ -126,7 +114,7 @@ class InlinedResults:
             spec = self._without_inputs[key] = message["run_spec"]
             inputs = {needed: _node(needed, pickled) for needed, pickled in values.items()}
             message["run_spec"] = spec.substitute(inputs)
-        self._handle(ComputeTaskEvent(**message))
+        self.worker.handle_stimulus(ComputeTaskEvent(**message))
 
     def transition(self, key: Key, start: str, finish: str, **_: Any) -> None:
         """Add the result of a task to its report; called by the state machine before it sends the report."""
@@ -147,12 +135,16 @@ class InlinedResults:
         if ts is None or (ts.nbytes or 0) > limit or key not in self._state.data:
             return
         value = self._state.data[key]
-        if self._may_send(value, limit):
+        if self.may_send(value, limit):
             pickled = pickle.dumps(value, protocol=5)
             if len(pickled) <= limit:
                 # The report has this dictionary; the task, which stays here, gets another one.
                 reported, ts.metadata = ts.metadata, dict(ts.metadata)
                 reported[RESULT] = pickled
+
+    def may_send(self, value: object, limit: int) -> bool:
+        """Return whether a value is small enough, given the limit [B], and a copy can replace it."""
+        return is_small(value, limit)
 
 
 def _node(key: Key, pickled: bytes) -> GraphNode:
@@ -160,23 +152,3 @@ def _node(key: Key, pickled: bytes) -> GraphNode:
         return DataNode(key, pickle.loads(pickled))
     except Exception:  # noqa: BLE001 -- the task fails with this error when it runs
         return Task(key, pickle.loads, pickled)
-
-
-class WorkerInlining(WorkerPlugin):
-    """Takes and reports small results on a worker."""
-
-    def setup(self, worker: Worker) -> None:
-        """Register the handler; called by distributed on each worker."""
-        # Results that an earlier plugin of this kind was asked for are still reported.
-        earlier = getattr(worker.stream_handlers.get(TASK), "__self__", None)
-        self._results: InlinedResults = (
-            InlinedResults(worker.state, worker.handle_stimulus)
-            if earlier is None  # one without results is false
-            else earlier
-        )
-        number = self._results.handlers.add(worker.stream_handlers)
-        worker.log_event(TOPIC, {"number": number})  # distributed adds the worker
-
-    def transition(self, key: Key, start: str, finish: str, **_: Any) -> None:
-        """Report the result of a task that finished."""
-        self._results.transition(key, start, finish)

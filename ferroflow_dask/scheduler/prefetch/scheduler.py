@@ -21,10 +21,13 @@ from dask.typing import Key
 
 from ferroflow_dask.scheduler import _distributed
 from ferroflow_dask.scheduler.inlining.scheduler import Inlining
-from ferroflow_dask.scheduler.prefetch.worker import CLOSE, CONFIRM, SEND, WITHDRAW
+from ferroflow_dask.scheduler.prefetch.worker import CONFIRM, SEND, WITHDRAW, PrefetchedTasks
+from ferroflow_dask.scheduler.remote import Remote
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler, TaskState, WorkerState
+    from distributed.scheduler import TaskState, WorkerState
+
+    from ferroflow_dask.scheduler.core import Core
 
 #: Length of a chain that is prefetched: more tasks than run in a round trip.
 _MOST_AHEAD = 8
@@ -45,44 +48,38 @@ class Prefetch:
 
     Parameters
     ----------
-    scheduler : distributed.Scheduler
+    core : Core
     is_usual : callable
         Returns whether a worker, by its address, is as fast as others, so that a task with local inputs
         finishes nowhere sooner.
-    ask_pass : callable
-        Asks for a call of `send` after the present transitions.
     was_withdrawn : callable
         Called with the key of a task that was prefetched in vain, and the worker's address.
     inlining : Inlining
         Sends small inputs with the tasks.
-    early : set of Key
-        `Core.sent_early`, which is kept here.
     """
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        core: Core,
         is_usual: Callable[[str], bool],
-        ask_pass: Callable[[], None],
         was_withdrawn: Callable[[Key, str], None],
-        *,
         inlining: Inlining,
-        early: set[Key],
     ) -> None:
-        self._scheduler = scheduler
+        self._scheduler = core.scheduler
         self._is_usual = is_usual
-        self._ask_pass = ask_pass
+        self._ask_pass = core.ask_pass
         self._was_withdrawn = was_withdrawn
         self._inlining = inlining
         self.is_open = False
-        # Workers, and the numbers of their plugins.
-        self._supporting: dict[str, int] = {}
+        #: The ends on workers.
+        self.remote = Remote(core, PrefetchedTasks, joined=self._supports)
+        self._supporting = self.remote.supporting
         #: Prefetched tasks that are not placed yet.
         self.ahead: dict[Key, _Ahead] = {}
         #: Tasks on workers whose dependents are to be looked at, in order.
         self.new: dict[Key, None] = {}
         #: Prefetched tasks that are processing.
-        self.early = early
+        self.early = core.sent_early
         #: Tasks that were prefetched to workers that died: they may have ended the worker.
         self.doubtful: set[Key] = set()
         #: Prefetched tasks by outcome: placed there, placed elsewhere, or lost with the worker.
@@ -93,13 +90,9 @@ class Prefetch:
         self.is_open = True
 
     def close(self) -> None:
-        """Withdraw prefetched tasks as `withdraw_all` does, and send the workers the last message."""
+        """Withdraw prefetched tasks as `withdraw_all` does; the workers must still have their ends."""
         self.is_open = False
         self.withdraw_all()
-        for address in list(self._supporting):
-            number = self._supporting.pop(address)
-            if address in self._scheduler.stream_comms:
-                self._scheduler.worker_send(address, {"op": CLOSE, "number": number})
         self.clear()
 
     def withdraw_all(self) -> None:
@@ -126,16 +119,12 @@ class Prefetch:
         self.early.clear()
         self.doubtful.clear()
 
-    def supports(self, address: str, number: int) -> None:
-        """Note that a worker supports prefetched tasks, by its plugin of a number."""
-        if self.is_open and address in self._scheduler.workers:
-            self._supporting[address] = number
-            for ts in self._scheduler.workers[address].processing:
-                self._look_after(ts.key)
+    def _supports(self, address: str) -> None:
+        for ts in self._scheduler.workers[address].processing:
+            self._look_after(ts.key)
 
     def left(self, address: str) -> None:
-        """Forget a worker and the tasks that were prefetched to it."""
-        self._supporting.pop(address, None)
+        """Forget the tasks that were prefetched to a worker."""
         for key in [key for key, ahead in self.ahead.items() if ahead.worker == address]:
             self.withdraw(key)
 

@@ -2,71 +2,45 @@
 
 The worker's state machine gets such a task by the message that the scheduler would have sent, once all inputs
 are in memory; for the state machine, the task only comes early. This module is sent to workers by value and
-must not import this package, except `worker_handlers`.
+must not import this package, except `remote_worker`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
-from distributed import WorkerPlugin
-from distributed.worker_state_machine import ComputeTaskEvent, FreeKeysEvent, StateMachineEvent
+from distributed.worker_state_machine import ComputeTaskEvent, FreeKeysEvent
 
-from ferroflow_dask.scheduler.worker_handlers import StreamHandlers
+from ferroflow_dask.scheduler.remote_worker import WorkerEnd
 
 if TYPE_CHECKING:
     from distributed import Worker
-    from distributed.worker_state_machine import WorkerState
 
 #: Operations in messages of the scheduler: a task before its inputs exist, its confirmation, its withdrawal.
 SEND, CONFIRM, WITHDRAW = "ferroflow-send", "ferroflow-confirm", "ferroflow-withdraw"
-#: Operation of the last message.
-CLOSE = "ferroflow-prefetch-close"
 #: States of a task that will run, runs, or has run and was reported.
 TAKEN_ON = frozenset({"waiting", "ready", "constrained", "executing", "long-running", "memory", "error"})
-#: Topic under which workers announce that they support prefetched tasks.
-TOPIC = "ferroflow-prefetch"
 
 
-class PrefetchedTasks:
-    """Tasks that wait on a worker until their inputs exist there.
+class PrefetchedTasks(WorkerEnd):
+    """Tasks that wait on a worker until their inputs exist there."""
 
-    Parameters
-    ----------
-    state : distributed.worker_state_machine.WorkerState
-    handle : callable
-        Hands an event to the state machine and carries out its instructions.
-    soon : callable
-        Calls a function with arguments after the present event of the state machine.
-    send : callable
-        Sends a message to the scheduler.
-    registry : mapping of str to callable
-        The worker's stream handlers.
-    """
+    name = "prefetch"
 
-    def __init__(
-        self,
-        state: WorkerState,
-        handle: Callable[[StateMachineEvent], None],
-        soon: Callable[..., object],
-        send: Callable[[dict[str, Any]], object],
-        registry: Mapping[str, Callable[..., object]],
-    ) -> None:
-        self._state = state
-        self._handle = handle
-        self._soon = soon
-        self._send = send
-        self._registry = registry
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker)
+        self._state = worker.state
         # Each with the handler that it had when it came: the handler may be removed before it is called.
         self._messages: dict[Key, tuple[Callable[..., object], dict[str, Any]]] = {}
         # For each task the run ids of the inputs that it waits for; for each input the tasks that wait.
         self._awaited: dict[Key, dict[Key, int]] = {}
         self._waiting: dict[Key, dict[Key, None]] = {}
-        self.handlers = StreamHandlers(
-            {SEND: self.take, CONFIRM: self.confirm, WITHDRAW: self.withdraw}, CLOSE, self.clear
-        )
+
+    def handlers(self) -> dict[str, Callable[..., object]]:
+        """Return the handlers of tasks, confirmations and withdrawals."""
+        return {SEND: self.take, CONFIRM: self.confirm, WITHDRAW: self.withdraw}
 
     def __len__(self) -> int:
         return len(self._messages)
@@ -86,7 +60,7 @@ class PrefetchedTasks:
         """
         key: Key = message["key"]
         self._forget(key)
-        self._messages[key] = self._registry.get(starts_by, self._compute), message
+        self._messages[key] = self.worker.stream_handlers.get(starts_by, self._compute), message
         self._awaited[key] = {needed: run for needed, run in awaits if not self._has(needed, run)}
         for needed in self._awaited[key]:
             self._waiting.setdefault(needed, {})[key] = None
@@ -98,7 +72,7 @@ class PrefetchedTasks:
         if key in self._messages:
             self._begin(key)
         elif (ts := self._state.tasks.get(key)) is None or ts.run_id != run_id or ts.state not in TAKEN_ON:
-            self._send({"op": "reschedule", "key": key, "stimulus_id": stimulus_id})
+            self.worker.batched_send({"op": "reschedule", "key": key, "stimulus_id": stimulus_id})
 
     def withdraw(self, runs: Collection[tuple[Key, int]], stimulus_id: str) -> None:
         """Drop tasks, started or not; each by its key and run id."""
@@ -106,9 +80,9 @@ class PrefetchedTasks:
             if key in self._messages:
                 self._forget(key)
             elif (ts := self._state.tasks.get(key)) is not None and ts.run_id == run_id:
-                self._handle(FreeKeysEvent(keys=[key], stimulus_id=stimulus_id))
+                self.worker.handle_stimulus(FreeKeysEvent(keys=[key], stimulus_id=stimulus_id))
 
-    def clear(self) -> None:
+    def closed(self) -> None:
         """Forget all tasks."""
         for key in list(self._messages):
             self._forget(key)
@@ -124,8 +98,10 @@ class PrefetchedTasks:
                 self._no_longer_awaits(successor, key)
                 if not awaited:
                     complete.append(successor)
+        # After this event of the state machine.
+        soon = self.worker.loop.asyncio_loop.call_soon  # type: ignore[attr-defined]
         for successor in sorted(complete, key=lambda one: tuple(self._messages[one][1]["priority"])):
-            self._soon(self._start, successor)
+            soon(self._start, successor)
 
     def _has(self, key: Key, run_id: int) -> bool:
         ts = self._state.tasks.get(key)
@@ -143,7 +119,7 @@ class PrefetchedTasks:
         compute(**message)
 
     def _compute(self, **message: Any) -> None:
-        self._handle(ComputeTaskEvent(**message))
+        self.worker.handle_stimulus(ComputeTaskEvent(**message))
 
     def _forget(self, key: Key) -> None:
         self._messages.pop(key, None)
@@ -156,29 +132,3 @@ class PrefetchedTasks:
         del self._waiting[needed][key]
         if not self._waiting[needed]:
             del self._waiting[needed]
-
-
-class WorkerPrefetch(WorkerPlugin):
-    """Keeps the prefetched tasks of a worker."""
-
-    def setup(self, worker: Worker) -> None:
-        """Register the handlers; called by distributed on each worker."""
-        # Tasks that an earlier plugin of this kind has kept are still confirmed or withdrawn.
-        earlier = getattr(worker.stream_handlers.get(SEND), "__self__", None)
-        self._tasks: PrefetchedTasks = (
-            PrefetchedTasks(
-                worker.state,
-                worker.handle_stimulus,
-                worker.loop.asyncio_loop.call_soon,  # type: ignore[attr-defined]
-                worker.batched_send,
-                worker.stream_handlers,
-            )
-            if earlier is None  # one without tasks is false
-            else earlier
-        )
-        number = self._tasks.handlers.add(worker.stream_handlers)
-        worker.log_event(TOPIC, {"number": number})  # distributed adds the worker
-
-    def transition(self, key: Key, start: str, finish: str, **_: Any) -> None:
-        """Start the tasks that waited for a result."""
-        self._tasks.transition(key, start, finish)

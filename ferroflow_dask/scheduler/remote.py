@@ -1,0 +1,234 @@
+"""Remote: the scheduler's side of a feature that has ends on the workers.
+
+A worker plugin opens the ends, also on workers that join later. It is sent by value, so workers need not have
+this package. Such a plugin may use only its own module, `remote_worker`, `worker_observers` and distributed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+from distributed import Status, WorkerPlugin
+
+from ferroflow_dask.scheduler import remote_worker
+from ferroflow_dask.scheduler.changes import ATTEMPTS, FAILURES, Change, attempt
+from ferroflow_dask.scheduler.graphs import worker_observers
+from ferroflow_dask.scheduler.remote_worker import RemotePlugin, WorkerEnd, close_of, closed_of
+
+if TYPE_CHECKING:
+    from distributed import Scheduler
+
+    from ferroflow_dask.scheduler.core import Core
+
+logger = logging.getLogger("ferroflow_dask")
+
+#: Each registration has a number, so that a late removal does not remove a newer plugin.
+_numbers = itertools.count(1)
+
+
+class WorkerPluginChange(Change):
+    """A plugin on all workers.
+
+    Registering it is a coroutine. `apply` and `undo` start a task on the scheduler's event loop; `settled`
+    waits for it.
+
+    Parameters
+    ----------
+    scheduler : distributed.Scheduler
+    plugin : distributed.WorkerPlugin
+    name : str
+        Name of the plugin on workers; a number is added.
+    failed : callable
+        Called with the error if the plugin cannot be registered.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        plugin: WorkerPlugin,
+        name: str,
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        super().__init__(f"worker plugin {name}")
+        self._scheduler = scheduler
+        self._plugin = plugin
+        self._plugin_name = f"{name}-{next(_numbers)}"
+        self._failed = failed
+        self._is_wanted = False
+        self._lock = asyncio.Lock()
+
+    @property
+    def is_applied(self) -> bool:
+        """Whether the plugin is wanted on the workers."""
+        return self._is_wanted
+
+    def apply(self) -> None:
+        """Register the plugin once the event loop comes to it."""
+        self._is_wanted = True
+        self._scheduler.loop.add_callback(self._settle)
+
+    def undo(self) -> None:
+        """Unregister the plugin once the event loop comes to it."""
+        if self._is_wanted:
+            self._is_wanted = False
+            self._scheduler.loop.add_callback(self._settle)
+
+    async def _settle(self) -> None:
+        """Call `settled` where no caller takes its errors: a plugin that is to be removed is tried again."""
+        for _ in range(ATTEMPTS):
+            try:
+                await self.settled()
+                return
+            except FAILURES as error:
+                if self._is_wanted:
+                    self._failed(error)
+                    return
+                logger.warning("ferroflow: %s could not be removed", self.name, exc_info=True)
+
+    async def settled(self) -> None:
+        """Register or unregister the plugin; return when the workers are as wanted."""
+        async with self._lock:  # workers must get the changes in their order
+            is_there = self._plugin_name in self._scheduler.worker_plugins
+            if self._scheduler.status not in (Status.init, Status.starting, Status.running):
+                return  # its workers end with it
+            # A worker may leave meanwhile; the others get the change.
+            with suppress(OSError):
+                if is_there and not self._is_wanted:
+                    await self._scheduler.unregister_worker_plugin(None, name=self._plugin_name)
+                elif self._is_wanted and not is_there:
+                    pickled = by_value(self._plugin)
+                    await self._scheduler.register_worker_plugin(
+                        None, plugin=pickled, name=self._plugin_name, idempotent=False
+                    )
+
+
+def by_value(plugin: WorkerPlugin) -> bytes:
+    """Return a pickled plugin that can be loaded where this package is not installed."""
+    own = type(plugin) if not isinstance(plugin, RemotePlugin) else plugin.kind
+    modules: list[Any] = [sys.modules[own.__module__], remote_worker, worker_observers]
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        return bytes(cloudpickle.dumps(plugin))
+    finally:
+        for module in modules:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+class Remote(Change):
+    """The ends of a feature on all workers, and the handlers of their messages.
+
+    `undo` sends each end its last message. Messages in flight are ignored until each worker that sends some
+    has answered by its own last one. An operation without a handler would close the worker's stream.
+
+    Parameters
+    ----------
+    core : Core
+    end : type of WorkerEnd
+    receives : mapping of str to (callable, callable), optional
+        By operation: what receives a message of an end, and what ignores it after `undo`. They are called
+        with the fields of the message and the address of the worker, and must not raise.
+    joined : callable, optional
+        Called with the address of each worker after its end has announced itself.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        end: type[WorkerEnd],
+        receives: Mapping[str, tuple[Callable[..., object], Callable[..., object]]] | None = None,
+        *,
+        joined: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        super().__init__(f"ends of {end.name} on workers")
+        self._core = core
+        self._scheduler = core.scheduler
+        self._end = end
+        self._joined = joined
+        self._receive = {operation: receive for operation, (receive, _) in (receives or {}).items()}
+        self._ignore = {operation: ignore for operation, (_, ignore) in (receives or {}).items()}
+        self._plugin: Change | None = None
+        self._is_applied = False
+        #: Workers with an end, and the numbers of their plugins.
+        self.supporting: dict[str, int] = {}
+        # After `undo`: workers that are not asked to close yet, and workers that have not answered.
+        self._unasked: dict[str, int] = {}
+        self._unanswered: set[str] = set()
+
+    @property
+    def is_applied(self) -> bool:
+        """Whether the ends are wanted."""
+        return self._is_applied
+
+    def apply(self) -> None:
+        """Receive messages, and open an end on each worker."""
+        self._is_applied = True
+        self._core.remotes[self._end.name] = self
+        if self._receive:
+            closed = {closed_of(self._end.name): self._worker_closed}
+            self._scheduler.stream_handlers.update(self._receive | closed)
+        self._plugin = self._core.put_on_workers(RemotePlugin(self._end), f"ferroflow-{self._end.name}")
+        self._plugin.apply()
+
+    def undo(self) -> None:
+        """Close the ends, and ignore their messages from now on."""
+        if self._is_applied:
+            self._is_applied = False
+            workers, handlers = self._scheduler.workers, self._scheduler.stream_handlers
+            self._unasked = {one: number for one, number in self.supporting.items() if one in workers}
+            self._unanswered = set(self._unasked)
+            # A later installation may have replaced a handler.
+            handlers.update(
+                {name: self._ignore[name] for name, one in self._receive.items() if handlers.get(name) == one}
+            )
+        self.supporting.clear()
+        if self._core.remotes.get(self._end.name) is self:
+            del self._core.remotes[self._end.name]
+        if self._plugin is not None:
+            self._plugin.undo()
+        for address, number in list(self._unasked.items()):  # also when an earlier call has failed halfway
+            if address in self._scheduler.stream_comms:
+                message = {"op": close_of(self._end.name), "number": number}
+                self._scheduler.worker_send(address, message)
+            del self._unasked[address]
+        self._remove_if_closed()
+
+    async def settled(self) -> None:
+        """Return when the workers have ends, or have none."""
+        if self._plugin is not None:
+            await self._plugin.settled()
+
+    def announced(self, address: str, number: int) -> None:
+        """Note that a worker has an end, by its plugin of a number."""
+        if self._is_applied and address in self._scheduler.workers:
+            self.supporting[address] = number
+            self._joined(address)
+
+    def left(self, address: str) -> None:
+        """Forget a worker."""
+        self.supporting.pop(address, None)
+
+    def may_send(self, address: str) -> bool:
+        """Return whether a worker understands the messages of the feature."""
+        return address in self.supporting and address in self._scheduler.stream_comms
+
+    def _worker_closed(self, worker: str) -> None:
+        if not self._is_applied:
+            self._unanswered.discard(worker)
+            # An exception would close the worker's stream.
+            attempt(self._remove_if_closed, f"{self.name} could not be restored")
+
+    def _remove_if_closed(self) -> None:
+        if any(address in self._scheduler.workers for address in self._unanswered):
+            return
+        handlers = self._scheduler.stream_handlers
+        for operation, ours in {**self._ignore, closed_of(self._end.name): self._worker_closed}.items():
+            if handlers.get(operation) == ours:
+                del handlers[operation]
