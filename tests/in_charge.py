@@ -29,6 +29,12 @@ def stealing_of(client: Client) -> Any:
     return scheduler_of(client).extensions["stealing"]
 
 
+def feature(stealing: Any, name: str) -> Any:
+    """Return an installed feature, by its name."""
+    (found,) = [one for one in stealing.features if one.name == name]
+    return found
+
+
 def workers_of(client: Client) -> list[Any]:
     """Return the worker objects, in the order of their names."""
     return [worker for _, worker in sorted(client.cluster.workers.items())]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -20,7 +20,8 @@ from distributed.protocol.serialize import Serialized
 from distributed.scheduler import Scheduler, TaskState, WorkerState, heartbeat_interval
 from distributed.stealing import WorkStealing, fast_tasks
 
-from ferroflow_dask.scheduler.changes import Change, ItemChange
+from ferroflow_dask.scheduler.changes import Change, Guard, ItemChange
+from ferroflow_dask.scheduler.hooks import Hooks
 
 #: Names that the plugin reads, calls or overrides, by the class that defines them.
 REQUIRED: dict[type, tuple[str, ...]] = {
@@ -141,49 +142,60 @@ def placement_changes(
     yield _override(scheduler, "decide_worker_non_rootish", decide)
 
 
-def message_changes(
-    scheduler: Scheduler,
-    ahead: Collection[Key],
-    instead: Callable[[TaskState], dict[str, Any] | None],
-    completed: Callable[[TaskState, dict[str, Any]], dict[str, Any] | None],
-    may_drop: Callable[[Key, str], bool],
-) -> Iterable[Change]:
-    """Return the changes to the messages that workers get.
+def message_changes(scheduler: Scheduler, hooks: Hooks, guard: Guard) -> Iterable[Change]:
+    """Return the changes to messages that features ask for by their hooks.
 
-    Parameters
-    ----------
-    scheduler : distributed.Scheduler
-    ahead : collection of Key
-        Tasks that may have another message than Dask's.
-    instead : callable
-        Returns the message for one of these tasks; None for Dask's own.
-    completed : callable
-        Returns Dask's message for a task with additions; it may change the message. None if it fails.
-    may_drop : callable
-        Returns whether a worker, by its address, may be asked to drop its replica of a key.
+    Tasks and requests to drop replicas are messages to workers; results are sent to clients.
     """
-    stock_task_to_msg, stock_remove = scheduler._task_to_msg, scheduler.request_remove_replicas
+    if hooks.instead or hooks.message:
+        yield _override(scheduler, "_task_to_msg", _task_to_msg(scheduler, hooks, guard))
+    if hooks.may_drop:
+        stock_remove = scheduler.request_remove_replicas
+        filters = [guard(may_drop, default=True) for may_drop in hooks.may_drop]
+
+        def request_remove_replicas(addr: str, keys: list[Key], *, stimulus_id: str) -> None:
+            for may_drop in filters:
+                keys = [key for key in keys if may_drop(key, addr)]
+            if keys:
+                stock_remove(addr, keys, stimulus_id=stimulus_id)
+
+        yield _override(scheduler, "request_remove_replicas", request_remove_replicas)
+    if hooks.result_of and hasattr(scheduler, "handlers") and not is_in_process(scheduler):
+        yield _gather_change(scheduler, [guard(result_of) for result_of in hooks.result_of])
+
+
+def _task_to_msg(scheduler: Scheduler, hooks: Hooks, guard: Guard) -> Callable[[TaskState], dict[str, Any]]:
+    stock: Callable[[TaskState], dict[str, Any]] = scheduler._task_to_msg
+    answers = [(placed, guard(instead)) for placed, instead in hooks.instead]
+
+    def change(ts: TaskState, message: dict[str, Any]) -> dict[str, Any]:
+        if ts.processing_on is not None:
+            for filtered in hooks.message:
+                message = filtered(ts, ts.processing_on, message)
+        return message
+
+    complete = guard(change)
 
     def task_to_msg(ts: TaskState) -> dict[str, Any]:
+        message: dict[str, Any] | None = None
+        for placed, instead in answers:
+            message = instead(ts) if placed else None
+            if message is not None:
+                return message
         # An exception of Dask's own function is none of the plugin.
-        message = instead(ts) if ahead else None
-        return message or completed(ts, stock_task_to_msg(ts)) or stock_task_to_msg(ts)
+        completed: dict[str, Any] | None = complete(ts, stock(ts))
+        return stock(ts) if completed is None else completed
 
-    def request_remove_replicas(addr: str, keys: list[Key], *, stimulus_id: str) -> None:
-        dropped = [key for key in keys if may_drop(key, addr)]
-        if dropped:
-            stock_remove(addr, dropped, stimulus_id=stimulus_id)
-
-    yield _override(scheduler, "_task_to_msg", task_to_msg)
-    yield _override(scheduler, "request_remove_replicas", request_remove_replicas)
+    return task_to_msg
 
 
-def gather_change(scheduler: Scheduler, value_of: Callable[[Key], bytes | None]) -> Change:
-    """Return the change that answers clients' `gather` with pickled values where `value_of` has them."""
+def _gather_change(scheduler: Scheduler, answers: Sequence[Callable[[Key], bytes | None]]) -> Change:
     stock = scheduler.handlers["gather"]
 
     async def gather(keys: Collection[Key], serializers: list[str] | None = None) -> dict[str, Any]:
-        here = {} if serializers else {key: value for key in keys if (value := value_of(key)) is not None}
+        here: dict[Key, bytes] = {}
+        for result_of in answers if not serializers else ():
+            here |= {key: value for key in keys if (value := result_of(key)) is not None}
         others = [key for key in keys if key not in here]
         answer: dict[str, Any] = await stock(keys=others, serializers=serializers)
         if answer["status"] == "OK":

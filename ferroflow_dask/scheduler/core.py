@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from dask.typing import Key
 
 from ferroflow_dask.device_reports import DeviceTotals
-from ferroflow_dask.policy import ClusterView
+from ferroflow_dask.policy import ClusterView, Policy
 from ferroflow_dask.policy.events import Event
 from ferroflow_dask.scheduler.changes import Change, Guard
 from ferroflow_dask.scheduler.cost_model import Learned
+from ferroflow_dask.scheduler.decisions import DecisionLog
 from ferroflow_dask.scheduler.hooks import Hooks
 
 if TYPE_CHECKING:
@@ -73,8 +74,11 @@ class Core:
     learned : Learned
     ask_pass : callable
         Asks for a pass, in which features hear of `in_pass`, after the present turn of the event loop.
-    policy : str
-        Class of the policy, for messages.
+    policy : Policy
+    decisions : DecisionLog
+    is_usual : callable
+        Returns whether a worker, by its address, is as fast as others, so that a task with local inputs
+        finishes nowhere sooner.
     counts : callable
         Returns the counts of the plugin and its features, by name.
     gauges : callable
@@ -89,7 +93,9 @@ class Core:
     guard: Guard
     learned: Learned
     ask_pass: Callable[[], None]
-    policy: str
+    policy: Policy
+    decisions: DecisionLog
+    is_usual: Callable[[str], bool]
     counts: Callable[[], Mapping[str, Counts]]
     gauges: Callable[[], Mapping[str, Gauge]]
     put_on_workers: Callable[[WorkerPlugin, str], Change]
@@ -98,6 +104,8 @@ class Core:
     device_totals: DeviceTotals = field(default_factory=DeviceTotals)
     #: Tasks that may have ended a worker, until they end.
     suspects: dict[Key, None] = field(default_factory=dict)
+    #: Tasks that have refused workers, until they end, with the addresses; the last one at the end.
+    refused: dict[Key, tuple[str, ...]] = field(default_factory=dict)
     #: Processing tasks that were sent before their inputs existed.
     sent_early: set[Key] = field(default_factory=set)
     #: The ends of features on workers, by the feature's name.

@@ -41,7 +41,6 @@ from ferroflow_dask.scheduler.settings import configured_policy
 from ferroflow_dask.scheduler.steal_protocol import StealProtocol
 from ferroflow_dask.scheduler.task_events import TaskEvents
 from ferroflow_dask.scheduler.task_view import TaskViews
-from ferroflow_dask.scheduler.worker_messages import WorkerMessages
 
 if TYPE_CHECKING:
     from distributed import WorkerPlugin
@@ -141,24 +140,17 @@ class FerroflowStealing(WorkStealing):
             self.guard,
             learned,
             self.ask_pass,
-            type(policy).__name__,
+            policy,
+            self.decisions,
+            self._is_usual,
             self._counts,
             self.gauges,
             put_on_workers or self._put_on_workers,
         )
-        self.messages = WorkerMessages(
-            core,
-            is_usual=self._is_usual,
-            was_withdrawn=self._was_withdrawn,
-            changes=self.changes,
-        )
-        self.refusals = Refusals(scheduler, self.messages.prefetch.doubtful.add)
+        self.refusals = Refusals(core)
         self.graphs = Graphs(
             core,
             own=self,
-            withdraw=self.messages.prefetch.withdraw,
-            note=lambda key, what, reason: self.decisions.note(key, what, "", reason),
-            suspected=self.messages.prefetch.doubtful.add,
             refused=self.refusals.add,
             changes=self.changes,
         )
@@ -172,26 +164,14 @@ class FerroflowStealing(WorkStealing):
             changes=self.changes,
             guard=self.guard,
         )
-        inputs_of = self.messages.inlining.inputs_of
-        self.task_views = TaskViews(scheduler, learned.costs, inputs_of, self.fixed, self.refusals.refused)
+        self.task_views = TaskViews(core, self.fixed)
         self._network = NetworkView(scheduler, self.view)
-        self._steal_protocol = StealProtocol(
-            scheduler,
-            self,
-            self.view,
-            clock=clock,
-            decisions=self.decisions,
-            task_views=self.task_views,
-            prefetch=self.messages.prefetch,
-        )
+        self._steal_protocol = StealProtocol(core, self, self.task_views)
         self._overtake = self.guard(self.graphs.overtaking.overtake)
         self.placement = Placement(
             core,
-            policy,
-            decisions=self.decisions,
             task_views=self.task_views,
             network=self._network,
-            prefetch=self.messages.prefetch,
             steals=self._steal_protocol,
             divide=self.graphs.dividing.ask,
         )
@@ -200,13 +180,10 @@ class FerroflowStealing(WorkStealing):
         )
         self._passes = Passes(scheduler.loop, self._pass, self.guard)
         # What `transition` looks at for each task.
-        self._prefetch = self.messages.prefetch
-        self._inlined = self.messages.inlining.known
         self._bundled = self.graphs.bundles.keys()
         self._refused = self.refusals.refused
         self._task_events = TaskEvents(
             core,
-            decisions=self.decisions,
             placement=self.placement,
             steals=self._steal_protocol,
         )
@@ -237,7 +214,7 @@ class FerroflowStealing(WorkStealing):
         ):
             self.changes.make(change)
         # Before those of `graphs`, which split bundles instead.
-        for change in (self.refusals.change(self.guard), *self.fixed.handlers()):
+        for change in (self.refusals.change(), *self.fixed.handlers()):
             self.changes.make(change)
 
     def _put_on_workers(self, plugin: WorkerPlugin, name: str) -> Change:
@@ -256,22 +233,25 @@ class FerroflowStealing(WorkStealing):
         if self._is_closed:
             return
         self.fixed.scheduler_started()
-        self.messages.open(self.policy.keeps_successors)
+        self.open()
         if self.bundles_graphs:
             self.graphs.open(self.fixed.is_fixed)
-        self.open()
 
     def open(self) -> None:
         """Install the features."""
         for feature in list(self.features):
             try:
-                self._install(feature)
+                if not feature.unavailable():
+                    self._install(feature)
+                    continue
             except FAILURES:
                 if type(feature) in BUILT_IN:
                     raise
-                self.features.remove(feature)
                 logger.warning("ferroflow: %s is not available", feature.name, exc_info=True)
+            self.features.remove(feature)
         self._hooks.connect(self.features, Feature)
+        for change in _distributed.message_changes(self.scheduler, self._hooks, self.guard):
+            self.changes.make(change)
 
     def _install(self, feature: Feature) -> None:
         made: list[Change] = []
@@ -311,7 +291,8 @@ class FerroflowStealing(WorkStealing):
     def _failed(self) -> None:
         # First, since Dask now sends these tasks itself. A task with two run ids never ends: each of its ends
         # is stale, and it is placed again. A withdrawal is only a message, safe within a transition.
-        attempt(self.messages.prefetch.withdraw_all, _STEP_FAILED)
+        for hook in self._hooks.failed:
+            attempt(hook, _STEP_FAILED)
         # Changes are undone by the event loop, never inside a transition.
         self.scheduler.loop.add_callback(self._recover)
 
@@ -370,7 +351,6 @@ class FerroflowStealing(WorkStealing):
             self._steal_protocol.worker_left(address)
             for remote in self.core.remotes.values():
                 remote.left(address)
-            self.messages.worker_left(address)
             for hook in self._hooks.remove_worker:
                 hook(address)
             self.graphs.worker_left(address)
@@ -416,33 +396,35 @@ class FerroflowStealing(WorkStealing):
                 if start == "processing" and finish != "memory" and key in self.view.assigned:
                     self.graphs.dividing.left(key, self.view.assigned[key][1].key)
                 self.graphs.changed(key, finish)
-            prefetch = self._prefetch
+            hooks = self._hooks
             if finish == "processing":
                 ts = self.scheduler.tasks[key]
                 self._task_events.entered_processing(ts)
                 if ts.dependents:
-                    prefetch.started(key)
+                    for task_sent in hooks.task_sent:
+                        task_sent(ts)
             else:
                 if start == "processing":
                     ts = self.scheduler.tasks[key]
-                    if finish == "memory" and (metadata := kwargs.get("metadata")):
-                        self.messages.inlining.finished(ts, metadata)
                     self._task_events.left_processing(ts, finish, kwargs, steal)
-                if finish == "waiting" and self.scheduler.tasks[key].waiting_on:
-                    prefetch.waits(self.scheduler.tasks[key])
+                if finish == "waiting" and (ts := self.scheduler.tasks[key]).waiting_on:
+                    for task_waits in hooks.task_waits:
+                        task_waits(ts)
             if "processing" in (start, finish) and not self._passes.is_asked_for:
                 view = self.view
                 if view.n_idle and (view.n_crowded or view.divisible):
                     self._passes.ask()
                 else:  # `any` would call a generator for each task
-                    for wants_pass in self._hooks.wants_pass:
+                    for wants_pass in hooks.wants_pass:
                         if wants_pass():
                             self._passes.ask()
                             break
-            if prefetch.ahead or prefetch.early or prefetch.doubtful:
-                prefetch.changed(key, start, finish)
-            if finish != "memory" and key in self._inlined:
-                self.messages.inlining.forget(key)
+            for watched, by_key, changed in hooks.watches:
+                if watched and (not by_key or key in watched):
+                    changed(key, start, finish)
+            if start == "processing" and finish == "memory" and (metadata := kwargs.get("metadata")):
+                for task_reported in hooks.task_reported:
+                    task_reported(ts, metadata)
             if key in self._refused:
                 self.refusals.changed(key, finish)
             if key in self._suspects:
@@ -494,7 +476,8 @@ class FerroflowStealing(WorkStealing):
         self._task_events.averaged.clear()
         self.refusals.refused.clear()
         self._suspects.clear()
-        self.messages.clear()
+        for hook in self._hooks.restart:
+            hook()
         self.graphs.restarted()
 
     # Methods that the scheduler and distributed's stealing call by name
@@ -561,9 +544,12 @@ class FerroflowStealing(WorkStealing):
             for needed in ts.dependencies:
                 if needed.type in self.fixed.types or (self.fixed.prefixes and self.fixed.is_fixed(needed)):
                     return True
-            if not (self._prefetch.ahead or self.task_views.has_gpus):  # the usual case
-                return self.placement.policy.places_queued
-            return self.placement.passes_queue(ts)
+            if self.task_views.has_gpus:
+                return self.placement.passes_queue(ts)
+            for placed, _ in self._hooks.place:
+                if placed:
+                    return self.placement.passes_queue(ts)
+            return self.placement.policy.places_queued  # the usual case
         except FAILURES as error:
             self.guard.fail(error)
             return False
@@ -605,8 +591,6 @@ class FerroflowStealing(WorkStealing):
         """Make a pass; return how many workers are still idle while others have waiting tasks."""
         for hook in self._hooks.in_pass:
             hook()
-        if self._prefetch.new:
-            self._prefetch.send()
         if not self._idle_workers.n_hopeful():
             return 0
         self._idle_workers.serve()
@@ -631,9 +615,6 @@ class FerroflowStealing(WorkStealing):
         worker = self.view.workers.get(address)
         return worker is not None and worker.speed >= 1 and not self.task_views.has_gpus
 
-    def _was_withdrawn(self, key: Key, address: str) -> None:
-        self.decisions.note(key, "withdrawn", address, "it was prefetched, and its placement changed")
-
     # What metrics, the dashboard and tests read
 
     @property
@@ -648,19 +629,9 @@ class FerroflowStealing(WorkStealing):
 
     def _counts(self) -> dict[str, Counts]:
         """Return the counts of the plugin and its features, by name."""
-        return {
-            "steals": Counts("Steal requests, and how they ended", "outcome", self.steals),
-            "prefetched_tasks": Counts(
-                "Tasks sent before their inputs existed, and how that ended",
-                "outcome",
-                self.messages.prefetch.outcomes,
-            ),
-            "inlined_results": Counts(
-                "Results that workers sent to the scheduler, and that it sent with a task",
-                "what",
-                self.messages.inlining.counts,
-            ),
-        } | {one.name: Counts(one.summary, "what", one.counts()) for one in self.features if one.counts()}
+        steals = {"steals": Counts("Steal requests, and how they ended", "outcome", self.steals)}
+        of_features = {one.name: Counts(one.summary, "what", one.counts()) for one in self.features}
+        return steals | {name: counts for name, counts in of_features.items() if counts.values}
 
     def gauges(self) -> dict[str, tuple[str, float]]:
         """Return what was learned, by name: a help text and the value. Shown among Dask's metrics."""
@@ -682,7 +653,7 @@ class FerroflowStealing(WorkStealing):
             "have refused a worker": list(self.refusals.refused),
             "may have ended a worker": list(self._suspects),
             "are asked for tasks": list(self.view.dividing),
-            "are prefetched": self.messages.prefetch.keys(),
+            "are kept by features": [key for one in self.features for key in one.pending()],
         }
 
 

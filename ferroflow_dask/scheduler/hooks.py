@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Container, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dask.typing import Key
 
 from ferroflow_dask.policy.events import Event
 
 if TYPE_CHECKING:
-    from distributed.scheduler import TaskState
+    from distributed.scheduler import TaskState, WorkerState
+
+
+_Filter = Callable[["TaskState", "WorkerState", dict[str, Any]], dict[str, Any]]
+
+
+class Watch(NamedTuple):
+    """Tasks of which a feature follows the transitions.
+
+    Parameters
+    ----------
+    keys : collection of Key
+        Kept by the feature. No transition is followed while it is empty.
+    by_key : bool
+        Whether only transitions of these tasks are followed, not those of all tasks.
+    changed : callable
+        Called with the key, the state before and the state after.
+    """
+
+    keys: Collection[Key]
+    by_key: bool
+    changed: Callable[[Key, str, str], object]
 
 
 class Hooks:
@@ -17,22 +40,43 @@ class Hooks:
     def __init__(self) -> None:
         self.connect((), object)
 
-    def connect(self, features: Iterable[object], base: type) -> None:
+    def connect(self, features: Iterable[Any], base: type) -> None:
         """Collect the methods of features that differ from those of `base`, in their order."""
+        features = tuple(features)
+
+        def answers(name: str) -> list[tuple[Any, Callable[..., Any]]]:
+            own = [one for one in features if getattr(type(one), name) is not getattr(base, name)]
+            return [(one, getattr(one, name)) for one in own]
 
         def of(name: str) -> tuple[Callable[..., Any], ...]:
-            own = [one for one in features if getattr(type(one), name) is not getattr(base, name)]
-            return tuple(getattr(one, name) for one in own)
+            return tuple(call for _, call in answers(name))
 
-        features = tuple(features)
         # The scheduler's events
         self.add_worker: tuple[Callable[[str], None], ...] = of("add_worker")
         self.remove_worker: tuple[Callable[[str], None], ...] = of("remove_worker")
         self.add_client: tuple[Callable[[str], None], ...] = of("add_client")
         self.remove_client: tuple[Callable[[str], None], ...] = of("remove_client")
         self.update_graph: tuple[Callable[[], None], ...] = of("update_graph")
-        # The plugin's events
+        self.restart: tuple[Callable[[], None], ...] = of("restart")
+        self.failed: tuple[Callable[[], None], ...] = of("failed")
+        # Events of tasks
+        self.task_sent: tuple[Callable[[TaskState], None], ...] = of("task_sent")
+        self.task_waits: tuple[Callable[[TaskState], None], ...] = of("task_waits")
+        self.task_moved: tuple[Callable[[Key], None], ...] = of("task_moved")
+        self.task_redefined: tuple[Callable[[Key], None], ...] = of("task_redefined")
+        self.task_reported: tuple[Callable[[TaskState, dict[str, Any]], None], ...] = of("task_reported")
         self.task_ran: tuple[Callable[[TaskState, tuple[str, int], float, float], None], ...] = of("task_ran")
+        self.watches = tuple(watch for one in features for watch in one.watches())
+        # Events of the plugin
         self.wants_pass: tuple[Callable[[], bool], ...] = of("wants_pass")
         self.in_pass: tuple[Callable[[], None], ...] = of("in_pass")
         self.policy_took: tuple[Callable[[Event, float], None], ...] = of("policy_took")
+        # Answers, each with the tasks for which it is asked
+        self.place = tuple((one.placed, call) for one, call in answers("place"))
+        self.instead = tuple((one.placed, call) for one, call in answers("instead"))
+        self.result_of: tuple[Callable[[Key], bytes | None], ...] = of("result_of")
+        # Filters and facts
+        self.message: tuple[_Filter, ...] = of("message")
+        self.may_drop: tuple[Callable[[Key, str], bool], ...] = of("may_drop")
+        self.arrives_with: tuple[Callable[[TaskState], Container[Key]], ...] = of("arrives_with")
+        self.brings: tuple[Callable[[WorkerState, Key], bool], ...] = of("brings")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
 
-from ferroflow_dask.policy import Policy, TaskView
+from ferroflow_dask.policy import TaskView
 from ferroflow_dask.policy.events import Event, GraphArrived, TaskReady
 from ferroflow_dask.policy.instructions import (
     AssignTask,
@@ -24,14 +24,11 @@ if TYPE_CHECKING:
     from distributed.scheduler import TaskState
 
     from ferroflow_dask.scheduler.core import Core
-    from ferroflow_dask.scheduler.decisions import DecisionLog
     from ferroflow_dask.scheduler.network import NetworkView
-    from ferroflow_dask.scheduler.prefetch.scheduler import Prefetch
     from ferroflow_dask.scheduler.steal_protocol import StealProtocol
     from ferroflow_dask.scheduler.task_view import TaskViews
 
 #: Why a task is placed without asking the policy.
-PREFETCHED = "prefetched with the tasks that make its inputs"
 #: Reasons why an instruction of a policy is not carried out.
 RESTRICTED = "the policy chose this worker, but the task's restrictions exclude it"
 NOT_READY = "the policy may assign a task in answer to its TaskReady event only"
@@ -47,7 +44,6 @@ class Placement:
     decisions : DecisionLog
     task_views : TaskViews
     network : NetworkView
-    prefetch : Prefetch
     steals : StealProtocol
     divide : callable
         Asks a worker for steps of a bundle: its key, the share of the steps and the reason.
@@ -56,25 +52,21 @@ class Placement:
     def __init__(
         self,
         core: Core,
-        policy: Policy,
         *,
-        decisions: DecisionLog,
         task_views: TaskViews,
         network: NetworkView,
-        prefetch: Prefetch,
         steals: StealProtocol,
         divide: Callable[[Key, str, str], object],
     ) -> None:
-        self.policy = policy
+        self.policy = core.policy
         self.task_views = task_views
         self._scheduler = core.scheduler
         self._view = core.view
         self._clock = core.clock
         self._calls = core.policy_calls
         self._hooks = core.hooks
-        self._decisions = decisions
+        self._decisions = core.decisions
         self._network = network
-        self._prefetch = prefetch
         self._steals = steals
         self._divide = divide
 
@@ -82,18 +74,22 @@ class Placement:
         """Return whether a task is placed at once, though Dask would queue it."""
         if self.policy.places_queued:
             return True
-        if self._prefetch.ahead and self._prefetch.worker_of(ts) is not None:
-            return True
+        for placed, place in self._hooks.place:
+            if placed and place(ts) is not None:
+                return True
         # Dask's queue knows no kinds of workers.
         return self.task_views.has_gpus and self.task_views.depends_on_kind(ts)
 
     def worker_of(self, ts: TaskState) -> str | None:
         """Return the worker for a ready task, by its address; None leaves the decision to Dask."""
         task = self.task_views(ts)
-        if self._prefetch.ahead and (prefetched := self._prefetch.worker_of(ts)) is not None:
-            self._view.assign(task, prefetched, self._clock())
-            self._decisions.note(ts.key, "placed", prefetched, PREFETCHED)
-            return prefetched
+        for placed, place in self._hooks.place:
+            if placed and (answer := place(ts)) is not None:
+                address: str
+                address, reason = answer
+                self._view.assign(task, address, self._clock())
+                self._decisions.note(ts.key, "placed", address, reason)
+                return address
         if task.allowed is not None and not task.allowed:
             return None
         now = self._clock()

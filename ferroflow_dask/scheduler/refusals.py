@@ -7,17 +7,18 @@ run on, it may return to each but the last one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING
 
 from dask.typing import Key
 
 from ferroflow_dask.scheduler import _distributed
-from ferroflow_dask.scheduler.changes import Change, Guard, ItemChange
+from ferroflow_dask.scheduler.changes import Change, ItemChange
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler, TaskState, WorkerState
+    from distributed.scheduler import TaskState, WorkerState
+
+    from ferroflow_dask.scheduler.core import Core
 
 _OPERATION = "reschedule"
 #: The stimulus of the message if the task raised the exception. A worker that closes sends the same message.
@@ -30,21 +31,18 @@ class Refusals:
 
     Parameters
     ----------
-    scheduler : distributed.Scheduler
-    doubt : callable
-        Called with the key of a task that must not be prefetched.
+    core : Core
     """
 
-    def __init__(self, scheduler: Scheduler, doubt: Callable[[Key], object]) -> None:
-        self._scheduler = scheduler
-        self._doubt = doubt
-        #: The workers that a task has refused, by their addresses, the last one at the end.
-        self.refused: dict[Key, tuple[str, ...]] = {}
+    def __init__(self, core: Core) -> None:
+        self._scheduler = core.scheduler
+        self._guard = core.guard
+        self.refused = core.refused
 
-    def change(self, guard: Guard) -> Change:
+    def change(self) -> Change:
         """Return the change to the scheduler."""
         handlers = self._scheduler.stream_handlers
-        stock, note = handlers[_OPERATION], guard(self._note)
+        stock, note = handlers[_OPERATION], self._guard(self._note)
 
         @wraps(stock)
         def handle(key: Key, worker: str | None = None, *, stimulus_id: str) -> None:
@@ -62,7 +60,6 @@ class Refusals:
     def add(self, key: Key, worker: str) -> None:
         """Note that a task has refused a worker."""
         self.refused[key] = (*(other for other in self.refused.get(key, ()) if other != worker), worker)
-        self._doubt(key)
 
     def changed(self, key: Key, finish: str) -> None:
         """Note a transition of a task that has refused a worker."""

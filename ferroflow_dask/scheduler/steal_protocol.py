@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
 from distributed.stealing import WorkStealing
 
-from ferroflow_dask.policy import ClusterView
 from ferroflow_dask.policy.events import Event, StealConfirmed, StealRefused
 from ferroflow_dask.policy.instructions import Reason, StealTask, in_words
 from ferroflow_dask.scheduler import _distributed
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler, TaskState, WorkerState
+    from distributed.scheduler import TaskState, WorkerState
 
-    from ferroflow_dask.scheduler.decisions import DecisionLog
-    from ferroflow_dask.scheduler.prefetch.scheduler import Prefetch
+    from ferroflow_dask.scheduler.core import Core
     from ferroflow_dask.scheduler.task_view import TaskViews
 
 #: Logger of distributed's stealing.
@@ -45,32 +42,21 @@ class StealProtocol:
         Returns the time [s].
     decisions : DecisionLog
     task_views : TaskViews
-    prefetch : Prefetch
     """
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        stealing: WorkStealing,
-        view: ClusterView,
-        *,
-        clock: Callable[[], float],
-        decisions: DecisionLog,
-        task_views: TaskViews,
-        prefetch: Prefetch,
-    ) -> None:
+    def __init__(self, core: Core, stealing: WorkStealing, task_views: TaskViews) -> None:
         #: Requests, and how they ended: given up by the victim, refused by it, or aborted because the task
         #: finished, was released, or the thief left.
         self.counts = {"asked": 0, "confirmed": 0, "refused": 0, "aborted": 0}
         #: Confirmed steals by victim and thief, of present workers.
         self.flows: Counter[tuple[str, str]] = Counter()
-        self._scheduler = scheduler
+        self._scheduler = core.scheduler
         self._stealing = stealing
-        self._view = view
-        self._clock = clock
-        self._decisions = decisions
+        self._view = core.view
+        self._clock = core.clock
+        self._decisions = core.decisions
+        self._hooks = core.hooks
         self._task_views = task_views
-        self._prefetch = prefetch
 
     def request(self, steal: StealTask) -> tuple[Any, ...] | None:
         """Ask a victim for a task.
@@ -141,7 +127,8 @@ class StealProtocol:
         story = (key, state, victim.address, thief.address, stimulus_id)
         is_there = self._scheduler.workers.get(thief.address) is thief
         if state in _distributed.GIVEN_UP and is_there and _distributed.can_run(self._scheduler, ts, thief):
-            self._prefetch.moved(key)
+            for hook in self._hooks.task_moved:
+                hook(key)
             _distributed.hand_over(self._scheduler, ts, victim, thief)
             self._view.set_movable(key)
             self._ended(key, "confirmed", thief, ("{} gave it up", victim.address))

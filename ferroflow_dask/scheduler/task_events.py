@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from distributed.stealing import InFlightInfo
 
     from ferroflow_dask.scheduler.core import Core
-    from ferroflow_dask.scheduler.decisions import DecisionLog
     from ferroflow_dask.scheduler.placement import Placement
     from ferroflow_dask.scheduler.steal_protocol import StealProtocol
 
@@ -61,7 +60,6 @@ class TaskEvents:
         self,
         core: Core,
         *,
-        decisions: DecisionLog,
         placement: Placement,
         steals: StealProtocol,
     ) -> None:
@@ -69,7 +67,7 @@ class TaskEvents:
         self._clock = core.clock
         self._costs = core.learned.costs
         self._hooks = core.hooks
-        self._decisions = decisions
+        self._decisions = core.decisions
         self._placement = placement
         self._steals = steals
         #: Processing tasks whose durations are Dask's averages or its default, by prefix.

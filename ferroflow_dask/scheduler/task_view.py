@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import count, islice
@@ -19,11 +19,12 @@ from ferroflow_dask.bundling.sequence import bundle_in
 from ferroflow_dask.device_reports import kind_of_worker
 from ferroflow_dask.policy import TaskView
 from ferroflow_dask.scheduler import _distributed
-from ferroflow_dask.scheduler.cost_model import CostModel
 from ferroflow_dask.scheduler.fixed_values import FixedValues
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler, TaskState
+    from distributed.scheduler import TaskState
+
+    from ferroflow_dask.scheduler.core import Core
 
 #: Holders of one input that are looked at: enough to find a near one.
 _HOLDERS = 16
@@ -132,10 +133,7 @@ class TaskViews:
 
     Parameters
     ----------
-    scheduler : distributed.Scheduler
-    costs : CostModel
-    inlined_for : callable
-        Returns the keys of the inputs that are sent with a task.
+    core : Core
     fixed : FixedValues
     refused : mapping of Key to tuple of str
         As in `Refusals`.
@@ -143,17 +141,14 @@ class TaskViews:
 
     def __init__(
         self,
-        scheduler: Scheduler,
-        costs: CostModel,
-        inlined_for: Callable[[TaskState], Container[Key]],
+        core: Core,
         fixed: FixedValues,
-        refused: Mapping[Key, tuple[str, ...]],
     ) -> None:
-        self._scheduler = scheduler
-        self._inlined_for = inlined_for
+        self._scheduler = core.scheduler
+        self._hooks = core.hooks
         self._fixed = fixed
-        self._refused = refused
-        self._costs = costs
+        self._refused = core.refused
+        self._costs = core.learned.costs
         self._numbers = count()
         #: Counts changes of the set of workers.
         self.version = 0
@@ -295,7 +290,9 @@ class TaskViews:
         total = n_inputs = 0
         fixed, has_fixed = self._fixed, False
         n_workers = len(self._scheduler.workers)
-        inlined = self._inlined_for(ts)
+        inlined: Container[Key] = ()
+        for hook in self._hooks.arrives_with:
+            inlined = hook(ts)
         for dependency in ts.dependencies:
             if dependency.type in fixed.types or (fixed.prefixes and fixed.is_fixed(dependency)):
                 has_fixed = True

@@ -27,9 +27,6 @@ def check_end(
         problems += _steals_under_way(stealing)
     if isinstance(stealing, FerroflowStealing):
         problems += _wrong_view(scheduler, stealing)
-        problems += [
-            f"{key!r} is forgotten, and its result kept" for key in stealing.messages.inlining.of_no_task()
-        ]
         kept = stealing.kept()
         # Those in memory may be read again.
         kept["are bundles"] = [key for key in kept["are bundles"] if key not in scheduler.tasks]

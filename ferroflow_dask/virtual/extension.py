@@ -64,7 +64,6 @@ def _make(
         scheduler, chosen, latency_s, clock=time, features=VIRTUAL, put_on_workers=_on_workers
     )
     stealing.open()
-    stealing.messages.change_tasks(chosen.keeps_successors)
     return stealing
 
 

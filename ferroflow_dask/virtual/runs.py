@@ -18,8 +18,8 @@ from ferroflow_dask.bundling.deliveries import EARLY_S, Deliveries
 from ferroflow_dask.bundling.results import Results
 from ferroflow_dask.bundling.run import Run
 from ferroflow_dask.bundling.sequence import ExecuteTasks
+from ferroflow_dask.scheduler.features.inlined_results_worker import ReportedResults
 from ferroflow_dask.scheduler.graphs.worker_runs import Runs
-from ferroflow_dask.scheduler.inlining.worker import InlinedResults
 
 
 class Result:
@@ -65,7 +65,7 @@ class Host:
         self.loop = SimpleNamespace(add_callback=self.soon, asyncio_loop=SimpleNamespace(call_soon=self.soon))
 
 
-class VirtualInlinedResults(InlinedResults):
+class VirtualReportedResults(ReportedResults):
     """The small results of a virtual worker, which have a size and no data."""
 
     def may_send(self, value: object, limit: int) -> bool:  # noqa: ARG002 -- overrides

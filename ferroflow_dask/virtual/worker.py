@@ -32,8 +32,8 @@ from distributed.worker_state_machine import (
 from ferroflow_dask.bundling.results import value_of
 from ferroflow_dask.bundling.sequence import bundle_in
 from ferroflow_dask.exceptions import SimulationError
-from ferroflow_dask.scheduler.inlining.worker import TASK
-from ferroflow_dask.scheduler.prefetch.worker import SEND, PrefetchedTasks
+from ferroflow_dask.scheduler.features.inlined_results_worker import TASK
+from ferroflow_dask.scheduler.features.prefetch_worker import SEND, PrefetchedTasks
 from ferroflow_dask.scheduler.remote_worker import WorkerEnd
 from ferroflow_dask.virtual.clock import VirtualTime
 from ferroflow_dask.virtual.fabric import Fabric
@@ -43,7 +43,7 @@ from ferroflow_dask.virtual.record import Execution, Outcome, Record, Transfer
 from ferroflow_dask.virtual.runs import (
     Host,
     Result,
-    VirtualInlinedResults,
+    VirtualReportedResults,
     VirtualRun,
     VirtualRuns,
     inputs_of,
@@ -117,7 +117,7 @@ class VirtualWorker:
         soon = partial(self._later, 0.0)
         host: Any = Host(state, self._handle, to_scheduler.send, self._handlers, soon)
         self._held = PrefetchedTasks(host)
-        self._inline = VirtualInlinedResults(host)
+        self._inline = VirtualReportedResults(host)
         self._runs = VirtualRuns(host, around.time)
         #: Its ends of features, and their numbers.
         self.ends: dict[WorkerEnd, int] = {end: end.open() for end in (self._held, self._inline, self._runs)}

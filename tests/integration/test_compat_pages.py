@@ -14,7 +14,7 @@ import pytest
 from distributed import Client
 from distributed.cluster_dump import DumpArtefact
 from distributed.dashboard.components.scheduler import StealingEvents
-from in_charge import cluster_of, pinned, scheduler_of, stealing_of
+from in_charge import cluster_of, feature, pinned, scheduler_of, stealing_of
 from waiting import until
 
 Function = Callable[[Any], Any]
@@ -60,10 +60,9 @@ def test_what_was_learned_is_among_the_metrics(watched: Client) -> None:
     assert sum(map(float, stock)) == steals["asked"]
     for outcome in ("asked", "confirmed", "refused", "aborted"):
         assert shown[f'dask_scheduler_ferroflow_steals_total{{outcome="{outcome}"}}'] == steals[outcome]
-    for outcome, n in stealing_of(watched).messages.prefetch.outcomes.items():
-        assert shown[f'dask_scheduler_ferroflow_prefetched_tasks_total{{outcome="{outcome}"}}'] == n
-    for what, n in stealing_of(watched).messages.inlining.counts.items():
-        assert shown[f'dask_scheduler_ferroflow_inlined_results_total{{what="{what}"}}'] == n
+    for name in ("prefetch", "inlined_results"):
+        for what, n in feature(stealing_of(watched), name).counts().items():
+            assert shown[f'dask_scheduler_ferroflow_{name}_total{{what="{what}"}}'] == n
     assert shown["dask_scheduler_ferroflow_round_trip_seconds"] > 0
     stealing = stealing_of(watched)
     assert shown["dask_scheduler_ferroflow_slots_per_thread"] == stealing.scheduler.WORKER_SATURATION

@@ -7,10 +7,11 @@ from typing import Any
 
 import dask
 import pytest
+from in_charge import feature
 from virtual_runs import L, chain, run
 
-from ferroflow_dask.scheduler.inlining import scheduler as inlining
-from ferroflow_dask.scheduler.inlining.worker import RESULT
+from ferroflow_dask.scheduler.features import inlined_results as inlining
+from ferroflow_dask.scheduler.features.inlined_results_worker import RESULT
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
 from ferroflow_dask.virtual.worker import Result
 
@@ -18,12 +19,11 @@ OFF = {"ferroflow.inline-limit": 0}
 
 
 def of(cluster: VirtualCluster) -> Any:
-    stealing: Any = cluster.stealing
-    return stealing.messages.inlining
+    return feature(cluster.stealing, "inlined_results")
 
 
 def knows(cluster: VirtualCluster, key: Any) -> bool:
-    return of(cluster).value_of(key) is not None
+    return of(cluster).result_of(key) is not None
 
 
 def sum_of_two(nbytes: int) -> dict[Any, VirtualTask]:
@@ -36,12 +36,11 @@ def sum_of_two(nbytes: int) -> dict[Any, VirtualTask]:
 def test_an_input_comes_with_its_task() -> None:
     cluster = run(sum_of_two(8), workers=2)
     assert cluster.record.transfers == []
-    assert of(cluster).counts == {"received": 3, "sent": 1}  # the sum for the client
+    assert of(cluster).counts() == {"received": 3, "sent": 1}  # the sum for the client
     assert cluster.record.makespan_s == 4 * L + 2 * 0.5  # each level is sent and reported
     with dask.config.set(OFF):
         cluster = run(sum_of_two(8), workers=2)
     assert len(cluster.record.transfers) == 1
-    assert of(cluster).counts == {"received": 0, "sent": 0}
     assert cluster.record.makespan_s > 4 * L + 2 * 0.5
 
 
@@ -57,8 +56,8 @@ def test_many_inputs_are_fetched_in_one_go_and_not_told(n: int, comes_along: boo
         i: VirtualTask(0.5, nbytes=8, annotations={"workers": [i % 2]}) for i in range(n)
     }
     cluster = run(graph | {"sum": VirtualTask(0.5, tuple(graph))}, workers=2)
-    assert of(cluster).counts["received"] == (n if comes_along else 0) + 1  # the sum for the client
-    assert bool(of(cluster).counts["sent"]) is comes_along
+    assert of(cluster).counts()["received"] == (n if comes_along else 0) + 1  # the sum for the client
+    assert bool(of(cluster).counts()["sent"]) is comes_along
     assert bool(cluster.record.transfers) is not comes_along
 
 
@@ -67,7 +66,7 @@ def test_what_stays_on_its_worker_is_not_told() -> None:
     cluster.submit(chain(20), keep=[])
     cluster.submit(chain(20))
     cluster.run()
-    assert of(cluster).counts["received"] == 1  # the end, which a client wants
+    assert of(cluster).counts()["received"] == 1  # the end, which a client wants
 
 
 def spread(n: int) -> dict[Any, VirtualTask]:
@@ -78,7 +77,7 @@ def spread(n: int) -> dict[Any, VirtualTask]:
 
 def test_a_result_comes_with_each_task_that_reads_it_and_no_worker_keeps_it() -> None:
     cluster = run(spread(40), workers=4)
-    assert of(cluster).counts["sent"] == 30
+    assert of(cluster).counts()["sent"] == 30
     assert cluster.record.transfers == []
     assert not any("root" in worker.state.tasks for worker in cluster.workers[1:])
     assert cluster.record.n_messages == 41 + 1  # reports, and the word that the first worker has dropped it
@@ -93,7 +92,7 @@ def test_a_result_that_many_tasks_read_is_fetched_once_by_each_worker(
     with dask.config.set({"ferroflow.inline-limit": limit}):
         cluster = run(spread(n), workers=4)
     assert len(cluster.record.transfers) == n_fetched
-    assert of(cluster).counts["sent"] == n_sent
+    assert of(cluster).counts()["sent"] == n_sent
 
 
 def test_copies_go_with_the_result() -> None:
@@ -124,7 +123,7 @@ def test_where_results_are_large_none_is_asked_for(nbytes: int, is_asked: bool) 
 def test_the_oldest_are_forgotten_and_then_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inlining, "_KEPT_NBYTES", 1)
     cluster = run(sum_of_two(8), workers=2)
-    assert of(cluster).counts == {"received": 3, "sent": 0}
+    assert of(cluster).counts() == {"received": 3, "sent": 0}
     assert len(cluster.record.transfers) == 1
     assert of(cluster)._nbytes == 0
 
@@ -137,10 +136,10 @@ def test_only_the_report_of_the_present_run_brings_a_result() -> None:
     first, second = (worker.state.address for worker in cluster.workers)
     report = {"stimulus_id": "s", "nbytes": 8, "type": b"", "typename": "", "startstops": ()}
     for key, number, worker in (("t", run_id + 1, second), ("u", run_id, first), ("t", run_id, first)):
-        assert of(cluster).counts["received"] == 0
+        assert of(cluster).counts()["received"] == 0
         told = {"metadata": {RESULT: b"1"}, "key": key, "run_id": number, "worker": worker}
         cluster.scheduler.stream_handlers["task-finished"](**report, **told)
-    assert of(cluster).value_of("t") == b"1"
+    assert of(cluster).result_of("t") == b"1"
     assert cluster.scheduler.tasks["t"].metadata is None
 
 
@@ -152,10 +151,10 @@ def test_results_are_dropped_and_fetched_if(is_closed: bool) -> None:
             of(cluster).remote.left(worker.state.address)
     cluster.submit(sum_of_two(8))
     if is_closed:
-        of(cluster).close()
+        of(cluster)._close()
     cluster.run()
     cluster.check()
-    assert of(cluster).counts == {"received": 0, "sent": 0}
+    assert of(cluster).counts() == {"received": 0, "sent": 0}
     assert len(cluster.record.transfers) == 1
     assert [ts.metadata for ts in cluster.scheduler.tasks.values()] == [None] * len(cluster.scheduler.tasks)
 
@@ -167,7 +166,7 @@ def test_metadata_that_is_not_ours_stays() -> None:
     ts = cluster.scheduler.tasks["t"]
     told = {RESULT: b"1", "own": 2}
     ts.metadata = dict(told)
-    of(cluster).finished(ts, told)
+    of(cluster).task_reported(ts, told)
     assert ts.metadata == told == {"own": 2}
 
 

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from cluster_tests import runs_on
+from in_charge import feature
 from one_loop import Cluster, on_cluster
 from waiting import comes
 
 from ferroflow_dask import uninstall
-from ferroflow_dask.scheduler.inlining.scheduler import Inlining
-from ferroflow_dask.scheduler.inlining.worker import TASK
+from ferroflow_dask.scheduler.features.inlined_results import InlinedResults
+from ferroflow_dask.scheduler.features.inlined_results_worker import TASK
 
 OFF = {"ferroflow.inline-limit": 0, "ferroflow.prefetch": False, "ferroflow.low-latency-messages": False}
 
@@ -23,7 +24,7 @@ def total(*numbers: float) -> float:
 
 
 async def listen(cluster: Cluster) -> Any:
-    inlining = cluster.stealing.messages.inlining
+    inlining = feature(cluster.stealing, "inlined_results")
     await comes(lambda: len(inlining._supporting) == len(cluster.workers))
     return inlining
 
@@ -45,7 +46,7 @@ async def test_inputs_come_with_tasks_and_results_to_clients(cluster: Cluster) -
     both = placed(cluster, total, first, second, worker=0)
     assert await cluster.client.gather([first, second, both]) == [0, 1, 1]
     assert n_sent(cluster) == 0
-    assert inlining.counts == {"received": 3, "sent": 1}
+    assert inlining.counts() == {"received": 3, "sent": 1}
     states = cluster.scheduler.tasks
     assert [len(states[future.key].who_has) for future in (first, second)] == [1, 1]
     assert [len(worker.data) for worker in cluster.workers] == [2, 1]  # the copy went with its task
@@ -112,7 +113,7 @@ async def test_once_uninstalled_all_is_as_before_and_late_messages_harm_nobody(c
     assert await cluster.client.gather(slow) == [0, 1]
     assert n_sent(cluster) > n
     assert len(cluster.scheduler.workers) == 2
-    assert (inlining.counts["received"], inlining.known) == (0, {})
+    assert (inlining.counts()["received"], inlining.known) == (0, {})
     await comes(lambda: not any("ferroflow" in name for worker in cluster.workers for name in worker.plugins))
 
 
@@ -123,7 +124,7 @@ async def test_a_task_with_its_inputs_runs_though_the_plugin_leaves(cluster: Clu
     await cluster.client.gather([first, second])
     both = [placed(cluster, total, first, second, worker=i) for i in (0, 1)]
     await asyncio.gather(*(comes(lambda f=one: f.key in cluster.scheduler.tasks) for one in both))
-    assert inlining.counts["sent"] == 2
+    assert inlining.counts()["sent"] == 2
     await uninstall(cluster.scheduler)
     assert await cluster.client.gather(both) == [1, 1]
     await comes(
@@ -141,7 +142,7 @@ async def test_a_result_that_is_reported_after_uninstall_harms_no_task(cluster: 
     assert len(cluster.scheduler.workers) == 2
 
 
-@pytest.mark.parametrize("name", ["message", "finished"])
+@pytest.mark.parametrize("name", ["message", "task_reported"])
 def test_what_fails_leaves_dask_in_charge(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError(f"{name} is broken")
@@ -154,6 +155,6 @@ def test_what_fails_leaves_dask_in_charge(name: str, monkeypatch: pytest.MonkeyP
         assert "_task_to_msg" not in vars(cluster.scheduler)
         assert len(cluster.scheduler.workers) == 2
 
-    monkeypatch.setattr(Inlining, name, broken)
+    monkeypatch.setattr(InlinedResults, name, broken)
     with pytest.warns(UserWarning, match=f"{name} is broken"):
         on_cluster(test)

@@ -15,7 +15,7 @@ from distributed.worker_state_machine import ComputeTaskEvent
 from loose_workers import LooseWorker
 
 from ferroflow_dask.bundling.results import Results
-from ferroflow_dask.scheduler.inlining.worker import RESULT, TASK, InlinedResults, is_small
+from ferroflow_dask.scheduler.features.inlined_results_worker import RESULT, TASK, ReportedResults, is_small
 from ferroflow_dask.scheduler.remote_worker import RemotePlugin, close_of
 
 Point = namedtuple("Point", "x y")
@@ -31,7 +31,7 @@ class Loose(LooseWorker):
 
     def plug(self) -> None:
         """Let another plugin come."""
-        self.plugin: Any = RemotePlugin(InlinedResults)
+        self.plugin: Any = RemotePlugin(ReportedResults)
         self.plugin.setup(self)
 
     def handle_stimulus(self, event: ComputeTaskEvent) -> None:
@@ -198,7 +198,7 @@ def test_after_the_last_message_to_the_last_plugin_no_result_is_reported() -> No
     worker = Loose()  # may be removed before its announcement arrives: it would get no closing message
     worker.plug()
     worker.take(limit=1000)
-    close = close_of(InlinedResults.name)
+    close = close_of(ReportedResults.name)
     worker.stream_handlers[close](number=1)
     assert close in worker.stream_handlers
     worker.stream_handlers[close](number=2)

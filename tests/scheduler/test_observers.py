@@ -18,10 +18,10 @@ from waiting import comes
 
 from ferroflow_dask import FerroflowPlugin
 from ferroflow_dask.bundling import sequence
+from ferroflow_dask.scheduler.features.inlined_results_worker import ReportedResults
 from ferroflow_dask.scheduler.graphs.arrival import Arrival
 from ferroflow_dask.scheduler.graphs.worker import TOPIC
 from ferroflow_dask.scheduler.graphs.worker_observers import observers
-from ferroflow_dask.scheduler.inlining.worker import InlinedResults
 from ferroflow_dask.scheduler.plugin import uninstall_from
 from ferroflow_dask.scheduler.remote_worker import RemotePlugin
 
@@ -360,7 +360,7 @@ KINDS: dict[str, tuple[Any, bool]] = {
     "a plugin that knows bundles": (KnowsBundles(), False),
     "a subclass of one of Dask's that adds no hook": (LikeDask(), False),
     "one of Dask's": (AllProgress.__new__(AllProgress), False),
-    "one of this package": (RemotePlugin(InlinedResults), False),
+    "one of this package": (RemotePlugin(ReportedResults), False),
     "an object without hooks": (object(), False),
 }
 

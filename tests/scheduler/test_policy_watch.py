@@ -29,10 +29,14 @@ from ferroflow_dask.scheduler.features.policy_watch import PolicyWatch
 EVENT: Any = object.__new__(WorkerIdle)
 
 
+class Slow:
+    """Stands for a policy."""
+
+
 def watch_of(*calls: int) -> PolicyWatch:
     """Return the watch over a policy that was slow in calls of these numbers."""
     calls_of_policy = PolicyCalls()
-    watch = PolicyWatch(cast(Core, SimpleNamespace(policy="Slow", policy_calls=calls_of_policy)))
+    watch = PolicyWatch(cast(Core, SimpleNamespace(policy=Slow(), policy_calls=calls_of_policy)))
     for calls_of_policy.n in calls:
         watch.policy_took(EVENT, 1.5)
     return watch

@@ -25,7 +25,8 @@ def cluster_of(graph: dict[Any, VirtualTask], workers: int = 1, **options: Any) 
 def outcomes(cluster: VirtualCluster) -> dict[str, int]:
     """Return what became of the tasks that were sent ahead, as far as there were any."""
     stealing: Any = cluster.stealing
-    return {outcome: n for outcome, n in stealing.messages.prefetch.outcomes.items() if n}
+    counts = [one.counts() for one in stealing.features if one.name == "prefetch"]
+    return {outcome: n for one in counts for outcome, n in one.items() if n}
 
 
 def test_a_chain_pays_for_its_messages_once() -> None:

@@ -16,6 +16,7 @@ import pytest
 from cluster_tests import runs_on
 from dask._task_spec import Task
 from distributed import Client, Event, KilledWorker, LocalCluster, Worker
+from in_charge import feature
 from one_loop import Cluster, on_cluster
 from packaging.version import Version
 from waiting import comes, soon, wait_for
@@ -34,11 +35,11 @@ async def test_a_leading_task_is_stolen(cluster: Cluster) -> None:
     following = cluster.client.submit(lambda i: i + 1, leading)
     await comes(lambda: cluster.scheduler.tasks.get(following.key) is not None)
     # Nothing follows a task that waits; here it is sent all the same, as if there had been time.
-    prefetch = cluster.stealing.messages.prefetch
+    prefetch = feature(cluster.stealing, "prefetch")
     prefetch._send(cluster.scheduler.tasks[following.key], ts.processing_on)
     cluster.ask(ts, cluster.workers[0], cluster.workers[1])
     there = cluster.workers[0].state.tasks
-    await comes(lambda: not prefetch.n_ahead and following.key not in there)  # it was withdrawn
+    await comes(lambda: not prefetch.ahead and following.key not in there)  # it was withdrawn
     await event.set()
     assert await cluster.client.gather([blocking, leading, following]) == [0, 1, 2]
     assert cluster.stealing.steals["confirmed"] == 1
@@ -55,7 +56,7 @@ class OtherTask(Task):
 
 @runs_on(on_cluster)
 async def test_only_plain_calls_lead_and_follow_and_are_led_to(cluster: Cluster) -> None:
-    prefetch = cluster.stealing.messages.prefetch
+    prefetch = feature(cluster.stealing, "prefetch")
     event = await Event(name="go", client=cluster.client)
     for cls in (Task, OtherTask):
         graph = {}
@@ -71,10 +72,10 @@ async def test_only_plain_calls_lead_and_follow_and_are_led_to(cluster: Cluster)
             future = cluster.client.get(graph, third.key, sync=False)
             await cluster.processing(SimpleNamespace(key=first.key))
             if cls is Task:
-                await comes(lambda: prefetch.n_ahead >= 2)
+                await comes(lambda: len(prefetch.ahead) >= 2)
             else:
                 await asyncio.sleep(0.02)  # it would come with the pass that follows, within a millisecond
-                assert prefetch.n_ahead == 0
+                assert not prefetch.ahead
             await event.set()
             assert await future == 1
             await event.clear()
@@ -113,15 +114,15 @@ async def test_workers_are_told_as_they_join_and_until_it_is_uninstalled(cluster
     async with Worker(cluster.scheduler.address, nthreads=1) as late:
         cluster.workers.append(late)
         await comes(
-            lambda: len(cluster.stealing.messages.prefetch.remote.supporting) >= 3 and all(listening())
+            lambda: len(feature(cluster.stealing, "prefetch").remote.supporting) >= 3 and all(listening())
         )
         event = await Event(name="go", client=cluster.client)
         first = cluster.client.submit(wait_for, 1, event, workers=[late.address])
         last = cluster.client.submit(lambda i: i + 1, first)
-        await comes(lambda: cluster.stealing.messages.prefetch.n_ahead)
-        prefetch = cluster.stealing.messages.prefetch
+        await comes(lambda: feature(cluster.stealing, "prefetch").ahead)
+        prefetch = feature(cluster.stealing, "prefetch")
         await uninstall(cluster.scheduler)
-        assert prefetch.n_ahead == 0
+        assert not prefetch.ahead
         assert "_task_to_msg" not in vars(cluster.scheduler)
         await event.set()
         assert await last == 2
@@ -138,8 +139,8 @@ def test_chains_and_trees_on_processes_and_the_task_that_ends_them_is_named() ->
         os._exit(i)
 
     def counted(dask_scheduler: Any) -> tuple[int, dict[str, int]]:
-        messages = dask_scheduler.extensions["stealing"].messages
-        return messages.prefetch.outcomes["confirmed"], messages.inlining.counts
+        found = {one.name: one.counts() for one in dask_scheduler.extensions["stealing"].features}
+        return found["prefetch"]["confirmed"], found["inlined_results"]
 
     with (
         LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as local,

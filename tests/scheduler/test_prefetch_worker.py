@@ -9,7 +9,13 @@ import pytest
 from distributed.worker_state_machine import ComputeTaskEvent
 from loose_workers import LooseWorker
 
-from ferroflow_dask.scheduler.prefetch.worker import CONFIRM, SEND, TAKEN_ON, WITHDRAW, PrefetchedTasks
+from ferroflow_dask.scheduler.features.prefetch_worker import (
+    CONFIRM,
+    SEND,
+    TAKEN_ON,
+    WITHDRAW,
+    PrefetchedTasks,
+)
 from ferroflow_dask.scheduler.remote_worker import RemotePlugin
 
 

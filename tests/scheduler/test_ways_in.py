@@ -18,6 +18,7 @@ import dask
 import pytest
 from distributed import Client, LocalCluster, Scheduler
 from distributed.scheduler import DEFAULT_EXTENSIONS, WorkerState
+from in_charge import feature
 from waiting import pause
 
 from ferroflow_dask import FerroflowPlugin, install, uninstall
@@ -224,15 +225,15 @@ def test_workers_need_nothing_of_ours_for_plain_dask() -> None:
                 ]
                 intervals = await client.run(lambda dask_worker: repr(dask_worker.batched_stream.interval))
                 assert "Interval" in str(intervals)
-                messages = scheduler.extensions["stealing"].messages
+                stealing = scheduler.extensions["stealing"]
                 future = client.submit(abs, 0)
                 for _ in range(50):  # a chain, of which tasks are prefetched
                     future = client.submit(add, future, 1)
                 assert await future == 50
-                assert messages.prefetch.outcomes["confirmed"] > 0
+                assert feature(stealing, "prefetch").counts()["confirmed"] > 0
                 parts = [client.submit(add, i, future) for i in range(2)]
                 assert await client.submit(add, *parts) == 101
-                assert messages.inlining.counts["received"] > 0
+                assert feature(stealing, "inlined_results").counts()["received"] > 0
             finally:
                 if process.returncode is None:
                     process.terminate()

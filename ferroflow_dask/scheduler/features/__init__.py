@@ -9,10 +9,12 @@ from importlib.metadata import entry_points
 from ferroflow_dask.scheduler.changes import FAILURES
 from ferroflow_dask.scheduler.core import Core
 from ferroflow_dask.scheduler.features.base import Feature
+from ferroflow_dask.scheduler.features.inlined_results import InlinedResults
 from ferroflow_dask.scheduler.features.lean_transitions import LeanTransitions
 from ferroflow_dask.scheduler.features.low_latency_messages import LowLatencyMessages
 from ferroflow_dask.scheduler.features.metrics import Metrics
 from ferroflow_dask.scheduler.features.policy_watch import PolicyWatch
+from ferroflow_dask.scheduler.features.prefetch import Prefetch
 from ferroflow_dask.scheduler.features.queue_depth import QueueDepth
 from ferroflow_dask.scheduler.features.scattered_replicas import ScatteredReplicas
 
@@ -25,12 +27,14 @@ BUILT_IN: tuple[type[Feature], ...] = (
     QueueDepth,
     LeanTransitions,
     PolicyWatch,
+    InlinedResults,
+    Prefetch,
     LowLatencyMessages,
     ScatteredReplicas,
     Metrics,
 )
 #: Those that work in virtual time.
-VIRTUAL: tuple[type[Feature], ...] = (QueueDepth, LeanTransitions)
+VIRTUAL: tuple[type[Feature], ...] = (QueueDepth, LeanTransitions, InlinedResults, Prefetch)
 
 
 def found_features() -> list[type[Feature]]:

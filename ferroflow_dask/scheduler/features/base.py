@@ -11,15 +11,18 @@ An exception in an event ends the plugin, as for the code of the plugin itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from dask.typing import Key
 
 from ferroflow_dask.policy.events import Event
 from ferroflow_dask.scheduler.changes import Change
 from ferroflow_dask.scheduler.core import Core, Gauge
+from ferroflow_dask.scheduler.hooks import Watch
 
 if TYPE_CHECKING:
-    from distributed.scheduler import TaskState
+    from distributed.scheduler import TaskState, WorkerState
 
 
 class Feature:
@@ -34,6 +37,8 @@ class Feature:
     name: ClassVar[str]
     #: One sentence.
     summary: ClassVar[str]
+    #: Tasks for which `place` and `instead` may have an answer: they are not called while it is empty.
+    placed: Collection[Key] = ()
 
     def __init__(self, core: Core) -> None:
         self.core = core
@@ -45,8 +50,16 @@ class Feature:
     def inherit(self, state: Any) -> None:
         """Take over the state of this feature in the installation before."""
 
+    def unavailable(self) -> str:
+        """Return why the feature is off; nothing if it is on."""
+        return ""
+
     def changes(self) -> Iterable[Change]:
         """Return all that the feature changes in Dask."""
+        return ()
+
+    def watches(self) -> Iterable[Watch]:
+        """Return the tasks of which the feature follows each transition."""
         return ()
 
     def counts(self) -> Mapping[str, int]:
@@ -56,6 +69,10 @@ class Feature:
     def gauges(self) -> Mapping[str, Gauge]:
         """Return what the feature has learned, by name."""
         return {}
+
+    def pending(self) -> Collection[Key]:
+        """Return the tasks that the feature keeps account of; none once all have ended."""
+        return ()
 
     # Events
 
@@ -73,6 +90,27 @@ class Feature:
 
     def update_graph(self) -> None:
         """Note that the tasks of a graph were created, before any of them is placed."""
+
+    def restart(self) -> None:
+        """Forget all tasks: the cluster restarts."""
+
+    def failed(self) -> None:
+        """Take back what Dask does not know of: the plugin has failed, maybe within a transition."""
+
+    def task_sent(self, ts: TaskState) -> None:
+        """Note that a task that others depend on is sent to a worker."""
+
+    def task_waits(self, ts: TaskState) -> None:
+        """Note a task that waits for inputs."""
+
+    def task_moved(self, key: Key) -> None:
+        """Note that a task is about to go to another worker."""
+
+    def task_redefined(self, key: Key) -> None:
+        """Note that a task is about to become another one under the same key."""
+
+    def task_reported(self, ts: TaskState, metadata: dict[str, Any]) -> None:
+        """Note the metadata, which may be changed, in the report of a task that has ended."""
 
     def task_ran(self, ts: TaskState, thread: tuple[str, int], start_s: float, stop_s: float) -> None:
         """Note a task that a thread has finished.
@@ -95,3 +133,34 @@ class Feature:
 
     def policy_took(self, event: Event, seconds: float) -> None:
         """Note that the policy took longer than its limit to answer an event, and the time [s]."""
+
+    # Answers, of which the first that is not None holds
+
+    def place(self, ts: TaskState) -> tuple[str, str] | None:
+        """Return the address of the worker for a ready task, and the reason."""
+
+    def instead(self, ts: TaskState) -> dict[str, Any] | None:
+        """Return a message that is sent to a task's worker in place of Dask's."""
+
+    def result_of(self, key: Key) -> bytes | None:
+        """Return the pickled result of a task, for a client."""
+
+    # Filters
+
+    def message(self, ts: TaskState, ws: WorkerState, message: dict[str, Any]) -> dict[str, Any]:
+        """Return Dask's message that sends a task to a worker, with changes."""
+        return message
+
+    def may_drop(self, key: Key, address: str) -> bool:
+        """Return whether a worker may be asked to drop its replica of a result."""
+        return True
+
+    # Facts about messages
+
+    def arrives_with(self, ts: TaskState) -> Container[Key]:
+        """Return the inputs that are sent with a task."""
+        return ()
+
+    def brings(self, ws: WorkerState, key: Key) -> bool:
+        """Return whether a worker gets a result with each plain task that reads it."""
+        return False

@@ -56,7 +56,8 @@ class PolicyWatch(Feature):
         n = self._calls.n
         self._n_slow = self._n_slow + 1 if n - self._last_slow <= _BETWEEN else 1
         self._last_slow = n
-        took = f"the policy {self.core.policy} took {seconds:.2g} s to answer {type(event).__name__}"
+        policy = type(self.core.policy).__name__
+        took = f"the policy {policy} took {seconds:.2g} s to answer {type(event).__name__}"
         if self._n_slow >= _MOST_SLOW:
             raise ClusterError(f"{took}, and at least {self._limit_s:g} s in {self._n_slow} calls")
         if self._n_slow == 1:
@@ -77,7 +78,7 @@ class PolicyWatch(Feature):
                 stack = "".join(traceback.format_stack(sys._current_frames().get(loop)))
                 logger.warning(
                     "ferroflow: the policy %s has not answered %s for %d s. It runs:\n%s",
-                    self.core.policy,
+                    type(self.core.policy).__name__,
                     type(event).__name__,
                     _LOOK_S * _LOOKS,
                     stack,

@@ -9,17 +9,19 @@ it had are blamed. The tasks of a bundle are suspects as well, one by one.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
 
 from ferroflow_dask.scheduler import _distributed
-from ferroflow_dask.scheduler.changes import Change, Guard, ItemChange
+from ferroflow_dask.scheduler.changes import Change, ItemChange
 from ferroflow_dask.scheduler.graphs.bundles import Bundles
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler, TaskState
+    from distributed.scheduler import TaskState
+
+    from ferroflow_dask.scheduler.core import Core
 
 #: States of a task after which it ends no worker.
 _ENDED = frozenset({"memory", "erred", "forgotten"})
@@ -30,29 +32,16 @@ class Deaths:
 
     Parameters
     ----------
-    scheduler : distributed.Scheduler
+    core : Core
     bundles : Bundles
-    guard : Guard
-    suspected : callable
-        Called with the key of a suspect, which must not be sent ahead.
-    suspects : dict of Key to None
-        `Core.suspects`, which are kept here.
     """
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        bundles: Bundles,
-        guard: Guard,
-        suspected: Callable[[Key], object],
-        suspects: dict[Key, None],
-    ) -> None:
-        self._scheduler = scheduler
+    def __init__(self, core: Core, bundles: Bundles) -> None:
+        self._scheduler = core.scheduler
         self._bundles = bundles
-        self._suspected = suspected
         #: Lowers the counts that Dask is about to raise for the death of a worker, by its address.
-        self.spare = guard(self._spare)
-        self.suspects = suspects
+        self.spare = core.guard(self._spare)
+        self.suspects = core.suspects
         # Bundles of workers that are being removed, which may have ended them.
         self._to_split: dict[str, list[Key]] = {}
 
@@ -88,7 +77,6 @@ class Deaths:
                 continue
             else:
                 self.suspects[ts.key] = None
-                self._suspected(ts.key)
             _distributed.lower_blame(self._scheduler, ts.key)
 
     def _move_apart(self, blamed: Sequence[TaskState]) -> None:
@@ -112,8 +100,6 @@ class Deaths:
                 ts = self._scheduler.tasks.get(step)
                 if ts is None or ts.state in _ENDED:
                     self.suspects.pop(step, None)
-                else:
-                    self._suspected(step)
 
     def changed(self, key: Key, finish: str) -> None:
         """Forget a suspect that has ended."""

@@ -47,10 +47,6 @@ class Graphs:
     core : Core
     own : object
         As in `Deliveries`.
-    withdraw, note : callable
-        As in `Bundles`.
-    suspected : callable
-        As in `Deaths`.
     refused : callable
         As in `Dividing`.
     changes : Changes
@@ -61,9 +57,6 @@ class Graphs:
         core: Core,
         *,
         own: object,
-        withdraw: Callable[[Key], None],
-        note: Callable[[Key, str, str], None],
-        suspected: Callable[[Key], object],
         refused: Callable[[Key, str], None],
         changes: Changes,
     ) -> None:
@@ -77,13 +70,15 @@ class Graphs:
         self._announced: set[str] = set()
         self._has_announced = asyncio.Event()
         self._arrivals: GraphArrivals | None = None
-        self._note = note
+        self._hooks = core.hooks
+        self._decisions = core.decisions
+        note = self._note
         self._view = core.view
         self._clock = core.clock
         self._put_on_workers = core.put_on_workers
         self.samples = Samples(scheduler)
-        self.bundles = Bundles(scheduler, guard, withdraw=withdraw, note=note)
-        self.deaths = Deaths(scheduler, self.bundles, guard, suspected, core.suspects)
+        self.bundles = Bundles(scheduler, guard, withdraw=self._redefined, note=note)
+        self.deaths = Deaths(core, self.bundles)
         self._scaling = Scaling(scheduler, self.bundles, guard)
         self.deliveries = Deliveries(scheduler, guard, own, self._delivered)
         self._streams = TaskStreams(scheduler, changes, guard, self._may_send)
@@ -112,6 +107,13 @@ class Graphs:
             joined=self._streams.worker_announced,
         )
         self.overtaking = Overtaking(self.bundles, core.view, self.dividing.ask)
+
+    def _note(self, key: Key, what: str, reason: str) -> None:
+        self._decisions.note(key, what, "", reason)
+
+    def _redefined(self, key: Key) -> None:
+        for hook in self._hooks.task_redefined:
+            hook(key)
 
     def _may_send(self, address: str) -> bool:
         return self.remote.may_send(address)

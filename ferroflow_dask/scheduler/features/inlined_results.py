@@ -10,21 +10,24 @@ results as bytes and never unpickles them.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
 
+from ferroflow_dask import config
 from ferroflow_dask.scheduler import _distributed
-from ferroflow_dask.scheduler.inlining.worker import RESULT, TASK, InlinedResults
+from ferroflow_dask.scheduler.changes import CallChange, Change
+from ferroflow_dask.scheduler.core import Core
+from ferroflow_dask.scheduler.features.base import Feature
+from ferroflow_dask.scheduler.features.inlined_results_worker import RESULT, TASK, ReportedResults
+from ferroflow_dask.scheduler.hooks import Watch
 from ferroflow_dask.scheduler.remote import Remote
 
 if TYPE_CHECKING:
     from distributed.scheduler import TaskState, WorkerState
-
-    from ferroflow_dask.scheduler.core import Core
 
 #: A task with more inputs fetches them, from each worker in one request.
 _MOST_INPUTS = 32
@@ -43,50 +46,55 @@ _NONE: Mapping[Key, bytes] = MappingProxyType({})
 _Result = tuple[bytes, bool]
 
 
-class Inlining:
-    """Keeps small results and sends them with tasks, from `open` to `close`; O(links of a task) for each.
+class InlinedResults(Feature):
+    """Keeps small results and sends them with tasks; O(links of a task) for each."""
 
-    Parameters
-    ----------
-    core : Core
-    """
+    name = "inlined_results"
+    summary = "Small results travel with the tasks that read them, and to clients"
 
     def __init__(self, core: Core) -> None:
+        super().__init__(core)
         self._scheduler = core.scheduler
         self._costs = core.learned.costs
-        self._limit = 0
-        #: The ends on workers.
-        self.remote = Remote(core, InlinedResults)
-        self._supporting = self.remote.supporting
-        # Whether results are also kept for clients.
+        self._limit = config.get_bytes("inline-limit")
+        self._is_open = False
+        # Whether results are also kept for clients. Those of this process get results as objects.
         self._for_clients = False
+        #: Its ends on workers.
+        self.remote = Remote(core, ReportedResults)
+        self._supporting = self.remote.supporting
         #: Results that are kept, the oldest first.
         self.known: OrderedDict[Key, _Result] = OrderedDict()
         self._nbytes = 0
-        #: Results received from workers, and results sent with a task.
-        self.counts = {"received": 0, "sent": 0}
+        self._counts = {"received": 0, "sent": 0}
 
-    @property
-    def is_open(self) -> bool:
-        """Whether results are kept."""
-        return self._limit > 0
+    def unavailable(self) -> str:
+        """Return why no results are inlined."""
+        return "" if self._limit else "the setting ferroflow.inline-limit is 0"
 
-    def open(self, limit: int, for_clients: bool) -> None:
-        """Keep and send results up to a limit [B], with workers that announce that they support it."""
-        self._limit = limit
-        self._for_clients = for_clients
+    def changes(self) -> Iterable[Change]:
+        """Keep and send results from now on, with workers that announce that they support it."""
+        yield self.remote
+        yield CallChange("inlined results", self._open, self._close)
 
-    def close(self) -> None:
-        """Forget all results."""
-        self._limit = 0
-        self.clear()
+    def counts(self) -> Mapping[str, int]:
+        """Return how many results were received from workers, and how many were sent with a task."""
+        return self._counts
 
-    def clear(self) -> None:
+    def _open(self) -> None:
+        self._is_open = True
+        self._for_clients = not _distributed.is_in_process(self._scheduler)
+
+    def _close(self) -> None:
+        self._is_open = False
+        self.restart()
+
+    def restart(self) -> None:
         """Forget all results."""
         self.known.clear()
         self._nbytes = 0
 
-    def inputs_of(self, ts: TaskState) -> Mapping[Key, bytes]:
+    def arrives_with(self, ts: TaskState) -> Mapping[Key, bytes]:
         """Return the pickled inputs that are sent with a task; O(inputs)."""
         known = self.known
         if not known or len(ts.dependencies) > _MOST_INPUTS:
@@ -98,39 +106,41 @@ class Inlining:
                 found[needed.key] = result[0]
         return found if found and _distributed.is_plain(ts) else _NONE
 
-    def value_of(self, key: Key) -> bytes | None:
+    def result_of(self, key: Key) -> bytes | None:
         """Return a pickled result; None if the scheduler does not have it."""
         result = self.known.get(key)
         return None if result is None else result[0]
 
-    def comes_to(self, ws: WorkerState, key: Key) -> bool:
+    def brings(self, ws: WorkerState, key: Key) -> bool:
         """Return whether a worker gets a result with a plain task that reads it."""
         result = self.known.get(key) if ws.address in self._supporting else None
         return result is not None and result[1]
 
-    def of_no_task(self) -> list[Key]:
-        """Return the kept results of forgotten tasks; none if all is well."""
+    def pending(self) -> Collection[Key]:
+        """Return the kept results of forgotten tasks."""
         return [key for key in self.known if key not in self._scheduler.tasks]
 
-    def forget(self, key: Key) -> None:
-        """Forget the result of a task, if it is kept."""
-        result = self.known.pop(key, None)
-        if result is not None:
-            self._nbytes -= len(result[0])
+    def watches(self) -> Iterable[Watch]:
+        """Follow the tasks whose results are kept."""
+        yield Watch(self.known, True, self._left_memory)
 
-    def finished(self, ts: TaskState, metadata: dict[str, Any]) -> None:
+    def _left_memory(self, key: Key, start: str, finish: str) -> None:
+        result, _ = self.known.pop(key)
+        self._nbytes -= len(result)
+
+    def task_reported(self, ts: TaskState, metadata: dict[str, Any]) -> None:
         """Keep the result in a report of a finished task, and take it out of the task's metadata."""
         value = metadata.pop(RESULT, None)
         if ts.metadata is not None:
             value = ts.metadata.pop(RESULT, value)
             ts.metadata = ts.metadata or None  # as if the report had none
-        if value is None or not self._limit:
+        if value is None or not self._is_open:
             return
         # A result that very many tasks read is fetched: once by each worker, not once for each task.
         is_inlined = len(value) * len(ts.dependents) <= self._limit * len(self._scheduler.workers)
         self.known[ts.key] = value, is_inlined
         self._nbytes += len(value)
-        self.counts["received"] += 1
+        self._counts["received"] += 1
         while self._nbytes > _KEPT_NBYTES:
             _, oldest = self.known.popitem(last=False)
             self._nbytes -= len(oldest[0])
@@ -150,12 +160,12 @@ class Inlining:
             return message
         limit = self._limit if self._is_wanted(ts) else 0
         values = {}
-        for key, value in self.inputs_of(ts).items() if self.known and ts.dependencies else ():
+        for key, value in self.arrives_with(ts).items() if self.known and ts.dependencies else ():
             if ws.address not in message["who_has"][key]:
                 values[key] = value
                 del message["who_has"][key], message["nbytes"][key]
         if limit or values:
-            self.counts["sent"] += len(values)
+            self._counts["sent"] += len(values)
             message |= {"op": TASK, "limit": limit, "values": values}
         return message
 

@@ -69,7 +69,7 @@ def _left(value: Any, limit: int, depth: int) -> int:
     return limit
 
 
-class InlinedResults(WorkerEnd):
+class ReportedResults(WorkerEnd):
     """Runs tasks that come with their inputs, and reports the results that the scheduler asks for."""
 
     name = "inlined_results"

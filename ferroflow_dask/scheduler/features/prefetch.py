@@ -13,26 +13,31 @@ shuffles, are not prefetched. distributed's run ids tell withdrawn runs from val
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
 
+from ferroflow_dask import config
 from ferroflow_dask.scheduler import _distributed
-from ferroflow_dask.scheduler.inlining.scheduler import Inlining
-from ferroflow_dask.scheduler.prefetch.worker import CONFIRM, SEND, WITHDRAW, PrefetchedTasks
+from ferroflow_dask.scheduler.changes import CallChange, Change
+from ferroflow_dask.scheduler.core import Core
+from ferroflow_dask.scheduler.features.base import Feature
+from ferroflow_dask.scheduler.features.prefetch_worker import CONFIRM, SEND, WITHDRAW, PrefetchedTasks
+from ferroflow_dask.scheduler.hooks import Watch
 from ferroflow_dask.scheduler.remote import Remote
 
 if TYPE_CHECKING:
     from distributed.scheduler import TaskState, WorkerState
 
-    from ferroflow_dask.scheduler.core import Core
-
 #: Length of a chain that is prefetched: more tasks than run in a round trip.
 _MOST_AHEAD = 8
 #: Tasks with more inputs or dependents are not prefetched.
 _MOST_LINKS = 16
+#: Reasons in the log of decisions.
+_REASON = "prefetched with the tasks that make its inputs"
+_WITHDRAWN = "it was prefetched, and its placement changed"
 
 
 @dataclass(frozen=True)
@@ -43,66 +48,58 @@ class _Ahead:
     run_id: int
 
 
-class Prefetch:
-    """Sends tasks before their inputs exist, from `open` to `close`; O(links of a task) for each change.
+class Prefetch(Feature):
+    """Sends tasks before their inputs exist; O(links of a task) for each change."""
 
-    Parameters
-    ----------
-    core : Core
-    is_usual : callable
-        Returns whether a worker, by its address, is as fast as others, so that a task with local inputs
-        finishes nowhere sooner.
-    was_withdrawn : callable
-        Called with the key of a task that was prefetched in vain, and the worker's address.
-    inlining : Inlining
-        Sends small inputs with the tasks.
-    """
+    name = "prefetch"
+    summary = "Tasks are sent to workers before their inputs exist"
 
-    def __init__(
-        self,
-        core: Core,
-        is_usual: Callable[[str], bool],
-        was_withdrawn: Callable[[Key, str], None],
-        inlining: Inlining,
-    ) -> None:
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
         self._scheduler = core.scheduler
-        self._is_usual = is_usual
-        self._ask_pass = core.ask_pass
-        self._was_withdrawn = was_withdrawn
-        self._inlining = inlining
-        self.is_open = False
-        #: The ends on workers.
+        #: Its ends on workers.
         self.remote = Remote(core, PrefetchedTasks, joined=self._supports)
         self._supporting = self.remote.supporting
         #: Prefetched tasks that are not placed yet.
         self.ahead: dict[Key, _Ahead] = {}
+        self.placed = self.ahead
         #: Tasks on workers whose dependents are to be looked at, in order.
         self.new: dict[Key, None] = {}
         #: Prefetched tasks that are processing.
         self.early = core.sent_early
         #: Tasks that were prefetched to workers that died: they may have ended the worker.
         self.doubtful: set[Key] = set()
-        #: Prefetched tasks by outcome: placed there, placed elsewhere, or lost with the worker.
-        self.outcomes = {"confirmed": 0, "withdrawn": 0, "lost": 0}
+        # Prefetched tasks by outcome: placed there, placed elsewhere, or lost with the worker.
+        self._outcomes = {"confirmed": 0, "withdrawn": 0, "lost": 0}
 
-    def open(self) -> None:
+    def unavailable(self) -> str:
+        """Return why no tasks are prefetched."""
+        if not config.get_bool("prefetch"):
+            return "the setting ferroflow.prefetch is false"
+        keeps = self.core.policy.keeps_successors
+        return "" if keeps else f"{type(self.core.policy).__name__} may move a task away from its inputs"
+
+    def changes(self) -> Iterable[Change]:
         """Prefetch from now on, to workers that announce that they support it."""
-        self.is_open = True
+        yield self.remote
+        yield CallChange("prefetched tasks", lambda: None, self._close)
 
-    def close(self) -> None:
-        """Withdraw prefetched tasks as `withdraw_all` does; the workers must still have their ends."""
-        self.is_open = False
-        self.withdraw_all()
-        self.clear()
+    def counts(self) -> Mapping[str, int]:
+        """Return prefetched tasks by outcome: placed there, placed elsewhere, or lost with the worker."""
+        return self._outcomes
 
-    def withdraw_all(self) -> None:
+    def _close(self) -> None:
+        self.failed()  # the workers still have their ends
+        self.restart()
+
+    def failed(self) -> None:
         """Withdraw all prefetched tasks that are not confirmed; safe within a transition.
 
         The scheduler sends the confirmations of a transition after it. Workers must still understand them.
         """
         for key in list(self.ahead):
             if not self._is_confirmed(key):
-                self.withdraw(key)
+                self.task_redefined(key)
 
     def _is_confirmed(self, key: Key) -> bool:
         # After a failure between the confirmation of a task and the hook that follows, `_ahead` still has it.
@@ -111,9 +108,9 @@ class Prefetch:
             return False
         return (ts.processing_on.address, ts.run_id) == (ahead.worker, ahead.run_id)
 
-    def clear(self) -> None:
+    def restart(self) -> None:
         """Forget all tasks."""
-        self.outcomes["lost"] += len(self.ahead)
+        self._outcomes["lost"] += len(self.ahead)
         self.ahead.clear()
         self.new.clear()
         self.early.clear()
@@ -123,34 +120,42 @@ class Prefetch:
         for ts in self._scheduler.workers[address].processing:
             self._look_after(ts.key)
 
-    def left(self, address: str) -> None:
+    def remove_worker(self, address: str) -> None:
         """Forget the tasks that were prefetched to a worker."""
         for key in [key for key, ahead in self.ahead.items() if ahead.worker == address]:
-            self.withdraw(key)
+            self.task_redefined(key)
 
-    @property
-    def n_ahead(self) -> int:
-        """Number of prefetched tasks that are not placed yet."""
-        return len(self.ahead)
-
-    def keys(self) -> list[Key]:
+    def pending(self) -> Collection[Key]:
         """Return the prefetched tasks, placed or not."""
         return [*self.ahead, *self.early]
 
-    def started(self, key: Key) -> None:
+    def task_sent(self, ts: TaskState) -> None:
         """Note that a task with dependents was sent to a worker."""
         if self._supporting:
-            self._look_after(key)
+            self._look_after(ts.key)
 
-    def waits(self, ts: TaskState) -> None:
+    def task_waits(self, ts: TaskState) -> None:
         """Note that a task waits for inputs."""
         waiting_on = ts.waiting_on or ()
         for needed in waiting_on if self._supporting and len(waiting_on) <= _MOST_LINKS else ():
             if needed.state == "processing":
                 self._look_after(needed.key)
 
-    def changed(self, key: Key, start: str, finish: str) -> None:
-        """Note a transition of a task, unless `ahead`, `early` and `doubtful` are empty."""
+    def watches(self) -> Iterable[Watch]:
+        """Follow all tasks while some are prefetched, and those that were."""
+        yield Watch(self.ahead, False, self._changed)
+        yield Watch(self.early, True, self._left)
+        yield Watch(self.doubtful, True, self._ended)
+
+    def _left(self, key: Key, start: str, finish: str) -> None:
+        if start == "processing":
+            self.early.discard(key)
+
+    def _ended(self, key: Key, start: str, finish: str) -> None:
+        if finish in ("memory", "erred", "forgotten"):
+            self.doubtful.discard(key)
+
+    def _changed(self, key: Key, start: str, finish: str) -> None:
         ahead = self.ahead.get(key) if start == "waiting" else None
         if ahead is not None:
             ts = self._scheduler.tasks.get(key)
@@ -158,36 +163,32 @@ class Prefetch:
             if finish == "processing" and ws is not None and ws.address == ahead.worker:
                 del self.ahead[key]
                 self.early.add(key)
-                self.outcomes["confirmed"] += 1
+                self._outcomes["confirmed"] += 1
             else:
-                self.withdraw(key)
-        elif start == "processing":
-            self.early.discard(key)
-        if self.ahead and finish in ("released", "waiting", "erred"):
-            self.moved(key)
-        if self.doubtful and finish in ("memory", "erred", "forgotten"):
-            self.doubtful.discard(key)
+                self.task_redefined(key)
+        if finish in ("released", "waiting", "erred"):
+            self.task_moved(key)
 
     def _look_after(self, key: Key) -> None:
         if not self.new:
-            self._ask_pass()
+            self.core.ask_pass()
         self.new[key] = None
 
-    def moved(self, key: Key) -> None:
+    def task_moved(self, key: Key) -> None:
         """Note that a task leaves its worker: the tasks prefetched after it are withdrawn."""
         for dependent in self._ahead_of(key):
-            self.withdraw(dependent)
+            self.task_redefined(dependent)
 
-    def worker_of(self, ts: TaskState) -> str | None:
+    def place(self, ts: TaskState) -> tuple[str, str] | None:
         """Return the worker that a ready task was prefetched to, if the task can run there."""
         ahead = self.ahead.get(ts.key)
         ws = self._scheduler.workers.get(ahead.worker) if ahead is not None else None
         if ws is None or ws not in self._scheduler.running:
             return None
-        return ws.address if _distributed.may_run_on(self._scheduler, ts, ws) else None
+        return (ws.address, _REASON) if _distributed.may_run_on(self._scheduler, ts, ws) else None
 
-    def send(self) -> None:
-        """Prefetch the dependents of tasks that started processing; not within a transition."""
+    def in_pass(self) -> None:
+        """Prefetch the dependents of tasks that started processing."""
         new, self.new = self.new, {}
         for key in new:
             ts = self._scheduler.tasks.get(key)
@@ -196,7 +197,7 @@ class Prefetch:
             ws = ts.processing_on
             assert ws is not None
             has_time = len(ws.processing) <= ws.nthreads and ws in self._scheduler.running
-            if has_time and ws.address in self._supporting and self._is_usual(ws.address):
+            if has_time and ws.address in self._supporting and self.core.is_usual(ws.address):
                 self._send_after(ts)
 
     def _send_after(self, ts: TaskState) -> None:
@@ -220,8 +221,12 @@ class Prefetch:
             return False
         for needed in ts.dependencies:  # most tasks end here
             if needed.state == "memory":
-                if not (ws in (needed.who_has or ()) or self._inlining.comes_to(ws, needed.key)):
-                    return False
+                if ws not in (needed.who_has or ()):
+                    for brings in self.core.hooks.brings:
+                        if brings(ws, needed.key):
+                            break
+                    else:
+                        return False
             elif needed.state == "processing":
                 if needed.processing_on is not ws:
                     return False
@@ -232,6 +237,8 @@ class Prefetch:
         makers = [needed for needed in ts.dependencies if needed.state == "processing"]
         return (
             ts.key not in self.doubtful
+            and ts.key not in self.core.suspects
+            and ts.key not in self.core.refused
             and not _distributed.is_restricted(ts)
             and all(map(_distributed.is_plain, (ts, *ts.dependents, *makers)))
         )
@@ -242,14 +249,15 @@ class Prefetch:
             (needed.key, self._run_of(needed)) for needed in ts.dependencies if needed.state != "memory"
         ]
         self.ahead[ts.key] = _Ahead(ws.address, message["run_id"])
-        message = self._inlining.message(ts, ws, message)
+        for filtered in self.core.hooks.message:
+            message = filtered(ts, ws, message)
         message |= {"op": SEND, "awaits": awaits, "starts_by": message["op"]}
         self._scheduler.worker_send(ws.address, message)
 
     def _run_of(self, ts: TaskState) -> int | None:
         return self.ahead[ts.key].run_id if ts.key in self.ahead else ts.run_id
 
-    def message(self, ts: TaskState) -> dict[str, Any] | None:
+    def instead(self, ts: TaskState) -> dict[str, Any] | None:
         """Return the confirmation that replaces the message of a prefetched task; None for other tasks."""
         ahead = self.ahead.get(ts.key)
         if ahead is None or ts.processing_on is None or ts.processing_on.address != ahead.worker:
@@ -266,19 +274,19 @@ class Prefetch:
         ts = self._scheduler.tasks.get(key) if self.ahead else None
         return [other.key for other in ts.dependents if other.key in self.ahead] if ts is not None else []
 
-    def withdraw(self, key: Key) -> None:
+    def task_redefined(self, key: Key) -> None:
         """Withdraw a task if it was prefetched."""
         if key not in self.ahead:
             return
         address = self.ahead[key].worker
         runs = self._take_back(key)
         for withdrawn, _ in runs:
-            self._was_withdrawn(withdrawn, address)
+            self.core.decisions.note(withdrawn, "withdrawn", address, _WITHDRAWN)
         if address not in self._scheduler.stream_comms:
-            self.outcomes["lost"] += len(runs)
+            self._outcomes["lost"] += len(runs)
             self.doubtful.update(key for key, _ in runs)
             return
-        self.outcomes["withdrawn"] += len(runs)
+        self._outcomes["withdrawn"] += len(runs)
         message = {"op": WITHDRAW, "runs": runs, "stimulus_id": "ferroflow-withdraw"}
         self._scheduler.worker_send(address, message)
 

@@ -1,1 +1,0 @@
-"""Inlining: small results travel through the scheduler, together with the tasks that read them."""
