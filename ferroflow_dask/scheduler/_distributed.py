@@ -164,8 +164,8 @@ def message_changes(scheduler: Scheduler, hooks: Hooks, guard: Guard) -> Iterabl
         yield _gather_change(scheduler, [guard(result_of) for result_of in hooks.result_of])
 
 
-def _task_to_msg(scheduler: Scheduler, hooks: Hooks, guard: Guard) -> Callable[[TaskState], dict[str, Any]]:
-    stock: Callable[[TaskState], dict[str, Any]] = scheduler._task_to_msg
+def _task_to_msg(scheduler: Scheduler, hooks: Hooks, guard: Guard) -> Callable[[TaskState], Any]:
+    stock = scheduler._task_to_msg
     answers = [(placed, guard(instead)) for placed, instead in hooks.instead]
 
     def change(ts: TaskState, message: dict[str, Any]) -> dict[str, Any]:
@@ -176,15 +176,13 @@ def _task_to_msg(scheduler: Scheduler, hooks: Hooks, guard: Guard) -> Callable[[
 
     complete = guard(change)
 
-    def task_to_msg(ts: TaskState) -> dict[str, Any]:
-        message: dict[str, Any] | None = None
+    def task_to_msg(ts: TaskState) -> Any:
         for placed, instead in answers:
             message = instead(ts) if placed else None
             if message is not None:
                 return message
         # An exception of Dask's own function is none of the plugin.
-        completed: dict[str, Any] | None = complete(ts, stock(ts))
-        return stock(ts) if completed is None else completed
+        return complete(ts, stock(ts)) or stock(ts)
 
     return task_to_msg
 
