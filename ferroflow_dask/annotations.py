@@ -14,7 +14,7 @@ RANK_ANNOTATION = "ferroflow_rank"
 #: Operator kind of a task. Tasks of one kind take equally long, and their durations are learned together.
 KIND_ANNOTATION = "ferroflow_kind"
 
-#: False, or "off" as in the setting, for tasks that must not be bundled with others.
+#: False for tasks that must not be bundled with others.
 BUNDLE_ANNOTATION = "ferroflow_bundle"
 
 #: The annotations that a user may set.
@@ -32,7 +32,7 @@ SCATTERED_PREFIX = "ferroflow-scattered-"
 
 def is_bundling_off(value: object) -> bool:
     """Return whether a value of `BUNDLE_ANNOTATION` keeps a task separate."""
-    return value is False or (isinstance(value, str) and value == "off")
+    return value is False
 
 
 def is_scattered_key(key: object) -> bool:

@@ -53,13 +53,30 @@ def unknown_settings() -> list[str]:
 
 
 def _unknown(settings: Any, known: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    names = {_plain(name): name for name in known}
     for key, value in settings.items() if isinstance(settings, Mapping) else ():
-        name = str(key).replace("_", "-")  # as environment variables have it
-        if name not in known:
-            for near in get_close_matches(name, known, n=1):
-                yield f"there is no setting {prefix}.{key}; did you mean {prefix}.{near}?"
+        name = names.get(_plain(key))
+        if name is None:
+            if advice := _advice(key, names, prefix):
+                yield f"there is no setting {prefix}.{key}; {advice}"
         elif isinstance(known[name], Mapping):
             yield from _unknown(value, known[name], f"{prefix}.{name}")
+
+
+def _plain(name: object) -> str:
+    """Return a name as it is compared: environment variables have underscores, settings also hyphens."""
+    return str(name).replace("_", "-")
+
+
+def _advice(key: object, names: Mapping[str, str], prefix: str) -> str:
+    features = {_plain(name): f"ferroflow.features.{name}" for name in _DEFAULTS["ferroflow"]["features"]}
+    if _plain(key) in features:
+        return f"write {features[_plain(key)]}"
+    for near in get_close_matches(_plain(key), names, n=1):
+        return f"did you mean {prefix}.{names[near]}?"
+    for near in get_close_matches(_plain(key), features, n=1):
+        return f"write {features[near]}"
+    return ""
 
 
 def get_seconds(key: str) -> float:
@@ -85,24 +102,17 @@ def get_bytes(key: str) -> int:
     return nbytes
 
 
-def get_bool(key: str) -> bool:
-    """Return the switch `ferroflow.<key>`: a boolean, or the word for one, as environment variables have."""
-    value = get(key)
+def is_on(feature: str) -> bool:
+    """Return the switch `ferroflow.features.<feature>`: a boolean, or the word for one.
+
+    Environment variables have words. Features of other packages are on unless they are switched off.
+    """
+    key = f"ferroflow.features.{feature}"
+    value = dask.config.get(key, _DEFAULTS["ferroflow"]["features"].get(feature, True))
     found = _SWITCHES.get(str(value).strip().lower())
     if found is None:
-        raise UsageError(f"the setting ferroflow.{key} is {value!r}; it must be true or false")
+        raise UsageError(f"the setting {key} is {value!r}; it must be true or false")
     return found
-
-
-def is_bundling(value: object = None) -> bool:
-    """Return whether graphs are bundled, by `auto` or `off`; the setting `ferroflow.bundle` if left out."""
-    chosen = get("bundle") if value is None else value
-    # YAML reads the word `off` as False.
-    word = {False: "off", True: "auto"}.get(chosen, chosen) if isinstance(chosen, bool) else chosen
-    if word not in ("auto", "off"):
-        source = "the setting ferroflow.bundle" if value is None else "bundle"
-        raise UsageError(f"{source} must be 'auto' or 'off', got {chosen!r}; install(client, bundle='off')")
-    return word == "auto"
 
 
 def respects_observers() -> bool:

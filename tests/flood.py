@@ -29,7 +29,9 @@ def flood(
     """Run some tasks; return the cluster and the CPU time of its scheduler [s]."""
     host = Host("here", 1e9, (Worker(),) * threads, inside=Link(1e-4, 1e9))
     topology = Topology([host], runtime=Runtime(noise=0.0))
-    cluster = VirtualCluster.on(topology, policy=policy, bundle=is_bundled, scheduler_cpu="measured")
+    cluster = VirtualCluster.on(
+        topology, policy=policy, without=() if is_bundled else ["bundles"], scheduler_cpu="measured"
+    )
     cluster.submit(graph_of(n, is_mixed), learned_s={"t": LEARNED_S})
     cluster.run()
     cluster.check()

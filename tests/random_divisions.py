@@ -202,7 +202,7 @@ def compare(
         take_all_for_short(patch)
         patch.setattr(stealing, "_LATE_S", 0.002)
         # A prefetched task may run twice.
-        config = {"ferroflow.prefetch": False}
+        config = {"ferroflow.features.prefetch": False}
         on_bundling_cluster(test, resources=(None, None, None), config=config, limit_s=3600)
     return wrong, counts
 

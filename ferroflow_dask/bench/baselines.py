@@ -107,10 +107,10 @@ async def _put_in_charge(dask_scheduler: Scheduler, name: str, seed: int) -> Non
         memory = _memory(dask_scheduler)
         chosen = _BUNDLING if name == _WITHOUT_BUNDLES else name
         policy = memory.policies.setdefault(name, configured_policy(chosen, options))
-        bundle = "auto" if name == _BUNDLING else "off"
+        without = () if name == _BUNDLING else ("bundles",)
 
         def make(scheduler: Scheduler) -> FerroflowStealing:
-            return FerroflowStealing(scheduler, policy, learned=memory.learned, bundle=bundle)
+            return FerroflowStealing(scheduler, policy, learned=memory.learned, without=without)
 
         await exchange(dask_scheduler, make)
         extension = extension_on(dask_scheduler)

@@ -52,7 +52,7 @@ def simulated_runs() -> Iterator[SimulatedRun]:
             host = Host("node", math.inf, (Worker(),) * run.workers, inside=Link(1e-6, 1e10))
             topology = Topology([host], runtime=Runtime.without_costs())
             for policy, published in (("static", run.static_ops_per_s), ("ring", run.stealing_ops_per_s)):
-                cluster = VirtualCluster.on(topology, policy=policy, bundle=False)
+                cluster = VirtualCluster.on(topology, policy=policy, without=("bundles",))
                 cluster.submit(tasks, keep=sent.wanted)
                 yield SimulatedRun(name, run.workers, policy, published, n_ops / cluster.run())
 

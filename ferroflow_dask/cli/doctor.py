@@ -51,7 +51,7 @@ class Finding(NamedTuple):
 def doctor() -> None:
     """Show versions, optional parts and limits, and run a small cluster; status 1 if it fails."""
     table = Table(show_header=False, box=None)
-    findings = [*_versions(), *_optional(), *_limits(), _self_test()]
+    findings = [*_versions(), *_optional(), *_limits(), *_self_test()]
     for one in findings:
         mark = {True: Text("ok", "green"), False: Text("FAILS", "red"), None: Text("–")}[one.is_good]
         table.add_row(mark, Text(one.name), Text(one.value))
@@ -86,8 +86,8 @@ def _limits() -> Iterator[Finding]:
     yield Finding("open files", f"at most {soft:,}{more}")
 
 
-def _self_test() -> Finding:
-    """Run a graph with the plugin, and compare its values."""
+def _self_test() -> Iterator[Finding]:
+    """Run a graph with the plugin, and compare its values; show which features are on."""
     from ferroflow_dask import generate
     from ferroflow_dask.deploy.local import local_client
     from ferroflow_dask.scheduler import install, installed
@@ -97,11 +97,16 @@ def _self_test() -> Finding:
         with local_client(2, 1, False) as client:
             install(client)
             found = client.compute(graph.bind()).result()
-            if installed(client) is None:
-                return Finding("self-test", "the plugin has ended during a run", False)
+            plugin = installed(client)
     except FerroflowError as error:
-        return Finding("self-test", " ".join(str(error).split()), False)
+        yield Finding("self-test", " ".join(str(error).split()), False)
+        return
+    if plugin is None:
+        yield Finding("self-test", "the plugin has ended during a run", False)
+        return
+    for name, state in plugin.features.items():
+        yield Finding(f"feature {name}", state if state == "on" else f"off: {state}", state == "on" or None)
     expected = graph.evaluate()
     is_right = found.keys() == expected.keys() and all((found[one] == expected[one]).all() for one in found)
     verdict = "right" if is_right else "wrong"
-    return Finding("self-test", f"{len(found)} outputs of a small cluster are {verdict}", is_right)
+    yield Finding("self-test", f"{len(found)} outputs of a small cluster are {verdict}", is_right)

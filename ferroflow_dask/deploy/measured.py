@@ -88,7 +88,7 @@ def _measured(client: Client, found: Calibration) -> Topology:
         fetch_s = _fetch_s(client)
     finally:
         if plugin is not None:
-            install(client, plugin.policy, bundle=plugin.bundle, **plugin.options)
+            install(client, plugin.policy, without=plugin.without, **plugin.options)
     extra_s = 0.0 if with_plugin is None else with_plugin.message_s - costs.message_s
     return _topology(client, found, costs, fetch_s, max(0.0, extra_s))
 

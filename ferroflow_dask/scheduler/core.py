@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from distributed import WorkerPlugin
     from distributed.scheduler import Scheduler
 
+    from ferroflow_dask.scheduler.graphs.graphs import Graphs
     from ferroflow_dask.scheduler.remote import Remote
 
 #: A help text, and the value.
@@ -83,6 +84,8 @@ class Core:
         Returns the counts of the plugin and its features, by name.
     gauges : callable
         Returns what was learned, by name.
+    graphs : callable
+        Returns what bundles the graphs that arrive.
     put_on_workers : callable
         Returns the change that registers a worker plugin, given it and its name.
     """
@@ -98,6 +101,7 @@ class Core:
     is_usual: Callable[[str], bool]
     counts: Callable[[], Mapping[str, Counts]]
     gauges: Callable[[], Mapping[str, Gauge]]
+    graphs: Callable[[], Graphs]
     put_on_workers: Callable[[WorkerPlugin, str], Change]
     hooks: Hooks = field(default_factory=Hooks)
     policy_calls: PolicyCalls = field(default_factory=PolicyCalls)

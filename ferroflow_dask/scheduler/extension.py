@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -96,8 +96,8 @@ class FerroflowStealing(WorkStealing):
         What earlier extensions on this scheduler have learned if left out.
     states : mapping of str to object, optional
         States of features in the installation that this one replaces, by name.
-    bundle : str, optional
-        `auto` to bundle graphs, or `off`; the setting `ferroflow.bundle` if left out.
+    without : collection of str, optional
+        Names of features that are off, besides those that the settings switch off.
     features : sequence of type of Feature, optional
         In the order of installation; all if left out.
     put_on_workers : callable, optional
@@ -114,12 +114,11 @@ class FerroflowStealing(WorkStealing):
         clock: Callable[[], float] = time,
         learned: Learned | None = None,
         states: Mapping[str, Any] | None = None,
-        bundle: str | None = None,
+        without: Collection[str] = (),
         features: Sequence[type[Feature]] | None = None,
         put_on_workers: Callable[[WorkerPlugin, str], Change] | None = None,
     ) -> None:
         self.clock = clock
-        self.bundles_graphs = config.is_bundling(bundle)
         policy = configured_policy() if policy is None else policy
         self.replaced = replaced
         self.guard = Guard(self._failed)
@@ -145,6 +144,7 @@ class FerroflowStealing(WorkStealing):
             self._is_usual,
             self._counts,
             self.gauges,
+            lambda: self.graphs,
             put_on_workers or self._put_on_workers,
         )
         self.refusals = Refusals(core)
@@ -152,6 +152,7 @@ class FerroflowStealing(WorkStealing):
             core,
             own=self,
             refused=self.refusals.add,
+            is_fixed=self._is_fixed,
             changes=self.changes,
         )
         self._suspects = core.suspects
@@ -189,6 +190,9 @@ class FerroflowStealing(WorkStealing):
         )
         #: In the order of installation.
         self.features = features_on(core, features)
+        #: Reasons why features are off, by name.
+        self.off: dict[str, str] = {}
+        self._without = frozenset(without)
         for feature in self.features:
             if (state := (states or {}).get(feature.name)) is not None:
                 feature.inherit(state)
@@ -217,6 +221,9 @@ class FerroflowStealing(WorkStealing):
         for change in (self.refusals.change(), *self.fixed.handlers()):
             self.changes.make(change)
 
+    def _is_fixed(self, ts: TaskState) -> bool:
+        return self.fixed.is_fixed(ts)
+
     def _put_on_workers(self, plugin: WorkerPlugin, name: str) -> Change:
         return WorkerPluginChange(self.scheduler, plugin, name, self.guard.fail)
 
@@ -234,24 +241,35 @@ class FerroflowStealing(WorkStealing):
             return
         self.fixed.scheduler_started()
         self.open()
-        if self.bundles_graphs:
-            self.graphs.open(self.fixed.is_fixed)
 
     def open(self) -> None:
         """Install the features."""
         for feature in list(self.features):
             try:
-                if not feature.unavailable():
+                reason = self._reason_off(feature)
+                if not reason:
                     self._install(feature)
                     continue
-            except FAILURES:
+            except FAILURES as error:
                 if type(feature) in BUILT_IN:
                     raise
+                reason = f"it has failed: {error!r}"
                 logger.warning("ferroflow: %s is not available", feature.name, exc_info=True)
             self.features.remove(feature)
+            self.off[feature.name] = reason
         self._hooks.connect(self.features, Feature)
         for change in _distributed.message_changes(self.scheduler, self._hooks, self.guard):
             self.changes.make(change)
+
+    def _reason_off(self, feature: Feature) -> str:
+        if feature.name in self._without:
+            return "it was installed without"
+        if not config.is_on(feature.name):
+            return f"the setting ferroflow.features.{feature.name} is false"
+        for needed in feature.needs:
+            if needed in self.off:
+                return f"it needs {needed}, which is off"
+        return feature.unavailable()
 
     def _install(self, feature: Feature) -> None:
         made: list[Change] = []

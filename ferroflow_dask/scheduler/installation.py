@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,7 @@ def install(
     target: Client | Cluster | Scheduler,
     policy: str | None = None,
     *,
-    bundle: str | None = None,
+    without: Iterable[str] = (),
     **options: Any,
 ) -> Any:
     """Install the plugin on a running cluster.
@@ -57,9 +57,9 @@ def install(
     policy : str, optional
         `ferroflow`, `ring`, `static` or `random`; the setting `ferroflow.policy` of the scheduler if left
         out. All settings of the plugin are read where the scheduler runs.
-    bundle : str, optional
-        `auto` to run short tasks of a graph together in one task, or `off`; the setting `ferroflow.bundle` of
-        the scheduler if left out.
+    without : iterable of str, optional
+        Names of features that are switched off, such as `bundles` or `prefetch`, besides those that the
+        settings `ferroflow.features` of the scheduler switch off.
     **options
         Arguments of the policy, such as `seed` of the random one; they override the configuration.
 
@@ -86,7 +86,7 @@ def install(
     6
     """
     check_open(target, "install", or_cluster=True)
-    plugin = FerroflowPlugin(policy, bundle=bundle, **options)
+    plugin = FerroflowPlugin(policy, without=without, **options)
     if isinstance(target, Scheduler):
         return install_on(target, plugin)
     return _through_client(target, _install, plugin)

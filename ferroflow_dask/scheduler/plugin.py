@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 from distributed import Scheduler
@@ -12,6 +13,7 @@ from ferroflow_dask import config
 from ferroflow_dask.exceptions import ClusterError
 from ferroflow_dask.scheduler import _distributed
 from ferroflow_dask.scheduler.extension import PLUGIN_NAME, FerroflowStealing, extension_on
+from ferroflow_dask.scheduler.features import check_names, found_features
 from ferroflow_dask.scheduler.settings import configured_policy
 from ferroflow_dask.scheduler.steal_exchange import STEALING, drain, exchange
 
@@ -23,8 +25,8 @@ class FerroflowPlugin(SchedulerPlugin):
     ----------
     policy : str, optional
         Name of the policy; the setting `ferroflow.policy` of the scheduler if left out.
-    bundle : str, optional
-        `auto` to run short tasks of a graph together, or `off`; the setting `ferroflow.bundle` if left out.
+    without : iterable of str, optional
+        Names of features that are switched off, besides those of the settings `ferroflow.features`.
     **options
         Arguments of the policy, such as `seed` of the random one; they override the configuration.
 
@@ -35,27 +37,28 @@ class FerroflowPlugin(SchedulerPlugin):
 
     name = PLUGIN_NAME
 
-    def __init__(self, policy: str | None = None, *, bundle: str | None = None, **options: Any) -> None:
+    def __init__(self, policy: str | None = None, *, without: Iterable[str] = (), **options: Any) -> None:
         # Bad options and settings raise here, not in the scheduler's log.
         configured_policy(policy, options)
         _checked_latency_s()
-        config.is_bundling(bundle)
         if unknown := config.unknown_settings():
             warnings.warn(f"ferroflow: {'; '.join(unknown)}", stacklevel=3)
         self.policy = policy
-        self.bundle = bundle
+        self.without = check_names(without)
         self.options = options
         #: What the plugin has put on a scheduler.
         self.extension: FerroflowStealing | None = None
+        #: The features of a running installation, by name: `on`, or why a feature is off.
+        self.features: dict[str, str] = {}
 
     def __repr__(self) -> str:
         """Return the call that makes the plugin."""
-        own = {"policy": self.policy, "bundle": self.bundle}
-        given = {name: value for name, value in own.items() if value is not None} | self.options
+        own = {"policy": self.policy, "without": self.without}
+        given = {name: value for name, value in own.items() if value} | self.options
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"policy": self.policy, "bundle": self.bundle, "options": self.options, "extension": None}
+        return vars(self) | {"extension": None}
 
     async def start(self, scheduler: Scheduler) -> None:
         """Install the extension, wholly or not at all; called by distributed when it registers the plugin."""
@@ -74,7 +77,7 @@ class FerroflowPlugin(SchedulerPlugin):
 
         def make(scheduler: Scheduler) -> FerroflowStealing:
             self.extension = FerroflowStealing(
-                scheduler, policy, latency_s, replaced, states=states, bundle=self.bundle
+                scheduler, policy, latency_s, replaced, states=states, without=self.without
             )
             self.extension.installed_by = self
             return self.extension
@@ -108,14 +111,17 @@ def installed_on(scheduler: Scheduler) -> FerroflowPlugin | None:
     if extension is None or extension.error is not None:
         return None
     plugin = extension.installed_by
-    return plugin if isinstance(plugin, FerroflowPlugin) else None
+    if not isinstance(plugin, FerroflowPlugin):
+        return None
+    plugin.features = dict.fromkeys((one.name for one in extension.features), "on") | extension.off
+    return plugin
 
 
 def _checked_latency_s() -> float:
     """Return the setting `ferroflow.latency` [s] after a check of all settings that are not a policy's."""
     config.get_bytes("inline-limit")
-    for name in ("low-latency-messages", "prefetch"):
-        config.get_bool(name)
+    for kind in found_features():
+        config.is_on(kind.name)
     config.respects_observers()
     config.get_seconds("policy-limit")
     return config.get_seconds("latency")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, Self, cast
 
@@ -87,8 +87,8 @@ class VirtualCluster:
         same seed gives the same run, in any process.
     topology : Topology, optional
         Has its workers at the start; see `on`.
-    bundle : bool, optional
-        Whether graphs are bundled, if there is a topology and the policy is not Dask's.
+    without : collection of str, optional
+        Names of features that are switched off. Graphs are bundled if there is a topology.
 
     Raises
     ------
@@ -125,7 +125,7 @@ class VirtualCluster:
         scheduler_cpu: str = IGNORED,
         seed: int = 0,
         topology: Topology | None = None,
-        bundle: bool = False,
+        without: Collection[str] = (),
     ) -> None:
         check_cluster(workers, workers_per_host, (latency_s, service_s, *batching_s))
         check_rates({"bandwidth": bandwidth, "host_bandwidth": host_bandwidth, "saturation": saturation})
@@ -143,7 +143,9 @@ class VirtualCluster:
         if saturation is not None:
             self.scheduler.WORKER_SATURATION = saturation
         self.scheduler.add_plugin(self.record)
-        self.stealing = install_stealing(self.scheduler, self.time, policy, latency_s, interval_s)
+        self.stealing = install_stealing(
+            self.scheduler, self.time, policy, latency_s, interval_s=interval_s, without=without
+        )
         self._peers: dict[str, VirtualWorker] = {}
         # Tasks on their way to the scheduler, or there.
         self._sent: set[Key] = set()
@@ -157,7 +159,7 @@ class VirtualCluster:
         self._workers_per_host = workers_per_host
         self._seed = seed
         self._bundler: Bundler | None = None
-        if bundle and topology is not None and isinstance(self.stealing, FerroflowStealing):
+        if topology is not None and "bundles" not in without and isinstance(self.stealing, FerroflowStealing):
             self._bundler = Bundler(topology.profile(), self.stealing.graphs)
         for place in range(workers):
             spec = self.fabric.worker(place)
@@ -178,7 +180,7 @@ class VirtualCluster:
         policy, seed : optional
             As in the constructor.
         **options
-            `validate` (off if left out), `bundle` (on), `saturation` and `interval_s` of the constructor.
+            `validate` (off if left out), `without`, `saturation` and `interval_s` of the constructor.
         """
         hosts = topology.host_of
         scheduler = topology.host_number(topology.scheduler)
@@ -189,7 +191,7 @@ class VirtualCluster:
             bandwidth=topology.profile().bandwidth,
             seed=seed,
             topology=topology,
-            **{"validate": False, "bundle": True, **options},
+            **{"validate": False, **options},
         )
 
     # Workers

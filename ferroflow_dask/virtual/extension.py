@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import dask
 from distributed import WorkerPlugin
 from distributed.stealing import WorkStealing
@@ -24,7 +26,9 @@ def install_stealing(
     time: VirtualTime,
     policy: str | Policy | type[WorkStealing],
     latency_s: float,
+    *,
     interval_s: float | None,
+    without: Collection[str] = (),
 ) -> WorkStealing | None:
     """Put an extension where `Scheduler.__init__` would, and start it.
 
@@ -38,12 +42,14 @@ def install_stealing(
         What our policies take for the time from a decision to its effect [s].
     interval_s : float or None
         Time between two rounds of stealing [s]; None for what distributed's configuration says.
+    without : collection of str, optional
+        Names of features that are switched off.
     """
     if policy == NONE:
         return None
     interval_ms = {} if interval_s is None else {_INTERVAL: interval_s * 1e3}
     with dask.config.set(interval_ms):
-        extension = _make(scheduler, time, policy, latency_s)
+        extension = _make(scheduler, time, policy, latency_s, without)
     scheduler.extensions["stealing"] = extension
     start_stealing(extension, time)
     return extension
@@ -54,6 +60,7 @@ def _make(
     time: VirtualTime,
     policy: str | Policy | type[WorkStealing],
     latency_s: float,
+    without: Collection[str],
 ) -> WorkStealing:
     if policy == STOCK:
         return WorkStealing(scheduler)
@@ -61,7 +68,13 @@ def _make(
         return policy(scheduler)
     chosen = make_policy(policy) if isinstance(policy, str) else policy
     stealing = FerroflowStealing(
-        scheduler, chosen, latency_s, clock=time, features=VIRTUAL, put_on_workers=_on_workers
+        scheduler,
+        chosen,
+        latency_s,
+        clock=time,
+        without=without,
+        features=VIRTUAL,
+        put_on_workers=_on_workers,
     )
     stealing.open()
     return stealing

@@ -122,20 +122,20 @@ def n_collisions(client: Client) -> int:
 @pytest.mark.parametrize("name", ["array", "bag", "groups of a bag"])
 def test_the_same_graph_with_and_without_bundles_in_turn(name: str, thread_client: Client) -> None:
     collection = COLLECTIONS[name]()
-    for first, second in (("off", "auto"), ("auto", "auto"), ("auto", "off")):
-        install(thread_client, bundle=first)
+    for first, second in (((), ("bundles",)), ((), ()), (("bundles",), ())):
+        install(thread_client, without=first)
         held = thread_client.persist(collection)
         wait(held)
-        assert (bundle_counts(thread_client)["created"] > 0) == (first == "auto")
+        assert (bundle_counts(thread_client)["created"] > 0) == (not first)
         expected = held.compute()
         if second != first:
-            install(thread_client, bundle=second)
+            install(thread_client, without=second)
         # One after another, and at once.
         np.testing.assert_array_equal(thread_client.compute(collection, sync=True), expected)
         for found in thread_client.gather([thread_client.compute(collection) for _ in range(4)]):
             np.testing.assert_array_equal(found, expected)
         # Only the extension that has rewritten a task can hide that its dependencies are others.
-        assert second == "off" or n_collisions(thread_client) == 0
+        assert second or n_collisions(thread_client) == 0
         del held
 
 

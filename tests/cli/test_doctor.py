@@ -9,6 +9,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import dask
 import pytest
 from command_line import FAILURE, answer, assert_one_line, ferroflow
 
@@ -22,6 +23,13 @@ def test_all_is_well_here() -> None:
     assert version("distributed") in shown["distributed"]
     assert f"{len(os.sched_getaffinity(0))} of" in shown["cores"]
     assert re.search(r"ok +self-test +8 outputs of a small cluster are right", lines[-1])
+
+
+def test_features_are_shown_with_why_they_are_off() -> None:
+    with dask.config.set({"ferroflow.features.prefetch": False}):
+        shown = answer("doctor").output
+    assert re.search(r"ok +feature bundles +on", shown)
+    assert re.search(r"– +feature prefetch +off: the setting ferroflow\.features\.prefetch is false", shown)
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ class Variant:
         cluster = LocalCluster(**{**self._options, **settings, **options})
         client = Client(cluster, set_as_default=False)
         if self.policy != STOCK:
-            ferroflow_dask.install(client, bundle="auto" if self.policy == BUNDLES else "off")
+            ferroflow_dask.install(client, without=() if self.policy == BUNDLES else ["bundles"])
             extension = extension_on(cluster.scheduler)
             if self.policy == BUNDLES and cluster.workers:
                 assert wait_until(lambda: extension.graphs.learned() is not None)

@@ -68,7 +68,7 @@ def test_what_the_user_sets_wins_and_all_else_has_its_default() -> None:
 WRONG: list[tuple[str, list[object], str]] = [
     ("inline-limit", ["blah", "3 parsecs", None, [], True, -1, math.inf], "which is no size; write"),
     ("latency", ["blah", "3 parsecs", None, []], ""),
-    ("low-latency-messages", [None, "", "maybe", 2, 0.5, []], "it must be true or false"),
+    ("features.prefetch", [None, "", "maybe", 2, 0.5, []], "it must be true or false"),
     ("kernels.providers", ["array", None, 5, {}, ["array", 5]], "it must be a list"),
 ]
 
@@ -94,8 +94,8 @@ def test_a_value_that_makes_no_sense_is_told(key: str, value: object, told: str)
             for pair in (("16kiB", 16384), ("1 MB", 10**6), (100, 100), ("0", 0))
         ),
         *((config.get_seconds, "latency", *pair) for pair in (("1ms", 0.001), ("2s", 2.0), (0.5, 0.5))),
-        *((config.get_bool, "low-latency-messages", value, True) for value in (True, 1, "on", "Yes")),
-        *((config.get_bool, "low-latency-messages", value, False) for value in (False, 0, "off")),
+        *((config.is_on, "features.prefetch", value, True) for value in (True, 1, "on", "Yes")),
+        *((config.is_on, "features.prefetch", value, False) for value in (False, 0, "off")),
     ],
     ids=lambda value: getattr(value, "__name__", repr(value)),
 )
@@ -103,28 +103,24 @@ def test_values_are_read_with_or_without_unit(
     read: Callable[[str], object], key: str, value: object, expected: object
 ) -> None:
     with dask.config.set({f"ferroflow.{key}": value}):
-        assert read(key) == expected
+        assert read(key.removeprefix("features.")) == expected
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"), [("auto", True), ("off", False), (False, False), (True, True)], ids=repr
+    ("without", "told"),
+    [
+        (["bundle"], "without must name features, got 'bundle'; did you mean 'bundles'?"),
+        (["prefetch", 3], "without must name features, got 3; there are queue_depth, lean_transitions,"),
+        (
+            "prefetch",
+            "without must be names of features, got 'prefetch'; install(client, without=['prefetch'])",
+        ),
+        (True, "without must be names of features, got True; install("),
+    ],
 )
-def test_bundling_is_auto_or_off_which_yaml_reads_as_false(value: object, expected: bool) -> None:
-    with dask.config.set({"ferroflow.bundle": value}):
-        assert config.is_bundling() is expected
-    assert config.is_bundling(value) is expected
-
-
-@pytest.mark.parametrize("value", ["on", "never", 2, 1.5, []], ids=repr)
-def test_another_word_for_bundling_is_refused_by_the_setting_and_by_the_plugin(value: object) -> None:
-    told = rf"must be 'auto' or 'off', got {re.escape(repr(value))}; install\(client, bundle='off'\)"
-    with pytest.raises(UsageError, match=f"^bundle {told}"):
-        FerroflowPlugin(bundle=value)  # type: ignore[arg-type]
-    with (
-        dask.config.set({"ferroflow.bundle": value}),
-        pytest.raises(UsageError, match=f"^the setting ferroflow.bundle {told}"),
-    ):
-        FerroflowPlugin()
+def test_a_feature_that_there_is_not_is_refused(without: Any, told: str) -> None:
+    with pytest.raises(UsageError, match=f"^{re.escape(told)}"):
+        FerroflowPlugin(without=without)
 
 
 @pytest.mark.parametrize(("value", "expected"), [("respect", True), ("ignore", False)])
@@ -140,9 +136,10 @@ def test_another_word_for_observers_is_refused(value: object) -> None:
         FerroflowPlugin()
 
 
-def test_the_plugin_shows_whether_it_was_told_to_bundle() -> None:
+def test_the_plugin_shows_how_it_was_made() -> None:
     assert repr(FerroflowPlugin()) == "FerroflowPlugin()"
-    assert repr(FerroflowPlugin("ring", bundle="off")) == "FerroflowPlugin(policy='ring', bundle='off')"
+    plugin = FerroflowPlugin("ring", without=["bundles"])
+    assert repr(plugin) == "FerroflowPlugin(policy='ring', without=('bundles',))"
 
 
 def test_a_policy_is_told_its_seed_is_none() -> None:
@@ -155,7 +152,16 @@ def test_a_policy_is_told_its_seed_is_none() -> None:
     [
         (
             {"ferroflow.low-latency-stream": False},
-            "no setting ferroflow.low-latency-stream; did you mean ferroflow.low-latency-messages?",
+            "no setting ferroflow.low-latency-stream; write ferroflow.features.low_latency_messages",
+        ),
+        (
+            {"ferroflow.prefetch": False, "ferroflow.bundle": "off"},
+            "no setting ferroflow.prefetch; write ferroflow.features.prefetch; "
+            "there is no setting ferroflow.bundle; write ferroflow.features.bundles",
+        ),
+        (
+            {"ferroflow.features.prefetching": False},
+            "no setting ferroflow.features.prefetching; did you mean ferroflow.features.prefetch?",
         ),
         (
             {"ferroflow.kernels.provider": ["array"], "ferroflow.polcy": "ring"},
@@ -183,9 +189,9 @@ def test_settings_of_policies_of_others_are_left_to_them() -> None:
 
 
 def test_settings_as_environment_variables_have_them_are_known() -> None:
-    variables = {"DASK_FERROFLOW__LOW_LATENCY_MESSAGES": "False", "DASK_FERROFLOW__INLINE_LIMIT": "3"}
+    variables = {"DASK_FERROFLOW__FEATURES__LOW_LATENCY_MESSAGES": "off", "DASK_FERROFLOW__INLINE_LIMIT": "3"}
     with dask.config.set(dask.config.collect_env(variables)):
-        assert config.get_bool("low-latency-messages") is False
+        assert config.is_on("low_latency_messages") is False
         assert config.get_bytes("inline-limit") == 3
         assert config.unknown_settings() == []
         FerroflowPlugin()

@@ -100,7 +100,11 @@ def test_a_worker_that_leaves_while_it_is_told_is_no_error(
             assert not ours(cluster.scheduler.worker_plugins)
         await asyncio.sleep(0.05)  # what was raised would be logged a little later
 
-    others = {"ferroflow.bundle": "off", "ferroflow.prefetch": False, "ferroflow.inline-limit": 0}
+    others = {
+        "ferroflow.features.bundles": False,
+        "ferroflow.features.prefetch": False,
+        "ferroflow.inline-limit": 0,
+    }
     on_cluster(test, plugin=False, config=others)
     assert "Traceback" not in caplog.text
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
+import dask
 import pytest
+from dask import delayed
 from distributed import Client
 from in_charge import assert_stock, scheduler_of, stealing_of
 
-from ferroflow_dask import install, uninstall
-from ferroflow_dask.scheduler import features
+from ferroflow_dask import config, install, installed, uninstall
+from ferroflow_dask.scheduler import FerroflowPlugin, features
 from ferroflow_dask.scheduler.changes import Change, ItemChange
 from ferroflow_dask.scheduler.features.base import Feature
 from ferroflow_dask.scheduler.features.low_latency_messages import LowLatencyMessages
@@ -163,3 +166,85 @@ def test_the_next_installation_inherits_from_the_one_before(thread_client: Clien
     assert followers == {thread_client.id}
     install(thread_client, "static")
     assert feature_on(thread_client, LowLatencyMessages).state() == followers
+
+
+def test_the_settings_have_a_switch_for_each_feature() -> None:
+    names = {kind.name for kind in features.found_features()}
+    assert set(config.get("features")) == names
+
+
+@pytest.mark.parametrize("name", [*(kind.name for kind in features.BUILT_IN), "page"])
+def test_without_one_feature_programs_have_the_same_values(name: str, thread_client: Client) -> None:
+    plugin = installed_without(thread_client, name)
+    assert plugin.features[name] == "it was installed without"
+    assert {reason for one, reason in plugin.features.items() if one != name} == {"on"}
+    tasks = [delayed(sum)([i, 1], dask_key_name=f"one-{i}") for i in range(50)]
+    total = delayed(sum)(tasks)
+    assert thread_client.compute(total).result() == sum(range(1, 51))
+    chain = thread_client.submit(int)
+    for _ in range(20):
+        chain = thread_client.submit(sum, [chain, 1])
+    assert chain.result() == 20
+    assert thread_client.gather(thread_client.map(abs, range(100))) == [*range(100)]
+    uninstall(thread_client)
+    assert_stock(thread_client)
+
+
+def installed_without(client: Client, *names: str) -> FerroflowPlugin:
+    install(client, without=names)
+    plugin = installed(client)
+    assert plugin is not None
+    return plugin
+
+
+class Needing(Clients):
+    """Needs another feature."""
+
+    name = "needing"
+    needs = ("prefetch",)
+
+
+def test_a_feature_is_off_by_its_setting_or_without_what_it_needs(thread_client: Client, add: Add) -> None:
+    add(Needing)
+    with dask.config.set({"ferroflow.features.prefetch": False}):
+        install(thread_client)
+    plugin = installed(thread_client)
+    assert plugin.features["prefetch"] == "the setting ferroflow.features.prefetch is false"
+    assert plugin.features["needing"] == "it needs prefetch, which is off"
+    assert not hasattr(scheduler_of(thread_client), "ours")
+    install(thread_client)
+    assert installed(thread_client).features["needing"] == "on"
+
+
+def test_a_feature_of_another_package_is_switched_off_by_its_name(thread_client: Client, add: Add) -> None:
+    add(Clients)
+    for switch in ({"ferroflow.features.clients": False}, {}):
+        with dask.config.set(switch):
+            install(thread_client, without=() if switch else ["clients"])
+        assert "clients" not in [one.name for one in stealing_of(thread_client).features]
+        assert not hasattr(scheduler_of(thread_client), "ours")
+
+
+def raising(hook: str) -> type[Feature]:
+    """Return a feature that fails in one of its hooks."""
+
+    def fail(self: Feature, *_: Any) -> Any:
+        raise ZeroDivisionError(f"{hook} is planned")
+
+    placed = {("inc", i) for i in range(100)} | {f"one-{i}" for i in range(50)}
+    return type("Raising", (Feature,), {"name": "raising", "summary": "Fails", "placed": placed, hook: fail})
+
+
+@pytest.mark.parametrize("hook", [one for one in vars(Hooks()) if one != "watches"])
+def test_a_feature_that_fails_in_a_hook_loses_nothing(hook: str, thread_client: Client, add: Add) -> None:
+    add(raising(hook))
+    install(thread_client, without=["bundles"])
+    with warnings.catch_warnings(record=True):
+        chains = [thread_client.submit(abs, i, key=f"one-{i}") for i in range(50)]
+        for _ in range(3):
+            chains = [thread_client.submit(sum, [one, one], pure=False) for one in chains]
+        assert thread_client.gather(chains) == [8 * i for i in range(50)]
+        with Client(thread_client.cluster) as other:
+            assert other.submit(sum, (1, 2)).result() == 3
+        uninstall(thread_client)
+    assert_stock(thread_client)

@@ -122,10 +122,6 @@ AS_THEY_CAME: dict[str, tuple[Callable[[Bundling], Any], int]] = {
         lambda cluster: cluster.values(annotated(ferroflow_bundle=False)),
         SUM_OF_30,
     ),
-    "tasks annotated with the word of the setting": (
-        lambda cluster: cluster.values(annotated(ferroflow_bundle="off")),
-        SUM_OF_30,
-    ),
     "a graph annotated to stay separate": (all_annotated, SUM_OF_30),
 }
 
@@ -148,7 +144,7 @@ async def test_graphs_with_actors_run_as_they_came(cluster: Bundling) -> None:
     assert cluster.counts["created"] == 0
 
 
-@runs_on(on_bundling_cluster, config={"ferroflow.bundle": "off"})
+@runs_on(on_bundling_cluster, config={"ferroflow.features.bundles": False})
 async def test_nothing_is_bundled_if_the_setting_is_off(cluster: Bundling) -> None:
     assert await cluster.values(total()) == [SUM_OF_30]
     assert cluster.keys == keys_of(total())

@@ -16,7 +16,9 @@ from ferroflow_dask import uninstall
 from ferroflow_dask.scheduler.features.inlined_results import InlinedResults
 from ferroflow_dask.scheduler.features.inlined_results_worker import TASK
 
-OFF = {"ferroflow.inline-limit": 0, "ferroflow.prefetch": False, "ferroflow.low-latency-messages": False}
+OFF = {
+    f"ferroflow.features.{name}": False for name in ("inlined_results", "prefetch", "low_latency_messages")
+}
 
 
 def total(*numbers: float) -> float:

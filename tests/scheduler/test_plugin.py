@@ -81,9 +81,9 @@ def test_our_metrics_come_and_go_with_us(thread_client: Client) -> None:
 
     assert n_ours() == 0
     install(thread_client, "ring")
-    assert n_ours() == 7  # nothing is prefetched
+    assert n_ours() == 8  # nothing is prefetched
     install(thread_client, "static")
-    assert n_ours() == 5  # it has no threshold
+    assert n_ours() == 6  # it has no threshold
     uninstall(thread_client)
     assert n_ours() == 0
 
@@ -141,7 +141,7 @@ def test_stock_stealing_would_not_have_moved_anything(patient_client: Client) ->
 
 
 def test_declared_costs_order_the_tasks_of_a_graph(patient_client: Client) -> None:
-    install(patient_client, bundle="off")  # a sample of the fast ones would run before all others
+    install(patient_client, without=["bundles"])  # a sample of the fast ones would run before all others
     are_done = Event("fast done")
     with dask.annotate(ferroflow_cost=0.8):
         heavy = [dask.delayed(held)(i, are_done, dask_key_name=f"heavy-{i}") for i in range(2)]

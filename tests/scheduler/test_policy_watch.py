@@ -68,7 +68,7 @@ def test_a_policy_that_is_slow_again_and_again_is_replaced_by_dask(
 
     monkeypatch.setattr(StealingPolicy, "handle", handle)
     with dask.config.set({"ferroflow.policy-limit": "10ms"}):
-        ferroflow_dask.install(client, bundle="off")
+        ferroflow_dask.install(client, without=["bundles"])
     least_s = 0.02
     with pytest.warns(UserWarning, match=r"ClusterError.*StealingPolicy took 0.*Dask's own scheduling"):
         assert answers(client)
@@ -99,7 +99,7 @@ def test_a_policy_that_does_not_return_is_logged_with_its_stack(
         yield from original(self, event, view, now)
 
     monkeypatch.setattr(StealingPolicy, "handle", handle)
-    ferroflow_dask.install(client, bundle="off")
+    ferroflow_dask.install(client, without=["bundles"])
     slow = iter([True])
     root = client.submit(int)
     assert client.gather(client.map(max, [root] * 9, range(9))) == [*range(9)]

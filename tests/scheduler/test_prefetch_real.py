@@ -88,7 +88,7 @@ def test_shuffles_find_their_tasks_where_they_look_for_them() -> None:
         return np.ones((20, 20))
 
     settings: dict[str, Any] = {
-        "ferroflow.low-latency-messages": False,  # so that what goes another way comes first
+        "ferroflow.features.low_latency_messages": False,  # so that what goes another way comes first
         "array.rechunk.method": "p2p",
         "distributed.p2p.storage.disk": False,
         "optimization.fuse.active": False,

@@ -88,7 +88,8 @@ async def test_three_graphs_read_a_value_that_a_bundle_returns(cluster: Bundling
     assert set(CALLS.values()) == {1}
 
 
-@runs_on(on_bundling_cluster, config={"ferroflow.prefetch": False})  # a prefetched task may run twice
+# A prefetched task may run twice.
+@runs_on(on_bundling_cluster, config={"ferroflow.features.prefetch": False})
 async def test_a_bundle_that_no_worker_has_returns_one_more_value(cluster: Bundling, gate: Gate) -> None:
     start = gate.future(cluster.client)
     inner, outs = fork(start)

@@ -165,8 +165,8 @@ def makespan_s(topology: Topology, graph: dict[Any, VirtualTask], **options: Any
 @pytest.mark.parametrize("policy", ["dask", "ferroflow"])
 def test_tasks_that_compute_share_cores_and_tasks_that_sleep_do_not(policy: str) -> None:
     topology = one_host(4, 2)
-    computing = makespan_s(topology, wide(8), policy=policy, bundle=False)
-    sleeping = makespan_s(topology, wide(8, core_share=0.0), policy=policy, bundle=False)
+    computing = makespan_s(topology, wide(8), policy=policy, without=["bundles"])
+    sleeping = makespan_s(topology, wide(8, core_share=0.0), policy=policy, without=["bundles"])
     assert (computing, sleeping) == (pytest.approx(2.0), pytest.approx(1.0))
 
 
@@ -194,8 +194,8 @@ def test_a_fetch_costs_its_time() -> None:
 
 
 def test_short_tasks_are_bundled_for_our_policies_only() -> None:
-    def n_executions(graph: dict[Any, VirtualTask], policy: str, bundle: bool = True) -> int:
-        cluster = VirtualCluster.on(load_topology("this-machine"), policy=policy, bundle=bundle)
+    def n_executions(graph: dict[Any, VirtualTask], policy: str, **options: Any) -> int:
+        cluster = VirtualCluster.on(load_topology("this-machine"), policy=policy, **options)
         cluster.submit(graph)
         cluster.run()
         cluster.check()
@@ -205,7 +205,7 @@ def test_short_tasks_are_bundled_for_our_policies_only() -> None:
 
     wanted = wide(400, 0.001)
     summed = wanted | {"sum": VirtualTask(0.001, tuple(wanted))}
-    assert n_executions(summed, "dask") == n_executions(summed, "ferroflow", bundle=False) == 401
+    assert n_executions(summed, "dask") == n_executions(summed, "ferroflow", without=["bundles"]) == 401
     assert n_executions(summed, "ferroflow") < 60
     assert n_executions(wanted, "ferroflow") < 60  # a client wants each result
 
@@ -223,5 +223,5 @@ def test_both_engines_agree_where_their_models_do(n_workers: int) -> None:
     topology = one_host(n_workers, math.inf)
     durations_s = [1.0] * 24
     light = run_listed(TaskGraph(durations_s, [{}] * 24), Machine.of_topology(topology))
-    exact = makespan_s(topology, wide(24, 1.0), bundle=False)
+    exact = makespan_s(topology, wide(24, 1.0), without=["bundles"])
     assert exact == pytest.approx(light.makespan_s)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from difflib import get_close_matches
 from importlib.metadata import entry_points
 
+from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.scheduler.changes import FAILURES
 from ferroflow_dask.scheduler.core import Core
 from ferroflow_dask.scheduler.features.base import Feature
+from ferroflow_dask.scheduler.features.bundles import Bundles
 from ferroflow_dask.scheduler.features.inlined_results import InlinedResults
 from ferroflow_dask.scheduler.features.lean_transitions import LeanTransitions
 from ferroflow_dask.scheduler.features.low_latency_messages import LowLatencyMessages
@@ -29,12 +32,29 @@ BUILT_IN: tuple[type[Feature], ...] = (
     PolicyWatch,
     InlinedResults,
     Prefetch,
+    Bundles,
     LowLatencyMessages,
     ScatteredReplicas,
     Metrics,
 )
 #: Those that work in virtual time.
 VIRTUAL: tuple[type[Feature], ...] = (QueueDepth, LeanTransitions, InlinedResults, Prefetch)
+
+
+def check_names(names: object) -> tuple[str, ...]:
+    """Return the names of features that an installation is without, or raise `UsageError`."""
+    known = [kind.name for kind in found_features()]
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise UsageError(
+            f"without must be names of features, got {names!r}; install(client, without=['prefetch'])"
+        )
+    found = tuple(names)
+    for name in found:
+        if name not in known:
+            near = get_close_matches(str(name), known, n=1)
+            advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+            raise UsageError(f"without must name features, got {name!r}; {advice}")
+    return found
 
 
 def found_features() -> list[type[Feature]]:

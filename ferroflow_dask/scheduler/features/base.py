@@ -33,10 +33,12 @@ class Feature:
     core : Core
     """
 
-    #: Name in the list, in metrics and in messages.
+    #: Name in the list, in metrics and in messages, and of the switch `ferroflow.features.<name>`.
     name: ClassVar[str]
     #: One sentence.
     summary: ClassVar[str]
+    #: Features without which it is off.
+    needs: ClassVar[tuple[str, ...]] = ()
     #: Tasks for which `place` and `instead` may have an answer: they are not called while it is empty.
     placed: Collection[Key] = ()
 
@@ -51,7 +53,7 @@ class Feature:
         """Take over the state of this feature in the installation before."""
 
     def unavailable(self) -> str:
-        """Return why the feature is off; nothing if it is on."""
+        """Return why the feature is off here; nothing if it is on. Switches are read elsewhere."""
         return ""
 
     def changes(self) -> Iterable[Change]:

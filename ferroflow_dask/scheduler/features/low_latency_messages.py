@@ -41,7 +41,7 @@ def follow(client: Client) -> bool:
 
     Returns whether the scheduler must send it events; False if the client's configuration forbids it.
     """
-    is_wanted = config.get_bool("low-latency-messages")
+    is_wanted = config.is_on("low_latency_messages")
     if is_wanted:
         _following.add(client)
         client.subscribe_topic(TOPIC, lambda event: _changed(client, is_open=bool(event[1])))
@@ -91,10 +91,9 @@ class LowLatencyMessages(Feature):
         self._followers = set(state)
 
     def changes(self) -> Iterable[Change]:
-        """Shorten all intervals, here and on workers, if the configuration allows it."""
-        if config.get_bool("low-latency-messages"):
-            yield CallChange("BatchedSend.interval of workers and clients", self._open, self._close)
-            yield self.core.put_on_workers(WorkerBatching(), "ferroflow-batching")
+        """Shorten all intervals, here and on workers."""
+        yield CallChange("BatchedSend.interval of workers and clients", self._open, self._close)
+        yield self.core.put_on_workers(WorkerBatching(), "ferroflow-batching")
 
     def _open(self) -> None:
         self._is_open = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -64,10 +65,14 @@ _is_registered = False
 
 
 class Metrics(Feature):
-    """Shows the plugin's metrics, if prometheus_client is installed."""
+    """Shows the plugin's metrics."""
 
     name = "metrics"
     summary = "Counts and learned values on Dask's Prometheus page"
+
+    def unavailable(self) -> str:
+        """Return whether the package of the metrics is missing."""
+        return "" if importlib.util.find_spec("prometheus_client") else "prometheus_client is not installed"
 
     def changes(self) -> Iterable[Change]:
         """Show the metrics."""
@@ -75,10 +80,8 @@ class Metrics(Feature):
 
     def _show(self) -> None:
         global _is_registered  # noqa: PLW0603 -- prometheus_client's registry belongs to the process, too
-        try:
-            from prometheus_client import REGISTRY
-        except ImportError:
-            return
+        from prometheus_client import REGISTRY
+
         if not _is_registered:
             REGISTRY.register(_COLLECTOR)
             _is_registered = True

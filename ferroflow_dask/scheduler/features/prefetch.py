@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
 
-from ferroflow_dask import config
 from ferroflow_dask.scheduler import _distributed
 from ferroflow_dask.scheduler.changes import CallChange, Change
 from ferroflow_dask.scheduler.core import Core
@@ -74,8 +73,6 @@ class Prefetch(Feature):
 
     def unavailable(self) -> str:
         """Return why no tasks are prefetched."""
-        if not config.get_bool("prefetch"):
-            return "the setting ferroflow.prefetch is false"
         keeps = self.core.policy.keeps_successors
         return "" if keeps else f"{type(self.core.policy).__name__} may move a task away from its inputs"
 

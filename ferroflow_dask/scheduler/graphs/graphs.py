@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ from dask.typing import Key
 
 from ferroflow_dask.bundling.graphs import Averages
 from ferroflow_dask.scheduler._distributed_graphs import RUN_SPEC, run_spec_change
-from ferroflow_dask.scheduler.changes import CallChange, Changes
+from ferroflow_dask.scheduler.changes import CallChange, Change, Changes
 from ferroflow_dask.scheduler.graphs.arrival import Knowledge
 from ferroflow_dask.scheduler.graphs.arrivals import GraphArrivals
 from ferroflow_dask.scheduler.graphs.bundles import Bundles
@@ -49,6 +49,8 @@ class Graphs:
         As in `Deliveries`.
     refused : callable
         As in `Dividing`.
+    is_fixed : callable
+        As in `Knowledge`.
     changes : Changes
     """
 
@@ -58,12 +60,14 @@ class Graphs:
         *,
         own: object,
         refused: Callable[[Key, str], None],
+        is_fixed: Callable[[TaskState], bool],
         changes: Changes,
     ) -> None:
         scheduler = self._scheduler = core.scheduler
         guard = self._guard = core.guard
         self._learned = core.learned
         self._changes = changes
+        self._is_fixed = is_fixed
         #: Workers that can run bundles.
         self._capable: set[str] = set()
         # Workers that have announced what they can run.
@@ -118,11 +122,11 @@ class Graphs:
     def _may_send(self, address: str) -> bool:
         return self.remote.may_send(address)
 
-    def open(self, is_fixed: Callable[[TaskState], bool]) -> None:
-        """Bundle graphs from now on; `is_fixed` as in `Knowledge`."""
+    def changes(self) -> Iterator[Change]:
+        """Bundle graphs from now on: return all changes to Dask."""
         cluster = self._overheads.profile
         declare, has_idle = self._learned.costs.declare, lambda: bool(self._scheduler.idle)
-        knowledge = Knowledge(cluster, self.learned, has_idle, is_fixed, declare)
+        knowledge = Knowledge(cluster, self.learned, has_idle, self._is_fixed, declare)
         self._arrivals = GraphArrivals(
             self._scheduler,
             self.bundles,
@@ -132,23 +136,28 @@ class Graphs:
             is_observed=self.observers.are_present,
             announced=self._workers_announced,
         )
-        self._changes.make(CallChange("bundled graphs", lambda: None, self._close))
-        self.receive()
+        yield CallChange("bundled graphs", lambda: None, self._close)
+        yield from self._receiving()
         if RUN_SPEC in self._scheduler.handlers:  # that of an extension of Dask's
-            self._changes.make(run_spec_change(self._scheduler, self._guard(self.bundles.original)))
-        changes = (*self.deaths.changes(), self._cancelling.change(), *self._scaling.changes())
-        for change in (*changes, *self._arrivals.changes()):
-            self._changes.make(change)
+            yield run_spec_change(self._scheduler, self._guard(self.bundles.original))
+        yield from self.deaths.changes()
+        yield self._cancelling.change()
+        yield from self._scaling.changes()
+        yield from self._arrivals.changes()
         # A worker gets bundles once it announces that it can run them: it delivers by then.
         announcing = self._put_on_workers(WorkerBundles(), "ferroflow-capable")
-        for change in (announcing, *self.observers.changes(announcing)):
-            self._changes.make(change)
+        yield announcing
+        yield from self.observers.changes(announcing)
         self._streams.look()
 
     def receive(self) -> None:
-        """Take the messages of workers about bundles."""
-        for change in (*self.bundles.changes(), self.remote):
+        """Take the messages of workers about bundles, and nothing else."""
+        for change in self._receiving():
             self._changes.make(change)
+
+    def _receiving(self) -> Iterator[Change]:
+        yield from self.bundles.changes()
+        yield self.remote
 
     def _close(self) -> None:
         """Let graphs run as they come, and split the bundles that have not ended: Dask cannot."""
