@@ -66,6 +66,7 @@ def bundled(
         [at[key] for key in wanted],
         cluster,
         {},
+        str(number),
         alone=alone,
         by_key=dict(enumerate(expected)),
         shares_objects=True,

@@ -28,8 +28,8 @@ from distributed import Client, Future, get_worker, span, wait, worker_client
 from waiting import comes
 
 from ferroflow_dask import explain
-from ferroflow_dask.scheduler.graphs import graphs
-from ferroflow_dask.scheduler.graphs.arrival import Arrival
+from ferroflow_dask.bundling.snapshot import SentGraph
+from ferroflow_dask.scheduler.graphs import arrivals, graphs
 
 pytestmark = pytest.mark.cluster
 _LEARNED = graphs.Graphs.learned
@@ -236,15 +236,15 @@ def test_a_graph_waits_for_the_graph_of_another_client_that_it_reads(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has_entered, opened = threading.Event(), threading.Event()
-    materialize = Arrival.materialize
+    stock = arrivals.sent_graph
 
-    def wait_once(arrival: Arrival) -> None:
+    def wait_once(*args: Any) -> SentGraph:
         if not has_entered.is_set():
             has_entered.set()
             opened.wait(20)
-        materialize(arrival)
+        return stock(*args)
 
-    monkeypatch.setattr(Arrival, "materialize", wait_once)
+    monkeypatch.setattr(arrivals, "sent_graph", wait_once)
 
     async def test(cluster: Bundling) -> None:
         address = cluster.scheduler.address
