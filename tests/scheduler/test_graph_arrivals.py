@@ -98,43 +98,24 @@ def total(n: int = 30) -> Any:
     return task("total-0", *leaves("leaf", n))
 
 
-def annotated(**annotations: Any) -> Any:
-    with dask.annotate(**annotations):
-        return total()
-
-
 async def all_annotated(cluster: Bundling) -> Any:
     with dask.annotate(ferroflow_bundle=False):
         return await cluster.values(total())
 
 
 SUM_OF_30 = sum(range(1, 31)) + 1
-AS_THEY_CAME: dict[str, tuple[Callable[[Bundling], Any], int]] = {
-    "a graph of fewer than ten tasks": (lambda cluster: cluster.values(total(8)), 37),
-    "a graph with retries": (lambda cluster: cluster.values(total(), retries=2), SUM_OF_30),
-    "tasks with retries": (lambda cluster: cluster.values(annotated(retries=2)), SUM_OF_30),
-    "a graph for some workers": (
-        lambda cluster: cluster.values(total(), workers=[cluster.workers[0].address]),
-        SUM_OF_30,
-    ),
-    "a graph with resources": (lambda cluster: cluster.values(total(), resources={"R": 1}), SUM_OF_30),
-    "tasks annotated to stay separate": (
-        lambda cluster: cluster.values(annotated(ferroflow_bundle=False)),
-        SUM_OF_30,
-    ),
-    "tasks annotated with the word of the setting": (
-        lambda cluster: cluster.values(annotated(ferroflow_bundle="off")),
-        SUM_OF_30,
-    ),
-    "a graph annotated to stay separate": (all_annotated, SUM_OF_30),
+AS_THEY_CAME: dict[str, Callable[[Bundling], Any]] = {
+    "a graph with retries": lambda cluster: cluster.values(total(), retries=2),
+    "a graph for some workers": lambda cluster: cluster.values(total(), workers=[cluster.workers[0].address]),
+    "a graph with resources": lambda cluster: cluster.values(total(), resources={"R": 1}),
+    "a graph annotated to stay separate": all_annotated,
 }
 
 
 @pytest.mark.parametrize("name", AS_THEY_CAME)
 @runs_on(on_bundling_cluster, resources=({"R": 1}, None))
 async def test_a_graph_runs_as_it_came_if_it_is(cluster: Bundling, name: str) -> None:
-    compute, expected = AS_THEY_CAME[name]
-    assert await compute(cluster) == [expected]
+    assert await AS_THEY_CAME[name](cluster) == [SUM_OF_30]
     assert cluster.keys == set(CALLS)
     assert cluster.counts["created"] == 0
 
@@ -184,18 +165,6 @@ async def test_bundles_inherit_one_priority(cluster: Bundling, is_global: bool) 
         await cluster.values(*outs)
     assert cluster.counts["created"] == 1
     assert {created.priority[0] for created in cluster.seen.tasks.values()} == {-7}
-
-
-@runs_on(on_bundling_cluster)
-async def test_tasks_of_different_priorities_stay_separate(cluster: Bundling) -> None:
-    with dask.annotate(priority=7):
-        inner = chain("inc", 0)
-    outs = chain("dec", inner[-1])
-    assert await cluster.values(outs[-1]) == [24]
-    assert {f"inc-{i}" for i in range(12)} < cluster.keys
-    assert {cluster.seen.tasks[f"inc-{i}"].priority[0] for i in range(12)} == {-7}
-    assert cluster.seen.tasks["dec-11"].priority[0] == 0
-    assert cluster.counts["tasks"] == 12
 
 
 @runs_on(on_bundling_cluster)

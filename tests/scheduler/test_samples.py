@@ -324,21 +324,6 @@ def test_two_clients_may_wait_for_the_same_sample(
 # Graphs without a sample
 
 
-@runs_on(on_capable_cluster)
-async def test_there_is_no_sample_while_all_threads_are_busy(
-    cluster: Bundling, gate: Gate, sampled: list[set[Any]]
-) -> None:
-    busy = [gate.future(cluster.client, f"gate-{i}") for i in range(2)]
-    for future in busy:
-        await cluster.processing(future)
-    tasks = graph()
-    futures = cluster.client.compute(tasks)
-    await are_created(cluster, tasks)
-    gate.open()
-    assert await cluster.client.gather([*busy, *futures]) == [1, 1, *VALUES]
-    assert sampled == []
-
-
 @runs_on(on_bundling_cluster, resources=())
 async def test_there_is_no_sample_without_workers(cluster: Bundling, sampled: list[set[Any]]) -> None:
     tasks = graph()
@@ -347,21 +332,6 @@ async def test_there_is_no_sample_without_workers(cluster: Bundling, sampled: li
     async with Worker(cluster.scheduler.address, nthreads=1):
         assert await cluster.client.gather(futures) == VALUES
     assert sampled == []
-
-
-@runs_on(on_capable_cluster)
-async def test_a_sample_waits_for_no_other_graph(
-    cluster: Bundling, gate: Gate, sampled: list[set[Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(samples, "_LEAST_S", 0.1)  # some of its tasks are sent to the busy worker
-    future = gate.future(cluster.client)
-    await comes(gate.reached.is_set)
-    uses = [task(f"use-{i}", future, i) for i in range(N)]
-    futures = cluster.client.compute([*graph(), *(task(f"last-{i}", one) for i, one in enumerate(uses))])
-    await comes(lambda: {"use-0", "last-0"} & set(cluster.scheduler.tasks) or cluster.counts["created"])
-    assert [prefixes(keys) for keys in sampled] == [{"load": 4, "clean": 4}]
-    gate.open()
-    assert await cluster.client.gather(futures) == [*VALUES, *(i + 3 for i in range(N))]
 
 
 @runs_on(on_capable_cluster)
