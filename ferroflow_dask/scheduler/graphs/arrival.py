@@ -85,11 +85,11 @@ class Snapshots:
         self, keys: Collection[Key], learned: Mapping[str, Averages | None], features: frozenset[str]
     ) -> Snapshot:
         held, bundles = self._bundles.facts(keys)
-        states = ((key, self._tasks.get(key)) for key in chain(keys, bundles))
+        state_of, all_keys = self._tasks.get, chain(keys, bundles)
         return Snapshot(
             self._knowledge.cluster(),
             learned,
-            {key: self._facts(ts) for key, ts in states if ts is not None},
+            {key: self._facts(ts) for key in all_keys if (ts := state_of(key)) is not None},
             held,
             bundles,
             has_idle_threads=self._knowledge.has_idle_threads(),

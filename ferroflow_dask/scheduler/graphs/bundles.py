@@ -170,12 +170,11 @@ class Bundles:
         """
         holders = self._holders
         held = {key: holder for key in keys if (holder := holders.get(key)) is not None}
-        own = (key for key in keys if key in self._bundles)
-        found = ((key, self._bundles.get(key)) for key in {*held.values(), *own})
+        own = {key for key in keys if key in self._bundles}
         bundles = {
             key: BundleFacts(bundle, self._is_gone(key), self._may_export(key, bundle))
-            for key, bundle in found
-            if bundle is not None
+            for key in own.union(held.values())
+            if (bundle := self._bundles.get(key)) is not None
         }
         return held, bundles
 
