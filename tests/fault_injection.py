@@ -33,6 +33,16 @@ MOST_CALLS = 5
 
 # Functions
 
+#: Packages and modules whose functions are injected.
+PACKAGES = (
+    "ferroflow_dask.scheduler",
+    "ferroflow_dask.policy",
+    "ferroflow_dask.bundling.rewrite",
+    "ferroflow_dask.bundling.plan",
+    "ferroflow_dask.bundling.sharing",
+    "ferroflow_dask.bundling.small_shuffles",
+    "ferroflow_dask.bundling.snapshot",
+)
 #: Modules whose functions run on workers, in a process of their own.
 ON_WORKERS = (
     "ferroflow_dask.scheduler.graphs.worker",
@@ -76,17 +86,15 @@ BOUNDARY = {
     "scheduler._distributed_transitions:_choice_on.<locals>.search": _INSTEAD,
     "scheduler._distributed_transitions:_check_on.<locals>.occupancy_of": _INSTEAD,
     "scheduler._distributed_graphs:comparison_change.<locals>.find_lost_dependencies": _HOOK,
-    "scheduler._distributed_graphs:materialized": "it runs the client's code, whose errors the client gets",
     "scheduler.graphs.arrival:Arrival.__dask_annotations__": _EXPRESSION,
     "scheduler.graphs.arrival:Arrival.__dask_graph__": _EXPRESSION,
     "scheduler.graphs.arrivals:GraphArrivals._arrived": _HANDLER,
     "scheduler.graphs.arrivals:GraphArrivals._create": _HANDLER,
-    "scheduler.graphs.samples:Sample.__dask_annotations__": _EXPRESSION,
-    "scheduler.graphs.samples:Sample.__dask_graph__": _EXPRESSION,
     "scheduler.graphs.bundles:Bundles.changes.<locals>.handle": _HANDLER,
     "scheduler.fixed_values:FixedValues._before.<locals>.handle": _HANDLER,
     "scheduler.refusals:Refusals.change.<locals>.handle": _HANDLER,
     "scheduler.graphs.deliveries:Deliveries.arrived": _HANDLER,
+    "scheduler.graphs.dividing:Dividing.received": _HANDLER,
     "scheduler.graphs.observers:Observers.changes.<locals>.add_plugin": _HOOK,
     "scheduler.graphs.observers:Observers.changes.<locals>.handle": _HANDLER,
     "scheduler.graphs.observers:Observers._ask": _HANDLER,
@@ -110,19 +118,18 @@ BOUNDARY = {
 }
 #: Functions in which an error ends nothing, with the reason; the plugin goes on.
 HANDLED = {
-    "Arrival.choose_sample": "the graph runs without a sample",
-    "Arrival.materialize": "the graph runs as it came",
-    "Arrival.prepare": "the graph runs as it came",
-    "Arrival.settle": "the graph runs as it came",
+    "Arrival.__init__": "the graph runs as it came",
     "Bundles.keys": "the graph runs as it came",
     "Dividing._received": "the message is handled again",
-    "GraphArrivals._arrival_of": "the graph runs as it came, and Dask reports what cannot be deserialized",
     "GraphArrivals._created": "the graph runs as it came, and does not wait for others",
     "_outside": "the graph runs as it came, and does not wait for others",
     "outside": "the graph runs as it came",
     "Graphs._workers_announced": "the graph runs as it came",
     "GraphArrivals._prepare": "the graph runs as it came",
-    "GraphArrivals._run_sample": "the graph runs as it came, and the client releases its sample",
+    "GraphArrivals._expression": "the graph runs as it came, and Dask reports what cannot be deserialized",
+    "GraphArrivals._planned": "the graph runs as it came, and the client releases its sample",
+    "GraphArrivals._plan": "the graph runs as it came",
+    "sent_graph": "the graph runs as it came, and Dask reports what cannot be materialized",
     "_in_this_process": "the graph runs as it came",
     "Observers.are_present": "the graph runs as it came",
     "active_update": "the graph runs as it came",
@@ -137,7 +144,7 @@ HANDLED = {
 def code_of_functions() -> dict[str, CodeType]:
     """Return the code of all functions and methods of the plugin, nested functions included, by name."""
     found: dict[str, CodeType] = {}
-    for package in ("ferroflow_dask.scheduler", "ferroflow_dask.policy"):
+    for package in PACKAGES:
         for module in modules_of(package):
             for qualname, code in _codes_in(module) if module.__name__ not in ON_WORKERS else ():
                 unique = f"{module.__name__.removeprefix('ferroflow_dask.')}:{qualname}"

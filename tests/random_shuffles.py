@@ -351,7 +351,7 @@ def run(seed: int, client: Client) -> Outcome:
             return Outcome(f"Dask refuses: {_text(error)}")
     if not n_barriers(graph):
         return Outcome("no P2P")
-    plain = with_plain_tasks(unfused(graph), lambda _: True).tasks
+    plain = with_plain_tasks(unfused(graph), lambda _: 0.0).tasks
     if n_barriers(plain):
         return Outcome("P2P stays")
     try:
@@ -363,7 +363,9 @@ def run(seed: int, client: Client) -> Outcome:
         for key, one in zip(keys, expected, strict=True):
             assert_same(found[key], one)
         if n_barriers(graph) > 1 and program.rng.random() < 0.5:
-            some = with_plain_tasks(unfused(graph), lambda _: program.rng.random() < 0.5).tasks
+            some = with_plain_tasks(
+                unfused(graph), lambda _: 0.0 if program.rng.random() < 0.5 else None
+            ).tasks
             for one, other in zip(client.get(cull(some, keys), keys), expected, strict=True):
                 assert_same(one, other)
     except Exception as error:  # noqa: BLE001 -- any is a difference

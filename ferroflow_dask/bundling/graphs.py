@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import uuid
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -89,6 +88,7 @@ def bundle_graph(
     wanted: Collection[Key],
     cluster: ClusterProfile,
     learned: Mapping[str, Averages | None],
+    token: str,
     *,
     alone: Collection[Key] = frozenset(),
     places: Mapping[Key, Place] | None = None,
@@ -113,6 +113,8 @@ def bundle_graph(
     cluster : ClusterProfile
     learned : mapping of str to Averages
         By task prefix (`dask.utils.key_split`); None for one that is never bundled.
+    token : str
+        Part of the keys of bundles that no other graph has: digits or a hexadecimal UUID.
     alone : collection of Key, optional
         Tasks that stay separate.
     places : mapping of Key to (Key, int or None), optional
@@ -166,7 +168,7 @@ def bundle_graph(
     cut, _ = best_cut(work, cluster, is_guess=False, fits=_MemoryLimit(memory, cluster))
     groups = [[keys[i] for i in pieces] for pieces in cut]
     shares = dict(zip(keys, zip(prefixes, costs_s, strict=True), strict=True))
-    bundles = bundles_of(groups, tasks, wanted, shares, places or {})
+    bundles = bundles_of(groups, tasks, wanted, shares, places or {}, token=token)
     # The first bundle of each thread: the client can process their values while the others run.
     early = [name for name, bundle in bundles.items() if bundle.delivered][: cluster.n_threads]
     bundles |= {name: replace(bundles[name], is_early=True) for name in early}
@@ -187,7 +189,7 @@ def bundle_graph(
     if failed:
         alone = failed.union(alone)
         return bundle_graph(
-            *(tasks, wanted, cluster, learned),
+            *(tasks, wanted, cluster, learned, token),
             alone=alone,
             places=places,
             by_key=by_key,
@@ -262,12 +264,12 @@ def bundles_of(
     shares: Mapping[Key, tuple[str, float]],
     places: Mapping[Key, Place],
     *,
-    token: str = "",
+    token: str,
 ) -> dict[Key, Bundle]:
     """Return the bundles of a cut by the key of their task, in an order in which they can run.
 
     `shares` has the prefix of each task and its expected duration [s]. `token` is a part of the keys that no
-    other bundles have; it is made if left out.
+    other bundles have.
     """
     group_of = {key: n for n, inside in enumerate(groups) for key in inside}
     read = {
@@ -276,7 +278,6 @@ def bundles_of(
         for needed in task.dependencies
         if needed in group_of and group_of[needed] != group_of[key]
     }
-    token = token or uuid.uuid4().hex
     place = dict(places)
     found: dict[Key, Bundle] = {}
     for n, inside in enumerate(groups):

@@ -146,30 +146,31 @@ class PlainShuffles:
     Parameters
     ----------
     tasks : dict of Key to GraphNode
-    outputs : set of Key
-        Output partitions that plain tasks return.
+    outputs : dict of Key to float
+        Output partitions that plain tasks return, with the sizes of the data of their shuffles [B].
     origins : dict of Key to Key
         For each new key: that of a P2P task in its place.
     """
 
     tasks: dict[Key, GraphNode]
-    outputs: set[Key] = field(default_factory=set)
+    outputs: dict[Key, float] = field(default_factory=dict)
     origins: dict[Key, Key] = field(default_factory=dict)
 
 
-def with_plain_tasks(graph: Graph, is_replaced: Callable[[list[Shuffle]], bool]) -> PlainShuffles:
+def with_plain_tasks(graph: Graph, nbytes_of: Callable[[list[Shuffle]], float | None]) -> PlainShuffles:
     """Replace P2P shuffles by plain tasks.
 
     Parameters
     ----------
     graph : mapping of Key to GraphNode
         From `unfused`.
-    is_replaced : callable
-        Decides about a shuffle; about both together if they are the sides of a join.
+    nbytes_of : callable
+        Returns the size of the data of a shuffle [B], None if it stays; of both together if they are the
+        sides of a join.
     """
     found = PlainShuffles(dict(graph))
     for group in _groups(graph):
-        if not is_replaced(group):
+        if (nbytes := nbytes_of(group)) is None:
             continue
         by_id = {shuffle.barrier.spec.id: shuffle for shuffle in group}
         unpacks = {task.key: task for shuffle in group for task in shuffle.unpacks}
@@ -180,7 +181,7 @@ def with_plain_tasks(graph: Graph, is_replaced: Callable[[list[Shuffle]], bool])
                 found.tasks[new.key] = new
                 found.origins[new.key] = old.key
         found.tasks.update({key: _unpacking(task, by_id) for key, task in unpacks.items()})
-        found.outputs.update(unpacks)
+        found.outputs.update(dict.fromkeys(unpacks, nbytes))
     return found
 
 

@@ -8,8 +8,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from dask._task_spec import Alias
 from dask.typing import Key
 
+from ferroflow_dask.bundling.graphs import BundledGraph
 from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.exceptions import UnknownNameError, UsageError
 from ferroflow_dask.policy import policy_names
@@ -17,7 +19,7 @@ from ferroflow_dask.replay.job import Job, JobGraph, in_order
 from ferroflow_dask.simulation import Machine, TaskGraph, run_listed
 from ferroflow_dask.topology import Topology
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
-from ferroflow_dask.virtual.bundled import bundled, whole_tasks
+from ferroflow_dask.virtual.bundled import bundled
 
 ENGINES = ("exact", "light")
 #: Policies that are not ferroflow's own.
@@ -266,7 +268,7 @@ def _light(job: Job, topology: Topology, policy: str, seed: int) -> _Run:
         tasks = one.tasks
         if policy != "dask":
             cut = bundled(tasks, one.wanted, topology.profile(), knows_costs=one.knows_costs)
-            tasks = whole_tasks(cut, tasks)
+            tasks = _whole_tasks(cut, tasks)
         keys, graph = _task_graph(tasks)
         found = run_listed(graph, machine)
         starts = zip(keys, found.workers, found.starts_s, found.stops_s, strict=True)
@@ -275,6 +277,31 @@ def _light(job: Job, topology: Topology, policy: str, seed: int) -> _Run:
         nbytes += found.nbytes_moved
         busy_s += found.scheduler_s + len(keys) * topology.runtime.graph_task_s
     return _Run(makespan_s, busy_s, nbytes, 0, timeline)
+
+
+def _whole_tasks(found: BundledGraph, graph: Mapping[Key, VirtualTask]) -> dict[Key, VirtualTask]:
+    """Return a bundled graph for an engine that does not divide bundles: each of them is one virtual task.
+
+    A task that reads a delivered value waits for the bundle.
+    """
+    values = {
+        key: next(iter(bundle.places.values()))[0]
+        for key, bundle in found.bundles.items()
+        if len(bundle.tasks) == 1 and isinstance(bundle.tasks[0], Alias)  # only a key for a value of a bundle
+    }
+    new: dict[Key, VirtualTask] = {}
+    for key, spec in found.tasks.items():
+        if key in values:
+            continue
+        bundle = found.bundles.get(key)
+        inside = [graph[key]] if bundle is None else [graph[task.key] for task in bundle.tasks]
+        nbytes = sum(graph[one].nbytes for one in (bundle.exports if bundle else (key,)) if one is not None)
+        needed = dict.fromkeys(values.get(one, one) for one in sorted(spec.dependencies, key=repr))
+        duration_s = sum(task.duration_s for task in inside)
+        computes_s = sum(task.duration_s * task.core_share for task in inside)
+        core_share = min(1.0, computes_s / duration_s) if duration_s else 1.0
+        new[key] = VirtualTask(duration_s, tuple(needed), nbytes, core_share=core_share)
+    return new
 
 
 def _task_graph(tasks: Mapping[Key, VirtualTask]) -> tuple[list[Key], TaskGraph]:

@@ -48,7 +48,7 @@ DURATIONS = pytest.mark.parametrize(
 
 def bundled(collection: Any, learned: Any, cluster: ClusterProfile = FOUR) -> BundledGraph:
     tasks, keys = graph_of(collection)
-    found = bundle_graph(tasks, keys, cluster, learned)
+    found = bundle_graph(tasks, keys, cluster, learned, "0")
     assert_consistent(tasks, {*keys}, found)
     return found
 
@@ -93,7 +93,7 @@ def test_bundled_data_frames_have_the_same_values_in_fewer_tasks(name: str) -> N
     dd = pytest.importorskip("dask.dataframe")
     frame = pd.DataFrame({"name": list("abcd") * 25, "value": range(100)})
     tasks, keys = graph_of(OF_FRAMES[name](dd.from_pandas(frame, npartitions=10)))
-    found = bundle_graph(tasks, keys, FOUR, Known(1e-4))
+    found = bundle_graph(tasks, keys, FOUR, Known(1e-4), "0")
     assert_consistent(tasks, {*keys}, found)
     assert len(found.tasks.keys() - delivered_keys(found)) < len(tasks)
     for part, expected in zip(dask.get(found.tasks, keys), dask.get(tasks, keys), strict=True):
@@ -109,7 +109,7 @@ def test_arguments_of_all_kinds_arrive() -> None:
     again = dask.delayed(collect)(nested, nested=[nested], data=dask.delayed(np.arange(3)))
     tasks, keys = graph_of(again)
     for learned in (Known(1e-5), Known(1e-3)):
-        found = bundle_graph(tasks, keys, FOUR, learned)
+        found = bundle_graph(tasks, keys, FOUR, learned, "0")
         assert found.bundles
         assert repr(dask.get(found.tasks, keys)) == repr(dask.get(tasks, keys))
 
@@ -122,15 +122,15 @@ def test_short_tasks_become_few_and_long_or_unknown_tasks_stay() -> None:
     assert 1 < len(bundled(tree(6), Known(2e-3)).tasks) < 64
     assert len(bundled(tree(3), Known(10.0)).tasks) > 8
     tasks, keys = graph_of(tree(3))
-    assert bundle_graph(tasks, keys, FOUR, {}) == BundledGraph(tasks, {})
+    assert bundle_graph(tasks, keys, FOUR, {}, "0") == BundledGraph(tasks, {})
     wanted = mapped(100)
-    assert bundle_graph(wanted, wanted.keys(), FOUR, Known(1.0)) == BundledGraph(wanted, {})
+    assert bundle_graph(wanted, wanted.keys(), FOUR, Known(1.0), "0") == BundledGraph(wanted, {})
 
 
 def test_a_prefix_of_which_nothing_is_known_stays_separate() -> None:
     tasks = chain("short", Task("new", combine, 0), 9)
     tasks |= {"other": Task("other", combine, 0, TaskRef("short-3"), TaskRef("short-8"))}
-    found = bundle_graph(tasks, {"other"}, FOUR, Known(1e-5, except_for={"new": None, "other": None}))
+    found = bundle_graph(tasks, {"other"}, FOUR, Known(1e-5, except_for={"new": None, "other": None}), "0")
     assert_consistent(tasks, {"other"}, found)
     assert found.tasks["new"] is tasks["new"]
     assert len(found.bundles["other"].tasks) == 1  # it reads other tasks than before
@@ -167,6 +167,7 @@ def test_a_bundle_does_not_read_more_from_outside_than_memory_allows() -> None:
             {"sum"},
             replace(FOUR, memory_nbytes=2000),
             Known(1e-5, nbytes=1.0),
+            "0",
             outside_nbytes={f"x-{i}": nbytes for i in range(40)},
         )
         for nbytes in (1.0, 50.0)
@@ -180,8 +181,8 @@ def test_bundles_do_not_hold_far_more_results_than_single_tasks_in_the_order_of_
     left, right = (da.random.default_rng(seed).random((96, 96), chunks=8) for seed in range(2))
     tasks, keys = graph_of((left[1:, 1:] - right[:-1, :-1]).sum())
     cluster = replace(FOUR, memory_nbytes=1_600_000)
-    found = bundle_graph(tasks, keys, cluster, Known(3e-4, nbytes=1000.0))
-    roomy = bundle_graph(tasks, keys, replace(FOUR, memory_nbytes=2**34), Known(3e-4, nbytes=1000.0))
+    found = bundle_graph(tasks, keys, cluster, Known(3e-4, nbytes=1000.0), "0")
+    roomy = bundle_graph(tasks, keys, replace(FOUR, memory_nbytes=2**34), Known(3e-4, nbytes=1000.0), "0")
     assert found.bundles
     # The memory of all workers is for 6400 values, a tenth of it for 640.
     n_returned = [sum(len(bundle.exports) for bundle in each.bundles.values()) for each in (found, roomy)]
@@ -195,7 +196,9 @@ def test_bundles_do_not_hold_far_more_results_than_single_tasks_in_the_order_of_
 )
 def test_bundles_share_few_values_with_other_graphs(n: int, nbytes: float, largest: int) -> None:
     tasks = {f"n-{i}": Task(f"n-{i}", combine, i) for i in range(n)}
-    found = bundle_graph(tasks, tasks.keys(), replace(FOUR, memory_nbytes=2**31), Known(1e-3, nbytes=nbytes))
+    found = bundle_graph(
+        tasks, tasks.keys(), replace(FOUR, memory_nbytes=2**31), Known(1e-3, nbytes=nbytes), "0"
+    )
     assert 0.9 * largest <= max(map(len, inner_keys(found)), default=1) <= largest
 
 
@@ -208,6 +211,7 @@ def test_a_bundle_does_not_wait_for_many_large_results(is_awaited: bool) -> None
         tasks.keys(),
         replace(FOUR, memory_nbytes=2**31),
         Known(1e-3, nbytes=1.0),
+        "0",
         outside_nbytes=nbytes,
         holders={} if is_awaited else {key: ["a"] for key in nbytes},
     )
@@ -224,6 +228,7 @@ def test_tasks_that_read_much_share_a_bundle_if_one_worker_has_it(nbytes: float)
         {"sum"},
         replace(FOUR, memory_nbytes=2**34),
         Known(1e-3, nbytes=1.0),
+        "0",
         outside_nbytes=dict.fromkeys(home, nbytes),
         holders={key: [worker] for key, worker in home.items()},
     )
@@ -235,14 +240,15 @@ def test_tasks_that_read_much_share_a_bundle_if_one_worker_has_it(nbytes: float)
 def test_a_result_larger_than_a_workers_share_stays_separate() -> None:
     tasks = chain("n", Task("big", combine, 0), 9)
     learned = Known(1e-5, except_for={"big": Averages(1e-5, 5000.0)})
-    found = bundle_graph(tasks, {"n-8"}, replace(FOUR, memory_nbytes=4000), learned)
+    found = bundle_graph(tasks, {"n-8"}, replace(FOUR, memory_nbytes=4000), learned, "0")
     assert found.tasks["big"] is tasks["big"]
 
 
 @pytest.mark.parametrize("name", COLLECTIONS)
 def test_equal_graphs_are_cut_alike_and_their_bundles_have_different_keys(name: str) -> None:
     tasks, keys = graph_of(COLLECTIONS[name]())
-    first, second = (bundle_graph(tasks, keys, FOUR, Known(duration_s)) for duration_s in (1e-5, 1.1e-5))
+    first = bundle_graph(tasks, keys, FOUR, Known(1e-5), "1")
+    second = bundle_graph(tasks, keys, FOUR, Known(1.1e-5), "2")
     assert inner_keys(first) == inner_keys(second)
     # The scheduler may still have the first one. A task that has its bundle to itself keeps its key.
     several = [{key for key, one in each.bundles.items() if len(one.tasks) > 1} for each in (first, second)]
@@ -256,14 +262,14 @@ def test_a_bundle_has_another_prefix_than_its_tasks_named_for_those_that_take_lo
     tasks = chain("light", Task("heavy-0", combine, 0), 5)
     tasks["end"] = Task("end", combine, None, TaskRef("light-4"))
     learned = Known(1e-5, except_for={"heavy": Averages(1e-3), "end": None})
-    found = bundle_graph(tasks, {"end"}, FOUR, learned)
+    found = bundle_graph(tasks, {"end"}, FOUR, learned, "0")
     (key,) = found.tasks.keys() - {"end"}
     assert key_split(key) == f"{BUNDLE_PREFIX}-heavy"
 
 
 def test_a_bundle_has_the_number_of_its_tasks_by_prefix_and_their_duration() -> None:
     tasks, keys = graph_of(tree(6))
-    found = bundle_graph(tasks, keys, FOUR, Known(2e-3))
+    found = bundle_graph(tasks, keys, FOUR, Known(2e-3), "0")
     bundles = [bundle for bundle in map(bundle_in, found.tasks.values()) if bundle is not None]
     stood_for = [dict(bundle.stands_for or {}) for bundle in bundles]
     n_single = len(found.tasks.keys() - delivered_keys(found)) - len(bundles)
@@ -280,7 +286,7 @@ def mapped(n_tasks: int) -> Graph:
 @pytest.mark.parametrize("cost_s", [1e-5, 1e-3])
 def test_bundles_deliver_the_values_that_a_client_wants(cost_s: float) -> None:
     tasks = mapped(1_000)
-    found = bundle_graph(tasks, tasks.keys(), FOUR, Known(cost_s))
+    found = bundle_graph(tasks, tasks.keys(), FOUR, Known(cost_s), "0")
     assert_consistent(tasks, {*tasks}, found)
     assert delivered_keys(found) == tasks.keys()
     bundles = found.tasks.keys() - tasks.keys()
@@ -297,7 +303,7 @@ def test_long_neighbours_are_in_different_bundles_if_their_results_move_cheaply(
     # So many workers that the scheduler cannot feed them with single tasks.
     cluster = ClusterProfile((1,) * 256, task_s=1e-3, bandwidth=1e9)
     tasks = mapped(2_560)
-    found = bundle_graph(tasks, tasks.keys(), cluster, Known(0.1, nbytes))
+    found = bundle_graph(tasks, tasks.keys(), cluster, Known(0.1, nbytes), "0")
     assert_consistent(tasks, {*tasks}, found)
     bundles = found.tasks.keys() - tasks.keys()
     assert 256 <= len(bundles) < 1_280
@@ -312,7 +318,7 @@ def test_a_bundle_returns_either_wanted_values_or_others() -> None:
     tasks |= {f"m-{i}": Task(f"m-{i}", combine, i) for i in range(400)}
     tasks["all"] = Task("all", combine, 0, *map(TaskRef, [*tasks]))
     wanted = {key for key in tasks if key[0] == "n"} | {"all"}
-    found = bundle_graph(tasks, wanted, FOUR, Known(1e-3))
+    found = bundle_graph(tasks, wanted, FOUR, Known(1e-3), "0")
     assert_consistent(tasks, wanted, found)
     for bundle in found.bundles.values():
         assert not bundle.delivered or set(bundle.exports) <= wanted
@@ -320,7 +326,7 @@ def test_a_bundle_returns_either_wanted_values_or_others() -> None:
 
 def test_a_bundle_is_small_to_send() -> None:
     tasks, keys = graph_of(tree(7))
-    (bundle, _) = bundle_graph(tasks, keys, FOUR, Known(1e-6)).tasks.values()
+    (bundle, _) = bundle_graph(tasks, keys, FOUR, Known(1e-6), "0").tasks.values()
     alone = sum(len(pickle.dumps(task)) for task in tasks.values())
     assert len(pickle.dumps(bundle)) < alone / 2
 
@@ -354,7 +360,7 @@ def test_any_graph_has_the_same_values(tasks: Graph, data: st.DataObject, worker
     learned = data.draw(st.sampled_from(kinds))
     places = data.draw(st.sampled_from([{}, {"outside": ("holder", 1)}]))
     cluster = ClusterProfile((1,) * workers)
-    found = bundle_graph(tasks, wanted, cluster, learned, alone=alone, places=places)
+    found = bundle_graph(tasks, wanted, cluster, learned, "0", alone=alone, places=places)
     assert_consistent(tasks, wanted, found, places)
     assert not any(inner & alone for inner in inner_keys(found) if len(inner) > 1)
     outside = {"outside": DataNode("outside", 100), "holder": DataNode("holder", Results((0, 100)))}
@@ -420,7 +426,7 @@ def test_another_key_of_a_large_value_counts_as_much_as_the_value(n_read: int) -
             )
             for i in range(80)
         }
-        found = bundle_graph(graph | readers, readers, cluster, learned)
+        found = bundle_graph(graph | readers, readers, cluster, learned, "0")
         return len(found.tasks.keys() - delivered_keys(found))
 
     assert n_tasks(named, "name") == n_tasks(plain, "root")

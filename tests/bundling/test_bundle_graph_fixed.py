@@ -40,7 +40,7 @@ def test_a_task_of_an_unknown_class_and_all_that_it_reads_or_that_reads_it_do_no
     other = chain("other", Task("second", combine, 4), 3)
     reader = Task("reader", combine, 3, TaskRef("barrier"), TaskRef("other-2"))
     tasks = {**before, "barrier": barrier, **other, **chain("after", reader, 3)}
-    found = bundle_graph(tasks, {"after-2"}, FOUR, Known(1e-5))
+    found = bundle_graph(tasks, {"after-2"}, FOUR, Known(1e-5), "0")
     assert_consistent(tasks, {"after-2"}, found)
     fixed = {*before, "barrier", *other, "reader"}
     assert found.tasks.keys() == {*fixed, "after-2"}
@@ -72,7 +72,7 @@ def test_some_tasks_run_alone_while_others_are_bundled(aware: Task) -> None:
     assert is_alone(aware)
     assert not any(map(is_alone, (*before.values(), *after.values())))
     tasks: Graph = {**before, "aware": aware, **after}
-    found = bundle_graph(tasks, {"after-2"}, FOUR, Known(1e-5))
+    found = bundle_graph(tasks, {"after-2"}, FOUR, Known(1e-5), "0")
     assert_consistent(tasks, {"after-2"}, found)
     assert found.tasks["aware"] is aware
     assert len(found.bundles["after-2"].tasks) > 1
@@ -85,7 +85,7 @@ def test_a_task_that_shares_no_bundle_but_reads_from_one_keeps_its_key_and_prefi
         "long-1": Task("long-1", combine, 1, TaskRef("short-1")),
         "last": Task("last", combine, 1, TaskRef("long-1"), TaskRef("short-2")),
     }
-    found = bundle_graph(tasks, {"last"}, FOUR, Known(1e-5, except_for={"long": Averages(10.0)}))
+    found = bundle_graph(tasks, {"last"}, FOUR, Known(1e-5, except_for={"long": Averages(10.0)}), "0")
     assert_consistent(tasks, {"last"}, found)
     (key,) = (key for key in found.tasks if key_split(key) == "long")
     assert key == "long-1"

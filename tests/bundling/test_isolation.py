@@ -276,7 +276,7 @@ def test_bundles_of_a_graph_have_the_same_pickle() -> None:
     tasks = {
         task.key: task for task in arrived([Task(f"x-{i}", MAIN["own"], s) for s in [[]] for i in range(40)])
     }
-    found = bundle_graph(tasks, tasks.keys(), ClusterProfile((1,) * 4), AllShort(seconds=1e-4))
+    found = bundle_graph(tasks, tasks.keys(), ClusterProfile((1,) * 4), AllShort(seconds=1e-4), "0")
     bundles = [found.tasks[key] for key, bundle in found.bundles.items() if len(bundle.tasks) > 1]
     shared = {id(function.shared) for task in bundles for function in task.func.functions}
     assert len(bundles) > 1
@@ -298,6 +298,7 @@ def test_tasks_stay_separate_if_their_objects_cannot_be_pickled() -> None:
             tasks.keys(),
             ClusterProfile((1,) * 4),
             AllShort(seconds=1e-4),
+            "0",
             shares_objects=shares_objects,
         )
         bundled = {

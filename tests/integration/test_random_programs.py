@@ -10,10 +10,10 @@ import pytest
 from dask.typing import Key
 from random_programs import compare
 
+from ferroflow_dask.bundling import rewrite
 from ferroflow_dask.bundling.fixed import fixed_tasks, is_alone
 from ferroflow_dask.bundling.graphs import BundledGraph
 from ferroflow_dask.bundling.sequence import NO_WORK
-from ferroflow_dask.scheduler.graphs import arrival
 from ferroflow_dask.scheduler.graphs.graphs import Graphs
 
 pytestmark = pytest.mark.cluster
@@ -28,7 +28,7 @@ def bundled(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts of the tasks of all graphs that may be in bundles, and of those that are."""
     monkeypatch.setattr(Graphs, "learned", Graphs.learned)  # `compare` replaces it
     counts: Counter[str] = Counter()
-    stock = arrival.bundle_graph
+    stock = rewrite.bundle_graph
 
     def counting(
         tasks: Any, wanted: Collection[Key], *args: Any, alone: Collection[Key], **options: Any
@@ -45,7 +45,7 @@ def bundled(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         counts["are"] += len(may_be & {task.key for bundle in inside for task in bundle.tasks})
         return found
 
-    monkeypatch.setattr(arrival, "bundle_graph", counting)
+    monkeypatch.setattr(rewrite, "bundle_graph", counting)
     return counts
 
 

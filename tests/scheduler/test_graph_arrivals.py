@@ -28,8 +28,8 @@ from distributed import Client, Future, get_worker, span, wait, worker_client
 from waiting import comes
 
 from ferroflow_dask import explain
-from ferroflow_dask.scheduler.graphs import graphs
-from ferroflow_dask.scheduler.graphs.arrival import Arrival
+from ferroflow_dask.bundling.snapshot import SentGraph
+from ferroflow_dask.scheduler.graphs import arrivals, graphs
 
 pytestmark = pytest.mark.cluster
 _LEARNED = graphs.Graphs.learned
@@ -98,39 +98,24 @@ def total(n: int = 30) -> Any:
     return task("total-0", *leaves("leaf", n))
 
 
-def annotated(**annotations: Any) -> Any:
-    with dask.annotate(**annotations):
-        return total()
-
-
 async def all_annotated(cluster: Bundling) -> Any:
     with dask.annotate(ferroflow_bundle=False):
         return await cluster.values(total())
 
 
 SUM_OF_30 = sum(range(1, 31)) + 1
-AS_THEY_CAME: dict[str, tuple[Callable[[Bundling], Any], int]] = {
-    "a graph of fewer than ten tasks": (lambda cluster: cluster.values(total(8)), 37),
-    "a graph with retries": (lambda cluster: cluster.values(total(), retries=2), SUM_OF_30),
-    "tasks with retries": (lambda cluster: cluster.values(annotated(retries=2)), SUM_OF_30),
-    "a graph for some workers": (
-        lambda cluster: cluster.values(total(), workers=[cluster.workers[0].address]),
-        SUM_OF_30,
-    ),
-    "a graph with resources": (lambda cluster: cluster.values(total(), resources={"R": 1}), SUM_OF_30),
-    "tasks annotated to stay separate": (
-        lambda cluster: cluster.values(annotated(ferroflow_bundle=False)),
-        SUM_OF_30,
-    ),
-    "a graph annotated to stay separate": (all_annotated, SUM_OF_30),
+AS_THEY_CAME: dict[str, Callable[[Bundling], Any]] = {
+    "a graph with retries": lambda cluster: cluster.values(total(), retries=2),
+    "a graph for some workers": lambda cluster: cluster.values(total(), workers=[cluster.workers[0].address]),
+    "a graph with resources": lambda cluster: cluster.values(total(), resources={"R": 1}),
+    "a graph annotated to stay separate": all_annotated,
 }
 
 
 @pytest.mark.parametrize("name", AS_THEY_CAME)
 @runs_on(on_bundling_cluster, resources=({"R": 1}, None))
 async def test_a_graph_runs_as_it_came_if_it_is(cluster: Bundling, name: str) -> None:
-    compute, expected = AS_THEY_CAME[name]
-    assert await compute(cluster) == [expected]
+    assert await AS_THEY_CAME[name](cluster) == [SUM_OF_30]
     assert cluster.keys == set(CALLS)
     assert cluster.counts["created"] == 0
 
@@ -183,18 +168,6 @@ async def test_bundles_inherit_one_priority(cluster: Bundling, is_global: bool) 
 
 
 @runs_on(on_bundling_cluster)
-async def test_tasks_of_different_priorities_stay_separate(cluster: Bundling) -> None:
-    with dask.annotate(priority=7):
-        inner = chain("inc", 0)
-    outs = chain("dec", inner[-1])
-    assert await cluster.values(outs[-1]) == [24]
-    assert {f"inc-{i}" for i in range(12)} < cluster.keys
-    assert {cluster.seen.tasks[f"inc-{i}"].priority[0] for i in range(12)} == {-7}
-    assert cluster.seen.tasks["dec-11"].priority[0] == 0
-    assert cluster.counts["tasks"] == 12
-
-
-@runs_on(on_bundling_cluster)
 async def test_bundles_belong_to_the_span_of_their_tasks(cluster: Bundling) -> None:
     with span("work"):
         outs = fork()[1]
@@ -232,15 +205,15 @@ def test_a_graph_waits_for_the_graph_of_another_client_that_it_reads(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has_entered, opened = threading.Event(), threading.Event()
-    materialize = Arrival.materialize
+    stock = arrivals.sent_graph
 
-    def wait_once(arrival: Arrival) -> None:
+    def wait_once(*args: Any) -> SentGraph:
         if not has_entered.is_set():
             has_entered.set()
             opened.wait(20)
-        materialize(arrival)
+        return stock(*args)
 
-    monkeypatch.setattr(Arrival, "materialize", wait_once)
+    monkeypatch.setattr(arrivals, "sent_graph", wait_once)
 
     async def test(cluster: Bundling) -> None:
         address = cluster.scheduler.address

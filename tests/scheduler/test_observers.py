@@ -18,8 +18,9 @@ from waiting import comes
 
 from ferroflow_dask import FerroflowPlugin
 from ferroflow_dask.bundling import sequence
+from ferroflow_dask.bundling.plan import Plan
 from ferroflow_dask.scheduler.features.inlined_results_worker import ReportedResults
-from ferroflow_dask.scheduler.graphs.arrival import Arrival
+from ferroflow_dask.scheduler.graphs import arrivals
 from ferroflow_dask.scheduler.graphs.worker import TOPIC
 from ferroflow_dask.scheduler.graphs.worker_observers import observers
 from ferroflow_dask.scheduler.plugin import uninstall_from
@@ -298,14 +299,15 @@ async def test_a_bundle_that_a_worker_has_stays(cluster: Bundling, gate: Gate) -
 async def test_a_graph_stays_as_it_came_if_a_plugin_comes_while_it_is_bundled(
     cluster: Bundling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepare = Arrival.prepare
+    stock = arrivals.rewrite
 
-    def prepared(arrival: Arrival) -> None:
-        prepare(arrival)
-        assert arrival.bundles
+    def rewrite(*args: Any) -> Plan:
+        plan = stock(*args)
+        assert plan.bundles
         cluster.scheduler.plugins["of-graphs"] = OfGraphs()
+        return plan
 
-    monkeypatch.setattr(Arrival, "prepare", prepared)
+    monkeypatch.setattr(arrivals, "rewrite", rewrite)
     futures, keys = delayed(cluster)
     await cluster.client.gather(futures)
     assert SEEN["graphs"] == [keys]

@@ -19,9 +19,9 @@ from distributed.shuffle._core import P2PBarrierTask
 from random_shuffles import assert_same, cluster, compare, graph_of, n_barriers
 
 from ferroflow_dask import FerroflowPlugin, explain
-from ferroflow_dask.bundling import shuffle_tasks, shuffles
+from ferroflow_dask.bundling import shuffle_tasks, shuffles, small_shuffles
 from ferroflow_dask.bundling.shuffles import Shuffle, has_p2p, unfused, with_plain_tasks
-from ferroflow_dask.scheduler.graphs import arrival, samples
+from ferroflow_dask.scheduler.graphs import samples
 
 N_PROGRAMS = 32
 
@@ -54,8 +54,8 @@ def rechunked() -> Any:
     return da.arange(400, chunks=20).reshape(20, 20).rechunk((20, 4)) + 1
 
 
-def always(_: list[Shuffle]) -> bool:
-    return True
+def always(_: list[Shuffle]) -> float:
+    return 0.0
 
 
 def barrier_in(graph: dict[Any, Any]) -> P2PBarrierTask:
@@ -84,7 +84,7 @@ def test_fused_tasks_with_parts_of_a_shuffle_are_taken_apart() -> None:
     assert not has_p2p(plain.tasks)
     assert {key for task in plain.tasks.values() for key in task.dependencies} <= plain.tasks.keys()
     assert len(plain.outputs) == len(unpacks)
-    assert not plain.outputs & {*keys}  # what reads them has been fused with them
+    assert not plain.outputs.keys() & keys  # what reads them has been fused with them
     values = execute_graph(cull(plain.tasks, keys), keys=keys)
     assert np.hstack([values[key] for key in keys]).ravel().tolist() == [*range(1, 401)]
 
@@ -94,9 +94,9 @@ def test_both_sides_of_a_join_are_replaced_or_none(is_replaced: bool) -> None:
     graph, _ = graph_of(joined())
     groups: list[list[Shuffle]] = []
 
-    def decide(group: list[Shuffle]) -> bool:
+    def decide(group: list[Shuffle]) -> float | None:
         groups.append(group)
-        return is_replaced
+        return 0.0 if is_replaced else None
 
     found = with_plain_tasks(unfused(graph), decide)
     assert [len(group) for group in groups] == [2]
@@ -140,7 +140,7 @@ def test_outputs_and_origins_name_tasks_of_the_graph() -> None:
     graph, _ = graph_of(shuffled())
     found = with_plain_tasks(unfused(graph), always)
     barrier = barrier_in(graph)
-    assert found.outputs == {key for key, task in graph.items() if barrier.key in task.dependencies}
+    assert found.outputs.keys() == {key for key, task in graph.items() if barrier.key in task.dependencies}
     assert found.origins.keys() == found.tasks.keys() - graph.keys()
     assert {*found.origins.values()} == {barrier.key, *barrier.dependencies}
     parts, inputs = shuffles.parts_and_sources(graph)
@@ -197,7 +197,7 @@ def on_cluster_with_stock_first(collections: list[Any], test: Callable[[Bundling
 @pytest.mark.cluster
 @pytest.mark.parametrize("most", [2**25, 0], ids=["little data", "too much data"])
 def test_the_second_run_of_little_data_has_no_p2p(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrival, "_MOST_SHUFFLED", most)
+    monkeypatch.setattr(small_shuffles, "_MOST_SHUFFLED", most)
     collections = [shuffled(), joined(), rechunked()]
 
     async def test(on: Bundling, expected: list[Any]) -> None:
@@ -223,13 +223,13 @@ def test_what_is_on_the_scheduler_stays_as_it_is_for_other_graphs(
     lengths = collection.map_partitions(len, meta=(None, "i8"))
 
     async def test(on: Bundling, expected: list[Any]) -> None:
-        monkeypatch.setattr(arrival, "_MOST_SHUFFLED", limits[first])
+        monkeypatch.setattr(small_shuffles, "_MOST_SHUFFLED", limits[first])
         held = on.client.persist(collection)
         assert_same(await on.client.compute(held), expected[0])
         created = barriers(on)
         assert bool(created) == (first == "p2p")
         for limit in limits.values():
-            monkeypatch.setattr(arrival, "_MOST_SHUFFLED", limit)
+            monkeypatch.setattr(small_shuffles, "_MOST_SHUFFLED", limit)
             on.forget_seen()
             # The graph of the shuffle, not what is held of it.
             await assert_yield(on, [lengths], expected[1:])
@@ -261,7 +261,7 @@ def test_the_log_of_an_output_says_that_plain_tasks_return_it(monkeypatch: pytes
 def test_the_plugin_can_be_imported_if_distributed_lacks_the_names_of_p2p() -> None:
     program = (
         "import distributed.shuffle._core as core; del core.P2PBarrierTask; "
-        "from ferroflow_dask.scheduler.graphs.arrival import shuffles; "
+        "from ferroflow_dask.bundling.rewrite import shuffles; "
         "print(shuffles.has_p2p({}))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -28,10 +28,12 @@ from one_loop import Cluster, on_cluster
 from waiting import comes
 
 from ferroflow_dask import explain, uninstall
+from ferroflow_dask.bundling import rewrite
+from ferroflow_dask.bundling.plan import Plan, Until
+from ferroflow_dask.bundling.snapshot import SentGraph
 from ferroflow_dask.policy import stealing
-from ferroflow_dask.scheduler.graphs import arrival, samples
-from ferroflow_dask.scheduler.graphs.arrival import Arrival
-from ferroflow_dask.scheduler.graphs.samples import Sample, Samples
+from ferroflow_dask.scheduler.graphs import arrivals, samples
+from ferroflow_dask.scheduler.graphs.samples import Samples
 
 pytestmark = pytest.mark.cluster
 
@@ -48,13 +50,13 @@ def sampled(monkeypatch: pytest.MonkeyPatch) -> list[set[Any]]:
     monkeypatch.setattr(stealing, "_LATE_S", 60.0)
     CALLS.clear()
     found: list[set[Any]] = []
-    stock = Samples.run
+    stock = Samples.wait
 
-    async def run(self: Samples, sample: Sample, *args: Any) -> None:
-        found.append(set(sample.tasks))
-        await stock(self, sample, *args)
+    async def wait(self: Samples, keys: frozenset[Any], *args: Any) -> None:
+        found.append(set(keys))
+        await stock(self, keys, *args)
 
-    monkeypatch.setattr(Samples, "run", run)
+    monkeypatch.setattr(Samples, "wait", wait)
     return found
 
 
@@ -141,14 +143,13 @@ async def test_workers_drop_what_only_the_sample_reads(
     cluster: Bundling, sampled: list[set[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states: Counter[tuple[str, str]] = Counter()
-    stock = Arrival.prepare
+    stock = rewrite.rewrite
 
-    def prepare(self: Arrival) -> None:
-        (keys,) = sampled
-        states.update((key_split(key), cluster.scheduler.tasks[key].state) for key in keys)
-        stock(self)
+    def plan(graph: SentGraph, *args: Any) -> Plan:
+        states.update((key_split(key), cluster.scheduler.tasks[key].state) for key in graph.sampled)
+        return stock(graph, *args)
 
-    monkeypatch.setattr(Arrival, "prepare", prepare)
+    monkeypatch.setattr(arrivals, "rewrite", plan)
     assert await cluster.values(task("total-0", *graph())) == [sum(VALUES) + 1]
     assert states == {("load", "released"): 4, ("clean", "memory"): 4}
     assert set(CALLS.values()) == {1}
@@ -196,7 +197,7 @@ def broken(*_: Any, **__: Any) -> None:
 
 @pytest.mark.parametrize(
     ("patched", "name"),
-    [(arrival, "sample_of"), (samples, "_Running"), (Arrival, "expected_s"), (Arrival, "prepare")],
+    [(rewrite, "sample_of"), (samples, "_Running"), (Until, "expected_s"), (rewrite, "_bundled")],
     ids=[
         "its sample is not found",
         "its sample is not followed",
@@ -294,13 +295,15 @@ async def test_a_scheduler_may_close(cluster: Cluster, gate: Gate) -> None:
 def test_two_clients_may_wait_for_the_same_sample(
     gate: Gate, sampled: list[set[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    barrier, stock = threading.Barrier(2), Arrival.choose_sample
+    barrier, stock = threading.Barrier(2), rewrite.rewrite
 
-    def choose_sample(self: Arrival) -> None:
-        stock(self)
-        barrier.wait(20)
+    def plan(graph: SentGraph, *args: Any) -> Plan:
+        found = stock(graph, *args)
+        if not graph.sampled:
+            barrier.wait(20)
+        return found
 
-    monkeypatch.setattr(Arrival, "choose_sample", choose_sample)
+    monkeypatch.setattr(arrivals, "rewrite", plan)
 
     async def test(cluster: Bundling) -> None:
         async with Client(cluster.scheduler.address, asynchronous=True, set_as_default=False) as other:
@@ -321,21 +324,6 @@ def test_two_clients_may_wait_for_the_same_sample(
 # Graphs without a sample
 
 
-@runs_on(on_capable_cluster)
-async def test_there_is_no_sample_while_all_threads_are_busy(
-    cluster: Bundling, gate: Gate, sampled: list[set[Any]]
-) -> None:
-    busy = [gate.future(cluster.client, f"gate-{i}") for i in range(2)]
-    for future in busy:
-        await cluster.processing(future)
-    tasks = graph()
-    futures = cluster.client.compute(tasks)
-    await are_created(cluster, tasks)
-    gate.open()
-    assert await cluster.client.gather([*busy, *futures]) == [1, 1, *VALUES]
-    assert sampled == []
-
-
 @runs_on(on_bundling_cluster, resources=())
 async def test_there_is_no_sample_without_workers(cluster: Bundling, sampled: list[set[Any]]) -> None:
     tasks = graph()
@@ -344,21 +332,6 @@ async def test_there_is_no_sample_without_workers(cluster: Bundling, sampled: li
     async with Worker(cluster.scheduler.address, nthreads=1):
         assert await cluster.client.gather(futures) == VALUES
     assert sampled == []
-
-
-@runs_on(on_capable_cluster)
-async def test_a_sample_waits_for_no_other_graph(
-    cluster: Bundling, gate: Gate, sampled: list[set[Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(samples, "_LEAST_S", 0.1)  # some of its tasks are sent to the busy worker
-    future = gate.future(cluster.client)
-    await comes(gate.reached.is_set)
-    uses = [task(f"use-{i}", future, i) for i in range(N)]
-    futures = cluster.client.compute([*graph(), *(task(f"last-{i}", one) for i, one in enumerate(uses))])
-    await comes(lambda: {"use-0", "last-0"} & set(cluster.scheduler.tasks) or cluster.counts["created"])
-    assert [prefixes(keys) for keys in sampled] == [{"load": 4, "clean": 4}]
-    gate.open()
-    assert await cluster.client.gather(futures) == [*VALUES, *(i + 3 for i in range(N))]
 
 
 @runs_on(on_capable_cluster)

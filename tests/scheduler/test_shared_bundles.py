@@ -27,8 +27,8 @@ from distributed.utils_test import captured_logger
 from waiting import comes
 
 from ferroflow_dask import install, uninstall
-from ferroflow_dask.scheduler.graphs import arrival
-from ferroflow_dask.scheduler.graphs.arrival import Arrival
+from ferroflow_dask.bundling import rewrite
+from ferroflow_dask.scheduler.graphs import arrivals
 from ferroflow_dask.scheduler.graphs.bundles import Bundles
 
 pytestmark = pytest.mark.cluster
@@ -121,24 +121,15 @@ async def test_a_task_in_a_bundle_that_was_sent_runs_again(cluster: Bundling, ga
 # Changes and failures while a graph is bundled
 
 
-def changed(self: Arrival) -> dict[Any, bool]:
-    return {"another": True} if self._present is not None and self.bundles else {}
-
-
 def broken(*_: Any, **__: Any) -> Any:
     raise ValueError("planned")
 
 
-@pytest.mark.parametrize(
-    ("patched", "name", "function"),
-    [(Arrival, "_present_now", changed), (Bundles, "is_valid", lambda self, sharing: False)],
-    ids=["tasks", "bundles that it shares"],
-)
 @runs_on(on_bundling_cluster)
-async def test_a_graph_runs_as_it_came_after_a_change_of(
-    cluster: Bundling, patched: Any, name: str, function: Any, monkeypatch: pytest.MonkeyPatch
+async def test_a_graph_runs_as_it_came_after_a_change_of_its_premises(
+    cluster: Bundling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patched, name, function)
+    monkeypatch.setattr(arrivals, "revalidate", lambda plan, snapshot: False)
     assert await cluster.values(*fork()[1]) == [13, 14, 15]
     assert cluster.keys == keys_of(*fork()[1])
     assert cluster.counts["created"] == 0
@@ -146,7 +137,7 @@ async def test_a_graph_runs_as_it_came_after_a_change_of(
 
 @pytest.mark.parametrize(
     ("patched", "name"),
-    [(arrival, "bundle_graph"), (Bundles, "carry_out"), (Bundles, "share")],
+    [(rewrite, "bundle_graph"), (Bundles, "carry_out"), (Bundles, "facts")],
     ids=["cut", "compared with tasks", "compared with bundles"],
 )
 @runs_on(on_bundling_cluster)
@@ -188,14 +179,14 @@ async def test_an_uninstalled_plugin_leaves_a_graph_in_flight_to_dask(cluster: B
 def test_a_graph_runs_as_it_came_if_the_plugin_is_uninstalled_while_it_is_bundled(
     gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stock = arrival.bundle_graph
+    stock = rewrite.bundle_graph
 
     def bundle_graph(*args: Any, **options: Any) -> Any:
         gate.reached.set()
         gate.opened.wait(20)
         return stock(*args, **options)
 
-    monkeypatch.setattr(arrival, "bundle_graph", bundle_graph)
+    monkeypatch.setattr(rewrite, "bundle_graph", bundle_graph)
 
     async def test(cluster: Bundling) -> None:
         futures = cluster.client.compute(fork()[1])

@@ -17,15 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 from dask._task_spec import GraphNode, cull
 from dask.typing import Key
-from dask.utils import format_bytes
 from distributed.protocol.serialize import register_serialization_family
 from distributed.utils import offload
 
 from ferroflow_dask.annotations import BUNDLE_ANNOTATION, is_bundling_off
 from ferroflow_dask.bundling.bundle import Bundle
+from ferroflow_dask.bundling.plan import Plan, Until
+from ferroflow_dask.bundling.rewrite import FEWEST, INHERITED, revalidate, rewrite, unchanged
+from ferroflow_dask.bundling.snapshot import SentGraph, outside
 from ferroflow_dask.scheduler import _distributed_graphs
 from ferroflow_dask.scheduler.changes import FAILURES, Change, ItemChange, attempt
-from ferroflow_dask.scheduler.graphs.arrival import FEWEST, INHERITED, Arrival, Knowledge, outside
+from ferroflow_dask.scheduler.graphs.arrival import Arrival, Knowledge, Snapshots, sent_graph
 from ferroflow_dask.scheduler.graphs.samples import Samples
 
 if TYPE_CHECKING:
@@ -84,6 +86,7 @@ class GraphArrivals:
         self._bundles = bundles
         self._samples = samples
         self._knowledge = knowledge
+        self._snapshots = Snapshots(scheduler, bundles, knowledge)
         self._note = note
         self._is_observed = is_observed
         self._announced = announced
@@ -125,41 +128,82 @@ class GraphArrivals:
         options: dict[str, Any],
     ) -> None:
         """Let Dask create the tasks of a graph, once it has those of earlier graphs that this one reads."""
-        arrival, sampled, n_restarts = None, frozenset[Key](), self._n_restarts
+        arrival, sampled, n_restarts = None, set[Key](), self._n_restarts
         try:
-            arrival = self._arrival_of(expr_ser, keys, options) if self._is_open else None
-            if arrival is not None:
+            expr = self._expression(expr_ser, options) if self._is_open else None
+            if expr is not None:
                 with _distributed_graphs.active_update(self._scheduler):
                     # Two threads that materialize expressions can wait for each other for ever: up to 3.11
                     # Python locks each cached property. Dask's offload pool has one thread for all clients.
-                    await offload(arrival.materialize)
-                    await self._created(earlier, arrival.outside)
+                    priorities, declare = options.get("internal_priority"), self._knowledge.declare
+                    graph = await offload(sent_graph, expr, keys, priorities, declare)
+                    await self._created(earlier, partial(outside, graph.tasks))
                     await self._announced()
-                    # For all else no client has to wait for the large graph of another.
-                    loop = asyncio.get_running_loop()
-                    await loop.run_in_executor(None, arrival.choose_sample)
-                    if arrival.sample is not None and self._is_open:
-                        sampled = arrival.sample.kept.difference(keys)
-                        await self._run_sample(arrival, client, options)
-                    await loop.run_in_executor(None, arrival.prepare)
-                if not self._is_open:  # the plugin was uninstalled meanwhile, and no code splits bundles
-                    arrival.restore()
+                    submit = partial(self._submit, client=client, options=options)
+                    arrival = Arrival(await self._planned(graph, sampled, submit))
                 expr_ser = _in_this_process(arrival)
-                options["internal_priority"] = arrival.order
             elif earlier:
                 await self._created(earlier, partial(_outside, expr_ser, keys))
-        except FAILURES:  # an expression that cannot be deserialized is one: Dask reports it
+        except FAILURES:  # an expression that cannot be materialized is one: Dask reports it
             arrival = None
             logger.info("ferroflow: a graph runs as it came", exc_info=True)
         if self._n_restarts > n_restarts:
             return
+        try:
+            await self._submit(arrival, expr_ser, keys, client=client, options=options)
+        finally:
+            sampled -= {*keys}
+            if sampled and client in self._scheduler.clients:
+                self._scheduler.client_releases_keys(keys=list(sampled), client=client)
+
+    async def _planned(
+        self, graph: SentGraph, sampled: set[Key], submit: Callable[..., Awaitable[None]]
+    ) -> Plan:
+        """Plan a graph. While a plan leaves a rest, create its tasks, wait for them, and plan the rest.
+
+        The keys of these tasks that the client wants until those of the rest exist are added to `sampled`.
+        """
+        loop = asyncio.get_running_loop()
+        while True:
+            # Only to materialize it a client has to wait for the large graph of another.
+            plan = await loop.run_in_executor(None, self._plan, graph)
+            if not self._is_open:  # the plugin was uninstalled meanwhile, and no code splits bundles
+                return unchanged(graph)
+            if plan.rest is None or plan.until is None:
+                return plan
+            sampled |= plan.wanted
+            arrival = Arrival(plan)
+            await submit(arrival, _in_this_process(arrival), {*plan.wanted})
+            await self._samples.wait(plan.until.keys, partial(self._expected_s, plan.until))
+            graph = plan.rest
+
+    def _plan(self, graph: SentGraph) -> Plan:
+        try:
+            return rewrite(graph, self._snapshots.for_plan(graph), self._bundles.token())
+        except FAILURES:
+            logger.warning("ferroflow: a graph could not be bundled and runs as it came", exc_info=True)
+            return unchanged(graph)
+
+    def _expected_s(self, until: Until) -> float:
+        return until.expected_s(self._knowledge.learned() or {}, self._knowledge.cluster())
+
+    async def _submit(
+        self,
+        arrival: Arrival | None,
+        expr_ser: Any,
+        keys: Collection[Key],
+        *,
+        client: str,
+        options: dict[str, Any],
+    ) -> None:
+        """Let Dask create the tasks of a plan, or of a graph as it came."""
+        if arrival is not None:
+            options = options | {"internal_priority": arrival.order}
         token = _arriving.set(arrival)
         try:
             await self._stock(client=client, expr_ser=expr_ser, keys=keys, **options)
         finally:
             _arriving.reset(token)
-            if sampled and client in self._scheduler.clients:
-                self._scheduler.client_releases_keys(keys=list(sampled), client=client)
 
     @staticmethod
     async def _created(
@@ -176,21 +220,8 @@ class GraphArrivals:
             if not needed.isdisjoint(keys):
                 await has_ended.wait()
 
-    async def _run_sample(self, arrival: Arrival, client: str, options: Mapping[str, Any]) -> None:
-        """Run a sample of the tasks; the client wants the results that the others read until these exist."""
-        sample = arrival.sample
-        assert sample is not None
-
-        async def submit() -> None:
-            await self._stock(
-                client=client, expr_ser=_in_this_process(sample), keys={*sample.kept}, **options
-            )
-
-        for key in sample.tasks:
-            self._note(key, "in a sample", "too little is known of its prefix")
-        await self._samples.run(sample, submit, arrival.expected_s)
-
-    def _arrival_of(self, expr_ser: Any, keys: Collection[Key], options: Mapping[str, Any]) -> Arrival | None:
+    def _expression(self, expr_ser: Any, options: Mapping[str, Any]) -> Any:
+        """Return the expression of a graph that may be changed; None for others."""
         if options.get("actors") or isinstance(options.get("user_priority"), dict):
             return None
         # `client.map` and `client.submit` send it; `submit` sends one task, often.
@@ -204,10 +235,7 @@ class GraphArrivals:
             for name, value in annotations.items()
         ):
             return None
-        if self._is_observed():
-            return None
-        expr = _distributed_graphs.deserialized(expr_ser)
-        return Arrival(expr, keys, self._scheduler, self._bundles, self._knowledge, priorities=priorities)
+        return None if self._is_observed() else _distributed_graphs.deserialized(expr_ser)
 
     def _prepare(self, dsk: dict[Key, GraphNode], keys: Collection[Key]) -> None:
         """Note that Dask is about to compare a graph with its tasks."""
@@ -215,8 +243,18 @@ class GraphArrivals:
         if arrival is not None and self._is_observed():  # by a plugin that was added meanwhile
             arrival.restore(dsk)
         elif arrival is not None:
-            arrival.settle(dsk)
+            self._settle(arrival, dsk)
         attempt(partial(self._leave_out, dsk, keys), _NOT_COMPARED)
+
+    def _settle(self, arrival: Arrival, dsk: dict[Key, GraphNode]) -> None:
+        """Compare a plan with the scheduler's tasks; let the graph run as it came if they have changed."""
+        if arrival.plan.premises is None:
+            return
+        if revalidate(arrival.plan, self._snapshots.for_check(arrival.plan)):
+            self._bundles.carry_out(arrival.plan.sharing)
+        else:
+            logger.info("ferroflow: tasks have changed while their graph was bundled; it runs as it came")
+            arrival.restore(dsk)
 
     def _leave_out(self, dsk: dict[Key, GraphNode], keys: Collection[Key]) -> None:
         """Take tasks that were rewritten out of a graph: they have other dependencies than it says."""
@@ -233,20 +271,20 @@ class GraphArrivals:
             arrival.restore(dsk)
         attempt(partial(self._leave_out, dsk, keys), _NOT_COMPARED)
 
-    def created(self) -> dict[Key, Bundle]:
+    def created(self) -> Mapping[Key, Bundle]:
         """Return the bundles of the graph whose tasks Dask has just created."""
         arrival = _arriving.get()
         if arrival is None:
             return {}
-        for key, nbytes in arrival.shuffled.items():
-            self._note(key, "plain tasks", f"a P2P shuffle of {format_bytes(int(nbytes))}")
-        return arrival.bundles
+        for key, (what, reason) in arrival.plan.reasons.items():
+            self._note(key, what, reason)
+        return arrival.plan.bundles
 
     @staticmethod
     def sampled() -> Collection[Key]:
         """Return the keys of the sample of the graph whose tasks Dask has just created."""
         arrival = _arriving.get()
-        return () if arrival is None or arrival.sample is None else arrival.sample.tasks.keys()
+        return () if arrival is None else arrival.plan.graph.sampled
 
 
 def _outside(expr_ser: Any, keys: Collection[Key]) -> set[Key]:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
-from dask._task_spec import Alias, GraphNode, cull
+from dask._task_spec import Alias, GraphNode
 from dask.typing import Key
 from dask.utils import key_split
 
@@ -23,9 +23,10 @@ from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.bundling.graphs import written_task
 from ferroflow_dask.bundling.results import VALUE, Place
 from ferroflow_dask.bundling.sequence import bundle_in
+from ferroflow_dask.bundling.sharing import Sharing
+from ferroflow_dask.bundling.snapshot import BundleFacts
 from ferroflow_dask.scheduler._distributed_graphs import Failed, replace_task
 from ferroflow_dask.scheduler.changes import Change, Guard, ItemChange
-from ferroflow_dask.scheduler.graphs.sharing import Sharing
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
@@ -162,46 +163,29 @@ class Bundles:
 
     # Values that another graph reads
 
-    def hold_some(self, keys: Iterable[Key]) -> bool:
-        """Return whether a bundle holds some of the tasks; may be called by any thread."""
-        return any(key in self._holders for key in keys)
+    def facts(self, keys: Collection[Key]) -> tuple[dict[Key, Key], dict[Key, BundleFacts]]:
+        """Return which bundles hold the tasks, and facts about these bundles; may be called by any thread.
 
-    def share(self, graph: dict[Key, GraphNode], wanted: set[Key]) -> Sharing:
-        """Plan what a graph reads from bundles; may be called by any thread."""
-        tasks, held = dict(graph), set()
-        values: dict[Key, tuple[Key, Key]] = {}
-        for key in graph:
-            holder = self._holders.get(key)
-            bundle = None if holder is None else self._bundles.get(holder)
-            if holder is None or bundle is None:
-                continue
-            if (key in bundle.exports and not self._is_gone(holder)) or self._may_export(holder):
-                values[VALUE, key] = (holder, key)
-                tasks[key] = Alias(key, (VALUE, key))
-            else:
-                held.add(key)
-        tasks = cull(tasks, wanted)
-        read = {needed for task in tasks.values() for needed in task.dependencies}
-        values = {value: place for value, place in values.items() if value in read}
-        exports: dict[Key, tuple[Key | None, ...]] = {}
-        for holder, key in values.values():
-            present = exports.setdefault(holder, self._bundles[holder].exports)
-            if key not in present:
-                exports[holder] = (*present, key)
-        places: dict[Key, Place] = {
-            value: replace(self._bundles[holder], exports=exports[holder]).place(holder, key)
-            for value, (holder, key) in values.items()
+        Facts about bundles whose own keys are among the given ones are added.
+        """
+        holders = self._holders
+        held = {key: holder for key in keys if (holder := holders.get(key)) is not None}
+        own = {key for key in keys if key in self._bundles}
+        bundles = {
+            key: BundleFacts(bundle, self._is_gone(key), self._may_export(key, bundle))
+            for key in own.union(held.values())
+            if (bundle := self._bundles.get(key)) is not None
         }
-        return Sharing(tasks, places, exports, len(held & tasks.keys()))
+        return held, bundles
 
     def _is_gone(self, key: Key) -> bool:
         """Return whether a bundle has run and its result has been dropped: all of it would run again."""
         ts = self._scheduler.tasks.get(key)
         return key in self._completed and (ts is None or not ts.who_has)
 
-    def _may_export(self, key: Key) -> bool:
+    def _may_export(self, key: Key, bundle: Bundle) -> bool:
         """Return whether a bundle can still return more values."""
-        bundle, ts = self._bundles[key], self._scheduler.tasks.get(key)
+        ts = self._scheduler.tasks.get(key)
         if (
             ts is None
             or ts.state not in _UNSENT
@@ -210,16 +194,6 @@ class Bundles:
         ):
             return False  # a bundle under the key of one of its tasks returns the value of that task
         return all(reader.key in self._bundles for reader in list(ts.dependents))
-
-    def is_valid(self, sharing: Sharing) -> bool:
-        """Return whether a plan can be carried out."""
-        for key, exports in sharing.exports.items():
-            bundle = self._bundles.get(key)
-            if bundle is None or exports[: len(bundle.exports)] != bundle.exports:
-                return False
-            if exports != bundle.exports and not self._may_export(key):
-                return False
-        return True
 
     def carry_out(self, sharing: Sharing) -> None:
         """Let bundles return the values that a plan needs."""

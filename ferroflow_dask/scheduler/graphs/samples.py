@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dask._task_spec import GraphNode
 from dask.typing import Key
 
 if TYPE_CHECKING:
@@ -21,40 +20,8 @@ _LEAST_S, _MOST_PART = 0.05, 0.05
 _UNENDED = frozenset({"waiting", "no-worker", "queued", "processing"})
 
 
-class Sample:
-    """Some tasks of a graph; stands for an expression of them.
-
-    Parameters
-    ----------
-    tasks : dict of Key to GraphNode
-        Complete, but for dependencies that exist already.
-    kept : collection of Key
-        Those whose results the client or tasks outside the sample read.
-    annotations : mapping of str to mapping of Key to object
-        Annotations of the whole graph by type and key.
-    """
-
-    def __init__(
-        self,
-        tasks: dict[Key, GraphNode],
-        kept: Collection[Key],
-        annotations: Mapping[str, Mapping[Key, Any]],
-    ) -> None:
-        self.tasks = tasks
-        self.kept = frozenset(kept)
-        self._annotations = annotations
-
-    def __dask_graph__(self) -> dict[Key, GraphNode]:
-        """Return the tasks; called by Dask in its offload thread."""
-        return dict(self.tasks)
-
-    def __dask_annotations__(self) -> dict[str, dict[Key, Any]]:
-        """Return the annotations by type and key; called by Dask after `__dask_graph__`."""
-        return {name: dict(by_key) for name, by_key in self._annotations.items()}
-
-
 class Samples:
-    """Lets samples run and waits for them.
+    """Waits for samples.
 
     Parameters
     ----------
@@ -85,23 +52,19 @@ class Samples:
         ts = self._scheduler.tasks.get(key)
         return ts is None or ts.state not in _UNENDED
 
-    async def run(
-        self, sample: Sample, submit: Callable[[], Awaitable[None]], expected_s: Callable[[], float]
-    ) -> None:
-        """Submit a sample and wait until it has ended, or until waiting longer might cost more than it gains.
+    async def wait(self, keys: Collection[Key], expected_s: Callable[[], float]) -> None:
+        """Wait until a sample has ended, or until waiting longer might cost more than it gains.
 
         Parameters
         ----------
-        sample : Sample
-        submit : callable
-            Lets Dask create the tasks.
+        keys : collection of Key
+            The tasks of the sample.
         expected_s : callable
             Returns the expected duration of the whole graph [s] by what is known now.
         """
-        await submit()
         if not self._is_open:
             return
-        running = _Running({key for key in sample.tasks if not self._has_ended(key)})
+        running = _Running({key for key in keys if not self._has_ended(key)})
         self.running.append(running)
         clock = asyncio.get_running_loop().time
         deadline = clock() + _FIRST_S

@@ -1,0 +1,292 @@
+"""Rewriting: a plan for the tasks of an arriving graph; the door of this package.
+
+A caller takes a `Snapshot` of the keys in `keys_read` and gets a `Plan` from `rewrite`. In the tick in which
+it creates the tasks, `revalidate` compares the facts that the plan relies on with a later snapshot. If they
+have changed, the graph runs as it came: `unchanged` is the plan for that.
+
+If too little is known of the tasks, the plan is a sample: a few tasks, and the rest of the graph. Once the
+sample has ended, the caller plans the rest with a later snapshot.
+
+All functions are pure. They use no scheduler, thread, clock or random number.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from dask._task_spec import GraphNode, cull
+from dask.order import order
+from dask.typing import Key
+from dask.utils import format_bytes, key_split
+
+from ferroflow_dask.annotations import BUNDLE_ANNOTATION, is_bundling_off
+from ferroflow_dask.bundling import shuffles
+from ferroflow_dask.bundling.graphs import Averages, BundledGraph, bundle_graph
+from ferroflow_dask.bundling.plan import Plan, Premises, Until, known_of
+from ferroflow_dask.bundling.sample import sample_of
+from ferroflow_dask.bundling.sharing import Sharing, share
+from ferroflow_dask.bundling.small_shuffles import measured, with_small_shuffles
+from ferroflow_dask.bundling.snapshot import SentGraph, Snapshot, outside
+
+#: Smaller graphs run as they come [tasks].
+FEWEST = 10
+#: Annotations that the tasks of a bundle pass on to it, if all tasks of the graph have the same value.
+INHERITED = frozenset({"priority", "span"})
+
+
+def keys_read(graph: SentGraph) -> set[Key]:
+    """Return the keys of which `rewrite` needs facts: the graph's, what it reads, and those of shuffles."""
+    tasks = dict(graph.tasks)
+    if shuffles.has_p2p(tasks):
+        tasks |= (unfused := shuffles.unfused(tasks))
+        tasks |= shuffles.with_plain_tasks(unfused, lambda _: 0.0).tasks
+    return outside(tasks).union(tasks)
+
+
+def rewrite(graph: SentGraph, snapshot: Snapshot, token: str) -> Plan:
+    """Plan a graph.
+
+    Parameters
+    ----------
+    graph : SentGraph
+    snapshot : Snapshot
+    token : str
+        Part of new keys that no other graph has: digits or a hexadecimal UUID.
+
+    Raises
+    ------
+    RuntimeError
+        Tasks depend on each other in a cycle.
+    """
+    if "bundles" not in snapshot.features:
+        return unchanged(graph)
+    sample = _sample(graph, snapshot)
+    return _bundled(graph, snapshot, token) if sample is None else sample
+
+
+def revalidate(plan: Plan, snapshot: Snapshot) -> bool:
+    """Return whether the facts that a plan relies on are as they were; O(keys)."""
+    premises = plan.premises
+    if premises is None:
+        return True
+    known = known_of(premises.keys, premises.outside, snapshot.tasks)
+    return known == (premises.defined, premises.failed) and premises.sharing.is_possible(snapshot)
+
+
+def unchanged(graph: SentGraph) -> Plan:
+    """Return the plan by which a graph runs as it came.
+
+    Raises
+    ------
+    RuntimeError
+        Tasks depend on each other in a cycle.
+    """
+    return Plan(graph, graph.tasks, graph.wanted, _order(graph, graph.tasks), graph.annotations)
+
+
+def _order(
+    graph: SentGraph, tasks: Mapping[Key, GraphNode], bundled: BundledGraph | None = None
+) -> dict[Key, float]:
+    """Return the position of each task: by the client's priorities, else by Dask's static order."""
+    if not graph.priorities:
+        return bundled.order if bundled is not None else dict(order(tasks))
+    found: dict[Key, float] = {key: graph.priorities[key] for key in tasks if key in graph.priorities}
+    for key, bundle in bundled.bundles.items() if bundled is not None else ():
+        inside = [graph.priorities[one.key] for one in bundle.tasks if one.key in graph.priorities]
+        found.setdefault(key, min(inside, default=0))
+    return found
+
+
+# Samples
+
+
+def _sample(graph: SentGraph, snapshot: Snapshot) -> Plan | None:
+    """Return the plan of a sample; None if enough is known of the graph, or it would not start at once."""
+    tasks, learned = graph.tasks, snapshot.learned
+    if "samples" not in snapshot.features or graph.sampled or not snapshot.has_idle_threads:
+        return None
+    has_p2p = "plain_shuffles" in snapshot.features and shuffles.has_p2p(tasks)
+    if (len(tasks) < FEWEST and not has_p2p) or snapshot.holds_some(tasks):
+        return None
+    if not has_p2p and all(key_split(key) in learned for key in tasks):
+        return None
+    parts, sources = set[Key](), list[list[Key]]()
+    if has_p2p:
+        tasks = shuffles.unfused(tasks)
+        parts, sources = shuffles.parts_and_sources(tasks)
+    sized = [key for shuffle in sources for key in measured(shuffle, snapshot)]
+    missing = {key: task for key, task in tasks.items() if key not in snapshot.tasks}
+    missing = cull(missing, graph.wanted & missing.keys())
+    not_now = {
+        key
+        for key, task in missing.items()
+        if key in parts or not all(one in missing or snapshot.is_in_memory(one) for one in task.dependencies)
+    }
+    keys = sample_of(missing, learned, snapshot.cluster.n_threads, not_now=not_now, sized=sized)
+    if not keys:
+        return None
+    # Workers drop the results that only tasks of the sample read.
+    kept = keys & graph.wanted
+    kept |= {one for key, task in missing.items() if key not in keys for one in task.dependencies & keys}
+    chosen = {key: missing[key] for key in keys}
+    return Plan(
+        graph,
+        chosen,
+        frozenset(kept),
+        _order(graph, chosen),
+        graph.annotations,
+        reasons=dict.fromkeys(chosen, ("in a sample", "too little is known of its prefix")),
+        rest=replace(graph, tasks=tasks, sampled=frozenset(keys)),
+        until=Until(frozenset(keys), Counter(map(key_split, tasks))),
+    )
+
+
+# Shuffles and bundles
+
+
+def _bundled(graph: SentGraph, snapshot: Snapshot, token: str) -> Plan:
+    """Return the plan of a graph with plain shuffles and bundles."""
+    tasks, shuffled = graph.tasks, dict[Key, float]()
+    annotations = {name: dict(by_key) for name, by_key in graph.annotations.items()}
+    if "plain_shuffles" in snapshot.features and shuffles.has_p2p(tasks):
+        plain = with_small_shuffles(graph, snapshot)
+        if plain.outputs:
+            tasks, shuffled = plain.tasks, plain.outputs
+        for by_key in annotations.values():
+            by_key |= {new: by_key[old] for new, old in plain.origins.items() if old in by_key}
+    premises = Premises.of(tasks, snapshot)
+    bundled: BundledGraph | None = None
+    if len(tasks) >= FEWEST or snapshot.holds_some(tasks):
+        missing, wanted = _missing(graph, tasks, premises)
+        sharing = share(missing, wanted, snapshot)
+        inherited, alone = _annotated(annotations, sharing.tasks)
+        alone |= _alone(sharing.tasks, premises, snapshot)
+        bundled = _cut(graph, sharing, wanted, snapshot, token, alone=alone)
+    if bundled is not None:
+        premises = replace(premises, sharing=sharing)
+        for name, value in inherited.items():
+            annotations[name] |= dict.fromkeys(bundled.bundles, value)
+        tasks = bundled.tasks
+    elif not shuffled:
+        return unchanged(graph)
+    return Plan(
+        graph,
+        tasks,
+        graph.wanted,
+        _order(graph, tasks, bundled),
+        annotations,
+        bundles=bundled.bundles if bundled is not None else {},
+        shuffled=shuffled,
+        reasons={
+            key: ("plain tasks", f"a P2P shuffle of {format_bytes(int(n))}") for key, n in shuffled.items()
+        },
+        premises=premises,
+    )
+
+
+def _shuffle_in_words(nbytes: float) -> str:
+    return f"a P2P shuffle of {format_bytes(int(nbytes))}"
+
+
+def _missing(
+    graph: SentGraph, tasks: Mapping[Key, GraphNode], premises: Premises
+) -> tuple[dict[Key, GraphNode], set[Key]]:
+    """Return the tasks that the scheduler needs, and which of their results have keys of their own."""
+    # Tasks that exist stay as they are: Dask warns of a key with other dependencies than before.
+    missing = {key: task for key, task in tasks.items() if not premises.defined.get(key)}
+    keys = {key for key in graph.wanted if key in missing}
+    missing = cull(missing, keys)
+    # Tasks that exist without a definition get it from this graph.
+    return missing, keys | {key for key in premises.defined if key in missing}
+
+
+def _alone(tasks: Mapping[Key, GraphNode], premises: Premises, snapshot: Snapshot) -> set[Key]:
+    """Return the tasks that share no bundle because of what they read."""
+    # They fail, and the tasks that share a bundle with one would fail with it.
+    alone = _readers_of(premises.failed, tasks)
+    fixed = {key for key, facts in snapshot.tasks.items() if facts.is_fixed}
+    return alone | {key for key, task in tasks.items() if not fixed.isdisjoint(task.dependencies)}
+
+
+def _cut(
+    graph: SentGraph,
+    sharing: Sharing,
+    wanted: set[Key],
+    snapshot: Snapshot,
+    token: str,
+    *,
+    alone: set[Key],
+) -> BundledGraph | None:
+    """Return a graph in bundles; None if there are none."""
+    tasks = sharing.tasks
+    if not tasks:
+        return None
+    read = _read_nbytes(tasks, sharing, snapshot)
+    bundled = bundle_graph(
+        *(tasks, wanted, snapshot.cluster, snapshot.learned, token),
+        alone=alone,
+        places=sharing.places,
+        shares_objects=snapshot.shares_objects,
+        by_key=_averages(graph, tasks, snapshot.learned),
+        outside_nbytes=read,
+        holders={key: snapshot.tasks[key].holders for key in read if snapshot.is_in_memory(key)},
+    )
+    return bundled if bundled.bundles else None
+
+
+def _averages(
+    graph: SentGraph, tasks: Mapping[Key, GraphNode], learned: Mapping[str, Averages | None]
+) -> dict[Key, Averages]:
+    """Return the averages of the tasks of which more is known than of their prefix."""
+    declared = graph.declared_nbytes
+    known = ((key, learned.get(key_split(key))) for key in tasks if key in declared)
+    return {**graph.averages, **{key: one.of_size(declared[key]) for key, one in known if one is not None}}
+
+
+def _read_nbytes(tasks: Mapping[Key, GraphNode], sharing: Sharing, snapshot: Snapshot) -> dict[Key, float]:
+    """Return the known or learned sizes of the results that a graph reads, by key of their task [B]."""
+    found: dict[Key, float] = {}
+    for key in {sharing.places.get(key, (key, None))[0] for key in outside(tasks)}:
+        facts, one = snapshot.tasks.get(key), snapshot.learned.get(key_split(key))
+        if facts is not None and facts.nbytes >= 0:
+            found[key] = facts.nbytes
+        elif one is not None:
+            found[key] = max(one.nbytes, one.most_nbytes)
+    return found
+
+
+def _readers_of(failed: Collection[Key], graph: Mapping[Key, GraphNode]) -> set[Key]:
+    """Return the tasks that depend on some keys, directly or not."""
+    readers: dict[Key, list[Key]] = {}
+    for key, task in graph.items() if failed else ():
+        for needed in task.dependencies:
+            readers.setdefault(needed, []).append(key)
+    found: set[Key] = set()
+    stack = list(failed)
+    while stack:
+        new = [key for key in readers.get(stack.pop(), ()) if key not in found]
+        found.update(new)
+        stack += new
+    return found
+
+
+def _annotated(
+    annotations: Mapping[str, Mapping[Key, Any]], graph: Mapping[Key, GraphNode]
+) -> tuple[dict[str, Any], set[Key]]:
+    """Return the annotations that bundles inherit, and the tasks that stay separate for their own."""
+    inherited: dict[str, Any] = {}
+    alone: set[Key] = set()
+    for name, by_key in annotations.items():
+        own = {key: value for key, value in by_key.items() if key in graph and value is not None}
+        if name == BUNDLE_ANNOTATION:
+            own = {key: value for key, value in own.items() if is_bundling_off(value)}
+        elif name in INHERITED and graph and len(own) == len(graph):
+            value = next(iter(own.values()))
+            if all(other == value for other in own.values()):
+                inherited[name] = value
+                continue
+        alone.update(own)
+    return inherited, alone

@@ -1,0 +1,62 @@
+"""Small shuffles: which P2P shuffles of a graph become plain tasks, by the size of their data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
+
+from dask.typing import Key
+from dask.utils import key_split
+
+from ferroflow_dask.bundling import shuffles
+from ferroflow_dask.bundling.cut import MEMORY_SHARE
+from ferroflow_dask.bundling.snapshot import SentGraph, Snapshot, TaskFacts
+from ferroflow_dask.cluster_profile import ClusterProfile
+
+#: Most data of a P2P shuffle that becomes plain tasks [B], and the longest time to send them to a worker [s].
+#: Plain tasks send them to each worker, so their costs grow with the data. P2P costs some tenths of a second
+#: for no data, and less for each byte. On four workers of two cores both take equally long at 64 to 128 MB.
+_MOST_SHUFFLED, _MOST_SHUFFLED_S = 32 * 2**20, 0.25
+#: Partitions or chunks of a shuffle that are measured.
+_MEASURED = 3
+
+
+def with_small_shuffles(graph: SentGraph, snapshot: Snapshot) -> shuffles.PlainShuffles:
+    """Replace the P2P shuffles of little data by plain tasks."""
+    most = _most_nbytes(snapshot.cluster)
+    plain = shuffles.unfused(graph.tasks)
+
+    def nbytes_of(group: list[shuffles.Shuffle]) -> float | None:
+        outputs = {task.key for shuffle in group for task in shuffle.unpacks}
+        nbytes = sum(_nbytes(shuffle.sources(plain), snapshot.tasks) for shuffle in group)
+        parts = {task.key for shuffle in group for task in (shuffle.barrier, *shuffle.transfers)}
+        if not parts.isdisjoint(snapshot.tasks) or not parts.isdisjoint(graph.wanted):
+            return None  # the scheduler has them as P2P tasks, or the client wants one
+        is_plain = not outputs.isdisjoint(snapshot.tasks) or snapshot.holds_some(outputs)
+        return nbytes if nbytes <= most or is_plain else None
+
+    return shuffles.with_plain_tasks(plain, nbytes_of)
+
+
+def measured(sources: Sequence[Key], snapshot: Snapshot) -> Iterable[Key]:
+    """Return the data of a shuffle from which its size is estimated; none if it is surely large.
+
+    A prefix may stand for data of many sizes, so what was learned does not show that a shuffle is small.
+    """
+    known = [snapshot.learned.get(key_split(key)) for key in sources]
+    if sum(one.most_nbytes for one in known if one is not None) > _most_nbytes(snapshot.cluster):
+        return ()
+    last = len(sources) - 1
+    return dict.fromkeys(sources[last * i // (_MEASURED - 1)] for i in range(_MEASURED))
+
+
+def _most_nbytes(cluster: ClusterProfile) -> float:
+    """Return the size up to which a shuffle becomes plain tasks [B]."""
+    memory = MEMORY_SHARE * (cluster.memory_nbytes or inf)
+    return min(_MOST_SHUFFLED, _MOST_SHUFFLED_S * cluster.bandwidth, memory)
+
+
+def _nbytes(sources: Sequence[Key], tasks: Mapping[Key, TaskFacts]) -> float:
+    """Return the size of data by that of those which exist [B]; infinite if none does."""
+    found = [tasks[key].nbytes for key in sources if key in tasks and tasks[key].nbytes >= 0]
+    return sum(found) + (len(sources) - len(found)) * max(found) if found else inf
