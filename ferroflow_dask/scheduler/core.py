@@ -112,5 +112,7 @@ class Core:
     refused: dict[Key, tuple[str, ...]] = field(default_factory=dict)
     #: Processing tasks that were sent before their inputs existed.
     sent_early: set[Key] = field(default_factory=set)
+    #: Names of the features that are installed.
+    on: set[str] = field(default_factory=set)
     #: The ends of features on workers, by the feature's name.
     remotes: dict[str, Remote] = field(default_factory=dict)

@@ -249,6 +249,7 @@ class FerroflowStealing(WorkStealing):
                 reason = self._reason_off(feature)
                 if not reason:
                     self._install(feature)
+                    self.core.on.add(feature.name)
                     continue
             except FAILURES as error:
                 if type(feature) in BUILT_IN:

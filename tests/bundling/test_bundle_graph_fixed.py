@@ -122,7 +122,7 @@ def n_collisions(client: Client) -> int:
 @pytest.mark.parametrize("name", ["array", "bag", "groups of a bag"])
 def test_the_same_graph_with_and_without_bundles_in_turn(name: str, thread_client: Client) -> None:
     collection = COLLECTIONS[name]()
-    for first, second in (((), ("bundles",)), ((), ()), (("bundles",), ())):
+    for first, second in ((("bundles",), ()), ((), ()), ((), ("bundles",))):
         install(thread_client, without=first)
         held = thread_client.persist(collection)
         wait(held)

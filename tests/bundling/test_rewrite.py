@@ -196,7 +196,6 @@ CASES: dict[str, tuple[SentGraph, Snapshot, Callable[[Plan], bool]]] = {
         KNOWN,
         is_unchanged,
     ),
-    "the word off in that annotation": (annotated(LINE, "ferroflow_bundle", "off"), KNOWN, is_unchanged),
     "tasks with retries": (annotated(LINE, "retries", 2), KNOWN, is_unchanged),
     "wanted tasks that exist": (LINE, has("inc-11"), is_unchanged),
     "results that fill the memory": (LEAVES, BIG, is_unchanged),

@@ -16,10 +16,13 @@ from ferroflow_dask.scheduler.features.inlined_results import InlinedResults
 from ferroflow_dask.scheduler.features.lean_transitions import LeanTransitions
 from ferroflow_dask.scheduler.features.low_latency_messages import LowLatencyMessages
 from ferroflow_dask.scheduler.features.metrics import Metrics
+from ferroflow_dask.scheduler.features.plain_shuffles import PlainShuffles
 from ferroflow_dask.scheduler.features.policy_watch import PolicyWatch
 from ferroflow_dask.scheduler.features.prefetch import Prefetch
 from ferroflow_dask.scheduler.features.queue_depth import QueueDepth
+from ferroflow_dask.scheduler.features.samples import Samples
 from ferroflow_dask.scheduler.features.scattered_replicas import ScatteredReplicas
+from ferroflow_dask.scheduler.features.sharing import Sharing
 
 logger = logging.getLogger("ferroflow_dask")
 
@@ -33,6 +36,9 @@ BUILT_IN: tuple[type[Feature], ...] = (
     InlinedResults,
     Prefetch,
     Bundles,
+    PlainShuffles,
+    Samples,
+    Sharing,
     LowLatencyMessages,
     ScatteredReplicas,
     Metrics,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,8 @@ class Knowledge:
         Returns whether the result of a task stays on its worker, so that its readers run there.
     declare : callable
         Notes the declared sizes of results [B].
+    on : set of str
+        Names of the features that are on.
     """
 
     cluster: Callable[[], ClusterProfile]
@@ -52,6 +54,7 @@ class Knowledge:
     has_idle_threads: Callable[[], bool]
     is_fixed: Callable[[TaskState], bool]
     declare: Callable[[Mapping[Key, float]], None]
+    on: Set[str]
 
 
 class Snapshots:
@@ -74,7 +77,7 @@ class Snapshots:
     def for_plan(self, graph: SentGraph) -> Snapshot:
         """Return all that a plan of a graph depends on."""
         learned = self._knowledge.learned()
-        features = FEATURES if learned is not None else FEATURES - {"bundles"}
+        features = FEATURES & self._knowledge.on if learned is not None else frozenset[str]()
         return self._of(keys_read(graph), {} if learned is None else learned, features)
 
     def for_check(self, plan: Plan) -> Snapshot:

@@ -75,6 +75,7 @@ class Graphs:
         self._has_announced = asyncio.Event()
         self._arrivals: GraphArrivals | None = None
         self._hooks = core.hooks
+        self._on = core.on
         self._decisions = core.decisions
         note = self._note
         self._view = core.view
@@ -126,7 +127,7 @@ class Graphs:
         """Bundle graphs from now on: return all changes to Dask."""
         cluster = self._overheads.profile
         declare, has_idle = self._learned.costs.declare, lambda: bool(self._scheduler.idle)
-        knowledge = Knowledge(cluster, self.learned, has_idle, self._is_fixed, declare)
+        knowledge = Knowledge(cluster, self.learned, has_idle, self._is_fixed, declare, self._on)
         self._arrivals = GraphArrivals(
             self._scheduler,
             self.bundles,
