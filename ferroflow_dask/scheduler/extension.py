@@ -429,6 +429,9 @@ class FerroflowStealing(WorkStealing):
                 if finish == "waiting" and (ts := self.scheduler.tasks[key]).waiting_on:
                     for task_waits in hooks.task_waits:
                         task_waits(ts)
+                elif finish == "erred":
+                    for task_failed in hooks.task_failed:
+                        task_failed(self.scheduler.tasks[key])
             if "processing" in (start, finish) and not self._passes.is_asked_for:
                 view = self.view
                 if view.n_idle and (view.n_crowded or view.divisible):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
 import warnings
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from dask import delayed
 from distributed import Client
 from in_charge import assert_stock, scheduler_of, stealing_of
+from waiting import until
 
 from ferroflow_dask import config, install, installed, uninstall
 from ferroflow_dask.bundling.snapshot import FEATURES
@@ -229,6 +232,35 @@ def test_a_feature_of_another_package_is_switched_off_by_its_name(thread_client:
             install(thread_client, without=() if switch else ["clients"])
         assert "clients" not in [one.name for one in stealing_of(thread_client).features]
         assert not hasattr(scheduler_of(thread_client), "ours")
+
+
+def documented() -> type[Feature]:
+    """Return the feature of the documentation."""
+    page = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    (program,) = [one for one in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "(Feature)" in one]
+    names: dict[str, Any] = {}
+    exec(program, names)
+    found = names["FailedTasks"]
+    assert issubclass(found, Feature)
+    return found
+
+
+def test_the_feature_of_the_documentation_counts(thread_client: Client, add: Add) -> None:
+    pytest.importorskip("prometheus_client")
+    kind = documented()
+    add(kind)
+    install(thread_client)
+    failing = [delayed(abs)("no number", dask_key_name=f"abs-{i}") for i in range(3)]
+    for future in thread_client.compute(failing):
+        assert isinstance(future.exception(), TypeError)
+    until(lambda: feature_on(thread_client, kind).counts() == {"failed": 3})
+    assert installed(thread_client).features["failed_tasks"] == "on"
+    shown = [one for one in _COLLECTOR._families() if one.name == "dask_scheduler_ferroflow_failed_tasks"]
+    assert [(one.labels, one.value) for one in shown[0].samples] == [({"what": "failed"}, 3)]
+    install(thread_client, without=["failed_tasks"])
+    assert installed(thread_client).features["failed_tasks"] == "it was installed without"
+    uninstall(thread_client)
+    assert_stock(thread_client)
 
 
 def raising(hook: str) -> type[Feature]:

@@ -343,6 +343,15 @@ async def test_tasks_that_the_client_wants_run_once_although_some_are_in_a_sampl
     assert set(CALLS.values()) == {1}
 
 
+@runs_on(on_bundling_cluster, config={"ferroflow.features.samples": False})
+async def test_without_samples_a_graph_of_unknown_tasks_runs_as_it_came(
+    cluster: Bundling, sampled: list[set[Any]]
+) -> None:
+    assert await cluster.values(*leaves("leaf", N)) == [i + 1 for i in range(N)]
+    assert sampled == []
+    assert cluster.counts["created"] == 0
+
+
 @runs_on(on_bundling_cluster)
 async def test_after_a_restart_an_arriving_graph_is_not_created(cluster: Bundling, gate: Gate) -> None:
     await can_bundle(cluster)

@@ -111,6 +111,9 @@ class Feature:
     def task_redefined(self, key: Key) -> None:
         """Note that a task is about to become another one under the same key."""
 
+    def task_failed(self, ts: TaskState) -> None:
+        """Note a task that has failed, or that depends on one."""
+
     def task_reported(self, ts: TaskState, metadata: dict[str, Any]) -> None:
         """Note the metadata, which may be changed, in the report of a task that has ended."""
 
