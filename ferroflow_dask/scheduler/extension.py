@@ -27,13 +27,14 @@ from ferroflow_dask.scheduler.changes import FAILURES, Change, Changes, Guard, a
 from ferroflow_dask.scheduler.core import Core, Counts
 from ferroflow_dask.scheduler.cost_model import Learned, learned_on
 from ferroflow_dask.scheduler.decisions import DecisionLog
-from ferroflow_dask.scheduler.features import BUILT_IN, features_on
+from ferroflow_dask.scheduler.feature_set import FeatureSet
 from ferroflow_dask.scheduler.features.base import Feature
 from ferroflow_dask.scheduler.fixed_values import FixedValues
 from ferroflow_dask.scheduler.graphs.graphs import Graphs
 from ferroflow_dask.scheduler.idle_workers import IdleWorkers, Passes
 from ferroflow_dask.scheduler.network import NetworkView
 from ferroflow_dask.scheduler.placement import Placement
+from ferroflow_dask.scheduler.placing import Placing
 from ferroflow_dask.scheduler.refusals import Refusals
 from ferroflow_dask.scheduler.remote import WorkerPluginChange
 from ferroflow_dask.scheduler.remote_worker import TOPIC
@@ -44,7 +45,7 @@ from ferroflow_dask.scheduler.task_view import TaskViews
 
 if TYPE_CHECKING:
     from distributed import WorkerPlugin
-    from distributed.scheduler import Scheduler, TaskState, WorkerState
+    from distributed.scheduler import Scheduler, TaskState
 
 logger = logging.getLogger("ferroflow_dask")
 
@@ -161,14 +162,13 @@ class FerroflowStealing(WorkStealing):
             bundle_of=self.graphs.bundles.get,
             split=self.graphs.bundles.split,
             allowed=lambda ts: self.task_views(ts).allowed,
-            restrict=self._restrict_assigned,
+            restrict=self._restrict,
             changes=self.changes,
             guard=self.guard,
         )
         self.task_views = TaskViews(core, self.fixed)
         self._network = NetworkView(scheduler, self.view)
         self._steal_protocol = StealProtocol(core, self, self.task_views)
-        self._overtake = self.guard(self.graphs.overtaking.overtake)
         self.placement = Placement(
             core,
             task_views=self.task_views,
@@ -176,6 +176,8 @@ class FerroflowStealing(WorkStealing):
             steals=self._steal_protocol,
             divide=self.graphs.dividing.ask,
         )
+        overtake = self.graphs.overtaking.overtake
+        self._placing = Placing(core, self.placement, self.fixed, self.refusals, overtake)
         self._idle_workers = IdleWorkers(
             scheduler, self.view, self._steal_for, self._may_steal, self.ask_pass
         )
@@ -188,14 +190,9 @@ class FerroflowStealing(WorkStealing):
             placement=self.placement,
             steals=self._steal_protocol,
         )
-        #: In the order of installation.
-        self.features = features_on(core, features)
-        #: Reasons why features are off, by name.
-        self.off: dict[str, str] = {}
-        self._without = frozenset(without)
-        for feature in self.features:
-            if (state := (states or {}).get(feature.name)) is not None:
-                feature.inherit(state)
+        self._feature_set = FeatureSet(core, features, states or {}, without)
+        #: Those that are on, in the order of installation, and why others are off, by name.
+        self.features, self.off = self._feature_set.features, self._feature_set.off
         self._hooks = core.hooks
         self._exchange = steal_exchange.StealingExchange(scheduler, self, replaced)
         super().__init__(scheduler)
@@ -213,13 +210,14 @@ class FerroflowStealing(WorkStealing):
             for ts in ws.processing:
                 if ts not in ws.long_running:
                     self.view.assign(self.task_views(ts), ws.address, self.clock())
-        for change in _distributed.placement_changes(
-            self.scheduler, self._decide_worker, self._passes_queue, self._suspects
-        ):
+        for change in self._placing.changes():
             self.changes.make(change)
         # Before those of `graphs`, which split bundles instead.
         for change in (self.refusals.change(), *self.fixed.handlers()):
             self.changes.make(change)
+
+    def _restrict(self) -> None:
+        self._placing.restrict_assigned()
 
     def _is_fixed(self, ts: TaskState) -> bool:
         return self.fixed.is_fixed(ts)
@@ -244,44 +242,9 @@ class FerroflowStealing(WorkStealing):
 
     def open(self) -> None:
         """Install the features."""
-        for feature in list(self.features):
-            try:
-                reason = self._reason_off(feature)
-                if not reason:
-                    self._install(feature)
-                    self.core.on.add(feature.name)
-                    continue
-            except FAILURES as error:
-                if type(feature) in BUILT_IN:
-                    raise
-                reason = f"it has failed: {error!r}"
-                logger.warning("ferroflow: %s is not available", feature.name, exc_info=True)
-            self.features.remove(feature)
-            self.off[feature.name] = reason
-        self._hooks.connect(self.features, Feature)
+        self._feature_set.install(self.changes)
         for change in _distributed.message_changes(self.scheduler, self._hooks, self.guard):
             self.changes.make(change)
-
-    def _reason_off(self, feature: Feature) -> str:
-        if feature.name in self._without:
-            return "it was installed without"
-        if not config.is_on(feature.name):
-            return f"the setting ferroflow.features.{feature.name} is false"
-        for needed in feature.needs:
-            if needed in self.off:
-                return f"it needs {needed}, which is off"
-        return feature.unavailable()
-
-    def _install(self, feature: Feature) -> None:
-        made: list[Change] = []
-        try:
-            for change in feature.changes():
-                self.changes.make(change)
-                made.append(change)
-        except FAILURES:
-            for change in reversed(made):
-                self.changes.undo(change)
-            raise
 
     async def close(self) -> None:
         """Detach when the scheduler closes; it tears down only extensions that are registered."""
@@ -295,6 +258,7 @@ class FerroflowStealing(WorkStealing):
     def detach(self) -> None:
         """Stop, and undo all changes to Dask but the exchange of the extension."""
         self._is_closed = True
+        self._placing.close()
         self._passes.close()
         self.changes.undo_all()
 
@@ -552,57 +516,6 @@ class FerroflowStealing(WorkStealing):
         if has_ended:
             self.ask_pass()
 
-    # Placement
-
-    def _passes_queue(self, ts: TaskState) -> bool:
-        # Another plugin that has wrapped this function may call it after `detach`.
-        if self._is_closed or self.guard.error is not None:
-            return False
-        try:
-            if ts.key in self._refused:
-                return True
-            if ts.key in self._suspects:
-                return False
-            for needed in ts.dependencies:
-                if needed.type in self.fixed.types or (self.fixed.prefixes and self.fixed.is_fixed(needed)):
-                    return True
-            if self.task_views.has_gpus:
-                return self.placement.passes_queue(ts)
-            for placed, _ in self._hooks.place:
-                if placed:
-                    return self.placement.passes_queue(ts)
-            return self.placement.policy.places_queued  # the usual case
-        except FAILURES as error:
-            self.guard.fail(error)
-            return False
-
-    def _decide_worker(self, ts: TaskState) -> WorkerState | None:
-        ws = None
-        # Dask places actors and tasks with preferences ("loose" restrictions).
-        if not (self._is_closed or ts.actor or ts.loose_restrictions or self.guard.error is not None):
-            try:
-                if ts.key in self._refused:
-                    return self.refusals.decision(ts)
-                address = self.placement.worker_of(ts)
-                if address is None and self.fixed.must_wait(ts):
-                    return None
-            except FAILURES as error:
-                self.guard.fail(error)
-                address = None
-            ws = self.scheduler.workers.get(address) if address is not None else None
-        if ws is None:
-            ws = _distributed.stock_decision(self.scheduler, ts)
-        if ws is not None and self.view.divisible and not self._is_closed:
-            self._overtake(ts, ws.address, self.clock())
-        return ws
-
-    def _restrict_assigned(self) -> None:
-        """Correct where tasks in queues may run, after values have become fixed or are so no longer."""
-        for key, (task, _) in self.view.assigned.items():
-            ts = self.scheduler.tasks.get(key)
-            if ts is not None and ts.dependencies:
-                task.allowed = self.task_views(ts).allowed
-
     # Idle workers
 
     def ask_pass(self) -> None:
@@ -652,8 +565,7 @@ class FerroflowStealing(WorkStealing):
     def _counts(self) -> dict[str, Counts]:
         """Return the counts of the plugin and its features, by name."""
         steals = {"steals": Counts("Steal requests, and how they ended", "outcome", self.steals)}
-        of_features = {one.name: Counts(one.summary, "what", one.counts()) for one in self.features}
-        return steals | {name: counts for name, counts in of_features.items() if counts.values}
+        return steals | self._feature_set.counts()
 
     def gauges(self) -> dict[str, tuple[str, float]]:
         """Return what was learned, by name: a help text and the value. Shown among Dask's metrics."""
@@ -661,8 +573,7 @@ class FerroflowStealing(WorkStealing):
         learned = {
             "slow_workers": ("Workers slower than usual", sum(worker.speed < 1 for worker in workers)),
         }
-        of_features = {name: one for feature in self.features for name, one in feature.gauges().items()}
-        return learned | of_features | self.policy.gauges()
+        return learned | self._feature_set.gauges() | self.policy.gauges()
 
     def kept(self) -> dict[str, list[Key]]:
         """Return the tasks that are kept account of, by purpose; none once all have ended."""
@@ -675,7 +586,7 @@ class FerroflowStealing(WorkStealing):
             "have refused a worker": list(self.refusals.refused),
             "may have ended a worker": list(self._suspects),
             "are asked for tasks": list(self.view.dividing),
-            "are kept by features": [key for one in self.features for key in one.pending()],
+            "are kept by features": self._feature_set.pending(),
         }
 
 

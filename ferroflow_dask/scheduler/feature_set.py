@@ -1,0 +1,101 @@
+"""Feature set: the features of one installation, which are on and why others are off."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping
+
+from dask.typing import Key
+
+from ferroflow_dask import config
+from ferroflow_dask.scheduler.changes import FAILURES, Change, Changes
+from ferroflow_dask.scheduler.core import Core, Counts, Gauge
+from ferroflow_dask.scheduler.features import BUILT_IN, features_on
+from ferroflow_dask.scheduler.features.base import Feature
+
+logger = logging.getLogger("ferroflow_dask")
+
+
+class FeatureSet:
+    """Makes the features of an installation, and installs those that are on.
+
+    Parameters
+    ----------
+    core : Core
+    kinds : iterable of type of Feature, optional
+        In the order of installation; all if left out.
+    states : mapping of str to object
+        States of features in the installation before, by name.
+    without : collection of str
+        Names of features that are off, besides those that the settings switch off.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        kinds: Iterable[type[Feature]] | None,
+        states: Mapping[str, object],
+        without: Collection[str],
+    ) -> None:
+        self._core = core
+        self._without = without
+        #: Those that are installed; before `install`, all.
+        self.features = features_on(core, kinds)
+        #: Reasons why others are off, by name.
+        self.off: dict[str, str] = {}
+        for feature in self.features:
+            if (state := states.get(feature.name)) is not None:
+                feature.inherit(state)
+
+    def install(self, changes: Changes) -> None:
+        """Make the changes of the features that are on, and let them hear of events."""
+        for feature in list(self.features):
+            try:
+                reason = self._reason_off(feature)
+                if not reason:
+                    _install(feature, changes)
+                    self._core.on.add(feature.name)
+                    continue
+            except FAILURES as error:
+                if type(feature) in BUILT_IN:
+                    raise
+                reason = f"it has failed: {error!r}"
+                logger.warning("ferroflow: %s is not available", feature.name, exc_info=True)
+            self.features.remove(feature)
+            self.off[feature.name] = reason
+        self._core.hooks.connect(self.features, Feature)
+
+    def _reason_off(self, feature: Feature) -> str:
+        if feature.name in self._without:
+            return "it was installed without"
+        if not config.is_on(feature.name):
+            return f"the setting ferroflow.features.{feature.name} is false"
+        for needed in feature.needs:
+            if needed in self.off:
+                return f"it needs {needed}, which is off"
+        return feature.unavailable()
+
+    def counts(self) -> dict[str, Counts]:
+        """Return what the features have done, by name."""
+        found = {one.name: Counts(one.summary, "what", one.counts()) for one in self.features}
+        return {name: counts for name, counts in found.items() if counts.values}
+
+    def gauges(self) -> dict[str, Gauge]:
+        """Return what the features have learned, by name."""
+        return {name: gauge for one in self.features for name, gauge in one.gauges().items()}
+
+    def pending(self) -> list[Key]:
+        """Return the tasks that features keep account of."""
+        return [key for one in self.features for key in one.pending()]
+
+
+def _install(feature: Feature, changes: Changes) -> None:
+    made: list[Change] = []
+    try:
+        for change in feature.changes():
+            changes.make(change)
+            made.append(change)
+    except FAILURES:
+        for change in reversed(made):
+            changes.undo(change)
+        raise
