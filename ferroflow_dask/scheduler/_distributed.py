@@ -172,6 +172,8 @@ def _task_to_msg(scheduler: Scheduler, hooks: Hooks, guard: Guard) -> Callable[[
         if ts.processing_on is not None:
             for filtered in hooks.message:
                 message = filtered(ts, ts.processing_on, message)
+                if message is None:
+                    raise TypeError(f"{filtered.__qualname__} must return a message, got None")
         return message
 
     complete = guard(change)
@@ -192,9 +194,10 @@ def _gather_change(scheduler: Scheduler, answers: Sequence[Callable[[Key], bytes
 
     async def gather(keys: Collection[Key], serializers: list[str] | None = None) -> dict[str, Any]:
         here: dict[Key, bytes] = {}
+        others = list(keys)
         for result_of in answers if not serializers else ():
-            here |= {key: value for key in keys if (value := result_of(key)) is not None}
-        others = [key for key in keys if key not in here]
+            here |= {key: value for key in others if (value := result_of(key)) is not None}
+            others = [key for key in others if key not in here]
         answer: dict[str, Any] = await stock(keys=others, serializers=serializers)
         if answer["status"] == "OK":
             header = {"serializer": "pickle", "writeable": ()}

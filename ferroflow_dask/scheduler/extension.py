@@ -246,6 +246,10 @@ class FerroflowStealing(WorkStealing):
         for change in _distributed.message_changes(self.scheduler, self._hooks, self.guard):
             self.changes.make(change)
 
+    def feature_states(self) -> dict[str, object]:
+        """Return what the features of the next installation take over, by name."""
+        return self._feature_set.states()
+
     async def close(self) -> None:
         """Detach when the scheduler closes; it tears down only extensions that are registered."""
         self.detach()
@@ -441,9 +445,9 @@ class FerroflowStealing(WorkStealing):
             self.ask_pass()
 
     def _announced(self, msg: dict[str, Any]) -> None:
-        remote = self.core.remotes.get(msg.get("feature", ""))
+        remote = self.core.remotes.get(str(msg.get("feature")))
         if remote is not None:
-            remote.announced(msg.get("worker", ""), msg.get("number", 0))
+            remote.announced(msg.get("worker"), msg.get("number"))
 
     def _device_reported(self, msg: dict[str, Any]) -> None:
         kind, seconds, address = msg.get("kind"), msg.get("seconds"), msg.get("worker")
@@ -456,6 +460,10 @@ class FerroflowStealing(WorkStealing):
     def restart(self, scheduler: Any) -> None:
         """Forget all tasks: the cluster restarts."""
         super().restart(scheduler)
+        self._restart()
+
+    @_guarded
+    def _restart(self) -> None:
         self._steal_protocol.restarted()
         for key in list(self.view.assigned):
             self.view.release(key)

@@ -43,27 +43,47 @@ class FeatureSet:
         self.features = features_on(core, kinds)
         #: Reasons why others are off, by name.
         self.off: dict[str, str] = {}
-        for feature in self.features:
+        for feature in list(self.features):
             if (state := states.get(feature.name)) is not None:
-                feature.inherit(state)
+                try:
+                    feature.inherit(state)
+                except FAILURES as error:
+                    self._leave_out(feature, error)
+
+    def states(self) -> dict[str, object]:
+        """Return what the features of the next installation take over, by name."""
+        found: dict[str, object] = {}
+        for feature in self.features:
+            try:
+                found[feature.name] = feature.state()
+            except FAILURES:
+                logger.warning("ferroflow: the state of %s is lost", feature.name, exc_info=True)
+        return found
 
     def install(self, changes: Changes) -> None:
         """Make the changes of the features that are on, and let them hear of events."""
         for feature in list(self.features):
             try:
                 reason = self._reason_off(feature)
-                if not reason:
+                if reason:
+                    self._switch_off(feature, reason)
+                else:
                     _install(feature, changes)
                     self._core.on.add(feature.name)
-                    continue
             except FAILURES as error:
-                if type(feature) in BUILT_IN:
-                    raise
-                reason = f"it has failed: {error!r}"
-                logger.warning("ferroflow: %s is not available", feature.name, exc_info=True)
-            self.features.remove(feature)
-            self.off[feature.name] = reason
+                self._leave_out(feature, error)
         self._core.hooks.connect(self.features, Feature)
+
+    def _leave_out(self, feature: Feature, error: BaseException) -> None:
+        """Do without a feature of another package that has failed; raise the error of one of ours."""
+        if type(feature) in BUILT_IN:
+            raise error
+        logger.warning("ferroflow: %s is not available", feature.name, exc_info=error)
+        self._switch_off(feature, f"it has failed: {error!r}")
+
+    def _switch_off(self, feature: Feature, reason: str) -> None:
+        self.features.remove(feature)
+        self.off[feature.name] = reason
 
     def _reason_off(self, feature: Feature) -> str:
         if feature.name in self._without:
@@ -92,6 +112,7 @@ class FeatureSet:
 def _install(feature: Feature, changes: Changes) -> None:
     made: list[Change] = []
     try:
+        tuple(feature.watches()), feature.placed  # `Hooks` reads them, where a failure concerns all features
         for change in feature.changes():
             changes.make(change)
             made.append(change)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dask.typing import Key
@@ -79,5 +79,5 @@ class Hooks:
         # Filters and facts
         self.message: tuple[_Filter, ...] = of("message")
         self.may_drop: tuple[Callable[[Key, str], bool], ...] = of("may_drop")
-        self.arrives_with: tuple[Callable[[TaskState], Container[Key]], ...] = of("arrives_with")
+        self.arrives_with: tuple[Callable[[TaskState], Collection[Key]], ...] = of("arrives_with")
         self.brings: tuple[Callable[[WorkerState, Key], bool], ...] = of("brings")

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ferroflow_dask.scheduler.steal_protocol import StealProtocol
     from ferroflow_dask.scheduler.task_view import TaskViews
 
-#: Why a task is placed without asking the policy.
 #: Reasons why an instruction of a policy is not carried out.
 RESTRICTED = "the policy chose this worker, but the task's restrictions exclude it"
 NOT_READY = "the policy may assign a task in answer to its TaskReady event only"
@@ -40,8 +39,6 @@ class Placement:
     Parameters
     ----------
     core : Core
-    policy : Policy
-    decisions : DecisionLog
     task_views : TaskViews
     network : NetworkView
     steals : StealProtocol

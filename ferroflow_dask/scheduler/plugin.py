@@ -73,7 +73,7 @@ class FerroflowPlugin(SchedulerPlugin):
         states: dict[str, Any] = {}
         if isinstance(present, FerroflowStealing):
             replaced = present.replaced
-            states = {feature.name: feature.state() for feature in present.features}
+            states = present.feature_states()
 
         def make(scheduler: Scheduler) -> FerroflowStealing:
             self.extension = FerroflowStealing(

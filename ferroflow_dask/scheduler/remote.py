@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import logging
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ferroflow_dask")
 
+#: How often a closed remote looks for workers that have left [s].
+_LOOK_S = 5.0
 #: Each registration has a number, so that a late removal does not remove a newer plugin.
 _numbers = itertools.count(1)
 
@@ -152,15 +155,18 @@ class Remote(Change):
         self._scheduler = core.scheduler
         self._end = end
         self._joined = joined
+        if bool(receives) is not end.sends:
+            raise TypeError(f"{end.__name__}.sends must be {bool(receives)}, as there are receivers or none")
         self._receive = {operation: receive for operation, (receive, _) in (receives or {}).items()}
         self._ignore = {operation: ignore for operation, (_, ignore) in (receives or {}).items()}
         self._plugin: Change | None = None
         self._is_applied = False
         #: Workers with an end, and the numbers of their plugins.
         self.supporting: dict[str, int] = {}
-        # After `undo`: workers that are not asked to close yet, and workers that have not answered.
+        # After `undo`: workers that are not asked to close yet.
         self._unasked: dict[str, int] = {}
-        self._unanswered: set[str] = set()
+        # How many answers of each worker are to come, those to earlier installations included.
+        self._unanswered: Counter[str] = Counter()
 
     @property
     def is_applied(self) -> bool:
@@ -172,8 +178,11 @@ class Remote(Change):
         self._is_applied = True
         self._core.remotes[self._end.name] = self
         if self._receive:
-            closed = {closed_of(self._end.name): self._worker_closed}
-            self._scheduler.stream_handlers.update(self._receive | closed)
+            handlers = self._scheduler.stream_handlers
+            earlier = getattr(handlers.get(closed_of(self._end.name)), "__self__", None)
+            if isinstance(earlier, Remote):
+                self._unanswered = earlier._unanswered
+            handlers.update(self._receive | {closed_of(self._end.name): self._worker_closed})
         self._plugin = self._core.put_on_workers(RemotePlugin(self._end), f"ferroflow-{self._end.name}")
         self._plugin.apply()
 
@@ -183,7 +192,6 @@ class Remote(Change):
             self._is_applied = False
             workers, handlers = self._scheduler.workers, self._scheduler.stream_handlers
             self._unasked = {one: number for one, number in self.supporting.items() if one in workers}
-            self._unanswered = set(self._unasked)
             # A later installation may have replaced a handler.
             handlers.update(
                 {name: self._ignore[name] for name, one in self._receive.items() if handlers.get(name) == one}
@@ -197,16 +205,22 @@ class Remote(Change):
             if address in self._scheduler.stream_comms:
                 message = {"op": close_of(self._end.name), "number": number}
                 self._scheduler.worker_send(address, message)
+                if self._receive:
+                    self._unanswered[address] += 1
             del self._unasked[address]
         self._remove_if_closed()
+        if self._unanswered:
+            self._scheduler.loop.call_later(_LOOK_S, self._look)
 
     async def settled(self) -> None:
         """Return when the workers have ends, or have none."""
         if self._plugin is not None:
             await self._plugin.settled()
 
-    def announced(self, address: str, number: int) -> None:
-        """Note that a worker has an end, by its plugin of a number."""
+    def announced(self, address: object, number: object) -> None:
+        """Note that a worker has an end, by its plugin of a number; other events are ignored."""
+        if not (isinstance(address, str) and isinstance(number, int)):
+            return
         if self._is_applied and address in self._scheduler.workers:
             self.supporting[address] = number
             self._joined(address)
@@ -214,19 +228,27 @@ class Remote(Change):
     def left(self, address: str) -> None:
         """Forget a worker."""
         self.supporting.pop(address, None)
+        self._unanswered.pop(address, None)
 
     def may_send(self, address: str) -> bool:
         """Return whether a worker understands the messages of the feature."""
         return address in self.supporting and address in self._scheduler.stream_comms
 
     def _worker_closed(self, worker: str) -> None:
-        if not self._is_applied:
-            self._unanswered.discard(worker)
-            # An exception would close the worker's stream.
-            attempt(self._remove_if_closed, f"{self.name} could not be restored")
+        self._unanswered[worker] -= 1
+        # An exception would close the worker's stream.
+        attempt(self._remove_if_closed, f"{self.name} could not be restored")
+
+    def _look(self) -> None:
+        """Look for workers that have left before they answered."""
+        if attempt(self._remove_if_closed, f"{self.name} could not be restored") and self._unanswered:
+            self._scheduler.loop.call_later(_LOOK_S, self._look)
 
     def _remove_if_closed(self) -> None:
-        if any(address in self._scheduler.workers for address in self._unanswered):
+        for address in list(self._unanswered):
+            if self._unanswered[address] <= 0 or address not in self._scheduler.workers:
+                del self._unanswered[address]
+        if self._is_applied or self._unanswered:
             return
         handlers = self._scheduler.stream_handlers
         for operation, ours in {**self._ignore, closed_of(self._end.name): self._worker_closed}.items():

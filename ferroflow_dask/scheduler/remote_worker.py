@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from distributed import Worker
 
 #: Topic under which workers announce what they support.
-TOPIC = "ferroflow"
+TOPIC = "ferroflow-ends"
+#: How long an end waits for the scheduler's last message after its plugin was removed [s]. There is none if
+#: the plugin left the scheduler before the end had announced itself.
+_PATIENCE_S = 60.0
 
 
 def close_of(name: str) -> str:
@@ -45,34 +48,54 @@ class WorkerEnd:
     name: ClassVar[str]
     #: Whether the end sends messages, so that the scheduler waits for the last one.
     sends: ClassVar[bool] = False
+    #: Follows the tasks of the worker, if an end defines it, as the hook of a worker plugin.
+    transition: Any = None
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self._newest = 0
+        self._n_plugins = 0
 
     def handlers(self) -> dict[str, Callable[..., object]]:
-        """Return the handlers of the scheduler's messages, by operation."""
+        """Return the handlers of the scheduler's messages, by operation: methods of this object."""
         raise NotImplementedError
 
     def open(self) -> int:
         """Take messages for one more plugin, and return its number."""
         self._newest += 1
+        self._n_plugins += 1
         self.worker.stream_handlers.update(self.handlers() | {close_of(self.name): self._close})
         return self._newest
 
-    def removed(self) -> None:
-        """Note that a plugin was removed: the scheduler's last message may still be on its way."""
+    def removed(self) -> bool:
+        """Note that a plugin was removed; return whether it was the last one.
+
+        The scheduler's last message may still be on its way.
+        """
+        self._n_plugins -= 1
+        if not self._n_plugins:
+            self.worker.loop.call_later(_PATIENCE_S, self._close_late, self._newest)
+        return not self._n_plugins
 
     def closed(self) -> None:
         """Forget everything, after the scheduler's last message."""
 
     def _close(self, number: int) -> None:
         if number >= self._newest:
-            for operation in (*self.handlers(), close_of(self.name)):
-                self.worker.stream_handlers.pop(operation, None)
-            self.closed()
-            if self.sends:
-                self.worker.batched_send({"op": closed_of(self.name)})
+            self._remove_handlers()
+        if self.sends:  # one answer for each message: the scheduler counts them
+            self.worker.batched_send({"op": closed_of(self.name)})
+
+    def _close_late(self, newest: int) -> None:
+        if newest == self._newest and not self._n_plugins:
+            self._remove_handlers()
+
+    def _remove_handlers(self) -> None:
+        for operation in (*self.handlers(), close_of(self.name)):
+            # Methods of one object may differ: workers of one process share this class, which each unpickles.
+            if getattr(self.worker.stream_handlers.get(operation), "__self__", None) is self:
+                del self.worker.stream_handlers[operation]
+        self.closed()
 
 
 class RemotePlugin(WorkerPlugin):
@@ -81,7 +104,6 @@ class RemotePlugin(WorkerPlugin):
     Parameters
     ----------
     kind : type of WorkerEnd
-        Its method `transition`, if it has one, follows the tasks of the worker.
     """
 
     def __init__(self, kind: type[WorkerEnd]) -> None:
@@ -93,7 +115,7 @@ class RemotePlugin(WorkerPlugin):
         # unpickling makes classes anew, so its class is another one.
         earlier = getattr(worker.stream_handlers.get(close_of(self.kind.name)), "__self__", None)
         self.end: Any = self.kind(worker) if earlier is None else earlier
-        if hasattr(self.end, "transition"):
+        if self.end.transition is not None:
             self.transition = self.end.transition  # type: ignore[method-assign]
         # distributed adds the worker.
         worker.log_event(TOPIC, {"feature": self.kind.name, "number": self.end.open()})

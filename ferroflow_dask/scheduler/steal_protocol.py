@@ -34,13 +34,9 @@ class StealProtocol:
 
     Parameters
     ----------
-    scheduler : distributed.Scheduler
+    core : Core
     stealing : distributed.stealing.WorkStealing
         Keeps the steals in flight, sends the requests, and has the metrics and the log.
-    view : ClusterView
-    clock : callable
-        Returns the time [s].
-    decisions : DecisionLog
     task_views : TaskViews
     """
 

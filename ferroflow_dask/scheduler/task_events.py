@@ -51,18 +51,11 @@ class TaskEvents:
     Parameters
     ----------
     core : Core
-    decisions : DecisionLog
     placement : Placement
     steals : StealProtocol
     """
 
-    def __init__(
-        self,
-        core: Core,
-        *,
-        placement: Placement,
-        steals: StealProtocol,
-    ) -> None:
+    def __init__(self, core: Core, *, placement: Placement, steals: StealProtocol) -> None:
         self._view = core.view
         self._clock = core.clock
         self._costs = core.learned.costs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import count, islice
@@ -135,15 +135,9 @@ class TaskViews:
     ----------
     core : Core
     fixed : FixedValues
-    refused : mapping of Key to tuple of str
-        As in `Refusals`.
     """
 
-    def __init__(
-        self,
-        core: Core,
-        fixed: FixedValues,
-    ) -> None:
+    def __init__(self, core: Core, fixed: FixedValues) -> None:
         self._scheduler = core.scheduler
         self._hooks = core.hooks
         self._fixed = fixed
@@ -290,9 +284,10 @@ class TaskViews:
         total = n_inputs = 0
         fixed, has_fixed = self._fixed, False
         n_workers = len(self._scheduler.workers)
-        inlined: Container[Key] = ()
+        inlined: Collection[Key] = ()
         for hook in self._hooks.arrives_with:
-            inlined = hook(ts)
+            found = hook(ts)
+            inlined = {*inlined, *found} if inlined else found
         for dependency in ts.dependencies:
             if dependency.type in fixed.types or (fixed.prefixes and fixed.is_fixed(dependency)):
                 has_fixed = True

@@ -1,4 +1,4 @@
-"""Runs of bundles in virtual time: the steps are claimed and divided by the functions of real workers."""
+"""Ends of features on virtual workers. Steps of bundles are claimed and divided by the code of real workers."""
 
 from __future__ import annotations
 

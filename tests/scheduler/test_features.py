@@ -15,7 +15,7 @@ import pytest
 from dask import delayed
 from distributed import Client
 from in_charge import assert_stock, scheduler_of, stealing_of
-from waiting import until
+from waiting import soon, until
 
 from ferroflow_dask import config, install, installed, uninstall
 from ferroflow_dask.bundling.snapshot import FEATURES
@@ -271,6 +271,52 @@ def raising(hook: str) -> type[Feature]:
 
     placed = {("inc", i) for i in range(100)} | {f"one-{i}" for i in range(50)}
     return type("Raising", (Feature,), {"name": "raising", "summary": "Fails", "placed": placed, hook: fail})
+
+
+@pytest.mark.parametrize("step", ["__init__", "unavailable", "changes", "watches"])
+def test_a_feature_that_fails_as_it_is_installed_is_left_out(
+    step: str, thread_client: Client, add: Add, caplog: pytest.LogCaptureFixture
+) -> None:
+    add(raising(step))
+    with caplog.at_level(logging.WARNING, "ferroflow_dask"):
+        install(thread_client)
+    assert "raising is not available" in caplog.text
+    assert "raising" not in [one.name for one in stealing_of(thread_client).features]
+    assert thread_client.submit(sum, (1, 2)).result() == 3
+
+
+@pytest.mark.parametrize("step", ["state", "inherit"])
+def test_a_feature_that_fails_between_installations_does_not_prevent_the_next(
+    step: str, thread_client: Client, add: Add, caplog: pytest.LogCaptureFixture
+) -> None:
+    kind = raising(step)
+    if step == "inherit":
+        kind.state = lambda _: 1  # type: ignore[method-assign]
+    add(kind)
+    with caplog.at_level(logging.WARNING, "ferroflow_dask"):
+        install(thread_client)
+        install(thread_client)
+    assert f"{step} is planned" in caplog.text
+    assert thread_client.submit(sum, (1, 2)).result() == 3
+
+
+def test_a_feature_that_fails_as_the_cluster_restarts_ends_the_plugin(
+    thread_client: Client, add: Add
+) -> None:
+    add(raising("restart"))
+    install(thread_client)
+    with pytest.warns(UserWarning, match="restart is planned"):
+        assert ends_in_a_restart(thread_client)
+    assert thread_client.submit(sum, (1, 2)).result() == 3
+
+
+def ends_in_a_restart(client: Client) -> bool:
+    client.run_on_scheduler(restart)
+    return soon(lambda: installed(client) is None, 10.0)
+
+
+def restart(dask_scheduler: Any) -> None:
+    dask_scheduler.extensions["stealing"].restart(dask_scheduler)
 
 
 @pytest.mark.parametrize("hook", [one for one in vars(Hooks()) if one != "watches"])

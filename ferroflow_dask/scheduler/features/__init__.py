@@ -43,7 +43,7 @@ BUILT_IN: tuple[type[Feature], ...] = (
     ScatteredReplicas,
     Metrics,
 )
-#: Those that work in virtual time.
+#: Those that work in virtual time, in which a policy takes none.
 VIRTUAL: tuple[type[Feature], ...] = (QueueDepth, LeanTransitions, InlinedResults, Prefetch)
 
 
@@ -71,6 +71,8 @@ def found_features() -> list[type[Feature]]:
             kind = point.load()
             if not (isinstance(kind, type) and issubclass(kind, Feature)):
                 raise TypeError(f"{point.name} must be a class derived from Feature, got {kind!r}")
+            if not all(isinstance(getattr(kind, name, None), str) for name in ("name", "summary")):
+                raise TypeError(f"{point.name} must have a name and a summary, which are str")
             features.append(kind)
         except FAILURES:
             logger.warning("ferroflow: %s is not available", point.name, exc_info=True)

@@ -3,7 +3,8 @@
 A feature is a file of this package, two with its worker end, and a line in the list of `features`. It is made
 with the core of the plugin, which is all that it uses. When the plugin is installed, the changes of each
 feature are made in the order of the list. They are undone in reverse order. Then the feature hears of events,
-by methods with the names that Dask's scheduler plugins have. Only methods that a feature defines are called.
+by methods with the names that Dask's scheduler plugins have. Only events, answers and filters that a feature
+defines are called.
 
 Other packages add features by the entry point group `ferroflow_dask.features`. Each entry point is a class.
 An exception in an event ends the plugin, as for the code of the plugin itself.
@@ -11,7 +12,7 @@ An exception in an event ends the plugin, as for the code of the plugin itself.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dask.typing import Key
@@ -39,7 +40,8 @@ class Feature:
     summary: ClassVar[str]
     #: Features without which it is off.
     needs: ClassVar[tuple[str, ...]] = ()
-    #: Tasks for which `place` and `instead` may have an answer: they are not called while it is empty.
+    #: Tasks for which `place` and `instead` may have an answer: they are not called while it is empty. A
+    #: feature that defines one of them sets this in its constructor, to one object for all its life.
     placed: Collection[Key] = ()
 
     def __init__(self, core: Core) -> None:
@@ -115,7 +117,7 @@ class Feature:
         """Note a task that has failed, or that depends on one."""
 
     def task_reported(self, ts: TaskState, metadata: dict[str, Any]) -> None:
-        """Note the metadata, which may be changed, in the report of a task that has ended."""
+        """Note the metadata in the report of a task that has ended, if there are any; they may be changed."""
 
     def task_ran(self, ts: TaskState, thread: tuple[str, int], start_s: float, stop_s: float) -> None:
         """Note a task that a thread has finished.
@@ -162,7 +164,7 @@ class Feature:
 
     # Facts about messages
 
-    def arrives_with(self, ts: TaskState) -> Container[Key]:
+    def arrives_with(self, ts: TaskState) -> Collection[Key]:
         """Return the inputs that are sent with a task."""
         return ()
 

@@ -66,7 +66,8 @@ class Prefetch(Feature):
         self.new: dict[Key, None] = {}
         #: Prefetched tasks that are processing.
         self.early = core.sent_early
-        #: Tasks that were prefetched to workers that died: they may have ended the worker.
+        #: Tasks that were prefetched to workers that died: they may have ended the worker. The core knows
+        #: other tasks that may have, and those that have refused a worker.
         self.doubtful: set[Key] = set()
         # Prefetched tasks by outcome: placed there, placed elsewhere, or lost with the worker.
         self._outcomes = {"confirmed": 0, "withdrawn": 0, "lost": 0}
@@ -86,20 +87,24 @@ class Prefetch(Feature):
         return self._outcomes
 
     def _close(self) -> None:
-        self.failed()  # the workers still have their ends
-        self.restart()
+        self._withdraw_all()  # the workers still have their ends
+        self._clear()
 
     def failed(self) -> None:
+        """Withdraw all tasks: Dask does not know of them."""
+        self._withdraw_all()
+
+    def _withdraw_all(self) -> None:
         """Withdraw all prefetched tasks that are not confirmed; safe within a transition.
 
         The scheduler sends the confirmations of a transition after it. Workers must still understand them.
         """
         for key in list(self.ahead):
             if not self._is_confirmed(key):
-                self.task_redefined(key)
+                self._withdraw(key)
 
     def _is_confirmed(self, key: Key) -> bool:
-        # After a failure between the confirmation of a task and the hook that follows, `_ahead` still has it.
+        # After a failure between the confirmation of a task and the hook that follows, `ahead` still has it.
         ts, ahead = self._scheduler.tasks.get(key), self.ahead.get(key)
         if ts is None or ts.processing_on is None or ahead is None:
             return False
@@ -107,6 +112,9 @@ class Prefetch(Feature):
 
     def restart(self) -> None:
         """Forget all tasks."""
+        self._clear()
+
+    def _clear(self) -> None:
         self._outcomes["lost"] += len(self.ahead)
         self.ahead.clear()
         self.new.clear()
@@ -120,7 +128,7 @@ class Prefetch(Feature):
     def remove_worker(self, address: str) -> None:
         """Forget the tasks that were prefetched to a worker."""
         for key in [key for key, ahead in self.ahead.items() if ahead.worker == address]:
-            self.task_redefined(key)
+            self._withdraw(key)
 
     def pending(self) -> Collection[Key]:
         """Return the prefetched tasks, placed or not."""
@@ -162,7 +170,7 @@ class Prefetch(Feature):
                 self.early.add(key)
                 self._outcomes["confirmed"] += 1
             else:
-                self.task_redefined(key)
+                self._withdraw(key)
         if finish in ("released", "waiting", "erred"):
             self.task_moved(key)
 
@@ -174,7 +182,7 @@ class Prefetch(Feature):
     def task_moved(self, key: Key) -> None:
         """Note that a task leaves its worker: the tasks prefetched after it are withdrawn."""
         for dependent in self._ahead_of(key):
-            self.task_redefined(dependent)
+            self._withdraw(dependent)
 
     def place(self, ts: TaskState) -> tuple[str, str] | None:
         """Return the worker that a ready task was prefetched to, if the task can run there."""
@@ -272,7 +280,10 @@ class Prefetch(Feature):
         return [other.key for other in ts.dependents if other.key in self.ahead] if ts is not None else []
 
     def task_redefined(self, key: Key) -> None:
-        """Withdraw a task if it was prefetched."""
+        """Withdraw a task that becomes another one."""
+        self._withdraw(key)
+
+    def _withdraw(self, key: Key) -> None:
         if key not in self.ahead:
             return
         address = self.ahead[key].worker

@@ -71,7 +71,6 @@ class Runs(WorkerEnd):
         self._failures: deque[tuple[Any, Any, Mapping[str, Any] | None]] = deque()
         # For bundles that have not started: their runs, and the values that are still needed.
         self._narrowed: dict[Key, tuple[int, Collection[Key]]] = {}
-        self._n_plugins = 0
         self._is_open = False
 
     def handlers(self) -> dict[str, Callable[..., object]]:
@@ -85,24 +84,25 @@ class Runs(WorkerEnd):
 
     def open(self) -> int:
         """Take values for one more plugin, and return its number."""
-        self._n_plugins += 1
         self._is_open = True
         self.worker.extensions[_EXTENSION] = self
         self.worker.handlers[_CALL_STACK] = self._call_stack
         return super().open()
 
-    def removed(self) -> None:
+    def removed(self) -> bool:
         """Let bundles keep their values if no other plugin is left."""
-        self._n_plugins -= 1
-        if not self._n_plugins:
+        is_last = super().removed()
+        if is_last:
             self.closed()
+        return is_last
 
     def closed(self) -> None:
         """Let bundles keep their values."""
         self._is_open = False
         if self.worker.extensions.get(_EXTENSION) is self:
             del self.worker.extensions[_EXTENSION]
-            if self.worker.handlers[_CALL_STACK] == self._call_stack:
+            # As in `WorkerEnd._remove_handlers`.
+            if getattr(self.worker.handlers[_CALL_STACK], "__self__", None) is self:
                 self.worker.handlers[_CALL_STACK] = self._stock_call_stack
 
     # Called by the threads of bundles
