@@ -1,4 +1,4 @@
-"""Ends of features on virtual workers. Steps of bundles are claimed and divided by the code of real workers."""
+"""Ends of features on virtual workers; steps of bundles are run by the code of real workers."""
 
 from __future__ import annotations
 
