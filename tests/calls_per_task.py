@@ -1,6 +1,7 @@
 """Calls of functions of the plugin and the policy per task, and hashes of virtual timelines.
 
-`python tests/calls_per_task.py [GRAPH…]` prints the calls, by function if graphs are named.
+`python tests/calls_per_task.py [GRAPH…]` prints the calls, by function if graphs are named, and the modules.
+`python tests/calls_per_task.py --arrival` prints the calls of the plan for a tree of 999 tasks that arrives.
 `python tests/calls_per_task.py --timelines` prints a hash for each graph, setting and seed: run it before and
 after a change that must not change decisions.
 """
@@ -11,13 +12,19 @@ import logging
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
+from dask._task_spec import GraphNode, List, Task, TaskRef
 from fault_injection import ON_WORKERS
 
 from ferroflow_dask.bench.overhead_graphs import GRAPHS, stencil
+from ferroflow_dask.bundling.graphs import Averages
+from ferroflow_dask.bundling.plan import Plan
+from ferroflow_dask.bundling.rewrite import revalidate, rewrite
+from ferroflow_dask.bundling.snapshot import SentGraph, Snapshot
+from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.virtual import VirtualCluster
 
 #: Modules that take part in a virtual run and are not the plugin's, or stand for functions of Dask's.
@@ -33,6 +40,18 @@ def calls(name: str, n_tasks: int = 1000, workers: int = 8) -> tuple[int, Counte
     """Return the number of tasks of a graph, and the calls on the scheduler by function."""
     graph = GRAPHS[name](n_tasks)
     cluster = VirtualCluster(workers, validate=False)
+
+    def run() -> None:
+        cluster.submit(graph)
+        cluster.run()
+
+    found = calls_of(run)
+    cluster.check()
+    return len(graph), found
+
+
+def calls_of(run: Callable[[], object]) -> Counter[str]:
+    """Return the calls of our functions that do not run on workers, by module and function."""
     counted: Counter[Any] = Counter()
     modules: dict[Any, str] = {}
 
@@ -46,17 +65,37 @@ def calls(name: str, n_tasks: int = 1000, workers: int = 8) -> tuple[int, Counte
     before = sys.getprofile()
     sys.setprofile(profile)
     try:
-        cluster.submit(graph)
-        cluster.run()
+        run()
     finally:
         sys.setprofile(before)
-    cluster.check()
     found: Counter[str] = Counter()
     for code, module in modules.items():
         is_ours = module.startswith("ferroflow_dask.") and not module.startswith(_AROUND)
         if is_ours and module not in ON_WORKERS:
             found[f"{module.removeprefix('ferroflow_dask.')}:{code.co_qualname}"] += counted[code]
-    return len(graph), found
+    return found
+
+
+def arrival_calls(n_tasks: int = 999) -> tuple[int, Counter[str]]:
+    """Return the number of tasks of a tree, and the calls of the plan for it, whose tasks are short."""
+    leaves = (n_tasks + 1) // 2
+    tasks: dict[Any, GraphNode] = {("leaf", i): Task(("leaf", i), int, i) for i in range(leaves)}
+    level, n = [*tasks], 0
+    while len(level) > 1:
+        pairs = [level[i : i + 2] for i in range(0, len(level), 2)]
+        level = []
+        for pair in pairs:
+            key = ("sum", n := n + 1)
+            tasks[key] = Task(key, sum, List(*map(TaskRef, pair)))
+            level.append(key)
+    learned = dict.fromkeys(("leaf", "sum"), Averages(1e-4, 28.0))
+    graph = SentGraph(tasks, frozenset(level))
+    snapshot = Snapshot(ClusterProfile((1,) * 8), learned, has_idle_threads=True)
+    plans: list[Plan] = []
+    found = calls_of(lambda: plans.append(rewrite(graph, snapshot, "1")))
+    found += calls_of(lambda: revalidate(plans[0], snapshot))
+    assert plans[0].bundles
+    return len(tasks), found
 
 
 #: Clusters on which timelines are compared.
@@ -110,7 +149,8 @@ if __name__ == "__main__":
             print(f"{value:08x} {run}")
         raise SystemExit
     for asked in sys.argv[1:] or GRAPHS:
-        n, found = calls(asked)
-        print(f"{asked}: {sum(found.values()) / n:.1f} calls per task")
+        n, found = arrival_calls() if asked == "--arrival" else calls(asked)
+        n_modules = len({function.partition(":")[0] for function in found})
+        print(f"{asked}: {sum(found.values()) / n:.1f} calls per task, in {n_modules} modules")
         for function, times in found.most_common(80) if sys.argv[1:] else ():
             print(f"    {times / n:6.2f} {function}")

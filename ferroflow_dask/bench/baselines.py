@@ -14,6 +14,7 @@ from ferroflow_dask.exceptions import UnknownNameError
 from ferroflow_dask.policy import Policy, policy_names
 from ferroflow_dask.scheduler.cost_model import Learned
 from ferroflow_dask.scheduler.extension import FerroflowStealing, extension_on
+from ferroflow_dask.scheduler.features import found_features
 from ferroflow_dask.scheduler.settings import configured_policy
 from ferroflow_dask.scheduler.steal_exchange import exchange
 
@@ -51,14 +52,25 @@ BASELINES = {
 }
 
 
-#: Our policies as they are measured: the policy, and whether graphs are bundled.
-_BUNDLING = "ferroflow"
-_WITHOUT_BUNDLES = f"{_BUNDLING}-tasks"
+#: The plugin as it is, once more, which shows the noise, and without a feature.
+_OURS = "ferroflow"
+_AGAIN = f"{_OURS}-again"
+_WITHOUT = f"{_OURS}-without-"
 
 
 def names() -> tuple[str, ...]:
     """Return the names of all that can be measured."""
-    return (*BASELINES, *policy_names(), _WITHOUT_BUNDLES)
+    without = (f"{_WITHOUT}{kind.name}" for kind in found_features())
+    return (*BASELINES, *policy_names(), _AGAIN, *without)
+
+
+def _policy_and_features_off(name: str) -> tuple[str, tuple[str, ...]]:
+    """Return the policy that a name stands for, and the features that are off. Others are without bundles."""
+    if name in (_OURS, _AGAIN):
+        return _OURS, ()
+    if name.startswith(_WITHOUT):
+        return _OURS, (name.removeprefix(_WITHOUT),)
+    return name, ("bundles",)
 
 
 def check_name(name: str) -> None:
@@ -105,9 +117,8 @@ async def _put_in_charge(dask_scheduler: Scheduler, name: str, seed: int) -> Non
     if baseline is None:
         options = {"seed": seed} if name == "random" else {}
         memory = _memory(dask_scheduler)
-        chosen = _BUNDLING if name == _WITHOUT_BUNDLES else name
+        chosen, without = _policy_and_features_off(name)
         policy = memory.policies.setdefault(name, configured_policy(chosen, options))
-        without = () if name == _BUNDLING else ("bundles",)
 
         def make(scheduler: Scheduler) -> FerroflowStealing:
             return FerroflowStealing(scheduler, policy, learned=memory.learned, without=without)

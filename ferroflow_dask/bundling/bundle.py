@@ -45,7 +45,7 @@ class Bundle:
 
     def returns_results(self, name: Key) -> bool:
         """Return whether the bundle returns `Results` if it runs under a key."""
-        return all(task.key != name for task in self.tasks)
+        return name not in [task.key for task in self.tasks]
 
     def place(self, name: Key, key: Key) -> Place:
         """Return where the value of a task is if the bundle runs under the key `name`."""

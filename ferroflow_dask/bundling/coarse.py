@@ -228,7 +228,7 @@ def tapered(
     """
 
     def sum_s(items: Sequence[int]) -> float:
-        return sum(costs_s[item] for item in items)
+        return sum([costs_s[item] for item in items])
 
     rounds: list[list[list[int]]] = []
     for share in filter(None, shares):

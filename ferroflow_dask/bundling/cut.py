@@ -133,9 +133,9 @@ def _moves_cheaply(work: Work, cluster: ClusterProfile) -> bool:
 def _clustered(work: Work, cluster: ClusterProfile, n: int, in_order: bool) -> Cut:
     """Return convex clusters of short siblings, about `n` for each thread; chains of clusters are fused."""
     alone_s = separate_s(cluster)
-    long = frozenset(i for i, cost_s in enumerate(work.costs_s) if cost_s >= alone_s)
+    long = frozenset([i for i, cost_s in enumerate(work.costs_s) if cost_s >= alone_s])
     short = replace(work, alone=long.union(work.alone))
-    short_s = sum(cost_s for i, cost_s in enumerate(work.costs_s) if i not in short.alone)
+    short_s = sum([cost_s for i, cost_s in enumerate(work.costs_s) if i not in short.alone])
     # Should costs be wrong, the short pieces are for all threads, however long the others are.
     size_s = min(_LONGEST_S, short_s / (n * cluster.n_threads)) or inf
 
@@ -147,9 +147,9 @@ def _clustered(work: Work, cluster: ClusterProfile, n: int, in_order: bool) -> C
     coarse.reduce(pack)
     siblings = [coarse.members[node] for node in coarse.sorted_nodes()]
     groups = convex_clusters(_grouped(short, siblings), size_s, _LONGEST_S)
-    cut = [sorted(i for at in group for i in siblings[at]) for group in groups]
+    cut = [sorted([i for at in group for i in siblings[at]]) for group in groups]
     fused = CoarseGraph(_grouped(work, cut))
-    return [sorted(i for at in fused.members[node] for i in cut[at]) for node in fused.sorted_nodes()]
+    return [sorted([i for at in fused.members[node] for i in cut[at]]) for node in fused.sorted_nodes()]
 
 
 def separate_s(cluster: ClusterProfile) -> float:
@@ -163,8 +163,8 @@ def _grouped(work: Work, groups: Cut) -> Work:
     edges = [{group_of[j] for i in pieces for j in work.edges[i]} - {at} for at, pieces in enumerate(groups)]
     return Work(
         [sorted(needed) for needed in edges],
-        [sum(work.costs_s[i] for i in pieces) for pieces in groups],
-        lambda at: sum(work.nbytes(i) for i in groups[at]),
+        [sum([work.costs_s[i] for i in pieces]) for pieces in groups],
+        lambda at: sum([work.nbytes(i) for i in groups[at]]),
         alone=frozenset(group_of[i] for i in work.alone),
         last=frozenset(group_of[i] for i in work.last),
     )

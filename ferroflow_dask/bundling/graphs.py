@@ -149,9 +149,9 @@ def bundle_graph(
         costs_s,
         nbytes.__getitem__,
         alone=frozenset(
-            i for i, key in enumerate(keys) if known[i] is None or key in separate or is_alone(tasks[key])
+            [i for i, key in enumerate(keys) if known[i] is None or key in separate or is_alone(tasks[key])]
         ),
-        last=frozenset(position[key] for key in wanted if key in position),
+        last=frozenset([position[key] for key in wanted if key in position]),
     )
     outside = [
         {
@@ -179,9 +179,9 @@ def bundle_graph(
         if bundle.is_plain(name):
             written[name] = bundle.tasks[0]
             continue
-        turns = tuple(position[task.key] for task in bundle.tasks)
+        turns = tuple([position[task.key] for task in bundle.tasks])
         rewritten[name] = replace(bundle, shares_objects=shares_objects, turns=turns)
-        cost_s = sum(shares[task.key][1] for task in bundle.tasks)
+        cost_s = sum([shares[task.key][1] for task in bundle.tasks])
         try:
             written[name] = written_task(name, rewritten[name], cost_s, isolation)
         except NotIsolatedError as error:
@@ -208,7 +208,7 @@ def _places_in_order(bundles: Mapping[Key, Bundle], position: Mapping[Key, int])
     turn: dict[Key, float] = {}
     for name, bundle in bundles.items():
         read = (turn[holder] for holder, _ in bundle.places.values() if holder in turn)
-        first = min(position[task.key] for task in bundle.tasks)
+        first = min([position[task.key] for task in bundle.tasks])
         turn[name] = max(first, max(read, default=-1.0) + 1 / (len(bundles) + 1))
     return turn
 

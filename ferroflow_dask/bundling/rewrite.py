@@ -181,14 +181,11 @@ def _bundled(graph: SentGraph, snapshot: Snapshot, token: str) -> Plan:
         bundles=bundled.bundles if bundled is not None else {},
         shuffled=shuffled,
         reasons={
-            key: ("plain tasks", f"a P2P shuffle of {format_bytes(int(n))}") for key, n in shuffled.items()
+            key: ("plain tasks", f"a P2P shuffle of {format_bytes(int(nbytes))}")
+            for key, nbytes in shuffled.items()
         },
         premises=premises,
     )
-
-
-def _shuffle_in_words(nbytes: float) -> str:
-    return f"a P2P shuffle of {format_bytes(int(nbytes))}"
 
 
 def _missing(

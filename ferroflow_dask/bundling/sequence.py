@@ -203,7 +203,7 @@ def sequence_of(
     NotIsolatedError
         Tasks cannot have their own copies.
     """
-    number = {key: i for i, key in enumerate([*arguments, *(task.key for task in tasks)])}
+    number = {key: i for i, key in enumerate([*arguments, *[task.key for task in tasks]])}
     functions: dict[int, tuple[int, Callable[..., Any]]] = {}
     calls = []
     for function, given, read in _calls(tasks, isolation):
@@ -214,15 +214,15 @@ def sequence_of(
     for step, (at, given, values) in zip(
         range(len(number) - 1, len(arguments) - 1, -1), reversed(calls), strict=True
     ):
-        gone = [value for value in dict.fromkeys([*(n for _, n in values), step]) if value not in needed]
+        gone = [value for value in dict.fromkeys([*[n for _, n in values], step]) if value not in needed]
         needed.update(gone)
         steps.append((at, given, values, tuple(gone)))
     return ExecuteTasks(
         tuple(function for _, function in functions.values()),
         tuple(reversed(steps)),
-        tuple(task.key for task in tasks),
+        tuple([task.key for task in tasks]),
         tuple(arguments.values()),
-        tuple(-1 if key is None else number[key] for key in exports),
+        tuple([-1 if key is None else number[key] for key in exports]),
         _names(tasks),
         cost_s,
         {number[key] - len(arguments): key for key in delivered},

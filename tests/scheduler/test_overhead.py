@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import pytest
-from calls_per_task import calls
+from calls_per_task import arrival_calls, calls
 from command_line import answer
 
 from ferroflow_dask.bench import feeding
@@ -20,6 +20,7 @@ from ferroflow_dask.virtual import VirtualCluster, VirtualTask
 
 #: Most calls per task of functions of the plugin and the policy. They may only become fewer: a change that
 #: needs more calls has to save them elsewhere.
+ARRIVAL_BUDGET = 71
 BUDGETS = {"independent": 42, "tree": 69, "array": 88, "shuffle": 72, "chains": 78}
 
 
@@ -30,6 +31,11 @@ def test_calls_per_task_are_within_the_budget(name: str) -> None:
     dearest = ", ".join(f"{function} {n / n_tasks:.1f}" for function, n in found.most_common(5))
     assert per_task <= BUDGETS[name], f"{per_task:.1f} calls per task; most: {dearest}"
     assert per_task > 5, "the plugin was not at work"
+
+
+def test_calls_of_the_plan_of_a_graph_are_within_the_budget() -> None:
+    n_tasks, found = arrival_calls()
+    assert sum(found.values()) / n_tasks <= ARRIVAL_BUDGET
 
 
 @pytest.mark.parametrize("name", GRAPHS)
