@@ -111,6 +111,7 @@ BOUNDARY = {
     "scheduler.features.queue_depth:QueueDepth.restore.<locals>.<lambda>": _LOOP,
     "scheduler.remote:WorkerPluginChange._settle": _LOOP,
     "scheduler.remote:Remote._look": _LOOP,
+    "scheduler.remote:_call": _LOOP,
     "scheduler.extension:FerroflowStealing.error": "it only reads an attribute of the guard",
     "scheduler.extension:FerroflowStealing.fail": _GUARD,
     "scheduler.extension:_guarded.<locals>.run": _GUARD,

@@ -105,7 +105,9 @@ def _self_test() -> Iterator[Finding]:
         yield Finding("self-test", "the plugin has ended during a run", False)
         return
     for name, state in plugin.features.items():
-        yield Finding(f"feature {name}", state if state == "on" else f"off: {state}", state == "on" or None)
+        counts = ", ".join(f"{what} {n}" for what, n in plugin.counts.get(name, {}).items())
+        shown = (f"on: {counts}" if counts else "on") if state == "on" else f"off: {state}"
+        yield Finding(f"feature {name}", shown, state == "on" or None)
     expected = graph.evaluate()
     is_right = found.keys() == expected.keys() and all((found[one] == expected[one]).all() for one in found)
     verdict = "right" if is_right else "wrong"

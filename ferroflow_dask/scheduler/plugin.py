@@ -50,6 +50,8 @@ class FerroflowPlugin(SchedulerPlugin):
         self.extension: FerroflowStealing | None = None
         #: The features of a running installation, by name: `on`, or why a feature is off.
         self.features: dict[str, str] = {}
+        #: What they have done, by name and kind.
+        self.counts: dict[str, dict[str, int]] = {}
 
     def __repr__(self) -> str:
         """Return the call that makes the plugin."""
@@ -114,6 +116,7 @@ def installed_on(scheduler: Scheduler) -> FerroflowPlugin | None:
     if not isinstance(plugin, FerroflowPlugin):
         return None
     plugin.features = dict.fromkeys((one.name for one in extension.features), "on") | extension.off
+    plugin.counts = {one.name: dict(counts) for one in extension.features if (counts := one.counts())}
     return plugin
 
 

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+from weakref import WeakMethod
 
 import cloudpickle
 from distributed import Status, WorkerPlugin
@@ -125,6 +126,11 @@ def by_value(plugin: WorkerPlugin) -> bytes:
             cloudpickle.unregister_pickle_by_value(module)
 
 
+def _call(method: WeakMethod[Callable[[], None]]) -> None:
+    if (present := method()) is not None:
+        present()
+
+
 class Remote(Change):
     """The ends of a feature on all workers, and the handlers of their messages.
 
@@ -210,7 +216,7 @@ class Remote(Change):
             del self._unasked[address]
         self._remove_if_closed()
         if self._unanswered:
-            self._scheduler.loop.call_later(_LOOK_S, self._look)
+            self._look_later()
 
     async def settled(self) -> None:
         """Return when the workers have ends, or have none."""
@@ -242,7 +248,11 @@ class Remote(Change):
     def _look(self) -> None:
         """Look for workers that have left before they answered."""
         if attempt(self._remove_if_closed, f"{self.name} could not be restored") and self._unanswered:
-            self._scheduler.loop.call_later(_LOOK_S, self._look)
+            self._look_later()
+
+    def _look_later(self) -> None:
+        # As long as there are handlers, they keep this object alive, and with it the extension.
+        self._scheduler.loop.call_later(_LOOK_S, _call, WeakMethod(self._look))
 
     def _remove_if_closed(self) -> None:
         for address in list(self._unanswered):

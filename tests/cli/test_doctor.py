@@ -28,7 +28,8 @@ def test_all_is_well_here() -> None:
 def test_features_are_shown_with_why_they_are_off() -> None:
     with dask.config.set({"ferroflow.features.prefetch": False}):
         shown = answer("doctor").output
-    assert re.search(r"ok +feature bundles +on", shown)
+    assert re.search(r"ok +feature bundles +on: created \d", shown)
+    assert re.search(r"ok +feature queue_depth +on *$", shown, re.MULTILINE)
     assert re.search(r"– +feature prefetch +off: the setting ferroflow\.features\.prefetch is false", shown)
 
 
