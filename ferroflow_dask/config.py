@@ -115,6 +115,12 @@ def is_on(feature: str) -> bool:
     return found
 
 
+def switches() -> set[str]:
+    """Return the features that have a switch: the built-in ones, and those that the user has configured."""
+    configured = get("features")
+    return {*_DEFAULTS["ferroflow"]["features"], *(configured if isinstance(configured, Mapping) else ())}
+
+
 def respects_observers() -> bool:
     """Return whether plugins that follow tasks turn bundling off: the setting `ferroflow.observers`."""
     chosen = get("observers")

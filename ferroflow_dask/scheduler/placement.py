@@ -67,16 +67,6 @@ class Placement:
         self._steals = steals
         self._divide = divide
 
-    def passes_queue(self, ts: TaskState) -> bool:
-        """Return whether a task is placed at once, though Dask would queue it."""
-        if self.policy.places_queued:
-            return True
-        for placed, place in self._hooks.place:
-            if placed and place(ts) is not None:
-                return True
-        # Dask's queue knows no kinds of workers.
-        return self.task_views.has_gpus and self.task_views.depends_on_kind(ts)
-
     def worker_of(self, ts: TaskState) -> str | None:
         """Return the worker for a ready task, by its address; None leaves the decision to Dask."""
         task = self.task_views(ts)

@@ -74,12 +74,14 @@ class Placing:
             for needed in ts.dependencies:
                 if needed.type in fixed.types or (fixed.prefixes and fixed.is_fixed(needed)):
                     return True
-            if self._placement.task_views.has_gpus:
-                return self._placement.passes_queue(ts)
-            for placed, _ in self._hooks.place:
-                if placed:
-                    return self._placement.passes_queue(ts)
-            return self._placement.policy.places_queued  # the usual case
+            if self._placement.policy.places_queued:
+                return True
+            for placed, place in self._hooks.place:
+                if placed and place(ts) is not None:
+                    return True
+            # Dask's queue knows no kinds of workers.
+            views = self._placement.task_views
+            return views.has_gpus and views.depends_on_kind(ts)
         except FAILURES as error:
             self._guard.fail(error)
             return False

@@ -13,7 +13,7 @@ from ferroflow_dask import config
 from ferroflow_dask.exceptions import ClusterError
 from ferroflow_dask.scheduler import _distributed
 from ferroflow_dask.scheduler.extension import PLUGIN_NAME, FerroflowStealing, extension_on
-from ferroflow_dask.scheduler.features import check_names, found_features
+from ferroflow_dask.scheduler.features import check_names
 from ferroflow_dask.scheduler.settings import configured_policy
 from ferroflow_dask.scheduler.steal_exchange import STEALING, drain, exchange
 
@@ -123,8 +123,8 @@ def installed_on(scheduler: Scheduler) -> FerroflowPlugin | None:
 def _checked_latency_s() -> float:
     """Return the setting `ferroflow.latency` [s] after a check of all settings that are not a policy's."""
     config.get_bytes("inline-limit")
-    for kind in found_features():
-        config.is_on(kind.name)
+    for name in config.switches():
+        config.is_on(name)
     config.respects_observers()
     config.get_seconds("policy-limit")
     return config.get_seconds("latency")

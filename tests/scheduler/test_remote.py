@@ -75,6 +75,14 @@ def remote_on(scheduler: Any) -> Remote:
     return Remote(core, Echo, {"said": (lambda **_: "received", lambda **_: "ignored")})
 
 
+def closing_on(scheduler: Any) -> None:
+    """Open the remote, and close it after the worker `a` has announced its end."""
+    remote = remote_on(scheduler)
+    remote.apply()
+    remote.announced("a", 1)
+    remote.undo()
+
+
 def test_messages_are_ignored_until_each_worker_has_answered() -> None:
     scheduler = scheduler_of("a", "b")
     remote = remote_on(scheduler)
@@ -93,10 +101,8 @@ def test_messages_are_ignored_until_each_worker_has_answered() -> None:
 
 def test_an_answer_to_an_earlier_installation_finds_a_handler() -> None:
     scheduler = scheduler_of("a")
-    first, second = remote_on(scheduler), remote_on(scheduler)
-    first.apply()
-    first.announced("a", 1)
-    first.undo()
+    closing_on(scheduler)
+    second = remote_on(scheduler)
     second.apply()
     second.undo()  # before the worker has announced its plugin
     scheduler.stream_handlers[CLOSED](worker="a")
@@ -105,10 +111,8 @@ def test_an_answer_to_an_earlier_installation_finds_a_handler() -> None:
 
 def test_an_early_answer_does_not_take_the_handlers_of_the_next_installation() -> None:
     scheduler = scheduler_of("a")
-    first, second = remote_on(scheduler), remote_on(scheduler)
-    first.apply()
-    first.announced("a", 1)
-    first.undo()
+    closing_on(scheduler)
+    second = remote_on(scheduler)
     second.apply()
     second.announced("a", 2)
     scheduler.stream_handlers[CLOSED](worker="a")
@@ -121,10 +125,7 @@ def test_an_early_answer_does_not_take_the_handlers_of_the_next_installation() -
 
 def test_a_worker_that_leaves_before_it_answers_is_not_waited_for() -> None:
     scheduler = scheduler_of("a")
-    remote = remote_on(scheduler)
-    remote.apply()
-    remote.announced("a", 1)
-    remote.undo()
+    closing_on(scheduler)
     scheduler.loop.run()
     assert scheduler.stream_handlers
     scheduler.workers.clear()

@@ -49,12 +49,12 @@ VIRTUAL: tuple[type[Feature], ...] = (QueueDepth, LeanTransitions, InlinedResult
 
 def check_names(names: object) -> tuple[str, ...]:
     """Return the names of features that an installation is without, or raise `UsageError`."""
-    known = [kind.name for kind in found_features()]
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise UsageError(
             f"without must be names of features, got {names!r}; install(client, without=['prefetch'])"
         )
     found = tuple(names)
+    known = [kind.name for kind in found_features()] if found else []
     for name in found:
         if name not in known:
             near = get_close_matches(str(name), known, n=1)
