@@ -1,4 +1,4 @@
-"""Plan: what to do with an arriving graph, the facts that this relies on, and what waits for a sample."""
+"""Plan: the tasks to create for an arriving graph, the facts behind them, and the rest after a sample."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Until:
     prefixes: Counter[str]
 
     def expected_s(self, learned: Mapping[str, Averages | None], cluster: ClusterProfile) -> float:
-        """Return the expected duration of the graph by what is known now, overheads included [s]."""
+        """Return the expected duration of the graph by the present averages, overheads included [s]."""
         known = [(one.duration_s, n) for name, n in self.prefixes.items() if (one := learned.get(name))]
         n_known = sum(n for _, n in known)
         mean_s = sum(n * each_s for each_s, n in known) / n_known if n_known else 0.0
@@ -105,7 +105,7 @@ class Plan:
     shuffled : mapping of Key to float, optional
         The outputs of shuffles that have become plain tasks, with the sizes of their data [B].
     reasons : mapping of Key to (str, str), optional
-        For explanations of tasks: what was decided, and why.
+        For explanations of tasks: the decision and its reason.
     premises : Premises, optional
         None if the tasks are those of the graph.
     rest : SentGraph, optional

@@ -38,7 +38,7 @@ INHERITED = frozenset({"priority", "span"})
 
 
 def keys_read(graph: SentGraph) -> set[Key]:
-    """Return the keys of which `rewrite` needs facts: the graph's, what it reads, and those of shuffles."""
+    """Return the keys of which `rewrite` needs facts: the graph's, its inputs, and those of shuffles."""
     tasks = dict(graph.tasks)
     if shuffles.has_p2p(tasks):
         tasks |= (unfused := shuffles.unfused(tasks))
@@ -201,7 +201,7 @@ def _missing(
 
 
 def _alone(tasks: Mapping[Key, GraphNode], premises: Premises, snapshot: Snapshot) -> set[Key]:
-    """Return the tasks that share no bundle because of what they read."""
+    """Return the tasks that share no bundle because of their inputs."""
     # They fail, and the tasks that share a bundle with one would fail with it.
     alone = _readers_of(premises.failed, tasks)
     fixed = {key for key, facts in snapshot.tasks.items() if facts.is_fixed}

@@ -1,4 +1,4 @@
-"""Shared tasks: what a graph reads from the bundles of other graphs instead of computing it again."""
+"""Shared tasks: values that a graph reads from the bundles of other graphs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Sharing:
 
 
 def share(graph: dict[Key, GraphNode], wanted: set[Key], snapshot: Snapshot) -> Sharing:
-    """Plan what a graph reads from bundles."""
+    """Choose the values that a graph reads from bundles."""
     tasks, held = dict(graph), set()
     values: dict[Key, tuple[Key, Key]] = {}
     for key in graph if snapshot.held else ():

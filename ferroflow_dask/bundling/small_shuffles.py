@@ -41,7 +41,7 @@ def with_small_shuffles(graph: SentGraph, snapshot: Snapshot) -> shuffles.PlainS
 def measured(sources: Sequence[Key], snapshot: Snapshot) -> Iterable[Key]:
     """Return the data of a shuffle from which its size is estimated; none if it is surely large.
 
-    A prefix may stand for data of many sizes, so what was learned does not show that a shuffle is small.
+    A prefix may stand for data of many sizes, so learned sizes do not show that a shuffle is small.
     """
     known = [snapshot.learned.get(key_split(key)) for key in sources]
     if sum(one.most_nbytes for one in known if one is not None) > _most_nbytes(snapshot.cluster):

@@ -1,4 +1,4 @@
-"""Inputs of `rewrite`: a graph as a client sent it, and a snapshot of what the scheduler knows.
+"""Inputs of `rewrite`: a graph as a client sent it, and a snapshot of the scheduler.
 
 Both are data, so that plans are made and tested without a scheduler.
 """

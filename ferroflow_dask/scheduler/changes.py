@@ -109,7 +109,7 @@ class Change(ABC):
         """Restore the state before the change; do nothing if it is not in effect."""
 
     async def settled(self) -> None:  # noqa: B027 -- most changes are made at once
-        """Return when what `apply` and `undo` have left to the event loop is done."""
+        """Wait for the coroutines that `apply` and `undo` have started."""
 
 
 class ItemChange(Change):

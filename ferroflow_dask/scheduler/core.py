@@ -85,7 +85,7 @@ class Core:
     gauges : callable
         Returns what was learned, by name.
     graphs : callable
-        Returns what bundles the graphs that arrive.
+        Returns the collaborator that bundles arriving graphs.
     put_on_workers : callable
         Returns the change that registers a worker plugin, given it and its name.
     """

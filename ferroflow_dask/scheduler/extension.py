@@ -247,7 +247,7 @@ class FerroflowStealing(WorkStealing):
             self.changes.make(change)
 
     def feature_states(self) -> dict[str, object]:
-        """Return what the features of the next installation take over, by name."""
+        """Return the states for the features of the next installation, by name."""
         return self._feature_set.states()
 
     async def close(self) -> None:

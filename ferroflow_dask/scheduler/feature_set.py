@@ -51,7 +51,7 @@ class FeatureSet:
                     self._leave_out(feature, error)
 
     def states(self) -> dict[str, object]:
-        """Return what the features of the next installation take over, by name."""
+        """Return the states for the features of the next installation, by name."""
         found: dict[str, object] = {}
         for feature in self.features:
             try:
@@ -75,7 +75,7 @@ class FeatureSet:
         self._core.hooks.connect(self.features, Feature)
 
     def _leave_out(self, feature: Feature, error: BaseException) -> None:
-        """Do without a feature of another package that has failed; raise the error of one of ours."""
+        """Switch off a feature of another package that has failed; raise the error of a built-in one."""
         if type(feature) in BUILT_IN:
             raise error
         logger.warning("ferroflow: %s is not available", feature.name, exc_info=error)
@@ -96,12 +96,12 @@ class FeatureSet:
         return feature.unavailable()
 
     def counts(self) -> dict[str, Counts]:
-        """Return what the features have done, by name."""
+        """Return the counts of the features, by name."""
         found = {one.name: Counts(one.summary, "what", one.counts()) for one in self.features}
         return {name: counts for name, counts in found.items() if counts.values}
 
     def gauges(self) -> dict[str, Gauge]:
-        """Return what the features have learned, by name."""
+        """Return the learned values of the features, by name."""
         return {name: gauge for one in self.features for name, gauge in one.gauges().items()}
 
     def pending(self) -> list[Key]:

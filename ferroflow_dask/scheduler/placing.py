@@ -1,4 +1,4 @@
-"""Placing: what Dask's scheduler calls to place a task, in place of its own functions."""
+"""Placing: the functions that Dask's scheduler calls to place a task."""
 
 from __future__ import annotations
 

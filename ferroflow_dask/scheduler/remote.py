@@ -142,7 +142,7 @@ class Remote(Change):
     core : Core
     end : type of WorkerEnd
     receives : mapping of str to (callable, callable), optional
-        By operation: what receives a message of an end, and what ignores it after `undo`. They are called
+        By operation: the receiver of a message of an end, and the one after `undo`. They are called
         with the fields of the message and the address of the worker, and must not raise.
     joined : callable, optional
         Called with the address of each worker after its end has announced itself.
@@ -224,7 +224,7 @@ class Remote(Change):
             await self._plugin.settled()
 
     def announced(self, address: object, number: object) -> None:
-        """Note that a worker has an end, by its plugin of a number; other events are ignored."""
+        """Handle the announcement of an end, by the number of its plugin; ignore other events."""
         if not (isinstance(address, str) and isinstance(number, int)):
             return
         if self._is_applied and address in self._scheduler.workers:

@@ -16,7 +16,7 @@ from distributed import WorkerPlugin
 if TYPE_CHECKING:
     from distributed import Worker
 
-#: Topic under which workers announce what they support.
+#: Topic of the announcements of workers.
 TOPIC = "ferroflow-ends"
 #: How long an end waits for the scheduler's last message after its plugin was removed [s]. There is none if
 #: the plugin left the scheduler before the end had announced itself.
@@ -68,7 +68,7 @@ class WorkerEnd:
         return self._newest
 
     def removed(self) -> bool:
-        """Note that a plugin was removed; return whether it was the last one.
+        """Handle the removal of a plugin; return whether it was the last one.
 
         The scheduler's last message may still be on its way.
         """

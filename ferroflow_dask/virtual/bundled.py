@@ -99,7 +99,7 @@ class _Names:
 def _averages(
     graph: Mapping[Key, VirtualTask], knows_costs: bool, learned_s: Mapping[str, float]
 ) -> dict[Key, Averages]:
-    """Return what is known of each task, by its number."""
+    """Return the averages of each task, by its number."""
     names = list(graph) if knows_costs else list(map(key_split, graph))
     by_name: dict[Key, list[VirtualTask]] = {}
     for name, task in zip(names, graph.values(), strict=True):

@@ -71,7 +71,7 @@ class Feature:
         return {}
 
     def gauges(self) -> Mapping[str, Gauge]:
-        """Return what the feature has learned, by name."""
+        """Return learned values, by name."""
         return {}
 
     def pending(self) -> Collection[Key]:
@@ -81,46 +81,46 @@ class Feature:
     # Events
 
     def add_worker(self, address: str) -> None:
-        """Note a worker that joined."""
+        """Handle a worker that joined."""
 
     def remove_worker(self, address: str) -> None:
-        """Note a worker that left."""
+        """Handle a worker that left."""
 
     def add_client(self, client: str) -> None:
-        """Note a client that connects: its stream is opened after this call."""
+        """Handle a client that connects: its stream is opened after this call."""
 
     def remove_client(self, client: str) -> None:
-        """Note a client that disconnected."""
+        """Handle a client that disconnected."""
 
     def update_graph(self) -> None:
-        """Note that the tasks of a graph were created, before any of them is placed."""
+        """Handle a graph whose tasks were created; Dask places them after this call."""
 
     def restart(self) -> None:
         """Forget all tasks: the cluster restarts."""
 
     def failed(self) -> None:
-        """Take back what Dask does not know of: the plugin has failed, maybe within a transition."""
+        """Withdraw messages that Dask does not know: the plugin has failed, maybe within a transition."""
 
     def task_sent(self, ts: TaskState) -> None:
-        """Note that a task that others depend on is sent to a worker."""
+        """Handle a task with dependents that is sent to a worker."""
 
     def task_waits(self, ts: TaskState) -> None:
-        """Note a task that waits for inputs."""
+        """Handle a task that waits for inputs."""
 
     def task_moved(self, key: Key) -> None:
-        """Note that a task is about to go to another worker."""
+        """Handle a task that is about to go to another worker."""
 
     def task_redefined(self, key: Key) -> None:
-        """Note that a task is about to become another one under the same key."""
+        """Handle a task whose definition is about to change."""
 
     def task_failed(self, ts: TaskState) -> None:
-        """Note a task that has failed, or that depends on one."""
+        """Handle a task that has failed, or that depends on one."""
 
     def task_reported(self, ts: TaskState, metadata: dict[str, Any]) -> None:
-        """Note the metadata in the report of a task that has ended, if there are any; they may be changed."""
+        """Handle metadata in the report of a task that has ended, if there are any; they may be changed."""
 
     def task_ran(self, ts: TaskState, thread: tuple[str, int], start_s: float, stop_s: float) -> None:
-        """Note a task that a thread has finished.
+        """Handle a task that a thread has finished.
 
         Parameters
         ----------
@@ -139,7 +139,7 @@ class Feature:
         """Act outside of transitions; called in each pass over idle workers, before they are served."""
 
     def policy_took(self, event: Event, seconds: float) -> None:
-        """Note that the policy took longer than its limit to answer an event, and the time [s]."""
+        """Handle an answer for which the policy took longer than its limit [s]."""
 
     # Answers, of which the first that is not None holds
 

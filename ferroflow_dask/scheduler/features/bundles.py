@@ -23,5 +23,5 @@ class Bundles(Feature):
         return self.core.graphs().changes()
 
     def counts(self) -> Mapping[str, int]:
-        """Return the numbers of bundles by what became of them."""
+        """Return the numbers of bundles by outcome."""
         return self.core.graphs().bundles.counts

@@ -132,7 +132,7 @@ class Arrival:
         return {name: dict(by_key) for name, by_key in self.plan.annotations.items()}
 
     def restore(self, dsk: dict[Key, GraphNode]) -> None:
-        """Let the graph run as it came, if it was changed."""
+        """Restore the graph as it came, if it was changed."""
         if self.plan.premises is None:
             return
         self.plan = unchanged(self.plan.graph)

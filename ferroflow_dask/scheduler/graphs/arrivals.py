@@ -196,7 +196,7 @@ class GraphArrivals:
         client: str,
         options: dict[str, Any],
     ) -> None:
-        """Let Dask create the tasks of a plan, or of a graph as it came."""
+        """Call Dask to create the tasks of a plan, or of a graph as it came."""
         if arrival is not None:
             options = options | {"internal_priority": arrival.order}
         token = _arriving.set(arrival)

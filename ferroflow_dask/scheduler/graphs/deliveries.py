@@ -55,7 +55,7 @@ class Deliveries:
             self.ignored(values=values, worker=worker)
 
     def ignored(self, *, values: Mapping[Key, Any], worker: str, thread: int | None = None) -> None:
-        """Let a worker drop values that it has sent, after the plugin has left."""
+        """Ask a worker to drop values that it has sent, after the plugin has left."""
         # An exception would close the worker's stream.
         attempt(lambda: self._refuse(values, worker), f"worker {worker} may keep values that no task has")
 

@@ -97,7 +97,7 @@ class Runs(WorkerEnd):
         return is_last
 
     def closed(self) -> None:
-        """Let bundles keep their values."""
+        """Leave values in their bundles."""
         self._is_open = False
         if self.worker.extensions.get(_EXTENSION) is self:
             del self.worker.extensions[_EXTENSION]
