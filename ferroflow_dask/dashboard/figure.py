@@ -6,9 +6,7 @@ from abc import ABC, abstractmethod
 from html import escape
 from typing import Any, ClassVar
 
-from bokeh.core.properties import without_property_validation
 from bokeh.models import ColumnDataSource, CustomJS, TapTool
-from distributed.dashboard.components import DashboardComponent
 from distributed.utils import log_errors
 
 from ferroflow_dask.dashboard import style
@@ -28,7 +26,7 @@ def choice() -> ColumnDataSource:
     return ColumnDataSource({"task": [""], "worker": [""]})
 
 
-class Figure(DashboardComponent, ABC):
+class Figure(ABC):
     """A panel of a page; `update` brings it up to date, and sends only what has changed.
 
     Parameters
@@ -65,7 +63,6 @@ class Figure(DashboardComponent, ABC):
     def refresh(self) -> None:
         """Bring the content up to date."""
 
-    @without_property_validation  # type: ignore[untyped-decorator]
     @log_errors
     def update(self) -> None:
         """Bring the panel up to date."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from bokeh.core.property.validation import validate
 from bokeh.server.tornado import BokehTornado
 from distributed import Scheduler
 from distributed.dashboard import scheduler as dask_pages
@@ -85,6 +86,9 @@ def plot_alone(figure: type[Figure], scheduler: Scheduler, _extra: dict[str, Any
 
 def _fill(scheduler: Scheduler, doc: Any, kinds: Mapping[type[Figure], int]) -> None:
     """Fill a document with panels that are brought up to date while it is open."""
+    # While Dask's pages are brought up to date, they turn Bokeh's checks off, for the whole process. Two
+    # schedulers do so in two threads, and the checks may stay off. Then columns are taken for colours.
+    validate(True)
     context = doc.session_context
     who = f"page {context.id}"
     recorder = start_recording(scheduler, who)

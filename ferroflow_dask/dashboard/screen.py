@@ -6,8 +6,6 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bokeh.core.properties import without_property_validation
-from distributed.dashboard.components import DashboardComponent
 from distributed.metrics import thread_time, time
 
 from ferroflow_dask.dashboard.figure import Figure
@@ -21,7 +19,7 @@ _SHARE = 0.005
 _LONGEST_S = 3.0
 
 
-class Screen(DashboardComponent):
+class Screen:
     """Brings the figures of a document up to date, all at once, so that they show the same moment.
 
     Parameters
@@ -52,7 +50,6 @@ class Screen(DashboardComponent):
         self._clock, self._cpu = clock, cpu
         self._due_s = 0.0
 
-    @without_property_validation  # type: ignore[untyped-decorator]
     def update(self) -> None:
         """Take a sample if it is time for one, and bring the figures up to date if that is due."""
         if not self._is_watched():

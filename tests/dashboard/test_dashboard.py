@@ -163,7 +163,6 @@ def test_a_page_that_fails_leaves_the_scheduler_alone(
     [
         (dask_pages, "applications"),
         (dask_pages, "template_variables"),
-        (components, "DashboardComponent"),
         (components, "add_periodic_callback"),
         (dask_components, "BOKEH_THEME"),
         (dask_components, "env"),

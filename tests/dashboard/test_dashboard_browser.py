@@ -15,6 +15,7 @@ from typing import Any
 import dask
 import pytest
 import waiting
+from bokeh.core.property.validation import validate
 from browser import chromium, close_all, n_documents, opened, sources, texts
 from distributed import Client
 from in_charge import run_stolen, served
@@ -260,6 +261,15 @@ def test_a_click_on_a_bar_of_the_timeline_explains_its_task(client: Client) -> N
         )
         assert soon(lambda: "task slow" in texts(driver))
         assert "first of" in texts(driver) or "next best" in texts(driver)
+
+
+def test_the_page_is_drawn_although_checks_of_bokeh_were_left_off(client: Client) -> None:
+    validate(False)  # for good, as it may happen while two schedulers of a process have pages open
+    try:
+        with opened(page(client)) as driver:
+            assert soon(lambda: "Ferroflow" in panels(driver))
+    finally:
+        validate(True)
 
 
 def test_the_page_follows_the_dark_theme(client: Client) -> None:
