@@ -18,12 +18,13 @@ from ferroflow_dask.annotations import COST_ANNOTATION, RANK_ANNOTATION
 from ferroflow_dask.bench.workloads import WORKLOADS, Workload, get_workload
 from ferroflow_dask.bench.workloads.dags import DAGS, duration_prefix, numpy_outputs, with_checkpoints
 from ferroflow_dask.bench.workloads.scenarios import SCENARIOS
+from ferroflow_dask.bench.workloads.submissions import SUBMISSIONS
 from ferroflow_dask.bench.workloads.task_bench import TASK_BENCH
 from ferroflow_dask.exceptions import KernelNotFoundError, ResultError, UnknownNameError, UsageError
 from ferroflow_dask.graph import TOPOLOGIES, Builder, Graph, bounds, generate_graph
 
 WAYS = [(name, lowering) for name, workload in WORKLOADS.items() for lowering in workload.lowerings]
-OURS = (*DAGS, *TASK_BENCH, *SCENARIOS)
+OURS = (*DAGS, *TASK_BENCH, *SCENARIOS, *SUBMISSIONS)
 #: Prefixes of constants that Dask itself names by their content.
 CONSTANTS = {"shuffle-taker"}
 
@@ -34,6 +35,7 @@ OF_SEVERAL = {
     *("trivial", "no_comm", "stencil_1d", "fft", "task_bench_tree", "dom", "all_to_all"),
     *("nearest", "spread", "random_nearest"),
     *("heavy_tail", "lognormal", "straggler", "two_speeds", "trivial_fanout"),
+    *("mapped", "one_by_one"),
 }
 
 each_way = pytest.mark.parametrize(("name", "lowering"), WAYS)

@@ -11,12 +11,13 @@ from ferroflow_dask.bench.workloads.dags import DAGS
 from ferroflow_dask.bench.workloads.frames import FRAMES
 from ferroflow_dask.bench.workloads.rsds import RSDS
 from ferroflow_dask.bench.workloads.scenarios import SCENARIOS
+from ferroflow_dask.bench.workloads.submissions import SUBMISSIONS
 from ferroflow_dask.bench.workloads.task_bench import TASK_BENCH
 from ferroflow_dask.exceptions import UnknownNameError
 
 __all__ = ["WORKLOADS", "Cluster", "Instance", "Request", "Workload", "default_sizes", "get_workload"]
 
-_ALL = (*DAGS, *SCENARIOS, *TASK_BENCH, *RSDS, *ARRAYS, *FRAMES)
+_ALL = (*DAGS, *SCENARIOS, *SUBMISSIONS, *TASK_BENCH, *RSDS, *ARRAYS, *FRAMES)
 
 #: Every workload by name.
 WORKLOADS: Mapping[str, Workload] = {workload.name: workload for workload in _ALL}

@@ -32,7 +32,7 @@ from ferroflow_dask.lowering.tasks import PerKey
 if TYPE_CHECKING:
     from distributed import Client, Future
 
-_MILLISECOND = 1e-3
+MILLISECOND = 1e-3
 _MEBIBYTE = 2**20
 
 
@@ -61,7 +61,7 @@ def _trivial(root: bytes, i: int, start: int) -> int:
 # What is submitted, and what must come out
 
 
-class _Map:
+class Calls:
     """Calls of one function as for `client.map`: the i-th one takes `seconds[i]` and returns `start` + i."""
 
     def __init__(self, request: Request, seconds: Sequence[float], names: Sequence[str]) -> None:
@@ -69,7 +69,7 @@ class _Map:
         # As `client.map` makes them itself, but from the salt.
         self.keys = [f"{name}-{token}-{i}" for i, name in enumerate(names)]
         self.seconds = seconds
-        self.start = _start(request)
+        self.start = number_of(request)
         self.is_declared = request.costs == "known"
 
     def submit(
@@ -85,17 +85,19 @@ class _Map:
     def instance(self) -> Instance:
         """Return the instance that computes this and nothing else, on workers of equal speed."""
         n = len(self.keys)
-        check = partial(_check, self.start, n)
+        check = partial(check_numbers, self.start, n)
         return Instance(self.submit, check, n, t1_s=sum(self.seconds), t_inf_s=max(self.seconds))
 
 
-def _start(request: Request) -> int:
+def number_of(request: Request) -> int:
+    """Return the number by which results of an instance differ from those of others."""
     # 48 bits: results of different instances do not meet, and sums of a few are exact as floats.
     return int(tokenize(request.salt)[:12], 16)
 
 
-def _check(first: int, n: int, found: Sequence[Any]) -> None:
-    expected = list(range(first, first + n))
+def check_numbers(first: int, n: int, found: Sequence[Any], step: int = 1) -> None:
+    """Raise `ResultError` unless there are `n` results: `first`, and each `step` more than the one before."""
+    expected = [first + step * i for i in range(n)]
     if list(found) == expected:
         return
     if len(found) != n:
@@ -108,7 +110,7 @@ def _check(first: int, n: int, found: Sequence[Any]) -> None:
 
 
 def _trivial_fanout(request: Request) -> Instance:
-    n, start, token = request.arguments["n"], _start(request), tokenize(request.salt)
+    n, start, token = request.arguments["n"], number_of(request), tokenize(request.salt)
     root = f"root-{token}"
     tasks: dict[Key, Task] = {
         (f"trivial-{token}", i): Task((f"trivial-{token}", i), _trivial, TaskRef(root), i, start)
@@ -121,7 +123,7 @@ def _trivial_fanout(request: Request) -> Instance:
         futures: Sequence[Future[Any]] = client.get(dsk, keys, sync=False)
         return futures
 
-    return Instance(submit=submit, check=partial(_check, start + start % 256, n), n_ops=n + 1)
+    return Instance(submit=submit, check=partial(check_numbers, start + start % 256, n), n_ops=n + 1)
 
 
 def _slowly(chunk: Any, seconds: float) -> Any:
@@ -136,7 +138,7 @@ def _same(chunk: Any) -> Any:
 def _scale_up(seed: int, salt: str, *, n: int, chunks: int, task_ms: float) -> Any:
     x = random_array(seed, salt, (n, n, n), (block(n, chunks),) * 3)
     options = {"depth": 1, "boundary": "none", "meta": x._meta}
-    x = x.map_overlap(_slowly, seconds=task_ms * _MILLISECOND, **options)
+    x = x.map_overlap(_slowly, seconds=task_ms * MILLISECOND, **options)
     return x.map_overlap(_same, **options).sum(axis=0)
 
 
@@ -167,18 +169,18 @@ def _lognormal(request: Request) -> Instance:
     seconds = [float(value) for value in np.minimum(drawn, _LONGEST_S) / sizes["shrink"]]
     names = ["lognormal"] * len(seconds)
     if sizes["names"] == "by-duration":
-        names = [f"lognormal_{2.0 ** round(math.log2(s / _MILLISECOND)):g}ms" for s in seconds]
-    return _Map(request, seconds, names).instance()
+        names = [f"lognormal_{2.0 ** round(math.log2(s / MILLISECOND)):g}ms" for s in seconds]
+    return Calls(request, seconds, names).instance()
 
 
 def _heavy_tail(request: Request) -> Instance:
     sizes = request.arguments
-    n, base_s = sizes["n"], sizes["task_ms"] * _MILLISECOND
+    n, base_s = sizes["n"], sizes["task_ms"] * MILLISECOND
     n_heavy = round(n * sizes["heavy_fraction"])
     heavy = set(np.random.default_rng(request.seed).permutation(n)[:n_heavy].tolist())
     seconds = [base_s * sizes["heavy_factor"] if i in heavy else base_s for i in range(n)]
     # Each reads a result of its own: what reads nothing waits in Dask's queue, and is on no worker too early.
-    start, token = _start(request), tokenize(request.salt)
+    start, token = number_of(request), tokenize(request.salt)
     loads, reads = ([(f"{name}-{token}", i) for i in range(n)] for name in ("load", "heavy_tail"))
     tasks: dict[Key, Task] = {key: Task(key, nap, i, base_s, start) for i, key in enumerate(loads)}
     for key, load, seconds_of_it in zip(reads, loads, seconds, strict=True):
@@ -192,7 +194,7 @@ def _heavy_tail(request: Request) -> Instance:
 
     return Instance(
         submit=submit,
-        check=partial(_check, start, n),
+        check=partial(check_numbers, start, n),
         n_ops=2 * n,
         t1_s=n * base_s + sum(seconds),
         t_inf_s=base_s + max(seconds),
@@ -208,8 +210,8 @@ def _on_slow_workers(name: str, n_slow_of: Callable[[int], int], request: Reques
     """
     sizes = request.arguments
     n, slowdown = sizes["n"], sizes["slowdown"]
-    seconds = sizes["task_ms"] * _MILLISECOND
-    calls = _Map(request, [seconds] * n, [name] * n)
+    seconds = sizes["task_ms"] * MILLISECOND
+    calls = Calls(request, [seconds] * n, [name] * n)
     slow: list[str] = []
 
     def prepare(cluster: Cluster) -> None:
