@@ -18,6 +18,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin, WorkerPlugin
 
 from ferroflow_dask.clients import ask_workers
 from ferroflow_dask.scheduler.extension import FerroflowStealing
+from ferroflow_dask.scheduler.graphs.worker_runs import DELIVERED
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -126,6 +127,8 @@ class TaskObserver(StealCounter):
         super().reset()
         self.dependencies: dict[Any, tuple[Any, ...]] = {}
         self.seconds: dict[Any, float] = {}
+        # Tasks whose values a bundle has delivered were no tasks of the worker.
+        self.ended: set[Any] = set()
         self.cpu_s = time.thread_time()
 
     def update_graph(self, scheduler: Scheduler, *, tasks: list[Any], **kwargs: Any) -> None:
@@ -140,6 +143,8 @@ class TaskObserver(StealCounter):
         if start == "processing" and finish == "memory":
             spans = (span for span in kwargs.get("startstops") or () if span["action"] == "compute")
             self.seconds[key] = sum(span["stop"] - span["start"] for span in spans)
+            if kwargs["stimulus_id"] != DELIVERED:
+                self.ended.add(key)
 
 
 class FetchCounter(WorkerPlugin):
@@ -182,8 +187,8 @@ class ExecutionCounter(FetchCounter):
             self.executed -= 1
 
 
-#: What the plugins saw, as fields of a row, and the measured `t1_s` and `t_inf_s` [s]: the durations of all
-#: tasks, and of the longest chain.
+#: What the plugins saw: fields of a row; how many tasks have `ended` that were started as tasks; and the
+#: measured `t1_s` and `t_inf_s` [s], the durations of all tasks, and of the longest chain.
 Seen = dict[str, Any]
 
 
@@ -232,6 +237,7 @@ def _read_scheduler(dask_scheduler: Scheduler) -> Seen:
     return {
         "scheduler_cpu_s": time.thread_time() - observer.cpu_s,
         "tasks": len(observer.dependencies),
+        "ended": len(observer.ended),
         "t1_s": sum(observer.seconds.values()),
         "t_inf_s": longest_chain(observer.dependencies, observer.seconds),
         **{f"steals_{name}": n for name, n in observer.steals.items()},

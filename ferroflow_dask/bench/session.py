@@ -158,11 +158,11 @@ class Session:
                 results = self._compute(instance)
             makespan_s = time.perf_counter() - start
             seen = self._observer.read()
+            n_run, n_ended = seen["executed"], seen.pop("ended")
             if outcome.status == OK:
-                n_run = seen["executed"]
                 if instance.count_executed is not None:
                     seen["executed"] = instance.count_executed(self.client)
-                outcome.status = self._verdict(instance, policy, results, n_run, seen)
+                outcome.status = self._verdict(instance, policy, results, (n_run, n_ended), seen)
         with outcome:
             if instance.restore is not None:
                 instance.restore(self)
@@ -182,13 +182,14 @@ class Session:
         return results
 
     def _verdict(
-        self, instance: Instance, policy: str, results: Sequence[Any], n_run: int, seen: Seen
+        self, instance: Instance, policy: str, results: Sequence[Any], n_tasks: tuple[int, int], seen: Seen
     ) -> str:
-        """Return the status of a run that has results, given how many tasks ran."""
+        """Return the status of a run that has results, given how many tasks were started, and have ended."""
+        n_run, n_ended = n_tasks
         if not is_in_charge(self.client, policy):
             return f"policy {policy!r} gave up during the run"
-        if n_run != seen["tasks"]:
-            return f"executed {n_run} tasks of {seen['tasks']}"
+        if n_run != n_ended:
+            return f"executed {n_run} times, for {n_ended} tasks"
         if instance.count_executed is not None and seen["executed"] != instance.n_ops:
             return f"executed {seen['executed']} ops of {instance.n_ops}"
         try:

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial, wraps
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ferroflow_dask.bench import baselines
-from ferroflow_dask.bench.machine import stamp
 from ferroflow_dask.bench.metg import TIMED
 from ferroflow_dask.bench.plan import Plan, make_cases
 from ferroflow_dask.bench.report import report
-from ferroflow_dask.bench.rows import Rows, append_row, read_rows
-from ferroflow_dask.bench.schema import COSTS, OK, BenchRecord, Shape, identity_of
-from ferroflow_dask.bench.suite import run_plan
+from ferroflow_dask.bench.schema import COSTS, OK, Shape
 from ferroflow_dask.bench.workloads import WORKLOADS, Workload, default_sizes, get_workload
 from ferroflow_dask.cli.bench_flexflow import flexflow
 from ferroflow_dask.cli.bench_overhead import feeding, overhead
+from ferroflow_dask.cli.bench_runs import rows_of
 from ferroflow_dask.cli.bench_simulator import simulator
 from ferroflow_dask.cli.bench_strategies import strategies
 from ferroflow_dask.cli.cluster_options import Duration, repeat_type, size_options
-from ferroflow_dask.cli.errors import Failure, Interrupted, OneLineErrors
+from ferroflow_dask.cli.errors import Failure, OneLineErrors
 from ferroflow_dask.cli.files import check_folder
 from ferroflow_dask.cli.graph_options import SizeCommand, flag_of
-from ferroflow_dask.cli.progress import Rate
 from ferroflow_dask.cli.sections import SectionCommand, workload_option
 from ferroflow_dask.cli.slurm import SlurmOptions, slurm_client, slurm_options
 from ferroflow_dask.exceptions import UsageError
@@ -266,26 +260,8 @@ def _run(
         shape, start = Shape(*slurm.workers_and_threads(), True), partial(slurm_client, slurm)
         place = ("slurm", slurm.sections(), slurm.is_encrypted)
         plan = Plan(cases, shape, repeat, seed, *place, is_fresh)
-    wanted = {plan.identity(case, i) for case in plan.cases for i in range(repeat)}
-    present = read_rows([file], may_be_empty=True) if file.exists() else ()
-    rows = [row for row in present if identity_of(row) in wanted]
-    _check_setting(rows, file)
-    done = {identity_of(row) for row in rows if row.status == OK or not retries_broken}
-    with _progress(len(wanted) - len(done)) as (tell, advance, warn):
-        try:
-            for row in run_plan(
-                plan, done=done, timeout_s=run_timeout, start=start, on_step=tell, on_problem=warn
-            ):
-                append_row(file, row)
-                done.add(identity_of(row))
-                advance(row)
-        except KeyboardInterrupt as error:
-            raise Interrupted(
-                error, f"; {len(done)} of {len(wanted)} runs are in {file}; the same command goes on"
-            ) from None
-    written = read_rows([file])
-    rows = [row for row in written if identity_of(row) in wanted]
-    click.echo(report(Rows(rows, written.notes), defaults=default_sizes()))
+    rows = rows_of(plan, file, start=start, timeout_s=run_timeout, retries_broken=retries_broken)
+    click.echo(report(rows, defaults=default_sizes()))
     broken = [row for row in rows if row.status != OK]
     if broken:
         first = broken[0]
@@ -305,43 +281,3 @@ def _check_packages(workloads: Sequence[Workload]) -> None:
             f"{names}: not without {packages}; run in the clone: pip install '.[bench]'; or leave "
             f"{'it' if len(lacking) == 1 else 'them'} out"
         )
-
-
-def _check_setting(rows: Sequence[BenchRecord], file: Path) -> None:
-    here = stamp()
-    if any({name: getattr(row, name) for name in here} != here for row in rows):
-        raise UsageError(
-            f"{file} has runs of this plan from another commit, machine or set of versions, which cannot "
-            "be gone on with; give another file with --rows"
-        )
-
-
-#: Told what is about to run, of a run that was made, and of what went wrong between runs.
-_Told = tuple[Callable[[str], object], Callable[[BenchRecord], object], Callable[[str], object]]
-
-
-@contextmanager
-def _progress(n_runs: int) -> Iterator[_Told]:
-    """Show a bar with the time left on a terminal, else a line for each run, both on stderr."""
-    console = Console(stderr=True)
-    warn = partial(click.echo, err=True)
-    if not console.is_terminal:
-        yield (lambda _: None), lambda row: click.echo(_line(row), err=True), warn
-        return
-    columns = (
-        TextColumn("{task.description:40.40}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        Rate("runs"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
-        bar = progress.add_task("", total=n_runs)
-        # Rich has what goes to stderr meanwhile above the bar.
-        yield lambda text: progress.update(bar, description=text), lambda _: progress.advance(bar), warn
-
-
-def _line(row: BenchRecord) -> str:
-    lowering = f" ({row.lowering})" if row.lowering else ""
-    outcome = f"{row.makespan_s:.3f} s" if row.status == OK else row.status
-    return f"{row.workload} · {row.policy}{lowering} · {row.costs} · run {row.repetition + 1}: {outcome}"
