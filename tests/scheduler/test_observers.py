@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Awaitable, Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import dask
@@ -22,7 +23,7 @@ from ferroflow_dask.bundling.plan import Plan
 from ferroflow_dask.scheduler.features.inlined_results_worker import ReportedResults
 from ferroflow_dask.scheduler.graphs import arrivals
 from ferroflow_dask.scheduler.graphs.worker import TOPIC
-from ferroflow_dask.scheduler.graphs.worker_observers import observers
+from ferroflow_dask.scheduler.graphs.worker_observers import OPERATION, WorkerObservers, observers
 from ferroflow_dask.scheduler.plugin import uninstall_from
 from ferroflow_dask.scheduler.remote_worker import RemotePlugin
 
@@ -393,3 +394,20 @@ async def test_a_progress_bar_goes_on_when_a_bundle_is_split(
     await cluster.client.gather(futures)
     await comes(lambda: progress.status)
     assert progress.status == "finished"
+
+
+def test_a_heartbeat_before_the_first_report_announces_the_worker_too() -> None:
+    sent: list[dict[str, Any]] = []
+    later: list[tuple[Any, ...]] = []
+    worker: Any = SimpleNamespace(
+        handlers={},
+        metrics={},
+        plugins={},
+        loop=SimpleNamespace(add_callback=lambda *call: later.append(call)),
+        log_event=lambda _topic, report: sent.append(report),
+    )
+    WorkerObservers(worker, TOPIC, {"version": "1"})
+    worker.metrics[OPERATION](worker)  # as in a heartbeat
+    for function, *arguments in later:
+        function(*arguments)
+    assert [report["version"] for report in sent] == ["1"]

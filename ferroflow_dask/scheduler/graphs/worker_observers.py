@@ -59,21 +59,24 @@ class WorkerObservers:
         self._worker = worker
         self._topic = topic
         self._announced: list[str] | None = None
+        # A heartbeat may come before the callback below.
+        self._announcement = announcement
         worker.handlers[OPERATION] = self.report
         worker.metrics[OPERATION] = self.announce
         # A worker that starts adds all its plugins in this turn of its event loop.
-        worker.loop.add_callback(self.announce, worker, **announcement)
+        worker.loop.add_callback(self.announce, worker)
 
     def report(self) -> dict[str, Any]:
         """Return the plugins and the time [s]; called when the scheduler asks."""
         return {"observers": observers(self._worker.plugins.values(), ["transition"]), "at": monotonic()}
 
-    def announce(self, _: Worker, **more: Any) -> int:
+    def announce(self, _: Worker) -> int:
         """Send a report if it has changed; return the number of plugins; called with each heartbeat."""
         report = self.report()
         if report["observers"] != self._announced:
             self._announced = report["observers"]
-            self._worker.log_event(self._topic, report | more)  # distributed adds the worker
+            self._worker.log_event(self._topic, report | self._announcement)  # distributed adds the worker
+            self._announcement = {}
         return len(report["observers"])
 
     def close(self) -> None:
