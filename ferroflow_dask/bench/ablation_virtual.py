@@ -31,10 +31,14 @@ _LATENCY_S, _LATE_S, _BANDWIDTH = 1e-4, 5e-3, 1e9
 _SLOW = 0.4
 #: Tasks of each graph, about.
 _N_TASKS = 400
-_SEEDS = 3
+_N_RANDOM = 6
 #: Workers and tasks for which the CPU time per task is measured; its runs take turns.
 _CPU_SIZES = {8: 2000, 400: 4000, 1000: 10_000}
 _CPU_RUNS = 5
+
+
+#: What is compared of runs in virtual time, in the order of the fields of `_Run`.
+MEASURES = ("time", "tasks", "messages")
 
 
 class Ratio(NamedTuple):
@@ -58,11 +62,11 @@ class Ratio(NamedTuple):
 
 
 def _short() -> Iterator[Graph]:
-    return (make(_N_TASKS, seed, 0.001) for make in GRAPHS.values() for seed in range(_SEEDS))
+    return (make(_N_TASKS, seed, 0.001) for seed, make in enumerate(GRAPHS.values()))
 
 
 def _long() -> Iterator[Graph]:
-    return (make(_N_TASKS, seed) for make in GRAPHS.values() for seed in range(_SEEDS))
+    return (make(_N_TASKS, seed) for seed, make in enumerate(GRAPHS.values()))
 
 
 def _sleeping() -> Iterator[Graph]:
@@ -75,7 +79,7 @@ def _sleeping() -> Iterator[Graph]:
 
 def _random() -> Iterator[Graph]:
     """Yield layered graphs: each task reads up to three of the layer before, durations are lognormal."""
-    for seed in range(4 * _SEEDS):
+    for seed in range(_N_RANDOM):
         rng = random.Random(seed)
         width, mean_s = rng.choice((4, 16, 48)), rng.choice((0.002, 0.02, 0.1))
         graph: Graph = {}
@@ -90,13 +94,32 @@ def _random() -> Iterator[Graph]:
         yield graph
 
 
+def _narrow() -> Iterator[Graph]:
+    """Yield chains and stencils as wide as half of the cluster, and as the whole."""
+    for width in (_WORKERS // 2, _WORKERS):
+        for mean_s in (0.002, 0.01, 0.05):
+            for reads in ((0,), (-1, 0, 1)):
+                rng, graph = random.Random(width), Graph()
+                for step in range(_N_TASKS // _WORKERS):
+                    for i in range(width):
+                        near = sorted({(i + offset) % width for offset in reads}) if step else ()
+                        needed: tuple[Key, ...] = tuple(("cell", step - 1, j) for j in near)
+                        duration_s = mean_s * rng.uniform(0.8, 1.2)
+                        graph["cell", step, i] = VirtualTask(duration_s, needed, nbytes=28)
+                yield graph
+
+
 #: Classes of graphs by name.
 GROUPS: Mapping[str, Callable[[], Iterator[Graph]]] = {
-    "graphs of 1 ms tasks": _short,
-    "graphs of 20 ms tasks": _long,
+    "1 ms tasks": _short,
+    "20 ms tasks": _long,
     "sleeping ops": _sleeping,
     "random graphs": _random,
+    "narrow graphs": _narrow,
 }
+#: What is off on both sides, by the end of a class's name. Graphs whose tasks retry, need resources or are
+#: followed by plugins of others are not bundled.
+_OFF: Mapping[str, tuple[str, ...]] = {"": (), ", not bundled": ("bundles",)}
 #: One-way time of a message [s] and the speeds of workers, by setting.
 _SETTINGS: Mapping[str, tuple[float, Sequence[float]]] = {
     "": (_LATENCY_S, [1.0] * _WORKERS),
@@ -142,18 +165,21 @@ def virtual_ratios(
     told: Callable[[str], object] = lambda _: None,
 ) -> Iterator[Ratio]:
     """Yield the ratio of each measure for each feature that acts in virtual time, class and setting."""
-    active = [name for name in features if name in ACTIVE]
     for group in groups:
         graphs = list(GROUPS[group]())
         for setting, (latency_s, speeds) in _SETTINGS.items():
-            told(group + setting)
-            whole = [_run(graph, latency_s, speeds, ()) for graph in graphs]
-            for name in active:
-                less = [_run(graph, latency_s, speeds, (name,)) for graph in graphs]
-                pairs = list(zip(less, whole, strict=True))
-                for measure, place in (("makespan", 0), ("tasks", 1), ("messages", 2)):
-                    value = geometric_mean(one[place] / other[place] for one, other in pairs)
-                    yield Ratio(name, group + setting, measure, value)
+            for ending, off in _OFF.items():
+                name = group + setting + ending
+                told(name)
+                whole = [_run(graph, latency_s, speeds, off) for graph in graphs]
+                for feature in features:
+                    if feature not in ACTIVE or feature in off:
+                        continue
+                    less = [_run(graph, latency_s, speeds, (*off, feature)) for graph in graphs]
+                    pairs = list(zip(less, whole, strict=True))
+                    for place, measure in enumerate(MEASURES):
+                        value = geometric_mean(one[place] / other[place] for one, other in pairs)
+                        yield Ratio(feature, name, measure, value)
 
 
 def cpu_ratios(features: Sequence[str], told: Callable[[str], object] = lambda _: None) -> Iterator[Ratio]:

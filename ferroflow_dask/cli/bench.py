@@ -16,6 +16,7 @@ from ferroflow_dask.bench.plan import Plan, make_cases
 from ferroflow_dask.bench.report import report
 from ferroflow_dask.bench.schema import COSTS, OK, Shape
 from ferroflow_dask.bench.workloads import WORKLOADS, Workload, default_sizes, get_workload
+from ferroflow_dask.cli.bench_ablation import ablation
 from ferroflow_dask.cli.bench_flexflow import flexflow
 from ferroflow_dask.cli.bench_overhead import feeding, overhead
 from ferroflow_dask.cli.bench_runs import rows_of
@@ -98,6 +99,7 @@ def bench() -> None:
     """Measure workloads under Dask and under our policies, interleaved, as ratios."""
 
 
+bench.add_command(ablation)
 bench.add_command(overhead)
 bench.add_command(feeding)
 bench.add_command(simulator)

@@ -17,6 +17,7 @@ class Bundles(Feature):
 
     name = "bundles"
     summary = "Short tasks of a graph run together in one task"
+    parts = ("bundling", "scheduler/graphs")
 
     def changes(self) -> Iterable[Change]:
         """Bundle graphs from now on."""

@@ -14,6 +14,7 @@ class LeanTransitions(Feature):
 
     name = "lean_transitions"
     summary = "Dask's state machine in fewer instructions"
+    parts = ("scheduler/_distributed_transitions",)
 
     def changes(self) -> Iterable[Change]:
         """Exchange the methods."""

@@ -13,4 +13,5 @@ class PlainShuffles(Feature):
 
     name = "plain_shuffles"
     summary = "P2P shuffles of little data become plain tasks"
+    parts = ("bundling/small_shuffles",)
     needs = ("bundles",)

@@ -13,4 +13,5 @@ class Sharing(Feature):
 
     name = "sharing"
     summary = "Graphs read values inside the bundles of earlier graphs"
+    parts = ("bundling/sharing",)
     needs = ("bundles",)
