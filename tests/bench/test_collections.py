@@ -12,6 +12,7 @@ import pytest
 from conftest import checked_client
 from dask.utils import key_split
 from distributed.diagnostics.plugin import SchedulerPlugin
+from measured import build
 
 pytest.importorskip("pandas")
 pytest.importorskip("pyarrow")
@@ -205,3 +206,11 @@ def test_sleeping_tasks_declare_their_durations_where_costs_are_known(
 )
 def test_differences_in_words(found: Any, expected: Any, problem: str) -> None:
     assert difference(found, expected) == problem
+
+
+def test_the_answer_of_a_shuffle_is_computed_without_the_cluster_that_there_is() -> None:
+    pytest.importorskip("pandas")
+    (groupby,) = (workload for workload in RSDS if workload.name == "groupby")
+    with checked_client(1, processes=False, set_as_default=True):
+        instance = build(groupby, seed=20_261_127)  # whose answer no other test has computed
+    assert instance.n_ops > 0

@@ -14,6 +14,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from dask import config
 from dask.base import collections_to_expr, compute, tokenize
 
 from ferroflow_dask.bench.workloads.base import Instance, Request, Workload
@@ -109,7 +110,9 @@ def instance(recipe: Recipe, request: Request, **options: Any) -> Instance:
 @lru_cache(N_KEPT)
 def _answer(collect: Callable[..., Any], seed: int, arguments: tuple[tuple[str, Any], ...]) -> Any:
     """Compute a collection in this thread, by tasks of its own, without a cluster."""
-    (found,) = compute(collect(seed, "the answer", **dict(arguments)), scheduler="synchronous")
+    # With a client, Dask would choose P2P shuffles, which work on a cluster only.
+    with config.set({"dataframe.shuffle.method": "tasks"}):
+        (found,) = compute(collect(seed, "the answer", **dict(arguments)), scheduler="synchronous")
     return _plain(found)
 
 

@@ -32,6 +32,7 @@ class PolicyWatch(Feature):
 
     name = "policy_watch"
     summary = "A policy that takes too long is logged, and replaced by Dask if it goes on"
+    reason = "ends a policy that holds the scheduler up: `tests/scheduler/test_policy_watch.py`"
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)

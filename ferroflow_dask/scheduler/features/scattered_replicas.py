@@ -35,6 +35,7 @@ class ScatteredReplicas(Feature):
 
     name = "scattered_replicas"
     summary = "What `scatter` has copied to all workers stays there"
+    reason = "weights are sent once: `tests/scheduler/test_collection.py`"
 
     def changes(self) -> Iterable[Change]:
         """Exchange the policy of the active memory manager."""
