@@ -9,7 +9,6 @@ from pathlib import Path
 
 import click
 
-from ferroflow_dask import __version__
 from ferroflow_dask.bench.ablation import (
     AGAIN,
     CLASSES,
@@ -86,7 +85,7 @@ def ablation(
         ratios += real_ratios(rows_of(plan, file), features)
     where = stamp()
     versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items())
-    made = f"{datetime.now(UTC):%Y-%m-%d}, ferroflow-dask {__version__}, {versions}; {where['machine']}"
+    made = f"{datetime.now(UTC):%Y-%m-%d}, {versions}; {where['machine']}"
     text = "\n\n".join(filter(None, [ablation_table(ratios), noise_told(ratios), f"Measured: {made}."]))
     click.echo(text)
     if document is not None:

@@ -17,7 +17,7 @@ class Page(Feature):
 
     name = "page"
     summary = "A page of Dask's dashboard shows what the plugin does"
-    reason = "shows what happens: `tests/dashboard/test_dashboard.py`"
+    reason = "shows how the plugin works: `tests/dashboard/test_dashboard.py`"
 
     def changes(self) -> Iterable[Change]:
         """Show the page."""

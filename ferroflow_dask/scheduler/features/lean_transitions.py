@@ -14,6 +14,7 @@ class LeanTransitions(Feature):
 
     name = "lean_transitions"
     summary = "Dask's state machine in fewer instructions"
+    reason = "4 to 6 % fewer instructions of the scheduler: `tests/scheduler/test_lean_transitions.py`"
     parts = ("scheduler/_distributed_transitions",)
 
     def changes(self) -> Iterable[Change]:

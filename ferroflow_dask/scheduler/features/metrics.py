@@ -69,7 +69,7 @@ class Metrics(Feature):
 
     name = "metrics"
     summary = "Counts and learned values on Dask's Prometheus page"
-    reason = "shows what happens: `tests/scheduler/test_plugin.py`"
+    reason = "shows how the plugin works: `tests/scheduler/test_plugin.py`"
 
     def unavailable(self) -> str:
         """Return whether the package of the metrics is missing."""

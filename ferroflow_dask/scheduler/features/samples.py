@@ -13,4 +13,5 @@ class Samples(Feature):
 
     name = "samples"
     summary = "Some tasks of unknown duration run before their graph is cut"
+    parts = ("bundling/sample",)
     needs = ("bundles",)

@@ -13,5 +13,6 @@ class Sharing(Feature):
 
     name = "sharing"
     summary = "Graphs read values inside the bundles of earlier graphs"
+    reason = "a task that two graphs have runs once, as in Dask: `tests/scheduler/test_shared_bundles.py`"
     parts = ("bundling/sharing",)
     needs = ("bundles",)
