@@ -23,8 +23,9 @@ from ferroflow_dask.bench.schema import BenchRecord
 from ferroflow_dask.cli.slurm import SlurmOptions
 from ferroflow_dask.deploy import local_client
 
-#: The module; its name in the package is that of the command.
+#: The modules; the name of the first in the package is that of the command.
 command = importlib.import_module("ferroflow_dask.cli.bench")
+runs = importlib.import_module("ferroflow_dask.cli.bench_runs")
 
 TINY = ("wide", "--width", "4", "--depth", "2", "--workers", "2", "--no-processes", "--repeat", "2")
 
@@ -123,7 +124,7 @@ def test_an_interrupted_benchmark_keeps_its_rows_and_goes_on(
 ) -> None:
     file = tmp_path / "rows.jsonl"
     arguments = ("bench", "run", *TINY, "--policy", "ferroflow", "--policy", "static", "--rows", str(file))
-    run_plan = command.run_plan
+    run_plan = runs.run_plan
 
     def interrupted(*args: Any, **options: Any) -> Iterator[BenchRecord]:
         rows = run_plan(*args, **options)
@@ -132,7 +133,7 @@ def test_an_interrupted_benchmark_keeps_its_rows_and_goes_on(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(command, "run_plan", interrupted)
+        patch.setattr(runs, "run_plan", interrupted)
         first = ferroflow(*arguments)
     assert first.exit_code == INTERRUPTED
     assert f"interrupted; 1 of 8 runs are in {file}" in " ".join(first.stderr.split())
@@ -200,7 +201,7 @@ def test_rows_of_other_clusters_are_not_taken_for_those_that_are_asked_for(
         found.append(plan.n_runs - len(done))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "run_plan", planned)
+    monkeypatch.setattr(runs, "run_plan", planned)
     monkeypatch.setattr(SlurmOptions, "workers_and_threads", lambda self: (2, 1))
     file = tmp_path / "rows.jsonl"
     rows = [{**row, "processes": True, **place} for row in rows_of(measured)]

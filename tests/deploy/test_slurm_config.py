@@ -216,7 +216,7 @@ def test_that_another_section_serves_is_told_once_and_before_anything_fails_by_i
     def cluster(options: SlurmOptions) -> Any:
         raise FerroflowError("no Slurm here")
 
-    monkeypatch.setattr(importlib.import_module("ferroflow_dask.cli.bench"), "run_plan", run_plan)
+    monkeypatch.setattr(importlib.import_module("ferroflow_dask.cli.bench_runs"), "run_plan", run_plan)
     monkeypatch.setattr(SlurmOptions, "cluster", cluster)
     where = ("--cluster", "slurm", "--config", file, "--rows", tmp_path / "rows.jsonl")
     stopped = ferroflow("bench", "run", "wide", *where)

@@ -43,6 +43,7 @@ def _pattern(width: int, steps: int, n: int, output_bytes: int, **_: Any) -> flo
 #: By the names of workloads; others have `n` tasks.
 _OF: Mapping[str, _Nbytes] = {
     "scale_up": lambda n, chunks, **_: _numbers(n**3, 27 * chunks**3),
+    "one_by_one": lambda chains, steps, **_: TASK_NBYTES * chains * steps,
     "tree": lambda height: TASK_NBYTES * 2.0 ** min(height, 1000),
     "xarray": lambda **_: 0.0,  # the array has one size, and larger blocks are fewer
     "bag": lambda n, p: _ROW_NBYTES * n**2 / max(p, 1) + TASK_NBYTES * p**2,
