@@ -33,6 +33,7 @@ def results() -> Iterator[Callable[..., Result]]:
 
 
 @pytest.mark.cluster
+@pytest.mark.filterwarnings("default:.*differs:UserWarning")  # a row that depends on time runs again
 @pytest.mark.parametrize("policy", [PLAIN, BUNDLES])
 @pytest.mark.parametrize("name", _ROWS)
 def test_the_program_observes_what_it_observes_in_stock(
