@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ferroflow_dask.bench.ablation_virtual import Ratio
+from ferroflow_dask.bench.baselines import AGAIN, OURS, WITHOUT
 from ferroflow_dask.bench.comparison import SEED, Case, Sample, cases_of, named, speed_up
 from ferroflow_dask.bench.estimates import ratio_of_medians
 from ferroflow_dask.bench.markdown import NOTHING, table
@@ -23,8 +24,6 @@ from ferroflow_dask.bench.workloads import default_sizes
 from ferroflow_dask.scheduler.features import found_features
 from ferroflow_dask.scheduler.features.base import Feature
 
-#: The plugin, the plugin once more, and what the names without a feature begin with.
-OURS, AGAIN, WITHOUT = "ferroflow", "ferroflow-again", "ferroflow-without-"
 #: A feature stays if its removal costs so much in one class and measure, or for a reason.
 LEAST_GAIN = 1.05
 #: Lines of a document between which the table stands.
@@ -123,9 +122,9 @@ def ablation_table(ratios: Sequence[Ratio]) -> str:
             [
                 f"`{kind.name}`",
                 f"{lines_of(kind):,}",
-                _told(gains(in_time)),
-                _told(gains(others)),
-                _told(sorted(losses, key=lambda ratio: ratio.value)),
+                _first_of(gains(in_time)),
+                _first_of(gains(others)),
+                _first_of(sorted(losses, key=lambda ratio: ratio.value)),
                 kind.reason or NOTHING,
             ]
         )
@@ -140,7 +139,7 @@ def ablation_table(ratios: Sequence[Ratio]) -> str:
     return table(header, rows, right=("lines",))
 
 
-def noise_told(ratios: Sequence[Ratio]) -> str:
+def noise_line(ratios: Sequence[Ratio]) -> str:
     """Return a sentence about how far the plugin differs from itself; "" if it did not run again."""
     again = [ratio.value for ratio in ratios if not ratio.feature and ratio.measure == _TIME]
     if not again:
@@ -148,7 +147,7 @@ def noise_told(ratios: Sequence[Ratio]) -> str:
     return f"The plugin divided by itself in the same runs: {min(again):.2f} to {max(again):.2f}."
 
 
-def _told(ratios: Sequence[Ratio]) -> str:
+def _first_of(ratios: Sequence[Ratio]) -> str:
     """Return the first of some ratios in words."""
     if not ratios:
         return NOTHING

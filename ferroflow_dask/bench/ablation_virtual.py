@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from dask.typing import Key
 
-from ferroflow_dask.bench.garbage import collected_as_by_a_scheduler
+from ferroflow_dask.bench.baselines import OURS
+from ferroflow_dask.bench.overhead import cpu_per_task
 from ferroflow_dask.bench.overhead_graphs import GRAPHS, Graph
 from ferroflow_dask.bench.simulated_graphs import SLEEPS
 from ferroflow_dask.scheduler.features import VIRTUAL
@@ -37,10 +38,6 @@ _CPU_SIZES = {8: 1000, 400: 2000, 1000: 4000}
 _CPU_RUNS = 5
 
 
-#: What is compared of runs in virtual time, in the order of the fields of `_Run`.
-MEASURES = ("time", "tasks", "messages")
-
-
 class Ratio(NamedTuple):
     """What a feature changes in a class: a measure without it divided by the same with it.
 
@@ -50,7 +47,7 @@ class Ratio(NamedTuple):
         `group` is the class of programs.
     value : float
     low, high : float or None
-        95 % interval; None for exact measures.
+        95 % interval, or the range of the CPU times; None for exact measures.
     """
 
     feature: str
@@ -131,7 +128,7 @@ CPU_GROUP = "scheduler, {workers:,} workers"
 
 
 class _Run(NamedTuple):
-    makespan_s: float
+    time: float
     tasks: int
     messages: int
 
@@ -162,7 +159,7 @@ def _named(graph: Graph, run: int) -> Graph:
 def virtual_ratios(
     features: Sequence[str],
     groups: Sequence[str] = tuple(GROUPS),
-    told: Callable[[str], object] = lambda _: None,
+    on_run: Callable[[str], object] = lambda _: None,
 ) -> Iterator[Ratio]:
     """Yield the ratio of each measure for each feature that acts in virtual time, class and setting."""
     for group in groups:
@@ -170,38 +167,30 @@ def virtual_ratios(
         for setting, (latency_s, speeds) in _SETTINGS.items():
             for ending, off in _OFF.items():
                 name = group + setting + ending
-                told(name)
+                on_run(name)
                 whole = [_run(graph, latency_s, speeds, off) for graph in graphs]
                 for feature in features:
                     if feature not in ACTIVE or feature in off:
                         continue
                     less = [_run(graph, latency_s, speeds, (*off, feature)) for graph in graphs]
                     pairs = list(zip(less, whole, strict=True))
-                    for place, measure in enumerate(MEASURES):
+                    for place, measure in enumerate(_Run._fields):
                         value = geometric_mean(one[place] / other[place] for one, other in pairs)
                         yield Ratio(feature, name, measure, value)
 
 
-def cpu_ratios(features: Sequence[str], told: Callable[[str], object] = lambda _: None) -> Iterator[Ratio]:
+def cpu_ratios(features: Sequence[str], on_run: Callable[[str], object] = lambda _: None) -> Iterator[Ratio]:
     """Yield the ratio of the scheduler's CPU time per task for each feature, for several cluster sizes."""
     for workers, n_tasks in _CPU_SIZES.items():
         for name in features:
             if name not in ACTIVE:
                 continue
             group = CPU_GROUP.format(workers=workers)
-            told(f"{group} · {name}")
+            on_run(f"{group} · {name}")
             found = []
             for seed in range(_CPU_RUNS):
                 graph = GRAPHS["array"](n_tasks, seed)
                 pair = ((name,), ()) if seed % 2 else ((), (name,))
-                spent_s = {without: _cpu_s(graph, workers, without) for without in pair}
+                spent_s = {off: cpu_per_task(graph, OURS, workers, without=off) for off in pair}
                 found.append(spent_s[(name,)] / spent_s[()])
             yield Ratio(name, group, "CPU time", median(found), min(found), max(found))
-
-
-def _cpu_s(graph: Graph, workers: int, without: Sequence[str]) -> float:
-    cluster = VirtualCluster(workers, validate=False, scheduler_cpu="measured", without=without)
-    with collected_as_by_a_scheduler():
-        cluster.submit(graph)
-        cluster.run()
-    return cluster.cpu.seconds

@@ -53,23 +53,23 @@ BASELINES = {
 
 
 #: The plugin as it is, once more, which shows the noise, and without a feature.
-_OURS = "ferroflow"
-_AGAIN = f"{_OURS}-again"
-_WITHOUT = f"{_OURS}-without-"
+OURS = "ferroflow"
+AGAIN = f"{OURS}-again"
+WITHOUT = f"{OURS}-without-"
 
 
 def names() -> tuple[str, ...]:
     """Return the names of all that can be measured."""
-    without = (f"{_WITHOUT}{kind.name}" for kind in found_features())
-    return (*BASELINES, *policy_names(), _AGAIN, *without)
+    without = (f"{WITHOUT}{kind.name}" for kind in found_features())
+    return (*BASELINES, *policy_names(), AGAIN, *without)
 
 
 def _policy_and_features_off(name: str) -> tuple[str, tuple[str, ...]]:
     """Return the policy that a name stands for, and the features that are off. Others are without bundles."""
-    if name in (_OURS, _AGAIN):
-        return _OURS, ()
-    if name.startswith(_WITHOUT):
-        return _OURS, (name.removeprefix(_WITHOUT),)
+    if name in (OURS, AGAIN):
+        return OURS, ()
+    if name.startswith(WITHOUT):
+        return OURS, (name.removeprefix(WITHOUT),)
     return name, ("bundles",)
 
 

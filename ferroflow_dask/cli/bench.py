@@ -19,7 +19,7 @@ from ferroflow_dask.bench.workloads import WORKLOADS, Workload, default_sizes, g
 from ferroflow_dask.cli.bench_ablation import ablation
 from ferroflow_dask.cli.bench_flexflow import flexflow
 from ferroflow_dask.cli.bench_overhead import feeding, overhead
-from ferroflow_dask.cli.bench_runs import rows_of
+from ferroflow_dask.cli.bench_runs import rows_of, rows_option
 from ferroflow_dask.cli.bench_simulator import simulator
 from ferroflow_dask.cli.bench_strategies import strategies
 from ferroflow_dask.cli.cluster_options import Duration, repeat_type, size_options
@@ -77,14 +77,7 @@ _COMMON_OPTIONS: tuple[Callable[..., Any], ...] = (
         show_default=True,
         help="How long a run may take before it counts as hung [s].",
     ),
-    click.option(
-        "--rows",
-        "file",
-        type=click.Path(dir_okay=False, path_type=Path),
-        default=Path("ferroflow-bench.jsonl"),
-        show_default=True,
-        help="File to which each run adds a row; what it has already is not run again.",
-    ),
+    rows_option("ferroflow-bench.jsonl"),
     click.option(
         "--retry-broken",
         "retries_broken",

@@ -10,21 +10,19 @@ from pathlib import Path
 import click
 
 from ferroflow_dask.bench.ablation import (
-    AGAIN,
     CLASSES,
-    OURS,
-    WITHOUT,
     ablation_table,
-    noise_told,
+    noise_line,
     put_between,
     real_ratios,
 )
 from ferroflow_dask.bench.ablation_virtual import GROUPS, Ratio, cpu_ratios, virtual_ratios
+from ferroflow_dask.bench.baselines import AGAIN, OURS, WITHOUT
 from ferroflow_dask.bench.machine import stamp
 from ferroflow_dask.bench.plan import Case, Plan, make_cases
 from ferroflow_dask.bench.schema import Shape
 from ferroflow_dask.bench.workloads import get_workload
-from ferroflow_dask.cli.bench_runs import rows_of
+from ferroflow_dask.cli.bench_runs import rows_of, rows_option
 from ferroflow_dask.cli.files import check_folder
 from ferroflow_dask.cli.simulations import choices_option, quiet_schedulers
 from ferroflow_dask.exceptions import UsageError
@@ -43,14 +41,7 @@ _VIRTUAL_S = 600
 @choices_option("--class", "classes", [*CLASSES, *GROUPS], "Class of programs; the last ones are virtual")
 @click.option("--quick/--full", "is_quick", default=True, help="One program of each class, or all.")
 @click.option("--virtual", "is_virtual", is_flag=True, help="Only what runs in virtual time.")
-@click.option(
-    "--rows",
-    "file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=Path("ferroflow-ablation.jsonl"),
-    show_default=True,
-    help="File of the real runs, as of `bench run`; what it has already is not run again.",
-)
+@rows_option("ferroflow-ablation.jsonl")
 @click.option(
     "--write",
     "document",
@@ -86,7 +77,7 @@ def ablation(
     where = stamp()
     versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items())
     made = f"{datetime.now(UTC):%Y-%m-%d}, {versions}; {where['machine']}"
-    text = "\n\n".join(filter(None, [ablation_table(ratios), noise_told(ratios), f"Measured: {made}."]))
+    text = "\n\n".join(filter(None, [ablation_table(ratios), noise_line(ratios), f"Measured: {made}."]))
     click.echo(text)
     if document is not None:
         document.write_text(_text_with(document, text), encoding="utf-8")
@@ -109,9 +100,9 @@ def _virtual(features: Sequence[str], groups: Sequence[str]) -> Iterator[Ratio]:
     if not groups:
         return
     quiet_schedulers()
-    told = partial(click.echo, err=True)
-    yield from virtual_ratios(features, groups, told)
-    yield from cpu_ratios(features, told)
+    on_run = partial(click.echo, err=True)
+    yield from virtual_ratios(features, groups, on_run)
+    yield from cpu_ratios(features, on_run)
 
 
 def _text_with(document: Path, text: str) -> str:

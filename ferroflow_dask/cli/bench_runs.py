@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 from rich.console import Console
@@ -20,6 +21,20 @@ from ferroflow_dask.bench.suite import run_plan
 from ferroflow_dask.cli.errors import Interrupted
 from ferroflow_dask.cli.progress import Rate
 from ferroflow_dask.exceptions import UsageError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def rows_option(default: str) -> Callable[[F], F]:
+    """Return the option for the file of rows."""
+    return click.option(
+        "--rows",
+        "file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        default=Path(default),
+        show_default=True,
+        help="File to which each run adds a row; what it has already is not run again.",
+    )
 
 
 def rows_of(

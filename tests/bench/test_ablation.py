@@ -20,7 +20,7 @@ from ferroflow_dask.bench.ablation import (
     ablation_table,
     gains,
     lines_of,
-    noise_told,
+    noise_line,
     pays,
     put_between,
     real_ratios,
@@ -65,7 +65,8 @@ def test_the_documentation_has_a_row_for_each_feature_which_pays_or_has_a_reason
 def test_programs_are_workloads_of_sizes_that_these_have() -> None:
     for programs in CLASSES.values():
         for program in programs:
-            get_workload(program.workload).arguments(program.sizes)
+            sizes = get_workload(program.workload).arguments(program.sizes)
+            assert program.sizes.items() <= sizes.items()
 
 
 def test_real_ratios_are_those_of_the_same_program() -> None:
@@ -83,7 +84,7 @@ def test_real_ratios_are_those_of_the_same_program() -> None:
     assert found["prefetch", "CPU time"].value == pytest.approx(3.0)
     assert found["", "time"].value == pytest.approx(1.1)
     assert not any(one.feature == "sharing" for one in found.values())
-    assert "1.10 to 1.10" in noise_told(list(found.values()))
+    assert "1.10 to 1.10" in noise_line(list(found.values()))
     assert pays(Prefetch, [one for one in found.values() if one.feature == "prefetch"])
 
 

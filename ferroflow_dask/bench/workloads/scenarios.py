@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -70,7 +70,7 @@ class Calls:
         self.keys = [f"{name}-{token}-{i}" for i, name in enumerate(names)]
         self.seconds = seconds
         self.start = number_of(request)
-        self.is_declared = request.costs == "known"
+        self._declared = partial(declared, request)
 
     def submit(
         self, client: Client, function: Callable[..., int] = nap, **options: Any
@@ -78,7 +78,7 @@ class Calls:
         """Hand all calls over at once."""
         costs = PerKey(dict(zip(self.keys, self.seconds, strict=True)))
         places, options = range(len(self.keys)), {"start": self.start, **options}
-        with annotate(**{COST_ANNOTATION: costs}) if self.is_declared else nullcontext():
+        with self._declared(costs):
             futures: list[Future[Any]] = client.map(function, places, self.seconds, key=self.keys, **options)
         return futures
 
@@ -87,6 +87,11 @@ class Calls:
         n = len(self.keys)
         check = partial(check_numbers, self.start, n)
         return Instance(self.submit, check, n, t1_s=sum(self.seconds), t_inf_s=max(self.seconds))
+
+
+def declared(request: Request, costs: object) -> AbstractContextManager[object]:
+    """Declare the durations of tasks that are submitted meanwhile [s], if the request has known costs."""
+    return annotate(**{COST_ANNOTATION: costs}) if request.costs == "known" else nullcontext()
 
 
 def number_of(request: Request) -> int:
@@ -188,7 +193,7 @@ def _heavy_tail(request: Request) -> Instance:
     costs = PerKey(dict(zip([*loads, *reads], [*[base_s] * n, *seconds], strict=True)))
 
     def submit(client: Client) -> Sequence[Future[Any]]:
-        with annotate(**{COST_ANNOTATION: costs}) if request.costs == "known" else nullcontext():
+        with declared(request, costs):
             futures: Sequence[Future[Any]] = client.get(tasks, reads, sync=False)
         return futures
 

@@ -6,17 +6,22 @@ Tasks sleep, so that the processors of the machine are little part of the result
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dask._task_spec import List, Task, TaskRef
-from dask.base import annotate, tokenize
+from dask.base import tokenize
 from dask.typing import Key
 
-from ferroflow_dask.annotations import COST_ANNOTATION
 from ferroflow_dask.bench.workloads.base import Instance, Request, Workload
-from ferroflow_dask.bench.workloads.scenarios import MILLISECOND, Calls, check_numbers, nap, number_of
+from ferroflow_dask.bench.workloads.scenarios import (
+    MILLISECOND,
+    Calls,
+    check_numbers,
+    declared,
+    nap,
+    number_of,
+)
 from ferroflow_dask.lowering.tasks import PerKey
 
 if TYPE_CHECKING:
@@ -38,7 +43,7 @@ def _one_by_one(request: Request) -> Instance:
 
     def submit(client: Client) -> Sequence[Future[Any]]:
         ends: list[Any] = [start] * chains
-        with _declared(request, seconds):
+        with declared(request, seconds):
             for step in range(steps):
                 ends = [
                     client.submit(nap, 0 if step else i, seconds, end, key=f"step-{token}-{step}-{i}")
@@ -49,10 +54,6 @@ def _one_by_one(request: Request) -> Instance:
     n = chains * steps
     check = partial(check_numbers, start, chains)
     return Instance(submit, check, n, t1_s=n * seconds, t_inf_s=steps * seconds)
-
-
-def _declared(request: Request, cost: object) -> AbstractContextManager[object]:
-    return annotate(**{COST_ANNOTATION: cost}) if request.costs == "known" else nullcontext()
 
 
 def _sum(values: Sequence[int]) -> int:
@@ -74,7 +75,7 @@ def _live_pair(request: Request) -> Instance:
         futures = []
         for name in ("first", "second"):
             tasks, end = graph(name)
-            with _declared(request, PerKey({**dict.fromkeys(loads, seconds), end: 0.0})):
+            with declared(request, PerKey({**dict.fromkeys(loads, seconds), end: 0.0})):
                 futures += client.get(tasks, [end], sync=False)
         return futures
 
