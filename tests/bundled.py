@@ -260,7 +260,7 @@ def on_bundling_cluster(test: Callable[[Bundling], Coroutine[Any, Any, None]], *
         cluster.scheduler.validate_state()
         extension = extension_on(cluster.scheduler)
         if extension is not None:
-            await comes(lambda: not any(extension.kept().values()))
+            await comes(lambda: not any(extension.parts.kept().values()))
             assert extension.error is None
             assert not extension.graphs.bundles._holders
 

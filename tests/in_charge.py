@@ -103,7 +103,7 @@ def in_charge(client: Client) -> Iterator[list[happened.Event]]:
         until(lambda: not any(ws.processing for ws in scheduler.workers.values()))
         until(lambda: not stealing.in_flight)
         client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.validate_state())
-        until(lambda: not any(stealing.kept().values()))  # the client may still release results
+        until(lambda: not any(stealing.parts.kept().values()))  # the client may still release results
         assert {amount for ws in scheduler.workers.values() for amount in ws.used_resources.values()} <= {0}
         occupancies = [ws.occupancy for ws in scheduler.workers.values()]
         assert occupancies == pytest.approx([0] * len(occupancies))

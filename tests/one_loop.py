@@ -14,7 +14,7 @@ from waiting import comes, pause
 
 from ferroflow_dask import FerroflowPlugin
 from ferroflow_dask.policy.instructions import StealTask
-from ferroflow_dask.scheduler.extension import PLUGIN_NAME
+from ferroflow_dask.scheduler.lifecycle import PLUGIN_NAME
 
 
 class Cluster:
@@ -43,7 +43,7 @@ class Cluster:
     def ask(self, ts: Any, victim: Worker, thief: Worker) -> None:
         """Ask for a steal as the policy would."""
         assert (
-            self.stealing._steal_protocol.request(StealTask(ts.key, victim.address, thief.address, "test"))
+            self.stealing.parts.steals.request(StealTask(ts.key, victim.address, thief.address, "test"))
             is not None
         )
 

@@ -186,7 +186,7 @@ def compare(
     counts: dict[str, int] = {}
 
     async def test(cluster: Bundling) -> None:
-        await cluster.stealing.settled()
+        await cluster.stealing.changes.settled()
         warm = cluster.client.compute(leaves("warm", 4))
         await wait(warm)
         del warm

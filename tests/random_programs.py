@@ -328,7 +328,7 @@ def settle(client: Client) -> list[str]:
     scheduler = client.cluster.scheduler
     for _ in range(2_000):
         extension = extension_on(scheduler)
-        kept = [str(key) for keys in extension.kept().values() for key in keys] if extension else []
+        kept = [str(key) for keys in extension.parts.kept().values() for key in keys] if extension else []
         if not scheduler.tasks and not kept:
             return []
         time.sleep(0.01)

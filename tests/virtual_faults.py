@@ -321,12 +321,12 @@ class Run:
     def _leave(self) -> None:
         sys.settrace(self.injector.trace)
         if self.mode.startswith("recover"):
-            self.ours.fail(ZeroDivisionError("the first failure"))
+            self.ours.guard.fail(ZeroDivisionError("the first failure"))
             return
         try:
-            self.ours.leave()
+            self.ours.lifecycle.leave()
         except FAILURES:
-            self.ours.leave()  # the caller has the error, and calls again
+            self.ours.lifecycle.leave()  # the caller has the error, and calls again
 
     def play(self) -> list[str]:
         """Play the scenario; return what is wrong at its end."""
@@ -351,7 +351,7 @@ class Run:
         if injector.injection is not None and not injector.has_fired:
             yield "the fault did not strike"
         # The periodic callback repeats a recovery whose error the event loop has logged.
-        if not (injector.is_handled or "FerroflowStealing._recover" in injector.stack):
+        if not (injector.is_handled or "Lifecycle.recover" in injector.stack):
             yield from (f"an exception reached the event loop: {story(e)}" for e in self.cluster.loop.errors)
         if self.mode == "install":
             # Dask adds the plugin to its list last; a failure there ends it with a warning.
@@ -367,7 +367,7 @@ class Run:
         self.cluster.stealing = self.cluster.extension
         yield from self._ends_wrong()
         if self.cluster.extension is self.ours:
-            self.ours.leave()
+            self.ours.lifecycle.leave()
             self.cluster.run(until=self.cluster.time.now + 1)
         yield from (f"not restored: {one}" for one in differences(self.before, inventory(scheduler)))
 

@@ -126,7 +126,7 @@ async def _put_in_charge(dask_scheduler: Scheduler, name: str, seed: int) -> Non
         await exchange(dask_scheduler, make)
         extension = extension_on(dask_scheduler)
         assert extension is not None
-        await extension.settled()  # graphs are bundled once the workers have announced themselves
+        await extension.changes.settled()  # graphs are bundled once the workers have announced themselves
         return
     settings: dict[str, Any] = {} if baseline.interval is None else {_INTERVAL: baseline.interval}
     with dask.config.set(settings):
@@ -139,7 +139,7 @@ def _is_in_charge(dask_scheduler: Scheduler, name: str) -> bool:
         return type(extension) is (WorkStealing if BASELINES[name].steals else type(None))
     if not isinstance(extension, FerroflowStealing) or extension.error is not None:
         return False
-    return extension.policy is _memory(dask_scheduler).policies[name]
+    return extension.placement.policy is _memory(dask_scheduler).policies[name]
 
 
 def _forget(dask_scheduler: Scheduler) -> None:

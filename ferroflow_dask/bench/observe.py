@@ -83,7 +83,7 @@ class RunCounter(StealCounter):
     def _gauge(self, name: str) -> float | None:
         """Return a gauge of the policy that is installed; None if it has none of this name."""
         stealing = self.scheduler.extensions.get("stealing")
-        gauges = stealing.gauges() if isinstance(stealing, FerroflowStealing) else {}
+        gauges = stealing.parts.gauges() if isinstance(stealing, FerroflowStealing) else {}
         return float(gauges[name][1]) if name in gauges else None
 
 

@@ -279,7 +279,7 @@ class Recorder(SchedulerPlugin):
             self.n_threads,
             dict(self.steals),
             frozenset(steal["thief"].address for steal in in_flight),
-            None if stealing is None else policy_name(stealing.policy),
+            None if stealing is None else policy_name(stealing.placement.policy),
             self.time,
             [] if is_summary else self.failures,
             self._began,
@@ -309,7 +309,7 @@ class Recorder(SchedulerPlugin):
             self._add_sample(Sample(now_s, *[float("nan")] * 5))
         stealing = self.stealing
         steals = self.steals or {"asked": 0, "confirmed": 0}
-        gauges = {} if stealing is None else stealing.gauges()
+        gauges = {} if stealing is None else stealing.parts.gauges()
         busy = sum(min(len(ws.processing), ws.nthreads) for ws in self._scheduler.workers.values())
         self._seen = (now_s, self.n_ops, steals["confirmed"])
         self._add_sample(

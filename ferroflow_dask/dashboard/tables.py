@@ -72,7 +72,7 @@ class Overview(Text):
         stealing = self.recorder.stealing
         if stealing is None:
             return "Dask schedules this cluster, until ferroflow_dask.install(client)."
-        return f"ferroflow schedules this cluster (policy {policy_name(stealing.policy)})."
+        return f"ferroflow schedules this cluster (policy {policy_name(stealing.placement.policy)})."
 
 
 class Workers(Text):

@@ -44,6 +44,8 @@ class ClusterView(LoadOrder):
         #: Between two workers of one host [B/s].
         self.host_bandwidth = bandwidth
         self.latency_s = latency_s
+        #: Whether a worker has another kind than "cpu".
+        self.has_devices = False
         self._paces = Paces()
         # Workers of another speed than usual, the one that was updated longest ago first.
         self._unusual: OrderedDict[WorkerKey, None] = OrderedDict()
@@ -92,6 +94,7 @@ class ClusterView(LoadOrder):
     def add_worker(self, key: WorkerKey, nthreads: int, kind: str = "cpu", host: str = "") -> None:
         """Add a worker with an empty queue."""
         self._join(WorkerView(key, self._next_turn, nthreads, kind, host))
+        self._note_kinds()
 
     def remove_worker(self, key: WorkerKey) -> None:
         """Remove a worker and release the tasks in its queue."""
@@ -100,6 +103,10 @@ class ClusterView(LoadOrder):
         for task in self._leave(key).queue:
             del self.assigned[task.key]
             self.divisible.pop(task.key, None)
+        self._note_kinds()
+
+    def _note_kinds(self) -> None:
+        self.has_devices = any(worker.kind != "cpu" for worker in self.workers.values())
 
     def set_running(self, key: WorkerKey, is_running: bool) -> None:
         """Note that a worker may, or may no longer, be given tasks."""
@@ -114,6 +121,7 @@ class ClusterView(LoadOrder):
         worker.kind = kind
         worker.free_nbytes, worker.is_full = inf, False  # of the device that it had
         self._file(worker)
+        self._note_kinds()
 
     def set_started(self, key: Key) -> None:
         """Note that a task in a queue has started, whatever was expected to run there instead."""

@@ -54,6 +54,8 @@ class Guard:
         self._on_failure = on_failure
         #: The first exception.
         self.error: BaseException | None = None
+        #: Whether the plugin is uninstalled. Other plugins may still call functions of it that they wrap.
+        self.is_closed = False
 
     def fail(self, error: BaseException) -> None:
         """Note a failure; from now on, guarded functions do nothing."""

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from dask.typing import Key
 
 from ferroflow_dask.device_reports import DeviceTotals
 from ferroflow_dask.policy import ClusterView, Policy
 from ferroflow_dask.policy.events import Event
-from ferroflow_dask.scheduler.changes import Change, Guard
+from ferroflow_dask.scheduler.changes import Change, Changes, Guard
 from ferroflow_dask.scheduler.cost_model import Learned
 from ferroflow_dask.scheduler.decisions import DecisionLog
 from ferroflow_dask.scheduler.hooks import Hooks
+from ferroflow_dask.scheduler.passes import Passes
 
 if TYPE_CHECKING:
     from distributed import WorkerPlugin
@@ -61,6 +62,18 @@ class PolicyCalls:
     event: Event | None = None
 
 
+class Collaborators(Protocol):
+    """What is made with the core and used by features; see `parts`."""
+
+    graphs: Graphs
+
+    def counts(self) -> Mapping[str, Counts]:
+        """Return the counts of the plugin and its features, by name."""
+
+    def gauges(self) -> Mapping[str, Gauge]:
+        """Return what was learned, by name."""
+
+
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Core:
     """What a feature may use of the plugin.
@@ -72,20 +85,15 @@ class Core:
     clock : callable
         Returns the time [s].
     guard : Guard
+    changes : Changes
+    hooks : Hooks
+    passes : Passes
+        Features hear of each pass by `in_pass`.
     learned : Learned
-    ask_pass : callable
-        Asks for a pass, in which features hear of `in_pass`, after the present turn of the event loop.
     policy : Policy
     decisions : DecisionLog
-    is_usual : callable
-        Returns whether a worker, by its address, is as fast as others, so that a task with local inputs
-        finishes nowhere sooner.
-    counts : callable
-        Returns the counts of the plugin and its features, by name.
-    gauges : callable
-        Returns what was learned, by name.
-    graphs : callable
-        Returns the collaborator that bundles arriving graphs.
+    parts : callable
+        Returns the collaborators, which are made with the core.
     put_on_workers : callable
         Returns the change that registers a worker plugin, given it and its name.
     """
@@ -94,16 +102,14 @@ class Core:
     view: ClusterView
     clock: Callable[[], float]
     guard: Guard
+    changes: Changes
+    hooks: Hooks
+    passes: Passes
     learned: Learned
-    ask_pass: Callable[[], None]
     policy: Policy
     decisions: DecisionLog
-    is_usual: Callable[[str], bool]
-    counts: Callable[[], Mapping[str, Counts]]
-    gauges: Callable[[], Mapping[str, Gauge]]
-    graphs: Callable[[], Graphs]
+    parts: Callable[[], Collaborators]
     put_on_workers: Callable[[WorkerPlugin, str], Change]
-    hooks: Hooks = field(default_factory=Hooks)
     policy_calls: PolicyCalls = field(default_factory=PolicyCalls)
     device_totals: DeviceTotals = field(default_factory=DeviceTotals)
     #: Tasks that may have ended a worker, until they end.
@@ -116,3 +122,8 @@ class Core:
     on: set[str] = field(default_factory=set)
     #: The ends of features on workers, by the feature's name.
     remotes: dict[str, Remote] = field(default_factory=dict)
+
+    def is_usual(self, address: str) -> bool:
+        """Return whether a worker is as fast as others: a task with local inputs finishes nowhere sooner."""
+        worker = self.view.workers.get(address)
+        return worker is not None and worker.speed >= 1 and not self.view.has_devices

@@ -24,18 +24,18 @@ class FeatureSet:
     core : Core
     kinds : iterable of type of Feature, optional
         In the order of installation; all if left out.
-    states : mapping of str to object
+    states : mapping of str to object, optional
         States of features in the installation before, by name.
-    without : collection of str
+    without : collection of str, optional
         Names of features that are off, besides those that the settings switch off.
     """
 
     def __init__(
         self,
         core: Core,
-        kinds: Iterable[type[Feature]] | None,
-        states: Mapping[str, object],
-        without: Collection[str],
+        kinds: Iterable[type[Feature]] | None = None,
+        states: Mapping[str, object] | None = None,
+        without: Collection[str] = (),
     ) -> None:
         self._core = core
         self._without = without
@@ -44,7 +44,7 @@ class FeatureSet:
         #: Reasons why others are off, by name.
         self.off: dict[str, str] = {}
         for feature in list(self.features):
-            if (state := states.get(feature.name)) is not None:
+            if (state := (states or {}).get(feature.name)) is not None:
                 try:
                     feature.inherit(state)
                 except FAILURES as error:

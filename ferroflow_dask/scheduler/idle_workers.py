@@ -1,78 +1,25 @@
-"""Idle workers: when the plugin looks for them, and how it lets the policy find work for them."""
+"""Idle workers: how the plugin lets the policy find work for them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ferroflow_dask.policy import ClusterView
+from ferroflow_dask.scheduler import _distributed
+from ferroflow_dask.scheduler.steal_exchange import STEALING
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler
-    from tornado.ioloop import IOLoop
+    from ferroflow_dask.scheduler.core import Core
+    from ferroflow_dask.scheduler.extension import FerroflowStealing
+    from ferroflow_dask.scheduler.graphs.dividing import Dividing
+    from ferroflow_dask.scheduler.placement import Placement
+    from ferroflow_dask.scheduler.steal_protocol import StealProtocol
 
-#: Time between passes without an event [s].
-_LOOK_S = 0.02
 #: Idle workers served in one pass, and those among them that find nothing to steal: they bound the time of a
 #: pass on the scheduler's event loop.
 _IDLE_PER_PASS = 256
 _FRUITLESS_PER_PASS = 2
-
-
-class Passes:
-    """Runs passes on the scheduler's event loop, never inside the call that asks for one.
-
-    There is no event for a task that runs longer than expected. So while some workers are idle and others
-    have waiting tasks, passes are also run by the clock.
-
-    Parameters
-    ----------
-    loop : tornado.ioloop.IOLoop
-    run : callable
-        Makes one pass. Returns how many workers are then idle while others have waiting tasks; 0 ends the
-        passes by the clock.
-    guard : callable, optional
-        Returns a function guarded; the event loop calls guarded functions only.
-    """
-
-    def __init__(
-        self,
-        loop: IOLoop,
-        run: Callable[[], int],
-        guard: Callable[[Callable[..., None]], Callable[..., None]] = lambda function: function,
-    ) -> None:
-        self._loop = loop
-        self._run = run
-        self._guarded_pass, self._guarded_look = guard(self._pass), guard(self._look)
-        #: Whether a pass is to come already.
-        self.is_asked_for = False
-        self._is_look_due = False
-        self._is_closed = False
-
-    def ask(self) -> None:
-        """Ask for a pass after the present turn of the event loop."""
-        if not (self.is_asked_for or self._is_closed):
-            self.is_asked_for = True
-            self._loop.add_callback(self._guarded_pass)
-
-    def close(self) -> None:
-        """Run no pass from now on."""
-        self._is_closed = True
-
-    def _pass(self) -> None:
-        self.is_asked_for = False
-        if not self._is_closed and self._run():
-            self._look_again()
-
-    def _look(self) -> None:
-        self._is_look_due = False
-        if not self._is_closed and self._run():
-            self._look_again()
-
-    def _look_again(self) -> None:
-        if not (self._is_closed or self._is_look_due):
-            self._is_look_due = True
-            self._loop.call_later(_LOOK_S, self._guarded_look)
+#: A longer `distributed.scheduler.work-stealing-interval` means that the user wants no stealing [s].
+_LONGEST_INTERVAL_S = 600.0
 
 
 class IdleWorkers:
@@ -80,29 +27,55 @@ class IdleWorkers:
 
     Parameters
     ----------
-    scheduler : distributed.Scheduler
-    view : ClusterView
-    steal_for : callable
-        Lets the policy find work for one worker; returns whether a steal was requested.
-    may_steal : callable
-        Returns whether tasks may be stolen at all.
-    ask_again : callable
-        Called after a pass in which all idle workers found work: there may be more of both.
+    core : Core
+    placement : Placement
+    steals : StealProtocol
+    dividing : Dividing
+    stealing : FerroflowStealing
+        Has the settings of distributed's stealing.
     """
 
     def __init__(
         self,
-        scheduler: Scheduler,
-        view: ClusterView,
-        steal_for: Callable[[str], bool],
-        may_steal: Callable[[], bool],
-        ask_again: Callable[[], None],
+        core: Core,
+        placement: Placement,
+        steals: StealProtocol,
+        dividing: Dividing,
+        stealing: FerroflowStealing,
     ) -> None:
-        self._scheduler = scheduler
-        self._view = view
-        self._steal_for = steal_for
-        self._may_steal = may_steal
-        self._ask_again = ask_again
+        self._scheduler = core.scheduler
+        self._view = core.view
+        self._clock = core.clock
+        self._guard = core.guard
+        self._hooks = core.hooks
+        self._ask_pass = core.passes.ask
+        self._placement = placement
+        self._steals = steals
+        self._dividing = dividing
+        self._stealing = stealing
+        core.passes.run = self.make_pass
+
+    def make_pass(self) -> int:
+        """Make a pass; return how many workers are still idle while others have waiting tasks."""
+        for hook in self._hooks.in_pass:
+            hook()
+        if not self.n_hopeful():
+            return 0
+        self.serve()
+        return self.n_hopeful()
+
+    def balance(self) -> None:
+        """Serve idle workers by the clock, even after distributed's `stop`."""
+        if self._wants_steals:
+            self._placement.task_views.see_resources()
+            self.serve()
+        self._dividing.stuck.look(self._clock())
+
+    @property
+    def _wants_steals(self) -> bool:
+        # If `distributed.scheduler.work-stealing` is false, tasks are placed, and stay.
+        is_on = self._stealing.replaced is not None and not self._guard.is_closed
+        return is_on and _distributed.interval_s(self._stealing) <= _LONGEST_INTERVAL_S
 
     def n_hopeful(self) -> int:
         """Return how many workers are idle while others have waiting tasks, or bundles to divide."""
@@ -110,13 +83,14 @@ class IdleWorkers:
         if not (view.n_idle and (view.n_crowded or view.divisible)):
             return 0
         # While the scheduler's queue has tasks, it serves idle workers.
-        return view.n_idle if self._may_steal() and not self._scheduler.queued else 0
+        may_steal = self._wants_steals and STEALING in self._scheduler.periodic_callbacks
+        return view.n_idle if may_steal and not self._scheduler.queued else 0
 
     def serve(self) -> None:
-        """Serve idle workers in turn."""
+        """Serve idle workers in turn; ask for a pass if all found work: there may be more of both."""
         n_found = n_fruitless = 0
         for address in self._view.first_idle(_IDLE_PER_PASS):
-            if self._steal_for(address):
+            if self.steal_for(address):
                 n_found += 1
                 continue
             # Others come first the next time: restrictions of this worker may not apply to them.
@@ -125,4 +99,10 @@ class IdleWorkers:
             if n_fruitless == _FRUITLESS_PER_PASS:
                 break
         if n_found and not n_fruitless:
-            self._ask_again()
+            self._ask_pass()
+
+    def steal_for(self, address: str) -> bool:
+        """Let the policy find work for a worker; return whether a task or steps were asked for."""
+        asked_before = self._steals.counts["asked"] + self._dividing.n_asked
+        self._placement.worker_idle(address)
+        return self._steals.counts["asked"] + self._dividing.n_asked > asked_before

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dask.typing import Key
 
 from ferroflow_dask.policy import TaskView
-from ferroflow_dask.policy.events import Event, GraphArrived, TaskReady
+from ferroflow_dask.policy.events import Event, GraphArrived, TaskReady, WorkerIdle
 from ferroflow_dask.policy.instructions import (
     AssignTask,
     DeclineSteal,
@@ -63,6 +63,7 @@ class Placement:
         self._calls = core.policy_calls
         self._hooks = core.hooks
         self._decisions = core.decisions
+        self._ask_pass = core.passes.ask
         self._network = network
         self._steals = steals
         self._divide = divide
@@ -124,6 +125,19 @@ class Placement:
         for ts, view in zip(ordered, views, strict=True):
             view.dependencies = tuple(dependency.key for dependency in ts.dependencies)
         self.handle(GraphArrived(tuple(sorted(views, key=lambda task: task.priority))), views)
+
+    def worker_idle(self, address: str) -> None:
+        """Let the policy find work for an idle worker."""
+        self._network.update_workers([address], self._clock())
+        self.handle(WorkerIdle(address))
+
+    def steal_answered(self, key: Key, state: str, stimulus_id: str, worker: str | None) -> None:
+        """Take a worker's answer to a steal request."""
+        has_ended, event = self._steals.answered(key, state, stimulus_id, worker)
+        if event is not None:
+            self.handle(event)
+        if has_ended:
+            self._ask_pass()
 
     def handle(self, event: Event, tasks: Iterable[TaskView] = ()) -> None:
         """Hand an event to the policy; carry out each instruction before the policy yields the next."""

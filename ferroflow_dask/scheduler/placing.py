@@ -48,8 +48,6 @@ class Placing:
         self._fixed = fixed
         self._refusals = refusals
         self._overtake = core.guard(overtake)
-        # Another plugin that has wrapped these functions may call them after `close`.
-        self._is_closed = False
 
     def changes(self) -> Iterable[Change]:
         """Return the changes to Dask."""
@@ -57,13 +55,9 @@ class Placing:
             self._scheduler, self.decide_worker, self.passes_queue, self._core.suspects
         )
 
-    def close(self) -> None:
-        """Leave all decisions to Dask."""
-        self._is_closed = True
-
     def passes_queue(self, ts: TaskState) -> bool:
         """Return whether a task is placed at once, though Dask would queue it."""
-        if self._is_closed or self._guard.error is not None:
+        if self._guard.is_closed or self._guard.error is not None:
             return False
         try:
             if ts.key in self._core.refused:
@@ -80,8 +74,7 @@ class Placing:
                 if placed and place(ts) is not None:
                     return True
             # Dask's queue knows no kinds of workers.
-            views = self._placement.task_views
-            return views.has_gpus and views.depends_on_kind(ts)
+            return self._view.has_devices and self._placement.task_views.depends_on_kind(ts)
         except FAILURES as error:
             self._guard.fail(error)
             return False
@@ -90,7 +83,8 @@ class Placing:
         """Return the worker for a task; None if it must wait for one."""
         ws = None
         # Dask places actors and tasks with preferences ("loose" restrictions).
-        if not (self._is_closed or ts.actor or ts.loose_restrictions or self._guard.error is not None):
+        guard = self._guard
+        if not (ts.actor or ts.loose_restrictions or guard.is_closed or guard.error is not None):
             try:
                 if ts.key in self._core.refused:
                     return self._refusals.decision(ts)
@@ -103,7 +97,7 @@ class Placing:
             ws = self._scheduler.workers.get(address) if address is not None else None
         if ws is None:
             ws = _distributed.stock_decision(self._scheduler, ts)
-        if ws is not None and self._view.divisible and not self._is_closed:
+        if ws is not None and self._view.divisible and not guard.is_closed:
             self._overtake(ts, ws.address, self._core.clock())
         return ws
 

@@ -12,8 +12,9 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from ferroflow_dask import config
 from ferroflow_dask.exceptions import ClusterError
 from ferroflow_dask.scheduler import _distributed
-from ferroflow_dask.scheduler.extension import PLUGIN_NAME, FerroflowStealing, extension_on
+from ferroflow_dask.scheduler.extension import FerroflowStealing, extension_on
 from ferroflow_dask.scheduler.features import check_names
+from ferroflow_dask.scheduler.lifecycle import PLUGIN_NAME
 from ferroflow_dask.scheduler.settings import configured_policy
 from ferroflow_dask.scheduler.steal_exchange import STEALING, drain, exchange
 
@@ -75,7 +76,7 @@ class FerroflowPlugin(SchedulerPlugin):
         states: dict[str, Any] = {}
         if isinstance(present, FerroflowStealing):
             replaced = present.replaced
-            states = present.feature_states()
+            states = present.parts.features.states()
 
         def make(scheduler: Scheduler) -> FerroflowStealing:
             self.extension = FerroflowStealing(
@@ -103,8 +104,8 @@ async def uninstall_from(scheduler: Scheduler) -> None:
     else:  # an attempt before may have put Dask's back, and left changes
         extension = getattr(scheduler.plugins.get(PLUGIN_NAME), "extension", None)
     if extension is not None:
-        extension.leave()
-        await extension.settled()
+        extension.lifecycle.leave()
+        await extension.changes.settled()
 
 
 def installed_on(scheduler: Scheduler) -> FerroflowPlugin | None:

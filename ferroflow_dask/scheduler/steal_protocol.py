@@ -47,7 +47,7 @@ class StealProtocol:
         #: Confirmed steals by victim and thief, of present workers.
         self.flows: Counter[tuple[str, str]] = Counter()
         self._scheduler = core.scheduler
-        self._stealing = stealing
+        self.stealing = stealing
         self._view = core.view
         self._clock = core.clock
         self._decisions = core.decisions
@@ -62,7 +62,7 @@ class StealProtocol:
         """
         ts = self._scheduler.tasks[steal.key]
         victim, thief = self._scheduler.workers[steal.victim], self._scheduler.workers[steal.thief]
-        is_late = ts in self._stealing.in_flight or ts.processing_on is not victim
+        is_late = ts in self.stealing.in_flight or ts.processing_on is not victim
         if is_late or thief not in self._scheduler.running:
             return None
         task = self._view.assigned[steal.key][0]
@@ -73,14 +73,14 @@ class StealProtocol:
         cost_s = task.cost_s + self._view.transfer_s(task, thief.address)
         # Backlogs before the move. Dask's occupancy takes as long to compute as all else.
         busy_s, idle_s = (self._view.workers[ws.address].backlog_s for ws in (victim, thief))
-        if not _distributed.begin_steal(self._stealing, ts, victim, thief):
+        if not _distributed.begin_steal(self.stealing, ts, victim, thief):
             self._view.assign(task, victim.address, now)
             return None
         task.is_movable = False  # until the answer arrives
         self._view.assign(task, thief.address, now)
         self.counts["asked"] += 1
         self._decisions.note(steal.key, "steal asked", steal.thief, steal.reason)
-        metrics = self._stealing.metrics
+        metrics = self.stealing.metrics
         metrics["request_count_total"][0] += 1
         metrics["request_cost_total"][0] += cost_s
         # The dashboard reads the first eight items.
@@ -89,8 +89,17 @@ class StealProtocol:
 
     def log_requests(self, requests: list[tuple[Any, ...]]) -> None:
         """Publish requests under the topic of distributed's stealing."""
-        self._stealing.log(("request", requests))
-        self._stealing.count += 1
+        self.stealing.log(("request", requests))
+        self.stealing.count += 1
+
+    def place_again(self, key: Key, state: str, worker: str, stimulus_id: str) -> None:
+        """Place a task again if a victim has given it up after the plugin failed: no worker has it."""
+        if state not in _distributed.GIVEN_UP:
+            return
+        ts = self._scheduler.tasks.get(key)
+        if ts is not None:
+            _distributed.end_steal(self.stealing, ts)
+        _distributed.reschedule_from(self._scheduler, key, worker, stimulus_id)
 
     def answered(
         self, key: Key, state: str, stimulus_id: str, worker: str | None
@@ -100,14 +109,14 @@ class StealProtocol:
         if ts is None:
             stealing_logger.debug("Key released between request and confirm: %s", key)
             return False, None
-        pending = self._stealing.in_flight.get(ts)
+        pending = self.stealing.in_flight.get(ts)
         # An earlier extension may have used the same stimulus id.
         is_other = pending is not None and worker not in (None, pending["victim"].address)
         if pending is None or is_other or pending["stimulus_id"] != stimulus_id:
             reason = "already-aborted" if pending is None else "stale-response"
-            self._stealing.log((reason, key, state, worker, stimulus_id))
+            self.stealing.log((reason, key, state, worker, stimulus_id))
             return False, None
-        _distributed.end_steal(self._stealing, ts)
+        _distributed.end_steal(self.stealing, ts)
         victim, thief = pending["victim"], pending["thief"]
         if ts.processing_on is not victim:
             self._ended(key, "aborted", thief, "the task was placed again meanwhile")
@@ -129,16 +138,16 @@ class StealProtocol:
             self._view.set_movable(key)
             self._ended(key, "confirmed", thief, ("{} gave it up", victim.address))
             self.flows[victim.address, thief.address] += 1
-            self._stealing.log(("confirm", *story))
+            self.stealing.log(("confirm", *story))
             return StealConfirmed(key, victim.address, thief.address)
         if state in _distributed.STARTED:
             self._ended(key, "refused", victim, f"it is {state} there")
-            self._stealing.log(("already-computing", *story))
+            self.stealing.log(("already-computing", *story))
             self._return_to(ts, victim)
             return StealRefused(key, victim.address, thief.address)
         reason = f"{victim.address} does not have it, or {thief.address} cannot take it"
         self._ended(key, "aborted", thief, reason)
-        self._stealing.log(("reschedule", not is_there, *story))
+        self.stealing.log(("reschedule", not is_there, *story))
         _distributed.reschedule(self._scheduler, ts, stimulus_id)
         return None
 
@@ -158,13 +167,13 @@ class StealProtocol:
         """Forget the flows from and to a worker."""
         for pair in [pair for pair in self.flows if address in pair]:
             del self.flows[pair]
-        if not self._stealing.in_flight:
-            self._stealing.in_flight_tasks.clear()
+        if not self.stealing.in_flight:
+            self.stealing.in_flight_tasks.clear()
 
     def restarted(self) -> None:
         """Forget all steals in flight: the cluster restarts."""
-        for ts in list(self._stealing.in_flight):
-            _distributed.end_steal(self._stealing, ts)
+        for ts in list(self.stealing.in_flight):
+            _distributed.end_steal(self.stealing, ts)
 
     def _ended(self, key: Key, outcome: str, ws: WorkerState, reason: Reason) -> None:
         self.counts[outcome] += 1

@@ -1,7 +1,8 @@
-"""Task events: what the plugin does when a task enters or leaves `processing`."""
+"""Task events: what the plugin does when graphs arrive and tasks change their states."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -9,13 +10,17 @@ from dask.typing import Key
 
 from ferroflow_dask.annotations import GPU, KIND_ANNOTATION, RANK_ANNOTATION
 from ferroflow_dask.policy.events import TaskFinished
+from ferroflow_dask.scheduler import _distributed
+from ferroflow_dask.scheduler.changes import FAILURES
 
 if TYPE_CHECKING:
     from distributed.scheduler import TaskState
     from distributed.stealing import InFlightInfo
 
     from ferroflow_dask.scheduler.core import Core
+    from ferroflow_dask.scheduler.graphs.graphs import Graphs
     from ferroflow_dask.scheduler.placement import Placement
+    from ferroflow_dask.scheduler.refusals import Refusals
     from ferroflow_dask.scheduler.steal_protocol import StealProtocol
 
 #: Annotations of the tasks of lowered graphs, whose ops run on a worker's device if it has one.
@@ -53,20 +58,123 @@ class TaskEvents:
     core : Core
     placement : Placement
     steals : StealProtocol
+    graphs : Graphs
+    refusals : Refusals
     """
 
-    def __init__(self, core: Core, *, placement: Placement, steals: StealProtocol) -> None:
+    def __init__(
+        self,
+        core: Core,
+        placement: Placement,
+        steals: StealProtocol,
+        graphs: Graphs,
+        refusals: Refusals,
+    ) -> None:
+        self._scheduler = core.scheduler
         self._view = core.view
         self._clock = core.clock
+        self._guard = core.guard
         self._costs = core.learned.costs
         self._hooks = core.hooks
         self._decisions = core.decisions
+        self._passes = core.passes
         self._placement = placement
         self._steals = steals
+        self._stealing = steals.stealing
+        self._graphs = graphs
+        self._bundled = graphs.bundles.keys()
+        self._samples = graphs.samples
+        self._refusals = refusals
+        self._refused = core.refused
+        self._suspects = core.suspects
         #: Processing tasks whose durations are Dask's averages or its default, by prefix.
         self.averaged: dict[str, _Averaged] = {}
 
-    def entered_processing(self, ts: TaskState) -> None:
+    def graph_created(self, keys: Iterable[Key], annotations: Collection[str]) -> None:
+        """Let the policy order a graph whose tasks were created."""
+        self._graphs.created()
+        self._placement.task_views.annotations_arrived(annotations)
+        for hook in self._hooks.update_graph:
+            hook()
+        states = [self._scheduler.tasks[key] for key in keys]
+        self._placement.graph_arrived(states)
+        if self._view.divisible:
+            self._graphs.overtaking.make_room(states)
+        self._passes.ask()
+
+    def transition(self, key: Key, start: Any, finish: Any, *args: Any, **kwargs: Any) -> None:
+        """Follow a task's transition: flat and with early returns, since a task makes five of them."""
+        steal = None
+        try:
+            # Also after a failure: `stop` waits for them.
+            if start == "processing" and self._stealing.in_flight:
+                steal = _distributed.end_steal(self._stealing, self._scheduler.tasks[key])
+            if self._guard.error is not None:
+                return
+            view = self._view
+            if self._bundled or self._samples.running or view.dividing:
+                if start == "processing" and finish != "memory" and key in view.assigned:
+                    self._graphs.dividing.left(key, view.assigned[key][1].key)
+                self._graphs.changed(key, finish)
+            hooks = self._hooks
+            if finish == "processing":
+                ts = self._scheduler.tasks[key]
+                self._entered_processing(ts)
+                if ts.dependents:
+                    for task_sent in hooks.task_sent:
+                        task_sent(ts)
+            else:
+                if start == "processing":
+                    ts = self._scheduler.tasks[key]
+                    self._left_processing(ts, finish, kwargs, steal)
+                if finish == "waiting" and (ts := self._scheduler.tasks[key]).waiting_on:
+                    for task_waits in hooks.task_waits:
+                        task_waits(ts)
+                elif finish == "erred":
+                    for task_failed in hooks.task_failed:
+                        task_failed(self._scheduler.tasks[key])
+            if "processing" in (start, finish) and not self._passes.is_asked_for:
+                if view.n_idle and (view.n_crowded or view.divisible):
+                    self._passes.ask()
+                else:  # `any` would call a generator for each task
+                    for wants_pass in hooks.wants_pass:
+                        if wants_pass():
+                            self._passes.ask()
+                            break
+            for watched, by_key, changed in hooks.watches:
+                if watched and (not by_key or key in watched):
+                    changed(key, start, finish)
+            if start == "processing" and finish == "memory" and (metadata := kwargs.get("metadata")):
+                for task_reported in hooks.task_reported:
+                    task_reported(ts, metadata)
+            if key in self._refused:
+                self._refusals.changed(key, finish)
+            if key in self._suspects:
+                self._graphs.deaths.changed(key, finish)
+        except FAILURES as error:
+            self._guard.fail(error)
+
+    def left_queue(self, ts: TaskState) -> None:
+        """Note that a task becomes long-running, or that another worker is about to steal it."""
+        self._view.release(ts.key)
+        dividing = self._graphs.dividing
+        if ts.key in self._bundled or ts.key in dividing.stuck.freed:
+            self._scheduler.loop.add_callback(self._guard(dividing.may_have_seceded), ts.key)
+        self._passes.ask()
+
+    def restarted(self) -> None:
+        """Forget all tasks: the cluster restarts."""
+        self._steals.restarted()
+        for key in list(self._view.assigned):
+            self._view.release(key)
+        self.averaged.clear()
+        self._refused.clear()
+        self._suspects.clear()
+        for hook in self._hooks.restart:
+            hook()
+        self._graphs.restarted()
+
+    def _entered_processing(self, ts: TaskState) -> None:
         """Note that a task was sent to a worker, by `placement` or by Dask."""
         ws, key = ts.processing_on, ts.key
         assert ws is not None
@@ -85,7 +193,7 @@ class TaskEvents:
                 averaged = self.averaged[name] = _Averaged(None if average_s < 0 else average_s)
             averaged.keys[key] = None
 
-    def left_processing(
+    def _left_processing(
         self, ts: TaskState, finish: str, details: dict[str, Any], steal: InFlightInfo | None
     ) -> None:
         """Do everything that follows when a task leaves its worker, in this order.

@@ -139,6 +139,7 @@ class TaskViews:
 
     def __init__(self, core: Core, fixed: FixedValues) -> None:
         self._scheduler = core.scheduler
+        self._view = core.view
         self._hooks = core.hooks
         self._fixed = fixed
         self._refused = core.refused
@@ -146,7 +147,6 @@ class TaskViews:
         self._numbers = count()
         #: Counts changes of the set of workers.
         self.version = 0
-        self.has_gpus = False
         self._allowed: WeakValueDictionary[Restrictions, AllowedWorkers] = WeakValueDictionary()
         self._resources: dict[str, dict[str, float]] = {}
         self._warned: set[str] = set()
@@ -190,7 +190,7 @@ class TaskViews:
 
     def _costs_by_kind(self, ts: TaskState, on_cpu: float | None) -> Mapping[str, float]:
         """Return a task's duration by kind of worker [s]; empty if the cluster has one kind only."""
-        if not self.has_gpus or not ts.annotations:
+        if not self._view.has_devices or not ts.annotations:
             return _NOTHING
         on_gpu = None
         if declared_kinds(ts):
@@ -204,7 +204,7 @@ class TaskViews:
 
     def depends_on_kind(self, ts: TaskState) -> bool:
         """Return whether a task's durations on CPU and GPU workers of this cluster are known."""
-        return self.has_gpus and len(self._costs_by_kind(ts, self.known_cost(ts))) > 1
+        return self._view.has_devices and len(self._costs_by_kind(ts, self.known_cost(ts))) > 1
 
     def has_rank(self, ts: TaskState) -> bool:
         """Return whether a task has an upward rank, or a known cost that stands for it.
@@ -218,7 +218,6 @@ class TaskViews:
     def workers_changed(self) -> None:
         """Note that a worker joined, left, paused or resumed."""
         self.version += 1
-        self.has_gpus = any(kind_of_worker(ws) == GPU for ws in self._scheduler.workers.values())
 
     def see_resources(self) -> None:
         """Note changes of the workers' resources, for which distributed has no event."""
@@ -238,7 +237,7 @@ class TaskViews:
         else:
             rank = None
             cost = None if bundle is None else bundle.cost_s
-        costs_s = self._costs_by_kind(ts, cost) if self.has_gpus else _NOTHING
+        costs_s = self._costs_by_kind(ts, cost) if self._view.has_devices else _NOTHING
         if cost is None and costs_s:
             cost = min(costs_s.values())
         expected_s = cost
@@ -264,9 +263,9 @@ class TaskViews:
             near=near,
             n_held=n_held or _NOTHING,
             input_bytes=total,
-            output_bytes=int(self._costs.nbytes(ts) or 0) if self.has_gpus else 0,
+            output_bytes=int(self._costs.nbytes(ts) or 0) if self._view.has_devices else 0,
             n_inputs=n_inputs,
-            allowed=self._allowed_of(ts, has_fixed) if is_bound or self.has_gpus else None,
+            allowed=self._allowed_of(ts, has_fixed) if is_bound or self._view.has_devices else None,
             is_movable=not (ts.actor or prefix.name in _distributed.NEVER_STOLEN),
             is_bundle=bundle is not None,
             is_guess=expected_s is None,
@@ -312,7 +311,7 @@ class TaskViews:
         return total, n_inputs, has_fixed
 
     def _allowed_of(self, ts: TaskState, has_fixed: bool) -> AllowedWorkers | None:
-        kinds = declared_kinds(ts) if self.has_gpus else frozenset()
+        kinds = declared_kinds(ts) if self._view.has_devices else frozenset()
         holders = self._fixed.holders(ts) if has_fixed else None
         refused = self._refused.get(ts.key, ())
         # Preferences for workers or hosts ("loose" restrictions) are not binding.

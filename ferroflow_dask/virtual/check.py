@@ -27,7 +27,7 @@ def check_end(
         problems += _steals_under_way(stealing)
     if isinstance(stealing, FerroflowStealing):
         problems += _wrong_view(scheduler, stealing)
-        kept = stealing.kept()
+        kept = stealing.parts.kept()
         # Those in memory may be read again.
         kept["are bundles"] = [key for key in kept["are bundles"] if key not in scheduler.tasks]
         problems += [f"{len(keys)} tasks {what}: {keys!r}" for what, keys in kept.items() if keys]

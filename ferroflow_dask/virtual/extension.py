@@ -76,7 +76,7 @@ def _make(
         features=VIRTUAL,
         put_on_workers=_on_workers,
     )
-    stealing.open()
+    stealing.parts.open()
     return stealing
 
 

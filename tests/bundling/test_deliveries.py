@@ -63,7 +63,7 @@ def on_delivering_cluster(test: Callable[[Bundling], Coroutine[Any, Any, None]])
     """Run a test on a fresh cluster once its workers deliver."""
 
     async def run(cluster: Bundling) -> None:
-        await cluster.stealing.settled()
+        await cluster.stealing.changes.settled()
         await test(cluster)
 
     on_bundling_cluster(run)

@@ -171,5 +171,5 @@ def test_one_of_many_readers_is_described_without_a_look_at_the_others() -> None
     cluster.submit({("t", i): VirtualTask(0.1, dependencies=("source",)) for i in range(100)})
     tasks = cluster.scheduler.tasks
     tasks["source"].dependents = TooMany(tasks["source"].dependents)
-    task = cluster.stealing.task_views(tasks["t", 0])
+    task = cluster.stealing.parts.task_views(tasks["t", 0])
     assert (task.n_inputs, task.input_bytes, len(task.held)) == (1, 10**6, 1)

@@ -175,7 +175,7 @@ async def test_a_failure_gives_all_ends_back(cluster: Cluster) -> None:
     await install(cluster.client)
     await comes(lambda: isinstance(here(), Interval) and isinstance(there(), Interval))
     await comes(lambda: are_short(cluster))
-    cluster.stealing.fail(ZeroDivisionError("the policy is broken"))
+    cluster.stealing.guard.fail(ZeroDivisionError("the policy is broken"))
     await comes(lambda: (here(), there()) == DASKS_CLIENT)
     await comes(lambda: are_dasks(cluster))
     assert await cluster.client.submit(sum, [1, 2]) == 3

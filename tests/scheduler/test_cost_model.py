@@ -114,7 +114,7 @@ N = 100
 
 def gauge(cluster: VirtualCluster, name: str) -> float:
     assert isinstance(cluster.stealing, FerroflowStealing)
-    return cluster.stealing.gauges()[name][1]
+    return cluster.stealing.parts.gauges()[name][1]
 
 
 @pytest.mark.parametrize("latency_s", [0.001, 0.01])

@@ -137,7 +137,7 @@ PROGRAMS: list[tuple[Program, str]] = [
 async def test_a_divided_bundle_has_the_same_values_and_each_task_runs_once(
     cluster: Bundling, program: Program, key: str, share: str, gate: Gate
 ) -> None:
-    await cluster.stealing.settled()
+    await cluster.stealing.changes.settled()
     outputs = program(gate)
     futures = cluster.client.compute(outputs)
     await divide(cluster, gate, key, share)
@@ -157,12 +157,12 @@ async def test_a_divided_bundle_has_the_same_values_and_each_task_runs_once(
 async def test_free_tasks_end_while_the_running_one_waits(
     cluster: Bundling, program: Program, key: str, gate: Gate, share: str
 ) -> None:
-    await cluster.stealing.settled()
+    await cluster.stealing.changes.settled()
     outputs = program(gate)
     futures = cluster.client.compute(outputs)
     await divide(cluster, gate, key, share)
     # No clock makes the other worker steal the bundles that wait for the thread.
-    await comes(lambda: all(future.done() for future in futures[1:]) or cluster.stealing.ask_pass())
+    await comes(lambda: all(future.done() for future in futures[1:]) or cluster.stealing.core.passes.ask())
     assert not futures[0].done()
     await with_values(cluster, futures, outputs, gate)
 
@@ -172,7 +172,7 @@ async def test_values_come_while_the_last_task_of_a_bundle_waits(
     cluster: Bundling, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deliveries, "_INTERVAL_S", 60.0)
-    await cluster.stealing.settled()
+    await cluster.stealing.changes.settled()
     monkeypatch.setattr(deliveries, "EARLY_S", 60.0)
     futures = cluster.client.compute([*leaves("leaf", 19), gate.task("leaf-19", 19)])
     await comes(gate.reached.is_set)
@@ -187,7 +187,7 @@ async def test_values_come_while_the_last_task_of_a_bundle_waits(
 
 @runs_on(on_bundling_cluster)
 async def test_a_bundle_is_divided_several_times(cluster: Bundling, gate: Gate) -> None:
-    await cluster.stealing.settled()
+    await cluster.stealing.changes.settled()
     outputs = readers_of_hidden_values(gate)
     futures = cluster.client.compute(outputs)
     await divide(cluster, gate, "next-0", "half")
@@ -198,7 +198,7 @@ async def test_a_bundle_is_divided_several_times(cluster: Bundling, gate: Gate) 
 
 @runs_on(on_bundling_cluster, resources=(None, None))
 async def test_a_worker_that_dies_before_it_answers_is_not_waited_for(cluster: Bundling, gate: Gate) -> None:
-    await cluster.stealing.settled()
+    await cluster.stealing.changes.settled()
     outputs = diamond(gate)
     futures = cluster.client.compute(outputs)
     await comes(gate.reached.is_set)
@@ -213,7 +213,7 @@ async def test_a_worker_that_dies_before_it_answers_is_not_waited_for(cluster: B
 
 @runs_on(on_bundling_cluster, resources=(None,))
 async def test_the_others_leave_a_bundle_of_which_a_task_secedes(cluster: Bundling, gate: Gate) -> None:
-    await cluster.stealing.settled()
+    await cluster.stealing.changes.settled()
     start = dask.delayed(secede_and_wait)("leaf-0", gate.name, 0, dask_key_name="leaf-0")
     outputs = [start, *leaves("leaf", 20)[1:]]
     futures = cluster.client.compute(outputs)
@@ -235,7 +235,7 @@ async def test_a_task_of_another_graph_starts_after_the_running_step(
     cluster: Bundling, gate: Gate, is_actor: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(overtaking, "_SOON_S", 0.0)
-    await cluster.stealing.settled()
+    await cluster.stealing.changes.settled()
     futures = cluster.client.compute([gate.task("leaf-0", 0), *leaves("leaf", 20)[1:]])
     await comes(gate.reached.is_set)
     function = Noting if is_actor else add
@@ -254,7 +254,7 @@ async def test_a_less_urgent_task_of_another_graph_divides_no_bundle(
     cluster: Bundling, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(overtaking, "_SOON_S", 0.0)
-    await cluster.stealing.settled()
+    await cluster.stealing.changes.settled()
     futures = cluster.client.compute([gate.task("leaf-0", 0), *leaves("leaf", 20)[1:]])
     await comes(gate.reached.is_set)
     other = cluster.client.submit(add, "other-0", key="other-0", priority=-1, fifo_timeout="0s")
@@ -274,13 +274,13 @@ class Noting:
 
 @runs_on(on_bundling_cluster)
 async def test_a_bundle_that_is_stolen_is_not_divided(cluster: Bundling, gate: Gate) -> None:
-    await cluster.stealing.settled()
+    await cluster.stealing.changes.settled()
     start = apart("start-0", 1)
     futures = cluster.client.compute(
         [task(f"next-{i}", gate.name, start, function=wait_if_first) for i in range(400)]
     )
     await comes(gate.reached.is_set)
-    await comes(lambda: cluster.stealing.steals["asked"] or cluster.stealing.ask_pass())
+    await comes(lambda: cluster.stealing.steals["asked"] or cluster.stealing.core.passes.ask())
     gate.open()
     await cluster.client.gather(futures)
     assert cluster.stealing.graphs.dividing.n_asked == 0
@@ -291,7 +291,7 @@ async def test_a_bundle_that_is_stolen_is_not_divided(cluster: Bundling, gate: G
 
 @runs_on(on_bundling_cluster)
 async def test_ten_failing_tasks_have_ten_errors_run_once_and_may_be_retried(cluster: Bundling) -> None:
-    await cluster.stealing.settled()
+    await cluster.stealing.changes.settled()
     failing = {f"at_{i}": fail_once for i in range(0, 70, 7)}
     futures = cluster.client.compute(leaves("leaf", 70, **failing))
     await wait(futures)
@@ -306,7 +306,7 @@ async def test_ten_failing_tasks_have_ten_errors_run_once_and_may_be_retried(clu
 
 @runs_on(on_bundling_cluster)
 async def test_an_error_within_a_diamond_is_that_of_its_end_only(cluster: Bundling) -> None:
-    await cluster.stealing.settled()
+    await cluster.stealing.changes.settled()
     first = task("first-0", 1)
     sides = [task(f"side-{i}", first, function=fail if i == 1 else add) for i in range(12)]
     futures = cluster.client.compute([task("end-0", *sides), task("end-1", *sides[2:])])
@@ -320,7 +320,7 @@ async def test_an_error_within_a_diamond_is_that_of_its_end_only(cluster: Bundli
 
 @runs_on(on_bundling_cluster)
 async def test_an_error_is_that_of_readers_in_other_bundles(cluster: Bundling) -> None:
-    await cluster.stealing.settled()
+    await cluster.stealing.changes.settled()
     inner = leaves("leaf", 40, at_3=fail)
     outputs = [task("total-0", *inner), task("total-1", *inner[20:]), apart("out-0", inner[3])]
     futures = cluster.client.compute(outputs)
@@ -334,7 +334,7 @@ async def test_an_error_is_that_of_readers_in_other_bundles(cluster: Bundling) -
 
 @runs_on(on_bundling_cluster)
 async def test_a_traceback_begins_at_the_function_of_the_task(cluster: Bundling) -> None:
-    await cluster.stealing.settled()
+    await cluster.stealing.changes.settled()
     futures = cluster.client.compute(leaves("leaf", 20, at_3=fail))
     await wait(futures)
     names = [frame.name for frame in traceback.extract_tb(await futures[3].traceback())]
@@ -346,7 +346,7 @@ async def test_a_traceback_begins_at_the_function_of_the_task(cluster: Bundling)
 
 @runs_on(on_bundling_cluster)
 async def test_a_traceback_begins_at_the_function_of_a_task_that_reads_a_bundle(cluster: Bundling) -> None:
-    await cluster.stealing.settled()
+    await cluster.stealing.changes.settled()
     inner, _ = fork()
     future = cluster.client.compute([apart(f"out-{i}", inner[-1], function=fail) for i in range(3)])[0]
     await wait([future])
@@ -357,7 +357,7 @@ async def test_a_traceback_begins_at_the_function_of_a_task_that_reads_a_bundle(
 @pytest.mark.parametrize("at", ["at_0", "at_5", "at_19"])
 @runs_on(on_bundling_cluster)
 async def test_a_task_that_asks_for_another_worker_moves_alone(cluster: Bundling, at: str) -> None:
-    await cluster.stealing.settled()
+    await cluster.stealing.changes.settled()
     futures = cluster.client.compute(leaves("leaf", 20, **{at: reschedule_once}))
     assert await asyncio.wait_for(cluster.client.gather(futures), 10) == [i + 1 for i in range(20)]
     assert {n for key, n in CALLS.items() if key.startswith("leaf-")} == {1}
@@ -379,7 +379,7 @@ def reschedule_once(key: str, *values: int) -> int:
 
 @runs_on(on_bundling_cluster, resources=(None,))
 async def test_cancelled_tasks_do_not_start(cluster: Bundling, gate: Gate) -> None:
-    await cluster.stealing.settled()
+    await cluster.stealing.changes.settled()
     futures = cluster.client.compute(independent(gate))
     await comes(gate.reached.is_set)
     before, cancelled = {*CALLS}, {future.key for future in futures[1::2]}
@@ -406,7 +406,7 @@ def running(cluster: Bundling, key: str) -> Any:
 
 @runs_on(on_bundling_cluster, resources=(None,))
 async def test_cancelled_tasks_may_come_again_while_their_bundle_runs(cluster: Bundling, gate: Gate) -> None:
-    await cluster.stealing.settled()
+    await cluster.stealing.changes.settled()
     outputs = independent(gate)
     futures = cluster.client.compute(outputs)
     await comes(gate.reached.is_set)
@@ -425,7 +425,7 @@ async def test_cancelled_tasks_may_come_again_while_their_bundle_runs(cluster: B
 
 @runs_on(on_bundling_cluster, resources=(None,))
 async def test_no_task_starts_once_all_are_cancelled(cluster: Bundling, gate: Gate) -> None:
-    await cluster.stealing.settled()
+    await cluster.stealing.changes.settled()
     futures = cluster.client.compute(independent(gate))
     await comes(gate.reached.is_set)
     run, before = running(cluster, "leaf-0"), {*CALLS}
@@ -439,7 +439,7 @@ async def test_no_task_starts_once_all_are_cancelled(cluster: Bundling, gate: Ga
 
 @runs_on(on_bundling_cluster)
 async def test_a_paused_worker_starts_no_further_task(cluster: Bundling, gate: Gate) -> None:
-    await cluster.stealing.settled()
+    await cluster.stealing.changes.settled()
     outputs = independent(gate)
     futures = cluster.client.compute(outputs)
     await comes(gate.reached.is_set)
@@ -451,7 +451,7 @@ async def test_a_paused_worker_starts_no_further_task(cluster: Bundling, gate: G
     paused.status = Status.paused
     await comes(lambda: not run.pending)
     # The other one runs them.
-    await comes(lambda: all(future.done() for future in futures[1:]) or cluster.stealing.ask_pass())
+    await comes(lambda: all(future.done() for future in futures[1:]) or cluster.stealing.core.passes.ask())
     await with_values(cluster, futures, outputs, gate)
     paused.status = Status.running
 
@@ -462,7 +462,7 @@ async def test_a_paused_worker_starts_no_further_task(cluster: Bundling, gate: G
 async def test_dask_takes_over_a_bundle_that_is_being_divided(
     cluster: Bundling, program: Program, key: str, share: str, gate: Gate
 ) -> None:
-    await cluster.stealing.settled()
+    await cluster.stealing.changes.settled()
     outputs = program(gate)
     futures = cluster.client.compute(outputs)
     await comes(gate.reached.is_set)

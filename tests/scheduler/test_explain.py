@@ -66,7 +66,7 @@ async def test_a_declined_steal_tells_both_workers(cluster: Cluster) -> None:
     name = names[thief]
     first, *_, last = cluster.map(3, 0.2, workers=[victim])
     await cluster.processing(last)
-    cluster.stealing._steal_for(thief)
+    cluster.stealing.parts.idle_workers.steal_for(thief)
     story = await explain(cluster.client, last.key)
     declined = [decision for decision in story if decision.what == "steal declined"]
     assert {(decision.worker, decision.reason) for decision in declined} == {

@@ -182,7 +182,7 @@ async def test_values_of_known_types_are_never_fetched(cluster: Cluster) -> None
         for make in (connection, lock, generator, file):
             await mapped(cluster, make, 40)
     assert failed == []
-    assert cluster.stealing.fixed.prefixes == {}
+    assert cluster.stealing.parts.fixed.prefixes == {}
 
 
 async def busy_holder(cluster: Cluster, make: Callable[[int], Any]) -> tuple[Any, Any, Any]:
@@ -209,7 +209,9 @@ def test_after_a_transfer_has_failed_the_prefix_is_fixed(make: Callable[[int], A
             reader = cluster.client.submit(name_of, value, pure=False)
         ts = await cluster.processing(reader)
         await comes(lambda: ts.processing_on is not None and ts.processing_on.address == first)
-        assert cluster.stealing.fixed.prefixes == {make.__name__: cluster.scheduler.tasks[value.key].type}
+        assert cluster.stealing.parts.fixed.prefixes == {
+            make.__name__: cluster.scheduler.tasks[value.key].type
+        }
         with failures(cluster) as failed, dask.annotate(ferroflow_cost=0.5):
             other = cluster.client.submit(name_of, value, 1, pure=False)
             assert (await cluster.processing(other)).processing_on.address == first
@@ -238,7 +240,7 @@ async def test_a_prefix_is_fixed_until_a_value_of_it_is_fetched(cluster: Cluster
         exception_text="RuntimeError()",
         stimulus_id="gather-dep-failed-1",
     )
-    fixed = cluster.stealing.fixed
+    fixed = cluster.stealing.parts.fixed
     assert all(fixed.is_fixed(cluster.scheduler.tasks[value.key]) for value in values)
     assert handlers["add-keys"] != stock
     # No worker has all inputs of this reader.
@@ -288,6 +290,6 @@ def test_workers_of_one_process_share_all_values() -> None:
             from ferroflow_dask import install
 
             await install(client)
-            assert cluster.scheduler.extensions["stealing"].fixed.types == frozenset()
+            assert cluster.scheduler.extensions["stealing"].parts.fixed.types == frozenset()
 
     asyncio.run(test())

@@ -29,7 +29,7 @@ from waiting import comes
 
 from ferroflow_dask import explain
 from ferroflow_dask.bundling.snapshot import SentGraph
-from ferroflow_dask.scheduler.graphs import arrivals, graphs
+from ferroflow_dask.scheduler.graphs import arrivals, capable, graphs
 
 pytestmark = pytest.mark.cluster
 _LEARNED = graphs.Graphs.learned
@@ -139,7 +139,7 @@ async def test_nothing_is_bundled_if_the_setting_is_off(cluster: Bundling) -> No
 def test_known_tasks_are_bundled_on_workers_with(can_bundle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs.Graphs, "learned", _LEARNED)
     if not can_bundle:
-        monkeypatch.setattr(graphs, "_VERSION", "0.0.1")
+        monkeypatch.setattr(capable, "_VERSION", "0.0.1")
 
     async def test(cluster: Bundling) -> None:
         assert await cluster.values(*fork()[1]) == [13, 14, 15]

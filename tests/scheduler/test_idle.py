@@ -7,9 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from distributed.stealing import WorkStealing
 
 from ferroflow_dask.policy import ClusterView, TaskView
-from ferroflow_dask.scheduler.idle_workers import IdleWorkers, Passes
+from ferroflow_dask.scheduler.changes import Guard
+from ferroflow_dask.scheduler.hooks import Hooks
+from ferroflow_dask.scheduler.idle_workers import IdleWorkers
+from ferroflow_dask.scheduler.passes import Passes
 from ferroflow_dask.virtual.clock import VirtualLoop, VirtualTime
 
 A, B, C, D = "abcd"
@@ -24,12 +28,21 @@ def served(
         view.add_worker(worker, 1)
     for i in range(3):
         view.assign(TaskView(i, 1.0, (i,)), "crowded", 0.0)
-    scheduler: Any = SimpleNamespace(queued=queued)
-    return (
-        IdleWorkers(scheduler, view, steal_for, lambda: may_steal, lambda: again.append("again")),
-        view,
-        again,
+    counts = {"asked": 0}
+
+    def worker_idle(address: str) -> None:
+        counts["asked"] += steal_for(address)
+
+    scheduler = SimpleNamespace(queued=queued, periodic_callbacks={"stealing": None})
+    passes = SimpleNamespace(ask=lambda: again.append("again"), run=None)
+    core: Any = SimpleNamespace(
+        scheduler=scheduler, view=view, clock=None, guard=Guard(lambda: None), hooks=Hooks(), passes=passes
     )
+    placement: Any = SimpleNamespace(worker_idle=worker_idle)
+    steals: Any = SimpleNamespace(counts=counts)
+    dividing: Any = SimpleNamespace(n_asked=0)
+    stealing: Any = SimpleNamespace(replaced=WorkStealing if may_steal else None, _callback_time=0.1)
+    return IdleWorkers(core, placement, steals, dividing, stealing), view, again
 
 
 def never(_: str) -> bool:
@@ -75,7 +88,9 @@ class Looking:
         self.time, self.at = VirtualTime(), []
         self.n_hopeful = n_hopeful
         loop: Any = VirtualLoop(self.time)
-        self.passes = Passes(loop, self.run)
+        self.guard = Guard(lambda: None)
+        self.passes = Passes(loop, self.guard)
+        self.passes.run = self.run
 
     def run(self) -> int:
         self.at.append(self.time.now)
@@ -118,6 +133,6 @@ def test_close_ends_all_passes() -> None:
     looking = Looking(1)
     looking.passes.ask()
     assert looking.until(0.01) == [0.0]
-    looking.passes.close()
+    looking.guard.is_closed = True
     looking.passes.ask()
     assert looking.until(10.0) == []

@@ -42,7 +42,7 @@ def test_all_functions_of_this_distributed_are_known() -> None:
 def test_the_plugin_installs_them_and_undoes_them() -> None:
     cluster = VirtualCluster(2)
     assert is_lean(cluster)
-    cluster.stealing.detach()
+    cluster.stealing.lifecycle.detach()
     assert not is_lean(cluster)
 
 

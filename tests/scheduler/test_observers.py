@@ -329,7 +329,7 @@ async def test_a_graph_has_no_sample_while_a_plugin_follows_tasks(
 @runs_on(on_bundling_cluster)
 async def test_uninstalling_leaves_no_change(cluster: Bundling) -> None:
     worker = cluster.workers[0]
-    await cluster.stealing.settled()
+    await cluster.stealing.changes.settled()
     assert "ferroflow-observers" in worker.metrics
     await uninstall_from(cluster.scheduler)
     assert "add_plugin" not in vars(cluster.scheduler)

@@ -58,7 +58,7 @@ def test_install_replaces_the_extension_and_uninstall_puts_it_back(takes: str, t
     install(target, "static")
     assert type(stealing_of(thread_client)) is FerroflowStealing
     install(target)  # which replaces the first one
-    assert isinstance(stealing_of(thread_client).policy, StealingPolicy)
+    assert isinstance(stealing_of(thread_client).placement.policy, StealingPolicy)
     plugins = scheduler_of(thread_client).plugins
     assert "ferroflow" in plugins
     assert sum(isinstance(plugin, WorkStealing) for plugin in plugins.values()) == 1

@@ -80,7 +80,7 @@ async def test_nothing_is_kept_of_tasks_that_are_cancelled_or_fail(cluster: Clus
     await cluster.client.gather(failing, errors="skip")
     await cluster.client.cancel(futures)
     await comes(lambda: not any(ts.key[0] == "c" for ts in cluster.scheduler.tasks.values()))
-    assert not any(cluster.stealing.kept().values())
+    assert not any(cluster.stealing.parts.kept().values())
 
 
 def test_a_restart_forgets_what_was_kept_of_tasks() -> None:
@@ -88,9 +88,9 @@ def test_a_restart_forgets_what_was_kept_of_tasks() -> None:
 
     class RestartsAsAGraphArrives(SchedulerPlugin):
         def update_graph(self, scheduler: Any, **_: Any) -> None:
-            kept.append(cluster.stealing.kept())
+            kept.append(cluster.stealing.parts.kept())
             cluster.stealing.restart(scheduler)
-            kept.append(cluster.stealing.kept())
+            kept.append(cluster.stealing.parts.kept())
 
     known = {"ferroflow_cost": 1.0}
     cluster = VirtualCluster(4)
@@ -100,7 +100,7 @@ def test_a_restart_forgets_what_was_kept_of_tasks() -> None:
     # No client sends graphs to virtual clusters, where they would be bundled.
     cluster.stealing.graphs.bundles.add({"root": Bundle((DataNode("root", 1),), ("root",), {})})
     # No virtual task raises `Reschedule`.
-    cluster.stealing.refusals.refused["known"] = (cluster.workers[0].state.address,)
+    cluster.stealing.core.refused["known"] = (cluster.workers[0].state.address,)
     cluster.stealing.graphs.deaths.suspects["known"] = None
     cluster.stealing.graphs.dividing._asked["root"] = ("all", "a test")
     cluster.scheduler.add_plugin(RestartsAsAGraphArrives(), name="restarts")

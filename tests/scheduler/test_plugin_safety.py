@@ -32,7 +32,8 @@ from ferroflow_dask.policy.events import (
 )
 from ferroflow_dask.policy.instructions import Instruction
 from ferroflow_dask.scheduler import _distributed
-from ferroflow_dask.scheduler.extension import PLUGIN_NAME, FerroflowStealing
+from ferroflow_dask.scheduler.extension import FerroflowStealing
+from ferroflow_dask.scheduler.lifecycle import PLUGIN_NAME
 from ferroflow_dask.scheduler.plugin import uninstall_from
 
 pytestmark = [
@@ -186,7 +187,7 @@ async def test_inputs_held_by_all_workers_make_no_worker_nearer(cluster: Cluster
     everywhere = (await cluster.client.scatter([np.zeros(1000)], broadcast=True))[0]
     somewhere = await cluster.client.scatter(np.ones(1000), workers=[cluster.workers[0].address])
     future = cluster.client.submit(lambda *_: time.sleep(0.2), everywhere, somewhere)
-    task = cluster.stealing.task_views(await cluster.processing(future))
+    task = cluster.stealing.parts.task_views(await cluster.processing(future))
     assert task.held == {cluster.workers[0].address: task.input_bytes}
     assert task.input_bytes < 9000
     await future
@@ -253,7 +254,7 @@ async def test_a_failure_with_a_steal_in_flight_whose_task_goes_away_ends_with_d
     cluster.scheduler.set_restrictions({ts.key: None})  # till now nobody else could ask for it
     extension.view.assigned[ts.key][0].allowed = None
     cluster.ask(ts, victim, thief)
-    extension.fail(ZeroDivisionError("the policy is broken"))
+    extension.guard.fail(ZeroDivisionError("the policy is broken"))
     cluster.scheduler.client_releases_keys([waiting.key], client=cluster.client.id, stimulus_id="test")
     assert await running == 0
     await comes(lambda: cluster.stealing is not extension)
@@ -264,7 +265,7 @@ async def test_a_failure_with_a_steal_in_flight_whose_task_goes_away_ends_with_d
 async def test_a_late_recovery_keeps_the_plugin_that_was_installed_since(cluster: Cluster) -> None:
     old = cluster.stealing
     await cluster.client.register_plugin(FerroflowPlugin("ring"))
-    old.leave()
+    old.lifecycle.leave()
     assert cluster.stealing is not old
     assert cluster.scheduler.plugins[PLUGIN_NAME] is cluster.stealing.installed_by
     await uninstall_from(cluster.scheduler)
@@ -314,13 +315,13 @@ def test_every_steal_that_was_asked_for_ends_in_one_way() -> None:
     events: list[Event] = []
 
     async def test(cluster: Cluster) -> None:
-        handle = cluster.stealing.policy.handle
+        handle = cluster.stealing.placement.policy.handle
 
         def listening(event: Event, view: ClusterView, now: float) -> Iterator[Instruction]:
             events.append(event)
             return handle(event, view, now)
 
-        cluster.stealing.policy.handle = listening
+        cluster.stealing.placement.policy.handle = listening
         await cluster.client.gather(cluster.pinned(100, 0.003))
         steals = dict(cluster.stealing.steals)
         assert steals.pop("asked") == sum(steals.values()) > 0

@@ -134,6 +134,6 @@ def test_threads_need_not_wait_however_late_messages_come(latency_s: float, nthr
         )
         start_s = cluster.time.now
         cluster.run()
-    _, learned_s = cluster.stealing.gauges()["round_trip_seconds"]
+    _, learned_s = cluster.stealing.parts.gauges()["round_trip_seconds"]
     assert 1.4 * latency_s <= learned_s <= 4 * latency_s
     assert cluster.record.makespan_s - start_s <= 1.15 * 0.5  # all threads run all the time

@@ -48,7 +48,7 @@ def test_tasks_that_refuse_workers_end(n_refused: int, is_mapped: bool) -> None:
         assert await cluster.client.gather(futures) == list(range(100))
         # Once in a bundle, once on each worker.
         assert max(map(len, _runs.values())) <= n_refused + 2
-        assert cluster.stealing.refusals.refused == {}
+        assert cluster.stealing.core.refused == {}
 
     on_cluster(test, resources=(None,) * 4)
 
@@ -81,7 +81,7 @@ async def test_a_task_is_not_stolen_by_the_worker_that_it_refused(cluster: Clust
     blocked = cluster.client.submit(wait_for, 0, gate, workers=[second], pure=False)
     await cluster.processing(blocked)
     future = cluster.client.submit(refuse, 0, (first,), pure=False)
-    await comes(lambda: future.key in cluster.stealing.refusals.refused)
+    await comes(lambda: future.key in cluster.stealing.core.refused)
     await comes(lambda: cluster.scheduler.tasks[future.key].state == "processing")
     task, worker = cluster.stealing.view.assigned[future.key]
     assert worker.key == second
@@ -109,7 +109,7 @@ def test_other_messages_are_no_refusals(message: dict[str, Any]) -> None:
         ts = await cluster.processing(future)
         usual = {"key": ts.key, "worker": ts.processing_on.address}
         cluster.scheduler.stream_handlers["reschedule"](**{**usual, **message})
-        assert cluster.stealing.refusals.refused == {}
+        assert cluster.stealing.core.refused == {}
         await gate.set()
         assert await future == 0
 

@@ -77,7 +77,7 @@ def prefixes(keys: set[Any]) -> Counter[str]:
 
 async def can_bundle(cluster: Bundling) -> None:
     """Wait until all workers have announced that they can run bundles."""
-    await comes(lambda: cluster.stealing.graphs._capable >= set(cluster.scheduler.workers))
+    await comes(cluster.stealing.graphs._capable.are_all)
 
 
 async def are_created(cluster: Bundling, collections: list[Any]) -> None:

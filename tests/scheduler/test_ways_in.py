@@ -68,6 +68,10 @@ def cluster(**options: Any) -> Iterator[Client]:
 def test_by_settings_of_the_scheduler(config: dict[str, Any], options: dict[str, Any]) -> None:
     with dask.config.set(config), cluster(scheduler_kwargs=options) as client:
         check_that_it_works(client)
+        made = client.cluster.scheduler.extensions["stealing"].changes.names
+    with cluster() as client:
+        install(client)
+        assert made == client.cluster.scheduler.extensions["stealing"].changes.names  # each once
         if "extensions" not in options:
             assert installed(client) is not None
             uninstall(client)
@@ -97,7 +101,8 @@ def test_it_schedules_until_it_is_uninstalled_whoever_drops_the_plugin() -> None
 def test_by_the_configured_policy() -> None:
     setting = {"distributed.scheduler.preload": [PRELOAD], "ferroflow.policy": "static"}
     with dask.config.set(setting), cluster() as client:
-        assert type(client.cluster.scheduler.extensions["stealing"].policy).__name__ == "StaticPolicy"
+        stealing = client.cluster.scheduler.extensions["stealing"]
+        assert type(stealing.placement.policy).__name__ == "StaticPolicy"
 
 
 def test_by_an_option_of_the_command_line(tmp_path: Path) -> None:

@@ -275,7 +275,7 @@ def cut_short(cluster: VirtualCluster) -> None:
 
 def break_the_plugin(cluster: VirtualCluster) -> None:
     cluster.submit(independent(2))
-    cluster.stealing.fail(ValueError("on purpose"))
+    cluster.stealing.guard.fail(ValueError("on purpose"))
 
 
 def leave_resources(cluster: VirtualCluster) -> None:
@@ -293,7 +293,7 @@ def leave_a_task_in_the_view(cluster: VirtualCluster) -> None:
     cluster.submit(independent(2))
     cluster.run()
     view = cluster.stealing.view
-    view.assign(cluster.stealing.task_views(cluster.scheduler.tasks["t", 0]), *view.workers, 0.0)
+    view.assign(cluster.stealing.parts.task_views(cluster.scheduler.tasks["t", 0]), *view.workers, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ class Bundles(Feature):
 
     def changes(self) -> Iterable[Change]:
         """Bundle graphs from now on."""
-        return self.core.graphs().changes()
+        return self.core.parts().graphs.changes()
 
     def counts(self) -> Mapping[str, int]:
         """Return the numbers of bundles by outcome."""
-        return self.core.graphs().bundles.counts
+        return self.core.parts().graphs.bundles.counts

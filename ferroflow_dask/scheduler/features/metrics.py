@@ -48,7 +48,7 @@ class _Collector:
 
         namespace = dask.config.get("distributed.dashboard.prometheus.namespace")
         prefix = f"{namespace}_scheduler_ferroflow" if namespace else "scheduler_ferroflow"
-        for name, counts in core.counts().items():
+        for name, counts in core.parts().counts().items():
             family = CounterMetricFamily(f"{prefix}_{name}", counts.help_text, labels=[counts.label])
             for kind, n in counts.values.items():
                 family.add_metric([kind], n)
@@ -56,7 +56,7 @@ class _Collector:
         counters, of_devices = core.device_totals.of(core.scheduler.workers.values())
         for name, (help_text, value) in counters.items():
             yield CounterMetricFamily(f"{prefix}_{name}", help_text, value=value)
-        for name, (help_text, value) in {**core.gauges(), **of_devices}.items():
+        for name, (help_text, value) in {**core.parts().gauges(), **of_devices}.items():
             yield GaugeMetricFamily(f"{prefix}_{name}", help_text, value=value)
 
 

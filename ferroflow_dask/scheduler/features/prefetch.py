@@ -176,7 +176,7 @@ class Prefetch(Feature):
 
     def _look_after(self, key: Key) -> None:
         if not self.new:
-            self.core.ask_pass()
+            self.core.passes.ask()
         self.new[key] = None
 
     def task_moved(self, key: Key) -> None:

@@ -70,7 +70,7 @@ class Snapshots:
 
     def __init__(self, scheduler: Scheduler, bundles: Bundles, knowledge: Knowledge) -> None:
         self._tasks = scheduler.tasks
-        self._is_in_process = _distributed.is_in_process(scheduler)
+        self._scheduler = scheduler
         self._bundles = bundles
         self._knowledge = knowledge
 
@@ -96,7 +96,7 @@ class Snapshots:
             held,
             bundles,
             has_idle_threads=self._knowledge.has_idle_threads(),
-            shares_objects=self._is_in_process,
+            shares_objects=_distributed.is_in_process(self._scheduler),
             features=features,
         )
 

@@ -31,9 +31,10 @@ from ferroflow_dask.scheduler.graphs.arrival import Arrival, Knowledge, Snapshot
 from ferroflow_dask.scheduler.graphs.samples import Samples
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler
-
+    from ferroflow_dask.scheduler.core import Core
     from ferroflow_dask.scheduler.graphs.bundles import Bundles
+    from ferroflow_dask.scheduler.graphs.capable import CapableWorkers
+    from ferroflow_dask.scheduler.graphs.observers import Observers
 
 logger = logging.getLogger("ferroflow_dask")
 
@@ -58,38 +59,30 @@ class GraphArrivals:
 
     Parameters
     ----------
-    scheduler : distributed.Scheduler
+    core : Core
     bundles : Bundles
-    samples : Samples
     knowledge : Knowledge
-    note : callable
-        Notes a decision about a task: its key, what was decided and why.
-    announced : callable
-        Coroutine function that waits until the workers have announced what they can run.
-    is_observed : callable
-        Returns whether a plugin follows tasks, so that graphs must stay as they come.
+    observers : Observers
+    capable : CapableWorkers
     """
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        core: Core,
         bundles: Bundles,
-        samples: Samples,
         knowledge: Knowledge,
-        note: Callable[[Key, str, str], None],
-        *,
-        is_observed: Callable[[], bool],
-        announced: Callable[[], Awaitable[None]],
+        observers: Observers,
+        capable: CapableWorkers,
     ) -> None:
-        self._scheduler = scheduler
-        self._stock = scheduler.stream_handlers[_HANDLER]
+        self._scheduler = core.scheduler
+        self._decisions = core.decisions
         self._bundles = bundles
-        self._samples = samples
         self._knowledge = knowledge
-        self._snapshots = Snapshots(scheduler, bundles, knowledge)
-        self._note = note
-        self._is_observed = is_observed
-        self._announced = announced
+        self._snapshots = Snapshots(core.scheduler, bundles, knowledge)
+        self._is_observed = observers.are_present
+        self._announced = capable.announced
+        #: Samples of arriving graphs.
+        self.samples = Samples(core.scheduler)
         self._is_open = True
         # What clients want of the graphs that arrive; the event is set once Dask has created the tasks.
         self._under_way: dict[asyncio.Event, Collection[Key]] = {}
@@ -98,12 +91,14 @@ class GraphArrivals:
     def changes(self) -> Iterable[Change]:
         """Return the changes to the scheduler."""
         handlers = self._scheduler.stream_handlers
+        self._stock = handlers[_HANDLER]
         yield ItemChange(f"Scheduler.stream_handlers[{_HANDLER!r}]", handlers, _HANDLER, self._arrived)
         yield _distributed_graphs.comparison_change(self._scheduler, self._prepare, self._restore)
 
     def close(self) -> None:
         """Let graphs run as they come, even if another plugin still calls the handler."""
         self._is_open = False
+        self.samples.close()
 
     def restarted(self) -> None:
         """Create no tasks of the graphs that are arriving: a restart has cancelled them."""
@@ -174,7 +169,7 @@ class GraphArrivals:
             sampled |= plan.wanted
             arrival = Arrival(plan)
             await submit(arrival, _in_this_process(arrival), {*plan.wanted})
-            await self._samples.wait(plan.until.keys, partial(self._expected_s, plan.until))
+            await self.samples.wait(plan.until.keys, partial(self._expected_s, plan.until))
             graph = plan.rest
 
     def _plan(self, graph: SentGraph) -> Plan:
@@ -277,7 +272,7 @@ class GraphArrivals:
         if arrival is None:
             return {}
         for key, (what, reason) in arrival.plan.reasons.items():
-            self._note(key, what, reason)
+            self._decisions.note(key, what, "", reason)
         return arrival.plan.bundles
 
     @staticmethod

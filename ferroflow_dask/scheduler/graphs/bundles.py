@@ -26,10 +26,12 @@ from ferroflow_dask.bundling.sequence import bundle_in
 from ferroflow_dask.bundling.sharing import Sharing
 from ferroflow_dask.bundling.snapshot import BundleFacts
 from ferroflow_dask.scheduler._distributed_graphs import Failed, replace_task
-from ferroflow_dask.scheduler.changes import Change, Guard, ItemChange
+from ferroflow_dask.scheduler.changes import Change, ItemChange
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler, TaskState
+    from distributed.scheduler import TaskState
+
+    from ferroflow_dask.scheduler.core import Core
 
 #: Operations of messages from workers: a task raised an exception, or `distributed.Reschedule`.
 _ERRED, _RESCHEDULE = "task-erred", "reschedule"
@@ -47,26 +49,14 @@ class Bundles:
 
     Parameters
     ----------
-    scheduler : distributed.Scheduler
-    guard : Guard
-    withdraw : callable
-        Withdraws a prefetched task, by its key.
-    note : callable
-        Notes a decision about a task: its key, what was decided and why.
+    core : Core
     """
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        guard: Guard,
-        *,
-        withdraw: Callable[[Key], None],
-        note: Callable[[Key, str, str], None],
-    ) -> None:
-        self._scheduler = scheduler
-        self._guard = guard
-        self._withdraw = withdraw
-        self._note = note
+    def __init__(self, core: Core) -> None:
+        self._scheduler = core.scheduler
+        self._guard = core.guard
+        self._hooks = core.hooks
+        self._decisions = core.decisions
         #: Returns a part of a new key, another one each time.
         self.token: Callable[[], str] = lambda: uuid.uuid4().hex
         self._bundles: dict[Key, Bundle] = {}
@@ -111,7 +101,7 @@ class Bundles:
             if len(bundle.tasks) > 1:
                 self.counts["created"] += 1
                 self.counts["tasks"] += len(bundle.tasks)
-                self._note(key, "bundled", in_words(bundle))
+                self._decisions.note(key, "bundled", "", in_words(bundle))
                 self._supply_duration(key)
 
     def expect(self, bundles: Mapping[Key, Bundle]) -> None:
@@ -140,7 +130,11 @@ class Bundles:
     def redefined(self, key: Key) -> None:
         """Forget a task that gets another definition."""
         self.forget(key)
-        self._withdraw(key)
+        self._is_redefined(key)
+
+    def _is_redefined(self, key: Key) -> None:
+        for hook in self._hooks.task_redefined:
+            hook(key)
 
     def clear(self) -> None:
         """Forget all tasks, except that they differ from those of their graphs."""
@@ -217,7 +211,7 @@ class Bundles:
         for key, bundle in bundles.items():
             cost_s = cost_s_of(self._scheduler.tasks[key])
             specs[key] = spec_of(key, bundle, cost_s)
-            self._withdraw(key)
+            self._is_redefined(key)
         # From here on nothing can fail halfway.
         for key, spec in specs.items():
             self._scheduler.tasks[key].run_spec = spec
@@ -293,8 +287,8 @@ class Bundles:
             return False  # a reader of an earlier installation cannot be rewritten
         self.forget(key)
         self.counts["split"] += 1
-        self._note(key, "split", "its tasks run one by one")
-        self._withdraw(key)
+        self._decisions.note(key, "split", "", "its tasks run one by one")
+        self._is_redefined(key)
         values = {reader.key for reader in ts.dependents if not is_kept and self.is_only_value(reader.key)}
         # A task of the same key that depends on the bundle cannot stand for the one in it.
         taken = {one.key for one in _dependents(ts)} - {key} - values

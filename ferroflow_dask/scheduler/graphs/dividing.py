@@ -23,16 +23,17 @@ from ferroflow_dask.bundling.results import VALUE, Place
 from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.scheduler import _distributed, _distributed_graphs
 from ferroflow_dask.scheduler._distributed_graphs import Failed
-from ferroflow_dask.scheduler.changes import Guard, attempt
+from ferroflow_dask.scheduler.changes import attempt
 from ferroflow_dask.scheduler.graphs.bundles import Bundles, cost_s_of, spec_of
 from ferroflow_dask.scheduler.graphs.division import Division
 from ferroflow_dask.scheduler.graphs.stuck import Stuck
 from ferroflow_dask.scheduler.graphs.worker_runs import DIVIDE, NARROW
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler, TaskState
+    from distributed.scheduler import TaskState
 
-    from ferroflow_dask.policy import ClusterView
+    from ferroflow_dask.scheduler.core import Core
+    from ferroflow_dask.scheduler.refusals import Refusals
 
 #: Share of a bundle's unstarted steps, as in `bundling.run.Share`.
 HALF = "half"
@@ -45,54 +46,39 @@ class Dividing:
 
     Parameters
     ----------
-    scheduler : distributed.Scheduler
+    core : Core
     bundles : Bundles
-    guard : Guard
+    refusals : Refusals
     cluster : callable
         Returns the cluster for which graphs are cut.
-    view : ClusterView
-        Has the bundles that may be divided.
     may_send : callable
         Returns whether a worker understands the messages, by its address.
-    note : callable
-        Notes a decision about a task: its key, what was decided and why.
-    refused : callable
-        Notes that a step has raised `Reschedule`: its key and the worker's address.
-    clock : callable
-        Returns the time [s].
     """
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        core: Core,
         bundles: Bundles,
-        guard: Guard,
-        *,
+        refusals: Refusals,
         cluster: Callable[[], ClusterProfile],
-        view: ClusterView,
         may_send: Callable[[str], bool],
-        note: Callable[[Key, str, str], None],
-        refused: Callable[[Key, str], None],
-        clock: Callable[[], float],
     ) -> None:
-        self._scheduler = scheduler
+        self._scheduler = core.scheduler
+        self._guard = core.guard
+        self._view = core.view
+        self._decisions = core.decisions
         self._bundles = bundles
-        self._guard = guard
-        self._refused = refused
+        self._refusals = refusals
         self._cluster = cluster
-        self._view = view
         self._may_send = may_send
-        self._note = note
         # The shares and reasons of the divisions that workers have not answered, by bundle.
         self._asked: dict[Key, tuple[str, str]] = {}
-        view.dividing = self._asked
+        core.view.dividing = self._asked
         # Bundles of which some values are needed no longer.
         self._narrowed: dict[Key, None] = {}
         #: Divisions that workers were asked for.
         self.n_asked = 0
-        self.stuck = Stuck(
-            scheduler, bundles, view, self.ask, guard=guard, may_send=may_send, note=note, clock=clock
-        )
+        self.stuck = Stuck(core, bundles, self.ask, may_send)
 
     # Requests
 
@@ -230,7 +216,8 @@ class Dividing:
             if not self._bundles.split(key, stimulus_id, failed=failure if is_chain else None):
                 _distributed.reschedule_from(self._scheduler, key, worker, stimulus_id)
         else:
-            self._note(key, "divided", f"{len(steps)} of {len(bundle.tasks)} tasks leave: {reason}")
+            leaving = f"{len(steps)} of {len(bundle.tasks)} tasks leave: {reason}"
+            self._decisions.note(key, "divided", worker, leaving)
             self._bundles.counts["divided"] += 1
             read_outside = self._read(ts, bundle)
             division = Division(
@@ -288,7 +275,7 @@ class Dividing:
         tasks = {task.key: task for task in bundle.tasks if task.key in needed}  # in their order
         groups = [[key] for key in tasks]
         if refusing in tasks and refusing is not None and ts.processing_on is not None:
-            self._refused(refusing, ts.processing_on.address)
+            self._refusals.add(refusing, ts.processing_on.address)
         if refusing is None and step_s < separate_s(self._cluster()):
             idle = self._scheduler.idle.values()
             n_idle = sum(max(0, ws.nthreads - len(ws.processing)) for ws in idle)

@@ -13,14 +13,11 @@ from typing import TYPE_CHECKING
 
 from dask.typing import Key
 
-from ferroflow_dask.scheduler.changes import Guard
 from ferroflow_dask.scheduler.graphs.bundles import Bundles
 from ferroflow_dask.scheduler.graphs.worker_runs import SECEDE
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler
-
-    from ferroflow_dask.policy import ClusterView
+    from ferroflow_dask.scheduler.core import Core
 
 #: While all threads are busy, bundles are divided if no step has ended for so long [s]: twice the longest
 #: expected duration of a bundle.
@@ -38,40 +35,29 @@ class Stuck:
 
     Parameters
     ----------
-    scheduler : distributed.Scheduler
+    core : Core
     bundles : Bundles
-    view : ClusterView
     ask : callable
         As `Dividing.ask`.
-    guard : Guard
     may_send : callable
         Returns whether a worker understands the messages, by its address.
-    note : callable
-        Notes a decision about a task: its key, what was decided and why.
-    clock : callable
-        Returns the time [s].
     """
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        core: Core,
         bundles: Bundles,
-        view: ClusterView,
         ask: Callable[[Key, str, str], bool],
-        *,
-        guard: Guard,
         may_send: Callable[[str], bool],
-        note: Callable[[Key, str, str], None],
-        clock: Callable[[], float],
     ) -> None:
-        self._scheduler = scheduler
+        self._scheduler = core.scheduler
+        self._view = core.view
+        self._decisions = core.decisions
+        self._clock = core.clock
         self._bundles = bundles
-        self._view = view
         self._ask = ask
         self._may_send = may_send
-        self._note = note
-        self._clock = clock
-        self._guarded_look = guard(self._look_again)
+        self._guarded_look = core.guard(self._look_again)
         self._is_look_due = False
         #: Tasks that were steps of bundles.
         self.freed: dict[Key, None] = {}
@@ -97,7 +83,7 @@ class Stuck:
         if address in self._seceding:
             self._seceding.discard(address)
             self._seceded[key] = None
-            self._note(key, "seceded", "it may wait for tasks that have no thread")
+            self._decisions.note(key, "seceded", address, "it may wait for tasks that have no thread")
 
     def look(self, now: float) -> None:
         """Free the steps that a running one may wait for, if all threads are busy and no step has ended.
