@@ -170,7 +170,7 @@ def left_on(cluster: Bundling) -> list[Any]:
     kept: list[Any] = [
         *cluster.bundles.keys(),
         *cluster.bundles._holders,
-        *cluster.stealing.graphs.dividing._asked,
+        *cluster.stealing.graphs.dividing.asked,
     ]
     for worker in cluster.workers:
         runs = worker.extensions[EXTENSION]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from distributed.scheduler import TaskState
 
     from ferroflow_dask.scheduler.core import Core
-    from ferroflow_dask.scheduler.graphs.bundles import Bundles
+    from ferroflow_dask.scheduler.graphs.splitting import Splitting
 
 #: Types that `pickle` refuses, as `dask.utils.typename` names them.
 TYPES = frozenset(
@@ -40,13 +40,13 @@ class FixedValues:
     Parameters
     ----------
     core : Core
-    bundles : Bundles
+    splitting : Splitting
     """
 
-    def __init__(self, core: Core, bundles: Bundles) -> None:
+    def __init__(self, core: Core, splitting: Splitting) -> None:
         self._scheduler = core.scheduler
-        self._bundles = bundles
-        self._split = core.guard(bundles.split)
+        self._bundles = splitting.bundles
+        self._split = core.guard(splitting.split)
         #: Types whose results are fixed.
         self.types: frozenset[str] = TYPES
         #: Type of the fixed results by prefix; "" for any.

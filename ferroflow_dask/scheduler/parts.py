@@ -16,6 +16,7 @@ from ferroflow_dask.scheduler.features.base import Feature
 from ferroflow_dask.scheduler.fixed_values import FixedValues
 from ferroflow_dask.scheduler.graphs.bundles import Bundles
 from ferroflow_dask.scheduler.graphs.graphs import Graphs
+from ferroflow_dask.scheduler.graphs.splitting import Splitting
 from ferroflow_dask.scheduler.idle_workers import IdleWorkers
 from ferroflow_dask.scheduler.network import NetworkView
 from ferroflow_dask.scheduler.placement import Placement
@@ -53,9 +54,9 @@ class Parts:
         self._core = core
         self._is_open = False
         self.refusals = Refusals(core)
-        bundles = Bundles(core)
-        self.fixed = FixedValues(core, bundles)
-        self.graphs = Graphs(core, bundles, self.refusals, self.fixed, own)
+        splitting = Splitting(core, Bundles(core))
+        self.fixed = FixedValues(core, splitting)
+        self.graphs = Graphs(core, splitting, self.refusals, self.fixed, own)
         self.task_views = TaskViews(core, self.fixed)
         self.steals = StealProtocol(core, own, self.task_views)
         network = NetworkView(core.scheduler, core.view)

@@ -140,6 +140,6 @@ def test_learned_durations_and_round_trip_outlive_the_extension() -> None:
     expected = cluster.stealing.costs.by_prefix()
     cluster.stealing.teardown()
     again = FerroflowStealing(cluster.scheduler, latency_s=0.001)
-    assert again.gauges()["round_trip_seconds"][1] == before
+    assert again.parts.gauges()["round_trip_seconds"][1] == before
     assert again.costs.by_prefix() == expected
     again.teardown()

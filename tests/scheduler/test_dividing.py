@@ -57,7 +57,7 @@ async def divide(cluster: Bundling, gate: Gate, key: str, share: str) -> Any:
     await comes(gate.reached.is_set)
     name = cluster.bundles._holders[key]
     assert cluster.stealing.graphs.dividing.ask(name, share, "a test")
-    await comes(lambda: name not in cluster.stealing.graphs.dividing._asked)
+    await comes(lambda: name not in cluster.stealing.graphs.dividing.asked)
     cluster.scheduler.validate_state()
     return name
 
@@ -206,7 +206,7 @@ async def test_a_worker_that_dies_before_it_answers_is_not_waited_for(cluster: B
     dying = cluster.scheduler.tasks[name].processing_on
     assert cluster.stealing.graphs.dividing.ask(name, "all", "a test")
     await cluster.scheduler.remove_worker(dying.address, stimulus_id="a test")
-    assert not cluster.stealing.graphs.dividing._asked
+    assert not cluster.stealing.graphs.dividing.asked
     gate.open()
     assert await cluster.client.gather(futures) == list(dask.compute(*outputs, scheduler="sync"))
 

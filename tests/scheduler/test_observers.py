@@ -388,7 +388,7 @@ async def test_a_progress_bar_goes_on_when_a_bundle_is_split(
     await comes(lambda: cluster.counts["created"] == 1)
     progress = bar({future.key for future in futures}, cluster.scheduler, complete=is_complete)
     await progress.setup()
-    assert cluster.bundles.split(cluster.bundle_of("inc"), "test")
+    assert cluster.stealing.graphs._splitting.split(cluster.bundle_of("inc"), "test")
     assert progress.status is None
     gate.open()
     await cluster.client.gather(futures)

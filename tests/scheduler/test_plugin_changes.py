@@ -102,7 +102,7 @@ def test_a_restart_forgets_what_was_kept_of_tasks() -> None:
     # No virtual task raises `Reschedule`.
     cluster.stealing.core.refused["known"] = (cluster.workers[0].state.address,)
     cluster.stealing.graphs.deaths.suspects["known"] = None
-    cluster.stealing.graphs.dividing._asked["root"] = ("all", "a test")
+    cluster.stealing.graphs.dividing.asked["root"] = ("all", "a test")
     cluster.scheduler.add_plugin(RestartsAsAGraphArrives(), name="restarts")
     cluster.submit({"planned": VirtualTask(1.0, annotations={**known, "ferroflow_rank": 1.0})}, "c")
     before, after = kept

@@ -87,15 +87,11 @@ class Prefetch(Feature):
         return self._outcomes
 
     def _close(self) -> None:
-        self._withdraw_all()  # the workers still have their ends
-        self._clear()
+        self.failed()  # the workers still have their ends
+        self.restart()
 
     def failed(self) -> None:
-        """Withdraw all tasks: Dask does not know of them."""
-        self._withdraw_all()
-
-    def _withdraw_all(self) -> None:
-        """Withdraw all prefetched tasks that are not confirmed; safe within a transition.
+        """Withdraw all prefetched tasks that are not confirmed: Dask does not know of them.
 
         The scheduler sends the confirmations of a transition after it. Workers must still understand them.
         """
@@ -112,9 +108,6 @@ class Prefetch(Feature):
 
     def restart(self) -> None:
         """Forget all tasks."""
-        self._clear()
-
-    def _clear(self) -> None:
         self._outcomes["lost"] += len(self.ahead)
         self.ahead.clear()
         self.new.clear()
@@ -250,9 +243,7 @@ class Prefetch(Feature):
 
     def _send(self, ts: TaskState, ws: WorkerState) -> None:
         message = _distributed.early_message(self._scheduler, ts, ws)
-        awaits = [
-            (needed.key, self._run_of(needed)) for needed in ts.dependencies if needed.state != "memory"
-        ]
+        awaits = [(one.key, self._run_of(one)) for one in ts.dependencies if one.state != "memory"]
         self.ahead[ts.key] = _Ahead(ws.address, message["run_id"])
         for filtered in self.core.hooks.message:
             message = filtered(ts, ws, message)

@@ -1,17 +1,11 @@
-"""Bundles on the scheduler: which tasks each holds, and how one is split into its tasks again.
-
-A bundle is split if a task in it raises an exception, asks for another worker, or may have ended its worker.
-The scheduler then runs its tasks one by one, so that errors, retries and blame are those of single tasks, as
-in Dask. Tasks of the bundle that had already run, run again.
-"""
+"""Bundles on the scheduler: which tasks each holds, and what it returns."""
 
 from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -25,18 +19,12 @@ from ferroflow_dask.bundling.results import VALUE, Place
 from ferroflow_dask.bundling.sequence import bundle_in
 from ferroflow_dask.bundling.sharing import Sharing
 from ferroflow_dask.bundling.snapshot import BundleFacts
-from ferroflow_dask.scheduler._distributed_graphs import Failed, replace_task
-from ferroflow_dask.scheduler.changes import Change, ItemChange
 
 if TYPE_CHECKING:
     from distributed.scheduler import TaskState
 
     from ferroflow_dask.scheduler.core import Core
 
-#: Operations of messages from workers: a task raised an exception, or `distributed.Reschedule`.
-_ERRED, _RESCHEDULE = "task-erred", "reschedule"
-#: States from which a bundle is not split: it has ended, or its tasks do not exist yet.
-_ENDED = frozenset({"memory", "erred", "forgotten"})
 #: States of a task that no worker has.
 _UNSENT = frozenset({"released", "waiting", "queued", "no-worker"})
 
@@ -93,6 +81,20 @@ class Bundles:
         if key in self._bundles:
             self._completed.add(key)
 
+    def has_run(self, key: Key) -> bool:
+        """Return whether a task has run."""
+        return key in self._completed
+
+    def values_read(self, ts: TaskState) -> dict[Key, int]:
+        """Return the values of a bundle that other tasks read, with their items."""
+        bundle, found = self._bundles[ts.key], dict[Key, int]()
+        for reader in ts.dependents:
+            reading = self._bundles.get(reader.key)
+            for holder, item in reading.places.values() if reading is not None else ():
+                if holder == ts.key and (value := bundle.exports[item or 0]) is not None:
+                    found[value] = item or 0
+        return found
+
     def add(self, bundles: Mapping[Key, Bundle]) -> None:
         """Note the bundles of a graph, whose tasks were created."""
         present = {key: bundle for key, bundle in bundles.items() if key in self._scheduler.tasks}
@@ -110,7 +112,7 @@ class Bundles:
             self.forget(key)  # steps may have left it
             self._bundles[key] = bundle
             if len(bundle.tasks) > 1:
-                own = (task.key for task in bundle.tasks if not _is_value(task))
+                own = (task.key for task in bundle.tasks if not is_value(task))
                 self._holders |= {inner: key for inner in own if inner != key}
 
     def _supply_duration(self, key: Key) -> None:
@@ -130,9 +132,10 @@ class Bundles:
     def redefined(self, key: Key) -> None:
         """Forget a task that gets another definition."""
         self.forget(key)
-        self._is_redefined(key)
+        self.is_redefined(key)
 
-    def _is_redefined(self, key: Key) -> None:
+    def is_redefined(self, key: Key) -> None:
+        """Note that the definition of a task is about to change."""
         for hook in self._hooks.task_redefined:
             hook(key)
 
@@ -153,7 +156,7 @@ class Bundles:
         """Return a task as its graph has it if it runs in a bundle, or reads from one."""
         bundle = self._bundles.get(self._holders.get(key, key))
         tasks = bundle.tasks if bundle is not None else ()
-        return next((task for task in tasks if task.key == key and not _is_value(task)), None)
+        return next((task for task in tasks if task.key == key and not is_value(task)), None)
 
     # Values that another graph reads
 
@@ -211,7 +214,7 @@ class Bundles:
         for key, bundle in bundles.items():
             cost_s = cost_s_of(self._scheduler.tasks[key])
             specs[key] = spec_of(key, bundle, cost_s)
-            self._is_redefined(key)
+            self.is_redefined(key)
         # From here on nothing can fail halfway.
         for key, spec in specs.items():
             self._scheduler.tasks[key].run_spec = spec
@@ -221,136 +224,18 @@ class Bundles:
                 self._bundles[key] = bundles[key]
         return specs
 
-    # Bundles that are split
-
-    def changes(self) -> Iterable[Change]:
-        """Return the changes to the scheduler."""
-        handlers = self._scheduler.stream_handlers
-        for operation in (_ERRED, _RESCHEDULE):
-            stock = handlers[operation]
-            split = self._guard(partial(self._split_instead, operation), default=False)
-
-            # Defaults bind the values of this round.
-            def handle(key: Key, stock: Any = stock, split: Any = split, **message: Any) -> Any:
-                return None if split(key, message) else stock(key=key, **message)
-
-            yield ItemChange(f"Scheduler.stream_handlers[{operation!r}]", handlers, operation, handle)
-
-    def _split_instead(self, operation: str, key: Key, message: Mapping[str, Any]) -> bool:
-        """Split the bundle that a worker's message is about; return whether that replaces Dask's handling."""
-        ts = self._scheduler.tasks.get(key)
-        if ts is None or ts.state != "processing" or ts.processing_on is None:
-            return False
-        if ts.run_id != message.get("run_id", ts.run_id) or ts.processing_on.address != message.get("worker"):
-            return False  # Dask ignores the end of an earlier run
-        stimulus_id = str(message.get("stimulus_id"))
-        if self.split(key, stimulus_id):
-            return True
-        if operation == _ERRED and not ts.retries:
-            self.split_readers(ts, stimulus_id)
-        return False
-
-    def split_readers(self, ts: TaskState, stimulus_id: str) -> None:
-        """Split the bundles that would fail as a whole, but only partly depend on a failing task."""
-        for failing in _dependents(ts) if self._bundles else ():
-            for reader in list(failing.dependents):
-                bundle = self._bundles.get(reader.key)
-                if bundle is not None and len(bundle.exports) > 1:
-                    self.split(reader.key, stimulus_id)
-
     def is_splittable(self, key: Key) -> bool:
         """Return whether a task is a bundle whose tasks can run one by one."""
         bundle = self._bundles.get(key)
         return bundle is not None and (len(bundle.tasks) > 1 or bundle.returns_results(key))
 
-    def split(self, key: Key, stimulus_id: str, *, failed: Failed | None = None, keeps: bool = False) -> bool:
-        """Run the tasks of a bundle one by one; return False if the key is not that of a bundle.
-
-        Must not be called within a transition.
-
-        Parameters
-        ----------
-        key : Key
-        stimulus_id : str
-        failed : Failed, optional
-            A task of the bundle that has failed.
-        keeps : bool, optional
-            Whether Dask is about to release the task, if it keeps its key.
-        """
-        bundle, ts = self._bundles.get(key), self._scheduler.tasks.get(key)
-        if bundle is None or not self.is_splittable(key) or ts is None or ts.state in _ENDED:
-            return False
-        if key in self._completed:
-            return False  # it has run without an error
-        is_kept = any(task.key == key for task in bundle.tasks)  # under the key of its only value
-        if not is_kept and any(reader.key not in self._bundles for reader in ts.dependents):
-            return False  # a reader of an earlier installation cannot be rewritten
-        self.forget(key)
-        self.counts["split"] += 1
-        self._decisions.note(key, "split", "", "its tasks run one by one")
-        self._is_redefined(key)
-        values = {reader.key for reader in ts.dependents if not is_kept and self.is_only_value(reader.key)}
-        # A task of the same key that depends on the bundle cannot stand for the one in it.
-        taken = {one.key for one in _dependents(ts)} - {key} - values
-        names = {
-            task.key: self._new_key(task.key) if task.key in taken else task.key for task in bundle.tasks
-        }
-        readers: dict[Key, GraphNode] = {}
-        if not is_kept:
-            moved: dict[Place, Place] = {
-                bundle.place(key, one): (names[one], None) for one in bundle.exports if one is not None
-            }
-            readers = self.rewrite(self.moved_readers(ts, moved))
-        specs = dict(self.specs(bundle, names))
-        for one in specs.keys() & readers.keys():  # another graph has given the value its own key
-            self.forget(one)
-            readers[one] = specs[one]
-        keeps &= key in specs
-        replace_task(self._scheduler, ts, specs, readers, stimulus_id, keeps=keeps, failed=failed)
-        return True
-
     def is_only_value(self, key: Key) -> bool:
         """Return whether a task only gives a value of a bundle its own key."""
         tasks = self._bundles[key].tasks
-        return len(tasks) == 1 and _is_value(tasks[0])
-
-    def _new_key(self, key: Key) -> Key:
-        return (f"{key_split(key)}-{self.token()}", 0)
-
-    def specs(self, bundle: Bundle, names: Mapping[Key, Key]) -> Iterable[tuple[Key, GraphNode]]:
-        """Yield the tasks that replace a bundle, by key, each after those that it reads."""
-        renamed: dict[Key, Key | GraphNode] = {key: name for key, name in names.items() if name != key}
-        for outer, (holder, item) in bundle.places.items():
-            if (holder, item) == (outer, None):
-                continue
-            # A task of the outer key may exist for another graph, with another value.
-            renamed[outer] = name = self._new_key(outer)
-            reading = Bundle((Alias(name, outer),), (name,), {outer: (holder, item)})
-            self._bundles[name] = reading
-            yield name, written_task(name, reading, 0.0)
-        for task in bundle.tasks:
-            name = names[task.key]
-            if not renamed.keys() & {task.key, *task.dependencies}:
-                yield name, task
-                continue
-            if name == task.key:  # later graphs have other dependencies for this key, and leave it out
-                places: dict[Key, Place] = {key: (key, None) for key in task.dependencies}
-                self._bundles[name] = Bundle((task,), (name,), places)
-            yield name, task.substitute(renamed, key=name)
+        return len(tasks) == 1 and is_value(tasks[0])
 
 
-def _dependents(ts: TaskState) -> Iterator[TaskState]:
-    """Yield a task, then the tasks that depend on it when the walk comes to them; O(edges)."""
-    stack, seen = [ts], {ts}
-    while stack:
-        one = stack.pop()
-        yield one
-        new = [reader for reader in one.dependents if reader not in seen]
-        seen.update(new)
-        stack += new
-
-
-def _is_value(task: GraphNode) -> bool:
+def is_value(task: GraphNode) -> bool:
     """Return whether a task only stands for a value of a bundle of another graph."""
     return isinstance(task, Alias) and isinstance(task.target, tuple) and task.target[:1] == (VALUE,)
 

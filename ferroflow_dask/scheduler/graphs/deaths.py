@@ -16,12 +16,12 @@ from dask.typing import Key
 
 from ferroflow_dask.scheduler import _distributed
 from ferroflow_dask.scheduler.changes import Change, ItemChange
-from ferroflow_dask.scheduler.graphs.bundles import Bundles
 
 if TYPE_CHECKING:
     from distributed.scheduler import TaskState
 
     from ferroflow_dask.scheduler.core import Core
+    from ferroflow_dask.scheduler.graphs.splitting import Splitting
 
 #: States of a task after which it ends no worker.
 _ENDED = frozenset({"memory", "erred", "forgotten"})
@@ -33,12 +33,13 @@ class Deaths:
     Parameters
     ----------
     core : Core
-    bundles : Bundles
+    splitting : Splitting
     """
 
-    def __init__(self, core: Core, bundles: Bundles) -> None:
+    def __init__(self, core: Core, splitting: Splitting) -> None:
         self._scheduler = core.scheduler
-        self._bundles = bundles
+        self._bundles = splitting.bundles
+        self._split = splitting.split
         #: Lowers the counts that Dask is about to raise for the death of a worker, by its address.
         self.spare = core.guard(self._spare)
         self.suspects = core.suspects
@@ -95,7 +96,7 @@ class Deaths:
             bundle = self._bundles.get(key)
             steps = [task.key for task in bundle.tasks] if bundle is not None else []
             self.suspects.update(dict.fromkeys(steps))  # first: some are placed at once
-            self._bundles.split(key, "ferroflow-split", keeps=True)
+            self._split(key, "ferroflow-split", keeps=True)
             for step in steps:
                 ts = self._scheduler.tasks.get(step)
                 if ts is None or ts.state in _ENDED:

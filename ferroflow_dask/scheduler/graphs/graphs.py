@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from ferroflow_dask.scheduler.core import Core
     from ferroflow_dask.scheduler.fixed_values import FixedValues
-    from ferroflow_dask.scheduler.graphs.bundles import Bundles
+    from ferroflow_dask.scheduler.graphs.splitting import Splitting
     from ferroflow_dask.scheduler.refusals import Refusals
 
 
@@ -42,7 +42,7 @@ class Graphs:
     Parameters
     ----------
     core : Core
-    bundles : Bundles
+    splitting : Splitting
     refusals : Refusals
     fixed : FixedValues
     own : distributed.stealing.WorkStealing
@@ -50,28 +50,29 @@ class Graphs:
     """
 
     def __init__(
-        self, core: Core, bundles: Bundles, refusals: Refusals, fixed: FixedValues, own: WorkStealing
+        self, core: Core, splitting: Splitting, refusals: Refusals, fixed: FixedValues, own: WorkStealing
     ) -> None:
         scheduler = self._scheduler = core.scheduler
         guard = self._guard = core.guard
         self._core = core
         self._learned = core.learned
-        self.bundles = bundles
-        self.deaths = Deaths(core, bundles)
+        self._splitting = splitting
+        bundles = self.bundles = splitting.bundles
+        self.deaths = Deaths(core, splitting)
         self._scaling = Scaling(scheduler, bundles, guard)
         self.deliveries = Deliveries(scheduler, guard, own, self._delivered)
         self._streams = TaskStreams(scheduler, core.changes, guard, self._may_send)
-        self.observers = Observers(scheduler, bundles, guard, self._streams.look)
+        self.observers = Observers(scheduler, splitting, guard, self._streams.look)
         self._cancelling = Cancelling(scheduler, bundles, guard)
         cluster = Overheads(scheduler, core.learned).profile
-        self.dividing = Dividing(core, bundles, refusals, cluster, self._may_send)
+        self.dividing = Dividing(core, splitting, refusals, cluster, self._may_send)
         #: The ends of bundles on workers.
         self.remote = Remote(
             core,
             Runs,
             {
                 DELIVERED: (self.deliveries.arrived, self.deliveries.ignored),
-                DIVIDED: (self.dividing.received, lambda **_: None),
+                DIVIDED: (self.dividing.answers.received, lambda **_: None),
             },
             joined=self._streams.worker_announced,
         )
@@ -107,14 +108,14 @@ class Graphs:
             self._core.changes.make(change)
 
     def _receiving(self) -> Iterator[Change]:
-        yield from self.bundles.changes()
+        yield from self._splitting.changes()
         yield self.remote
 
     def _close(self) -> None:
         """Let graphs run as they come, and split the bundles that have not ended: Dask cannot."""
         self._arrivals.close()
         for key in list(self.bundles.keys()):
-            self.bundles.split(key, "ferroflow-uninstall")
+            self._splitting.split(key, "ferroflow-uninstall")
         self.bundles.clear()
 
     def learned(self) -> Mapping[str, Averages | None] | None:

@@ -18,7 +18,7 @@ from ferroflow_dask.scheduler.graphs.worker_observers import OPERATION, observer
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
 
-    from ferroflow_dask.scheduler.graphs.bundles import Bundles
+    from ferroflow_dask.scheduler.graphs.splitting import Splitting
 
 logger = logging.getLogger("ferroflow_dask")
 
@@ -34,17 +34,17 @@ class Observers:
     Parameters
     ----------
     scheduler : distributed.Scheduler
-    bundles : Bundles
+    splitting : Splitting
     guard : Guard
     added : callable
         Called after a scheduler plugin was added.
     """
 
     def __init__(
-        self, scheduler: Scheduler, bundles: Bundles, guard: Guard, added: Callable[[], None]
+        self, scheduler: Scheduler, splitting: Splitting, guard: Guard, added: Callable[[], None]
     ) -> None:
         self._scheduler = scheduler
-        self._bundles = bundles
+        self._splitting = splitting
         self._guard = guard
         self._note, self._split_unsent = guard(self.reported), guard(self._split)
         self._added = guard(added)
@@ -121,8 +121,8 @@ class Observers:
 
     def _split(self) -> None:
         """Split the bundles that no worker has; must not be called within a transition."""
-        tasks, keys = self._scheduler.tasks, self._bundles.keys()
+        tasks, keys = self._scheduler.tasks, self._splitting.bundles.keys()
         unsent = [key for key in keys if key in tasks and tasks[key].processing_on is None]
         if unsent and self.are_present():
             for key in unsent:
-                self._bundles.split(key, OPERATION)
+                self._splitting.split(key, OPERATION)
