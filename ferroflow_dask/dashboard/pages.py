@@ -28,11 +28,19 @@ from ferroflow_dask.dashboard.figures import StealFlow, Timeline
 from ferroflow_dask.dashboard.recorder import start_recording, stop_recording
 from ferroflow_dask.dashboard.screen import Screen
 from ferroflow_dask.dashboard.style import page_of
-from ferroflow_dask.dashboard.tables import Bundles, Decisions, Details, Failures, Overview, Workers
+from ferroflow_dask.dashboard.tables import (
+    Bundles,
+    Decisions,
+    Details,
+    Failures,
+    Features,
+    Overview,
+    Workers,
+)
 
 _PAGE = "ferroflow"
 #: The panels in the order in which they are read, each with its width in columns of 12: when it is done; what
-#: was clicked; what failed; what runs, and why not; how fast and how far; the reasons.
+#: was clicked; what failed; what runs, and why not; how fast and how far; the reasons; the plugin.
 _PANELS: dict[type[Figure], int] = {
     Overview: 12,
     Details: 12,
@@ -44,6 +52,7 @@ _PANELS: dict[type[Figure], int] = {
     StealFlow: 4,
     Bundles: 12,
     Decisions: 12,
+    Features: 12,
 }
 _NAMES: dict[str, type[Figure]] = {
     "overview": Overview,
@@ -55,6 +64,7 @@ _NAMES: dict[str, type[Figure]] = {
     "steals": StealFlow,
     "bundles": Bundles,
     "decisions": Decisions,
+    "features": Features,
 }
 _PLOTS = {
     f"individual-ferroflow-{name}": (figure, f"Ferroflow {name.title()}") for name, figure in _NAMES.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from datetime import datetime
 from html import escape
 from itertools import islice
@@ -194,6 +195,33 @@ class Decisions(Text):
         if n_noted != self._n_seen:
             self._n_seen = n_noted
             self.write(decisions_table(reversed(self.recorder.decisions(_MOST_ROWS)), has_keys=True))
+
+
+class Features(Text):
+    """The features of the plugin."""
+
+    title = "Features"
+    help = "Which features of the plugin are on, what have they done, and why are others off?"
+
+    def make(self, options: dict[str, Any]) -> Any:
+        """Return a table, in the order of installation."""
+        self._seen: Any = None
+        return super().make(options)
+
+    def refresh(self) -> None:
+        """Bring the table up to date."""
+        stealing = self.recorder.stealing
+        on, off = ([], {}) if stealing is None else (stealing.features, stealing.off)
+        rows = [(one.name, one.summary, _counts(one.counts())) for one in on]
+        rows += [(name, f"off: {reason}", "") for name, reason in off.items()]
+        if rows != self._seen:
+            self._seen = rows
+            self.note(f"{len(on):,} on, {len(off):,} off")
+            self.write(table(("feature", "effect", "counts"), rows) if rows else "")
+
+
+def _counts(values: Mapping[str, int]) -> str:
+    return ", ".join(f"{n:,} {what}" for what, n in values.items())
 
 
 def decisions_table(decisions: Any, *, has_keys: bool) -> str:

@@ -44,6 +44,7 @@ from ferroflow_dask.scheduler.extension import FerroflowStealing
 
 PLOTS = [
     *("overview", "failures", "timeline", "workers", "rates", "levels", "steals", "bundles", "decisions"),
+    "features",
 ]
 
 

@@ -35,7 +35,18 @@ pytestmark = [
 FIGURES = {"victim": "steals", "key": "key", "time": "time", "level": "done"}
 
 #: Where each figure has a page of its own.
-PLOTS = ["overview", "failures", "timeline", "workers", "rates", "levels", "steals", "bundles", "decisions"]
+PLOTS = [
+    "overview",
+    "failures",
+    "timeline",
+    "workers",
+    "rates",
+    "levels",
+    "steals",
+    "bundles",
+    "decisions",
+    "features",
+]
 
 soon = partial(waiting.soon, within_s=30.0)
 
@@ -150,7 +161,7 @@ def test_the_page_survives_uninstall_restart_and_a_worker_that_leaves(client: Cl
 
 
 #: In this order, and with a head each; `found` also looks into the roots of Bokeh's models.
-PANELS = ["Ferroflow", "Timeline", "Workers", "Rates", "Progress by level", "Steals", "Decisions"]
+PANELS = ["Ferroflow", "Timeline", "Workers", "Rates", "Progress by level", "Steals", "Decisions", "Features"]
 FOUND = """
 const found = (selector) => {
   const elements = []

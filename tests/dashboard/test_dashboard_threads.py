@@ -19,9 +19,21 @@ from ferroflow_dask.cli.looks import Looks
 from ferroflow_dask.dashboard.charts import Levels, Rates
 from ferroflow_dask.dashboard.figure import Figure, choice
 from ferroflow_dask.dashboard.figures import StealFlow, Timeline
-from ferroflow_dask.dashboard.tables import Bundles, Decisions, Details, Failures, Overview, Workers
+from ferroflow_dask.dashboard.tables import Bundles, Decisions, Details, Failures, Features, Overview, Workers
 
-PANELS = [Overview, Details, Failures, Timeline, Workers, Rates, Levels, StealFlow, Bundles, Decisions]
+PANELS = [
+    Overview,
+    Details,
+    Failures,
+    Timeline,
+    Workers,
+    Rates,
+    Levels,
+    StealFlow,
+    Bundles,
+    Decisions,
+    Features,
+]
 
 
 def content(panel: Figure) -> str:

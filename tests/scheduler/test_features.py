@@ -19,6 +19,9 @@ from waiting import soon, until
 
 from ferroflow_dask import config, install, installed, uninstall
 from ferroflow_dask.bundling.snapshot import FEATURES
+from ferroflow_dask.dashboard.figure import choice
+from ferroflow_dask.dashboard.recorder import start_recording, stop_recording
+from ferroflow_dask.dashboard.tables import Features
 from ferroflow_dask.scheduler import FerroflowPlugin, features
 from ferroflow_dask.scheduler.changes import Change, ItemChange
 from ferroflow_dask.scheduler.features.base import Feature
@@ -245,6 +248,15 @@ def documented() -> type[Feature]:
     return found
 
 
+def feature_panel(client: Client) -> str:
+    """Return the table of features on the page of the dashboard."""
+    scheduler = client.cluster.scheduler
+    panel = Features(start_recording(scheduler, "a test"), choice())
+    panel.refresh()
+    stop_recording(scheduler, "a test")
+    return str(panel.content.text)
+
+
 def test_the_feature_of_the_documentation_counts(thread_client: Client, add: Add) -> None:
     pytest.importorskip("prometheus_client")
     kind = documented()
@@ -257,7 +269,9 @@ def test_the_feature_of_the_documentation_counts(thread_client: Client, add: Add
     assert installed(thread_client).features["failed_tasks"] == "on"
     shown = [one for one in _COLLECTOR._families() if one.name == "dask_scheduler_ferroflow_failed_tasks"]
     assert [(one.labels, one.value) for one in shown[0].samples] == [({"what": "failed"}, 3)]
+    assert f"<td>{kind.summary}</td><td>3 failed</td>" in feature_panel(thread_client)
     install(thread_client, without=["failed_tasks"])
+    assert "<td>failed_tasks</td><td>off: it was installed without</td>" in feature_panel(thread_client)
     assert installed(thread_client).features["failed_tasks"] == "it was installed without"
     uninstall(thread_client)
     assert_stock(thread_client)
