@@ -42,7 +42,7 @@ PRODUCTS = (
     (16, 64, 4096, "fp32", 0.95),
     (32, 64, 512, "fp32", 1.00),
     (16, 64, 2048, "tf32", 0.60),
-    # The sizes of ferroflow's published runs, so that a report has both. They are too short for a share.
+    # Too short for a share of the peak.
     (32, 4, 256, "fp32", 0.0),
     (16, 4, 512, "fp32", 0.0),
     (16, 8, 2048, "fp32", 0.0),

@@ -29,7 +29,6 @@ from ferroflow_dask.bench.estimates import ENOUGH, Estimate
 from ferroflow_dask.bench.markdown import BROKEN, NOTHING, count, number, percent, table, text
 from ferroflow_dask.bench.means import means
 from ferroflow_dask.bench.metg import metg_from_rows, metg_table
-from ferroflow_dask.bench.published import published_table
 from ferroflow_dask.bench.rows import Rows
 from ferroflow_dask.bench.schema import OK, BenchRecord
 from ferroflow_dask.exceptions import UsageError
@@ -98,9 +97,6 @@ def _part(setting: Setting, rows: Sequence[BenchRecord], defaults: Defaults) -> 
     if curves := metg_from_rows(rows, defaults):
         yield "## METG(50 %)"
         yield metg_table(curves)
-    if published := published_table(rows, defaults):
-        yield "## Published beside ours"
-        yield published
 
 
 def _description(setting: Setting, rows: Sequence[BenchRecord]) -> str:

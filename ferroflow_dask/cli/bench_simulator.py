@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from ferroflow_dask.bench.published_simulated import simulated_table
 from ferroflow_dask.bench.replayed import PROGRAMS, compare_replays, replay_table
 from ferroflow_dask.bench.simulated_graphs import SLEEPS
 from ferroflow_dask.bench.simulator import compare, comparison_table
@@ -23,9 +22,6 @@ from ferroflow_dask.cli.simulations import graphs_option, quiet_schedulers, work
 )
 @click.option("--repeat", type=repeat_type(2), default=3, show_default=True, help="Real runs of each.")
 @click.option(
-    "--published", is_flag=True, help="Simulate ferroflow's published runs of sleeping ops instead."
-)
-@click.option(
     "--program",
     "programs",
     multiple=True,
@@ -39,7 +35,6 @@ def simulator(
     workers: str,
     processes: bool,
     repeat: int,
-    published: bool,
     programs: tuple[str, ...],
     as_json: bool,
 ) -> None:
@@ -52,9 +47,6 @@ def simulator(
     for n in counts:
         check_workers(n)
     quiet_schedulers()
-    if published:
-        click.echo(simulated_table())
-        return
     chosen = list(dict.fromkeys(programs or graphs))
     options: dict[str, Any] = {"processes": processes, "progress": lambda line: click.echo(line, err=True)}
     found = []

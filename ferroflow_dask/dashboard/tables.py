@@ -201,7 +201,8 @@ class Features(Text):
     """The features of the plugin."""
 
     title = "Features"
-    help = "Which features of the plugin are on, what have they done, and why are others off?"
+    help = "Which features of the plugin are on, how often did they act, and why are others off?"
+    most_height = 400
 
     def make(self, options: dict[str, Any]) -> Any:
         """Return a table, in the order of installation."""

@@ -12,13 +12,10 @@ from bench_rows import row, rows, section
 from ferroflow_dask.bench.comparison import cases_of, policies_of
 from ferroflow_dask.bench.estimates import Estimate
 from ferroflow_dask.bench.markdown import number, table
-from ferroflow_dask.bench.published import FERROFLOW, TASK_BENCH_METG_S, published_table
-from ferroflow_dask.bench.published_products import PRODUCTS
 from ferroflow_dask.bench.report import report
 from ferroflow_dask.bench.rows import read_rows
 from ferroflow_dask.bench.schema import BenchRecord
 from ferroflow_dask.exceptions import UsageError
-from ferroflow_dask.graph import bounds, generate_graph
 
 DATA = Path(__file__).parents[1] / "data"
 SIZES = ("width", "steps", "task_ms", "kernel", "n", "iterations", "output_bytes")
@@ -269,72 +266,3 @@ def test_numbers_keep_three_digits_and_cells_cannot_break_a_table() -> None:
     values = (0.999, 0.9996, 99.96, 1234.5, 1e-5, -0.5)
     assert [number(value) for value in values] == ["0.999", "1.00", "100", "1,234", "0.0000100", "-0.500"]
     assert table(("a",), [("x\ny|z",)]).splitlines()[2] == "| x y\\|z |"
-
-
-# What others published
-
-
-@pytest.mark.parametrize("name", ["imbalanced", "large-wide", "xlarge-wide"])
-def test_published_bounds_are_those_of_our_graphs(name: str) -> None:
-    dag = FERROFLOW[name]
-    graph = generate_graph(name, **dag.arguments)
-    limits = bounds(graph, {op.id: op.attributes["duration"] for op in graph.live_ops})
-    for run in dag.runs:
-        bound_s = max(limits.work / run.workers, limits.critical_path)
-        assert run.bound_ops_per_s == pytest.approx(len(graph.live_ops) / bound_s, rel=1e-3)
-
-
-def test_ours_are_beside_the_published_at_as_many_threads() -> None:
-    sizes = {"arguments": dict(FERROFLOW["xlarge-wide"].arguments), "workload": "xlarge-wide", "ops": 1280}
-    measured = [
-        *rows([0.2], policy="ferroflow", workers=16, bound_s=0.1, **sizes),
-        *rows([0.4], workers=8, threads_per_worker=2, bound_s=0.1, **sizes),
-        *rows([0.4], workers=4, **sizes),
-        *rows([0.4], workers=8, **{**sizes, "arguments": {"width": 64, "depth": 10, "skew": 0.5}}),
-    ]
-    lines = section(published_table(measured, {}), "XLarge Wide DAG").splitlines()
-    published = "| 16 | 14,443 | 14,777 | 94% | 92.4 |"
-    assert lines[4:] == [
-        f"{published} 3,200 | – | – | – | – | 8 workers × 2 threads, processes | learned |",
-        f"{published} – | – | 6,400 | 50% | 15.0 | 16 workers × 1 thread, processes | learned |",
-    ]
-
-
-def product_rows(
-    makespan_s: float, n_ops: int, policy: str = "ferroflow", **more: object
-) -> list[BenchRecord]:
-    return rows([makespan_s], policy=policy, workload="matmul-parallel", ops=n_ops, bound_s=None, **more)
-
-
-def test_products_on_gpus_are_beside_the_published_ones_of_their_size() -> None:
-    size = {"n_branches": 16, "ops_per_branch": 8, "m": 2048}
-    gpu = {**size, "precision": "fp32", "gpu": "NVIDIA H100"}
-    measured = [
-        *product_rows(0.5, 128, workers=8, arguments=size),
-        *product_rows(0.1, 128, workers=1, arguments=gpu),
-        *product_rows(0.2, 128, "dask", workers=1, arguments=gpu),
-        # Other precisions, emulated devices, and other numbers of CPU workers are not compared.
-        *product_rows(9.0, 128, workers=1, arguments={**gpu, "precision": "tf32"}),
-        *product_rows(9.0, 128, workers=1, arguments={**gpu, "gpu": "emulated"}),
-        *product_rows(9.0, 128, workers=4, arguments=size),
-    ]
-    lines = section(published_table(measured, {}), "Matrix products").splitlines()[4:]
-    assert len(lines) == len(PRODUCTS)
-    assert lines[0] == "| 32×4, 256² | 8 CPU workers | 194 | – | Narval 60018340 | – | – | – |"
-    assert (
-        "| 16×8, 2048² | 8 CPU workers | 26 | – | Nibi 12970417 | 256 | – | 8 workers × 1 thread, processes |"
-    ) in lines
-    assert "| 16×8, 2048² | H100-80GB-HBM3 | 52 | 12.6 | Nibi 12970417 | 1,280 | 640 | NVIDIA H100 |" in lines
-    assert lines[-1] == "| 8×8, 4096² | A100-SXM4-40GB | 12 | – | Narval 60016134 | – | – | – |"
-    assert sum("| – | – | – |" not in line for line in lines) == 3 + 6  # CPU and GPU runs of that size
-
-
-def test_published_products_have_the_sizes_from_512_to_4096_on_a100_and_2048_on_h100() -> None:
-    sizes = {(run.device.partition("-")[0], run.m) for run in PRODUCTS}
-    assert {("A100", 512), ("A100", 2048), ("A100", 4096), ("H100", 2048)} <= sizes
-
-
-def test_without_rows_to_compare_nothing_published_is_shown() -> None:
-    assert published_table(rows([1.0]), {}) == ""
-    assert published_table(product_rows(1.0, 24), {}) == ""
-    assert TASK_BENCH_METG_S["Dask 1.1.5"] == 0.186
