@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import onnx
+from click import Command
 from click.testing import CliRunner, Result
 from onnx import TensorProto, helper
 
@@ -19,14 +20,14 @@ SMALL = ("--dag", "wide", "--width", "4", "--depth", "2")
 USAGE, FAILURE, INTERRUPTED, TERMINATED = 2, 1, 130, 143
 
 
-def ferroflow(*arguments: str | Path) -> Result:
-    """Run the command in this process."""
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+def ferroflow(*arguments: str | Path, command: Command = main) -> Result:
+    """Run the command, or another one, in this process."""
+    return CliRunner().invoke(command, [str(argument) for argument in arguments])
 
 
-def answer(*arguments: str | Path) -> Result:
-    """Run the command in this process, and expect that it succeeds."""
-    result = ferroflow(*arguments)
+def answer(*arguments: str | Path, command: Command = main) -> Result:
+    """Run the command, or another one, in this process, and expect that it succeeds."""
+    result = ferroflow(*arguments, command=command)
     assert result.exit_code == 0, result.output
     return result
 

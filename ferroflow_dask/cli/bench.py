@@ -17,11 +17,8 @@ from ferroflow_dask.bench.report import report
 from ferroflow_dask.bench.schema import COSTS, OK, Shape
 from ferroflow_dask.bench.workloads import WORKLOADS, Workload, default_sizes, get_workload
 from ferroflow_dask.cli.bench_ablation import ablation
-from ferroflow_dask.cli.bench_flexflow import flexflow
 from ferroflow_dask.cli.bench_overhead import feeding, overhead
 from ferroflow_dask.cli.bench_runs import rows_of, rows_option
-from ferroflow_dask.cli.bench_simulator import simulator
-from ferroflow_dask.cli.bench_strategies import strategies
 from ferroflow_dask.cli.cluster_options import Duration, repeat_type, size_options
 from ferroflow_dask.cli.errors import Failure, OneLineErrors
 from ferroflow_dask.cli.files import check_folder
@@ -95,9 +92,6 @@ def bench() -> None:
 bench.add_command(ablation)
 bench.add_command(overhead)
 bench.add_command(feeding)
-bench.add_command(simulator)
-bench.add_command(strategies)
-bench.add_command(flexflow)
 
 
 def _run_options(policies: Sequence[str], repeat: int) -> Callable[[F], F]:

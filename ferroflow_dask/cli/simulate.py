@@ -35,7 +35,7 @@ _BAR = 40
 @graph_options
 @graph_option("--record", metavar="FILE", help="A run that `ferroflow_dask.record` has written.")
 @graph_option(
-    "--standard", is_flag=True, help="Compare policies on the graphs of `ferroflow bench simulator`."
+    "--standard", is_flag=True, help="Compare policies on twelve graphs of sleeping tasks."
 )
 @topology_option
 @cluster_option(

@@ -15,18 +15,19 @@ import pytest
 from bench_rows import rows
 from browser import chromium
 from command_line import USAGE, assert_one_line, ferroflow
+from evaluate import main as program
+from flexflow_plot import flexflow_plot
+from flexflow_training import Compared, Trained
 
 from ferroflow_dask.bench import plots
 from ferroflow_dask.bench.comparison import cases_of
 from ferroflow_dask.bench.figures import (
     efficiency_figure,
-    flexflow_plot,
     metg_figure,
     scaling_figures,
     speed_up_bars,
     styles_of,
 )
-from ferroflow_dask.bench.flexflow import Compared, Trained
 from ferroflow_dask.bench.metg import metg_from_rows
 from ferroflow_dask.bench.plots import write_html, write_png
 from ferroflow_dask.bench.rows import read_rows
@@ -219,5 +220,5 @@ def test_flexflow_is_drawn_beside_the_ideal_and_the_paper() -> None:
 
 
 def test_a_picture_has_its_name_before_anything_runs() -> None:
-    refused = ferroflow("bench", "flexflow", "--plot", "plot.svg")
+    refused = ferroflow("flexflow", "--plot", "plot.svg", command=program)
     assert_one_line(refused.exit_code, refused.stderr, USAGE, "a picture's name must end in .png")

@@ -204,14 +204,9 @@ WRONG_USAGE = {
     "search --dag wide --workers 9999999": r"--workers must be from 1 to 100,000 \(as in a topology\)",
     "simulate --dag wide --workers-per-host 9999999": "--workers-per-host must be from 1 to 100,000",
     "simulate --dag wide --workers 9999999": "workers must be a whole number from 1 to 100,000",
-    "bench simulator --workers 9999999": r"--workers must be from 1 to 1,024 \(they share this host",
-    "bench strategies --seq-len 9999999": r"--seq-len must be from 2 to 16,384 \(results are in memory\)",
-    "bench flexflow --devices 9999999": r"--devices must be from 1 to 100,000 \(as in a topology\)",
     **{
         f"{command} --repeat 9999999": "--repeat must be from"
-        for command in (
-            *("run --dag wide", "simulate --dag wide", "bench run wide", "bench overhead", "bench simulator"),
-        )
+        for command in (*("run --dag wide", "simulate --dag wide", "bench run wide", "bench overhead"),)
     },
     **{
         f"run --dag wide {option} --cluster slurm --config {TEMPLATE} --job-script": message

@@ -8,10 +8,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from command_line import USAGE, answer, assert_one_line, ferroflow
+from evaluate import main as program
+from flexflow_training import Setting, compared
 from searches import SLOW, assert_equal, dense, machine
 from split_models import MODELS
 
-from ferroflow_dask.bench.flexflow import Setting, compared
 from ferroflow_dask.exceptions import StrategyError, UsageError
 from ferroflow_dask.graph import Graph
 from ferroflow_dask.search import Choice, Problem, Simulation, search, simulate, simulate_change
@@ -111,15 +112,15 @@ def test_without_memory_results_are_computed_twice_or_microbatches_are_chosen() 
 
 def test_the_command_prints_what_was_compared() -> None:
     arguments = ("--network", "AlexNet", "--topology", "flexflow-k80", "--devices", "4", "--seconds", "1")
-    found = json.loads(answer("bench", "flexflow", *arguments, "--json").stdout)
+    found = json.loads(answer("flexflow", *arguments, "--json", command=program).stdout)
     assert (found["network"], found["devices"]) == ("AlexNet", 4)
     assert found["found"]["samples_per_s"] >= found["data_parallel"]["samples_per_s"]
-    table = answer("bench", "flexflow", *arguments, "--microbatches", "2").stdout.splitlines()
+    table = answer("flexflow", *arguments, "--microbatches", "2", command=program).stdout.splitlines()
     assert [cell.strip() for cell in table[-1].split("|")][1:4] == ["AlexNet", "K80", "4"]
     assert len(table[-1].split("/")) == 9  # speed, bytes in all and between hosts: three strategies each
-    odd = ferroflow("bench", "flexflow", *arguments, "--samples", "9", "--microbatches", "2")
+    odd = ferroflow("flexflow", *arguments, "--samples", "9", "--microbatches", "2", command=program)
     assert_one_line(odd.exit_code, odd.stderr, USAGE, "microbatches must divide the 9 samples of a device")
-    refused = ferroflow("bench", "flexflow", "--network", "VGG")
+    refused = ferroflow("flexflow", "--network", "VGG", command=program)
     assert_one_line(refused.exit_code, refused.stderr, USAGE, "'VGG' is not one of")
 
 

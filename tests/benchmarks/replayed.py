@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 from distributed import Client, wait
+from simulated_runs import POLICIES, Comparison, calibrated, mean_error, take_turns
 
 from ferroflow_dask.bench.markdown import table
-from ferroflow_dask.bench.simulator import POLICIES, Comparison, calibrated, mean_error, take_turns
 from ferroflow_dask.model import GraphBuilder, Model
 from ferroflow_dask.replay import Job, load_record, record, simulate_job
 from ferroflow_dask.topology import Topology

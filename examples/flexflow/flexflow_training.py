@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from ferroflow_dask.bench.flexflow_models import NETWORKS, Network
+from flexflow_networks import NETWORKS, Network
+
 from ferroflow_dask.bench.markdown import table
 from ferroflow_dask.cost import AnalyticCost
 from ferroflow_dask.exceptions import UsageError

@@ -1,9 +1,10 @@
-"""`ferroflow bench strategies`: found strategies on this machine."""
+"""Found strategies on this machine: `python tests/benchmarks/measure_strategies.py --help`."""
 
 from __future__ import annotations
 
 import json
 import logging
+import sys
 import warnings
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -11,11 +12,12 @@ from functools import partial
 from typing import Any
 
 import click
+from found_strategies import Measured, accounts_table, measure, strategies_table
+from strategy_models import cnn, transformer
+from strategy_order import Ordered, order, order_table
 
-from ferroflow_dask.bench.strategies import Measured, accounts_table, measure, strategies_table
-from ferroflow_dask.bench.strategy_models import cnn, transformer
-from ferroflow_dask.bench.strategy_order import Ordered, order, order_table
 from ferroflow_dask.cli.cluster_options import Count, Duration, repeat_type
+from ferroflow_dask.cli.errors import OneLineErrors
 from ferroflow_dask.cli.simulations import choices_option
 from ferroflow_dask.exceptions import UsageError
 
@@ -85,3 +87,10 @@ def strategies(
         click.echo(strategies_table(rows) if n_ordered is None else order_table(rows))
         if n_ordered is None:
             click.echo(f"\nbusiest worker, predicted → fastest run:\n\n{accounts_table(rows)}")
+
+
+#: Errors are one line, as those of `ferroflow`.
+main = OneLineErrors(commands={strategies.name: strategies})
+
+if __name__ == "__main__":
+    main([str(strategies.name), *sys.argv[1:]])

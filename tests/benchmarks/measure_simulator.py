@@ -1,16 +1,18 @@
-"""`ferroflow bench simulator`: simulations against real runs of sleeping tasks."""
+"""Simulations against real runs of sleeping tasks: `python tests/benchmarks/measure_simulator.py --help`."""
 
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import click
+from replayed import PROGRAMS, compare_replays, replay_table
+from simulated_runs import compare, comparison_table
 
-from ferroflow_dask.bench.replayed import PROGRAMS, compare_replays, replay_table
 from ferroflow_dask.bench.simulated_graphs import SLEEPS
-from ferroflow_dask.bench.simulator import compare, comparison_table
 from ferroflow_dask.cli.cluster_options import check_workers, repeat_type
+from ferroflow_dask.cli.errors import OneLineErrors
 from ferroflow_dask.cli.simulations import graphs_option, quiet_schedulers, worker_counts
 
 
@@ -63,3 +65,10 @@ def simulator(
             click.echo(json.dumps(facts | {"real_s": one.real_s, "simulated_s": one.simulated_s}))
     if not as_json:
         click.echo(replay_table(found) if programs else comparison_table([one for _, one in found]))
+
+
+#: Errors are one line, as those of `ferroflow`.
+main = OneLineErrors(commands={simulator.name: simulator})
+
+if __name__ == "__main__":
+    main([str(simulator.name), *sys.argv[1:]])

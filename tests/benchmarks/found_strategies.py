@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from distributed import Client, wait
+from strategy_account import Account, measured, predicted
 
 from ferroflow_dask.bench.markdown import table
-from ferroflow_dask.bench.strategy_account import Account, measured, predicted
 from ferroflow_dask.clients import ask_workers, workers_of
 from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.cost import CostModel

@@ -7,11 +7,12 @@ import json
 import numpy as np
 import pytest
 from command_line import USAGE, answer, assert_one_line, ferroflow
+from found_strategies import Measured, accounts_table, measure, sleeping, strategies_table
+from measure_strategies import main as program
+from strategy_account import Account, Span, account_of, measured, predicted
+from strategy_models import cnn, transformer
+from strategy_order import Ordered, order, order_table
 
-from ferroflow_dask.bench.strategies import Measured, accounts_table, measure, sleeping, strategies_table
-from ferroflow_dask.bench.strategy_account import Account, Span, account_of, measured, predicted
-from ferroflow_dask.bench.strategy_models import cnn, transformer
-from ferroflow_dask.bench.strategy_order import Ordered, order, order_table
 from ferroflow_dask.cost import AnalyticCost
 from ferroflow_dask.graph import random_inputs
 from ferroflow_dask.kernels import evaluate
@@ -94,11 +95,11 @@ def test_strategies_are_run_in_the_order_of_their_predictions() -> None:
 
 
 def test_bad_options_are_one_line() -> None:
-    result = ferroflow("bench", "strategies", "--d-model", "100")
+    result = ferroflow("strategies", "--d-model", "100", command=program)
     assert_one_line(
         result.exit_code, result.stderr, USAGE, "--d-model must be a multiple of its 16 heads, got 100"
     )
-    assert "--image" in answer("bench", "strategies", "--help").output
+    assert "--image" in answer("strategies", "--help", command=program).output
 
 
 def test_an_account_by_hand() -> None:

@@ -11,9 +11,9 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
+from found_strategies import numbered, searched, sleeping
 
 from ferroflow_dask.bench.markdown import table
-from ferroflow_dask.bench.strategies import numbered, searched, sleeping
 from ferroflow_dask.graph import Graph, random_inputs
 from ferroflow_dask.model import Model
 from ferroflow_dask.search import Problem, Simulation, simulate

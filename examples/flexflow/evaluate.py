@@ -1,17 +1,19 @@
-"""`ferroflow bench flexflow`: FlexFlow's evaluation in simulation."""
+"""FlexFlow's evaluation in simulation: `python examples/flexflow/evaluate.py --help`."""
 
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 from functools import partial
 
 import click
+from flexflow_networks import NETWORKS
+from flexflow_training import CLUSTERS, DEVICES, Setting, compare, flexflow_table
 
-from ferroflow_dask.bench.flexflow import CLUSTERS, DEVICES, Setting, compare, flexflow_table
-from ferroflow_dask.bench.flexflow_models import NETWORKS
 from ferroflow_dask.bench.plots import check_picture, write_picture
 from ferroflow_dask.cli.cluster_options import Count, Duration, simulated_workers
+from ferroflow_dask.cli.errors import OneLineErrors
 from ferroflow_dask.cli.files import check_folder
 from ferroflow_dask.cli.simulations import choices_option
 from ferroflow_dask.search.training import SYNCHRONIZATIONS
@@ -85,6 +87,13 @@ def flexflow(
     if not as_json:
         click.echo(flexflow_table(rows))
     if plot is not None:
-        from ferroflow_dask.bench.figures import flexflow_plot
+        from flexflow_plot import flexflow_plot
 
         write_picture(flexflow_plot(rows), plot)
+
+
+#: Errors are one line, as those of `ferroflow`.
+main = OneLineErrors(commands={flexflow.name: flexflow})
+
+if __name__ == "__main__":
+    main([str(flexflow.name), *sys.argv[1:]])

@@ -6,9 +6,10 @@ import json
 
 import pytest
 from command_line import USAGE, answer, assert_one_line, ferroflow
+from measure_simulator import main as program
+from simulated_runs import Comparison, comparison_table, winners
 
 from ferroflow_dask.bench.simulated_graphs import SLEEPS, dask_graph, sleep, virtual_graph
-from ferroflow_dask.bench.simulator import Comparison, comparison_table, winners
 from ferroflow_dask.virtual.task import sinks
 
 
@@ -64,7 +65,7 @@ def test_both_versions_of_a_graph_are_the_same(name: str) -> None:
 @pytest.mark.cluster
 def test_a_real_run_is_laid_against_a_simulation() -> None:
     options = ("--graph", "fork-join", "--workers", "2", "--no-processes", "--repeat", "2", "--json")
-    lines = [json.loads(line) for line in answer("bench", "simulator", *options).stdout.splitlines()]
+    lines = [json.loads(line) for line in answer("simulator", *options, command=program).stdout.splitlines()]
     assert [(one["policy"], one["workers"], len(one["real_s"])) for one in lines] == [
         ("dask", 2, 2),
         ("ferroflow", 2, 2),
@@ -77,7 +78,7 @@ def test_a_real_run_is_laid_against_a_simulation() -> None:
 @pytest.mark.cluster
 def test_a_recorded_program_is_replayed_under_both_policies() -> None:
     options = ("--program", "bag", "--workers", "2", "--no-processes", "--repeat", "2", "--json")
-    lines = [json.loads(line) for line in answer("bench", "simulator", *options).stdout.splitlines()]
+    lines = [json.loads(line) for line in answer("simulator", *options, command=program).stdout.splitlines()]
     assert [(one["recorded"], one["policy"]) for one in lines] == [
         ("dask", "dask"),
         ("dask", "ferroflow"),
@@ -91,5 +92,5 @@ def test_a_recorded_program_is_replayed_under_both_policies() -> None:
 
 def test_wrong_numbers_of_workers_get_one_line() -> None:
     for workers, message in (("2;4", "numbers like 2,4,8; got '2;4'"), ("0", "from 1 to 1,024 .*, got 0")):
-        result = ferroflow("bench", "simulator", "--workers", workers)
+        result = ferroflow("simulator", "--workers", workers, command=program)
         assert_one_line(result.exit_code, result.stderr, USAGE, message)
