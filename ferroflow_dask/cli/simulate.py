@@ -34,9 +34,7 @@ _BAR = 40
 @click.command(cls=GraphCommand)
 @graph_options
 @graph_option("--record", metavar="FILE", help="A run that `ferroflow_dask.record` has written.")
-@graph_option(
-    "--standard", is_flag=True, help="Compare policies on twelve graphs of sleeping tasks."
-)
+@graph_option("--standard", is_flag=True, help="Compare policies on twelve graphs of sleeping tasks.")
 @topology_option
 @cluster_option(
     "--workers", metavar="N,N,…", help="Numbers of workers, like 2,4,8; those of the topology if left out."

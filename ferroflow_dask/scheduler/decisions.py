@@ -33,10 +33,11 @@ class Decision:
     what : str
         `placed`, `steal asked`, `steal declined`, `steal confirmed`, `steal refused`, `steal aborted`,
         `withdrawn` for a prefetched task, `placement declined` where a policy ignored restrictions, `bundled`
-        for a task that runs several tasks, or `split` where these run one by one after all.
+        for a task that runs several tasks, `split` where these run one by one after all, `divided` where some
+        of them leave it while it runs, or `seceded` for a task that leaves its thread pool.
     worker : str
         The worker that is to run the task, by its name on the dashboard; for declined actions, the one that
-        might have; "" for bundles.
+        might have; "" for bundles that no worker has.
     reason : str
     """
 

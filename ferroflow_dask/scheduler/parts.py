@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
@@ -87,7 +88,7 @@ class Parts:
                 if ts not in ws.long_running:
                     core.view.assign(self.task_views(ts), ws.address, core.clock())
         # Those of reports before those of `graphs`, which split bundles instead.
-        for change in (*self._placing.changes(), self.refusals.change(), *self._transfers.changes()):
+        for change in chain(self._placing.changes(), [self.refusals.change()], self._transfers.changes()):
             core.changes.make(change)
 
     def open(self) -> None:

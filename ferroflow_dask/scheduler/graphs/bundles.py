@@ -42,7 +42,6 @@ class Bundles:
 
     def __init__(self, core: Core) -> None:
         self._scheduler = core.scheduler
-        self._guard = core.guard
         self._hooks = core.hooks
         self._decisions = core.decisions
         #: Returns a part of a new key, another one each time.
@@ -85,9 +84,9 @@ class Bundles:
         """Return whether a task has run."""
         return key in self._completed
 
-    def values_read(self, ts: TaskState) -> dict[Key, int]:
+    def values_read(self, ts: TaskState, bundle: Bundle) -> dict[Key, int]:
         """Return the values of a bundle that other tasks read, with their items."""
-        bundle, found = self._bundles[ts.key], dict[Key, int]()
+        found: dict[Key, int] = {}
         for reader in ts.dependents:
             reading = self._bundles.get(reader.key)
             for holder, item in reading.places.values() if reading is not None else ():
@@ -132,9 +131,9 @@ class Bundles:
     def redefined(self, key: Key) -> None:
         """Forget a task that gets another definition."""
         self.forget(key)
-        self.is_redefined(key)
+        self.note_redefined(key)
 
-    def is_redefined(self, key: Key) -> None:
+    def note_redefined(self, key: Key) -> None:
         """Note that the definition of a task is about to change."""
         for hook in self._hooks.task_redefined:
             hook(key)
@@ -214,7 +213,7 @@ class Bundles:
         for key, bundle in bundles.items():
             cost_s = cost_s_of(self._scheduler.tasks[key])
             specs[key] = spec_of(key, bundle, cost_s)
-            self.is_redefined(key)
+            self.note_redefined(key)
         # From here on nothing can fail halfway.
         for key, spec in specs.items():
             self._scheduler.tasks[key].run_spec = spec

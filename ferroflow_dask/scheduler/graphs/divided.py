@@ -112,7 +112,7 @@ class Divided:
             leaving = f"{len(steps)} of {len(bundle.tasks)} tasks leave: {reason}"
             self._decisions.note(key, "divided", worker, leaving)
             self._bundles.counts["divided"] += 1
-            read_by = self._bundles.values_read(ts)
+            read_by = self._bundles.values_read(ts, bundle)
             division = Division(ts, bundle, frozenset(steps), read_by, stimulus_id, frozenset(unfinished))
             if failure is not None:
                 self._fail(division, failure)

@@ -130,7 +130,7 @@ class Dividing:
             ts, bundle = self._scheduler.tasks.get(key), self._bundles.get(key)
             if ts is None or bundle is None or ts.state not in _AHEAD or not bundle.returns_results(key):
                 continue
-            exports = tuple(self._bundles.values_read(ts))
+            exports = tuple(self._bundles.values_read(ts, bundle))
             if not exports and ts.processing_on is None:
                 continue  # Dask forgets it
             # A later graph computes the other values again.

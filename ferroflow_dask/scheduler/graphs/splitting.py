@@ -108,7 +108,7 @@ class Splitting:
         self.bundles.forget(key)
         self.bundles.counts["split"] += 1
         self._decisions.note(key, "split", "", "its tasks run one by one")
-        self.bundles.is_redefined(key)
+        self.bundles.note_redefined(key)
         values = {
             reader.key for reader in ts.dependents if not is_kept and self.bundles.is_only_value(reader.key)
         }
