@@ -10,12 +10,12 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import geometric_mean, median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dask.typing import Key
 
 from ferroflow_dask.bench.baselines import OURS
-from ferroflow_dask.bench.overhead import cpu_per_task
+from ferroflow_dask.bench.garbage import collected_as_by_a_scheduler
 from ferroflow_dask.bench.overhead_graphs import GRAPHS, Graph
 from ferroflow_dask.bench.simulated_graphs import SLEEPS
 from ferroflow_dask.scheduler.features import VIRTUAL
@@ -194,3 +194,15 @@ def cpu_ratios(features: Sequence[str], on_run: Callable[[str], object] = lambda
                 spent_s = {off: cpu_per_task(graph, OURS, workers, without=off) for off in pair}
                 found.append(spent_s[(name,)] / spent_s[()])
             yield Ratio(name, group, "CPU time", median(found), min(found), max(found))
+
+
+def cpu_per_task(
+    graph: Graph, policy: str, workers: int, seed: int = 0, without: Sequence[str] = ()
+) -> float:
+    """Return the scheduler's CPU time per task [s] for one run of a graph, without some features."""
+    options: dict[str, Any] = {"validate": False, "scheduler_cpu": "measured"}
+    cluster = VirtualCluster(workers, policy=policy, seed=seed, without=without, **options)
+    with collected_as_by_a_scheduler():
+        cluster.submit(graph)
+        cluster.run()
+    return cluster.cpu.seconds / len(graph)

@@ -17,7 +17,6 @@ from ferroflow_dask.bench.report import report
 from ferroflow_dask.bench.schema import COSTS, OK, Shape
 from ferroflow_dask.bench.workloads import WORKLOADS, Workload, default_sizes, get_workload
 from ferroflow_dask.cli.bench_ablation import ablation
-from ferroflow_dask.cli.bench_overhead import feeding, overhead
 from ferroflow_dask.cli.bench_runs import rows_of, rows_option
 from ferroflow_dask.cli.cluster_options import Duration, repeat_type, size_options
 from ferroflow_dask.cli.errors import Failure, OneLineErrors
@@ -90,8 +89,6 @@ def bench() -> None:
 
 
 bench.add_command(ablation)
-bench.add_command(overhead)
-bench.add_command(feeding)
 
 
 def _run_options(policies: Sequence[str], repeat: int) -> Callable[[F], F]:

@@ -206,7 +206,7 @@ WRONG_USAGE = {
     "simulate --dag wide --workers 9999999": "workers must be a whole number from 1 to 100,000",
     **{
         f"{command} --repeat 9999999": "--repeat must be from"
-        for command in (*("run --dag wide", "simulate --dag wide", "bench run wide", "bench overhead"),)
+        for command in (*("run --dag wide", "simulate --dag wide", "bench run wide"),)
     },
     **{
         f"run --dag wide {option} --cluster slurm --config {TEMPLATE} --job-script": message

@@ -7,13 +7,14 @@ import math
 import time
 from typing import Any
 
+import feeding
 import pytest
 from calls_per_task import arrival_calls, calls
 from command_line import answer
+from measure_scheduler import main as program
+from scheduler_cost import VERSIONS, Overhead, measure, overhead_table
 
-from ferroflow_dask.bench import feeding
 from ferroflow_dask.bench.garbage import collected_as_by_a_scheduler
-from ferroflow_dask.bench.overhead import VERSIONS, Overhead, measure, overhead_table
 from ferroflow_dask.bench.overhead_graphs import GRAPHS
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
@@ -104,8 +105,8 @@ def test_the_ratio_is_that_of_runs_which_followed_each_other() -> None:
 
 
 def test_the_command_prints_a_table() -> None:
-    asked = ("bench", "overhead", "--graph", "tree", "--tasks", "100", "--workers", "2", "--repeat", "1")
-    result = answer(*asked)
+    asked = ("overhead", "--graph", "tree", "--tasks", "100", "--workers", "2", "--repeat", "1")
+    result = answer(*asked, command=program)
     assert result.stdout.splitlines()[0].startswith("| graph | tasks | Dask [µs] |")
     assert result.stdout.splitlines()[2].startswith("| tree | 102 |")
 
@@ -164,5 +165,5 @@ def test_the_largest_number_of_busy_workers_is_searched(
 
 def test_the_command_prints_the_largest_numbers_of_workers() -> None:
     limits = ("--fewest", "2", "--most", "4")
-    result = answer("bench", "feeding", "--graph", "independent", "--task-ms", "1000", *limits)
+    result = answer("feeding", "--graph", "independent", "--task-ms", "1000", *limits, command=program)
     assert result.stdout.splitlines()[2] == "| independent | 1.00 | 4 | 4 |"

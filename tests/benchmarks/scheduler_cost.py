@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
-from ferroflow_dask.bench.garbage import collected_as_by_a_scheduler
+from ferroflow_dask.bench.ablation_virtual import cpu_per_task
 from ferroflow_dask.bench.markdown import number, table
-from ferroflow_dask.bench.overhead_graphs import GRAPHS, Graph
-from ferroflow_dask.virtual import VirtualCluster
+from ferroflow_dask.bench.overhead_graphs import GRAPHS
 
 #: What is measured: Dask, Dask without stealing, and the plugin; names of policies in `VirtualCluster`.
 VERSIONS = ("dask", "no-stealing", "ferroflow")
@@ -46,18 +44,6 @@ class Overhead:
         """Median over the repetitions of the plugin's CPU time relative to Dask's in the same repetition."""
         stock, ours = self.per_task_s["dask"], self.per_task_s["ferroflow"]
         return median(mine / other for mine, other in zip(ours, stock, strict=True))
-
-
-def cpu_per_task(
-    graph: Graph, policy: str, workers: int, seed: int = 0, without: Sequence[str] = ()
-) -> float:
-    """Return the scheduler's CPU time per task [s] for one run of a graph, without some features."""
-    options: dict[str, Any] = {"validate": False, "scheduler_cpu": "measured"}
-    cluster = VirtualCluster(workers, policy=policy, seed=seed, without=without, **options)
-    with collected_as_by_a_scheduler():
-        cluster.submit(graph)
-        cluster.run()
-    return cluster.cpu.seconds / len(graph)
 
 
 def measure(

@@ -1,14 +1,15 @@
-"""`ferroflow bench overhead` and `feeding`: CPU time per task, and workers that a scheduler keeps busy."""
+"""CPU time per task, and workers that a scheduler keeps busy: `measure_scheduler.py --help`."""
 
 from __future__ import annotations
 
 import click
+from feeding import GRAPHS as FED
+from feeding import feeding_table
+from scheduler_cost import measure, overhead_table
 
-from ferroflow_dask.bench.feeding import GRAPHS as FED
-from ferroflow_dask.bench.feeding import feeding_table
-from ferroflow_dask.bench.overhead import measure, overhead_table
 from ferroflow_dask.bench.overhead_graphs import GRAPHS
 from ferroflow_dask.cli.cluster_options import Count, Duration, repeat_type
+from ferroflow_dask.cli.errors import OneLineErrors
 from ferroflow_dask.cli.simulations import graphs_option, quiet_schedulers
 
 _MOST_TASKS, _MOST_WORKERS = 10**6, 10**4
@@ -78,3 +79,10 @@ def feeding(graphs: list[str], durations: tuple[float, ...], fewest: int, most: 
     quiet_schedulers()
     seconds = [ms / _MS_PER_S for ms in dict.fromkeys(durations)]
     click.echo(feeding_table(seconds, graphs, fewest, max(fewest, most)))
+
+
+#: Errors are one line, as those of `ferroflow`.
+main = OneLineErrors(commands={"overhead": overhead, "feeding": feeding})
+
+if __name__ == "__main__":
+    main()
