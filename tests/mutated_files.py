@@ -19,6 +19,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from ferroflow_dask.exceptions import FerroflowError
 from ferroflow_dask.graph import generate_graph, graph_from_onnx
 from ferroflow_dask.graph.files import read_graph, write_graph
 from ferroflow_dask.lowering import bind_graph
-from ferroflow_dask.replay import load_record, simulate_job
+from ferroflow_dask.replay import load_record, save_wfformat, simulate_job
 from ferroflow_dask.strategy import Strategy, partition, whole_on
 from ferroflow_dask.strategy.files import as_json, read_strategy
 from ferroflow_dask.topology import load_topology
@@ -106,6 +107,14 @@ def _simulate(path: Path) -> None:
         simulate_job(job, load_topology("this-machine"), "dask", engine="light", repeat=1)
 
 
+def _workflow() -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "job.json"
+        path.write_text(_record())
+        save_wfformat(load_record(path), path, datetime.now(UTC))
+        return path.read_text()
+
+
 _TOPOLOGY = """\
 version: 1
 name: two racks
@@ -164,6 +173,7 @@ def _formats() -> Mapping[str, Format]:
     yaml_text = {"load": yaml.safe_load, "dump": yaml.safe_dump}
     return {
         "record": Format(".json", _record(), _simulate),
+        "workflow": Format(".json", _workflow(), _simulate),
         "topology": Format(".yaml", _TOPOLOGY, load_topology, **yaml_text),
         "strategy": Format(
             ".json", _strategy_text(), lambda path: partition(_with_shapes(), read_strategy(path))

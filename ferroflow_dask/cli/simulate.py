@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,15 @@ from ferroflow_dask.cli.simulations import quiet_schedulers, topology_named, top
 from ferroflow_dask.cli.standard import run_standard, standard_jobs, standard_table
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.printable import printable
-from ferroflow_dask.replay import ENGINES, Job, Outcome, job_of_graph, load_record, simulate_job
+from ferroflow_dask.replay import (
+    ENGINES,
+    Job,
+    Outcome,
+    job_of_graph,
+    load_record,
+    save_wfformat,
+    simulate_job,
+)
 from ferroflow_dask.topology import Topology
 
 #: Columns that a bar may have.
@@ -33,7 +42,9 @@ _BAR = 40
 
 @click.command(cls=GraphCommand)
 @graph_options
-@graph_option("--record", metavar="FILE", help="A run that `ferroflow_dask.record` has written.")
+@graph_option(
+    "--record", metavar="FILE", help="A run that `ferroflow_dask.record` has written, or one in WfFormat 1.5."
+)
 @graph_option("--standard", is_flag=True, help="Compare policies on twelve graphs of sleeping tasks.")
 @topology_option
 @cluster_option(
@@ -70,6 +81,7 @@ _BAR = 40
 @output_option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @output_option("--html", metavar="FILE.html", help="Write table and speed-up to a page.")
 @output_option("--trace", metavar="FILE", help="Write a trace for ui.perfetto.dev or chrome://tracing.")
+@output_option("--export", metavar="FILE", help="Write the record in WfFormat 1.5, and simulate nothing.")
 @graph_sizes
 def simulate(
     *,
@@ -88,15 +100,19 @@ def simulate(
     as_json: bool,
     html: str | None,
     trace: str | None,
+    export: str | None,
     **sizes: Any,
 ) -> None:
     """Predict how long a graph, a model or a recorded run takes on a cluster, in virtual time."""
-    for option, file in (("--html", html), ("--trace", trace)):
+    for option, file in (("--html", html), ("--trace", trace), ("--export", export)):
         if file is not None and standard:
             raise UsageError(f"--standard compares many graphs and writes no page; leave out {option}")
         if file is not None:
             check_folder(option, file)
     jobs = _jobs((dag, model, record), standard, seed, sizes)
+    if export is not None:
+        _export(jobs[0], record, export)
+        return
     base = topology_named(topology)
     counts = worker_counts(workers) if workers is not None else [len(base.workers)]
     resized = workers is not None or workers_per_host is not None
@@ -151,6 +167,17 @@ def _jobs(
         option = "--standard" if standard else "--record"
         raise UsageError(f"{option} takes no sizes, but --{given[0].replace('_', '-')} was given")
     return standard_jobs() if record is None else [load_record(record)]
+
+
+def _export(job: Job, record: str | None, path: str) -> None:
+    """Write a recorded run in WfFormat. Its date is that of the record."""
+    if record is None:
+        raise UsageError("--export writes a recorded run; give --record FILE")
+    try:
+        save_wfformat(job, path, datetime.fromtimestamp(Path(record).stat().st_mtime, UTC))
+    except OSError as error:
+        raise UsageError(f"--export must be a file that can be written, got {path!r}: {error}") from error
+    click.echo(f"wrote {printable(path)}: {len(job.tasks):,} tasks")
 
 
 def _row(job: Job, one: Outcome) -> dict[str, str]:

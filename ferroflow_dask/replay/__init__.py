@@ -6,6 +6,7 @@ from ferroflow_dask.replay.outcome import ENGINES, Execution, Outcome, simulate_
 from ferroflow_dask.replay.record import record
 from ferroflow_dask.replay.simulate import simulate
 from ferroflow_dask.replay.sources import job_of_collection, job_of_graph
+from ferroflow_dask.replay.wfformat import save_wfformat
 
 __all__ = [
     "ENGINES",
@@ -17,6 +18,7 @@ __all__ = [
     "job_of_graph",
     "load_record",
     "record",
+    "save_wfformat",
     "simulate",
     "simulate_job",
     "stock_s",

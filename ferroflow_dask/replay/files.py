@@ -12,6 +12,7 @@ from dask.typing import Key
 from ferroflow_dask.documents import as_list, as_number, check_format, read_document, short
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.replay.job import Job, JobGraph
+from ferroflow_dask.replay.wfformat import is_wfformat, job_of_wfformat
 from ferroflow_dask.virtual import VirtualTask
 
 FORMAT, VERSION = "ferroflow record", 1
@@ -21,7 +22,7 @@ _MOST_TASKS, _MOST_THREADS = 5_000_000, 100_000
 
 
 def load_record(path: str | Path) -> Job:
-    """Return the job of a recorded run.
+    """Return the job of a run that `record` has written, or of a workflow in WfFormat 1.5.
 
     Raises
     ------
@@ -31,6 +32,8 @@ def load_record(path: str | Path) -> Job:
     path = Path(path)
     document = read_document(path, "a record")
     try:
+        if is_wfformat(document):
+            return job_of_wfformat(document)
         return job_of_document(document, name=path.stem)
     except UsageError as error:
         raise UsageError(f"{str(path)!r} is not a valid record: {error}") from error
