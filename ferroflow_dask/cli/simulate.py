@@ -43,7 +43,7 @@ _BAR = 40
 @click.command(cls=GraphCommand)
 @graph_options
 @graph_option(
-    "--record", metavar="FILE", help="A run that `ferroflow_dask.record` has written, or one in WfFormat 1.5."
+    "--record", metavar="FILE", help="A run that `ferroflow_dask.record` has written, or one in WfFormat."
 )
 @graph_option("--standard", is_flag=True, help="Compare policies on twelve graphs of sleeping tasks.")
 @topology_option

@@ -22,7 +22,7 @@ _MOST_TASKS, _MOST_THREADS = 5_000_000, 100_000
 
 
 def load_record(path: str | Path) -> Job:
-    """Return the job of a run that `record` has written, or of a workflow in WfFormat 1.5.
+    """Return the job of a run that `record` has written, or of a workflow in WfFormat 1.5 or 1.6.
 
     Raises
     ------

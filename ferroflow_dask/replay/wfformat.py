@@ -1,4 +1,4 @@
-"""Jobs in WfFormat 1.5, the format of WfCommons for workflows and their runs (github.com/wfcommons/WfFormat).
+"""Jobs in WfFormat, the format of WfCommons for workflows and their runs (github.com/wfcommons/WfFormat).
 
 Task durations, results and their readers are kept, and nothing else: graphs that a client sent one after
 another are one workflow. The result of a task is one file. Of a workflow that others have written, a task's
@@ -23,7 +23,8 @@ from ferroflow_dask.replay.job import Job, JobGraph, in_order
 from ferroflow_dask.virtual import VirtualTask
 from ferroflow_dask.whole_files import write_text
 
-SCHEMA_VERSION = "1.5"
+#: The version that is written; the later one, which WfCommons 1.6 writes, adds sums that nothing here reads.
+SCHEMA_VERSION, LATER_VERSION = "1.5", "1.6"
 _MOST_TASKS, _MOST_THREADS = 5_000_000, 100_000
 #: Characters that ids must not have, and the lists of ids in a task.
 _FORBIDDEN = re.compile(r"[^0-9a-zA-Z\-_.#]")
@@ -46,9 +47,9 @@ def job_of_wfformat(document: Mapping[str, Any]) -> Job:
     UsageError
         The document is not valid, has no durations, or its lists of parents and children differ.
     """
-    if document["schemaVersion"] != SCHEMA_VERSION:
+    if document["schemaVersion"] not in (SCHEMA_VERSION, LATER_VERSION):
         found = short(document["schemaVersion"])
-        raise UsageError(f"schemaVersion must be {SCHEMA_VERSION!r}, got {found}")
+        raise UsageError(f"schemaVersion must be {SCHEMA_VERSION!r} or {LATER_VERSION!r}, got {found}")
     workflow = _object(document.get("workflow"), "workflow")
     specification = _object(workflow.get("specification"), "workflow.specification")
     execution = _object(workflow.get("execution"), "workflow.execution, which has the durations,")

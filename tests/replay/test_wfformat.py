@@ -153,7 +153,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("schemaVersion", "1.4", "schemaVersion must be '1.5', got '1.4'"),
+        ("schemaVersion", "1.4", "schemaVersion must be '1.5' or '1.6', got '1.4'"),
         ("workflow.execution", ..., "workflow.execution, which has the durations, must be an object"),
         ("workflow.specification.tasks.1.id", "b", "each id of a task must be used once"),
         ("workflow.specification.tasks.1.children", ["b"], "children of 'a' must have 'c'"),
