@@ -14,7 +14,6 @@ from ferroflow_dask.bench.metg import (
     metg_from_rows,
     metg_table,
 )
-from ferroflow_dask.bench.published import published_table
 from ferroflow_dask.bench.schema import BenchRecord
 
 
@@ -152,16 +151,3 @@ def test_curves_that_differ_in_any_size_have_titles_of_their_own() -> None:
         "stencil_1d 4 × 10 output_bytes=1000",
         "stencil_1d 4 × 10 imbalance=0.5 n=64",
     ]
-
-
-def test_only_curves_of_default_sizes_are_beside_the_published() -> None:
-    unusual = ({}, {"output_bytes": 1000}, {"kernel": "busy"})
-    rows = [
-        task_bench("dask", makespan_s, task_ms=ms, **sizes)
-        for ms, makespan_s in ((5.0, 0.15), (15.0, 0.25))
-        for sizes in unusual
-    ]
-    ours = [line for line in published_table(rows, DEFAULTS).splitlines() if "| here" in line]
-    assert len(ours) == 1
-    assert ours[0].startswith("| dask, learned | here, stencil_1d 4 × 10, 4 workers × 1 thread, processes |")
-    assert "here" not in published_table(rows[1::3] + rows[2::3], DEFAULTS)
