@@ -12,13 +12,12 @@ from dask.typing import Key
 from ferroflow_dask.documents import as_list, as_number, check_format, read_document, short
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.replay.job import Job, JobGraph
-from ferroflow_dask.replay.wfformat import is_wfformat, job_of_wfformat
+from ferroflow_dask.replay.wfformat import MOST_TASKS, MOST_THREADS, is_wfformat, job_of_wfformat
 from ferroflow_dask.virtual import VirtualTask
 
 FORMAT, VERSION = "ferroflow record", 1
 #: Of sums of floats.
 _DUST = 1e-9
-_MOST_TASKS, _MOST_THREADS = 5_000_000, 100_000
 
 
 def load_record(path: str | Path) -> Job:
@@ -43,8 +42,8 @@ def job_of_document(document: Any, name: str = "") -> Job:
     """Return the job that the document of a record describes."""
     document = check_format(document, FORMAT, VERSION)
     rows, graphs = as_list(document.get("tasks"), "tasks"), as_list(document.get("graphs"), "graphs")
-    if len(rows) > _MOST_TASKS:
-        raise UsageError(f"tasks must be at most {_MOST_TASKS:,}, got {len(rows):,}")
+    if len(rows) > MOST_TASKS:
+        raise UsageError(f"tasks must be at most {MOST_TASKS:,}, got {len(rows):,}")
     core_share, queued_share = _share(document, "core_share", 1.0), _share(document, "queued_share", 0.0)
     if core_share + queued_share > 1 + _DUST:
         raise UsageError(
@@ -74,8 +73,8 @@ def job_of_document(document: Any, name: str = "") -> Job:
         if tasks[at]:
             found.append(JobGraph(tasks[at], tuple(wanted[at]), bool(graph.get("waits")), delay_s))
     threads = tuple(_count(n, "threads of a worker") for n in as_list(document.get("threads"), "threads"))
-    if sum(threads) > _MOST_THREADS:
-        raise UsageError(f"threads must be at most {_MOST_THREADS:,} in all, got {sum(threads):,}")
+    if sum(threads) > MOST_THREADS:
+        raise UsageError(f"threads must be at most {MOST_THREADS:,} in all, got {sum(threads):,}")
     as_list(document.get("transfers"), "transfers")  # nothing reads them yet, but the file must be whole
     return Job(
         tuple(found),

@@ -25,7 +25,8 @@ from ferroflow_dask.whole_files import write_text
 
 #: The version that is written; the later one, which WfCommons 1.6 writes, adds sums that nothing here reads.
 SCHEMA_VERSION, LATER_VERSION = "1.5", "1.6"
-_MOST_TASKS, _MOST_THREADS = 5_000_000, 100_000
+#: Of a job.
+MOST_TASKS, MOST_THREADS = 5_000_000, 100_000
 #: Characters that ids must not have, and the lists of ids in a task.
 _FORBIDDEN = re.compile(r"[^0-9a-zA-Z\-_.#]")
 _IDS = ("parents", "children", "inputFiles", "outputFiles")
@@ -54,8 +55,8 @@ def job_of_wfformat(document: Mapping[str, Any]) -> Job:
     specification = _object(workflow.get("specification"), "workflow.specification")
     execution = _object(workflow.get("execution"), "workflow.execution, which has the durations,")
     rows = as_list(specification.get("tasks"), "tasks of the specification")
-    if len(rows) > _MOST_TASKS:
-        raise UsageError(f"tasks must be at most {_MOST_TASKS:,}, got {len(rows):,}")
+    if len(rows) > MOST_TASKS:
+        raise UsageError(f"tasks must be at most {MOST_TASKS:,}, got {len(rows):,}")
     specified = {_text(row, "id", f"task {at}"): row for at, row in enumerate(rows)}
     if len(specified) < len(rows):
         raise UsageError("each id of a task must be used once, got one twice")
@@ -102,7 +103,7 @@ def _object(value: Any, where: str) -> Mapping[str, Any]:
 def _text(row: Any, name: str, where: str) -> str:
     value = _object(row, where).get(name)
     if not isinstance(value, str) or not value:
-        raise UsageError(f"{name} of {where} must be a text, got {short(value)}")
+        raise UsageError(f"{name} of {where} must be a string, got {short(value)}")
     return value
 
 
@@ -110,7 +111,7 @@ def _ids(row: Mapping[str, Any], name: str, one: str) -> list[str]:
     values = as_list(row.get(name, []), f"{name} of task {one!r}")
     for value in values:
         if not isinstance(value, str):
-            raise UsageError(f"{name} of task {one!r} must be texts, got {short(value)}")
+            raise UsageError(f"{name} of task {one!r} must be strings, got {short(value)}")
     return list(dict.fromkeys(values))
 
 
@@ -144,9 +145,9 @@ def _threads(rows: Any) -> tuple[int, ...]:
     for at, row in enumerate(as_list(rows, "machines")):
         cpu = _object(_object(row, f"machine {at}").get("cpu", {}), f"cpu of machine {at}")
         cores = cpu.get("coreCount", 1)
-        if not isinstance(cores, int) or isinstance(cores, bool) or not 1 <= cores <= _MOST_THREADS:
+        if not isinstance(cores, int) or isinstance(cores, bool) or not 1 <= cores <= MOST_THREADS:
             raise UsageError(
-                f"coreCount of machine {at} must be from 1 to {_MOST_THREADS:,}, got {short(cores)}"
+                f"coreCount of machine {at} must be from 1 to {MOST_THREADS:,}, got {short(cores)}"
             )
         found.append(cores)
     return tuple(found)

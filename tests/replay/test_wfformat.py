@@ -125,8 +125,8 @@ def test_a_record_becomes_a_workflow(tmp_path: Path) -> None:
     record |= {"tasks": rows, "graphs": [{"waits": False}], "transfers": [], "makespan_s": 1.25}
     path = tmp_path / "job.json"
     path.write_text(json.dumps(record), encoding="utf-8")
-    told = answer("simulate", "--record", path, "--export", tmp_path / "workflow.json").output
-    assert told == f"wrote {tmp_path / 'workflow.json'}: 3 tasks\n"
+    printed = answer("simulate", "--record", path, "--export", tmp_path / "workflow.json").output
+    assert printed == f"wrote {tmp_path / 'workflow.json'}: 3 tasks\n"
     document = json.loads((tmp_path / "workflow.json").read_text(encoding="utf-8"))
     specified = document["workflow"]["specification"]["tasks"]
     assert [(one["name"], one["id"]) for one in specified] == [("inc", f"inc-{i}") for i in range(3)]
