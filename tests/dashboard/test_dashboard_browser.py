@@ -221,15 +221,15 @@ def test_panels_without_content_take_no_room_and_nothing_is_wider_than_the_page(
     new_client: Client, width: int, height: int
 ) -> None:
     with opened(page(new_client), width, height) as driver:
-        assert soon(lambda: panels(driver) == ["Ferroflow", "Workers"])
+        assert soon(lambda: panels(driver) == ["Ferroflow", "Workers", "Features"])
         script = "return found('.head').map((one) => one.getBoundingClientRect().width).filter((one) => one)"
-        whole, workers = driver.execute_script(FOUND + script)
+        whole, workers, _ = driver.execute_script(FOUND + script)
         assert workers == pytest.approx(whole, abs=2), "it has the room of its hidden neighbour"
         skewed(new_client)
         assert soon(lambda: panels(driver) == PANELS)
         assert driver.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
         helps = driver.execute_script(f"{FOUND} return found('.head i').map((one) => one.title)")
-        assert len(helps) == 10
+        assert len(helps) == 11
         assert all(helps)
 
 
