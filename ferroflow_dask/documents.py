@@ -57,6 +57,20 @@ def as_list(value: Any, where: str) -> list[Any]:
     return value
 
 
+def as_object(value: Any, where: str) -> Mapping[str, Any]:
+    """Return a value that must be an object; raises `UsageError`."""
+    if not isinstance(value, Mapping):
+        raise UsageError(f"{where} must be an object, got {short(value)}")
+    return value
+
+
+def as_text(value: Any, where: str, *, may_be_empty: bool = False) -> str:
+    """Return a value that must be a text; raises `UsageError`."""
+    if not isinstance(value, str) or not (value or may_be_empty):
+        raise UsageError(f"{where} must be a text, got {short(value)}")
+    return value
+
+
 def as_number(value: Any, where: str) -> float:
     """Return a value that must be a finite number, at least 0; raises `UsageError`."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -18,7 +18,15 @@ import numpy as np
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 
-from ferroflow_dask.documents import as_list, as_number, check_format, read_document, short
+from ferroflow_dask.documents import (
+    as_list,
+    as_number,
+    as_object,
+    as_text,
+    check_format,
+    read_document,
+    short,
+)
 from ferroflow_dask.exceptions import FerroflowError, GraphError, ModelError, UsageError
 from ferroflow_dask.graph import validity
 from ferroflow_dask.graph.builder import DEFAULT_OPSET, checked_dtype, checked_shape
@@ -181,7 +189,7 @@ def _graph(document: Mapping[str, Any], path: Path) -> Graph:
     if any(not op.domain for op in ops):
         opsets.setdefault("", DEFAULT_OPSET)
     graph = Graph(
-        name=_text(document.get("name", path.stem), "name"),
+        name=as_text(document.get("name", path.stem), "name"),
         sources=tuple(sources),
         ops=tuple(ops),
         outputs=_names(outputs, "outputs"),
@@ -198,7 +206,7 @@ def _op(row: Any, at: int, op_id: int) -> Op:
         raise UsageError(
             f"op {at} must be an object, like {{'name': 'a', 'duration_s': 0.1}}, got {short(row)}"
         )
-    name = _text(row.get("name"), f"name of op {at}")
+    name = as_text(row.get("name"), f"name of op {at}")
     _check_fields(f"op {name!r}", row, _OP_FIELDS)
     inputs = _names(row.get("inputs", []), f"inputs of op {name!r}")
     outputs = _names(row.get("outputs", [name]), f"outputs of op {name!r}")
@@ -214,8 +222,8 @@ def _op(row: Any, at: int, op_id: int) -> Op:
         for key, value in _object(row, "attributes", f" of op {name!r}").items()
     }
     if not sleeps:
-        op_type = _text(row["op_type"], f"op_type of op {name!r}")
-        domain = _text(row.get("domain", ""), f"domain of op {name!r}", may_be_empty=True)
+        op_type = as_text(row["op_type"], f"op_type of op {name!r}")
+        domain = as_text(row.get("domain", ""), f"domain of op {name!r}", may_be_empty=True)
         outer = captured(subgraphs(attributes))
         return Op(op_id, name, op_type, inputs, outputs, domain, attributes, outer)
     attributes["duration"] = as_number(row["duration_s"], f"duration_s of op {name!r}")
@@ -263,7 +271,7 @@ def _constant_value(name: str, row: Any, folder: Path, files: dict[str, Mapping[
         return np.frombuffer(content, spec.dtype).reshape(
             [int(dim) for dim in spec.shape or () if dim is not None]
         )
-    file = _text(row["file"], f"file of {where}")
+    file = as_text(row["file"], f"file of {where}")
     if file not in files:
         files[file] = _arrays(folder / file)
     if name not in files[file]:
@@ -351,16 +359,7 @@ def _check_fields(where: str, row: Mapping[str, Any], allowed: set[str]) -> None
 
 
 def _object(row: Mapping[str, Any], name: str, where: str = "") -> Mapping[str, Any]:
-    value = row.get(name, {})
-    if not isinstance(value, Mapping):
-        raise UsageError(f"{name}{where} must be an object, got {short(value)}")
-    return value
-
-
-def _text(value: Any, where: str, may_be_empty: bool = False) -> str:
-    if not isinstance(value, str) or not (value or may_be_empty):
-        raise UsageError(f"{where} must be a text, got {short(value)}")
-    return value
+    return as_object(row.get(name, {}), f"{name}{where}")
 
 
 def _names(value: Any, where: str) -> tuple[str, ...]:

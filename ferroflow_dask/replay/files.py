@@ -9,7 +9,7 @@ from typing import Any
 
 from dask.typing import Key
 
-from ferroflow_dask.documents import as_list, as_number, check_format, read_document, short
+from ferroflow_dask.documents import as_list, as_number, as_object, check_format, read_document, short
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.replay.job import Job, JobGraph
 from ferroflow_dask.replay.wfformat import MOST_TASKS, MOST_THREADS, is_wfformat, job_of_wfformat
@@ -66,12 +66,11 @@ def job_of_document(document: Any, name: str = "") -> Job:
     if len(set(keys)) < len(keys):
         raise UsageError("each key of tasks must be used once, got one twice")
     found = []
-    for at, graph in enumerate(graphs):
-        if not isinstance(graph, Mapping):
-            raise UsageError(f"graph {at} must be an object, got {short(graph)}")
-        delay_s = as_number(graph.get("delay_s", 0.0), f"delay_s of graph {at}")
+    for at, value in enumerate(graphs):
+        sent = as_object(value, f"graph {at}")
+        delay_s = as_number(sent.get("delay_s", 0.0), f"delay_s of graph {at}")
         if tasks[at]:
-            found.append(JobGraph(tasks[at], tuple(wanted[at]), bool(graph.get("waits")), delay_s))
+            found.append(JobGraph(tasks[at], tuple(wanted[at]), bool(sent.get("waits")), delay_s))
     threads = tuple(_count(n, "threads of a worker") for n in as_list(document.get("threads"), "threads"))
     if sum(threads) > MOST_THREADS:
         raise UsageError(f"threads must be at most {MOST_THREADS:,} in all, got {sum(threads):,}")

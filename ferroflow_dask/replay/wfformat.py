@@ -17,7 +17,7 @@ from typing import Any
 from dask.typing import Key
 from dask.utils import key_split
 
-from ferroflow_dask.documents import as_list, as_number, short
+from ferroflow_dask.documents import as_list, as_number, as_object, as_text, short
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.replay.job import Job, JobGraph, in_order
 from ferroflow_dask.virtual import VirtualTask
@@ -51,9 +51,9 @@ def job_of_wfformat(document: Mapping[str, Any]) -> Job:
     if document["schemaVersion"] not in (SCHEMA_VERSION, LATER_VERSION):
         found = short(document["schemaVersion"])
         raise UsageError(f"schemaVersion must be {SCHEMA_VERSION!r} or {LATER_VERSION!r}, got {found}")
-    workflow = _object(document.get("workflow"), "workflow")
-    specification = _object(workflow.get("specification"), "workflow.specification")
-    execution = _object(workflow.get("execution"), "workflow.execution, which has the durations,")
+    workflow = as_object(document.get("workflow"), "workflow")
+    specification = as_object(workflow.get("specification"), "workflow.specification")
+    execution = as_object(workflow.get("execution"), "workflow.execution, which has the durations,")
     rows = as_list(specification.get("tasks"), "tasks of the specification")
     if len(rows) > MOST_TASKS:
         raise UsageError(f"tasks must be at most {MOST_TASKS:,}, got {len(rows):,}")
@@ -88,31 +88,20 @@ def job_of_wfformat(document: Mapping[str, Any]) -> Job:
     return Job(
         (JobGraph(ordered, wanted),),
         _text(document, "name", "the workflow"),
-        "" if system is None else _text(_object(system, "runtimeSystem"), "name", "runtimeSystem"),
+        "" if system is None else _text(as_object(system, "runtimeSystem"), "name", "runtimeSystem"),
         _threads(execution.get("machines", [])),
         as_number(execution.get("makespanInSeconds"), "makespanInSeconds"),
     )
 
 
-def _object(value: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise UsageError(f"{where} must be an object, got {short(value)}")
-    return value
-
-
 def _text(row: Any, name: str, where: str) -> str:
-    value = _object(row, where).get(name)
-    if not isinstance(value, str) or not value:
-        raise UsageError(f"{name} of {where} must be a string, got {short(value)}")
-    return value
+    return as_text(as_object(row, where).get(name), f"{name} of {where}")
 
 
 def _ids(row: Mapping[str, Any], name: str, one: str) -> list[str]:
     values = as_list(row.get(name, []), f"{name} of task {one!r}")
-    for value in values:
-        if not isinstance(value, str):
-            raise UsageError(f"{name} of task {one!r} must be strings, got {short(value)}")
-    return list(dict.fromkeys(values))
+    where = f"one of {name} of task {one!r}"
+    return list(dict.fromkeys(as_text(value, where, may_be_empty=True) for value in values))
 
 
 def _check_links(ids: Mapping[str, Mapping[str, list[str]]]) -> None:
@@ -143,7 +132,7 @@ def _threads(rows: Any) -> tuple[int, ...]:
     """Return the cores of each machine; those of which none are known count as one."""
     found = []
     for at, row in enumerate(as_list(rows, "machines")):
-        cpu = _object(_object(row, f"machine {at}").get("cpu", {}), f"cpu of machine {at}")
+        cpu = as_object(as_object(row, f"machine {at}").get("cpu", {}), f"cpu of machine {at}")
         cores = cpu.get("coreCount", 1)
         if not isinstance(cores, int) or isinstance(cores, bool) or not 1 <= cores <= MOST_THREADS:
             raise UsageError(
