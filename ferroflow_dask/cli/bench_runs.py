@@ -33,7 +33,7 @@ def rows_option(default: str) -> Callable[[F], F]:
         type=click.Path(dir_okay=False, path_type=Path),
         default=Path(default),
         show_default=True,
-        help="File to which each run adds a row; what it has already is not run again.",
+        help="File to which each run adds a row; runs that it has already are left out.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Cluster events: what the plugin does when workers and clients join or leave, and when workers report."""
+"""Cluster events: workers and clients that join or leave, and reports of workers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ClusterEvents:
         self._graphs = graphs
 
     def worker_joined(self, address: str) -> None:
-        """Note a worker that joined."""
+        """Handle a worker that joined."""
         ws = self._scheduler.workers[address]
         self._view.add_worker(address, ws.nthreads, kind_of_worker(ws), ws.host)
         self._core.decisions.named(address, str(ws.name))
@@ -49,7 +49,7 @@ class ClusterEvents:
         self._core.passes.ask()
 
     def worker_left(self, address: str) -> None:
-        """Note a worker that left."""
+        """Handle a worker that left."""
         if address not in self._view.workers:
             return
         self._view.remove_worker(address)
@@ -63,17 +63,17 @@ class ClusterEvents:
         self._placement.handle(WorkerLeft(address))
 
     def client_joined(self, client: str) -> None:
-        """Note a client that connects."""
+        """Handle a client that connects."""
         for hook in self._hooks.add_client:
             hook(client)
 
     def client_left(self, client: str) -> None:
-        """Note a client that disconnected."""
+        """Handle a client that disconnected."""
         for hook in self._hooks.remove_client:
             hook(client)
 
     def logged(self, topic: str, msg: Any) -> None:
-        """Note events for which there is no hook: workers' states, their plugins, and their devices."""
+        """Handle events without a hook: workers' states, their plugins, and their devices."""
         if topic in (DEVICES_TOPIC, TOPIC) and isinstance(msg, dict):
             if topic == TOPIC:
                 self._announced(msg)

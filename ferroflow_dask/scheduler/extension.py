@@ -138,29 +138,29 @@ class FerroflowStealing(WorkStealing):
     # Hooks of SchedulerPlugin: the scheduler's events
 
     def add_worker(self, scheduler: Any = None, worker: Any = None) -> None:
-        """Note a worker that joined."""
+        """Handle a worker that joined."""
         super().add_worker(scheduler, worker)
         self.parts.worker_joined(worker)
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
-        """Note a worker that left."""
+        """Handle a worker that left."""
         super().remove_worker(scheduler, worker, **kwargs)
         self.parts.worker_left(worker)
 
     def add_client(self, scheduler: Scheduler, client: str) -> None:
-        """Note a client that connects."""
+        """Handle a client that connects."""
         self.parts.client_joined(client)
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
-        """Note a client that disconnected."""
+        """Handle a client that disconnected."""
         self.parts.client_left(client)
 
     def update_graph(self, scheduler: Scheduler, *, tasks: Any, annotations: Any, **kwargs: Any) -> None:
-        """Note a graph whose tasks were created."""
+        """Handle a graph whose tasks were created."""
         self.parts.graph_created(tasks, annotations)
 
     def log_event(self, topic: str, msg: Any) -> None:
-        """Note events for which there is no hook."""
+        """Handle events without a hook."""
         self.parts.logged(topic, msg)
 
     def restart(self, scheduler: Any) -> None:
@@ -171,7 +171,7 @@ class FerroflowStealing(WorkStealing):
     # Methods that the scheduler and distributed's stealing call by name
 
     def remove_key_from_stealable(self, ts: TaskState) -> None:
-        """Note that a task becomes long-running, or that another worker is about to steal it."""
+        """Handle a task that becomes long-running, or that another worker is about to steal."""
         self.parts.left_queue(ts)
 
     def put_key_in_stealable(self, ts: TaskState) -> None:

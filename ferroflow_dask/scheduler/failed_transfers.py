@@ -106,7 +106,7 @@ class FailedTransfers:
         return bool(ts.who_has) and all(ws.address != worker for ws in ts.who_has or ())
 
     def _learn(self, ts: TaskState) -> None:
-        """Note that a result is fixed."""
+        """Remember that a result is fixed."""
         if self._fixed.is_fixed(ts):
             return
         if not self._fixed.prefixes:
@@ -118,7 +118,7 @@ class FailedTransfers:
         self._placing.restrict_assigned()
 
     def _were_fetched(self, keys: Collection[Key] = (), **_: Any) -> None:
-        """Note that values were fetched: those of their prefixes are not fixed."""
+        """Handle values that were fetched: results of their prefixes are not fixed."""
         n_before = len(self._fixed.prefixes)
         if self._fixed.were_fetched(keys):
             self._placing.restrict_assigned()

@@ -35,7 +35,7 @@ _STIMULUS = "ferroflow-fixed"
 
 
 class FixedValues:
-    """Knows which results are fixed, and what follows for their readers.
+    """Knows which results are fixed, and where their readers may run.
 
     Parameters
     ----------
@@ -101,12 +101,12 @@ class FixedValues:
     # What was learned of transfers
 
     def learn(self, ts: TaskState) -> None:
-        """Note that a result is fixed, and others like it."""
+        """Remember that a result and others like it are fixed."""
         names = self.prefixes_of(ts)
         self.prefixes |= dict.fromkeys(names, "" if ts.type == _RESULTS else str(ts.type))
 
     def were_fetched(self, keys: Iterable[Key]) -> bool:
-        """Note that values were fetched, so they are not fixed; return whether one was."""
+        """Forget values that were fetched, as they are not fixed; return whether one was known as fixed."""
         n_before = len(self.prefixes)
         for key in keys:
             ts = self._scheduler.tasks.get(key)

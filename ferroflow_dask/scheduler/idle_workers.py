@@ -102,7 +102,7 @@ class IdleWorkers:
             self._ask_pass()
 
     def steal_for(self, address: str) -> bool:
-        """Let the policy find work for a worker; return whether a task or steps were asked for."""
+        """Ask the policy for work for a worker; return whether a task or steps were requested."""
         asked_before = self._steals.counts["asked"] + self._dividing.n_asked
         self._placement.worker_idle(address)
         return self._steals.counts["asked"] + self._dividing.n_asked > asked_before

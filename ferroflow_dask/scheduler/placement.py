@@ -127,7 +127,7 @@ class Placement:
         self.handle(GraphArrived(tuple(sorted(views, key=lambda task: task.priority))), views)
 
     def worker_idle(self, address: str) -> None:
-        """Let the policy find work for an idle worker."""
+        """Ask the policy for work for an idle worker."""
         self._network.update_workers([address], self._clock())
         self.handle(WorkerIdle(address))
 

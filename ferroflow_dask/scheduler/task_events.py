@@ -1,4 +1,4 @@
-"""Task events: what the plugin does when graphs arrive and tasks change their states."""
+"""Task events: graphs that arrive, and tasks that change their states."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class TaskEvents:
         self.averaged: dict[str, _Averaged] = {}
 
     def graph_created(self, keys: Iterable[Key], annotations: Collection[str]) -> None:
-        """Let the policy order a graph whose tasks were created."""
+        """Handle a graph whose tasks were created: the policy orders them."""
         self._graphs.created()
         self._placement.task_views.annotations_arrived(annotations)
         for hook in self._hooks.update_graph:
@@ -155,7 +155,7 @@ class TaskEvents:
             self._guard.fail(error)
 
     def left_queue(self, ts: TaskState) -> None:
-        """Note that a task becomes long-running, or that another worker is about to steal it."""
+        """Handle a task that becomes long-running, or that another worker is about to steal."""
         self._view.release(ts.key)
         dividing = self._graphs.dividing
         if ts.key in self._bundled or ts.key in dividing.stuck.freed:

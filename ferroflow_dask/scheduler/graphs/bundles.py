@@ -1,4 +1,4 @@
-"""Bundles on the scheduler: which tasks each holds, and what it returns."""
+"""Bundles on the scheduler: their tasks, and the values that they return."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Bundles:
         self.note_redefined(key)
 
     def note_redefined(self, key: Key) -> None:
-        """Note that the definition of a task is about to change."""
+        """Announce that the definition of a task is about to change."""
         for hook in self._hooks.task_redefined:
             hook(key)
 

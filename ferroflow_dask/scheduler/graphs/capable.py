@@ -30,7 +30,7 @@ class CapableWorkers:
         self._has_announced = asyncio.Event()
 
     def note(self, address: str, announced: object) -> None:
-        """Note the version that a worker has announced."""
+        """Remember the version that a worker has announced."""
         self._announced.add(address)
         self._has_announced.set()
         if announced == _VERSION:
