@@ -1,0 +1,1 @@
+"""Suites of programs that others wrote, run under Dask and under the plugin."""

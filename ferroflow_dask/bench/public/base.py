@@ -1,0 +1,149 @@
+"""What a public suite is: programs with a source, and answers that can be compared.
+
+A suite yields programs. The process of each side (`host`) makes the same programs from the same options, so a
+program need not be pickled; its answer must be. The clock runs while `run` does, unless the program starts
+and stops the clock itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from ferroflow_dask.bench.public.answers import difference
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a user may choose of the suites.
+
+    Parameters
+    ----------
+    scale : float
+        Of TPC-H; its tables have about that many gigabytes.
+    checkouts : mapping of str to Path
+        Working trees of the sources that no package has, by suite.
+    workers : int
+        Workers of each cluster.
+    is_full : bool
+        All sizes, not only the smallest.
+    data : Path
+        Folder for generated data, which is kept between calls.
+    """
+
+    scale: float = 0.1
+    checkouts: Mapping[str, Path] = field(default_factory=dict)
+    workers: int = 4
+    is_full: bool = False
+    data: Path = Path("ferroflow-bench-data")
+
+
+class Clock:
+    """Measures a run; a program may start and stop it once, around what counts of it.
+
+    Parameters
+    ----------
+    on_start, on_stop : callable, optional
+        Called right before the clock starts, and right after it has stopped.
+    """
+
+    def __init__(
+        self, on_start: Callable[[], object] | None = None, on_stop: Callable[[], object] | None = None
+    ) -> None:
+        self._on_start, self._on_stop = on_start or (lambda: None), on_stop or (lambda: None)
+        #: When it was started, by `time.time` [s]; 0 before.
+        self.started = 0.0
+        #: Duration of what counts [s]; 0 before the clock has stopped.
+        self.seconds = 0.0
+
+    def __enter__(self) -> Self:
+        self._on_start()
+        self.started, self._start = time.time(), time.perf_counter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.seconds = time.perf_counter() - self._start
+        self._on_stop()
+
+    def set(self, seconds: float) -> None:
+        """Take the duration that another process has measured [s], once the clock has stopped."""
+        self.seconds = seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A program of somebody else.
+
+    Parameters
+    ----------
+    suite, name : str
+    source : str
+        Where it comes from, with version and licence; a few words.
+    run : callable
+        Takes a client and a clock; returns the answer, which must be picklable.
+    sizes : mapping
+        Of its inputs, as JSON has them.
+    expected : callable, optional
+        Returns the answer without a cluster, off the clock. If left out, the first answer of stock Dask
+        counts.
+    differs : callable, optional
+        Takes an answer and the expected one; says in one line how they differ, "" if they do not.
+    anchors : mapping of str to callable
+        The same computation by other means, without a cluster; each returns the answer.
+    skipped : str
+        Why it does not run; "" if it does.
+    """
+
+    suite: str
+    name: str
+    source: str
+    run: Callable[[Client, Clock], Any]
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    expected: Callable[[], Any] | None = None
+    differs: Callable[[Any, Any], str] = difference
+    anchors: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
+    skipped: str = ""
+
+
+class Suite(Protocol):
+    """A set of programs."""
+
+    @property
+    def name(self) -> str:
+        """What the command calls it."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """Who wrote it, with version and licence: one sentence for the page."""
+        ...
+
+    @property
+    def needs(self) -> Sequence[str]:
+        """Packages without which it cannot run."""
+        ...
+
+    def programs(self, options: Options) -> Sequence[Program]:
+        """Return the programs, smallest first.
+
+        Raises
+        ------
+        UsageError
+            The suite cannot run with these options; nothing was run.
+        """
+        ...
+
+
+def missing(suite: Suite) -> list[str]:
+    """Return the packages that a suite needs and that are not installed."""
+    return [name for name in suite.needs if find_spec(name) is None]
