@@ -114,7 +114,7 @@ class Case:
     Parameters
     ----------
     shape : Shape
-    workload, family, costs : str
+    workload, suite, costs : str
     arguments : mapping
     samples : tuple of Sample
         All of these costs; of stock Dask, which reads no declared costs, those of other costs where
@@ -123,7 +123,7 @@ class Case:
 
     shape: Shape
     workload: str
-    family: str
+    suite: str
     arguments: Mapping[str, Any]
     costs: str
     samples: tuple[Sample, ...]
@@ -241,7 +241,7 @@ def _cases_of_workload(rows: Sequence[BenchRecord]) -> list[Case]:
         Case(
             _shape_of(first),
             first.workload,
-            first.family,
+            first.suite,
             first.arguments,
             costs,
             _samples_for(costs, samples),

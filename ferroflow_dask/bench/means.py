@@ -14,7 +14,7 @@ from ferroflow_dask.bench.markdown import BROKEN, NOTHING, table, text
 _WHAT = (
     "Each line is over the cases in which all policies with a mean in it have a speed-up. A workload of "
     "several sizes counts once. The interval is over the choice of workloads (Student's t, of the "
-    f"logarithms); from fewer than {ENOUGH} workloads there is none. A policy without a speed-up in a family "
+    f"logarithms); from fewer than {ENOUGH} workloads there is none. A policy without a speed-up in a suite "
     "has no mean over all."
 )
 
@@ -45,24 +45,24 @@ def means(cases: Sequence[Case], defaults: Defaults) -> Iterator[str]:
     left_out: list[str] = []
     for shape, costs in dict.fromkeys((case.shape, case.costs) for case in cases):
         own = [one for one in rated if (one.case.shape, one.case.costs) == (shape, costs)]
-        families = list(dict.fromkeys(one.case.family for one in own))
-        for family in families:
-            members = [one for one in own if one.case.family == family]
+        suites = list(dict.fromkeys(one.case.suite for one in own))
+        for suite in suites:
+            members = [one for one in own if one.case.suite == suite]
             compared = _compared(members, policies)
-            lines += [(str(shape), costs, family, *cells) for cells in _cells(members, compared, policies)]
+            lines += [(str(shape), costs, suite, *cells) for cells in _cells(members, compared, policies)]
             left_out += [
                 f"- {text(named(one.case, defaults))}, {shape}, {costs}: {', '.join(reasons)}"
                 for one in members
                 if (reasons := _reasons(one, compared))
             ]
-        if len(families) > 1:
+        if len(suites) > 1:
             compared = _compared(own, policies)
             lines += [(str(shape), costs, "all", *cells) for cells in _cells(own, compared, policies)]
     numbers = ("workloads", *policies)
     yield "## Geometric means of the speed-ups"
     yield _WHAT
     if lines:
-        yield table(("cluster", "costs", "family", *numbers), lines, right=numbers)
+        yield table(("cluster", "costs", "suite", *numbers), lines, right=numbers)
     if left_out:
         yield "Left out, of all policies alike:"
         yield "\n".join(left_out)
@@ -81,12 +81,12 @@ def _ratios(case: Case, policies: Sequence[str]) -> dict[str, float]:
 
 
 def _compared(rated: Sequence[_Rated], policies: Sequence[str]) -> list[str]:
-    """Return the policies that have a speed-up in each family in which any has one."""
-    by_family: dict[str, set[str]] = {}
+    """Return the policies that have a speed-up in each suite in which any has one."""
+    by_suite: dict[str, set[str]] = {}
     for one in rated:
         if one.ratios:
-            by_family.setdefault(one.case.family, set()).update(one.ratios)
-    return [policy for policy in policies if by_family and all(policy in own for own in by_family.values())]
+            by_suite.setdefault(one.case.suite, set()).update(one.ratios)
+    return [policy for policy in policies if by_suite and all(policy in own for own in by_suite.values())]
 
 
 def _cells(

@@ -22,7 +22,7 @@ from ferroflow_dask.bench.schema import BenchRecord, Shape
 
 #: Efficiency that tasks must reach.
 THRESHOLD = 0.5
-_FAMILY = "task-bench"
+_SUITE = "task-bench"
 _MS_PER_S = 1e3
 #: The size that a sweep changes, by the kernel of the tasks. Those of the first two declare how long they
 #: take, so that their ideal is known; that of the last does work, and its ideal is the curve's best rate.
@@ -169,7 +169,7 @@ def _ms(result: Metg) -> str:
 
 
 def _is_swept(row: BenchRecord) -> bool:
-    return row.family == _FAMILY and {"kernel", "width", "steps", *_SWEPT.values()} <= row.arguments.keys()
+    return row.suite == _SUITE and {"kernel", "width", "steps", *_SWEPT.values()} <= row.arguments.keys()
 
 
 def _swept(arguments: Mapping[str, Any]) -> str:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _NAME = "ferroflow-bench"
 _STEALS = {"confirm": "confirmed", "already-computing": "refused"}
 #: States that a task is in while its function runs; one that was cancelled and is wanted again runs on.
-_RUNNING_ALREADY = frozenset({"cancelled", "resumed", "long-running"})
+RUNNING_ALREADY = frozenset({"cancelled", "resumed", "long-running"})
 
 
 class StealCounter(SchedulerPlugin):
@@ -181,7 +181,7 @@ class ExecutionCounter(FetchCounter):
     def transition(self, key: Any, start: Any, finish: Any, **kwargs: Any) -> None:
         """Count the start of a task, unless it gives itself back (`distributed.Reschedule`)."""
         super().transition(key, start, finish)
-        if finish == "executing" and start not in _RUNNING_ALREADY:
+        if finish == "executing" and start not in RUNNING_ALREADY:
             self.executed += 1
         elif finish == "rescheduled":  # P2P sends its output tasks on so, to where their data are
             self.executed -= 1
@@ -255,16 +255,31 @@ def longest_chain(dependencies: Mapping[Any, tuple[Any, ...]], seconds: Mapping[
 
 def _reset_worker(dask_worker: Worker) -> None:
     dask_worker.plugins[_NAME].reset()  # type: ignore[attr-defined]
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts at what there is now
+    reset_peak()
 
 
 def _read_worker(dask_worker: Worker) -> tuple[int, int, int]:
     counter: Any = dask_worker.plugins[_NAME]
-    return counter.executed, counter.fetched, _peak_memory()
+    return counter.executed, counter.fetched, peak_memory()
 
 
-def _peak_memory() -> int:
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+def reset_peak() -> None:
+    """Start the peak of this process's memory anew, at the memory that it has now."""
+    # Limits of the machine may forbid it. Then `peak_memory` is 0, which is unknown.
+    global _is_reset
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        _is_reset = True
+    except OSError:
+        _is_reset = False
+
+
+_is_reset = False
+
+
+def peak_memory() -> int:
+    """Return the largest resident set of this process since `reset_peak` [B]; 0 if it is unknown."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines() if _is_reset else ():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     return 0

@@ -16,16 +16,14 @@ from ferroflow_dask.bench.markdown import count, table
 #: Name of the schema: what a row must be to be ours.
 NAME = "ferroflow-bench"
 #: Version of the schema that this release writes.
-VERSION = 6
+VERSION = 7
 #: Name and version of the schema; part of every row.
 SCHEMA = f"{NAME}/{VERSION}"
 
-#: What `BenchRecord.family` may be.
-FAMILIES = ("dag", "task-bench", "rsds", "stealing", "array", "frame")
 #: What `BenchRecord.costs` may be.
 COSTS = ("known", "learned", "unknown")
 #: What `BenchRecord.cluster` may be; of old rows, and of those that `bench` has not made, it is unknown.
-CLUSTERS = ("local", "slurm", "unknown")
+CLUSTERS = ("local", "separate", "slurm", "unknown")
 #: What `BenchRecord.status` is of a run that counts.
 OK = "ok"
 
@@ -97,7 +95,8 @@ class BenchRecord:
 
     schema: Annotated[str, _one_of(SCHEMA), "Name and version of this schema."] = SCHEMA
     workload: Annotated[str, _NONEMPTY, "Its name."]
-    family: Annotated[str, _one_of(*FAMILIES), "dag, task-bench, rsds, stealing, array or frame."] = "dag"
+    suite: Annotated[str, _NONEMPTY, "The set of workloads or programs that it is one of."] = "dag"
+    source: Annotated[str, _TEXT, 'Who wrote it, with version and licence; "" if it was written here.'] = ""
     arguments: Annotated[Mapping[str, Any], _OBJECT, "Sizes of the workload."]
     policy: Annotated[str, _NONEMPTY, "Who decided: a baseline's name, or one of ours."]
     lowering: Annotated[
@@ -113,7 +112,9 @@ class BenchRecord:
     workers: Annotated[int, _SIZE, "Of the cluster."]
     threads_per_worker: Annotated[int, _SIZE, "Of the cluster."]
     processes: Annotated[bool, _FLAG, "Whether each worker is a process of its own."] = True
-    cluster: Annotated[str, _one_of(*CLUSTERS), "local, slurm or unknown."] = "unknown"
+    cluster: Annotated[
+        str, _one_of(*CLUSTERS), "local, separate (the scheduler has a process of its own), slurm or unknown."
+    ] = "unknown"
     section: Annotated[
         str | None,
         _TEXT,
@@ -148,6 +149,18 @@ class BenchRecord:
     predicted_bytes: Annotated[
         int | None, _COUNT, "What workers were expected to fetch from each other [B]."
     ] = None
+    sent_s: Annotated[
+        float | None, _NUMBER, "From the start until the first graph has left the client [s]."
+    ] = None
+    created_s: Annotated[
+        float | None, _NUMBER, "From the start until the tasks of the first graph exist on the scheduler [s]."
+    ] = None
+    started_s: Annotated[
+        float | None, _NUMBER, "From the start until a worker starts the first task [s]."
+    ] = None
+    first_result_s: Annotated[
+        float | None, _NUMBER, "From the start until the client knows that a wanted result exists [s]."
+    ] = None
     ops: Annotated[int, _COUNT, "By which throughput is counted."]
     tasks: Annotated[int, _COUNT, "Tasks that Dask was given."] = 0
     executed: Annotated[
@@ -157,13 +170,36 @@ class BenchRecord:
     steals_confirmed: Annotated[int, _COUNT, "Those that it gave."] = 0
     steals_refused: Annotated[int, _COUNT, "Those that it kept, since it ran them already."] = 0
     bytes_moved: Annotated[int, _COUNT, "Fetched by workers from each other, without P2P shuffles [B]."] = 0
+    p2p_bytes: Annotated[
+        int | None, _COUNT, "Sent by P2P shuffles, shards for the own worker included [B]."
+    ] = None
+    messages: Annotated[int | None, _COUNT, "Between scheduler and workers, in both directions."] = None
+    batches: Annotated[int | None, _COUNT, "In which these messages were sent."] = None
+    bundled: Annotated[bool | None, _FLAG, "Whether bundles were on; null of other policies than ours."] = (
+        None
+    )
     idle_fraction: Annotated[float, _NUMBER, "Part of makespan_s × P in which threads ran no task."] = 0.0
     scheduler_cpu_s: Annotated[
         float, _NUMBER, "CPU time of the scheduler's thread [s]; on a local cluster it serves the client too."
     ] = 0.0
+    client_cpu_s: Annotated[
+        float | None,
+        _NUMBER,
+        "CPU time of the client's process, on a local cluster without the scheduler [s].",
+    ] = None
+    worker_cpu_s: Annotated[float | None, _NUMBER, "CPU time of all worker processes [s]."] = None
+    others_cpu_s: Annotated[
+        float | None, _NUMBER, "CPU time that the clusters of the other sides took during the run [s]."
+    ] = None
     peak_worker_memory: Annotated[
         int, _COUNT, "Largest resident set of any worker process during the run [B]."
     ] = 0
+    peak_client_memory: Annotated[
+        int | None, _COUNT, "Largest resident set of the client's process during the run [B]."
+    ] = None
+    peak_scheduler_memory: Annotated[
+        int | None, _COUNT, "The same of the scheduler's process; null if that is the client's [B]."
+    ] = None
     status: Annotated[str, _NONEMPTY, '"ok", or why the run does not count.'] = OK
     seed: Annotated[int, _COUNT, "Of inputs, of the order of runs, and of policies that draw."] = 0
     versions: Annotated[Mapping[str, str], _TEXTS, "Of Python and of the packages that matter."]

@@ -180,7 +180,7 @@ def _row(
     available_s = measurement.makespan_s * shape.n_threads  # 0 of a run that failed before the clock started
     return BenchRecord(
         **plan.facts(case, repetition),
-        family=case.workload.family,
+        suite=case.workload.suite,
         invocation=invocation,
         makespan_s=measurement.makespan_s,
         bound_s=bound_s if is_ok else None,

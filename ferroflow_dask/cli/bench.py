@@ -17,6 +17,7 @@ from ferroflow_dask.bench.report import report
 from ferroflow_dask.bench.schema import COSTS, OK, Shape
 from ferroflow_dask.bench.workloads import WORKLOADS, Workload, default_sizes, get_workload
 from ferroflow_dask.cli.bench_ablation import ablation
+from ferroflow_dask.cli.bench_public import public
 from ferroflow_dask.cli.bench_runs import rows_of, rows_option
 from ferroflow_dask.cli.cluster_options import Duration, repeat_type, size_options
 from ferroflow_dask.cli.errors import Failure, OneLineErrors
@@ -89,6 +90,7 @@ def bench() -> None:
 
 
 bench.add_command(ablation)
+bench.add_command(public)
 
 
 def _run_options(policies: Sequence[str], repeat: int) -> Callable[[F], F]:
@@ -123,7 +125,7 @@ def _run_options(policies: Sequence[str], repeat: int) -> Callable[[F], F]:
 
 
 #: The patterns of Task Bench.
-_PATTERNS = [workload for workload in WORKLOADS.values() if workload.family == "task-bench"]
+_PATTERNS = [workload for workload in WORKLOADS.values() if workload.suite == "task-bench"]
 
 
 def _sizes_of(workloads: Iterable[Workload], without: Collection[str] = ()) -> Callable[[F], F]:
@@ -155,7 +157,7 @@ def list_workloads() -> None:
     """List the workloads with their sizes."""
     for workload in WORKLOADS.values():
         sizes = " ".join(f"{flag_of(name)} {value}" for name, value in workload.defaults.items())
-        click.echo(f"{workload.name} ({workload.family}): {workload.summary}\n    {sizes or 'no sizes'}")
+        click.echo(f"{workload.name} ({workload.suite}): {workload.summary}\n    {sizes or 'no sizes'}")
 
 
 @bench.command("run", cls=SizeCommand)

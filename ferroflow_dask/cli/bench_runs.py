@@ -59,9 +59,9 @@ def rows_of(
     wanted = {plan.identity(case, i) for case in plan.cases for i in range(plan.repetitions)}
     present = read_rows([file], may_be_empty=True) if file.exists() else ()
     rows = [row for row in present if identity_of(row) in wanted]
-    _check_setting(rows, file)
+    check_setting(rows, file)
     done = {identity_of(row) for row in rows if row.status == OK or not retries_broken}
-    with _progress(len(wanted) - len(done)) as (tell, advance, warn):
+    with progress(len(wanted) - len(done)) as (tell, advance, warn):
         try:
             for row in run_plan(
                 plan, done=done, timeout_s=timeout_s, start=start, on_step=tell, on_problem=warn
@@ -77,7 +77,8 @@ def rows_of(
     return Rows([row for row in written if identity_of(row) in wanted], written.notes)
 
 
-def _check_setting(rows: Sequence[BenchRecord], file: Path) -> None:
+def check_setting(rows: Sequence[BenchRecord], file: Path) -> None:
+    """Raise `UsageError` if rows were measured elsewhere, or with other versions."""
     here = stamp()
     if any({name: getattr(row, name) for name in here} != here for row in rows):
         raise UsageError(
@@ -91,7 +92,7 @@ _Told = tuple[Callable[[str], object], Callable[[BenchRecord], object], Callable
 
 
 @contextmanager
-def _progress(n_runs: int) -> Iterator[_Told]:
+def progress(n_runs: int) -> Iterator[_Told]:
     """Show a bar with the time left on a terminal, else a line for each run, both on stderr."""
     console = Console(stderr=True)
     warn = partial(click.echo, err=True)

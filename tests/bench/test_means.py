@@ -89,8 +89,8 @@ def test_sizes_that_only_some_policies_ran_are_left_out() -> None:
     assert "- a n=1, 4 workers × 1 thread, processes, learned: ferroflow did not run" in means
 
 
-def test_a_policy_of_one_family_has_no_mean_over_all_and_takes_nothing_from_others() -> None:
-    measured = [*timed({"a": (1.0, None, 0.5)}), *timed({"b": (1.0, 0.5, 0.125)}, family="dag")]
+def test_a_policy_of_one_suite_has_no_mean_over_all_and_takes_nothing_from_others() -> None:
+    measured = [*timed({"a": (1.0, None, 0.5)}), *timed({"b": (1.0, 0.5, 0.125)}, suite="dag")]
     lines = section(report(measured), "Geometric means").splitlines()
     assert [line.split(" | ", 2)[2] for line in lines[-3:]] == [
         "rsds | 1 | – | 2.00 |",

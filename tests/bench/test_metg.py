@@ -83,7 +83,7 @@ def task_bench(policy: str, makespan_s: float, **changes: Any) -> BenchRecord:
     arguments = {**usual, "width": 4, "steps": 10, "task_ms": 5.0, **sizes}
     return row(
         workload="stencil_1d",
-        family="task-bench",
+        suite="task-bench",
         arguments=arguments,
         ops=40,
         policy=policy,

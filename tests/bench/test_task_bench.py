@@ -260,7 +260,7 @@ def test_a_payload_of_another_instance_fails_the_check() -> None:
 
 def test_every_pattern_is_a_workload() -> None:
     assert len(TASK_BENCH) == len(PATTERNS) == 10
-    assert {workload.family for workload in TASK_BENCH} == {"task-bench"}
+    assert {workload.suite for workload in TASK_BENCH} == {"task-bench"}
 
 
 @pytest.mark.cluster

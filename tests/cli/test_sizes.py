@@ -64,7 +64,7 @@ def test_a_huge_graph_is_refused_in_one_line(command: str, dag: str) -> None:
 def test_huge_sizes_of_a_workload_are_refused(workload: str) -> None:
     found = WORKLOADS[workload]
     counts = [name for name, value in found.defaults.items() if type(value) is int]
-    assert nbytes_of(workload, found.family, found.defaults) < 2**32
+    assert nbytes_of(workload, found.suite, found.defaults) < 2**32
     found.arguments({name: found.defaults[name] for name in counts})
     counts = [name for name in counts if name not in ("seconds", "hours")]  # larger ones are fewer rows
     if workload != "xarray":  # its array has one size

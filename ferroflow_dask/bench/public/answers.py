@@ -87,4 +87,4 @@ def _numeric(found: Any, expected: Any) -> str:
 
 
 def _is_null(values: Any) -> Any:
-    return np.asarray(values != values)
+    return np.asarray(np.not_equal(values, values))  # true of NaN and of missing dates

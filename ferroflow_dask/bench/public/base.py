@@ -1,8 +1,8 @@
 """What a public suite is: programs with a source, and answers that can be compared.
 
 A suite yields programs. The process of each side (`host`) makes the same programs from the same options, so a
-program need not be pickled; its answer must be. The clock runs while `run` does, unless the program starts
-and stops the clock itself.
+program need not be pickled; its answer must be. The clock runs while `run` does. A program whose preparations
+do not count starts the clock again, and stops it.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ class Options:
         All sizes, not only the smallest.
     data : Path
         Folder for generated data, which is kept between calls.
+    only : tuple of str
+        Names of programs; all if empty.
     """
 
     scale: float = 0.1
@@ -44,10 +46,11 @@ class Options:
     workers: int = 4
     is_full: bool = False
     data: Path = Path("ferroflow-bench-data")
+    only: tuple[str, ...] = ()
 
 
 class Clock:
-    """Measures a run; a program may start and stop it once, around what counts of it.
+    """Measures a run; a program may start it again, around the part that counts, and stop it.
 
     Parameters
     ----------
@@ -72,8 +75,9 @@ class Clock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.seconds = time.perf_counter() - self._start
-        self._on_stop()
+        if not self.seconds:  # else the program has stopped it
+            self.seconds = time.perf_counter() - self._start
+            self._on_stop()
 
     def set(self, seconds: float) -> None:
         """Take the duration that another process has measured [s], once the clock has stopped."""
@@ -147,3 +151,8 @@ class Suite(Protocol):
 def missing(suite: Suite) -> list[str]:
     """Return the packages that a suite needs and that are not installed."""
     return [name for name in suite.needs if find_spec(name) is None]
+
+
+def programs_of(suite: Suite, options: Options) -> list[Program]:
+    """Return the programs of a suite that the options choose."""
+    return [one for one in suite.programs(options) if not options.only or one.name in options.only]

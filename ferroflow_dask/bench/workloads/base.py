@@ -134,7 +134,7 @@ class Workload:
         first is the plain one. Every baseline of Dask's is run in each.
     own_lowerings : tuple of str
         Further ways, in which only our policies run.
-    family : str
+    suite : str
         Groups workloads in reports: dag, task-bench, rsds, stealing, array, frame.
     needs : tuple of str
         Packages beyond our own dependencies.
@@ -147,7 +147,7 @@ class Workload:
     small: Mapping[str, Any] = field(default_factory=dict)
     lowerings: tuple[str, ...] = ("",)
     own_lowerings: tuple[str, ...] = ()
-    family: str = "dag"
+    suite: str = "dag"
     needs: tuple[str, ...] = ()
 
     def arguments(self, given: Mapping[str, Any], *, is_small: bool = False) -> dict[str, Any]:
@@ -173,11 +173,11 @@ class Workload:
                     f"size {name!r} of {self.name!r} is {value!r}; it must be {kind.__name__}, "
                     f"like {self.defaults[name]!r}"
                 ) from error
-        if self.family != "dag":  # graphs check their own
+        if self.suite != "dag":  # graphs check their own
             _check_ranges(self.name, chosen)
         if given:
             names = ", ".join(given)
-            needed = nbytes_of(self.name, self.family, chosen)
+            needed = nbytes_of(self.name, self.suite, chosen)
             check_memory(f"workload {self.name!r}", needed, f"give a smaller {names}")
         return chosen
 

@@ -56,7 +56,7 @@ class Recipe:
 
 
 def of_collection(
-    family: str,
+    suite: str,
     summary: str,
     defaults: Mapping[str, Any],
     small: Mapping[str, Any],
@@ -70,7 +70,7 @@ def of_collection(
     def workload(collect: Callable[..., Any]) -> Workload:
         recipe = Recipe(collect, local or {}, count)
         build = partial(instance, recipe)
-        return Workload(recipe.name, summary, build, defaults, small, family=family, needs=needs)
+        return Workload(recipe.name, summary, build, defaults, small, suite=suite, needs=needs)
 
     return workload
 

@@ -320,7 +320,7 @@ def _workload(name: str, small: Mapping[str, Any], lowerings: Mapping[str, _Lowe
         small=small,
         lowerings=tuple(lowerings),
         own_lowerings=(_BUNDLED,),
-        family="dag",
+        suite="dag",
     )
 
 

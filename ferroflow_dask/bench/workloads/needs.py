@@ -56,16 +56,16 @@ _OF: Mapping[str, _Nbytes] = {
     "quadratic_means": _climate,
     "anomaly_mean": _climate,
 }
-_OF_FAMILY: Mapping[str, _Nbytes] = {
+_OF_SUITE: Mapping[str, _Nbytes] = {
     "task-bench": _pattern,
     "array": _square,
     "frame": lambda n, partitions: _numbers(3 * n, partitions**2),
 }
 
 
-def nbytes_of(name: str, family: str, sizes: Mapping[str, Any]) -> float:
+def nbytes_of(name: str, suite: str, sizes: Mapping[str, Any]) -> float:
     """Return the memory that a workload of these sizes needs, estimated [B]."""
     if name in TOPOLOGIES:
         return needed_nbytes(name, sizes)
-    found = _OF.get(name) or _OF_FAMILY.get(family)
+    found = _OF.get(name) or _OF_SUITE.get(suite)
     return TASK_NBYTES * sizes["n"] if found is None else found(**sizes)

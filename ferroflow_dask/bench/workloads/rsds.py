@@ -271,7 +271,7 @@ RSDS: tuple[Workload, ...] = (
         _build_merge_slow,
         {"n": 100, "seconds": 0.05},
         {"n": 40, "seconds": 0.01},
-        family="rsds",
+        suite="rsds",
     ),
     *(_tree, _xarray, _bag, _numpy, _groupby, _join, _vectorizer, _wordbag),
 )

@@ -248,7 +248,7 @@ def _natural(name: object) -> tuple[bool, float, str]:
 # Workloads
 
 
-_workload = partial(Workload, family="stealing")
+_workload = partial(Workload, suite="stealing")
 
 SCENARIOS: tuple[Workload, ...] = (
     _workload(

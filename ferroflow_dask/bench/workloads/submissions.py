@@ -84,7 +84,7 @@ def _live_pair(request: Request) -> Instance:
     return Instance(submit, check, n + 2, t1_s=n * seconds, t_inf_s=seconds)
 
 
-_workload = partial(Workload, family="stealing")
+_workload = partial(Workload, suite="stealing")
 
 SUBMISSIONS: tuple[Workload, ...] = (
     _workload(

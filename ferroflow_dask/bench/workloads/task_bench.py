@@ -309,7 +309,7 @@ def _workload(pattern: str) -> Workload:
         build=partial(_build, pattern),
         defaults={**_SIZES, **own},
         small={**_SMALL, **({"radix": _SMALL_RADIX} if "radix" in own else {})},
-        family="task-bench",
+        suite="task-bench",
     )
 
 

@@ -1,0 +1,181 @@
+"""Process of one side: a cluster, its client, and the programs that the runner sends.
+
+Each side has a process group of its own. The runner stops the group between the turns of the side, so that
+idle clusters take no CPU time from the side that runs, and kills it if a program hangs.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+import dask
+import numpy as np
+from distributed import Client, LocalCluster
+
+from ferroflow_dask.bench.public.base import Clock, Options, Program, Suite
+from ferroflow_dask.bench.public.probe import Probe
+from ferroflow_dask.bench.schema import OK
+from ferroflow_dask.exceptions import ClusterError
+from ferroflow_dask.scheduler.extension import extension_on
+from ferroflow_dask.scheduler.installation import install
+
+#: Time that the results of a run may take to leave the scheduler [s].
+_SETTLE_S = 30.0
+_POLL_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The cluster of a side.
+
+    Parameters
+    ----------
+    workers, threads : int
+    memory_limit : str
+        Of each worker, as Dask takes it.
+    is_separate : bool
+        Whether the scheduler has a process of its own.
+    """
+
+    workers: int = 4
+    threads: int = 1
+    memory_limit: str = "auto"
+    is_separate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One run on a side: its duration [s], the fields of its row, "ok" or the failure, and the answer."""
+
+    seconds: float
+    seen: Mapping[str, Any]
+    status: str
+    answer: bytes | None = None
+
+
+#: Prepares a side once its client is there, such as `install`; None for stock Dask.
+Prepare = Callable[[Client], object]
+
+
+def serve(
+    connection: Connection, suites: Sequence[Suite], options: Options, place: Place, prepare: Prepare | None
+) -> None:
+    """Start a cluster and run programs on it until the runner closes the connection."""
+    os.setsid()
+    logging.getLogger("distributed").setLevel(logging.ERROR)  # warnings of stock Dask are no result
+    programs: dict[tuple[str, str], Program] = {}
+    for suite in suites:
+        programs |= {(suite.name, program.name): program for program in suite.programs(options)}
+    # A stopped scheduler would take its workers for lost when it goes on.
+    with dask.config.set({"distributed.scheduler.worker-ttl": None}), _cluster(place) as client:
+        if prepare is not None:
+            prepare(client)
+        probe = Probe(client)
+        connection.send(client.scheduler_info()["address"])
+        while (request := connection.recv()) is not None:
+            suite_name, name, seed = request
+            connection.send(_run(programs[suite_name, name], client, probe, seed, prepare is not None))
+
+
+@contextmanager
+def _cluster(place: Place) -> Iterator[Client]:
+    """Start a cluster as a user does."""
+    with ExitStack() as stack:
+        if place.is_separate:
+            client = stack.enter_context(Client(stack.enter_context(_processes(place))))
+            client.wait_for_workers(place.workers)
+        else:
+            cluster = LocalCluster(
+                n_workers=place.workers,
+                threads_per_worker=place.threads,
+                memory_limit=place.memory_limit,
+                silence_logs=logging.ERROR,
+                dashboard_address="127.0.0.1:0",  # the usual port has one dashboard, and three sides need one
+            )
+            client = stack.enter_context(Client(stack.enter_context(cluster)))
+        yield client
+
+
+@contextmanager
+def _processes(place: Place) -> Iterator[str]:
+    """Start `dask scheduler` and `dask worker`; yield the scheduler's address."""
+    port = random.SystemRandom().randint(20_000, 40_000)
+    address = f"tcp://127.0.0.1:{port}"
+    dask_command = [sys.executable, "-m", "dask"]
+    commands = (
+        [*dask_command, "scheduler", "--host", "127.0.0.1", "--port", str(port), "--dashboard-address", ":0"],
+        [
+            *(*dask_command, "worker", address, "--nworkers", str(place.workers)),
+            *("--nthreads", str(place.threads), "--memory-limit", place.memory_limit),
+        ],
+    )
+    started = [subprocess.Popen(command, stderr=subprocess.DEVNULL) for command in commands]
+    try:
+        yield address
+    finally:
+        for process in reversed(started):
+            process.terminate()
+        for process in started:
+            process.wait()
+
+
+def _run(program: Program, client: Client, probe: Probe, seed: int, is_ours: bool) -> Outcome:
+    """Run a program; all that fails is the status of this run."""
+    clock = Clock(probe.start, probe.stop)
+    try:
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002 -- programs of others use it
+        gc.collect()
+        with clock:
+            answer = program.run(client, clock)
+        seen = probe.read(clock.started)
+        if is_ours and (problem := client.run_on_scheduler(_problem)):
+            return Outcome(clock.seconds, seen, f"the plugin gave up: {problem}")
+        packed = cloudpickle.dumps(answer)
+        del answer
+        gc.collect()
+        _settle(client)
+        return Outcome(clock.seconds, seen, OK, packed)
+    except Exception as error:  # noqa: BLE001 -- it is the status
+        return Outcome(clock.seconds, {}, _line(error))
+
+
+def _problem(dask_scheduler: Any) -> str:
+    extension = extension_on(dask_scheduler)
+    if extension is None:
+        return "it is not in charge"
+    return "" if extension.error is None else _line(extension.error)
+
+
+def _settle(client: Client) -> None:
+    """Wait until the results of a run have left the scheduler."""
+    deadline = time.monotonic() + _SETTLE_S
+    while n_tasks := client.run_on_scheduler(_n_tasks):
+        if time.monotonic() > deadline:
+            raise ClusterError(f"{n_tasks} tasks do not leave the scheduler")
+        time.sleep(_POLL_S)
+
+
+def _n_tasks(dask_scheduler: Any) -> int:
+    return len(dask_scheduler.tasks)
+
+
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".split("\n", 1)[0][:300]
+
+
+def plugin(client: Client) -> None:
+    """Put the plugin in charge, as a user does."""
+    install(client)

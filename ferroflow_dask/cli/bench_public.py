@@ -1,0 +1,143 @@
+"""`ferroflow bench public`: programs of others under stock Dask and under the plugin."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ferroflow_dask.bench.public import NAMES, OF_CHECKOUTS, chosen_suites
+from ferroflow_dask.bench.public.base import Options, programs_of
+from ferroflow_dask.bench.public.host import Place
+from ferroflow_dask.bench.public.runner import FEWER, ROUNDS, Rules, run_suites
+from ferroflow_dask.bench.report import report
+from ferroflow_dask.bench.rows import append_row, read_rows
+from ferroflow_dask.bench.schema import OK, identity_of
+from ferroflow_dask.cli.bench_runs import check_setting, progress, rows_option
+from ferroflow_dask.cli.cluster_options import Duration
+from ferroflow_dask.cli.errors import Interrupted
+from ferroflow_dask.cli.files import check_folder
+from ferroflow_dask.exceptions import UsageError
+
+
+class _Checkout(click.ParamType[tuple[str, Path]]):
+    """``NAME=PATH`` of a working tree."""
+
+    name = "checkout"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, Path]:
+        name, is_given, path = str(value).partition("=")
+        if not (is_given and name in OF_CHECKOUTS):
+            known = " or ".join(f"{one}=PATH" for one in OF_CHECKOUTS)
+            self.fail(f"must be {known}, got {value!r}", param, ctx)
+        if not Path(path).is_dir():
+            self.fail(f"{name} must be a folder, got {path!r}", param, ctx)
+        return name, Path(path).resolve()
+
+
+@click.command()
+@click.argument("suites", nargs=-1, metavar="[SUITE]…")
+@click.option("--quick/--full", "is_quick", default=True, help="Small sizes and three rounds, or all.")
+@click.option(
+    "--scale",
+    type=click.FloatRange(min=0, min_open=True),
+    default=0.1,
+    show_default=True,
+    help="Scale factor of TPC-H [GB].",
+)
+@click.option(
+    "--checkout",
+    "checkouts",
+    type=_Checkout(),
+    multiple=True,
+    help="Working tree of a source without a package: coiled=PATH or taps=PATH. Repeatable.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    default=4,
+    show_default=True,
+    help="Workers of each cluster; each has one thread.",
+)
+@click.option("--memory-limit", default="auto", show_default=True, help="Of each worker, as Dask takes it.")
+@click.option(
+    "--place",
+    type=click.Choice(["local", "separate"]),
+    default="local",
+    show_default=True,
+    help="Scheduler in the process of the client, or in one of its own.",
+)
+@click.option("--program", "programs", multiple=True, help="Run only programs of this name. Repeatable.")
+@click.option("--rounds", type=click.IntRange(min=1), help=f"Rounds. [default: {FEWER}; --full: {ROUNDS}]")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of data and orders.")
+@click.option(
+    "--run-timeout",
+    type=Duration(),
+    default=300.0,
+    show_default=True,
+    help="How long a run may take before it counts as hung [s].",
+)
+@click.option(
+    "--data",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Options().data,
+    show_default=True,
+    help="Folder for generated data, which is kept.",
+)
+@rows_option("public.jsonl")
+def public(
+    *,
+    suites: tuple[str, ...],
+    is_quick: bool,
+    scale: float,
+    checkouts: tuple[tuple[str, Path], ...],
+    workers: int,
+    memory_limit: str,
+    place: str,
+    programs: tuple[str, ...],
+    rounds: int | None,
+    seed: int,
+    run_timeout: float,
+    data: Path,
+    file: Path,
+) -> None:
+    """Run programs that others wrote under stock Dask, under stock Dask again and under the plugin.
+
+    The suites are tasks, shapes, workflows, tpch, coiled and taps. Without a name, all that can run are run.
+    """
+    check_folder("--rows", file)
+    options = Options(scale, dict(checkouts), workers, not is_quick, data.resolve(), programs)
+    chosen = chosen_suites(suites, options, lambda line: click.echo(line, err=True))
+    plans = [program for suite in chosen for program in programs_of(suite, options)]
+    if not plans:
+        raise UsageError(f"no suite has a program {programs[0]!r}; the suites are: {', '.join(NAMES)}")
+    rules = Rules(
+        Place(workers, 1, memory_limit, place == "separate"),
+        rounds or (FEWER if is_quick else ROUNDS),
+        is_new_for_each=not is_quick,
+        timeout_s=run_timeout,
+        seed=seed,
+    )
+    present = list(read_rows([file], may_be_empty=True)) if file.exists() else []
+    check_setting(present, file)
+    done = {identity_of(row) for row in present if row.status == OK}
+    n_programs = sum(not program.skipped for program in plans)
+    made = Counter[str]()
+    with progress(max(0, n_programs * rules.n_runs - len(done))) as (step, advance, _):
+        try:
+            for row in run_suites(chosen, options, rules, done=done, on_step=step):
+                append_row(file, row)
+                made[row.status] += 1
+                advance(row)
+        except KeyboardInterrupt as error:
+            raise Interrupted(
+                error, f"; {len(done) + made[OK]} runs are in {file}; the same command goes on"
+            ) from None
+    click.echo(report(read_rows([file])))
+    for program in plans:
+        if program.skipped:
+            click.echo(f"{program.suite} {program.name} did not run: {program.skipped}")
