@@ -89,8 +89,7 @@ def narval(n: int) -> Topology:
 def draw(found: dict[str, Any], path: str) -> None:
     from bokeh.layouts import row
 
-    from ferroflow_dask.bench.figures import efficiency_figure
-    from ferroflow_dask.bench.plots import write_picture
+    from ferroflow_dask.bench.figures import efficiency_figure, write_picture
 
     plots = [efficiency_figure(name, policies) for name, policies in found.items()]
     for plot in plots:

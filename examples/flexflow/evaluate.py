@@ -11,7 +11,7 @@ import click
 from flexflow_networks import NETWORKS
 from flexflow_training import CLUSTERS, DEVICES, Setting, compare, flexflow_table
 
-from ferroflow_dask.bench.plots import check_picture, write_picture
+from ferroflow_dask.bench.figures import check_picture, write_picture
 from ferroflow_dask.cli.cluster_options import Count, Duration, simulated_workers
 from ferroflow_dask.cli.errors import OneLineErrors
 from ferroflow_dask.cli.files import check_folder

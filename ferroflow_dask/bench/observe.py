@@ -255,31 +255,35 @@ def longest_chain(dependencies: Mapping[Any, tuple[Any, ...]], seconds: Mapping[
 
 def _reset_worker(dask_worker: Worker) -> None:
     dask_worker.plugins[_NAME].reset()  # type: ignore[attr-defined]
-    reset_peak()
+    PEAK.reset()
 
 
 def _read_worker(dask_worker: Worker) -> tuple[int, int, int]:
     counter: Any = dask_worker.plugins[_NAME]
-    return counter.executed, counter.fetched, peak_memory()
+    return counter.executed, counter.fetched, PEAK.read()
 
 
-def reset_peak() -> None:
-    """Start the peak of this process's memory anew, at the memory that it has now."""
-    # Limits of the machine may forbid it. Then `peak_memory` is 0, which is unknown.
-    global _is_reset
-    try:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-        _is_reset = True
-    except OSError:
-        _is_reset = False
+class PeakMemory:
+    """The largest resident set of this process since the last reset."""
+
+    def __init__(self) -> None:
+        self._is_known = False
+
+    def reset(self) -> None:
+        """Start anew, at the memory that the process has now."""
+        try:
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+            self._is_known = True
+        except OSError:  # limits of the machine may forbid it
+            self._is_known = False
+
+    def read(self) -> int:
+        """Return the peak [B]; 0 if it is unknown."""
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            if line.startswith("VmHWM:") and self._is_known:
+                return int(line.split()[1]) * 1024
+        return 0
 
 
-_is_reset = False
-
-
-def peak_memory() -> int:
-    """Return the largest resident set of this process since `reset_peak` [B]; 0 if it is unknown."""
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines() if _is_reset else ():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return 0
+#: Of this process.
+PEAK = PeakMemory()

@@ -23,7 +23,7 @@ SCHEMA = f"{NAME}/{VERSION}"
 #: What `BenchRecord.costs` may be.
 COSTS = ("known", "learned", "unknown")
 #: What `BenchRecord.cluster` may be; of old rows, and of those that `bench` has not made, it is unknown.
-CLUSTERS = ("local", "separate", "slurm", "unknown")
+CLUSTERS = ("local", "separate", "slurm", "virtual", "unknown")
 #: What `BenchRecord.status` is of a run that counts.
 OK = "ok"
 
@@ -113,7 +113,9 @@ class BenchRecord:
     threads_per_worker: Annotated[int, _SIZE, "Of the cluster."]
     processes: Annotated[bool, _FLAG, "Whether each worker is a process of its own."] = True
     cluster: Annotated[
-        str, _one_of(*CLUSTERS), "local, separate (the scheduler has a process of its own), slurm or unknown."
+        str,
+        _one_of(*CLUSTERS),
+        "local, separate (with a process for the scheduler), slurm, virtual (in virtual time) or unknown.",
     ] = "unknown"
     section: Annotated[
         str | None,

@@ -11,7 +11,8 @@ import click
 from ferroflow_dask.bench.public import NAMES, OF_CHECKOUTS, chosen_suites
 from ferroflow_dask.bench.public.base import Options, programs_of
 from ferroflow_dask.bench.public.host import Place
-from ferroflow_dask.bench.public.runner import FEWER, ROUNDS, Rules, run_suites
+from ferroflow_dask.bench.public.runner import run_suites
+from ferroflow_dask.bench.public.sides import FEWER, ROUNDS, Rules
 from ferroflow_dask.bench.report import report
 from ferroflow_dask.bench.rows import append_row, read_rows
 from ferroflow_dask.bench.schema import OK, identity_of

@@ -159,7 +159,7 @@ def test_a_line_that_is_no_row_is_refused(line: str, message: str, file: Path) -
         ("ops", 1.5, "a whole number, at least 0"),
         ("repetition", -1, "a whole number, at least 0"),
         ("processes", 1, "true or false"),
-        ("cluster", "cloud", "one of: local, separate, slurm, unknown"),
+        ("cluster", "cloud", "one of: local, separate, slurm, virtual, unknown"),
         ("section", 1, "text or null"),
         ("invocation", 1, "text or null"),
         ("tls", "", "true, false or null"),

@@ -286,8 +286,8 @@ def test_the_schema_is_documented() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--html", "nowhere/x.html"), "--html 'nowhere/x.html' cannot be written: there is no folder"),
-        (("--png", "nowhere/x.png"), "--png 'nowhere/x.png' cannot be written"),
+        (("--page", "nowhere/x.md"), "--page 'nowhere/x.md' cannot be written: there is no folder"),
+        (("--page", "x.html"), "--page must end in .md, got 'x.html'"),
         (("--schema",), "--schema reads and writes no file; leave out rows.jsonl"),
     ],
 )
@@ -302,7 +302,7 @@ def test_a_report_refuses_before_it_prints(
 
 
 def test_a_schema_goes_into_no_page() -> None:
-    assert "leave out --html" in refusal("report", "--schema", "--html", "x.html")
+    assert "leave out --page" in refusal("report", "--schema", "--page", "x.md")
 
 
 def test_a_broken_run_fails_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,8 +119,41 @@ class Program:
     skipped: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Other:
+    """A run of another scheduler, which the suite has made by itself.
+
+    Parameters
+    ----------
+    program, by : str
+        The program, and the scheduler.
+    way : str
+        How the program is written for it, such as ``"as usual"``.
+    seconds, cpu_s : float
+        Duration, and CPU time of all its processes [s].
+    workers : int
+    cluster : str
+        ``"virtual"`` for a makespan in virtual time.
+    status : str
+        "ok" or the failure.
+    """
+
+    program: str
+    by: str
+    seconds: float
+    workers: int
+    way: str = ""
+    cpu_s: float = 0.0
+    cluster: str = "local"
+    status: str = "ok"
+
+
 class Suite(Protocol):
-    """A set of programs."""
+    """A set of programs.
+
+    It may have a `memory_limit` of each worker, and a method `others` that takes the options and yields runs
+    of other schedulers (`Other`).
+    """
 
     @property
     def name(self) -> str:

@@ -24,6 +24,7 @@ import dask
 import numpy as np
 from distributed import Client, LocalCluster
 
+from ferroflow_dask.bench.observe import PEAK
 from ferroflow_dask.bench.public.base import Clock, Options, Program, Suite
 from ferroflow_dask.bench.public.probe import Probe
 from ferroflow_dask.bench.schema import OK
@@ -73,7 +74,8 @@ def serve(
     connection: Connection, suites: Sequence[Suite], options: Options, place: Place, prepare: Prepare | None
 ) -> None:
     """Start a cluster and run programs on it until the runner closes the connection."""
-    os.setsid()
+    # Not a new session: the kernel ends a stopped process group once the runner is gone.
+    os.setpgid(0, 0)
     logging.getLogger("distributed").setLevel(logging.ERROR)  # warnings of stock Dask are no result
     programs: dict[tuple[str, str], Program] = {}
     for suite in suites:
@@ -179,3 +181,18 @@ def _line(error: BaseException) -> str:
 def plugin(client: Client) -> None:
     """Put the plugin in charge, as a user does."""
     install(client)
+
+
+def time_anchor(suite: Suite, options: Options, program: str, name: str, connection: Connection) -> None:
+    """Run an anchor of a program and send the outcome."""
+    # Not a new session: the kernel ends a stopped process group once the runner is gone.
+    os.setpgid(0, 0)
+    chosen = next(one for one in suite.programs(options) if one.name == program)
+    try:
+        PEAK.reset()
+        with Clock() as clock:
+            answer = chosen.anchors[name]()
+        seen = {"client_cpu_s": sum(os.times()[:4]), "peak_client_memory": PEAK.read() or None}
+        connection.send(Outcome(clock.seconds, seen, OK, cloudpickle.dumps(answer)))
+    except Exception as error:  # noqa: BLE001 -- it is the status
+        connection.send(Outcome(0.0, {}, _line(error)))

@@ -1,8 +1,8 @@
 """Measures of a run: when it got how far, CPU time, memory, bytes and messages.
 
 No plugin of the scheduler follows tasks, since that would cost most where most tasks are. The scheduler's own
-`computations` know how many tasks there were. Workers have a plugin that
-notes each task that is started and the bytes that are fetched. It shows tasks that ran twice.
+`computations` know how many tasks there were. Workers have a plugin that notes each task that is started, and
+the bytes that are fetched. It shows tasks that ran twice.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ferroflow_dask.bench.observe import RUNNING_ALREADY, FetchCounter, peak_memory, reset_peak
+from ferroflow_dask.bench.observe import PEAK, RUNNING_ALREADY, FetchCounter
 from ferroflow_dask.clients import ask_workers
 from ferroflow_dask.scheduler.extension import FerroflowStealing, extension_on
 
@@ -90,9 +90,10 @@ class Probe:
                 self._marks.setdefault("sent_s", time.time())
             return sent
 
-        def know_and_note(*args: Any, **options: Any) -> Any:
-            self._marks.setdefault("first_result_s", time.time())
-            return known(*args, **options)
+        def know_and_note(key: Any = None, **options: Any) -> Any:
+            if key in self._client.futures:  # not a result that only the plugin wants
+                self._marks.setdefault("first_result_s", time.time())
+            return known(key=key, **options)
 
         self._marks: dict[str, float] = {}
         self._client._send_to_scheduler = send_and_note
@@ -102,14 +103,14 @@ class Probe:
         """Forget everything until now; called right before the clock starts."""
         ask_workers(self._client, _reset_worker)
         self._before = self._client.run_on_scheduler(_counts)
-        reset_peak()
+        PEAK.reset()
         self._cpu_s = _process_cpu_s()
         self._marks.clear()
 
     def stop(self) -> None:
         """Take the CPU time of this process; called right after the clock has stopped."""
         self._spent_s = _process_cpu_s() - self._cpu_s
-        self._peak = peak_memory()
+        self._peak = PEAK.read()
 
     def read(self, started: float) -> dict[str, Any]:
         """Return the fields of the run's row, and `repeated`, the number of tasks that were started again.
@@ -158,7 +159,7 @@ def _process_cpu_s() -> float:
 
 def _reset_worker(dask_worker: Worker) -> None:
     dask_worker.plugins[_NAME].reset()  # type: ignore[attr-defined]
-    reset_peak()
+    PEAK.reset()
 
 
 def _read_worker(dask_worker: Worker) -> dict[str, Any]:
@@ -171,7 +172,7 @@ def _read_worker(dask_worker: Worker) -> dict[str, Any]:
         "p2p": _p2p(dask_worker) - log.p2p,
         "cpu_s": time.process_time() - log.cpu_s,
         "sent": _sent(dask_worker.batched_stream) - log.sent,
-        "peak": peak_memory(),
+        "peak": PEAK.read(),
     }
 
 
@@ -179,12 +180,12 @@ def _counts(dask_scheduler: Scheduler) -> dict[str, Any]:
     """Return the counters of the scheduler; the CPU time comes last."""
     streams = dask_scheduler.stream_comms
     sent = sum((_sent(streams[one]) for one in dask_scheduler.workers if one in streams), Counter[str]())
-    reset_peak()
+    PEAK.reset()
     return {"sent": sent, "cpu_s": time.thread_time()}
 
 
 def _read_scheduler(dask_scheduler: Scheduler, before: Mapping[str, Any], started: float) -> dict[str, Any]:
-    peak, cpu_s = peak_memory(), time.thread_time()
+    peak, cpu_s = PEAK.read(), time.thread_time()
     now = _counts(dask_scheduler)
     groups = {
         group

@@ -1,0 +1,188 @@
+"""Sides of a comparison: each is a process group with a cluster of its own, stopped between its turns."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from multiprocessing import get_context
+from typing import Any
+
+from ferroflow_dask.bench.public.base import Options, Program, Suite
+from ferroflow_dask.bench.public.host import Outcome, Place, Prepare, plugin, serve, time_anchor
+from ferroflow_dask.bench.public.probe import cpu_seconds
+from ferroflow_dask.bench.schema import OK
+from ferroflow_dask.exceptions import ClusterError
+
+#: The sides, by the names that policies have in rows.
+SIDES: Mapping[str, Prepare | None] = {"dask": None, "dask-again": None, "ferroflow": plugin}
+#: Rounds of a program, and of one with a run that takes longer than `LONG_S` [s].
+ROUNDS, FEWER, LONG_S = 9, 3, 10.0
+#: Time that a cluster may take to start [s], and processes to end [s].
+_START_S, _END_S = 120.0, 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How programs are run.
+
+    Parameters
+    ----------
+    place : Place
+    rounds : int
+        Of each program; at most `FEWER` if a run takes longer than `LONG_S`.
+    is_new_for_each : bool
+        Whether each program gets new clusters, whose first runs are rows too. Otherwise the programs of a
+        suite share their clusters, and the first run of each is not measured.
+    timeout_s : float
+        After which a run counts as hung [s].
+    seed : int
+    sides : mapping of str to callable
+        Functions that prepare each side, None for stock Dask; by name.
+    """
+
+    place: Place = field(default_factory=Place)
+    rounds: int = ROUNDS
+    is_new_for_each: bool = True
+    timeout_s: float = 300.0
+    seed: int = 0
+    sides: Mapping[str, Prepare | None] = field(default_factory=lambda: dict(SIDES))
+
+    @property
+    def n_runs(self) -> int:
+        """Rows of a program at most."""
+        return len(self.sides) * (self.rounds + self.is_new_for_each)
+
+
+class Side:
+    """A process that has a cluster and runs programs; stopped between its turns.
+
+    Parameters
+    ----------
+    name : str
+    start : callable
+        Takes a connection; the function of the process.
+    """
+
+    def __init__(self, name: str, start: Callable[[Any], None]) -> None:
+        self.name = name
+        context = get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=start, args=(theirs,))
+        self._process.start()
+        theirs.close()
+
+    def wait_until_ready(self) -> None:
+        """Wait for the cluster, then stop the process group.
+
+        Raises
+        ------
+        ClusterError
+            The cluster did not start.
+        """
+        if isinstance(answer := self.answer(_START_S), Outcome):
+            raise ClusterError(f"the cluster of {self.name} did not start: {answer.status}")
+        self._signal(signal.SIGSTOP)
+
+    @property
+    def group(self) -> int:
+        """The process group."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def run(self, program: Program, seed: int, timeout_s: float) -> Outcome:
+        """Run a program in this side's turn; a side that hangs or dies is ended."""
+        self._signal(signal.SIGCONT)
+        self._connection.send((program.suite, program.name, seed))
+        outcome: Outcome = self.answer(timeout_s)
+        if outcome.status == OK:
+            self._signal(signal.SIGSTOP)
+        else:
+            self.end(is_hung=not outcome.seen and outcome.seconds >= timeout_s)
+        return outcome
+
+    def answer(self, timeout_s: float) -> Any:
+        """Return the next message of the process, or the failure as an outcome."""
+        try:
+            if self._connection.poll(timeout_s):
+                return self._connection.recv()
+        except (EOFError, OSError):
+            self._process.join(_END_S)
+            return Outcome(0.0, {}, f"the process of the client ended with code {self._process.exitcode}")
+        return Outcome(timeout_s, {}, f"no result within {timeout_s:g} s")
+
+    def _signal(self, number: int) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.group, number)
+
+    def end(self, *, is_hung: bool = False) -> None:
+        """End the cluster and the process, by force if they hang or do not end."""
+        self._signal(signal.SIGCONT)
+        if not is_hung:
+            with suppress(OSError):
+                self._connection.send(None)
+            self._process.join(_END_S)
+        self._signal(signal.SIGKILL)
+        self._process.join(_END_S)
+        self._connection.close()
+
+
+class Sides:
+    """The sides of some programs; a side that was ended is started again for its next turn."""
+
+    def __init__(self, suites: Sequence[Suite], options: Options, rules: Rules) -> None:
+        self._start = partial(_serve, tuple(suites), options, rules.place)
+        self._rules = rules
+        self._sides: dict[str, Side] = {}
+
+    def __enter__(self) -> Sides:
+        self.renew()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for side in self._sides.values():
+            side.end()
+        self._sides.clear()
+
+    def renew(self) -> None:
+        """Start all sides anew, each with a new cluster."""
+        self.__exit__()
+        self._fill()
+
+    def _fill(self) -> None:
+        new = [
+            Side(name, partial(self._start, prepare))
+            for name, prepare in self._rules.sides.items()
+            if name not in self._sides
+        ]
+        for side in new:
+            self._sides[side.name] = side
+            side.wait_until_ready()
+
+    def run(self, name: str, program: Program, seed: int) -> Outcome:
+        """Run a program on a side; a run that breaks ends the side's cluster."""
+        self._fill()
+        side, others = self._sides[name], [one for one in self._sides.values() if one.name != name]
+        before = sum(cpu_seconds(other.group) for other in others)
+        outcome = side.run(program, seed, self._rules.timeout_s)
+        others_s = sum(cpu_seconds(other.group) for other in others) - before
+        if outcome.status != OK:
+            del self._sides[name]
+        return replace(outcome, seen={**outcome.seen, "others_cpu_s": max(0.0, others_s)})
+
+
+def _serve(
+    suites: Sequence[Suite], options: Options, place: Place, prepare: Prepare | None, connection: Any
+) -> None:
+    serve(connection, suites, options, place, prepare)
+
+
+def run_anchor(suite: Suite, options: Options, program: Program, name: str, timeout_s: float) -> Outcome:
+    """Run a computation without a cluster, in a process of its own."""
+    side = Side(name, partial(time_anchor, suite, options, program.name, name))
+    outcome: Outcome = side.answer(timeout_s)
+    side.end(is_hung=True)
+    return outcome

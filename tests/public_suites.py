@@ -1,0 +1,61 @@
+"""A suite of small programs, for tests of public comparisons; the processes of sides import it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import dask
+from dask import delayed
+from distributed import Client
+
+from ferroflow_dask.bench.public.base import Clock, Options, Other, Program
+
+
+def sums(client: Client, clock: Clock) -> int:
+    """Add numbers in a tree of tasks."""
+    values = [delayed(abs)(n, dask_key_name=f"one-{n}") for n in range(60)]
+    while len(values) > 1:
+        values = [delayed(sum)(values[i : i + 4]) for i in range(0, len(values), 4)]
+    return int(client.compute(values[0]).result())
+
+
+def prepared(client: Client, clock: Clock) -> list[int]:
+    """Start the clock after a preparation."""
+    futures = client.map(abs, range(-8, 0))
+    client.gather(futures)
+    time.sleep(0.3)
+    with clock:
+        return list(client.gather(client.map(_next, futures)))
+
+
+def _next(n: int) -> int:
+    return n + 1
+
+
+def by_threads() -> int:
+    """Return the answer of `sums`."""
+    return sum(dask.compute(*[delayed(abs)(n) for n in range(60)], scheduler="threads"))
+
+
+class SmallSuite:
+    """Programs that take milliseconds."""
+
+    name, source, needs = "small", "written here", ()
+
+    def programs(self, options: Options) -> Sequence[Program]:
+        """Return two programs that run, and one that does not."""
+        common: dict[str, Any] = {"suite": self.name, "source": self.source}
+        return [
+            Program(name="sums", run=sums, expected=by_threads, anchors={"threads": by_threads}, **common),
+            Program(name="prepared", run=prepared, sizes={"n": 8}, **common),
+            Program(name="absent", run=prepared, skipped="it needs a moon", **common),
+        ]
+
+    def others(self, options: Options) -> Sequence[Other]:
+        """Return a run of another scheduler."""
+        return [Other(program="sums", by="pool", way="as usual", seconds=0.5, workers=options.workers)]
+
+
+SUITE = SmallSuite()
