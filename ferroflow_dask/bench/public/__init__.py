@@ -69,4 +69,8 @@ def _problem(suite: Suite, options: Options) -> str:
         return f"{suite.name} needs {', '.join(lacking)}; run in the clone: pip install '.[public]'"
     if suite.name in OF_CHECKOUTS and suite.name not in options.checkouts:
         return f"{suite.name} needs a working tree of its source; give --checkout {suite.name}=PATH"
+    try:
+        suite.programs(options)
+    except UsageError as error:
+        return f"{suite.name}: {error}"
     return ""

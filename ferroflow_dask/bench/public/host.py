@@ -123,7 +123,11 @@ def _processes(place: Place) -> Iterator[str]:
             *("--nthreads", str(place.threads), "--memory-limit", place.memory_limit),
         ],
     )
-    started = [subprocess.Popen(command, stderr=subprocess.DEVNULL) for command in commands]
+    # As with the processes of a local cluster, which import what this process can.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    started = [
+        subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment) for command in commands
+    ]
     try:
         yield address
     finally:

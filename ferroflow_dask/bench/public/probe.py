@@ -85,10 +85,9 @@ class Probe:
         known = handlers["key-in-memory"]
 
         def send_and_note(message: Any) -> Any:
-            sent = send(message)
             if message.get("op") == "update-graph":
                 self._marks.setdefault("sent_s", time.time())
-            return sent
+            return send(message)
 
         def know_and_note(key: Any = None, **options: Any) -> Any:
             if key in self._client.futures:  # not a result that only the plugin wants

@@ -194,5 +194,8 @@ class _Runs:
         answer = pickle.loads(outcome.answer)
         if not self._is_known:
             self._expected, self._is_known = answer, True
-        problem = self._program.differs(answer, self._expected)
+        try:
+            problem = self._program.differs(answer, self._expected)
+        except Exception as error:  # noqa: BLE001 -- an answer that cannot be compared is wrong
+            problem = f"{type(error).__name__}: {error}"
         return replace(outcome, status=f"wrong answer: {problem}") if problem else outcome
