@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ import click
 from ferroflow_dask.bench.public import NAMES, OF_CHECKOUTS, chosen_suites
 from ferroflow_dask.bench.public.base import Options, programs_of
 from ferroflow_dask.bench.public.host import Place
+from ferroflow_dask.bench.public.page import page
 from ferroflow_dask.bench.public.runner import run_suites
 from ferroflow_dask.bench.public.sides import FEWER, ROUNDS, Rules
-from ferroflow_dask.bench.report import report
+from ferroflow_dask.bench.public.summary import summarize
 from ferroflow_dask.bench.rows import append_row, read_rows
 from ferroflow_dask.bench.schema import OK, identity_of
 from ferroflow_dask.cli.bench_runs import check_setting, progress, rows_option
@@ -138,7 +140,5 @@ def public(
             raise Interrupted(
                 error, f"; {len(done) + made[OK]} runs are in {file}; the same command goes on"
             ) from None
-    click.echo(report(read_rows([file])))
-    for program in plans:
-        if program.skipped:
-            click.echo(f"{program.suite} {program.name} did not run: {program.skipped}")
+    click.echo(page(summarize(read_rows([file]), time.strftime("%Y-%m-%d")), ""))
+    click.echo(f"write the page: ferroflow report {file} --page PAGE.md", err=True)

@@ -35,14 +35,15 @@ _WORSE = 0.9
 
 
 def page(summary: Summary, picture: str) -> str:
-    """Return the page in Markdown; `picture` is the file name of the picture beside it."""
+    """Return the page in Markdown; `picture` is the file name of the picture beside it, if there is one."""
     return printable("\n\n".join(_parts(summary, picture))) + "\n"
 
 
 def _parts(summary: Summary, picture: str) -> Iterator[str]:
     yield "# Benchmarks"
     yield _method(summary)
-    yield f"![Duration under stock Dask divided by duration under the plugin, by program]({picture})"
+    if picture:
+        yield f"![Duration under stock Dask divided by duration under the plugin, by program]({picture})"
     suites: dict[str, list[ProgramSummary]] = {}
     for program in summary.programs:
         if not program.broken.get("dask", "").startswith(SKIPPED):
