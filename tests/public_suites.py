@@ -48,7 +48,7 @@ class SmallSuite:
         """Return two programs that run, and one that does not."""
         common: dict[str, Any] = {"suite": self.name, "source": self.source}
         return [
-            Program(name="sums", run=sums, expected=by_threads, anchors={"threads": by_threads}, **common),
+            Program(name="sums", run=sums, expected=by_threads, anchors={"threads": lambda _: by_threads()}, **common),
             Program(name="prepared", run=prepared, sizes={"n": 8}, **common),
             Program(name="absent", run=prepared, skipped="it needs a moon", **common),
         ]

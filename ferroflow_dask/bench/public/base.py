@@ -103,7 +103,7 @@ class Program:
     differs : callable, optional
         Takes an answer and the expected one; says in one line how they differ, "" if they do not.
     anchors : mapping of str to callable
-        The same computation by other means, without a cluster; each returns the answer.
+        The same computation by other means, without a cluster; each takes a clock and returns the answer.
     skipped : str
         Why it does not run; "" if it does.
     """
@@ -115,7 +115,7 @@ class Program:
     sizes: Mapping[str, Any] = field(default_factory=dict)
     expected: Callable[[], Any] | None = None
     differs: Callable[[Any, Any], str] = difference
-    anchors: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
+    anchors: Mapping[str, Callable[[Clock], Any]] = field(default_factory=dict)
     skipped: str = ""
 
 

@@ -125,9 +125,7 @@ def _processes(place: Place) -> Iterator[str]:
     )
     # As with the processes of a local cluster, which import what this process can.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    started = [
-        subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment) for command in commands
-    ]
+    started = [subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment) for command in commands]
     try:
         yield address
     finally:
@@ -195,7 +193,7 @@ def time_anchor(suite: Suite, options: Options, program: str, name: str, connect
     try:
         PEAK.reset()
         with Clock() as clock:
-            answer = chosen.anchors[name]()
+            answer = chosen.anchors[name](clock)
         seen = {"client_cpu_s": sum(os.times()[:4]), "peak_client_memory": PEAK.read() or None}
         connection.send(Outcome(clock.seconds, seen, OK, cloudpickle.dumps(answer)))
     except Exception as error:  # noqa: BLE001 -- it is the status

@@ -52,7 +52,7 @@ def _parts(summary: Summary, picture: str) -> Iterator[str]:
     yield _means(suites)
     for name, programs in suites.items():
         yield f"## {name}"
-        yield f"Source: {'; '.join(dict.fromkeys(program.source for program in programs))}."
+        yield summary.sources.get(name, programs[0].source)
         yield _durations(programs)
         yield "Other measures, stock Dask divided by the plugin:"
         yield _measures(programs)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ferroflow_dask.bench.estimates import ratio_of_medians
+from ferroflow_dask.bench.public import NAMES, get_suite
 from ferroflow_dask.bench.schema import OK, BenchRecord, written
 from ferroflow_dask.documents import check_format, read_document
 from ferroflow_dask.exceptions import UsageError
@@ -100,6 +101,8 @@ class Summary:
     machine, commit, cluster, date : str
     versions : mapping of str to str
     workers : int
+    sources : mapping of str to str
+        Authors, versions and licences, by suite.
     programs : sequence of ProgramSummary
     others : sequence of dict
         Durations of runs without a side: peers, and makespans in virtual time.
@@ -111,6 +114,7 @@ class Summary:
     date: str
     versions: Mapping[str, str]
     workers: int
+    sources: Mapping[str, str]
     programs: Sequence[ProgramSummary]
     others: Sequence[Mapping[str, Any]] = ()
 
@@ -174,6 +178,7 @@ def summarize(rows: Sequence[BenchRecord], date: str) -> Summary:
         date=date,
         versions=first.versions,
         workers=first.workers,
+        sources={suite: get_suite(suite).source for suite in NAMES if suite in {row.suite for row in rows}},
         programs=[_program(own) for own in groups.values()],
         others=[_other(row) for row in rows if row.cluster == "virtual" or row.lowering],
     )

@@ -82,7 +82,7 @@ def _program(number: int, query: Query, folder: Path, options: Options) -> Progr
         with client.as_current():
             return _computed(query, folder)
 
-    def on_threads() -> Any:
+    def on_threads(_clock: Clock) -> Any:
         import dask
 
         with dask.config.set(scheduler="threads", num_workers=options.workers):
@@ -99,8 +99,8 @@ def _program(number: int, query: Query, folder: Path, options: Options) -> Progr
         differs=partial(differs, order=list(query.order)),
         anchors={
             "threads": on_threads,
-            "pandas": partial(pandas_answer, query, folder),
-            "duckdb": by_duckdb,
+            "pandas": lambda _: pandas_answer(query, folder),
+            "duckdb": lambda _: by_duckdb(),
         },
     )
 

@@ -80,7 +80,7 @@ def test_pandas_gives_the_answer_of_duckdb(
     expected = answers[name]
     if name not in EMPTY:
         assert len(expected) if hasattr(expected, "columns") else expected
-    assert programs[name].differs(programs[name].anchors["pandas"](), expected) == ""
+    assert programs[name].differs(programs[name].anchors["pandas"](Clock()), expected) == ""
 
 
 @pytest.mark.cluster
@@ -93,7 +93,7 @@ def test_a_cluster_gives_the_answer_of_duckdb(
 
 
 def test_threads_give_the_answer_of_duckdb(programs: dict[str, Program], answers: dict[str, Any]) -> None:
-    assert programs["q03"].differs(programs["q03"].anchors["threads"](), answers["q03"]) == ""
+    assert programs["q03"].differs(programs["q03"].anchors["threads"](Clock()), answers["q03"]) == ""
 
 
 # Comparison
