@@ -12,13 +12,15 @@ from dask.typing import Key
 from distributed.batched import BatchedSend
 from distributed.stealing import WorkStealing
 
+from ferroflow_dask.bundling.graphs import Averages
+from ferroflow_dask.bundling.snapshot import SentGraph
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.policy import Policy
 from ferroflow_dask.scheduler.extension import FerroflowStealing
 from ferroflow_dask.scheduler.features.low_latency_worker import shorten
 from ferroflow_dask.scheduler.remote_worker import TOPIC
 from ferroflow_dask.topology import Topology
-from ferroflow_dask.virtual.bundled import Bundler
+from ferroflow_dask.virtual.bundled import Bundler, sent_graph
 from ferroflow_dask.virtual.check import check_end
 from ferroflow_dask.virtual.clock import VirtualLoop, VirtualTime
 from ferroflow_dask.virtual.extension import install_stealing
@@ -33,8 +35,8 @@ from ferroflow_dask.virtual.limits import (
 from ferroflow_dask.virtual.network import PlainNetwork, Stream
 from ferroflow_dask.virtual.record import Record
 from ferroflow_dask.virtual.scheduler_cpu import IGNORED, SchedulerCpu
-from ferroflow_dask.virtual.task import VirtualTask, sinks
-from ferroflow_dask.virtual.upstream import VirtualScheduler, spec_of, stealing_interval_s
+from ferroflow_dask.virtual.task import FAILURES, VirtualTask, averages_by_prefix, sinks
+from ferroflow_dask.virtual.upstream import VirtualScheduler, stealing_interval_s
 from ferroflow_dask.virtual.upstream_worker import new_machine
 from ferroflow_dask.virtual.worker import Surroundings, VirtualWorker
 
@@ -306,7 +308,9 @@ class VirtualCluster:
         self.record.n_arriving += 1
         if self.fabric.topology is not None:
             self._sent.update(graph)
-        arrives = partial(self._arrives, graph, keys, order, options, (knows_costs, learned_s))
+        sent_tasks = sent_graph(graph, keys, order, knows_costs=knows_costs)
+        known = averages_by_prefix(graph, learned_s)
+        arrives = partial(self._arrives, graph, sent_tasks, keys, options, known)
         handled = partial(self.fabric.scheduler.run, n * runtime.graph_task_s, arrives)
         latency_s = self.fabric.network.client_s()
         sent = partial(self.time.after, latency_s, handled) if latency_s else handled
@@ -316,45 +320,36 @@ class VirtualCluster:
     def _arrives(
         self,
         graph: Mapping[Key, VirtualTask],
+        sent: SentGraph,
         keys: list[Key],
-        order: Mapping[Key, int] | None,
         options: dict[str, Any],
-        known: tuple[bool, Mapping[str, float] | None],
+        known: Mapping[str, Averages],
     ) -> None:
-        """Cut a graph, which is not the event loop's work, and create its tasks."""
+        """Plan a graph, which is not the event loop's work, and create its tasks."""
+        self.tasks.update(graph)
         if self._bundler is None or options["actors"]:
-            specs = {key: spec_of(key, task.dependencies) for key, task in graph.items()}
-            create = partial(self._create, graph, specs, keys, order, options)
+            order = sent.priorities or {key: place for place, key in enumerate(sent.tasks)}
+            self.cpu.run(self._create, sent.tasks, keys, order, sent.annotations, options)
         else:
-            found = self._bundler.cut(graph, keys, *known)
-            create = partial(
-                self._bundler.create, found, partial(self._create, graph, found.tasks, keys, None, options)
-            )
-        self.cpu.run(create)
+            plan = self._bundler.plan(sent, known)
+            order = {key: place for place, key in enumerate(plan.tasks)}
+            create = partial(self._create, plan.tasks, keys, order, plan.annotations, options)
+            self.cpu.run(self._bundler.create, plan, create)
 
     def _create(
         self,
-        graph: Mapping[Key, VirtualTask],
-        specs: Mapping[Key, GraphNode],
+        tasks: Mapping[Key, GraphNode],
         keys: list[Key],
-        order: Mapping[Key, int] | None,
+        order: Mapping[Key, int],
+        annotations: Mapping[str, Mapping[Key, Any]],
         options: dict[str, Any],
     ) -> None:
         self.record.n_arriving -= 1
         states = self.scheduler.tasks
         self.record.wanted.update(key for key in keys if key not in states or states[key].state != "memory")
-        self.tasks.update(graph)
-        by_type: dict[str, dict[Key, Any]] = {}
-        for key, task in graph.items():
-            for annotation, value in task.annotations.items():
-                by_type.setdefault(annotation, {})[key] = value
+        by_type = {name: by_key for name, by_key in annotations.items() if name != FAILURES}
         self.scheduler.submit(
-            specs,
-            keys=keys,
-            order=order or {key: place for place, key in enumerate(specs)},
-            annotations=by_type,
-            now=self.time.now,
-            **options,
+            tasks, keys=keys, order=order, annotations=by_type, now=self.time.now, **options
         )
 
     def release(self, keys: Iterable[Key], client: str = "client") -> None:
