@@ -20,8 +20,7 @@ from ferroflow_dask.replay.job import Job, JobGraph, in_order
 from ferroflow_dask.simulation import Machine, TaskGraph, run_listed
 from ferroflow_dask.topology import Topology
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
-from ferroflow_dask.virtual.bundled import planned, sent_graph
-from ferroflow_dask.virtual.task import averages_by_prefix
+from ferroflow_dask.virtual.sent import averages_by_prefix, planned, sent_graph
 
 ENGINES = ("exact", "light")
 #: Policies that are not ferroflow's own.

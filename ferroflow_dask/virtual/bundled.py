@@ -1,66 +1,63 @@
-"""Plans of graphs of virtual tasks, by the function that the scheduler uses."""
+"""Arriving graphs of a virtual scheduler: planned and created as the plugin does it, in virtual time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import count
 
-from dask.typing import Key
-
 from ferroflow_dask.bundling.graphs import Averages
-from ferroflow_dask.bundling.plan import Plan
-from ferroflow_dask.bundling.rewrite import rewrite
-from ferroflow_dask.bundling.snapshot import SentGraph, Snapshot
+from ferroflow_dask.bundling.plan import Plan, Until
+from ferroflow_dask.bundling.rewrite import revalidate, unchanged
+from ferroflow_dask.bundling.snapshot import FEATURES, SentGraph
 from ferroflow_dask.cluster_profile import ClusterProfile
-from ferroflow_dask.scheduler.graphs.graphs import Graphs
-from ferroflow_dask.virtual.task import VirtualTask, annotations_of, own_averages
-from ferroflow_dask.virtual.upstream import spec_of
+from ferroflow_dask.scheduler.extension import FerroflowStealing
+from ferroflow_dask.scheduler.graphs.arrival import Snapshots
+from ferroflow_dask.virtual.samples import ClientMessages
+from ferroflow_dask.virtual.sent import planned
 
-
-def sent_graph(
-    graph: Mapping[Key, VirtualTask],
-    wanted: Collection[Key],
-    order: Mapping[Key, int] | None = None,
-    *,
-    knows_costs: bool = False,
-) -> SentGraph:
-    """Return virtual tasks as a graph that a client sends; `knows_costs` as in `VirtualCluster.submit`."""
-    tasks = {key: spec_of(key, task.dependencies) for key, task in graph.items()}
-    averages = own_averages(graph) if knows_costs else {}
-    return SentGraph(tasks, frozenset(wanted), annotations_of(graph), order, averages=averages)
-
-
-def planned(graph: SentGraph, snapshot: Snapshot, token: str) -> Plan:
-    """Return the plan of a graph, its tasks in the order in which they should run."""
-    plan = rewrite(graph, replace(snapshot, shares_objects=True), token)
-    order = sorted(plan.tasks, key=plan.order.__getitem__)
-    return replace(plan, tasks={key: plan.tasks[key] for key in order})
+Create = Callable[[Plan], None]
 
 
 class Bundler:
-    """Bundles the graphs that arrive at a virtual scheduler, and divides running bundles as the plugin does.
+    """Bundles graphs for a cluster, by all features of `rewrite` but those in `without`."""
 
-    Parameters
-    ----------
-    cluster : ClusterProfile
-    graphs : Graphs
-        Of the plugin.
-    """
-
-    def __init__(self, cluster: ClusterProfile, graphs: Graphs) -> None:
-        self._cluster = cluster
-        self._bundles = graphs.bundles
-        tokens = count()
+    def __init__(
+        self,
+        stealing: FerroflowStealing,
+        cluster: ClusterProfile,
+        run: Callable[..., None],
+        messages: ClientMessages,
+        without: Collection[str],
+    ) -> None:
+        graphs, tokens = stealing.graphs, count()
+        self._bundles, self._samples = graphs.bundles, graphs.samples
+        self._run, self._messages = run, messages
+        self._knows = replace(graphs.knowledge, cluster=lambda: cluster, on=FEATURES.difference(without))
+        self._snapshots = Snapshots(stealing.scheduler, graphs.bundles, self._knows)
         graphs.bundles.token = lambda: str(next(tokens))  # the same in every run
         graphs.receive()
 
-    def plan(self, graph: SentGraph, learned: Mapping[str, Averages]) -> Plan:
-        """Return the plan of a graph."""
-        return planned(graph, Snapshot(self._cluster, learned), self._bundles.token())
+    def arrives(self, graph: SentGraph, known: Mapping[str, Averages], create: Create) -> None:
+        """Plan a graph by learned and `known` averages, and create its tasks, first those of a sample."""
+        snapshot = self._snapshots.for_plan(graph)
+        snapshot = replace(snapshot, learned={**snapshot.learned, **known})
+        plan = planned(graph, snapshot, self._bundles.token())
+        self._run(self._carry_out, plan, known, create)
 
-    def create(self, plan: Plan, submit: Callable[[], None]) -> None:
-        """Let Dask create the tasks of a plan by calling `submit`."""
+    def _carry_out(self, plan: Plan, known: Mapping[str, Averages], create: Create) -> None:
+        if not revalidate(plan, self._snapshots.for_check(plan)):
+            plan = unchanged(plan.graph)
+        self._bundles.carry_out(plan.sharing)
+        self._bundles.leave_out(tasks := dict(plan.tasks), plan.wanted)
         self._bundles.expect(plan.bundles)
-        submit()
+        create(replace(plan, tasks=tasks))
         self._bundles.add(plan.bundles)
+        if plan.rest is not None and plan.until is not None:
+            go_on = partial(self.arrives, plan.rest, known, create)
+            expected_s = partial(self._expected_s, plan.until)
+            self._messages.wait(self._samples, plan.until.keys, expected_s, go_on)
+
+    def _expected_s(self, until: Until) -> float:
+        return until.expected_s(self._knows.learned() or {}, self._knows.cluster())
