@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -145,7 +145,7 @@ def bundle_graph(
             nbytes[i], most_nbytes[i] = int(one.nbytes), max(one.nbytes, one.most_nbytes)
     separate = fixed_tasks(tasks).union(alone)
     work = Work(
-        [[position[needed] for needed in tasks[key].dependencies if needed in position] for key in keys],
+        [sorted([position[one] for one in tasks[key].dependencies if one in position]) for key in keys],
         costs_s,
         nbytes.__getitem__,
         alone=frozenset(
@@ -154,10 +154,7 @@ def bundle_graph(
         last=frozenset([position[key] for key in wanted if key in position]),
     )
     outside = [
-        {
-            (places or {}).get(needed, (needed, None))[0]
-            for needed in tasks[key].dependencies - position.keys()
-        }
+        _read_from(needed, places or {}) if (needed := tasks[key].dependencies - position.keys()) else ()
         for key in keys
     ]
     sizes, holders = outside_nbytes or {}, holders or {}
@@ -211,6 +208,11 @@ def _places_in_order(bundles: Mapping[Key, Bundle], position: Mapping[Key, int])
         first = min([position[task.key] for task in bundle.tasks])
         turn[name] = max(first, max(read, default=-1.0) + 1 / (len(bundles) + 1))
     return turn
+
+
+def _read_from(needed: Iterable[Key], places: Mapping[Key, Place]) -> Collection[Key]:
+    """Return the keys of the tasks that yield some values."""
+    return dict.fromkeys([places.get(key, (key, None))[0] for key in sorted(needed, key=str)])
 
 
 def _held(
@@ -292,7 +294,7 @@ def bundles_of(
             delivered = tuple(key for key in exports if key in wanted)
             name = (f"{BUNDLE_PREFIX}-{_main_prefix([shares[key] for key in inside])}-{token}", n)
         own = set(inside)
-        needed = dict.fromkeys(key for one in inside for key in tasks[one].dependencies if key not in own)
+        needed = sorted({key for one in inside for key in tasks[one].dependencies if key not in own}, key=str)
         places_of = {key: place.get(key, (key, None)) for key in needed}
         found[name] = bundle = Bundle(tuple(tasks[key] for key in inside), exports, places_of, delivered)
         returns_results = bundle.returns_results(name)

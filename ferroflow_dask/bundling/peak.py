@@ -106,8 +106,10 @@ class GraphMemory:
                         need.result_nbytes -= self.nbytes[j]
                 if not unread[i]:
                     need.result_nbytes -= self.nbytes[i]
-            awaited = {key for i in tasks for key in self.outside[i]}.intersection(self.awaited)
-            need.shared_nbytes = need.wanted_nbytes + sum(need.inputs[key,] for key in awaited)
+            awaited = [
+                size for key, size in need.inputs.items() if isinstance(key, tuple) and key[0] in self.awaited
+            ]
+            need.shared_nbytes = need.wanted_nbytes + sum(awaited)
             needs.append(need)
         return needs
 

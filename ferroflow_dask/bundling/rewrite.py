@@ -17,14 +17,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from dask._task_spec import GraphNode, cull
-from dask.order import order
+from dask._task_spec import GraphNode
 from dask.typing import Key
 from dask.utils import format_bytes, key_split
 
 from ferroflow_dask.annotations import BUNDLE_ANNOTATION, is_bundling_off
 from ferroflow_dask.bundling import shuffles
 from ferroflow_dask.bundling.graphs import Averages, BundledGraph, bundle_graph
+from ferroflow_dask.bundling.ordering import needed_by, static_order
 from ferroflow_dask.bundling.plan import Plan, Premises, Until, known_of
 from ferroflow_dask.bundling.sample import sample_of
 from ferroflow_dask.bundling.sharing import Sharing, share
@@ -92,7 +92,7 @@ def _order(
 ) -> dict[Key, float]:
     """Return the position of each task: by the client's priorities, else by Dask's static order."""
     if not graph.priorities:
-        return bundled.order if bundled is not None else dict(order(tasks))
+        return bundled.order if bundled is not None else dict(static_order(tasks))
     found: dict[Key, float] = {key: graph.priorities[key] for key in tasks if key in graph.priorities}
     for key, bundle in bundled.bundles.items() if bundled is not None else ():
         inside = [graph.priorities[one.key] for one in bundle.tasks if one.key in graph.priorities]
@@ -119,7 +119,7 @@ def _sample(graph: SentGraph, snapshot: Snapshot) -> Plan | None:
         parts, sources = shuffles.parts_and_sources(tasks)
     sized = [key for shuffle in sources for key in measured(shuffle, snapshot)]
     missing = {key: task for key, task in tasks.items() if key not in snapshot.tasks}
-    missing = cull(missing, graph.wanted & missing.keys())
+    missing = needed_by(graph.wanted & missing.keys(), missing)
     not_now = {
         key
         for key, task in missing.items()
@@ -131,7 +131,7 @@ def _sample(graph: SentGraph, snapshot: Snapshot) -> Plan | None:
     # Workers drop the results that only tasks of the sample read.
     kept = keys & graph.wanted
     kept |= {one for key, task in missing.items() if key not in keys for one in task.dependencies & keys}
-    chosen = {key: missing[key] for key in keys}
+    chosen = {key: task for key, task in missing.items() if key in keys}
     return Plan(
         graph,
         chosen,
@@ -195,7 +195,7 @@ def _missing(
     # Tasks that exist stay as they are: Dask warns of a key with other dependencies than before.
     missing = {key: task for key, task in tasks.items() if not premises.defined.get(key)}
     keys = {key for key in graph.wanted if key in missing}
-    missing = cull(missing, keys)
+    missing = needed_by(keys, missing)
     # Tasks that exist without a definition get it from this graph.
     return missing, keys | {key for key in premises.defined if key in missing}
 
@@ -246,7 +246,7 @@ def _averages(
 def _read_nbytes(tasks: Mapping[Key, GraphNode], sharing: Sharing, snapshot: Snapshot) -> dict[Key, float]:
     """Return the known or learned sizes of the results that a graph reads, by key of their task [B]."""
     found: dict[Key, float] = {}
-    for key in {sharing.places.get(key, (key, None))[0] for key in outside(tasks)}:
+    for key in sorted({sharing.places.get(key, (key, None))[0] for key in outside(tasks)}, key=str):
         facts, one = snapshot.tasks.get(key), snapshot.learned.get(key_split(key))
         if facts is not None and facts.nbytes >= 0:
             found[key] = facts.nbytes

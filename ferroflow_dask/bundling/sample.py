@@ -86,7 +86,11 @@ def sample_of(
 
 def _ready(tasks: Tasks, not_now: Collection[Key]) -> dict[Key, None]:
     """Return the tasks that can run in a sample, dependencies first."""
-    dependencies = {key: [one for one in task.dependencies if one in tasks] for key, task in tasks.items()}
+    position = {key: i for i, key in enumerate(tasks)}
+    dependencies = {
+        key: sorted([one for one in task.dependencies if one in tasks], key=position.__getitem__)
+        for key, task in tasks.items()
+    }
     blocked, ready = set(not_now), dict[Key, None]()
     for key in toposort(tasks, dependencies):
         if key in blocked or not blocked.isdisjoint(tasks[key].dependencies):

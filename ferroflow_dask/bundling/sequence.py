@@ -268,5 +268,5 @@ def _call(task: GraphNode) -> _Call:
     if is_call(task) and not task.kwargs and not any(isinstance(a, GraphNode) for a in task.args):
         read = [(place, a.key) for place, a in enumerate(task.args) if isinstance(a, TaskRef)]
         return task.func, tuple([None if isinstance(a, TaskRef) else a for a in task.args]), read
-    needed = tuple(task.dependencies)
+    needed = tuple(sorted(task.dependencies, key=str))
     return _CallTask(task, needed), (None,) * len(needed), list(enumerate(needed))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from dask._task_spec import Alias, GraphNode, cull
+from dask._task_spec import Alias, GraphNode
 from dask.typing import Key
 
+from ferroflow_dask.bundling.ordering import needed_by
 from ferroflow_dask.bundling.results import VALUE, Place
 from ferroflow_dask.bundling.snapshot import Snapshot
 
@@ -59,7 +60,7 @@ def share(graph: dict[Key, GraphNode], wanted: set[Key], snapshot: Snapshot) -> 
             tasks[key] = Alias(key, (VALUE, key))
         else:
             held.add(key)
-    tasks = cull(tasks, wanted)
+    tasks = needed_by(wanted, tasks)
     read = {needed for task in tasks.values() for needed in task.dependencies}
     values = {value: place for value, place in values.items() if value in read}
     exports: dict[Key, tuple[Key | None, ...]] = {}

@@ -85,7 +85,7 @@ def _sources(graph: Graph, inputs: Iterable[Key]) -> list[Key]:
     while stack:
         key = stack.pop()
         if key in graph and key_split(key) in _RECHUNKED:
-            stack += graph[key].dependencies
+            stack += sorted(graph[key].dependencies, key=str)
         else:
             found[key] = None
     return list(found)
@@ -225,7 +225,7 @@ def _groups(graph: Graph) -> Iterator[list[Shuffle]]:
             if one not in joined:
                 joined.add(one)
                 stack += partners[one]
-        group = [shuffles.pop(one) for one in joined]
+        group = [shuffles.pop(one) for one in [*shuffles] if one in joined]
         if joined <= understood:
             yield group
 

@@ -11,7 +11,8 @@ import numpy as np
 from dask._task_spec import Alias
 from dask.typing import Key
 
-from ferroflow_dask.bundling.graphs import BundledGraph
+from ferroflow_dask.bundling.plan import Plan
+from ferroflow_dask.bundling.snapshot import Snapshot
 from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.exceptions import UnknownNameError, UsageError
 from ferroflow_dask.policy import policy_names
@@ -19,7 +20,7 @@ from ferroflow_dask.replay.job import Job, JobGraph, in_order
 from ferroflow_dask.simulation import Machine, TaskGraph, run_listed
 from ferroflow_dask.topology import Topology
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
-from ferroflow_dask.virtual.bundled import bundled
+from ferroflow_dask.virtual.sent import averages_by_prefix, planned, sent_graph
 
 ENGINES = ("exact", "light")
 #: Policies that are not ferroflow's own.
@@ -267,8 +268,9 @@ def _light(job: Job, topology: Topology, policy: str, seed: int) -> _Run:
     for one in _phases(job):
         tasks = one.tasks
         if policy != "dask":
-            cut = bundled(tasks, one.wanted, topology.profile(), knows_costs=one.knows_costs)
-            tasks = _whole_tasks(cut, tasks)
+            sent = sent_graph(tasks, one.wanted, knows_costs=one.knows_costs)
+            plan = planned(sent, Snapshot(topology.profile(), averages_by_prefix(tasks)), "0")
+            tasks = _whole_tasks(plan, tasks)
         keys, graph = _task_graph(tasks)
         found = run_listed(graph, machine)
         starts = zip(keys, found.workers, found.starts_s, found.stops_s, strict=True)
@@ -279,8 +281,8 @@ def _light(job: Job, topology: Topology, policy: str, seed: int) -> _Run:
     return _Run(makespan_s, busy_s, nbytes, 0, timeline)
 
 
-def _whole_tasks(found: BundledGraph, graph: Mapping[Key, VirtualTask]) -> dict[Key, VirtualTask]:
-    """Return a bundled graph for an engine that does not divide bundles: each of them is one virtual task.
+def _whole_tasks(found: Plan, graph: Mapping[Key, VirtualTask]) -> dict[Key, VirtualTask]:
+    """Return a planned graph for an engine that does not divide bundles: each of them is one virtual task.
 
     A task that reads a delivered value waits for the bundle.
     """

@@ -7,15 +7,17 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, Self, cast
 
-from dask._task_spec import GraphNode
 from dask.typing import Key
 from distributed.batched import BatchedSend
 from distributed.stealing import WorkStealing
 
+from ferroflow_dask.bundling.plan import Plan
+from ferroflow_dask.bundling.sequence import TOPIC as BUNDLES
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.policy import Policy
 from ferroflow_dask.scheduler.extension import FerroflowStealing
 from ferroflow_dask.scheduler.features.low_latency_worker import shorten
+from ferroflow_dask.scheduler.graphs.capable import VERSION
 from ferroflow_dask.scheduler.remote_worker import TOPIC
 from ferroflow_dask.topology import Topology
 from ferroflow_dask.virtual.bundled import Bundler
@@ -32,9 +34,11 @@ from ferroflow_dask.virtual.limits import (
 )
 from ferroflow_dask.virtual.network import PlainNetwork, Stream
 from ferroflow_dask.virtual.record import Record
+from ferroflow_dask.virtual.samples import ClientMessages
 from ferroflow_dask.virtual.scheduler_cpu import IGNORED, SchedulerCpu
+from ferroflow_dask.virtual.sent import FAILURES, annotations_of, averages_by_prefix, sent_graph, specs_of
 from ferroflow_dask.virtual.task import VirtualTask, sinks
-from ferroflow_dask.virtual.upstream import VirtualScheduler, spec_of, stealing_interval_s
+from ferroflow_dask.virtual.upstream import VirtualScheduler, stealing_interval_s
 from ferroflow_dask.virtual.upstream_worker import new_machine
 from ferroflow_dask.virtual.worker import Surroundings, VirtualWorker
 
@@ -158,9 +162,10 @@ class VirtualCluster:
         self._around = Surroundings(self.time, self.fabric, self.tasks, self.record, self._peers)
         self._workers_per_host = workers_per_host
         self._seed = seed
+        self._messages = ClientMessages(self.time)
         self._bundler: Bundler | None = None
         if topology is not None and "bundles" not in without and isinstance(self.stealing, FerroflowStealing):
-            self._bundler = Bundler(topology.profile(), self.stealing.graphs)
+            self._bundler = Bundler(self.stealing, topology.profile(), self.cpu.run, self._messages, without)
         for place in range(workers):
             spec = self.fabric.worker(place)
             threads, speed = (
@@ -224,6 +229,8 @@ class VirtualCluster:
                 shorten(cast(BatchedSend, to_scheduler), ProcessLoad(worker.process, state.ready))
             for end, number in worker.ends.items():
                 self.scheduler.log_worker_event(address, TOPIC, {"feature": end.name, "number": number})
+            version = {"worker": address, "version": VERSION}
+            self.scheduler.log_worker_event(address, BUNDLES, version)
         ws = self.scheduler.workers[address]
         ws.metrics = {"bandwidth": {"workers": worker.bandwidths}}  # what its heartbeats would tell
         return name
@@ -261,6 +268,7 @@ class VirtualCluster:
         order: Mapping[Key, int] | None = None,
         fifo_timeout_s: float = 60.0,
         is_sent: bool = False,
+        knows_prefixes: bool = True,
         knows_costs: bool = False,
         learned_s: Mapping[str, float] | None = None,
     ) -> None:
@@ -278,13 +286,17 @@ class VirtualCluster:
             For all tasks; those of a task take precedence.
         actors : keys, optional
         order : mapping of key to int, optional
-            Order within the graph, as `dask.order` gives it; the order of `graph` if left out.
+            Order within the graph, as `dask.order` gives it; the order of `graph` if left out, Dask's
+            static order if graphs are bundled.
         fifo_timeout_s : float, optional
             Graphs that arrive within this time of the last one that began a generation belong to the same
             generation, and share their priorities [s]. `Client.compute`, `Client.persist` and `Client.get`
             pass 60 s, `Client.submit` and `Client.map` 0.1 s.
         is_sent : bool, optional
             Whether the client has sent it already: then that takes no time.
+        knows_prefixes : bool, optional
+            Whether the scheduler knows the means of each prefix, as from earlier runs. If not, it knows what
+            it has learned in this run. Then a sample may run first, and later messages of clients wait.
         knows_costs : bool, optional
             Whether bundles are cut by the duration of each task, not by the mean of its prefix.
         learned_s : mapping of str to float, optional
@@ -306,62 +318,60 @@ class VirtualCluster:
         self.record.n_arriving += 1
         if self.fabric.topology is not None:
             self._sent.update(graph)
-        arrives = partial(self._arrives, graph, keys, order, options, (knows_costs, learned_s))
-        handled = partial(self.fabric.scheduler.run, n * runtime.graph_task_s, arrives)
+        # A plan is not the event loop's work.
+        if self._bundler is None or options["actors"]:
+            place = order or {key: place for place, key in enumerate(graph)}
+            create = partial(self._create, graph, keys, order=place, annotations=annotations_of(graph))
+            arrives = partial(self.cpu.run, partial(create, specs=specs_of(graph), **options))
+        else:
+            graph_sent = sent_graph(graph, keys, order, knows_costs=knows_costs)
+            known = averages_by_prefix(graph, learned_s) if knows_prefixes else {}
+            carry_out = partial(self._carry_out, graph, keys, options)
+            arrives = partial(self._bundler.arrives, graph_sent, known, carry_out)
+        handled = partial(self.fabric.scheduler.run, n * runtime.graph_task_s, self._messages.handle, arrives)
         latency_s = self.fabric.network.client_s()
         sent = partial(self.time.after, latency_s, handled) if latency_s else handled
         sends_s = 0.0 if is_sent else runtime.submit_s + n * runtime.client_task_s
         self.fabric.client.run(sends_s, handled if is_sent else sent)
 
-    def _arrives(
-        self,
-        graph: Mapping[Key, VirtualTask],
-        keys: list[Key],
-        order: Mapping[Key, int] | None,
-        options: dict[str, Any],
-        known: tuple[bool, Mapping[str, float] | None],
-    ) -> None:
-        """Cut a graph, which is not the event loop's work, and create its tasks."""
-        if self._bundler is None or options["actors"]:
-            specs = {key: spec_of(key, task.dependencies) for key, task in graph.items()}
-            create = partial(self._create, graph, specs, keys, order, options)
-        else:
-            found = self._bundler.cut(graph, keys, *known)
-            create = partial(
-                self._bundler.create, found, partial(self._create, graph, found.tasks, keys, None, options)
-            )
-        self.cpu.run(create)
-
-    def _create(
-        self,
-        graph: Mapping[Key, VirtualTask],
-        specs: Mapping[Key, GraphNode],
-        keys: list[Key],
-        order: Mapping[Key, int] | None,
-        options: dict[str, Any],
-    ) -> None:
+    def _create(self, graph: Mapping[Key, VirtualTask], keys: list[Key], **options: Any) -> None:
+        """Create the tasks of a graph, or those that are left after a sample."""
         self.record.n_arriving -= 1
         states = self.scheduler.tasks
         self.record.wanted.update(key for key in keys if key not in states or states[key].state != "memory")
+        self._create_part(graph, keys, **options)
+
+    def _create_part(
+        self,
+        graph: Mapping[Key, VirtualTask],
+        keys: list[Key],
+        *,
+        annotations: Mapping[str, Mapping[Key, Any]],
+        **options: Any,
+    ) -> None:
         self.tasks.update(graph)
-        by_type: dict[str, dict[Key, Any]] = {}
-        for key, task in graph.items():
-            for annotation, value in task.annotations.items():
-                by_type.setdefault(annotation, {})[key] = value
-        self.scheduler.submit(
-            specs,
-            keys=keys,
-            order=order or {key: place for place, key in enumerate(specs)},
-            annotations=by_type,
-            now=self.time.now,
-            **options,
-        )
+        by_type = {name: by_key for name, by_key in annotations.items() if name != FAILURES}
+        self.scheduler.submit(keys=keys, annotations=by_type, now=self.time.now, **options)
+
+    def _carry_out(
+        self, graph: Mapping[Key, VirtualTask], keys: list[Key], options: dict[str, Any], plan: Plan
+    ) -> None:
+        """Create the tasks of a plan; a sample is released once the rest of its graph exists."""
+        new = {"specs": plan.tasks, "order": plan.order, "annotations": plan.annotations, **options}
+        if plan.rest is not None:
+            self._create_part(graph, [key for key in plan.tasks if key in plan.wanted], **new)
+            return
+        self._create(graph, keys, **new)
+        if sampled := plan.graph.sampled.difference(keys):
+            self._release([key for key in graph if key in sampled], options["client"])
 
     def release(self, keys: Iterable[Key], client: str = "client") -> None:
         """Let a client release its futures now."""
-        self.scheduler.client_releases_keys(
-            keys=list(keys), client=client, stimulus_id=f"client-releases-keys-{self.time.now}"
-        )
+        self._messages.handle(self._release, list(keys), client)
+
+    def _release(self, keys: list[Key], client: str) -> None:
+        stimulus_id = f"client-releases-keys-{self.time.now}"
+        self.scheduler.client_releases_keys(keys=keys, client=client, stimulus_id=stimulus_id)
 
     # Time
 

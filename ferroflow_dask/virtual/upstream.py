@@ -230,10 +230,10 @@ class VirtualScheduler(Scheduler):
 
     def submit(
         self,
-        tasks: Mapping[Key, GraphNode],
         *,
+        specs: Mapping[Key, GraphNode],
         keys: Sequence[Key],
-        order: Mapping[Key, int],
+        order: Mapping[Key, float],
         client: str,
         annotations: Mapping[str, Mapping[Key, Any]],
         now: float,
@@ -246,7 +246,7 @@ class VirtualScheduler(Scheduler):
         """
         arguments: dict[str, Any] = {
             "start": now,
-            "dsk": dict(tasks),
+            "dsk": dict(specs),
             "keys": list(keys),  # distributed passes a set, whose order no run repeats
             "ordered": dict(order),
             "client": client,

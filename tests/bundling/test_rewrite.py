@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import dask
 import dask.array as da
 import pytest
-from dask._task_spec import Alias, DataNode, Task, TaskRef
+from dask._task_spec import Alias, DataNode, List, Task, TaskRef
 from dask.utils import key_split
 from dask_graphs import FOUR, Graph, Known, combine
 from random_shuffles import graph_of, n_barriers
@@ -21,6 +26,7 @@ from ferroflow_dask.bundling.graphs import Averages
 from ferroflow_dask.bundling.plan import Plan
 from ferroflow_dask.bundling.results import Results
 from ferroflow_dask.bundling.rewrite import keys_read, revalidate, rewrite, unchanged
+from ferroflow_dask.bundling.sequence import bundle_in
 from ferroflow_dask.bundling.shuffles import parts_and_sources, unfused, with_plain_tasks
 from ferroflow_dask.bundling.snapshot import FEATURES, BundleFacts, SentGraph, Snapshot, TaskFacts, outside
 from ferroflow_dask.cluster_profile import ClusterProfile
@@ -343,20 +349,30 @@ def test_the_plan_of(name: str) -> None:
 
 
 def as_text(plan: Plan) -> str:
-    """Return all that a plan says, in its order."""
-    return repr(
-        [
-            *(
-                [*map(repr, plan.tasks)],
-                plan.order,
-                plan.annotations,
-                plan.shuffled,
-                plan.reasons,
-                plan.until,
-            ),
-            [(key, *(getattr(one, name) for name in Bundle.__slots__)) for key, one in plan.bundles.items()],
-        ]
-    )
+    """Return all that a plan says, in its order; sets are sorted, since their order is no part of it."""
+    bundles = {key: [getattr(one, name) for name in Bundle.__slots__] for key, one in plan.bundles.items()}
+    until = plan.until and [plan.until.keys, dict(plan.until.prefixes)]
+    rest = plan.rest and [[*plan.rest.tasks], plan.rest.sampled]
+    facts = [plan.order, plan.annotations, plan.shuffled, plan.reasons, bundles, until, rest, plan.wanted]
+    sharing = [plan.sharing.places, plan.sharing.exports, [*plan.sharing.tasks]]
+    return _text([*facts, sharing, {key: _of_task(task) for key, task in plan.tasks.items()}])
+
+
+def _of_task(task: Any) -> list[Any]:
+    arguments = [*getattr(task, "args", ())]
+    if (run := bundle_in(task)) is None:
+        return [type(task), arguments]
+    steps = [(function, read, gone) for function, _, read, gone in run.steps]
+    return [type(task), arguments, steps, run.keys, run.arguments, run.exports, run.delivered, run.cost_s]
+
+
+def _text(value: Any) -> str:
+    """Return the text of nested containers, the same in every process."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key!r}: {_text(each)}' for key, each in value.items())}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_text, value))}]"
+    return str(sorted(map(repr, value))) if isinstance(value, (set, frozenset)) else repr(value)
 
 
 def assert_values(plan: Plan, snapshot: Snapshot) -> None:
@@ -509,6 +525,48 @@ def test_random_plans_give_the_values_of_their_graphs_and_are_the_same_each_time
         kinds["again"] += bool(plan.sharing.n_again)
         kinds["unchanged"] += is_unchanged(plan)
     assert min(kinds.values()) > N_RANDOM / 30, kinds
+
+
+def layered_case(seed: int) -> tuple[SentGraph, Snapshot]:
+    """Draw a graph of layers, whose tasks are alike and read several others: many decisions are ties."""
+    rng = random.Random(seed)
+    first = [f"outside-{i}" for i in range(rng.choice([0, 6]))]
+    tasks, before = dict[Any, Any](), first
+    for layer in range(rng.randint(2, 6)):
+        keys = [(f"{rng.choice('abc')}-0a1b2c3d", layer, i) for i in range(rng.choice([1, 8, 30]))]
+        for key in keys:
+            read = list(map(TaskRef, rng.sample(before, min(len(before), rng.randint(1, 4)))))
+            tasks[key] = Task(key, sum, List(*read)) if rng.random() < 0.5 else Task(key, combine, 1, *read)
+        before = keys + rng.choice([before, []])
+    facts = {key: TaskFacts(nbytes=rng.random() * 1e6, holders=rng.sample("abc", 2)) for key in first}
+    learned = {prefix: random_averages(rng) for prefix in "abc" if rng.random() < 0.9}
+    cluster = ClusterProfile((1,) * rng.choice([1, 4, 8]), memory_nbytes=rng.choice([0, 10**8]))
+    return sent(tasks, *rng.sample([*tasks], 2)), Snapshot(cluster, learned, facts, has_idle_threads=True)
+
+
+def print_plans() -> None:
+    """Print a hash of each of 200 random plans."""
+    for seed in range(100):
+        for case in (random_case(seed), layered_case(seed)):
+            print(zlib.crc32(as_text(rewrite(*case, "1")).encode()))
+
+
+def test_plans_are_the_same_in_every_process() -> None:
+    folders = [*sys.path, str(Path(__file__).parent)]
+    code = f"import sys; sys.path[:] = {folders}; import test_rewrite; test_rewrite.print_plans()"
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for seed in range(4)
+    ]
+    texts = [run.communicate(timeout=300)[0].split() for run in runs]
+    assert [len(text) for text in texts] == [200] * 4
+    differing = [i for i, hashes in enumerate(zip(*texts, strict=True)) if len({*hashes}) > 1]
+    assert not differing
 
 
 def test_a_plan_is_refused_if_a_premise_has_changed_and_only_then() -> None:

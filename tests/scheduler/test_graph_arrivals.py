@@ -139,7 +139,7 @@ async def test_nothing_is_bundled_if_the_setting_is_off(cluster: Bundling) -> No
 def test_known_tasks_are_bundled_on_workers_with(can_bundle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs.Graphs, "learned", _LEARNED)
     if not can_bundle:
-        monkeypatch.setattr(capable, "_VERSION", "0.0.1")
+        monkeypatch.setattr(capable, "VERSION", "0.0.1")
 
     async def test(cluster: Bundling) -> None:
         assert await cluster.values(*fork()[1]) == [13, 14, 15]

@@ -197,7 +197,7 @@ def broken(*_: Any, **__: Any) -> None:
 
 @pytest.mark.parametrize(
     ("patched", "name"),
-    [(rewrite, "sample_of"), (samples, "_Running"), (Until, "expected_s"), (rewrite, "_bundled")],
+    [(rewrite, "sample_of"), (samples, "RunningSample"), (Until, "expected_s"), (rewrite, "_bundled")],
     ids=[
         "its sample is not found",
         "its sample is not followed",

@@ -59,7 +59,7 @@ def test_a_bundle_takes_as_long_as_its_steps() -> None:
     ("at", "is_summed"),
     [
         *(pytest.param(at, False, id=f"wanted, step {at}") for at in (0, 1, 5, 24)),
-        *(pytest.param(at, True, id=f"summed, step {at}") for at in (1, 2, 5, 24)),
+        *(pytest.param(at, True, id=f"summed, step {at}") for at in (2, 3, 5, 24)),
     ],
 )
 def test_what_is_behind_a_long_step_runs_on_idle_threads(at: int, is_summed: bool) -> None:
@@ -128,7 +128,9 @@ def test_a_worker_that_dies_with_a_divided_bundle_costs_the_unfinished_steps_onl
     cluster.submit(graph, learned_s={"t": 0.002})
     cluster.run(until=2.0)
     (long,) = [
-        worker.name for worker in cluster.workers if any(key[0] == "bundle" for key in worker._executing)
+        worker.name
+        for worker in cluster.workers
+        if any(key[0].startswith("bundle") for key in worker._executing)
     ]
     cluster.leave(long)
     cluster.run()

@@ -116,6 +116,6 @@ def test_bundles_hold_as_few_results_as_in_the_order_of_dask(
         cluster.tasks |= {("before", key): VirtualTask(0.0) for key in tasks}
 
     most_of_dask, _ = run("dask", tasks)
-    monkeypatch.setattr("ferroflow_dask.virtual.cluster.spec_of", bundle)
+    monkeypatch.setattr("ferroflow_dask.virtual.sent.spec_of", bundle)
     most, _ = run("ferroflow", tasks, add_first_tasks)
     assert most <= 1.2 * most_of_dask

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dask._task_spec import GraphNode, cull
+from dask._task_spec import GraphNode
 from dask.typing import Key
 from distributed.protocol.serialize import register_serialization_family
 from distributed.utils import offload
@@ -239,7 +239,7 @@ class GraphArrivals:
             arrival.restore(dsk)
         elif arrival is not None:
             self._settle(arrival, dsk)
-        attempt(partial(self._leave_out, dsk, keys), _NOT_COMPARED)
+        attempt(partial(self._bundles.leave_out, dsk, keys), _NOT_COMPARED)
 
     def _settle(self, arrival: Arrival, dsk: dict[Key, GraphNode]) -> None:
         """Compare a plan with the scheduler's tasks; let the graph run as it came if they have changed."""
@@ -251,20 +251,11 @@ class GraphArrivals:
             logger.info("ferroflow: tasks have changed while their graph was bundled; it runs as it came")
             arrival.restore(dsk)
 
-    def _leave_out(self, dsk: dict[Key, GraphNode], keys: Collection[Key]) -> None:
-        """Take tasks that were rewritten out of a graph: they have other dependencies than it says."""
-        rewritten = self._bundles.rewritten(dsk)
-        if rewritten:
-            for key in rewritten:
-                del dsk[key]
-            for key in dsk.keys() - cull(dsk, {*keys}).keys():
-                del dsk[key]
-
     def _restore(self, dsk: dict[Key, GraphNode], keys: Collection[Key]) -> None:
         arrival = _arriving.get()
         if arrival is not None:
             arrival.restore(dsk)
-        attempt(partial(self._leave_out, dsk, keys), _NOT_COMPARED)
+        attempt(partial(self._bundles.leave_out, dsk, keys), _NOT_COMPARED)
 
     def created(self) -> Mapping[Key, Bundle]:
         """Return the bundles of the graph whose tasks Dask has just created."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
-from dask._task_spec import Alias, GraphNode
+from dask._task_spec import Alias, GraphNode, cull
 from dask.typing import Key
 from dask.utils import key_split
 
@@ -74,6 +74,15 @@ class Bundles:
         earlier: Collection[Any] = _rewritten.get(self._scheduler, ())
         tasks = self._scheduler.tasks
         return {key for key in keys if key in self._bundles or (earlier and tasks.get(key) in earlier)}
+
+    def leave_out(self, dsk: dict[Key, GraphNode], keys: Collection[Key]) -> None:
+        """Take tasks that were rewritten out of a graph: they have other dependencies than it says."""
+        rewritten = self.rewritten(dsk)
+        if rewritten:
+            for key in rewritten:
+                del dsk[key]
+            for key in dsk.keys() - cull(dsk, {*keys}).keys():
+                del dsk[key]
 
     def completed(self, key: Key) -> None:
         """Note that a task has run."""

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
 
-_VERSION = version("ferroflow-dask")
+#: Version of this package, which workers announce.
+VERSION = version("ferroflow-dask")
 #: Longest wait for the announcements of workers, each of which is one message after its plugin is set up [s].
 _ANNOUNCED_S = 1.0
 
@@ -33,7 +34,7 @@ class CapableWorkers:
         """Remember the version that a worker has announced."""
         self._announced.add(address)
         self._has_announced.set()
-        if announced == _VERSION:
+        if announced == VERSION:
             self._capable.add(address)
 
     def worker_left(self, address: str) -> None:

@@ -79,8 +79,9 @@ class Graphs:
         self.overtaking = Overtaking(bundles, core.view, self.dividing.ask)
         self._capable = CapableWorkers(scheduler)
         declare, has_idle = core.learned.costs.declare, lambda: bool(scheduler.idle)
-        knowledge = Knowledge(cluster, self.learned, has_idle, fixed.is_fixed, declare, core.on)
-        self._arrivals = GraphArrivals(core, bundles, knowledge, self.observers, self._capable)
+        #: What graphs are bundled by.
+        self.knowledge = Knowledge(cluster, self.learned, has_idle, fixed.is_fixed, declare, core.on)
+        self._arrivals = GraphArrivals(core, bundles, self.knowledge, self.observers, self._capable)
         self.samples = self._arrivals.samples
 
     def _may_send(self, address: str) -> bool:

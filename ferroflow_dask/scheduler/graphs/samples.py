@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dask.typing import Key
@@ -31,29 +30,34 @@ class Samples:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         #: Samples whose tasks have not all ended; several clients may have the same task in theirs.
-        self.running: list[_Running] = []
+        self.running: list[RunningSample] = []
         self._is_open = True
 
     def changed(self, key: Key) -> None:
         """Note that the state of a task has changed."""
         for running in self.running:
             if key in running.keys and self._has_ended(key):
-                running.keys.discard(key)
-                running.event.set()
+                running.ended(key)
 
     def close(self) -> None:
         """Wait for no sample any more: `changed` may not be called again."""
         self._is_open = False
         for running in self.running:
             running.keys.clear()
-            running.event.set()
+            running.wake()
 
     def _has_ended(self, key: Key) -> bool:
         ts = self._scheduler.tasks.get(key)
         return ts is None or ts.state not in _UNENDED
 
-    async def wait(self, keys: Collection[Key], expected_s: Callable[[], float]) -> None:
-        """Wait until a sample has ended, or until waiting longer might cost more than it gains.
+    def begin(
+        self,
+        keys: Collection[Key],
+        expected_s: Callable[[], float],
+        clock: Callable[[], float],
+        wake: Callable[[], object],
+    ) -> RunningSample:
+        """Follow a sample, until `end` gets what this method returns.
 
         Parameters
         ----------
@@ -61,31 +65,72 @@ class Samples:
             The tasks of the sample.
         expected_s : callable
             Returns the expected duration of the whole graph [s] by what is known now.
+        clock : callable
+            Returns the time [s].
+        wake : callable
+            Called whenever a task of the sample has ended.
         """
-        if not self._is_open:
-            return
-        running = _Running({key for key in keys if not self._has_ended(key)})
+        left = {key for key in keys if self._is_open and not self._has_ended(key)}
+        running = RunningSample(left, expected_s, clock, wake)
         self.running.append(running)
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + _FIRST_S
-        has_first = False
+        return running
+
+    def end(self, running: RunningSample) -> None:
+        """Follow a sample no longer."""
+        self.running.remove(running)
+
+    async def wait(self, keys: Collection[Key], expected_s: Callable[[], float]) -> None:
+        """Wait until a sample has ended, or until waiting longer might cost more than it gains.
+
+        The parameters are those of `begin`.
+        """
+        event, clock = asyncio.Event(), asyncio.get_running_loop().time
+        running = self.begin(keys, expected_s, clock, event.set)
         try:
-            while running.keys:
-                async with asyncio.timeout_at(deadline):
-                    await running.event.wait()
-                running.event.clear()
-                if not has_first:
-                    has_first = True
-                    deadline = clock() + min(max(_LEAST_S, _MOST_PART * expected_s()), _FIRST_S)
+            while not running.is_over():
+                async with asyncio.timeout_at(running.deadline):
+                    await event.wait()
+                event.clear()
         except TimeoutError:
             pass
         finally:
-            self.running.remove(running)
+            self.end(running)
 
 
-@dataclass(eq=False, slots=True)
-class _Running:
-    """Tasks of a sample that have not ended; the event is set whenever one ends."""
+class RunningSample:
+    """Tasks of a sample that have not ended, and the time until which the rest of the graph waits for them.
 
-    keys: set[Key]
-    event: asyncio.Event = field(default_factory=asyncio.Event)
+    Parameters
+    ----------
+    keys : set of Key
+    expected_s, clock, wake : callable
+        As in `Samples.begin`.
+    """
+
+    def __init__(
+        self,
+        keys: set[Key],
+        expected_s: Callable[[], float],
+        clock: Callable[[], float],
+        wake: Callable[[], object],
+    ) -> None:
+        self.keys = keys
+        self.wake = wake
+        self._expected_s = expected_s
+        self._clock = clock
+        self._has_ended = self._is_limited = False
+        #: [s]
+        self.deadline = clock() + _FIRST_S
+
+    def is_over(self) -> bool:
+        """Return whether the rest of the graph waits no longer; called after `wake` and at the deadline."""
+        if self._has_ended and not self._is_limited:
+            self._is_limited = True
+            self.deadline = self._clock() + min(max(_LEAST_S, _MOST_PART * self._expected_s()), _FIRST_S)
+        return not self.keys or self._clock() >= self.deadline
+
+    def ended(self, key: Key) -> None:
+        """Note that a task has ended: the first one limits the wait for the others."""
+        self.keys.discard(key)
+        self._has_ended = True
+        self.wake()
