@@ -103,7 +103,8 @@ class _Runs:
     def are_left(self) -> bool:
         """Return whether a run is missing; rounds that a long program does not need may be."""
         rounds = range(min(self._rules.rounds, FEWER))
-        return any(self._is_left(name, n) for name in self._rules.sides for n in rounds)
+        runs = [(n, False) for n in rounds] + [(0, True)] * self._rules.is_new_for_each
+        return any(self._is_left(name, n, is_first=new) for name in self._rules.sides for n, new in runs)
 
     def _is_left(self, name: str, n: int, *, is_first: bool = False) -> bool:
         return written(self._facts(name, n, is_first)) not in self._done
@@ -115,7 +116,7 @@ class _Runs:
 
     def anchor(self, name: str, suite: Suite, options: Options) -> Iterator[BenchRecord]:
         """Yield the rows of the same computation by other means, without a cluster."""
-        for n in range(min(self._rules.rounds, FEWER)):
+        for n in range(min(self._rules.rounds, FEWER) if options.is_full else 1):
             if self._is_left(name, n):
                 outcome = run_anchor(suite, options, self._program, name, self._rules.timeout_s)
                 yield self.row(name, n, self._judged(name, outcome, 0))

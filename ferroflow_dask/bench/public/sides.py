@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -150,21 +150,17 @@ class Sides:
     def renew(self) -> None:
         """Start all sides anew, each with a new cluster."""
         self.__exit__()
-        self._fill()
+        self._begin(self._rules.sides)
 
-    def _fill(self) -> None:
-        new = [
-            Side(name, partial(self._start, prepare))
-            for name, prepare in self._rules.sides.items()
-            if name not in self._sides
-        ]
-        for side in new:
+    def _begin(self, names: Iterable[str]) -> None:
+        for side in [Side(name, partial(self._start, self._rules.sides[name])) for name in names]:
             self._sides[side.name] = side
             side.wait_until_ready()
 
     def run(self, name: str, program: Program, seed: int) -> Outcome:
         """Run a program on a side; a run that breaks ends the side's cluster."""
-        self._fill()
+        if name not in self._sides:
+            self._begin([name])
         side, others = self._sides[name], [one for one in self._sides.values() if one.name != name]
         before = sum(cpu_seconds(other.group) for other in others)
         outcome = side.run(program, seed, self._rules.timeout_s)

@@ -53,7 +53,7 @@ RECIPES = (
 )
 #: Tasks of the smallest graphs from which WfCommons makes these recipes, where it refuses fewer.
 LEAST = {"bwa": 106, "seismology": 103}
-SIZES, FULL_SIZES = (100, 1_000), (100, 1_000, 10_000)
+SIZES, FULL_SIZES = (100,), (100, 1_000, 10_000)
 #: Sizes of WfCommons' own programs, in which a task takes `SLEEP_S`.
 OWN_SIZES, OWN_FULL_SIZES = (100,), (100, 1_000)
 SEED = 1

@@ -101,7 +101,7 @@ def test_a_fault_makes_a_side_broken(name: str, tmp_path: Any) -> None:
     options = replace(OPTIONS, data=tmp_path, scale=0.01)
     program = next(one for one in suite.programs(options) if not one.skipped)
     sides = {"dask": None, **FAULTS}
-    rules = replace(RULES, rounds=1, timeout_s=15, sides=sides)
+    rules = replace(RULES, rounds=0, is_new_for_each=True, timeout_s=15, sides=sides)
     rows = made(suite, rules, replace(options, only=(program.name,)))
     assert {row.status for row in rows if row.policy == "dask"} == {OK}
     broken = {row.policy: row.status for row in rows if row.status != OK}
