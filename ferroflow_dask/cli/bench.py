@@ -23,7 +23,7 @@ from ferroflow_dask.cli.cluster_options import Duration, repeat_type, size_optio
 from ferroflow_dask.cli.errors import Failure, OneLineErrors
 from ferroflow_dask.cli.files import check_folder
 from ferroflow_dask.cli.graph_options import SizeCommand, flag_of
-from ferroflow_dask.cli.sections import SectionCommand, workload_option
+from ferroflow_dask.cli.sections import workload_option
 from ferroflow_dask.cli.slurm import SlurmOptions, slurm_client, slurm_options
 from ferroflow_dask.exceptions import UsageError
 
@@ -31,19 +31,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 Chosen = Sequence[tuple[Workload, Mapping[str, Any]]]
 
 _DEFAULT_POLICIES = ("dask", "dask-again", "ferroflow")
-_SUITE_POLICIES = ("dask", "dask-again", "dask@100ms", "random", "ferroflow")
-#: One of each kind (long and short sleeps, layers, a real collection of each sort, skew, a slow worker), of
-#: such sizes that a run takes about a second.
-_QUICK: Mapping[str, Mapping[str, Any]] = {
-    "imbalanced": {},
-    "large-wide": {},
-    "stencil_1d": {"steps": 10},
-    "merge": {"n": 500},
-    "groupby": {"days": 1},
-    "tensordot": {},
-    "lognormal": {"n": 50},
-    "straggler": {"n": 200},
-}
 #: Workloads whose default is shown in the help of a size.
 _MOST_SHOWN = 3
 #: Task durations of a METG curve [ms], longest first.
@@ -174,15 +161,6 @@ def run_workloads(workloads: tuple[str, ...], sizes: Mapping[str, str], **option
         [(w, w.arguments({name: sizes[name] for name in sizes.keys() & w.defaults})) for w in chosen],
         **options,
     )
-
-
-@bench.command(cls=SectionCommand)
-@click.option("--quick/--full", "is_quick", default=True, help="Eight workloads, or all.")
-@_run_options(_SUITE_POLICIES, repeat=3)
-def suite(is_quick: bool, **options: Any) -> None:
-    """Run a fixed set of workloads: --quick within five minutes on two cores, --full in an hour or two."""
-    sizes: Mapping[str, Mapping[str, Any]] = _QUICK if is_quick else {name: {} for name in WORKLOADS}
-    _run([(w := get_workload(name), w.arguments(given)) for name, given in sizes.items()], **options)
 
 
 @bench.command(cls=SizeCommand)

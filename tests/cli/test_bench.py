@@ -250,7 +250,7 @@ def test_workloads_whose_packages_are_missing_are_refused_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "find_spec", lambda name: None if name == "pandas" else name)
-    line = refusal("bench", "suite", "--rows", tmp_path / "rows.jsonl")
+    line = refusal("bench", "run", "groupby", "--rows", tmp_path / "rows.jsonl")
     assert "groupby: not without pandas; run in the clone: pip install '.[bench]'" in line
     assert not (tmp_path / "rows.jsonl").exists()
 

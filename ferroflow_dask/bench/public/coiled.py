@@ -1,0 +1,167 @@
+"""Tests of coiled/benchmarks as programs: seven files of a working tree that the user has.
+
+A process of its own collects the tests. Each test is a program, which pytest runs in the process that holds
+the client, without changing the working tree. Fixtures and replaced modules are in `coiled_plugin`, the
+values that are compared in `coiled_values`.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ferroflow_dask.bench.public.base import Clock, Options, Program
+from ferroflow_dask.exceptions import FerroflowError, UsageError
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+FOLDER = "tests/benchmarks"
+NAMES = ("futures", "work_stealing", "array", "rechunk", "join", "dataframe", "xarray")
+FILES = tuple(f"{FOLDER}/test_{name}.py" for name in NAMES)
+
+#: Tests that take minutes on four workers, most of the time in `time.sleep` or in 150 GB of random numbers.
+LONG = (
+    "test_memory_efficient",
+    "test_work_stealing_on_inhomogeneous_workload",
+    "test_work_stealing_on_scaling_up",
+    "test_work_stealing_on_straggling_worker",
+    "test_quadratic_mean",
+)
+
+_CALL = "--checkout coiled=PATH"
+_COLLECT = "import sys; from ferroflow_dask.bench.public.coiled_plugin import collect; collect(*sys.argv[1:])"
+#: For imports of all packages that the tests use [s].
+_COLLECT_TIMEOUT_S = 300
+
+
+class SkippedError(FerroflowError):
+    """A test skipped itself while it ran."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coiled:
+    """The suite."""
+
+    name: str = "coiled"
+    source: str = (
+        "coiled/benchmarks (BSD-3-Clause), the user's working tree: seven files of tests/benchmarks on the "
+        "sides' clusters, by a pytest plugin that replaces the conftest and the module coiled."
+    )
+    needs: Sequence[str] = ("pytest", "pandas", "pyarrow", "xarray", "flox", "fsspec")
+
+    def programs(self, options: Options) -> list[Program]:
+        """Return a program for each test, in the order of the files."""
+        checkout = checked_checkout(options)
+        commit = _commit(checkout)
+        source = f"coiled/benchmarks{f' {commit}' if commit else ''}, BSD-3-Clause"
+        return [
+            Program(
+                suite=self.name,
+                name=test.removeprefix(f"{FOLDER}/"),
+                source=source,
+                run=partial(run, checkout, test),
+                skipped=reason or ("" if options.is_full else _too_long(test)),
+            )
+            for test, reason in collected(checkout).items()
+        ]
+
+
+SUITE = Coiled()
+
+
+def checked_checkout(options: Options) -> Path:
+    """Return the working tree.
+
+    Raises
+    ------
+    UsageError
+        The user named none, or another folder.
+    """
+    if (folder := options.checkouts.get(SUITE.name)) is None:
+        raise UsageError(f"the suite coiled needs a working tree of coiled/benchmarks; add {_CALL}")
+    needed = ("tests/__init__.py", "tests/utils_test.py", "cluster_kwargs.yaml", FOLDER)
+    if absent := [name for name in needed if not (folder / name).exists()]:
+        raise UsageError(
+            f"the checkout coiled must be a working tree of coiled/benchmarks, got {str(folder)!r} without "
+            f"{absent[0]}; call: {_CALL}"
+        )
+    return folder.resolve()
+
+
+def collected(checkout: Path) -> dict[str, str]:
+    """Collect the tests in a process of its own: why each is always skipped, or "", by its id.
+
+    Raises
+    ------
+    UsageError
+        pytest cannot import a file.
+    """
+    files = [file for file in FILES if (checkout / file).exists()]
+    found = subprocess.run(
+        [sys.executable, "-P", "-c", _COLLECT, str(checkout), *files],
+        cwd=checkout,
+        capture_output=True,
+        text=True,
+        timeout=_COLLECT_TIMEOUT_S,
+        check=False,
+    )
+    try:
+        report = json.loads(found.stdout)
+    except json.JSONDecodeError:
+        report = {"error": (found.stderr.strip() or "no output").splitlines()[-1]}
+    if report["error"]:
+        raise UsageError(f"pytest cannot collect the tests of {str(checkout)!r}: {report['error']}")
+    tests: dict[str, str] = report["collected"]
+    return tests
+
+
+def run(checkout: Path, test: str, client: Client, clock: Clock) -> dict[str, Any]:
+    """Run a test on the cluster of a client; return the values that the test waits for or reads.
+
+    Clusters of the test's own have the plugin if that of the client has it.
+    """
+    import dask
+
+    from ferroflow_dask.bench.public.coiled_plugin import CoiledPlugin, run_pytest
+    from ferroflow_dask.scheduler.installation import installed
+
+    plugin = CoiledPlugin(checkout, client, clock)
+    # The preload of a client installs the plugin on its cluster, and lets it follow that of a running one.
+    preload = [] if installed(client) is None else ["ferroflow_dask.preload"]
+    with client.as_current(), dask.config.set({"distributed.client.preload": preload}):
+        status = run_pytest(plugin, checkout, [test])
+    gc.collect()  # the futures of the test
+    if plugin.error is not None:
+        raise plugin.error
+    if plugin.skipped:
+        raise SkippedError(f"skipped: {plugin.skipped}")
+    if status:
+        raise FerroflowError(f"pytest ended with status {status} and ran no test {test!r}")
+    return plugin.answer
+
+
+def _too_long(test: str) -> str:
+    function = test.partition("::")[2].partition("[")[0]
+    return "takes minutes; --full runs it" if function in LONG else ""
+
+
+def _commit(checkout: Path) -> str:
+    """Return the commit of a working tree; "" without git."""
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(checkout), "rev-parse", "--short=7", "HEAD"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError:
+        return ""
+    return found.stdout.strip()

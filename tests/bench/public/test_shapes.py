@@ -1,0 +1,108 @@
+"""Shapes after descriptions by others: their answers, and results that are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import checked_client
+from distributed import Client
+
+pytest.importorskip("pandas")
+pytest.importorskip("pyarrow")
+pytest.importorskip("xarray")
+pytest.importorskip("flox")
+
+from ferroflow_dask import install
+from ferroflow_dask.bench.public import geospatial, shapes
+from ferroflow_dask.bench.public.base import Clock, Options
+from ferroflow_dask.bench.public.shapes import SUITE
+from ferroflow_dask.bench.workloads import WORKLOADS
+from ferroflow_dask.exceptions import ResultError
+
+PROGRAMS = {program.name: program for program in SUITE.programs(Options())}
+GEOSPATIAL = ("zonal_average", "climatology", "rechunking", "circulation")
+
+
+@pytest.fixture(scope="module", params=["stock", "plugin"])
+def client(request: pytest.FixtureRequest) -> Iterator[Client]:
+    with checked_client(2, processes=False, set_as_default=False) as client:
+        if request.param == "plugin":
+            install(client)
+        yield client
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    "name", ["merge", "tree", "scale_up", "double_diff", "dataframe_shuffle", *GEOSPATIAL]
+)
+def test_an_answer_is_the_expected_one(name: str, client: Client) -> None:
+    program, clock = PROGRAMS[name], Clock()
+    assert not program.differs(program.run(client, clock), program.expected())
+    assert clock.seconds > 0
+
+
+def test_there_is_each_shape_once() -> None:
+    names = [program.name for program in SUITE.programs(Options(is_full=True))]
+    assert len(names) == len(set(names)) == len(PROGRAMS)
+    assert {"wordbag", "straggler", "rechunk", "dataframe_merge", *GEOSPATIAL} < set(names)
+    assert all(not program.skipped and program.source for program in PROGRAMS.values())
+
+
+@pytest.mark.cluster
+def test_a_wrong_result_is_said(client: Client) -> None:
+    def build(request: Any) -> Any:
+        return replace(WORKLOADS["tree"].build(request), check=check)
+
+    def check(_: Any) -> None:
+        raise ResultError("result 3 is 4; it must be 5")
+
+    program = shapes._program(replace(WORKLOADS["tree"], build=build), "here", is_full=False)
+    answer = program.run(client, Clock())
+    assert program.differs(answer, program.expected()) == "result 3 is 4; it must be 5"
+
+
+def test_a_program_without_its_packages_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shapes, "find_spec", lambda _: None)
+    monkeypatch.setattr(geospatial, "find_spec", lambda _: None)
+    skipped = {program.name: program.skipped for program in SUITE.programs(Options()) if program.skipped}
+    assert skipped["dataframe_merge"] == "needs pandas, pyarrow"
+    assert skipped["circulation"] == "needs pandas, xarray"
+    assert "rechunking" not in skipped
+
+
+# Geospatial answers on inputs whose result is plain
+
+
+def test_a_climatology_smooths_one_day_over_its_neighbours() -> None:
+    series = np.zeros((2 * 8 * 4, 1, 1))
+    series[[3 * 4, (8 + 3) * 4]] = 4.0  # hour 0 of day 3 in both years
+    means = geospatial._smoothed_means(series, days=8, window=5).reshape(8, 4)
+    assert means[:, 0].tolist() == [0, 0, 1, 2, 1, 0, 0, 0]
+    assert not means[:, 1:].any()
+
+
+def test_a_wave_carries_momentum_only_where_its_winds_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    longitude = np.linspace(0, 2 * np.pi, 16, endpoint=False)
+    waves = {0: np.sin(longitude) + 5, 1: np.sin(longitude), 2: np.cos(longitude), 3: -np.sin(longitude)}
+
+    def field(shape: tuple[int, ...], _: Any, *, index: int) -> Any:
+        return np.broadcast_to(waves[index], shape)
+
+    monkeypatch.setattr(geospatial, "_whole", field)
+    answer = geospatial._circulation_answer(days=1, steps=2, side=16)
+    expected = {"U": 5, "V": 0, "W": 0, "T": 0, "UV": 0.5, "VT": -0.5, "UW": 0}
+    assert set(answer) == set(expected)
+    for name, value in expected.items():
+        assert answer[name] == pytest.approx(np.full((1, 2, 16), value))
+
+
+def test_zones_have_the_mean_of_their_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(geospatial, "_whole", lambda *_: np.arange(2 * 16.0).reshape(2, 4, 4))
+    zones = geospatial._zones(4, 3)
+    answer = geospatial._zonal_average_answer(times=2, side=4, zones=3)
+    for zone in np.unique(zones):
+        assert answer[0, zone] == np.arange(16.0).reshape(4, 4)[zones == zone].mean()
