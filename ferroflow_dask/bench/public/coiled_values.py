@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _WHOLE_NBYTES = 2**16
 #: Of more futures, evenly spaced ones are read: reading 100,000 takes longer than the tests.
 _READ = 10_000
+#: Futures that are canceled at once: a scheduler takes time in proportion to the square of their number.
+_CANCELED = 100
 
 
 class Values:
@@ -33,6 +35,7 @@ class Values:
         self._read: list[Any] = []
         self._discarded: list[Any] = []
         self._completed: Counter[str] = Counter()
+        self._iterators: list[Any] = []
         self._wait: Callable[..., Any] = distributed.wait
         self._iterator: Any = distributed.as_completed
 
@@ -69,12 +72,18 @@ class Values:
         return {name: value for name, value in answer.items() if len(value)}
 
     def release(self) -> None:
-        """Cancel collections that the test has waited for, as `wait` of the checkout does."""
+        """Cancel collections that the test has waited for, as the checkout does, and tasks that still run.
+
+        Otherwise futures from which a test has read only the first ones would run after it.
+        """
         for client, thing in self._waited:
-            # Other tests release their futures. Canceling 100,000 takes a scheduler minutes.
             if client.status == "running" and not isinstance(thing, list):
                 client.cancel(thing)
-        self._waited, self._read, self._discarded = [], [], []
+        for iterator in self._iterators:
+            futures = list(iterator.futures)
+            for start in range(0, len(futures), _CANCELED):
+                futures[0].client.cancel(futures[start : start + _CANCELED])
+        self._waited, self._read, self._discarded, self._iterators = [], [], [], []
 
     def _wait_for(self, thing: Any, client: Client, timeout: float) -> None:
         persisted = thing.persist() if hasattr(thing, "persist") else thing
@@ -93,13 +102,17 @@ class Values:
         return done
 
     def _counting(self) -> type:
-        completed = self._completed
+        values = self
         iterator: Any = self._iterator
 
         class _Counting(iterator):  # type: ignore[misc]
+            def __init__(self, *arguments: Any, **options: Any) -> None:
+                super().__init__(*arguments, **options)
+                values._iterators.append(self)
+
             def __next__(self) -> Any:
                 item = super().__next__()
-                completed[str((item if isinstance(item, Future) else item[0]).status)] += 1
+                values._completed[str((item if isinstance(item, Future) else item[0]).status)] += 1
                 return item
 
         return _Counting

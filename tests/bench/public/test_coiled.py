@@ -84,6 +84,10 @@ from dask.distributed import as_completed, wait
 from ..utils_test import timeseries_of_size
 from ..utils_test import wait as wait_for
 
+def slow(i):
+    import time
+    time.sleep(0.5)
+
 def test_read(small_client):
     assert small_client.submit(sum, [1, 2]).result() == 3
     small_client.gather(small_client.map(abs, [-1, -2]))
@@ -94,6 +98,10 @@ def test_wait(small_client):
 def test_iterate(small_client):
     for future in as_completed(small_client.map(abs, range(5), pure=False)):
         pass
+
+def test_first(small_client):
+    for future in as_completed(small_client.map(slow, range(500), pure=False)):
+        return
 
 def test_frames(small_client, memory_multiplier, configure_shuffling):
     left, right = timeseries_of_size(1), timeseries_of_size(1)
@@ -287,6 +295,11 @@ def test_corners_of_an_array_that_is_discarded_are_computed(
     first, second = (_run(programs["test_array.py::test_discards[uncompressible]"], client) for _ in range(2))
     assert difference(first, second) == ""
     assert [corner.shape for corner in first["corners"]] == [(9, 9), (9, 9)]
+    client.run_on_scheduler(_check_empty)
+
+
+def test_tasks_that_a_test_leaves_are_canceled(programs: dict[str, Program], client: Client) -> None:
+    assert _run(programs["test_futures.py::test_first"], client) == {"completed": {"finished": 1}}
     client.run_on_scheduler(_check_empty)
 
 
