@@ -47,8 +47,9 @@ class SmallSuite:
     def programs(self, options: Options) -> Sequence[Program]:
         """Return two programs that run, and one that does not."""
         common: dict[str, Any] = {"suite": self.name, "source": self.source}
+        anchors = {"threads": lambda _: by_threads()}
         return [
-            Program(name="sums", run=sums, expected=by_threads, anchors={"threads": lambda _: by_threads()}, **common),
+            Program(name="sums", run=sums, expected=by_threads, anchors=anchors, **common),
             Program(name="prepared", run=prepared, sizes={"n": 8}, **common),
             Program(name="absent", run=prepared, skipped="it needs a moon", **common),
         ]

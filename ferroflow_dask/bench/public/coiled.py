@@ -52,8 +52,8 @@ class Coiled:
 
     name: str = "coiled"
     source: str = (
-        "coiled/benchmarks (BSD-3-Clause), the user's working tree: seven files of tests/benchmarks on the "
-        "sides' clusters, by a pytest plugin that replaces the conftest and the module coiled."
+        "Seven files of coiled/benchmarks (BSD-3-Clause), from the user's working tree. A pytest plugin "
+        "replaces the conftest and the module coiled."
     )
     needs: Sequence[str] = ("pytest", "pandas", "pyarrow", "xarray", "flox", "fsspec")
 

@@ -24,7 +24,7 @@ _WHOLE_NBYTES = 2**16
 #: Of more futures, evenly spaced ones are read: reading 100,000 takes longer than the tests.
 _READ = 10_000
 #: Futures that are canceled at once: a scheduler takes time in proportion to the square of their number.
-_CANCELED = 100
+_CANCELED = 500
 
 
 class Values:

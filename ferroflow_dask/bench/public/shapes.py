@@ -104,10 +104,7 @@ def _program(workload: Workload, source: str, is_full: bool) -> Program:
 
 class _Suite:
     name = "shapes"
-    source = (
-        "written here (MIT) after RSDS (Böhm and Beránek, WORKS'20) and after benchmarks and geospatial "
-        "workloads of coiled/benchmarks (BSD-3)"
-    )
+    source = "Written here (MIT) after RSDS (Böhm and Beránek, WORKS'20) and after coiled/benchmarks (BSD-3)."
     needs = ()
 
     def programs(self, options: Options) -> Sequence[Program]:

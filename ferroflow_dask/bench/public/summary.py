@@ -168,7 +168,7 @@ def summarize(rows: Sequence[BenchRecord], date: str) -> Summary:
         )
     groups: dict[tuple[str, str, str], list[BenchRecord]] = {}
     for row in rows:
-        if row.cluster != "virtual":
+        if row.cluster != "virtual" and not row.lowering:
             groups.setdefault((row.suite, row.workload, written(row.arguments)), []).append(row)
     first = sided[0]
     return Summary(

@@ -310,8 +310,8 @@ def run_elsewhere(
 class _Suite:
     name = "taps"
     source = (
-        f"TaPS, the Task Performance Suite (Pauloski et al., eScience 2024; commit {COMMIT}, MIT); it "
-        "submits each task by Client.submit, so bundles cannot help"
+        f"TaPS, the Task Performance Suite (Pauloski et al., eScience 2024, commit {COMMIT}, MIT). It "
+        "submits each task by `Client.submit`, so bundles cannot help."
     )
     needs = (
         *("globus_compute_sdk", "parsl", "proxystore", "psutil", "pydantic", "pydantic_settings", "tomli_w"),

@@ -228,8 +228,9 @@ def _run(run: Callable[[Api, int], Ran], n: int, client: Client, clock: Clock) -
 class _Suite:
     name = "tasks"
     source = (
-        "six programs of small tasks, written here (MIT); those of empty tasks and sleeps after the "
-        "comparison with Dask by the authors of HyperQueue"
+        "Six programs of small tasks, written here (MIT). Empty tasks and sleeps follow the comparison with "
+        "Dask by the authors of HyperQueue. The suffix *advised* marks the way that Dask's documentation "
+        "advises."
     )
     needs = ()
 

@@ -301,8 +301,9 @@ def simulated(options: Options, mean_s: float | None) -> Iterator[Other]:
 class _Suite:
     name = "workflows"
     source = (
-        "WfCommons (Coleman et al., FGCS 2022; LGPL-3, as a dependency): its ten recipes as graphs of sleeps "
-        "(that of rnaseq has no edges), and its own Dask programs, which submit each task by Client.submit"
+        "The ten recipes of WfCommons (Coleman et al., FGCS 2022, LGPL-3) as graphs of sleeps. The recipe of "
+        "rnaseq has no edges. The suffix *translated* marks Dask programs of WfCommons, which submit each "
+        "task by `Client.submit`."
     )
     needs = ("wfcommons",)
 

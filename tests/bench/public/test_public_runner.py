@@ -13,7 +13,7 @@ from planted import FAULTS
 from public_suites import SUITE
 
 from ferroflow_dask.bench.public import get_suite
-from ferroflow_dask.bench.public.base import Options, Suite
+from ferroflow_dask.bench.public.base import Options, Suite, missing
 from ferroflow_dask.bench.public.host import Place
 from ferroflow_dask.bench.public.runner import run_suites
 from ferroflow_dask.bench.public.sides import Rules
@@ -95,7 +95,10 @@ def test_each_program_may_have_new_clusters_whose_first_runs_are_rows() -> None:
     assert all((row.peak_scheduler_memory or 0) > 2**20 for row in rows)
 
 
-@pytest.mark.parametrize("name", ["small", "tasks", "shapes", "workflows", "tpch"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("tasks", "shapes", "workflows", "tpch")]
+
+
+@pytest.mark.parametrize("name", ["small", *SLOW])
 def test_a_fault_makes_a_side_broken(name: str, tmp_path: Any) -> None:
     suite: Suite = SUITE if name == "small" else get_suite(name)
     options = replace(OPTIONS, data=tmp_path, scale=0.01)
@@ -107,3 +110,17 @@ def test_a_fault_makes_a_side_broken(name: str, tmp_path: Any) -> None:
     broken = {row.policy: row.status for row in rows if row.status != OK}
     assert broken.keys() == FAULTS.keys(), broken
     assert broken["a hang"] == "no result within 15 s"
+
+
+@pytest.mark.parametrize("name", ["tasks", "shapes", "workflows", "tpch"])
+def test_a_program_of_each_suite_runs_on_all_sides(name: str, tmp_path: Any) -> None:
+    suite = get_suite(name)
+    if lacking := missing(suite):
+        pytest.skip(f"needs {', '.join(lacking)}")
+    options = replace(OPTIONS, data=tmp_path, scale=0.01)
+    program = next(one for one in suite.programs(options) if not one.skipped)
+    rules = replace(RULES, rounds=0, is_new_for_each=True)
+    rows = made(suite, rules, replace(options, only=(program.name,)))
+    assert {row.policy: row.status for row in rows if row.policy in RULES.sides} == dict.fromkeys(
+        RULES.sides, OK
+    )
