@@ -11,6 +11,7 @@ from html import escape
 from statistics import geometric_mean
 from typing import Any
 
+from ferroflow_dask.bench.estimates import ENOUGH
 from ferroflow_dask.bench.markdown import BROKEN, NOTHING, count, number, percent, table, text
 from ferroflow_dask.bench.public.summary import AGAIN, OURS, SKIPPED, ProgramSummary, Ratio, Summary
 from ferroflow_dask.printable import printable
@@ -86,12 +87,30 @@ def _method(summary: Summary) -> str:
             "other side is faster.",
             f"- Brackets are 95 % bootstrap intervals of paired rounds. {_FASTER} and {_SLOWER} mark "
             "intervals without 1.",
-            "- The column *again* shows stock Dask against itself, which is the noise.",
+            f"- The column *again* shows stock Dask against itself, which is the noise. {_noise(summary)}",
             "- All answers are compared after the clock has stopped. A wrong answer, a hang, an error or a "
             "task that ran twice makes a program broken.",
             f"- The processes of idle sides are stopped. They took at most {percent(idle)} of the CPU time.",
             "- TPC-H queries are derived from TPC-H. They are not comparable with published TPC-H results.",
         )
+    )
+
+
+def _noise(summary: Summary) -> str:
+    """Return how many intervals of stock Dask against itself leave out 1, and how many would by chance."""
+    again = [one for one in summary.programs if one.again is not None and one.again[1] is not None]
+    n_wrong = sum(_is_marked(one.again) for one in again)
+    line = f"{n_wrong} of {len(again)} of these intervals leave out 1."
+    fewest = min((one.runs for one in again), default=ENOUGH)
+    if fewest >= ENOUGH:
+        return line
+    by_chance = f"About 1 in {2 ** (fewest - 1)} does by chance."
+    return f"{line} An interval of {fewest} rounds is their range. {by_chance}"
+
+
+def _is_marked(ratio: Ratio | None) -> bool:
+    return (
+        ratio is not None and ratio[1] is not None and ratio[2] is not None and not ratio[1] <= 1 <= ratio[2]
     )
 
 
