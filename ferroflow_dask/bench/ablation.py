@@ -31,7 +31,14 @@ BEGIN, END = "<!-- ablation: begin -->", "<!-- ablation: end -->"
 
 _TIME = "time"
 #: Other measures of real runs, by name.
-_FIELDS = {"CPU time": "scheduler_cpu_s", "bytes moved": "bytes_moved", "memory": "peak_worker_memory"}
+_FIELDS = {
+    "first result": "first_result_s",
+    "CPU time": "scheduler_cpu_s",
+    "messages": "messages",
+    "tasks": "tasks",
+    "bytes moved": "bytes_moved",
+    "memory": "peak_worker_memory",
+}
 
 
 class Program(NamedTuple):
@@ -84,7 +91,9 @@ def _ratios(name: str, case: Case, less: Sample, ours: Sample) -> Iterator[Ratio
     found = speed_up(less, ours)
     yield Ratio(name, group, _TIME, found.value, found.low, found.high)
     for measure, field in _FIELDS.items():
-        without, with_it = ([float(getattr(run, field)) for run in sample.runs] for sample in (less, ours))
+        without, with_it = (
+            [float(getattr(run, field) or 0) for run in sample.runs] for sample in (less, ours)
+        )
         if min(*without, *with_it) > 0:
             estimate = ratio_of_medians(without, with_it, np.random.default_rng(SEED))
             yield Ratio(name, group, measure, estimate.value, estimate.low, estimate.high)
@@ -111,31 +120,23 @@ def pays(kind: type[Feature], ratios: Sequence[Ratio]) -> bool:
 
 
 def ablation_table(ratios: Sequence[Ratio]) -> str:
-    """Return a row for each feature: its largest gains, its largest loss, and its reason."""
+    """Return a row for each feature: its largest gain in each measure, its largest loss, and its reason."""
     rows = []
     for kind in found_features():
         own = [ratio for ratio in ratios if ratio.feature == kind.name]
-        in_time = [ratio for ratio in own if ratio.measure == _TIME]
-        others = [ratio for ratio in own if ratio.measure != _TIME]
-        losses = [one for one in in_time if (one.value if one.high is None else one.high) < 1]
+        losses = [
+            one for one in own if one.measure == _TIME and (one.value if one.high is None else one.high) < 1
+        ]
         rows.append(
             [
                 f"`{kind.name}`",
                 f"{lines_of(kind):,}",
-                _first_of(gains(in_time)),
-                _first_of(gains(others)),
+                *(_first_of(gains(one for one in own if one.measure == name)) for name in (_TIME, *_FIELDS)),
                 _first_of(sorted(losses, key=lambda ratio: ratio.value)),
                 kind.reason or NOTHING,
             ]
         )
-    header = (
-        "feature",
-        "lines",
-        "largest gain in time",
-        "largest other gain",
-        "largest loss in time",
-        "reason",
-    )
+    header = ("feature", "lines", _TIME, *_FIELDS, "largest loss in time", "reason")
     return table(header, rows, right=("lines",))
 
 
@@ -153,8 +154,7 @@ def _first_of(ratios: Sequence[Ratio]) -> str:
         return NOTHING
     first = ratios[0]
     interval = "" if first.low is None or first.high is None else f" [{first.low:.2f}, {first.high:.2f}]"
-    measure = "" if first.measure == _TIME else f" ({first.measure})"
-    return f"{first.value:.2f}{interval}: {first.group}{measure}"
+    return f"{first.value:.2f}{interval}: {first.group}"
 
 
 def put_between(document: str, text: str) -> str:

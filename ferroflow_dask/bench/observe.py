@@ -7,6 +7,7 @@ how long they took and what was stolen. So a task that a policy skipped, or ran 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
@@ -22,6 +23,7 @@ from ferroflow_dask.scheduler.graphs.worker_runs import DELIVERED
 
 if TYPE_CHECKING:
     from distributed import Worker
+    from distributed.batched import BatchedSend
     from distributed.scheduler import Scheduler
 
 _NAME = "ferroflow-bench"
@@ -120,7 +122,7 @@ class TaskObserver(StealCounter):
     """Notes the tasks of a run, their durations, and steals."""
 
     def __init__(self) -> None:
-        super().__init__(_NAME)
+        self.name = _NAME
 
     def reset(self) -> None:
         """Forget the run before."""
@@ -129,7 +131,13 @@ class TaskObserver(StealCounter):
         self.seconds: dict[Any, float] = {}
         # Tasks whose values a bundle has delivered were no tasks of the worker.
         self.ended: set[Any] = set()
+        self.sent = sent_to_workers(self.scheduler)
         self.cpu_s = time.thread_time()
+
+    async def start(self, scheduler: Scheduler) -> None:
+        """Keep the scheduler, whose streams count messages."""
+        self.scheduler = scheduler
+        self.reset()
 
     def update_graph(self, scheduler: Scheduler, *, tasks: list[Any], **kwargs: Any) -> None:
         """Note new tasks and what they depend on."""
@@ -147,8 +155,53 @@ class TaskObserver(StealCounter):
                 self.ended.add(key)
 
 
+def sent_by(stream: BatchedSend) -> Counter[str]:
+    """Return how many `messages` a stream has sent until now, and in how many `batches`."""
+    return Counter(messages=stream.message_count, batches=stream.batch_count)
+
+
+def sent_to_workers(scheduler: Scheduler) -> Counter[str]:
+    """Return what the scheduler has sent to the workers that it has now; see `sent_by`."""
+    streams = scheduler.stream_comms
+    return sum((sent_by(streams[one]) for one in scheduler.workers if one in streams), Counter[str]())
+
+
+class Marks(dict[str, float]):
+    """When the first graph of a run was sent, and when its first result was known, by `time.time` [s].
+
+    Noted in the client's process, since no plugin of the scheduler sees when the client hears of results.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    """
+
+    def __init__(self, client: Client) -> None:
+        noted: Any = client  # two functions of it are replaced
+        send, known = noted._send_to_scheduler, noted._stream_handlers["key-in-memory"]
+
+        def send_and_note(message: Any) -> Any:
+            if message.get("op") == "update-graph":
+                self.setdefault("sent_s", time.time())
+            return send(message)
+
+        def know_and_note(key: Any = None, **options: Any) -> Any:
+            if key in noted.futures:  # not a result that only the plugin wants
+                self.setdefault("first_result_s", time.time())
+            return known(key=key, **options)
+
+        noted._send_to_scheduler = send_and_note
+        noted._stream_handlers["key-in-memory"] = know_and_note
+
+    def since(self, started: float) -> dict[str, float]:
+        """Return the same as durations from a moment on [s]."""
+        return {name: max(0.0, at - started) for name, at in self.items()}
+
+
 class FetchCounter(WorkerPlugin):
-    """Counts on a worker what it fetches from others [B]; what P2P shuffles send is not fetched.
+    """Counts on a worker what it sends to the scheduler, and what it fetches from other workers [B].
+
+    What P2P shuffles send is not fetched.
 
     Not read from Dask: its log of transfers forgets, and what it counts as sent goes to clients too.
     """
@@ -161,6 +214,7 @@ class FetchCounter(WorkerPlugin):
     def reset(self) -> None:
         """Forget the run before."""
         self.fetched = 0
+        self.sent = sent_by(self.worker.batched_stream)
 
     def transition(self, key: Any, start: Any, finish: Any, **kwargs: Any) -> None:
         """Count what has arrived."""
@@ -209,6 +263,7 @@ class Observer:
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self._marks = Marks(client)
         client.register_plugin(TaskObserver())
         client.register_plugin(ExecutionCounter())
 
@@ -216,16 +271,25 @@ class Observer:
         """Forget everything seen so far."""
         ask_workers(self._client, _reset_worker)
         self._client.run_on_scheduler(_reset_scheduler)
+        self._marks.clear()
+        self._started = time.time()
 
     def read(self) -> Seen:
         """Return what was seen since `start`."""
         seen: Seen = self._client.run_on_scheduler(_read_scheduler)
         answers = ask_workers(self._client, _read_worker).values()  # none, if the last worker has died
-        return seen | {
-            "executed": sum(executed for executed, _, _ in answers),
-            "bytes_moved": sum(fetched for _, fetched, _ in answers),
-            "peak_worker_memory": max((peak for _, _, peak in answers), default=0),
-        }
+        sent: Counter[str] = sum((one["sent"] for one in answers), seen.pop("sent"))
+        return (
+            seen
+            | self._marks.since(self._started)
+            | {
+                "executed": sum(one["executed"] for one in answers),
+                "bytes_moved": sum(one["fetched"] for one in answers),
+                "peak_worker_memory": max((one["peak"] for one in answers), default=0),
+                "messages": sent["messages"],
+                "batches": sent["batches"],
+            }
+        )
 
 
 def _reset_scheduler(dask_scheduler: Scheduler) -> None:
@@ -236,6 +300,7 @@ def _read_scheduler(dask_scheduler: Scheduler) -> Seen:
     observer: Any = dask_scheduler.plugins[_NAME]
     return {
         "scheduler_cpu_s": time.thread_time() - observer.cpu_s,
+        "sent": sent_to_workers(dask_scheduler) - observer.sent,
         "tasks": len(observer.dependencies),
         "ended": len(observer.ended),
         "t1_s": sum(observer.seconds.values()),
@@ -258,9 +323,14 @@ def _reset_worker(dask_worker: Worker) -> None:
     PEAK.reset()
 
 
-def _read_worker(dask_worker: Worker) -> tuple[int, int, int]:
+def _read_worker(dask_worker: Worker) -> dict[str, Any]:
     counter: Any = dask_worker.plugins[_NAME]
-    return counter.executed, counter.fetched, PEAK.read()
+    return {
+        "executed": counter.executed,
+        "fetched": counter.fetched,
+        "sent": sent_by(dask_worker.batched_stream) - counter.sent,
+        "peak": PEAK.read(),
+    }
 
 
 class PeakMemory:

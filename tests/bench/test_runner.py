@@ -300,6 +300,10 @@ def test_what_the_client_gathers_has_not_moved_between_workers() -> None:
             plan("dask", workload=workload, repetitions=1, shape=Shape(workers, 1, processes=False))
         )
         assert (row.status, row.bytes_moved > 0) == ("ok", moves)
+        # Dask sends each task in a message of its own, and each worker answers in another.
+        assert row.messages >= 2 * row.tasks
+        assert row.messages >= row.batches > 0
+        assert 0 < row.sent_s <= row.first_result_s <= row.makespan_s
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ferroflow_dask.bench.observe import PEAK, RUNNING_ALREADY, FetchCounter
+from ferroflow_dask.bench.observe import (
+    PEAK,
+    RUNNING_ALREADY,
+    FetchCounter,
+    Marks,
+    sent_by,
+    sent_to_workers,
+)
 from ferroflow_dask.clients import ask_workers
 from ferroflow_dask.scheduler.extension import FerroflowStealing, extension_on
 
@@ -40,7 +47,6 @@ class StartLog(FetchCounter):
         self.started: list[Any] = []
         self.first = 0.0
         self.cpu_s = time.process_time()
-        self.sent = _sent(self.worker.batched_stream)
         self.p2p = _p2p(self.worker)
 
     def transition(self, key: Any, start: Any, finish: Any, **kwargs: Any) -> None:
@@ -52,10 +58,6 @@ class StartLog(FetchCounter):
             self.started.append(key)
         elif finish == "rescheduled" and key in self.started:
             self.started.remove(key)
-
-
-def _sent(stream: Any) -> Counter[str]:
-    return Counter(messages=stream.message_count, batches=stream.batch_count)
 
 
 def _p2p(worker: Worker) -> float:
@@ -77,26 +79,7 @@ class Probe:
         self._client: Any = client
         self._is_local = client.scheduler_info()["address"] in _local_schedulers()
         client.register_plugin(StartLog())
-        self._watch()
-
-    def _watch(self) -> None:
-        """Note when the first graph is sent, and when the first result is known; no task passes here."""
-        send, handlers = self._client._send_to_scheduler, self._client._stream_handlers
-        known = handlers["key-in-memory"]
-
-        def send_and_note(message: Any) -> Any:
-            if message.get("op") == "update-graph":
-                self._marks.setdefault("sent_s", time.time())
-            return send(message)
-
-        def know_and_note(key: Any = None, **options: Any) -> Any:
-            if key in self._client.futures:  # not a result that only the plugin wants
-                self._marks.setdefault("first_result_s", time.time())
-            return known(key=key, **options)
-
-        self._marks: dict[str, float] = {}
-        self._client._send_to_scheduler = send_and_note
-        handlers["key-in-memory"] = know_and_note
+        self._marks = Marks(client)
 
     def start(self) -> None:
         """Forget everything until now; called right before the clock starts."""
@@ -124,11 +107,12 @@ class Probe:
         starts = Counter(digest for one in workers for digest in one["started"])
         total = sum((one["sent"] for one in workers), Counter(seen.pop("sent")))
         scheduler_cpu_s, peak = seen["scheduler_cpu_s"], seen.pop("peak")
-        moments = {**self._marks, **seen.pop("moments")}
+        moments = seen.pop("moments")
         if firsts := [one["first"] for one in workers if one["first"]]:
             moments["started_s"] = min(firsts)
         return {
             **seen,
+            **self._marks.since(started),
             **{name: max(0.0, at - started) for name, at in moments.items()},
             "client_cpu_s": max(0.0, self._spent_s - scheduler_cpu_s * self._is_local),
             "worker_cpu_s": sum(one["cpu_s"] for one in workers),
@@ -170,15 +154,14 @@ def _read_worker(dask_worker: Worker) -> dict[str, Any]:
         "fetched": log.fetched,
         "p2p": _p2p(dask_worker) - log.p2p,
         "cpu_s": time.process_time() - log.cpu_s,
-        "sent": _sent(dask_worker.batched_stream) - log.sent,
+        "sent": sent_by(dask_worker.batched_stream) - log.sent,
         "peak": PEAK.read(),
     }
 
 
 def _counts(dask_scheduler: Scheduler) -> dict[str, Any]:
     """Return the counters of the scheduler; the CPU time comes last."""
-    streams = dask_scheduler.stream_comms
-    sent = sum((_sent(streams[one]) for one in dask_scheduler.workers if one in streams), Counter[str]())
+    sent = sent_to_workers(dask_scheduler)
     PEAK.reset()
     return {"sent": sent, "cpu_s": time.thread_time()}
 
