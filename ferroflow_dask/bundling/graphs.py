@@ -153,8 +153,9 @@ def bundle_graph(
         ),
         last=frozenset([position[key] for key in wanted if key in position]),
     )
+    # Not a difference of sets: that with a dictionary's keys takes a pass over all of them.
     outside = [
-        _read_from(needed, places or {}) if (needed := tasks[key].dependencies - position.keys()) else ()
+        _read_from([one for one in tasks[key].dependencies if one not in position], places or {})
         for key in keys
     ]
     sizes, holders = outside_nbytes or {}, holders or {}
