@@ -27,6 +27,8 @@ class ClusterProfile:
     task_s : float
         Time that one more Dask task adds to a run of many tasks while all threads are free [s]: the overhead
         that workers do not share.
+    pause_s : float
+        Time of a thread from the end of a task to the start of the next one that its worker has [s].
     round_trip_s : float
         Time from the end of a task to the start of a dependent on the same worker [s].
     submit_s : float
@@ -47,6 +49,7 @@ class ClusterProfile:
 
     threads: tuple[int, ...]
     task_s: float = 5e-4
+    pause_s: float = 0.0
     round_trip_s: float = 2e-3
     submit_s: float = 1e-2
     bandwidth: float = 1e8
@@ -63,6 +66,8 @@ class ClusterProfile:
         for name in ("memory_nbytes", "n_gpus"):
             if as_count(value := getattr(self, name)) is None:
                 raise UsageError(f"{name} of a cluster is {value!r}; it must be a whole number, at least 0")
+        if not 0 <= self.pause_s < float("inf"):
+            raise UsageError(f"pause_s of a cluster is {self.pause_s!r}; it must be a number, at least 0")
         for name in _RATES:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
@@ -72,6 +77,11 @@ class ClusterProfile:
     def n_threads(self) -> int:
         """Threads of all workers."""
         return sum(self.threads)
+
+    @property
+    def added_s(self) -> float:
+        """Time that one more task adds to a run of many tasks while all threads are busy [s]."""
+        return max(self.task_s, self.pause_s / self.n_threads)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the numbers by name, as they are saved."""

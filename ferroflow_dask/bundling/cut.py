@@ -44,8 +44,6 @@ _LONGEST_S = 1.0
 #: Part of the longest bundle's duration by which it may last longer than predicted: costs are averages, and
 #: workers differ.
 _DOUBT = 0.2
-#: A cut may move so many times the bytes that single tasks move, and so many more [B].
-_MOST_MOVED, _FEW_NBYTES = 1.1, 2**20
 #: Neighbours may be in different bundles if moving all results that clients want, and those that the work
 #: reads, takes at most this part of the work.
 _CHEAP = 0.1
@@ -74,7 +72,6 @@ def best_cut(
         work = replace(work, held=())
     best: tuple[Cut, Prediction] | None = None
     best_s = inf
-    plain: Prediction | None = None
     good_s = _GOOD * _bound_s(work.costs_s, cluster)
     for cut in _cuts(work, cluster, is_guess):
         handicap_s = _handicap_s(work, cut, cluster)
@@ -84,11 +81,6 @@ def best_cut(
         if len(cut) < len(work.costs_s) and not fits(cut):
             continue
         prediction = predict(work, cut, cluster)
-        if prediction.nbytes_moved > _FEW_NBYTES and len(cut) < len(work.costs_s):
-            if plain is None:
-                plain = predict(work, [[i] for i in range(len(work.costs_s))], cluster)
-            if prediction.nbytes_moved > _MOST_MOVED * plain.nbytes_moved + _FEW_NBYTES:
-                continue
         if prediction.makespan_s + handicap_s < best_s:
             best, best_s = (cut, prediction), prediction.makespan_s + handicap_s
         if best_s <= good_s:
@@ -154,7 +146,7 @@ def _clustered(work: Work, cluster: ClusterProfile, n: int, in_order: bool) -> C
 
 def separate_s(cluster: ClusterProfile) -> float:
     """Return the duration from which on pieces are not bundled [s]."""
-    return _ALONE * cluster.task_s * cluster.n_threads
+    return _ALONE * cluster.added_s * cluster.n_threads
 
 
 def _grouped(work: Work, groups: Cut) -> Work:
@@ -180,12 +172,12 @@ def _handicap_s(work: Work, cut: Cut, cluster: ClusterProfile) -> float:
     """Return how much longer than predicted a cut may take [s]."""
     longest_s = max((sum([work.costs_s[i] for i in pieces]) for pieces in cut), default=0.0)
     doubt_s = longest_s - max(work.costs_s, default=0.0)
-    return _HANDICAP * len(cut) * cluster.task_s + _DOUBT * max(doubt_s, 0.0)
+    return _HANDICAP * len(cut) * cluster.added_s + _DOUBT * max(doubt_s, 0.0)
 
 
 def _least_s(cut: Cut, cluster: ClusterProfile) -> float:
     """Return what no prediction of a cut is below [s]."""
-    return cluster.submit_s + len(cut) * cluster.task_s
+    return cluster.submit_s + len(cut) * cluster.added_s
 
 
 def _pack(
@@ -229,7 +221,7 @@ def _pack(
             most_s = min(most_s, _SLACK * sum(short_s) / n_bundles)
     else:
         shares = [[short[i] for i in share] for share in share_out(short_s, n_bundles)]
-    least_s = _TAPER * cluster.n_threads * cluster.task_s if n_bundles > 1 else inf
+    least_s = _TAPER * cluster.n_threads * cluster.added_s if n_bundles > 1 else inf
     return alone + tapered(costs_s, shares, least_s, most_s, is_in_order=in_order)
 
 

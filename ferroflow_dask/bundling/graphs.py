@@ -135,7 +135,7 @@ def bundle_graph(
         _NOTHING if isinstance(tasks[key], NO_WORK) else (by_key or {}).get(key, learned.get(prefix))
         for key, prefix in zip(keys, prefixes, strict=True)
     ]
-    costs_s = [one.duration_s if one is not None else GUESS * cluster.task_s for one in known]
+    costs_s = [one.duration_s if one is not None else GUESS * cluster.added_s for one in known]
     nbytes, most_nbytes = [0] * len(keys), [0.0] * len(keys)
     for i, (key, one) in enumerate(zip(keys, known, strict=True)):
         if isinstance(alias := tasks[key], Alias):  # another key of the same value

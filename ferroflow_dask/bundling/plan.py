@@ -81,7 +81,7 @@ class Until:
         known = [(one.duration_s, n) for name, n in self.prefixes.items() if (one := learned.get(name))]
         n_known = sum(n for _, n in known)
         mean_s = sum(n * each_s for each_s, n in known) / n_known if n_known else 0.0
-        return self.prefixes.total() * max(mean_s / cluster.n_threads, cluster.task_s)
+        return self.prefixes.total() * max(mean_s / cluster.n_threads, cluster.added_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,7 @@ class ClusterEvents:
             return
         self._view.remove_worker(address)
         self._steals.worker_left(address)
+        self._core.pauses.remove_worker(address)
         for remote in self._core.remotes.values():
             remote.left(address)
         for hook in self._hooks.remove_worker:

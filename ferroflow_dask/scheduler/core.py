@@ -17,6 +17,7 @@ from ferroflow_dask.scheduler.cost_model import Learned
 from ferroflow_dask.scheduler.decisions import DecisionLog
 from ferroflow_dask.scheduler.hooks import Hooks
 from ferroflow_dask.scheduler.passes import Passes
+from ferroflow_dask.scheduler.pauses import Pauses
 
 if TYPE_CHECKING:
     from distributed import WorkerPlugin
@@ -90,6 +91,7 @@ class Core:
     passes : Passes
         Features hear of each pass by `in_pass`.
     learned : Learned
+    pauses : Pauses
     policy : Policy
     decisions : DecisionLog
     parts : callable
@@ -106,6 +108,7 @@ class Core:
     hooks: Hooks
     passes: Passes
     learned: Learned
+    pauses: Pauses
     policy: Policy
     decisions: DecisionLog
     parts: Callable[[], Collaborators]

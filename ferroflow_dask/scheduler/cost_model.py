@@ -21,8 +21,10 @@ from ferroflow_dask.bundling.sequence import bundle_in
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
 
-#: Weight of a new duration in the mean.
-_WEIGHT = 0.3
+#: Weight of a new duration in the mean, at least: the first ones count alike.
+_WEIGHT = 0.1
+#: Weight of a kind's new duration, and of the correction by a bundle.
+_FAST_WEIGHT = 0.3
 #: The largest result size of a prefix, after each later result, as part of itself.
 _SHRINKING = 0.99
 #: A duration of more than this many times the mean of its kind was delayed by something else and counts as
@@ -51,6 +53,8 @@ class _Prefix:
     #: Workers that have run a task of the prefix; whether all did so for the first time.
     workers: set[str]
     is_cold: bool = True
+    #: Tasks of which the means are.
+    n: int = 1
 
 
 class CostModel:
@@ -90,7 +94,9 @@ class CostModel:
             _keep(self._prefixes, name)
         else:
             self._prefixes.move_to_end(name)
-            known.mean_nbytes += _WEIGHT * (nbytes - known.mean_nbytes)
+            known.n += 1
+            weight = max(_WEIGHT, 1 / known.n)
+            known.mean_nbytes += weight * (nbytes - known.mean_nbytes)
             known.most_nbytes = max(float(nbytes), _SHRINKING * known.most_nbytes)
             known.declared_nbytes = max(declared, _SHRINKING * known.declared_nbytes)
             # The first task of a prefix on a worker often takes longer, for imports and caches.
@@ -98,9 +104,9 @@ class CostModel:
             if is_cold and len(known.workers) < _MOST_WORKERS:
                 known.workers.add(worker)
             if known.is_cold and not is_cold:
-                known.mean_s, known.is_cold = seconds, False
+                known.mean_s, known.is_cold, known.n = seconds, False, 1
             elif known.is_cold or not is_cold:
-                known.mean_s += _WEIGHT * (seconds - known.mean_s)
+                known.mean_s += weight * (seconds - known.mean_s)
         if ts.annotations and (kind := _kind(ts)) is not None:
             self._record_kind(kind, seconds)
 
@@ -108,7 +114,7 @@ class CostModel:
         before_s = self._kinds_s.get(kind)
         if before_s is not None:
             most_s = max(_DELAYED * before_s, _NOTHING_S)
-            seconds = before_s + _WEIGHT * (min(seconds, most_s) - before_s)
+            seconds = before_s + _FAST_WEIGHT * (min(seconds, most_s) - before_s)
         self._kinds_s[kind] = seconds
         _keep(self._kinds_s, kind)
 
@@ -119,7 +125,7 @@ class CostModel:
         if expected_s > 0:
             factor = min(max(seconds / expected_s, 1 / _MOST), _MOST)
             for prefix, _ in known:
-                prefix.mean_s *= 1 + _WEIGHT * (factor - 1)
+                prefix.mean_s *= 1 + _FAST_WEIGHT * (factor - 1)
 
     def by_prefix(self) -> dict[str, tuple[float, float, float, float]]:
         """Return mean duration [s], and mean, largest and declared result size [B], of each prefix."""
@@ -167,6 +173,9 @@ class Learned:
     costs : CostModel
     round_trip_s : float or None
         Time from the end of a task to the start of the next one that is sent for it [s]; None until measured.
+    pause_s : float or None
+        Mean time of a thread from the end of a task to the start of the next one that its worker has [s];
+        None until measured.
     separate : set of str
         Prefixes of tasks that are never bundled: they asked for their worker or for a client, or iterators
         are passed between them.
@@ -174,6 +183,7 @@ class Learned:
 
     costs: CostModel = field(default_factory=CostModel)
     round_trip_s: float | None = None
+    pause_s: float | None = None
     separate: set[str] = field(default_factory=set)
 
 

@@ -25,6 +25,7 @@ from ferroflow_dask.scheduler.features.base import Feature
 from ferroflow_dask.scheduler.lifecycle import STEP_FAILED, Lifecycle
 from ferroflow_dask.scheduler.parts import Parts
 from ferroflow_dask.scheduler.passes import Passes
+from ferroflow_dask.scheduler.pauses import Pauses
 from ferroflow_dask.scheduler.remote import WorkerPluginChange
 from ferroflow_dask.scheduler.settings import configured_policy
 
@@ -78,6 +79,7 @@ class FerroflowStealing(WorkStealing):
         self.lifecycle = Lifecycle(scheduler, self, replaced)
         self.guard, self.changes = self.lifecycle.guard, self.lifecycle.changes
         latency_s = config.get_seconds("latency") if latency_s is None else latency_s
+        learned = learned_on(scheduler) if learned is None else learned
         core = self.core = Core(
             scheduler,
             ClusterView(latency_s=latency_s),
@@ -86,7 +88,8 @@ class FerroflowStealing(WorkStealing):
             self.changes,
             self.lifecycle.hooks,
             Passes(scheduler.loop, self.guard),
-            learned_on(scheduler) if learned is None else learned,
+            learned,
+            Pauses(scheduler, learned, latency_s),
             configured_policy() if policy is None else policy,
             DecisionLog(clock),
             lambda: self.parts,

@@ -66,7 +66,6 @@ class Hooks:
         self.task_redefined: tuple[Callable[[Key], None], ...] = of("task_redefined")
         self.task_failed: tuple[Callable[[TaskState], None], ...] = of("task_failed")
         self.task_reported: tuple[Callable[[TaskState, dict[str, Any]], None], ...] = of("task_reported")
-        self.task_ran: tuple[Callable[[TaskState, tuple[str, int], float, float], None], ...] = of("task_ran")
         self.watches = tuple(watch for one in features for watch in one.watches())
         # Events of the plugin
         self.wants_pass: tuple[Callable[[], bool], ...] = of("wants_pass")

@@ -114,7 +114,12 @@ class Parts:
         """Return what was learned, by name."""
         workers = self._core.view.workers.values()
         slow = ("Workers slower than usual", sum(worker.speed < 1 for worker in workers))
-        return {"slow_workers": slow} | self.features.gauges() | self.placement.policy.gauges()
+        return (
+            {"slow_workers": slow}
+            | self._core.pauses.gauges()
+            | self.features.gauges()
+            | self.placement.policy.gauges()
+        )
 
     def kept(self) -> dict[str, list[Key]]:
         """Return the tasks that are kept account of, by purpose; none once all have ended."""

@@ -87,6 +87,8 @@ class TaskEvents:
         self._refusals = refusals
         self._refused = core.refused
         self._suspects = core.suspects
+        self._sent_early = core.sent_early
+        self._pauses = core.pauses
         #: Processing tasks whose durations are Dask's averages or its default, by prefix.
         self.averaged: dict[str, _Averaged] = {}
 
@@ -243,9 +245,8 @@ class TaskEvents:
         if (averaged := self.averaged.get(ts.prefix.name)) is not None:
             self._correct_averages(ts, averaged)
         if first_s is not None and last_s is not None:
-            thread = (worker, details.get("thread") or 0)
-            for hook in self._hooks.task_ran:
-                hook(ts, thread, first_s, last_s)
+            is_early = key in self._sent_early
+            self._pauses.task_ran(ts, worker, details.get("thread") or 0, (first_s, last_s), is_early)
         if TaskFinished not in self._placement.policy.ignores:
             self._placement.handle(TaskFinished(key, worker, spent_s, nbytes))
 

@@ -73,7 +73,7 @@ class _Run:
             if stop_s < best_s:
                 worker, best_s = candidate, stop_s
         fetched_s = self._fetch(inputs, worker, now_s) if inputs else now_s
-        start_s = max(threads.free_s(worker), fetched_s)
+        start_s = max(threads.free_s(worker), fetched_s) + self._machine.pause_s
         stop_s = start_s + duration_s / speeds[worker]
         threads.occupy(worker, stop_s)
         self._workers[task], self._starts_s[task], self._stops_s[task] = worker, start_s, stop_s

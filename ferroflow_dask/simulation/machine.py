@@ -33,6 +33,8 @@ class Machine:
         From the end of a task to the time at which its dependents are ready [s].
     worker_s : float, optional
         Time of a worker's thread for each task, which is a part of the round trip [s].
+    pause_s : float, optional
+        Time of a thread before each task [s].
     memory_nbytes : sequence of int, optional
         Of each worker [B]; 0 or none if there is no limit.
     """
@@ -46,6 +48,7 @@ class Machine:
     task_s: float = 0.0
     round_trip_s: float = 0.0
     worker_s: float = 0.0
+    pause_s: float = 0.0
     memory_nbytes: Sequence[int] = ()
 
     @property
@@ -70,6 +73,7 @@ class Machine:
             submit_s=profile.submit_s,
             task_s=profile.task_s,
             round_trip_s=profile.round_trip_s,
+            pause_s=profile.pause_s,
         )
 
     @classmethod

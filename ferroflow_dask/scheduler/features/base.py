@@ -123,18 +123,6 @@ class Feature:
     def task_reported(self, ts: TaskState, metadata: dict[str, Any]) -> None:
         """Handle metadata in the report of a task that has ended, if there are any; they may be changed."""
 
-    def task_ran(self, ts: TaskState, thread: tuple[str, int], start_s: float, stop_s: float) -> None:
-        """Handle a task that a thread has finished.
-
-        Parameters
-        ----------
-        ts : distributed.scheduler.TaskState
-        thread : tuple of str and int
-            A worker and its thread.
-        start_s, stop_s : float
-            By the worker's clock [s].
-        """
-
     def wants_pass(self) -> bool:
         """Return whether a pass is needed; asked whenever a task has started or ended."""
         return False

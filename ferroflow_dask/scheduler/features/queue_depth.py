@@ -21,16 +21,10 @@ from ferroflow_dask.scheduler.features.base import Feature
 if TYPE_CHECKING:
     from distributed.scheduler import TaskState
 
-#: One-way messages from the end of a task to the start of the next, at least.
-_MESSAGES = 3
 #: Dask's default of `distributed.scheduler.worker-saturation`.
 _DASKS = 1.1
-#: Bounds of a round trip [s]; a worker with a longer one was paused.
-_SHORTEST_S, _LONGEST_S = 1e-4, 0.05
-#: Time of a worker between two tasks that it has [s].
-_BETWEEN_TASKS_S = 5e-4
-#: Weight of a new sample in the mean round trip.
-_WEIGHT = 0.1
+#: No task is shorter [s].
+_SHORTEST_S = 1e-4
 #: Most tasks per thread that are sent beyond the running one, and most bytes of their results [B].
 _MOST_AHEAD = 32
 _MOST_AHEAD_NBYTES = 2**24
@@ -52,55 +46,17 @@ class QueueDepth(Feature):
         self._configured = self._set = core.scheduler.WORKER_SATURATION
         # A configured number is the user's decision.
         self._is_ours = self._configured == _DASKS
-        # The round trip until one is measured [s].
-        self._guess_s = _MESSAGES * core.view.latency_s
+        self._pauses = core.pauses
         #: Whether the number is higher than Dask's.
         self.is_raised = False
-        # The end of each thread's last task, by the worker's clock.
-        self._stopped_s: dict[tuple[str, int], float] = {}
 
     def changes(self) -> Iterable[Change]:
         """Set the number from now on."""
         yield CallChange("Scheduler.WORKER_SATURATION", lambda: None, self.restore)
 
     def gauges(self) -> Mapping[str, Gauge]:
-        """Return the round trip and the number."""
-        return {
-            "round_trip_seconds": ("From the end of a task to the next one sent", self.round_trip_s),
-            "slots_per_thread": ("Queued tasks sent to each thread", self._scheduler.WORKER_SATURATION),
-        }
-
-    @property
-    def round_trip_s(self) -> float:
-        """Time from the end of a task to the start of the next one that is sent for it [s]."""
-        known_s = self._learned.round_trip_s
-        return self._guess_s if known_s is None else known_s
-
-    def task_ran(self, ts: TaskState, thread: tuple[str, int], start_s: float, stop_s: float) -> None:
-        """Learn the round trip from a task that a thread has finished."""
-        stopped_s = self._stopped_s.get(thread)
-        self._stopped_s[thread] = stop_s
-        # A task that was sent early has not waited for the end of the one before.
-        if stopped_s is None or ts.key in self.core.sent_early or not self._scheduler.queued:
-            return
-        gap_s = start_s - stopped_s - _BETWEEN_TASKS_S
-        if gap_s <= _BETWEEN_TASKS_S:
-            return
-        # The thread ran the tasks that it had during a part of the round trip, and waited for the rest.
-        sample_s = gap_s + self._n_ahead(thread[0]) * max(0.0, ts.prefix.duration_average)
-        if sample_s <= _LONGEST_S:
-            before_s = self.round_trip_s
-            self._learned.round_trip_s = max(before_s + _WEIGHT * (sample_s - before_s), _SHORTEST_S)
-
-    def _n_ahead(self, worker: str) -> float:
-        """Return the mean number of tasks per thread of a worker beyond the running one."""
-        ws = self._scheduler.workers.get(worker)
-        return math.ceil(self._set * ws.nthreads) / ws.nthreads - 1 if ws is not None else 0.0
-
-    def remove_worker(self, address: str) -> None:
-        """Forget a worker."""
-        for thread in [thread for thread in self._stopped_s if thread[0] == address]:
-            del self._stopped_s[thread]
+        """Return the number."""
+        return {"slots_per_thread": ("Queued tasks sent to each thread", self._scheduler.WORKER_SATURATION)}
 
     def wants_pass(self) -> bool:
         """Return whether `adapt` would change the number."""
@@ -110,7 +66,7 @@ class QueueDepth(Feature):
         if queued:
             # Long tasks, which are most, need no further look.
             round_trip_s = self._learned.round_trip_s
-            longest_s = self._guess_s if round_trip_s is None else round_trip_s
+            longest_s = self._pauses.guess_s if round_trip_s is None else round_trip_s
             if 0 <= queued.peek().prefix.duration_average <= longest_s:
                 return self._wanted() != self._set
         return self.is_raised
@@ -152,10 +108,10 @@ class QueueDepth(Feature):
     def _ahead(self, ts: TaskState) -> int:
         # A task behind a long one cannot run elsewhere at once.
         duration_s = ts.prefix.duration_average
-        if duration_s < 0 or duration_s > self.round_trip_s:
+        if duration_s < 0 or duration_s > self._pauses.round_trip_s:
             return 0
         # Whole tasks, so that small changes of the mean change nothing.
-        ahead = min(_MOST_AHEAD, math.ceil(self.round_trip_s / max(duration_s, _SHORTEST_S)))
+        ahead = min(_MOST_AHEAD, math.ceil(self._pauses.round_trip_s / max(duration_s, _SHORTEST_S)))
         # Results that are read soon must not be made faster than they are read, or they pile up.
         if _distributed.is_used_soon(ts, ahead):
             return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ferroflow_dask.cluster_profile import ClusterProfile
+from ferroflow_dask.scheduler.pauses import ASSUMED_S
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
 
 #: Threads for which graphs are cut while there are no workers: an adaptive cluster starts some [threads].
 _THREADS_TO_COME = (1,) * 4
+#: Between processes of one host, at least [B/s]. Dask's mean starts at 1e8 and follows each transfer by a
+#: twentieth; those of 1 MB mostly wait for messages.
+_WITHIN_HOST = 4e8
 
 
 class Overheads:
@@ -22,7 +26,7 @@ class Overheads:
     ----------
     scheduler : distributed.Scheduler
     learned : Learned
-        Has the measured round trip.
+        Has the measured round trip and pause.
     """
 
     def __init__(self, scheduler: Scheduler, learned: Learned) -> None:
@@ -38,12 +42,16 @@ class Overheads:
         if workers:
             self._threads = tuple(ws.nthreads for ws in workers)
         limits = [ws.memory_limit for ws in workers if ws.memory_limit]
-        round_trip_s, bandwidth = self._learned.round_trip_s, float(self._scheduler.bandwidth)
-        made_of = (self._threads, round_trip_s, bandwidth, min(limits, default=0))
+        round_trip_s, pause_s = self._learned.round_trip_s, self._learned.pause_s
+        bandwidth = float(self._scheduler.bandwidth)
+        if len(self._scheduler.host_info) == 1:
+            bandwidth = max(bandwidth, _WITHIN_HOST)
+        made_of = (self._threads, round_trip_s, pause_s, bandwidth, min(limits, default=0))
         if self._known is None or self._known[0] != made_of:
             default = ClusterProfile(self._threads)
             profile = ClusterProfile(
                 self._threads,
+                pause_s=ASSUMED_S if pause_s is None else pause_s,
                 round_trip_s=round_trip_s or default.round_trip_s,
                 bandwidth=bandwidth or default.bandwidth,
                 memory_nbytes=min(limits, default=0),

@@ -1,0 +1,114 @@
+"""Pauses of threads between two tasks, from which overheads of the cluster are learned.
+
+A worker reports when each task started and stopped. If a thread had another task by then, its pause is the
+worker's time for a task. If it had none, but the queue of the scheduler had, the pause is a round trip.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler, TaskState
+
+    from ferroflow_dask.scheduler.cost_model import Learned
+
+#: One-way messages from the end of a task to the start of the next, at least.
+_MESSAGES = 3
+#: Bounds of a round trip [s]; a worker with a longer one was paused.
+_SHORTEST_S, _LONGEST_S = 1e-4, 0.05
+#: Time of a worker between two tasks that it has [s], in a round trip.
+_BETWEEN_TASKS_S = 5e-4
+#: The mean pause until one is measured [s].
+ASSUMED_S = 1e-3
+#: Weight of a new pause in its mean.
+_WEIGHT = 0.1
+#: A pause counts as so many times the mean at most: something else held the worker up.
+_DELAYED = 4.0
+#: Only tasks of at most so many mean pauses count: processes that compute for long leave others alone.
+_SHORT = 10.0
+
+
+class Pauses:
+    """Learns the time of a worker for a task, and the round trip.
+
+    Parameters
+    ----------
+    scheduler : distributed.Scheduler
+    learned : Learned
+    latency_s : float
+        Of a message, until a round trip is measured [s].
+    """
+
+    def __init__(self, scheduler: Scheduler, learned: Learned, latency_s: float) -> None:
+        self._scheduler = scheduler
+        self._learned = learned
+        #: The round trip until one is measured [s].
+        self.guess_s = _MESSAGES * latency_s
+        # For each worker and thread: the end of the last task by the worker's clock [s], and whether the
+        # thread had another task.
+        self._last: dict[str, dict[int, tuple[float, bool]]] = {}
+
+    @property
+    def round_trip_s(self) -> float:
+        """Time from the end of a task to the start of the next one that is sent for it [s]."""
+        known_s = self._learned.round_trip_s
+        return self.guess_s if known_s is None else known_s
+
+    def task_ran(
+        self, ts: TaskState, worker: str, thread: int, span_s: tuple[float, float], is_early: bool
+    ) -> None:
+        """Learn from a task that a thread has finished.
+
+        Parameters
+        ----------
+        ts : distributed.scheduler.TaskState
+        worker : str
+        thread : int
+        span_s : tuple of float
+            Its start and stop by the worker's clock [s].
+        is_early : bool
+            Whether it was sent before its inputs existed, and so did not wait for the end of the one before.
+        """
+        ws = self._scheduler.workers.get(worker)
+        if ws is None:
+            return
+        start_s, stop_s = span_s
+        of_threads = self._last.setdefault(worker, {})
+        before = of_threads.get(thread)
+        of_threads[thread] = stop_s, len(ws.processing) >= ws.nthreads
+        if before is None or is_early:
+            return
+        pause_s, duration_s = start_s - before[0], stop_s - start_s
+        if before[1]:
+            self._learn_pause(pause_s, duration_s)
+        waited_s = pause_s - _BETWEEN_TASKS_S
+        if self._scheduler.queued and waited_s > _BETWEEN_TASKS_S:
+            # The thread ran the tasks that it had during a part of the round trip, and waited for the rest.
+            n_ahead = math.ceil(self._scheduler.WORKER_SATURATION * ws.nthreads) / ws.nthreads - 1
+            sample_s = waited_s + n_ahead * max(0.0, ts.prefix.duration_average)
+            if sample_s <= _LONGEST_S:
+                before_s = self.round_trip_s
+                self._learned.round_trip_s = max(before_s + _WEIGHT * (sample_s - before_s), _SHORTEST_S)
+
+    def _learn_pause(self, pause_s: float, duration_s: float) -> None:
+        known_s = self._learned.pause_s
+        mean_s = ASSUMED_S if known_s is None else known_s
+        usual_s = max(mean_s, ASSUMED_S)
+        if pause_s >= 0 and duration_s <= _SHORT * usual_s:
+            self._learned.pause_s = mean_s + _WEIGHT * (min(pause_s, _DELAYED * usual_s) - mean_s)
+
+    def gauges(self) -> dict[str, tuple[str, float]]:
+        """Return what was learned, by name."""
+        return {
+            "round_trip_seconds": ("From the end of a task to the next one sent", self.round_trip_s),
+            "pause_seconds": (
+                "From the end of a task to the next one on its worker",
+                self._learned.pause_s or 0.0,
+            ),
+        }
+
+    def remove_worker(self, address: str) -> None:
+        """Forget a worker."""
+        self._last.pop(address, None)
