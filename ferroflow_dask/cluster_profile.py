@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ferroflow_dask.counts import as_count
@@ -59,6 +59,8 @@ class ClusterProfile:
     n_gpus: int = 0
     gpu_flop_rate: float = 3e13
     gpu_memory_bandwidth: float = 1e12
+    #: Time that one more task adds to a run of many tasks while all threads are busy [s].
+    added_s: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.threads or any(not as_count(n) for n in self.threads):
@@ -72,20 +74,16 @@ class ClusterProfile:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
                 raise UsageError(f"{name} of a cluster is {value!r}; it must be a positive number")
+        object.__setattr__(self, "added_s", max(self.task_s, self.pause_s / self.n_threads))
 
     @property
     def n_threads(self) -> int:
         """Threads of all workers."""
         return sum(self.threads)
 
-    @property
-    def added_s(self) -> float:
-        """Time that one more task adds to a run of many tasks while all threads are busy [s]."""
-        return max(self.task_s, self.pause_s / self.n_threads)
-
     def as_dict(self) -> dict[str, Any]:
         """Return the numbers by name, as they are saved."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "added_s"}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ClusterProfile:

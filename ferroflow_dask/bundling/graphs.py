@@ -153,9 +153,9 @@ def bundle_graph(
         ),
         last=frozenset([position[key] for key in wanted if key in position]),
     )
-    # Not a difference of sets: that with a dictionary's keys takes a pass over all of them.
+    # Not `dependencies - position.keys()`, which takes a pass over all keys.
     outside = [
-        _read_from([one for one in tasks[key].dependencies if one not in position], places or {})
+        _read_from(needed, places or {}) if (needed := tasks[key].dependencies.difference(position)) else ()
         for key in keys
     ]
     sizes, holders = outside_nbytes or {}, holders or {}

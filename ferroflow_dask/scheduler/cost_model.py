@@ -53,8 +53,9 @@ class _Prefix:
     #: Workers that have run a task of the prefix; whether all did so for the first time.
     workers: set[str]
     is_cold: bool = True
-    #: Tasks of which the means are.
-    n: int = 1
+    #: Tasks of which the mean duration and the mean size are.
+    n_timed: int = 1
+    n_sized: int = 1
 
 
 class CostModel:
@@ -94,9 +95,8 @@ class CostModel:
             _keep(self._prefixes, name)
         else:
             self._prefixes.move_to_end(name)
-            known.n += 1
-            weight = max(_WEIGHT, 1 / known.n)
-            known.mean_nbytes += weight * (nbytes - known.mean_nbytes)
+            known.n_sized += 1
+            known.mean_nbytes += max(_WEIGHT, 1 / known.n_sized) * (nbytes - known.mean_nbytes)
             known.most_nbytes = max(float(nbytes), _SHRINKING * known.most_nbytes)
             known.declared_nbytes = max(declared, _SHRINKING * known.declared_nbytes)
             # The first task of a prefix on a worker often takes longer, for imports and caches.
@@ -104,9 +104,10 @@ class CostModel:
             if is_cold and len(known.workers) < _MOST_WORKERS:
                 known.workers.add(worker)
             if known.is_cold and not is_cold:
-                known.mean_s, known.is_cold, known.n = seconds, False, 1
+                known.mean_s, known.is_cold, known.n_timed = seconds, False, 1
             elif known.is_cold or not is_cold:
-                known.mean_s += weight * (seconds - known.mean_s)
+                known.n_timed += 1
+                known.mean_s += max(_WEIGHT, 1 / known.n_timed) * (seconds - known.mean_s)
         if ts.annotations and (kind := _kind(ts)) is not None:
             self._record_kind(kind, seconds)
 

@@ -82,7 +82,16 @@ class Pauses:
             return
         pause_s, duration_s = start_s - before[0], stop_s - start_s
         if before[1]:
-            self._learn_pause(pause_s, duration_s)
+            mean_s = self._learned.pause_s
+            if mean_s is None:
+                mean_s = ASSUMED_S
+            usual_s = ASSUMED_S if mean_s < ASSUMED_S else mean_s
+            # No functions are called here: each task comes this way.
+            if pause_s >= 0 and duration_s <= _SHORT * usual_s:
+                most_s = _DELAYED * usual_s
+                self._learned.pause_s = mean_s + _WEIGHT * (
+                    (most_s if pause_s > most_s else pause_s) - mean_s
+                )
         waited_s = pause_s - _BETWEEN_TASKS_S
         if self._scheduler.queued and waited_s > _BETWEEN_TASKS_S:
             # The thread ran the tasks that it had during a part of the round trip, and waited for the rest.
@@ -91,13 +100,6 @@ class Pauses:
             if sample_s <= _LONGEST_S:
                 before_s = self.round_trip_s
                 self._learned.round_trip_s = max(before_s + _WEIGHT * (sample_s - before_s), _SHORTEST_S)
-
-    def _learn_pause(self, pause_s: float, duration_s: float) -> None:
-        known_s = self._learned.pause_s
-        mean_s = ASSUMED_S if known_s is None else known_s
-        usual_s = max(mean_s, ASSUMED_S)
-        if pause_s >= 0 and duration_s <= _SHORT * usual_s:
-            self._learned.pause_s = mean_s + _WEIGHT * (min(pause_s, _DELAYED * usual_s) - mean_s)
 
     def gauges(self) -> dict[str, tuple[str, float]]:
         """Return what was learned, by name."""

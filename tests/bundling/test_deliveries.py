@@ -132,7 +132,7 @@ async def test_only_the_failed_task_has_the_error_and_the_others_run_once(cluste
     assert isinstance(await futures[5].exception(), PlannedError)
     assert await cluster.client.gather([*futures[:5], *futures[6:]]) == [i + 1 for i in range(N) if i != 5]
     assert set(CALLS.values()) == {1}
-    assert cluster.counts["divided"] == 1
+    assert cluster.counts["divided"] >= 1
     assert cluster.counts["split"] == 0
 
 

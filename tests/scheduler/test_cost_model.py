@@ -74,16 +74,16 @@ def test_by_prefix_returns_means() -> None:
     costs = learned(5.0, 0.01, 1.0, nbytes=8)
     learned(0.01, nbytes=1000, into=costs)
     assert costs.by_prefix() == {
-        "f": (pytest.approx(0.307 * 0.7 + 0.003), pytest.approx(8 + 0.3 * 992), 1000, 0)
+        "f": (pytest.approx((0.01 + 1.0 + 0.01) / 3), pytest.approx(8 + 992 / 4), 1000, 0)
     }
-    assert costs.nbytes(task()) == pytest.approx(8 + 0.3 * 992)
+    assert costs.nbytes(task()) == pytest.approx(8 + 992 / 4)
     assert costs.nbytes(task("g")) is None
 
 
 def test_the_first_task_of_a_prefix_on_a_worker_counts_only_while_there_is_no_other() -> None:
     costs = learned(2.0)
     learned(1.0, worker="b", into=costs)
-    assert costs.by_prefix()["f"][0] == pytest.approx(0.7 * 2 + 0.3)
+    assert costs.by_prefix()["f"][0] == pytest.approx((2 + 1) / 2)
     learned(0.01, worker="b", into=costs)
     learned(3.0, worker="c", into=costs)
     assert costs.by_prefix()["f"][0] == 0.01
