@@ -81,8 +81,11 @@ def best_cut(
         if len(cut) < len(work.costs_s) and not fits(cut):
             continue
         prediction = predict(work, cut, cluster)
-        if prediction.makespan_s + handicap_s < best_s:
-            best, best_s = (cut, prediction), prediction.makespan_s + handicap_s
+        # Transfers overlap with the work, but they share cores with it and links with each other.
+        moved_s = prediction.nbytes_moved / (cluster.bandwidth * len(cluster.threads))
+        cost_s = prediction.makespan_s + handicap_s + moved_s
+        if cost_s < best_s:
+            best, best_s = (cut, prediction), cost_s
         if best_s <= good_s:
             break
     assert best is not None  # each piece by itself always fits

@@ -60,7 +60,7 @@ class Averages:
 
 #: Bundles may hold together so many times the bytes that single tasks hold, or this part of the memory of all
 #: workers, whichever is more (docs/bundles.md, "How large a bundle is").
-_MOST_HELD, _HELD_SHARE = 1.5, 0.1
+_MOST_HELD, _HELD_SHARE = 1.5, 0.05
 _NOTHING = Averages(0.0)
 _NO_LETTERS = re.compile("[^A-Za-z-]")
 
