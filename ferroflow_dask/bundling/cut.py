@@ -49,8 +49,9 @@ _DOUBT = 0.2
 _CHEAP = 0.1
 #: Numbers of clusters for each thread that are compared.
 _CLUSTERS = (1, 4)
-#: A cut within this factor of the lower bound is returned without comparing others.
-_GOOD = 1.05
+#: A cut within this factor of the lower bound is returned without comparing others, or if they could gain
+#: less than they take to make, for each piece [s].
+_GOOD, _MAKING_S = 1.05, 2e-5
 
 
 def best_cut(
@@ -72,7 +73,8 @@ def best_cut(
         work = replace(work, held=())
     best: tuple[Cut, Prediction] | None = None
     best_s = inf
-    good_s = _GOOD * _bound_s(work.costs_s, cluster)
+    bound_s = _bound_s(work.costs_s, cluster)
+    good_s = max(_GOOD * bound_s, bound_s + _MAKING_S * len(work.costs_s))
     for cut in _cuts(work, cluster, is_guess):
         handicap_s = _handicap_s(work, cut, cluster)
         # Not all are predicted: most are out of the question.

@@ -21,7 +21,7 @@ from ferroflow_dask.bundling.fixed import Tasks, fixed_tasks, is_alone
 from ferroflow_dask.bundling.isolation import Isolation, NotIsolatedError
 from ferroflow_dask.bundling.ordering import in_order
 from ferroflow_dask.bundling.peak import GraphMemory, held_nbytes, shared_nbytes
-from ferroflow_dask.bundling.predict import Cut, Work
+from ferroflow_dask.bundling.predict import Cut, Prediction, Work
 from ferroflow_dask.bundling.results import VALUE, Place, value_of
 from ferroflow_dask.bundling.sequence import NO_WORK, sequence_of
 from ferroflow_dask.cluster_profile import ClusterProfile
@@ -76,11 +76,13 @@ class BundledGraph:
         For each task that differs from the given graph: the tasks that it runs.
     order : dict of Key to float
         Place of each task in the order of the given graph, by which Dask prefers it.
+    prediction : Prediction, optional
     """
 
     tasks: dict[Key, GraphNode]
     bundles: dict[Key, Bundle]
     order: dict[Key, float] = field(default_factory=dict, compare=False)
+    prediction: Prediction | None = field(default=None, compare=False)
 
 
 def bundle_graph(
@@ -163,7 +165,7 @@ def bundle_graph(
         work, outside_nbytes=sum(sizes.values()), held=[_held(read, sizes, holders) for read in outside]
     )
     memory = GraphMemory(work.edges, most_nbytes, work.last, outside, sizes, sizes.keys() - holders.keys())
-    cut, _ = best_cut(work, cluster, is_guess=False, fits=_MemoryLimit(memory, cluster))
+    cut, prediction = best_cut(work, cluster, is_guess=False, fits=_MemoryLimit(memory, cluster))
     groups = [[keys[i] for i in pieces] for pieces in cut]
     shares = dict(zip(keys, zip(prefixes, costs_s, strict=True), strict=True))
     bundles = bundles_of(groups, tasks, wanted, shares, places or {}, token=token)
@@ -195,7 +197,7 @@ def bundle_graph(
             outside_nbytes=outside_nbytes,
             holders=holders,
         )
-    return BundledGraph(written, rewritten, _places_in_order(bundles, position))
+    return BundledGraph(written, rewritten, _places_in_order(bundles, position), prediction)
 
 
 def _places_in_order(bundles: Mapping[Key, Bundle], position: Mapping[Key, int]) -> dict[Key, float]:

@@ -12,6 +12,7 @@ from dask.typing import Key
 
 from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.bundling.graphs import Averages
+from ferroflow_dask.bundling.predict import Prediction
 from ferroflow_dask.bundling.sharing import Sharing
 from ferroflow_dask.bundling.snapshot import SentGraph, Snapshot, TaskFacts, outside
 from ferroflow_dask.cluster_profile import ClusterProfile
@@ -111,6 +112,8 @@ class Plan:
     rest : SentGraph, optional
         What must be planned when `until` is fulfilled.
     until : Until, optional
+    prediction : Prediction, optional
+        From `compute` to the last result, if durations are known.
     """
 
     graph: SentGraph
@@ -124,6 +127,7 @@ class Plan:
     premises: Premises | None = None
     rest: SentGraph | None = None
     until: Until | None = None
+    prediction: Prediction | None = None
 
     @property
     def sharing(self) -> Sharing:

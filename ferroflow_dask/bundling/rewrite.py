@@ -165,13 +165,16 @@ def _bundled(graph: SentGraph, snapshot: Snapshot, token: str) -> Plan:
         inherited, alone = _annotated(annotations, sharing.tasks)
         alone |= _alone(sharing.tasks, premises, snapshot)
         bundled = _cut(graph, sharing, wanted, snapshot, token, alone=alone)
-    if bundled is not None:
+    prediction = bundled.prediction if bundled is not None else None
+    if bundled is not None and bundled.bundles:
         premises = replace(premises, sharing=sharing)
         for name, value in inherited.items():
             annotations[name] |= dict.fromkeys(bundled.bundles, value)
         tasks = bundled.tasks
     elif not shuffled:
-        return unchanged(graph)
+        return replace(unchanged(graph), prediction=prediction)
+    else:
+        bundled = None
     return Plan(
         graph,
         tasks,
@@ -185,6 +188,7 @@ def _bundled(graph: SentGraph, snapshot: Snapshot, token: str) -> Plan:
             for key, nbytes in shuffled.items()
         },
         premises=premises,
+        prediction=prediction,
     )
 
 
@@ -217,12 +221,12 @@ def _cut(
     *,
     alone: set[Key],
 ) -> BundledGraph | None:
-    """Return a graph in bundles; None if there are none."""
+    """Return a graph in bundles, if any; None if there is nothing to do."""
     tasks = sharing.tasks
     if not tasks:
         return None
     read = _read_nbytes(tasks, sharing, snapshot)
-    bundled = bundle_graph(
+    return bundle_graph(
         *(tasks, wanted, snapshot.cluster, snapshot.learned, token),
         alone=alone,
         places=sharing.places,
@@ -231,7 +235,6 @@ def _cut(
         outside_nbytes=read,
         holders={key: snapshot.tasks[key].holders for key in read if snapshot.is_in_memory(key)},
     )
-    return bundled if bundled.bundles else None
 
 
 def _averages(

@@ -18,6 +18,7 @@ from ferroflow_dask.scheduler.features.low_latency_messages import LowLatencyMes
 from ferroflow_dask.scheduler.features.metrics import Metrics
 from ferroflow_dask.scheduler.features.plain_shuffles import PlainShuffles
 from ferroflow_dask.scheduler.features.policy_watch import PolicyWatch
+from ferroflow_dask.scheduler.features.predictions import Predictions
 from ferroflow_dask.scheduler.features.prefetch import Prefetch
 from ferroflow_dask.scheduler.features.queue_depth import QueueDepth
 from ferroflow_dask.scheduler.features.samples import Samples
@@ -41,6 +42,7 @@ BUILT_IN: tuple[type[Feature], ...] = (
     Sharing,
     LowLatencyMessages,
     ScatteredReplicas,
+    Predictions,
     Metrics,
 )
 #: Those that work in virtual time, in which a policy takes none.

@@ -267,6 +267,12 @@ class GraphArrivals:
         return arrival.plan.bundles
 
     @staticmethod
+    def planned() -> Plan | None:
+        """Return the plan of the graph whose tasks Dask has just created; None if it came without one."""
+        arrival = _arriving.get()
+        return None if arrival is None else arrival.plan
+
+    @staticmethod
     def sampled() -> Collection[Key]:
         """Return the keys of the sample of the graph whose tasks Dask has just created."""
         arrival = _arriving.get()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dask.typing import Key
 
 from ferroflow_dask.bundling.graphs import Averages
+from ferroflow_dask.bundling.plan import Plan
 from ferroflow_dask.scheduler._distributed_graphs import RUN_SPEC, run_spec_change
 from ferroflow_dask.scheduler.changes import CallChange, Change
 from ferroflow_dask.scheduler.graphs.arrival import Knowledge
@@ -168,6 +169,10 @@ class Graphs:
     def sampled(self) -> Collection[Key]:
         """Return the keys of the sample of the graph whose tasks Dask has just created."""
         return self._arrivals.sampled()
+
+    def planned(self) -> Plan | None:
+        """Return the plan of the graph whose tasks Dask has just created."""
+        return self._arrivals.planned()
 
     def created(self) -> None:
         """Note the bundles of the graph whose tasks Dask has just created."""

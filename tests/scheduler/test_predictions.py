@@ -1,0 +1,83 @@
+"""The predicted duration of each graph is compared with the real one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from distributed import Client, Event, LocalCluster, wait
+
+from ferroflow_dask.scheduler import install
+from ferroflow_dask.scheduler.extension import FerroflowStealing, extension_on
+
+N, EACH_S = 100, 0.02
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        install(client)
+        client.gather(
+            client.map(time.sleep, [EACH_S] * N, pure=False)
+        )  # a sample runs first: nothing is known of it
+        yield client
+
+
+def extension(client: Client) -> FerroflowStealing:
+    cluster: Any = client.cluster
+    found = extension_on(cluster.scheduler)
+    assert found is not None
+    return found
+
+
+def counted(client: Client) -> dict[str, int]:
+    (feature,) = (one for one in extension(client).features if one.name == "predictions")
+    assert not feature.pending()
+    return dict(feature.counts())
+
+
+def difference(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
+    return {name: n - before[name] for name, n in after.items() if n > before[name]}
+
+
+def test_a_graph_of_known_durations_takes_as_long_as_predicted(client: Client) -> None:
+    before = counted(client)
+    futures = client.map(time.sleep, [EACH_S] * N, pure=False)
+    wait(futures)
+    assert difference(before, counted(client)) == {"0.7_to_1.4": 1}
+    notes = [
+        one
+        for future in futures
+        for one in extension(client).decisions.about(future.key)
+        if one.what == "predicted"
+    ]
+    assert len(notes) == 1
+    assert "its graph took" in str(notes[0])
+
+
+def test_graphs_that_share_the_cluster_do_not_count(client: Client) -> None:
+    before = counted(client)
+    wait([client.map(time.sleep, [EACH_S] * N, pure=False) for _ in range(2)])
+    assert difference(before, counted(client)) == {}
+
+
+def test_graphs_that_fail_or_are_cancelled_do_not_count(client: Client) -> None:
+    before = counted(client)
+    futures = client.map(lambda i: time.sleep(EACH_S) if i < N - 1 else 1 / 0, range(N), pure=False)
+    wait(futures)
+    assert futures[-1].status == "error"
+    del futures
+    gate = Event("gate", client=client)
+    held = client.map(lambda _: Event("gate").wait(), range(N), pure=False)
+    client.cancel(held)
+    gate.set()
+    deadline = time.monotonic() + 20
+    (feature,) = (one for one in extension(client).features if one.name == "predictions")
+    while feature.pending() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert difference(before, counted(client)) == {}
