@@ -127,7 +127,7 @@ class Plan:
     premises: Premises | None = None
     rest: SentGraph | None = None
     until: Until | None = None
-    prediction: Prediction | None = None
+    prediction: Prediction | None = field(default=None, compare=False)
 
     @property
     def sharing(self) -> Sharing:

@@ -53,7 +53,7 @@ def test_a_graph_of_known_durations_takes_as_long_as_predicted(client: Client) -
     notes = [
         one
         for future in futures
-        for one in extension(client).decisions.about(future.key)
+        for one in extension(client).decisions.about(str(future.key))
         if one.what == "predicted"
     ]
     assert len(notes) == 1
