@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ferroflow_dask.bundling.coarse import factored, longest_first, runs, tapered
 from ferroflow_dask.bundling.cut import best_cut
-from ferroflow_dask.bundling.predict import Work, predict
+from ferroflow_dask.bundling.predict import Prediction, Work, predict
 from ferroflow_dask.cluster_profile import ClusterProfile
 
 COSTS = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.0, 5.0]), min_size=1, max_size=7)
@@ -104,7 +104,7 @@ def works(draw: st.DrawFn) -> Work:
 
 @settings(max_examples=150, deadline=None)
 @given(works(), st.integers(1, 5), st.booleans())
-def test_best_cut_is_predicted_no_slower_and_moves_little_more_than_single_tasks(
+def test_best_cut_is_predicted_no_slower_than_single_tasks_with_transfers_in_full(
     work: Work, n_workers: int, is_guess: bool
 ) -> None:
     cluster = ClusterProfile((1,) * n_workers)
@@ -117,11 +117,14 @@ def test_best_cut_is_predicted_no_slower_and_moves_little_more_than_single_tasks
     assert sorted(i for pieces in cut for i in pieces) == list(range(n))
     assert fits(cut)
     plain = predict(work, [[i] for i in range(n)], cluster)
-    # Half of the scheduler's time for each task counts once more. Within 5 % of a bound any cut will do.
+
+    def cost_s(found: Prediction) -> float:
+        return found.makespan_s + found.nbytes_moved / (cluster.bandwidth * n_workers)
+
+    # Half of the scheduler's time for each task counts once more. Near a bound any cut will do.
     bound_s = max(sum(work.costs_s) / n_workers, *work.costs_s) + cluster.task_s + cluster.submit_s
-    most_s = max(plain.makespan_s + cluster.task_s * n / 2, 1.05 * bound_s)
-    assert prediction.makespan_s <= most_s + 1e-9
-    assert prediction.nbytes_moved <= 1.1 * plain.nbytes_moved + 2**20
+    most_s = max(cost_s(plain) + cluster.task_s * n / 2, 1.05 * bound_s, bound_s + 2e-5 * n)
+    assert cost_s(prediction) <= most_s + 1e-9
 
 
 @pytest.mark.parametrize(
