@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 class FerroflowStealing(WorkStealing):
     """Replacement of distributed's `WorkStealing` that asks a policy.
 
-    A subclass, so that the dashboard, the metrics and the cluster dump find all attributes that they read. It
-    may also be the value of `distributed.scheduler.DEFAULT_EXTENSIONS["stealing"]`.
+    A subclass, so that the dashboard, the metrics and the cluster dump find all attributes that they read.
 
     Parameters
     ----------

@@ -44,21 +44,20 @@ def test_nothing_is_learned_where_threads_wait_for_tasks() -> None:
     assert learned_s(cluster) == 0
 
 
-def delay(seconds: float, dask_worker: Any) -> None:
-    """Hold the event loop of a worker up before each task."""
-    if not hasattr(dask_worker, "delay_s"):
-        execute = dask_worker.execute
-
-        async def late(*args: Any, **kwargs: Any) -> Any:
-            time.sleep(dask_worker.delay_s)
-            return await execute(*args, **kwargs)
-
-        dask_worker.execute = late
-    dask_worker.delay_s = seconds
-
-
 def test_real_workers_whose_event_loops_are_held_up() -> None:
     found: dict[float, float] = {}
+
+    def delay(seconds: float, dask_worker: Any) -> None:
+        if not hasattr(dask_worker, "delay_s"):
+            execute = dask_worker.execute
+
+            async def late(*args: Any, **kwargs: Any) -> Any:
+                time.sleep(dask_worker.delay_s)
+                return await execute(*args, **kwargs)
+
+            dask_worker.execute = late
+        dask_worker.delay_s = seconds
+
     with (
         LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster,
         Client(cluster) as client,
