@@ -22,9 +22,8 @@ def client() -> Iterator[Client]:
         Client(cluster) as client,
     ):
         install(client)
-        client.gather(
-            client.map(time.sleep, [EACH_S] * N, pure=False)
-        )  # a sample runs first: nothing is known of it
+        # A sample runs first: nothing is known of the function.
+        client.gather(client.map(time.sleep, [EACH_S] * N, pure=False))
         yield client
 
 
