@@ -68,10 +68,10 @@ class ClusterProfile:
         for name in ("memory_nbytes", "n_gpus"):
             if as_count(value := getattr(self, name)) is None:
                 raise UsageError(f"{name} of a cluster is {value!r}; it must be a whole number, at least 0")
-        if not 0 <= self.pause_s < float("inf"):
-            raise UsageError(f"pause_s of a cluster is {self.pause_s!r}; it must be a number, at least 0")
-        for name in _RATES:
+        for name in (*_RATES, "pause_s"):
             value = getattr(self, name)
+            if name == "pause_s" and value == 0:
+                continue
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
                 raise UsageError(f"{name} of a cluster is {value!r}; it must be a positive number")
         object.__setattr__(self, "added_s", max(self.task_s, self.pause_s / self.n_threads))
