@@ -166,15 +166,15 @@ def _bundled(graph: SentGraph, snapshot: Snapshot, token: str) -> Plan:
         alone |= _alone(sharing.tasks, premises, snapshot)
         bundled = _cut(graph, sharing, wanted, snapshot, token, alone=alone)
     prediction = bundled.prediction if bundled is not None else None
-    if bundled is not None and bundled.bundles:
+    if bundled is not None and not bundled.bundles:
+        bundled = None
+    if bundled is not None:
         premises = replace(premises, sharing=sharing)
         for name, value in inherited.items():
             annotations[name] |= dict.fromkeys(bundled.bundles, value)
         tasks = bundled.tasks
     elif not shuffled:
         return replace(unchanged(graph), prediction=prediction)
-    else:
-        bundled = None
     return Plan(
         graph,
         tasks,

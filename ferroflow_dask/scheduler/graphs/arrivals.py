@@ -259,24 +259,18 @@ class GraphArrivals:
 
     def created(self) -> Mapping[Key, Bundle]:
         """Return the bundles of the graph whose tasks Dask has just created."""
-        arrival = _arriving.get()
-        if arrival is None:
+        plan = self.planned()
+        if plan is None:
             return {}
-        for key, (what, reason) in arrival.plan.reasons.items():
+        for key, (what, reason) in plan.reasons.items():
             self._decisions.note(key, what, "", reason)
-        return arrival.plan.bundles
+        return plan.bundles
 
     @staticmethod
     def planned() -> Plan | None:
         """Return the plan of the graph whose tasks Dask has just created; None if it came without one."""
         arrival = _arriving.get()
         return None if arrival is None else arrival.plan
-
-    @staticmethod
-    def sampled() -> Collection[Key]:
-        """Return the keys of the sample of the graph whose tasks Dask has just created."""
-        arrival = _arriving.get()
-        return () if arrival is None else arrival.plan.graph.sampled
 
 
 def _outside(expr_ser: Any, keys: Collection[Key]) -> set[Key]:

@@ -168,7 +168,8 @@ class Graphs:
 
     def sampled(self) -> Collection[Key]:
         """Return the keys of the sample of the graph whose tasks Dask has just created."""
-        return self._arrivals.sampled()
+        plan = self.planned()
+        return () if plan is None else plan.graph.sampled
 
     def planned(self) -> Plan | None:
         """Return the plan of the graph whose tasks Dask has just created."""
