@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ferroflow_dask.bundling.graphs import Averages
+from ferroflow_dask.bundling.averages import Averages
 
 #: Assumed for a task of which nothing is known [s].
 DURATION_S = 1e-3

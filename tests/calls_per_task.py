@@ -20,7 +20,7 @@ from dask._task_spec import GraphNode, List, Task, TaskRef
 from fault_injection import ON_WORKERS
 
 from ferroflow_dask.bench.overhead_graphs import GRAPHS, stencil
-from ferroflow_dask.bundling.graphs import Averages
+from ferroflow_dask.bundling.averages import Averages
 from ferroflow_dask.bundling.plan import Plan
 from ferroflow_dask.bundling.rewrite import revalidate, rewrite
 from ferroflow_dask.bundling.snapshot import SentGraph, Snapshot

@@ -14,7 +14,8 @@ import numpy as np
 from dask._task_spec import GraphNode, Task, TaskRef, convert_legacy_graph
 from dask.core import flatten
 
-from ferroflow_dask.bundling.graphs import Averages, BundledGraph
+from ferroflow_dask.bundling.averages import Averages
+from ferroflow_dask.bundling.graphs import BundledGraph
 from ferroflow_dask.bundling.results import VALUE, Place
 from ferroflow_dask.cluster_profile import ClusterProfile
 

@@ -14,6 +14,7 @@ from dask.typing import Key
 from dask.utils import key_split
 
 from ferroflow_dask.annotations import BUNDLE_PREFIX
+from ferroflow_dask.bundling.averages import Averages, expected
 from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.bundling.cut import GUESS, MEMORY_SHARE, SHARED, best_cut
 from ferroflow_dask.bundling.deliveries import DeliveringTask
@@ -23,45 +24,12 @@ from ferroflow_dask.bundling.ordering import in_order
 from ferroflow_dask.bundling.peak import GraphMemory, held_nbytes, shared_nbytes
 from ferroflow_dask.bundling.predict import Cut, Prediction, Work
 from ferroflow_dask.bundling.results import VALUE, Place, value_of
-from ferroflow_dask.bundling.sequence import NO_WORK, sequence_of
+from ferroflow_dask.bundling.sequence import sequence_of
 from ferroflow_dask.cluster_profile import ClusterProfile
-
-
-@dataclass(frozen=True, slots=True)
-class Averages:
-    """Learned averages of a task prefix.
-
-    Parameters
-    ----------
-    duration_s : float
-        Duration of a task [s].
-    nbytes : float
-        Size of a result [B].
-    most_nbytes : float
-        Size of the largest result of late [B].
-    declared_nbytes : float
-        The largest declared size of these results [B]; 0 if none had one.
-    """
-
-    duration_s: float
-    nbytes: float = 0.0
-    most_nbytes: float = 0.0
-    declared_nbytes: float = 0.0
-
-    def of_size(self, declared_nbytes: float) -> Averages:
-        """Return the averages for a task whose result has a declared size [B].
-
-        Learned sizes count if they were learned from results that were declared as large.
-        """
-        if declared_nbytes <= max(self.declared_nbytes, self.most_nbytes):
-            return self
-        return replace(self, nbytes=declared_nbytes, most_nbytes=declared_nbytes)
-
 
 #: Bundles may hold together so many times the bytes that single tasks hold, or this part of the memory of all
 #: workers, whichever is more (docs/bundles.md, "How large a bundle is").
 _MOST_HELD, _HELD_SHARE = 1.5, 0.05
-_NOTHING = Averages(0.0)
 _NO_LETTERS = re.compile("[^A-Za-z-]")
 
 
@@ -95,6 +63,7 @@ def bundle_graph(
     alone: Collection[Key] = frozenset(),
     places: Mapping[Key, Place] | None = None,
     by_key: Mapping[Key, Averages] | None = None,
+    declared_nbytes: Mapping[Key, float] | None = None,
     shares_objects: bool = False,
     outside_nbytes: Mapping[Key, float] | None = None,
     holders: Mapping[Key, Collection[str]] | None = None,
@@ -123,6 +92,8 @@ def bundle_graph(
         For dependencies that exist as items of another task's result: that task and the item.
     by_key : mapping of Key to Averages, optional
         Of tasks of which more is known than of their prefix.
+    declared_nbytes : mapping of Key to float, optional
+        Declared sizes of results [B].
     shares_objects : bool, optional
         See `Bundle`. If not, tasks stay separate if they need copies of objects that cannot be pickled.
     outside_nbytes : mapping of Key to float, optional
@@ -133,38 +104,37 @@ def bundle_graph(
     keys = in_order(tasks)
     position = {key: i for i, key in enumerate(keys)}
     prefixes = [key_split(key) for key in keys]
-    known = [
-        _NOTHING if isinstance(tasks[key], NO_WORK) else (by_key or {}).get(key, learned.get(prefix))
-        for key, prefix in zip(keys, prefixes, strict=True)
-    ]
-    costs_s = [one.duration_s if one is not None else GUESS * cluster.added_s for one in known]
-    nbytes, most_nbytes = [0] * len(keys), [0.0] * len(keys)
-    for i, (key, one) in enumerate(zip(keys, known, strict=True)):
-        if isinstance(alias := tasks[key], Alias):  # another key of the same value
-            target = position.get(alias.target, i)
-            nbytes[i], most_nbytes[i] = nbytes[target], most_nbytes[target]
-        elif one is not None:
-            nbytes[i], most_nbytes[i] = int(one.nbytes), max(one.nbytes, one.most_nbytes)
-    separate = fixed_tasks(tasks).union(alone)
-    work = Work(
-        [sorted([position[one] for one in tasks[key].dependencies if one in position]) for key in keys],
-        costs_s,
-        nbytes.__getitem__,
-        alone=frozenset(
-            [i for i, key in enumerate(keys) if known[i] is None or key in separate or is_alone(tasks[key])]
-        ),
-        last=frozenset([position[key] for key in wanted if key in position]),
-    )
+    edges = [sorted([position[one] for one in tasks[key].dependencies if one in position]) for key in keys]
     # Not `dependencies - position.keys()`, which takes a pass over all keys.
     outside = [
         _read_from(needed, places or {}) if (needed := tasks[key].dependencies.difference(position)) else ()
         for key in keys
     ]
     sizes, holders = outside_nbytes or {}, holders or {}
-    work = replace(
-        work, outside_nbytes=sum(sizes.values()), held=[_held(read, sizes, holders) for read in outside]
+    by_prefix: dict[str, Averages | None] = {prefix: learned.get(prefix) for prefix in set(prefixes)}
+    of_tasks = expected(
+        [tasks[key] for key in keys],
+        [(by_key or {}).get(key, by_prefix[prefix]) for key, prefix in zip(keys, prefixes, strict=True)],
+        edges,
+        [sum([sizes.get(key, 0.0) for key in read]) if read else 0.0 for read in outside],
+        declared_nbytes or {},
+        guess_s=GUESS * cluster.added_s,
     )
-    memory = GraphMemory(work.edges, most_nbytes, work.last, outside, sizes, sizes.keys() - holders.keys())
+    costs_s = of_tasks.costs_s
+    separate = fixed_tasks(tasks).union(alone)
+    fixed = [i for i, key in enumerate(keys) if key in separate or is_alone(tasks[key])]
+    work = Work(
+        edges,
+        costs_s,
+        [int(each) for each in of_tasks.nbytes].__getitem__,
+        alone=frozenset(of_tasks.unknown).union(fixed),
+        last=frozenset([position[key] for key in wanted if key in position]),
+        outside_nbytes=sum(sizes.values()),
+        held=[_held(read, sizes, holders) for read in outside],
+    )
+    memory = GraphMemory(
+        edges, of_tasks.most_nbytes, work.last, outside, sizes, sizes.keys() - holders.keys()
+    )
     cut, prediction = best_cut(work, cluster, is_guess=False, fits=_MemoryLimit(memory, cluster))
     groups = [[keys[i] for i in pieces] for pieces in cut]
     shares = dict(zip(keys, zip(prefixes, costs_s, strict=True), strict=True))
@@ -172,6 +142,7 @@ def bundle_graph(
     # The first bundle of each thread: the client can process their values while the others run.
     early = [name for name, bundle in bundles.items() if bundle.delivered][: cluster.n_threads]
     bundles |= {name: replace(bundles[name], is_early=True) for name in early}
+    classes = dict(zip(keys, of_tasks.sizes, strict=True))
     written: dict[Key, GraphNode] = {}
     rewritten: dict[Key, Bundle] = {}
     isolation, failed = Isolation(), set[Key]()
@@ -180,7 +151,7 @@ def bundle_graph(
             written[name] = bundle.tasks[0]
             continue
         turns = tuple([position[task.key] for task in bundle.tasks])
-        rewritten[name] = replace(bundle, shares_objects=shares_objects, turns=turns)
+        rewritten[name] = replace(bundle, shares_objects=shares_objects, turns=turns, sizes=classes)
         cost_s = sum([shares[task.key][1] for task in bundle.tasks])
         try:
             written[name] = written_task(name, rewritten[name], cost_s, isolation)
@@ -193,6 +164,7 @@ def bundle_graph(
             alone=alone,
             places=places,
             by_key=by_key,
+            declared_nbytes=declared_nbytes,
             shares_objects=shares_objects,
             outside_nbytes=outside_nbytes,
             holders=holders,
@@ -358,6 +330,7 @@ def written_task(name: Key, bundle: Bundle, cost_s: float, isolation: Isolation 
         bundle.delivered,
         returns_results=bundle.returns_results(name),
         is_early=bundle.is_early,
+        sizes=bundle.sizes,
         isolation=isolation,
     )
     # Dask keeps tasks that produce data in its queue until workers have room for their results.

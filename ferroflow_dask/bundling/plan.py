@@ -10,8 +10,8 @@ from typing import Any
 from dask._task_spec import GraphNode
 from dask.typing import Key
 
+from ferroflow_dask.bundling.averages import Averages
 from ferroflow_dask.bundling.bundle import Bundle
-from ferroflow_dask.bundling.graphs import Averages
 from ferroflow_dask.bundling.predict import Prediction
 from ferroflow_dask.bundling.sharing import Sharing
 from ferroflow_dask.bundling.snapshot import SentGraph, Snapshot, TaskFacts, outside

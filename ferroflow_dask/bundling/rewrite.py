@@ -23,7 +23,7 @@ from dask.utils import format_bytes, key_split
 
 from ferroflow_dask.annotations import BUNDLE_ANNOTATION, is_bundling_off
 from ferroflow_dask.bundling import shuffles
-from ferroflow_dask.bundling.graphs import Averages, BundledGraph, bundle_graph
+from ferroflow_dask.bundling.graphs import BundledGraph, bundle_graph
 from ferroflow_dask.bundling.ordering import needed_by, static_order
 from ferroflow_dask.bundling.plan import Plan, Premises, Until, known_of
 from ferroflow_dask.bundling.sample import sample_of
@@ -111,7 +111,7 @@ def _sample(graph: SentGraph, snapshot: Snapshot) -> Plan | None:
     has_p2p = "plain_shuffles" in snapshot.features and shuffles.has_p2p(tasks)
     if (len(tasks) < FEWEST and not has_p2p) or snapshot.holds_some(tasks):
         return None
-    if not has_p2p and all(key_split(key) in learned for key in tasks):
+    if not has_p2p and learned.keys() >= {key_split(key) for key in tasks}:
         return None
     parts, sources = set[Key](), list[list[Key]]()
     if has_p2p:
@@ -231,19 +231,11 @@ def _cut(
         alone=alone,
         places=sharing.places,
         shares_objects=snapshot.shares_objects,
-        by_key=_averages(graph, tasks, snapshot.learned),
+        by_key=graph.averages,
+        declared_nbytes=graph.declared_nbytes,
         outside_nbytes=read,
         holders={key: snapshot.tasks[key].holders for key in read if snapshot.is_in_memory(key)},
     )
-
-
-def _averages(
-    graph: SentGraph, tasks: Mapping[Key, GraphNode], learned: Mapping[str, Averages | None]
-) -> dict[Key, Averages]:
-    """Return the averages of the tasks of which more is known than of their prefix."""
-    declared = graph.declared_nbytes
-    known = ((key, learned.get(key_split(key))) for key in tasks if key in declared)
-    return {**graph.averages, **{key: one.of_size(declared[key]) for key, one in known if one is not None}}
 
 
 def _read_nbytes(tasks: Mapping[Key, GraphNode], sharing: Sharing, snapshot: Snapshot) -> dict[Key, float]:

@@ -47,11 +47,13 @@ def sample_of(
     set of Key
         Empty if a sample does not pay.
     """
-    unknown = {
-        key: prefix
-        for key, task in tasks.items()
-        if not isinstance(task, NO_WORK) and (prefix := key_split(key)) not in known
-    }
+    prefixes = {key: key_split(key) for key, task in tasks.items() if not isinstance(task, NO_WORK)}
+    unknown_prefixes = {prefix for prefix in set(prefixes.values()) if prefix not in known}
+    unknown = (
+        {key: prefix for key, prefix in prefixes.items() if prefix in unknown_prefixes}
+        if unknown_prefixes
+        else {}
+    )
     if len(unknown) < _FEWEST * n_threads:
         unknown = {}
     if not unknown and not sized:

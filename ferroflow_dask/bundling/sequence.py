@@ -52,8 +52,9 @@ class ExecuteTasks:
         None for all of it.
     exports : tuple of int
         Numbers of the values that are returned; -1 for one that has left the bundle.
-    stands_for : mapping of str to int
-        Number of tasks by task prefix. Durations are learned for these prefixes and not for the bundle's.
+    stands_for : mapping of (str, int) to int
+        Number of tasks by task prefix and class of size, 0 if that is unknown. Durations are learned for
+        these and not for the bundle's prefix.
     cost_s : float
         Expected duration [s].
     delivered : mapping of int to Key, optional
@@ -69,7 +70,7 @@ class ExecuteTasks:
     keys: tuple[Key, ...]
     arguments: tuple[tuple[int, int | None], ...]
     exports: tuple[int, ...]
-    stands_for: Mapping[str, int]
+    stands_for: Mapping[tuple[str, int], int]
     cost_s: float
     delivered: Mapping[int, Key] = field(default_factory=dict)
     returns_results: bool = False
@@ -177,6 +178,7 @@ def sequence_of(
     *,
     returns_results: bool = False,
     is_early: bool = False,
+    sizes: Mapping[Key, int] | None = None,
     isolation: Isolation | None = None,
 ) -> ExecuteTasks:
     """Return a function that runs several tasks one after another.
@@ -195,6 +197,8 @@ def sequence_of(
         The tasks whose results are delivered under their own keys.
     returns_results, is_early : bool, optional
         As in `ExecuteTasks`.
+    sizes : mapping of Key to int, optional
+        As in `Bundle`.
     isolation : Isolation, optional
         Gives steps their own copies of what they may change; steps share all objects without it.
 
@@ -223,7 +227,7 @@ def sequence_of(
         tuple([task.key for task in tasks]),
         tuple(arguments.values()),
         tuple([-1 if key is None else number[key] for key in exports]),
-        _names(tasks),
+        _names(tasks, sizes or {}),
         cost_s,
         {number[key] - len(arguments): key for key in delivered},
         returns_results,
@@ -231,8 +235,9 @@ def sequence_of(
     )
 
 
-def _names(tasks: Sequence[GraphNode]) -> dict[str, int]:
-    return dict(Counter(key_split(task.key) for task in tasks if not isinstance(task, NO_WORK)))
+def _names(tasks: Sequence[GraphNode], sizes: Mapping[Key, int]) -> dict[tuple[str, int], int]:
+    steps = [(key_split(task.key), sizes.get(task.key, 0)) for task in tasks if not isinstance(task, NO_WORK)]
+    return dict(Counter(steps))
 
 
 #: A function, its arguments, and which of them are results of which tasks.

@@ -12,8 +12,8 @@ from typing import Any
 from dask._task_spec import GraphNode
 from dask.typing import Key
 
+from ferroflow_dask.bundling.averages import Averages
 from ferroflow_dask.bundling.bundle import Bundle
-from ferroflow_dask.bundling.graphs import Averages
 from ferroflow_dask.cluster_profile import ClusterProfile
 
 #: Features that change graphs.

@@ -142,5 +142,4 @@ def _averages(dask_scheduler: Any) -> dict[str, tuple[float, float]]:
         for name, prefix in dask_scheduler.task_prefixes.items()
         if prefix.duration_average >= 0
     }
-    by_prefix = learned_on(dask_scheduler).costs.by_prefix()
-    return found | {name: (seconds, nbytes) for name, (seconds, nbytes, *_) in by_prefix.items()}
+    return found | learned_on(dask_scheduler).costs.means()

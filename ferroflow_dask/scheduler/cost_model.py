@@ -1,21 +1,24 @@
 """Cost model: durations learned by operator kind, and durations and result sizes by task prefix.
 
 A kind is an operator with its attributes and shapes, which tasks of lowered graphs carry as an annotation. A
-prefix is shared by all tasks of the same function; Dask averages its durations, too. What is learned belongs
+prefix is shared by all tasks of the same function, in all programs. So its tasks are separated by the size
+of their data, in classes that grow by factors of two. What is learned belongs
 to the scheduler: it outlives the extension that has learned it.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from dask.typing import Key
 
 from ferroflow_dask.annotations import KIND_ANNOTATION
+from ferroflow_dask.bundling.averages import SMALL_CLASS, Averages, nearest_size, scaled_s
 from ferroflow_dask.bundling.sequence import bundle_in
 
 if TYPE_CHECKING:
@@ -41,21 +44,30 @@ _MOST = 10.0
 
 
 @dataclass(slots=True)
-class _Prefix:
-    """Means over the finished tasks of a prefix."""
+class _Sized:
+    """Means over the finished tasks of a prefix that handle about as much data."""
 
+    #: Inputs and declared results [B].
+    size_nbytes: float
     mean_s: float
     mean_nbytes: float
     #: Of the largest result; later ones make it smaller, slowly.
     most_nbytes: float
-    #: The largest declared size of these results; 0 if none had one.
-    declared_nbytes: float
-    #: Workers that have run a task of the prefix; whether all did so for the first time.
-    workers: set[str]
-    is_cold: bool = True
-    #: Tasks of which the mean duration and the mean size are.
-    n_timed: int = 1
+    #: Tasks of which the mean duration is: the first ones of the prefix on a worker, until there are others.
+    n_cold: int
+    n_warm: int
+    #: Tasks of which the mean sizes are.
     n_sized: int = 1
+
+
+@dataclass(slots=True)
+class _Prefix:
+    """The tasks of a prefix that have finished."""
+
+    #: By the class of the size.
+    by_size: dict[int, _Sized] = field(default_factory=dict)
+    #: Workers that have run a task.
+    workers: set[str] = field(default_factory=set)
 
 
 class CostModel:
@@ -89,25 +101,34 @@ class CostModel:
             return
         name = ts.prefix.name
         known = self._prefixes.get(name)
-        declared = self._declared.pop(ts.key, 0.0)
         if known is None:
-            self._prefixes[name] = _Prefix(seconds, float(nbytes), float(nbytes), declared, {worker})
+            known = self._prefixes[name] = _Prefix()
             _keep(self._prefixes, name)
         else:
             self._prefixes.move_to_end(name)
-            known.n_sized += 1
-            known.mean_nbytes += max(_WEIGHT, 1 / known.n_sized) * (nbytes - known.mean_nbytes)
-            known.most_nbytes = max(float(nbytes), _SHRINKING * known.most_nbytes)
-            known.declared_nbytes = max(declared, _SHRINKING * known.declared_nbytes)
-            # The first task of a prefix on a worker often takes longer, for imports and caches.
-            is_cold = worker not in known.workers
-            if is_cold and len(known.workers) < _MOST_WORKERS:
-                known.workers.add(worker)
-            if known.is_cold and not is_cold:
-                known.mean_s, known.is_cold, known.n_timed = seconds, False, 1
-            elif known.is_cold or not is_cold:
-                known.n_timed += 1
-                known.mean_s += max(_WEIGHT, 1 / known.n_timed) * (seconds - known.mean_s)
+        # The first task of a prefix on a worker often takes longer, for imports and caches.
+        is_cold = worker not in known.workers
+        if is_cold and len(known.workers) < _MOST_WORKERS:
+            known.workers.add(worker)
+        size = self._declared.pop(ts.key, 0.0)
+        for dependency in ts.dependencies:
+            size += dependency.nbytes
+        place = max(int(size).bit_length(), SMALL_CLASS)  # `size_class`, without the call
+        one = known.by_size.get(place)
+        if one is None:
+            known.by_size[place] = _Sized(size, seconds, nbytes, nbytes, int(is_cold), int(not is_cold))
+        else:
+            one.n_sized += 1
+            weight = max(_WEIGHT, 1 / one.n_sized)
+            one.size_nbytes += weight * (size - one.size_nbytes)
+            one.mean_nbytes += weight * (nbytes - one.mean_nbytes)
+            one.most_nbytes = max(float(nbytes), _SHRINKING * one.most_nbytes)
+            if not is_cold:
+                one.n_warm += 1
+                one.mean_s += max(_WEIGHT, 1 / one.n_warm) * (seconds - one.mean_s)
+            elif not one.n_warm:
+                one.n_cold += 1
+                one.mean_s += (seconds - one.mean_s) / one.n_cold
         if ts.annotations and (kind := _kind(ts)) is not None:
             self._record_kind(kind, seconds)
 
@@ -119,22 +140,32 @@ class CostModel:
         self._kinds_s[kind] = seconds
         _keep(self._kinds_s, kind)
 
-    def _record_bundle(self, prefixes: Mapping[str, int], seconds: float) -> None:
-        # The difference to the expected duration is shared by all prefixes of the bundle.
-        known = [(self._prefixes[name], n) for name, n in prefixes.items() if name in self._prefixes]
-        expected_s = sum(n * prefix.mean_s for prefix, n in known)
+    def _record_bundle(self, steps: Mapping[tuple[str, int], int], seconds: float) -> None:
+        # The difference to the expected duration is shared by all steps of the bundle.
+        known = [
+            (_of_size(self._prefixes[name].by_size, place), n)
+            for (name, place), n in steps.items()
+            if name in self._prefixes
+        ]
+        expected_s = sum(n * one.mean_s for one, n in known)
         if expected_s > 0:
             factor = min(max(seconds / expected_s, 1 / _MOST), _MOST)
-            for prefix, _ in known:
-                prefix.mean_s *= 1 + _FAST_WEIGHT * (factor - 1)
+            for one, _ in known:
+                one.mean_s *= 1 + _FAST_WEIGHT * (factor - 1)
 
-    def by_prefix(self) -> dict[str, tuple[float, float, float, float]]:
-        """Return mean duration [s], and mean, largest and declared result size [B], of each prefix."""
-        # A copy, since threads other than the scheduler's may ask.
-        known = list(self._prefixes.items())
-        return {
-            name: (one.mean_s, one.mean_nbytes, one.most_nbytes, one.declared_nbytes) for name, one in known
-        }
+    def names(self) -> set[str]:
+        """Return the prefixes of which tasks have finished; may be called by any thread."""
+        return set(self._prefixes.copy())
+
+    def means(self) -> dict[str, tuple[float, float]]:
+        """Return the mean duration [s] and the mean result size [B] of each prefix."""
+        found = {name: _averages(list(one.by_size.items())) for name, one in self._prefixes.items()}
+        return {name: (one.duration_s, one.nbytes) for name, one in found.items()}
+
+    def of_prefix(self, name: str) -> Averages | None:
+        """Return what was learned of a prefix; None if no task of it has finished. Any thread may call it."""
+        known = self._prefixes.get(name)
+        return None if known is None else _averages(list(known.by_size.items()))
 
     def of_kind(self, ts: TaskState) -> float | None:
         """Return the duration of tasks of the same kind [s]; None if none has run."""
@@ -142,9 +173,82 @@ class CostModel:
         return None if kind is None else self._kinds_s.get(kind)
 
     def nbytes(self, ts: TaskState) -> float | None:
-        """Return the mean result size of a task's prefix [B]; None if no task of it has finished."""
+        """Return the mean result size of the task's prefix [B]; None if no task of it has finished."""
         known = self._prefixes.get(ts.prefix.name)
-        return None if known is None else known.mean_nbytes
+        if known is None:
+            return None
+        if len(known.by_size) == 1:
+            (one,) = known.by_size.values()
+            return one.mean_nbytes
+        size = self._declared.get(ts.key, 0.0)
+        for dependency in ts.dependencies:
+            size += dependency.nbytes
+        exact = known.by_size.get(max(int(size).bit_length(), SMALL_CLASS))
+        return (exact or known.by_size[nearest_size(known.by_size, size)[0]]).mean_nbytes
+
+
+def _of_size(by_size: dict[int, _Sized], place: int) -> _Sized:
+    """Return the means for a class of sizes; an unknown class starts like the nearest one."""
+    one = by_size.get(place)
+    if one is not None:
+        return one
+    if not place:
+        return max(by_size.values(), key=lambda each: each.n_sized)
+    size = 2.0 ** (place - 1)
+    nearest, scale = nearest_size(by_size, size)
+    like = by_size[nearest]
+    nbytes = scale * like.mean_nbytes
+    one = by_size[place] = _Sized(size, scaled_s(like.mean_s, scale), nbytes, nbytes, 0, 0, 0)
+    return one
+
+
+def _averages(by_size: Sequence[tuple[int, _Sized]]) -> Averages:
+    """Return the means of all tasks of a prefix, and of those of each size."""
+    means = [one for _, one in by_size]
+    weights = [max(one.n_sized, 1) for one in means]
+    return Averages(
+        fmean([one.mean_s for one in means], weights),
+        fmean([one.mean_nbytes for one in means], weights),
+        max(one.most_nbytes for one in means),
+        max(one.size_nbytes for one in means),
+        {
+            place: Averages(one.mean_s, one.mean_nbytes, one.most_nbytes, one.size_nbytes)
+            for place, one in by_size
+        },
+    )
+
+
+class Known(Mapping[str, "Averages | None"]):
+    """The averages of prefixes at one time: those that are asked for are made, and stay.
+
+    Parameters
+    ----------
+    costs : CostModel
+    separate : collection of str
+        Prefixes of tasks that are never bundled, which have None.
+    """
+
+    def __init__(self, costs: CostModel, separate: Collection[str]) -> None:
+        self._costs = costs
+        self._separate = frozenset(separate)
+        self._names = costs.names() | self._separate
+        self._found: dict[str, Averages | None] = {}
+
+    def __getitem__(self, name: str) -> Averages | None:
+        """Return the averages of a prefix."""
+        if name not in self._names:
+            raise KeyError(name)
+        if name not in self._found:
+            self._found[name] = None if name in self._separate else self._costs.of_prefix(name)
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the prefixes."""
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        """Return the number of prefixes."""
+        return len(self._names)
 
 
 def _keep(learned: OrderedDict[str, Any], name: str) -> None:

@@ -243,8 +243,7 @@ async def _learned(client: Client) -> dict[str, tuple[float, float]]:
 
 def _learned_on_scheduler(dask_scheduler: Scheduler) -> dict[str, tuple[float, float]]:
     extension = extension_on(dask_scheduler)
-    known = {} if extension is None else extension.costs.by_prefix()
-    return {name: (mean_s, mean_nbytes) for name, (mean_s, mean_nbytes, *_) in known.items()}
+    return {} if extension is None else extension.costs.means()
 
 
 async def _uninstall_on_scheduler(dask_scheduler: Scheduler, client: str) -> None:

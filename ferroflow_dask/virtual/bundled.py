@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 
-from ferroflow_dask.bundling.graphs import Averages
+from ferroflow_dask.bundling.averages import Averages
 from ferroflow_dask.bundling.plan import Plan, Until
 from ferroflow_dask.bundling.rewrite import revalidate, unchanged
 from ferroflow_dask.bundling.snapshot import FEATURES, SentGraph

@@ -11,7 +11,7 @@ from dask._task_spec import GraphNode
 from dask.typing import Key
 from dask.utils import key_split
 
-from ferroflow_dask.bundling.graphs import Averages
+from ferroflow_dask.bundling.averages import Averages
 from ferroflow_dask.bundling.plan import Plan
 from ferroflow_dask.bundling.rewrite import rewrite
 from ferroflow_dask.bundling.snapshot import SentGraph, Snapshot

@@ -23,8 +23,9 @@ from dask_graphs import (
 from distributed import Client, get_worker, wait
 
 from ferroflow_dask import install
+from ferroflow_dask.bundling.averages import Averages
 from ferroflow_dask.bundling.fixed import is_alone
-from ferroflow_dask.bundling.graphs import Averages, bundle_graph
+from ferroflow_dask.bundling.graphs import bundle_graph
 from ferroflow_dask.scheduler import extension_on, learned
 
 

@@ -14,7 +14,6 @@ from dask._task_spec import Alias, DataNode, GraphNode
 from dask.base import collections_to_expr
 
 from ferroflow_dask.bundling.declared import Chunks, declared_nbytes
-from ferroflow_dask.bundling.graphs import Averages
 from ferroflow_dask.scheduler._distributed_graphs import declared_chunks, materialized
 
 
@@ -60,18 +59,3 @@ def _values(tasks: dict[Any, GraphNode]) -> dict[Any, Any]:
 @pytest.mark.parametrize("expr", [object(), None], ids=["another class", "none"])
 def test_other_expressions_declare_nothing(expr: Any) -> None:
     assert declared_chunks(expr) == {}
-
-
-@pytest.mark.parametrize(
-    ("learned", "declared", "expected"),
-    [
-        pytest.param(Averages(1.0, 8, 8, declared_nbytes=100), 100, 8, id="learned from chunks as large"),
-        pytest.param(Averages(1.0, 8, 8, declared_nbytes=50), 100, 100, id="learned from smaller chunks"),
-        pytest.param(Averages(1.0, 8, 8), 100, 100, id="learned from values without a declared size"),
-        pytest.param(Averages(1.0, 8, 200), 100, 200, id="larger results were learned"),
-    ],
-)
-def test_the_larger_size_counts_unless_chunks_are_as_before(
-    learned: Averages, declared: float, expected: float
-) -> None:
-    assert learned.of_size(declared).most_nbytes == expected

@@ -113,7 +113,7 @@ async def test_a_mapped_function_has_the_same_values_priorities_and_spans_in_few
     priorities = {key: cluster.seen.tasks[key].priority[-1] for key in cluster.keys}
     assert [priorities[name] for name in NAMES] == list(range(N))
     bundles = cluster.keys - {*NAMES}
-    assert min(priorities[key] for key in bundles) == 0
+    assert 0 <= min(priorities[key] for key in bundles) < 1e-4
     assert len({priorities[key] for key in bundles}) == len(bundles)
     spans = [plugin.spans[name][0] for name in NAMES]
     assert {span["action"] for span in spans} == {"compute"}

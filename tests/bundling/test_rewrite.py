@@ -21,8 +21,8 @@ from dask.utils import key_split
 from dask_graphs import FOUR, Graph, Known, combine
 from random_shuffles import graph_of, n_barriers
 
+from ferroflow_dask.bundling.averages import Averages
 from ferroflow_dask.bundling.bundle import Bundle
-from ferroflow_dask.bundling.graphs import Averages
 from ferroflow_dask.bundling.plan import Plan
 from ferroflow_dask.bundling.results import Results
 from ferroflow_dask.bundling.rewrite import keys_read, revalidate, rewrite, unchanged

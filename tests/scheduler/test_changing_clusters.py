@@ -13,6 +13,7 @@ from distributed import Client, Event
 from waiting import soon, wait_for
 
 from ferroflow_dask import Model, install
+from ferroflow_dask.bundling.averages import Averages
 from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.cost import AnalyticCost, estimate
 from ferroflow_dask.deploy import load_profile, profile_of, save_profile
@@ -45,12 +46,13 @@ def learn(client: Client) -> None:
 @pytest.fixture
 def _at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Learn of each prefix as ever, but the duration that it has on a machine at rest."""
-    by_prefix = CostModel.by_prefix
+    of_prefix = CostModel.of_prefix
 
-    def learned(self: CostModel) -> dict[str, tuple[float, float, float]]:
-        return {name: (1e-3, *sizes) for name, (_, *sizes) in by_prefix(self).items()}
+    def learned(self: CostModel, name: str) -> Averages | None:
+        found = of_prefix(self, name)
+        return None if found is None else Averages(1e-3, found.nbytes, found.most_nbytes)
 
-    monkeypatch.setattr(CostModel, "by_prefix", learned)
+    monkeypatch.setattr(CostModel, "of_prefix", learned)
 
 
 def n_tasks(client: Client) -> int:

@@ -8,19 +8,28 @@ from typing import Any
 import pytest
 
 from ferroflow_dask.annotations import KIND_ANNOTATION
+from ferroflow_dask.bundling.averages import size_class
+from ferroflow_dask.bundling.sequence import ExecuteTasks
 from ferroflow_dask.policy.estimators import Paces
-from ferroflow_dask.scheduler.cost_model import CostModel
+from ferroflow_dask.scheduler.cost_model import CostModel, Known
 from ferroflow_dask.scheduler.extension import FerroflowStealing
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
 
 
-def task(name: str = "f", kind: str | None = None, group: str | None = None, average_s: float = -1.0) -> Any:
+def task(
+    name: str = "f",
+    kind: str | None = None,
+    group: str | None = None,
+    average_s: float = -1.0,
+    reads: tuple[int, ...] = (),
+) -> Any:
     annotations = {} if kind is None else {KIND_ANNOTATION: kind}
     return SimpleNamespace(
         key=(name, 0),
         prefix=SimpleNamespace(name=name, duration_average=average_s),
         group=SimpleNamespace(name=name if group is None else group),
         annotations=annotations,
+        dependencies=[SimpleNamespace(nbytes=nbytes) for nbytes in reads],
         run_spec=None,
     )
 
@@ -70,33 +79,98 @@ def test_no_worker_is_fast_because_another_was_held_up() -> None:
     assert [paces.speed(worker) for worker in range(4)] == [1.0] * 4
 
 
-def test_by_prefix_returns_means() -> None:
+def test_a_prefix_has_means() -> None:
     costs = learned(5.0, 0.01, 1.0, nbytes=8)
     learned(0.01, nbytes=1000, into=costs)
-    assert costs.by_prefix() == {
-        "f": (pytest.approx((0.01 + 1.0 + 0.01) / 3), pytest.approx(8 + 992 / 4), 1000, 0)
-    }
+    found = costs.of_prefix("f")
+    assert found is not None
+    assert found.duration_s == pytest.approx((0.01 + 1.0 + 0.01) / 3)
+    assert (found.nbytes, found.most_nbytes) == (pytest.approx(8 + 992 / 4), 1000)
+    assert costs.means() == {"f": (found.duration_s, found.nbytes)}
     assert costs.nbytes(task()) == pytest.approx(8 + 992 / 4)
     assert costs.nbytes(task("g")) is None
+    assert costs.of_prefix("g") is None
 
 
 def test_the_first_task_of_a_prefix_on_a_worker_counts_only_while_there_is_no_other() -> None:
     costs = learned(2.0)
     learned(1.0, worker="b", into=costs)
-    assert costs.by_prefix()["f"][0] == pytest.approx((2 + 1) / 2)
+    assert costs.means()["f"][0] == pytest.approx((2 + 1) / 2)
     learned(0.01, worker="b", into=costs)
     learned(3.0, worker="c", into=costs)
-    assert costs.by_prefix()["f"][0] == 0.01
+    assert costs.means()["f"][0] == pytest.approx(0.01)
 
 
-def test_the_declared_size_of_a_result_counts_when_it_is_recorded() -> None:
+SMALL, LARGE = (2**18, 2**18), (2**24,)
+
+
+def of_sizes(costs: CostModel, reads: tuple[int, ...]) -> tuple[float, float]:
+    found = costs.of_prefix("f")
+    assert found is not None
+    own = found.of_size(sum(reads))
+    return own.duration_s, own.nbytes
+
+
+def test_tasks_that_read_other_amounts_are_learned_apart() -> None:
+    costs = CostModel()
+    for seconds, nbytes, reads in [(1.0, 8, SMALL), (0.2, 80, LARGE), (0.1, 8, SMALL), (0.2, 80, LARGE)]:
+        costs.record(task(reads=reads), seconds, nbytes, "a")
+    assert of_sizes(costs, SMALL) == (pytest.approx(0.1), 8)
+    assert of_sizes(costs, LARGE) == (pytest.approx(0.2), 80)
+    assert [costs.nbytes(task(reads=reads)) for reads in (SMALL, LARGE, (2**30,), ())] == [8, 80, 80, 8]
+
+
+def test_a_declared_size_is_part_of_the_amount() -> None:
     costs, first, second = CostModel(), task(), task()
-    costs.declare({first.key: 500.0})
-    for each in (first, second):
-        costs.record(each, 1.0, 8, "a")
-    mean_s, mean_nbytes, most_nbytes, declared_nbytes = costs.by_prefix()["f"]
-    assert (mean_s, mean_nbytes, most_nbytes) == (1.0, 8, 8)
-    assert 400 < declared_nbytes <= 500
+    costs.declare({first.key: 2.0**24})
+    for each, seconds in ((first, 1.0), (second, 2.0)):
+        costs.record(each, seconds, 8, "a")
+    assert of_sizes(costs, LARGE)[0] == 1.0
+    assert of_sizes(costs, ())[0] == 2.0  # its size counts once only
+
+
+def bundle(**steps: dict[int, int]) -> Any:
+    stands_for = {(name, place): n for name, by_size in steps.items() for place, n in by_size.items()}
+    found = task("bundle-f")
+    found.run_spec = SimpleNamespace(func=ExecuteTasks((), (), (), (), (), stands_for, 0.0))
+    return found
+
+
+def test_a_bundle_corrects_the_durations_of_its_steps_of_their_size() -> None:
+    costs = CostModel()
+    for reads in (SMALL, LARGE) * 2:
+        costs.record(task(reads=reads), 0.1, 8, "a")
+    costs.record(bundle(f={size_class(sum(LARGE)): 4}), 0.8, 0, "a")
+    assert of_sizes(costs, SMALL)[0] == 0.1
+    assert of_sizes(costs, LARGE)[0] == pytest.approx(0.1 * (1 + 0.3))
+
+
+def test_a_bundle_of_a_size_that_was_never_measured_is_learned_from() -> None:
+    costs = CostModel()
+    for _ in range(2):
+        costs.record(task(reads=LARGE), 0.1, 8, "a")
+    reads = (2**25,)
+    assert of_sizes(costs, reads)[0] == 0.2
+    costs.record(bundle(f={size_class(2**25): 4}, unknown={15: 3}), 1.6, 0, "a")
+    assert of_sizes(costs, reads)[0] == pytest.approx(0.2 * (1 + 0.3))
+    assert of_sizes(costs, LARGE)[0] == 0.1
+    costs.record(task(reads=reads), 0.5, 8, "a")  # the first one that is measured counts alone
+    assert of_sizes(costs, reads) == (0.5, 8)
+
+
+def test_known_averages_stay_as_they_were_found() -> None:
+    costs = learned(0.1, 0.1)
+    known = Known(costs, {"apart"})
+    assert (set(known), len(known), known.get("other")) == ({"f", "apart"}, 2, None)
+    assert known["apart"] is None
+    first = known["f"]
+    learned(5.0, into=costs)
+    assert known["f"] is first
+    learned(5.0, into=costs)
+    assert first is not None
+    assert first.duration_s == 0.1
+    costs.record(task("later"), 0.1, 8, "a")
+    assert "later" not in known
 
 
 def test_record_forgets_the_prefix_that_was_used_longest_ago(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +178,7 @@ def test_record_forgets_the_prefix_that_was_used_longest_ago(monkeypatch: pytest
     costs = CostModel()
     for name in ("f", "g", "f", "h"):
         costs.record(task(name), 1.0, 8, "a")
-    assert set(costs.by_prefix()) == {"f", "h"}
+    assert costs.names() == {"f", "h"}
 
 
 # In runs
@@ -137,9 +211,9 @@ def test_learned_durations_and_round_trip_outlive_the_extension() -> None:
     before = gauge(cluster, "round_trip_seconds")
     assert before != 0.003
     assert isinstance(cluster.stealing, FerroflowStealing)
-    expected = cluster.stealing.costs.by_prefix()
+    expected = cluster.stealing.costs.means()
     cluster.stealing.teardown()
     again = FerroflowStealing(cluster.scheduler, latency_s=0.001)
     assert again.parts.gauges()["round_trip_seconds"][1] == before
-    assert again.costs.by_prefix() == expected
+    assert again.costs.means() == expected
     again.teardown()

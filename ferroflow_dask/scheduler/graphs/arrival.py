@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from dask._task_spec import GraphNode
 from dask.typing import Key
 
+from ferroflow_dask.bundling.averages import Averages
 from ferroflow_dask.bundling.declared import declared_nbytes
-from ferroflow_dask.bundling.graphs import Averages
 from ferroflow_dask.bundling.plan import Plan
 from ferroflow_dask.bundling.rewrite import keys_read, unchanged
 from ferroflow_dask.bundling.snapshot import FEATURES, SentGraph, Snapshot, TaskFacts
@@ -110,8 +110,9 @@ class Snapshots:
         )
 
 
-#: Graphs that arrive within this many of each other keep their order where priorities are equal.
-_TURNS = 4096
+#: Of bundles with equal priorities those of the earlier graph come first, if no more graphs than this are
+#: between them; by so small a part of a place that nothing else changes.
+_TURNS, _TURN = 1024, 2.0**-26
 _n_arrived = count()
 
 
@@ -127,7 +128,7 @@ class Arrival:
         self.plan = plan
         # Of tasks with equal priorities, a worker of Dask's starts the one first that it was sent last. Among
         # bundles that would put all of a later graph first, where single tasks alternate.
-        later = next(_n_arrived) % _TURNS / _TURNS
+        later = _TURN * (next(_n_arrived) % _TURNS)
         #: Position of each task in the order by which Dask prefers them.
         self.order = {key: place + later * (key in plan.bundles) for key, place in plan.order.items()}
 

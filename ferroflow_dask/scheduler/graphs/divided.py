@@ -186,6 +186,7 @@ class Divided:
                 one,
                 shares_objects=bundle.shares_objects,
                 turns=tuple(turns[task.key] for task in one.tasks if task.key in turns),
+                sizes=bundle.sizes,
             )
             for key, one in {**values, **new}.items()
         }

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
 
-from ferroflow_dask.bundling.graphs import Averages
+from ferroflow_dask.bundling.averages import Averages
 from ferroflow_dask.bundling.plan import Plan
 from ferroflow_dask.scheduler._distributed_graphs import RUN_SPEC, run_spec_change
 from ferroflow_dask.scheduler.changes import CallChange, Change
+from ferroflow_dask.scheduler.cost_model import Known
 from ferroflow_dask.scheduler.graphs.arrival import Knowledge
 from ferroflow_dask.scheduler.graphs.arrivals import GraphArrivals
 from ferroflow_dask.scheduler.graphs.cancelling import Cancelling
@@ -124,10 +125,7 @@ class Graphs:
         """Return what is known of prefixes, as in `Knowledge`; may be called by any thread."""
         if not self._capable.are_all():
             return None
-        known: dict[str, Averages | None] = {
-            prefix: Averages(*values) for prefix, values in self._learned.costs.by_prefix().items()
-        }
-        return known | dict.fromkeys(list(self._learned.separate))
+        return Known(self._learned.costs, self._learned.separate.copy())
 
     def changed(self, key: Key, finish: str) -> None:
         """Note a transition of a task."""

@@ -1,0 +1,173 @@
+"""Learned averages of task prefixes, by the size of the data that a task handles."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from dask._task_spec import Alias, GraphNode
+from dask.typing import Key
+
+from ferroflow_dask.bundling.sequence import NO_WORK
+
+#: Sizes below this are alike: the call takes longer than the data [B].
+_SMALL_NBYTES = 2**14
+#: Their class.
+SMALL_CLASS = _SMALL_NBYTES.bit_length()
+#: Bound on the ratio of a duration to one that was learned of another size.
+_MOST_SCALED = 8.0
+
+
+def size_class(size_nbytes: float) -> int:
+    """Return the class of a task that handles some data: inputs and, if it is declared, the result [B]."""
+    return max(int(size_nbytes).bit_length(), SMALL_CLASS)
+
+
+class Sized(Protocol):
+    """Averages of tasks of about one size."""
+
+    @property
+    def size_nbytes(self) -> float:
+        """Mean size of the data [B]."""
+
+
+def nearest_size(by_size: Mapping[int, Sized], size_nbytes: float) -> tuple[int, float]:
+    """Return the class nearest to a size [B], and the ratio of the size to that of the class."""
+    wanted = size_class(size_nbytes)
+    nearest = min(by_size, key=lambda one: (abs(one - wanted), -one))
+    return nearest, max(size_nbytes, _SMALL_NBYTES) / max(by_size[nearest].size_nbytes, _SMALL_NBYTES)
+
+
+def scaled_s(duration_s: float, scale: float) -> float:
+    """Return the duration of a task that handles `scale` times the data [s]."""
+    return duration_s * min(max(scale, 1 / _MOST_SCALED), _MOST_SCALED)
+
+
+@dataclass(frozen=True, slots=True)
+class Averages:
+    """Learned averages of a task prefix.
+
+    Parameters
+    ----------
+    duration_s : float
+        Duration of a task [s].
+    nbytes : float
+        Size of a result [B].
+    most_nbytes : float
+        Size of the largest result of late [B].
+    size_nbytes : float
+        Size of the data that a task handles: inputs and, if it is declared, the result [B].
+    by_size : mapping of int to Averages
+        Those of tasks of about one size, by `size_class`; empty if sizes are unknown.
+    """
+
+    duration_s: float
+    nbytes: float = 0.0
+    most_nbytes: float = 0.0
+    size_nbytes: float = 0.0
+    by_size: Mapping[int, Averages] = field(default_factory=dict)
+
+    def of_size(self, size_nbytes: float, declared_nbytes: float = 0.0) -> Averages:
+        """Return the averages of tasks that handle some data.
+
+        Parameters
+        ----------
+        size_nbytes : float
+            Size of the inputs and, if it is declared, of the result [B].
+        declared_nbytes : float, optional
+            Declared size of the result [B].
+        """
+        exact = self.by_size.get(size_class(size_nbytes))
+        if exact is not None:
+            return exact
+        if not self.by_size:
+            if declared_nbytes <= self.most_nbytes:
+                return self
+            return replace(self, nbytes=declared_nbytes, most_nbytes=declared_nbytes)
+        nearest, scale = nearest_size(self.by_size, size_nbytes)
+        one = self.by_size[nearest]
+        # Of arrays, the declared size is known better than any that was learned of others.
+        return Averages(
+            scaled_s(one.duration_s, scale),
+            declared_nbytes or scale * one.nbytes,
+            declared_nbytes or scale * one.most_nbytes,
+            size_nbytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What is expected of the tasks of a graph, in lists in the order of the tasks.
+
+    Parameters
+    ----------
+    costs_s : list of float
+        Durations [s].
+    nbytes, most_nbytes : list of float
+        Sizes of results in the mean, and at most [B].
+    sizes : list of int
+        Classes of the data that tasks handle, by `size_class`.
+    unknown : list of int
+        Positions of the tasks of which nothing is known.
+    """
+
+    costs_s: list[float]
+    nbytes: list[float]
+    most_nbytes: list[float]
+    sizes: list[int]
+    unknown: list[int]
+
+
+def expected(
+    tasks: Sequence[GraphNode],
+    learned: Sequence[Averages | None],
+    edges: Sequence[Collection[int]],
+    outside_nbytes: Sequence[float],
+    declared_nbytes: Mapping[Key, float],
+    *,
+    guess_s: float,
+) -> Expected:
+    """Return what is expected of the tasks of a graph; O(tasks + edges).
+
+    Sizes are followed through the graph: those of results decide which averages count for their readers.
+
+    Parameters
+    ----------
+    tasks : sequence of GraphNode
+        In an order in which they can run.
+    learned : sequence of Averages or None
+        What is known of the prefix of each task, or of the task itself.
+    edges : sequence of collection of int
+        For each task the earlier ones that it reads.
+    outside_nbytes : sequence of float
+        Size of the other data that each task reads [B].
+    declared_nbytes : mapping of Key to float
+        Declared sizes of results [B].
+    guess_s : float
+        Duration of a task of which nothing is known [s].
+    """
+    found = Expected([], [], [], [], [])
+    for i, (task, one) in enumerate(zip(tasks, learned, strict=True)):
+        cost_s, nbytes, most_nbytes, size = 0.0, 0.0, 0.0, SMALL_CLASS
+        if isinstance(task, NO_WORK):
+            if isinstance(task, Alias) and (target := next(iter(edges[i]), None)) is not None:
+                nbytes, most_nbytes = found.nbytes[target], found.most_nbytes[target]  # the same value
+        elif one is None:
+            cost_s = guess_s
+            found.unknown.append(i)
+        else:
+            declared = declared_nbytes.get(task.key, 0.0)
+            handled = declared + outside_nbytes[i]
+            for j in edges[i]:
+                handled += found.nbytes[j]
+            size = max(int(handled).bit_length(), SMALL_CLASS)  # `size_class`, without the call
+            own = one.by_size.get(size, one)
+            if own is one and (one.by_size or declared):
+                own = one.of_size(handled, declared)
+            cost_s, nbytes, most_nbytes = own.duration_s, own.nbytes, max(own.nbytes, own.most_nbytes)
+        found.costs_s.append(cost_s)
+        found.nbytes.append(nbytes)
+        found.most_nbytes.append(most_nbytes)
+        found.sizes.append(size)
+    return found
