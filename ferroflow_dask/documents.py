@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from ferroflow_dask.exceptions import UsageError
 _MOST_NBYTES = 2**30
 
 
-def read_document(path: str | Path, what: str) -> Any:
+def read_document(path: str | Path, what: str, most_nbytes: int = _MOST_NBYTES) -> Any:
     """Return the content of a JSON file.
 
     Parameters
@@ -22,6 +22,8 @@ def read_document(path: str | Path, what: str) -> Any:
     path : str or path
     what : str
         Errors call the file that, like "a record".
+    most_nbytes : int, optional
+        Larger files are not read [B].
 
     Raises
     ------
@@ -30,8 +32,8 @@ def read_document(path: str | Path, what: str) -> Any:
     """
     path = Path(path)
     try:
-        if path.stat().st_size > _MOST_NBYTES:
-            raise UsageError(f"{what} must have at most {_MOST_NBYTES:,} bytes, got more: {str(path)!r}")
+        if path.stat().st_size > most_nbytes:
+            raise UsageError(f"{what} must have at most {most_nbytes:,} bytes, got more: {str(path)!r}")
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{what} must be a file, got {str(path)!r}: {error.strerror}") from error
@@ -74,7 +76,7 @@ def as_text(value: Any, where: str, *, may_be_empty: bool = False) -> str:
 def as_number(value: Any, where: str) -> float:
     """Return a value that must be a finite number, at least 0; raises `UsageError`."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value < 0:
+    if not is_number or not 0 <= value <= sys.float_info.max:  # which is false for NaN
         raise UsageError(f"{where} must be a finite number, at least 0, got {short(value)}")
     return float(value)
 
