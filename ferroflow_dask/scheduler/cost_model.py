@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -18,7 +19,7 @@ from weakref import WeakKeyDictionary
 from dask.typing import Key
 
 from ferroflow_dask.annotations import KIND_ANNOTATION
-from ferroflow_dask.bundling.averages import SMALL_CLASS, Averages, nearest_size, scaled_s
+from ferroflow_dask.bundling.averages import SMALL_CLASS, Averages, nearest_size, scaled_s, size_class
 from ferroflow_dask.bundling.sequence import bundle_in
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ _KEPT = 10_000
 _MOST_WORKERS = 100
 #: Bound on the ratio of a bundle's measured to its expected duration.
 _MOST = 10.0
+#: Tasks that a restored duration counts for, at most: if the machine is another one, it is soon forgotten.
+_RESTORED = 2
 
 
 @dataclass(slots=True)
@@ -58,6 +61,10 @@ class _Sized:
     n_warm: int
     #: Tasks of which the mean sizes are.
     n_sized: int = 1
+
+
+_FIELDS = tuple(one.name for one in fields(_Sized))
+_values = attrgetter(*_FIELDS)
 
 
 @dataclass(slots=True)
@@ -186,6 +193,30 @@ class CostModel:
         exact = known.by_size.get(max(int(size).bit_length(), SMALL_CLASS))
         return (exact or known.by_size[nearest_size(known.by_size, size)[0]]).mean_nbytes
 
+    def exported(self) -> dict[str, Any]:
+        """Return a copy of everything learned, as JSON has it; kinds and prefixes used last come last."""
+        return {
+            "kinds_s": {**self._kinds_s},
+            "prefixes": {
+                name: [dict(zip(_FIELDS, _values(one), strict=True)) for one in known.by_size.values()]
+                for name, known in self._prefixes.items()
+            },
+        }
+
+    def restore(self, exported: Mapping[str, Any]) -> None:
+        """Take over what another model has exported; kinds and prefixes that are known here stay.
+
+        The first task of a restored prefix on a worker counts as the first one: workers are not exported.
+        """
+        self._kinds_s = _with_older(exported["kinds_s"], self._kinds_s)
+        restored = {}
+        for name, sizes in exported["prefixes"].items():
+            means = [_Sized(**one) for one in sizes]
+            for one in means:
+                one.n_cold, one.n_warm = min(one.n_cold, _RESTORED), min(one.n_warm, _RESTORED)
+            restored[name] = _Prefix({size_class(one.size_nbytes): one for one in means})
+        self._prefixes = _with_older(restored, self._prefixes)
+
 
 def _of_size(by_size: dict[int, _Sized], place: int) -> _Sized:
     """Return the means for a class of sizes; an unknown class starts like the nearest one."""
@@ -258,6 +289,15 @@ def _keep(learned: OrderedDict[str, Any], name: str) -> None:
         learned.popitem(last=False)
 
 
+def _with_older(older: Mapping[str, Any], newer: Mapping[str, Any]) -> OrderedDict[str, Any]:
+    """Return both, as if the older ones were used before; those of `newer` count if a name is in both."""
+    found = OrderedDict((name, one) for name, one in older.items() if name not in newer)
+    found.update(newer)
+    while len(found) > _KEPT:
+        found.popitem(last=False)
+    return found
+
+
 def _on_gpu(kind: str) -> str:
     return f"{kind} on a GPU"
 
@@ -290,6 +330,24 @@ class Learned:
     round_trip_s: float | None = None
     pause_s: float | None = None
     separate: set[str] = field(default_factory=set)
+
+    def exported(self) -> dict[str, Any]:
+        """Return a copy of everything, as JSON has it."""
+        return {
+            "round_trip_s": self.round_trip_s,
+            "pause_s": self.pause_s,
+            "separate": sorted(self.separate),
+            **self.costs.exported(),
+        }
+
+    def restore(self, exported: Mapping[str, Any]) -> None:
+        """Take over what was exported on another scheduler; what is known here stays."""
+        if self.round_trip_s is None:
+            self.round_trip_s = exported["round_trip_s"]
+        if self.pause_s is None:
+            self.pause_s = exported["pause_s"]
+        self.separate.update(exported["separate"])
+        self.costs.restore(exported)
 
 
 _of_schedulers: WeakKeyDictionary[Any, Learned] = WeakKeyDictionary()
