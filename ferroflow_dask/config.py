@@ -5,6 +5,7 @@ Defaults and their meaning are in `ferroflow.yaml`, allowed values in `ferroflow
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -100,6 +101,16 @@ def get_bytes(key: str) -> int:
     if nbytes < 0 or isinstance(value, bool):
         raise UsageError(f"the setting ferroflow.{key} is {value!r}, which is no size; write 16kiB or 16384")
     return nbytes
+
+
+def get_path(key: str) -> Path | None:
+    """Return the path `ferroflow.<key>`, which may begin with `~`; None if there is none."""
+    value = get(key)
+    if value is None:
+        return None
+    if isinstance(value, str | Path) and str(value).isprintable() and str(value):
+        return Path(os.path.expanduser(value))
+    raise UsageError(f"the setting ferroflow.{key} is {value!r}; it must be a path, or null for none")
 
 
 def is_on(feature: str) -> bool:

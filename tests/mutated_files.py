@@ -41,8 +41,11 @@ from ferroflow_dask.graph import generate_graph, graph_from_onnx
 from ferroflow_dask.graph.files import read_graph, write_graph
 from ferroflow_dask.lowering import bind_graph
 from ferroflow_dask.replay import load_record, save_wfformat, simulate_job
+from ferroflow_dask.scheduler.cost_model import Known, Learned
+from ferroflow_dask.scheduler.learned_file import as_json, read_numbers
 from ferroflow_dask.strategy import Strategy, partition, whole_on
-from ferroflow_dask.strategy.files import as_json, read_strategy
+from ferroflow_dask.strategy.files import as_json as strategy_json
+from ferroflow_dask.strategy.files import read_strategy
 from ferroflow_dask.topology import load_topology
 
 #: A file that takes longer to read ends the process; reading all of them takes no more memory [s], [B].
@@ -139,7 +142,7 @@ runtime: {graph_task_s: 1.0e-4}
 def _strategy_text() -> str:
     graph = _with_shapes()
     strategy = whole_on(graph, "0")
-    return as_json(Strategy(("0", "1"), strategy.operators))
+    return strategy_json(Strategy(("0", "1"), strategy.operators))
 
 
 def _with_shapes() -> Any:
@@ -163,6 +166,27 @@ def _profile(path: Path) -> None:
         bind_graph(_with_shapes(), profile=profile, granularity="auto")
 
 
+def learned_numbers() -> Format:
+    """Return the format of learned numbers."""
+    sizes = [
+        {"size_nbytes": 2.0**n, "mean_s": 0.01, "mean_nbytes": 8.0, "most_nbytes": 80.0}
+        | {"n_cold": 1, "n_warm": n, "n_sized": n + 1}
+        for n in (3, 20)
+    ]
+    numbers = {"round_trip_s": 2e-3, "pause_s": None, "separate": ["read"], "kinds_s": {"MatMul": 0.1}}
+    return Format(".json", as_json({**numbers, "prefixes": {"sum": sizes, "add": sizes[:1]}}), _learned)
+
+
+def _learned(path: Path) -> None:
+    """Restore learned numbers, and expect tasks of known and unknown sizes by them."""
+    learned = Learned()
+    learned.restore(read_numbers(path))
+    for averages in Known(learned.costs, learned.separate).values():
+        for size in (0.0, 2.0**20, 2.0**40) if averages is not None else ():
+            averages.of_size(size)
+    as_json(learned.exported())
+
+
 def _rows(path: Path) -> None:
     report(read_rows([path]), defaults=default_sizes())
 
@@ -181,6 +205,7 @@ def _formats() -> Mapping[str, Format]:
         "graph": Format(".json", _graph_text(), read_graph),
         "profile": Format(".json", json.dumps(profile), _profile),
         "jobqueue": Format(".yaml", slurm_template(), lambda path: job_kind("slurm", path), **yaml_text),
+        "learned": learned_numbers(),
         "report": Format(".jsonl", row + "\n", _rows, dump=lambda value: json.dumps(value) + "\n"),
     }
 

@@ -11,7 +11,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 from ferroflow_dask import config
 from ferroflow_dask.exceptions import ClusterError
-from ferroflow_dask.scheduler import _distributed
+from ferroflow_dask.scheduler import _distributed, learned_file
 from ferroflow_dask.scheduler.extension import FerroflowStealing, extension_on
 from ferroflow_dask.scheduler.features import check_names
 from ferroflow_dask.scheduler.lifecycle import PLUGIN_NAME
@@ -72,6 +72,7 @@ class FerroflowPlugin(SchedulerPlugin):
             return  # a scheduler that starts starts its plugins again
         policy = configured_policy(self.policy, self.options)
         latency_s = _checked_latency_s()
+        learned_file.check_place(config.get_path("learned"))
         replaced = None if present is None else type(present)
         states: dict[str, Any] = {}
         if isinstance(present, FerroflowStealing):
@@ -127,5 +128,6 @@ def _checked_latency_s() -> float:
     for name in config.switches():
         config.is_on(name)
     config.respects_observers()
+    config.get_path("learned")
     config.get_seconds("policy-limit")
     return config.get_seconds("latency")

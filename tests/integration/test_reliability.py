@@ -39,6 +39,16 @@ def test_faults_in_varied_scenarios_change_no_result() -> None:
 def test_mutated_files_are_read_or_refused_in_one_line(tmp_path: Path) -> None:
     reader = Reader(tmp_path)
     assert [problem for number in range(N_FILES) if (problem := reader.read(number))] == []
-    for name in ("model", "record", "topology", "strategy", "graph", "profile", "jobqueue", "report"):
+    for name in (
+        "model",
+        "record",
+        "topology",
+        "strategy",
+        "graph",
+        "profile",
+        "jobqueue",
+        "learned",
+        "report",
+    ):
         assert any(outcome.startswith(name) for outcome in reader.counts)
     assert {outcome.split()[-1] for outcome in reader.counts} == {"read", "refused"}

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -69,6 +70,7 @@ WRONG: list[tuple[str, list[object], str]] = [
     ("inline-limit", ["blah", "3 parsecs", None, [], True, -1, math.inf], "which is no size; write"),
     ("latency", ["blah", "3 parsecs", None, []], ""),
     ("features.prefetch", [None, "", "maybe", 2, 0.5, []], "it must be true or false"),
+    ("learned", ["", 3, True, [], "a\0b", "a\nb"], "it must be a path, or null for none"),
     ("kernels.providers", ["array", None, 5, {}, ["array", 5]], "it must be a list"),
 ]
 
@@ -121,6 +123,13 @@ def test_values_are_read_with_or_without_unit(
 def test_a_feature_that_there_is_not_is_refused(without: Any, told: str) -> None:
     with pytest.raises(UsageError, match=f"^{re.escape(told)}"):
         FerroflowPlugin(without=without)
+
+
+def test_a_path_may_begin_with_the_folder_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert config.get_path("learned") is None
+    monkeypatch.setenv("HOME", "/somewhere")
+    with dask.config.set({"ferroflow.learned": "~/learned.json"}):
+        assert config.get_path("learned") == Path("/somewhere/learned.json")
 
 
 @pytest.mark.parametrize(("value", "expected"), [("respect", True), ("ignore", False)])

@@ -195,6 +195,8 @@ def test_the_page_of_settings_has_each_with_its_default() -> None:
 
 
 def written(value: object) -> str:
+    if value is None:
+        return "null"
     if isinstance(value, bool):
         return str(value).lower()
     return ", ".join(value) if isinstance(value, list) and value else str(value)

@@ -13,6 +13,7 @@ from ferroflow_dask.scheduler.core import Core
 from ferroflow_dask.scheduler.features.base import Feature
 from ferroflow_dask.scheduler.features.bundles import Bundles
 from ferroflow_dask.scheduler.features.inlined_results import InlinedResults
+from ferroflow_dask.scheduler.features.kept_numbers import KeptNumbers
 from ferroflow_dask.scheduler.features.lean_transitions import LeanTransitions
 from ferroflow_dask.scheduler.features.low_latency_messages import LowLatencyMessages
 from ferroflow_dask.scheduler.features.metrics import Metrics
@@ -43,6 +44,7 @@ BUILT_IN: tuple[type[Feature], ...] = (
     LowLatencyMessages,
     ScatteredReplicas,
     Predictions,
+    KeptNumbers,
     Metrics,
 )
 #: Those that work in virtual time, in which a policy takes none.
