@@ -16,6 +16,7 @@ _COMMANDS = {
     "doctor": "doctor",
     "explain": "explain",
     "info": "info",
+    "learned": "learned",
     "plan": "plan",
     "report": "report",
     "run": "run",

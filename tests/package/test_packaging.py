@@ -45,7 +45,7 @@ def test_importing_the_package_is_silent_and_leaves_heavy_libraries_alone() -> N
     code = (
         "import click, sys; from ferroflow_dask.cli import main\n"
         "context = click.Context(main); commands = main.list_commands(context)\n"
-        "assert len(commands) == 12 and all(main.get_command(context, name) for name in commands)\n"
+        "assert len(commands) == 13 and all(main.get_command(context, name) for name in commands)\n"
         f"print(*{heavy} & set(sys.modules))"
     )
     done = subprocess.run(
