@@ -1,350 +1,31 @@
-"""Learned numbers in a file: exported, restored, shared by schedulers, and left alone if they are damaged."""
+"""Learned numbers outlive a scheduler in a file: when it is read and written, and where it may not be."""
 
 from __future__ import annotations
 
-import errno
-import json
-import logging
-import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import dask
 import dask.array as da
 import pytest
 from distributed import Client, LocalCluster
-from hypothesis import given
-from hypothesis import strategies as st
 from in_charge import assert_stock, scheduler_of, stealing_of
-from mutated_files import learned_numbers, mutated
+from learned_numbers import keep, taught
 from one_loop import Cluster, on_cluster
 from waiting import comes, until
 
 from ferroflow_dask import install, installed, uninstall
-from ferroflow_dask.annotations import KIND_ANNOTATION
 from ferroflow_dask.exceptions import UsageError
-from ferroflow_dask.scheduler import learned_file
-from ferroflow_dask.scheduler.cost_model import CostModel, Learned
 from ferroflow_dask.scheduler.features import kept_numbers
 from ferroflow_dask.scheduler.graphs.samples import Samples
-from ferroflow_dask.scheduler.learned_file import MOST_NBYTES, LearnedFile, as_json, read_numbers
-
-#: Mutated files of a run of the tests.
-N_MUTATED = 300
-
-
-def task(name: str, *, kind: str | None = None, reads: tuple[int, ...] = ()) -> Any:
-    return SimpleNamespace(
-        key=(name, 0),
-        prefix=SimpleNamespace(name=name),
-        annotations={} if kind is None else {KIND_ANNOTATION: kind},
-        dependencies=[SimpleNamespace(nbytes=nbytes) for nbytes in reads],
-        run_spec=None,
-    )
-
-
-def taught(*names: str, seconds: float = 1.0, n: int = 3) -> Learned:
-    """Return numbers that were learned of some tasks of each prefix."""
-    learned = Learned()
-    for name in names:
-        teach(learned, name, seconds, n)
-    return learned
-
-
-def teach(learned: Learned, name: str, seconds: float, n: int = 3) -> None:
-    for _ in range(n):
-        learned.costs.record(task(name), seconds, 8, "a")
-
-
-def seconds_of(found: Learned) -> dict[str, float]:
-    return {name: duration_s for name, (duration_s, _) in found.costs.means().items()}
-
-
-# Export and restoration
-
-_NAMES = st.text(max_size=4)
-_TASKS = st.lists(
-    st.tuples(
-        _NAMES,
-        st.none() | _NAMES,
-        st.floats(0, 1e6),
-        st.integers(0, 2**50),
-        st.lists(st.integers(0, 2**50), max_size=2),
-        st.sampled_from("ab"),
-    ),
-    max_size=30,
-)
-
-
-@given(_TASKS)
-def test_a_restored_model_expects_the_same_of_all_tasks(tasks: Any) -> None:
-    costs, other = CostModel(), CostModel()
-    for name, kind, seconds, nbytes, reads, worker in tasks:
-        costs.record(task(name, kind=kind, reads=tuple(reads)), seconds, nbytes, worker)
-    exported = json.loads(json.dumps(costs.exported()))
-    other.restore(exported)
-    assert other.means() == costs.means()
-    assert {name: other.of_prefix(name) for name in costs.names()} == {
-        name: costs.of_prefix(name) for name in costs.names()
-    }
-    assert {kind: other.of_kind(task("f", kind=kind)) for kind in exported["kinds_s"]} == exported["kinds_s"]
-    assert [*other.exported()["prefixes"]] == [*costs.exported()["prefixes"]]
-    again = CostModel()
-    again.restore(other.exported())
-    assert again.exported() == other.exported()
-
-
-def test_what_is_known_stays_and_counts_as_used_later() -> None:
-    learned, file = taught("f", "g", seconds=1.0), taught("h", "f", seconds=5.0)
-    learned.pause_s, file.pause_s, file.round_trip_s, file.separate = 1e-3, 2e-3, 3e-3, {"s"}
-    learned.restore(file.exported())
-    assert seconds_of(learned) == {"h": 5.0, "f": 1.0, "g": 1.0}
-    assert [*learned.exported()["prefixes"]] == ["h", "f", "g"]
-    assert (learned.pause_s, learned.round_trip_s, learned.separate) == (1e-3, 3e-3, {"s"})
-
-
-def test_a_machine_of_another_speed_is_learned_soon() -> None:
-    learned = Learned()
-    learned.restore(taught("f", seconds=1.0, n=1000).exported())
-    for worker in "ab":  # the first task on a worker counts as the first one, as on every new cluster
-        learned.costs.record(task("f"), 100.0, 8, worker)
-    assert seconds_of(learned) == {"f": 1.0}
-    teach(learned, "f", 0.1, n=5)
-    assert seconds_of(learned)["f"] < 0.5
-
-
-# Files
+from ferroflow_dask.scheduler.learned_file import read_numbers
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "learned.json"
-
-
-def keep(path: Path, learned: Learned) -> None:
-    """Write the numbers of a scheduler that ends."""
-    file = LearnedFile(path)
-    file.read_into(learned)
-    file.write(learned.exported(), is_last=True)
-
-
-def test_a_file_has_all_numbers(path: Path) -> None:
-    learned = taught("f", "g\ud800\n")
-    learned.costs.record(task("h", kind="MatMul 3×4"), 2.0, 8, "a")
-    learned.pause_s, learned.round_trip_s, learned.separate = 1e-3, 2e-3, {"b", "a"}
-    keep(path, learned)
-    assert read_numbers(path) == learned.exported()
-    assert json.loads(path.read_text())["version"] == 1
-
-
-def test_nothing_is_written_of_nothing(path: Path) -> None:
-    keep(path, Learned())
-    assert not path.exists()
-
-
-def test_two_schedulers_keep_the_numbers_of_both_and_the_later_ones_of_the_same_prefix(path: Path) -> None:
-    keep(path, taught("first"))
-    one, other = Learned(), Learned()
-    files = {name: LearnedFile(path) for name in ("one", "other")}
-    files["one"].read_into(one)
-    files["other"].read_into(other)
-    teach(one, "both", 1.0)
-    teach(one, "of one", 1.0)
-    teach(other, "both", 2.0)
-    teach(other, "first", 3.0, n=50)
-    files["other"].write(other.exported())
-    files["one"].write(one.exported())
-    found = Learned()
-    found.restore(read_numbers(path))
-    # The first scheduler has restored "first", but not learned it again.
-    assert seconds_of(found) == {
-        "first": pytest.approx(3.0, rel=0.05),
-        "both": 1.0,
-        "of one": 1.0,
-    }
-    teach(other, "both", 2.0, n=50)
-    files["other"].write(other.exported())
-    found = Learned()
-    found.restore(read_numbers(path))
-    assert seconds_of(found)["both"] == 2.0
-    assert [*read_numbers(path)["prefixes"]] == ["first", "of one", "both"]
-
-
-def test_a_file_that_was_removed_gets_only_numbers_learned_since(path: Path) -> None:
-    keep(path, taught("old"))
-    learned, file = Learned(), LearnedFile(path)
-    file.read_into(learned)
-    path.unlink()
-    file.write(learned.exported())
-    assert not path.exists()
-    teach(learned, "new", 1.0)
-    file.write(learned.exported())
-    assert [*read_numbers(path)["prefixes"]] == ["new"]
-
-
-_WRITER = """
-import sys
-from pathlib import Path
-from ferroflow_dask.scheduler.cost_model import Learned
-from ferroflow_dask.scheduler.learned_file import LearnedFile
-file, learned = LearnedFile(Path(sys.argv[1])), Learned()
-for i in range(150):
-    means = {"size_nbytes": 1.0, "mean_s": float(i), "mean_nbytes": 1.0, "most_nbytes": 1.0}
-    counts = {"n_cold": 1, "n_warm": i, "n_sized": i}
-    learned.costs.restore({"kinds_s": {}, "prefixes": {f"{sys.argv[2]} {i}": [means | counts]}})
-    file.write(learned.exported())
-"""
-
-
-def test_the_file_is_whole_while_two_processes_write_it(path: Path) -> None:
-    writers = [subprocess.Popen([sys.executable, "-c", _WRITER, str(path), name]) for name in ("one", "two")]
-    n_read = 0
-    until(lambda: path.exists() or all(one.poll() is not None for one in writers))
-    while any(writer.poll() is None for writer in writers):
-        n_read += bool(read_numbers(path)["prefixes"])
-    assert [writer.returncode for writer in writers] == [0, 0]
-    assert n_read > 1
-    assert {name.split()[0] for name in read_numbers(path)["prefixes"]} == {"one", "two"}
-    assert [*path.parent.iterdir()] == [path]
-
-
-def test_a_file_has_at_most_4_mb_of_the_prefixes_used_last(path: Path) -> None:
-    learned = taught("like")
-    (like,) = learned.exported()["prefixes"].values()
-    numbers = learned.exported() | {
-        "separate": ["alone"],
-        "kinds_s": {f"{'k' * 300} {i}": 1.0 for i in range(10_000)},
-        "prefixes": {f"{'é' * 50} {i}": like for i in range(10_000)},
-    }
-    text = as_json(numbers)
-    assert 0.98 * MOST_NBYTES < len(text.encode()) <= MOST_NBYTES
-    path.write_text(text)
-    found = read_numbers(path)
-    assert found["separate"] == ["alone"]
-    for section in ("kinds_s", "prefixes"):
-        kept = [*found[section].items()]
-        assert 1000 < len(kept) < 10_000
-        assert kept == [*numbers[section].items()][-len(kept) :]
-    assert as_json(numbers) == text
-
-
-def test_a_name_that_has_no_room_is_left_out() -> None:
-    (like,) = taught("like").exported()["prefixes"].values()
-    numbers = learned_file.EMPTY | {"prefixes": {"x" * MOST_NBYTES: like}}
-    assert json.loads(as_json(numbers))["prefixes"] == {}
-
-
-# Damaged files
-
-
-def whole(**changes: Any) -> str:
-    return json.dumps(json.loads(as_json(taught("f").exported())) | changes)
-
-
-def of_f(**changes: Any) -> str:
-    (sizes,) = taught("f").exported()["prefixes"].values()
-    return whole(prefixes={"f": [sizes[0] | changes]})
-
-
-#: Contents of files with the reason for which they are not read.
-DAMAGED = {
-    "": "must be a JSON file",
-    "[]": "format must be 'ferroflow learned numbers'",
-    whole(version=2): "version must be 1, got 2",
-    whole(pause_s=-1): "pause_s must be a finite number, at least 0, got -1",
-    whole(separate=[3]): "separate must be a text, got 3",
-    whole(kinds_s={"k": None}): "the duration of kind 'k' must be a finite number, at least 0, got None",
-    whole(prefixes={"f": []}): "prefix 'f' must have means, got none",
-    of_f(mean_s=10**400): "prefix 'f': mean_s must be a finite number",
-    of_f(mean_s=1e300): r"prefix 'f': mean_s must be at most 1e\+09, got 1e\+300",
-    of_f(mean_nbytes=float("nan")): "prefix 'f': mean_nbytes must be a finite number, at least 0, got nan",
-    of_f(n_warm=True): "prefix 'f': n_warm must be a number of tasks, got True",
-    of_f(n_sized=2**60): "prefix 'f': n_sized must be a number of tasks",
-    whole(separate=["x" * MOST_NBYTES]): "must have at most 4,000,000 bytes, got more",
-}
-
-
-@pytest.mark.parametrize("content", DAMAGED, ids=DAMAGED.values())
-def test_a_damaged_file_is_left_alone_with_one_line(
-    content: str, path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path.write_text(content)
-    with pytest.raises(UsageError, match=DAMAGED[content]):
-        read_numbers(path)
-    learned, file = taught("g"), LearnedFile(path)
-    with caplog.at_level(logging.WARNING):
-        file.read_into(learned)
-        file.write(learned.exported())
-        file.write(taught("h").exported(), is_last=True)
-    (record,) = caplog.records
-    line = record.getMessage()
-    assert line.startswith(f"ferroflow: the learned numbers in {path} could not be read (")
-    assert line.endswith("); the file is left alone")
-    assert line.isprintable()
-    assert path.read_text() == content
-    assert [*learned.exported()["prefixes"]] == ["g"]
-
-
-def test_a_file_that_another_program_damages_is_left_alone(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    learned, file = taught("f"), LearnedFile(path)
-    file.read_into(learned)
-    file.write(learned.exported())
-    path.write_text("{")
-    teach(learned, "f", 5.0)
-    with caplog.at_level(logging.WARNING):
-        for is_last in (False, True):
-            file.write(learned.exported(), is_last=is_last)
-    assert len(caplog.records) == 1
-    assert path.read_text() == "{"
-
-
-def test_mutated_files_are_read_or_left_alone_with_one_line(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    n_left_alone = 0
-    for number in range(N_MUTATED):
-        content = mutated(learned_numbers(), random.Random(f"kept {number}"))
-        path.write_bytes(content)
-        learned, file = taught("g"), LearnedFile(path)
-        with caplog.at_level(logging.WARNING):
-            file.read_into(learned)
-        lines = [record.getMessage() for record in caplog.records]
-        caplog.clear()
-        assert len(lines) == file.is_closed, number
-        assert all(line.isprintable() and len(line) < 3000 for line in lines), number
-        if file.is_closed:
-            n_left_alone += 1
-            file.write(learned.exported(), is_last=True)
-            assert path.read_bytes() == content
-    assert 0 < n_left_alone < N_MUTATED
-
-
-def test_a_full_disk_is_logged_once_and_tried_again(
-    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    learned, file = taught("f"), LearnedFile(path)
-    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
-        patch.setattr(learned_file, "write_text", full)
-        file.write(learned.exported())
-        file.write(learned.exported())
-    (record,) = caplog.records
-    message = "ferroflow: the learned numbers could not be written to %s (No space left on device)"
-    assert record.getMessage() == message % path
-    file.write(learned.exported())
-    assert [*read_numbers(path)["prefixes"]] == ["f"]
-
-
-# Schedulers
 
 
 def with_file(path: Path) -> dict[str, Any]:
@@ -462,7 +143,7 @@ def test_a_place_for_no_file_is_one_line_at_install_and_the_cluster_runs(
 @contextmanager
 def real_cluster() -> Iterator[Client]:
     with (
-        LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0") as cluster,
         Client(cluster) as client,
     ):
         install(client)
