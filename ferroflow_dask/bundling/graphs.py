@@ -18,7 +18,7 @@ from ferroflow_dask.bundling.averages import Averages, expected
 from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.bundling.cut import GUESS, MEMORY_SHARE, SHARED, best_cut
 from ferroflow_dask.bundling.deliveries import DeliveringTask
-from ferroflow_dask.bundling.fixed import Tasks, fixed_tasks, is_alone
+from ferroflow_dask.bundling.fixed import Tasks, fixed_tasks, lone_tasks
 from ferroflow_dask.bundling.isolation import Isolation, NotIsolatedError
 from ferroflow_dask.bundling.ordering import in_order
 from ferroflow_dask.bundling.peak import GraphMemory, held_nbytes, shared_nbytes
@@ -121,13 +121,12 @@ def bundle_graph(
         guess_s=GUESS * cluster.added_s,
     )
     costs_s = of_tasks.costs_s
-    separate = fixed_tasks(tasks).union(alone)
-    fixed = [i for i, key in enumerate(keys) if key in separate or is_alone(tasks[key])]
+    separate = fixed_tasks(tasks).union(lone_tasks(tasks), alone)
     work = Work(
         edges,
         costs_s,
         [int(each) for each in of_tasks.nbytes].__getitem__,
-        alone=frozenset(of_tasks.unknown).union(fixed),
+        alone=frozenset(of_tasks.unknown).union([position[key] for key in separate if key in position]),
         last=frozenset([position[key] for key in wanted if key in position]),
         outside_nbytes=sum(sizes.values()),
         held=[_held(read, sizes, holders) for read in outside],
