@@ -235,6 +235,8 @@ def _cut(
         declared_nbytes=graph.declared_nbytes,
         outside_nbytes=read,
         holders={key: snapshot.tasks[key].holders for key in read if snapshot.is_in_memory(key)},
+        repeats=snapshot.repeats,
+        may_try=not graph.is_urgent,
     )
 
 

@@ -19,6 +19,7 @@ from dask.typing import Key
 
 from ferroflow_dask.annotations import KIND_ANNOTATION
 from ferroflow_dask.bundling.averages import SMALL_CLASS, Averages, nearest_size, scaled_s
+from ferroflow_dask.bundling.repeats import Repeats
 from ferroflow_dask.bundling.sequence import bundle_in
 
 if TYPE_CHECKING:
@@ -284,12 +285,14 @@ class Learned:
     separate : set of str
         Prefixes of tasks that are never bundled: they asked for their worker or for a client, or iterators
         are passed between them.
+    repeats : Repeats
     """
 
     costs: CostModel = field(default_factory=CostModel)
     round_trip_s: float | None = None
     pause_s: float | None = None
     separate: set[str] = field(default_factory=set)
+    repeats: Repeats = field(default_factory=Repeats)
 
 
 _of_schedulers: WeakKeyDictionary[Any, Learned] = WeakKeyDictionary()

@@ -9,6 +9,7 @@ from dask.typing import Key
 
 from ferroflow_dask.bundling.averages import Averages
 from ferroflow_dask.bundling.plan import Plan
+from ferroflow_dask.bundling.repeats import Measured
 from ferroflow_dask.scheduler._distributed_graphs import RUN_SPEC, run_spec_change
 from ferroflow_dask.scheduler.changes import CallChange, Change
 from ferroflow_dask.scheduler.cost_model import Known
@@ -82,7 +83,9 @@ class Graphs:
         self._capable = CapableWorkers(scheduler)
         declare, has_idle = core.learned.costs.declare, lambda: bool(scheduler.idle)
         #: What graphs are bundled by.
-        self.knowledge = Knowledge(cluster, self.learned, has_idle, fixed.is_fixed, declare, core.on)
+        self.knowledge = Knowledge(
+            cluster, self.learned, has_idle, fixed.is_fixed, declare, core.on, self._repeats
+        )
         self._arrivals = GraphArrivals(core, bundles, self.knowledge, self.observers, self._capable)
         self.samples = self._arrivals.samples
 
@@ -126,6 +129,9 @@ class Graphs:
         if not self._capable.are_all():
             return None
         return Known(self._learned.costs, self._learned.separate.copy())
+
+    def _repeats(self) -> Mapping[int, Measured]:
+        return self._learned.repeats.known()
 
     def changed(self, key: Key, finish: str) -> None:
         """Note a transition of a task."""
