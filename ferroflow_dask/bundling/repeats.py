@@ -66,6 +66,10 @@ class Repeats:
         if len(self._by_shape) > _KEPT:
             self._by_shape.popitem(last=False)
 
+    def clear(self) -> None:
+        """Forget all graphs."""
+        self._by_shape.clear()
+
     def known(self) -> dict[int, Measured]:
         """Return the measured durations by shape; may be called by any thread."""
         return dict(self._by_shape.copy())

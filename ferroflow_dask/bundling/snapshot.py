@@ -120,6 +120,8 @@ class Snapshot:
         The features in `FEATURES` that are on.
     repeats : mapping of int to mapping of str to Mean, optional
         Measured durations of graphs by shape and cut.
+    shuffled : mapping of str to float, optional
+        Sizes of the data of earlier shuffles by their identifiers [B].
     """
 
     cluster: ClusterProfile
@@ -131,6 +133,7 @@ class Snapshot:
     shares_objects: bool = False
     features: frozenset[str] = FEATURES
     repeats: Mapping[int, Measured] = field(default_factory=dict)
+    shuffled: Mapping[str, float] = field(default_factory=dict)
 
     def holds_some(self, keys: Collection[Key]) -> bool:
         """Return whether a bundle holds some of the tasks."""

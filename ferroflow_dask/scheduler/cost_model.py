@@ -36,7 +36,7 @@ _SHRINKING = 0.99
 _DELAYED = 4.0
 #: Shorter durations are never taken for delayed ones [s].
 _NOTHING_S = 1e-3
-#: Kinds and prefixes that are remembered.
+#: Kinds, prefixes and shuffles that are remembered.
 _KEPT = 10_000
 #: Workers that are remembered for a prefix; the tasks of others do not count.
 _MOST_WORKERS = 100
@@ -286,6 +286,8 @@ class Learned:
         Prefixes of tasks that are never bundled: they asked for their worker or for a client, or iterators
         are passed between them.
     repeats : Repeats
+    shuffled : dict of str to float
+        Sizes of the data of shuffles by their identifiers [B].
     """
 
     costs: CostModel = field(default_factory=CostModel)
@@ -293,6 +295,12 @@ class Learned:
     pause_s: float | None = None
     separate: set[str] = field(default_factory=set)
     repeats: Repeats = field(default_factory=Repeats)
+    shuffled: OrderedDict[str, float] = field(default_factory=OrderedDict)
+
+    def record_shuffle(self, shuffle: str, nbytes: float) -> None:
+        """Learn the size of the data of a shuffle [B]."""
+        self.shuffled[shuffle] = nbytes
+        _keep(self.shuffled, shuffle)
 
 
 _of_schedulers: WeakKeyDictionary[Any, Learned] = WeakKeyDictionary()

@@ -60,9 +60,15 @@ def test_a_graph_of_known_durations_takes_as_long_as_predicted(client: Client) -
     assert "its graph took" in str(notes[0])
 
 
-def test_a_repeated_graph_is_measured_by_its_cut(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    repeats = Repeats()
-    monkeypatch.setattr(extension(client).core.learned, "repeats", repeats)
+def no_repeats(client: Client) -> Repeats:
+    """Return the durations by cut, after all are forgotten."""
+    repeats = extension(client).core.learned.repeats
+    repeats.clear()
+    return repeats
+
+
+def test_a_repeated_graph_is_measured_by_its_cut(client: Client) -> None:
+    repeats = no_repeats(client)
     for n in range(1, 4):
         wait(client.map(time.sleep, [EACH_S] * N, pure=False))
         (measured,) = repeats.known().values()
@@ -70,9 +76,8 @@ def test_a_repeated_graph_is_measured_by_its_cut(client: Client, monkeypatch: py
         assert all(0.5 * N * EACH_S / 2 < one.mean_s < 10 * N * EACH_S for one in measured.values())
 
 
-def test_the_measured_durations_choose_the_cut(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    repeats = Repeats()
-    monkeypatch.setattr(extension(client).core.learned, "repeats", repeats)
+def test_the_measured_durations_choose_the_cut(client: Client) -> None:
+    repeats = no_repeats(client)
     wait(client.map(time.sleep, [EACH_S] * N, pure=False))
     (shape,) = repeats.known()
     for _ in range(20):

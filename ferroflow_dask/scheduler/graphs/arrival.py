@@ -50,6 +50,8 @@ class Knowledge:
         Names of the features that are on.
     repeats : callable
         Returns the measured durations of graphs by shape and cut.
+    shuffled : callable
+        Returns the sizes of the data of shuffles by their identifiers [B].
     """
 
     cluster: Callable[[], ClusterProfile]
@@ -59,6 +61,7 @@ class Knowledge:
     declare: Callable[[Mapping[Key, float]], None]
     on: Set[str]
     repeats: Callable[[], Mapping[int, Measured]]
+    shuffled: Callable[[], Mapping[str, float]]
 
 
 class Snapshots:
@@ -83,7 +86,7 @@ class Snapshots:
         learned = self._knowledge.learned()
         features = FEATURES & self._knowledge.on if learned is not None else frozenset[str]()
         found = self._of(keys_read(graph), {} if learned is None else learned, features)
-        return replace(found, repeats=self._knowledge.repeats())
+        return replace(found, repeats=self._knowledge.repeats(), shuffled=self._knowledge.shuffled())
 
     def for_check(self, plan: Plan) -> Snapshot:
         """Return the facts that a plan relies on."""

@@ -9,7 +9,6 @@ from dask.typing import Key
 
 from ferroflow_dask.bundling.averages import Averages
 from ferroflow_dask.bundling.plan import Plan
-from ferroflow_dask.bundling.repeats import Measured
 from ferroflow_dask.scheduler._distributed_graphs import RUN_SPEC, run_spec_change
 from ferroflow_dask.scheduler.changes import CallChange, Change
 from ferroflow_dask.scheduler.cost_model import Known
@@ -84,7 +83,14 @@ class Graphs:
         declare, has_idle = core.learned.costs.declare, lambda: bool(scheduler.idle)
         #: What graphs are bundled by.
         self.knowledge = Knowledge(
-            cluster, self.learned, has_idle, fixed.is_fixed, declare, core.on, self._repeats
+            cluster,
+            self.learned,
+            has_idle,
+            fixed.is_fixed,
+            declare,
+            core.on,
+            core.learned.repeats.known,
+            core.learned.shuffled.copy,
         )
         self._arrivals = GraphArrivals(core, bundles, self.knowledge, self.observers, self._capable)
         self.samples = self._arrivals.samples
@@ -130,9 +136,6 @@ class Graphs:
             return None
         return Known(self._learned.costs, self._learned.separate.copy())
 
-    def _repeats(self) -> Mapping[int, Measured]:
-        return self._learned.repeats.known()
-
     def changed(self, key: Key, finish: str) -> None:
         """Note a transition of a task."""
         if finish == "forgotten":
@@ -156,6 +159,8 @@ class Graphs:
             self.observers.reported(str(msg.get("worker")), msg)
         if isinstance(prefix := msg.get("prefix"), str):
             self._learned.separate.add(prefix)
+        elif "shuffle" in msg:
+            self._learned.record_shuffle(str(msg["shuffle"]), float(msg["nbytes"]))
         elif "version" in msg:
             self._capable.note(str(msg.get("worker")), msg["version"])
 
