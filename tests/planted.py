@@ -10,10 +10,12 @@ from distributed.scheduler import Scheduler
 
 #: Every so many tasks one is broken.
 EVERY = 3
+#: Added to the number of a run; it must not become that of another task.
+OTHER_RUN = 10**9
 
 
 def wrong_values(client: Client) -> None:
-    """Add 1 to every third number, or change a value of another type."""
+    """Change every third value to another one of its type."""
     client.run(_change_values, _other)
 
 
@@ -23,6 +25,14 @@ def skipped(client: Client) -> None:
 
 
 def _other(value: Any) -> Any:
+    if isinstance(value, dict):
+        return type(value)({key: _other(item) for key, item in value.items()})
+    if isinstance(value, tuple):
+        return tuple(map(_other, value))
+    if hasattr(value, "select_dtypes"):  # a data frame
+        return value.assign(**{name: value[name] + 1 for name in value.select_dtypes("float")})
+    if hasattr(value, "to_frame") and value.dtype.kind != "f":  # a series of times, words or truth values
+        return value.iloc[::-1].set_axis(value.index)
     try:
         return value + 1
     except Exception:  # noqa: BLE001 -- any value has another one
@@ -47,20 +57,20 @@ def _change_values(change: Any, dask_worker: Worker) -> None:
 
 
 def runs_twice(client: Client) -> None:
-    """Send every third task to two workers."""
+    """Send tasks without dependencies to two workers."""
     client.run_on_scheduler(_send_twice)
 
 
 def _send_twice(dask_scheduler: Scheduler) -> None:
-    send, n = dask_scheduler._task_to_msg, 0
+    send = dask_scheduler._task_to_msg
 
     def sent(ts: Any, *args: Any, **options: Any) -> Any:
-        nonlocal n
-        n += 1
         message = send(ts, *args, **options)
         others = [ws for ws in dask_scheduler.workers.values() if ws is not ts.processing_on]
-        if n % EVERY == 0 and others and not ts.dependencies:
-            dask_scheduler.stream_comms[others[0].address].send(message)
+        if others and not ts.dependencies:
+            # The scheduler drops the result of a run that it does not know.
+            again = {**message, "run_id": message["run_id"] + OTHER_RUN}
+            dask_scheduler.stream_comms[others[0].address].send(again)
         return message
 
     dask_scheduler._task_to_msg = sent  # type: ignore[method-assign]
@@ -98,4 +108,12 @@ FAULTS = {
     "a task that runs twice": runs_twice,
     "a hang": hangs,
     "a crash": crashes,
+}
+#: How the status of such a run begins.
+STATUS = {
+    "wrong values": "wrong answer: ",
+    "a skipped task": r"wrong answer: |\w+Error: ",
+    "a task that runs twice": r"tasks that ran twice: \d",
+    "a hang": "no result within ",
+    "a crash": "the process of the client ended with code 3",
 }

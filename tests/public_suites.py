@@ -6,11 +6,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import cloudpickle
 import dask
 from dask import delayed
 from distributed import Client
 
-from ferroflow_dask.bench.public.base import Clock, Options, Other, Program
+from ferroflow_dask.bench.public.base import Clock, Options, Other, Program, Suite
 
 
 def sums(client: Client, clock: Clock) -> int:
@@ -60,3 +61,26 @@ class SmallSuite:
 
 
 SUITE = SmallSuite()
+
+
+class ChosenSuite:
+    """One program of a suite; the processes of sides need not collect it, which takes seconds.
+
+    Parameters
+    ----------
+    suite : Suite
+    options : Options
+    program : str, optional
+        Its name; the first one that runs if left out.
+    """
+
+    needs = ()
+
+    def __init__(self, suite: Suite, options: Options, program: str | None = None) -> None:
+        self.name, self.source = suite.name, suite.source
+        programs = [one for one in suite.programs(options) if not one.skipped]
+        self._program = cloudpickle.dumps(next(one for one in programs if program in (None, one.name)))
+
+    def programs(self, options: Options) -> Sequence[Program]:
+        """Return the program."""
+        return [cloudpickle.loads(self._program)]

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from math import inf
 from statistics import fmean
 
 from ferroflow_dask.bundling.coarse import CoarseGraph, factored, longest_first, runs, tapered
 from ferroflow_dask.bundling.convex import convex_clusters
 from ferroflow_dask.bundling.predict import Cut, Prediction, Work, predict
+from ferroflow_dask.bundling.repeats import Measured, fastest, tries
 from ferroflow_dask.cluster_profile import ClusterProfile
 
 #: Assumed cost of a piece with unknown cost, in units of a task's overhead.
@@ -54,8 +55,18 @@ _CLUSTERS = (1, 4)
 _GOOD, _MAKING_S = 1.05, 2e-5
 
 
+#: A cut that was never measured is tried if it is predicted to take at most so many times the best one.
+_TRIED = 1.5
+
+
 def best_cut(
-    work: Work, cluster: ClusterProfile, is_guess: bool, fits: Callable[[Cut], bool]
+    work: Work,
+    cluster: ClusterProfile,
+    is_guess: bool,
+    fits: Callable[[Cut], bool],
+    measured: Measured | None = None,
+    *,
+    may_try: bool = False,
 ) -> tuple[Cut, Prediction]:
     """Return the best of the cuts that fit; O(pieces · log pieces).
 
@@ -68,24 +79,26 @@ def best_cut(
         correct what the guesses get wrong.
     fits : callable
         Returns whether a cut is admissible; each piece by itself is, always.
+    measured : mapping of str to Mean, optional
+        Durations of the same work by the name of its cut. After a few runs they count instead of predictions.
+    may_try : bool, optional
+        Whether now and then a cut may be tried that was never measured.
     """
     if _moves_cheaply(work, cluster):
         work = replace(work, held=())
+    known, tried = fastest(measured or {}), ""
+    if known is not None and measured and may_try and tries(measured):
+        tried = _untried(work, cluster, is_guess, fits, measured)
+    for name, make in _cuts(work, cluster, is_guess) if known is not None else ():
+        if name == (tried or known):
+            cut = make()
+            if len(cut) == len(work.costs_s) or fits(cut):
+                return cut, replace(predict(work, cut, cluster), cut=name)
     best: tuple[Cut, Prediction] | None = None
     best_s = inf
     bound_s = _bound_s(work.costs_s, cluster)
     good_s = max(_GOOD * bound_s, bound_s + _MAKING_S * len(work.costs_s))
-    for cut in _cuts(work, cluster, is_guess):
-        handicap_s = _handicap_s(work, cut, cluster)
-        # Not all are predicted: most are out of the question.
-        if _least_s(cut, cluster) + handicap_s >= best_s:
-            continue
-        if len(cut) < len(work.costs_s) and not fits(cut):
-            continue
-        prediction = predict(work, cut, cluster)
-        # Transfers overlap with the work, but they share cores with it and links with each other.
-        moved_s = prediction.nbytes_moved / (cluster.bandwidth * len(cluster.threads))
-        cost_s = prediction.makespan_s + handicap_s + moved_s
+    for cut, prediction, cost_s in _predicted(work, cluster, is_guess, fits):
         if cost_s < best_s:
             best, best_s = (cut, prediction), cost_s
         if best_s <= good_s:
@@ -94,20 +107,63 @@ def best_cut(
     return best
 
 
-def _cuts(work: Work, cluster: ClusterProfile, is_guess: bool) -> Iterator[Cut]:
+def _untried(
+    work: Work, cluster: ClusterProfile, is_guess: bool, fits: Callable[[Cut], bool], measured: Measured
+) -> str:
+    """Return the most promising cut that was never measured; empty if none is promising."""
+    found = list(_predicted(work, cluster, is_guess, fits, _TRIED))
+    most_s = _TRIED * min(cost_s for *_, cost_s in found)
+    # Two cuts of one prediction are usually the same.
+    known = {replace(one, cut="") for _, one, _ in found if one.cut in measured}
+    promising = {
+        one.cut: cost_s for _, one, cost_s in found if cost_s <= most_s and replace(one, cut="") not in known
+    }
+    return min(promising, key=promising.__getitem__, default="")
+
+
+def _predicted(
+    work: Work, cluster: ClusterProfile, is_guess: bool, fits: Callable[[Cut], bool], slack: float = 1.0
+) -> Iterator[tuple[Cut, Prediction, float]]:
+    """Yield cuts that fit, with their predictions and costs [s].
+
+    Those are left out that must take more than `slack` times an earlier one.
+    """
+    best_s = inf
+    for name, make in _cuts(work, cluster, is_guess):
+        cut = make()
+        handicap_s = _handicap_s(work, cut, cluster)
+        # Not all are predicted: most are out of the question.
+        if _least_s(cut, cluster) + handicap_s >= slack * best_s:
+            continue
+        if len(cut) < len(work.costs_s) and not fits(cut):
+            continue
+        prediction = replace(predict(work, cut, cluster), cut=name)
+        # Transfers overlap with the work, but they share cores with it and links with each other.
+        moved_s = prediction.nbytes_moved / (cluster.bandwidth * len(cluster.threads))
+        cost_s = prediction.makespan_s + handicap_s + moved_s
+        best_s = min(best_s, cost_s)
+        yield cut, prediction, cost_s
+
+
+def _cuts(work: Work, cluster: ClusterProfile, is_guess: bool) -> Iterator[tuple[str, Callable[[], Cut]]]:
+    """Yield names of cuts, and functions that make them; the last one is each piece by itself."""
     n_pieces = len(work.costs_s)
-    coarse = CoarseGraph(work)
     in_order = not _moves_cheaply(work, cluster)
     pack = partial(_pack, cluster=cluster, is_guess=is_guess, longest_s=_longest_s(work, cluster))
-    coarse.reduce(partial(pack, in_order=in_order))
-    order = coarse.sorted_nodes()
-    yield [coarse.members[node] for node in order]
+
+    @cache
+    def coarse() -> tuple[CoarseGraph, list[int]]:
+        found = CoarseGraph(work)
+        found.reduce(partial(pack, in_order=in_order))
+        return found, found.sorted_nodes()
+
+    yield "siblings", lambda: [coarse()[0].members[node] for node in coarse()[1]]
     if n_pieces and not work.alone and sum(work.costs_s) <= _LONGEST_S:
-        yield [list(range(n_pieces))]
-    yield _by_level(coarse, order, partial(pack, is_last=False))
+        yield "one bundle", lambda: [list(range(n_pieces))]
+    yield "levels", lambda: _by_level(*coarse(), partial(pack, is_last=False))
     for n in () if is_guess else _CLUSTERS:
-        yield _clustered(work, cluster, n, in_order)
-    yield [[i] for i in range(n_pieces)]
+        yield f"clusters, {n} a thread", partial(_clustered, work, cluster, n, in_order)
+    yield "single tasks", lambda: [[i] for i in range(n_pieces)]
 
 
 def _longest_s(work: Work, cluster: ClusterProfile) -> float:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from inspect import iscoroutinefunction
+from typing import Any
 
 from dask._task_spec import Alias, DataNode, Dict, GraphNode, List, NestedContainer, Set, Task, Tuple
 from dask.typing import Key
@@ -39,18 +40,31 @@ def fixed_tasks(tasks: Tasks) -> set[Key]:
     return fixed
 
 
-def is_alone(task: GraphNode) -> bool:
-    """Return whether a task must not share a bundle with others."""
-    if isinstance(task, NO_WORK):
-        return False
-    if not is_call(task) or isinstance(task.func, ExecuteTasks):
-        return True
+def lone_tasks(tasks: Tasks) -> set[Key]:
+    """Return the keys of the tasks that must not share a bundle with others."""
+    # By the ids of functions, which the tasks keep alive: there are few, and some take long to look at.
+    aware: dict[int, bool] = {}
+    found = set()
+    for key, task in tasks.items():
+        if isinstance(task, NO_WORK):
+            continue
+        if not is_call(task) or isinstance(task.func, ExecuteTasks):
+            found.add(key)
+            continue
+        for part in _parts(task) if task.has_subgraph() else (task,):
+            function = part.func
+            is_aware = aware.get(id(function))
+            if is_aware is None:
+                is_aware = aware[id(function)] = _is_aware(function)
+            if is_aware:
+                found.add(key)
+    return found
+
+
+def _is_aware(function: Callable[..., Any]) -> bool:
+    module = getattr(function, "__module__", None) or ""
     # Coroutines run on the workers' event loops; a bundle could not await them.
-    return any(_module(part).startswith(_AWARE) or iscoroutinefunction(part.func) for part in _parts(task))
-
-
-def _module(task: Task) -> str:
-    return getattr(task.func, "__module__", None) or ""
+    return module.startswith(_AWARE) or iscoroutinefunction(function)
 
 
 def _parts(task: Task) -> Iterator[Task]:

@@ -18,11 +18,12 @@ from ferroflow_dask.bundling.averages import Averages, expected
 from ferroflow_dask.bundling.bundle import Bundle
 from ferroflow_dask.bundling.cut import GUESS, MEMORY_SHARE, SHARED, best_cut
 from ferroflow_dask.bundling.deliveries import DeliveringTask
-from ferroflow_dask.bundling.fixed import Tasks, fixed_tasks, is_alone
+from ferroflow_dask.bundling.fixed import Tasks, fixed_tasks, lone_tasks
 from ferroflow_dask.bundling.isolation import Isolation, NotIsolatedError
 from ferroflow_dask.bundling.ordering import in_order
 from ferroflow_dask.bundling.peak import GraphMemory, held_nbytes, shared_nbytes
 from ferroflow_dask.bundling.predict import Cut, Prediction, Work
+from ferroflow_dask.bundling.repeats import Measured, shape_of
 from ferroflow_dask.bundling.results import VALUE, Place, value_of
 from ferroflow_dask.bundling.sequence import sequence_of
 from ferroflow_dask.cluster_profile import ClusterProfile
@@ -67,6 +68,8 @@ def bundle_graph(
     shares_objects: bool = False,
     outside_nbytes: Mapping[Key, float] | None = None,
     holders: Mapping[Key, Collection[str]] | None = None,
+    repeats: Mapping[int, Measured] | None = None,
+    may_try: bool = False,
 ) -> BundledGraph:
     """Cut a graph into bundles; O(tasks · log tasks + edges).
 
@@ -100,6 +103,10 @@ def bundle_graph(
         Sizes of the results of other graphs that tasks read, by the key of the task that yields them [B].
     holders : mapping of Key to collection of str, optional
         The workers that hold these results; none for those that do not exist yet.
+    repeats : mapping of int to mapping of str to Mean, optional
+        Measured durations of graphs by shape and cut.
+    may_try : bool, optional
+        As in `best_cut`.
     """
     keys = in_order(tasks)
     position = {key: i for i, key in enumerate(keys)}
@@ -121,13 +128,12 @@ def bundle_graph(
         guess_s=GUESS * cluster.added_s,
     )
     costs_s = of_tasks.costs_s
-    separate = fixed_tasks(tasks).union(alone)
-    fixed = [i for i, key in enumerate(keys) if key in separate or is_alone(tasks[key])]
+    separate = fixed_tasks(tasks).union(lone_tasks(tasks), alone)
     work = Work(
         edges,
         costs_s,
         [int(each) for each in of_tasks.nbytes].__getitem__,
-        alone=frozenset(of_tasks.unknown).union(fixed),
+        alone=frozenset(of_tasks.unknown).union([position[key] for key in separate if key in position]),
         last=frozenset([position[key] for key in wanted if key in position]),
         outside_nbytes=sum(sizes.values()),
         held=[_held(read, sizes, holders) for read in outside],
@@ -135,7 +141,10 @@ def bundle_graph(
     memory = GraphMemory(
         edges, of_tasks.most_nbytes, work.last, outside, sizes, sizes.keys() - holders.keys()
     )
-    cut, prediction = best_cut(work, cluster, is_guess=False, fits=_MemoryLimit(memory, cluster))
+    shape = hash((shape_of(prefixes, of_tasks.sizes, edges, len(work.last)), cluster.threads))
+    fits, measured = _MemoryLimit(memory, cluster), (repeats or {}).get(shape)
+    cut, prediction = best_cut(work, cluster, False, fits, measured, may_try=may_try)
+    prediction = replace(prediction, shape=shape)
     groups = [[keys[i] for i in pieces] for pieces in cut]
     shares = dict(zip(keys, zip(prefixes, costs_s, strict=True), strict=True))
     bundles = bundles_of(groups, tasks, wanted, shares, places or {}, token=token)
@@ -168,6 +177,8 @@ def bundle_graph(
             shares_objects=shares_objects,
             outside_nbytes=outside_nbytes,
             holders=holders,
+            repeats=repeats,
+            may_try=may_try,
         )
     return BundledGraph(written, rewritten, _places_in_order(bundles, position), prediction)
 

@@ -105,6 +105,8 @@ class Plan:
         For each task that differs from the graph: the tasks that it runs.
     shuffled : mapping of Key to float, optional
         The outputs of shuffles that have become plain tasks, with the sizes of their data [B].
+    kept_shuffles : mapping of Key to (str, list of Key), optional
+        For the barriers of P2P shuffles that stay: the identifier of the shuffle, and the keys of its data.
     reasons : mapping of Key to (str, str), optional
         For explanations of tasks: the decision and its reason.
     premises : Premises, optional
@@ -123,6 +125,7 @@ class Plan:
     annotations: Mapping[str, Mapping[Key, Any]]
     bundles: Mapping[Key, Bundle] = field(default_factory=dict)
     shuffled: Mapping[Key, float] = field(default_factory=dict)
+    kept_shuffles: Mapping[Key, tuple[str, list[Key]]] = field(default_factory=dict)
     reasons: Mapping[Key, tuple[str, str]] = field(default_factory=dict)
     premises: Premises | None = None
     rest: SentGraph | None = None

@@ -21,11 +21,17 @@ class Prediction:
     n_tasks : int
     nbytes_moved : int
         Size of the results that are fetched from another worker [B]; unknown sizes count as 0.
+    cut : str, optional
+        Name of the cut.
+    shape : int, optional
+        As `repeats.shape_of` returns it.
     """
 
     makespan_s: float
     n_tasks: int
     nbytes_moved: int
+    cut: str = ""
+    shape: int = 0
 
 
 #: The pieces of each bundle, ascending. The bundles are in an order in which they can run.

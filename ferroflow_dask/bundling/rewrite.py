@@ -113,11 +113,11 @@ def _sample(graph: SentGraph, snapshot: Snapshot) -> Plan | None:
         return None
     if not has_p2p and learned.keys() >= {key_split(key) for key in tasks}:
         return None
-    parts, sources = set[Key](), list[list[Key]]()
+    parts, sources = set[Key](), dict[str, list[Key]]()
     if has_p2p:
         tasks = shuffles.unfused(tasks)
         parts, sources = shuffles.parts_and_sources(tasks)
-    sized = [key for shuffle in sources for key in measured(shuffle, snapshot)]
+    sized = [key for shuffle, data in sources.items() for key in measured(shuffle, data, snapshot)]
     missing = {key: task for key, task in tasks.items() if key not in snapshot.tasks}
     missing = needed_by(graph.wanted & missing.keys(), missing)
     not_now = {
@@ -149,10 +149,11 @@ def _sample(graph: SentGraph, snapshot: Snapshot) -> Plan | None:
 
 def _bundled(graph: SentGraph, snapshot: Snapshot, token: str) -> Plan:
     """Return the plan of a graph with plain shuffles and bundles."""
-    tasks, shuffled = graph.tasks, dict[Key, float]()
+    tasks, shuffled, kept = graph.tasks, dict[Key, float](), dict[Key, tuple[str, list[Key]]]()
     annotations = {name: dict(by_key) for name, by_key in graph.annotations.items()}
     if "plain_shuffles" in snapshot.features and shuffles.has_p2p(tasks):
         plain = with_small_shuffles(graph, snapshot)
+        kept = plain.kept
         if plain.outputs:
             tasks, shuffled = plain.tasks, plain.outputs
         for by_key in annotations.values():
@@ -174,7 +175,7 @@ def _bundled(graph: SentGraph, snapshot: Snapshot, token: str) -> Plan:
             annotations[name] |= dict.fromkeys(bundled.bundles, value)
         tasks = bundled.tasks
     elif not shuffled:
-        return replace(unchanged(graph), prediction=prediction)
+        return replace(unchanged(graph), prediction=prediction, kept_shuffles=kept)
     return Plan(
         graph,
         tasks,
@@ -187,6 +188,7 @@ def _bundled(graph: SentGraph, snapshot: Snapshot, token: str) -> Plan:
             key: ("plain tasks", f"a P2P shuffle of {format_bytes(int(nbytes))}")
             for key, nbytes in shuffled.items()
         },
+        kept_shuffles=kept,
         premises=premises,
         prediction=prediction,
     )
@@ -235,6 +237,8 @@ def _cut(
         declared_nbytes=graph.declared_nbytes,
         outside_nbytes=read,
         holders={key: snapshot.tasks[key].holders for key in read if snapshot.is_in_memory(key)},
+        repeats=snapshot.repeats,
+        may_try=not graph.is_urgent,
     )
 
 

@@ -124,9 +124,8 @@ class ExecuteTasks:
 
     def _give_up(self, prefixes: Iterable[str]) -> None:
         """Ask the scheduler, once in each process, to split the bundle and to keep some prefixes separate."""
-        # `get_worker` would be noted as a call by the task.
-        worker = getattr(thread_state, "execution_state", {}).get("worker")
-        if worker is None:  # no worker runs it
+        worker = running_worker()
+        if worker is None:
             return
         if self.keys[-1] in _given_up:
             return
@@ -135,6 +134,12 @@ class ExecuteTasks:
         for prefix in prefixes:
             worker.log_event(TOPIC, {"prefix": prefix})
         raise Reschedule
+
+
+def running_worker() -> Any:
+    """Return the worker that runs the task of this thread; None if none does."""
+    # `get_worker` would be noted as a call by the task.
+    return getattr(thread_state, "execution_state", {}).get("worker")
 
 
 def _forget_oldest(noted: dict[Any, Any]) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 from distributed.shuffle import _arrow
 
+from ferroflow_dask.bundling.sequence import TOPIC, running_worker
+
 #: The rows of an input partition, sorted by output partition, and where those of each output partition are.
 #: Slices of a table would each be sent with the buffers of the whole table.
 Pieces = tuple[Any, dict[int, slice]]
@@ -86,9 +88,24 @@ def split_to_merge(
     return split_frame(hashed, column, partition, drop_column)
 
 
-def gather_pieces(split: Sequence[Pieces]) -> Sequence[Pieces]:
-    """Return what the input partitions were split into."""
+def gather_pieces(shuffle: str, most_nbytes: float, split: Sequence[Pieces]) -> Sequence[Pieces]:
+    """Return what the input partitions were split into.
+
+    Parameters
+    ----------
+    shuffle : str
+        Identifier of the shuffle. It is reported if there are more data than `most_nbytes` [B].
+    most_nbytes : float
+    split : sequence of Pieces
+    """
+    _check_size(shuffle, most_nbytes, sum(table.nbytes for table, _ in split))
     return split
+
+
+def _check_size(shuffle: str, most_nbytes: float, nbytes: float) -> None:
+    worker = running_worker() if nbytes > most_nbytes else None
+    if worker is not None:
+        worker.log_event(TOPIC, {"shuffle": shuffle, "nbytes": nbytes})
 
 
 def unpack_frame(
@@ -138,8 +155,11 @@ def unpack_merged(
     return merge_chunk(*frames, **options)
 
 
-def gather_chunks(indices: Sequence[Index], chunks: Sequence[Any]) -> dict[Index, Any]:
-    """Return chunks by their positions."""
+def gather_chunks(
+    shuffle: str, most_nbytes: float, chunks: Sequence[Any], indices: Sequence[Index]
+) -> dict[Index, Any]:
+    """Return chunks by their positions; `shuffle` and `most_nbytes` as in `gather_pieces`."""
+    _check_size(shuffle, most_nbytes, sum(getattr(chunk, "nbytes", 0) for chunk in chunks))
     return dict(zip(indices, chunks, strict=True))
 
 

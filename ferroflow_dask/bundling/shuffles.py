@@ -39,6 +39,8 @@ _TRANSFERS = {
 _UNPACKS = {"shuffle_unpack": (0,), "rechunk_unpack": (0,), "merge_unpack": (0, 1)}
 #: Prefixes of the tasks by which Dask merges chunks before a rechunk by P2P.
 _RECHUNKED = frozenset({"rechunk-merge", "rechunk-split"})
+#: Data of so many times the expected size are reported: the next shuffle of them is planned by the new size.
+_DOUBT = 8
 _MODULES = ("distributed.shuffle.", "dask.dataframe.dask_expr.")
 _MERGE_OPTIONS = (
     "how",
@@ -67,6 +69,11 @@ class Shuffle:
     transfers: list[Task] = field(default_factory=list)
     unpacks: list[Task] = field(default_factory=list)
 
+    @property
+    def id(self) -> str:
+        """The identifier, which is the same for the same shuffle of the same data."""
+        return str(self.barrier.spec.id)
+
     def sources(self, graph: Graph) -> list[Key]:
         """Return the keys of the data that are shuffled."""
         return _sources(graph, (task.args[0].key for task in self.transfers))
@@ -91,16 +98,16 @@ def _sources(graph: Graph, inputs: Iterable[Key]) -> list[Key]:
     return list(found)
 
 
-def parts_and_sources(graph: Graph) -> tuple[set[Key], list[list[Key]]]:
-    """Return the keys of the P2P tasks that come before outputs, and those of the data of each shuffle."""
+def parts_and_sources(graph: Graph) -> tuple[set[Key], dict[str, list[Key]]]:
+    """Return the keys of the P2P tasks that come before outputs, and those of the data by shuffle."""
     parts = {key for key, task in graph.items() if isinstance(task, P2PBarrierTask)}
-    inputs: defaultdict[Any, list[Key]] = defaultdict(list)
+    inputs: defaultdict[str, list[Key]] = defaultdict(list)
     for task in graph.values():
         name = _name(task)
         if isinstance(task, Task) and name in _TRANSFERS:
             parts.add(task.key)
-            inputs[task.args[_TRANSFERS[name]]].append(task.args[0].key)
-    return parts, [_sources(graph, keys) for keys in inputs.values()]
+            inputs[str(task.args[_TRANSFERS[name]])].append(task.args[0].key)
+    return parts, {one: _sources(graph, keys) for one, keys in inputs.items()}
 
 
 def unfused(graph: Graph) -> dict[Key, GraphNode]:
@@ -151,11 +158,14 @@ class PlainShuffles:
         Output partitions that plain tasks return, with the sizes of the data of their shuffles [B].
     origins : dict of Key to Key
         For each new key: that of a P2P task in its place.
+    kept : dict of Key to (str, list of Key)
+        For the barriers of shuffles that stay: the identifier of the shuffle, and the keys of its data.
     """
 
     tasks: dict[Key, GraphNode]
     outputs: dict[Key, float] = field(default_factory=dict)
     origins: dict[Key, Key] = field(default_factory=dict)
+    kept: dict[Key, tuple[str, list[Key]]] = field(default_factory=dict)
 
 
 def with_plain_tasks(graph: Graph, nbytes_of: Callable[[list[Shuffle]], float | None]) -> PlainShuffles:
@@ -172,13 +182,14 @@ def with_plain_tasks(graph: Graph, nbytes_of: Callable[[list[Shuffle]], float | 
     found = PlainShuffles(dict(graph))
     for group in _groups(graph):
         if (nbytes := nbytes_of(group)) is None:
+            found.kept.update({one.barrier.key: (one.id, one.sources(graph)) for one in group})
             continue
         by_id = {shuffle.barrier.spec.id: shuffle for shuffle in group}
         unpacks = {task.key: task for shuffle in group for task in shuffle.unpacks}
         for shuffle in group:
             for old in (shuffle.barrier, *shuffle.transfers):
                 del found.tasks[old.key]
-            for new, old in _gathering(shuffle):
+            for new, old in _gathering(shuffle, _DOUBT * nbytes):
                 found.tasks[new.key] = new
                 found.origins[new.key] = old.key
         found.tasks.update({key: _unpacking(task, by_id) for key, task in unpacks.items()})
@@ -244,14 +255,18 @@ def _gather_key(spec: Any) -> str:
     return f"shuffle-gather-{spec.id}"
 
 
-def _gathering(shuffle: Shuffle) -> Iterator[tuple[Task, Task]]:
-    """Yield the tasks that gather the pieces of all inputs, each with the P2P task in its place."""
+def _gathering(shuffle: Shuffle, most_nbytes: float) -> Iterator[tuple[Task, Task]]:
+    """Yield the tasks that gather the pieces of all inputs, each with the P2P task in its place.
+
+    They report more data than `most_nbytes` [B].
+    """
     spec = shuffle.barrier.spec
     gather = _gather_key(spec)
     if hasattr(spec, "old"):
         indices = [task.args[2] for task in shuffle.transfers]
         chunks = List(*(task.args[0] for task in shuffle.transfers))
-        yield Task(gather, shuffle_tasks.gather_chunks, indices, chunks), shuffle.barrier
+        task = Task(gather, shuffle_tasks.gather_chunks, shuffle.id, most_nbytes, chunks, indices)
+        yield task, shuffle.barrier
         return
     splits: list[TaskRef] = []
     for task in shuffle.transfers:
@@ -265,7 +280,7 @@ def _gathering(shuffle: Shuffle) -> Iterator[tuple[Task, Task]]:
         else:
             frame, _, partition = task.args
             yield Task(key, shuffle_tasks.split_frame, frame, spec.column, partition, spec.drop_column), task
-    yield Task(gather, shuffle_tasks.gather_pieces, List(*splits)), shuffle.barrier
+    yield Task(gather, shuffle_tasks.gather_pieces, shuffle.id, most_nbytes, List(*splits)), shuffle.barrier
 
 
 def _unpacking(task: Task, shuffles: Mapping[str, Shuffle]) -> Task:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from math import inf
 
 from dask.typing import Key
@@ -10,7 +10,7 @@ from dask.utils import key_split
 
 from ferroflow_dask.bundling import shuffles
 from ferroflow_dask.bundling.cut import MEMORY_SHARE
-from ferroflow_dask.bundling.snapshot import SentGraph, Snapshot, TaskFacts
+from ferroflow_dask.bundling.snapshot import SentGraph, Snapshot
 from ferroflow_dask.cluster_profile import ClusterProfile
 
 #: Most data of a P2P shuffle that becomes plain tasks [B], and the longest time to send them to a worker [s].
@@ -28,7 +28,7 @@ def with_small_shuffles(graph: SentGraph, snapshot: Snapshot) -> shuffles.PlainS
 
     def nbytes_of(group: list[shuffles.Shuffle]) -> float | None:
         outputs = {task.key for shuffle in group for task in shuffle.unpacks}
-        nbytes = sum(_nbytes(shuffle.sources(plain), snapshot.tasks) for shuffle in group)
+        nbytes = sum(_nbytes(shuffle.sources(plain), shuffle.id, snapshot) for shuffle in group)
         parts = {task.key for shuffle in group for task in (shuffle.barrier, *shuffle.transfers)}
         if not parts.isdisjoint(snapshot.tasks) or not parts.isdisjoint(graph.wanted):
             return None  # the scheduler has them as P2P tasks, or the client wants one
@@ -38,13 +38,14 @@ def with_small_shuffles(graph: SentGraph, snapshot: Snapshot) -> shuffles.PlainS
     return shuffles.with_plain_tasks(plain, nbytes_of)
 
 
-def measured(sources: Sequence[Key], snapshot: Snapshot) -> Iterable[Key]:
-    """Return the data of a shuffle from which its size is estimated; none if it is surely large.
+def measured(shuffle: str, sources: Sequence[Key], snapshot: Snapshot) -> Iterable[Key]:
+    """Return the data of a shuffle from which its size is estimated; none if that is known, or surely large.
 
     A prefix may stand for data of many sizes, so learned sizes do not show that a shuffle is small.
     """
     known = [snapshot.learned.get(key_split(key)) for key in sources]
-    if sum(one.most_nbytes for one in known if one is not None) > _most_nbytes(snapshot.cluster):
+    is_large = sum(one.most_nbytes for one in known if one is not None) > _most_nbytes(snapshot.cluster)
+    if is_large or shuffle in snapshot.shuffled:
         return ()
     last = len(sources) - 1
     return dict.fromkeys(sources[last * i // (_MEASURED - 1)] for i in range(_MEASURED))
@@ -56,7 +57,10 @@ def _most_nbytes(cluster: ClusterProfile) -> float:
     return min(_MOST_SHUFFLED, _MOST_SHUFFLED_S * cluster.bandwidth, memory)
 
 
-def _nbytes(sources: Sequence[Key], tasks: Mapping[Key, TaskFacts]) -> float:
-    """Return the size of data by that of those which exist [B]; infinite if none does."""
+def _nbytes(sources: Sequence[Key], shuffle: str, snapshot: Snapshot) -> float:
+    """Return the size of data [B] by those which exist, or as it was before; infinite if neither is known."""
+    tasks = snapshot.tasks
     found = [tasks[key].nbytes for key in sources if key in tasks and tasks[key].nbytes >= 0]
-    return sum(found) + (len(sources) - len(found)) * max(found) if found else inf
+    if found:
+        return sum(found) + (len(sources) - len(found)) * max(found)
+    return snapshot.shuffled.get(shuffle, inf)

@@ -14,6 +14,7 @@ from dask.typing import Key
 
 from ferroflow_dask.bundling.averages import Averages
 from ferroflow_dask.bundling.bundle import Bundle
+from ferroflow_dask.bundling.repeats import Measured
 from ferroflow_dask.cluster_profile import ClusterProfile
 
 #: Features that change graphs.
@@ -39,6 +40,8 @@ class SentGraph:
         Of tasks of which more is known than of their prefix.
     sampled : frozenset of Key, optional
         The tasks that ran in a sample; then there is no other one.
+    is_urgent : bool, optional
+        Whether its priority is above that of most graphs: then nothing is tried.
     """
 
     tasks: Mapping[Key, GraphNode]
@@ -48,6 +51,7 @@ class SentGraph:
     declared_nbytes: Mapping[Key, float] = field(default_factory=dict)
     averages: Mapping[Key, Averages] = field(default_factory=dict)
     sampled: frozenset[Key] = frozenset()
+    is_urgent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,10 @@ class Snapshot:
         See `Bundle`.
     features : frozenset of str, optional
         The features in `FEATURES` that are on.
+    repeats : mapping of int to mapping of str to Mean, optional
+        Measured durations of graphs by shape and cut.
+    shuffled : mapping of str to float, optional
+        Sizes of the data of earlier shuffles by their identifiers [B].
     """
 
     cluster: ClusterProfile
@@ -124,6 +132,8 @@ class Snapshot:
     has_idle_threads: bool = False
     shares_objects: bool = False
     features: frozenset[str] = FEATURES
+    repeats: Mapping[int, Measured] = field(default_factory=dict)
+    shuffled: Mapping[str, float] = field(default_factory=dict)
 
     def holds_some(self, keys: Collection[Key]) -> bool:
         """Return whether a bundle holds some of the tasks."""

@@ -20,6 +20,7 @@ from dask.typing import Key
 
 from ferroflow_dask.annotations import KIND_ANNOTATION
 from ferroflow_dask.bundling.averages import SMALL_CLASS, Averages, nearest_size, scaled_s, size_class
+from ferroflow_dask.bundling.repeats import Repeats
 from ferroflow_dask.bundling.sequence import bundle_in
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ _SHRINKING = 0.99
 _DELAYED = 4.0
 #: Shorter durations are never taken for delayed ones [s].
 _NOTHING_S = 1e-3
-#: Kinds and prefixes that are remembered.
+#: Kinds, prefixes and shuffles that are remembered.
 _KEPT = 10_000
 #: Workers that are remembered for a prefix; the tasks of others do not count.
 _MOST_WORKERS = 100
@@ -324,12 +325,22 @@ class Learned:
     separate : set of str
         Prefixes of tasks that are never bundled: they asked for their worker or for a client, or iterators
         are passed between them.
+    repeats : Repeats
+    shuffled : dict of str to float
+        Sizes of the data of shuffles by their identifiers [B].
     """
 
     costs: CostModel = field(default_factory=CostModel)
     round_trip_s: float | None = None
     pause_s: float | None = None
     separate: set[str] = field(default_factory=set)
+    repeats: Repeats = field(default_factory=Repeats)
+    shuffled: OrderedDict[str, float] = field(default_factory=OrderedDict)
+
+    def record_shuffle(self, shuffle: str, nbytes: float) -> None:
+        """Learn the size of the data of a shuffle [B]."""
+        self.shuffled[shuffle] = nbytes
+        _keep(self.shuffled, shuffle)
 
     def exported(self) -> dict[str, Any]:
         """Return a copy of everything, as JSON has it."""

@@ -24,7 +24,7 @@ from distributed import Client, get_worker, wait
 
 from ferroflow_dask import install
 from ferroflow_dask.bundling.averages import Averages
-from ferroflow_dask.bundling.fixed import is_alone
+from ferroflow_dask.bundling.fixed import lone_tasks
 from ferroflow_dask.bundling.graphs import bundle_graph
 from ferroflow_dask.scheduler import extension_on, learned
 
@@ -70,9 +70,8 @@ ALONE = {
 def test_some_tasks_run_alone_while_others_are_bundled(aware: Task) -> None:
     before = chain("before", Task("first", combine, 1), 3)
     after = chain("after", Task("reader", combine, 3, TaskRef("aware"), TaskRef("before-2")), 3)
-    assert is_alone(aware)
-    assert not any(map(is_alone, (*before.values(), *after.values())))
     tasks: Graph = {**before, "aware": aware, **after}
+    assert lone_tasks(tasks) == {"aware"}
     found = bundle_graph(tasks, {"after-2"}, FOUR, Known(1e-5), "0")
     assert_consistent(tasks, {"after-2"}, found)
     assert found.tasks["aware"] is aware

@@ -111,7 +111,8 @@ async def test_a_mapped_function_has_the_same_values_priorities_and_spans_in_few
     assert cluster.counts["created"] < N / 4
     assert cluster.stealing.graphs.deliveries.count == N
     priorities = {key: cluster.seen.tasks[key].priority[-1] for key in cluster.keys}
-    assert [priorities[name] for name in NAMES] == list(range(N))
+    # Graphs of equal priorities differ by less.
+    assert [priorities[name] for name in NAMES] == pytest.approx(list(range(N)), abs=1e-4)
     bundles = cluster.keys - {*NAMES}
     assert 0 <= min(priorities[key] for key in bundles) < 1e-4
     assert len({priorities[key] for key in bundles}) == len(bundles)

@@ -83,7 +83,7 @@ def rechunked() -> SentGraph:
 
 LINE, LEAVES, PAIRS, P2P = sent(line("inc")), sent(calls("leaf", 30)), sent(pairs()), rechunked()
 FORK = sent(line("inc") | calls("out", 3, "inc-11"))
-SOURCES = [key for group in parts_and_sources(unfused(P2P.tasks))[1] for key in group]
+SOURCES = [key for group in parts_and_sources(unfused(P2P.tasks))[1].values() for key in group]
 
 
 # Snapshots

@@ -11,7 +11,7 @@ from dask.typing import Key
 from random_programs import compare
 
 from ferroflow_dask.bundling import rewrite
-from ferroflow_dask.bundling.fixed import fixed_tasks, is_alone
+from ferroflow_dask.bundling.fixed import fixed_tasks, lone_tasks
 from ferroflow_dask.bundling.graphs import BundledGraph
 from ferroflow_dask.bundling.sequence import NO_WORK
 from ferroflow_dask.scheduler.graphs.graphs import Graphs
@@ -34,12 +34,8 @@ def bundled(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         tasks: Any, wanted: Collection[Key], *args: Any, alone: Collection[Key], **options: Any
     ) -> BundledGraph:
         found = stock(tasks, wanted, *args, alone=alone, **options)
-        separate = fixed_tasks(tasks).union(alone, wanted)
-        may_be = {
-            key
-            for key, task in tasks.items()
-            if key not in separate and not is_alone(task) and not isinstance(task, NO_WORK)
-        }
+        separate = fixed_tasks(tasks).union(lone_tasks(tasks), alone, wanted)
+        may_be = {key for key, task in tasks.items() if key not in separate and not isinstance(task, NO_WORK)}
         inside = [bundle for bundle in found.bundles.values() if len(bundle.tasks) > 1]
         counts["may be"] += len(may_be)
         counts["are"] += len(may_be & {task.key for bundle in inside for task in bundle.tasks})

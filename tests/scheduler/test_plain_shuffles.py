@@ -17,6 +17,7 @@ from bundled import Bundling, on_bundling_cluster, take_all_for_short
 from dask._task_spec import Task, TaskRef, cull, execute_graph
 from distributed.shuffle._core import P2PBarrierTask
 from random_shuffles import assert_same, cluster, compare, graph_of, n_barriers
+from waiting import comes
 
 from ferroflow_dask import FerroflowPlugin, explain
 from ferroflow_dask.bundling import shuffle_tasks, shuffles, small_shuffles
@@ -145,9 +146,9 @@ def test_outputs_and_origins_name_tasks_of_the_graph() -> None:
     assert {*found.origins.values()} == {barrier.key, *barrier.dependencies}
     parts, inputs = shuffles.parts_and_sources(graph)
     assert parts == {barrier.key, *barrier.dependencies} == graph.keys() - found.tasks.keys()
-    assert [{*keys} for keys in inputs] == [
-        {key for one in barrier.dependencies for key in graph[one].dependencies}
-    ]
+    assert {one: {*keys} for one, keys in inputs.items()} == {
+        barrier.spec.id: {key for one in barrier.dependencies for key in graph[one].dependencies}
+    }
 
 
 # Functions
@@ -209,6 +210,64 @@ def test_the_second_run_of_little_data_has_no_p2p(most: int, monkeypatch: pytest
         assert len(barriers(on)) == (0 if most else 4)
 
     on_cluster_with_stock_first(collections, test)
+
+
+def joined_twice() -> Any:
+    """Return a join whose result is joined again: the data of the second shuffle do not exist at arrival."""
+    other = frame(3).rename(columns={"value": "another"})
+    return joined().merge(other, on="name", shuffle_method="p2p", broadcast=False)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    "make", [joined_twice, lambda: rechunked().rechunk((4, 20))], ids=["frames", "arrays"]
+)
+def test_the_sizes_of_shuffles_behind_others_are_known_to_the_next_run(make: Callable[[], Any]) -> None:
+    async def test(on: Bundling, expected: list[Any]) -> None:
+        learned, (feature,) = (
+            on.stealing.core.learned,
+            [one for one in on.stealing.features if one.name == "plain_shuffles"],
+        )
+        for n_left in (None, 0):
+            on.forget_seen()
+            await assert_yield(on, [make()], expected)
+            await on.is_empty()
+            assert not feature.pending()
+            if n_left is None:
+                assert barriers(on)
+                assert learned.shuffled.keys() == {
+                    key.removeprefix("shuffle-barrier-") for key in barriers(on)
+                }
+                assert all(100 < nbytes < 2**25 for nbytes in learned.shuffled.values())
+            else:
+                assert not barriers(on)
+
+    on_cluster_with_stock_first([make()], test)
+
+
+@pytest.mark.cluster
+def test_data_of_far_more_than_the_known_size_are_reported_and_shuffled_by_p2p_the_next_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    collection = joined_twice()
+
+    async def test(on: Bundling, expected: list[Any]) -> None:
+        learned = on.stealing.core.learned
+        await assert_yield(on, [collection], expected)
+        await on.is_empty()
+        real = dict(learned.shuffled)
+        assert real
+        monkeypatch.setattr(small_shuffles, "_MOST_SHUFFLED", 100)
+        learned.shuffled.update(dict.fromkeys(real, 1.0))
+        on.forget_seen()
+        await assert_yield(on, [collection], expected)
+        await comes(lambda: all(learned.shuffled[one] > 100 for one in real))
+        await on.is_empty()
+        on.forget_seen()
+        await assert_yield(on, [collection], expected)
+        assert {f"shuffle-barrier-{one}" for one in real} <= barriers(on)
+
+    on_cluster_with_stock_first([collection], test)
 
 
 @pytest.mark.cluster

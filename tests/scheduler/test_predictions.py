@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from distributed import Client, Event, LocalCluster, wait
 
+from ferroflow_dask.bundling.repeats import Repeats
 from ferroflow_dask.scheduler import install
 from ferroflow_dask.scheduler.extension import FerroflowStealing, extension_on
 
@@ -57,6 +58,34 @@ def test_a_graph_of_known_durations_takes_as_long_as_predicted(client: Client) -
     ]
     assert len(notes) == 1
     assert "its graph took" in str(notes[0])
+
+
+def no_repeats(client: Client) -> Repeats:
+    """Return the durations by cut, after all are forgotten."""
+    repeats = extension(client).core.learned.repeats
+    repeats.clear()
+    return repeats
+
+
+def test_a_repeated_graph_is_measured_by_its_cut(client: Client) -> None:
+    repeats = no_repeats(client)
+    for n in range(1, 4):
+        wait(client.map(time.sleep, [EACH_S] * N, pure=False))
+        (measured,) = repeats.known().values()
+        assert sum(one.n for one in measured.values()) == n
+        assert all(0.5 * N * EACH_S / 2 < one.mean_s < 10 * N * EACH_S for one in measured.values())
+
+
+def test_the_measured_durations_choose_the_cut(client: Client) -> None:
+    repeats = no_repeats(client)
+    wait(client.map(time.sleep, [EACH_S] * N, pure=False))
+    (shape,) = repeats.known()
+    for _ in range(20):
+        repeats.record(shape, "single tasks", 0.2)
+    futures = client.map(time.sleep, [EACH_S] * N, pure=False)
+    wait(futures)
+    notes = [str(one) for future in futures for one in extension(client).decisions.about(str(future.key))]
+    assert any("single tasks" in note for note in notes)
 
 
 def test_graphs_that_share_the_cluster_do_not_count(client: Client) -> None:

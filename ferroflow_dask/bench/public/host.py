@@ -88,7 +88,7 @@ def serve(
         connection.send(client.scheduler_info()["address"])
         while (request := connection.recv()) is not None:
             suite_name, name, seed = request
-            connection.send(_run(programs[suite_name, name], client, probe, seed, prepare is not None))
+            connection.send(_run(programs[suite_name, name], client, probe, seed, prepare is plugin))
 
 
 @contextmanager

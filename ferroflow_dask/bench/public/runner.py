@@ -52,7 +52,7 @@ def run_suites(
         with ExitStack() as stack:
             sides: Sides | None = None
             for program in programs_of(suite, options):
-                runs = _Runs(program, own, invocation, done)
+                runs = Runs(program, own, invocation, done)
                 if program.skipped:
                     yield from runs.skipped()
                 if program.skipped or not runs.are_left():
@@ -78,7 +78,7 @@ def _others(
     for other in make(options) if make is not None else ():
         program = Program(suite=suite.name, name=other.program, source=suite.source, run=_never)
         own = replace(rules, place=replace(rules.place, workers=other.workers))
-        row = _Runs(program, own, invocation, done).row(
+        row = Runs(program, own, invocation, done).row(
             other.by, 0, Outcome(other.seconds, {"worker_cpu_s": other.cpu_s}, other.status)
         )
         row = replace(row, lowering=other.way, cluster=other.cluster)
@@ -90,7 +90,7 @@ def _never(*_: object) -> None:
     raise AssertionError("runs of other schedulers are made by their suite")
 
 
-class _Runs:
+class Runs:
     """The runs of one program on all sides."""
 
     def __init__(self, program: Program, rules: Rules, invocation: str, done: Collection[str]) -> None:

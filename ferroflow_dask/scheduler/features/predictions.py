@@ -1,5 +1,7 @@
 """Predictions: the duration that each graph was cut for is compared with the real one.
 
+The real durations are learned, too: if the same graph comes again and again, they choose its cut.
+
 A graph counts if it has the cluster for itself from the creation of its tasks to its last result.
 """
 
@@ -108,7 +110,8 @@ class Predictions(Feature):
     def _ended(self, run: _Run) -> None:
         taken_s, predicted_s = self.core.clock() - run.start_s, run.prediction.makespan_s
         if taken_s >= _SHORTEST_S:
+            self.core.learned.repeats.record(run.prediction.shape, run.prediction.cut, taken_s)
             self._counts[_CLASSES[bisect(_BOUNDS, predicted_s / taken_s)]] += 1
         n, predicted, taken = run.prediction.n_tasks, format_time(predicted_s), format_time(taken_s)
-        reason = f"{predicted} in {n} tasks; its graph took {taken}"
+        reason = f"{predicted} in {n} tasks ({run.prediction.cut}); its graph took {taken}"
         self.core.decisions.note(run.key, "predicted", "", reason)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from dask.typing import Key
 from ferroflow_dask.bundling.averages import Averages
 from ferroflow_dask.bundling.declared import declared_nbytes
 from ferroflow_dask.bundling.plan import Plan
+from ferroflow_dask.bundling.repeats import Measured
 from ferroflow_dask.bundling.rewrite import keys_read, unchanged
 from ferroflow_dask.bundling.snapshot import FEATURES, SentGraph, Snapshot, TaskFacts
 from ferroflow_dask.cluster_profile import ClusterProfile
@@ -47,6 +48,10 @@ class Knowledge:
         Notes the declared sizes of results [B].
     on : set of str
         Names of the features that are on.
+    repeats : callable
+        Returns the measured durations of graphs by shape and cut.
+    shuffled : callable
+        Returns the sizes of the data of shuffles by their identifiers [B].
     """
 
     cluster: Callable[[], ClusterProfile]
@@ -55,6 +60,8 @@ class Knowledge:
     is_fixed: Callable[[TaskState], bool]
     declare: Callable[[Mapping[Key, float]], None]
     on: Set[str]
+    repeats: Callable[[], Mapping[int, Measured]]
+    shuffled: Callable[[], Mapping[str, float]]
 
 
 class Snapshots:
@@ -78,7 +85,8 @@ class Snapshots:
         """Return all that a plan of a graph depends on."""
         learned = self._knowledge.learned()
         features = FEATURES & self._knowledge.on if learned is not None else frozenset[str]()
-        return self._of(keys_read(graph), {} if learned is None else learned, features)
+        found = self._of(keys_read(graph), {} if learned is None else learned, features)
+        return replace(found, repeats=self._knowledge.repeats(), shuffled=self._knowledge.shuffled())
 
     def for_check(self, plan: Plan) -> Snapshot:
         """Return the facts that a plan relies on."""
@@ -156,6 +164,8 @@ def sent_graph(
     keys: Collection[Key],
     priorities: Mapping[Key, int] | None,
     declare: Callable[[Mapping[Key, float]], None],
+    *,
+    is_urgent: bool = False,
 ) -> SentGraph:
     """Materialize a graph; `declare` as in `Knowledge`."""
     tasks = _distributed_graphs.materialized(expr, keys)
@@ -166,4 +176,4 @@ def sent_graph(
         declare(declared)
     except FAILURES:  # those that were learned count
         logger.warning("ferroflow: the sizes of arrays are unknown", exc_info=True)
-    return SentGraph(tasks, frozenset(keys), annotations, priorities, declared)
+    return SentGraph(tasks, frozenset(keys), annotations, priorities, declared, is_urgent=is_urgent)

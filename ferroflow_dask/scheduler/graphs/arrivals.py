@@ -131,7 +131,11 @@ class GraphArrivals:
                     # Two threads that materialize expressions can wait for each other for ever: up to 3.11
                     # Python locks each cached property. Dask's offload pool has one thread for all clients.
                     priorities, declare = options.get("internal_priority"), self._knowledge.declare
-                    graph = await offload(sent_graph, expr, keys, priorities, declare)
+                    # `_expression` returns none of a graph whose tasks have priorities of their own.
+                    is_urgent = (options.get("user_priority") or 0) > 0
+                    graph = await offload(
+                        partial(sent_graph, expr, keys, priorities, declare, is_urgent=is_urgent)
+                    )
                     await self._created(earlier, partial(outside, graph.tasks))
                     await self._announced()
                     submit = partial(self._submit, client=client, options=options)

@@ -82,7 +82,16 @@ class Graphs:
         self._capable = CapableWorkers(scheduler)
         declare, has_idle = core.learned.costs.declare, lambda: bool(scheduler.idle)
         #: What graphs are bundled by.
-        self.knowledge = Knowledge(cluster, self.learned, has_idle, fixed.is_fixed, declare, core.on)
+        self.knowledge = Knowledge(
+            cluster,
+            self.learned,
+            has_idle,
+            fixed.is_fixed,
+            declare,
+            core.on,
+            core.learned.repeats.known,
+            core.learned.shuffled.copy,
+        )
         self._arrivals = GraphArrivals(core, bundles, self.knowledge, self.observers, self._capable)
         self.samples = self._arrivals.samples
 
@@ -150,6 +159,8 @@ class Graphs:
             self.observers.reported(str(msg.get("worker")), msg)
         if isinstance(prefix := msg.get("prefix"), str):
             self._learned.separate.add(prefix)
+        elif "shuffle" in msg:
+            self._learned.record_shuffle(str(msg["shuffle"]), float(msg["nbytes"]))
         elif "version" in msg:
             self._capable.note(str(msg.get("worker")), msg["version"])
 

@@ -1,4 +1,4 @@
-"""Public comparisons: sides, rounds, rows, and faults that make a side broken."""
+"""Public comparisons: sides, rounds and rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import psutil
 import pytest
-from planted import FAULTS
 from public_suites import SUITE
 
 from ferroflow_dask.bench.public import get_suite
@@ -93,23 +92,6 @@ def test_each_program_may_have_new_clusters_whose_first_runs_are_rows() -> None:
         (False, "learned", "separate"): 6,
     }
     assert all((row.peak_scheduler_memory or 0) > 2**20 for row in rows)
-
-
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("tasks", "shapes", "workflows", "tpch")]
-
-
-@pytest.mark.parametrize("name", ["small", *SLOW])
-def test_a_fault_makes_a_side_broken(name: str, tmp_path: Any) -> None:
-    suite: Suite = SUITE if name == "small" else get_suite(name)
-    options = replace(OPTIONS, data=tmp_path, scale=0.01)
-    program = next(one for one in suite.programs(options) if not one.skipped)
-    sides = {"dask": None, **FAULTS}
-    rules = replace(RULES, rounds=0, is_new_for_each=True, timeout_s=15, sides=sides)
-    rows = made(suite, rules, replace(options, only=(program.name,)))
-    assert {row.status for row in rows if row.policy == "dask"} == {OK}
-    broken = {row.policy: row.status for row in rows if row.status != OK}
-    assert broken.keys() == FAULTS.keys(), broken
-    assert broken["a hang"] == "no result within 15 s"
 
 
 @pytest.mark.parametrize("name", ["tasks", "shapes", "workflows", "tpch"])
