@@ -173,7 +173,13 @@ def learned_numbers() -> Format:
         | {"n_cold": 1, "n_warm": n, "n_sized": n + 1}
         for n in (3, 20)
     ]
-    numbers = {"round_trip_s": 2e-3, "pause_s": None, "separate": ["read"], "kinds_s": {"MatMul": 0.1}}
+    numbers: dict[str, Any] = {
+        "round_trip_s": 2e-3,
+        "pause_s": None,
+        "separate": ["read"],
+        "kinds_s": {"MatMul": 0.1},
+    }
+    numbers["shuffled"] = {"1a2b": 1e6}
     return Format(".json", as_json({**numbers, "prefixes": {"sum": sizes, "add": sizes[:1]}}), _learned)
 
 

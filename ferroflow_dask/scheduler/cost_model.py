@@ -343,11 +343,12 @@ class Learned:
         _keep(self.shuffled, shuffle)
 
     def exported(self) -> dict[str, Any]:
-        """Return a copy of everything, as JSON has it."""
+        """Return a copy of everything but the repeated graphs, as JSON has it."""
         return {
             "round_trip_s": self.round_trip_s,
             "pause_s": self.pause_s,
             "separate": sorted(self.separate),
+            "shuffled": {**self.shuffled},
             **self.costs.exported(),
         }
 
@@ -358,6 +359,10 @@ class Learned:
         if self.pause_s is None:
             self.pause_s = exported["pause_s"]
         self.separate.update(exported["separate"])
+        # Others hold on to the mapping.
+        shuffled = _with_older(exported["shuffled"], self.shuffled)
+        self.shuffled.clear()
+        self.shuffled.update(shuffled)
         self.costs.restore(exported)
 
 

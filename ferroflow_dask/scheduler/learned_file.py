@@ -36,7 +36,9 @@ MOST_NBYTES = 4_000_000
 #: Brackets, names of sections and line ends of a file, at most [B].
 _FRAME_NBYTES = 200
 #: Sections of a file with the share of the remaining bytes that each may take, in this order.
-_SECTIONS = {"separate": 0.2, "kinds_s": 0.5, "prefixes": 1.0}
+_SECTIONS = {"separate": 0.2, "shuffled": 0.2, "kinds_s": 0.5, "prefixes": 1.0}
+#: Sections by name.
+_NAMED = ("shuffled", "kinds_s", "prefixes")
 #: Larger values are no measurements: 30 years [s], 1 EiB [B].
 _MOST_S, _MOST_SIZE, _MOST_TASKS = 1e9, 2.0**60, 2**53
 #: Fields of the tasks of a prefix that have about one size, with the largest value of each.
@@ -50,7 +52,7 @@ _COUNTS = ("n_cold", "n_warm", "n_sized")
 
 #: As `Learned.exported` returns them.
 Numbers = dict[str, Any]
-EMPTY: Numbers = {"round_trip_s": None, "pause_s": None, "separate": [], "kinds_s": {}, "prefixes": {}}
+EMPTY: Numbers = {"round_trip_s": None, "pause_s": None, "separate": [], **{name: {} for name in _NAMED}}
 
 
 def check_place(path: Path | None) -> None:
@@ -81,9 +83,13 @@ def read_numbers(path: Path) -> Numbers:
     document = check_format(document, _FORMAT, _VERSION)
     prefixes = as_object(document.get("prefixes"), "prefixes")
     kinds_s = as_object(document.get("kinds_s"), "kinds_s")
+    shuffled = as_object(document.get("shuffled"), "shuffled")
     return {
         **{name: _seconds_if_any(document.get(name), name) for name in ("round_trip_s", "pause_s")},
         "separate": [as_text(one, "separate") for one in as_list(document.get("separate"), "separate")],
+        "shuffled": {
+            name: _within(one, _MOST_SIZE, f"the size of shuffle {name!r}") for name, one in shuffled.items()
+        },
         "kinds_s": {
             name: _within(one, _MOST_S, f"the duration of kind {name!r}") for name, one in kinds_s.items()
         },
@@ -165,7 +171,7 @@ def merged(older: Numbers, newer: Numbers) -> Numbers:
         "separate": sorted({*older["separate"], *newer["separate"]}),
         **{
             name: {key: one for key, one in older[name].items() if key not in newer[name]} | newer[name]
-            for name in ("kinds_s", "prefixes")
+            for name in _NAMED
         },
     }
 
@@ -200,7 +206,7 @@ class LearnedFile:
         # Another scheduler may learn these while this one does not use them: its numbers stay in the file.
         self._before = found | {
             name: {key: now[name][key] for key in found[name] if key in now[name] and key not in own[name]}
-            for name in ("kinds_s", "prefixes")
+            for name in _NAMED
         }
 
     def write(self, numbers: Numbers, *, is_last: bool = False) -> None:

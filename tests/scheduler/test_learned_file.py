@@ -63,10 +63,14 @@ def test_a_restored_model_expects_the_same_of_all_tasks(tasks: Any) -> None:
 
 def test_what_is_known_stays_and_counts_as_used_later() -> None:
     learned, file = taught("f", "g", seconds=1.0), taught("f", "h", seconds=5.0)
+    learned.record_shuffle("b", 1.0)
+    file.record_shuffle("b", 2.0)
+    file.record_shuffle("a", 3.0)
     learned.pause_s, file.pause_s, file.round_trip_s, file.separate = 1e-3, 2e-3, 3e-3, {"s"}
     learned.restore(file.exported())
     assert seconds_of(learned) == {"h": 5.0, "f": 1.0, "g": 1.0}
     assert [*learned.exported()["prefixes"]] == ["h", "f", "g"]
+    assert [*learned.shuffled.items()] == [("a", 3.0), ("b", 1.0)]
     assert (learned.pause_s, learned.round_trip_s, learned.separate) == (1e-3, 3e-3, {"s"})
 
 
@@ -92,6 +96,7 @@ def test_a_file_has_all_numbers(path: Path) -> None:
     learned = taught("f", "g\ud800\n")
     learned.costs.record(task("h", kind="MatMul 3×4"), 2.0, 8, "a")
     learned.pause_s, learned.round_trip_s, learned.separate = 1e-3, 2e-3, {"b", "a"}
+    learned.record_shuffle("s", 1e6)
     keep(path, learned)
     assert read_numbers(path) == learned.exported()
     assert json.loads(path.read_text())["version"] == 1
@@ -227,6 +232,7 @@ DAMAGED = {
     "[]": "format must be 'ferroflow learned numbers'",
     whole(version=2): "version must be 1, got 2",
     whole(pause_s=-1): "pause_s must be a finite number, at least 0, got -1",
+    whole(shuffled={"s": 1e300}): r"the size of shuffle 's' must be at most 1.15292e\+18, got 1e\+300",
     whole(separate=[3]): "separate must be a text, got 3",
     whole(kinds_s={"k": None}): "the duration of kind 'k' must be a finite number, at least 0, got None",
     whole(prefixes={"f": []}): "prefix 'f' must have means, got none",
