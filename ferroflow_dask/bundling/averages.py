@@ -24,7 +24,7 @@ def size_class(size_nbytes: float) -> int:
     return max(int(size_nbytes).bit_length(), SMALL_CLASS)
 
 
-class Sized(Protocol):
+class OfSize(Protocol):
     """Averages of tasks of about one size."""
 
     @property
@@ -32,7 +32,7 @@ class Sized(Protocol):
         """Mean size of the data [B]."""
 
 
-def nearest_size(by_size: Mapping[int, Sized], size_nbytes: float) -> tuple[int, float]:
+def nearest_size(by_size: Mapping[int, OfSize], size_nbytes: float) -> tuple[int, float]:
     """Return the class nearest to a size [B], and the ratio of the size to that of the class."""
     wanted = size_class(size_nbytes)
     nearest = min(by_size, key=lambda one: (abs(one - wanted), -one))
@@ -42,6 +42,15 @@ def nearest_size(by_size: Mapping[int, Sized], size_nbytes: float) -> tuple[int,
 def scaled_s(duration_s: float, scale: float) -> float:
     """Return the duration of a task that handles `scale` times the data [s]."""
     return duration_s * min(max(scale, 1 / _MOST_SCALED), _MOST_SCALED)
+
+
+def scaled_nbytes(nbytes: float, scale: float, size_nbytes: float) -> float:
+    """Return the size of the result of a task that handles `scale` times the data [B].
+
+    It is at most that of the data (`size_nbytes`), or as it was: some tasks make large results of any data,
+    and those of a chain of them would grow without limit.
+    """
+    return min(scale * nbytes, max(nbytes, size_nbytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +66,8 @@ class Averages:
     most_nbytes : float
         Size of the largest result of late [B].
     size_nbytes : float
-        Size of the data that a task handles: inputs and, if it is declared, the result [B].
+        Mean size of the data that a task handles: inputs and, if it is declared, the result [B]. Not used of
+        averages of all sizes.
     by_size : mapping of int to Averages
         Those of tasks of about one size, by `size_class`; empty if sizes are unknown.
     """
@@ -90,8 +100,8 @@ class Averages:
         # Of arrays, the declared size is known better than any that was learned of others.
         return Averages(
             scaled_s(one.duration_s, scale),
-            declared_nbytes or scale * one.nbytes,
-            declared_nbytes or scale * one.most_nbytes,
+            declared_nbytes or scaled_nbytes(one.nbytes, scale, size_nbytes),
+            declared_nbytes or scaled_nbytes(one.most_nbytes, scale, size_nbytes),
             size_nbytes,
         )
 
@@ -106,7 +116,7 @@ class Expected:
         Durations [s].
     nbytes, most_nbytes : list of float
         Sizes of results in the mean, and at most [B].
-    sizes : list of int
+    size_classes : list of int
         Classes of the data that tasks handle, by `size_class`.
     unknown : list of int
         Positions of the tasks of which nothing is known.
@@ -115,7 +125,7 @@ class Expected:
     costs_s: list[float]
     nbytes: list[float]
     most_nbytes: list[float]
-    sizes: list[int]
+    size_classes: list[int]
     unknown: list[int]
 
 
@@ -149,7 +159,7 @@ def expected(
     """
     found = Expected([], [], [], [], [])
     for i, (task, one) in enumerate(zip(tasks, learned, strict=True)):
-        cost_s, nbytes, most_nbytes, size = 0.0, 0.0, 0.0, SMALL_CLASS
+        cost_s, nbytes, most_nbytes, size_class_ = 0.0, 0.0, 0.0, SMALL_CLASS
         if isinstance(task, NO_WORK):
             if isinstance(task, Alias) and (target := next(iter(edges[i]), None)) is not None:
                 nbytes, most_nbytes = found.nbytes[target], found.most_nbytes[target]  # the same value
@@ -161,13 +171,13 @@ def expected(
             handled = declared + outside_nbytes[i]
             for j in edges[i]:
                 handled += found.nbytes[j]
-            size = max(int(handled).bit_length(), SMALL_CLASS)  # `size_class`, without the call
-            own = one.by_size.get(size, one)
+            size_class_ = max(int(handled).bit_length(), SMALL_CLASS)  # `size_class`, without the call
+            own = one.by_size.get(size_class_, one)
             if own is one and (one.by_size or declared):
                 own = one.of_size(handled, declared)
             cost_s, nbytes, most_nbytes = own.duration_s, own.nbytes, max(own.nbytes, own.most_nbytes)
         found.costs_s.append(cost_s)
         found.nbytes.append(nbytes)
         found.most_nbytes.append(most_nbytes)
-        found.sizes.append(size)
+        found.size_classes.append(size_class_)
     return found

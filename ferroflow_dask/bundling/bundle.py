@@ -33,8 +33,8 @@ class Bundle:
         Whether the tasks share objects when they run by themselves, too, as in a cluster in one process.
     turns : tuple of int, optional
         For each task: its position in the order of the graph.
-    sizes : mapping of Key to int, optional
-        For the tasks of the whole graph: classes of the data that they handle (`averages.size_class`).
+    size_classes : mapping of Key to int, optional
+        For each task: the class of the data that it handles (`averages.size_class`).
     """
 
     tasks: tuple[GraphNode, ...]
@@ -44,7 +44,7 @@ class Bundle:
     is_early: bool = False
     shares_objects: bool = False
     turns: tuple[int, ...] = ()
-    sizes: Mapping[Key, int] = field(default_factory=dict)
+    size_classes: Mapping[Key, int] = field(default_factory=dict)
 
     def returns_results(self, name: Key) -> bool:
         """Return whether the bundle returns `Results` if it runs under a key."""

@@ -1,4 +1,4 @@
-"""Declared sizes of the chunks of arrays, and what counts if a prefix has had chunks of other sizes."""
+"""Declared sizes of the chunks of arrays."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def bundle_graph(
     memory = GraphMemory(
         edges, of_tasks.most_nbytes, work.last, outside, sizes, sizes.keys() - holders.keys()
     )
-    shape = hash((shape_of(prefixes, of_tasks.sizes, edges, len(work.last)), cluster.threads))
+    shape = shape_of(prefixes, of_tasks.size_classes, edges, len(work.last), cluster.threads)
     fits, measured = _MemoryLimit(memory, cluster), (repeats or {}).get(shape)
     cut, prediction = best_cut(work, cluster, False, fits, measured, may_try=may_try)
     prediction = replace(prediction, shape=shape)
@@ -151,7 +151,6 @@ def bundle_graph(
     # The first bundle of each thread: the client can process their values while the others run.
     early = [name for name, bundle in bundles.items() if bundle.delivered][: cluster.n_threads]
     bundles |= {name: replace(bundles[name], is_early=True) for name in early}
-    classes = dict(zip(keys, of_tasks.sizes, strict=True))
     written: dict[Key, GraphNode] = {}
     rewritten: dict[Key, Bundle] = {}
     isolation, failed = Isolation(), set[Key]()
@@ -160,7 +159,12 @@ def bundle_graph(
             written[name] = bundle.tasks[0]
             continue
         turns = tuple([position[task.key] for task in bundle.tasks])
-        rewritten[name] = replace(bundle, shares_objects=shares_objects, turns=turns, sizes=classes)
+        rewritten[name] = replace(
+            bundle,
+            shares_objects=shares_objects,
+            turns=turns,
+            size_classes={keys[i]: of_tasks.size_classes[i] for i in turns},
+        )
         cost_s = sum([shares[task.key][1] for task in bundle.tasks])
         try:
             written[name] = written_task(name, rewritten[name], cost_s, isolation)
@@ -341,7 +345,7 @@ def written_task(name: Key, bundle: Bundle, cost_s: float, isolation: Isolation 
         bundle.delivered,
         returns_results=bundle.returns_results(name),
         is_early=bundle.is_early,
-        sizes=bundle.sizes,
+        size_classes=bundle.size_classes,
         isolation=isolation,
     )
     # Dask keeps tasks that produce data in its queue until workers have room for their results.

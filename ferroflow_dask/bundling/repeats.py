@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import NamedTuple
 
-#: Runs of a graph from which on measured durations count, and of which one in so many tries another cut.
-_ENOUGH, _ONE_IN = 3, 8
+#: Runs of a graph from which on measured durations count.
+_ENOUGH = 3
+#: One run in so many tries a cut that was never measured: the one after the first `_ENOUGH`, and so on.
+_ONE_IN = 8
 #: Weight of a new duration in a mean, at least.
 _WEIGHT = 0.2
 #: Shapes that are remembered.
@@ -15,7 +18,7 @@ _KEPT = 1_000
 
 
 class Mean(NamedTuple):
-    """The mean duration of some runs [s]."""
+    """The mean duration of some runs [s]; infinite if the only one could not be measured."""
 
     n: int
     mean_s: float
@@ -26,14 +29,19 @@ Measured = Mapping[str, Mean]
 
 
 def shape_of(
-    prefixes: Sequence[str], sizes: Sequence[int], edges: Sequence[Sequence[int]], n_wanted: int
+    prefixes: Sequence[str],
+    size_classes: Sequence[int],
+    edges: Sequence[Sequence[int]],
+    n_wanted: int,
+    threads: Sequence[int],
 ) -> int:
     """Return a number that repeated graphs share: those with the same numbers of tasks and edges.
 
-    Tasks are counted by prefix and size. Another process returns another number.
+    Tasks are counted by prefix and size class. A cluster with other threads, or another process, has another
+    number.
     """
-    tasks = Counter(zip(prefixes, sizes, strict=True))
-    return hash((frozenset(tasks.items()), sum(map(len, edges)), n_wanted))
+    tasks = Counter(zip(prefixes, size_classes, strict=True))
+    return hash((frozenset(tasks.items()), sum(map(len, edges)), n_wanted, tuple(threads)))
 
 
 def fastest(measured: Measured) -> str | None:
@@ -54,10 +62,22 @@ class Repeats:
     def __init__(self) -> None:
         self._by_shape: OrderedDict[int, Measured] = OrderedDict()
 
+    def __contains__(self, shape: int) -> bool:
+        """Return whether a graph of this shape was measured."""
+        return shape in self._by_shape
+
+    def started(self, shape: int, cut: str) -> None:
+        """Note that a measured graph runs with a cut: one that is tried counts as a run, measured or not."""
+        measured = self._by_shape.get(shape)
+        if measured is not None and cut not in measured:
+            self._by_shape[shape] = {**measured, cut: Mean(1, inf)}
+
     def record(self, shape: int, cut: str, seconds: float) -> None:
         """Learn the duration of a graph [s]."""
         measured = self._by_shape.get(shape, {})
         before = measured.get(cut, Mean(0, 0.0))
+        if before.mean_s == inf:
+            before = Mean(0, 0.0)
         weight = max(_WEIGHT, 1 / (before.n + 1))
         mean_s = before.mean_s + weight * (seconds - before.mean_s)
         # A new mapping: plans in other threads may read the one before.
@@ -65,10 +85,6 @@ class Repeats:
         self._by_shape.move_to_end(shape)
         if len(self._by_shape) > _KEPT:
             self._by_shape.popitem(last=False)
-
-    def clear(self) -> None:
-        """Forget all graphs."""
-        self._by_shape.clear()
 
     def known(self) -> dict[int, Measured]:
         """Return the measured durations by shape; may be called by any thread."""

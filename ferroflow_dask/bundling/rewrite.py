@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from dask._task_spec import GraphNode
@@ -28,7 +29,7 @@ from ferroflow_dask.bundling.ordering import needed_by, static_order
 from ferroflow_dask.bundling.plan import Plan, Premises, Until, known_of
 from ferroflow_dask.bundling.sample import sample_of
 from ferroflow_dask.bundling.sharing import Sharing, share
-from ferroflow_dask.bundling.small_shuffles import measured, with_small_shuffles
+from ferroflow_dask.bundling.small_shuffles import to_measure, with_small_shuffles
 from ferroflow_dask.bundling.snapshot import SentGraph, Snapshot, outside
 
 #: Smaller graphs run as they come [tasks].
@@ -117,7 +118,7 @@ def _sample(graph: SentGraph, snapshot: Snapshot) -> Plan | None:
     if has_p2p:
         tasks = shuffles.unfused(tasks)
         parts, sources = shuffles.parts_and_sources(tasks)
-    sized = [key for shuffle, data in sources.items() for key in measured(shuffle, data, snapshot)]
+    sized = [key for shuffle, data in sources.items() for key in to_measure(shuffle, data, snapshot)]
     missing = {key: task for key, task in tasks.items() if key not in snapshot.tasks}
     missing = needed_by(graph.wanted & missing.keys(), missing)
     not_now = {
@@ -185,13 +186,16 @@ def _bundled(graph: SentGraph, snapshot: Snapshot, token: str) -> Plan:
         bundles=bundled.bundles if bundled is not None else {},
         shuffled=shuffled,
         reasons={
-            key: ("plain tasks", f"a P2P shuffle of {format_bytes(int(nbytes))}")
-            for key, nbytes in shuffled.items()
+            key: ("plain tasks", f"a P2P shuffle of {_in_words(nbytes)}") for key, nbytes in shuffled.items()
         },
         kept_shuffles=kept,
         premises=premises,
         prediction=prediction,
     )
+
+
+def _in_words(nbytes: float) -> str:
+    return format_bytes(int(nbytes)) if nbytes < inf else "unknown size"
 
 
 def _missing(

@@ -27,6 +27,8 @@ TOPIC = "ferroflow-bundles"
 _given_up: dict[Key, None] = {}
 _KEPT = 10_000
 
+#: The class of a task whose size is unknown; all others are above (`averages.size_class`).
+UNKNOWN_CLASS = 0
 #: Graph nodes that compute nothing: data, and aliases of other keys.
 NO_WORK = (DataNode, Alias)
 
@@ -53,8 +55,8 @@ class ExecuteTasks:
     exports : tuple of int
         Numbers of the values that are returned; -1 for one that has left the bundle.
     stands_for : mapping of (str, int) to int
-        Number of tasks by task prefix and class of size, 0 if that is unknown. Durations are learned for
-        these and not for the bundle's prefix.
+        Number of tasks by task prefix and class of size. Durations are learned for these and not for the
+        bundle's prefix.
     cost_s : float
         Expected duration [s].
     delivered : mapping of int to Key, optional
@@ -183,7 +185,7 @@ def sequence_of(
     *,
     returns_results: bool = False,
     is_early: bool = False,
-    sizes: Mapping[Key, int] | None = None,
+    size_classes: Mapping[Key, int] | None = None,
     isolation: Isolation | None = None,
 ) -> ExecuteTasks:
     """Return a function that runs several tasks one after another.
@@ -202,7 +204,7 @@ def sequence_of(
         The tasks whose results are delivered under their own keys.
     returns_results, is_early : bool, optional
         As in `ExecuteTasks`.
-    sizes : mapping of Key to int, optional
+    size_classes : mapping of Key to int, optional
         As in `Bundle`.
     isolation : Isolation, optional
         Gives steps their own copies of what they may change; steps share all objects without it.
@@ -232,7 +234,7 @@ def sequence_of(
         tuple([task.key for task in tasks]),
         tuple(arguments.values()),
         tuple([-1 if key is None else number[key] for key in exports]),
-        _names(tasks, sizes or {}),
+        _names(tasks, size_classes or {}),
         cost_s,
         {number[key] - len(arguments): key for key in delivered},
         returns_results,
@@ -240,9 +242,14 @@ def sequence_of(
     )
 
 
-def _names(tasks: Sequence[GraphNode], sizes: Mapping[Key, int]) -> dict[tuple[str, int], int]:
-    steps = [(key_split(task.key), sizes.get(task.key, 0)) for task in tasks if not isinstance(task, NO_WORK)]
-    return dict(Counter(steps))
+def _names(tasks: Sequence[GraphNode], size_classes: Mapping[Key, int]) -> dict[tuple[str, int], int]:
+    return dict(
+        Counter(
+            (key_split(task.key), size_classes.get(task.key, UNKNOWN_CLASS))
+            for task in tasks
+            if not isinstance(task, NO_WORK)
+        )
+    )
 
 
 #: A function, its arguments, and which of them are results of which tasks.

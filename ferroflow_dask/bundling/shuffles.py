@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from dask._task_spec import Alias, GraphNode, List, Task, TaskRef
@@ -168,7 +169,9 @@ class PlainShuffles:
     kept: dict[Key, tuple[str, list[Key]]] = field(default_factory=dict)
 
 
-def with_plain_tasks(graph: Graph, nbytes_of: Callable[[list[Shuffle]], float | None]) -> PlainShuffles:
+def with_plain_tasks(
+    graph: Graph, nbytes_of: Callable[[list[Shuffle]], float | None], most_nbytes: float = inf
+) -> PlainShuffles:
     """Replace P2P shuffles by plain tasks.
 
     Parameters
@@ -178,6 +181,8 @@ def with_plain_tasks(graph: Graph, nbytes_of: Callable[[list[Shuffle]], float | 
     nbytes_of : callable
         Returns the size of the data of a shuffle [B], None if it stays; of both together if they are the
         sides of a join.
+    most_nbytes : float, optional
+        More data, and more than expected, are reported [B].
     """
     found = PlainShuffles(dict(graph))
     for group in _groups(graph):
@@ -189,7 +194,7 @@ def with_plain_tasks(graph: Graph, nbytes_of: Callable[[list[Shuffle]], float | 
         for shuffle in group:
             for old in (shuffle.barrier, *shuffle.transfers):
                 del found.tasks[old.key]
-            for new, old in _gathering(shuffle, _DOUBT * nbytes):
+            for new, old in _gathering(shuffle, max(nbytes, min(_DOUBT * nbytes, most_nbytes))):
                 found.tasks[new.key] = new
                 found.origins[new.key] = old.key
         found.tasks.update({key: _unpacking(task, by_id) for key, task in unpacks.items()})
@@ -258,7 +263,7 @@ def _gather_key(spec: Any) -> str:
 def _gathering(shuffle: Shuffle, most_nbytes: float) -> Iterator[tuple[Task, Task]]:
     """Yield the tasks that gather the pieces of all inputs, each with the P2P task in its place.
 
-    They report more data than `most_nbytes` [B].
+    They report the size of the data if it exceeds `most_nbytes` [B].
     """
     spec = shuffle.barrier.spec
     gather = _gather_key(spec)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from math import inf
 
+from dask._task_spec import DataNode, GraphNode, Task
 from dask.typing import Key
 from dask.utils import key_split
 
 from ferroflow_dask.bundling import shuffles
 from ferroflow_dask.bundling.cut import MEMORY_SHARE
+from ferroflow_dask.bundling.library import is_library
 from ferroflow_dask.bundling.snapshot import SentGraph, Snapshot
 from ferroflow_dask.cluster_profile import ClusterProfile
 
@@ -28,17 +31,17 @@ def with_small_shuffles(graph: SentGraph, snapshot: Snapshot) -> shuffles.PlainS
 
     def nbytes_of(group: list[shuffles.Shuffle]) -> float | None:
         outputs = {task.key for shuffle in group for task in shuffle.unpacks}
-        nbytes = sum(_nbytes(shuffle.sources(plain), shuffle.id, snapshot) for shuffle in group)
+        nbytes = sum(_nbytes(shuffle.sources(plain), shuffle.id, snapshot, plain) for shuffle in group)
         parts = {task.key for shuffle in group for task in (shuffle.barrier, *shuffle.transfers)}
         if not parts.isdisjoint(snapshot.tasks) or not parts.isdisjoint(graph.wanted):
             return None  # the scheduler has them as P2P tasks, or the client wants one
         is_plain = not outputs.isdisjoint(snapshot.tasks) or snapshot.holds_some(outputs)
         return nbytes if nbytes <= most or is_plain else None
 
-    return shuffles.with_plain_tasks(plain, nbytes_of)
+    return shuffles.with_plain_tasks(plain, nbytes_of, most)
 
 
-def measured(shuffle: str, sources: Sequence[Key], snapshot: Snapshot) -> Iterable[Key]:
+def to_measure(shuffle: str, sources: Sequence[Key], snapshot: Snapshot) -> Iterable[Key]:
     """Return the data of a shuffle from which its size is estimated; none if that is known, or surely large.
 
     A prefix may stand for data of many sizes, so learned sizes do not show that a shuffle is small.
@@ -57,10 +60,44 @@ def _most_nbytes(cluster: ClusterProfile) -> float:
     return min(_MOST_SHUFFLED, _MOST_SHUFFLED_S * cluster.bandwidth, memory)
 
 
-def _nbytes(sources: Sequence[Key], shuffle: str, snapshot: Snapshot) -> float:
+def _nbytes(sources: Sequence[Key], shuffle: str, snapshot: Snapshot, graph: shuffles.Graph) -> float:
     """Return the size of data [B] by those which exist, or as it was before; infinite if neither is known."""
     tasks = snapshot.tasks
     found = [tasks[key].nbytes for key in sources if key in tasks and tasks[key].nbytes >= 0]
     if found:
         return sum(found) + (len(sources) - len(found)) * max(found)
-    return snapshot.shuffled.get(shuffle, inf)
+    nbytes = snapshot.shuffled.get(shuffle, inf)
+    return nbytes if nbytes < inf and _is_identified(sources, graph) else inf
+
+
+def _is_identified(sources: Sequence[Key], graph: shuffles.Graph) -> bool:
+    """Return whether equal identifiers mean equal data.
+
+    Dask's readers and random numbers have checksums of files, and seeds, in their keys. A function of a user
+    may read a file that has grown.
+    """
+    reached, stack = set(sources), list(sources)
+    while stack:
+        task = graph.get(stack.pop())
+        if task is None:
+            continue
+        if not task.dependencies and not _reads_by_library(task):
+            return False
+        new = task.dependencies - reached
+        reached |= new
+        stack += new
+    return True
+
+
+def _reads_by_library(task: GraphNode) -> bool:
+    if isinstance(task, DataNode):
+        return True
+    parts = task.args[0].values() if isinstance(task, Task) and task.has_subgraph() else (task,)
+    return all(isinstance(part, DataNode) or part.dependencies or _is_library_call(part) for part in parts)
+
+
+def _is_library_call(task: GraphNode) -> bool:
+    function = task.func if isinstance(task, Task) else None
+    while isinstance(function, partial):
+        function = function.func
+    return is_library(function)

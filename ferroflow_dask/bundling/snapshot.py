@@ -41,7 +41,7 @@ class SentGraph:
     sampled : frozenset of Key, optional
         The tasks that ran in a sample; then there is no other one.
     is_urgent : bool, optional
-        Whether its priority is above that of most graphs: then nothing is tried.
+        Whether it has a priority: then nothing is tried.
     """
 
     tasks: Mapping[Key, GraphNode]

@@ -9,7 +9,7 @@ to the scheduler: it outlives the extension that has learned it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from statistics import fmean
@@ -19,9 +19,10 @@ from weakref import WeakKeyDictionary
 from dask.typing import Key
 
 from ferroflow_dask.annotations import KIND_ANNOTATION
-from ferroflow_dask.bundling.averages import SMALL_CLASS, Averages, nearest_size, scaled_s, size_class
+from ferroflow_dask.bundling import averages
+from ferroflow_dask.bundling.averages import SMALL_CLASS, Averages, nearest_size, scaled_nbytes, scaled_s
 from ferroflow_dask.bundling.repeats import Repeats
-from ferroflow_dask.bundling.sequence import bundle_in
+from ferroflow_dask.bundling.sequence import UNKNOWN_CLASS, bundle_in
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
@@ -41,6 +42,8 @@ _NOTHING_S = 1e-3
 _KEPT = 10_000
 #: Workers that are remembered for a prefix; the tasks of others do not count.
 _MOST_WORKERS = 100
+#: Sizes from this one on are none [B].
+_MOST_NBYTES = 2.0**60
 #: Bound on the ratio of a bundle's measured to its expected duration.
 _MOST = 10.0
 #: Tasks that a restored duration counts for, at most: if the machine is another one, it is soon forgotten.
@@ -48,7 +51,7 @@ _RESTORED = 2
 
 
 @dataclass(slots=True)
-class _Sized:
+class _Means:
     """Means over the finished tasks of a prefix that handle about as much data."""
 
     #: Inputs and declared results [B].
@@ -64,7 +67,7 @@ class _Sized:
     n_sized: int = 1
 
 
-_FIELDS = tuple(one.name for one in fields(_Sized))
+_FIELDS = tuple(one.name for one in fields(_Means))
 _values = attrgetter(*_FIELDS)
 
 
@@ -73,9 +76,9 @@ class _Prefix:
     """The tasks of a prefix that have finished."""
 
     #: By the class of the size.
-    by_size: dict[int, _Sized] = field(default_factory=dict)
+    by_size: dict[int, _Means]
     #: Workers that have run a task.
-    workers: set[str] = field(default_factory=set)
+    workers: set[str]
 
 
 class CostModel:
@@ -84,13 +87,20 @@ class CostModel:
     def __init__(self) -> None:
         self._kinds_s: OrderedDict[str, float] = OrderedDict()
         self._prefixes: OrderedDict[str, _Prefix] = OrderedDict()
-        # Of tasks that have not ended.
+        # Declared sizes of results, and planned classes of sizes, of tasks that have not ended.
         self._declared: dict[Key, float] = {}
+        self._planned: dict[Key, int] = {}
 
     def declare(self, nbytes: Mapping[Key, float]) -> None:
         """Note the declared sizes of the results of a graph [B]; may be called by any thread."""
         is_full = len(self._declared) > _KEPT
         self._declared = {**nbytes} if is_full else {**self._declared, **nbytes}
+
+    def expect(self, size_classes: Mapping[Key, int]) -> None:
+        """Note the classes of tasks that read bundles: the sizes of these are no sizes of inputs."""
+        if len(self._planned) > _KEPT:
+            self._planned.clear()
+        self._planned.update(size_classes)
 
     def record_on_device(self, kind: str, seconds: float) -> None:
         """Learn the duration of a task of a kind on a device [s]."""
@@ -107,36 +117,46 @@ class CostModel:
         if bundle is not None:
             self._record_bundle(bundle.stands_for, seconds)
             return
-        name = ts.prefix.name
+        name, size = ts.prefix.name, self._declared.pop(ts.key, 0.0)
+        size_class = self._planned.pop(ts.key, None)
+        if size_class is None:
+            for dependency in ts.dependencies:
+                size += dependency.nbytes
+            if not 0 <= size < _MOST_NBYTES:  # Dask has -1 for unknown sizes, and NaN of a wrong `sizeof`
+                size = 0.0
+            size_class = max(int(size).bit_length(), SMALL_CLASS)  # `averages.size_class`, without the call
+        else:
+            size = 2.0 ** (size_class - 1)
+        if not 0 <= nbytes < _MOST_NBYTES:
+            nbytes = 0
         known = self._prefixes.get(name)
         if known is None:
-            known = self._prefixes[name] = _Prefix()
+            first = _Means(size, seconds, nbytes, nbytes, n_cold=1, n_warm=0)
+            self._prefixes[name] = _Prefix({size_class: first}, {worker})
             _keep(self._prefixes, name)
         else:
             self._prefixes.move_to_end(name)
-        # The first task of a prefix on a worker often takes longer, for imports and caches.
-        is_cold = worker not in known.workers
-        if is_cold and len(known.workers) < _MOST_WORKERS:
-            known.workers.add(worker)
-        size = self._declared.pop(ts.key, 0.0)
-        for dependency in ts.dependencies:
-            size += dependency.nbytes
-        place = max(int(size).bit_length(), SMALL_CLASS)  # `size_class`, without the call
-        one = known.by_size.get(place)
-        if one is None:
-            known.by_size[place] = _Sized(size, seconds, nbytes, nbytes, int(is_cold), int(not is_cold))
-        else:
-            one.n_sized += 1
-            weight = max(_WEIGHT, 1 / one.n_sized)
-            one.size_nbytes += weight * (size - one.size_nbytes)
-            one.mean_nbytes += weight * (nbytes - one.mean_nbytes)
-            one.most_nbytes = max(float(nbytes), _SHRINKING * one.most_nbytes)
-            if not is_cold:
-                one.n_warm += 1
-                one.mean_s += max(_WEIGHT, 1 / one.n_warm) * (seconds - one.mean_s)
-            elif not one.n_warm:
-                one.n_cold += 1
-                one.mean_s += (seconds - one.mean_s) / one.n_cold
+            # The first task of a prefix on a worker often takes longer, for imports and caches.
+            is_cold = worker not in known.workers
+            if is_cold and len(known.workers) < _MOST_WORKERS:
+                known.workers.add(worker)
+            one = known.by_size.get(size_class)
+            if one is None:
+                known.by_size[size_class] = _Means(
+                    size, seconds, nbytes, nbytes, int(is_cold), int(not is_cold)
+                )
+            else:
+                one.n_sized += 1
+                weight = max(_WEIGHT, 1 / one.n_sized)
+                one.size_nbytes += weight * (size - one.size_nbytes)
+                one.mean_nbytes += weight * (nbytes - one.mean_nbytes)
+                one.most_nbytes = max(float(nbytes), _SHRINKING * one.most_nbytes)
+                if not is_cold:
+                    one.n_warm += 1
+                    one.mean_s += max(_WEIGHT, 1 / one.n_warm) * (seconds - one.mean_s)
+                elif not one.n_warm:
+                    one.n_cold += 1
+                    one.mean_s += (seconds - one.mean_s) / one.n_cold
         if ts.annotations and (kind := _kind(ts)) is not None:
             self._record_kind(kind, seconds)
 
@@ -151,8 +171,8 @@ class CostModel:
     def _record_bundle(self, steps: Mapping[tuple[str, int], int], seconds: float) -> None:
         # The difference to the expected duration is shared by all steps of the bundle.
         known = [
-            (_of_size(self._prefixes[name].by_size, place), n)
-            for (name, place), n in steps.items()
+            (_of_class(self._prefixes[name].by_size, size_class), n)
+            for (name, size_class), n in steps.items()
             if name in self._prefixes
         ]
         expected_s = sum(n * one.mean_s for one, n in known)
@@ -167,13 +187,13 @@ class CostModel:
 
     def means(self) -> dict[str, tuple[float, float]]:
         """Return the mean duration [s] and the mean result size [B] of each prefix."""
-        found = {name: _averages(list(one.by_size.items())) for name, one in self._prefixes.items()}
+        found = {name: _averages(one) for name, one in self._prefixes.items()}
         return {name: (one.duration_s, one.nbytes) for name, one in found.items()}
 
     def of_prefix(self, name: str) -> Averages | None:
         """Return what was learned of a prefix; None if no task of it has finished. Any thread may call it."""
         known = self._prefixes.get(name)
-        return None if known is None else _averages(list(known.by_size.items()))
+        return None if known is None else _averages(known)
 
     def of_kind(self, ts: TaskState) -> float | None:
         """Return the duration of tasks of the same kind [s]; None if none has run."""
@@ -191,6 +211,8 @@ class CostModel:
         size = self._declared.get(ts.key, 0.0)
         for dependency in ts.dependencies:
             size += dependency.nbytes
+        if not 0 <= size < _MOST_NBYTES:
+            size = 0.0
         exact = known.by_size.get(max(int(size).bit_length(), SMALL_CLASS))
         return (exact or known.by_size[nearest_size(known.by_size, size)[0]]).mean_nbytes
 
@@ -212,40 +234,40 @@ class CostModel:
         self._kinds_s = _with_older(exported["kinds_s"], self._kinds_s)
         restored = {}
         for name, sizes in exported["prefixes"].items():
-            means = [_Sized(**one) for one in sizes]
+            means = [_Means(**one) for one in sizes]
             for one in means:
                 one.n_cold, one.n_warm = min(one.n_cold, _RESTORED), min(one.n_warm, _RESTORED)
-            restored[name] = _Prefix({size_class(one.size_nbytes): one for one in means})
+            restored[name] = _Prefix({averages.size_class(one.size_nbytes): one for one in means}, set())
         self._prefixes = _with_older(restored, self._prefixes)
 
 
-def _of_size(by_size: dict[int, _Sized], place: int) -> _Sized:
-    """Return the means for a class of sizes; an unknown class starts like the nearest one."""
-    one = by_size.get(place)
+def _of_class(by_size: dict[int, _Means], size_class: int) -> _Means:
+    """Return the means for a class of sizes; a class without any starts like the nearest one."""
+    one = by_size.get(size_class)
     if one is not None:
         return one
-    if not place:
+    if size_class == UNKNOWN_CLASS:
         return max(by_size.values(), key=lambda each: each.n_sized)
-    size = 2.0 ** (place - 1)
+    size = 2.0 ** (size_class - 1)
     nearest, scale = nearest_size(by_size, size)
     like = by_size[nearest]
-    nbytes = scale * like.mean_nbytes
-    one = by_size[place] = _Sized(size, scaled_s(like.mean_s, scale), nbytes, nbytes, 0, 0, 0)
+    nbytes = scaled_nbytes(like.mean_nbytes, scale, size)
+    one = by_size[size_class] = _Means(size, scaled_s(like.mean_s, scale), nbytes, nbytes, 0, 0, 0)
     return one
 
 
-def _averages(by_size: Sequence[tuple[int, _Sized]]) -> Averages:
+def _averages(known: _Prefix) -> Averages:
     """Return the means of all tasks of a prefix, and of those of each size."""
+    by_size = list(known.by_size.items())  # a copy: the scheduler may add a class meanwhile
     means = [one for _, one in by_size]
     weights = [max(one.n_sized, 1) for one in means]
     return Averages(
         fmean([one.mean_s for one in means], weights),
         fmean([one.mean_nbytes for one in means], weights),
         max(one.most_nbytes for one in means),
-        max(one.size_nbytes for one in means),
-        {
-            place: Averages(one.mean_s, one.mean_nbytes, one.most_nbytes, one.size_nbytes)
-            for place, one in by_size
+        by_size={
+            size_class: Averages(one.mean_s, one.mean_nbytes, one.most_nbytes, one.size_nbytes)
+            for size_class, one in by_size
         },
     )
 

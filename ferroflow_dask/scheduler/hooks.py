@@ -80,3 +80,9 @@ class Hooks:
         self.may_drop: tuple[Callable[[Key, str], bool], ...] = of("may_drop")
         self.arrives_with: tuple[Callable[[TaskState], Collection[Key]], ...] = of("arrives_with")
         self.brings: tuple[Callable[[WorkerState, Key], bool], ...] = of("brings")
+
+    def task_changed(self, key: Key, start: str, finish: str) -> None:
+        """Report the transition of a task to the features that watch it."""
+        for watched, by_key, changed in self.watches:
+            if watched and (not by_key or key in watched):
+                changed(key, start, finish)

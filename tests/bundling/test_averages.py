@@ -38,6 +38,13 @@ def test_durations_are_scaled_by_eight_at_most() -> None:
     assert BOTH.of_size(0.0).duration_s == _SMALL.duration_s / 8
 
 
+def test_results_larger_than_their_inputs_do_not_grow_with_them() -> None:
+    source = Averages(0.1, by_size={15: Averages(0.1, 2.0**20, 2.0**20, 0.0)})
+    found = source.of_size(2.0**20)
+    assert (found.nbytes, found.most_nbytes) == (2**20, 2**20)
+    assert source.of_size(2.0**22).nbytes == 2**22  # it may hand its inputs on
+
+
 def test_sizes_that_are_declared_are_not_scaled() -> None:
     found = BOTH.of_size(2.0**23, 1000.0)
     assert (found.nbytes, found.most_nbytes) == (1000, 1000)
@@ -75,5 +82,5 @@ def test_sizes_are_followed_through_a_graph() -> None:
     assert found.costs_s == [0, 0.2, 0, 0.3, 0.5, 0.01]
     assert found.nbytes == [0, 2**20, 2**20, 2**19, 0, 8]
     assert found.most_nbytes == [0, 2**21, 2**21, 2**19, 0, 16]
-    assert found.sizes == [15, 15, 15, 22, 15, 21]
+    assert found.size_classes == [15, 15, 15, 22, 15, 21]
     assert found.unknown == [4]

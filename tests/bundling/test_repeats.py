@@ -67,15 +67,16 @@ def test_a_cut_that_does_not_fit_any_more_is_not_chosen() -> None:
 
 
 def test_graphs_of_other_tasks_sizes_edges_or_results_have_other_shapes() -> None:
-    same = shape_of(["a", "b", "b"], [15, 15, 20], [[], [0], [0]], 2)
-    assert same == shape_of(["b", "a", "b"], [20, 15, 15], [[], [], [0, 1]], 2)
+    same = shape_of(["a", "b", "b"], [15, 15, 20], [[], [0], [0]], 2, [1])
+    assert same == shape_of(["b", "a", "b"], [20, 15, 15], [[], [], [0, 1]], 2, [1])
     others = {
-        shape_of(["a", "b", "c"], [15, 15, 20], [[], [0], [0]], 2),
-        shape_of(["a", "b", "b"], [15, 16, 20], [[], [0], [0]], 2),
-        shape_of(["a", "b", "b"], [15, 15, 20], [[], [0], [0, 1]], 2),
-        shape_of(["a", "b", "b"], [15, 15, 20], [[], [0], [0]], 1),
+        shape_of(["a", "b", "c"], [15, 15, 20], [[], [0], [0]], 2, [1]),
+        shape_of(["a", "b", "b"], [15, 16, 20], [[], [0], [0]], 2, [1]),
+        shape_of(["a", "b", "b"], [15, 15, 20], [[], [0], [0, 1]], 2, [1]),
+        shape_of(["a", "b", "b"], [15, 15, 20], [[], [0], [0]], 1, [1]),
+        shape_of(["a", "b", "b"], [15, 15, 20], [[], [0], [0]], 2, [1, 1]),
     }
-    assert len(others | {same}) == 5
+    assert len(others | {same}) == 6
 
 
 def test_means_follow_later_runs_and_old_shapes_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,6 +96,22 @@ def test_means_follow_later_runs_and_old_shapes_are_forgotten(monkeypatch: pytes
     for shape in (2, 1, 3):
         repeats.record(shape, "levels", 1.0)
     assert repeats.known().keys() == {1, 3}
+
+
+def test_a_run_that_tries_a_cut_counts_though_it_could_not_be_measured() -> None:
+    repeats = Repeats()
+    repeats.started(1, "levels")
+    assert 1 not in repeats  # nothing is known of the graph
+    for _ in range(3):
+        repeats.record(1, PREDICTED, 0.5)
+    assert tries(repeats.known()[1])
+    repeats.started(1, PREDICTED)
+    assert tries(repeats.known()[1])
+    repeats.started(1, OTHER)
+    assert not tries(repeats.known()[1])
+    assert fastest(repeats.known()[1]) == PREDICTED
+    repeats.record(1, OTHER, 0.4)  # it was, after all
+    assert repeats.known()[1][OTHER] == (1, 0.4)
 
 
 def test_too_few_runs_choose_nothing() -> None:

@@ -158,6 +158,31 @@ def test_a_bundle_of_a_size_that_was_never_measured_is_learned_from() -> None:
     assert of_sizes(costs, reads) == (0.5, 8)
 
 
+def test_the_planned_class_counts_for_a_task_that_reads_a_bundle() -> None:
+    costs, reader = CostModel(), task(reads=(2**28,))
+    costs.expect({reader.key: size_class(2**20), "another": 15})
+    costs.record(reader, 0.1, 8, "a")
+    found = costs.of_prefix("f")
+    assert found is not None
+    assert found.by_size.keys() == {size_class(2**20)}
+    costs.record(reader, 0.1, 8, "a")  # once only
+    found = costs.of_prefix("f")
+    assert found is not None
+    assert found.by_size.keys() == {size_class(2**20), size_class(2**28)}
+
+
+@pytest.mark.parametrize("odd", [-1, float("nan"), float("inf")])
+def test_sizes_that_are_none_count_as_zero(odd: Any) -> None:
+    costs = CostModel()
+    costs.record(task(reads=(odd,)), 0.1, odd, "a")
+    found = costs.of_prefix("f")
+    assert found is not None
+    assert (found.nbytes, found.most_nbytes) == (0, 0)
+    assert found.by_size.keys() == {size_class(0)}
+    costs.record(task(reads=LARGE), 0.1, 8, "a")
+    assert costs.nbytes(task(reads=(odd,))) == 0
+
+
 def test_known_averages_stay_as_they_were_found() -> None:
     costs = learned(0.1, 0.1)
     known = Known(costs, {"apart"})

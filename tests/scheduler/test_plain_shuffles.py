@@ -245,6 +245,40 @@ def test_the_sizes_of_shuffles_behind_others_are_known_to_the_next_run(make: Cal
     on_cluster_with_stock_first([make()], test)
 
 
+def rows(n: int) -> Any:
+    return pd.DataFrame({"name": [*"abcd"] * n, "value": np.arange(4.0 * n)})
+
+
+@pytest.mark.cluster
+def test_sizes_of_data_that_a_function_of_the_user_makes_are_not_trusted_to_stay() -> None:
+    collection = dd.from_map(rows, [5, 6, 7], meta=rows(1)).shuffle("name").shuffle("value")
+
+    async def test(on: Bundling, expected: list[Any]) -> None:
+        for _ in range(2):
+            on.forget_seen()
+            await assert_yield(on, [collection], expected)
+            await on.is_empty()
+        assert len(barriers(on)) == 1  # the data of the other one are measured
+
+    on_cluster_with_stock_first([collection], test)
+
+
+@pytest.mark.cluster
+def test_a_shuffle_that_has_ended_is_not_followed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(small_shuffles, "_MOST_SHUFFLED", 0)
+
+    async def test(on: Bundling, expected: list[Any]) -> None:
+        (feature,) = (one for one in on.stealing.features if one.name == "plain_shuffles")
+        held = []
+        for _ in range(2):
+            held.append(on.client.persist(shuffled()))
+            assert_same(await on.client.compute(held[-1]), expected[0])
+            assert not feature.pending()
+        held.clear()
+
+    on_cluster_with_stock_first([shuffled()], test)
+
+
 @pytest.mark.cluster
 def test_data_of_far_more_than_the_known_size_are_reported_and_shuffled_by_p2p_the_next_time(
     monkeypatch: pytest.MonkeyPatch,

@@ -6,12 +6,15 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import dask
 import pytest
 from distributed import Client, Event, LocalCluster, wait
 
 from ferroflow_dask.bundling.repeats import Repeats
+from ferroflow_dask.bundling.rewrite import rewrite
 from ferroflow_dask.scheduler import install
 from ferroflow_dask.scheduler.extension import FerroflowStealing, extension_on
+from ferroflow_dask.scheduler.graphs import arrivals
 
 N, EACH_S = 100, 0.02
 
@@ -19,7 +22,7 @@ N, EACH_S = 100, 0.02
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
     with (
-        LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0") as cluster,
         Client(cluster) as client,
     ):
         install(client)
@@ -63,7 +66,7 @@ def test_a_graph_of_known_durations_takes_as_long_as_predicted(client: Client) -
 def no_repeats(client: Client) -> Repeats:
     """Return the durations by cut, after all are forgotten."""
     repeats = extension(client).core.learned.repeats
-    repeats.clear()
+    repeats._by_shape.clear()
     return repeats
 
 
@@ -74,6 +77,44 @@ def test_a_repeated_graph_is_measured_by_its_cut(client: Client) -> None:
         (measured,) = repeats.known().values()
         assert sum(one.n for one in measured.values()) == n
         assert all(0.5 * N * EACH_S / 2 < one.mean_s < 10 * N * EACH_S for one in measured.values())
+
+
+def test_graphs_whose_results_are_delivered_are_measured(client: Client) -> None:
+    (feature,) = (one for one in extension(client).features if one.name == "predictions")
+    repeats = no_repeats(client)
+    for _ in range(3):
+        futures = client.map(time.sleep, [0.002] * 400, pure=False)
+        wait(futures)
+    bundles = extension(client).graphs.bundles
+    assert any(len(bundles.get(key).tasks) > 1 for key in bundles.keys())  # noqa: SIM118 -- no mapping
+    deadline = time.monotonic() + 20
+    while feature.pending() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not feature.pending()
+    assert sum(one.n for by_cut in repeats.known().values() for one in by_cut.values()) >= 3
+    del futures
+
+
+def test_graphs_with_a_priority_try_no_cut(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+
+    def noted(graph: Any, *arguments: Any) -> Any:
+        seen.append(graph.is_urgent)
+        return rewrite(graph, *arguments)
+
+    monkeypatch.setattr(arrivals, "rewrite", noted)
+    calls = [dask.delayed(time.sleep)(1e-3 * i) for i in range(12)]
+    wait(client.compute(calls, priority=5))
+    wait(client.map(time.sleep, [1e-3] * 12, pure=False, priority=5))
+    with dask.annotate(priority=5):
+        annotated = [dask.delayed(time.sleep)(1e-3 * i) for i in range(12, 24)]
+    wait(client.compute(annotated))
+    assert len(seen) >= 3
+    assert all(seen)
+    seen.clear()
+    wait(client.map(time.sleep, [1e-3] * 12, pure=False))
+    assert seen
+    assert not any(seen)
 
 
 def test_the_measured_durations_choose_the_cut(client: Client) -> None:

@@ -14,6 +14,9 @@ from ferroflow_dask.scheduler.core import Core
 from ferroflow_dask.scheduler.features.base import Feature
 from ferroflow_dask.scheduler.hooks import Watch
 
+#: States of outputs whose shuffle does not run again.
+_ENDED = frozenset({"memory", "erred"})
+
 
 class PlainShuffles(Feature):
     """Switch of a step of `rewrite`; learns the sizes of the shuffles that stay P2P."""
@@ -45,7 +48,10 @@ class PlainShuffles(Feature):
         plan = self.core.parts().graphs.planned()
         if plan is not None:
             tasks = self.core.scheduler.tasks
-            self._barriers |= {key: one for key, one in plan.kept_shuffles.items() if key in tasks}
+            for key, shuffle in plan.kept_shuffles.items():
+                ts = tasks.get(key)
+                if ts is not None and any(one.state not in _ENDED for one in ts.dependents):
+                    self._barriers[key] = shuffle
 
     def _changed(self, key: Key, _: str, finish: str) -> None:
         if finish not in ("memory", "erred", "forgotten"):

@@ -89,6 +89,7 @@ class Predictions(Feature):
         plan = self.core.parts().graphs.planned()
         if plan is None or plan.prediction is None:
             return
+        self.core.learned.repeats.started(plan.prediction.shape, plan.prediction.cut)
         scheduler, wanted = self._scheduler, plan.graph.wanted
         known = ((key, scheduler.tasks.get(key)) for key in wanted)
         missing = {key for key, ts in known if ts is not None and ts.state not in _HAS_RUN}
@@ -109,8 +110,10 @@ class Predictions(Feature):
 
     def _ended(self, run: _Run) -> None:
         taken_s, predicted_s = self.core.clock() - run.start_s, run.prediction.makespan_s
+        repeats, shape = self.core.learned.repeats, run.prediction.shape
+        if taken_s >= _SHORTEST_S or shape in repeats:
+            repeats.record(shape, run.prediction.cut, taken_s)
         if taken_s >= _SHORTEST_S:
-            self.core.learned.repeats.record(run.prediction.shape, run.prediction.cut, taken_s)
             self._counts[_CLASSES[bisect(_BOUNDS, predicted_s / taken_s)]] += 1
         n, predicted, taken = run.prediction.n_tasks, format_time(predicted_s), format_time(taken_s)
         reason = f"{predicted} in {n} tasks ({run.prediction.cut}); its graph took {taken}"

@@ -50,8 +50,8 @@ class Knowledge:
         Names of the features that are on.
     repeats : callable
         Returns the measured durations of graphs by shape and cut.
-    shuffled : callable
-        Returns the sizes of the data of shuffles by their identifiers [B].
+    shuffled : mapping of str to float
+        Sizes of the data of shuffles by their identifiers [B]; it changes.
     """
 
     cluster: Callable[[], ClusterProfile]
@@ -61,7 +61,7 @@ class Knowledge:
     declare: Callable[[Mapping[Key, float]], None]
     on: Set[str]
     repeats: Callable[[], Mapping[int, Measured]]
-    shuffled: Callable[[], Mapping[str, float]]
+    shuffled: Mapping[str, float]
 
 
 class Snapshots:
@@ -86,7 +86,7 @@ class Snapshots:
         learned = self._knowledge.learned()
         features = FEATURES & self._knowledge.on if learned is not None else frozenset[str]()
         found = self._of(keys_read(graph), {} if learned is None else learned, features)
-        return replace(found, repeats=self._knowledge.repeats(), shuffled=self._knowledge.shuffled())
+        return replace(found, repeats=self._knowledge.repeats(), shuffled=self._knowledge.shuffled)
 
     def for_check(self, plan: Plan) -> Snapshot:
         """Return the facts that a plan relies on."""
@@ -118,9 +118,9 @@ class Snapshots:
         )
 
 
-#: Of bundles with equal priorities those of the earlier graph come first, if no more graphs than this are
-#: between them; by so small a part of a place that nothing else changes.
-_TURNS, _TURN = 1024, 2.0**-26
+#: Of bundles with equal priorities, those of the earlier graph come first: each graph adds one step more to
+#: the places of its bundles, after so many graphs none again. All steps are less than a millionth of a place.
+_STEP, _N_STEPS = 2.0**-30, 1024
 _n_arrived = count()
 
 
@@ -136,7 +136,7 @@ class Arrival:
         self.plan = plan
         # Of tasks with equal priorities, a worker of Dask's starts the one first that it was sent last. Among
         # bundles that would put all of a later graph first, where single tasks alternate.
-        later = _TURN * (next(_n_arrived) % _TURNS)
+        later = _STEP * (next(_n_arrived) % _N_STEPS)
         #: Position of each task in the order by which Dask prefers them.
         self.order = {key: place + later * (key in plan.bundles) for key, place in plan.order.items()}
 
@@ -164,8 +164,6 @@ def sent_graph(
     keys: Collection[Key],
     priorities: Mapping[Key, int] | None,
     declare: Callable[[Mapping[Key, float]], None],
-    *,
-    is_urgent: bool = False,
 ) -> SentGraph:
     """Materialize a graph; `declare` as in `Knowledge`."""
     tasks = _distributed_graphs.materialized(expr, keys)
@@ -176,4 +174,5 @@ def sent_graph(
         declare(declared)
     except FAILURES:  # those that were learned count
         logger.warning("ferroflow: the sizes of arrays are unknown", exc_info=True)
+    is_urgent = any(annotations.get("priority", {}).values())
     return SentGraph(tasks, frozenset(keys), annotations, priorities, declared, is_urgent=is_urgent)

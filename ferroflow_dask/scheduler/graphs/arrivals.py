@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -131,11 +132,9 @@ class GraphArrivals:
                     # Two threads that materialize expressions can wait for each other for ever: up to 3.11
                     # Python locks each cached property. Dask's offload pool has one thread for all clients.
                     priorities, declare = options.get("internal_priority"), self._knowledge.declare
-                    # `_expression` returns none of a graph whose tasks have priorities of their own.
-                    is_urgent = (options.get("user_priority") or 0) > 0
-                    graph = await offload(
-                        partial(sent_graph, expr, keys, priorities, declare, is_urgent=is_urgent)
-                    )
+                    graph = await offload(sent_graph, expr, keys, priorities, declare)
+                    if (options.get("annotations") or {}).get("priority"):
+                        graph = replace(graph, is_urgent=True)
                     await self._created(earlier, partial(outside, graph.tasks))
                     await self._announced()
                     submit = partial(self._submit, client=client, options=options)

@@ -186,7 +186,7 @@ class Divided:
                 one,
                 shares_objects=bundle.shares_objects,
                 turns=tuple(turns[task.key] for task in one.tasks if task.key in turns),
-                sizes=bundle.sizes,
+                size_classes=bundle.size_classes,
             )
             for key, one in {**values, **new}.items()
         }

@@ -90,7 +90,7 @@ class Graphs:
             declare,
             core.on,
             core.learned.repeats.known,
-            core.learned.shuffled.copy,
+            core.learned.shuffled,
         )
         self._arrivals = GraphArrivals(core, bundles, self.knowledge, self.observers, self._capable)
         self.samples = self._arrivals.samples
@@ -150,6 +150,7 @@ class Graphs:
         self._learned.costs.record(ts, seconds, nbytes, worker)
         self._core.view.last_end_at = self._core.clock()
         self.changed(ts.key, "memory")
+        self._core.hooks.task_changed(ts.key, "waiting", "memory")
 
     def event(self, topic: str, msg: Any) -> None:
         """Note what a worker announces."""
@@ -186,4 +187,10 @@ class Graphs:
 
     def created(self) -> None:
         """Note the bundles of the graph whose tasks Dask has just created."""
-        self.bundles.add(self._arrivals.created())
+        created = self._arrivals.created()
+        self.bundles.add(created)
+        # Their inputs are bundles, which say nothing of how much data they read.
+        readers = ((key, one) for key, one in created.items() if len(one.tasks) == 1)
+        self._learned.costs.expect(
+            {key: one.size_classes[key] for key, one in readers if key in one.size_classes}
+        )
