@@ -18,11 +18,10 @@ from ferroflow_dask.bench.schema import BenchRecord
 from ferroflow_dask.exceptions import UsageError
 
 DATA = Path(__file__).parents[1] / "data"
-SIZES = ("width", "steps", "task_ms", "kernel", "n", "iterations", "output_bytes")
 DEFAULTS = {
     "imbalanced": {"n_heavy": 4, "heavy_ms": 200.0, "n_fast": 200, "fast_ms": 1.0},
     "merge": {"n": 20_000},
-    "stencil_1d": dict(zip(SIZES, (16, 20, 20.0, "sleep", 128, 10, 0), strict=True)),
+    "stencil_1d": {"width": 16, "steps": 20, "task_ms": 20.0},
 }
 
 

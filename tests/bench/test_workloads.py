@@ -202,7 +202,6 @@ def test_an_unknown_workload_is_answered_with_all_that_there_are() -> None:
         ("stencil_1d", {"task_ms": -1}, "'task_ms' of 'stencil_1d' is -1.0; it must be 0 or more"),
         ("stencil_1d", {"task_ms": "inf"}, "'task_ms' of 'stencil_1d' is inf; it must be 0 or more"),
         ("stencil_1d", {"radix": 3}, "'stencil_1d' has no size 'radix'"),
-        ("stencil_1d", {"kernel": "nap"}, "unknown kernel 'nap'; choose one of: busy, matmul, sleep"),
         ("nearest", {"radix": 0}, "size 'radix' of 'nearest' is 0; it must be 1 or more"),
         ("random_nearest", {"fraction": "nan"}, "'fraction'.* is nan; it must be between 0 and 1"),
         ("task_bench_tree", {"steps": 0}, "size 'steps' of 'task_bench_tree' is 0"),

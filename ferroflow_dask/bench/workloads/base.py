@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 
 #: Ranges of sizes by name. Other whole numbers are 1 or more, other durations and factors 0 or more.
 _RANGES: Mapping[str, tuple[float, float]] = {
-    **dict.fromkeys(("fraction", "heavy_fraction", "imbalance"), (0, 1)),
+    **dict.fromkeys(("fraction", "heavy_fraction"), (0, 1)),
     **dict.fromkeys(("shrink", "slowdown", "heavy_factor"), (1, math.inf)),
-    "output_bytes": (0, math.inf),
 }
 
 
