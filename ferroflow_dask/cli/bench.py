@@ -47,11 +47,6 @@ _COMMON_OPTIONS: tuple[Callable[..., Any], ...] = (
         show_default=True,
         help="Seed of inputs and orders.",
     ),
-    click.option(
-        "--every-lowering",
-        is_flag=True,
-        help="Measure all policies in each way to write a workload, not only Dask.",
-    ),
     click.option("--fresh", "is_fresh", is_flag=True, help="A new cluster for each run."),
     click.option(
         "--run-timeout",
@@ -204,7 +199,6 @@ def _run(
     threads: int,
     processes: bool,
     seed: int,
-    every_lowering: bool,
     is_fresh: bool,
     run_timeout: float,
     file: Path,
@@ -212,7 +206,7 @@ def _run(
     slurm: SlurmOptions | None,
 ) -> None:
     check_folder("--rows", file)
-    cases = make_cases(chosen, policies, costs, every_lowering)
+    cases = make_cases(chosen, policies, costs)
     _check_packages([workload for workload, _ in chosen])
     if slurm is None:
         plan, start = Plan(cases, Shape(workers, threads, processes), repeat, seed, is_fresh=is_fresh), None

@@ -208,7 +208,6 @@ def test_an_unknown_workload_is_answered_with_all_that_there_are() -> None:
         ("trivial_fanout", {"n": 0}, "size 'n' of 'trivial_fanout' is 0; it must be 1 or more"),
         ("scale_up", {"task_ms": "nan"}, "size 'task_ms' of 'scale_up' is nan"),
         ("lognormal", {"shrink": 0}, "size 'shrink' of 'lognormal' is 0.0; it must be 1 or more"),
-        ("lognormal", {"names": "two"}, "unknown choice of names 'two'; choose one of: by-duration, one"),
         ("heavy_tail", {"heavy_fraction": 2}, "'heavy_fraction'.* is 2.0; it must be between 0 and 1"),
         ("straggler", {"slowdown": 0.5}, "size 'slowdown' of 'straggler' is 0.5; it must be 1 or more"),
         ("two_speeds", {"n": -1}, "size 'n' of 'two_speeds' is -1"),

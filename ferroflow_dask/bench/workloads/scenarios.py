@@ -26,7 +26,7 @@ from ferroflow_dask.annotations import COST_ANNOTATION
 from ferroflow_dask.bench.workloads.base import Cluster, Instance, Request, Workload
 from ferroflow_dask.bench.workloads.collection import Recipe, block, instance, random_array
 from ferroflow_dask.clients import workers_of
-from ferroflow_dask.exceptions import ResultError, UnknownNameError
+from ferroflow_dask.exceptions import ResultError
 from ferroflow_dask.lowering.tasks import PerKey
 
 if TYPE_CHECKING:
@@ -64,10 +64,10 @@ def _trivial(root: bytes, i: int, start: int) -> int:
 class Calls:
     """Calls of one function as for `client.map`: the i-th one takes `seconds[i]` and returns `start` + i."""
 
-    def __init__(self, request: Request, seconds: Sequence[float], names: Sequence[str]) -> None:
+    def __init__(self, request: Request, seconds: Sequence[float], name: str) -> None:
         token = tokenize(request.salt)
         # As `client.map` makes them itself, but from the salt.
-        self.keys = [f"{name}-{token}-{i}" for i, name in enumerate(names)]
+        self.keys = [f"{name}-{token}-{i}" for i in range(len(seconds))]
         self.seconds = seconds
         self.start = number_of(request)
         self._declared = partial(declared, request)
@@ -163,19 +163,13 @@ def _build_scale_up(request: Request) -> Instance:
 
 #: Of the normal distribution under the lognormal one, and its largest sleep [s], before it is shrunk.
 _LOG_MEAN, _LOG_DEVIATION, _LONGEST_S = 1.0, 1.3, 60.0
-_NAMES = ("one", "by-duration")
 
 
 def _lognormal(request: Request) -> Instance:
     sizes = request.arguments
-    if sizes["names"] not in _NAMES:
-        raise UnknownNameError.of("choice of names", sizes["names"], _NAMES)
     drawn = np.random.default_rng(request.seed).lognormal(_LOG_MEAN, _LOG_DEVIATION, sizes["n"])
     seconds = [float(value) for value in np.minimum(drawn, _LONGEST_S) / sizes["shrink"]]
-    names = ["lognormal"] * len(seconds)
-    if sizes["names"] == "by-duration":
-        names = [f"lognormal_{2.0 ** round(math.log2(s / MILLISECOND)):g}ms" for s in seconds]
-    return Calls(request, seconds, names).instance()
+    return Calls(request, seconds, "lognormal").instance()
 
 
 def _heavy_tail(request: Request) -> Instance:
@@ -216,7 +210,7 @@ def _on_slow_workers(name: str, n_slow_of: Callable[[int], int], request: Reques
     sizes = request.arguments
     n, slowdown = sizes["n"], sizes["slowdown"]
     seconds = sizes["task_ms"] * MILLISECOND
-    calls = Calls(request, [seconds] * n, [name] * n)
+    calls = Calls(request, [seconds] * n, name)
     slow: list[str] = []
 
     def prepare(cluster: Cluster) -> None:
@@ -270,7 +264,7 @@ SCENARIOS: tuple[Workload, ...] = (
         "lognormal",
         "`n` tasks of lognormal durations (1, 1.3) over `shrink`, in the order in which they were drawn",
         _lognormal,
-        {"n": 500, "shrink": 50.0, "names": _NAMES[0]},
+        {"n": 500, "shrink": 50.0},
         {"n": 50, "shrink": 2000.0},
     ),
     _workload(

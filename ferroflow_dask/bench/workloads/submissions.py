@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def _mapped(request: Request) -> Instance:
     n, seconds = request.arguments["n"], request.arguments["task_ms"] * MILLISECOND
-    return Calls(request, [seconds] * n, ["mapped"] * n).instance()
+    return Calls(request, [seconds] * n, "mapped").instance()
 
 
 def _one_by_one(request: Request) -> Instance:
