@@ -18,6 +18,7 @@ from distributed import Client
 from distributed.diagnostics.plugin import SchedulerPlugin, WorkerPlugin
 
 from ferroflow_dask.clients import ask_workers
+from ferroflow_dask.exceptions import ClusterError
 from ferroflow_dask.scheduler.extension import FerroflowStealing
 from ferroflow_dask.scheduler.graphs.worker_runs import DELIVERED
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
 
 _NAME = "ferroflow-bench"
+#: How often the scheduler is asked whether a run has left it [s].
+_POLL_S = 0.01
 _STEALS = {"confirm": "confirmed", "already-computing": "refused"}
 #: States that a task is in while its function runs; one that was cancelled and is wanted again runs on.
 RUNNING_ALREADY = frozenset({"cancelled", "resumed", "long-running"})
@@ -357,3 +360,16 @@ class PeakMemory:
 
 #: Of this process.
 PEAK = PeakMemory()
+
+
+def settle(client: Client, timeout_s: float) -> None:
+    """Wait until the results of a run have left the scheduler."""
+    deadline = time.monotonic() + timeout_s
+    while n_tasks := client.run_on_scheduler(_n_tasks):
+        if time.monotonic() > deadline:
+            raise ClusterError(f"{n_tasks} tasks of an earlier run do not leave the scheduler")
+        time.sleep(_POLL_S)
+
+
+def _n_tasks(dask_scheduler: Scheduler) -> int:
+    return len(dask_scheduler.tasks)
