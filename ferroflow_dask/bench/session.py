@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -15,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Self
 from distributed import wait
 
 from ferroflow_dask.bench.baselines import forget, is_in_charge, put_in_charge
-from ferroflow_dask.bench.observe import Measurement, Observer, Seen, settle
+from ferroflow_dask.bench.observe import Measurement, Seen, TaskObserver, settle
+from ferroflow_dask.bench.public.base import Clock
+from ferroflow_dask.bench.public.probe import Probe
 from ferroflow_dask.bench.schema import OK, Shape
 from ferroflow_dask.bench.workloads.base import Cluster, Instance
 from ferroflow_dask.deploy.local import local_client
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
 #: Starts a cluster and yields a client of it; the cluster ends with the context.
 Start = Callable[[], AbstractContextManager["Client"]]
+
+
+#: Name of the plugin that follows tasks.
+_NAME = "ferroflow-bench"
 
 
 class _Outcome:
@@ -96,7 +101,8 @@ class Session:
         self.taught.clear()
         self.client = self._stack.enter_context(self._start_cluster())
         try:
-            self._observer = Observer(self.client)
+            self._probe = Probe(self.client)
+            self.client.register_plugin(TaskObserver(_NAME))
         except BaseException:
             self._end()
             raise
@@ -133,13 +139,16 @@ class Session:
             if instance.prepare is not None:
                 instance.prepare(cluster)
             self._collect_garbage()
-            self._observer.start()
+            self.client.run_on_scheduler(_reset)
             results: Sequence[Any] = ()
-            start = time.perf_counter()
-            with outcome:
+            clock = Clock(self._probe.start, self._probe.stop)
+            with outcome, clock:
                 results = self._compute(instance, cluster)
-            makespan_s = time.perf_counter() - start
-            seen = self._observer.read()
+            makespan_s = clock.seconds
+            seen = self._probe.read(clock.started) | self.client.run_on_scheduler(_seen)
+            del seen["repeated"]
+            if not self._shape.processes:
+                seen["worker_cpu_s"] = None  # of one process, which is not the workers' alone
             n_run, n_ended = seen["executed"], seen.pop("ended")
             if outcome.status == OK:
                 if instance.count_executed is not None:
@@ -185,6 +194,15 @@ class Session:
         # exists now stays: the collector need not look at it again.
         gc.collect()
         gc.freeze()
+
+
+def _reset(dask_scheduler: Any) -> None:
+    dask_scheduler.plugins[_NAME].reset()
+
+
+def _seen(dask_scheduler: Any) -> Seen:
+    seen: Seen = dask_scheduler.plugins[_NAME].seen()
+    return seen
 
 
 def _failure(error: BaseException) -> str:
