@@ -17,8 +17,7 @@ from measured import THREADS, Cluster, Ran, build
 from ferroflow_dask.annotations import COST_ANNOTATION, RANK_ANNOTATION
 from ferroflow_dask.bench.workloads import WORKLOADS, Workload, get_workload
 from ferroflow_dask.bench.workloads.dags import DAGS, duration_prefix, numpy_outputs, with_checkpoints
-from ferroflow_dask.bench.workloads.scenarios import SCENARIOS
-from ferroflow_dask.bench.workloads.submissions import SUBMISSIONS
+from ferroflow_dask.bench.workloads.scenarios import SCENARIOS, SUBMISSIONS
 from ferroflow_dask.bench.workloads.task_bench import TASK_BENCH
 from ferroflow_dask.exceptions import KernelNotFoundError, ResultError, UnknownNameError, UsageError
 from ferroflow_dask.graph import TOPOLOGIES, Builder, Graph, bounds, generate_graph

@@ -1,4 +1,4 @@
-"""Situations in which stealing must act, or must not: those of coiled's benchmarks, and three of ours.
+"""Situations in which stealing must act, or must not, and ways to hand work over.
 
 After `test_work_stealing.py` of github.com/coiled/benchmarks: one root with many trivial tasks, more
 workers while an array is computed, durations from a lognormal distribution. A worker that straggles has
@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from dask._task_spec import Task, TaskRef
+from dask._task_spec import List, Task, TaskRef
 from dask.base import annotate, tokenize
 from dask.typing import Key
 from distributed import get_worker
@@ -239,6 +239,65 @@ def _natural(name: object) -> tuple[bool, float, str]:
     return (not is_number, float(name) if isinstance(name, int) else 0.0, str(name))
 
 
+# Ways to hand work over: many calls at once, one after the other, and two graphs with common tasks
+
+
+def _mapped(request: Request) -> Instance:
+    n, seconds = request.arguments["n"], request.arguments["task_ms"] * MILLISECOND
+    return Calls(request, [seconds] * n, "mapped").instance()
+
+
+def _one_by_one(request: Request) -> Instance:
+    chains, steps = request.arguments["chains"], request.arguments["steps"]
+    seconds, start, token = (
+        request.arguments["task_ms"] * MILLISECOND,
+        number_of(request),
+        tokenize(request.salt),
+    )
+
+    def submit(client: Client) -> Sequence[Future[Any]]:
+        ends: list[Any] = [start] * chains
+        with declared(request, seconds):
+            for step in range(steps):
+                ends = [
+                    client.submit(nap, 0 if step else i, seconds, end, key=f"step-{token}-{step}-{i}")
+                    for i, end in enumerate(ends)
+                ]
+        return ends
+
+    n = chains * steps
+    check = partial(check_numbers, start, chains)
+    return Instance(submit, check, n, t1_s=n * seconds, t_inf_s=steps * seconds)
+
+
+def _sum(values: Sequence[int]) -> int:
+    return sum(values)
+
+
+def _live_pair(request: Request) -> Instance:
+    n, seconds = request.arguments["n"], request.arguments["task_ms"] * MILLISECOND
+    start, token = number_of(request), tokenize(request.salt)
+    loads: dict[Key, Task] = {
+        (key := (f"load-{token}", i)): Task(key, nap, i, seconds, start) for i in range(n)
+    }
+
+    def graph(name: str) -> tuple[dict[Key, Task], Key]:
+        end = f"{name}-{token}"
+        return {**loads, end: Task(end, _sum, List(*map(TaskRef, loads)))}, end
+
+    def submit(client: Client) -> Sequence[Future[Any]]:
+        futures = []
+        for name in ("first", "second"):
+            tasks, end = graph(name)
+            with declared(request, PerKey({**dict.fromkeys(loads, seconds), end: 0.0})):
+                futures += client.get(tasks, [end], sync=False)
+        return futures
+
+    total = n * start + n * (n - 1) // 2
+    check = partial(check_numbers, total, 2, step=0)
+    return Instance(submit, check, n + 2, t1_s=n * seconds, t_inf_s=seconds)
+
+
 # Workloads
 
 
@@ -287,5 +346,29 @@ SCENARIOS: tuple[Workload, ...] = (
         partial(_on_slow_workers, "two_speeds", lambda total: math.ceil(total / 2)),
         {"n": 400, "task_ms": 20.0, "slowdown": 10.0},
         {"n": 30, "task_ms": 1.0},
+    ),
+)
+
+SUBMISSIONS: tuple[Workload, ...] = (
+    _workload(
+        "mapped",
+        "`n` equal calls by `client.map`",
+        _mapped,
+        {"n": 2000, "task_ms": 1.0},
+        {"n": 50},
+    ),
+    _workload(
+        "one_by_one",
+        "`chains` chains of `steps` calls, each of which is submitted alone",
+        _one_by_one,
+        {"chains": 4, "steps": 100, "task_ms": 5.0},
+        {"chains": 2, "steps": 5, "task_ms": 1.0},
+    ),
+    _workload(
+        "live_pair",
+        "two sums of the same `n` short tasks, one graph right after the other",
+        _live_pair,
+        {"n": 1000, "task_ms": 2.0},
+        {"n": 20},
     ),
 )
