@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from bench_rows import row, rows, section
 
-from ferroflow_dask.bench.comparison import cases_of, policies_of
-from ferroflow_dask.bench.estimates import Estimate
+from ferroflow_dask.bench.comparison import Estimate, cases_of, policies_of
 from ferroflow_dask.bench.markdown import number, table
 from ferroflow_dask.bench.report import report
 from ferroflow_dask.bench.rows import read_rows
