@@ -92,7 +92,7 @@ def instance(recipe: Recipe, request: Request, **options: Any) -> Instance:
     def check(results: Sequence[Any]) -> None:
         found = results[0] if len(results) == 1 else results
         try:
-            problem = difference(_plain(found), expected)
+            problem = difference(found, expected)
         except (TypeError, ValueError) as error:
             why = str(error).partition("\n")[0]
             raise ResultError(f"{name}: the result is a {type(found).__name__} ({why})") from error
@@ -110,14 +110,7 @@ def _answer(collect: Callable[..., Any], seed: int, arguments: tuple[tuple[str, 
     # With a client, Dask would choose P2P shuffles, which work on a cluster only.
     with config.set({"dataframe.shuffle.method": "tasks"}):
         (found,) = compute(collect(seed, "the answer", **dict(arguments)), scheduler="synchronous")
-    return _plain(found)
-
-
-def _plain(result: Any) -> Any:
-    """Return the numbers of a frame or of what xarray returns; all else as it is."""
-    if hasattr(result, "to_dataarray"):
-        result = result.to_dataarray()
-    return result.to_numpy() if hasattr(result, "to_numpy") else result
+    return found
 
 
 @lru_cache(N_KEPT)
@@ -138,6 +131,12 @@ def _optimized(collection: Any) -> Any:
     """Fuse a frame's tasks, as its `compute` does and `Client.compute` does not; leave others as they are."""
     # Delayed values have any attribute that is asked for.
     return collection.optimize() if hasattr(type(collection), "optimize") else collection
+
+
+def check_equal(expected: Sequence[Any], found: Sequence[Any]) -> None:
+    """Raise `ResultError` unless all results are the expected ones."""
+    if problem := difference(list(found), expected):
+        raise ResultError(problem)
 
 
 def token(salt: str, *parts: Any) -> str:

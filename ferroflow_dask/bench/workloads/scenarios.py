@@ -24,9 +24,8 @@ from distributed import get_worker
 
 from ferroflow_dask.annotations import COST_ANNOTATION
 from ferroflow_dask.bench.workloads.base import Cluster, Instance, Request, Workload
-from ferroflow_dask.bench.workloads.collection import Recipe, block, instance, random_array
+from ferroflow_dask.bench.workloads.collection import Recipe, block, check_equal, instance, random_array
 from ferroflow_dask.clients import workers_of
-from ferroflow_dask.exceptions import ResultError
 from ferroflow_dask.lowering.tasks import PerKey
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ class Calls:
     def instance(self) -> Instance:
         """Return the instance that computes this and nothing else, on workers of equal speed."""
         n = len(self.keys)
-        check = partial(check_numbers, self.start, n)
+        check = partial(check_equal, list(range(self.start, self.start + n)))
         return Instance(self.submit, check, n, t1_s=sum(self.seconds), t_inf_s=max(self.seconds))
 
 
@@ -98,17 +97,6 @@ def number_of(request: Request) -> int:
     """Return the number by which results of an instance differ from those of others."""
     # 48 bits: results of different instances do not meet, and sums of a few are exact as floats.
     return int(tokenize(request.salt)[:12], 16)
-
-
-def check_numbers(first: int, n: int, found: Sequence[Any], step: int = 1) -> None:
-    """Raise `ResultError` unless there are `n` results: `first`, and each `step` more than the one before."""
-    expected = [first + step * i for i in range(n)]
-    if list(found) == expected:
-        return
-    if len(found) != n:
-        raise ResultError(f"there are {len(found)} results; there must be {n}")
-    i = next(i for i in range(n) if found[i] != expected[i])
-    raise ResultError(f"result {i} is {str(found[i])[:80]}; it must be {expected[i]}")
 
 
 # Scenarios
@@ -128,7 +116,9 @@ def _trivial_fanout(request: Request) -> Instance:
         futures: Sequence[Future[Any]] = client.get(dsk, keys, sync=False)
         return futures
 
-    return Instance(submit=submit, check=partial(check_numbers, start + start % 256, n), n_ops=n + 1)
+    return Instance(
+        submit=submit, check=partial(check_equal, [start + start % 256 + i for i in range(n)]), n_ops=n + 1
+    )
 
 
 def _slowly(chunk: Any, seconds: float) -> Any:
@@ -193,7 +183,7 @@ def _heavy_tail(request: Request) -> Instance:
 
     return Instance(
         submit=submit,
-        check=partial(check_numbers, start, n),
+        check=partial(check_equal, list(range(start, start + n))),
         n_ops=2 * n,
         t1_s=n * base_s + sum(seconds),
         t_inf_s=base_s + max(seconds),
@@ -266,7 +256,7 @@ def _one_by_one(request: Request) -> Instance:
         return ends
 
     n = chains * steps
-    check = partial(check_numbers, start, chains)
+    check = partial(check_equal, list(range(start, start + chains)))
     return Instance(submit, check, n, t1_s=n * seconds, t_inf_s=steps * seconds)
 
 
@@ -294,7 +284,7 @@ def _live_pair(request: Request) -> Instance:
         return futures
 
     total = n * start + n * (n - 1) // 2
-    check = partial(check_numbers, total, 2, step=0)
+    check = partial(check_equal, [total, total])
     return Instance(submit, check, n + 2, t1_s=n * seconds, t_inf_s=seconds)
 
 

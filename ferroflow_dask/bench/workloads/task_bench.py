@@ -29,6 +29,7 @@ from dask.typing import Key
 from ferroflow_dask.annotations import COST_ANNOTATION
 from ferroflow_dask.bench.observe import longest_chain
 from ferroflow_dask.bench.workloads.base import Instance, Request, Workload
+from ferroflow_dask.bench.workloads.collection import check_equal
 from ferroflow_dask.exceptions import ResultError
 
 if TYPE_CHECKING:
@@ -190,20 +191,12 @@ def _build(name: str, request: Request) -> Instance:
 
     return Instance(
         submit=submit,
-        check=partial(_check_results, results),
+        check=partial(check_equal, results),
         n_ops=len(points),
         t1_s=len(points) * seconds,
         t_inf_s=longest_chain(before, dict.fromkeys(points, seconds)),
         count_executed=count_executed,
     )
-
-
-def _check_results(points: Sequence[tuple[int, int]], found: Sequence[Any]) -> None:
-    if len(found) != len(points):
-        raise ResultError(f"there are {len(found)} results; the pattern has {len(points)}")
-    for point, value in zip(points, found, strict=True):
-        if value != point:
-            raise ResultError(f"the result of point {point} is {str(value)[:80]}")
 
 
 def _workload_name(pattern: str) -> str:
