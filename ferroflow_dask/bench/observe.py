@@ -275,6 +275,11 @@ class PeakMemory:
 PEAK = PeakMemory()
 
 
+def error_line(error: BaseException) -> str:
+    """Return the class and the message of an error in one line of at most 300 characters."""
+    return f"{type(error).__name__}: {error}".split("\n", 1)[0][:300]
+
+
 def settle(client: Client, timeout_s: float) -> None:
     """Wait until the results of a run have left the scheduler."""
     deadline = time.monotonic() + timeout_s

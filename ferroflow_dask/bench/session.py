@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from distributed import wait
 
 from ferroflow_dask.bench.baselines import forget, is_in_charge, put_in_charge
-from ferroflow_dask.bench.observe import Measurement, Seen, TaskObserver, settle
+from ferroflow_dask.bench.observe import Measurement, Seen, TaskObserver, error_line, settle
 from ferroflow_dask.bench.public.base import Clock
 from ferroflow_dask.bench.public.probe import Probe
 from ferroflow_dask.bench.schema import OK, Shape
@@ -206,5 +206,4 @@ def _seen(dask_scheduler: Any) -> Seen:
 
 
 def _failure(error: BaseException) -> str:
-    """Return the status of a run that raised, in one line."""
-    return f"failed: {type(error).__name__}: {error}".split("\n", 1)[0]
+    return f"failed: {error_line(error)}"

@@ -36,35 +36,6 @@ _MOST_SHOWN = 3
 _METG_MS = (100.0, 50.0, 20.0, 10.0, 5.0, 2.0, 1.0)
 
 
-#: Options that all commands that run something have, with the same defaults.
-_COMMON_OPTIONS: tuple[Callable[..., Any], ...] = (
-    size_options,
-    slurm_options,
-    click.option(
-        "--seed",
-        type=click.IntRange(min=0),
-        default=0,
-        show_default=True,
-        help="Seed of inputs and orders.",
-    ),
-    click.option("--fresh", "is_fresh", is_flag=True, help="A new cluster for each run."),
-    click.option(
-        "--run-timeout",
-        type=Duration(),
-        default=300.0,
-        show_default=True,
-        help="How long a run may take before it counts as hung [s].",
-    ),
-    rows_option("ferroflow-bench.jsonl"),
-    click.option(
-        "--retry-broken",
-        "retries_broken",
-        is_flag=True,
-        help="Run again what the file has as broken; the report says how many.",
-    ),
-)
-
-
 @click.group(cls=OneLineErrors)
 def bench() -> None:
     """Measure workloads under Dask and under our policies, interleaved, as ratios."""
@@ -94,7 +65,30 @@ def _run_options(policies: Sequence[str], repeat: int) -> Callable[[F], F]:
             help=f"What is said of durations beforehand: {', '.join(COSTS)}. Repeatable.",
         ),
         click.option("--repeat", type=repeat_type(), default=repeat, show_default=True, help="Repetitions."),
-        *_COMMON_OPTIONS,
+        size_options,
+        slurm_options,
+        click.option(
+            "--seed",
+            type=click.IntRange(min=0),
+            default=0,
+            show_default=True,
+            help="Seed of inputs and orders.",
+        ),
+        click.option("--fresh", "is_fresh", is_flag=True, help="A new cluster for each run."),
+        click.option(
+            "--run-timeout",
+            type=Duration(),
+            default=300.0,
+            show_default=True,
+            help="How long a run may take before it counts as hung [s].",
+        ),
+        rows_option("ferroflow-bench.jsonl"),
+        click.option(
+            "--retry-broken",
+            "retries_broken",
+            is_flag=True,
+            help="Run again what the file has as broken; the report says how many.",
+        ),
     )
 
     def add(function: F) -> F:

@@ -23,7 +23,7 @@ import dask
 import numpy as np
 from distributed import Client, LocalCluster
 
-from ferroflow_dask.bench.observe import PEAK, settle
+from ferroflow_dask.bench.observe import PEAK, error_line, settle
 from ferroflow_dask.bench.public.base import Clock, Options, Program, Suite
 from ferroflow_dask.bench.public.probe import Probe
 from ferroflow_dask.bench.schema import OK
@@ -150,18 +150,14 @@ def _run(program: Program, client: Client, probe: Probe, seed: int, is_ours: boo
         settle(client, _SETTLE_S)
         return Outcome(clock.seconds, seen, OK, packed)
     except Exception as error:  # noqa: BLE001 -- it is the status
-        return Outcome(clock.seconds, {}, _line(error))
+        return Outcome(clock.seconds, {}, error_line(error))
 
 
 def _problem(dask_scheduler: Any) -> str:
     extension = extension_on(dask_scheduler)
     if extension is None:
         return "it is not in charge"
-    return "" if extension.error is None else _line(extension.error)
-
-
-def _line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".split("\n", 1)[0][:300]
+    return "" if extension.error is None else error_line(extension.error)
 
 
 def plugin(client: Client) -> None:
@@ -181,4 +177,4 @@ def time_anchor(suite: Suite, options: Options, program: str, name: str, connect
         seen = {"client_cpu_s": sum(os.times()[:4]), "peak_client_memory": PEAK.read() or None}
         connection.send(Outcome(clock.seconds, seen, OK, cloudpickle.dumps(answer)))
     except Exception as error:  # noqa: BLE001 -- it is the status
-        connection.send(Outcome(0.0, {}, _line(error)))
+        connection.send(Outcome(0.0, {}, error_line(error)))
