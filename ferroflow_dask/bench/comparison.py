@@ -215,11 +215,6 @@ class Sample:
         """Throughput at the median makespan [1/s]."""
         return self.runs[0].ops / self.median_s
 
-    @property
-    def steals_per_s(self) -> float:
-        """Median of confirmed steals over makespan [1/s]."""
-        return median([run.steals_confirmed / run.makespan_s for run in self.runs])
-
     def by_repetition(self) -> dict[tuple[str, int, int], float] | None:
         """Return the makespan of each repetition [s], by what the runs beside it have too.
 
