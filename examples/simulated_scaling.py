@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import argparse
 import logging
+import sys
 import time
 from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from dask.typing import Key
@@ -89,7 +91,8 @@ def narval(n: int) -> Topology:
 def draw(found: dict[str, Any], path: str) -> None:
     from bokeh.layouts import row
 
-    from ferroflow_dask.bench.figures import efficiency_figure, write_picture
+    sys.path.append(str(Path(__file__).parent / "flexflow"))
+    from pictures import efficiency_figure, write_picture
 
     plots = [efficiency_figure(name, policies) for name, policies in found.items()]
     for plot in plots:

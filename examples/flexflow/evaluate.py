@@ -10,8 +10,8 @@ from functools import partial
 import click
 from flexflow_networks import NETWORKS
 from flexflow_training import CLUSTERS, DEVICES, Setting, compare, flexflow_table
+from pictures import check_picture, write_picture
 
-from ferroflow_dask.bench.figures import check_picture, write_picture
 from ferroflow_dask.cli.cluster_options import Count, Duration, simulated_workers
 from ferroflow_dask.cli.errors import OneLineErrors
 from ferroflow_dask.cli.files import check_folder

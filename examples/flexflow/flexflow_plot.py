@@ -8,8 +8,7 @@ from typing import Any
 from bokeh.layouts import column, row
 from bokeh.models import LegendItem
 from flexflow_training import Compared
-
-from ferroflow_dask.bench.figures import efficiency_figure
+from pictures import efficiency_figure
 
 #: How many times faster than data-parallel training the paper's strategies are, at least and at most, on this
 #: cluster with so many devices. Jia, Zaharia and Aiken, "Beyond Data and Model Parallelism for Deep Neural

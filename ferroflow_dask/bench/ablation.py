@@ -16,8 +16,7 @@ import numpy as np
 
 from ferroflow_dask.bench.ablation_virtual import Ratio
 from ferroflow_dask.bench.baselines import AGAIN, OURS, WITHOUT
-from ferroflow_dask.bench.comparison import SEED, Case, Sample, cases_of, named, speed_up
-from ferroflow_dask.bench.estimates import ratio_of_medians
+from ferroflow_dask.bench.comparison import SEED, Case, Sample, cases_of, named, ratio_of_medians, speed_up
 from ferroflow_dask.bench.markdown import NOTHING, table
 from ferroflow_dask.bench.schema import BenchRecord
 from ferroflow_dask.bench.workloads import default_sizes

@@ -1,11 +1,10 @@
-"""Who may decide in a benchmark: Dask as it is, Dask otherwise configured, and our policies."""
+"""Who may decide in a benchmark: Dask as it is, and our policies."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import dask
 from distributed import Client
 from distributed.scheduler import TaskPrefix
 from distributed.stealing import WorkStealing
@@ -22,36 +21,10 @@ if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
 
 _MEMORY = "_ferroflow_bench_memory"
-_INTERVAL = "distributed.scheduler.work-stealing-interval"
 
 
-@dataclass(frozen=True, slots=True)
-class Baseline:
-    """A way in which Dask itself can be set up.
-
-    Parameters
-    ----------
-    summary : str
-    steals : bool
-        Whether there is a stealing extension.
-    interval : str or None
-        Between two looks of it; Dask's default if None.
-    """
-
-    summary: str
-    steals: bool = True
-    interval: str | None = None
-
-
-#: By name. `dask-again` is `dask` once more: what it differs by is noise.
-BASELINES = {
-    "dask": Baseline("Dask as it is"),
-    "dask-again": Baseline("Dask as it is, once more: shows the noise"),
-    "dask@100ms": Baseline("Dask with a work-stealing-interval of 100 ms", interval="100ms"),
-    "no-stealing": Baseline("Dask without stealing", steals=False),
-}
-
-
+#: Dask as it is, and once more: the two differ by noise.
+BASELINES = ("dask", "dask-again")
 #: The plugin as it is, once more, which shows the noise, and without a feature.
 OURS = "ferroflow"
 AGAIN = f"{OURS}-again"
@@ -113,8 +86,7 @@ def _memory(dask_scheduler: Scheduler) -> _Memory:
 
 
 async def _put_in_charge(dask_scheduler: Scheduler, name: str, seed: int) -> None:
-    baseline = BASELINES.get(name)
-    if baseline is None:
+    if name not in BASELINES:
         options = {"seed": seed} if name == "random" else {}
         memory = _memory(dask_scheduler)
         chosen, without = _policy_and_features_off(name)
@@ -128,15 +100,13 @@ async def _put_in_charge(dask_scheduler: Scheduler, name: str, seed: int) -> Non
         assert extension is not None
         await extension.changes.settled()  # graphs are bundled once the workers have announced themselves
         return
-    settings: dict[str, Any] = {} if baseline.interval is None else {_INTERVAL: baseline.interval}
-    with dask.config.set(settings):
-        await exchange(dask_scheduler, WorkStealing if baseline.steals else None)
+    await exchange(dask_scheduler, WorkStealing)
 
 
 def _is_in_charge(dask_scheduler: Scheduler, name: str) -> bool:
     extension = dask_scheduler.extensions.get("stealing")
     if name in BASELINES:
-        return type(extension) is (WorkStealing if BASELINES[name].steals else type(None))
+        return type(extension) is WorkStealing
     if not isinstance(extension, FerroflowStealing) or extension.error is not None:
         return False
     return extension.placement.policy is _memory(dask_scheduler).policies[name]

@@ -24,12 +24,10 @@ from ferroflow_dask.bench.schema import BenchRecord, Shape
 THRESHOLD = 0.5
 _SUITE = "task-bench"
 _MS_PER_S = 1e3
-#: The size that a sweep changes, by the kernel of the tasks. Those of the first two declare how long they
-#: take, so that their ideal is known; that of the last does work, and its ideal is the curve's best rate.
-_SWEPT = {"sleep": "task_ms", "busy": "task_ms", "matmul": "iterations"}
-TIMED = ("sleep", "busy")
+#: The size that a sweep changes: tasks declare how long they take, so that their ideal is known.
+_SWEPT = "task_ms"
 #: Sizes that are shown by themselves, whatever they are.
-_SHOWN = ("width", "steps", "kernel")
+_SHOWN = ("width", "steps")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,34 +50,19 @@ class Metg:
 class Curve:
     """Efficiency against granularity, of one pattern under one policy.
 
-    `arguments` are all sizes but the swept one; `unusual` are ``name=value`` of those that are not default,
-    besides width, steps and kernel. `granularity_s` and `efficiency` are of the median run of each size, in
-    ascending order of `sizes`.
+    `title` has the pattern and its sizes but the swept one. `granularity_s` and `efficiency` are of the
+    median run of each size, in ascending order of `sizes`.
     """
 
-    workload: str
-    arguments: Mapping[str, Any]
-    unusual: tuple[str, ...]
+    title: str
     policy: str
     lowering: str
     costs: str
     shape: Shape
-    swept: str
     sizes: tuple[float, ...]
     granularity_s: tuple[float, ...]
     efficiency: tuple[float, ...]
     result: Metg
-
-    @property
-    def title(self) -> str:
-        """Pattern and sizes."""
-        size = f"{self.arguments['width']} × {self.arguments['steps']}"
-        return " ".join((self.workload, size, *self.unusual))
-
-    @property
-    def kernel(self) -> str:
-        """What the tasks do."""
-        return str(self.arguments["kernel"])
 
     @property
     def label(self) -> str:
@@ -118,12 +101,6 @@ def metg(granularity_s: Sequence[float], efficiency: Sequence[float]) -> Metg:
     return Metg(round(below + (THRESHOLD - low) / (high - low) * (above - below), 12))
 
 
-def efficiency_of_rate(work: Sequence[float], makespan_s: Sequence[float]) -> list[float]:
-    """Return the efficiency of runs that do work, in any unit, relative to the best rate of the curve."""
-    rates = [done / seconds for done, seconds in zip(work, makespan_s, strict=True)]
-    return [rate / max(rates) for rate in rates]
-
-
 def metg_from_rows(rows: Iterable[BenchRecord], defaults: Defaults) -> list[Curve]:
     """Return a curve for each Task Bench pattern, policy and cluster shape that has several task sizes.
 
@@ -136,13 +113,13 @@ def metg_from_rows(rows: Iterable[BenchRecord], defaults: Defaults) -> list[Curv
         Sizes of each pattern by default.
     """
     groups: dict[tuple[Any, ...], dict[float, tuple[Case, Sample]]] = {}
-    for case in cases_of(row for row in rows if _is_swept(row)):
-        swept = _swept(case.arguments)
-        fixed = json.dumps({name: value for name, value in case.arguments.items() if name != swept})
+    swept = [row for row in rows if row.suite == _SUITE and {*_SHOWN, _SWEPT} <= row.arguments.keys()]
+    for case in cases_of(swept):
+        fixed = json.dumps({name: value for name, value in case.arguments.items() if name != _SWEPT})
         for sample in case.samples:
             if not sample.is_broken and sample.costs == case.costs:
                 key = (case.shape, case.workload, fixed, sample.policy, sample.lowering, sample.costs)
-                groups.setdefault(key, {})[float(case.arguments[swept])] = case, sample
+                groups.setdefault(key, {})[float(case.arguments[_SWEPT])] = case, sample
     return [_curve(dict(sorted(group.items())), defaults) for group in groups.values() if len(group) > 1]
 
 
@@ -152,7 +129,6 @@ def metg_table(curves: Sequence[Curve]) -> str:
     lines = [
         (
             curve.title,
-            curve.kernel,
             str(curve.shape),
             curve.label,
             _ms(curve.result),
@@ -161,43 +137,28 @@ def metg_table(curves: Sequence[Curve]) -> str:
         )
         for curve in curves
     ]
-    return table(("pattern", "kernel", "cluster", "policy", *numbers, "why none"), lines, right=numbers)
+    return table(("pattern", "cluster", "policy", *numbers, "why none"), lines, right=numbers)
 
 
 def _ms(result: Metg) -> str:
     return NOTHING if result.granularity_s is None else number(result.granularity_s * _MS_PER_S)
 
 
-def _is_swept(row: BenchRecord) -> bool:
-    return row.suite == _SUITE and {"kernel", "width", "steps", *_SWEPT.values()} <= row.arguments.keys()
-
-
-def _swept(arguments: Mapping[str, Any]) -> str:
-    return _SWEPT.get(arguments["kernel"], "task_ms")
-
-
 def _curve(group: Mapping[float, tuple[Case, Sample]], defaults: Defaults) -> Curve:
     case, sample = next(iter(group.values()))
-    swept, cores, ops = _swept(case.arguments), case.shape.n_threads, sample.runs[0].ops
-    fixed = {name: value for name, value in case.arguments.items() if name != swept}
-    makespans_s = [sample.median_s for _, sample in group.values()]
-    granularity_s = tuple(seconds * cores / ops for seconds in makespans_s)
-    if fixed["kernel"] in TIMED:
-        reached = [ms / _MS_PER_S / granularity for ms, granularity in zip(group, granularity_s, strict=True)]
-    else:
-        reached = efficiency_of_rate([size * ops for size in group], makespans_s)
-    told = {name: value for name, value in fixed.items() if name not in _SHOWN}
+    cores, ops, sizes = case.shape.n_threads, sample.runs[0].ops, case.arguments
+    granularity_s = tuple(sample.median_s * cores / ops for _, sample in group.values())
+    reached = tuple(ms / _MS_PER_S / seconds for ms, seconds in zip(group, granularity_s, strict=True))
+    others = {name: value for name, value in sizes.items() if name not in (*_SHOWN, _SWEPT)}
+    unusual = sizes_told(others, defaults.get(case.workload, {}))
     return Curve(
-        workload=case.workload,
-        arguments=fixed,
-        unusual=tuple(sizes_told(told, defaults.get(case.workload, {}))),
+        title=" ".join((case.workload, f"{sizes['width']} × {sizes['steps']}", *unusual)),
         policy=sample.policy,
         lowering=sample.lowering,
         costs=sample.costs,
         shape=case.shape,
-        swept=swept,
         sizes=tuple(group),
         granularity_s=granularity_s,
-        efficiency=tuple(reached),
+        efficiency=reached,
         result=metg(granularity_s, reached),
     )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from distributed import Client
 from distributed.diagnostics.plugin import SchedulerPlugin, WorkerPlugin
 
-from ferroflow_dask.clients import ask_workers
+from ferroflow_dask.exceptions import ClusterError
 from ferroflow_dask.scheduler.extension import FerroflowStealing
 from ferroflow_dask.scheduler.graphs.worker_runs import DELIVERED
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from distributed.batched import BatchedSend
     from distributed.scheduler import Scheduler
 
-_NAME = "ferroflow-bench"
+#: How often the scheduler is asked whether a run has left it [s].
+_POLL_S = 0.01
 _STEALS = {"confirm": "confirmed", "already-computing": "refused"}
 #: States that a task is in while its function runs; one that was cancelled and is wanted again runs on.
 RUNNING_ALREADY = frozenset({"cancelled", "resumed", "long-running"})
@@ -121,9 +122,6 @@ class RunCounts:
 class TaskObserver(StealCounter):
     """Notes the tasks of a run, their durations, and steals."""
 
-    def __init__(self) -> None:
-        self.name = _NAME
-
     def reset(self) -> None:
         """Forget the run before."""
         super().reset()
@@ -131,13 +129,16 @@ class TaskObserver(StealCounter):
         self.seconds: dict[Any, float] = {}
         # Tasks whose values a bundle has delivered were no tasks of the worker.
         self.ended: set[Any] = set()
-        self.sent = sent_to_workers(self.scheduler)
-        self.cpu_s = time.thread_time()
 
-    async def start(self, scheduler: Scheduler) -> None:
-        """Keep the scheduler, whose streams count messages."""
-        self.scheduler = scheduler
-        self.reset()
+    def seen(self) -> Seen:
+        """Return what was seen since the last reset."""
+        return {
+            "tasks": len(self.dependencies),
+            "ended": len(self.ended),
+            "t1_s": sum(self.seconds.values()),
+            "t_inf_s": longest_chain(self.dependencies, self.seconds),
+            **{f"steals_{name}": n for name, n in self.steals.items()},
+        }
 
     def update_graph(self, scheduler: Scheduler, *, tasks: list[Any], **kwargs: Any) -> None:
         """Note new tasks and what they depend on."""
@@ -222,25 +223,6 @@ class FetchCounter(WorkerPlugin):
             self.fetched += self.worker.state.tasks[key].get_nbytes()
 
 
-class ExecutionCounter(FetchCounter):
-    """Counts on a worker how often a task was started there, too."""
-
-    name = _NAME
-
-    def reset(self) -> None:
-        """Forget the run before."""
-        super().reset()
-        self.executed = 0
-
-    def transition(self, key: Any, start: Any, finish: Any, **kwargs: Any) -> None:
-        """Count the start of a task, unless it gives itself back (`distributed.Reschedule`)."""
-        super().transition(key, start, finish)
-        if finish == "executing" and start not in RUNNING_ALREADY:
-            self.executed += 1
-        elif finish == "rescheduled":  # P2P sends its output tasks on so, to where their data are
-            self.executed -= 1
-
-
 #: What the plugins saw: fields of a row; how many tasks have `ended` that were started as tasks; and the
 #: measured `t1_s` and `t_inf_s` [s], the durations of all tasks, and of the longest chain.
 Seen = dict[str, Any]
@@ -258,57 +240,6 @@ class Measurement:
     status: str
 
 
-class Observer:
-    """The plugins on one cluster; registered on it for as long as the cluster lives."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._marks = Marks(client)
-        client.register_plugin(TaskObserver())
-        client.register_plugin(ExecutionCounter())
-
-    def start(self) -> None:
-        """Forget everything seen so far."""
-        ask_workers(self._client, _reset_worker)
-        self._client.run_on_scheduler(_reset_scheduler)
-        self._marks.clear()
-        self._started = time.time()
-
-    def read(self) -> Seen:
-        """Return what was seen since `start`."""
-        seen: Seen = self._client.run_on_scheduler(_read_scheduler)
-        answers = ask_workers(self._client, _read_worker).values()  # none, if the last worker has died
-        sent: Counter[str] = sum((one["sent"] for one in answers), seen.pop("sent"))
-        return (
-            seen
-            | self._marks.since(self._started)
-            | {
-                "executed": sum(one["executed"] for one in answers),
-                "bytes_moved": sum(one["fetched"] for one in answers),
-                "peak_worker_memory": max((one["peak"] for one in answers), default=0),
-                "messages": sent["messages"],
-                "batches": sent["batches"],
-            }
-        )
-
-
-def _reset_scheduler(dask_scheduler: Scheduler) -> None:
-    dask_scheduler.plugins[_NAME].reset()  # type: ignore[attr-defined]
-
-
-def _read_scheduler(dask_scheduler: Scheduler) -> Seen:
-    observer: Any = dask_scheduler.plugins[_NAME]
-    return {
-        "scheduler_cpu_s": time.thread_time() - observer.cpu_s,
-        "sent": sent_to_workers(dask_scheduler) - observer.sent,
-        "tasks": len(observer.dependencies),
-        "ended": len(observer.ended),
-        "t1_s": sum(observer.seconds.values()),
-        "t_inf_s": longest_chain(observer.dependencies, observer.seconds),
-        **{f"steals_{name}": n for name, n in observer.steals.items()},
-    }
-
-
 def longest_chain(dependencies: Mapping[Any, tuple[Any, ...]], seconds: Mapping[Any, float]) -> float:
     """Return the largest sum of durations along dependencies [s]."""
     ends: dict[Any, float] = {}
@@ -316,21 +247,6 @@ def longest_chain(dependencies: Mapping[Any, tuple[Any, ...]], seconds: Mapping[
         before = max((ends[dependency] for dependency in dependencies.get(key, ())), default=0.0)
         ends[key] = before + seconds.get(key, 0.0)
     return max(ends.values(), default=0.0)
-
-
-def _reset_worker(dask_worker: Worker) -> None:
-    dask_worker.plugins[_NAME].reset()  # type: ignore[attr-defined]
-    PEAK.reset()
-
-
-def _read_worker(dask_worker: Worker) -> dict[str, Any]:
-    counter: Any = dask_worker.plugins[_NAME]
-    return {
-        "executed": counter.executed,
-        "fetched": counter.fetched,
-        "sent": sent_by(dask_worker.batched_stream) - counter.sent,
-        "peak": PEAK.read(),
-    }
 
 
 class PeakMemory:
@@ -357,3 +273,21 @@ class PeakMemory:
 
 #: Of this process.
 PEAK = PeakMemory()
+
+
+def error_line(error: BaseException) -> str:
+    """Return the class and the message of an error in one line of at most 300 characters."""
+    return f"{type(error).__name__}: {error}".split("\n", 1)[0][:300]
+
+
+def settle(client: Client, timeout_s: float) -> None:
+    """Wait until the results of a run have left the scheduler."""
+    deadline = time.monotonic() + timeout_s
+    while n_tasks := client.run_on_scheduler(_n_tasks):
+        if time.monotonic() > deadline:
+            raise ClusterError(f"{n_tasks} tasks of an earlier run do not leave the scheduler")
+        time.sleep(_POLL_S)
+
+
+def _n_tasks(dask_scheduler: Scheduler) -> int:
+    return len(dask_scheduler.tasks)

@@ -107,13 +107,12 @@ def make_cases(
     workloads: Sequence[tuple[Workload, Mapping[str, Any]]],
     policies: Sequence[str],
     costs: Sequence[str],
-    every_lowering: bool = False,
 ) -> list[Case]:
     """Return the cases of all workloads under all policies.
 
     Dask's baselines run every lowering of a workload, so that the best of them can be told; our policies
-    run the first, unless every one is asked for, and those that are ours alone. Dask does not read declared
-    costs, so its baselines have learned ones in their place.
+    run the first, and those that are ours alone. Dask does not read declared costs, so its baselines have
+    learned ones in their place.
 
     Parameters
     ----------
@@ -121,8 +120,6 @@ def make_cases(
     policies : sequence of str
     costs : sequence of str
         Of `COSTS`.
-    every_lowering : bool, optional
-        Whether our policies run all of them too.
 
     Raises
     ------
@@ -138,15 +135,11 @@ def make_cases(
         Case(workload, arguments, policy, lowering, knowledge)
         for workload, arguments in workloads
         for policy in dict.fromkeys(policies)
-        for lowering in _lowerings(workload, policy, every_lowering)
+        for lowering in (
+            workload.lowerings if policy in BASELINES else (workload.lowerings[0], *workload.own_lowerings)
+        )
         for knowledge in (dasks if policy in BASELINES else dict.fromkeys(costs))
     ]
     if not cases:
         raise UsageError(f"nothing to run: give a workload, a policy and one of: {', '.join(COSTS)}")
     return cases
-
-
-def _lowerings(workload: Workload, policy: str, every_lowering: bool) -> Sequence[str]:
-    if policy in BASELINES:
-        return workload.lowerings
-    return (*(workload.lowerings if every_lowering else workload.lowerings[:1]), *workload.own_lowerings)

@@ -9,25 +9,27 @@ errs in its own; a way that is not stock Dask's is named. What we lose is printe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
 
 from ferroflow_dask.bench.comparison import (
     AGAIN,
+    ENOUGH,
     STOCK,
     Case,
     Defaults,
+    Estimate,
     Sample,
-    Setting,
     by_setting,
     by_shape,
     cases_of,
+    geometric_mean,
     is_ours,
     named,
     policies_of,
 )
-from ferroflow_dask.bench.estimates import ENOUGH, Estimate
 from ferroflow_dask.bench.markdown import BROKEN, NOTHING, count, number, percent, table, text
-from ferroflow_dask.bench.means import means
 from ferroflow_dask.bench.metg import metg_from_rows, metg_table
 from ferroflow_dask.bench.rows import Rows
 from ferroflow_dask.bench.schema import OK, BenchRecord
@@ -36,6 +38,13 @@ from ferroflow_dask.exceptions import UsageError
 #: Signs of an interval that lies wholly above or below 1; not told by colour.
 _FASTER, _SLOWER = "▲", "▼"
 _MEGABYTE = 1e6
+
+_MEANS = (
+    "Each line is over the cases in which all policies with a mean in it have a speed-up. A workload of "
+    "several sizes counts once. The interval is over the choice of workloads (Student's t, of the "
+    f"logarithms); from fewer than {ENOUGH} workloads there is none. A policy without a speed-up in a suite "
+    "has no mean over all."
+)
 
 #: What a setting says of its clusters.
 _CLUSTERS = {"local": "on a local cluster", "slurm": "on a cluster of SLURM jobs"}
@@ -73,15 +82,15 @@ def report(rows: Sequence[BenchRecord], *, defaults: Defaults | None = None) -> 
             f"The rows come from {len(settings)} settings, which differ in machine, cluster, versions or "
             "commit. They are reported one by one and not compared with each other."
         )
-    for n, (setting, own) in enumerate(settings.items(), start=1):
+    for n, own in enumerate(settings, start=1):
         parts += [f"# Setting {n} of {len(settings)}"] if len(settings) > 1 else []
-        parts += _part(setting, own, defaults or {})
+        parts += _part(own, defaults or {})
     return "\n\n".join(parts) + "\n"
 
 
-def _part(setting: Setting, rows: Sequence[BenchRecord], defaults: Defaults) -> Iterator[str]:
+def _part(rows: Sequence[BenchRecord], defaults: Defaults) -> Iterator[str]:
     cases = cases_of(rows)
-    yield _description(setting, rows)
+    yield _description(rows)
     if any(row.status != OK for row in rows):
         yield from _broken(rows, defaults)
     for shape, own in by_shape(cases).items():
@@ -92,15 +101,17 @@ def _part(setting: Setting, rows: Sequence[BenchRecord], defaults: Defaults) -> 
             yield noise
         yield "All samples, as medians (and the range of times):"
         yield _samples(own, defaults)
-    yield from means(cases, defaults)
+    yield from _means_of(cases, defaults)
     yield from _verdicts(cases, defaults)
     if curves := metg_from_rows(rows, defaults):
         yield "## METG(50 %)"
         yield metg_table(curves)
 
 
-def _description(setting: Setting, rows: Sequence[BenchRecord]) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in setting.versions) or "unknown versions"
+def _description(rows: Sequence[BenchRecord]) -> str:
+    setting = rows[0]
+    found = sorted(setting.versions.items())
+    versions = ", ".join(f"{name} {version}" for name, version in found) or "unknown versions"
     commit = f"commit {setting.commit}" if setting.commit else "no commit"
     places = [text(setting.machine) or "an unknown machine"]
     places += [_CLUSTERS[setting.cluster]] if setting.cluster in _CLUSTERS else []
@@ -287,3 +298,94 @@ def _verdicts(cases: Sequence[Case], defaults: Defaults) -> Iterator[str]:
 
 def _few(estimate: Estimate) -> str:
     return f" (from {count(estimate.n, 'repetition')})" if estimate.n < ENOUGH else ""
+
+
+# Geometric means of the speed-ups, of all policies over the same cases
+
+#: A case with the speed-up of each policy that has one in it.
+_Rated = tuple[Case, Mapping[str, float]]
+
+
+def _means_of(cases: Sequence[Case], defaults: Defaults) -> Iterator[str]:
+    """Yield the parts on geometric means; none if nothing has a speed-up."""
+    policies = policies_of(cases)
+    rated = [(case, _ratios(case, policies)) for case in cases]
+    if not any(one[1] for one in rated):
+        return
+    lines: list[tuple[str, ...]] = []
+    left_out: list[str] = []
+    for shape, costs in dict.fromkeys((case.shape, case.costs) for case in cases):
+        own = [one for one in rated if (one[0].shape, one[0].costs) == (shape, costs)]
+        suites = list(dict.fromkeys(one[0].suite for one in own))
+        for suite in suites:
+            members = [one for one in own if one[0].suite == suite]
+            compared = _compared(members, policies)
+            lines += [(str(shape), costs, suite, *cells) for cells in _cells(members, compared, policies)]
+            left_out += [
+                f"- {text(named(one[0], defaults))}, {shape}, {costs}: {', '.join(reasons)}"
+                for one in members
+                if (reasons := _reasons(one, compared))
+            ]
+        if len(suites) > 1:
+            compared = _compared(own, policies)
+            lines += [(str(shape), costs, "all", *cells) for cells in _cells(own, compared, policies)]
+    numbers = ("workloads", *policies)
+    yield "## Geometric means of the speed-ups"
+    yield _MEANS
+    if lines:
+        yield table(("cluster", "costs", "suite", *numbers), lines, right=numbers)
+    if left_out:
+        yield "Left out, of all policies alike:"
+        yield "\n".join(left_out)
+
+
+def _ratios(case: Case, policies: Sequence[str]) -> dict[str, float]:
+    # Without their intervals, which take long.
+    stock = case.stock
+    if stock is None:
+        return {}
+    return {
+        policy: stock.median_s / sample.median_s
+        for policy in policies
+        if (sample := case.of(policy)) is not None
+    }
+
+
+def _compared(rated: Sequence[_Rated], policies: Sequence[str]) -> list[str]:
+    """Return the policies that have a speed-up in each suite in which any has one."""
+    by_suite: dict[str, set[str]] = {}
+    for one in rated:
+        if one[1]:
+            by_suite.setdefault(one[0].suite, set()).update(one[1])
+    return [policy for policy in policies if by_suite and all(policy in own for own in by_suite.values())]
+
+
+def _cells(
+    rated: Sequence[_Rated], compared: Sequence[str], policies: Sequence[str]
+) -> Iterator[tuple[str, ...]]:
+    """Yield how many workloads are shared, and each policy's mean over them; nothing if none is shared."""
+    shared = [one for one in rated if one[1] and all(policy in one[1] for policy in compared)]
+    if not (compared and shared):
+        return
+    means_of = {policy: str(_mean(shared, policy)) for policy in compared}
+    broken = {policy: BROKEN for policy in policies if any(one[0].is_broken(policy) for one in rated)}
+    n_workloads = len({one[0].workload for one in shared})
+    yield (str(n_workloads), *({**broken, **means_of}.get(policy, NOTHING) for policy in policies))
+
+
+def _mean(rated: Sequence[_Rated], policy: str) -> Estimate:
+    by_workload: dict[str, list[float]] = {}
+    for one in rated:
+        by_workload.setdefault(one[0].workload, []).append(one[1][policy])
+    return geometric_mean([float(np.exp(np.log(ratios).mean())) for ratios in by_workload.values()])
+
+
+def _reasons(one: _Rated, compared: Sequence[str]) -> list[str]:
+    """Return why a case is left out; nothing if it is not."""
+    missing = [policy for policy in compared if policy not in one[1]]
+    return [_reason(one[0], policy) for policy in ([STOCK] if one[0].stock is None else missing)]
+
+
+def _reason(case: Case, policy: str) -> str:
+    is_broken = any(sample.is_broken for sample in case.samples if sample.policy == policy)
+    return f"{policy} {'is broken' if is_broken else 'did not run'}"

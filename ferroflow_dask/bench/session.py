@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -15,21 +14,23 @@ from typing import TYPE_CHECKING, Any, Self
 from distributed import wait
 
 from ferroflow_dask.bench.baselines import forget, is_in_charge, put_in_charge
-from ferroflow_dask.bench.observe import Measurement, Observer, Seen
+from ferroflow_dask.bench.observe import Measurement, Seen, TaskObserver, error_line, settle
+from ferroflow_dask.bench.public.base import Clock
+from ferroflow_dask.bench.public.probe import Probe
 from ferroflow_dask.bench.schema import OK, Shape
-from ferroflow_dask.bench.workloads.base import Instance
+from ferroflow_dask.bench.workloads.base import Cluster, Instance
 from ferroflow_dask.deploy.local import local_client
-from ferroflow_dask.exceptions import ClusterError, ResultError
+from ferroflow_dask.exceptions import ResultError
 
 if TYPE_CHECKING:
     from distributed import Client
-    from distributed.scheduler import Scheduler
 
 #: Starts a cluster and yields a client of it; the cluster ends with the context.
 Start = Callable[[], AbstractContextManager["Client"]]
 
-#: How often the scheduler is asked whether the run before has left it [s].
-_POLL_S = 0.01
+
+#: Name of the plugin that follows tasks.
+_NAME = "ferroflow-bench"
 
 
 class _Outcome:
@@ -52,9 +53,9 @@ class _Outcome:
 
 
 class Session:
-    """A cluster; also the `Cluster` that workloads may touch.
+    """A cluster that all policies use in turn.
 
-    One serves all policies in turn: idle workers beside it would take time from those that are measured.
+    Idle workers beside it would take time from those that are measured.
 
     Parameters
     ----------
@@ -100,7 +101,8 @@ class Session:
         self.taught.clear()
         self.client = self._stack.enter_context(self._start_cluster())
         try:
-            self._observer = Observer(self.client)
+            self._probe = Probe(self.client)
+            self.client.register_plugin(TaskObserver(_NAME))
         except BaseException:
             self._end()
             raise
@@ -123,21 +125,6 @@ class Session:
         self.taught.clear()
         forget(self.client)
 
-    @property
-    def n_workers(self) -> int:
-        """Workers that there are when nothing scales them."""
-        return self._shape.workers
-
-    def scale(self, n: int) -> None:
-        """Have `n` workers, and return once they are there."""
-        cluster: Any = self.client.cluster
-        cluster.scale(n)
-        deadline = time.monotonic() + self._timeout_s
-        while len(self.client.nthreads()) != n:
-            if time.monotonic() > deadline:
-                raise ClusterError(f"the cluster has {len(self.client.nthreads())} workers, not {n}")
-            time.sleep(_POLL_S)
-
     def measure(self, instance: Instance, policy: str) -> Measurement:
         """Run an instance once under a baseline or a policy, and check its result.
 
@@ -145,19 +132,23 @@ class Session:
         """
         outcome = _Outcome()
         makespan_s, seen = 0.0, Seen(executed=0)
+        cluster = Cluster(self.client, self._shape.workers, self._timeout_s)
         with outcome:
-            self._settle()
+            settle(self.client, self._timeout_s)
             put_in_charge(self.client, policy, self._seed)
             if instance.prepare is not None:
-                instance.prepare(self)
+                instance.prepare(cluster)
             self._collect_garbage()
-            self._observer.start()
+            self.client.run_on_scheduler(_reset)
             results: Sequence[Any] = ()
-            start = time.perf_counter()
-            with outcome:
-                results = self._compute(instance)
-            makespan_s = time.perf_counter() - start
-            seen = self._observer.read()
+            clock = Clock(self._probe.start, self._probe.stop)
+            with outcome, clock:
+                results = self._compute(instance, cluster)
+            makespan_s = clock.seconds
+            seen = self._probe.read(clock.started) | self.client.run_on_scheduler(_seen)
+            del seen["repeated"]
+            if not self._shape.processes:
+                seen["worker_cpu_s"] = None  # of one process, which is not the workers' alone
             n_run, n_ended = seen["executed"], seen.pop("ended")
             if outcome.status == OK:
                 if instance.count_executed is not None:
@@ -165,13 +156,13 @@ class Session:
                 outcome.status = self._verdict(instance, policy, results, (n_run, n_ended), seen)
         with outcome:
             if instance.restore is not None:
-                instance.restore(self)
+                instance.restore(cluster)
         return Measurement(makespan_s, seen, outcome.status)
 
-    def _compute(self, instance: Instance) -> Sequence[Any]:
+    def _compute(self, instance: Instance, cluster: Cluster) -> Sequence[Any]:
         futures = instance.submit(self.client)
         if instance.during is not None:
-            instance.during(self)
+            instance.during(cluster)
         try:
             wait(futures, timeout=self._timeout_s)
         except TimeoutError:
@@ -198,14 +189,6 @@ class Session:
             return f"wrong result: {error}"
         return OK
 
-    def _settle(self) -> None:
-        # Results of the run before are released, and workers told so, before the next one starts.
-        deadline = time.monotonic() + self._timeout_s
-        while self.client.run_on_scheduler(_n_tasks):
-            if time.monotonic() > deadline:
-                raise ClusterError("tasks of an earlier run do not leave the scheduler")
-            time.sleep(_POLL_S)
-
     def _collect_garbage(self) -> None:
         # A full collection stops the scheduler, which runs in this process, for 0.1 s and more. What
         # exists now stays: the collector need not look at it again.
@@ -213,10 +196,14 @@ class Session:
         gc.freeze()
 
 
-def _n_tasks(dask_scheduler: Scheduler) -> int:
-    return len(dask_scheduler.tasks)
+def _reset(dask_scheduler: Any) -> None:
+    dask_scheduler.plugins[_NAME].reset()
+
+
+def _seen(dask_scheduler: Any) -> Seen:
+    seen: Seen = dask_scheduler.plugins[_NAME].seen()
+    return seen
 
 
 def _failure(error: BaseException) -> str:
-    """Return the status of a run that raised, in one line."""
-    return f"failed: {type(error).__name__}: {error}".split("\n", 1)[0]
+    return f"failed: {error_line(error)}"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from dask._task_spec import Task, TaskRef
 from dask.typing import Key
 
 from ferroflow_dask.virtual import VirtualTask
@@ -91,23 +89,6 @@ SLEEPS: Mapping[str, Callable[[], Sleeps]] = {
     "shuffle": _shuffle,
     "data": _data,
 }
-
-
-def sleep(seconds: float, nbytes: int, *inputs: object) -> bytes:  # noqa: ARG001 -- read, not used
-    """Take a time, and return so many bytes."""
-    time.sleep(seconds)
-    return bytes(nbytes)
-
-
-def dask_graph(sleeps: Sleeps, name: str) -> tuple[dict[Key, Task], list[Key]]:
-    """Return the graph for Dask, and the keys that no task reads."""
-    keys: list[Key] = [(name, i) for i in range(len(sleeps))]
-    graph = {
-        key: Task(key, sleep, seconds, nbytes, *(TaskRef(keys[i]) for i in needed))
-        for key, (seconds, needed, nbytes) in zip(keys, sleeps, strict=True)
-    }
-    read = {i for _, needed, _ in sleeps for i in needed}
-    return graph, [key for i, key in enumerate(keys) if i not in read]
 
 
 def virtual_graph(sleeps: Sleeps, name: str, overshoot_s: float = 0.0) -> dict[Key, VirtualTask]:

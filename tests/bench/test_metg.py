@@ -9,7 +9,6 @@ from bench_rows import row
 
 from ferroflow_dask.bench.metg import (
     Metg,
-    efficiency_of_rate,
     metg,
     metg_from_rows,
     metg_table,
@@ -59,30 +58,15 @@ def test_a_curve_that_does_not_cross_has_none_and_says_why(efficiency: list[floa
     assert metg([1.0, 2.0][: len(efficiency)], efficiency) == Metg(None, reason)
 
 
-def test_efficiency_of_tasks_that_do_work_is_relative_to_the_best_rate() -> None:
-    assert efficiency_of_rate([1.0, 2.0, 4.0], [1.0, 1.0, 1.0]) == [0.25, 0.5, 1.0]
-
-
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "stencil_1d": {
-        "width": 16,
-        "steps": 20,
-        "task_ms": 20.0,
-        "imbalance": 0.0,
-        "kernel": "sleep",
-        "n": 128,
-        "iterations": 10,
-        "output_bytes": 0,
-    }
-}
+DEFAULTS: dict[str, dict[str, Any]] = {"nearest": {"width": 16, "steps": 20, "task_ms": 20.0, "radix": 5}}
 
 
 def task_bench(policy: str, makespan_s: float, **changes: Any) -> BenchRecord:
-    usual = DEFAULTS["stencil_1d"]
+    usual = DEFAULTS["nearest"]
     sizes = {name: changes.pop(name) for name in usual if name in changes}
     arguments = {**usual, "width": 4, "steps": 10, "task_ms": 5.0, **sizes}
     return row(
-        workload="stencil_1d",
+        workload="nearest",
         suite="task-bench",
         arguments=arguments,
         ops=40,
@@ -100,25 +84,13 @@ def test_rows_of_sleeping_tasks_become_curves() -> None:
         for r in range(3)
     ]
     (curve,) = metg_from_rows([*rows, row()], DEFAULTS)
-    assert (curve.policy, curve.swept, curve.sizes) == ("ferroflow", "task_ms", (5.0, 10.0, 15.0))
+    assert (curve.policy, curve.sizes) == ("ferroflow", (5.0, 10.0, 15.0))
     assert curve.granularity_s == pytest.approx([0.015, 0.020, 0.025])
     assert curve.efficiency == pytest.approx([1 / 3, 1 / 2, 3 / 5])
     assert curve.result == Metg(0.020)
     assert metg_table([curve]).splitlines()[2] == (
-        "| stencil_1d 4 × 10 | sleep | 4 workers × 1 thread, processes | ferroflow, learned | 20.0 | 3 | – |"
+        "| nearest 4 × 10 | 4 workers × 1 thread, processes | ferroflow, learned | 20.0 | 3 | – |"
     )
-
-
-def test_rows_of_working_tasks_are_measured_by_their_best_rate() -> None:
-    rows = [
-        task_bench("dask", makespan_s, kernel="matmul", iterations=iterations)
-        for iterations, makespan_s in [(100, 1.0), (10, 0.25), (1, 0.2)]
-    ]
-    (curve,) = metg_from_rows(rows, DEFAULTS)
-    assert (curve.swept, curve.sizes) == ("iterations", (1.0, 10.0, 100.0))
-    assert curve.efficiency == pytest.approx([0.05, 0.4, 1.0])
-    # Granularities 0.025 and 0.1 s at 40 and 100 %: a sixth of the way up.
-    assert curve.result.granularity_s == pytest.approx(0.0375)
 
 
 def test_policies_and_clusters_have_curves_of_their_own_and_one_size_is_none() -> None:
@@ -144,10 +116,9 @@ def test_broken_runs_are_on_no_curve() -> None:
 
 
 def test_curves_that_differ_in_any_size_have_titles_of_their_own() -> None:
-    unusual = ({}, {"output_bytes": 1000}, {"imbalance": 0.5, "n": 64})
+    unusual = ({}, {"radix": 3})
     rows = [task_bench("dask", 1.0, task_ms=ms, **sizes) for ms in (5.0, 50.0) for sizes in unusual]
     assert [curve.title for curve in metg_from_rows(rows, DEFAULTS)] == [
-        "stencil_1d 4 × 10",
-        "stencil_1d 4 × 10 output_bytes=1000",
-        "stencil_1d 4 × 10 imbalance=0.5 n=64",
+        "nearest 4 × 10",
+        "nearest 4 × 10 radix=3",
     ]

@@ -13,16 +13,16 @@ from ferroflow_dask.exceptions import UnknownNameError, UsageError
 
 
 def test_the_order_is_drawn_anew_for_each_repetition_and_the_same_for_each_seed() -> None:
-    wanted = plan("dask", "dask@100ms", "no-stealing", "ferroflow")
+    wanted = plan("dask", "dask-again", "static", "ferroflow")
     orders = [[case.identity() for case in wanted.order(wanted.cases, i)] for i in range(5)]
     assert all(sorted(order) == sorted(orders[0]) for order in orders)
     assert len({tuple(order) for order in orders}) > 1
-    again = plan("dask", "dask@100ms", "no-stealing", "ferroflow")
+    again = plan("dask", "dask-again", "static", "ferroflow")
     assert [case.identity() for case in again.order(again.cases, 3)] == orders[3]
 
 
 def test_groups_of_equally_many_cases_have_orders_of_their_own() -> None:
-    policies = ["dask-again", "dask@100ms", "no-stealing", "ferroflow"]
+    policies = ["dask", "dask-again", "static", "ferroflow"]
     workloads = [(Workload(name, "", sums), {}) for name in ("one", "other", "third")]
     wanted = Plan(make_cases(workloads, policies, ["learned"]), SHAPE, repetitions=3)
     orders = {
@@ -48,12 +48,6 @@ def test_dask_has_learned_costs_where_ours_are_known() -> None:
         ("ferroflow", "plain", "known"),
         ("ferroflow", "plain", "learned"),
     ]
-
-
-def test_ours_run_every_lowering_where_it_is_asked_for() -> None:
-    cases = make_cases([(SUMS, {"n": 1})], ["ferroflow"], ["learned"], every_lowering=True)
-    found = [(case.policy, case.lowering) for case in cases]
-    assert found == [("ferroflow", "plain"), ("ferroflow", "other")]
 
 
 def test_a_case_without_anything_to_run_is_told() -> None:

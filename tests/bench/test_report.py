@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from bench_rows import row, rows, section
 
-from ferroflow_dask.bench.comparison import cases_of, policies_of
-from ferroflow_dask.bench.estimates import Estimate
+from ferroflow_dask.bench.comparison import Estimate, cases_of, policies_of
 from ferroflow_dask.bench.markdown import number, table
 from ferroflow_dask.bench.report import report
 from ferroflow_dask.bench.rows import read_rows
@@ -18,11 +17,10 @@ from ferroflow_dask.bench.schema import BenchRecord
 from ferroflow_dask.exceptions import UsageError
 
 DATA = Path(__file__).parents[1] / "data"
-SIZES = ("width", "steps", "task_ms", "kernel", "n", "iterations", "output_bytes")
 DEFAULTS = {
     "imbalanced": {"n_heavy": 4, "heavy_ms": 200.0, "n_fast": 200, "fast_ms": 1.0},
     "merge": {"n": 20_000},
-    "stencil_1d": dict(zip(SIZES, (16, 20, 20.0, "sleep", 128, 10, 0), strict=True)),
+    "stencil_1d": {"width": 16, "steps": 20, "task_ms": 20.0},
 }
 
 

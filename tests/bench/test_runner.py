@@ -188,7 +188,7 @@ def test_a_cluster_that_cannot_be_observed_is_ended(monkeypatch: pytest.MonkeyPa
     def fail_to_observe(client: Client) -> None:
         raise ConnectionError
 
-    monkeypatch.setattr("ferroflow_dask.bench.session.Observer", fail_to_observe)
+    monkeypatch.setattr("ferroflow_dask.bench.session.Probe", fail_to_observe)
     with pytest.raises(ConnectionError), Session(SHAPE, seed=0, timeout_s=10, start=start):
         pytest.fail("there is nothing to measure with")
     assert not is_there

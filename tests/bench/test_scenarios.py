@@ -82,11 +82,3 @@ def test_lognormal_durations_come_in_the_order_in_which_they_were_drawn(cluster:
     drawn = np.random.default_rng(3).lognormal(1, 1.3, 50)
     assert in_order == pytest.approx(np.minimum(drawn, 60) / 2000)
     assert {key_split(key) for key in costs} == {"lognormal"}
-
-
-def test_lognormal_tasks_may_be_named_by_duration(cluster: Cluster) -> None:
-    costs = durations_of("lognormal", cluster, arguments={"names": "by-duration"}, salt="named")
-    for key, seconds in costs.items():
-        nominal_ms = float(key_split(key).removeprefix("lognormal_").removesuffix("ms"))
-        assert 2**-0.5 <= seconds * 1e3 / nominal_ms <= 2**0.5
-    assert len({key_split(key) for key in costs}) > 3

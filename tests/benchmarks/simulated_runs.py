@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from dask._task_spec import Task, TaskRef
+from dask.typing import Key
 from distributed import Client, wait
 
 from ferroflow_dask.bench.baselines import put_in_charge
 from ferroflow_dask.bench.markdown import number, percent, table
-from ferroflow_dask.bench.simulated_graphs import SLEEPS, Sleeps, dask_graph, virtual_graph
+from ferroflow_dask.bench.simulated_graphs import SLEEPS, Sleeps, virtual_graph
 from ferroflow_dask.clients import ask_workers
 from ferroflow_dask.deploy.calibration import calibration_of
 from ferroflow_dask.deploy.local import local_client
@@ -27,6 +29,23 @@ T = TypeVar("T")
 
 POLICIES = ("dask", "ferroflow")
 _NAPS, _NAP_S = 20, 0.005
+
+
+def sleep(seconds: float, nbytes: int, *inputs: object) -> bytes:
+    """Take a time, and return so many bytes."""
+    time.sleep(seconds)
+    return bytes(nbytes)
+
+
+def dask_graph(sleeps: Sleeps, name: str) -> tuple[dict[Key, Task], list[Key]]:
+    """Return the graph for Dask, and the keys that no task reads."""
+    keys: list[Key] = [(name, i) for i in range(len(sleeps))]
+    graph = {
+        key: Task(key, sleep, seconds, nbytes, *(TaskRef(keys[i]) for i in needed))
+        for key, (seconds, needed, nbytes) in zip(keys, sleeps, strict=True)
+    }
+    read = {i for _, needed, _ in sleeps for i in needed}
+    return graph, [key for i, key in enumerate(keys) if i not in read]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ import json
 import pytest
 from command_line import USAGE, answer, assert_one_line, ferroflow
 from measure_simulator import main as program
-from simulated_runs import Comparison, comparison_table, winners
+from simulated_runs import Comparison, comparison_table, dask_graph, sleep, winners
 
-from ferroflow_dask.bench.simulated_graphs import SLEEPS, dask_graph, sleep, virtual_graph
+from ferroflow_dask.bench.simulated_graphs import SLEEPS, virtual_graph
 from ferroflow_dask.virtual.task import sinks
 
 

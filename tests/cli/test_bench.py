@@ -230,8 +230,6 @@ def test_rows_of_another_commit_are_not_gone_on_with(measured: Path, tmp_path: P
         (("run", "wide", "--width", "many"), "size 'width' of 'wide' is 'many'; it must be int"),
         (("metg", "--pattern", "wide"), "'wide' is no pattern of Task Bench; choose one of: trivial, "),
         (("metg", "--pattern", "foo"), "'foo' is no pattern of Task Bench; choose one of: trivial, "),
-        (("metg", "--kernel", "matmul"), "kernel is 'matmul', whose tasks do not last what"),
-        (("metg", "--kernel", "nap"), "it must be one of: sleep, busy"),
         (("metg", "--task-ms", "-1"), "'--task-ms': -1"),
         (("metg", "--task-ms", "inf"), "'--task-ms': inf is no number of milliseconds"),
         (("run", "wide", "--run-timeout", "nan"), "'--run-timeout': nan is no number of seconds"),

@@ -7,8 +7,6 @@ types of the real columns, and fewer rows and files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,90 +16,32 @@ from ferroflow_dask.exceptions import UnknownNameError
 _SEED = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Store:
-    """Part of a store that a test reads.
+# NOAA, National Water Model 2.1: (122,479, 15,360, 18,432) in chunks of (224, 350, 350), by NCAR's
+# rechunk_retro_nwm_v21. The test reads 2 years of 8 × 8 chunks, which are 10 × 10 times smaller here.
+WATER = "s3://noaa-nwm-retrospective-2-1-zarr-pds/rtout.zarr"
+_CHUNKS, _N_CHUNKS = (224, 35, 35), 8
 
-    Parameters
-    ----------
-    variables : tuple of str
-        Each has all dimensions.
-    start, stop, every : str
-        The first dimension, which is time, as pandas takes it.
-    dims : mapping of str to int
-        Length of each dimension; that of time follows from its range.
-    chunks : tuple of int
-        In the order of the dimensions.
-    """
-
-    variables: tuple[str, ...]
-    start: str
-    stop: str
-    every: str
-    dims: Mapping[str, int]
-    chunks: tuple[int, ...]
+# Trips of the New York City Taxi and Limousine Commission, high volume for-hire vehicles; 265 zones.
+TRIPS = "s3://coiled-datasets/uber-lyft-tlc/"
+_WORDS = ("hvfhs_license_num", "dispatching_base_num", "originating_base_num", "wav_request_flag")
+_TIMES = ("request_datetime", "on_scene_datetime", "pickup_datetime", "dropoff_datetime")
+_NUMBERS = ("trip_miles", "base_passenger_fare", "tolls", "sales_tax", "tips", "driver_pay")
+#: Columns of integers, and the largest integer of each.
+_KEYS = {"PULocationID": 265, "DOLocationID": 265, "trip_time": 7200}
+#: One partition for each file.
+_FILES, _ROWS = 40, 50_000
 
 
-#: By URL.
-STORES = {
-    # NOAA, National Water Model 2.1: (122,479, 15,360, 18,432) in chunks of (224, 350, 350), by NCAR's
-    # rechunk_retro_nwm_v21. The test reads 2 years of 8 × 8 chunks, which are 10 × 10 times smaller here.
-    "s3://noaa-nwm-retrospective-2-1-zarr-pds/rtout.zarr": Store(
-        variables=("zwattablrt",),
-        start="2000-01-01",
-        stop="2003-12-31T21:00",
-        every="3h",
-        dims={"y": 8 * 35, "x": 8 * 35},
-        chunks=(224, 35, 35),
-    ),
-}
+def _trips(file: int) -> Any:
+    """Return a partition as a data frame."""
+    import pandas as pd
 
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Table of a test.
-
-    Parameters
-    ----------
-    words, times, numbers : tuple of str
-        Columns of strings, of times and of doubles.
-    keys : mapping of str to int
-        Columns of integers, and the largest integer of each.
-    files, rows : int
-        One partition for each file, of as many rows.
-    """
-
-    words: tuple[str, ...]
-    times: tuple[str, ...]
-    numbers: tuple[str, ...]
-    keys: Mapping[str, int]
-    files: int
-    rows: int
-
-    def __call__(self, file: int) -> Any:
-        """Return a partition as a data frame."""
-        import pandas as pd
-
-        rng, n = np.random.default_rng([_SEED, file]), self.rows
-        start, seconds = np.datetime64("2019-02-01", "us"), 365 * 24 * 3600
-        columns = {name: rng.choice(["HV0002", "HV0003", "HV0004", "HV0005"], n) for name in self.words}
-        columns |= {name: start + rng.integers(0, seconds, n).astype("m8[s]") for name in self.times}
-        columns |= {name: rng.integers(1, most, n, endpoint=True) for name, most in self.keys.items()}
-        return pd.DataFrame(columns | {name: rng.random(n) for name in self.numbers})
-
-
-#: By URL.
-TABLES = {
-    # Trips of the New York City Taxi and Limousine Commission, high volume for-hire vehicles; 265 zones.
-    "s3://coiled-datasets/uber-lyft-tlc/": Table(
-        words=("hvfhs_license_num", "dispatching_base_num", "originating_base_num", "wav_request_flag"),
-        times=("request_datetime", "on_scene_datetime", "pickup_datetime", "dropoff_datetime"),
-        numbers=("trip_miles", "base_passenger_fare", "tolls", "sales_tax", "tips", "driver_pay"),
-        keys={"PULocationID": 265, "DOLocationID": 265, "trip_time": 7200},
-        files=40,
-        rows=50_000,
-    ),
-}
+    rng, n = np.random.default_rng([_SEED, file]), _ROWS
+    start, seconds = np.datetime64("2019-02-01", "us"), 365 * 24 * 3600
+    columns = {name: rng.choice(["HV0002", "HV0003", "HV0004", "HV0005"], n) for name in _WORDS}
+    columns |= {name: start + rng.integers(0, seconds, n).astype("m8[s]") for name in _TIMES}
+    columns |= {name: rng.integers(1, most, n, endpoint=True) for name, most in _KEYS.items()}
+    return pd.DataFrame(columns | {name: rng.random(n) for name in _NUMBERS})
 
 
 def read_parquet(path: str, *_: Any, **__: Any) -> Any:
@@ -110,14 +50,13 @@ def read_parquet(path: str, *_: Any, **__: Any) -> Any:
     Raises
     ------
     UnknownNameError
-        `TABLES` lacks the URL.
+        There is no table of this URL.
     """
     import dask.dataframe as dd
 
-    if path not in TABLES:
-        raise UnknownNameError.of("table", path, TABLES)
-    table = TABLES[path]
-    return dd.from_map(table, range(table.files), meta=table(0).iloc[:0], label="read-parquet")
+    if path != TRIPS:
+        raise UnknownNameError.of("table", path, [TRIPS])
+    return dd.from_map(_trips, range(_FILES), meta=_trips(0).iloc[:0], label="read-parquet")
 
 
 def get_mapper(url: str, *_: Any, **__: Any) -> str:
@@ -131,20 +70,15 @@ def open_zarr(store: str, *_: Any, **__: Any) -> Any:
     Raises
     ------
     UnknownNameError
-        `STORES` lacks the URL.
+        There is no store of this URL.
     """
     import dask.array as da
     import pandas as pd
     import xarray as xr
 
-    if store not in STORES:
-        raise UnknownNameError.of("Zarr store", store, STORES)
-    described = STORES[store]
-    times = pd.date_range(described.start, described.stop, freq=described.every)
-    shape = (len(times), *described.dims.values())
-    rng = da.random.default_rng(_SEED)
-    names = ("time", *described.dims)
-    arrays = {
-        variable: (names, rng.random(shape, chunks=described.chunks)) for variable in described.variables
-    }
-    return xr.Dataset(arrays, coords={"time": times})
+    if store != WATER:
+        raise UnknownNameError.of("Zarr store", store, [WATER])
+    times = pd.date_range("2000-01-01", "2003-12-31T21:00", freq="3h")
+    shape = (len(times), *(_N_CHUNKS * length for length in _CHUNKS[1:]))
+    table = da.random.default_rng(_SEED).random(shape, chunks=_CHUNKS)
+    return xr.Dataset({"zwattablrt": (("time", "y", "x"), table)}, coords={"time": times})

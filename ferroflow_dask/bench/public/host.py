@@ -12,7 +12,6 @@ import os
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -24,17 +23,15 @@ import dask
 import numpy as np
 from distributed import Client, LocalCluster
 
-from ferroflow_dask.bench.observe import PEAK
+from ferroflow_dask.bench.observe import PEAK, error_line, settle
 from ferroflow_dask.bench.public.base import Clock, Options, Program, Suite
 from ferroflow_dask.bench.public.probe import Probe
 from ferroflow_dask.bench.schema import OK
-from ferroflow_dask.exceptions import ClusterError
 from ferroflow_dask.scheduler.extension import extension_on
 from ferroflow_dask.scheduler.installation import install
 
 #: Time that the results of a run may take to leave the scheduler [s].
 _SETTLE_S = 30.0
-_POLL_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,34 +147,17 @@ def _run(program: Program, client: Client, probe: Probe, seed: int, is_ours: boo
         packed = cloudpickle.dumps(answer)
         del answer
         gc.collect()
-        _settle(client)
+        settle(client, _SETTLE_S)
         return Outcome(clock.seconds, seen, OK, packed)
     except Exception as error:  # noqa: BLE001 -- it is the status
-        return Outcome(clock.seconds, {}, _line(error))
+        return Outcome(clock.seconds, {}, error_line(error))
 
 
 def _problem(dask_scheduler: Any) -> str:
     extension = extension_on(dask_scheduler)
     if extension is None:
         return "it is not in charge"
-    return "" if extension.error is None else _line(extension.error)
-
-
-def _settle(client: Client) -> None:
-    """Wait until the results of a run have left the scheduler."""
-    deadline = time.monotonic() + _SETTLE_S
-    while n_tasks := client.run_on_scheduler(_n_tasks):
-        if time.monotonic() > deadline:
-            raise ClusterError(f"{n_tasks} tasks do not leave the scheduler")
-        time.sleep(_POLL_S)
-
-
-def _n_tasks(dask_scheduler: Any) -> int:
-    return len(dask_scheduler.tasks)
-
-
-def _line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".split("\n", 1)[0][:300]
+    return "" if extension.error is None else error_line(extension.error)
 
 
 def plugin(client: Client) -> None:
@@ -197,4 +177,4 @@ def time_anchor(suite: Suite, options: Options, program: str, name: str, connect
         seen = {"client_cpu_s": sum(os.times()[:4]), "peak_client_memory": PEAK.read() or None}
         connection.send(Outcome(clock.seconds, seen, OK, cloudpickle.dumps(answer)))
     except Exception as error:  # noqa: BLE001 -- it is the status
-        connection.send(Outcome(0.0, {}, _line(error)))
+        connection.send(Outcome(0.0, {}, error_line(error)))

@@ -11,7 +11,7 @@ from html import escape
 from statistics import geometric_mean
 from typing import Any
 
-from ferroflow_dask.bench.estimates import ENOUGH
+from ferroflow_dask.bench.comparison import ENOUGH
 from ferroflow_dask.bench.markdown import BROKEN, NOTHING, count, number, percent, table, text
 from ferroflow_dask.bench.public.summary import AGAIN, OURS, SKIPPED, ProgramSummary, Ratio, Summary
 from ferroflow_dask.printable import printable

@@ -247,15 +247,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 # Outside
 
 
-def left_out() -> list[str]:
-    """Return a line for each peer that is not installed."""
-    return [
-        f"{name} is left out; to run it: pip install {peer.package}"
-        for name, peer in PEERS.items()
-        if peer.package and not find_spec(peer.package)
-    ]
-
-
 def peer_rows(options: Options, names: Collection[str] = tuple(PEERS)) -> Iterator[Other]:
     """Yield runs of the programs of `tasks` under the peers that are installed.
 

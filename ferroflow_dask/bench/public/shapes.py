@@ -5,10 +5,8 @@ Those of `bench.workloads` check their own results, since each run's differ; the
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -16,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from ferroflow_dask.bench.public import geospatial
 from ferroflow_dask.bench.public.base import Clock, Options, Program
 from ferroflow_dask.bench.workloads.arrays import ARRAYS
-from ferroflow_dask.bench.workloads.base import Request, Workload
+from ferroflow_dask.bench.workloads.base import Cluster, Request, Workload
 from ferroflow_dask.bench.workloads.frames import FRAMES
 from ferroflow_dask.bench.workloads.rsds import RSDS
 from ferroflow_dask.bench.workloads.scenarios import SCENARIOS
-from ferroflow_dask.exceptions import ClusterError, ResultError, UsageError
+from ferroflow_dask.exceptions import ResultError
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -35,31 +33,7 @@ _QUICK: Mapping[str, Mapping[str, Any]] = {
 }
 _COILED = "after coiled/benchmarks (BSD-3)"
 _OWN = frozenset({"straggler", "heavy_tail", "two_speeds"})
-#: Duration within which a cluster must have another size, and how often it is asked [s].
-_SCALED_S, _POLL_S = 60.0, 0.01
 _SEED = 0
-
-
-@dataclass(slots=True)
-class ScaledCluster:
-    """What a workload may do with the cluster of a client."""
-
-    client: Client
-    n_workers: int
-
-    def scale(self, n: int) -> None:
-        """Have `n` workers, and return once they are there."""
-        cluster: Any = self.client.cluster
-        if cluster is None:
-            raise UsageError(
-                "the client must have a cluster that it can scale, got an address: --place local"
-            )
-        cluster.scale(n)
-        deadline = time.monotonic() + _SCALED_S
-        while len(self.client.nthreads()) != n:
-            if time.monotonic() > deadline:
-                raise ClusterError(f"the cluster has {len(self.client.nthreads())} workers, not {n}")
-            time.sleep(_POLL_S)
 
 
 def _run(workload: Workload, sizes: Mapping[str, Any], client: Client, clock: Clock) -> str:
@@ -67,7 +41,7 @@ def _run(workload: Workload, sizes: Mapping[str, Any], client: Client, clock: Cl
     threads = client.nthreads()
     # Keys depend on the salt: no run finds the results of another.
     instance = workload.build(Request(sizes, _SEED, uuid.uuid4().hex, sum(threads.values())))
-    cluster = ScaledCluster(client, len(threads))
+    cluster = Cluster(client, len(threads))
     if instance.prepare is not None:
         instance.prepare(cluster)
     try:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ferroflow_dask.bench.estimates import ratio_of_medians
+from ferroflow_dask.bench.comparison import ratio_of_medians
 from ferroflow_dask.bench.public import NAMES, get_suite
 from ferroflow_dask.bench.schema import OK, BenchRecord, written
 from ferroflow_dask.documents import check_format, read_document

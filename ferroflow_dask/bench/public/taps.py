@@ -121,10 +121,10 @@ def driven(
 
 @dataclass(frozen=True, slots=True)
 class Taps:
-    """TaPS: its version, and the paths by which Python finds it; none if it is installed."""
+    """TaPS: its version, and the paths by which Python finds it."""
 
     version: str
-    paths: tuple[str, ...] = ()
+    paths: tuple[str, ...]
 
     @property
     def environment(self) -> dict[str, str]:
@@ -134,12 +134,12 @@ class Taps:
 
 
 def find_taps(options: Options) -> Taps:
-    """Return the TaPS of the checkout or else of the environment.
+    """Return the TaPS of the checkout.
 
     Raises
     ------
     UsageError
-        There is none, or another program has its name.
+        The folder is no working tree of TaPS, or a package is too new for it.
     """
     if find_spec("pydantic_settings") and Version(version("pydantic-settings")) >= FIRST_BAD_SETTINGS:
         found = version("pydantic-settings")
@@ -147,20 +147,7 @@ def find_taps(options: Options) -> Taps:
             f"pydantic-settings must be older than {FIRST_BAD_SETTINGS}, got {found}; "
             f"pip install 'pydantic-settings<{FIRST_BAD_SETTINGS}'"
         )
-    if "taps" in options.checkouts:
-        return _of_checkout(Path(options.checkouts["taps"]).resolve(), options.data)
-    spec = find_spec("taps")
-    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
-    if any((folder / "engine").is_dir() for folder in folders):
-        return Taps(version("taps"))
-    got = f"another program in {folders[0]}" if folders else "no such module"
-    raise UsageError(
-        f"taps must be the Task Performance Suite, got {got}; "
-        "clone github.com/proxystore/taps and pass --checkout taps=PATH"
-    )
-
-
-def _of_checkout(checkout: Path, data: Path) -> Taps:
+    checkout = Path(options.checkouts["taps"]).resolve()
     if not (checkout / "taps" / "engine").is_dir():
         raise UsageError(
             f"--checkout taps must be a working tree of github.com/proxystore/taps, got {checkout} "
@@ -169,7 +156,7 @@ def _of_checkout(checkout: Path, data: Path) -> Taps:
     project = tomllib.loads((checkout / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     name, number = project["name"], project["version"]
     # TaPS asks for its version as an installed package would have it.
-    site = (data / "taps" / number).resolve()
+    site = (options.data / "taps" / number).resolve()
     metadata = site / f"{name}-{number}.dist-info" / "METADATA"
     metadata.parent.mkdir(parents=True, exist_ok=True)
     write_text(metadata, f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")

@@ -10,8 +10,7 @@ from ferroflow_dask.bench.workloads.base import Cluster, Instance, Request, Work
 from ferroflow_dask.bench.workloads.dags import DAGS
 from ferroflow_dask.bench.workloads.frames import FRAMES
 from ferroflow_dask.bench.workloads.rsds import RSDS
-from ferroflow_dask.bench.workloads.scenarios import SCENARIOS
-from ferroflow_dask.bench.workloads.submissions import SUBMISSIONS
+from ferroflow_dask.bench.workloads.scenarios import SCENARIOS, SUBMISSIONS
 from ferroflow_dask.bench.workloads.task_bench import TASK_BENCH
 from ferroflow_dask.exceptions import UnknownNameError
 

@@ -8,12 +8,13 @@ thing on the clock.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ferroflow_dask.bench.workloads.needs import nbytes_of
-from ferroflow_dask.exceptions import UsageError
+from ferroflow_dask.exceptions import ClusterError, UsageError
 from ferroflow_dask.memory import check_memory
 
 if TYPE_CHECKING:
@@ -24,24 +25,45 @@ if TYPE_CHECKING:
 
 #: Ranges of sizes by name. Other whole numbers are 1 or more, other durations and factors 0 or more.
 _RANGES: Mapping[str, tuple[float, float]] = {
-    **dict.fromkeys(("fraction", "heavy_fraction", "imbalance"), (0, 1)),
+    **dict.fromkeys(("fraction", "heavy_fraction"), (0, 1)),
     **dict.fromkeys(("shrink", "slowdown", "heavy_factor"), (1, math.inf)),
-    "output_bytes": (0, math.inf),
 }
 
 
-class Cluster(Protocol):
-    """The cluster of a run, as far as a workload may touch it."""
+#: How often a cluster is asked whether it has another size [s].
+_POLL_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The cluster of a run, as far as a workload may touch it.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    n_workers : int
+        Workers that there are when nothing scales them.
+    timeout_s : float
+        Duration within which the cluster must have another size [s].
+    """
 
     client: Client
-
-    @property
-    def n_workers(self) -> int:
-        """Workers that there are when nothing scales them."""
-        ...
+    n_workers: int
+    timeout_s: float = 60.0
 
     def scale(self, n: int) -> None:
-        """Have `n` workers; returns once they are there."""
+        """Have `n` workers, and return once they are there."""
+        cluster: Any = self.client.cluster
+        if cluster is None:
+            raise UsageError(
+                "the client must have a cluster that it can scale, got an address: --place local"
+            )
+        cluster.scale(n)
+        deadline = time.monotonic() + self.timeout_s
+        while len(self.client.nthreads()) != n:
+            if time.monotonic() > deadline:
+                raise ClusterError(f"the cluster has {len(self.client.nthreads())} workers, not {n}")
+            time.sleep(_POLL_S)
 
 
 @dataclass(frozen=True, slots=True)

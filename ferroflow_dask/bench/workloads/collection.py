@@ -17,15 +17,12 @@ import numpy as np
 from dask import config
 from dask.base import collections_to_expr, compute, tokenize
 
+from ferroflow_dask.bench.public.answers import difference
 from ferroflow_dask.bench.workloads.base import Instance, Request, Workload
 from ferroflow_dask.exceptions import ResultError
 
 if TYPE_CHECKING:
     from distributed import Client, Future
-
-#: Sums of doubles in another order differ by less than this, relative to the value itself, and, where terms
-#: cancel, by less than `CANCELLATION` relative to the largest value.
-TOLERANCE, CANCELLATION = 1e-9, 1e-12
 
 #: Answers and counts that are kept; a comparison has fewer pairs of workload and seed at a time.
 N_KEPT = 256
@@ -95,7 +92,7 @@ def instance(recipe: Recipe, request: Request, **options: Any) -> Instance:
     def check(results: Sequence[Any]) -> None:
         found = results[0] if len(results) == 1 else results
         try:
-            problem = difference(_plain(found), expected)
+            problem = difference(found, expected)
         except (TypeError, ValueError) as error:
             why = str(error).partition("\n")[0]
             raise ResultError(f"{name}: the result is a {type(found).__name__} ({why})") from error
@@ -113,14 +110,7 @@ def _answer(collect: Callable[..., Any], seed: int, arguments: tuple[tuple[str, 
     # With a client, Dask would choose P2P shuffles, which work on a cluster only.
     with config.set({"dataframe.shuffle.method": "tasks"}):
         (found,) = compute(collect(seed, "the answer", **dict(arguments)), scheduler="synchronous")
-    return _plain(found)
-
-
-def _plain(result: Any) -> Any:
-    """Return the numbers of a frame or of what xarray returns; all else as it is."""
-    if hasattr(result, "to_dataarray"):
-        result = result.to_dataarray()
-    return result.to_numpy() if hasattr(result, "to_numpy") else result
+    return found
 
 
 @lru_cache(N_KEPT)
@@ -143,31 +133,10 @@ def _optimized(collection: Any) -> Any:
     return collection.optimize() if hasattr(type(collection), "optimize") else collection
 
 
-def difference(found: Any, expected: Any) -> str:
-    """Say in one line how a result differs from what is expected; "" if it does not."""
-    if isinstance(expected, list):
-        if not isinstance(found, list):
-            return f"the result is a {type(found).__name__}, expected a list"
-        if len(found) != len(expected):
-            return f"{len(found)} values, expected {len(expected)}"
-        wrong = [i for i, (one, other) in enumerate(zip(found, expected, strict=True)) if one != other]
-        return f"value {wrong[0]} is {found[wrong[0]]!r}, expected {expected[wrong[0]]!r}" if wrong else ""
-    if isinstance(expected, int):
-        return "" if found == expected else f"the value is {found!r}, expected {expected!r}"
-    values, wanted = np.asarray(found, dtype=float), np.asarray(expected, dtype=float)
-    if values.shape != wanted.shape:
-        return f"shape {values.shape}, expected {wanted.shape}"
-    sizes = np.abs(wanted)
-    # Written so that NaN counts as wrong.
-    is_wrong = ~(np.abs(values - wanted) <= TOLERANCE * sizes + CANCELLATION * np.max(sizes, initial=0))
-    if not is_wrong.any():
-        return ""
-    first = tuple(int(i) for i in np.argwhere(is_wrong)[0])
-    where = f"value {first}" if first else "the value"
-    return (
-        f"{where} is {values[first]!s}, expected {wanted[first]!s} "
-        f"({np.count_nonzero(is_wrong)} of {wanted.size} wrong)"
-    )
+def check_equal(expected: Sequence[Any], found: Sequence[Any]) -> None:
+    """Raise `ResultError` unless all results are the expected ones."""
+    if problem := difference(list(found), expected):
+        raise ResultError(problem)
 
 
 def token(salt: str, *parts: Any) -> str:

@@ -36,10 +36,6 @@ def _texts(n: int, p: int, features: int = 0, **_: Any) -> float:
     return _ROW_NBYTES * n + _numbers(p * features, p)
 
 
-def _pattern(width: int, steps: int, n: int, output_bytes: int, **_: Any) -> float:
-    return TASK_NBYTES * width * steps + width * (_numbers(2 * n**2) + output_bytes)
-
-
 #: By the names of workloads; others have `n` tasks.
 _OF: Mapping[str, _Nbytes] = {
     "scale_up": lambda n, chunks, **_: _numbers(n**3, 27 * chunks**3),
@@ -57,7 +53,7 @@ _OF: Mapping[str, _Nbytes] = {
     "anomaly_mean": _climate,
 }
 _OF_SUITE: Mapping[str, _Nbytes] = {
-    "task-bench": _pattern,
+    "task-bench": lambda width, steps, **_: TASK_NBYTES * width * steps,
     "array": _square,
     "frame": lambda n, partitions: _numbers(3 * n, partitions**2),
 }

@@ -1,4 +1,4 @@
-"""Situations in which stealing must act, or must not: those of coiled's benchmarks, and three of ours.
+"""Situations in which stealing must act, or must not, and ways to hand work over.
 
 After `test_work_stealing.py` of github.com/coiled/benchmarks: one root with many trivial tasks, more
 workers while an array is computed, durations from a lognormal distribution. A worker that straggles has
@@ -17,16 +17,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from dask._task_spec import Task, TaskRef
+from dask._task_spec import List, Task, TaskRef
 from dask.base import annotate, tokenize
 from dask.typing import Key
 from distributed import get_worker
 
 from ferroflow_dask.annotations import COST_ANNOTATION
 from ferroflow_dask.bench.workloads.base import Cluster, Instance, Request, Workload
-from ferroflow_dask.bench.workloads.collection import Recipe, block, instance, random_array
+from ferroflow_dask.bench.workloads.collection import Recipe, block, check_equal, instance, random_array
 from ferroflow_dask.clients import workers_of
-from ferroflow_dask.exceptions import ResultError, UnknownNameError
 from ferroflow_dask.lowering.tasks import PerKey
 
 if TYPE_CHECKING:
@@ -64,10 +63,10 @@ def _trivial(root: bytes, i: int, start: int) -> int:
 class Calls:
     """Calls of one function as for `client.map`: the i-th one takes `seconds[i]` and returns `start` + i."""
 
-    def __init__(self, request: Request, seconds: Sequence[float], names: Sequence[str]) -> None:
+    def __init__(self, request: Request, seconds: Sequence[float], name: str) -> None:
         token = tokenize(request.salt)
         # As `client.map` makes them itself, but from the salt.
-        self.keys = [f"{name}-{token}-{i}" for i, name in enumerate(names)]
+        self.keys = [f"{name}-{token}-{i}" for i in range(len(seconds))]
         self.seconds = seconds
         self.start = number_of(request)
         self._declared = partial(declared, request)
@@ -85,7 +84,7 @@ class Calls:
     def instance(self) -> Instance:
         """Return the instance that computes this and nothing else, on workers of equal speed."""
         n = len(self.keys)
-        check = partial(check_numbers, self.start, n)
+        check = partial(check_equal, list(range(self.start, self.start + n)))
         return Instance(self.submit, check, n, t1_s=sum(self.seconds), t_inf_s=max(self.seconds))
 
 
@@ -98,17 +97,6 @@ def number_of(request: Request) -> int:
     """Return the number by which results of an instance differ from those of others."""
     # 48 bits: results of different instances do not meet, and sums of a few are exact as floats.
     return int(tokenize(request.salt)[:12], 16)
-
-
-def check_numbers(first: int, n: int, found: Sequence[Any], step: int = 1) -> None:
-    """Raise `ResultError` unless there are `n` results: `first`, and each `step` more than the one before."""
-    expected = [first + step * i for i in range(n)]
-    if list(found) == expected:
-        return
-    if len(found) != n:
-        raise ResultError(f"there are {len(found)} results; there must be {n}")
-    i = next(i for i in range(n) if found[i] != expected[i])
-    raise ResultError(f"result {i} is {str(found[i])[:80]}; it must be {expected[i]}")
 
 
 # Scenarios
@@ -128,7 +116,9 @@ def _trivial_fanout(request: Request) -> Instance:
         futures: Sequence[Future[Any]] = client.get(dsk, keys, sync=False)
         return futures
 
-    return Instance(submit=submit, check=partial(check_numbers, start + start % 256, n), n_ops=n + 1)
+    return Instance(
+        submit=submit, check=partial(check_equal, [start + start % 256 + i for i in range(n)]), n_ops=n + 1
+    )
 
 
 def _slowly(chunk: Any, seconds: float) -> Any:
@@ -163,19 +153,13 @@ def _build_scale_up(request: Request) -> Instance:
 
 #: Of the normal distribution under the lognormal one, and its largest sleep [s], before it is shrunk.
 _LOG_MEAN, _LOG_DEVIATION, _LONGEST_S = 1.0, 1.3, 60.0
-_NAMES = ("one", "by-duration")
 
 
 def _lognormal(request: Request) -> Instance:
     sizes = request.arguments
-    if sizes["names"] not in _NAMES:
-        raise UnknownNameError.of("choice of names", sizes["names"], _NAMES)
     drawn = np.random.default_rng(request.seed).lognormal(_LOG_MEAN, _LOG_DEVIATION, sizes["n"])
     seconds = [float(value) for value in np.minimum(drawn, _LONGEST_S) / sizes["shrink"]]
-    names = ["lognormal"] * len(seconds)
-    if sizes["names"] == "by-duration":
-        names = [f"lognormal_{2.0 ** round(math.log2(s / MILLISECOND)):g}ms" for s in seconds]
-    return Calls(request, seconds, names).instance()
+    return Calls(request, seconds, "lognormal").instance()
 
 
 def _heavy_tail(request: Request) -> Instance:
@@ -199,7 +183,7 @@ def _heavy_tail(request: Request) -> Instance:
 
     return Instance(
         submit=submit,
-        check=partial(check_numbers, start, n),
+        check=partial(check_equal, list(range(start, start + n))),
         n_ops=2 * n,
         t1_s=n * base_s + sum(seconds),
         t_inf_s=base_s + max(seconds),
@@ -216,7 +200,7 @@ def _on_slow_workers(name: str, n_slow_of: Callable[[int], int], request: Reques
     sizes = request.arguments
     n, slowdown = sizes["n"], sizes["slowdown"]
     seconds = sizes["task_ms"] * MILLISECOND
-    calls = Calls(request, [seconds] * n, [name] * n)
+    calls = Calls(request, [seconds] * n, name)
     slow: list[str] = []
 
     def prepare(cluster: Cluster) -> None:
@@ -245,6 +229,65 @@ def _natural(name: object) -> tuple[bool, float, str]:
     return (not is_number, float(name) if isinstance(name, int) else 0.0, str(name))
 
 
+# Ways to hand work over: many calls at once, one after the other, and two graphs with common tasks
+
+
+def _mapped(request: Request) -> Instance:
+    n, seconds = request.arguments["n"], request.arguments["task_ms"] * MILLISECOND
+    return Calls(request, [seconds] * n, "mapped").instance()
+
+
+def _one_by_one(request: Request) -> Instance:
+    chains, steps = request.arguments["chains"], request.arguments["steps"]
+    seconds, start, token = (
+        request.arguments["task_ms"] * MILLISECOND,
+        number_of(request),
+        tokenize(request.salt),
+    )
+
+    def submit(client: Client) -> Sequence[Future[Any]]:
+        ends: list[Any] = [start] * chains
+        with declared(request, seconds):
+            for step in range(steps):
+                ends = [
+                    client.submit(nap, 0 if step else i, seconds, end, key=f"step-{token}-{step}-{i}")
+                    for i, end in enumerate(ends)
+                ]
+        return ends
+
+    n = chains * steps
+    check = partial(check_equal, list(range(start, start + chains)))
+    return Instance(submit, check, n, t1_s=n * seconds, t_inf_s=steps * seconds)
+
+
+def _sum(values: Sequence[int]) -> int:
+    return sum(values)
+
+
+def _live_pair(request: Request) -> Instance:
+    n, seconds = request.arguments["n"], request.arguments["task_ms"] * MILLISECOND
+    start, token = number_of(request), tokenize(request.salt)
+    loads: dict[Key, Task] = {
+        (key := (f"load-{token}", i)): Task(key, nap, i, seconds, start) for i in range(n)
+    }
+
+    def graph(name: str) -> tuple[dict[Key, Task], Key]:
+        end = f"{name}-{token}"
+        return {**loads, end: Task(end, _sum, List(*map(TaskRef, loads)))}, end
+
+    def submit(client: Client) -> Sequence[Future[Any]]:
+        futures = []
+        for name in ("first", "second"):
+            tasks, end = graph(name)
+            with declared(request, PerKey({**dict.fromkeys(loads, seconds), end: 0.0})):
+                futures += client.get(tasks, [end], sync=False)
+        return futures
+
+    total = n * start + n * (n - 1) // 2
+    check = partial(check_equal, [total, total])
+    return Instance(submit, check, n + 2, t1_s=n * seconds, t_inf_s=seconds)
+
+
 # Workloads
 
 
@@ -270,7 +313,7 @@ SCENARIOS: tuple[Workload, ...] = (
         "lognormal",
         "`n` tasks of lognormal durations (1, 1.3) over `shrink`, in the order in which they were drawn",
         _lognormal,
-        {"n": 500, "shrink": 50.0, "names": _NAMES[0]},
+        {"n": 500, "shrink": 50.0},
         {"n": 50, "shrink": 2000.0},
     ),
     _workload(
@@ -293,5 +336,29 @@ SCENARIOS: tuple[Workload, ...] = (
         partial(_on_slow_workers, "two_speeds", lambda total: math.ceil(total / 2)),
         {"n": 400, "task_ms": 20.0, "slowdown": 10.0},
         {"n": 30, "task_ms": 1.0},
+    ),
+)
+
+SUBMISSIONS: tuple[Workload, ...] = (
+    _workload(
+        "mapped",
+        "`n` equal calls by `client.map`",
+        _mapped,
+        {"n": 2000, "task_ms": 1.0},
+        {"n": 50},
+    ),
+    _workload(
+        "one_by_one",
+        "`chains` chains of `steps` calls, each of which is submitted alone",
+        _one_by_one,
+        {"chains": 4, "steps": 100, "task_ms": 5.0},
+        {"chains": 2, "steps": 5, "task_ms": 1.0},
+    ),
+    _workload(
+        "live_pair",
+        "two sums of the same `n` short tasks, one graph right after the other",
+        _live_pair,
+        {"n": 1000, "task_ms": 2.0},
+        {"n": 20},
     ),
 )

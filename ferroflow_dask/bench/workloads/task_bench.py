@@ -5,12 +5,9 @@ McCormick and Aiken, "Task Bench: A Parameterized Benchmark for Evaluating Paral
 SC'20. Points (t, i), `width` of them at each of `steps` time steps; a point at t > 0 depends on points at
 t − 1.
 
-Task Bench's imbalance is here a size of every kernel that lasts a given time: durations are drawn around
-it, and whoever schedules is told the mean at most.
-
-Deviations: `dom` keeps its full width (there it is a diamond), equal dependences are one (`spread` has
-some at large radix), and `random_nearest` hashes with BLAKE2b. The results are all points that no other
-depends on, or Dask would not run them; the last step is among them.
+Deviations: tasks sleep, `dom` keeps its full width (there it is a diamond), equal dependences are one
+(`spread` has some at large radix), and `random_nearest` hashes with BLAKE2b. The results are all points that
+no other depends on, or Dask would not run them; the last step is among them.
 """
 
 from __future__ import annotations
@@ -24,7 +21,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from dask._task_spec import Task, TaskRef
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
@@ -33,7 +29,8 @@ from dask.typing import Key
 from ferroflow_dask.annotations import COST_ANNOTATION
 from ferroflow_dask.bench.observe import longest_chain
 from ferroflow_dask.bench.workloads.base import Instance, Request, Workload
-from ferroflow_dask.exceptions import ResultError, UnknownNameError
+from ferroflow_dask.bench.workloads.collection import check_equal
+from ferroflow_dask.exceptions import ResultError
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -130,24 +127,6 @@ PATTERNS: Mapping[str, Callable[[Pattern, int, int], Sequence[int]]] = {
 # What a task does
 
 
-def _sleep(seconds: float, _n: int, _iterations: int) -> None:
-    time.sleep(seconds)
-
-
-def _busy(seconds: float, _n: int, _iterations: int) -> None:
-    end = time.thread_time() + seconds
-    while time.thread_time() < end:
-        pass
-
-
-def _matmul(_seconds: float, n: int, iterations: int) -> None:
-    # Rows that sum to one keep the values what they are, however often they are multiplied.
-    weight = np.full((n, n), 1 / n, np.float32)
-    value = np.ones((n, n), np.float32)
-    for _ in range(iterations):
-        value = value @ weight
-
-
 #: Points that ran in this process, by the salt of their instance.
 _ran: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
 
@@ -156,55 +135,27 @@ def _take_ran(salt: str) -> int:
     return len(_ran.pop(salt, ()))
 
 
-#: Ways in which a task spends its time: asleep, on the processor for so long, or on fixed arithmetic.
-KERNELS: Mapping[str, Callable[[float, int, int], None]] = {"sleep": _sleep, "busy": _busy, "matmul": _matmul}
-
-
 @dataclass(frozen=True, slots=True)
 class PointTask:
-    """The function of all tasks of an instance.
+    """The function of all tasks of an instance: it sleeps for `seconds` and returns its point."""
 
-    `kernel` is one of `KERNELS`. `sleep` and `busy` run for `seconds` [s] on average, and take at most the
-    part `imbalance` of that longer or shorter. `matmul` makes `iterations` products of (n, n) matrices in
-    single precision. A task returns its point and `output_bytes` more [B], made of `salt` and the point.
-    """
-
-    kernel: str
     seconds: float
-    imbalance: float
-    n: int
-    iterations: int
-    output_bytes: int
     salt: str
 
-    def __call__(self, t: int, i: int, dependences: tuple[int, ...], *inputs: Any) -> tuple[Any, ...]:
-        """Check the inputs of point (t, i), spend its time and return it.
+    def __call__(self, t: int, i: int, dependences: tuple[int, ...], *inputs: Any) -> tuple[int, int]:
+        """Check the inputs of point (t, i), sleep and return the point.
 
         Raises
         ------
         ResultError
             An input is not the point that is depended on.
         """
-        found = [value[:2] for value in inputs]
-        expected = [(t - 1, j) for j in dependences]
+        found, expected = list(inputs), [(t - 1, j) for j in dependences]
         if found != expected:
             raise ResultError(f"point {(t, i)} depends on {expected} and was given {found}")
-        KERNELS[self.kernel](self.duration_s(t, i), self.n, self.iterations)
+        time.sleep(self.seconds)
         _ran[self.salt].append((t, i))
-        return self.result(t, i)
-
-    def duration_s(self, t: int, i: int) -> float:
-        """Return for how long `sleep` and `busy` run [s]."""
-        if not self.imbalance:
-            return self.seconds
-        return self.seconds * (1 + self.imbalance * (2 * _uniform(self.salt, t, i) - 1))
-
-    def result(self, t: int, i: int) -> tuple[Any, ...]:
-        """Return (t, i), or (t, i, payload)."""
-        if not self.output_bytes:
-            return (t, i)
-        block = hashlib.blake2b(f"{self.salt}/{t}/{i}".encode()).digest()
-        return (t, i, np.resize(np.frombuffer(block, np.uint8), self.output_bytes))
+        return (t, i)
 
 
 # Workloads
@@ -212,13 +163,10 @@ class PointTask:
 
 def _build(name: str, request: Request) -> Instance:
     sizes = request.arguments
-    if sizes["kernel"] not in KERNELS:
-        raise UnknownNameError.of("kernel", sizes["kernel"], KERNELS)
     steps = sizes["steps"]
     pattern = Pattern(name, sizes["width"], sizes.get("radix", 0), sizes.get("fraction", 0.0))
     seconds = sizes["task_ms"] * _MILLISECOND
-    own = {name: sizes[name] for name in ("kernel", "imbalance", "n", "iterations", "output_bytes")}
-    task = PointTask(seconds=seconds, salt=request.salt, **own)
+    task = PointTask(seconds, request.salt)
     # A token, since a salt of letters only would become part of the prefix by which Dask learns.
     group = f"{name}-{tokenize(request.salt)}"
     points = [(t, i) for t in range(steps) for i in range(pattern.width_at(t))]
@@ -228,8 +176,7 @@ def _build(name: str, request: Request) -> Instance:
         (group, t, i): Task((group, t, i), task, t, i, needed, *(TaskRef((group, t - 1, j)) for j in needed))
         for (t, i), needed in dependences.items()
     }
-    is_timed = task.kernel != "matmul"
-    annotations = {COST_ANNOTATION: seconds} if is_timed and request.costs == "known" else None
+    annotations = {COST_ANNOTATION: seconds} if request.costs == "known" else None
     dsk = HighLevelGraph({group: MaterializedLayer(tasks, annotations=annotations)}, {group: set()})
     read = {point for needed in before.values() for point in needed}
     results = [point for point in points if point not in read]
@@ -242,25 +189,14 @@ def _build(name: str, request: Request) -> Instance:
     def count_executed(client: Client) -> int:
         return sum(client.run(_take_ran, task.salt).values())
 
-    durations_s = {point: task.duration_s(*point) for point in points} if is_timed else {}
     return Instance(
         submit=submit,
-        check=partial(_check_results, task, results),
+        check=partial(check_equal, results),
         n_ops=len(points),
-        t1_s=sum(durations_s.values()) if is_timed else None,
-        t_inf_s=longest_chain(before, durations_s) if is_timed else None,
+        t1_s=len(points) * seconds,
+        t_inf_s=longest_chain(before, dict.fromkeys(points, seconds)),
         count_executed=count_executed,
     )
-
-
-def _check_results(task: PointTask, points: Sequence[tuple[int, int]], found: Sequence[Any]) -> None:
-    if len(found) != len(points):
-        raise ResultError(f"there are {len(found)} results; the pattern has {len(points)}")
-    for point, value in zip(points, found, strict=True):
-        expected = task.result(*point)
-        is_right = isinstance(value, tuple) and len(value) == len(expected) and value[:2] == point
-        if not (is_right and np.array_equal(value[2:], expected[2:])):
-            raise ResultError(f"the result of point {point} is {str(value)[:80]}")
 
 
 def _workload_name(pattern: str) -> str:
@@ -268,18 +204,8 @@ def _workload_name(pattern: str) -> str:
     return "task_bench_tree" if pattern == "tree" else pattern
 
 
-#: Sizes that all patterns have: `n` and `iterations` are those of the kernel `matmul`.
-_SIZES: Mapping[str, Any] = {
-    "width": 16,
-    "steps": 20,
-    "task_ms": 20.0,
-    "imbalance": 0.0,
-    "kernel": "sleep",
-    "n": 128,
-    "iterations": 10,
-    "output_bytes": 0,
-}
-_SMALL: Mapping[str, Any] = {"width": 4, "steps": 4, "task_ms": 1.0, "n": 16, "iterations": 1}
+_SIZES: Mapping[str, Any] = {"width": 16, "steps": 20, "task_ms": 20.0}
+_SMALL: Mapping[str, Any] = {"width": 4, "steps": 4, "task_ms": 1.0}
 #: Five dependences as in Task Bench's own studies, and its default fraction.
 _OF_PATTERN: Mapping[str, Mapping[str, Any]] = {
     "nearest": {"radix": 5},

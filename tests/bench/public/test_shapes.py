@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import dask.array as da
 import numpy as np
 import pytest
 from conftest import checked_client
@@ -89,20 +90,21 @@ def test_a_wave_carries_momentum_only_where_its_winds_agree(monkeypatch: pytest.
     longitude = np.linspace(0, 2 * np.pi, 16, endpoint=False)
     waves = {0: np.sin(longitude) + 5, 1: np.sin(longitude), 2: np.cos(longitude), 3: -np.sin(longitude)}
 
-    def field(shape: tuple[int, ...], _: Any, *, index: int) -> Any:
-        return np.broadcast_to(waves[index], shape)
+    def field(_: str, shape: tuple[int, ...], chunks: tuple[int, ...], *, index: int) -> Any:
+        return da.from_array(np.broadcast_to(waves[index], shape), chunks)
 
-    monkeypatch.setattr(geospatial, "_whole", field)
-    answer = geospatial._circulation_answer(days=1, steps=2, side=16)
+    monkeypatch.setattr(geospatial, "_field", field)
+    answer = geospatial._circulation("", days=1, steps=2, side=16).compute(scheduler="sync")
     expected = {"U": 5, "V": 0, "W": 0, "T": 0, "UV": 0.5, "VT": -0.5, "UW": 0}
     assert set(answer) == set(expected)
     for name, value in expected.items():
-        assert answer[name] == pytest.approx(np.full((1, 2, 16), value))
+        assert answer[name].to_numpy() == pytest.approx(np.full((1, 2, 16), value))
 
 
 def test_zones_have_the_mean_of_their_cells(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(geospatial, "_whole", lambda *_: np.arange(2 * 16.0).reshape(2, 4, 4))
+    cells = np.arange(2 * 16.0).reshape(2, 4, 4)
+    monkeypatch.setattr(geospatial, "_field", lambda _, shape, chunks: da.from_array(cells, (1, 4, 4)))
     zones = geospatial._zones(4, 3)
-    answer = geospatial._zonal_average_answer(times=2, side=4, zones=3)
+    answer = geospatial._zonal_average("", times=2, side=4, zones=3).compute(scheduler="sync")
     for zone in np.unique(zones):
-        assert answer[0, zone] == np.arange(16.0).reshape(4, 4)[zones == zone].mean()
+        assert answer[0, zone] == cells[0][zones == zone].mean()

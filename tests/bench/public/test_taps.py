@@ -141,14 +141,6 @@ def test_programs_are_applications_with_their_numbers_of_tasks(checkout: Path, t
     assert "process-pool" in programs["cholesky-385"].anchors
 
 
-def test_another_program_of_that_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "taps").mkdir()
-    (tmp_path / "taps" / "__init__.py").write_text("raise RuntimeError('must not run')")
-    monkeypatch.syspath_prepend(tmp_path)
-    with own_modules(monkeypatch), pytest.raises(UsageError, match=r"another program in .*--checkout taps="):
-        SUITE.programs(Options(data=tmp_path / "data"))
-
-
 def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"must be a working tree .* without taps/engine"):
         SUITE.programs(Options(checkouts={"taps": tmp_path}, data=tmp_path))
