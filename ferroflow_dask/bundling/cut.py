@@ -29,8 +29,6 @@ SHARED = 0.01
 #: Pieces of at least this duration are not bundled, in units of the time in which the scheduler feeds all
 #: threads: they can be stolen one by one, and a wrong cost does less harm.
 _ALONE = 5.0
-#: The largest number of bundles whose makespan is within this factor of the best: it tolerates wrong costs.
-_SLACK = 1.05
 #: Fraction of the scheduler's time for a task that counts even if it overlaps with the work: the work may be
 #: shorter than predicted, and scheduler and workers may share cores.
 _HANDICAP = 0.5
@@ -279,7 +277,7 @@ def _pack(
         shares = [[i for i in share if costs_s[i] < alone_s] for share in shares]
         if alone and n_bundles > 1:
             # Few threads may share all the others: should these be long, they are for all threads.
-            most_s = min(most_s, _SLACK * sum(short_s) / n_bundles)
+            most_s = min(most_s, sum(short_s) / n_bundles)
     else:
         shares = [[short[i] for i in share] for share in share_out(short_s, n_bundles)]
     least_s = _TAPER * cluster.n_threads * cluster.added_s if n_bundles > 1 else inf
@@ -297,8 +295,8 @@ def _n_bundles(costs_s: Sequence[float], is_joined: bool, cluster: ClusterProfil
         return max(longest_s, work_s / n) + n * cluster.task_s + apart_s
 
     times_s = [makespan_s(n) for n in numbers]
-    good_s = _SLACK * min(times_s)
-    return next(n for n in reversed(numbers) if times_s[n - 1] <= good_s)
+    # Of equally good numbers the largest: it tolerates wrong costs.
+    return max(numbers, key=lambda n: (-times_s[n - 1], n))
 
 
 def _by_level(coarse: CoarseGraph, order: Sequence[int], pack: Callable[..., list[list[int]]]) -> Cut:
