@@ -111,10 +111,17 @@ def _untried(
     """Return the most promising cut that was never measured; empty if none is promising."""
     found = list(_predicted(work, cluster, is_guess, fits, _TRIED))
     most_s = _TRIED * min(cost_s for *_, cost_s in found)
-    # Two cuts of one prediction are usually the same.
-    known = {replace(one, cut="") for _, one, _ in found if one.cut in measured}
+    known = [one for _, one, _ in found if one.cut in measured]
+
+    def is_alike(one: Prediction) -> bool:
+        return any(one.n_tasks < 2 * other.n_tasks < 4 * one.n_tasks for other in known)
+
+    # Two cuts of one prediction are usually the same. Those of about as many tasks take about as long.
+    same = {replace(one, cut="") for one in known}
     promising = {
-        one.cut: cost_s for _, one, cost_s in found if cost_s <= most_s and replace(one, cut="") not in known
+        one.cut: (is_alike(one), cost_s)
+        for _, one, cost_s in found
+        if cost_s <= most_s and replace(one, cut="") not in same
     }
     return min(promising, key=promising.__getitem__, default="")
 

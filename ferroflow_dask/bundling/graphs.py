@@ -141,7 +141,8 @@ def bundle_graph(
     memory = GraphMemory(
         edges, of_tasks.most_nbytes, work.last, outside, sizes, sizes.keys() - holders.keys()
     )
-    shape = shape_of(prefixes, of_tasks.size_classes, edges, len(work.last), cluster.threads)
+    declared = (declared_nbytes or {}).values()
+    shape = shape_of(prefixes, edges, declared, len(work.last), cluster.threads)
     fits, measured = _MemoryLimit(memory, cluster), (repeats or {}).get(shape)
     cut, prediction = best_cut(work, cluster, False, fits, measured, may_try=may_try)
     prediction = replace(prediction, shape=shape)

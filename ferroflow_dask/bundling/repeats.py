@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
-from math import inf
+from collections.abc import Iterable, Mapping, Sequence
+from math import fsum, inf
 from typing import NamedTuple
 
 #: Runs of a graph from which on measured durations count.
@@ -30,18 +30,18 @@ Measured = Mapping[str, Mean]
 
 def shape_of(
     prefixes: Sequence[str],
-    size_classes: Sequence[int],
     edges: Sequence[Sequence[int]],
+    declared_nbytes: Iterable[float],
     n_wanted: int,
     threads: Sequence[int],
 ) -> int:
-    """Return a number that repeated graphs share: those with the same numbers of tasks and edges.
+    """Return a number that repeated graphs share.
 
-    Tasks are counted by prefix and size class. A cluster with other threads, or another process, has another
-    number.
+    They have the same numbers of tasks by prefix, of edges, and of declared bytes. Learned sizes change from
+    run to run and are left out. A cluster with other threads, or another process, has another number.
     """
-    tasks = Counter(zip(prefixes, size_classes, strict=True))
-    return hash((frozenset(tasks.items()), sum(map(len, edges)), n_wanted, tuple(threads)))
+    tasks = frozenset(Counter(prefixes).items())
+    return hash((tasks, sum(map(len, edges)), fsum(declared_nbytes), n_wanted, tuple(threads)))
 
 
 def fastest(measured: Measured) -> str | None:

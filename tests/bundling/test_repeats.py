@@ -66,15 +66,15 @@ def test_a_cut_that_does_not_fit_any_more_is_not_chosen() -> None:
     assert cut_of({"a name of an earlier version": Mean(4, 0.1)}) == PREDICTED
 
 
-def test_graphs_of_other_tasks_sizes_edges_or_results_have_other_shapes() -> None:
-    same = shape_of(["a", "b", "b"], [15, 15, 20], [[], [0], [0]], 2, [1])
-    assert same == shape_of(["b", "a", "b"], [20, 15, 15], [[], [], [0, 1]], 2, [1])
+def test_graphs_of_other_tasks_edges_sizes_or_results_have_other_shapes() -> None:
+    same = shape_of(["a", "b", "b"], [[], [0], [0]], [8.0, 0.1, 0.2], 2, [1])
+    assert same == shape_of(["b", "a", "b"], [[], [], [0, 1]], [0.2, 8.0, 0.1], 2, [1])
     others = {
-        shape_of(["a", "b", "c"], [15, 15, 20], [[], [0], [0]], 2, [1]),
-        shape_of(["a", "b", "b"], [15, 16, 20], [[], [0], [0]], 2, [1]),
-        shape_of(["a", "b", "b"], [15, 15, 20], [[], [0], [0, 1]], 2, [1]),
-        shape_of(["a", "b", "b"], [15, 15, 20], [[], [0], [0]], 1, [1]),
-        shape_of(["a", "b", "b"], [15, 15, 20], [[], [0], [0]], 2, [1, 1]),
+        shape_of(["a", "b", "c"], [[], [0], [0]], [8.0, 0.1, 0.2], 2, [1]),
+        shape_of(["a", "b", "b"], [[], [0], [0]], [9.0, 0.1, 0.2], 2, [1]),
+        shape_of(["a", "b", "b"], [[], [0], [0, 1]], [8.0, 0.1, 0.2], 2, [1]),
+        shape_of(["a", "b", "b"], [[], [0], [0]], [8.0, 0.1, 0.2], 1, [1]),
+        shape_of(["a", "b", "b"], [[], [0], [0]], [8.0, 0.1, 0.2], 2, [1, 1]),
     }
     assert len(others | {same}) == 6
 
