@@ -51,8 +51,6 @@ _CLUSTERS = (1, 4)
 #: A cut within this factor of the lower bound is returned without comparing others, or if they could gain
 #: less than they take to make, for each piece [s].
 _GOOD, _MAKING_S = 1.05, 2e-5
-
-
 #: A cut that was never measured is tried if it is predicted to take at most so many times the best one.
 _TRIED = 1.5
 

@@ -118,7 +118,7 @@ def _sample(graph: SentGraph, snapshot: Snapshot) -> Plan | None:
     if has_p2p:
         tasks = shuffles.unfused(tasks)
         parts, sources = shuffles.parts_and_sources(tasks)
-    sized = [key for shuffle, data in sources.items() for key in to_measure(shuffle, data, snapshot)]
+    sized = [key for shuffle, data in sources.items() for key in to_measure(shuffle, data, snapshot, tasks)]
     missing = {key: task for key, task in tasks.items() if key not in snapshot.tasks}
     missing = needed_by(graph.wanted & missing.keys(), missing)
     not_now = {

@@ -41,14 +41,16 @@ def with_small_shuffles(graph: SentGraph, snapshot: Snapshot) -> shuffles.PlainS
     return shuffles.with_plain_tasks(plain, nbytes_of, most)
 
 
-def to_measure(shuffle: str, sources: Sequence[Key], snapshot: Snapshot) -> Iterable[Key]:
+def to_measure(
+    shuffle: str, sources: Sequence[Key], snapshot: Snapshot, graph: shuffles.Graph
+) -> Iterable[Key]:
     """Return the data of a shuffle from which its size is estimated; none if that is known, or surely large.
 
     A prefix may stand for data of many sizes, so learned sizes do not show that a shuffle is small.
     """
     known = [snapshot.learned.get(key_split(key)) for key in sources]
     is_large = sum(one.most_nbytes for one in known if one is not None) > _most_nbytes(snapshot.cluster)
-    if is_large or shuffle in snapshot.shuffled:
+    if is_large or (shuffle in snapshot.shuffled and _is_identified(sources, graph)):
         return ()
     last = len(sources) - 1
     return dict.fromkeys(sources[last * i // (_MEASURED - 1)] for i in range(_MEASURED))
