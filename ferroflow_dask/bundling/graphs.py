@@ -144,48 +144,48 @@ def bundle_graph(
     declared = (declared_nbytes or {}).values()
     shape = shape_of(prefixes, edges, declared, len(work.last), cluster.threads)
     fits, measured = _MemoryLimit(memory, cluster), (repeats or {}).get(shape)
-    cut, prediction = best_cut(work, cluster, False, fits, measured, may_try=may_try)
-    prediction = replace(prediction, shape=shape)
-    groups = [[keys[i] for i in pieces] for pieces in cut]
     shares = dict(zip(keys, zip(prefixes, costs_s, strict=True), strict=True))
-    bundles = bundles_of(groups, tasks, wanted, shares, places or {}, token=token)
-    # The first bundle of each thread: the client can process their values while the others run.
-    early = [name for name, bundle in bundles.items() if bundle.delivered][: cluster.n_threads]
-    bundles |= {name: replace(bundles[name], is_early=True) for name in early}
-    written: dict[Key, GraphNode] = {}
-    rewritten: dict[Key, Bundle] = {}
+    while True:
+        cut, prediction = best_cut(work, cluster, False, fits, measured, may_try=may_try)
+        groups = [[keys[i] for i in pieces] for pieces in cut]
+        bundles = bundles_of(groups, tasks, wanted, shares, places or {}, token=token)
+        # The first bundle of each thread: the client can process their values while the others run.
+        early = [name for name, bundle in bundles.items() if bundle.delivered][: cluster.n_threads]
+        bundles |= {name: replace(bundles[name], is_early=True) for name in early}
+        rewritten = {}
+        for name, bundle in bundles.items():
+            if not bundle.is_plain(name):
+                turns = tuple([position[task.key] for task in bundle.tasks])
+                classes = {keys[i]: of_tasks.size_classes[i] for i in turns}
+                rewritten[name] = replace(
+                    bundle, shares_objects=shares_objects, turns=turns, size_classes=classes
+                )
+        written, failed = _written(bundles, rewritten, shares)
+        if not failed:
+            order = _places_in_order(bundles, position)
+            return BundledGraph(written, rewritten, order, replace(prediction, shape=shape))
+        work = replace(work, alone=frozenset(work.alone).union([position[key] for key in failed]))
+
+
+def _written(
+    bundles: Mapping[Key, Bundle], rewritten: Mapping[Key, Bundle], shares: Mapping[Key, tuple[str, float]]
+) -> tuple[dict[Key, GraphNode], set[Key]]:
+    """Return the Dask tasks of bundles, and the keys of steps that cannot have copies of their own.
+
+    `rewritten` has the bundles that are more than their only task. `shares` is as in `bundles_of`.
+    """
     isolation, failed = Isolation(), set[Key]()
+    written: dict[Key, GraphNode] = {}
     for name, bundle in bundles.items():
-        if bundle.is_plain(name):
+        if name not in rewritten:
             written[name] = bundle.tasks[0]
             continue
-        turns = tuple([position[task.key] for task in bundle.tasks])
-        rewritten[name] = replace(
-            bundle,
-            shares_objects=shares_objects,
-            turns=turns,
-            size_classes={keys[i]: of_tasks.size_classes[i] for i in turns},
-        )
         cost_s = sum([shares[task.key][1] for task in bundle.tasks])
         try:
             written[name] = written_task(name, rewritten[name], cost_s, isolation)
         except NotIsolatedError as error:
             failed |= error.keys
-    if failed:
-        alone = failed.union(alone)
-        return bundle_graph(
-            *(tasks, wanted, cluster, learned, token),
-            alone=alone,
-            places=places,
-            by_key=by_key,
-            declared_nbytes=declared_nbytes,
-            shares_objects=shares_objects,
-            outside_nbytes=outside_nbytes,
-            holders=holders,
-            repeats=repeats,
-            may_try=may_try,
-        )
-    return BundledGraph(written, rewritten, _places_in_order(bundles, position), prediction)
+    return written, failed
 
 
 def _places_in_order(bundles: Mapping[Key, Bundle], position: Mapping[Key, int]) -> dict[Key, float]:
