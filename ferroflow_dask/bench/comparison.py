@@ -13,7 +13,7 @@ these runs, and the range of n runs covers the true median with probability 1 âˆ
 
 Geometric means are of few workloads, where that would matter most. Theirs are Student's t intervals of the
 mean logarithm, which are exact for any number of ratios that are log-normal, and from fewer than `ENOUGH`,
-where nobody can tell whether they are, there is none.
+where it is unknown whether they are, there is none.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class _Outcome:
 class Session:
     """A cluster that all policies use in turn.
 
-    Idle workers beside it would take time from those that are measured.
+    Idle workers of another cluster would take time from the measured ones.
 
     Parameters
     ----------

@@ -67,7 +67,7 @@ class Repeats:
         return shape in self._by_shape
 
     def started(self, shape: int, cut: str) -> None:
-        """Note that a measured graph runs with a cut: one that is tried counts as a run, measured or not."""
+        """Count a run that tries a cut of a measured graph, whether it can be measured or not."""
         measured = self._by_shape.get(shape)
         if measured is not None and cut not in measured:
             self._by_shape[shape] = {**measured, cut: Mean(1, inf)}

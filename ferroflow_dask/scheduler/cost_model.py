@@ -97,7 +97,7 @@ class CostModel:
         self._declared = {**nbytes} if is_full else {**self._declared, **nbytes}
 
     def expect(self, size_classes: Mapping[Key, int]) -> None:
-        """Note the classes of tasks that read bundles: the sizes of these are no sizes of inputs."""
+        """Remember the classes of tasks that read bundles, which are larger than the inputs."""
         if len(self._planned) > _KEPT:
             self._planned.clear()
         self._planned.update(size_classes)

@@ -82,7 +82,10 @@ class Hooks:
         self.brings: tuple[Callable[[WorkerState, Key], bool], ...] = of("brings")
 
     def task_changed(self, key: Key, start: str, finish: str) -> None:
-        """Report the transition of a task to the features that watch it."""
+        """Report the transition of a task to the features that watch it.
+
+        `TaskEvents.transition` has the same loop: a call for each transition would be five a task.
+        """
         for watched, by_key, changed in self.watches:
             if watched and (not by_key or key in watched):
                 changed(key, start, finish)
