@@ -37,6 +37,8 @@ class ClusterProfile:
         Between two workers of one host or of two hosts, whichever is slower [B/s].
     memory_nbytes : int
         Memory of the worker that has the least [B]; 0 if there is no limit.
+    cores : float
+        Cores that all threads share; 0 if each has one.
     flop_rate : float
         Of one thread in a single-precision matrix product; the median of several workers [FLOP/s].
     memory_bandwidth : float
@@ -54,6 +56,7 @@ class ClusterProfile:
     submit_s: float = 1e-2
     bandwidth: float = 1e8
     memory_nbytes: int = 0
+    cores: float = 0
     flop_rate: float = 3e10
     memory_bandwidth: float = 1e10
     n_gpus: int = 0
@@ -75,6 +78,11 @@ class ClusterProfile:
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
                 raise UsageError(f"{name} of a cluster is {value!r}; it must be a positive number")
         object.__setattr__(self, "added_s", max(self.task_s, self.pause_s / self.n_threads))
+
+    @property
+    def crowding(self) -> float:
+        """Threads for each core, at least 1."""
+        return max(1.0, self.n_threads / self.cores) if self.cores else 1.0
 
     @property
     def n_threads(self) -> int:

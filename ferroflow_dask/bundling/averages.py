@@ -60,7 +60,7 @@ class Averages:
     Parameters
     ----------
     duration_s : float
-        Duration of a task [s].
+        Duration of a task [s]; that on free cores if threads share cores.
     nbytes : float
         Size of a result [B].
     most_nbytes : float
@@ -70,6 +70,8 @@ class Averages:
         averages of all sizes.
     by_size : mapping of int to Averages
         Those of tasks of about one size, by `size_class`; empty if sizes are unknown.
+    core_share : float
+        Part of their duration in which tasks run on a core. Not used if each thread has a core.
     """
 
     duration_s: float
@@ -77,6 +79,7 @@ class Averages:
     most_nbytes: float = 0.0
     size_nbytes: float = 0.0
     by_size: Mapping[int, Averages] = field(default_factory=dict)
+    core_share: float = 1.0
 
     def of_size(self, size_nbytes: float, declared_nbytes: float = 0.0) -> Averages:
         """Return the averages of tasks that handle some data.
@@ -103,6 +106,7 @@ class Averages:
             declared_nbytes or scaled_nbytes(one.nbytes, scale, size_nbytes),
             declared_nbytes or scaled_nbytes(one.most_nbytes, scale, size_nbytes),
             size_nbytes,
+            core_share=one.core_share,
         )
 
 
@@ -113,7 +117,9 @@ class Expected:
     Parameters
     ----------
     costs_s : list of float
-        Durations [s].
+        Durations if no thread waits for a core [s].
+    cores_s : list of float
+        Times on a core [s]; empty if each thread has a core.
     nbytes, most_nbytes : list of float
         Sizes of results in the mean, and at most [B].
     size_classes : list of int
@@ -123,6 +129,7 @@ class Expected:
     """
 
     costs_s: list[float]
+    cores_s: list[float]
     nbytes: list[float]
     most_nbytes: list[float]
     size_classes: list[int]
@@ -137,6 +144,7 @@ def expected(
     declared_nbytes: Mapping[Key, float],
     *,
     guess_s: float,
+    crowding: float = 1.0,
 ) -> Expected:
     """Return what is expected of the tasks of a graph; O(tasks + edges).
 
@@ -156,10 +164,12 @@ def expected(
         Declared sizes of results [B].
     guess_s : float
         Duration of a task of which nothing is known [s].
+    crowding : float, optional
+        Threads for each core, at least 1.
     """
-    found = Expected([], [], [], [], [])
+    found = Expected([], [], [], [], [], [])
     for i, (task, one) in enumerate(zip(tasks, learned, strict=True)):
-        cost_s, nbytes, most_nbytes, size_class_ = 0.0, 0.0, 0.0, SMALL_CLASS
+        cost_s, core_s, nbytes, most_nbytes, size_class_ = 0.0, 0.0, 0.0, 0.0, SMALL_CLASS
         if isinstance(task, NO_WORK):
             if isinstance(task, Alias) and (target := next(iter(edges[i]), None)) is not None:
                 nbytes, most_nbytes = found.nbytes[target], found.most_nbytes[target]  # the same value
@@ -176,7 +186,11 @@ def expected(
             if own is one and (one.by_size or declared):
                 own = one.of_size(handled, declared)
             cost_s, nbytes, most_nbytes = own.duration_s, own.nbytes, max(own.nbytes, own.most_nbytes)
+            if crowding > 1:
+                core_s = own.core_share * cost_s
         found.costs_s.append(cost_s)
+        if crowding > 1:
+            found.cores_s.append(core_s)
         found.nbytes.append(nbytes)
         found.most_nbytes.append(most_nbytes)
         found.size_classes.append(size_class_)

@@ -15,7 +15,7 @@ from statistics import fmean
 
 from ferroflow_dask.bundling.coarse import CoarseGraph, factored, longest_first, runs, tapered
 from ferroflow_dask.bundling.convex import convex_clusters
-from ferroflow_dask.bundling.predict import Cut, Prediction, Work, predict
+from ferroflow_dask.bundling.predict import Cut, Prediction, Work, predict, shortest_s
 from ferroflow_dask.bundling.repeats import Measured, fastest, tries
 from ferroflow_dask.cluster_profile import ClusterProfile
 
@@ -92,7 +92,7 @@ def best_cut(
                 return cut, replace(predict(work, cut, cluster), cut=name)
     best: tuple[Cut, Prediction] | None = None
     best_s = inf
-    bound_s = _bound_s(work.costs_s, cluster)
+    bound_s = _bound_s(work, cluster)
     good_s = max(_GOOD * bound_s, bound_s + _MAKING_S * len(work.costs_s))
     for cut, prediction, cost_s in _predicted(work, cluster, is_guess, fits):
         if cost_s < best_s:
@@ -136,7 +136,7 @@ def _predicted(
         cut = make()
         handicap_s = _handicap_s(work, cut, cluster)
         # Not all are predicted: most are out of the question.
-        if _least_s(cut, cluster) + handicap_s >= slack * best_s:
+        if shortest_s(work, len(cut), cluster) + handicap_s >= slack * best_s:
             continue
         if len(cut) < len(work.costs_s) and not fits(cut):
             continue
@@ -226,10 +226,10 @@ def _grouped(work: Work, groups: Cut) -> Work:
     )
 
 
-def _bound_s(costs_s: Sequence[float], cluster: ClusterProfile) -> float:
-    """Return what no cut of work of these costs is below [s]."""
-    least_s = max(sum(costs_s) / cluster.n_threads, max(costs_s, default=0.0))
-    return cluster.submit_s + cluster.task_s + least_s
+def _bound_s(work: Work, cluster: ClusterProfile) -> float:
+    """Return what no cut of the work is below [s]."""
+    on_threads_s = max(sum(work.costs_s) / cluster.n_threads, max(work.costs_s, default=0.0))
+    return max(cluster.submit_s + cluster.task_s + on_threads_s, shortest_s(work, 1, cluster))
 
 
 def _handicap_s(work: Work, cut: Cut, cluster: ClusterProfile) -> float:
@@ -237,11 +237,6 @@ def _handicap_s(work: Work, cut: Cut, cluster: ClusterProfile) -> float:
     longest_s = max((sum([work.costs_s[i] for i in pieces]) for pieces in cut), default=0.0)
     doubt_s = longest_s - max(work.costs_s, default=0.0)
     return _HANDICAP * len(cut) * cluster.added_s + _DOUBT * max(doubt_s, 0.0)
-
-
-def _least_s(cut: Cut, cluster: ClusterProfile) -> float:
-    """Return what no prediction of a cut is below [s]."""
-    return cluster.submit_s + len(cut) * cluster.added_s
 
 
 def _pack(

@@ -126,6 +126,7 @@ def bundle_graph(
         [sum([sizes.get(key, 0.0) for key in read]) if read else 0.0 for read in outside],
         declared_nbytes or {},
         guess_s=GUESS * cluster.added_s,
+        crowding=cluster.crowding,
     )
     costs_s = of_tasks.costs_s
     separate = fixed_tasks(tasks).union(lone_tasks(tasks), alone)
@@ -137,6 +138,7 @@ def bundle_graph(
         last=frozenset([position[key] for key in wanted if key in position]),
         outside_nbytes=sum(sizes.values()),
         held=[_held(read, sizes, holders) for read in outside],
+        cores_s=sum(of_tasks.cores_s),
     )
     memory = GraphMemory(
         edges, of_tasks.most_nbytes, work.last, outside, sizes, sizes.keys() - holders.keys()

@@ -59,6 +59,8 @@ class Work:
         Size of the results of other work that the pieces read [B].
     held : sequence of mapping of str to float, optional
         For each piece, the bytes of its inputs by worker [B]; empty if this does not matter.
+    cores_s : float, optional
+        Time that all pieces together need on a core [s]; not used if each thread has a core.
     """
 
     edges: Sequence[Sequence[int]]
@@ -68,13 +70,20 @@ class Work:
     last: Collection[int] = frozenset()
     outside_nbytes: float = 0.0
     held: Sequence[Mapping[str, float]] = ()
+    cores_s: float = 0.0
+
+
+def shortest_s(work: Work, n_tasks: int, cluster: ClusterProfile) -> float:
+    """Return the makespan that cores and overheads allow at least, if the work is cut into some tasks [s]."""
+    on_cores_s = work.cores_s / cluster.cores if cluster.crowding > 1 else 0.0
+    return cluster.submit_s + on_cores_s + n_tasks * cluster.added_s
 
 
 def predict(work: Work, cut: Cut, cluster: ClusterProfile) -> Prediction:
     """Predict how a cut runs; O(edges + bundles · (log threads + bundles they wait for))."""
     timeline = run_listed(_task_graph(work, cut), Machine.of_profile(cluster))
     nbytes = timeline.nbytes_moved + _fetched_nbytes(work, cut)
-    return Prediction(max(timeline.makespan_s, cluster.submit_s), len(cut), nbytes)
+    return Prediction(max(timeline.makespan_s, shortest_s(work, len(cut), cluster)), len(cut), nbytes)
 
 
 def _fetched_nbytes(work: Work, cut: Cut) -> int:

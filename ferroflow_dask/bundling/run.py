@@ -96,6 +96,8 @@ class Run:
         self.thread = threading.current_thread()
         #: Steps without an owner.
         self.pending = dict.fromkeys(range(len(bundle.steps)))
+        #: Times of the thread on a core, and waiting for one, at the start of the run [s].
+        self.cores_s = (0.0, 0.0)
         self._current = -1
         self._n_arguments = len(bundle.arguments)
         arguments = [results[i] if item is None else results[i][item] for i, item in bundle.arguments]

@@ -9,8 +9,9 @@ to the scheduler: it outlives the extension that has learned it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from operator import attrgetter
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,13 @@ from dask.typing import Key
 
 from ferroflow_dask.annotations import KIND_ANNOTATION
 from ferroflow_dask.bundling import averages
-from ferroflow_dask.bundling.averages import SMALL_CLASS, Averages, nearest_size, scaled_nbytes, scaled_s
+from ferroflow_dask.bundling.averages import (
+    SMALL_CLASS,
+    Averages,
+    nearest_size,
+    scaled_nbytes,
+    scaled_s,
+)
 from ferroflow_dask.bundling.repeats import Repeats
 from ferroflow_dask.bundling.sequence import UNKNOWN_CLASS, bundle_in
 
@@ -44,6 +51,8 @@ _KEPT = 10_000
 _MOST_WORKERS = 100
 #: Sizes from this one on are none [B].
 _MOST_NBYTES = 2.0**60
+#: No task is taken to run on a core, or not to, for all but this part of its duration: it may be wrong.
+_LEAST_SHARE = 0.01
 #: Bound on the ratio of a bundle's measured to its expected duration.
 _MOST = 10.0
 #: Tasks that a restored duration counts for, at most: if the machine is another one, it is soon forgotten.
@@ -65,6 +74,9 @@ class _Means:
     n_warm: int
     #: Tasks of which the mean sizes are.
     n_sized: int = 1
+    #: Part of their duration in which they run on a core. If it is known, the mean duration is that on free
+    #: cores, otherwise it is as measured.
+    core_share: float | None = None
 
 
 _FIELDS = tuple(one.name for one in fields(_Means))
@@ -82,9 +94,18 @@ class _Prefix:
 
 
 class CostModel:
-    """Learned durations of kinds, and learned durations and result sizes of prefixes."""
+    """Learned durations of kinds, and learned durations and result sizes of prefixes.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    metrics : mapping, optional
+        Dask's sums over all finished tasks (`Scheduler.cumulative_worker_metrics`).
+    """
+
+    def __init__(self, metrics: Mapping[Any, float] | None = None) -> None:
+        self._metrics: Mapping[Any, float] = {} if metrics is None else metrics
+        #: Threads for each core of the cluster. Above 1, durations are learned as if cores were free.
+        self.crowding = 1.0
         self._kinds_s: OrderedDict[str, float] = OrderedDict()
         self._prefixes: OrderedDict[str, _Prefix] = OrderedDict()
         # Declared sizes of results, and planned classes of sizes, of tasks that have not ended.
@@ -111,11 +132,21 @@ class CostModel:
         kind = _kind(ts)
         return None if kind is None else self._kinds_s.get(_on_gpu(kind))
 
-    def record(self, ts: TaskState, seconds: float, nbytes: int, worker: str) -> None:
-        """Learn the duration of a task that finished on a worker [s] and the size of its result [B]."""
+    def record(
+        self,
+        ts: TaskState,
+        seconds: float,
+        nbytes: int,
+        worker: str,
+        cores_s: tuple[float, float] | None = None,
+    ) -> None:
+        """Learn the duration of a task that finished on a worker [s] and the size of its result [B].
+
+        Bundles also report how long they ran on a core, and how long they waited for one (`cores_s`) [s].
+        """
         bundle = bundle_in(ts.run_spec)
         if bundle is not None:
-            self._record_bundle(bundle.stands_for, seconds)
+            self._record_bundle(bundle.stands_for, seconds, cores_s)
             return
         name, size = ts.prefix.name, self._declared.pop(ts.key, 0.0)
         size_class = self._planned.pop(ts.key, None)
@@ -151,7 +182,9 @@ class CostModel:
                 one.size_nbytes += weight * (size - one.size_nbytes)
                 one.mean_nbytes += weight * (nbytes - one.mean_nbytes)
                 one.most_nbytes = max(float(nbytes), _SHRINKING * one.most_nbytes)
-                if not is_cold:
+                if one.core_share is not None and self.crowding > 1:
+                    pass  # bundles know better than single tasks how long it is on free cores
+                elif not is_cold:
                     one.n_warm += 1
                     one.mean_s += max(_WEIGHT, 1 / one.n_warm) * (seconds - one.mean_s)
                 elif not one.n_warm:
@@ -168,18 +201,38 @@ class CostModel:
         self._kinds_s[kind] = seconds
         _keep(self._kinds_s, kind)
 
-    def _record_bundle(self, steps: Mapping[tuple[str, int], int], seconds: float) -> None:
+    def _record_bundle(
+        self, steps: Mapping[tuple[str, int], int], seconds: float, cores_s: tuple[float, float] | None
+    ) -> None:
         # The difference to the expected duration is shared by all steps of the bundle.
         known = [
             (_of_class(self._prefixes[name].by_size, size_class), n)
             for (name, size_class), n in steps.items()
             if name in self._prefixes
         ]
-        expected_s = sum(n * one.mean_s for one, n in known)
-        if expected_s > 0:
-            factor = min(max(seconds / expected_s, 1 / _MOST), _MOST)
-            for one, _ in known:
-                one.mean_s *= 1 + _FAST_WEIGHT * (factor - 1)
+        if self.crowding > 1 and cores_s is not None:
+            on_core_s, queued_s = cores_s
+            for name in {name for name, _ in steps if name in self._prefixes}:
+                for one in self._prefixes[name].by_size.values():
+                    if one.core_share is None:
+                        one.mean_s, one.core_share = self._on_free_cores(name, one)
+            _correct_both(known, on_core_s, max(seconds - on_core_s - queued_s, 0.0))
+            return
+        factor = _factor(seconds, sum(n * one.mean_s for one, n in known))
+        for one, _ in known:
+            one.mean_s *= factor
+
+    def _on_free_cores(self, name: str, one: _Means) -> tuple[float, float]:
+        """Return how long a task takes on free cores [s], and the part of it that it runs on one."""
+        if one.core_share is not None:
+            return one.mean_s, one.core_share
+        core_s = self._metrics.get(("execute", name, "thread-cpu", "seconds"), 0.0)
+        waited_s = self._metrics.get(("execute", name, "thread-noncpu", "seconds"), 0.0)
+        # Until a heartbeat has both, it is taken to compute beside as many others as there are threads.
+        measured = core_s / (core_s + waited_s) if core_s + waited_s > 0 else 1 / self.crowding
+        core_s = measured * one.mean_s
+        free_s = core_s + max(0.0, one.mean_s - self.crowding * core_s)
+        return free_s, _bounded(core_s / free_s if free_s else measured)
 
     def names(self) -> set[str]:
         """Return the prefixes of which tasks have finished; may be called by any thread."""
@@ -193,7 +246,9 @@ class CostModel:
     def of_prefix(self, name: str) -> Averages | None:
         """Return what was learned of a prefix; None if no task of it has finished. Any thread may call it."""
         known = self._prefixes.get(name)
-        return None if known is None else _averages(known)
+        if known is None:
+            return None
+        return _averages(known, partial(self._on_free_cores, name) if self.crowding > 1 else None)
 
     def of_kind(self, ts: TaskState) -> float | None:
         """Return the duration of tasks of the same kind [s]; None if none has run."""
@@ -241,6 +296,29 @@ class CostModel:
         self._prefixes = _with_older(restored, self._prefixes)
 
 
+def _bounded(share: float) -> float:
+    return min(max(share, _LEAST_SHARE), 1 - _LEAST_SHARE)
+
+
+def _factor(measured_s: float, expected_s: float) -> float:
+    """Return by how much expected durations are corrected."""
+    if expected_s <= 0:
+        return 1.0
+    return 1 + _FAST_WEIGHT * (min(max(measured_s / expected_s, 1 / _MOST), _MOST) - 1)
+
+
+def _correct_both(known: Sequence[tuple[_Means, int]], on_core_s: float, idle_s: float) -> None:
+    """Correct means by the time of a bundle on a core, and by the rest of it on free cores [s]."""
+    shares = [one.core_share or 0.0 for one, _ in known]
+    expected_s = [n * one.mean_s for one, n in known]
+    cores_s = sum([each * share for each, share in zip(expected_s, shares, strict=True)])
+    core_factor, idle_factor = _factor(on_core_s, cores_s), _factor(idle_s, sum(expected_s) - cores_s)
+    for (one, _), share in zip(known, shares, strict=True):
+        if one.mean_s > 0:
+            core_s, idle_s = core_factor * share * one.mean_s, idle_factor * (1 - share) * one.mean_s
+            one.mean_s, one.core_share = core_s + idle_s, _bounded(core_s / (core_s + idle_s))
+
+
 def _of_class(by_size: dict[int, _Means], size_class: int) -> _Means:
     """Return the means for a class of sizes; a class without any starts like the nearest one."""
     one = by_size.get(size_class)
@@ -252,23 +330,30 @@ def _of_class(by_size: dict[int, _Means], size_class: int) -> _Means:
     nearest, scale = nearest_size(by_size, size)
     like = by_size[nearest]
     nbytes = scaled_nbytes(like.mean_nbytes, scale, size)
-    one = by_size[size_class] = _Means(size, scaled_s(like.mean_s, scale), nbytes, nbytes, 0, 0, 0)
+    one = by_size[size_class] = _Means(
+        size, scaled_s(like.mean_s, scale), nbytes, nbytes, 0, 0, 0, like.core_share
+    )
     return one
 
 
-def _averages(known: _Prefix) -> Averages:
-    """Return the means of all tasks of a prefix, and of those of each size."""
-    by_size = list(known.by_size.items())  # a copy: the scheduler may add a class meanwhile
-    means = [one for _, one in by_size]
-    weights = [max(one.n_sized, 1) for one in means]
+def _averages(
+    known: _Prefix, on_free_cores: Callable[[_Means], tuple[float, float]] | None = None
+) -> Averages:
+    """Return the means of all tasks of a prefix, and of those of each size; as measured, or on free cores."""
+    by_size = {}
+    for size_class, one in list(known.by_size.items()):  # a copy: the scheduler may add a class meanwhile
+        duration_s, core_share = (one.mean_s, 1.0) if on_free_cores is None else on_free_cores(one)
+        by_size[size_class] = Averages(
+            *(duration_s, one.mean_nbytes, one.most_nbytes, one.size_nbytes), core_share=core_share
+        )
+    weights = [max(known.by_size[size_class].n_sized, 1) for size_class in by_size]
+    means = by_size.values()
     return Averages(
-        fmean([one.mean_s for one in means], weights),
-        fmean([one.mean_nbytes for one in means], weights),
+        fmean([one.duration_s for one in means], weights),
+        fmean([one.nbytes for one in means], weights),
         max(one.most_nbytes for one in means),
-        by_size={
-            size_class: Averages(one.mean_s, one.mean_nbytes, one.most_nbytes, one.size_nbytes)
-            for size_class, one in by_size
-        },
+        by_size=by_size,
+        core_share=fmean([one.core_share for one in means], weights),
     )
 
 
@@ -393,4 +478,7 @@ _of_schedulers: WeakKeyDictionary[Any, Learned] = WeakKeyDictionary()
 
 def learned_on(scheduler: Scheduler) -> Learned:
     """Return what was learned on a scheduler, by all extensions that it has had."""
-    return _of_schedulers.setdefault(scheduler, Learned())
+    learned = _of_schedulers.get(scheduler)
+    if learned is None:
+        learned = _of_schedulers[scheduler] = Learned(CostModel(scheduler.cumulative_worker_metrics))
+    return learned

@@ -89,3 +89,12 @@ class Hooks:
         for watched, by_key, changed in self.watches:
             if watched and (not by_key or key in watched):
                 changed(key, start, finish)
+
+
+def take_reported(ts: TaskState, metadata: dict[str, Any], name: str) -> Any:
+    """Take an entry out of the metadata in the report of a task, as if it had none; None if there is none."""
+    value = metadata.pop(name, None)
+    if ts.metadata is not None:
+        value = ts.metadata.pop(name, value)
+        ts.metadata = ts.metadata or None
+    return value

@@ -111,6 +111,8 @@ def _of_size(one: Mapping[str, Any], where: str) -> dict[str, float]:
         if type(n) is not int or not 0 <= n <= _MOST_TASKS:
             raise UsageError(f"{where}: {name} must be a number of tasks, got {short(n)}")
         found[name] = n
+    if (share := one.get("core_share")) is not None:
+        found["core_share"] = _within(share, 1.0, f"{where}: core_share")
     return found
 
 

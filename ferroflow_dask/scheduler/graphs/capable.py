@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -29,9 +30,12 @@ class CapableWorkers:
         # Also those that have another version.
         self._announced: set[str] = set()
         self._has_announced = asyncio.Event()
+        self._cores: dict[str, int] = {}
 
-    def note(self, address: str, announced: object) -> None:
-        """Remember the version that a worker has announced."""
+    def note(self, address: str, announced: object, cores: object) -> None:
+        """Remember the version that a worker has announced, and the cores of its host."""
+        if isinstance(cores, int) and cores > 0:
+            self._cores[address] = cores
         self._announced.add(address)
         self._has_announced.set()
         if announced == VERSION:
@@ -39,8 +43,23 @@ class CapableWorkers:
 
     def worker_left(self, address: str) -> None:
         """Forget a worker."""
+        self._cores.pop(address, None)
         self._capable.discard(address)
         self._announced.discard(address)
+
+    def cores(self) -> int:
+        """Return how many cores all threads share; 0 if each has one, or if it is unknown.
+
+        May be called by any thread.
+        """
+        of_hosts, threads = dict[str, int](), Counter[str]()
+        for address, ws in list(self._scheduler.workers.items()):
+            if address not in self._cores:
+                return 0
+            of_hosts[ws.host] = self._cores[address]
+            threads[ws.host] += ws.nthreads
+        cores = sum(min(of_hosts[host], n) for host, n in threads.items())
+        return cores if cores < threads.total() else 0
 
     def are_all(self) -> bool:
         """Return whether all workers can run bundles; may be called by any thread."""

@@ -66,7 +66,8 @@ class Graphs:
         self._streams = TaskStreams(scheduler, core.changes, guard, self._may_send)
         self.observers = Observers(scheduler, splitting, guard, self._streams.look)
         self._cancelling = Cancelling(scheduler, bundles, guard)
-        cluster = Overheads(scheduler, core.learned).profile
+        self._capable = CapableWorkers(scheduler)
+        cluster = Overheads(scheduler, core.learned, self._capable.cores).profile
         self.dividing = Dividing(core, splitting, refusals, cluster, self._may_send)
         #: The ends of bundles on workers.
         self.remote = Remote(
@@ -79,7 +80,6 @@ class Graphs:
             joined=self._streams.worker_announced,
         )
         self.overtaking = Overtaking(bundles, core.view, self.dividing.ask)
-        self._capable = CapableWorkers(scheduler)
         declare, has_idle = core.learned.costs.declare, lambda: bool(scheduler.idle)
         #: What graphs are bundled by.
         self.knowledge = Knowledge(
@@ -163,7 +163,8 @@ class Graphs:
         elif "shuffle" in msg:
             self._learned.record_shuffle(str(msg["shuffle"]), float(msg["nbytes"]))
         elif "version" in msg:
-            self._capable.note(str(msg.get("worker")), msg["version"])
+            self._capable.note(str(msg.get("worker")), msg["version"], msg.get("cores"))
+            self._learned.costs.crowding = self.knowledge.cluster().crowding
 
     def restarted(self) -> None:
         """Forget all graphs: the cluster restarts."""
@@ -174,6 +175,7 @@ class Graphs:
     def worker_left(self, address: str) -> None:
         """Forget a worker."""
         self._capable.worker_left(address)
+        self._learned.costs.crowding = self.knowledge.cluster().crowding
         self.observers.worker_left(address)
 
     def sampled(self) -> Collection[Key]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ferroflow_dask.cluster_profile import ClusterProfile
@@ -27,9 +28,12 @@ class Overheads:
     scheduler : distributed.Scheduler
     learned : Learned
         Has the measured round trip and pause.
+    cores : callable, optional
+        Returns how many cores all threads share; 0 if each has one.
     """
 
-    def __init__(self, scheduler: Scheduler, learned: Learned) -> None:
+    def __init__(self, scheduler: Scheduler, learned: Learned, cores: Callable[[], int] = lambda: 0) -> None:
+        self._cores = cores
         self._scheduler = scheduler
         self._learned = learned
         self._threads: tuple[int, ...] = _THREADS_TO_COME
@@ -46,7 +50,8 @@ class Overheads:
         bandwidth = float(self._scheduler.bandwidth)
         if len(self._scheduler.host_info) == 1:
             bandwidth = max(bandwidth, _WITHIN_HOST)
-        made_of = (self._threads, round_trip_s, pause_s, bandwidth, min(limits, default=0))
+        cores = self._cores() if workers else 0
+        made_of = (self._threads, round_trip_s, pause_s, bandwidth, min(limits, default=0), cores)
         if self._known is None or self._known[0] != made_of:
             default = ClusterProfile(self._threads)
             profile = ClusterProfile(
@@ -55,6 +60,7 @@ class Overheads:
                 round_trip_s=round_trip_s or default.round_trip_s,
                 bandwidth=bandwidth or default.bandwidth,
                 memory_nbytes=min(limits, default=0),
+                cores=cores,
             )
             self._known = made_of, profile
         return self._known[1]

@@ -15,6 +15,7 @@ from distributed.diagnostics.task_stream import TaskStreamPlugin
 
 from ferroflow_dask.scheduler.changes import Changes, Guard, ItemChange
 from ferroflow_dask.scheduler.graphs.worker_runs import STEPS, TRACE
+from ferroflow_dask.scheduler.hooks import take_reported
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
@@ -78,9 +79,8 @@ class TaskStreams:
         if steps is None:
             return None
         ts = self._scheduler.tasks.get(key)
-        if ts is not None and ts.metadata is not None:
-            ts.metadata.pop(STEPS, None)
-            ts.metadata = ts.metadata or None  # as if the report had none
+        if ts is not None:
+            take_reported(ts, {}, STEPS)  # other plugins get the same report
         common = {name: value for name, value in details.items() if name not in _OF_RESULT}
         # The first one has the transfers before the bundle, as a single task has them.
         before = [span for span in details.get("startstops") or () if span["action"] != "compute"]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import distributed.utils
 import distributed.worker
+from dask.system import CPU_COUNT
 from dask.utils import key_split
 from distributed import WorkerPlugin
 
@@ -19,8 +20,8 @@ from ferroflow_dask.scheduler.graphs.worker_observers import WorkerObservers
 if TYPE_CHECKING:
     from distributed import Worker
 
-#: Topic under which workers announce their version of this package, and the prefixes of tasks that talk to
-#: Dask.
+#: Topic under which workers announce their version of this package, the cores of their host, and the prefixes
+#: of tasks that talk to Dask.
 TOPIC = "ferroflow-bundles"
 _DISTRIBUTION = "ferroflow-dask"
 #: The variable of `distributed.worker` from which `get_worker`, and so `get_client`, reads the worker.
@@ -70,7 +71,9 @@ class WorkerBundles(WorkerPlugin):
             found = version(_DISTRIBUTION)
         except PackageNotFoundError:
             found = None
-        self._observers: WorkerObservers = WorkerObservers(worker, TOPIC, {"version": found})
+        self._observers: WorkerObservers = WorkerObservers(
+            worker, TOPIC, {"version": found, "cores": CPU_COUNT}
+        )
 
     def teardown(self, worker: Worker) -> None:
         """Restore the variable; called by distributed when the plugin is removed."""

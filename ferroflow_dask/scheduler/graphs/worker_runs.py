@@ -10,6 +10,7 @@ import pickle
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from time import thread_time
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
@@ -36,6 +37,8 @@ NARROW = "ferroflow-narrow"
 SECEDE = "ferroflow-secede"
 #: Operation of the message after which bundles report start and stop of each step.
 TRACE = "ferroflow-trace"
+#: Name of the times on a core, and waiting for one, in the metadata of a bundle's end [s].
+CORES_S = "ferroflow-cores"
 #: Name of these times in the metadata of a bundle's end.
 STEPS = "ferroflow-steps"
 #: Operation by which clients ask for the frames of running tasks.
@@ -44,6 +47,16 @@ _CALL_STACK = "call_stack"
 _RUNNING = frozenset({"executing", "long-running"})
 #: Operation of the messages to the scheduler, of values that are stored.
 DELIVERED = "ferroflow-delivered"
+
+
+def _on_cores() -> tuple[float, float]:
+    """Return how long this thread has run on a core, and how long it was ready to run [s]."""
+    try:
+        with open("/proc/thread-self/schedstat", "rb") as file:
+            ran_ns, waited_ns, _ = file.read().split()
+        return int(ran_ns) / 1e9, int(waited_ns) / 1e9
+    except (OSError, ValueError):  # /proc exists on Linux only
+        return thread_time(), 0.0
 
 
 class Runs(WorkerEnd):
@@ -110,6 +123,7 @@ class Runs(WorkerEnd):
     def started(self, run: Any) -> None:
         """Note a run that starts."""
         self._runs[run.key] = run
+        run.cores_s = _on_cores()
         run_id, exports = self._narrowed.pop(run.key, (None, ()))
         ts = self.worker.state.tasks.get(run.key)
         if ts is not None and ts.run_id == run_id:
@@ -118,8 +132,11 @@ class Runs(WorkerEnd):
     def ended(self, run: Any) -> None:
         """Forget a run."""
         ts = self.worker.state.tasks.get(run.key)
-        if ts is not None and (steps := run.undelivered()) is not None:
-            ts.metadata[STEPS] = steps
+        if ts is not None:
+            (core_s, queued_s), (core_now_s, queued_now_s) = run.cores_s, _on_cores()
+            ts.metadata[CORES_S] = core_now_s - core_s, queued_now_s - queued_s
+            if (steps := run.undelivered()) is not None:
+                ts.metadata[STEPS] = steps
         present = self._runs.pop(run.key, None)
         if present is not run and present is not None:  # it runs again, in another thread
             self._runs[run.key] = present
