@@ -37,7 +37,7 @@ class ClusterProfile:
         Between two workers of one host or of two hosts, whichever is slower [B/s].
     memory_nbytes : int
         Memory of the worker that has the least [B]; 0 if there is no limit.
-    cores : float
+    cores : int
         Cores that all threads share; 0 if each has one.
     flop_rate : float
         Of one thread in a single-precision matrix product; the median of several workers [FLOP/s].
@@ -56,7 +56,7 @@ class ClusterProfile:
     submit_s: float = 1e-2
     bandwidth: float = 1e8
     memory_nbytes: int = 0
-    cores: float = 0
+    cores: int = 0
     flop_rate: float = 3e10
     memory_bandwidth: float = 1e10
     n_gpus: int = 0
@@ -68,7 +68,7 @@ class ClusterProfile:
     def __post_init__(self) -> None:
         if not self.threads or any(not as_count(n) for n in self.threads):
             raise UsageError(f"a cluster has workers of at least one thread each; threads are {self.threads}")
-        for name in ("memory_nbytes", "n_gpus"):
+        for name in ("memory_nbytes", "cores", "n_gpus"):
             if as_count(value := getattr(self, name)) is None:
                 raise UsageError(f"{name} of a cluster is {value!r}; it must be a whole number, at least 0")
         for name in (*_RATES, "pause_s"):
@@ -81,7 +81,7 @@ class ClusterProfile:
 
     @property
     def crowding(self) -> float:
-        """Threads for each core, at least 1."""
+        """Threads of all workers for each core, at least 1."""
         return max(1.0, self.n_threads / self.cores) if self.cores else 1.0
 
     @property

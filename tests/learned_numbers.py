@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ferroflow_dask.annotations import KIND_ANNOTATION
-from ferroflow_dask.scheduler.cost_model import Learned
+from ferroflow_dask.scheduler.learned import Learned
 from ferroflow_dask.scheduler.learned_file import LearnedFile
 
 

@@ -41,7 +41,7 @@ from ferroflow_dask.graph import generate_graph, graph_from_onnx
 from ferroflow_dask.graph.files import read_graph, write_graph
 from ferroflow_dask.lowering import bind_graph
 from ferroflow_dask.replay import load_record, save_wfformat, simulate_job
-from ferroflow_dask.scheduler.cost_model import Known, Learned
+from ferroflow_dask.scheduler.learned import Known, Learned
 from ferroflow_dask.scheduler.learned_file import as_json, read_numbers
 from ferroflow_dask.strategy import Strategy, partition, whole_on
 from ferroflow_dask.strategy.files import as_json as strategy_json

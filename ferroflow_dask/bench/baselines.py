@@ -11,9 +11,9 @@ from distributed.stealing import WorkStealing
 
 from ferroflow_dask.exceptions import UnknownNameError
 from ferroflow_dask.policy import Policy, policy_names
-from ferroflow_dask.scheduler.cost_model import Learned
 from ferroflow_dask.scheduler.extension import FerroflowStealing, extension_on
 from ferroflow_dask.scheduler.features import found_features
+from ferroflow_dask.scheduler.learned import Learned
 from ferroflow_dask.scheduler.settings import configured_policy
 from ferroflow_dask.scheduler.steal_exchange import exchange
 

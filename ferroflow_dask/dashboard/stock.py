@@ -12,8 +12,8 @@ from ferroflow_dask.cluster_profile import ClusterProfile
 from ferroflow_dask.replay import stock_s
 from ferroflow_dask.replay.files import FORMAT, VERSION, job_of_document
 from ferroflow_dask.replay.record import Recorder
-from ferroflow_dask.scheduler.cost_model import learned_on
 from ferroflow_dask.scheduler.graphs.overheads import Overheads
+from ferroflow_dask.scheduler.learned import learned_on
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler

@@ -174,6 +174,7 @@ def _calibrate(client: Client, on_step: Callable[[int], object]) -> Calibration:
         submit_s=submit_s,
         bandwidth=min(ways.values(), default=FASTEST),
         memory_nbytes=min(filter(None, limits), default=0),  # 0: no limit
+        cores=0,  # costs are given as they were measured
         n_gpus=len(on_gpus),
         **medians(rates),
         **medians(gpu_rates),

@@ -135,7 +135,7 @@ def learned_on(client: Client) -> dict[str, tuple[float, float]]:
 
 
 def _averages(dask_scheduler: Any) -> dict[str, tuple[float, float]]:
-    from ferroflow_dask.scheduler.cost_model import learned_on
+    from ferroflow_dask.scheduler.learned import learned_on
 
     found = {
         name: (prefix.duration_average, 0.0)

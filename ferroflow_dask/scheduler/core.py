@@ -13,9 +13,9 @@ from ferroflow_dask.device_reports import DeviceTotals
 from ferroflow_dask.policy import ClusterView, Policy
 from ferroflow_dask.policy.events import Event
 from ferroflow_dask.scheduler.changes import Change, Changes, Guard
-from ferroflow_dask.scheduler.cost_model import Learned
 from ferroflow_dask.scheduler.decisions import DecisionLog
 from ferroflow_dask.scheduler.hooks import Hooks
+from ferroflow_dask.scheduler.learned import Learned
 from ferroflow_dask.scheduler.passes import Passes
 from ferroflow_dask.scheduler.pauses import Pauses
 

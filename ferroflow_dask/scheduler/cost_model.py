@@ -2,20 +2,18 @@
 
 A kind is an operator with its attributes and shapes, which tasks of lowered graphs carry as an annotation. A
 prefix is shared by all tasks of the same function, in all programs. So its tasks are separated by the size
-of their data, in classes that grow by factors of two. What is learned belongs
-to the scheduler: it outlives the extension that has learned it.
+of their data, in classes that grow by factors of two.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import partial
 from operator import attrgetter
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from dask.typing import Key
 
@@ -28,11 +26,12 @@ from ferroflow_dask.bundling.averages import (
     scaled_nbytes,
     scaled_s,
 )
-from ferroflow_dask.bundling.repeats import Repeats
 from ferroflow_dask.bundling.sequence import UNKNOWN_CLASS, bundle_in
+from ferroflow_dask.scheduler.graphs.worker_runs import CORES_S
+from ferroflow_dask.scheduler.hooks import take_reported
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler, TaskState
+    from distributed.scheduler import TaskState
 
 #: Weight of a new duration in the mean, at least: the first ones count alike.
 _WEIGHT = 0.1
@@ -55,6 +54,7 @@ _MOST_NBYTES = 2.0**60
 _LEAST_SHARE = 0.01
 #: Bound on the ratio of a bundle's measured to its expected duration.
 _MOST = 10.0
+_NO_REPORT: Mapping[str, Any] = {}
 #: Tasks that a restored duration counts for, at most: if the machine is another one, it is soon forgotten.
 _RESTORED = 2
 
@@ -138,14 +138,17 @@ class CostModel:
         seconds: float,
         nbytes: int,
         worker: str,
-        cores_s: tuple[float, float] | None = None,
+        report: Mapping[str, Any] = _NO_REPORT,
     ) -> None:
         """Learn the duration of a task that finished on a worker [s] and the size of its result [B].
 
-        Bundles also report how long they ran on a core, and how long they waited for one (`cores_s`) [s].
+        The metadata in the report on a bundle may have how long it ran on a core, and how long it waited for
+        one [s].
         """
         bundle = bundle_in(ts.run_spec)
         if bundle is not None:
+            metadata = report.get("metadata")
+            cores_s = take_reported(ts, metadata, CORES_S) if metadata else None
             self._record_bundle(bundle.stands_for, seconds, cores_s)
             return
         name, size = ts.prefix.name, self._declared.pop(ts.key, 0.0)
@@ -164,7 +167,7 @@ class CostModel:
         if known is None:
             first = _Means(size, seconds, nbytes, nbytes, n_cold=1, n_warm=0)
             self._prefixes[name] = _Prefix({size_class: first}, {worker})
-            _keep(self._prefixes, name)
+            keep(self._prefixes, name)
         else:
             self._prefixes.move_to_end(name)
             # The first task of a prefix on a worker often takes longer, for imports and caches.
@@ -199,12 +202,11 @@ class CostModel:
             most_s = max(_DELAYED * before_s, _NOTHING_S)
             seconds = before_s + _FAST_WEIGHT * (min(seconds, most_s) - before_s)
         self._kinds_s[kind] = seconds
-        _keep(self._kinds_s, kind)
+        keep(self._kinds_s, kind)
 
     def _record_bundle(
         self, steps: Mapping[tuple[str, int], int], seconds: float, cores_s: tuple[float, float] | None
     ) -> None:
-        # The difference to the expected duration is shared by all steps of the bundle.
         known = [
             (_of_class(self._prefixes[name].by_size, size_class), n)
             for (name, size_class), n in steps.items()
@@ -218,8 +220,8 @@ class CostModel:
                         one.mean_s, one.core_share = self._on_free_cores(name, one)
             _correct_both(known, on_core_s, max(seconds - on_core_s - queued_s, 0.0))
             return
-        factor = _factor(seconds, sum(n * one.mean_s for one, n in known))
-        for one, _ in known:
+        factors = _factors(seconds, [n * one.mean_s for one, n in known])
+        for (one, _), factor in zip(known, factors, strict=True):
             one.mean_s *= factor
 
     def _on_free_cores(self, name: str, one: _Means) -> tuple[float, float]:
@@ -286,37 +288,44 @@ class CostModel:
 
         The first task of a restored prefix on a worker counts as the first one: workers are not exported.
         """
-        self._kinds_s = _with_older(exported["kinds_s"], self._kinds_s)
+        self._kinds_s = with_older(exported["kinds_s"], self._kinds_s)
         restored = {}
         for name, sizes in exported["prefixes"].items():
             means = [_Means(**one) for one in sizes]
             for one in means:
                 one.n_cold, one.n_warm = min(one.n_cold, _RESTORED), min(one.n_warm, _RESTORED)
             restored[name] = _Prefix({averages.size_class(one.size_nbytes): one for one in means}, set())
-        self._prefixes = _with_older(restored, self._prefixes)
+        self._prefixes = with_older(restored, self._prefixes)
 
 
 def _bounded(share: float) -> float:
     return min(max(share, _LEAST_SHARE), 1 - _LEAST_SHARE)
 
 
-def _factor(measured_s: float, expected_s: float) -> float:
-    """Return by how much expected durations are corrected."""
-    if expected_s <= 0:
-        return 1.0
-    return 1 + _FAST_WEIGHT * (min(max(measured_s / expected_s, 1 / _MOST), _MOST) - 1)
+def _factors(measured_s: float, expected_s: Sequence[float]) -> list[float]:
+    """Return factors for the parts of a bundle's expected duration, which was measured as a whole [s].
+
+    The difference is shared in proportion to the parts: small ones have hardly caused it.
+    """
+    total_s, squares = sum(expected_s), sum([part_s * part_s for part_s in expected_s])
+    if squares <= 0:
+        return [1.0] * len(expected_s)
+    difference = min(max(measured_s / total_s, 1 / _MOST), _MOST) - 1
+    return [1 + _FAST_WEIGHT * difference * min(1.0, part_s * total_s / squares) for part_s in expected_s]
 
 
 def _correct_both(known: Sequence[tuple[_Means, int]], on_core_s: float, idle_s: float) -> None:
     """Correct means by the time of a bundle on a core, and by the rest of it on free cores [s]."""
-    shares = [one.core_share or 0.0 for one, _ in known]
-    expected_s = [n * one.mean_s for one, n in known]
-    cores_s = sum([each * share for each, share in zip(expected_s, shares, strict=True)])
-    core_factor, idle_factor = _factor(on_core_s, cores_s), _factor(idle_s, sum(expected_s) - cores_s)
-    for (one, _), share in zip(known, shares, strict=True):
-        if one.mean_s > 0:
-            core_s, idle_s = core_factor * share * one.mean_s, idle_factor * (1 - share) * one.mean_s
-            one.mean_s, one.core_share = core_s + idle_s, _bounded(core_s / (core_s + idle_s))
+    parts = []
+    for one, n in known:
+        core_s = n * one.mean_s * (one.core_share or 0.0)
+        parts.append((core_s, n * one.mean_s - core_s))
+    on_core = _factors(on_core_s, [core_s for core_s, _ in parts])
+    idle = _factors(idle_s, [rest_s for _, rest_s in parts])
+    for (one, n), (core_s, rest_s), core, rest in zip(known, parts, on_core, idle, strict=True):
+        if core_s + rest_s > 0:
+            corrected_s = core * core_s + rest * rest_s
+            one.mean_s, one.core_share = corrected_s / n, _bounded(core * core_s / corrected_s)
 
 
 def _of_class(by_size: dict[int, _Means], size_class: int) -> _Means:
@@ -357,47 +366,14 @@ def _averages(
     )
 
 
-class Known(Mapping[str, "Averages | None"]):
-    """The averages of prefixes at one time: those that are asked for are made, and stay.
-
-    Parameters
-    ----------
-    costs : CostModel
-    separate : collection of str
-        Prefixes of tasks that are never bundled, which have None.
-    """
-
-    def __init__(self, costs: CostModel, separate: Collection[str]) -> None:
-        self._costs = costs
-        self._separate = frozenset(separate)
-        self._names = costs.names() | self._separate
-        self._found: dict[str, Averages | None] = {}
-
-    def __getitem__(self, name: str) -> Averages | None:
-        """Return the averages of a prefix."""
-        if name not in self._names:
-            raise KeyError(name)
-        if name not in self._found:
-            self._found[name] = None if name in self._separate else self._costs.of_prefix(name)
-        return self._found[name]
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterate over the prefixes."""
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        """Return the number of prefixes."""
-        return len(self._names)
-
-
-def _keep(learned: OrderedDict[str, Any], name: str) -> None:
+def keep(learned: OrderedDict[str, Any], name: str) -> None:
     """Note that a name was used last, and forget the one that was used longest ago if there are too many."""
     learned.move_to_end(name)
     if len(learned) > _KEPT:
         learned.popitem(last=False)
 
 
-def _with_older(older: Mapping[str, Any], newer: Mapping[str, Any]) -> OrderedDict[str, Any]:
+def with_older(older: Mapping[str, Any], newer: Mapping[str, Any]) -> OrderedDict[str, Any]:
     """Return both, as if the older ones were used before; those of `newer` count if a name is in both."""
     found = OrderedDict((name, one) for name, one in older.items() if name not in newer)
     found.update(newer)
@@ -415,70 +391,3 @@ def _kind(ts: TaskState) -> str | None:
         return None
     kind = ts.annotations.get(KIND_ANNOTATION)
     return kind if isinstance(kind, str) else None
-
-
-@dataclass(slots=True, eq=False)
-class Learned:
-    """Everything that is learned on one scheduler, except the momentary speeds of workers.
-
-    Parameters
-    ----------
-    costs : CostModel
-    round_trip_s : float or None
-        Time from the end of a task to the start of the next one that is sent for it [s]; None until measured.
-    pause_s : float or None
-        Mean time of a thread from the end of a task to the start of the next one that its worker has [s];
-        None until measured.
-    separate : set of str
-        Prefixes of tasks that are never bundled: they asked for their worker or for a client, or iterators
-        are passed between them.
-    repeats : Repeats
-    shuffled : dict of str to float
-        Sizes of the data of shuffles by their identifiers [B].
-    """
-
-    costs: CostModel = field(default_factory=CostModel)
-    round_trip_s: float | None = None
-    pause_s: float | None = None
-    separate: set[str] = field(default_factory=set)
-    repeats: Repeats = field(default_factory=Repeats)
-    shuffled: OrderedDict[str, float] = field(default_factory=OrderedDict)
-
-    def record_shuffle(self, shuffle: str, nbytes: float) -> None:
-        """Learn the size of the data of a shuffle [B]."""
-        self.shuffled[shuffle] = nbytes
-        _keep(self.shuffled, shuffle)
-
-    def exported(self) -> dict[str, Any]:
-        """Return a copy of everything but the repeated graphs, as JSON has it."""
-        return {
-            "round_trip_s": self.round_trip_s,
-            "pause_s": self.pause_s,
-            "separate": sorted(self.separate),
-            "shuffled": {**self.shuffled},
-            **self.costs.exported(),
-        }
-
-    def restore(self, exported: Mapping[str, Any]) -> None:
-        """Take over what was exported on another scheduler; what is known here stays."""
-        if self.round_trip_s is None:
-            self.round_trip_s = exported["round_trip_s"]
-        if self.pause_s is None:
-            self.pause_s = exported["pause_s"]
-        self.separate.update(exported["separate"])
-        # Others hold on to the mapping.
-        shuffled = _with_older(exported["shuffled"], self.shuffled)
-        self.shuffled.clear()
-        self.shuffled.update(shuffled)
-        self.costs.restore(exported)
-
-
-_of_schedulers: WeakKeyDictionary[Any, Learned] = WeakKeyDictionary()
-
-
-def learned_on(scheduler: Scheduler) -> Learned:
-    """Return what was learned on a scheduler, by all extensions that it has had."""
-    learned = _of_schedulers.get(scheduler)
-    if learned is None:
-        learned = _of_schedulers[scheduler] = Learned(CostModel(scheduler.cumulative_worker_metrics))
-    return learned

@@ -19,9 +19,9 @@ from ferroflow_dask.policy import ClusterView, Policy
 from ferroflow_dask.scheduler import steal_exchange
 from ferroflow_dask.scheduler.changes import FAILURES, Change, attempt
 from ferroflow_dask.scheduler.core import Core
-from ferroflow_dask.scheduler.cost_model import Learned, learned_on
 from ferroflow_dask.scheduler.decisions import DecisionLog
 from ferroflow_dask.scheduler.features.base import Feature
+from ferroflow_dask.scheduler.learned import Learned, learned_on
 from ferroflow_dask.scheduler.lifecycle import STEP_FAILED, Lifecycle
 from ferroflow_dask.scheduler.parts import Parts
 from ferroflow_dask.scheduler.passes import Passes

@@ -92,7 +92,10 @@ class Hooks:
 
 
 def take_reported(ts: TaskState, metadata: dict[str, Any], name: str) -> Any:
-    """Take an entry out of the metadata in the report of a task, as if it had none; None if there is none."""
+    """Take an entry out of the metadata in the report of a task, as if it had none; None if there is none.
+
+    `InlinedResults` does the same inline: most tasks report a result.
+    """
     value = metadata.pop(name, None)
     if ts.metadata is not None:
         value = ts.metadata.pop(name, value)

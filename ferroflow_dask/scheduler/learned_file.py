@@ -25,7 +25,7 @@ from ferroflow_dask.documents import (
 )
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.printable import printable
-from ferroflow_dask.scheduler.cost_model import Learned
+from ferroflow_dask.scheduler.learned import Learned
 from ferroflow_dask.whole_files import write_text
 
 logger = logging.getLogger("ferroflow_dask")
@@ -97,23 +97,24 @@ def read_numbers(path: Path) -> Numbers:
     }
 
 
-def _sizes(value: Any, where: str) -> list[dict[str, float]]:
+def _sizes(value: Any, where: str) -> list[dict[str, float | None]]:
     sizes = as_list(value, where)
     if not sizes:
         raise UsageError(f"{where} must have means, got none")
     return [_of_size(as_object(one, where), where) for one in sizes]
 
 
-def _of_size(one: Mapping[str, Any], where: str) -> dict[str, float]:
-    found = {name: _within(one.get(name), most, f"{where}: {name}") for name, most in _OF_SIZE.items()}
+def _of_size(one: Mapping[str, Any], where: str) -> dict[str, float | None]:
+    found: dict[str, float | None] = {
+        name: _within(one.get(name), most, f"{where}: {name}") for name, most in _OF_SIZE.items()
+    }
     for name in _COUNTS:
         n = one.get(name)
         if type(n) is not int or not 0 <= n <= _MOST_TASKS:
             raise UsageError(f"{where}: {name} must be a number of tasks, got {short(n)}")
         found[name] = n
-    if (share := one.get("core_share")) is not None:
-        found["core_share"] = _within(share, 1.0, f"{where}: core_share")
-    return found
+    share = one.get("core_share")
+    return found | {"core_share": None if share is None else _within(share, 1.0, f"{where}: core_share")}
 
 
 def _within(value: Any, most: float, where: str) -> float:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
 
-    from ferroflow_dask.scheduler.cost_model import Learned
+    from ferroflow_dask.scheduler.learned import Learned
 
 #: One-way messages from the end of a task to the start of the next, at least.
 _MESSAGES = 3

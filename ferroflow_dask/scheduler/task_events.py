@@ -12,8 +12,6 @@ from ferroflow_dask.annotations import GPU, KIND_ANNOTATION, RANK_ANNOTATION
 from ferroflow_dask.policy.events import TaskFinished
 from ferroflow_dask.scheduler import _distributed
 from ferroflow_dask.scheduler.changes import FAILURES
-from ferroflow_dask.scheduler.graphs.worker_runs import CORES_S
-from ferroflow_dask.scheduler.hooks import take_reported
 
 if TYPE_CHECKING:
     from distributed.scheduler import TaskState
@@ -242,9 +240,7 @@ class TaskEvents:
                     first_s = span["start"]
         if not (ts.annotations and self._is_reported_later(ts, worker)):
             self._view.observe(key, spent_s)
-            metadata = details.get("metadata")
-            cores_s = take_reported(ts, metadata, CORES_S) if metadata else None
-            self._costs.record(ts, spent_s, nbytes, worker, cores_s)
+            self._costs.record(ts, spent_s, nbytes, worker, details)
         self._view.finish(key, self._clock())
         if (averaged := self.averaged.get(ts.prefix.name)) is not None:
             self._correct_averages(ts, averaged)

@@ -79,6 +79,9 @@ class VirtualRuns(Runs):
     def _leave_pool(self, key: Key, run: Any) -> bool:  # noqa: ARG002 -- overrides
         return True
 
+    def _on_cores(self) -> tuple[float, float]:
+        return 0.0, 0.0
+
 
 #: Runs a step that takes time: its key, whether it computes, and the function to call with its result.
 Compute = Callable[[Key, bool, Callable[[Result], None]], None]

@@ -135,3 +135,17 @@ def test_a_bundle_fetches_what_the_best_worker_lacks(cut: list[list[int]], fetch
     held = [{"a": 20.0}, {"b": 10.0}, {"a": 5.0, "b": 5.0}]
     work = Work([[], [], []], [1.0] * 3, lambda _: 0, held=held)
     assert predict(work, cut, ClusterProfile((1, 1))).nbytes_moved == fetched
+
+
+@pytest.mark.parametrize(("cores", "makespan_s"), [(0, 1.0), (2, 2.0)])
+def test_no_cut_is_predicted_to_need_less_than_the_cores_allow(cores: int, makespan_s: float) -> None:
+    cluster = ClusterProfile((1,) * 4, task_s=1e-6, round_trip_s=1e-6, submit_s=1e-6, cores=cores)
+    work = Work([()] * 400, [0.01] * 400, lambda _: 0, cores_s=4.0)
+    _, prediction = best_cut(work, cluster, False, lambda _: True)
+    assert prediction.makespan_s == pytest.approx(makespan_s, rel=0.01)
+
+
+def test_tasks_that_sleep_do_not_share_cores() -> None:
+    cluster = ClusterProfile((1,) * 4, task_s=1e-6, round_trip_s=1e-6, submit_s=1e-6, cores=2)
+    work = Work([()] * 400, [0.01] * 400, lambda _: 0, cores_s=0.04)
+    assert best_cut(work, cluster, False, lambda _: True)[1].makespan_s == pytest.approx(1.0, rel=0.01)

@@ -11,8 +11,10 @@ from ferroflow_dask.annotations import KIND_ANNOTATION
 from ferroflow_dask.bundling.averages import size_class
 from ferroflow_dask.bundling.sequence import ExecuteTasks
 from ferroflow_dask.policy.estimators import Paces
-from ferroflow_dask.scheduler.cost_model import CostModel, Known
+from ferroflow_dask.scheduler.cost_model import CostModel
 from ferroflow_dask.scheduler.extension import FerroflowStealing
+from ferroflow_dask.scheduler.graphs.worker_runs import CORES_S
+from ferroflow_dask.scheduler.learned import Known
 from ferroflow_dask.virtual import VirtualCluster, VirtualTask
 
 
@@ -132,6 +134,7 @@ def test_a_declared_size_is_part_of_the_amount() -> None:
 def bundle(**steps: dict[int, int]) -> Any:
     stands_for = {(name, place): n for name, by_size in steps.items() for place, n in by_size.items()}
     found = task("bundle-f")
+    found.metadata = None
     found.run_spec = SimpleNamespace(func=ExecuteTasks((), (), (), (), (), stands_for, 0.0))
     return found
 
@@ -242,3 +245,67 @@ def test_learned_durations_and_round_trip_outlive_the_extension() -> None:
     assert again.parts.gauges()["round_trip_seconds"][1] == before
     assert again.costs.means() == expected
     again.teardown()
+
+
+def crowded(core_shares: dict[str, float], seconds: float) -> CostModel:
+    """Return a model that has learned single tasks where four threads share each core."""
+    metrics = {}
+    for name, core_share in core_shares.items():
+        metrics["execute", name, "thread-cpu", "seconds"] = core_share
+        metrics["execute", name, "thread-noncpu", "seconds"] = 1 - core_share
+    costs = CostModel(metrics)
+    for name in core_shares:
+        costs.record(task(name), seconds, 8, "a")
+    costs.crowding = 4.0
+    return costs
+
+
+@pytest.mark.parametrize(
+    ("core_share", "measured_s", "free_s", "share"),
+    [
+        (0.25, 0.02, 0.005, 0.99),  # it computes, and waits for a core most of the time
+        (0.01, 0.02, 0.0194, 0.01031),  # it sleeps
+        (1.0, 0.005, 0.005, 0.99),  # it had the core for itself
+        (0.125, 0.02, 0.0125, 0.2),  # it waits for a core half of the time
+    ],
+)
+def test_durations_are_those_on_free_cores_where_threads_share_them(
+    core_share: float, measured_s: float, free_s: float, share: float
+) -> None:
+    found = crowded({"f": core_share}, measured_s).of_prefix("f")
+    assert found is not None
+    assert (found.duration_s, found.core_share) == pytest.approx((free_s, share), rel=1e-3)
+
+
+def test_without_metrics_tasks_are_taken_to_compute() -> None:
+    costs = learned(0.02, 0.02)
+    costs.crowding = 4.0
+    found = costs.of_prefix("f")
+    assert found is not None
+    assert (found.duration_s, found.core_share) == pytest.approx((0.005, 0.99))
+
+
+def test_bundles_report_which_part_of_their_steps_ran_on_a_core() -> None:
+    costs, nothing = crowded({"spin": 0.2, "nap": 0.02}, 0.02), size_class(0)
+    for n_spin, n_nap in [(10, 10), (10, 1), (1, 10)] * 30:
+        on_core_s, idle_s = 0.005 * n_spin, 0.005 * n_nap
+        queued_s = 3 * on_core_s
+        seconds = on_core_s + queued_s + idle_s
+        steps = bundle(spin={nothing: n_spin}, nap={nothing: n_nap})
+        costs.record(steps, seconds, 8, "a", {"metadata": {CORES_S: (on_core_s, queued_s)}})
+    spin, nap = costs.of_prefix("spin"), costs.of_prefix("nap")
+    assert spin is not None
+    assert nap is not None
+    assert (spin.duration_s, nap.duration_s) == pytest.approx((0.005, 0.005), rel=0.1)
+    assert spin.core_share > 0.9
+    assert nap.core_share < 0.1
+    # Single tasks wait for cores, and do not say for how long.
+    costs.record(task("spin"), 1.0, 8, "a")
+    assert costs.of_prefix("spin") == spin
+
+
+def test_reported_cores_do_not_matter_where_each_thread_has_one() -> None:
+    costs, plain = learned(0.02), learned(0.02)
+    costs.record(bundle(f={size_class(0): 10}), 0.5, 8, "a", {"metadata": {CORES_S: (0.1, 0.3)}})
+    plain.record(bundle(f={size_class(0): 10}), 0.5, 8, "a")
+    assert costs.of_prefix("f") == plain.of_prefix("f")

@@ -20,7 +20,8 @@ from waiting import until
 
 from ferroflow_dask.exceptions import UsageError
 from ferroflow_dask.scheduler import learned_file
-from ferroflow_dask.scheduler.cost_model import CostModel, Learned
+from ferroflow_dask.scheduler.cost_model import CostModel
+from ferroflow_dask.scheduler.learned import Learned
 from ferroflow_dask.scheduler.learned_file import MOST_NBYTES, LearnedFile, as_json, read_numbers
 
 #: Mutated files of a run of the tests.
@@ -165,7 +166,7 @@ def test_a_file_that_was_removed_gets_only_numbers_learned_since(path: Path) -> 
 _WRITER = """
 import sys
 from pathlib import Path
-from ferroflow_dask.scheduler.cost_model import Learned
+from ferroflow_dask.scheduler.learned import Learned
 from ferroflow_dask.scheduler.learned_file import LearnedFile
 file, learned = LearnedFile(Path(sys.argv[1])), Learned()
 for i in range(150):

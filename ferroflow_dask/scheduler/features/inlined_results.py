@@ -23,7 +23,7 @@ from ferroflow_dask.scheduler.changes import CallChange, Change
 from ferroflow_dask.scheduler.core import Core
 from ferroflow_dask.scheduler.features.base import Feature
 from ferroflow_dask.scheduler.features.inlined_results_worker import RESULT, TASK, ReportedResults
-from ferroflow_dask.scheduler.hooks import Watch, take_reported
+from ferroflow_dask.scheduler.hooks import Watch
 from ferroflow_dask.scheduler.remote import Remote
 
 if TYPE_CHECKING:
@@ -130,7 +130,10 @@ class InlinedResults(Feature):
 
     def task_reported(self, ts: TaskState, metadata: dict[str, Any]) -> None:
         """Keep the result in a report of a finished task, and take it out of the task's metadata."""
-        value = take_reported(ts, metadata, RESULT)
+        value = metadata.pop(RESULT, None)
+        if ts.metadata is not None:
+            value = ts.metadata.pop(RESULT, value)
+            ts.metadata = ts.metadata or None  # as if the report had none
         if value is None or not self._is_open:
             return
         # A result that very many tasks read is fetched: once by each worker, not once for each task.

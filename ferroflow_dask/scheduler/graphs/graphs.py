@@ -11,7 +11,6 @@ from ferroflow_dask.bundling.averages import Averages
 from ferroflow_dask.bundling.plan import Plan
 from ferroflow_dask.scheduler._distributed_graphs import RUN_SPEC, run_spec_change
 from ferroflow_dask.scheduler.changes import CallChange, Change
-from ferroflow_dask.scheduler.cost_model import Known
 from ferroflow_dask.scheduler.graphs.arrival import Knowledge
 from ferroflow_dask.scheduler.graphs.arrivals import GraphArrivals
 from ferroflow_dask.scheduler.graphs.cancelling import Cancelling
@@ -26,6 +25,7 @@ from ferroflow_dask.scheduler.graphs.scaling import Scaling
 from ferroflow_dask.scheduler.graphs.task_streams import TaskStreams
 from ferroflow_dask.scheduler.graphs.worker import TOPIC, WorkerBundles
 from ferroflow_dask.scheduler.graphs.worker_runs import DELIVERED, DIVIDED, Runs
+from ferroflow_dask.scheduler.learned import Known
 from ferroflow_dask.scheduler.remote import Remote
 
 if TYPE_CHECKING:

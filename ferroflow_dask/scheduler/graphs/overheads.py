@@ -11,7 +11,7 @@ from ferroflow_dask.scheduler.pauses import ASSUMED_S
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
 
-    from ferroflow_dask.scheduler.cost_model import Learned
+    from ferroflow_dask.scheduler.learned import Learned
 
 #: Threads for which graphs are cut while there are no workers: an adaptive cluster starts some [threads].
 _THREADS_TO_COME = (1,) * 4

@@ -49,16 +49,6 @@ _RUNNING = frozenset({"executing", "long-running"})
 DELIVERED = "ferroflow-delivered"
 
 
-def _on_cores() -> tuple[float, float]:
-    """Return how long this thread has run on a core, and how long it was ready to run [s]."""
-    try:
-        with open("/proc/thread-self/schedstat", "rb") as file:
-            ran_ns, waited_ns, _ = file.read().split()
-        return int(ran_ns) / 1e9, int(waited_ns) / 1e9
-    except (OSError, ValueError):  # /proc exists on Linux only
-        return thread_time(), 0.0
-
-
 class Runs(WorkerEnd):
     """Worker extension that knows the running bundles, and takes values from them.
 
@@ -123,7 +113,7 @@ class Runs(WorkerEnd):
     def started(self, run: Any) -> None:
         """Note a run that starts."""
         self._runs[run.key] = run
-        run.cores_s = _on_cores()
+        run.cores_s = self._on_cores()
         run_id, exports = self._narrowed.pop(run.key, (None, ()))
         ts = self.worker.state.tasks.get(run.key)
         if ts is not None and ts.run_id == run_id:
@@ -133,7 +123,7 @@ class Runs(WorkerEnd):
         """Forget a run."""
         ts = self.worker.state.tasks.get(run.key)
         if ts is not None:
-            (core_s, queued_s), (core_now_s, queued_now_s) = run.cores_s, _on_cores()
+            (core_s, queued_s), (core_now_s, queued_now_s) = run.cores_s, self._on_cores()
             ts.metadata[CORES_S] = core_now_s - core_s, queued_now_s - queued_s
             if (steps := run.undelivered()) is not None:
                 ts.metadata[STEPS] = steps
@@ -149,6 +139,15 @@ class Runs(WorkerEnd):
         """Report the steps that have left a run: the first one has failed; without an error, it moves."""
         self._failures.append((run, left, error))
         self.worker.loop.add_callback(self._report_failures)
+
+    def _on_cores(self) -> tuple[float, float]:
+        """Return how long this thread has run on a core, and how long it has waited for one [s]."""
+        try:
+            with open("/proc/thread-self/schedstat", "rb") as file:
+                ran_ns, waited_ns, _ = file.read().split()
+            return int(ran_ns) / 1e9, int(waited_ns) / 1e9
+        except (OSError, ValueError):  # /proc exists on Linux only
+            return thread_time(), 0.0
 
     # Called by the event loop
 
