@@ -11,9 +11,17 @@ from html import escape
 from statistics import geometric_mean
 from typing import Any
 
-from ferroflow_dask.bench.comparison import ENOUGH
 from ferroflow_dask.bench.markdown import BROKEN, NOTHING, count, number, percent, table, text
-from ferroflow_dask.bench.public.summary import AGAIN, OURS, SKIPPED, ProgramSummary, Ratio, Summary
+from ferroflow_dask.bench.public.ratios import ENOUGH, Ratio, coverage, is_above, is_below
+from ferroflow_dask.bench.public.summary import (
+    AGAIN,
+    OURS,
+    PLANTED,
+    PLANTED_SMALL,
+    SKIPPED,
+    ProgramSummary,
+    Summary,
+)
 from ferroflow_dask.printable import printable
 
 #: Signs of an interval that lies wholly above or below 1.
@@ -31,6 +39,8 @@ _MEASURES = {
     "bytes_moved": "bytes",
     "messages": "messages",
 }
+#: Planted delays are looked for in programs that take longer [s].
+_LONG_S = 0.5
 #: A measure below this is named as a cause of a loss.
 _WORSE = 0.9
 
@@ -83,11 +93,12 @@ def _method(summary: Summary) -> str:
             "- The sides are stock Dask, stock Dask again, and stock Dask after `install(client)`.",
             f"- Each program runs once on a new or unused cluster, then in at most {rounds} rounds. A seed "
             "gives the order of the sides.",
-            "- A ratio is the median duration of stock Dask divided by that of the other side. Above 1, the "
-            "other side is faster.",
-            f"- Brackets are 95 % bootstrap intervals of paired rounds. {_FASTER} and {_SLOWER} mark "
-            "intervals without 1.",
+            "- A ratio is the median over the rounds of the duration of stock Dask divided by that of the "
+            "other side. Above 1, the other side is faster.",
+            f"- Brackets are intervals for the median, of ordered ratios. {_FASTER} and {_SLOWER} mark "
+            f"intervals without 1. {_covers(rounds)}",
             f"- The column *again* shows stock Dask against itself, which is the noise. {_noise(summary)}",
+            *_planted(summary),
             "- All answers are compared after the clock has stopped. A wrong answer, a hang, an error or a "
             "task that ran twice makes a program broken.",
             f"- The processes of idle sides are stopped. They took at most {percent(idle)} of the CPU time.",
@@ -99,18 +110,39 @@ def _method(summary: Summary) -> str:
 def _noise(summary: Summary) -> str:
     """Return how many intervals of stock Dask against itself leave out 1, and how many would by chance."""
     again = [one for one in summary.programs if one.again is not None and one.again[1] is not None]
-    n_wrong = sum(_is_marked(one.again) for one in again)
+    n_wrong = sum(is_above(one.again) or is_below(one.again) for one in again)
     line = f"{n_wrong} of {len(again)} of these intervals leave out 1."
-    fewest = min((one.runs for one in again), default=ENOUGH)
-    if fewest >= ENOUGH:
+    enough = [one for one in again if one.runs >= ENOUGH]
+    if not enough or len(enough) == len(again):
         return line
-    by_chance = f"About 1 in {2 ** (fewest - 1)} does by chance."
-    return f"{line} An interval of {fewest} rounds is their range. {by_chance}"
+    n_wrong = sum(is_above(one.again) or is_below(one.again) for one in enough)
+    return f"{line} With at least {ENOUGH} rounds: {n_wrong} of {len(enough)}."
 
 
-def _is_marked(ratio: Ratio | None) -> bool:
-    return (
-        ratio is not None and ratio[1] is not None and ratio[2] is not None and not ratio[1] <= 1 <= ratio[2]
+def _covers(rounds: int) -> str:
+    if rounds >= ENOUGH:
+        return f"They cover it at least 95 times in 100, from {ENOUGH} rounds on."
+    often = round(100 * coverage(rounds, 0)) if rounds else 0
+    return f"Those of {count(rounds, 'round')} are ranges, which cover it {often} times in 100."
+
+
+def _planted(summary: Summary) -> Iterator[str]:
+    """Yield how well planted delays are found."""
+    long = [
+        one for one in summary.programs if one.planted and one.runs >= ENOUGH and (one.stock_s or 0) > _LONG_S
+    ]
+    if not long:
+        return
+    n_found = sum(is_below(one.planted) for one in long)
+    by_suite: dict[str, list[float]] = {}
+    for one in summary.programs:
+        if one.planted_small is not None:
+            by_suite.setdefault(one.suite, []).append(one.planted_small)
+    means = ", ".join(f"{name} {geometric_mean(ratios):.3f}" for name, ratios in by_suite.items())
+    yield (
+        f"- Two delays were planted in stock Dask again. One of {percent(PLANTED)} of the median is marked "
+        f"as slower in {n_found} of {len(long)} programs above {_LONG_S:g} s. One of "
+        f"{percent(PLANTED_SMALL)} gives these geometric means: {means}."
     )
 
 
@@ -158,7 +190,7 @@ def _ratio(ratio: Ratio | None) -> str:
     value, low, high = ratio
     if low is None or high is None:
         return f"{value:.2f}"
-    sign = f"{_FASTER} " if low > 1 else f"{_SLOWER} " if high < 1 else ""
+    sign = f"{_FASTER} " if is_above(ratio) else f"{_SLOWER} " if is_below(ratio) else ""
     return f"{sign}{value:.2f} [{low:.2f}, {high:.2f}]"
 
 

@@ -12,10 +12,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
-
-from ferroflow_dask.bench.comparison import ratio_of_medians
 from ferroflow_dask.bench.public import NAMES, get_suite
+from ferroflow_dask.bench.public.ratios import Ratio, paired_ratio
 from ferroflow_dask.bench.schema import OK, BenchRecord, written
 from ferroflow_dask.documents import check_format, read_document
 from ferroflow_dask.exceptions import UsageError
@@ -34,11 +32,9 @@ MEASURES = (
 )
 #: An interval that lies below this is a loss.
 LOSS = 0.95
-_SEED = 0
+#: Delays that are planted to test the intervals, as parts of the median duration.
+PLANTED, PLANTED_SMALL = 0.25, 0.05
 _DIGITS = 4
-
-#: A ratio and the ends of its interval, which are null from one run.
-Ratio = tuple[float, float | None, float | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +54,10 @@ class ProgramSummary:
         Tasks that Dask saw under stock Dask, and under the plugin.
     again, ours, first : Ratio or None
         Of stock Dask again, of the plugin, and of the plugin's first run.
+    planted : Ratio or None
+        Of stock Dask again, with a delay of `PLANTED` in each run.
+    planted_small : float or None
+        The same with `PLANTED_SMALL`.
     measures : mapping of str to float
         Stock Dask's median of each measure divided by the plugin's.
     anchors : mapping of str to float
@@ -80,6 +80,8 @@ class ProgramSummary:
     again: Ratio | None = None
     ours: Ratio | None = None
     first: Ratio | None = None
+    planted: Ratio | None = None
+    planted_small: float | None = None
     measures: Mapping[str, float] = field(default_factory=dict)
     anchors: Mapping[str, float] = field(default_factory=dict)
     idle: float | None = None
@@ -202,9 +204,11 @@ def _program(rows: Sequence[BenchRecord]) -> ProgramSummary:
     broken = {row.policy: row.status for row in reversed(rows) if row.status != OK}
     sides = {name: _of(rows, name) for name in (STOCK, AGAIN, OURS)}
     stock, again, ours = sides.values()
-    firsts = [_of(rows, name, is_first=True) for name in (STOCK, OURS)]
+    first_stock, first_ours = (_of(rows, name, is_first=True) for name in (STOCK, OURS))
     stock_s = median(row.makespan_s for row in stock) if stock and STOCK not in broken else None
     is_compared = stock_s is not None
+    has_again = stock_s is not None and AGAIN not in broken
+    small = _ratio(stock, again, PLANTED_SMALL) if has_again else None
     anchors = {
         row.policy: _of(rows, row.policy, is_any=True)
         for row in rows
@@ -218,9 +222,11 @@ def _program(rows: Sequence[BenchRecord]) -> ProgramSummary:
         runs=len(stock),
         stock_s=_rounded(stock_s),
         tasks=(_tasks(stock), _tasks(ours)),
-        again=_ratio(stock, again) if is_compared and AGAIN not in broken else None,
+        again=_ratio(stock, again) if has_again else None,
         ours=_ratio(stock, ours) if is_compared and OURS not in broken else None,
-        first=_ratio(*firsts) if not {STOCK, OURS} & broken.keys() else None,
+        first=_ratio(first_stock, first_ours) if not {STOCK, OURS} & broken.keys() else None,
+        planted=_ratio(stock, again, PLANTED) if has_again else None,
+        planted_small=small[0] if small is not None else None,
         measures=_measures(stock, ours) if is_compared and OURS not in broken else {},
         anchors={name: _rounded(stock_s / _middle(own)) for name, own in anchors.items() if stock_s},
         idle=_idle(rows),
@@ -244,14 +250,18 @@ def _tasks(rows: Sequence[BenchRecord]) -> int:
     return int(median(row.tasks for row in rows)) if rows else 0
 
 
-def _ratio(stock: Sequence[BenchRecord], other: Sequence[BenchRecord]) -> Ratio | None:
-    """Return the ratio over the rounds that both sides have."""
+def _ratio(stock: Sequence[BenchRecord], other: Sequence[BenchRecord], delay: float = 0.0) -> Ratio | None:
+    """Return the ratio over the rounds that both sides have.
+
+    A program that sleeps for a part of its median duration (`delay`) takes longer by that time, so nothing
+    has to run for it.
+    """
     rounds = {row.repetition for row in stock} & {row.repetition for row in other}
     if not rounds:
         return None
     top, bottom = ([row.makespan_s for row in side if row.repetition in rounds] for side in (stock, other))
-    estimate = ratio_of_medians(top, bottom, np.random.default_rng(_SEED), is_paired=True)
-    return (_rounded(estimate.value), _rounded(estimate.low), _rounded(estimate.high))
+    value, low, high = paired_ratio(top, [each + delay * median(bottom) for each in bottom])
+    return (_rounded(value), _rounded(low), _rounded(high))
 
 
 def _measures(stock: Sequence[BenchRecord], ours: Sequence[BenchRecord]) -> dict[str, float]:

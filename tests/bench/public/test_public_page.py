@@ -68,7 +68,17 @@ def test_the_page_has_losses_broken_programs_and_reasons() -> None:
     assert "- tpch q04, dask: it needs a moon" in text
     assert "| q01 | ray | as usual | 4.00 |" in text
     assert "| blast | 256 | 10.0 | 8.00 | 1.25 |" in text
-    assert "tpch | 3 | 1.00" in text
+    assert "tpch | 3 | 0.98" in text
+
+
+def test_planted_delays_are_counted() -> None:
+    noise = [0.97, 1.02, 1.0, 1.03, 0.98, 1.01, 0.99, 1.04, 0.96]
+    steady = {"dask": [2 * one for one in noise], "dask-again": [2 * one for one in reversed(noise)]}
+    wild = {"dask": [1.0] * 9, "dask-again": [0.5, 1.0, 2.0] * 3}
+    summary = summarize([*runs("q01", steady), *runs("q02", wild)], "2026-11")
+    assert "25% of the median is marked as slower in 1 of 2 programs above 0.5 s" in page(summary, "")
+    assert [one.planted_small for one in summary.programs] == pytest.approx([1 / 1.05, 1 / 1.05], rel=0.02)
+    assert "planted" not in page(summarize(runs("q01", FAST), "2026-11"), "")
 
 
 def test_a_loss_has_the_measures_that_became_worse() -> None:
