@@ -93,8 +93,8 @@ def _method(summary: Summary) -> str:
             "- The sides are stock Dask, stock Dask again, and stock Dask after `install(client)`.",
             f"- Each program runs once on a new or unused cluster, then in at most {rounds} rounds. A seed "
             "gives the order of the sides.",
-            "- A ratio is the median over the rounds of the duration of stock Dask divided by that of the "
-            "other side. Above 1, the other side is faster.",
+            "- A ratio is the duration of stock Dask divided by that of the other side, as median over the "
+            "rounds. Above 1, the other side is faster.",
             f"- Brackets are intervals for the median, of ordered ratios. {_FASTER} and {_SLOWER} mark "
             f"intervals without 1. {_covers(rounds)}",
             f"- The column *again* shows stock Dask against itself, which is the noise. {_noise(summary)}",
